@@ -1,0 +1,72 @@
+# The kernel library, cutfuse_kernels: knows neither Python nor torch, so one build of it serves every version of both.
+
+file(GLOB host_sources CONFIGURE_DEPENDS csrc/common/*.cpp csrc/epilogue/*.cpp)
+add_library(cutfuse_kernels STATIC ${host_sources})
+target_link_libraries(cutfuse_kernels PUBLIC cutfuse_options)
+if(NOT CUTFUSE_WITH_CUDA)
+  return()
+endif()
+target_link_libraries(cutfuse_kernels PUBLIC cutfuse_cudart)
+
+find_program(CUTFUSE_CCACHE ccache)
+set(launcher "${Python_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/cmake/checked_nvcc.py")
+if(CMAKE_CUDA_COMPILER_LAUNCHER)
+  list(APPEND launcher ${CMAKE_CUDA_COMPILER_LAUNCHER})
+elseif(CUTFUSE_CCACHE)
+  list(APPEND launcher "${CUTFUSE_CCACHE}")
+endif()
+
+# The interpreter dispatches by a switch over ops. nvcc makes a binary search of branches of it unless it is told how
+# dense a jump table may be; a table saves 3% of a six-op epilogue (H200).
+set(jump_tables "")
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)
+  set(jump_tables --jump-table-density=50)
+endif()
+
+function(cutfuse_add_kernels name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "POOL" "SOURCES;GENCODE")
+  add_library(${name} OBJECT ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE cutfuse_options cutfuse_cudart cutfuse_cutlass)
+  # "#pragma unroll" is for the device compiler; the host compiler does not know it.
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:${arg_GENCODE} ${jump_tables} --expt-relaxed-constexpr
+                         -Xptxas=-v -Xcompiler=-Wall,-Wno-unknown-pragmas>)
+  set_target_properties(${name} PROPERTIES CUDA_COMPILER_LAUNCHER "${launcher}" JOB_POOL_COMPILE ${arg_POOL})
+  target_link_libraries(cutfuse_kernels PRIVATE ${name})
+endfunction()
+
+# Pointwise and reduction kernels, for every architecture in the list and as PTX for newer ones.
+set(stream_gencode "")
+foreach(architecture IN LISTS CUTFUSE_STREAM_ARCHITECTURES)
+  if(architecture MATCHES "^([0-9]+a?)-real$")
+    list(APPEND stream_gencode "-gencode=arch=compute_${CMAKE_MATCH_1},code=sm_${CMAKE_MATCH_1}")
+  elseif(architecture MATCHES "^([0-9]+)-virtual$")
+    list(APPEND stream_gencode "-gencode=arch=compute_${CMAKE_MATCH_1},code=compute_${CMAKE_MATCH_1}")
+  else()
+    message(FATAL_ERROR "CUTFUSE_STREAM_ARCHITECTURES has '${architecture}'; write 90-real or 90-virtual.")
+  endif()
+endforeach()
+file(GLOB stream_sources CONFIGURE_DEPENDS csrc/pointwise/*.cu csrc/pointwise/*.cpp csrc/reduce/*.cu csrc/reduce/*.cpp)
+cutfuse_add_kernels(cutfuse_stream POOL cutfuse_stream_jobs SOURCES ${stream_sources} GENCODE ${stream_gencode})
+
+# GEMM kernels: one generated translation unit for each row of the table.
+set(gemm_table "${CMAKE_CURRENT_SOURCE_DIR}/csrc/gemm/configs.def")
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${gemm_table}")
+file(STRINGS "${gemm_table}" gemm_rows REGEX "^CUTFUSE_GEMM_CONFIG\\(")
+set(gemm_instances "")
+foreach(row IN LISTS gemm_rows)
+  if(NOT row MATCHES "^CUTFUSE_GEMM_CONFIG\\((([A-Za-z0-9_]+),.*)\\)$")
+    message(FATAL_ERROR "${gemm_table}: cannot read the row '${row}'")
+  endif()
+  set(instance "${CMAKE_CURRENT_BINARY_DIR}/gemm/${CMAKE_MATCH_2}.cu")
+  if(instance IN_LIST gemm_instances)
+    message(FATAL_ERROR "${gemm_table}: two rows are named ${CMAKE_MATCH_2}")
+  endif()
+  file(CONFIGURE OUTPUT "${instance}"
+       CONTENT "#include \"gemm/sm90_gemm_instance.h\"\n\nCUTFUSE_INSTANTIATE_SM90(${CMAKE_MATCH_1})\n" @ONLY)
+  list(APPEND gemm_instances "${instance}")
+endforeach()
+list(LENGTH gemm_instances gemm_count)
+message(STATUS "cutfuse: ${gemm_count} GEMM kernels for sm_90a, from csrc/gemm/configs.def")
+file(GLOB gemm_sources CONFIGURE_DEPENDS csrc/gemm/*.cpp csrc/gemm/*.cu)
+cutfuse_add_kernels(cutfuse_gemm POOL cutfuse_gemm_jobs SOURCES ${gemm_sources} ${gemm_instances}
+                    GENCODE -gencode=arch=compute_90a,code=sm_90a)
