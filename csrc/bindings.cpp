@@ -1,0 +1,146 @@
+// The Python module cutfuse._C.
+#include "bindings.h"
+
+#include <tuple>
+#include <vector>
+
+#include "epilogue/host_evaluate.h"
+#include "epilogue/ops.h"
+#include "epilogue/program.h"
+
+namespace cutfuse::bindings {
+namespace {
+
+using InstructionTuple = std::tuple<int, int, int, int, int, double, double>;  // op, a, b, c, slot, immediates
+
+uint8_t to_byte(int value, char const* field, size_t index) {
+  if (value < 0 || value > 255) {
+    throw py::value_error("instruction " + std::to_string(index) + ": " + field + " has to be in 0..255, got " +
+                          std::to_string(value));
+  }
+  return static_cast<uint8_t>(value);
+}
+
+Instruction to_instruction(InstructionTuple const& fields, size_t index) {
+  Instruction instruction = {};
+  instruction.op = to_byte(std::get<0>(fields), "op", index);
+  instruction.a = to_byte(std::get<1>(fields), "a", index);
+  instruction.b = to_byte(std::get<2>(fields), "b", index);
+  instruction.c = to_byte(std::get<3>(fields), "c", index);
+  instruction.slot = to_byte(std::get<4>(fields), "slot", index);
+  instruction.immediate[0] = static_cast<float>(std::get<5>(fields));
+  instruction.immediate[1] = static_cast<float>(std::get<6>(fields));
+  return instruction;
+}
+
+Program make_program(std::vector<InstructionTuple> const& instructions, int operand_count) {
+  if (instructions.size() > static_cast<size_t>(kMaxInstructions)) {
+    throw py::value_error("a program has at most " + std::to_string(kMaxInstructions) + " instructions, got " +
+                          std::to_string(instructions.size()));
+  }
+  Program program = {};
+  program.length = static_cast<int32_t>(instructions.size());
+  program.operand_count = operand_count;
+  for (size_t index = 0; index < instructions.size(); ++index) {
+    program.instructions[index] = to_instruction(instructions[index], index);
+  }
+  std::string const fault = find_fault(program);
+  if (!fault.empty()) throw py::value_error(fault);
+  prepare(program);
+  return program;
+}
+
+py::list op_table() {
+  py::list table;
+  for (int code = 0; code < kOpCount; ++code) {
+    OpInfo const& op = kOps[code];
+    py::dict row;
+    row["code"] = code;
+    row["name"] = op.name;
+    row["arity"] = op.arity;
+    row["parameters"] = op.parameter_count;
+    row["signature"] = op.signature;
+    row["aliases"] = op.aliases;
+    row["formula"] = op.formula;
+    row["special"] = op.special;
+    table.append(row);
+  }
+  return table;
+}
+
+py::dict limits() {
+  py::dict result;
+  result["instructions"] = kMaxInstructions;
+  result["operands"] = kMaxOperands;
+  result["slots"] = kMaxSlots;
+  return result;
+}
+
+py::dict dtypes() {
+  py::dict result;
+  for (DType const dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    result[name_of(dtype)] = static_cast<int>(dtype);
+  }
+  return result;
+}
+
+py::dict reductions() {
+  py::dict result;
+  for (int value = 1; value < kReductionCount; ++value) {
+    result[name_of(static_cast<Reduction>(value))] = value;
+  }
+  return result;
+}
+
+void evaluate(Program const& program, uintptr_t input, uintptr_t output, int64_t count,
+              std::vector<std::tuple<uintptr_t, int64_t>> const& operands, int wrt) {
+  check_operand_count(program, operands.size());
+  if (count < 0) throw py::value_error("count has to be at least 0, got " + std::to_string(count));
+  if (wrt < -1 || wrt > program.operand_count) {
+    throw py::value_error("wrt has to be in -1.." + std::to_string(program.operand_count) + ", got " +
+                          std::to_string(wrt));
+  }
+  if (count > 0 && (input == 0 || output == 0)) throw py::value_error("input and output are null pointers");
+  HostOperand host_operands[kMaxOperands] = {};
+  for (size_t k = 0; k < operands.size(); ++k) {
+    auto const [address, stride] = operands[k];
+    if (stride != 0 && stride != 1) {
+      throw py::value_error("operand " + std::to_string(k) + ": stride has to be 0 or 1, got " +
+                            std::to_string(stride));
+    }
+    if (count > 0 && address == 0) throw py::value_error("operand " + std::to_string(k) + " is a null pointer");
+    host_operands[k] = {pointer<float const>(address), stride};
+  }
+  py::gil_scoped_release release;
+  host_evaluate(program, pointer<float const>(input), pointer<float>(output), count, host_operands, wrt);
+}
+
+void bind_epilogue(py::module_& module) {
+  module.def("op_table", &op_table, "The rows of ops.def, in the order of their codes.");
+  module.def("limits", &limits, "The most instructions, operands and slots that a program has.");
+  module.def("dtypes", &dtypes, "The number of each element type.");
+  module.def("reductions", &reductions, "The number of each reduction.");
+  py::class_<Program>(module, "Program", "An epilogue program, validated.")
+      .def(py::init(&make_program), py::arg("instructions"), py::arg("operand_count"))
+      .def_property_readonly("operand_count", [](Program const& program) { return program.operand_count; })
+      .def_property_readonly("cost", &cost_of)
+      .def("__len__", [](Program const& program) { return program.length; });
+  module.def("evaluate", &evaluate, py::arg("program"), py::arg("input"), py::arg("output"), py::arg("count"),
+             py::arg("operands"), py::arg("wrt") = -1,
+             "Runs a program on the host over fp32 values: its value (wrt -1), or its derivative with respect to the "
+             "input (0) or operand wrt - 1. Pointers are integers; an operand is (pointer, stride 0 or 1).");
+}
+
+}  // namespace
+}  // namespace cutfuse::bindings
+
+PYBIND11_MODULE(_C, module) {
+  cutfuse::bindings::bind_epilogue(module);
+#if CUTFUSE_WITH_CUDA
+  cutfuse::bindings::bind_gemm(module);
+  cutfuse::bindings::bind_streaming(module);
+  module.attr("cuda_build") = true;
+#else
+  module.attr("cuda_build") = false;
+#endif
+}

@@ -1,0 +1,66 @@
+// What the binding files share. They alone include pybind11; each registers its functions through one bind_ function.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "common/dtype.h"
+#include "epilogue/program.h"
+
+namespace cutfuse::bindings {
+
+namespace py = pybind11;
+
+// Pointers and streams arrive as integers: the core knows no tensor type.
+template <class T>
+T* pointer(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+inline DType to_dtype(int value) {
+  if (value < 0 || value > static_cast<int>(DType::kBFloat16)) {
+    throw py::value_error("dtype has to be one of dtypes(), got " + std::to_string(value));
+  }
+  return static_cast<DType>(value);
+}
+
+inline Reduction to_reduction(int value) {
+  if (value < 0 || value >= kReductionCount) {
+    throw py::value_error("reduction has to be 0 (none) or one of reductions(), got " + std::to_string(value));
+  }
+  return static_cast<Reduction>(value);
+}
+
+inline void check_operand_count(Program const& program, size_t given) {
+  if (static_cast<size_t>(program.operand_count) != given) {
+    throw py::value_error("the program has " + std::to_string(program.operand_count) + " operands, got " +
+                          std::to_string(given));
+  }
+}
+
+// A tensor as the kernels see it: pointer, dtype, and outer, row and column strides in elements.
+using MatrixTuple = std::tuple<uintptr_t, int, int64_t, int64_t, int64_t>;
+
+inline Operand to_operand(MatrixTuple const& matrix) {
+  auto const [address, dtype, outer, row, column] = matrix;
+  return {pointer<void const>(address), {outer, row, column}, to_dtype(dtype)};
+}
+
+inline Operands to_operands(Program const& program, std::vector<MatrixTuple> const& matrices) {
+  check_operand_count(program, matrices.size());
+  Operands operands = {};
+  for (size_t k = 0; k < matrices.size(); ++k) {
+    operands.items[k] = to_operand(matrices[k]);
+  }
+  return operands;
+}
+
+void bind_gemm(py::module_& module);
+void bind_streaming(py::module_& module);
+
+}  // namespace cutfuse::bindings

@@ -1,0 +1,55 @@
+// Op codes and the descriptions of ops, both generated from ops.def.
+#pragma once
+
+#include <cstdint>
+
+namespace cutfuse {
+
+enum class OpCode : uint8_t {
+#define CUTFUSE_OP(Camel, ...) k##Camel,
+#include "epilogue/ops.def"
+};
+
+// What an op costs, and how its code is laid out: see the cost column of ops.def.
+enum class Cost { kLight, kSpecial, kHeavy };
+
+struct OpInfo {
+  char const* name;
+  int arity;
+  int parameter_count;
+  Cost cost;
+  char const* signature;
+  char const* aliases;
+  char const* formula;
+  char const* special;
+};
+
+inline constexpr OpInfo kOps[] = {
+#define CUTFUSE_OP(Camel, name, arity, parameters, cost, signature, aliases, forward, da, db, dc, formula, special) \
+  {#name, arity, parameters, Cost::k##cost, signature, aliases, formula, special},
+#include "epilogue/ops.def"
+};
+
+inline constexpr int kOpCount = sizeof(kOps) / sizeof(kOps[0]);
+static_assert(kOpCount <= 255, "an instruction holds its op in one byte");
+
+// The first op code that takes at least this many arguments: the arity of an op is then a comparison, not a table
+// look-up, which on the device would be a load.
+constexpr int first_op_with_arity(int arity) {
+  int code = 0;
+  while (code < kOpCount && kOps[code].arity < arity) ++code;
+  return code;
+}
+
+constexpr bool ordered_by_arity() {
+  for (int code = 1; code < kOpCount; ++code) {
+    if (kOps[code].arity < kOps[code - 1].arity) return false;
+  }
+  return true;
+}
+static_assert(ordered_by_arity(), "rows of ops.def are ordered by arity");
+
+inline constexpr int kFirstBinaryOp = first_op_with_arity(2);
+inline constexpr int kFirstTernaryOp = first_op_with_arity(3);
+
+}  // namespace cutfuse

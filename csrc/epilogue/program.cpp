@@ -1,0 +1,199 @@
+#include "epilogue/program.h"
+
+#include <cmath>
+
+#include "epilogue/ops.h"
+
+namespace cutfuse {
+namespace {
+
+std::string describe(Program const& program, int index) {
+  return "instruction " + std::to_string(index) + " (" + kOps[program.instructions[index].op].name + ")";
+}
+
+bool is_slot(int source) { return source >= kSlot0 && source < kSlot0 + kMaxSlots; }
+
+bool is_operand(int source) { return source >= kOperand0 && source < kOperand0 + kMaxOperands; }
+
+bool is_immediate(int source) { return source == kImmediate0 || source == kImmediate1; }
+
+// What is wrong with one source, given the slots written so far (a bit each).
+std::string find_source_fault(Program const& program, OpInfo const& op, char name, int source, unsigned written) {
+  std::string const argument = std::string("argument ") + name + " ";
+  if (is_operand(source)) {
+    int const operand = source - kOperand0;
+    if (operand < program.operand_count) return "";
+    return argument + "reads operand " + std::to_string(operand) + ", but the program has " +
+           std::to_string(program.operand_count) + " operands";
+  }
+  if (is_slot(source)) {
+    int const slot = source - kSlot0;
+    if (written >> slot & 1u) return "";
+    return argument + "reads slot " + std::to_string(slot) + " before any instruction has written it";
+  }
+  if (is_immediate(source)) {
+    if (op.parameter_count == 0) return "";
+    return argument + "is an immediate, but the op keeps its " + std::to_string(op.parameter_count) +
+           " parameters there; load the number with copy first";
+  }
+  if (source == kPrevious || source == kInput) return "";
+  return argument + "has unknown source " + std::to_string(source);
+}
+
+std::string find_instruction_fault(Program const& program, int index, unsigned written) {
+  Instruction const& instruction = program.instructions[index];
+  OpInfo const& op = kOps[instruction.op];
+  std::string fault = find_source_fault(program, op, 'a', instruction.a, written);
+  if (fault.empty() && op.arity >= 2) fault = find_source_fault(program, op, 'b', instruction.b, written);
+  if (fault.empty() && op.arity >= 3) {
+    if (!is_slot(instruction.c) && instruction.c != kImmediate1) {
+      return "argument c has source " + std::to_string(instruction.c) + ", but has to be a slot or immediate 1";
+    }
+    fault = find_source_fault(program, op, 'c', instruction.c, written);
+  }
+  if (fault.empty() && instruction.slot >= kMaxSlots && instruction.slot != kNoSlot) {
+    return "writes slot " + std::to_string(instruction.slot) + ", but there are " + std::to_string(kMaxSlots);
+  }
+  return fault;
+}
+
+}  // namespace
+
+std::string find_fault(Program const& program) {
+  if (program.length < 0 || program.length > kMaxInstructions) {
+    return "a program has at most " + std::to_string(kMaxInstructions) + " instructions, got " +
+           std::to_string(program.length);
+  }
+  if (program.operand_count < 0 || program.operand_count > kMaxOperands) {
+    return "a program has at most " + std::to_string(kMaxOperands) + " operands, got " +
+           std::to_string(program.operand_count);
+  }
+  unsigned written = 0;
+  for (int index = 0; index < program.length; ++index) {
+    Instruction const& instruction = program.instructions[index];
+    if (instruction.op >= kOpCount) {
+      return "instruction " + std::to_string(index) + " has unknown op code " + std::to_string(instruction.op) +
+             "; there are " + std::to_string(kOpCount);
+    }
+    std::string const fault = find_instruction_fault(program, index, written);
+    if (!fault.empty()) return describe(program, index) + ": " + fault;
+    if (instruction.slot != kNoSlot) written |= 1u << instruction.slot;
+  }
+  return "";
+}
+
+namespace {
+
+uint8_t local_of(int source, int argument) {
+  if (is_slot(source)) return static_cast<uint8_t>(source - kSlot0);
+  return static_cast<uint8_t>(source == kInput ? kInputLocal : kArgumentLocal + argument);
+}
+
+float number_of(Instruction const& instruction, int source) {
+  return instruction.immediate[source == kImmediate1 ? 1 : 0];
+}
+
+void plan_steps(Instruction& instruction, bool has_b) {
+  int steps = instruction.slot != kNoSlot ? kKeep : 0;
+  if (instruction.a != kPrevious) steps |= kFetchA;
+  if (is_operand(instruction.a) || is_immediate(instruction.a)) steps |= kGather;
+  if (has_b && is_immediate(instruction.b)) {
+    steps |= kNumberB;
+    instruction.number = number_of(instruction, instruction.b);
+  } else if (has_b) {
+    steps |= kFetchB;
+    if (is_operand(instruction.b) || instruction.b == kPrevious) steps |= kGather;
+  }
+  if (instruction.scale != 1.0f || instruction.shift != 0.0f || !std::signbit(instruction.shift)) steps |= kAffine;
+  instruction.steps = static_cast<uint8_t>(steps);
+  instruction.a_local = local_of(instruction.a, 0);
+  instruction.b_local = local_of(instruction.b, 1);
+}
+
+// Folds `next` into `instruction` if it multiplies its result by a number or adds one to it, which are then one fused
+// multiply-add: x * scale + -0 and x * 1 + shift are exact, and sign and NaN come out as without the folding.
+bool fold_affine(Instruction& instruction, Instruction const& next) {
+  bool const from_left = next.a == kPrevious && is_immediate(next.b);
+  bool const from_right = next.b == kPrevious && is_immediate(next.a);
+  if (instruction.slot != kNoSlot || (!from_left && !from_right)) return false;
+  float const number = number_of(next, from_left ? next.b : next.a);
+  bool const shifted = instruction.shift != 0.0f || !std::signbit(instruction.shift);
+  if (next.op == static_cast<uint8_t>(OpCode::kMul) && instruction.scale == 1.0f && !shifted) {
+    instruction.scale = number;
+  } else if (next.op == static_cast<uint8_t>(OpCode::kAdd) && !shifted) {
+    instruction.shift = number;
+  } else if (next.op == static_cast<uint8_t>(OpCode::kSub) && from_left && !shifted) {
+    instruction.shift = -number;
+  } else {
+    return false;
+  }
+  instruction.slot = next.slot;
+  return true;
+}
+
+bool is_chain_op(int op) {
+  switch (static_cast<OpCode>(op)) {
+#define CUTFUSE_CHAIN(Camel) case OpCode::k##Camel:
+#include "epilogue/chains.def"
+    return true;
+    default:
+      return false;
+  }
+}
+
+// A first instruction op(z) * scale + shift, and perhaps a second one that adds z.
+void find_chain(Program& program) {
+  program.chain = kNoChain;
+  program.adds_input = 0;
+  Instruction const& first = program.instructions[0];
+  if (program.length < 1 || program.length > 2 || !is_chain_op(first.op) || first.a != kPrevious) return;
+  if (program.length == 2) {
+    Instruction const& last = program.instructions[1];
+    bool const sums = (last.a == kPrevious && last.b == kInput) || (last.a == kInput && last.b == kPrevious);
+    if (last.op != static_cast<uint8_t>(OpCode::kAdd) || !sums || (last.steps & kAffine) != 0) return;
+    program.adds_input = 1;
+  }
+  program.chain = first.op;
+}
+
+}  // namespace
+
+void prepare(Program& program) {
+  int length = 0;
+  for (int index = 0; index < program.length; ++index) {
+    Instruction instruction = program.instructions[index];
+    instruction.scale = 1.0f;
+    instruction.shift = -0.0f;
+    if (kOps[instruction.op].arity < 2) instruction.b = kInput;  // not read
+    if (length > 0 && fold_affine(program.instructions[length - 1], instruction)) continue;
+    program.instructions[length++] = instruction;
+  }
+  program.length = length;
+  program.keeps_input = 0;
+  for (int index = 0; index < length; ++index) {
+    Instruction& instruction = program.instructions[index];
+    bool const has_b = kOps[instruction.op].arity >= 2;
+    if (index == 0) {  // for the first instruction the input is the previous result
+      if (instruction.a == kInput) instruction.a = kPrevious;
+      if (has_b && instruction.b == kInput) instruction.b = kPrevious;
+    }
+    plan_steps(instruction, has_b);
+    if (instruction.a == kInput || (has_b && instruction.b == kInput)) program.keeps_input = 1;
+  }
+  find_chain(program);
+}
+
+float cost_of(Program const& program) {
+  // Cycles on an H200 for 16 elements a thread: 310 for a light op, 700 for a sigmoid, 1000 for a tanh.
+  constexpr float kChainCost = 0.5f;
+  constexpr float kLightCost = 1.0f;
+  constexpr float kSpecialCost = 2.5f;
+  if (program.chain != kNoChain) return kChainCost;
+  float cost = 0.0f;
+  for (int index = 0; index < program.length; ++index) {
+    cost += kOps[program.instructions[index].op].cost == Cost::kLight ? kLightCost : kSpecialCost;
+  }
+  return cost;
+}
+
+}  // namespace cutfuse

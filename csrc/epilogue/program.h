@@ -1,0 +1,100 @@
+// The epilogue program: a straight-line, three-address program over fp32 fragments, run once per output element.
+// Plain data, passed by value as a kernel argument, so that one compiled kernel runs every chain.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "common/dtype.h"
+
+namespace cutfuse {
+
+constexpr int kMaxInstructions = 32;
+constexpr int kMaxOperands = 4;
+constexpr int kMaxSlots = 6;
+constexpr uint8_t kNoSlot = 255;
+constexpr int32_t kNoChain = -1;
+
+// Where an instruction takes an argument from. Slots and operands are ranges of kMaxSlots and kMaxOperands values.
+enum Source : uint8_t {
+  kPrevious = 0,  // result of the previous instruction; the input for the first one
+  kInput = 1,     // z, the pre-activation
+  kImmediate0 = 2,
+  kImmediate1 = 3,
+  kSlot0 = 4,
+  kOperand0 = kSlot0 + kMaxSlots,
+};
+
+// What the interpreter has to do for an instruction beside the op itself. Decided once, on the host: on the device each
+// decision costs as much as a few of the op's own instructions.
+enum Step : uint8_t {
+  kGather = 1,   // arguments have to be brought into local memory first
+  kFetchA = 2,   // a is in local memory; otherwise it is the previous result
+  kFetchB = 4,   // b is in local memory
+  kNumberB = 8,  // b is a number
+  kAffine = 16,  // the result is multiplied by scale, and shift added
+  kKeep = 32,    // the result is also kept in a slot
+};
+
+// What the interpreter keeps in local memory: the program's slots, the input, and the arguments that were gathered.
+constexpr int kInputLocal = kMaxSlots;
+constexpr int kArgumentLocal = kInputLocal + 1;
+constexpr int kLocals = kArgumentLocal + 2;
+
+struct alignas(16) Instruction {
+  uint8_t op;
+  uint8_t a;
+  uint8_t b;
+  uint8_t c;        // a slot or kImmediate1: read element by element, which saves a fragment of registers
+  uint8_t slot;     // the result is also kept in this slot, unless it is kNoSlot
+  uint8_t a_local;  // from here on derived by prepare, but for the immediates: where in local memory a and b wait
+  uint8_t b_local;
+  uint8_t steps;       // of Step
+  float immediate[2];  // the op's parameters, or values for kImmediate0 and kImmediate1
+  float number;        // b where it is a number
+  float scale;
+  float shift;
+  int32_t padding;
+};
+static_assert(sizeof(Instruction) == 32, "two 16-byte loads fetch an instruction");
+
+struct Program {
+  int32_t length;
+  int32_t operand_count;
+  int16_t keeps_input;  // derived by prepare: the input is read after a result has replaced it
+  int16_t adds_input;   // derived by prepare: the chain ends by adding the input
+  int32_t chain;        // derived by prepare: the op of a chain of chains.def, or kNoChain
+  Instruction instructions[kMaxInstructions + 1];  // the last is never run: the interpreter reads one ahead
+};
+
+// A tensor that a program reads beside its input. A stride of 0 broadcasts along that dimension.
+struct Operand {
+  void const* data;
+  int64_t strides[3];  // outer, row, column, in elements
+  DType dtype;
+};
+
+struct Operands {
+  Operand items[kMaxOperands];
+};
+
+enum class Reduction : uint8_t { kNone = 0, kSum = 1, kMean = 2, kAmax = 3, kAmin = 4, kLogSumExp = 5 };
+
+constexpr int kReductionCount = 6;
+
+constexpr char const* name_of(Reduction reduction) {
+  constexpr char const* names[kReductionCount] = {"none", "sum", "mean", "amax", "amin", "logsumexp"};
+  return names[static_cast<int>(reduction)];
+}
+
+// Empty when the program is well formed; otherwise what is wrong with it, naming the instruction.
+std::string find_fault(Program const& program);
+
+// Derives what the interpreter wants to know beforehand, and folds a multiplication by a number and the addition of one
+// into the instruction before them; to be done once for a well-formed program.
+void prepare(Program& program);
+
+// What interpreting a prepared program takes, in units of one light op; 0 for the identity.
+float cost_of(Program const& program);
+
+}  // namespace cutfuse

@@ -1,0 +1,207 @@
+// Scalar fp32 functions that ops.def is written in, the same on host and device. Each is within a few ulp, like
+// PyTorch's own, and keeps that accuracy in the tails. On the device expf is one ex2 and seven plain instructions, so a
+// sigmoid is two special-function operations.
+#pragma once
+
+#include <cmath>
+
+#include "common/macros.h"
+
+namespace cutfuse::math {
+
+inline constexpr float kLn2 = 0.6931471805599453f;
+inline constexpr float kSixth = 1.0f / 6.0f;
+inline constexpr float kSqrtHalf = 0.7071067811865476f;
+inline constexpr float kTwoOverSqrtPi = 1.1283791670955126f;
+inline constexpr float kInverseSqrtTwoPi = 0.3989422804014327f;
+inline constexpr float kSeluScale = 1.0507009873554805f;
+inline constexpr float kSeluAlpha = 1.6732632423543772f;
+
+CUTFUSE_HOST_DEVICE float absolute(float x) { return ::fabsf(x); }
+
+CUTFUSE_HOST_DEVICE float square(float x) { return x * x; }
+
+CUTFUSE_HOST_DEVICE float sign(float x) { return x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : 0.0f); }
+
+// Propagates NaN, unlike fmaxf.
+CUTFUSE_HOST_DEVICE float maximum(float a, float b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return a > b || a != a ? a : b;
+#endif
+}
+
+CUTFUSE_HOST_DEVICE float minimum(float a, float b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return a < b || a != a ? a : b;
+#endif
+}
+
+CUTFUSE_HOST_DEVICE float clamp(float x, float low, float high) { return minimum(maximum(x, low), high); }
+
+// 1 / x within 1 ulp for x >= 1, one instruction: no scaling, no slow path. A subnormal result is flushed to 0.
+CUTFUSE_HOST_DEVICE float fast_reciprocal(float x) {
+#if defined(__CUDA_ARCH__)
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#else
+  return 1.0f / x;
+#endif
+}
+
+CUTFUSE_HOST_DEVICE float reciprocal_square_root(float x) {
+#if defined(__CUDA_ARCH__)
+  return ::rsqrtf(x);
+#else
+  return 1.0f / ::sqrtf(x);
+#endif
+}
+
+// A select that stays one. Out of a conditional expression nvcc makes a branch for each element: parts of the warp take
+// it, and elements no longer overlap.
+CUTFUSE_HOST_DEVICE float choose(bool condition, float yes, float no) {
+#if defined(__CUDA_ARCH__)
+  float result;
+  asm("{ .reg .pred p; setp.ne.s32 p, %3, 0; selp.f32 %0, %1, %2, p; }"
+      : "=f"(result)
+      : "f"(yes), "f"(no), "r"(static_cast<int>(condition)));
+  return result;
+#else
+  return condition ? yes : no;
+#endif
+}
+
+// a / b. The device's exact division branches for each element; this is a 2-ulp quotient over the full range and a
+// Newton step: correctly rounded, but within 3 ulp where a, b or the quotient is near or below the smallest normal
+// number. The step is dropped where it is not finite (zeros, infinities, ends of the range) or not needed (so a zero
+// keeps its sign).
+CUTFUSE_HOST_DEVICE float divide(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float quotient;
+  asm("div.full.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
+  float const remainder = ::fmaf(-b, quotient, a);
+  float const refined = ::fmaf(remainder, fast_reciprocal(b), quotient);
+  bool const finite = absolute(refined) <= 3.402823466e38f;
+  return choose(finite && remainder != 0.0f, refined, quotient);
+#else
+  return a / b;
+#endif
+}
+
+// The same for the square root.
+CUTFUSE_HOST_DEVICE float square_root(float x) {
+#if defined(__CUDA_ARCH__)
+  float const reciprocal = ::rsqrtf(x);
+  float const root = x * reciprocal;
+  float const refined = ::fmaf(::fmaf(-root, root, x), 0.5f * reciprocal, root);
+  return choose(x == 0.0f || x > 3.402823466e38f, x, refined);
+#else
+  return ::sqrtf(x);
+#endif
+}
+
+// Flushes to 0 below -87.3, where the result would be subnormal (PyTorch's is 0 below -88.7).
+CUTFUSE_HOST_DEVICE float sigmoid(float x) { return fast_reciprocal(1.0f + ::expf(-x)); }
+
+// What follows works with u = exp(-|x|), which is in [0, 1]: no overflow, and no cancellation in the tails.
+CUTFUSE_HOST_DEVICE float sigmoid_slope(float x) {
+  float const u = ::expf(-absolute(x));
+  float const r = fast_reciprocal(1.0f + u);
+  return u * r * r;
+}
+
+CUTFUSE_HOST_DEVICE float hyperbolic_tangent(float x) {
+  // Below 0.55, where 1 - 2u/(1+u) cancels: a minimax polynomial of (tanh(x) - x) / x^3 in x^2, relative error 1e-9.
+  float const t = x * x;
+  float const p =
+      (((-0.006282472517341375f * t + 0.021077757701277733f) * t - 0.05385385826230049f) * t + 0.13332602381706238f) *
+          t -
+      0.33333319425582886f;
+  float const u = ::expf(-2.0f * absolute(x));
+  float const large = ::copysignf(1.0f - 2.0f * u * fast_reciprocal(1.0f + u), x);
+  return choose(absolute(x) < 0.55f, x + x * t * p, large);
+}
+
+CUTFUSE_HOST_DEVICE float hyperbolic_tangent_slope(float x) {
+  float const u = ::expf(-2.0f * absolute(x));
+  return 4.0f * u * square(fast_reciprocal(1.0f + u));
+}
+
+CUTFUSE_HOST_DEVICE float softplus(float x, float beta, float threshold) {
+  float const t = x * beta;
+  float const smooth = maximum(t, 0.0f) + ::log1pf(::expf(-absolute(t)));
+  return choose(t > threshold, x, divide(smooth, beta));
+}
+
+// tanh(softplus(x)) = n / (n + 2) with n = e^x (e^x + 2), scaled by u^2 where x is positive.
+struct MishGate {
+  float value;       // the gate
+  float complement;  // 1 - value
+};
+
+CUTFUSE_HOST_DEVICE MishGate mish_terms(float x) {
+  float const u = ::expf(-absolute(x));
+  float const n = x >= 0.0f ? 1.0f + 2.0f * u : u * (u + 2.0f);
+  float const rest = x >= 0.0f ? 2.0f * u * u : 2.0f;
+  float const r = fast_reciprocal(n + rest);
+  return {n * r, rest * r};
+}
+
+CUTFUSE_HOST_DEVICE float mish_gate(float x) { return mish_terms(x).value; }
+
+CUTFUSE_HOST_DEVICE float mish_slope(float x) {
+  MishGate const gate = mish_terms(x);
+  return gate.value + x * gate.complement * (1.0f + gate.value) * sigmoid(x);
+}
+
+CUTFUSE_HOST_DEVICE float gelu_slope(float x) {
+  float const density = kInverseSqrtTwoPi * ::expf(-0.5f * x * x);
+  return 0.5f * (1.0f + ::erff(x * kSqrtHalf)) + x * density;
+}
+
+// (1 + tanh(v)) / 2 = sigmoid(2v), which spares the tanh; this is 2v = 2 sqrt(2/pi) (x + 0.044715 x^3).
+CUTFUSE_HOST_DEVICE float gelu_tanh_argument(float x) {
+  return x * (1.5957691216057308f + 0.07135481282553784f * x * x);
+}
+
+CUTFUSE_HOST_DEVICE float gelu_tanh_slope(float x) {
+  float const v = gelu_tanh_argument(x);
+  float const dv = 1.5957691216057308f + 0.21406443847661353f * x * x;
+  return sigmoid(v) + x * sigmoid_slope(v) * dv;
+}
+
+}  // namespace cutfuse::math
+
+namespace cutfuse {
+
+// What ops.def calls Primitives::, in two accuracies.
+struct AccuratePrimitives {
+  static CUTFUSE_HOST_DEVICE float exponential(float x) { return ::expf(x); }
+  static CUTFUSE_HOST_DEVICE float sigmoid(float x) { return math::sigmoid(x); }
+};
+
+// Behind a product of 16-bit or tf32 operands, whose rounding is 2^-12 at best: the argument of ex2 is rounded once,
+// for a relative error of |x| * 2^-24, 5e-6 at the ends of the range. A sigmoid is four instructions, two of them
+// special functions, not eleven.
+struct FastPrimitives {
+  static CUTFUSE_HOST_DEVICE float exponential(float x) {
+#if defined(__CUDA_ARCH__)
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
+    return result;
+#else
+    return ::expf(x);
+#endif
+  }
+  static CUTFUSE_HOST_DEVICE float sigmoid(float x) { return math::fast_reciprocal(1.0f + exponential(-x)); }
+};
+
+}  // namespace cutfuse

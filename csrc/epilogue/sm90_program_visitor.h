@@ -1,0 +1,255 @@
+// The epilogue program as a node of CUTLASS's sm_90 epilogue visitor tree: takes the pre-activation fragment, runs the
+// program over it, and hands the result to the TMA store or folds it into one partial state per row and N tile.
+#pragma once
+
+#include <cutlass/numeric_conversion.h>
+
+#include <cute/tensor.hpp>
+#include <cutlass/epilogue/fusion/sm90_callbacks_tma_warpspecialized.hpp>
+
+#include "epilogue/interpreter.h"
+#include "epilogue/program.h"
+#include "epilogue/sm90_fragment_operands.h"
+#include "reduce/reductions.h"
+
+namespace cutfuse {
+
+namespace sm90 {
+
+// What the visitor's device code reads, from a copy in shared memory: kernel parameters are not cached where a pointer
+// can reach them, and each instruction of the program would wait for the L2 (300-400 ns an op, H200).
+struct alignas(16) EpilogueParams {
+  Program program;
+  Operands operands;
+  float* partials;
+  int rows;  // M and N: where the output matrix ends
+  int columns;
+  Reduction reduction;
+};
+
+__device__ __forceinline__ void copy_to_shared(EpilogueParams const& params, EpilogueParams* shared, int thread) {
+  constexpr int kWords = sizeof(EpilogueParams) / sizeof(uint4);
+  static_assert(sizeof(EpilogueParams) % sizeof(uint4) == 0 && kWords <= 128, "one word a thread of a warpgroup");
+  if (thread < kWords) {
+    reinterpret_cast<uint4*>(shared)[thread] = reinterpret_cast<uint4 const*>(&params)[thread];
+  }
+}
+
+__device__ __forceinline__ FragmentOperands operands_at(EpilogueParams const* params, int m, int n) {
+  return {&params->operands, {m, n, params->rows, params->columns}};
+}
+
+template <class Op, class Primitives>
+__device__ __forceinline__ Fragment<kFragmentSize> run_chain(Program const& program, Fragment<kFragmentSize> const& z) {
+  Instruction const& instruction = program.instructions[0];
+  float const p0 = instruction.immediate[0];
+  float const p1 = instruction.immediate[1];
+  Fragment<kFragmentSize> y;
+  CUTFUSE_UNROLL
+  for (int i = 0; i < kFragmentSize; ++i) {
+    float const value = Op::template forward<Primitives>(z.values[i], 0.0f, 0.0f, p0, p1);
+    y.values[i] = ::fmaf(value, instruction.scale, instruction.shift);
+  }
+  if (program.adds_input) {
+    CUTFUSE_UNROLL
+    for (int i = 0; i < kFragmentSize; ++i) y.values[i] += z.values[i];
+  }
+  return y;
+}
+
+// Not inlined: CUTLASS unrolls the loop over subtiles, and one copy of the op switch per kernel keeps it in the
+// instruction cache (6-10 us on a one-wave product otherwise, H200).
+template <class Primitives>
+static __device__ __noinline__ Fragment<kFragmentSize> run_epilogue(EpilogueParams const* params, int m, int n,
+                                                                    Fragment<kFragmentSize> z) {
+  switch (params->program.chain) {
+#define CUTFUSE_CHAIN(Camel)                   \
+  case static_cast<int32_t>(OpCode::k##Camel): \
+    return run_chain<ops::Camel, Primitives>(params->program, z);
+#include "epilogue/chains.def"
+    default:
+      return interpret<kFragmentSize, Primitives>(params->program, z, operands_at(params, m, n));
+  }
+}
+
+// Folds a fragment into this thread's states in shared memory, one for each row of the fragment. n: its first column.
+// A call of its own, so that the interpreter's registers are free again.
+static __device__ __noinline__ void reduce_rows(EpilogueParams const* params, int n, Fragment<kFragmentSize> y,
+                                                RowState* states) {
+  Reduction const reduction = params->reduction;
+  float const outside = identity_any(reduction);
+  CUTFUSE_UNROLL
+  for (int row = 0; row < kRowsPerFragment; ++row) {
+    float values[kColumnsPerFragment];
+    CUTFUSE_UNROLL
+    for (int j = 0; j < kColumnsPerFragment; ++j) {
+      int const i = (j >> 1) * 4 + row * 2 + (j & 1);
+      values[j] = n + fragment_column(i) < params->columns ? y.values[i] : outside;
+    }
+    RowState& stored = states[fragment_row(row * 2) * kLanesPerRow];
+    RowState state = stored;
+    accumulate_any<kColumnsPerFragment>(reduction, state, values);
+    stored = state;
+  }
+}
+
+}  // namespace sm90
+
+namespace fusion = cutlass::epilogue::fusion;
+
+// ElementOutput: what the fragment is rounded to for the store. reduced_rows: 0 stores the tile; otherwise the rows of
+// a tile, whose partial states are written instead. Primitives: see scalar_math.h.
+template <class ElementOutput, int reduced_rows, class Primitives>
+struct Sm90ProgramVisitor : fusion::Sm90VisitorImpl<> {
+  static constexpr bool kReduceRows = reduced_rows > 0;
+  struct SharedStorage {
+    sm90::EpilogueParams params;
+    // One state for each row of the tile and each of the four lanes that share it.
+    RowState states[kReduceRows ? reduced_rows * sm90::kLanesPerRow : 1];
+  };
+
+  using Arguments = sm90::EpilogueParams;
+  using Params = sm90::EpilogueParams;
+
+  template <class ProblemShape>
+  static constexpr Params to_underlying_arguments(ProblemShape const&, Arguments const& arguments, void*) {
+    return arguments;
+  }
+  template <class ProblemShape>
+  static bool can_implement(ProblemShape const&, Arguments const&) {
+    return true;
+  }
+  template <class ProblemShape>
+  static size_t get_workspace_size(ProblemShape const&, Arguments const&) {
+    return 0;
+  }
+  template <class ProblemShape>
+  static cutlass::Status initialize_workspace(ProblemShape const&, Arguments const&, void*, cudaStream_t,
+                                              cutlass::CudaHostAdapter* = nullptr) {
+    return cutlass::Status::kSuccess;
+  }
+
+  CUTLASS_HOST_DEVICE Sm90ProgramVisitor() {}
+  CUTLASS_HOST_DEVICE Sm90ProgramVisitor(Params const& kernel_params, SharedStorage const& storage)
+      : params(&kernel_params), shared(const_cast<SharedStorage*>(&storage)) {}
+
+  Params const* params = nullptr;
+  SharedStorage* shared = nullptr;
+
+  CUTLASS_DEVICE bool is_producer_load_needed() const { return false; }
+  CUTLASS_DEVICE bool is_C_load_needed() const { return false; }
+
+  template <class... Args>
+  CUTLASS_DEVICE auto get_producer_load_callbacks(fusion::ProducerLoadArgs<Args...> const&) {
+    return fusion::EmptyProducerLoadCallbacks{};
+  }
+
+  template <class CoordTensor, int subtiles_m>
+  struct Callbacks : fusion::EmptyConsumerStoreCallbacks {
+    Params const* kernel_params;
+    Params* params;           // the copy in shared memory
+    CoordTensor coordinates;  // of this thread's elements, relative to its first one
+    int first_m;
+    int first_n;
+    RowState* states;  // of this thread's first row
+    int tile_n;
+    int thread;
+    bool tile_inside;  // a cluster may hold a tile that lies past the last column
+
+    CUTLASS_DEVICE auto relative_position(int epi_v, int epi_m, int epi_n) const {
+      return coordinates(cute::_, cute::_, cute::_, epi_m, epi_n)(epi_v * sm90::kFragmentSize);
+    }
+    CUTLASS_DEVICE int relative_m(int epi_m) const { return cute::get<0>(relative_position(0, epi_m, 0)); }
+
+    CUTLASS_DEVICE RowState* states_of(int epi_m) const { return states + relative_m(epi_m) * sm90::kLanesPerRow; }
+
+    CUTLASS_DEVICE void begin() {
+      sm90::copy_to_shared(*kernel_params, params, thread);
+      if constexpr (kReduceRows) {
+        Reduction const reduction = kernel_params->reduction;
+        for_each_row([&](RowState& state, int) { state = initial_state_any(reduction); });
+      }
+    }
+
+    CUTLASS_DEVICE bool begin_sync_needed() const { return true; }
+
+    template <class ElementAccumulator, class ElementInput, int FragmentSize>
+    CUTLASS_DEVICE auto visit(cutlass::Array<ElementAccumulator, FragmentSize> const&, int epi_v, int epi_m, int epi_n,
+                              cutlass::Array<ElementInput, FragmentSize> const& input) {
+      static_assert(FragmentSize == sm90::kFragmentSize, "the interpreter is compiled for 64x32 subtiles");
+      Fragment<FragmentSize> z;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < FragmentSize; ++i) {
+        z.values[i] = input[i];
+      }
+      auto const relative = relative_position(epi_v, epi_m, epi_n);
+      int const m = first_m + static_cast<int>(cute::get<0>(relative));
+      int const n = first_n + static_cast<int>(cute::get<1>(relative));
+      Fragment<FragmentSize> const y = sm90::run_epilogue<Primitives>(params, m, n, z);
+      cutlass::Array<float, FragmentSize> result;
+      if constexpr (kReduceRows) {
+        sm90::reduce_rows(params, n, y, states_of(epi_m));
+        result.clear();
+      } else {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < FragmentSize; ++i) {
+          result[i] = y.values[i];
+        }
+      }
+      return cutlass::NumericArrayConverter<ElementOutput, float, FragmentSize>{}(result);
+    }
+
+    // The four lanes that share a row hold its columns of this tile between them; a butterfly folds their states in an
+    // order that depends on nothing but the layout, so two runs agree bit for bit.
+    CUTLASS_DEVICE void end() {
+      if constexpr (kReduceRows) {
+        bool const first_lane = cutlass::canonical_lane_idx() % sm90::kLanesPerRow == 0;
+        for_each_row([&](RowState& stored, int m) {
+          RowState state = stored;
+          CUTLASS_PRAGMA_UNROLL
+          for (int distance = 1; distance < sm90::kLanesPerRow; distance *= 2) {
+            RowState const other = {__shfl_xor_sync(0xffffffff, state.a, distance),
+                                    __shfl_xor_sync(0xffffffff, state.b, distance)};
+            state = combine_any(kernel_params->reduction, state, other);
+          }
+          if (first_lane && m < kernel_params->rows && tile_inside) {
+            int64_t const index = static_cast<int64_t>(tile_n) * kernel_params->rows + m;
+            store_partial_any(kernel_params->reduction, kernel_params->partials, index, state);
+          }
+        });
+      }
+    }
+
+    template <class Function>
+    CUTLASS_DEVICE void for_each_row(Function const& function) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int subtile = 0; subtile < subtiles_m; ++subtile) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int row = 0; row < sm90::kRowsPerFragment; ++row) {
+          int const below = sm90::fragment_row(row * 2);
+          function(states_of(subtile)[below * sm90::kLanesPerRow], first_m + relative_m(subtile) + below);
+        }
+      }
+    }
+  };
+
+  template <bool ReferenceSrc, class... Args>
+  CUTLASS_DEVICE auto get_consumer_store_callbacks(fusion::ConsumerStoreArgs<Args...> const& args) {
+    using CoordTensor = cute::remove_cvref_t<decltype(args.tCcD)>;
+    constexpr int kSubtilesM = decltype(cute::size<3>(args.tCcD))::value;
+    int const row_in_tile = static_cast<int>(cute::get<0>(args.residue_cD) - cute::get<0>(args.residue_tCcD));
+    int const first_state = row_in_tile * sm90::kLanesPerRow + cutlass::canonical_lane_idx() % sm90::kLanesPerRow;
+    return Callbacks<CoordTensor, kSubtilesM>{{},
+                                              params,
+                                              &shared->params,
+                                              args.tCcD,
+                                              params->rows - static_cast<int>(cute::get<0>(args.residue_tCcD)),
+                                              params->columns - static_cast<int>(cute::get<1>(args.residue_tCcD)),
+                                              shared->states + (kReduceRows ? first_state : 0),
+                                              static_cast<int>(cute::get<1>(args.tile_coord_mnkl)),
+                                              args.thread_idx,
+                                              cute::get<1>(args.residue_cD) > 0};
+  }
+};
+
+}  // namespace cutfuse
