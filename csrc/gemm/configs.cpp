@@ -1,0 +1,79 @@
+#include "gemm/configs.h"
+
+#include <limits>
+
+namespace cutfuse {
+
+#define CUTFUSE_GEMM_CONFIG(name, ...) LaunchStatus launch_##name(GemmLaunch const&, cudaStream_t);
+#include "gemm/configs.def"
+#undef CUTFUSE_GEMM_CONFIG
+
+std::vector<GemmConfig> const& gemm_configs() {
+#define CUTFUSE_GEMM_CONFIG(name, input, output, tile_m, tile_n, tile_k, cluster_m, cluster_n, schedule) \
+  {#name,     DType::input, GemmOutput::output,    tile_m,       tile_n, tile_k,                         \
+   cluster_m, cluster_n,    Schedule::k##schedule, launch_##name},
+  static std::vector<GemmConfig> const configs = {
+#include "gemm/configs.def"
+  };
+#undef CUTFUSE_GEMM_CONFIG
+  return configs;
+}
+
+namespace {
+
+// The tensor memory accelerator reads rows that start at multiples of 16 bytes.
+constexpr int64_t kCopyAlignment = 16;
+
+std::string check_pitch(char const* which, int64_t elements, DType dtype) {
+  int64_t const bytes = elements * static_cast<int64_t>(size_of(dtype));
+  if (bytes % kCopyAlignment == 0) {
+    return {};
+  }
+  return std::string(which) + " is " + std::to_string(elements) + " " + name_of(dtype) + " elements (" +
+         std::to_string(bytes) + " bytes), not a multiple of " + std::to_string(kCopyAlignment) + " bytes";
+}
+
+GemmOutput output_of(GemmProblem const& problem) {
+  if (problem.reduction != Reduction::kNone) {
+    return GemmOutput::kRows;
+  }
+  return problem.output == problem.input ? GemmOutput::kSame : GemmOutput::kFloat32;
+}
+
+}  // namespace
+
+std::string find_rejection(GemmConfig const& config, GemmProblem const& problem) {
+  if (config.input != problem.input) {
+    return std::string("takes ") + name_of(config.input) + ", not " + name_of(problem.input);
+  }
+  if (config.output != output_of(problem)) {
+    return "writes another kind of output";
+  }
+  if (config.output == GemmOutput::kFloat32 && problem.output != DType::kFloat32) {
+    return std::string("writes float32, not ") + name_of(problem.output);
+  }
+  constexpr int64_t kLargest = std::numeric_limits<int>::max();
+  if (problem.m < 1 || problem.n < 1 || problem.k < 1 || problem.m > kLargest || problem.n > kLargest ||
+      problem.k > kLargest) {
+    return "M, N and K must lie between 1 and 2^31-1";
+  }
+  if (problem.input == DType::kFloat32 && (problem.m == 1 || problem.n == 1)) {
+    return "multiplies as tf32, and cuBLAS multiplies a single row or column at full precision";
+  }
+  for (auto const& fault : {check_pitch("the row pitch of x", problem.lda, problem.input),
+                            check_pitch("the row pitch of weight", problem.ldb, problem.input)}) {
+    if (!fault.empty()) {
+      return fault;
+    }
+  }
+  return config.output == GemmOutput::kRows ? std::string() : check_pitch("N", problem.n, problem.output);
+}
+
+std::string describe(GemmProblem const& problem) {
+  auto const number = [](int64_t value) { return std::to_string(value); };
+  return "M=" + number(problem.m) + " N=" + number(problem.n) + " K=" + number(problem.k) +
+         " lda=" + number(problem.lda) + " ldb=" + number(problem.ldb) + " input=" + name_of(problem.input) +
+         " output=" + name_of(problem.output) + " reduction=" + name_of(problem.reduction);
+}
+
+}  // namespace cutfuse

@@ -1,0 +1,47 @@
+#include "gemm/dispatch.h"
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace cutfuse {
+
+namespace {
+
+constexpr uintptr_t kPointerAlignment = 16;
+
+std::string check_pointers(GemmConfig const& config, GemmBuffers const& buffers) {
+  bool const rows = config.output == GemmOutput::kRows;
+  std::pair<char const*, void const*> const required[] = {
+      {"x", buffers.a}, {"weight", buffers.b}, {rows ? "partials" : "output", rows ? buffers.partials : buffers.d}};
+  for (auto const& [which, pointer] : required) {
+    if (pointer == nullptr || reinterpret_cast<uintptr_t>(pointer) % kPointerAlignment != 0) {
+      return std::string(which) + " has to start at a multiple of " + std::to_string(kPointerAlignment) +
+             " bytes, got address " + std::to_string(reinterpret_cast<uintptr_t>(pointer));
+    }
+  }
+  if (reinterpret_cast<uintptr_t>(buffers.bias) % kPointerAlignment != 0) {
+    return "bias has to start at a multiple of " + std::to_string(kPointerAlignment) + " bytes";
+  }
+  return {};
+}
+
+}  // namespace
+
+void run_gemm(GemmConfig const& config, GemmLaunch const& launch, cudaStream_t stream) {
+  std::string fault = find_rejection(config, launch.problem);
+  if (fault.empty()) {
+    fault = check_pointers(config, launch.buffers);
+  }
+  if (!fault.empty()) {
+    throw std::invalid_argument(std::string(config.name) + ": " + fault + " (" + describe(launch.problem) + ")");
+  }
+  LaunchStatus const status = config.launch(launch, stream);
+  if (status.error != cudaSuccess) {
+    throw std::runtime_error(std::string(config.name) + ": " + status.action + " failed with " +
+                             cudaGetErrorName(status.error) + " (" + cudaGetErrorString(status.error) + "), " +
+                             describe(launch.problem) + ", swizzle " + std::to_string(launch.swizzle));
+  }
+}
+
+}  // namespace cutfuse

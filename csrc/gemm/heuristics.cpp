@@ -1,0 +1,136 @@
+#include "gemm/heuristics.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace cutfuse {
+
+namespace {
+
+// Times of one kernel on an H200 in microseconds, fitted to 94 bf16 problems of M 16 to 8192, N and K 1024 to 32768
+// (mean error 7%, 13% for the small tiles). A wave is one tile on every multiprocessor; a pingpong kernel's epilogue
+// hides behind the other warpgroup's product. tf32 takes twice as long for the same K.
+struct TileTiming {
+  int tile_m;
+  int tile_n;
+  Schedule schedule;
+  double start;
+  double per_wave;
+  double per_wave_of_1024_k;
+};
+
+constexpr TileTiming kTimings[] = {
+    {128, 256, Schedule::kCooperative, 3.4, 6.3, 10.2}, {128, 128, Schedule::kCooperative, 5.5, 3.0, 5.75},
+    {128, 128, Schedule::kPingpong, 8.4, 0.75, 5.65},   {64, 128, Schedule::kPingpong, 5.4, 1.2, 4.35},
+    {64, 64, Schedule::kPingpong, 6.7, 0.2, 3.3},
+};
+constexpr double kTf32Factor = 2.05;
+// Interpreting an op of cost 1 over 128x128 elements: eight warps share a cooperative tile, and a
+// pingpong kernel's warpgroups take turns.
+constexpr double kCooperativeOp = 1.1;
+constexpr double kPingpongOp = 2.65;
+// The small kernel after a row reduction, and what a wave spends on its partial states.
+constexpr double kFinalize = 4.0;
+constexpr double kRowsPerWave = 2.0;
+constexpr double kBytesPerMicrosecond = 4.0e6;
+constexpr double kBytesPerMicrosecondAndMultiprocessor = 45e3;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+TileTiming const& timing_of(GemmConfig const& config) {
+  for (TileTiming const& timing : kTimings) {
+    if (timing.tile_m == config.tile_m && timing.tile_n == config.tile_n && timing.schedule == config.schedule) {
+      return timing;
+    }
+  }
+  return kTimings[0];
+}
+
+// Tiles that the scheduler keeps together for the L2. It pads the grid to whole groups, and a grid of eight by
+// something padded to sixteen takes twice as long, so a group has to divide the grid.
+int swizzle_for(GemmConfig const& config, GemmProblem const& problem) {
+  constexpr int kLargestSwizzle = 8;
+  int64_t const clusters_m = ceil_div(ceil_div(problem.m, config.tile_m), config.cluster_m);
+  int64_t const clusters_n = ceil_div(ceil_div(problem.n, config.tile_n), config.cluster_n);
+  int swizzle = kLargestSwizzle;
+  while (swizzle > 1 && (clusters_m % swizzle != 0 || clusters_n % swizzle != 0)) {
+    swizzle /= 2;
+  }
+  return swizzle;
+}
+
+// The shorter dimension first, so that the tiles in flight share the longer one's operand.
+bool rasters_along_m(GemmProblem const& problem) { return problem.m < problem.n; }
+
+double predict_microseconds(GemmConfig const& config, GemmProblem const& problem) {
+  TileTiming const& timing = timing_of(config);
+  int64_t const tiles_m = ceil_div(ceil_div(problem.m, config.tile_m), config.cluster_m) * config.cluster_m;
+  int64_t const tiles_n = ceil_div(ceil_div(problem.n, config.tile_n), config.cluster_n) * config.cluster_n;
+  int64_t const multiprocessors = std::max(problem.multiprocessors, 1);
+  double const waves = static_cast<double>(ceil_div(tiles_m * tiles_n, multiprocessors));
+  bool const reduces = problem.reduction != Reduction::kNone;
+
+  double const k = static_cast<double>(problem.k);
+  double const element_bytes = static_cast<double>(size_of(problem.input));
+  double main_loop = timing.per_wave_of_1024_k * k / 1024.0 * (problem.input == DType::kFloat32 ? kTf32Factor : 1.0);
+  if (tiles_m == 1) {  // nobody shares a tile's columns of weight: they come at the rate of one multiprocessor
+    main_loop = std::max(main_loop, config.tile_n * k * element_bytes / kBytesPerMicrosecondAndMultiprocessor);
+  }
+  double const wave = main_loop + timing.per_wave + (reduces ? kRowsPerWave : 0.0);
+  double const area = config.tile_m * config.tile_n / (128.0 * 128.0);
+  bool const pingpong = config.schedule == Schedule::kPingpong;
+  double const epilogue = problem.epilogue_cost * area * (pingpong ? kPingpongOp : kCooperativeOp);
+  double const compute = pingpong ? waves * std::max(wave, epilogue) + epilogue : waves * (wave + epilogue);
+
+  double const output_bytes = reduces ? 0.0 : static_cast<double>(size_of(problem.output)) * problem.m * problem.n;
+  double const memory = (element_bytes * (problem.m + problem.n) * k + output_bytes) / kBytesPerMicrosecond;
+  return timing.start + (reduces ? kFinalize : 0.0) + std::max(compute, memory);
+}
+
+}  // namespace
+
+double predict_unfused_microseconds(GemmProblem const& problem) {
+  GemmProblem product = problem;
+  product.reduction = Reduction::kNone;
+  product.output = problem.input;
+  product.epilogue_cost = 0.0f;
+  double best = std::numeric_limits<double>::infinity();
+  for (GemmConfig const& config : gemm_configs()) {
+    if (config.input == product.input && config.output == GemmOutput::kSame) {
+      best = std::min(best, predict_microseconds(config, product));
+    }
+  }
+  // cuBLAS has more tiles to choose from, and splits K: a sixth of a small product, a few microseconds of a large one.
+  double const lead = std::min(best / 6.0, 4.3);
+  constexpr double kSecondLaunch = 3.5;
+  constexpr double kMicrosecondsPerElementAndOp = 0.45e-6;
+  double const elements = static_cast<double>(problem.m) * problem.n;
+  double const passes = problem.reduction == Reduction::kNone ? 2.0 : 1.0;
+  double const memory = passes * elements * static_cast<double>(size_of(problem.input)) / kBytesPerMicrosecond;
+  double const interpretation = std::max(problem.epilogue_cost - 1.0f, 0.0f) * elements * kMicrosecondsPerElementAndOp;
+  return best - lead + kSecondLaunch + std::max(memory, interpretation);
+}
+
+std::vector<GemmCandidate> rank_gemm_configs(GemmProblem const& problem) {
+  auto const& configs = gemm_configs();
+  std::vector<GemmCandidate> candidates;
+  candidates.reserve(configs.size());
+  for (int index = 0; index < static_cast<int>(configs.size()); ++index) {
+    GemmConfig const& config = configs[index];
+    GemmCandidate candidate{index, find_rejection(config, problem), 0.0, swizzle_for(config, problem),
+                            rasters_along_m(problem)};
+    if (candidate.rejection.empty()) {
+      candidate.microseconds = predict_microseconds(config, problem);
+    }
+    candidates.push_back(candidate);
+  }
+  std::stable_sort(candidates.begin(), candidates.end(), [](GemmCandidate const& x, GemmCandidate const& y) {
+    if (x.rejection.empty() != y.rejection.empty()) {
+      return x.rejection.empty();
+    }
+    return x.microseconds < y.microseconds;
+  });
+  return candidates;
+}
+
+}  // namespace cutfuse

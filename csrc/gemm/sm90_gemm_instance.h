@@ -1,0 +1,173 @@
+// One sm_90a GEMM kernel per row of configs.def: CUTLASS's warp-specialised TMA main loop with the epilogue program
+// behind it. Included by the generated translation units only; each instantiates one row.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <cutlass/cutlass.h>
+
+#include <cute/tensor.hpp>
+#include <cutlass/epilogue/collective/collective_builder.hpp>
+#include <cutlass/gemm/collective/collective_builder.hpp>
+#include <cutlass/gemm/kernel/gemm_universal.hpp>
+#include <cutlass/util/packed_stride.hpp>
+
+#include "epilogue/sm90_program_visitor.h"
+#include "gemm/launch.h"
+#include "gemm/problem.h"
+
+namespace cutfuse {
+namespace sm90 {
+
+template <DType dtype>
+struct ElementOf;
+template <>
+struct ElementOf<DType::kBFloat16> {
+  using type = cutlass::bfloat16_t;
+};
+template <>
+struct ElementOf<DType::kFloat16> {
+  using type = cutlass::half_t;
+};
+template <>
+struct ElementOf<DType::kFloat32> {
+  using type = float;
+};
+
+template <GemmOutput output, class Element>
+struct OutputElement {
+  using type = Element;
+};
+template <class Element>
+struct OutputElement<GemmOutput::kFloat32, Element> {
+  using type = float;
+};
+
+struct Cooperative {
+  using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedCooperative;
+  using Epilogue = cutlass::epilogue::TmaWarpSpecializedCooperative;
+};
+struct Pingpong {
+  using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedPingpong;
+  using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
+};
+
+// The collectives that one row of the table names. fp32 operands become tf32 on their way into shared memory: the copy
+// engine rounds them to nearest.
+template <DType input, GemmOutput output, int tile_m, int tile_n, int tile_k, int cluster_m, int cluster_n,
+          class Schedule>
+struct GemmTypes {
+  using Tile = cute::Shape<cute::Int<tile_m>, cute::Int<tile_n>, cute::Int<tile_k>>;
+  using Cluster = cute::Shape<cute::Int<cluster_m>, cute::Int<cluster_n>, cute::_1>;
+  using Element = typename ElementOf<input>::type;
+  using OutElement = typename OutputElement<output, Element>::type;
+  static constexpr bool kReduceRows = output == GemmOutput::kRows;
+  static constexpr int kAlignment = 16 / sizeof(Element);
+  static constexpr int kOutAlignment = 16 / sizeof(OutElement);
+
+  using Bias = fusion::Sm90RowBroadcast<0, Tile, Element, float, cute::Stride<cute::_0, cute::_1, int64_t>, kAlignment>;
+  using PreActivation =
+      fusion::Sm90EVT<fusion::Sm90Compute<cutlass::plus, float, float, cutlass::FloatRoundStyle::round_to_nearest>,
+                      fusion::Sm90AccFetch, Bias>;
+  // Where fp32 comes in or goes out, the epilogue has to be as accurate as fp32 is.
+  static constexpr bool kAccurate = input == DType::kFloat32 || output == GemmOutput::kFloat32;
+  using Visitor = Sm90ProgramVisitor<OutElement, kReduceRows ? tile_m : 0,
+                                     cute::conditional_t<kAccurate, AccuratePrimitives, FastPrimitives>>;
+  // A tree that stores nothing still names the element that its staging buffers would have.
+  struct Callbacks : fusion::Sm90EVT<Visitor, PreActivation> {
+    using Base = fusion::Sm90EVT<Visitor, PreActivation>;
+    using Base::Base;
+    using ElementAux = OutElement;
+  };
+
+  using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
+      cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, cutlass::layout::RowMajor, kOutAlignment,
+      cute::conditional_t<kReduceRows, void, OutElement>, cutlass::layout::RowMajor, kOutAlignment,
+      typename Schedule::Epilogue, Callbacks>::CollectiveOp;
+
+  using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor, kAlignment, Element,
+      cutlass::layout::ColumnMajor, kAlignment, float, Tile, Cluster,
+      cutlass::gemm::collective::StageCountAutoCarveout<sizeof(typename CollectiveEpilogue::SharedStorage)>,
+      typename Schedule::Mainloop>::CollectiveOp;
+
+  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
+                                                      CollectiveEpilogue, cutlass::gemm::PersistentScheduler>;
+};
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::MaxThreadsPerBlock, Kernel::MinBlocksPerMultiprocessor)
+    sm90_gemm(CUTLASS_GRID_CONSTANT typename Kernel::Params const params) {
+  extern __shared__ char shared_memory[];
+  Kernel{}(params, shared_memory);
+}
+
+template <class Kernel>
+typename Kernel::Arguments make_arguments(GemmLaunch const& launch) {
+  GemmProblem const& problem = launch.problem;
+  GemmBuffers const& buffers = launch.buffers;
+  using ElementA = typename Kernel::ElementA;
+  typename Kernel::Arguments arguments{};
+  arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
+  arguments.problem_shape = {static_cast<int>(problem.m), static_cast<int>(problem.n), static_cast<int>(problem.k), 1};
+  arguments.mainloop.ptr_A = static_cast<ElementA const*>(buffers.a);
+  arguments.mainloop.dA = cute::make_stride(problem.lda, cute::_1{}, int64_t{0});
+  arguments.mainloop.ptr_B = static_cast<ElementA const*>(buffers.b);
+  arguments.mainloop.dB = cute::make_stride(problem.ldb, cute::_1{}, int64_t{0});
+  if constexpr (!cute::is_void_v<typename Kernel::ElementD>) {
+    arguments.epilogue.ptr_D = static_cast<typename Kernel::ElementD*>(buffers.d);
+  }
+  arguments.epilogue.dD = cute::make_stride(problem.n, cute::_1{}, int64_t{0});
+  arguments.epilogue.thread = {{{}, {static_cast<ElementA const*>(buffers.bias), ElementA(0), {}}, {}},
+                               {launch.program, launch.operands, buffers.partials, static_cast<int>(problem.m),
+                                static_cast<int>(problem.n), problem.reduction}};
+  arguments.hw_info.sm_count = problem.multiprocessors;
+  arguments.scheduler.max_swizzle_size = launch.swizzle;
+  using RasterOrder = cute::remove_cvref_t<decltype(arguments.scheduler.raster_order)>;
+  arguments.scheduler.raster_order = launch.raster_along_m ? RasterOrder::AlongM : RasterOrder::AlongN;
+  return arguments;
+}
+
+template <class Kernel>
+LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
+  auto const arguments = make_arguments<Kernel>(launch);
+  if (!Kernel::can_implement(arguments)) {
+    return {cudaErrorInvalidValue, "the kernel cannot take this problem"};
+  }
+  static_assert(Kernel::SharedStorageSize <= 227 * 1024, "more shared memory than a multiprocessor has");
+  auto params = Kernel::to_underlying_arguments(arguments, nullptr);
+  void const* kernel = reinterpret_cast<void const*>(sm90_gemm<Kernel>);
+  cudaError_t status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize);
+  if (status != cudaSuccess) {
+    return {status, "setting the shared memory size"};
+  }
+
+  using Cluster = typename Kernel::DispatchPolicy::ClusterShape;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {cute::size<0>(Cluster{}), cute::size<1>(Cluster{}), cute::size<2>(Cluster{})};
+  cudaLaunchConfig_t config{};
+  config.gridDim = Kernel::get_grid_shape(params);
+  config.blockDim = Kernel::get_block_shape();
+  config.dynamicSmemBytes = Kernel::SharedStorageSize;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  void* kernel_arguments[] = {&params};
+  status = cudaLaunchKernelExC(&config, kernel, kernel_arguments);
+  return {status, "launching the kernel"};
+}
+
+}  // namespace sm90
+}  // namespace cutfuse
+
+// The derived type gives the kernel a name of its own: two rows never share a symbol, and a profiler shows the row.
+#define CUTFUSE_INSTANTIATE_SM90(name, input, output, tile_m, tile_n, tile_k, cluster_m, cluster_n, schedule)   \
+  namespace cutfuse {                                                                                           \
+  struct name : sm90::GemmTypes<DType::input, GemmOutput::output, tile_m, tile_n, tile_k, cluster_m, cluster_n, \
+                                sm90::schedule>::Kernel {};                                                     \
+  LaunchStatus launch_##name(GemmLaunch const& launch, cudaStream_t stream) {                                   \
+    return sm90::launch_gemm<name>(launch, stream);                                                             \
+  }                                                                                                             \
+  }
