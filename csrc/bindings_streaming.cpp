@@ -1,0 +1,178 @@
+// The streaming kernels' share of cutfuse._C: pointwise programs, their derivatives, reductions.
+#include <array>
+
+#include "bindings.h"
+#include "pointwise/pointwise.h"
+#include "reduce/reduce.h"
+#include "reduce/reductions.h"
+
+namespace cutfuse::bindings {
+namespace {
+
+using Extents = std::array<int64_t, 3>;
+using DerivativeTuple = std::tuple<int, uintptr_t, int>;  // wrt, pointer, dtype
+
+std::string to_string(Extents const& extents) {
+  return "(" + std::to_string(extents[0]) + ", " + std::to_string(extents[1]) + ", " + std::to_string(extents[2]) + ")";
+}
+
+bool is_empty(Extents const& extents) { return extents[0] == 0 || extents[1] == 0 || extents[2] == 0; }
+
+void check_extents(char const* kernel, Extents const& extents) {
+  for (int64_t const extent : extents) {
+    if (extent < 0) {
+      throw py::value_error(std::string(kernel) + ": extents have to be at least 0, got " + to_string(extents));
+    }
+  }
+}
+
+void check_pointer(char const* kernel, char const* name, void const* data, Extents const& extents) {
+  if (data == nullptr && !is_empty(extents)) {
+    throw py::value_error(std::string(kernel) + ": " + name + " is a null pointer, extents " + to_string(extents));
+  }
+}
+
+void check_status(char const* kernel, cudaError_t status, Extents const& extents, DType dtype) {
+  if (status == cudaSuccess) return;
+  throw std::runtime_error(std::string(kernel) + " failed with " + cudaGetErrorName(status) + " (" +
+                           cudaGetErrorString(status) + "), extents " + to_string(extents) + ", " + name_of(dtype));
+}
+
+void pointwise(uintptr_t stream, Program const& program, Extents const& extents, MatrixTuple const& x,
+               std::vector<MatrixTuple> const& operands, uintptr_t out, int out_dtype) {
+  check_extents("pointwise", extents);
+  PointwiseProblem problem = {};
+  problem.extents = {extents[0], extents[1], extents[2]};
+  problem.x = to_operand(x);
+  problem.program = program;
+  problem.operands = to_operands(program, operands);
+  problem.out = pointer<void>(out);
+  problem.out_dtype = to_dtype(out_dtype);
+  check_pointer("pointwise", "x", problem.x.data, extents);
+  check_pointer("pointwise", "out", problem.out, extents);
+  check_status("pointwise", run_pointwise(problem, reinterpret_cast<cudaStream_t>(stream)), extents, problem.x.dtype);
+}
+
+void set_derivatives(PointwiseBackwardProblem& problem, std::vector<DerivativeTuple> const& derivatives,
+                     Extents const& extents) {
+  if (derivatives.size() > static_cast<size_t>(kMaxDerivatives)) {
+    throw py::value_error("pointwise_backward: at most " + std::to_string(kMaxDerivatives) + " outputs, got " +
+                          std::to_string(derivatives.size()));
+  }
+  for (auto const& [wrt, data, dtype] : derivatives) {
+    if (wrt < 0 || wrt > problem.program.operand_count) {
+      throw py::value_error("pointwise_backward: wrt has to be in 0.." + std::to_string(problem.program.operand_count) +
+                            ", got " + std::to_string(wrt));
+    }
+    WantedDerivative& wanted = problem.derivatives[problem.derivative_count++];
+    wanted = {wrt, pointer<void>(data), to_dtype(dtype)};
+    check_pointer("pointwise_backward", "an output", wanted.data, extents);
+  }
+}
+
+void check_weights(PointwiseBackwardProblem const& problem, Extents const& extents) {
+  bool const extreme = problem.reduction == Reduction::kAmax || problem.reduction == Reduction::kAmin;
+  if (extreme || problem.reduction == Reduction::kLogSumExp) {
+    check_pointer("pointwise_backward", "row_result", problem.row_result, extents);
+  }
+  if (extreme) check_pointer("pointwise_backward", "tie_count", problem.tie_count, extents);
+  if (problem.column_partials != nullptr && extents[0] != 1) {
+    throw py::value_error("pointwise_backward: column sums need one outer index, got extents " + to_string(extents));
+  }
+}
+
+void pointwise_backward(uintptr_t stream, Program const& program, Extents const& extents, MatrixTuple const& grad,
+                        MatrixTuple const& x, std::vector<MatrixTuple> const& operands,
+                        std::vector<DerivativeTuple> const& outputs, uintptr_t column_partials, int reduction,
+                        uintptr_t row_result, uintptr_t tie_count) {
+  check_extents("pointwise_backward", extents);
+  PointwiseBackwardProblem problem = {};
+  problem.extents = {extents[0], extents[1], extents[2]};
+  problem.grad = to_operand(grad);
+  problem.x = to_operand(x);
+  problem.program = program;
+  problem.operands = to_operands(program, operands);
+  problem.column_partials = pointer<float>(column_partials);
+  problem.reduction = to_reduction(reduction);
+  problem.row_result = pointer<float const>(row_result);
+  problem.tie_count = pointer<float const>(tie_count);
+  set_derivatives(problem, outputs, extents);
+  check_pointer("pointwise_backward", "x", problem.x.data, extents);
+  check_pointer("pointwise_backward", "grad", problem.grad.data, extents);
+  check_weights(problem, extents);
+  check_status("pointwise_backward", run_pointwise_backward(problem, reinterpret_cast<cudaStream_t>(stream)), extents,
+               problem.x.dtype);
+}
+
+void check_reduction(char const* kernel, Reduction reduction) {
+  if (reduction == Reduction::kNone) {
+    throw py::value_error(std::string(kernel) + ": reduction has to be one of reductions(), got 0 (none)");
+  }
+}
+
+void reduce(uintptr_t stream, Program const& program, Extents const& extents, MatrixTuple const& x,
+            std::vector<MatrixTuple> const& operands, int reduction, uintptr_t out, int out_dtype,
+            uintptr_t workspace) {
+  check_extents("reduce", extents);
+  ReduceProblem problem = {};
+  problem.extents = {extents[0], extents[1], extents[2]};
+  problem.x = to_operand(x);
+  problem.program = program;
+  problem.operands = to_operands(program, operands);
+  problem.reduction = to_reduction(reduction);
+  problem.out = pointer<void>(out);
+  problem.out_dtype = to_dtype(out_dtype);
+  problem.workspace = pointer<float>(workspace);
+  check_reduction("reduce", problem.reduction);
+  check_pointer("reduce", "x", problem.x.data, extents);
+  check_pointer("reduce", "out", problem.out, extents);
+  check_status("reduce", run_reduce(problem, reinterpret_cast<cudaStream_t>(stream)), extents, problem.x.dtype);
+}
+
+size_t workspace_bytes(Extents const& extents, int dtype, int reduction, int multiprocessors) {
+  check_extents("reduce_workspace", extents);
+  if (is_empty(extents)) return 0;
+  return reduce_workspace({extents[0], extents[1], extents[2]}, to_dtype(dtype), to_reduction(reduction),
+                          multiprocessors);
+}
+
+void finalize(uintptr_t stream, uintptr_t partials, int64_t tiles, int64_t rows, int reduction, int64_t count,
+              uintptr_t out, int out_dtype) {
+  Extents const extents = {tiles, rows, 1};
+  check_extents("finalize_partials", extents);
+  Reduction const to_fold = to_reduction(reduction);
+  DType const dtype = to_dtype(out_dtype);
+  check_reduction("finalize_partials", to_fold);
+  check_pointer("finalize_partials", "partials", pointer<void>(partials), extents);
+  check_pointer("finalize_partials", "out", pointer<void>(out), extents);
+  check_status("finalize_partials",
+               finalize_row_partials(pointer<float const>(partials), tiles, rows, to_fold, count, 1.0f,
+                                     pointer<void>(out), dtype, reinterpret_cast<cudaStream_t>(stream)),
+               extents, dtype);
+}
+
+}  // namespace
+
+void bind_streaming(py::module_& module) {
+  module.def("pointwise", &pointwise, py::arg("stream"), py::arg("program"), py::arg("extents"), py::arg("x"),
+             py::arg("operands"), py::arg("out"), py::arg("out_dtype"),
+             "out = program(x, operands) over (outer, rows, columns); out is contiguous. A tensor is (pointer, dtype, "
+             "outer, row and column stride in elements).");
+  module.def("pointwise_backward", &pointwise_backward, py::arg("stream"), py::arg("program"), py::arg("extents"),
+             py::arg("grad"), py::arg("x"), py::arg("operands"), py::arg("outputs"), py::arg("column_partials"),
+             py::arg("reduction"), py::arg("row_result"), py::arg("tie_count"),
+             "For each output (wrt, pointer, dtype): grad * weight * d program / d input, contiguous. column_partials: "
+             "fp32 [pointwise_backward_row_blocks, columns] or 0. row_result, tie_count: fp32 [outer, rows] or 0.");
+  module.def("pointwise_backward_row_blocks", &pointwise_backward_row_blocks, py::arg("rows"), py::arg("columns"),
+             "Rows of column partial sums that pointwise_backward writes.");
+  module.def("reduce", &reduce, py::arg("stream"), py::arg("program"), py::arg("extents"), py::arg("x"),
+             py::arg("operands"), py::arg("reduction"), py::arg("out"), py::arg("out_dtype"), py::arg("workspace"),
+             "Reduces program(x, operands) over the middle one of (outer, reduced, inner) to out [outer, inner].");
+  module.def("reduce_workspace", &workspace_bytes, py::arg("extents"), py::arg("dtype"), py::arg("reduction"),
+             py::arg("multiprocessors"), "Bytes of workspace that reduce needs, 0 for none.");
+  module.def("finalize_partials", &finalize, py::arg("stream"), py::arg("partials"), py::arg("tiles"), py::arg("rows"),
+             py::arg("reduction"), py::arg("count"), py::arg("out"), py::arg("out_dtype"),
+             "Folds fp32 partial states [tiles, rows] (pairs for logsumexp) to out [rows]; the mean divides by count.");
+}
+
+}  // namespace cutfuse::bindings

@@ -1,0 +1,194 @@
+#include "pointwise/pointwise_plan.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace cutfuse {
+namespace {
+
+constexpr int64_t kVectorBytes = 16;
+constexpr int kLineVector = 4;          // neighbours of a fragment that are loaded together where alignment allows it
+constexpr int64_t kBlocksInFlight = 8;  // per multiprocessor: below, more blocks are worth more than more rows each
+constexpr int64_t kWorthTwoLaunches = 1 << 20;  // elements: what the vector kernel saves is worth a second launch
+constexpr int kBackwardThreads = 256;
+constexpr int64_t kBackwardColumns = 256;  // of a block
+constexpr int64_t kBackwardBlocks = 1024;  // wanted: a few per multiprocessor of any device
+constexpr int64_t kBackwardRows = 32;      // of a block, at least: keeps column partials under 3% of a bf16 tensor
+
+int64_t ceil_divide(int64_t x, int64_t y) { return (x + y - 1) / y; }
+
+int elements_per_vector(DType dtype) { return static_cast<int>(kVectorBytes / static_cast<int64_t>(size_of(dtype))); }
+
+StrideList all_strides(std::vector<PointwiseTensor>& tensors, StrideList const& others) {
+  StrideList all = others;
+  for (PointwiseTensor& tensor : tensors) all.push_back(tensor.strides);
+  return all;
+}
+
+// Folds a single row to rows of `width` columns, the last of them shorter.
+void fold(PointwisePlan& plan, StrideList const& tensors, int64_t width) {
+  PointwiseExtents& extents = plan.extents;
+  plan.last_columns = extents.columns;
+  if (extents.outer != 1 || extents.rows != 1 || extents.columns <= width) return;
+  extents.rows = ceil_divide(extents.columns, width);
+  plan.last_columns = extents.columns - (extents.rows - 1) * width;
+  extents.columns = width;
+  for (int64_t* strides : tensors) strides[1] = strides[2] * width;
+}
+
+// Whether every row of the tensor can be read in groups of `elements`; a row of copies of one element can.
+bool allows_groups(PointwiseTensor const& tensor, PointwiseExtents const& extents, int elements) {
+  if (tensor.strides[2] == 0) return true;
+  auto const stays_aligned = [&](int64_t extent, int64_t stride) { return extent == 1 || stride % elements == 0; };
+  return tensor.strides[2] == 1 && tensor.address % (elements * size_of(tensor.dtype)) == 0 &&
+         stays_aligned(extents.rows, tensor.strides[1]) && stays_aligned(extents.outer, tensor.strides[0]);
+}
+
+bool all_allow_groups(std::vector<PointwiseTensor> const& tensors, PointwiseExtents const& extents, int elements) {
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [&](PointwiseTensor const& tensor) { return allows_groups(tensor, extents, elements); });
+}
+
+bool all_vectors(std::vector<PointwiseTensor> const& tensors, PointwiseExtents const& extents) {
+  DType const dtype = tensors[0].dtype;
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [&](PointwiseTensor const& tensor) { return tensor.dtype == dtype && tensor.strides[2] == 1; }) &&
+         all_allow_groups(tensors, extents, elements_per_vector(dtype));
+}
+
+// Splits positions along a row into the fewest tiles of at most a block, evenly, in whole warps where there are
+// several.
+int even_width(int64_t positions, int threads) {
+  int64_t const tiles = ceil_divide(positions, threads);
+  int64_t const width = ceil_divide(positions, tiles);
+  return static_cast<int>(width <= 32 ? width : std::min<int64_t>(ceil_divide(width, 32) * 32, threads));
+}
+
+// Lays lines over the extents; `elements` per thread, in groups of 2^shift.
+void lay_along_columns(PointwisePlan& plan, int elements, int shift, int width, int threads) {
+  plan.along_rows = false;
+  plan.shift = shift;
+  plan.width = width;
+  plan.height = static_cast<int>(std::min<int64_t>(threads / plan.width, plan.extents.rows));
+  plan.step = plan.width << shift;
+  plan.tile_columns = static_cast<int64_t>(plan.width) * elements;
+}
+
+void lay_along_rows(PointwisePlan& plan, int width, int threads) {
+  plan.along_rows = true;
+  plan.shift = 0;
+  plan.width = width;
+  plan.height =
+      static_cast<int>(std::min<int64_t>(threads / plan.width, ceil_divide(plan.extents.rows, kPointwiseFragment)));
+  plan.step = plan.height;
+  plan.tile_columns = plan.width;
+}
+
+// choose_width: threads of a block for so many positions along a row.
+template <class ChooseWidth>
+void lay_lines(PointwisePlan& plan, std::vector<PointwiseTensor> const& tensors, int threads,
+               ChooseWidth const& choose_width) {
+  int64_t const groups = ceil_divide(plan.extents.columns, kPointwiseFragment);
+  if (all_allow_groups(tensors, plan.extents, kLineVector)) {
+    lay_along_columns(plan, kPointwiseFragment, 2, choose_width(groups, kPointwiseFragment), threads);
+  } else if (plan.extents.rows >= kPointwiseFragment) {
+    lay_along_rows(plan, choose_width(plan.extents.columns, 1), threads);
+  } else {
+    lay_along_columns(plan, kPointwiseFragment, 0, choose_width(groups, kPointwiseFragment), threads);
+  }
+}
+
+// Rows that a block covers in one step of its threads.
+int64_t rows_per_step(PointwisePlan const& plan) {
+  return static_cast<int64_t>(plan.height) * (plan.along_rows ? kPointwiseFragment : 1);
+}
+
+}  // namespace
+
+void collapse(PointwiseExtents& extents, StrideList const& tensors) {
+  int64_t sizes[3] = {extents.outer, extents.rows, extents.columns};
+  int last = 2;  // the dimension that is being filled, from the right
+  for (int next = 1; next >= 0; --next) {
+    if (sizes[next] == 1) continue;
+    bool const empty = sizes[last] == 1;
+    bool const mergeable = empty || std::all_of(tensors.begin(), tensors.end(), [&](int64_t const* strides) {
+                             return strides[next] == strides[last] * sizes[last];
+                           });
+    if (!mergeable) --last;
+    for (int64_t* strides : tensors) {
+      if (!mergeable || empty) strides[last] = strides[next];
+    }
+    sizes[last] = mergeable ? sizes[last] * sizes[next] : sizes[next];
+    if (last != next) sizes[next] = 1;
+  }
+  for (int dimension = 0; dimension < last; ++dimension) {
+    sizes[dimension] = 1;
+    for (int64_t* strides : tensors) strides[dimension] = 0;
+  }
+  extents = {sizes[0], sizes[1], sizes[2]};
+}
+
+PointwisePlan plan_pointwise(PointwiseExtents extents, std::vector<PointwiseTensor>& tensors, StrideList const& others,
+                             PointwiseBlock const& block, int multiprocessors) {
+  StrideList const all = all_strides(tensors, others);
+  collapse(extents, all);
+  if (extents.outer > extents.rows) {  // blocks cover several rows, never several outer indices
+    std::swap(extents.outer, extents.rows);
+    for (int64_t* strides : all) std::swap(strides[0], strides[1]);
+  }
+  PointwisePlan plan = {};
+  plan.extents = extents;
+  fold(plan, all, static_cast<int64_t>(block.threads) * block.elements);
+  if (all_vectors(tensors, plan.extents)) {
+    int64_t const ragged = plan.last_columns % elements_per_vector(tensors[0].dtype);
+    plan.vectors = ragged == 0 || plan.extents.rows * plan.extents.columns >= kWorthTwoLaunches;
+    if (plan.vectors) {
+      plan.tail = ragged;
+      plan.last_columns -= ragged;
+    }
+  }
+  if (plan.vectors) {
+    int const shift = size_of(tensors[0].dtype) == 4 ? 2 : 3;
+    lay_along_columns(plan, block.elements, shift,
+                      even_width(ceil_divide(plan.extents.columns, block.elements), block.threads), block.threads);
+  } else {
+    lay_lines(plan, tensors, block.threads,
+              [&](int64_t positions, int) { return even_width(positions, block.threads); });
+  }
+  plan.column_tiles = ceil_divide(plan.extents.columns, plan.tile_columns);
+  int64_t steps = block.rows;
+  auto const blocks = [&](int64_t rows) {
+    return plan.extents.outer * plan.column_tiles * ceil_divide(plan.extents.rows, rows);
+  };
+  while (steps > 1 && blocks(steps * rows_per_step(plan)) < kBlocksInFlight * multiprocessors) steps /= 2;
+  plan.tile_rows = steps * rows_per_step(plan);
+  plan.row_tiles = ceil_divide(plan.extents.rows, plan.tile_rows);
+  return plan;
+}
+
+PointwisePlan plan_pointwise_backward(PointwiseExtents extents, std::vector<PointwiseTensor>& tensors,
+                                      StrideList const& others, bool keep_columns) {
+  StrideList const all = all_strides(tensors, others);
+  PointwisePlan plan = {};
+  if (!keep_columns) collapse(extents, all);
+  plan.extents = extents;
+  plan.last_columns = extents.columns;
+  if (!keep_columns) fold(plan, all, kBackwardColumns);
+  lay_lines(plan, tensors, kBackwardThreads, [](int64_t positions, int elements) {
+    return static_cast<int>(std::min<int64_t>(positions, kBackwardColumns / elements));
+  });
+  plan.tile_columns = kBackwardColumns;
+  plan.column_tiles = ceil_divide(plan.extents.columns, kBackwardColumns);
+  plan.row_tiles = pointwise_backward_row_blocks(plan.extents.rows, plan.extents.columns);
+  plan.tile_rows = ceil_divide(plan.extents.rows, plan.row_tiles);
+  return plan;
+}
+
+int64_t pointwise_backward_row_blocks(int64_t rows, int64_t columns) {
+  if (rows <= 0 || columns <= 0) return 0;
+  int64_t const column_tiles = ceil_divide(columns, kBackwardColumns);
+  int64_t const wanted = std::clamp<int64_t>(kBackwardBlocks / column_tiles, 1, ceil_divide(rows, kBackwardRows));
+  return ceil_divide(rows, ceil_divide(rows, wanted));
+}
+
+}  // namespace cutfuse

@@ -1,0 +1,86 @@
+// Folds partial states [tiles, rows] to results [rows]. A block takes a few neighbouring rows, which makes its loads
+// coalesced, and spreads their tiles over its threads, which keeps the chain of dependent loads short. Every fold has a
+// fixed order, so that two runs agree bit for bit.
+#include <algorithm>
+
+#include "common/launch.h"
+#include "common/vector_access.h"
+#include "reduce/block_combine.h"
+#include "reduce/reduce.h"
+
+namespace cutfuse {
+namespace {
+
+constexpr int kUnroll = 8;
+constexpr int64_t kFewTiles = 16;     // up to which one thread folds a row alone
+constexpr int kSectorRows = 8;        // fp32 partials of neighbouring rows that fill a 32-byte sector
+constexpr int64_t kManyRows = 65536;  // from which warps of neighbouring rows fill the device
+
+struct FinalizeParameters {
+  float const* partials;
+  int64_t tiles;
+  int64_t rows;
+  int64_t count;
+  float scale;
+  void* out;
+  Reduction reduction;
+  DType out_dtype;
+  int32_t width;  // neighbouring rows of a block, a power of two
+};
+
+template <Reduction reduction>
+__global__ void __launch_bounds__(kBlockThreads)
+    finalize_partials(__grid_constant__ FinalizeParameters const parameters) {
+  __shared__ RowState storage[kBlockThreads];
+  int const thread = static_cast<int>(threadIdx.x);
+  int const width = parameters.width;
+  int const height = kBlockThreads / width;
+  int64_t const row = blockIdx.x * static_cast<int64_t>(width) + thread % width;
+  bool const active = row < parameters.rows;
+  RowState state = initial_state<reduction>();
+  CUTFUSE_NO_UNROLL
+  for (int64_t first = thread / width; active && first < parameters.tiles; first += height * kUnroll) {
+    RowState loaded[kUnroll];
+    CUTFUSE_UNROLL
+    for (int u = 0; u < kUnroll; ++u) {
+      int64_t const tile = first + u * height;
+      loaded[u] = initial_state<reduction>();
+      if (tile < parameters.tiles) {
+        loaded[u] = load_partial<reduction>(parameters.partials, tile * parameters.rows + row);
+      }
+    }
+    CUTFUSE_UNROLL
+    for (int u = 0; u < kUnroll; ++u) state = combine<reduction>(state, loaded[u]);
+  }
+  for (int half = kBlockThreads / 2; half >= width; half /= 2) {
+    storage[thread] = state;
+    __syncthreads();
+    if (thread < half) state = combine<reduction>(state, storage[thread + half]);
+    __syncthreads();
+  }
+  if (active && thread < width) {
+    float const result = finish_any(parameters.reduction, state, static_cast<float>(parameters.count));
+    store_element(parameters.out, parameters.out_dtype, row, result * parameters.scale);
+  }
+}
+
+int choose_width(int64_t tiles, int64_t rows) {
+  int const widest = tiles <= kFewTiles ? kBlockThreads : (rows >= kManyRows ? kWarpThreads : kSectorRows);
+  int width = 1;
+  while (width < widest && width < rows) width *= 2;
+  return width;
+}
+
+}  // namespace
+
+cudaError_t finalize_row_partials(float const* partials, int64_t tiles, int64_t rows, Reduction reduction,
+                                  int64_t count, float scale, void* out, DType out_dtype, cudaStream_t stream) {
+  int const width = choose_width(tiles, rows);
+  FinalizeParameters const parameters = {partials, tiles, rows, count, scale, out, reduction, out_dtype, width};
+  return dispatch_state(reduction, [&](auto constant) {
+    return launch(finalize_partials<decltype(constant)::value>, ceil_divide(rows, width), kBlockThreads, stream,
+                  parameters);
+  });
+}
+
+}  // namespace cutfuse

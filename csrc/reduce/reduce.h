@@ -1,0 +1,34 @@
+// Reductions of a tensor [outer, reduced, inner] to [outer, inner], with a program over every element first.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/dtype.h"
+#include "epilogue/program.h"
+#include "reduce/reduce_plan.h"
+
+namespace cutfuse {
+
+struct ReduceProblem {
+  ReduceExtents extents;
+  Operand x;  // strides: outer, reduced, inner
+  Program program;
+  Operands operands;
+  Reduction reduction;
+  void* out;  // [outer, inner], contiguous
+  DType out_dtype;
+  float* workspace;  // reduce_workspace bytes
+};
+
+// Accumulates in fp32. The result is the same from run to run on one kind of device.
+cudaError_t run_reduce(ReduceProblem const& problem, cudaStream_t stream);
+
+// Folds partial states [tiles, rows] (two floats each for logsumexp, one otherwise) to out [rows], times scale. `count`
+// is how many elements a row's states cover together, which the mean divides by.
+cudaError_t finalize_row_partials(float const* partials, int64_t tiles, int64_t rows, Reduction reduction,
+                                  int64_t count, float scale, void* out, DType out_dtype, cudaStream_t stream);
+
+}  // namespace cutfuse

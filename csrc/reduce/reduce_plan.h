@@ -1,0 +1,62 @@
+// Which reduction kernel runs, and how its threads are laid over the tensor. Host code without CUDA, so that a machine
+// without a GPU tests it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/dtype.h"
+#include "epilogue/program.h"
+
+namespace cutfuse {
+
+struct ReduceExtents {
+  int64_t outer;
+  int64_t reduced;
+  int64_t inner;
+};
+
+enum class ReducePath {
+  kRows,      // the reduced dimension is contiguous: a power of two of threads per row
+  kRowTiles,  // short contiguous rows that are not 16-byte aligned: a block of rows through shared memory
+  kStrided,   // threads side by side along the inner dimension
+};
+
+// The row kernels: `lanes` threads per row; a long row is split among `splits` blocks of `chunk` elements.
+//
+// The strided kernel: a thread reads `vector` neighbouring elements of every super-row. A super-row is the fewest rows
+// that hold a whole number of vectors (8 rows of 4095 bf16): whatever the alignment of a single row, element j of a
+// thread's vector then has the same column in all of them. `period` threads read a super-row. A block is `width`
+// threads along it times `height` super-rows; `splits` blocks of `chunk` super-rows share the reduced dimension.
+struct ReducePlan {
+  ReducePath path;
+  int64_t splits;
+  int64_t chunk;
+  int lanes;
+  int tile_rows;
+  int vector;
+  int rows_per_super_row;
+  int64_t period;
+  int width;
+  int height;
+  int64_t partial_rows;  // partial states per result in the workspace; 0: results are written directly
+};
+
+// What the choice depends on beside the extents.
+struct ReduceLayout {
+  ReduceExtents extents;
+  int64_t strides[3];  // outer, reduced, inner
+  DType dtype;
+  bool aligned;  // the first element lies on a 16-byte boundary
+  bool has_program;
+};
+
+// Turns rows that are neighbours in memory (a transposed matrix) into the inner dimension.
+ReduceLayout normalize(ReduceLayout layout);
+
+ReducePlan plan_reduce(ReduceLayout const& normalized, int multiprocessors);
+
+// Bytes of workspace that suffice for a tensor of these extents whatever its strides, alignment and program.
+size_t reduce_workspace(ReduceExtents const& extents, DType dtype, Reduction reduction, int multiprocessors);
+
+}  // namespace cutfuse
