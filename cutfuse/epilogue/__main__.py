@@ -1,0 +1,25 @@
+"""`python -m cutfuse.epilogue`: the functions of the epilogue language, from the op table."""
+
+from __future__ import annotations
+
+from cutfuse.epilogue.table import Op, op_table
+
+
+def format_op(op: Op) -> tuple[str, str, str]:
+    """How the op is written, its formula over its arguments a, b and c, and its special values."""
+    arguments = list(op.tensors)
+    arguments += [f"{name}={value:g}" for name, value in op.parameters]
+    arguments += [f"{name}={value!r}" for name, value in op.literals]
+    operators = [f"a {op.infix} b"] if op.infix else [f"{op.prefix}a"] if op.prefix else []
+    spellings = [f"{op.path}({', '.join(arguments)})", *op.aliases, *operators]
+    return ", ".join(spellings), op.formula, op.special
+
+
+def main() -> None:
+    for spellings, formula, special in map(format_op, op_table().ops):
+        print(spellings)
+        print(f"    {formula}" + (f"    [{special}]" if special else ""))
+
+
+if __name__ == "__main__":
+    main()

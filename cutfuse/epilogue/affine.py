@@ -1,0 +1,102 @@
+"""Recognises an epilogue that is affine in the pre-activation: slope * z + intercept.
+
+A sum or mean of such an epilogue over the columns needs no matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cutfuse.epilogue.expression import Expr, apply, to_expression, topological
+from cutfuse.epilogue.table import op_table
+
+Part = Expr | float
+
+
+class Affine:
+    """slope and intercept: numbers, or expressions that do not read z (see `evaluate_expression`).
+
+    slope_operands and intercept_operands: the numbers of the operands that each depends on, ascending.
+    """
+
+    def __init__(self, slope: Part, intercept: Part) -> None:
+        self.slope = slope
+        self.intercept = intercept
+        self.slope_operands = _operands(slope)
+        self.intercept_operands = _operands(intercept)
+
+    def __repr__(self) -> str:
+        return f"Affine(slope={self.slope!r}, intercept={self.intercept!r})"
+
+
+def split_affine(root: Expr) -> Affine | None:
+    """The affine form of an expression, or None where it is not affine in z, or not seen to be."""
+    infix, prefix = op_table().infix, op_table().prefix
+    rules: dict[int, Callable[[list[Affine]], Affine | None]] = {
+        infix["+"].code: lambda items: _combine("+", *items),
+        infix["-"].code: lambda items: _combine("-", *items),
+        infix["*"].code: _multiply,
+        infix["/"].code: _divide,
+        prefix["-"].code: lambda items: _scale(items[0], "*", -1.0),
+        prefix["+"].code: lambda items: items[0],
+    }
+    forms: dict[int, Affine | None] = {}
+    for node in topological(root):
+        if "z" not in node.reads:
+            form = Affine(0.0, node.number if node.is_number else node)
+        elif node.op is None:
+            form = Affine(1.0, 0.0)
+        else:
+            items = [forms[id(argument)] for argument in node.arguments]
+            rule = rules.get(node.op.code)
+            form = rule(items) if rule and None not in items else None
+            if form is not None and _is_free(form):
+                form = None  # z cancels, but not where it is infinite
+        forms[id(node)] = form
+    return forms[id(root)]
+
+
+def _operands(part: Part) -> tuple[int, ...]:
+    return tuple(sorted(int(leaf[1:]) for leaf in part.reads)) if isinstance(part, Expr) else ()
+
+
+def _compute(symbol: str, a: Part, b: Part) -> Part:
+    """a symbol b, folding numbers and the neutral elements that the split itself brings in."""
+    op = op_table().infix[symbol]
+    if isinstance(a, float) and isinstance(b, float) and not (symbol == "/" and b == 0):
+        return op.operator(a, b)
+    neutral = 0.0 if symbol in "+-" else 1.0
+    if isinstance(b, float) and b == neutral:
+        return a
+    if isinstance(a, float) and a == neutral and symbol in "+*":
+        return b
+    return apply(op, (to_expression(a), to_expression(b)))
+
+
+def _combine(symbol: str, a: Affine, b: Affine) -> Affine:
+    return Affine(_compute(symbol, a.slope, b.slope), _compute(symbol, a.intercept, b.intercept))
+
+
+def _scale(form: Affine, symbol: str, factor: Part) -> Affine:
+    """form * factor or form / factor. A part that is 0 because z or a term is absent stays 0."""
+    slope, intercept = (
+        0.0 if isinstance(part, float) and part == 0 else _compute(symbol, part, factor)
+        for part in (form.slope, form.intercept)
+    )
+    return Affine(slope, intercept)
+
+
+def _multiply(items: list[Affine]) -> Affine | None:
+    for form, factor in (items, items[::-1]):
+        if _is_free(factor):
+            return _scale(form, "*", factor.intercept)
+    return None
+
+
+def _divide(items: list[Affine]) -> Affine | None:
+    return _scale(items[0], "/", items[1].intercept) if _is_free(items[1]) else None
+
+
+def _is_free(form: Affine) -> bool:
+    """Whether z is absent."""
+    return isinstance(form.slope, float) and form.slope == 0

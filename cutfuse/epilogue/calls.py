@@ -1,0 +1,166 @@
+"""From a call in the user's epilogue to a node: which op a torch function or operator means, and on which arguments."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from cutfuse.epilogue.compositions import compositions, logical
+from cutfuse.epilogue.errors import EpilogueError
+from cutfuse.epilogue.expression import Expr, apply, to_expression, to_number
+from cutfuse.epilogue.symbolic import LOGICAL, refuse_attribute
+from cutfuse.epilogue.table import Op, describe_callable, op_table
+
+# Arguments that say where a result goes, not what it is. All but in-place are accepted at their default only; an
+# in-place activation is computed out of place, as nothing else can see its argument.
+_PLACEMENT = {"inplace", "out", "memory_format"}
+
+
+def operate(symbol: str, arguments: tuple) -> Expr:
+    """What a Python operator gives."""
+    if symbol in LOGICAL:
+        return logical(symbol, *arguments)
+    table = op_table()
+    op = (table.prefix if len(arguments) == 1 else table.infix).get(symbol)
+    if op is None:
+        raise EpilogueError(f"the operator {symbol} is not in the epilogue language; it has {' '.join(table.infix)}")
+    return call(op.function, arguments, {})
+
+
+def call(function: Callable[..., Any] | str, arguments: tuple, keywords: dict[str, Any]) -> Expr:
+    """What a torch function, or the Tensor method of that name, gives."""
+    if isinstance(function, str):
+        check_method(function)
+        function = _method(function)
+    keywords = _without_placement(function, keywords)
+    composition = compositions().get(function)
+    if composition is not None:
+        result = _compose(function, composition, arguments, keywords)
+        if result is not NotImplemented:
+            return to_expression(result)
+    candidates = op_table().callables.get(function)
+    if candidates is None:
+        _refuse_function(function)
+    op, tensors, parameters = bind(function, candidates, arguments, keywords)
+    return apply(op, tuple(map(to_expression, tensors)), parameters)
+
+
+def is_known(function: Callable[..., Any]) -> bool:
+    """Whether a callable is in the language. Given the same arguments, it then always gives the same expression."""
+    return function in op_table().callables or function in compositions()
+
+
+def check_method(name: str) -> None:
+    """Raises UnknownMethodError where Tensor's method `name` is not in the language."""
+    if _method(name) is not None:
+        return
+    if name.endswith("_") and _method(name.rstrip("_")) is not None:
+        _refuse_in_place(name)
+    refuse_attribute(name)
+
+
+def bind(
+    function: Callable[..., Any], candidates: tuple[Op, ...], arguments: tuple, keywords: dict[str, Any]
+) -> tuple[Op, list[Any], tuple[float, ...]]:
+    """The op that a call means, its tensors and its parameters."""
+    given = _without_placement(function, _named_arguments(function, candidates[0], arguments, keywords))
+    op = _match_literals(function, candidates, given)
+    missing = [name for name in op.tensors if name not in given]
+    unknown = given.keys() - {*op.tensors, *(name for name, _ in op.parameters), *(name for name, _ in op.literals)}
+    if missing or unknown:
+        what = f"lacks {missing[0]}" if missing else f"does not take {unknown.pop()!r} in the epilogue language"
+        raise EpilogueError(f"{describe_callable(function)} {what}; its arguments are {', '.join(_names(op))}")
+    parameters = []
+    for name, default in op.parameters:
+        value = given.get(name)
+        parameters.append(default if value is None else to_number(value, f"{name} of {describe_callable(function)}"))
+    return op, [given[name] for name in op.tensors], tuple(parameters)
+
+
+def _without_placement(function: Callable, keywords: dict[str, Any]) -> dict[str, Any]:
+    for name in _PLACEMENT & keywords.keys():
+        if name != "inplace" and keywords[name] is not None:
+            raise EpilogueError(
+                f"{describe_callable(function)}: {name}= is not in the epilogue language, which has values only"
+            )
+    return {name: value for name, value in keywords.items() if name not in _PLACEMENT}
+
+
+def _compose(function: Callable, composition: Callable, arguments: tuple, keywords: dict[str, Any]) -> Any:
+    try:
+        return composition(*arguments, **keywords)
+    except EpilogueError:
+        raise
+    except TypeError:
+        _bind_signature(function, composition, arguments, keywords)
+        raise
+
+
+def _bind_signature(function: Callable, python: Callable, arguments: tuple, keywords: dict[str, Any]) -> dict[str, Any]:
+    """Named arguments by the signature of a Python function; what does not fit is reported for `function`."""
+    try:
+        return dict(_signature(python).bind(*arguments, **keywords).arguments)
+    except TypeError as error:
+        raise EpilogueError(f"{describe_callable(function)}: {error} in the epilogue language") from None
+
+
+def _names(op: Op) -> list[str]:
+    return [*op.tensors, *(name for name, _ in op.parameters), *(name for name, _ in op.literals)]
+
+
+@functools.lru_cache(maxsize=256)
+def _signature(function: types.FunctionType) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+def _named_arguments(function: Callable, op: Op, arguments: tuple, keywords: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(function, types.FunctionType) and function.__module__ == "torch.nn.functional":
+        return _bind_signature(function, function, arguments, keywords)
+    names = _names(op)
+    if len(arguments) > len(names):
+        raise EpilogueError(
+            f"{describe_callable(function)} has {len(arguments)} arguments; in the epilogue language it takes "
+            f"{', '.join(names)}"
+        )
+    given = dict(zip(names, arguments, strict=False))
+    for name, value in keywords.items():
+        target = op.tensors[0] if name in ("self", "input") and name not in names else name
+        if target in given:
+            raise EpilogueError(f"{describe_callable(function)} got {name} twice")
+        given[target] = value
+    return given
+
+
+def _match_literals(function: Callable, candidates: tuple[Op, ...], given: dict[str, Any]) -> Op:
+    for op in candidates:
+        if all(given.get(name, value) == value for name, value in op.literals):
+            return op
+    name = candidates[0].literals[0][0]
+    choices = ", ".join(repr(dict(op.literals)[name]) for op in candidates)
+    raise EpilogueError(f"{describe_callable(function)}: {name} has to be one of {choices}, got {given[name]!r}")
+
+
+@functools.lru_cache(maxsize=1024)
+def _method(name: str) -> Callable[..., Any] | None:
+    method = getattr(torch.Tensor, name, None)
+    return method if callable(method) and is_known(method) else None
+
+
+def _refuse_in_place(name: str) -> NoReturn:
+    raise EpilogueError(f"{name} works in place, and an epilogue has values only; use {name.rstrip('_')}")
+
+
+def _refuse_function(function: Callable[..., Any]) -> NoReturn:
+    name = getattr(function, "__name__", "")
+    if name.endswith("_") and not name.endswith("__"):
+        _refuse_in_place(describe_callable(function))
+    raise EpilogueError(
+        f"{describe_callable(function)} is not in the epilogue language: an epilogue is an elementwise expression of "
+        f"the pre-activation and the operands, of {', '.join(op_table().by_name)}. For a reduction over the last "
+        "dimension use reduce=; anything else belongs after the call"
+    )

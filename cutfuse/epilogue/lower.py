@@ -1,0 +1,207 @@
+"""From an expression to a program: order of evaluation, slots, immediates, and the limits."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass
+
+from cutfuse.epilogue.errors import EpilogueError
+from cutfuse.epilogue.expression import Expr, topological
+from cutfuse.epilogue.program import Argument, Instruction, Program, assign_immediates
+from cutfuse.epilogue.table import Op, op_table
+
+# Orders tried where the first one needs more slots than there are. Each takes some 50 us.
+_ATTEMPTS = 200
+
+_ADVICE = "compute a part of it before or after with cutfuse.pointwise, or pass a part as an operand"
+
+
+@dataclass
+class _Node:
+    """An instruction to be: `arguments` has the indices of other nodes, names of leaves and numbers."""
+
+    op: Op
+    arguments: list[int | Argument]
+    parameters: tuple[float, ...]
+
+    @property
+    def inner(self) -> list[int]:
+        """The nodes among the arguments, each once."""
+        return list(dict.fromkeys(item for item in self.arguments if isinstance(item, int)))
+
+    @property
+    def kept(self) -> int | None:
+        """The node that has to be in a slot: argument c."""
+        last = self.arguments[-1]
+        return last if len(self.arguments) == 3 and isinstance(last, int) else None
+
+
+def lower(root: Expr, operand_count: int) -> Program:
+    """The program of an expression. Raises EpilogueError, naming the limit, where it does not fit."""
+    table = op_table()
+    if operand_count > table.limits["operands"]:
+        raise EpilogueError(f"{operand_count} operands exceed the limit of {table.limits['operands']}: {_ADVICE}")
+    read = count_operands_read(root)
+    if read > operand_count:
+        raise EpilogueError(f"the epilogue reads operand {read - 1}, but there are {operand_count} operands: {root!r}")
+    nodes, result = _flatten(root)
+    if len(nodes) > table.limits["instructions"]:
+        raise EpilogueError(
+            f"the epilogue takes {len(nodes)} instructions, and a program has at most {table.limits['instructions']}: "
+            f"{_ADVICE}"
+        )
+    return Program(_assemble(nodes, _schedule(nodes, result)), operand_count)
+
+
+def count_operands_read(root: Expr) -> int:
+    """One more than the largest number of an operand that the expression reads."""
+    return max((int(leaf[1:]) + 1 for leaf in root.reads if leaf != "z"), default=0)
+
+
+def _flatten(root: Expr) -> tuple[list[_Node], int | Argument]:
+    """The nodes that compute root, arguments first, and what root itself is. Copies that only mark a type go."""
+    identity = op_table().identity
+    nodes: list[_Node] = []
+    known: dict[tuple, int] = {}
+    places: dict[int, int | Argument] = {}
+
+    def add(op: Op, arguments: list[int | Argument], parameters: tuple[float, ...] = ()) -> int:
+        # repr tells -0.0 from 0.0
+        key = (op.code, *map(repr, arguments), *map(repr, parameters))
+        if key not in known:
+            known[key] = len(nodes)
+            nodes.append(_Node(op, arguments, parameters))
+        return known[key]
+
+    for item in topological(root):
+        if item.op is None:
+            places[id(item)] = item.number if item.is_number else item.leaf
+        elif item.op is identity:
+            places[id(item)] = places[id(item.arguments[0])]
+        else:
+            arguments = [places[id(argument)] for argument in item.arguments]
+            for k in _misfits(item.op, arguments):
+                arguments[k] = add(identity, [arguments[k]])
+            places[id(item)] = add(item.op, arguments, item.parameters)
+    result = places[id(root)]
+    if not isinstance(result, int) and result != "z":
+        result = add(identity, [result])
+    return nodes, result
+
+
+def _misfits(op: Op, arguments: list[int | Argument]) -> list[int]:
+    """Places of leaves that an instruction cannot take where they stand, so that they have to be copied first.
+
+    Those are z or an operand as argument c, and numbers beyond the immediates that are free.
+    """
+    misfits = [2] if len(arguments) == 3 and isinstance(arguments[2], str) else []
+    numbers = [k for k, argument in enumerate(arguments) if isinstance(argument, float)]
+    while numbers:
+        try:
+            assign_immediates(op, [arguments[k] if k in numbers else "" for k in range(len(arguments))])
+            break
+        except EpilogueError:
+            misfits.append(numbers.pop(0))
+    return misfits
+
+
+def _schedule(nodes: list[_Node], result: int | Argument) -> list[int]:
+    """An order of evaluation that fits the slots: Sethi and Ullman's, and if shared values spoil it, other orders."""
+    if not isinstance(result, int):
+        return []
+    limit = op_table().limits["slots"]
+    best = _depth_first(result, _preferred_orders(nodes))
+    fewest = _slots_needed(nodes, best)
+    shuffle = random.Random(0)
+    for _ in range(_ATTEMPTS):
+        if fewest <= limit:
+            return best
+        order = _depth_first(result, [shuffle.sample(node.inner, len(node.inner)) for node in nodes])
+        needed = _slots_needed(nodes, order)
+        if needed < fewest:
+            best, fewest = order, needed
+    if fewest > limit:
+        raise EpilogueError(
+            f"the epilogue keeps {fewest} intermediate values at a time, and a program has {limit} slots: {_ADVICE}"
+        )
+    return best
+
+
+def _preferred_orders(nodes: list[_Node]) -> list[list[int]]:
+    """For each node the order of its arguments that needs the fewest slots, as if no value were used twice."""
+    needs: list[int] = []
+    orders: list[list[int]] = []
+    for node in nodes:
+        costs = []
+        for order in itertools.permutations(node.inner):
+            held = cost = 0
+            for item in order:
+                cost = max(cost, held + needs[item])
+                held += item == node.kept or item != order[-1]
+            costs.append((max(cost, held), order))
+        cost, order = min(costs, key=lambda entry: entry[0])
+        needs.append(cost)
+        orders.append(list(order))
+    return orders
+
+
+def _depth_first(root: int, orders: list[list[int]]) -> list[int]:
+    result: list[int] = []
+    done: set[int] = set()
+
+    def visit(index: int) -> None:
+        if index not in done:
+            for item in orders[index]:
+                visit(item)
+            done.add(index)
+            result.append(index)
+
+    visit(root)
+    return result
+
+
+def _last_uses(nodes: list[_Node], order: list[int]) -> dict[int, int]:
+    """For each node that a slot has to hold, the position of its last use."""
+    position = {index: place for place, index in enumerate(order)}
+    last: dict[int, int] = {}
+    for place, index in enumerate(order):
+        for item in nodes[index].inner:
+            if position[item] != place - 1 or item == nodes[index].kept:
+                last[item] = place
+    return last
+
+
+def _slots_needed(nodes: list[_Node], order: list[int]) -> int:
+    return max((slot + 1 for slot in _assign_slots(nodes, order).values()), default=0)
+
+
+def _assign_slots(nodes: list[_Node], order: list[int]) -> dict[int, int]:
+    """A slot for each value that outlives the next instruction. One is free again for the result of its last user."""
+    last = _last_uses(nodes, order)
+    slots: dict[int, int] = {}
+    busy_until: list[int] = []
+    for place, index in enumerate(order):
+        if index not in last:
+            continue
+        free = next((slot for slot, until in enumerate(busy_until) if until <= place), len(busy_until))
+        busy_until[free : free + 1] = [last[index]]
+        slots[index] = free
+    return slots
+
+
+def _assemble(nodes: list[_Node], order: list[int]) -> tuple[Instruction, ...]:
+    slots = _assign_slots(nodes, order)
+    instructions = []
+    previous: int | None = None
+    for index in order:
+        node = nodes[index]
+        arguments: list[Argument] = []
+        for k, item in enumerate(node.arguments):
+            if not isinstance(item, int):
+                arguments.append(item)
+            else:
+                arguments.append("prev" if item == previous and k != 2 else f"s{slots[item]}")
+        instructions.append(Instruction(node.op.name, tuple(arguments), node.parameters, slots.get(index)))
+        previous = index
+    return tuple(instructions)

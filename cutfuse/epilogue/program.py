@@ -1,0 +1,178 @@
+"""The epilogue program: code for the accumulator machine of csrc/epilogue/program.h, and its text form."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cutfuse.epilogue.errors import EpilogueError
+from cutfuse.epilogue.expression import Expr, apply, constant, input, operand
+from cutfuse.epilogue.table import Op, op_table
+from cutfuse.native import module as native_module
+
+# Where an instruction takes an argument from: these numbers, and slots and operands after them, are program.h's.
+_PREVIOUS, _INPUT, _IMMEDIATES, _FIRST_SLOT = 0, 1, (2, 3), 4
+_NO_SLOT = 255
+_NAMED_SOURCE = re.compile(r"prev|z|([rs])(\d+)")
+
+Argument = str | float  # "prev", "z", "r0".., "s0".., or a number
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """`previous = op(*arguments, *parameters)`, kept in slot number `slot` as well unless that is None."""
+
+    op: str
+    arguments: tuple[Argument, ...]
+    parameters: tuple[float, ...] = ()
+    slot: int | None = None
+
+    @property
+    def text(self) -> str:
+        words = [self.op, *(item if isinstance(item, str) else repr(item) for item in self.arguments)]
+        words.extend(map(repr, self.parameters))
+        return " ".join(words) + ("" if self.slot is None else f" -> s{self.slot}")
+
+    @staticmethod
+    def parse(text: str) -> Instruction:
+        """From its text. Raises EpilogueError for an unknown op or source, or the wrong number of words."""
+        body, arrow, target = text.partition("->")
+        name, *words = body.split()
+        op = _find_op(name, text)
+        if len(words) != op.arity + len(op.parameters):
+            raise EpilogueError(f"{text!r}: {name} takes {op.arity} arguments and {len(op.parameters)} parameters")
+        slot = re.fullmatch(r"s(\d+)", target.strip())
+        if arrow and slot is None:
+            raise EpilogueError(f"{text!r}: the result goes to a slot, s0 to s{op_table().limits['slots'] - 1}")
+        arguments = [word if _NAMED_SOURCE.fullmatch(word) else _number(word, text) for word in words[: op.arity]]
+        parameters = [_number(word, text) for word in words[op.arity :]]
+        return Instruction(name, tuple(arguments), tuple(parameters), int(slot[1]) if slot else None)
+
+    def encode(self) -> tuple[int, int, int, int, int, float, float]:
+        """The fields of the native instruction: op, a, b, c, slot and two immediates."""
+        op = op_table().op(self.op)
+        places, immediates = assign_immediates(op, self.arguments)
+        sources = [
+            _IMMEDIATES[places[k]] if k in places else _source_number(argument)
+            for k, argument in enumerate(self.arguments)
+        ]
+        sources.extend([_PREVIOUS] * (3 - len(sources)))
+        for k, value in enumerate(self.parameters):
+            immediates[k] = value
+        return (op.code, *sources, _NO_SLOT if self.slot is None else self.slot, *immediates)
+
+
+def assign_immediates(op: Op, arguments: Sequence[Any]) -> tuple[dict[int, int], list[float]]:
+    """Which immediate holds each argument that is a number, and the two immediates.
+
+    Argument c can only be the second one. Raises EpilogueError where there are too few.
+    """
+    free = [] if op.parameters else [0, 1]
+    places: dict[int, int] = {}
+    immediates = [0.0, 0.0]
+    for k, argument in sorted(enumerate(arguments), reverse=True):
+        if isinstance(argument, str):
+            continue
+        wanted = free[-1:] if k == 2 else free[:1]
+        if not wanted:
+            raise EpilogueError(f"{op.name} has more numbers than an instruction holds: {arguments}")
+        free.remove(wanted[0])
+        places[k] = wanted[0]
+        immediates[wanted[0]] = argument
+    return places, immediates
+
+
+@dataclass(frozen=True)
+class Program:
+    """Instructions, and the number of tensor operands that a run is given. No instructions: the identity."""
+
+    instructions: tuple[Instruction, ...]
+    operand_count: int
+
+    @functools.cached_property
+    def text(self) -> str:
+        """One line that `parse` reads back exactly; numbers are Python floats in full."""
+        return "; ".join([f"operands={self.operand_count}", *(item.text for item in self.instructions)])
+
+    @staticmethod
+    @functools.lru_cache(maxsize=1024)
+    def parse(text: str) -> Program:
+        """From its text. Raises EpilogueError where that is malformed."""
+        head, *rest = text.split(";")
+        count = re.fullmatch(r"\s*operands=(\d+)\s*", head)
+        if count is None:
+            raise EpilogueError(f"a program starts with operands=<count>, got {text!r}")
+        return Program(tuple(Instruction.parse(part.strip()) for part in rest), int(count[1]))
+
+    @functools.cached_property
+    def native(self) -> Any:
+        """The native module's program, validated there; immediates are rounded to fp32."""
+        return native_module().Program([item.encode() for item in self.instructions], self.operand_count)
+
+    @functools.cached_property
+    def expression(self) -> Expr:
+        """The expression that the program computes."""
+        previous = input()
+        slots: dict[str, Expr] = {}
+        for item in self.instructions:
+            arguments = tuple(_source_expression(argument, previous, slots) for argument in item.arguments)
+            previous = apply(op_table().op(item.op), arguments, item.parameters)
+            if item.slot is not None:
+                slots[f"s{item.slot}"] = previous
+        return previous
+
+    @property
+    def slot_count(self) -> int:
+        return max((item.slot + 1 for item in self.instructions if item.slot is not None), default=0)
+
+    def pretty(self) -> str:
+        """A listing, one instruction a line."""
+        if not self.instructions:
+            return "identity"
+        rows = [item.text.partition(" -> ") for item in self.instructions]
+        width = max(len(body) for body, _, _ in rows)
+        return "\n".join(f"{k:2}  {body:{width}}{arrow}{slot}".rstrip() for k, (body, arrow, slot) in enumerate(rows))
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _find_op(name: str, text: str) -> Op:
+    try:
+        return op_table().op(name)
+    except ValueError as error:
+        raise EpilogueError(f"{text!r}: {error}") from None
+
+
+def _number(word: str, text: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise EpilogueError(f"{text!r}: {word!r} is neither prev, z, r0.., s0.. nor a number") from None
+
+
+def _source_number(source: str) -> int:
+    if source in ("prev", "z"):
+        return _PREVIOUS if source == "prev" else _INPUT
+    index, slots = int(source[1:]), op_table().limits["slots"]
+    limit = slots if source[0] == "s" else op_table().limits["operands"]
+    if index >= limit:
+        raise EpilogueError(f"{source} is beyond the limit of {limit}")
+    return _FIRST_SLOT + index + (0 if source[0] == "s" else slots)
+
+
+def _source_expression(source: Argument, previous: Expr, slots: dict[str, Expr]) -> Expr:
+    if isinstance(source, float):
+        return constant(source)
+    if source == "prev":
+        return previous
+    if source == "z":
+        return input()
+    if source[0] == "r":
+        return operand(int(source[1:]))
+    if source not in slots:
+        raise EpilogueError(f"the program reads {source} before it is written")
+    return slots[source]

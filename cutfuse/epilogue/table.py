@@ -1,0 +1,192 @@
+"""The op table as Python sees it: the rows of csrc/epilogue/ops.def, matched to PyTorch's callables.
+
+Nothing here names an op. A row's signature and aliases say which torch function it stands for; functions of the same
+name in `torch`, `torch.nn.functional`, `torch.special` and `torch.Tensor` are found from that name.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+import operator
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cutfuse.epilogue.symbolic import COMPARISONS, INFIX, LOGICAL
+from cutfuse.native import module as native_module
+
+_HOMES = (torch, torch.nn.functional, torch.special, torch.Tensor)
+# The name that PyTorch gives to an argument that has to be boolean.
+CONDITION = "condition"
+_CONSTANTS = {"inf": math.inf, "nan": math.nan}
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """One row of the table.
+
+    `tensors` and `parameters` are the names that the canonical torch callable `function` gives its arguments, with the
+    parameters' defaults; `literals` are its string arguments, which a call has to match.
+    """
+
+    code: int
+    name: str
+    path: str
+    function: Callable[..., torch.Tensor]
+    tensors: tuple[str, ...]
+    parameters: tuple[tuple[str, float], ...]
+    literals: tuple[tuple[str, str], ...]
+    infix: str | None
+    prefix: str | None
+    aliases: tuple[str, ...]
+    formula: str
+    special: str
+
+    @property
+    def arity(self) -> int:
+        return len(self.tensors)
+
+    @functools.cached_property
+    def operator(self) -> Callable[[Any, Any], Any] | None:
+        """Python's operator on float tensors and numbers, for infix ops; PyTorch has & and | for booleans only."""
+        if self.infix is None or self.infix in LOGICAL:
+            return None
+        return getattr(operator, (INFIX | COMPARISONS)[self.infix])
+
+    @functools.cached_property
+    def is_boolean(self) -> bool:
+        """Whether PyTorch gives booleans for floats, as comparisons do."""
+        probe = torch.zeros(1, dtype=torch.float32, device="cpu")
+        arguments = [probe.bool() if name == CONDITION else probe for name in self.tensors]
+        return self.compose(arguments, [default for _, default in self.parameters]).dtype == torch.bool
+
+    def compose(self, tensors: Iterable[torch.Tensor], parameters: Iterable[float]) -> torch.Tensor:
+        """The op as PyTorch computes it."""
+        keywords: dict[str, Any] = dict(self.literals)
+        keywords.update(zip((name for name, _ in self.parameters), parameters, strict=True))
+        return self.function(*tensors, **keywords)
+
+
+class OpTable:
+    """Ops by code, by name, by PyTorch callable and by operator symbol; and the limits of a program.
+
+    `callables` maps a callable to its candidates, which differ in their literals only.
+    """
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]], limits: Mapping[str, int]) -> None:
+        self.ops = tuple(parse_op(row) for row in sorted(rows, key=lambda row: row["code"]))
+        self.limits = dict(limits)
+        self.by_name = {op.name: op for op in self.ops}
+        self.infix = {op.infix: op for op in self.ops if op.infix}
+        self.prefix = {op.prefix: op for op in self.ops if op.prefix}
+        self.callables: dict[Callable[..., Any], tuple[Op, ...]] = {}
+        for op in self.ops:
+            for function in find_callables(op):
+                self.callables[function] = (*self.callables.get(function, ()), op)
+
+    @property
+    def identity(self) -> Op:
+        """The op that only copies its argument: unary plus."""
+        return self.prefix["+"]
+
+    def op(self, name: str) -> Op:
+        if name not in self.by_name:
+            raise ValueError(f"unknown op {name!r}; the ops are {', '.join(self.by_name)}")
+        return self.by_name[name]
+
+
+@functools.lru_cache(maxsize=1)
+def op_table() -> OpTable:
+    """The native module's table."""
+    native = native_module()
+    return OpTable(native.op_table(), native.limits())
+
+
+def parse_op(row: Mapping[str, Any]) -> Op:
+    """An op from a row with keys code, name, arity, parameters, signature, aliases, formula and special.
+
+    Raises ValueError where the signature does not fit the arity and parameter count, or names no PyTorch callable.
+    """
+    path, tensors, keywords = parse_signature(row["signature"])
+    parameters = tuple((name, value) for name, value in keywords if not isinstance(value, str))
+    literals = tuple((name, value) for name, value in keywords if isinstance(value, str))
+    if len(tensors) != row["arity"] or len(parameters) != row["parameters"]:
+        raise ValueError(
+            f"op {row['name']}: signature {row['signature']!r} has {len(tensors)} tensors and {len(parameters)} "
+            f"parameters, but the row says {row['arity']} and {row['parameters']}"
+        )
+    function = find_attribute(path)
+    if function is None:
+        raise ValueError(f"op {row['name']}: torch {torch.__version__} has no {path}")
+    aliases = row["aliases"].split()
+    symbols = [alias.rpartition(":")[2] for alias in aliases if not _is_dotted(alias)]
+    symbol = symbols[0] if symbols else None
+    return Op(
+        code=row["code"],
+        name=row["name"],
+        path=path,
+        function=function,
+        tensors=tensors,
+        parameters=parameters,
+        literals=literals,
+        infix=symbol if row["arity"] == 2 else None,
+        prefix=symbol if row["arity"] == 1 else None,
+        aliases=tuple(alias for alias in aliases if _is_dotted(alias)),
+        formula=row["formula"],
+        special=row["special"],
+    )
+
+
+def parse_signature(signature: str) -> tuple[str, tuple[str, ...], list[tuple[str, float | str]]]:
+    """`"torch.clamp(input, min=-inf)"` gives `("torch.clamp", ("input",), [("min", -inf)])`."""
+    call = ast.parse(signature, mode="eval").body
+    if not isinstance(call, ast.Call) or not all(isinstance(argument, ast.Name) for argument in call.args):
+        raise ValueError(f"{signature!r} is not a signature")
+    names = tuple(argument.id for argument in call.args)
+    return ast.unparse(call.func), names, [(keyword.arg, _default(keyword.value)) for keyword in call.keywords]
+
+
+def find_attribute(path: str) -> Any:
+    """What a dotted name stands for, or None in a version of PyTorch that lacks it."""
+    root, *names = path.split(".")
+    return functools.reduce(lambda home, name: getattr(home, name, None), names, {"torch": torch}.get(root))
+
+
+def find_callables(op: Op) -> list[Callable[..., Any]]:
+    """Every PyTorch callable that stands for the op, the canonical one first; those of other versions are left out."""
+    found = [find_attribute(path) for path in (op.path, *op.aliases)]
+    for path in (op.path, *op.aliases):
+        found.extend(getattr(home, path.rpartition(".")[2], None) for home in _HOMES)
+    if op.infix:
+        found.append(getattr(torch.Tensor, f"__{(INFIX | COMPARISONS)[op.infix]}__", None))
+    return list(dict.fromkeys(item for item in found if callable(item)))
+
+
+def describe_callable(function: Callable[..., Any]) -> str:
+    """The dotted name under which users know a PyTorch callable."""
+    name = getattr(function, "__name__", repr(function))
+    if isinstance(function, types.FunctionType | types.BuiltinFunctionType):
+        for home in _HOMES[:3]:
+            if getattr(home, name, None) == function:
+                return f"{home.__name__}.{name}"
+    if getattr(torch.Tensor, name, None) == function:
+        return f"torch.Tensor.{name}"
+    return f"{getattr(function, '__module__', None) or 'torch'}.{name}"
+
+
+def _default(node: ast.expr) -> float | str:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -float(_default(node.operand))
+    if isinstance(node, ast.Name) and node.id in _CONSTANTS:
+        return _CONSTANTS[node.id]
+    value = ast.literal_eval(node)
+    return value if isinstance(value, str) else float(value)
+
+
+def _is_dotted(alias: str) -> bool:
+    return alias[0].isalpha() and ":" not in alias
