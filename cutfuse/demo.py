@@ -1,0 +1,243 @@
+"""`python -m cutfuse.demo`: the five reference models through cutfuse and PyTorch, checked against fp64 and timed.
+
+Runs the full sizes on a GPU with enough memory and small ones elsewhere. Exits with 1 when cutfuse's error is above
+PyTorch's by more than one rounding of the output type. `python -m bench` measures by stricter rules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import cutfuse
+from cutfuse import models, native
+
+# LinearSigmoidSum in fp64 and Sigmoid's three matrices each take about 25 GiB at full size.
+FULL_SIZE_BYTES = 32 * 2**30
+# Elements of a slice of rows that is evaluated in fp64 at a time: 1 GiB.
+REFERENCE_SLICE = 2**27
+
+
+@dataclass(frozen=True)
+class Case:
+    """A reference model: its name in `cutfuse.nn` and `cutfuse.models`, constructor arguments and input shape."""
+
+    name: str
+    arguments: tuple[int | float, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def has_product(self) -> bool:
+        return len(self.arguments) > 1
+
+
+FULL_SIZE = (
+    Case("LinearSigmoidSum", (32768, 32768), (128, 32768)),
+    Case("Sigmoid", (), (4096, 393216)),
+    Case("GemmDivideSumScale", (8192, 8192, 1.5), (1024, 8192)),
+    Case("SumReduction", (1,), (128, 4096, 4095)),
+    Case("GemmSigmoidScaleResidual", (8192, 8192, 2.0), (1024, 8192)),
+)
+SMALL_SIZE = (
+    Case("LinearSigmoidSum", (2048, 2048), (64, 2048)),
+    Case("Sigmoid", (), (512, 8192)),
+    Case("GemmDivideSumScale", (1024, 1024, 1.5), (256, 1024)),
+    Case("SumReduction", (1,), (16, 512, 511)),
+    Case("GemmSigmoidScaleResidual", (1024, 1024, 2.0), (256, 1024)),
+)
+
+
+@dataclass(frozen=True)
+class Precision:
+    name: str
+    dtype: torch.dtype
+    matmul: str = "highest"  # for torch.set_float32_matmul_precision
+
+
+FLOAT32 = Precision("fp32", torch.float32)
+TENSOR_FLOAT32 = Precision("tf32", torch.float32, "high")
+BFLOAT16 = Precision("bf16", torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Relative errors against fp64 (Frobenius norms) and median seconds a call, of PyTorch and of cutfuse.
+
+    path: which way cutfuse takes, as `cutfuse.explain` names it.
+    """
+
+    case: Case
+    precision: Precision
+    path: str
+    errors: tuple[float, float]
+    seconds: tuple[float, float]
+
+    @property
+    def matches(self) -> bool:
+        """False for a NaN error too."""
+        one_rounding = torch.finfo(self.precision.dtype).eps / 2
+        return self.errors[1] <= self.errors[0] + one_rounding
+
+
+def measure_errors(model: nn.Module, x: Tensor, outputs: Sequence[Tensor]) -> list[float]:
+    """The relative errors of `outputs`, each the model's output for `x`, against the model in fp64."""
+    reference = copy.deepcopy(model).double()
+    widest = max(tensor[0].numel() for tensor in (x, *outputs))
+    rows = max(1, REFERENCE_SLICE // widest)
+    squared_errors = torch.zeros(len(outputs), dtype=torch.float64)
+    squared_norm = 0.0
+    for start in range(0, x.shape[0], rows):
+        part = slice(start, start + rows)
+        expected = reference(x[part].double())
+        squared_norm += expected.square().sum().item()
+        for index, output in enumerate(outputs):
+            squared_errors[index] += (output[part].double() - expected).square().sum().item()
+    return (squared_errors / squared_norm).sqrt().tolist()
+
+
+def time_calls(calls: Sequence[Callable[[], Tensor]], device: torch.device, rounds: int, repeats: int) -> list[float]:
+    """The median seconds of each call: `rounds` samples of `repeats` calls, the contenders taking turns."""
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    samples: list[list[float]] = [[] for _ in calls]
+    for _ in range(rounds):
+        for call, times in zip(calls, samples, strict=True):
+            start = now()
+            for _ in range(repeats):
+                call()
+            times.append((now() - start) / repeats)
+    return [statistics.median(times) for times in samples]
+
+
+@torch.inference_mode()
+def run_case(case: Case, precision: Precision, device: torch.device) -> Result:
+    """Builds the plain and the fused model with the same weights, checks both against fp64 and times them."""
+    torch.set_float32_matmul_precision(precision.matmul)
+    torch.manual_seed(0)
+    with device:
+        plain = getattr(models, case.name)(*case.arguments).to(precision.dtype)
+        fused = getattr(cutfuse.nn, case.name)(*case.arguments).to(precision.dtype)
+        x = torch.randn(case.shape, dtype=precision.dtype)
+    fused.load_state_dict(plain.state_dict(), strict=True)
+    plain_error, fused_error = measure_errors(plain, x, (plain(x), fused(x)))
+    rounds, repeats = (20, 10) if device.type == "cuda" else (5, 2)
+    plain_seconds, fused_seconds = time_calls((lambda: plain(x), lambda: fused(x)), device, rounds, repeats)
+    path = cutfuse.explain(fused, x).path
+    return Result(case, precision, path, (plain_error, fused_error), (plain_seconds, fused_seconds))
+
+
+def format_seconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} us" if seconds < 0.01 else f"{seconds * 1e3:.0f} ms"
+
+
+def format_table(results: Sequence[Result]) -> str:
+    """The results as aligned columns: text to the left, numbers to the right."""
+    header = [
+        "model",
+        "input",
+        "precision",
+        "path",
+        "error PyTorch",
+        "cutfuse",
+        "time PyTorch",
+        "cutfuse",
+        "ratio",
+        "check",
+    ]
+    rows = [
+        [
+            result.case.name,
+            "x".join(map(str, result.case.shape)),
+            result.precision.name,
+            result.path,
+            f"{result.errors[0]:.1e}",
+            f"{result.errors[1]:.1e}",
+            format_seconds(result.seconds[0]),
+            format_seconds(result.seconds[1]),
+            f"{result.seconds[1] / result.seconds[0]:.2f}",
+            "ok" if result.matches else "MISMATCH",
+        ]
+        for result in results
+    ]
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    text_columns = (0, 1, 2, 3, len(header) - 1)
+
+    def format_row(row: Sequence[str]) -> str:
+        cells = [
+            cell.ljust(width) if column in text_columns else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([format_row(header), "  ".join("-" * width for width in widths), *map(format_row, rows)])
+
+
+def describe(device: torch.device, cases: Sequence[Case]) -> str:
+    """What is about to run, and on what."""
+    if device.type == "cuda":
+        machine = torch.cuda.get_device_name(device)
+        path = "cutfuse's CUDA kernels" if native.has_kernels() else "PyTorch operations: this build has no kernels"
+    else:
+        machine = f"the CPU ({torch.get_num_threads()} threads)"
+        path = "PyTorch operations: the kernels need a GPU, so the times show nothing"
+    size = "full size" if cases is FULL_SIZE else "small size"
+    return f"cutfuse {cutfuse.__version__}, torch {torch.__version__}, {size} on {machine}, through {path}"
+
+
+def choose_precisions(case: Case, device: torch.device) -> list[Precision]:
+    if device.type == "cuda" and case.has_product:
+        return [FLOAT32, TENSOR_FLOAT32, BFLOAT16]
+    return [FLOAT32, BFLOAT16]
+
+
+def show_progress(text: str) -> None:
+    """Rewrites one line on a terminal; elsewhere writes a line each."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    elif text:
+        print(text, file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m cutfuse.demo", description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda or cuda:N")
+    parser.add_argument("--small", action="store_true", help="small sizes on a GPU too")
+    options = parser.parse_args(arguments)
+    device = torch.device(options.device)
+
+    is_large = device.type == "cuda" and torch.cuda.mem_get_info(device)[0] >= FULL_SIZE_BYTES
+    cases = FULL_SIZE if is_large and not options.small else SMALL_SIZE
+    print(describe(device, cases))
+    runs = [(case, precision) for case in cases for precision in choose_precisions(case, device)]
+    results = []
+    for index, (case, precision) in enumerate(runs, start=1):
+        show_progress(f"[{index}/{len(runs)}] {case.name} {precision.name}")
+        results.append(run_case(case, precision, device))
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    show_progress("")
+
+    print(format_table(results))
+    print("error: relative to fp64; ratio: time of cutfuse over PyTorch, below 1 is faster")
+    mismatches = [result for result in results if not result.matches]
+    if mismatches:
+        print(f"{len(mismatches)} of {len(results)} outputs are less accurate than PyTorch's")
+        return 1
+    print(f"all {len(results)} outputs are as accurate as PyTorch's, to one rounding")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

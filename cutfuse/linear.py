@@ -1,0 +1,206 @@
+"""A linear layer and what follows it, in one kernel where one takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import arguments
+from .epilogue import Epilogue
+from .ops import autograd, composed, switch
+from .ops.matrix_vector import MatrixVector, affine_reduce, find_matrix_vector
+from .precision import autocast_dtype
+
+
+class LinearCall(NamedTuple):
+    """A call in normal form: what runs, and what `explain` describes."""
+
+    x: Tensor  # [M, K]
+    weight: Tensor  # [N, K]
+    bias: Tensor | None  # [N]
+    operands: list[Tensor]  # each broadcasts against [M, N]
+    epilogue: Epilogue
+    reduction: str  # "none" or a reduction's name
+    out_dtype: torch.dtype
+    composed_because: str  # why PyTorch's own operations run; empty where the operators do
+    matrix_vector: MatrixVector | None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is PyTorch's own linear layer."""
+        empty = len(self.epilogue.program.instructions) == 0
+        return empty and self.reduction == "none" and self.out_dtype == self.x.dtype
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    epilogue: Callable[..., Tensor] | Epilogue | None = None,
+    operands: Sequence[Tensor | float] = (),
+    reduce: str | None = None,
+    keepdim: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`reduce(epilogue(x @ weight.T + bias, *operands))`, fused into the matrix product where a kernel takes it.
+
+    Args:
+        x: `[..., K]`, of any floating-point type, device and strides.
+        weight: `[N, K]`, of x's type and on its device.
+        bias: `[N]`, likewise, or None.
+        epilogue: a function of the pre-activation `z` and the operands, such as `lambda z, r: torch.relu(z) + r`, or a
+            `cutfuse.Epilogue`. It is traced once, on symbolic values, and computed in fp32 (fp64 for fp64).
+        operands: numbers, and tensors that broadcast against `[..., N]`: at most four.
+        reduce: "sum", "mean", "amax", "amin" or "logsumexp" over the last dimension, or None.
+        keepdim: keep the reduced dimension, of size 1.
+        out_dtype: the result's type; what PyTorch promotes x and the operands to by default.
+
+    Returns:
+        `[..., N]`, or with `reduce` `[...]` or `[..., 1]`.
+
+    Raises:
+        ValueError: shapes, devices or a reduction that do not fit.
+        TypeError: types that do not fit.
+        EpilogueError: an epilogue that cannot be traced, or that exceeds a program's limits.
+    """
+    call = prepare_linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduce, out_dtype=out_dtype)
+    if switch.observers:
+        switch.observe(call)
+    y = run_linear(call)
+    leading = x.shape[:-1]
+    if call.reduction == "none":
+        return y if x.dim() == 2 else y.reshape(*leading, weight.shape[0])
+    return y.reshape(*leading, 1) if keepdim else y.reshape(leading)
+
+
+def prepare_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    epilogue: Callable[..., Tensor] | Epilogue | None = None,
+    operands: Sequence[Tensor | float] = (),
+    reduce: str | None = None,
+    keepdim: bool = False,
+    out_dtype: torch.dtype | None = None,
+) -> LinearCall:
+    """Checks a call of `linear` and decides its path; computes nothing but casts and copies that the path needs."""
+    _check_tensors(x, weight, bias)
+    if reduce is not None:
+        arguments.check_reduction("linear", reduce)
+    numbers, tensors = arguments.split_operands("linear", operands, x.device)
+    leading, columns = x.shape[:-1], weight.shape[0]
+    cast = autocast_dtype(x.device.type)
+    if cast is not None:
+        x, weight, bias = (_autocast(t, cast) for t in (x, weight, bias))
+    _check_types(x, weight, bias)
+    if out_dtype is None and cast is not None and reduce == "sum" and x.device.type == "cuda":
+        out_dtype = torch.promote_types(x.dtype, torch.float32)  # as autocast has torch.sum
+    out_dtype = arguments.resolve_out_dtype("linear", out_dtype, x.dtype, tensors)
+    resolved = arguments.resolve_epilogue("linear", epilogue, numbers, len(tensors))
+    composed_because = arguments.why_composed(x, (x.dtype, *[t.dtype for t in tensors if t.dim() > 0]))
+    tensors = [_to_matrix(index, t, leading, columns) for index, t in enumerate(tensors)]
+    if not composed_because:
+        tensors = [arguments.to_kernel_dtype(t) for t in tensors]
+    return LinearCall(
+        x=x if x.dim() == 2 else x.reshape(arguments.rows_of(x), x.shape[-1]),
+        weight=weight,
+        bias=bias,
+        operands=tensors,
+        epilogue=resolved,
+        reduction=reduce or "none",
+        out_dtype=out_dtype,
+        composed_because=composed_because,
+        matrix_vector=find_matrix_vector(resolved, reduce, tensors, columns),
+    )
+
+
+def run_linear(call: LinearCall) -> Tensor:
+    """`[M, N]`, or `[M]` with a reduction."""
+    x, weight, bias, operands, epilogue, reduction, out_dtype, composed_because, matrix_vector = call
+    if matrix_vector is not None:
+        kernel_dtype = arguments.kernel_out_dtype(out_dtype, x.dtype)
+        uses_operators = not composed_because
+        y = affine_reduce(x, weight, bias, operands, matrix_vector, reduction, uses_operators, kernel_dtype)
+        return y.to(out_dtype)
+    if call.is_plain:
+        return F.linear(x, weight, bias)
+    if not composed_because:
+        kernel_dtype = arguments.kernel_out_dtype(out_dtype, x.dtype)
+        y = autograd.linear(x, weight, bias, operands, epilogue.program.text, reduction, kernel_dtype)
+        return y if kernel_dtype == out_dtype else y.to(out_dtype)
+    if reduction == "none":
+        return composed.linear(x, weight, bias, operands, epilogue.program, out_dtype)
+    return composed.linear_reduce(x, weight, bias, operands, epilogue.program, reduction, out_dtype)
+
+
+def _check_tensors(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    arguments.check_tensor("linear", "x", x)
+    arguments.check_tensor("linear", "weight", weight)
+    if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"cutfuse.linear: x has to be [..., K] and weight [N, K], got shapes {tuple(x.shape)} and "
+            f"{tuple(weight.shape)}"
+        )
+    if weight.device != x.device:
+        raise ValueError(f"cutfuse.linear: x is on {x.device} and weight on {weight.device}; move one to the other")
+    if bias is None:
+        return
+    arguments.check_tensor("linear", "bias", bias)
+    if bias.dim() != 1 or bias.shape[0] != weight.shape[0]:
+        raise ValueError(
+            f"cutfuse.linear: bias has to be [N] for a weight [N, K], got shapes {tuple(bias.shape)} and "
+            f"{tuple(weight.shape)}"
+        )
+    if bias.device != x.device:
+        raise ValueError(f"cutfuse.linear: x is on {x.device} and bias on {bias.device}; move one to the other")
+
+
+def _check_types(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    arguments.check_floating("linear", "x", x.dtype)
+    if weight.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
+        types = f"x {x.dtype}, weight {weight.dtype}" + ("" if bias is None else f", bias {bias.dtype}")
+        raise TypeError(
+            f"cutfuse.linear: x, weight and bias have to be of one type, got {types}; cast them or use autocast"
+        )
+
+
+def _autocast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """As autocast casts a product's inputs: every floating-point type but fp64."""
+    if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+        return tensor
+    return tensor.to(dtype)
+
+
+def _to_matrix(index: int, operand: Tensor, leading: torch.Size, columns: int) -> Tensor:
+    """An operand of `[..., N]` as a matrix that broadcasts against `[M, N]`."""
+    if operand.dim() <= 1:
+        if operand.dim() == 1 and operand.shape[0] not in (1, columns):
+            _refuse_operand(index, operand, leading, columns)
+        return operand.reshape(1, -1)
+    *outer, last = operand.shape
+    extra = len(outer) - len(leading)
+    aligned = (1,) * -extra + tuple(outer[max(extra, 0) :])
+    fits = all(size == 1 for size in outer[: max(extra, 0)]) and last in (1, columns)
+    if not fits or any(size not in (1, target) for size, target in zip(aligned, leading, strict=True)):
+        _refuse_operand(index, operand, leading, columns)
+    if aligned == tuple(leading):
+        rows = leading.numel()
+    elif all(size == 1 for size in outer):
+        rows = 1
+    else:
+        operand = operand.reshape(*aligned, last).expand(*leading, last)
+        rows = leading.numel()
+    return operand if operand.dim() == 2 and operand.shape[0] == rows else operand.reshape(rows, last)
+
+
+def _refuse_operand(index: int, operand: Tensor, leading: torch.Size, columns: int) -> None:
+    raise ValueError(
+        f"cutfuse.linear: operand {index} of shape {tuple(operand.shape)} does not broadcast against the result's "
+        f"{(*leading, columns)}; numbers, [N], [..., 1] and [..., N] do"
+    )

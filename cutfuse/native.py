@@ -1,0 +1,55 @@
+"""The native module, and whether its CUDA kernels can serve a device."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import warnings
+from types import ModuleType
+
+import torch
+
+HOW_TO_GET_KERNELS = (
+    "install nvcc (CUDA 12.8 or later, or set CUDACXX to it) and run "
+    "`pip install --force-reinstall --no-deps .` in cutfuse's source tree"
+)
+
+
+@functools.lru_cache(maxsize=1)
+def module() -> ModuleType:
+    """`cutfuse._C`. Raises ImportError, with what to do, where it was not built."""
+    try:
+        return importlib.import_module("cutfuse._C")
+    except ImportError as error:
+        raise ImportError(
+            f"cutfuse's native module cannot be imported ({error}); install the package with `pip install .` instead "
+            "of importing it from its source tree"
+        ) from error
+
+
+@functools.lru_cache(maxsize=1)
+def has_kernels() -> bool:
+    """True where the native module was built with CUDA kernels and this PyTorch talks to NVIDIA devices."""
+    return bool(module().cuda_build) and torch.version.cuda is not None
+
+
+@functools.lru_cache(maxsize=1)
+def _warn_without_kernels() -> None:
+    warnings.warn(
+        "cutfuse was built without CUDA kernels, so CUDA tensors take PyTorch's own operations: same results, nothing "
+        f"fused. To get the kernels: {HOW_TO_GET_KERNELS}.",
+        UserWarning,
+        stacklevel=4,
+    )
+
+
+@torch.compiler.assume_constant_result
+def serves(device: torch.device) -> bool:
+    """True where the kernels run on `device`. A CUDA device that they do not serve is warned about, once a process."""
+    if device.type != "cuda":
+        return False
+    if has_kernels():
+        return True
+    if torch.version.cuda is not None:
+        _warn_without_kernels()
+    return False

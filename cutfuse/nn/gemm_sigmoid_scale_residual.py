@@ -1,0 +1,21 @@
+"""Linear, its sigmoid scaled, plus the linear's result itself."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import models
+from ..linear import linear
+
+
+def _sigmoid_scale_residual(z: Tensor, scaling_factor: float) -> Tensor:
+    return torch.sigmoid(z) * scaling_factor + z
+
+
+class GemmSigmoidScaleResidual(models.GemmSigmoidScaleResidual):
+    """Drop-in for `cutfuse.models.GemmSigmoidScaleResidual`: x `[..., input_size]` to `[..., hidden_size]`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        operands = (self.scaling_factor,)
+        return linear(x, self.gemm.weight, self.gemm.bias, epilogue=_sigmoid_scale_residual, operands=operands)

@@ -1,0 +1,18 @@
+"""Linear, sigmoid, sum of each row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import models
+from ..linear import linear
+
+
+class LinearSigmoidSum(models.LinearSigmoidSum):
+    """Drop-in for `cutfuse.models.LinearSigmoidSum`: x `[M, input_size]` to `[M, 1]`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != 2:  # the sum is over dim 1, which is the rows' only in a matrix
+            return super().forward(x)
+        return linear(x, self.linear.weight, self.linear.bias, epilogue=torch.sigmoid, reduce="sum", keepdim=True)

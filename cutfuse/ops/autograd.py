@@ -1,0 +1,248 @@
+"""Gradients of the operators. Entered only where one is needed: an autograd.Function costs 6 us of host time a call.
+
+Forwards keep the pre-activation, as PyTorch's own linear layer followed by an activation would. Backwards take one
+kernel for everything that is element by element, with the bias gradient's column sum, and cuBLAS for the products.
+Where a gradient is to be differentiated again, it is that of the composed operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..epilogue import Program
+from . import composed, schema
+from .fake import sum_dtype
+
+# A gradient through these needs the reduced values themselves; through a sum it does not.
+_NEEDS_RESULT = ("amax", "amin", "logsumexp")
+
+
+def needs_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def is_differentiated_again() -> bool:
+    """Whether a backward that asks runs with create_graph=True."""
+    return not torch.compiler.is_compiling() and torch.is_grad_enabled()
+
+
+def differentiate(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor | None], needs: Sequence[bool], grad: Tensor
+) -> list[Tensor | None]:
+    """Gradients that can be differentiated again, from PyTorch's own of `function`."""
+    aliases = [t if t is None else t.view_as(t) for t in inputs]  # one tensor may be two inputs
+    wanted = [t for t, needed in zip(aliases, needs, strict=True) if needed]
+    found = torch.autograd.grad(function(*aliases), wanted, grad, create_graph=True, allow_unused=True)
+    gradients = iter(found)
+    return [next(gradients) if needed else None for needed in needs]
+
+
+def _wanted(needs: Sequence[bool]) -> list[int]:
+    return [k for k, needed in enumerate(needs) if needed]
+
+
+def _element_gradients(
+    grad: Tensor,
+    x: Tensor,
+    operands: Sequence[Tensor],
+    program: str,
+    reduction: str,
+    result: Tensor | None,
+    wanted: list[int],
+    column_sum: bool = False,
+) -> tuple[dict[int, Tensor], Tensor | None]:
+    """Gradients by index (0 for x, k for operand k - 1), and x's gradient summed over all but the last dimension."""
+    if reduction in _NEEDS_RESULT:
+        outputs = schema.pointwise_backward(grad, x, operands, program, reduction, result, wanted, column_sum)
+    else:
+        outputs = schema.pointwise_backward(grad, x, operands, program, "none", None, wanted, column_sum)
+    return dict(zip(wanted, outputs, strict=False)), outputs[-1] if column_sum else None
+
+
+class Pointwise(torch.autograd.Function):
+    """`program(x, operands)`."""
+
+    @staticmethod
+    def forward(ctx: Any, program: str, out_dtype: torch.dtype, x: Tensor, *operands: Tensor) -> Tensor:
+        ctx.save_for_backward(x, *operands)
+        ctx.program = program
+        return schema.pointwise(x, operands, program, out_dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, *operands = ctx.saved_tensors
+        needs = ctx.needs_input_grad[2:]
+        if is_differentiated_again():
+            program = Program.parse(ctx.program)
+            again = differentiate(
+                lambda x, *operands: composed.pointwise(x, operands, program, grad.dtype), (x, *operands), needs, grad
+            )
+            return (None, None, *again)
+        gradients, _ = _element_gradients(grad, x, operands, ctx.program, "none", None, _wanted(needs))
+        return (None, None, *(gradients.get(k) for k in range(len(needs))))
+
+
+class Reduce(torch.autograd.Function):
+    """`reduction(program(x, operands))` over `dims`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        program: str,
+        reduction: str,
+        dims: tuple[int, ...],
+        out_dtype: torch.dtype,
+        x: Tensor,
+        *operands: Tensor,
+    ) -> Tensor:
+        ctx.program = program
+        ctx.reduction = reduction
+        ctx.dims = dims
+        if reduction not in _NEEDS_RESULT:
+            ctx.save_for_backward(None, x, *operands)
+            return schema.reduce(x, operands, program, reduction, dims, out_dtype)
+        result = schema.reduce(x, operands, program, reduction, dims, sum_dtype(x.dtype))
+        ctx.save_for_backward(result, x, *operands)
+        return result.to(out_dtype, copy=True)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        result, x, *operands = ctx.saved_tensors
+        needs = ctx.needs_input_grad[4:]
+        if is_differentiated_again():
+            program = Program.parse(ctx.program)
+            again = differentiate(
+                lambda x, *operands: composed.reduce(x, operands, program, ctx.reduction, ctx.dims, grad.dtype),
+                (x, *operands),
+                needs,
+                grad,
+            )
+            return (None, None, None, None, *again)
+        reduced = [1 if d in ctx.dims else size for d, size in enumerate(x.shape)]
+        count = 1
+        for d in ctx.dims:
+            count *= x.shape[d]
+        gradients, _ = _element_gradients(
+            _spread(grad.reshape(reduced), ctx.reduction, count),
+            x,
+            operands,
+            ctx.program,
+            ctx.reduction,
+            None if result is None else result.reshape(reduced),
+            _wanted(needs),
+        )
+        return (None, None, None, None, *(gradients.get(k) for k in range(len(needs))))
+
+
+class Linear(torch.autograd.Function):
+    """`program(x @ weight.T + bias, operands)`, its rows reduced where `reduction` is not "none"."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        program: str,
+        reduction: str,
+        out_dtype: torch.dtype,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        *operands: Tensor,
+    ) -> Tensor:
+        ctx.program = program
+        ctx.reduction = reduction
+        z = F.linear(x, weight, bias)
+        result = None
+        if reduction == "none":
+            y = schema.pointwise(z, operands, program, out_dtype)
+        else:
+            kept = sum_dtype(z.dtype) if reduction in _NEEDS_RESULT else out_dtype
+            y = schema.reduce(z, operands, program, reduction, (1,), kept)
+            if reduction in _NEEDS_RESULT:
+                result = y.unsqueeze(1)
+                y = y.to(out_dtype, copy=True)
+        ctx.save_for_backward(result, x, weight, bias, z, *operands)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        result, x, weight, bias, z, *operands = ctx.saved_tensors
+        _, _, _, needs_x, needs_weight, needs_bias, *needs = ctx.needs_input_grad
+        if is_differentiated_again():
+            again = differentiate(
+                lambda x, weight, bias, *operands: _composed_linear(x, weight, bias, operands, ctx, grad.dtype),
+                (x, weight, bias, *operands),
+                ctx.needs_input_grad[3:],
+                grad,
+            )
+            return (None, None, None, *again)
+        if ctx.reduction != "none":
+            grad = _spread(grad.unsqueeze(1), ctx.reduction, z.shape[1])
+        wanted = _wanted([needs_x or needs_weight, *needs])
+        gradients, column_sum = _element_gradients(
+            grad, z, operands, ctx.program, ctx.reduction, result, wanted, needs_bias
+        )
+        grad_z = gradients.get(0)
+        return (
+            None,
+            None,
+            None,
+            torch.mm(grad_z, weight) if needs_x else None,
+            torch.mm(grad_z.t(), x) if needs_weight else None,
+            column_sum.to(bias.dtype) if needs_bias else None,
+            *(gradients.get(k + 1) for k in range(len(needs))),
+        )
+
+
+def _composed_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], ctx: Any, out_dtype: torch.dtype
+) -> Tensor:
+    program = Program.parse(ctx.program)
+    if ctx.reduction == "none":
+        return composed.linear(x, weight, bias, operands, program, out_dtype)
+    return composed.linear_reduce(x, weight, bias, operands, program, ctx.reduction, out_dtype)
+
+
+def _spread(grad: Tensor, reduction: str, count: int) -> Tensor:
+    """The gradient that reaches each element of a row, before the reduction's own weight."""
+    return grad.to(sum_dtype(grad.dtype)) / count if reduction == "mean" else grad
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    program: str,
+    reduction: str,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """The operator, or with `reduction` the one that reduces rows, and its gradient where one is needed."""
+    if needs_gradient(x, weight, bias, *operands):
+        return Linear.apply(program, reduction, out_dtype, x, weight, bias, *operands)
+    if reduction == "none":
+        return schema.linear(x, weight, bias, operands, program, out_dtype)
+    return schema.linear_reduce(x, weight, bias, operands, program, reduction, out_dtype)
+
+
+def pointwise(x: Tensor, operands: Sequence[Tensor], program: str, out_dtype: torch.dtype) -> Tensor:
+    if needs_gradient(x, *operands):
+        return Pointwise.apply(program, out_dtype, x, *operands)
+    return schema.pointwise(x, operands, program, out_dtype)
+
+
+def reduce(
+    x: Tensor,
+    operands: Sequence[Tensor],
+    program: str,
+    reduction: str,
+    dims: tuple[int, ...],
+    out_dtype: torch.dtype,
+) -> Tensor:
+    if needs_gradient(x, *operands):
+        return Reduce.apply(program, reduction, dims, out_dtype, x, *operands)
+    return schema.reduce(x, operands, program, reduction, dims, out_dtype)

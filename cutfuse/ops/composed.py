@@ -1,0 +1,78 @@
+"""The same results from plain PyTorch operations: for every device and type that no kernel serves, and for the tests.
+
+Everything here is differentiable by PyTorch itself. The arithmetic is fp32, or fp64 where an input is fp64, with one
+rounding to the result's type at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..epilogue import Program, evaluate
+
+# Every reduction that there is, by its name.
+REDUCTIONS: dict[str, Callable[..., Tensor]] = {
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "amax": torch.amax,
+    "amin": torch.amin,
+    "logsumexp": torch.logsumexp,
+}
+
+
+def arithmetic_dtype(x: Tensor, operands: Sequence[Tensor]) -> torch.dtype:
+    """fp64 where an input with dimensions is fp64, as PyTorch promotes; else fp32."""
+    wide = x.dtype == torch.float64 or any(t.dtype == torch.float64 and t.dim() > 0 for t in operands)
+    return torch.float64 if wide else torch.float32
+
+
+def apply(program: Program, x: Tensor, operands: Sequence[Tensor]) -> Tensor:
+    """The program's values, unrounded, in x's shape; x itself where the program is the identity."""
+    return evaluate(program, x.to(arithmetic_dtype(x, operands)), operands)
+
+
+def pointwise(x: Tensor, operands: Sequence[Tensor], program: Program, out_dtype: torch.dtype) -> Tensor:
+    if len(program.instructions) == 0:
+        return x.to(out_dtype, copy=True)
+    return apply(program, x, operands).to(out_dtype)
+
+
+def reduce(
+    x: Tensor,
+    operands: Sequence[Tensor],
+    program: Program,
+    reduction: str,
+    dims: tuple[int, ...],
+    out_dtype: torch.dtype,
+    keepdim: bool = False,
+) -> Tensor:
+    y = apply(program, x, operands)
+    return REDUCTIONS[reduction](y, dims, keepdim=keepdim).to(out_dtype)
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    program: Program,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    z = F.linear(x, weight, bias)
+    return apply(program, z, operands).to(out_dtype)
+
+
+def linear_reduce(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    program: Program,
+    reduction: str,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    return reduce(F.linear(x, weight, bias), operands, program, reduction, (1,), out_dtype)

@@ -1,0 +1,110 @@
+"""The operators on CPU tensors: composed operations behind the kernels' signatures, derivatives from the op table.
+
+The public functions call `composed` itself on a CPU. These make the operators, and the autograd built on them, testable
+without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..epilogue import Program, evaluate
+from . import composed
+from .fake import sum_dtype
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], program: str, out_dtype: torch.dtype
+) -> Tensor:
+    return composed.linear(x, weight, bias, operands, Program.parse(program), out_dtype).contiguous()
+
+
+def linear_reduce(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    program: str,
+    reduction: str,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    return composed.linear_reduce(x, weight, bias, operands, Program.parse(program), reduction, out_dtype)
+
+
+def pointwise(x: Tensor, operands: Sequence[Tensor], program: str, out_dtype: torch.dtype) -> Tensor:
+    y = torch.empty_like(x, dtype=out_dtype)
+    return y.copy_(composed.pointwise(x, operands, Program.parse(program), out_dtype))
+
+
+def reduce(
+    x: Tensor,
+    operands: Sequence[Tensor],
+    program: str,
+    reduction: str,
+    dims: Sequence[int],
+    out_dtype: torch.dtype,
+) -> Tensor:
+    return composed.reduce(x, operands, Program.parse(program), reduction, tuple(dims), out_dtype).contiguous()
+
+
+def pointwise_backward(
+    grad: Tensor,
+    x: Tensor,
+    operands: Sequence[Tensor],
+    program: str,
+    reduction: str,
+    result: Tensor | None,
+    wanted: Sequence[int],
+    column_sum: bool,
+) -> list[Tensor]:
+    dtype = composed.arithmetic_dtype(x, operands)
+    tensors = (x, *operands)
+    inputs = [t.to(dtype).expand(x.shape).contiguous() for t in tensors]
+    indices = dict.fromkeys((*wanted, 0) if column_sum else wanted)
+    differentiate = _differentiate_double if dtype == torch.float64 else _differentiate
+    derivatives = dict(zip(indices, differentiate(Program.parse(program), inputs, list(indices)), strict=True))
+    weight = grad.to(dtype)
+    if result is not None:
+        weight = weight * _reduction_weight(Program.parse(program), inputs, reduction, result)
+    outputs = []
+    for k in wanted:
+        gradient = (weight * derivatives[k]).sum_to_size(tensors[k].shape)
+        # sums to its own shape leave the strides to chance; the kernels keep x's
+        outputs.append((torch.empty_like(x) if k == 0 else x.new_empty(tensors[k].shape)).copy_(gradient))
+    if column_sum:
+        outputs.append((weight * derivatives[0]).flatten(end_dim=-2).sum(0).to(sum_dtype(x.dtype)))
+    return outputs
+
+
+def _reduction_weight(program: Program, inputs: list[Tensor], reduction: str, result: Tensor) -> Tensor:
+    """How much of a reduction's gradient reaches each element."""
+    y = evaluate(program, inputs[0], inputs[1:])
+    if reduction == "logsumexp":
+        return torch.exp(y - result)
+    ties = y == result
+    dims = [d for d in range(y.dim()) if result.shape[d] != y.shape[d]]
+    return ties / ties.sum(dims, keepdim=True) if dims else ties
+
+
+def _differentiate(program: Program, inputs: list[Tensor], indices: list[int]) -> list[Tensor]:
+    """The program's derivatives with respect to its inputs by the native host evaluator: the kernels' own formulas."""
+    operands = [(t.data_ptr(), 1) for t in inputs[1:]]
+    derivatives = [torch.empty_like(inputs[0]) for _ in indices]
+    for k, derivative in zip(indices, derivatives, strict=True):
+        native.module().evaluate(
+            program.native, inputs[0].data_ptr(), derivative.data_ptr(), derivative.numel(), operands, k
+        )
+    return derivatives
+
+
+def _differentiate_double(program: Program, inputs: list[Tensor], indices: list[int]) -> list[Tensor]:
+    """The same in fp64, which the host evaluator has not, by PyTorch's autograd."""
+    leaves = [t.detach().clone().requires_grad_() for t in inputs]
+    with torch.enable_grad():
+        y = evaluate(program, leaves[0], leaves[1:])
+    wanted = [leaves[k] for k in indices]
+    return list(torch.autograd.grad(y, wanted, torch.ones_like(y), allow_unused=True, materialize_grads=True))

@@ -1,0 +1,169 @@
+"""The backward operator on CUDA tensors: one kernel for every gradient that is element by element."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..epilogue import Epilogue, EpilogueError, Program, operand
+from . import cuda
+from .device import on_device, stream_of
+from .layout import Layout, broadcast_strides, reduction_layout
+
+
+class _Rows(NamedTuple):
+    """What the kernel needs to weigh gradients by a reduction over the columns of its layout."""
+
+    reduction: str
+    result: Tensor  # fp32, one value a row
+    ties: Tensor | None  # fp32, how many elements of a row equal its result
+
+
+def pointwise_backward(
+    grad: Tensor,
+    x: Tensor,
+    operands: Sequence[Tensor],
+    program: str,
+    reduction: str,
+    result: Tensor | None,
+    wanted: Sequence[int],
+    column_sum: bool,
+) -> list[Tensor]:
+    parsed = Program.parse(program)
+    if not x.numel():
+        zeros = [torch.zeros_like((x, *operands)[k]) for k in wanted]
+        return [*zeros, x.new_zeros(x.shape[-1:], dtype=torch.float32)] if column_sum else zeros
+    if result is None:
+        return _launch(grad, x, operands, parsed, wanted, column_sum)
+    ties = None if reduction == "logsumexp" else _count_ties(x, operands, program, result)
+    layout = _rows_layout(grad, x, operands, result)
+    if layout is not None:
+        rows = _Rows(reduction, result.contiguous(), ties)
+        return _launch(grad, x, operands, parsed, wanted, column_sum, layout, rows)
+    if ties is not None:
+        grad = grad.float() / ties
+    through = _through_reduction(program, reduction)
+    if through is None:  # no room for the result among the operands: through memory
+        y = cuda.pointwise(x, operands, program, torch.float32)
+        weight = torch.exp(y - result) if reduction == "logsumexp" else y == result
+        return _launch(grad * weight, x, operands, parsed, wanted, column_sum)
+    return _launch(grad, x, (*operands, result), through, wanted, column_sum)
+
+
+@functools.lru_cache(maxsize=1024)
+def _through_reduction(program: str, reduction: str) -> Program | None:
+    """A program of which the derivative is the given one's times a weight from the result, a further operand.
+
+    None where there is no room for it. Needed where the reduced dimension is not the last one in memory.
+    """
+    parsed = Program.parse(program)
+    value = parsed.expression
+    try:
+        result = operand(parsed.operand_count)
+        weighted = torch.exp(value - result) if reduction == "logsumexp" else torch.where(value == result, value, 0.0)
+        return Epilogue.from_expression(weighted, parsed.operand_count + 1).program
+    except EpilogueError:
+        return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _equals_result(program: str) -> str | None:
+    """The program that gives 1 where the given one equals a further operand; None where there is no room for it."""
+    parsed = Program.parse(program)
+    try:
+        equal = parsed.expression == operand(parsed.operand_count)
+        return Epilogue.from_expression(equal, parsed.operand_count + 1).text
+    except EpilogueError:
+        return None
+
+
+def _count_ties(x: Tensor, operands: Sequence[Tensor], program: str, result: Tensor) -> Tensor:
+    """How many elements of each reduction equal its result, in fp32 and in result's shape."""
+    dims = tuple(d for d in range(x.dim()) if result.shape[d] != x.shape[d])
+    equals = _equals_result(program)
+    if equals is None:
+        x, operands, equals = cuda.pointwise(x, operands, program, torch.float32), (), _equals_result("operands=0")
+    if not dims:
+        return cuda.pointwise(x, (*operands, result), equals, torch.float32)
+    return cuda.reduce(x, (*operands, result), equals, "sum", dims, torch.float32).view(result.shape)
+
+
+def _rows_layout(grad: Tensor, x: Tensor, operands: Sequence[Tensor], result: Tensor) -> Layout | None:
+    """Rows and reduced columns, where everything has them in that order in memory."""
+    dims = tuple(d for d in range(x.dim()) if result.shape[d] != x.shape[d])
+    dense = torch.empty_like(x, device="meta")
+    found = reduction_layout(*cuda.shapes_and_strides((dense, grad, x, *operands)), dims)
+    if found is None or found.extents[2] != 1 or found.result_order is not None:
+        return None
+    rows, columns, _ = found.extents
+    return Layout((1, rows, columns), tuple((0, own[0], own[1]) for own in found.strides[1:]))
+
+
+def _launch(
+    grad: Tensor,
+    x: Tensor,
+    operands: Sequence[Tensor],
+    program: Program,
+    wanted: Sequence[int],
+    column_sum: bool,
+    layout: Layout | None = None,
+    weights: _Rows | None = None,
+) -> list[Tensor]:
+    if column_sum:
+        x = x.contiguous()  # rows and columns stay apart, in this order
+    dense = torch.empty_like(x)
+    outputs = [dense if k == 0 else _empty_tangent(dense, operands[k - 1]) for k in wanted]
+    tensors: Sequence[Tensor] = (grad, x, *operands)
+    if column_sum:
+        strides = broadcast_strides(*cuda.shapes_and_strides(tensors), x.shape)
+        layout = Layout((1, *x.shape), tuple((0, *own) for own in strides))
+    elif layout is None:
+        layout, tensors = cuda.elementwise(dense, tensors)
+    _, rows, columns = layout.extents
+    core = native.module()
+    codes = cuda.dtype_codes()
+    partials = None
+    if column_sum:
+        blocks = core.pointwise_backward_row_blocks(rows, columns)
+        partials = torch.empty((blocks, columns), dtype=torch.float32, device=x.device)
+    laid_out = cuda.matrices(tensors, layout.strides)
+    index = x.device.index
+    with on_device(index):
+        core.pointwise_backward(
+            stream_of(index),
+            program.native,
+            layout.extents,
+            laid_out[0],
+            laid_out[1],
+            laid_out[2:],
+            [(k, t.data_ptr(), codes[t.dtype]) for k, t in zip(wanted, outputs, strict=True)],
+            0 if partials is None else partials.data_ptr(),
+            cuda.reduction_codes()["none" if weights is None else weights.reduction],
+            0 if weights is None else weights.result.data_ptr(),
+            0 if weights is None or weights.ties is None else weights.ties.data_ptr(),
+        )
+    gradients = [t if k == 0 else _sum_to(t, operands[k - 1]) for k, t in zip(wanted, outputs, strict=True)]
+    if partials is not None:
+        gradients.append(cuda.reduce(partials, (), "operands=0", "sum", (0,), torch.float32))
+    return gradients
+
+
+def _empty_tangent(dense: Tensor, operand: Tensor) -> Tensor:
+    """For an operand's gradient before it is summed to the operand's shape: in fp32 where there is something to sum."""
+    return torch.empty_like(dense, dtype=operand.dtype if operand.shape == dense.shape else torch.float32)
+
+
+def _sum_to(tangent: Tensor, operand: Tensor) -> Tensor:
+    if tangent.shape == operand.shape:
+        return tangent
+    missing = tangent.dim() - operand.dim()
+    shape = (1,) * missing + tuple(operand.shape)
+    dims = tuple(d for d, size in enumerate(shape) if size != tangent.shape[d])
+    if not dims:
+        return tangent.to(operand.dtype).view(operand.shape)
+    return cuda.reduce(tangent, (), "operands=0", "sum", dims, operand.dtype).view(operand.shape)

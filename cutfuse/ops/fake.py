@@ -1,0 +1,65 @@
+"""The operators' results without their values, for tracing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .layout import kept_sizes
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], program: str, out_dtype: torch.dtype
+) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]), dtype=out_dtype)
+
+
+def linear_reduce(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    program: str,
+    reduction: str,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    return x.new_empty((x.shape[0],), dtype=out_dtype)
+
+
+def pointwise(x: Tensor, operands: Sequence[Tensor], program: str, out_dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(x, dtype=out_dtype)
+
+
+def reduce(
+    x: Tensor,
+    operands: Sequence[Tensor],
+    program: str,
+    reduction: str,
+    dims: Sequence[int],
+    out_dtype: torch.dtype,
+) -> Tensor:
+    return x.new_empty(kept_sizes(x.shape, dims), dtype=out_dtype)
+
+
+def pointwise_backward(
+    grad: Tensor,
+    x: Tensor,
+    operands: Sequence[Tensor],
+    program: str,
+    reduction: str,
+    result: Tensor | None,
+    wanted: Sequence[int],
+    column_sum: bool,
+) -> list[Tensor]:
+    tensors = (x, *operands)
+    outputs = [torch.empty_like(x) if k == 0 else tensors[k].new_empty(tensors[k].shape) for k in wanted]
+    if column_sum:
+        outputs.append(x.new_empty(x.shape[-1:], dtype=sum_dtype(x.dtype)))
+    return outputs
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type in which a column sum of tangents is kept."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

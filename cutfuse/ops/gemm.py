@@ -1,0 +1,203 @@
+"""The fused matrix product: which kernel takes a problem, and its launch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..epilogue import Program
+from ..precision import allows_tf32
+from .device import capability, dtype_codes, multiprocessors, on_device, reduction_codes, stream_of
+
+HOPPER = (9, 0)
+ALIGNMENT = 16  # bytes; the tensor memory accelerator's
+MATRIX_WORTH = 1.1  # how much longer a row reduction may take for not storing the matrix that it reduces
+
+
+class Plan(NamedTuple):
+    """The kernels that take a problem, fastest first by prediction, and the alternative."""
+
+    problem: Any  # _C.GemmProblem
+    candidates: tuple[Any, ...]  # _C.GemmCandidate, runnable ones only
+    rejections: tuple[str, ...]
+    unfused_microseconds: float
+    reduces: bool
+
+    @property
+    def chosen(self) -> Any | None:
+        """The candidate to launch, or None where cuBLAS and one more kernel are predicted to be faster."""
+        limit = self.unfused_microseconds * (MATRIX_WORTH if self.reduces else 1.0)
+        if not self.candidates or self.candidates[0].microseconds > limit:
+            return None
+        return self.candidates[0]
+
+
+def run_gemm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    program: Program,
+    reduction: str,
+    out_dtype: torch.dtype,
+) -> Tensor | None:
+    """`reduce(program(x @ weight.T + bias, operands))` in one kernel; None where no kernel takes the problem.
+
+    x `[M, K]`, weight `[N, K]`, none of them empty; `reduction` is "none" or a reduction's name. The result is
+    `[M, N]`, or `[M]` with a reduction.
+    """
+    if why_not(x, weight, bias):
+        return None
+    plan = plan_gemm(x, weight, program, reduction, out_dtype)
+    candidate = plan.chosen
+    return (
+        None if candidate is None else launch(plan, candidate, x, weight, bias, operands, program, reduction, out_dtype)
+    )
+
+
+def explain_gemm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    program: Program,
+    reduction: str,
+    out_dtype: torch.dtype,
+) -> tuple[str | None, list[str]]:
+    """The kernel and configuration that `run_gemm` would launch (None for none), and why others were rejected."""
+    reason = why_not(x, weight, bias)
+    if reason:
+        return None, [reason]
+    plan = plan_gemm(x, weight, program, reduction, out_dtype)
+    unfused = f"cuBLAS and one more kernel: {plan.unfused_microseconds:.1f} us predicted"
+    if not plan.candidates:
+        return None, sorted(set(plan.rejections))
+    best, *others = plan.candidates
+    predicted = [f"{c.name}: {c.microseconds:.1f} us predicted" for c in others[:3]]
+    if plan.chosen is None:
+        return None, [unfused, f"{best.name}: {best.microseconds:.1f} us predicted", *predicted]
+    order = "M" if best.raster_along_m else "N"
+    name = f"{best.name}, tiles along {order} first, swizzle {best.swizzle}: {best.microseconds:.1f} us predicted"
+    return name, [unfused, *predicted]
+
+
+def why_not(x: Tensor, weight: Tensor, bias: Tensor | None) -> str:
+    """Why no fused kernel takes these tensors, whatever their sizes; empty where one may."""
+    if x.device.type != "cuda":
+        return f"fused products run on CUDA devices, not on {x.device.type}"
+    if capability(x.device.index) != HOPPER:
+        major, minor = capability(x.device.index)
+        return f"fused products need compute capability 9.0, this device has {major}.{minor}"
+    if x.dtype == torch.float32 and not allows_tf32():
+        return "float32 products run at full precision through cuBLAS (PyTorch's setting does not allow tf32)"
+    for name, tensor in (("x", x), ("weight", weight)):
+        if tensor.stride(1) != 1 and tensor.shape[1] != 1:
+            return f"{name} has strides {tensor.stride()}: its rows are not contiguous"
+    for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.data_ptr() % ALIGNMENT:
+            return f"{name} does not start at a multiple of {ALIGNMENT} bytes"
+    if bias is not None and bias.stride(0) != 1 and bias.shape[0] != 1:
+        return f"bias has stride {bias.stride(0)}: it is not contiguous"
+    return ""
+
+
+def plan_gemm(x: Tensor, weight: Tensor, program: Program, reduction: str, out_dtype: torch.dtype) -> Plan:
+    """The plan for a problem; cached by everything that it depends on."""
+    m, k = x.shape
+    n = weight.shape[0]
+    lda = x.stride(0) if m > 1 else k
+    ldb = weight.stride(0) if n > 1 else k
+    count = multiprocessors(x.device.index)
+    return _plan(m, n, k, lda, ldb, x.dtype, out_dtype, reduction, count, program.native.cost)
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(
+    m: int,
+    n: int,
+    k: int,
+    lda: int,
+    ldb: int,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    reduction: str,
+    multiprocessor_count: int,
+    epilogue_cost: float,
+) -> Plan:
+    module = native.module()
+    codes = dtype_codes()
+    problem = module.GemmProblem(
+        m=m,
+        n=n,
+        k=k,
+        lda=lda,
+        ldb=ldb,
+        input=codes[dtype],
+        output=codes[out_dtype],
+        reduction=reduction_codes()[reduction],
+        multiprocessors=multiprocessor_count,
+        epilogue_cost=epilogue_cost,
+    )
+    candidates = module.gemm_candidates(problem)
+    return Plan(
+        problem,
+        tuple(c for c in candidates if not c.rejection),
+        tuple(f"{c.name}: {c.rejection}" for c in candidates if c.rejection),
+        module.unfused_microseconds(problem),
+        reduction != "none",
+    )
+
+
+def launch(
+    plan: Plan,
+    candidate: Any,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    program: Program,
+    reduction: str,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """Runs one candidate of a plan; a row reduction's partials are folded by a second, small kernel."""
+    module = native.module()
+    m, n = x.shape[0], weight.shape[0]
+    reduces = reduction != "none"
+    y = torch.empty((m,) if reduces else (m, n), dtype=out_dtype, device=x.device)
+    partials = None
+    if reduces:
+        tiles = -(-n // candidate.tile_n)
+        width = 2 if reduction == "logsumexp" else 1
+        partials = torch.empty((tiles, m, width), dtype=torch.float32, device=x.device)
+    index = x.device.index
+    with on_device(index):
+        stream = stream_of(index)
+        module.gemm(
+            stream,
+            plan.problem,
+            candidate,
+            x.data_ptr(),
+            weight.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            0 if reduces else y.data_ptr(),
+            partials.data_ptr() if partials is not None else 0,
+            program.native,
+            [_operand(t, m, n) for t in operands],
+        )
+        if partials is not None:
+            code, output = reduction_codes()[reduction], dtype_codes()[out_dtype]
+            module.finalize_partials(stream, partials.data_ptr(), tiles, m, code, n, y.data_ptr(), output)
+    return y
+
+
+def _operand(tensor: Tensor, m: int, n: int) -> tuple[int, int, int, int, int]:
+    """Address, type and strides, 0 where the operand is broadcast."""
+    rows, columns = tensor.shape
+    row_stride = tensor.stride(0) if rows == m and m > 1 else 0
+    column_stride = tensor.stride(1) if columns == n and n > 1 else 0
+    return tensor.data_ptr(), dtype_codes()[tensor.dtype], 0, row_stride, column_stride

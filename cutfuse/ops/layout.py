@@ -1,0 +1,124 @@
+"""Strides: how tensors of any shape are presented to kernels that see three dimensions. Pure integers, cached."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+Sizes = tuple[int, ...]
+MAX_DIMENSIONS = 3
+
+
+class Layout(NamedTuple):
+    """Three extents, outermost first, and for each tensor its three strides in elements."""
+
+    extents: Sizes
+    strides: tuple[Sizes, ...]
+
+
+class ReductionLayout(NamedTuple):
+    """Extents (outer, reduced, inner), and how the result of (outer, inner) becomes the kept dimensions in order."""
+
+    extents: Sizes
+    strides: tuple[Sizes, ...]
+    result_shape: Sizes
+    result_sizes: Sizes  # of more than one element each, in the order of (outer, inner)
+    result_order: Sizes | None  # how these are permuted; None where they are in order
+
+
+def broadcast_strides(shapes: Sequence[Sizes], strides: Sequence[Sizes], target: Sizes) -> tuple[Sizes, ...]:
+    """The strides that tensors have once they are expanded to `target`: 0 along the dimensions that they lack."""
+    result = []
+    for sizes, own in zip(shapes, strides, strict=True):
+        missing = (0,) * (len(target) - len(sizes))
+        result.append(missing + tuple(0 if size == 1 else stride for size, stride in zip(sizes, own, strict=True)))
+    return tuple(result)
+
+
+def merge(order: Sequence[int], sizes: Sizes, inputs: tuple[Sizes, ...]) -> tuple[list[int], list[list[int]]]:
+    """Extents and each input's strides after joining neighbours in `order` that are one dimension for every input."""
+    extents: list[int] = []
+    strides: list[list[int]] = [[] for _ in inputs]
+    for d in order:
+        joins = bool(extents) and all(own[-1] == sizes[d] * new[d] for own, new in zip(strides, inputs, strict=True))
+        if joins:
+            extents[-1] *= sizes[d]
+        else:
+            extents.append(sizes[d])
+        for own, new in zip(strides, inputs, strict=True):
+            if joins:
+                own[-1] = new[d]
+            else:
+                own.append(new[d])
+    return extents, strides
+
+
+def by_stride(sizes: Sizes, strides: Sizes) -> list[int]:
+    """The dimensions of more than one element, outermost in memory first."""
+    return sorted((d for d in range(len(sizes)) if sizes[d] != 1), key=lambda d: -strides[d])
+
+
+@functools.lru_cache(maxsize=4096)
+def elementwise_layout(
+    output: Sizes, shapes: tuple[Sizes, ...], strides: tuple[Sizes, ...], target: Sizes
+) -> Layout | None:
+    """The fewest dimensions in which a result of size `target` and dense strides `output` is contiguous.
+
+    `shapes` and `strides` are of the tensors that are read; they broadcast to `target`. None where more than three
+    dimensions are left.
+    """
+    inputs = broadcast_strides(shapes, strides, target)
+    extents, merged = merge(by_stride(target, output), target, inputs)
+    if len(extents) > MAX_DIMENSIONS:
+        return None
+    padding = MAX_DIMENSIONS - len(extents)
+    return Layout((1,) * padding + tuple(extents), tuple((0,) * padding + tuple(own) for own in merged))
+
+
+@functools.lru_cache(maxsize=4096)
+def reduction_layout(shapes: tuple[Sizes, ...], strides: tuple[Sizes, ...], dims: Sizes) -> ReductionLayout | None:
+    """The layout of a reduction over `dims` of the first tensor, to which the others broadcast.
+
+    None where the dimensions that are outside of the reduced ones in memory, the reduced ones, or those inside of them
+    are not one dimension each for every tensor.
+    """
+    sizes, x = shapes[0], strides[0]
+    inputs = broadcast_strides(shapes, strides, sizes)
+    order = by_stride(sizes, x)
+    reduced = [d for d in order if d in dims]
+    largest = max((x[d] for d in reduced), default=0)
+    outer = [d for d in order if d not in dims and x[d] >= largest]
+    inner = [d for d in order if d not in dims and x[d] < largest]
+    groups = [merge(group, sizes, inputs) for group in (outer, reduced, inner)]
+    if any(len(extents) > 1 for extents, _ in groups):
+        return None
+    kept = outer + inner
+    ascending = sorted(kept)
+    return ReductionLayout(
+        extents=tuple(extents[0] if extents else 1 for extents, _ in groups),
+        strides=tuple(tuple(own[k][0] if own[k] else 0 for _, own in groups) for k in range(len(inputs))),
+        result_shape=tuple(kept_sizes(sizes, dims)),
+        result_sizes=tuple(sizes[d] for d in kept),
+        result_order=None if kept == ascending else tuple(kept.index(d) for d in ascending),
+    )
+
+
+def reduction_runs(sizes: Sizes, strides: Sizes, dims: Sizes) -> tuple[Sizes, ...]:
+    """`dims` split into groups that are one dimension in memory each, outermost first; never empty."""
+    runs: list[list[int]] = []
+    for d in (d for d in by_stride(sizes, strides) if d in dims):
+        if runs and strides[runs[-1][-1]] == sizes[d] * strides[d]:
+            runs[-1].append(d)
+        else:
+            runs.append([d])
+    single = tuple(d for d in dims if sizes[d] == 1)
+    if not runs:
+        return (single,)
+    runs[-1].extend(single)
+    return tuple(tuple(run) for run in runs)
+
+
+def kept_sizes(sizes: Sequence[int], dims: Sequence[int]) -> list[int]:
+    """The shape that a reduction over `dims` leaves."""
+    return [size for d, size in enumerate(sizes) if d not in dims]

@@ -1,0 +1,254 @@
+"""Affine epilogues followed by a sum or mean over N, without the matrix product.
+
+`sum_n(a * z + c)` with `z = x @ weight.T + bias` is `x @ (weight.T @ a) + a @ bias + sum_n(c)`. What in `a` varies over
+the rows of z only goes outside of the sum, what varies over its columns only goes inside, so that weight and x are read
+once each, forwards and backwards. Nothing is kept between calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..epilogue import Epilogue, Program, evaluate
+from ..epilogue.affine import split_affine
+from ..epilogue.expression import Expr, apply, constant
+from ..epilogue.table import op_table
+from ..precision import autocast_dtype
+from . import autograd, composed, schema
+
+_NOTHING = contextlib.nullcontext()
+
+
+class Part(NamedTuple):
+    """A program over the operands, and the indices of those that it reads."""
+
+    program: Program
+    reads: tuple[int, ...]
+
+
+class MatrixVector(NamedTuple):
+    """`scale * outer * inner * z + offset + intercept`, None for absent parts."""
+
+    scale: float
+    outer: Part | None  # reads scalars and column operands, [M, 1]
+    inner: Part | None  # reads row operands, [1, N]
+    offset: float
+    intercept: Part | None
+
+
+class _Factors(NamedTuple):
+    scale: float
+    outer: Expr | None
+    inner: Expr | None
+
+
+def find_matrix_vector(
+    epilogue: Epilogue, reduction: str | None, operands: Sequence[Tensor], columns: int
+) -> MatrixVector | None:
+    """How to sum the epilogue over its `columns` without z. None where every element of z has to be seen."""
+    if reduction not in ("sum", "mean") or columns == 0 or epilogue.affine is None:
+        return None
+    along_rows = tuple(t.shape[0] != 1 for t in operands)
+    along_columns = tuple(t.shape[1] != 1 for t in operands)
+    return split(epilogue.program.text, along_rows, along_columns)
+
+
+@torch.compiler.assume_constant_result
+def split(program: str, along_rows: tuple[bool, ...], along_columns: tuple[bool, ...]) -> MatrixVector | None:
+    """The parts of an affine program, given the dimensions along which each operand varies."""
+    return _split(program, along_rows, along_columns)
+
+
+@functools.lru_cache(maxsize=1024)
+def _split(program: str, along_rows: tuple[bool, ...], along_columns: tuple[bool, ...]) -> MatrixVector | None:
+    form = split_affine(Program.parse(program).expression)
+    if form is None:
+        return None
+    rows = frozenset(f"r{k}" for k, varies in enumerate(along_rows) if varies)
+    columns = frozenset(f"r{k}" for k, varies in enumerate(along_columns) if varies)
+    factors = _factor(form.slope, rows, columns)
+    if factors is None:
+        return None
+    count = len(along_rows)
+    is_number = isinstance(form.intercept, float)
+    return MatrixVector(
+        scale=factors.scale,
+        outer=_part(factors.outer, count),
+        inner=_part(factors.inner, count),
+        offset=form.intercept if is_number else 0.0,
+        intercept=None if is_number else _part(form.intercept, count),
+    )
+
+
+def _part(expression: Expr | None, operand_count: int) -> Part | None:
+    if expression is None:
+        return None
+    reads = tuple(sorted(int(leaf[1:]) for leaf in expression.reads))
+    return Part(Epilogue.from_expression(expression, operand_count).program, reads)
+
+
+def _factor(slope: Expr | float, rows: frozenset[str], columns: frozenset[str]) -> _Factors | None:
+    """A number, a factor that is the same along a row of z, and one that is the same along a column of z."""
+    if not isinstance(slope, Expr):
+        return _Factors(slope, None, None)
+    if slope.is_number:
+        return _Factors(slope.number, None, None)
+    if not slope.reads & columns:
+        return _Factors(1.0, slope, None)
+    if not slope.reads & rows:
+        return _Factors(1.0, None, slope)
+    infix, prefix = op_table().infix, op_table().prefix
+    parts = [_factor(argument, rows, columns) for argument in slope.arguments]
+    if None in parts:
+        return None
+    if slope.op is prefix["-"]:
+        return parts[0]._replace(scale=-parts[0].scale)
+    if slope.op is infix["*"]:
+        a, b = parts
+        return _Factors(a.scale * b.scale, _product(a.outer, b.outer), _product(a.inner, b.inner))
+    if slope.op is infix["/"] and parts[1].scale != 0:
+        a, b = parts
+        return _Factors(a.scale / b.scale, _quotient(a.outer, b.outer), _quotient(a.inner, b.inner))
+    return None
+
+
+def _product(a: Expr | None, b: Expr | None) -> Expr | None:
+    return a if b is None else b if a is None else apply(op_table().infix["*"], (a, b))
+
+
+def _quotient(a: Expr | None, b: Expr | None) -> Expr | None:
+    return a if b is None else apply(op_table().infix["/"], (constant(1.0) if a is None else a, b))
+
+
+def affine_reduce(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    form: MatrixVector,
+    reduction: str,
+    uses_operators: bool,
+    kernel_dtype: torch.dtype,
+) -> Tensor:
+    """The reduction over N of x [M, K], weight [N, K], bias [N]: `[M]`, in fp32 (fp64 for fp64).
+
+    In `kernel_dtype` where a kernel's result is the last step: a cast would be one more launch.
+    """
+    dtype = composed.arithmetic_dtype(x, operands)
+    is_last = bias is None and form.outer is None and form.offset == 0 and form.intercept is None
+    columns = weight.shape[0]
+    share = 1.0 / columns if reduction == "mean" else 1.0
+    weighted_sum = _weighted_sum_by_operators if uses_operators else _weighted_sum
+    inner = None if form.inner is None else _evaluate(form.inner, operands, dtype).reshape(-1)
+    scale = form.scale * share
+    # The scale goes with the second sum: a sum over weight that has no program to run reads at the memory's rate.
+    sums = weighted_sum(weight, inner, 0, 1.0, dtype)
+    y = weighted_sum(x, sums, 1, scale, kernel_dtype if is_last and uses_operators else dtype)
+    if bias is not None:
+        y = y + weighted_sum(bias.unsqueeze(0), inner, 1, scale, dtype)
+    if form.outer is not None:
+        y = y * _evaluate(form.outer, operands, dtype).reshape(-1)
+    if form.offset != 0:
+        y = y + form.offset * columns * share
+    if form.intercept is not None:
+        y = y + _sum_intercept(form.intercept, operands, columns, dtype, uses_operators) * share
+    return y
+
+
+def _evaluate(part: Part, operands: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """The part in the shape that what it reads broadcasts to."""
+    shape = torch.broadcast_shapes(*[operands[k].shape for k in part.reads])
+    z = operands[0].new_empty((), dtype=dtype).expand(shape)
+    return evaluate(part.program, z, _only_read(part, operands, operands[part.reads[0]]))
+
+
+def _only_read(part: Part, operands: Sequence[Tensor], stand_in: Tensor) -> list[Tensor]:
+    """The operands; in place of those that the part does not read, one that surely broadcasts."""
+    return [t if k in part.reads else stand_in for k, t in enumerate(operands)]
+
+
+def _sum_intercept(
+    part: Part, operands: Sequence[Tensor], columns: int, dtype: torch.dtype, uses_operators: bool
+) -> Tensor:
+    """`[M]`, or `[1]` where no operand varies over M."""
+    varying = [operands[k] for k in part.reads if operands[k].shape[1] != 1]
+    if not varying:
+        return _evaluate(part, operands, dtype).reshape(-1) * columns
+    if not uses_operators:
+        return _evaluate(part, operands, dtype).sum(1)
+    # The program does not read z: any tensor of the right shape will do.
+    z = varying[0].detach().expand(torch.broadcast_shapes(*[operands[k].shape for k in part.reads]))
+    return autograd.reduce(z, _only_read(part, operands, z), part.program.text, "sum", (1,), dtype)
+
+
+def _weighted_sum(matrix: Tensor, vector: Tensor | None, dim: int, scale: float, dtype: torch.dtype) -> Tensor:
+    """The sum over `dim` of scale * matrix * vector, by PyTorch's own operations."""
+    if vector is None:
+        return matrix.sum(dim, dtype=dtype) * scale
+    matrix = matrix.to(dtype)
+    # autocast would round both sides of a product to its own type
+    with torch.autocast(matrix.device.type, enabled=False) if autocast_dtype(matrix.device.type) else _NOTHING:
+        return torch.mv(matrix.t() if dim == 0 else matrix, vector * scale)
+
+
+def _weighted_sum_by_operators(
+    matrix: Tensor, vector: Tensor | None, dim: int, scale: float, dtype: torch.dtype
+) -> Tensor:
+    if autograd.needs_gradient(matrix, vector):
+        return WeightedSum.apply(matrix, vector, dim, scale, dtype)
+    return _launch(matrix, vector, dim, scale, dtype)
+
+
+def _launch(matrix: Tensor, vector: Tensor | None, dim: int, scale: float, dtype: torch.dtype) -> Tensor:
+    operands = [] if vector is None else [vector.unsqueeze(1 - dim)]
+    return schema.reduce(matrix, operands, _weighted(vector is not None, scale), "sum", (dim,), dtype)
+
+
+def _weighted(has_vector: bool, scale: float) -> str:
+    """The program of an element's share in a weighted sum."""
+    instructions = ["mul prev r0"] * has_vector + [f"mul prev {scale!r}"] * (scale != 1)
+    return "; ".join([f"operands={int(has_vector)}", *instructions])
+
+
+class WeightedSum(torch.autograd.Function):
+    """`[C]`, `[R]` for dim 0, 1 of a matrix `[R, C]`: the sum of scale * matrix * vector, the vector along `dim`.
+
+    Its gradients are a rank-1 matrix and another weighted sum: matrix-vector work too.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, vector: Tensor | None, dim: int, scale: float, dtype: torch.dtype) -> Tensor:
+        ctx.save_for_backward(matrix, vector)
+        ctx.dim, ctx.scale = dim, scale
+        return _launch(matrix, vector, dim, scale, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        matrix, vector = ctx.saved_tensors
+        needs_matrix, needs_vector, *_ = ctx.needs_input_grad
+        if autograd.is_differentiated_again():
+            wide = autograd.sum_dtype(matrix.dtype)
+            again = autograd.differentiate(
+                lambda matrix, vector: _weighted_sum(matrix, vector, ctx.dim, ctx.scale, wide).to(grad.dtype),
+                (matrix, vector),
+                (needs_matrix, needs_vector),
+                grad,
+            )
+            return (*again, None, None, None)
+        grad_matrix = grad_vector = None
+        if needs_matrix:
+            if vector is None:
+                grad_matrix = (grad * ctx.scale).to(matrix.dtype).unsqueeze(ctx.dim).expand(matrix.shape)
+            else:
+                spread = grad.unsqueeze(ctx.dim).expand(matrix.shape)
+                program = _weighted(True, ctx.scale)
+                grad_matrix = schema.pointwise(spread, [vector.unsqueeze(1 - ctx.dim)], program, matrix.dtype)
+        if needs_vector:
+            grad_vector = _launch(matrix, grad, 1 - ctx.dim, ctx.scale, vector.dtype)
+        return grad_matrix, grad_vector, None, None, None

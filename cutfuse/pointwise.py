@@ -1,0 +1,81 @@
+"""A program over tensors of any shape: one read, one write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import arguments
+from .epilogue import Epilogue
+from .ops import autograd, composed, switch
+
+
+class PointwiseCall(NamedTuple):
+    """A call in normal form: what runs, and what `explain` describes."""
+
+    x: Tensor
+    operands: list[Tensor]  # each broadcasts against x
+    epilogue: Epilogue
+    out_dtype: torch.dtype
+    composed_because: str  # why PyTorch's own operations run; empty where the operator does
+
+
+def pointwise(
+    fn: Callable[..., Tensor] | Epilogue, x: Tensor, *operands: Tensor | float, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """`fn(x, *operands)` in one kernel: x and the operands are read once, the result is written once.
+
+    Args:
+        fn: a function of a value and the operands, such as `lambda z, r: torch.relu(z) + r`, or a `cutfuse.Epilogue`.
+            It is traced once, on symbolic values, and computed in fp32 (fp64 for fp64).
+        x: a tensor of any shape, device and strides; integers and booleans are taken as the default floating type.
+        operands: numbers, and tensors that broadcast with x: at most four.
+        out_dtype: the result's type; what PyTorch promotes x and the operands to by default.
+
+    Raises:
+        ValueError: shapes or devices that do not fit.
+        TypeError: types that do not fit.
+        EpilogueError: a function that cannot be traced, or that exceeds a program's limits.
+    """
+    call = prepare_pointwise(fn, x, *operands, out_dtype=out_dtype)
+    if switch.observers:
+        switch.observe(call)
+    return run_pointwise(call)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """`torch.sigmoid(x)` in one read and one write, computed in fp32 and rounded once."""
+    return pointwise(torch.sigmoid, x)
+
+
+def prepare_pointwise(
+    fn: Callable[..., Tensor] | Epilogue, x: Tensor, *operands: Tensor | float, out_dtype: torch.dtype | None = None
+) -> PointwiseCall:
+    """Checks a call of `pointwise` and decides its path; computes nothing but casts that the path needs."""
+    arguments.check_tensor("pointwise", "x", x)
+    if fn is None:
+        raise TypeError("cutfuse.pointwise: the first argument has to be a function of x, got None")
+    x = arguments.to_floating("pointwise", x)
+    numbers, tensors = arguments.split_operands("pointwise", operands, x.device)
+    if tensors:
+        shape = arguments.broadcast_shape("pointwise", x, tensors)
+        if shape != x.shape:
+            x = x.expand(shape)
+    out_dtype = arguments.resolve_out_dtype("pointwise", out_dtype, x.dtype, tensors)
+    resolved = arguments.resolve_epilogue("pointwise", fn, numbers, len(tensors))
+    composed_because = arguments.why_composed(x, (x.dtype, *[t.dtype for t in tensors if t.dim() > 0]))
+    if not composed_because:
+        tensors = [arguments.to_kernel_dtype(t) for t in tensors]
+    return PointwiseCall(x, tensors, resolved, out_dtype, composed_because)
+
+
+def run_pointwise(call: PointwiseCall) -> Tensor:
+    x, operands, epilogue, out_dtype, composed_because = call
+    if composed_because:
+        return composed.pointwise(x, operands, epilogue.program, out_dtype)
+    kernel_dtype = arguments.kernel_out_dtype(out_dtype, x.dtype)
+    y = autograd.pointwise(x, operands, epilogue.program.text, kernel_dtype)
+    return y if kernel_dtype == out_dtype else y.to(out_dtype)

@@ -1,0 +1,121 @@
+"""Reductions over any dimensions, of a tensor or of a program over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import arguments
+from .epilogue import Epilogue
+from .ops import autograd, composed, switch
+from .precision import autocast_dtype
+
+
+class ReduceCall(NamedTuple):
+    """A call in normal form: what runs, and what `explain` describes."""
+
+    x: Tensor
+    dims: tuple[int, ...]  # ascending, none negative
+    op: str
+    keepdim: bool
+    operands: list[Tensor]  # each broadcasts against x
+    prologue: Epilogue
+    out_dtype: torch.dtype
+    composed_because: str  # why PyTorch's own operations run; empty where the operator does
+
+
+def reduce(
+    x: Tensor,
+    dim: int | Sequence[int] | None,
+    op: str = "sum",
+    keepdim: bool = False,
+    prologue: Callable[..., Tensor] | Epilogue | None = None,
+    *,
+    operands: Sequence[Tensor | float] = (),
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`op` of `prologue(x, *operands)` over one dimension, a tuple of them, or all (None), in one read.
+
+    Args:
+        x: a tensor of any shape, device and strides.
+        dim: a dimension or a tuple of them, counted from the end where negative; None for all.
+        op: "sum", "mean", "amax", "amin" or "logsumexp".
+        keepdim: keep the reduced dimensions, of size 1.
+        prologue: a function of x's elements and the operands that is reduced in place of x, or a `cutfuse.Epilogue`. It
+            is traced once, on symbolic values, and computed in fp32 (fp64 for fp64).
+        operands: numbers, and tensors that broadcast against x: at most four.
+        out_dtype: the result's type; what PyTorch promotes x and the operands to by default.
+
+    Sums accumulate in fp32 and are rounded once; two runs agree bit for bit. Integers and booleans without a prologue
+    are PyTorch's own reduction, whose arithmetic is exact.
+
+    Raises:
+        IndexError: a dimension that x lacks; amax or amin of nothing.
+        ValueError: shapes, devices or an op that do not fit.
+        TypeError: types that do not fit.
+        EpilogueError: a prologue that cannot be traced, or that exceeds a program's limits.
+    """
+    arguments.check_tensor("reduce", "x", x)
+    if prologue is None and not x.is_floating_point():
+        arguments.check_reduction("reduce", op)
+        dims = arguments.normalise_dims("reduce", dim, x.dim())
+        return _reduce_integers(x, dims, op, keepdim, out_dtype)
+    call = prepare_reduce(x, dim, op, keepdim, prologue, operands=operands, out_dtype=out_dtype)
+    if switch.observers:
+        switch.observe(call)
+    return run_reduce(call)
+
+
+def sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+    """`torch.sum(x, dim, keepdim)`, accumulated in fp32 and rounded once."""
+    return reduce(x, dim, "sum", keepdim)
+
+
+def prepare_reduce(
+    x: Tensor,
+    dim: int | Sequence[int] | None,
+    op: str = "sum",
+    keepdim: bool = False,
+    prologue: Callable[..., Tensor] | Epilogue | None = None,
+    *,
+    operands: Sequence[Tensor | float] = (),
+    out_dtype: torch.dtype | None = None,
+) -> ReduceCall:
+    """Checks a call of `reduce` and decides its path; computes nothing but casts that the path needs."""
+    arguments.check_tensor("reduce", "x", x)
+    arguments.check_reduction("reduce", op)
+    dims = arguments.normalise_dims("reduce", dim, x.dim())
+    x = arguments.to_floating("reduce", x)
+    numbers, tensors = arguments.split_operands("reduce", operands, x.device)
+    if tensors and arguments.broadcast_shape("reduce", x, tensors) != x.shape:
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
+        raise ValueError(f"cutfuse.reduce: operands of shape {shapes} do not broadcast against x's {tuple(x.shape)}")
+    if out_dtype is None and op == "sum" and x.device.type == "cuda" and autocast_dtype("cuda") is not None:
+        out_dtype = torch.promote_types(x.dtype, torch.float32)  # as autocast has torch.sum
+    out_dtype = arguments.resolve_out_dtype("reduce", out_dtype, x.dtype, tensors)
+    resolved = arguments.resolve_epilogue("reduce", prologue, numbers, len(tensors))
+    composed_because = arguments.why_composed(x, (x.dtype, *[t.dtype for t in tensors if t.dim() > 0]))
+    if not composed_because:
+        tensors = [arguments.to_kernel_dtype(t) for t in tensors]
+    return ReduceCall(x, dims, op, keepdim, tensors, resolved, out_dtype, composed_because)
+
+
+def run_reduce(call: ReduceCall) -> Tensor:
+    x, dims, op, keepdim, operands, prologue, out_dtype, composed_because = call
+    if composed_because:
+        return composed.reduce(x, operands, prologue.program, op, dims, out_dtype, keepdim)
+    kernel_dtype = arguments.kernel_out_dtype(out_dtype, x.dtype)
+    y = autograd.reduce(x, operands, prologue.program.text, op, dims, kernel_dtype)
+    if keepdim:
+        y = y.reshape([1 if d in dims else size for d, size in enumerate(x.shape)])
+    return y if kernel_dtype == out_dtype else y.to(out_dtype)
+
+
+def _reduce_integers(x: Tensor, dims: tuple[int, ...], op: str, keepdim: bool, out_dtype: torch.dtype | None) -> Tensor:
+    if op == "mean":
+        x = x.to(out_dtype or torch.get_default_dtype())
+    y = composed.REDUCTIONS[op](x, dims, keepdim=keepdim)
+    return y if out_dtype is None else y.to(out_dtype)
