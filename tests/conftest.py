@@ -1,0 +1,60 @@
+"""Shared set-up: `gpu` tests are skipped where they cannot run, hypothesis gets one profile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+from cutfuse import native
+from cutfuse.ops.switch import use_operators_everywhere
+
+# `bench` is no part of the distribution. Last on the path, so that an installed cutfuse wins over the source tree's.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+# The first call of anything pays for imports and tracing, so deadlines would only make slow machines fail.
+settings.register_profile("cutfuse", deadline=None, max_examples=50, derandomize="CI" in os.environ)
+settings.load_profile("cutfuse")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--require-gpu", action="store_true", help="fail, instead of skipping the gpu tests")
+    parser.addoption("--require-kernels", action="store_true", help="fail where the build has no CUDA kernels")
+
+
+def find_missing(config: pytest.Config) -> str:
+    """Why the gpu tests cannot run here; empty when they can."""
+    try:
+        has_kernels = native.module().cuda_build
+    except ImportError as error:
+        raise pytest.UsageError(str(error)) from error
+    if not has_kernels:
+        if config.getoption("--require-gpu") or config.getoption("--require-kernels"):
+            raise pytest.UsageError("this build of cutfuse has no CUDA kernels")
+        return "this build of cutfuse has no CUDA kernels"
+    if not torch.cuda.is_available():
+        if config.getoption("--require-gpu"):
+            raise pytest.UsageError("PyTorch sees no CUDA device")
+        return "PyTorch sees no CUDA device"
+    return ""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    missing = find_missing(config)
+    if missing:
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason=missing))
+
+
+@pytest.fixture(params=["composed", "operators"])
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both ways of a call without a GPU: PyTorch's own operations, and the operators' CPU implementations."""
+    with use_operators_everywhere() if request.param == "operators" else contextlib.nullcontext():
+        yield request.param

@@ -1,0 +1,70 @@
+"""A small run of every kernel, for compute-sanitizer: `compute-sanitizer --tool racecheck python tests/sanitize.py`.
+
+Checks nothing itself but that results are finite and that each kernel of the GEMM table ran; pytest checks values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+import cutfuse
+from cutfuse.epilogue import Epilogue
+from cutfuse.ops import gemm
+
+REDUCTIONS = ("sum", "mean", "amax", "amin", "logsumexp")
+SIX_OPS = Epilogue(lambda z, r, c: torch.clamp(torch.tanh(z) * r, -0.5, 0.5) + torch.sigmoid(z) / (c.abs() + 1))
+CHAIN = Epilogue(lambda z: z + 2.0 * torch.sigmoid(z))
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    launched = {name for dtype in (torch.bfloat16, torch.float16, torch.float32) for name in run_gemms(dtype)}
+    run_streaming()
+    torch.cuda.synchronize()
+    print(f"{len(launched)} GEMM kernels, and the pointwise, reduction and backward kernels, ran")
+
+
+def run_gemms(dtype: torch.dtype) -> Iterator[str]:
+    """Every row of the table for this type, on a ragged problem of a few tiles, and its name."""
+    m, n, k = 200, 328, 136
+    x, weight, bias, row, column = (
+        torch.randn(*shape, device="cuda").to(dtype) for shape in ((m, k), (n, k), (n,), (1, n), (m, 1))
+    )
+    for reduction in ("none", *REDUCTIONS):
+        for out_dtype in {dtype, torch.float32}:
+            for epilogue, operands in ((SIX_OPS, (row, column)), (CHAIN, ())):
+                plan = gemm.plan_gemm(x, weight, epilogue.program, reduction, out_dtype)
+                for candidate in plan.candidates:
+                    arguments = (x, weight, bias, operands, epilogue.program, reduction, out_dtype)
+                    check(gemm.launch(plan, candidate, *arguments), candidate.name)
+                    yield candidate.name
+
+
+def run_streaming() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        for shape in ((37, 128), (3, 50, 33), (2, 4096), (5, 3000, 7)):
+            x = torch.randn(*shape, device="cuda").to(dtype).requires_grad_()
+            row = torch.randn(shape[-1], device="cuda").to(dtype).requires_grad_()
+            y = cutfuse.pointwise(lambda z, r: torch.tanh(z) * r + z, x, row)
+            y.sum().backward()
+            check(y, "pointwise")
+            check(cutfuse.sigmoid(x.detach()), "pointwise_specialised")
+            for dim in range(len(shape)):
+                for op in REDUCTIONS:
+                    check(cutfuse.reduce(x.detach(), dim, op), "reduce")
+                    cutfuse.reduce(x, dim, op, prologue=torch.sigmoid).sum().backward()
+    layer = cutfuse.nn.FusedLinear(40, 24, epilogue=torch.nn.functional.silu, reduce="logsumexp").cuda()
+    layer(torch.randn(65, 40, device="cuda")).sum().backward()
+    check(layer.bias.grad, "pointwise_backward")
+
+
+def check(result: Tensor, kernel: str) -> None:
+    assert result.isfinite().all(), f"{kernel} gave a result that is not finite"
+
+
+if __name__ == "__main__":
+    main()

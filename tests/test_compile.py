@@ -1,0 +1,192 @@
+"""torch.compile(fullgraph=True), torch.library.opcheck, torch.export: on the CPU, both paths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import cutfuse
+from cutfuse.ops import schema
+
+# Raised by PyTorch 2.13 itself: when Dynamo meets an autograd.Function, and when Inductor is imported.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+]
+
+X, W, B, R = (
+    torch.randn(shape, generator=torch.Generator().manual_seed(k))
+    for k, shape in enumerate(((5, 7), (6, 7), (6,), (5, 6)))
+)
+C = R[:, :1].abs() + 0.5
+
+CALLS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "linear": lambda x, w, b: cutfuse.linear(
+        x, w, b, epilogue=lambda z, r, s: torch.relu(z) * s + r, operands=(R, 0.5)
+    ),
+    "linear_of_3d": lambda x, w, b: cutfuse.linear(x.unsqueeze(1), w, b, epilogue=F.silu),
+    "linear_sum": lambda x, w, b: cutfuse.linear(x, w, b, epilogue=torch.sigmoid, reduce="sum"),
+    "linear_logsumexp": lambda x, w, b: cutfuse.linear(x, w, b, epilogue=F.gelu, reduce="logsumexp", keepdim=True),
+    "linear_amax": lambda x, w, b: cutfuse.linear(x, w, b, reduce="amax", out_dtype=torch.float64),
+    "matrix_vector": lambda x, w, b: cutfuse.linear(x, w, b, epilogue=lambda z: z / 2 * 1.5, reduce="sum"),
+    "matrix_vector_with_operands": lambda x, w, b: cutfuse.linear(
+        x, w, b, epilogue=lambda z, c, r: c * z * r + r / c, operands=(C, B), reduce="mean"
+    ),
+    "pointwise": lambda x, w, b: cutfuse.pointwise(lambda z, r: torch.where(z > r, z, 0.1), x, 0.2),
+    "sigmoid": lambda x, w, b: cutfuse.sigmoid(x.t()),
+    "reduce": lambda x, w, b: cutfuse.reduce(x, 0, "amax"),
+    "reduce_with_prologue": lambda x, w, b: cutfuse.reduce(x, (0, 1), "mean", prologue=lambda z: z * z),
+    "sum": lambda x, w, b: cutfuse.sum(x, 1, keepdim=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def check(call: Callable[..., Tensor], backend: str) -> None:
+    """Values and gradients of the compiled call are those of the call."""
+    compiled = torch.compile(call, fullgraph=True, backend=backend)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(X, W, B), call(X, W, B))
+    inputs = [t.clone().requires_grad_() for t in (X, W, B)]
+    kwargs = {"allow_unused": True, "materialize_grads": True}
+    expected = torch.autograd.grad(call(*inputs).square().sum(), inputs, **kwargs)
+    torch.testing.assert_close(torch.autograd.grad(compiled(*inputs).square().sum(), inputs, **kwargs), expected)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", CALLS)
+def test_compiles_to_one_graph(name: str, backend: str, path: str) -> None:
+    check(CALLS[name], backend)
+
+
+@pytest.mark.parametrize("name", ["linear_sum", "matrix_vector"])
+def test_compiles_with_inductor(name: str, path: str) -> None:
+    check(CALLS[name], "inductor")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("LinearSigmoidSum", (7, 6)),
+        ("Sigmoid", ()),
+        ("GemmDivideSumScale", (7, 6, 1.5)),
+        ("SumReduction", (1,)),
+        ("GemmSigmoidScaleResidual", (7, 6, 2.0)),
+    ],
+)
+def test_drop_ins_compile(name: str, arguments: tuple, path: str) -> None:
+    module = getattr(cutfuse.nn, name)(*arguments)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(X), module(X))
+
+
+def test_fused_linear_compiles(path: str) -> None:
+    module = cutfuse.nn.FusedLinear(7, 6, epilogue=nn.GELU("tanh"), reduce="sum")
+    torch.testing.assert_close(torch.compile(module, fullgraph=True, backend="eager")(X), module(X))
+
+
+def test_unfusable_fused_linear_compiles_and_says_so(path: str) -> None:
+    module = cutfuse.nn.FusedLinear(7, 6, epilogue=lambda z: torch.softmax(z, -1))
+    with pytest.warns(UserWarning, match="unfused"):
+        actual = torch.compile(module, fullgraph=True, backend="eager")(X)
+    torch.testing.assert_close(actual, torch.softmax(F.linear(X, module.weight, module.bias), -1))
+
+
+def test_what_an_epilogue_captures_is_guarded(path: str) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = 2.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return cutfuse.linear(x, W, B, epilogue=lambda z: torch.tanh(z) * self.scale)
+
+    module = Scaled()
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    for scale in (2.0, 3.0, 4.5, 2.0):
+        module.scale = scale
+        torch.testing.assert_close(compiled(X), torch.tanh(F.linear(X, W, B)) * scale)
+
+
+def test_changing_numbers(path: str) -> None:
+    for epilogue in (lambda z, s, r: torch.relu(z) * s + r, cutfuse.Epilogue(lambda z, s, r: torch.relu(z) * s + r)):
+
+        def call(x: Tensor, s: float, epilogue=epilogue) -> Tensor:
+            return cutfuse.linear(x, W, B, epilogue=epilogue, operands=(s, R))
+
+        compiled = torch.compile(call, fullgraph=True, backend="eager")
+        for scale in (0.5, 2.0, 3.5, 1):
+            torch.testing.assert_close(compiled(X, scale), torch.relu(F.linear(X, W, B)) * scale + R)
+
+
+def test_changing_shapes_keep_their_values(path: str) -> None:
+    def call(x: Tensor, r: Tensor) -> Tensor:
+        y = cutfuse.linear(x, W, B, epilogue=lambda z, r: torch.sigmoid(z) + r, operands=(r,))
+        return cutfuse.reduce(y, 0, "logsumexp") + cutfuse.linear(x, W, B, epilogue=torch.tanh, reduce="sum").sum()
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows in (5, 3, 8):
+        x, r = torch.randn(rows, 7), torch.randn(rows, 1)
+        torch.testing.assert_close(compiled(x, r), call(x, r))
+
+
+def test_export(path: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fused = cutfuse.nn.LinearSigmoidSum(7, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fused(x)
+
+    model = Model().requires_grad_(False)
+    exported = torch.export.export(model, (X,), strict=True)
+    torch.testing.assert_close(exported.module()(X), model(X))
+    targets = {str(node.target) for node in exported.graph.nodes}
+    assert any("cutfuse" in target for target in targets) is (path == "operators")
+
+
+PROGRAM = "operands=1; tanh z; mul prev r0"
+OPERATOR_INPUTS = {
+    "linear": [(X, W, B, [R], PROGRAM, torch.float32), (X, W, None, [B[None]], PROGRAM, torch.bfloat16)],
+    "linear_reduce": [(X, W, B, [R], PROGRAM, "sum", torch.float32), (X, W, None, [C], PROGRAM, "amax", torch.half)],
+    "pointwise": [
+        (X, [X], PROGRAM, torch.float32),
+        (X.t(), [C[:, 0]], PROGRAM, torch.bfloat16),
+        (X[:, ::2], [torch.ones(())], PROGRAM, torch.float32),
+        (X, [], "operands=0", torch.float32),
+    ],
+    "reduce": [
+        (X, [], "operands=0", "sum", [1], torch.float32),
+        (R.reshape(5, 2, 3), [torch.ones(3)], PROGRAM, "logsumexp", [0, 2], torch.bfloat16),
+        (R.reshape(5, 2, 3).permute(2, 0, 1), [], "operands=0", "mean", [1], torch.float32),
+    ],
+    "pointwise_backward": [
+        (R, R, [B], PROGRAM, "none", None, [0, 1], True),
+        (C, R.t().contiguous().t(), [C], PROGRAM, "logsumexp", C, [1, 0], False),
+        (C, R, [C], PROGRAM, "amax", (torch.tanh(R) * C).amax(1, keepdim=True), [], True),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [(name, arguments) for name, several in OPERATOR_INPUTS.items() for arguments in several]
+)
+def test_opcheck(name: str, arguments: tuple) -> None:
+    torch.library.opcheck(getattr(schema, name), arguments)
+
+
+def test_every_operator_is_checked() -> None:
+    registered = {
+        name for name in dir(torch.ops.cutfuse) if isinstance(getattr(schema, name, None), torch._ops.OpOverload)
+    }
+    assert set(OPERATOR_INPUTS) == registered == {schema_text.partition("(")[0] for schema_text in schema._SCHEMAS}

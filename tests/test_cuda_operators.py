@@ -1,0 +1,208 @@
+"""What the operators' CUDA implementations lay out and launch, against an emulated binding."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+from emulated_core import EmulatedCore, EmulatedProgram
+from generators import EPILOGUES, LAYOUTS, REDUCTIONS, eager_linear, eager_reduce, operands_for
+from torch import Tensor
+
+from cutfuse.epilogue import Epilogue, Program
+from cutfuse.ops import autograd, cuda, cuda_backward, schema
+from cutfuse.ops.switch import use_operators_everywhere
+
+
+@pytest.fixture
+def core(monkeypatch: pytest.MonkeyPatch) -> EmulatedCore:
+    """The CUDA implementations on CPU memory, behind the operators that `cutfuse.ops.autograd` calls."""
+    emulated = EmulatedCore()
+    monkeypatch.setattr(Program, "native", property(EmulatedProgram))
+    for module in (cuda, cuda_backward):
+        monkeypatch.setattr(module, "native", SimpleNamespace(module=lambda: emulated))
+        monkeypatch.setattr(module, "stream_of", lambda index: 0)
+        monkeypatch.setattr(module, "on_device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(cuda, "multiprocessors", lambda index: 132)
+    for name in ("linear", "linear_reduce", "pointwise", "reduce"):
+        monkeypatch.setattr(schema, name, getattr(cuda, name))
+    monkeypatch.setattr(schema, "pointwise_backward", cuda_backward.pointwise_backward)
+    cuda._workspace_bytes.cache_clear()
+    return emulated
+
+
+def text_of(function: Callable[..., Tensor], count: int = 0) -> str:
+    return Epilogue(function, count).text
+
+
+def check(actual: Callable[..., Tensor], expected: Callable[..., Tensor], tensors: Sequence[Tensor]) -> None:
+    """Values and gradients, with the tensors' own strides."""
+    leaves = [t.detach().as_strided(t.shape, t.stride()).requires_grad_() for t in tensors]
+    y, wanted = actual(*leaves), expected(*leaves)
+    torch.testing.assert_close(y, wanted)
+    for grad in (torch.randn_like(wanted), torch.ones(()).expand(wanted.shape)):  # the second one is that of a sum
+        gradients = [torch.autograd.grad(result, leaves, grad, retain_graph=True) for result in (y, wanted)]
+        torch.testing.assert_close(*gradients)
+
+
+BASE = torch.randn(3, 4, 5, 6, generator=torch.Generator().manual_seed(0))
+VIEWS = {
+    "contiguous": BASE,
+    "permuted": BASE.permute(3, 1, 0, 2),
+    "channels_last": BASE.permute(0, 3, 1, 2),
+    "sliced": BASE[:, 1:3, ::2],
+    "expanded": BASE[:, :1, :, :1].expand(3, 4, 5, 6),
+    "expanded_first": BASE[0, :, :1].expand(3, 4, 5, 6),
+    "narrow": BASE[:, :1, :, :1],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_reductions_of_any_dimensions_and_strides(core: EmulatedCore, reduction: str, view: str) -> None:
+    x, program = VIEWS[view], text_of(lambda z: z * z - z)
+    for count in range(1, 5):
+        for dims in itertools.combinations(range(4), count):
+            check(
+                lambda x, dims=dims: autograd.reduce(x, (), program, reduction, dims, torch.float32),
+                lambda x, dims=dims: eager_reduce(x * x - x, dims, reduction),
+                [x],
+            )
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("reduction", [None, "mean", "logsumexp", "amax"])
+def test_operands_of_any_strides(core: EmulatedCore, reduction: str | None, view: str) -> None:
+    x = VIEWS[view]
+    operands = [torch.randn(x.shape[1], 1, x.shape[3]), torch.randn(x.shape[2], 1), torch.randn_like(x)]
+    function = lambda z, a, b, c: torch.tanh(z) * a + b * c  # noqa: E731
+    program = text_of(function, 3)
+    dims = (1, 3)
+
+    def actual(x: Tensor, *rest: Tensor) -> Tensor:
+        if reduction is None:
+            return autograd.pointwise(x, rest, program, torch.float32)
+        return autograd.reduce(x, rest, program, reduction, dims, torch.float32)
+
+    def expected(x: Tensor, *rest: Tensor) -> Tensor:
+        y = function(x, *rest)
+        return y if reduction is None else eager_reduce(y, dims, reduction)
+
+    check(actual, expected, [x, *operands])
+
+
+@pytest.mark.parametrize("reduction", [None, *REDUCTIONS])
+@pytest.mark.parametrize("name", [name for name in EPILOGUES if name != "where"])
+def test_linear(core: EmulatedCore, name: str, reduction: str | None) -> None:
+    epilogue, count = EPILOGUES[name]
+    program = text_of(epilogue, count)
+    tensors = [torch.randn(6, 7), torch.randn(5, 7), torch.randn(5), *operands_for(count, 6, 5, torch.float32)]
+
+    def actual(x: Tensor, weight: Tensor, bias: Tensor, *rest: Tensor) -> Tensor:
+        rest = [t.reshape(-1, t.shape[-1]) if t.dim() else t.reshape(1, 1) for t in rest]
+        return autograd.linear(x, weight, bias, rest, program, reduction or "none", torch.float32)
+
+    check(actual, lambda x, w, b, *rest: eager_linear(x, w, b, epilogue, rest, reduction), tensors)
+    with torch.no_grad():
+        x, w, b, *rest = tensors
+        torch.testing.assert_close(actual(x, w, b, *rest), eager_linear(x, w, b, epilogue, rest, reduction))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_memory_formats_of_results(core: EmulatedCore, layout: str) -> None:
+    x = LAYOUTS[layout](torch.randn(6, 5))
+    y = cuda.pointwise(x, [], text_of(torch.sigmoid), torch.bfloat16)
+    torch.testing.assert_close(y, torch.sigmoid(x).bfloat16())
+    assert y.stride() == torch.empty_like(x).stride()
+
+
+def test_what_is_contiguous_is_one_row(core: EmulatedCore) -> None:
+    for x in (BASE, BASE.permute(3, 1, 0, 2), BASE[1:2]):
+        cuda.pointwise(x, [x, torch.ones(())], "operands=2; add z r0; mul prev r1", torch.float32)
+    assert core.launches == [("pointwise", (1, 1, 360)), ("pointwise", (1, 1, 360)), ("pointwise", (1, 1, 120))]
+
+
+@pytest.mark.parametrize(
+    ("x", "dims", "extents"),
+    [
+        (BASE, (3,), [(60, 6, 1)]),
+        (BASE, (1,), [(3, 4, 30)]),
+        (BASE, (1, 2), [(3, 20, 6)]),
+        (BASE, (0,), [(1, 3, 120)]),
+        (BASE, (0, 1, 2, 3), [(1, 360, 1)]),
+        (BASE, (0, 3), [(60, 6, 1), (1, 3, 20)]),
+        (BASE.permute(0, 3, 1, 2), (2, 3), [(3, 20, 6)]),
+        (BASE.permute(0, 3, 1, 2), (1,), [(60, 6, 1)]),
+        (BASE.permute(3, 2, 1, 0), (0,), [(60, 6, 1)]),
+        (BASE[0, 0].t(), (1,), [(1, 5, 6)]),
+    ],
+)
+def test_reductions_take_the_fewest_launches(core: EmulatedCore, x: Tensor, dims: tuple, extents: list) -> None:
+    cuda.reduce(x, [], "operands=0", "sum", dims, torch.float32)
+    assert core.launches == [("reduce", item) for item in extents]
+
+
+def test_no_memory_but_the_result_and_partials(core: EmulatedCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reduction of a dense tensor never copies it."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a copy was made")
+
+    monkeypatch.setattr(cuda, "_dense_copies", refuse)
+    for x in (VIEWS["contiguous"], VIEWS["permuted"], VIEWS["channels_last"]):
+        for count in range(1, 5):
+            for dims in itertools.combinations(range(4), count):
+                cuda.reduce(x, [], "operands=0", "sum", dims, torch.float32)
+
+
+def test_linear_writes_over_the_product(core: EmulatedCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = []
+    original = core.pointwise
+    monkeypatch.setattr(
+        core, "pointwise", lambda *arguments: (outputs.append((arguments[3][0], arguments[5])), original(*arguments))
+    )
+    x, weight = torch.randn(6, 7), torch.randn(5, 7)
+    y = cuda.linear(x, weight, None, [], text_of(torch.relu), torch.float32)
+    torch.testing.assert_close(y, torch.relu(x @ weight.t()))
+    z_address, out_address = outputs[0]
+    assert z_address == out_address == y.data_ptr()
+    y = cuda.linear(x, weight, None, [], text_of(torch.relu), torch.bfloat16)
+    torch.testing.assert_close(y, torch.relu(x @ weight.t()).bfloat16())
+    assert outputs[1][0] != outputs[1][1]
+
+
+def test_the_bias_gradient_comes_with_the_pointwise_kernel(core: EmulatedCore) -> None:
+    x, weight, bias = (torch.randn(shape, requires_grad=True) for shape in ((6, 7), (5, 7), (5,)))
+    y = autograd.linear(x, weight, bias, [], text_of(torch.sigmoid), "none", torch.float32)
+    core.launches.clear()
+    torch.autograd.grad(y.sum(), (x, weight, bias))
+    assert core.launches == [("backward none", (1, 6, 5)), ("reduce", (1, 3, 5))]
+
+
+def test_reductions_of_a_full_set_of_operands(core: EmulatedCore) -> None:
+    """No operand is left for the reduction's result, which the gradient needs."""
+    epilogue, count = EPILOGUES["four_operands"]
+    program = text_of(epilogue, count)
+    for dims in ((0,), (1,)):
+        for reduction in ("amax", "logsumexp"):
+            check(
+                lambda x, *rest, d=dims, r=reduction: autograd.reduce(x, rest, program, r, d, torch.float32),
+                lambda x, *rest, d=dims, r=reduction: eager_reduce(epilogue(x, *rest), d, r),
+                [torch.randn(6, 5), *operands_for(count, 6, 5, torch.float32)],
+            )
+
+
+def test_public_functions_come_to_the_kernels(core: EmulatedCore) -> None:
+    import cutfuse
+
+    with use_operators_everywhere():
+        cutfuse.sigmoid(BASE)
+        cutfuse.sum(BASE, 1)
+        cutfuse.linear(BASE, torch.randn(7, 6), epilogue=torch.relu, reduce="amax")
+        cutfuse.linear(BASE, torch.randn(7, 6), epilogue=lambda z: z / 2, reduce="sum")
+    assert [name for name, _ in core.launches] == ["pointwise", "reduce", "reduce", "reduce", "reduce"]
+    assert [extents for _, extents in core.launches[-2:]] == [(1, 7, 6), (60, 6, 1)]

@@ -1,0 +1,195 @@
+"""Epilogues inside torch.compile(fullgraph=True): every way to pass one, and no stale program in a compiled region."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from cutfuse.epilogue import Affine, Epilogue, Program, evaluate, resolve
+
+FACTOR = 2.0
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
+@torch.library.custom_op("cutfuse_test::run_program", mutates_args=())
+def run_program(x: torch.Tensor, operands: list[torch.Tensor], program: str) -> torch.Tensor:
+    return evaluate(Program.parse(program), x, operands).clone()
+
+
+@run_program.register_fake
+def _(x: torch.Tensor, operands: list[torch.Tensor], program: str) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def apply(fn: Callable[..., torch.Tensor] | Epilogue | None, x: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
+    return run_program(x, list(operands), resolve(fn, len(operands)).text)
+
+
+def module_level(z: torch.Tensor) -> torch.Tensor:
+    return z + FACTOR * torch.sigmoid(z)
+
+
+def with_helper(z: torch.Tensor) -> torch.Tensor:
+    return module_level(z) * math.sqrt(2)
+
+
+class Holder(nn.Module):
+    def __init__(self, epilogue: Callable[..., torch.Tensor] | Epilogue | None) -> None:
+        super().__init__()
+        self.epilogue = epilogue
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return apply(self.epilogue, x)
+
+
+OUTSIDE = lambda z: F.silu(z) * 2  # noqa: E731
+PREBUILT = Epilogue(lambda z: torch.tanh(z) * 2)
+SILU = nn.SiLU()
+SEQUENTIAL = nn.Sequential(nn.SiLU(), nn.Tanh())
+
+# (what is compiled, what it has to give)
+FORMS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[..., torch.Tensor]]] = {
+    "module_level": (lambda x: apply(module_level, x), module_level),
+    "helper": (lambda x: apply(with_helper, x), with_helper),
+    "lambda_outside": (lambda x: apply(OUTSIDE, x), OUTSIDE),
+    "lambda_inside": (lambda x: apply(lambda z: z * 2 + torch.tanh(z), x), lambda z: z * 2 + torch.tanh(z)),
+    "prebuilt": (lambda x: apply(PREBUILT, x), PREBUILT),
+    "none": (lambda x: apply(None, x), lambda x: x),
+    "torch_function": (lambda x: apply(torch.sigmoid, x), torch.sigmoid),
+    "functional": (lambda x: apply(F.softsign, x), F.softsign),
+    "module": (lambda x: apply(SILU, x), F.silu),
+    "sequential": (lambda x: apply(SEQUENTIAL, x), SEQUENTIAL),
+    "held_epilogue": (Holder(PREBUILT), PREBUILT),
+    "held_module": (Holder(nn.GELU("tanh")), lambda z: F.gelu(z, approximate="tanh")),
+    "held_function": (Holder(OUTSIDE), OUTSIDE),
+    "operands": (lambda x: apply(lambda z, r: torch.sigmoid(z) * 2 + r, x, x), lambda x: torch.sigmoid(x) * 2 + x),
+    "where": (lambda x: apply(lambda z: torch.where(z > 0, z, 0.1 * z), x), lambda x: F.leaky_relu(x, 0.1)),
+    "methods": (lambda x: apply(lambda z: z.sigmoid().clamp(min=0.5) ** 2, x), lambda x: x.sigmoid().clamp(0.5) ** 2),
+    "keywords": (lambda x: apply(lambda z: torch.add(z, 1 - z, alpha=2), x), lambda x: 2 - x),
+    "default": (lambda x: apply(lambda z, scale=2.5: scale * z, x), lambda x: 2.5 * x),
+    "dropout": (lambda x: apply(lambda z: F.dropout(z, training=False) * 2, x), lambda x: 2 * x),
+    "constants": (lambda x: apply(lambda z: torch.where(z > -math.inf, z / math.pi, 1), x), lambda x: x / math.pi),
+}
+# Dynamo has these operators for a class of one's own later than the rest, and ~ not yet.
+if TORCH >= (2, 11):
+    FORMS["operators"] = (
+        lambda x: apply(lambda z: -z + abs(z) * ((z > 0) & (z <= 1)).float(), x),
+        lambda x: -x + x.abs() * ((x > 0) & (x <= 1)).float(),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _reset() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(fn: Callable, backend: str = "aot_eager") -> Callable:
+    return torch.compile(fn, fullgraph=True, backend=backend)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(form: str) -> None:
+    fn, reference = FORMS[form]
+    x = torch.linspace(-3, 3, 31)
+    torch.testing.assert_close(fn(x), reference(x))
+    torch.testing.assert_close(compiled(fn)(x), reference(x))
+
+
+def test_the_graph_has_the_program_only() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: list) -> Callable:
+        graphs.append(graph)
+        return graph
+
+    torch.compile(lambda x: apply(lambda z: torch.sigmoid(z) * FACTOR, x), fullgraph=True, backend=backend)(
+        torch.ones(2)
+    )
+    calls = [node for node in graphs[0].graph.nodes if node.op.startswith("call")]
+    assert [node.args[2] for node in calls] == ["operands=0; sigmoid z; mul prev 2.0"]
+
+
+def test_parts_of_an_epilogue_are_constants() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        epilogue = resolve(lambda z: z * 3 + 1, 0)
+        form = epilogue.affine
+        assert isinstance(form, Affine)
+        if isinstance(form.slope, float) and not form.intercept_operands:
+            return x * form.slope + form.intercept + len(epilogue.program.instructions) + epilogue.operand_count
+        return x
+
+    torch.testing.assert_close(compiled(fn)(torch.ones(2)), torch.full((2,), 6.0))
+
+
+def test_composed_evaluation_is_traced() -> None:
+    def fn(z: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        return torch.where(z > r, torch.tanh(z) * 2, F.softplus(z, 2) - 1) * F.gelu(z, approximate="tanh") + r**3
+
+    inputs = [torch.randn(31, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    got = compiled(lambda z, r: evaluate(resolve(fn, 1).program, z, (r,)))(*inputs)
+    torch.testing.assert_close(got, fn(*inputs))
+    torch.testing.assert_close(
+        torch.autograd.grad(got.sum(), inputs), torch.autograd.grad(fn(*inputs).sum(), inputs), rtol=1e-9, atol=1e-9
+    )
+
+
+def test_a_changed_global(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.linspace(-1, 1, 5)
+    fn = compiled(lambda x: apply(with_helper, x))
+    for factor in (2.0, 3.0, 4.0, 2.0):
+        monkeypatch.setattr(sys.modules[__name__], "FACTOR", factor)
+        torch.testing.assert_close(fn(x), with_helper(x))
+
+
+def test_a_changed_closure() -> None:
+    """Floats that change become symbols in Dynamo; the program still gets their values."""
+
+    def make(scale: float) -> Callable[..., torch.Tensor]:
+        return lambda z: z * scale
+
+    x = torch.linspace(-1, 1, 5)
+    passed = compiled(lambda x, fn: apply(fn, x))
+    inline = compiled(lambda x, scale: apply(lambda z: z * scale, x))
+    for scale in (1.5, 2.5, 3.5, 1.5, 3, 4, 5, math.inf):
+        torch.testing.assert_close(passed(x, make(scale)), x * scale, equal_nan=True)
+        torch.testing.assert_close(inline(x, scale), x * scale, equal_nan=True)
+
+
+def test_a_changed_attribute() -> None:
+    x = torch.linspace(-1, 1, 5)
+    holder = Holder(nn.LeakyReLU(0.1))
+    fn = compiled(holder)
+    for slope in (0.1, 0.2, 0.3):
+        holder.epilogue.negative_slope = slope  # type: ignore[union-attr]
+        torch.testing.assert_close(fn(x), F.leaky_relu(x, slope))
+    holder = Holder(OUTSIDE)
+    fn = compiled(holder)
+    for epilogue in (OUTSIDE, PREBUILT, Epilogue(torch.relu), None):
+        holder.epilogue = epilogue
+        torch.testing.assert_close(fn(x), x if epilogue is None else epilogue(x))
+
+
+CAPTURED = torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (lambda z: z * CAPTURED, "captures a tensor of shape"),
+        (lambda z: torch.cumsum(z, 0), "torch.cumsum is not in the epilogue language"),
+        (lambda z: z.sum(), "Tensor.sum is not in the epilogue language"),
+        (lambda z: 1.0, "does not depend on its arguments"),
+        (lambda z: (z, z), "does not depend on its arguments"),
+    ],
+)
+def test_errors_name_the_cause(fn: Callable, message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        compiled(lambda x: apply(fn, x), "eager")(torch.ones(2))

@@ -1,0 +1,293 @@
+"""What users write, traced and run, against the same callable on tensors; and what cannot be traced."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from host_program import run_on_host
+from torch import nn
+
+from cutfuse.epilogue import Epilogue, EpilogueError, Program, evaluate, input, op_table, operand
+
+SCALE = 1.25
+
+
+def helper(z: torch.Tensor, scale: float = 0.5) -> torch.Tensor:
+    return torch.tanh(z) * scale
+
+
+def several_statements(z: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+    gate = torch.sigmoid(z)
+    for power in range(2, 4):
+        gate = gate + z**power
+    return gate * r if SCALE > 1 else gate
+
+
+# (callable, tensor operands). The callable takes tensors just as well.
+LANGUAGE: dict[str, tuple[Callable[..., torch.Tensor], int]] = {
+    "readme": (lambda z: z + 2.0 * torch.sigmoid(z), 0),
+    "residual": (lambda z, r: torch.relu(z) * 0.5 + r, 1),
+    "reflected": (lambda z: 2 - 3 / (1 + torch.exp(-z)), 0),
+    "where": (lambda z: torch.where(z > 0, z, 0.1 * z), 0),
+    "where_numbers": (lambda z: torch.where(z >= 0.5, 1.5, -0.25) * z, 0),
+    "where_shared": (lambda z, r: torch.where(z < r, z * r, z - z * r), 1),
+    "where_method": (lambda z, r: z.where(z > r, r), 1),
+    "where_keywords": (lambda z: torch.where(condition=z > 0, input=z, other=z * z), 0),
+    "masked_fill": (lambda z: z.masked_fill(z > 1, -2.0), 0),
+    "clamp_min": (lambda z: z.clamp(min=0), 0),
+    "clamp_both": (lambda z: torch.clamp(z, -1, max=1), 0),
+    "clamp_tensor": (lambda z, r: torch.clamp(z, max=r), 1),
+    "clamp_tensors": (lambda z, r, s: z.clamp(r, s), 2),
+    "clamp_mixed": (lambda z, r: torch.clamp(z, min=r, max=torch.abs(r) + 1), 1),
+    "clip": (lambda z: torch.clip(z, 0.0, 6.0), 0),
+    "clamp_min_function": (lambda z: torch.clamp_min(z, 0.5) + z.clamp_max(0.25), 0),
+    "powers": (lambda z: z**2 + z**3 - z**1 + abs(z) ** 0.5 + (z * z + 1) ** -1, 0),
+    "more_powers": (lambda z: (z * z + 1) ** -0.5 + (z * z + 1) ** -2 + z**4 + (z * z) ** 1.5, 0),
+    "power_of_two": (lambda z: 2**z, 0),
+    "power_of_number": (lambda z: 1.5**z, 0),
+    "power_of_tensor": (lambda z, r: torch.pow(abs(z) + 0.5, r), 1),
+    "pow": (lambda z: torch.pow(z, 2) + z.pow(exponent=3), 0),
+    "alpha": (lambda z, r: torch.add(z, r, alpha=2) + z.sub(r, alpha=0.5), 1),
+    "rsub": (lambda z, r: torch.rsub(z, r, alpha=2), 1),
+    "addcmul": (lambda z, r, s: torch.addcmul(z, r, s, value=0.5) + z.addcdiv(r, s * s + 1), 2),
+    "lerp": (lambda z, r, s: torch.lerp(z, r, 0.25) + z.lerp(r, 0.75) + torch.lerp(z, r, s), 2),
+    "rounding_mode": (lambda z, r: torch.div(z, r, rounding_mode="floor") + z.div(r, rounding_mode="trunc"), 1),
+    "method_chain": (lambda z: z.sigmoid().mul(2).add(1).log().neg().exp(), 0),
+    "builtins": (lambda z: abs(z) - (+z) * -z, 0),
+    "max_of_two": (lambda z, r: torch.max(z, r) - torch.min(z, r), 1),
+    "gelu": (lambda z: F.gelu(z) + F.gelu(z, approximate="tanh"), 0),
+    "keyword_input": (lambda z: F.leaky_relu(input=z, negative_slope=0.3), 0),
+    "inplace_is_functional": (lambda z: F.relu(z, inplace=False) + F.elu(z, 0.5, False), 0),
+    "softplus": (lambda z: F.softplus(z, beta=2, threshold=4), 0),
+    "dropout_in_evaluation": (lambda z: F.dropout(z, 0.5, training=False) * 2, 0),
+    "rrelu_in_evaluation": (lambda z: F.rrelu(z, 0.1, 0.3), 0),
+    "shrink": (lambda z: F.hardshrink(z) + F.softshrink(z, 0.3) + F.tanhshrink(z), 0),
+    "threshold": (lambda z: F.threshold(z, 0.5, 20.0), 0),
+    "prelu": (lambda z: F.prelu(z, torch.tensor(0.25, dtype=z.dtype)), 0),
+    "masks": (lambda z, r: torch.where((z > 0) & ~(r > 0) | (z < -1), z, r), 1),
+    "exclusive_or": (lambda z, r: torch.where((z > 0) ^ (r > 0), z, r), 1),
+    "mask_times_value": (lambda z: (z > 0) * z, 0),
+    "mask_to_float": (lambda z: (z > 0).float() + (z < 1).to(z.dtype) - (z != z).type(z.dtype), 0),
+    "logical": (lambda z, r: torch.where(torch.logical_and(z > 0, torch.logical_not(r > 0)), z, 0.0), 1),
+    "numpy_scalars": (lambda z: np.float32(0.5) * z + np.int64(3) - z * np.float64(0.25), 0),
+    "tensor_numbers": (lambda z: torch.tensor(0.5) * z + z / torch.tensor(4.0), 0),
+    "constants": (lambda z: z * math.pi + torch.tensor(SCALE) * math.sqrt(2), 0),
+    "helper_functions": (lambda z: helper(z) + helper(z, scale=SCALE), 0),
+    "statements": (several_statements, 1),
+    "ignores_z": (lambda z, r: torch.exp(r), 1),
+    "operand_only": (lambda z, r: r, 1),
+    "four_operands": (lambda z, a, b, c, d: z * a + b * c - d, 4),
+    "identity": (lambda z: z, 0),
+    "torch_function": (torch.sigmoid, 0),
+    "binary_torch_function": (torch.maximum, 1),
+    "tensor_method": (torch.Tensor.tanh, 0),
+    "functional": (F.softsign, 0),
+    "partial": (partial(F.leaky_relu, negative_slope=0.2), 0),
+    "silu_module": (nn.SiLU(), 0),
+    "sequential": (nn.Sequential(nn.Tanh(), nn.LeakyReLU(0.3), nn.Dropout(), nn.Identity()).eval(), 0),
+}
+for _module in (
+    nn.ReLU(),
+    nn.ReLU6(),
+    nn.GELU("tanh"),
+    nn.ELU(0.5),
+    nn.SELU(),
+    nn.CELU(0.5),
+    nn.Hardswish(),
+    nn.Mish(),
+):
+    LANGUAGE[f"module_{type(_module).__name__}"] = (_module, 0)
+for _module in (nn.Softplus(2), nn.Hardtanh(-2, 2), nn.LogSigmoid(), nn.Tanhshrink(), nn.Threshold(0.1, 2), nn.RReLU()):
+    LANGUAGE[f"module_{type(_module).__name__}"] = (_module.eval(), 0)
+
+
+def make_inputs(operand_count: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(operand_count)
+    return [torch.randn(257, dtype=torch.float64, generator=generator) * 2 for _ in range(1 + operand_count)]
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_language(name: str) -> None:
+    """In fp64 the program gives what the callable gives, gradients too; the native interpreter agrees in fp32."""
+    fn, operand_count = LANGUAGE[name]
+    epilogue = Epilogue(fn, operand_count)
+    inputs = [tensor.requires_grad_() for tensor in make_inputs(operand_count)]
+    expected = fn(*inputs).double()
+    got = evaluate(epilogue.program, inputs[0], inputs[1:])
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+    if expected.requires_grad:
+        used = [tensor for tensor in inputs if not (name in ("ignores_z", "operand_only") and tensor is inputs[0])]
+        want = torch.autograd.grad(expected.sum(), used, allow_unused=True)
+        have = torch.autograd.grad(got.sum(), used, allow_unused=True)
+        torch.testing.assert_close(have, want, rtol=1e-6, atol=1e-6)
+    plain = [tensor.detach() for tensor in inputs]
+    exact = evaluate(epilogue.program, plain[0].float().double(), [tensor.float().double() for tensor in plain[1:]])
+    native = run_on_host(epilogue.program, plain[0], plain[1:])
+    torch.testing.assert_close(native.double(), exact, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_text_keeps_the_program(name: str) -> None:
+    fn, operand_count = LANGUAGE[name]
+    epilogue = Epilogue(fn, operand_count)
+    assert Program.parse(epilogue.text) == epilogue.program
+    assert Epilogue.from_text(epilogue.text).text == epilogue.text
+
+
+def test_in_place_activations_are_functional() -> None:
+    assert Epilogue(nn.ReLU(inplace=True)).text == "operands=0; relu z"
+    assert Epilogue(lambda z: F.leaky_relu(z, 0.2, True)).text == "operands=0; leaky_relu z 0.2"
+
+
+def test_equal_subexpressions_are_one() -> None:
+    z, r = input(), operand(0)
+    assert torch.sigmoid(z) * 2.0 + r is F.sigmoid(z) * 2 + operand(0)
+    assert z * 0.0 is not z * -0.0
+    epilogue = Epilogue(lambda z: torch.exp(z) + torch.exp(z) * torch.exp(z))
+    assert len(epilogue.program.instructions) == 3
+
+
+def test_infinite_and_tiny_numbers() -> None:
+    epilogue = Epilogue(lambda z: torch.where(z == math.inf, -math.inf, z * 1e-300) + 0.1)
+    z = torch.tensor([math.inf, 1e300, math.nan], dtype=torch.float64)
+    expected = torch.tensor([-math.inf, 1.1, math.nan], dtype=torch.float64)
+    torch.testing.assert_close(epilogue(z), expected, equal_nan=True)
+
+
+def test_operands_of_any_type_and_shape() -> None:
+    z = torch.randn(3, 4, dtype=torch.float64)
+    row, column, mask = torch.randn(4), torch.arange(3).unsqueeze(1), torch.rand(3, 4) > 0.5
+    epilogue = Epilogue(lambda z, r, c, m: torch.where(m, z * r, z + c))
+    torch.testing.assert_close(epilogue(z, row, column, mask), torch.where(mask, z * row, z + column))
+    assert Epilogue(lambda z, r: r)(z, row).shape == z.shape
+    assert Epilogue(lambda z: z > 0)(z).dtype == torch.float64
+
+
+def test_operand_count_from_the_signature() -> None:
+    assert Epilogue(lambda z, r, s=2.0: z * r * s).operand_count == 1
+    assert Epilogue(lambda z, *rest: z).operand_count == 0
+    assert Epilogue(torch.add).operand_count == 1
+    assert Epilogue(torch.sigmoid).operand_count == 0
+
+
+def test_builder() -> None:
+    z, r = input(), operand(1)
+    epilogue = Epilogue.from_expression(torch.relu(z) + r)
+    assert epilogue.operand_count == 2
+    assert epilogue.text == "operands=2; relu z; add prev r1"
+    assert Epilogue.from_expression(z, 3).operand_count == 3
+    with pytest.raises(EpilogueError, match="reads operand 1, but there are 1 operands: r1"):
+        Epilogue.from_expression(r, 1)
+    with pytest.raises(EpilogueError, match="reads operand 1, but there are 0 operands"):
+        Epilogue(lambda z: z * r)
+    with pytest.raises(EpilogueError, match="operand 4 of an epilogue: a program has at most 4 operands"):
+        operand(4)
+
+
+def test_repr_is_what_was_written() -> None:
+    epilogue = Epilogue(lambda z, r: torch.where(z > 0, F.elu(z, alpha=0.5), -r) / 3)
+    assert repr(epilogue) == "Epilogue(z, r0 -> (where((z > 0), elu(z, alpha=0.5), -r0) / 3))"
+    chain = input()
+    for _ in range(3000):
+        chain = chain * chain + 1
+    assert len(repr(chain)) <= 400
+
+
+def test_an_epilogue_does_not_change() -> None:
+    with pytest.raises(AttributeError, match="does not change"):
+        Epilogue(torch.relu).text = "operands=0"
+
+
+WEIGHT = torch.ones(3)
+ERRORS: dict[str, tuple[Callable[..., object], str]] = {
+    "branch": (lambda z: z if z > 0 else -z, "branches on data .* use torch.where"),
+    "and": (lambda z: torch.where(z > 0 and z < 1, z, 0.0), "&, | and ~ between comparisons"),
+    "python_max": (lambda z: max(z, 0), "torch.maximum"),
+    "float": (lambda z: float(z), "has no number"),
+    "math": (lambda z: math.exp(z), "use the torch function of the same name"),
+    "item": (lambda z: z.item(), "has no number"),
+    "index": (lambda z: z[0], "indexes, iterates"),
+    "iterate": (lambda z: sum(z), "indexes, iterates"),
+    "len": (lambda z: len(z), "indexes, iterates"),
+    "captured": (lambda z: z * WEIGHT, r"captures a tensor of shape \(3,\) on cpu: pass it through operands="),
+    "captured_left": (lambda z: WEIGHT + z, r"captures a tensor of shape \(3,\)"),
+    "captured_parameter": (lambda z: z * nn.Parameter(torch.tensor(1.0)), "that needs a gradient: pass it through"),
+    "prelu_module": (nn.PReLU(), "captures a tensor .* that needs a gradient"),
+    "unknown": (lambda z: torch.cumsum(z, 0), "torch.cumsum is not in the epilogue language"),
+    "linear": (nn.Sequential(nn.Linear(2, 2)), "torch.nn.functional.linear is not in the epilogue language"),
+    "softmax": (lambda z: F.softmax(z, -1), "torch.nn.functional.softmax is not in the epilogue language"),
+    "reduction": (lambda z: z.sum(), "Tensor.sum is not in the epilogue language.*use reduce="),
+    "one_argument_max": (lambda z: torch.max(z), "torch.max: missing a required argument: 'other'"),
+    "shape": (lambda z: z * z.shape[0], "Tensor.shape is not in the epilogue language"),
+    "in_place_method": (lambda z: z.relu_(), "relu_ works in place.*use relu"),
+    "in_place_function": (lambda z: torch.sigmoid_(z), "torch.sigmoid_ works in place.*use torch.sigmoid"),
+    "augmented": (lambda z: z.__iadd__(1), re.escape("in place with +=; write z = z + ...")),
+    "out": (lambda z: torch.add(z, 1, out=WEIGHT), "torch.add: out= is not in the epilogue language"),
+    "half": (lambda z: z.to(torch.float16), "casts to torch.float16.*out_dtype="),
+    "operator": (lambda z: z // 2, "the operator // is not in the epilogue language"),
+    "logical_on_floats": (lambda z: z & 1, "the operator & takes comparisons"),
+    "condition": (lambda z: torch.where(z, z, 0.0), "torch.where takes comparisons.*got z"),
+    "bool_difference": (lambda z: (z > 0) - (z < 0), "does not subtract booleans"),
+    "literal": (lambda z: F.gelu(z, approximate="erf"), "approximate has to be one of 'none', 'tanh', got 'erf'"),
+    "rounding_mode": (lambda z: torch.div(z, 3, rounding_mode="up"), "rounding_mode has to be .* got 'up'"),
+    "parameter": (lambda z: F.leaky_relu(z, z), "negative_slope of .* has to be a number, got the expression z"),
+    "dropout": (lambda z: F.dropout(z), "dropout draws random numbers"),
+    "string": (lambda z: z + "a", "has to be a number or an expression, got 'a' of type str"),
+    "complex": (lambda z: z * 1j, "of type complex"),
+    "huge": (lambda z: z * 10**400, "beyond the range"),
+    "list": (lambda z: torch.stack([z, z]), "stack of a list of values"),
+    "constant": (lambda z: 1.0, "returns 1.0, which does not depend on its arguments"),
+    "nothing": (lambda z: None, "returns None"),
+    "tensor": (lambda z: WEIGHT, r"returns a tensor of shape \(3,\)"),
+    "pair": (lambda z: (z, z), "returns 2 values"),
+    "arity": (lambda z, r: z, "called with 1 arguments, the pre-activation and 0 operands"),
+    "no_callable": (3.0, "an epilogue is a callable or a cutfuse.Epilogue, got 3.0"),  # type: ignore[dict-item]
+    "nested": (lambda z: Epilogue(torch.relu)(z), "an Epilogue inside another"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(name: str) -> None:
+    fn, message = ERRORS[name]
+    with pytest.raises(EpilogueError, match=f"(?s){message}"):
+        Epilogue(fn, 0)  # type: ignore[arg-type]
+
+
+def test_errors_are_value_and_type_errors() -> None:
+    assert issubclass(EpilogueError, ValueError)
+    assert issubclass(EpilogueError, TypeError)
+    assert not hasattr(input(), "shape")
+    assert hasattr(input(), "sigmoid")
+
+
+def test_the_users_own_exceptions_pass() -> None:
+    def broken(z: torch.Tensor) -> torch.Tensor:
+        raise KeyError("mine")
+
+    def wrong_call(z: torch.Tensor) -> torch.Tensor:
+        return helper(z, 1, 2)  # type: ignore[call-arg]
+
+    with pytest.raises(KeyError, match="mine"):
+        Epilogue(broken)
+    with pytest.raises(TypeError, match="takes from 1 to 2 positional arguments"):
+        Epilogue(wrong_call)
+
+
+def test_wrong_number_of_tensors() -> None:
+    with pytest.raises(EpilogueError, match="takes 1 operands, got 0"):
+        Epilogue(lambda z, r: z * r)(WEIGHT)
+    with pytest.raises(EpilogueError, match="5 operands exceed the limit of 4"):
+        Epilogue(lambda z, *r: z, 5)
+
+
+def test_unknown_function_lists_the_known_ones() -> None:
+    with pytest.raises(EpilogueError) as caught:
+        Epilogue(lambda z: torch.flip(z, [0]))
+    assert all(op.name in str(caught.value) for op in op_table().ops)

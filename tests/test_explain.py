@@ -1,0 +1,127 @@
+"""`cutfuse.explain`: what would run, from the dispatcher's own decision, without running it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import cutfuse
+from cutfuse.ops import schema
+from cutfuse.ops.switch import use_operators_everywhere
+
+X, W, B = torch.randn(6, 7), torch.randn(5, 7), torch.randn(5)
+
+
+def six_ops(z: Tensor) -> Tensor:
+    return torch.tanh((F.silu(z) * 0.5).clamp(-1, 1) - 0.25) + 0.125
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("explain ran something")
+
+    monkeypatch.setattr(F, "linear", refuse)
+    for name in ("linear", "linear_reduce", "pointwise", "reduce"):
+        monkeypatch.setattr(schema, name, refuse)
+
+
+def test_a_custom_epilogue_needs_no_compilation(nothing_runs: None) -> None:
+    with use_operators_everywhere():
+        explanation = cutfuse.explain(X, W, B, epilogue=six_ops)
+    text = str(explanation)
+    assert text == repr(explanation)
+    assert explanation.path == "unfused"
+    assert len(explanation.program.instructions) == 6
+    assert "compiles   nothing" in text
+    assert "linear of x [6, 7] float32, weight [5, 7] float32 with bias" in text
+    for line in ("silu z", "mul prev 0.5", "clamp prev -1.0 1.0", "sub prev 0.25", "tanh prev", "add prev 0.125"):
+        assert line in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "header", "path"),
+    [
+        ((X, W), {"epilogue": torch.relu, "reduce": "amax"}, "linear of x [6, 7]", "unfused"),
+        ((cutfuse.linear, X, W, B), {"epilogue": torch.relu}, "linear of x", "unfused"),
+        ((X, W), {"epilogue": lambda z: z / 2, "reduce": "sum"}, "linear of x", "matrix-vector"),
+        ((X, W, B), {}, "linear of x", "composed"),
+        ((torch.sigmoid, X), {}, "pointwise of x [6, 7]", "kernel"),
+        ((lambda z, r: z * r, X, X), {}, "pointwise of x", "kernel"),
+        ((cutfuse.Epilogue(torch.tanh), X), {}, "pointwise of x", "kernel"),
+        ((cutfuse.pointwise, torch.sigmoid, X), {}, "pointwise of x", "kernel"),
+        ((cutfuse.sigmoid, X), {}, "pointwise of x", "kernel"),
+        ((X, 0, "amax"), {}, "amax of x [6, 7] float32 over dim 0", "kernel"),
+        ((X, (0, 1)), {"prologue": torch.exp}, "sum of x [6, 7] float32 over dims (0, 1)", "kernel"),
+        ((cutfuse.sum, X), {}, "sum of x", "kernel"),
+        ((cutfuse.reduce, X, 0), {}, "sum of x", "kernel"),
+        ((cutfuse.nn.LinearSigmoidSum(7, 5), X), {}, "linear of x", "unfused"),
+        ((cutfuse.nn.GemmDivideSumScale(7, 5, 1.5), X), {}, "linear of x", "matrix-vector"),
+        ((cutfuse.nn.Sigmoid(), X), {}, "pointwise of x", "kernel"),
+    ],
+)
+def test_every_kind_of_call(nothing_runs: None, arguments, options, header: str, path: str) -> None:
+    with use_operators_everywhere():
+        explanation = cutfuse.explain(*arguments, **options)
+    assert explanation.call.startswith(header)
+    assert explanation.path == path
+    assert explanation.steps
+
+
+def test_why_nothing_is_fused_on_a_cpu(nothing_runs: None) -> None:
+    explanation = cutfuse.explain(X, W, epilogue=torch.relu)
+    assert explanation.path == "composed"
+    assert explanation.reasons == ("x is on cpu; kernels are for CUDA devices",)
+
+
+def test_gradients_are_part_of_the_answer(nothing_runs: None) -> None:
+    weight = W.clone().requires_grad_()
+    with use_operators_everywhere():
+        explanation = cutfuse.explain(X, weight, B, epilogue=torch.relu)
+        assert any("backward" in step for step in explanation.steps)
+        with torch.no_grad():
+            assert not any("backward" in step for step in cutfuse.explain(X, weight, B, epilogue=torch.relu).steps)
+
+
+def test_traffic_and_work() -> None:
+    explanation = cutfuse.explain(X, W, B, epilogue=lambda z, r: z * r, operands=(X[:1, :5].expand(6, 5),))
+    assert explanation.flops == 2 * 6 * 5 * 7
+    assert explanation.bytes == 4 * (6 * 7 + 5 * 7 + 5 + 5 + 6 * 5)
+    assert cutfuse.explain(X, 1).bytes == 4 * (6 * 7 + 6)
+
+
+def test_a_wrong_call_raises_what_it_would_raise() -> None:
+    with pytest.raises(ValueError, match="unknown reduction"):
+        cutfuse.explain(X, W, reduce="max")
+
+
+def test_what_is_no_call_of_cutfuse() -> None:
+    module = cutfuse.nn.FusedLinear(7, 5)
+    module.forward = lambda x: x
+    with pytest.raises(TypeError, match="PyTorch's own operations compute it"):
+        cutfuse.explain(module, X)
+
+
+def test_calls_of_other_threads_run() -> None:
+    """One thread's question does not stop another thread's work."""
+    results = []
+
+    def fn(z: Tensor) -> Tensor:
+        if len(threading.enumerate()) < 3:  # while explain traces fn here, another thread calls cutfuse
+            other = threading.Thread(target=lambda: results.append(cutfuse.sigmoid(X)))
+            other.start()
+            other.join()
+        return torch.relu(z)
+
+    explanation = cutfuse.explain(fn, X)
+    assert explanation.path == "composed"
+    torch.testing.assert_close(results[0], torch.sigmoid(X))
+
+
+def test_calls_run_again_afterwards() -> None:
+    cutfuse.explain(X, W, epilogue=torch.relu)
+    torch.testing.assert_close(cutfuse.linear(X, W, epilogue=torch.relu), torch.relu(F.linear(X, W)))

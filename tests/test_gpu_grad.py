@@ -1,0 +1,223 @@
+"""Training on a GPU: gradients of every op, epilogue and reduction through the kernels, against fp64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from generators import (
+    EPILOGUES,
+    FLOATS,
+    REDUCTIONS,
+    assert_no_worse,
+    eager_linear,
+    eager_reduce,
+    operands_for,
+    slack_for,
+)
+from torch import Tensor
+
+import cutfuse
+from cutfuse.epilogue.table import Op, op_table
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda"
+KWARGS = {"allow_unused": True, "materialize_grads": True}
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    torch.manual_seed(sum(shape))
+    return torch.randn(shape, device=DEVICE).to(dtype)
+
+
+def check(
+    actual: Callable[..., Tensor],
+    reference: Callable[..., Tensor],
+    tensors: Sequence[Tensor],
+    slack: float | None = None,
+) -> None:
+    """Gradients with respect to all tensors are as near to fp64's as eager's are."""
+    results = []
+    for function, cast in ((actual, None), (reference, None), (reference, torch.float64)):
+        own = [(t if cast is None else t.to(cast)).detach().requires_grad_() for t in tensors]
+        y = function(*own)
+        torch.manual_seed(1)
+        grad = torch.randn(y.shape, device=DEVICE).to(tensors[0].dtype)
+        results.append(torch.autograd.grad(y, own, grad.to(y.dtype), **KWARGS))
+    for ours, eager, exact in zip(*results, strict=True):
+        assert ours.dtype == eager.dtype
+        assert_no_worse(ours, eager, exact, slack=slack or slack_for(ours.dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("op", op_table().ops, ids=lambda op: op.name)
+def test_every_op(op: Op, dtype: torch.dtype) -> None:
+    values = [randn(33 + k, 257, dtype=dtype)[:33] for k in range(op.arity)]
+
+    def function(*tensors: Tensor) -> Tensor:
+        if op.arity == 3:
+            return op.function(tensors[0] > 0, *tensors[1:])
+        return op.function(*tensors, **dict(op.parameters), **dict(op.literals)) + tensors[0] * 0.0
+
+    if op.name == "pow":
+        values[0] = values[0].abs() + 0.25
+    check(lambda *tensors: cutfuse.pointwise(function, *tensors), function, values, slack=3.0)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (129, 264, 72), (77, 131, 61), (513, 1000, 336)], ids=str)
+@pytest.mark.parametrize("reduction", [None, *REDUCTIONS])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", ["sigmoid", "residual", "four_operands"])
+def test_linear(name: str, dtype: torch.dtype, reduction: str | None, shape: tuple[int, int, int]) -> None:
+    epilogue, count = EPILOGUES[name]
+    rows, columns, depth = shape
+    tensors = [randn(rows, depth, dtype=dtype), randn(columns, depth, dtype=dtype) * depth**-0.5]
+    tensors += [randn(columns, dtype=dtype), *operands_for(count, rows, columns, dtype, DEVICE)]
+
+    def actual(x: Tensor, weight: Tensor, bias: Tensor, *operands: Tensor) -> Tensor:
+        return cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduction)
+
+    def reference(x: Tensor, weight: Tensor, bias: Tensor, *operands: Tensor) -> Tensor:
+        return eager_linear(x, weight, bias, epilogue, operands, reduction)
+
+    # in a 16-bit type several elements tie for a maximum that is single in fp64
+    check(actual, reference, tensors, slack=2.0 if reduction in ("amax", "amin") else None)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_matrix_vector_form(reduction: str, dtype: torch.dtype) -> None:
+    tensors = [randn(129, 72, dtype=dtype), randn(264, 72, dtype=dtype), randn(264, dtype=dtype)]
+    tensors += [randn(264, dtype=dtype).abs() + 0.5, randn(129, 1, dtype=dtype).abs() + 0.5]
+
+    def epilogue(z: Tensor, r: Tensor, c: Tensor) -> Tensor:
+        return z * r / c + r
+
+    def actual(x: Tensor, weight: Tensor, bias: Tensor, *operands: Tensor) -> Tensor:
+        return cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduction)
+
+    check(actual, lambda x, w, b, *rest: eager_linear(x, w, b, epilogue, rest, reduction), tensors)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, (0, 2), (1, 2), None])
+@pytest.mark.parametrize("op", REDUCTIONS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_reduce(dtype: torch.dtype, op: str, dim) -> None:
+    tensors = [randn(9, 130, 33, dtype=dtype), randn(33, dtype=dtype), randn(130, 1, dtype=dtype)]
+
+    def prologue(z: Tensor, r: Tensor, c: Tensor) -> Tensor:
+        return torch.tanh(z) * r + c
+
+    def actual(x: Tensor, *operands: Tensor) -> Tensor:
+        return cutfuse.reduce(x, dim, op, prologue=prologue, operands=operands)
+
+    def reference(x: Tensor, *operands: Tensor) -> Tensor:
+        return eager_reduce(prologue(x, *operands), (0, 1, 2) if dim is None else dim, op)
+
+    check(actual, reference, tensors, slack=2.0)
+
+
+@pytest.mark.parametrize("op", ["amax", "amin"])
+@pytest.mark.parametrize("dim", [0, 1, 2, (0, 2)])
+def test_ties_share_the_gradient_evenly(op: str, dim) -> None:
+    """The kernels of both directions have to agree on the last bit of what they compare."""
+    torch.manual_seed(0)
+    x = (torch.randint(-3, 4, (17, 65, 33), device=DEVICE) / 3).requires_grad_()
+    actual = cutfuse.reduce(x, dim, op, prologue=lambda z: torch.nn.functional.gelu(z) * 1.7)
+    reference = x.detach().double().requires_grad_()
+    expected = eager_reduce(torch.nn.functional.gelu(reference) * 1.7, dim, op)
+    grad = torch.rand(expected.shape, device=DEVICE) + 0.5
+    (found,), (wanted,) = torch.autograd.grad(actual, x, grad), torch.autograd.grad(expected, reference, grad.double())
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-6)
+    sums = found.ne(0).sum(dim)
+    assert (sums > 0).all()
+
+
+@pytest.mark.parametrize("op", REDUCTIONS)
+@pytest.mark.parametrize("function", [torch.sigmoid, torch.nn.functional.mish, torch.nn.functional.gelu])
+def test_every_maximum_is_found_again(op: str, function: Callable[[Tensor], Tensor]) -> None:
+    """No row may lose its gradient because two kernels round differently."""
+    x = randn(4096, 513).requires_grad_()
+    (grad,) = torch.autograd.grad(cutfuse.reduce(x, 1, op, prologue=function).sum(), x)
+    assert grad.isfinite().all()
+    assert grad.ne(0).any(1).all()
+
+
+@pytest.mark.parametrize("op", REDUCTIONS)
+def test_special_values(op: str) -> None:
+    inf, nan = float("inf"), float("nan")
+    x = torch.tensor([[1.0, nan], [1.0, inf], [1.0, -inf], [-inf, -inf], [inf, inf]], device=DEVICE, requires_grad=True)
+    actual, expected = cutfuse.reduce(x, 1, op, prologue=lambda z: z * 2), eager_reduce(x * 2, 1, op)
+    grad = torch.ones_like(expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(actual, x, grad), torch.autograd.grad(expected, x, grad), equal_nan=True
+    )
+
+
+@pytest.mark.parametrize(
+    "view", [lambda t: t.t(), lambda t: t[::2], lambda t: t[:, 1:], lambda t: t[:1].expand(t.shape)]
+)
+def test_any_strides(view: Callable[[Tensor], Tensor]) -> None:
+    x = randn(130, 66)
+    check(lambda x: cutfuse.pointwise(torch.tanh, view(x)), lambda x: torch.tanh(view(x)), [x])
+    for dim in (0, 1):
+        for op in REDUCTIONS:
+            check(
+                lambda x, d=dim, o=op: cutfuse.reduce(view(x), d, o, prologue=torch.tanh),
+                lambda x, d=dim, o=op: eager_reduce(torch.tanh(view(x)), d, o),
+                [x],
+            )
+
+
+def test_two_runs_agree() -> None:
+    tensors = [randn(513, 336).bfloat16(), randn(1000, 336).bfloat16(), randn(1000).bfloat16(), randn(1000).bfloat16()]
+    x, weight, bias, row = (t.requires_grad_() for t in tensors)
+    for reduction in (None, *REDUCTIONS):
+        runs = []
+        for _ in range(2):
+            y = cutfuse.linear(
+                x, weight, bias, epilogue=lambda z, r: torch.tanh(z) * r, operands=(row,), reduce=reduction
+            )
+            runs.append(torch.autograd.grad(y.float().square().sum(), (x, weight, bias, row)))
+        assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_second_derivatives() -> None:
+    x = randn(17, 33).requires_grad_()
+    (first,) = torch.autograd.grad(cutfuse.pointwise(torch.sigmoid, x).square().sum(), x, create_graph=True)
+    (expected,) = torch.autograd.grad(torch.sigmoid(x).square().sum(), x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(first.sum(), x), torch.autograd.grad(expected.sum(), x))
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("LinearSigmoidSum", (64, 128)),
+        ("GemmDivideSumScale", (64, 128, 1.5)),
+        ("GemmSigmoidScaleResidual", (64, 128, 2.0)),
+    ],
+)
+def test_training_steps(name: str, arguments: tuple, autocast: torch.dtype | None) -> None:
+    torch.manual_seed(0)
+    reference = getattr(cutfuse.models, name)(*arguments).to(DEVICE)
+    fused = getattr(cutfuse.nn, name)(*arguments).to(DEVICE)
+    fused.load_state_dict(reference.state_dict())
+    start = copy.deepcopy(reference.state_dict())
+    for module in (reference, fused):
+        optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+        for step in range(3):
+            torch.manual_seed(step)
+            x = torch.randn(32, 64, device=DEVICE)
+            optimizer.zero_grad()
+            with torch.autocast("cuda", autocast or torch.bfloat16, enabled=autocast is not None):
+                y = module(x)
+            y.float().mean().backward()
+            optimizer.step()
+    for key, value in reference.state_dict().items():
+        moved = (value - start[key]).norm()
+        assert moved > 0
+        assert (fused.state_dict()[key] - value).norm() <= (0.02 if autocast else 1e-4) * moved

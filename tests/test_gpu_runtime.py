@@ -1,0 +1,268 @@
+"""On a GPU: graphs, streams, devices, memory, torch.compile, autocast, and what `explain` says."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from generators import REDUCTIONS
+from torch import Tensor
+
+import cutfuse
+from cutfuse.ops import schema
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda"
+MiB = 2**20
+
+
+def make_inputs(
+    rows: int = 129, columns: int = 264, depth: int = 72, dtype=torch.bfloat16, device=DEVICE
+) -> list[Tensor]:
+    shapes = ((rows, depth), (columns, depth), (columns,), (rows, columns))
+    return [torch.randn(shape, device=device).to(dtype) for shape in shapes]
+
+
+CALLS: dict[str, Callable[..., Tensor]] = {
+    "linear": lambda x, w, b, r: cutfuse.linear(x, w, b, epilogue=lambda z, r: torch.tanh(z) * r, operands=(r,)),
+    "linear of numbers": lambda x, w, b, r: cutfuse.linear(
+        x, w, b, epilogue=lambda z, s: torch.tanh(z) * s, operands=(torch.tensor(0.5),)
+    ),
+    "linear without alignment": lambda x, w, b, r: cutfuse.linear(x[:, 1:], w[:, 1:], b, epilogue=torch.tanh),
+    "matrix-vector": lambda x, w, b, r: cutfuse.linear(x, w, b, epilogue=lambda z: z / 2, reduce="sum"),
+    "pointwise": lambda x, w, b, r: cutfuse.pointwise(lambda z, b: torch.tanh(z) * b, r, b),
+    "reduce": lambda x, w, b, r: cutfuse.reduce(r, 0, prologue=torch.tanh),
+    **{
+        f"linear {op}": lambda x, w, b, r, op=op: cutfuse.linear(x, w, b, epilogue=torch.tanh, reduce=op)
+        for op in REDUCTIONS
+    },
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_graphs_capture_on_a_side_stream(name: str) -> None:
+    call, inputs = CALLS[name], make_inputs()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call(*inputs)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            y = call(*inputs)
+    torch.cuda.current_stream().wait_stream(stream)
+    for _ in range(3):
+        for t, fresh in zip(inputs, make_inputs(), strict=True):
+            t.copy_(fresh)
+        y.zero_()
+        graph.replay()
+        assert torch.equal(y, call(*inputs))
+
+
+def test_graphs_capture_training() -> None:
+    module = cutfuse.nn.LinearSigmoidSum(64, 128).to(DEVICE)
+    x = torch.randn(32, 64, device=DEVICE)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            module.zero_grad(set_to_none=True)
+            module(x).sum().backward()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    module.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        module(x).sum().backward()
+    x.copy_(torch.randn(32, 64, device=DEVICE))
+    graph.replay()
+    captured = module.linear.weight.grad.clone()
+    module.zero_grad(set_to_none=True)
+    module(x).sum().backward()
+    assert torch.equal(captured, module.linear.weight.grad)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_side_streams_are_respected(name: str) -> None:
+    """Inputs appear late on a side stream: a launch on any other stream reads them too early."""
+    call, inputs = CALLS[name], make_inputs()
+    expected = call(*inputs)
+    late = [torch.zeros_like(t) for t in inputs]
+    call(*late)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        for t, source in zip(late, inputs, strict=True):
+            t.copy_(source)
+        actual = call(*late)
+    stream.synchronize()
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
+@pytest.mark.parametrize("name", CALLS)
+def test_tensors_on_another_device_than_the_current_one(name: str) -> None:
+    call, inputs = CALLS[name], make_inputs()
+    expected = call(*inputs)
+    with torch.cuda.device(0):
+        actual = call(*(t.to("cuda:1") for t in inputs))
+        assert torch.cuda.current_device() == 0
+    assert actual.device == torch.device("cuda", 1)
+    assert torch.equal(actual.cpu(), expected.cpu())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
+def test_two_devices_do_not_mix() -> None:
+    x, w, b, _ = make_inputs()
+    with pytest.raises(ValueError, match="x is on cuda:0 and weight on cuda:1"):
+        cutfuse.linear(x, w.to("cuda:1"), b)
+    with pytest.raises(ValueError, match="operand 0 is on cuda:1"):
+        cutfuse.pointwise(torch.add, x, x.to("cuda:1"))
+
+
+def test_devices_do_not_mix_with_the_cpu() -> None:
+    x, w, b, r = make_inputs()
+    with pytest.raises(ValueError, match="weight on cpu"):
+        cutfuse.linear(x, w.cpu(), b)
+    with pytest.raises(ValueError, match="operand 0 is on cpu"):
+        cutfuse.linear(x, w, b, epilogue=torch.add, operands=(r.cpu(),))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_two_runs_agree_bit_for_bit(name: str) -> None:
+    inputs = make_inputs(513, 1000, 336)
+    assert torch.equal(CALLS[name](*inputs), CALLS[name](*inputs))
+
+
+def allocated_by(call: Callable[[], Tensor]) -> int:
+    """Bytes at the peak beyond what was there, the result included."""
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+@pytest.mark.parametrize("rows", [128, 4096])
+def test_linear_sigmoid_sum_never_makes_the_matrix(rows: int) -> None:
+    columns, depth = 32768, 1024
+    module = cutfuse.nn.LinearSigmoidSum(depth, columns).to(DEVICE, torch.bfloat16)
+    x = torch.randn(rows, depth, device=DEVICE, dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert allocated_by(lambda: module(x)) <= 0.02 * rows * columns * 2
+
+
+def test_unfused_epilogues_allocate_the_result_only() -> None:
+    x, w, b, _ = make_inputs(1024, 4097, 63, torch.bfloat16)
+    matrix = 1024 * 4097 * 2
+    assert allocated_by(lambda: cutfuse.linear(x, w, b, epilogue=torch.tanh)) <= matrix + MiB
+
+
+def test_reductions_allocate_little() -> None:
+    x = torch.randn(8192, 8192, device=DEVICE)
+    for dim in (0, 1):
+        assert allocated_by(lambda d=dim: cutfuse.reduce(x, d)) <= 8 * MiB
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*TensorFloat32.*:UserWarning")
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", CALLS)
+def test_compiles_to_one_graph(name: str, backend: str) -> None:
+    torch._dynamo.reset()
+    call, inputs = CALLS[name], make_inputs()
+    compiled = torch.compile(call, fullgraph=True, backend=backend)
+    torch.testing.assert_close(compiled(*inputs), call(*inputs))
+    leaves = [t.clone().requires_grad_() for t in inputs]
+    kwargs = {"allow_unused": True, "materialize_grads": True}
+    actual = torch.autograd.grad(compiled(*leaves).float().sum(), leaves, **kwargs)
+    expected = torch.autograd.grad(call(*leaves).float().sum(), leaves, **kwargs)
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_opcheck() -> None:
+    x, w, b, r = make_inputs(dtype=torch.float32)
+    program = "operands=1; tanh z; mul prev r0"
+    column, flat = r[:, :1].contiguous(), "operands=0"
+    for name, arguments in (
+        ("linear", (x, w, b, [r], program, torch.float32)),
+        ("linear_reduce", (x, w, b, [column], program, "sum", torch.float32)),
+        ("pointwise", (x, [x], program, torch.bfloat16)),
+        ("pointwise", (x.t(), [], flat, torch.float32)),
+        ("reduce", (r.view(129, 8, 33), [], flat, "amax", [1], torch.float32)),
+        ("pointwise_backward", (r, r, [b], program, "none", None, [0, 1], True)),
+    ):
+        torch.library.opcheck(getattr(schema, name), arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("reduction", [None, *REDUCTIONS])
+def test_autocast_gives_eagers_type(dtype: torch.dtype, reduction: str | None) -> None:
+    x, w, b, _ = make_inputs(dtype=torch.float32)
+    with torch.autocast("cuda", dtype):
+        eager = torch.relu(torch.nn.functional.linear(x, w, b))
+        eager = eager if reduction is None else getattr(torch, reduction)(eager, dim=-1)
+        actual = cutfuse.linear(x, w, b, epilogue=torch.relu, reduce=reduction)
+        total = cutfuse.sum(x.to(dtype), 1)
+        assert total.dtype == x.to(dtype).sum(1).dtype
+    if reduction in (None, "sum", "mean", "amax", "amin"):
+        assert actual.dtype == eager.dtype
+    torch.testing.assert_close(actual.float(), eager.float(), rtol=3e-2, atol=3e-2)
+
+
+def test_nothing_warns_and_nothing_synchronises() -> None:
+    x, w, b, r = make_inputs()
+    for call in CALLS.values():
+        call(x, w, b, r)
+    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for call in CALLS.values():
+                call(x, w, b, r)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_custom_epilogue_is_fused_on_the_first_call() -> None:
+    x, w, b, r = make_inputs(256, 512, 128)
+
+    def epilogue(z: Tensor, other: Tensor) -> Tensor:
+        return torch.tanh((z * 0.75 - 1.0).clamp(-2, 2) * torch.sigmoid(z)) + other
+
+    explanation = cutfuse.explain(x, w, b, epilogue=epilogue, operands=(r,))
+    if torch.cuda.get_device_capability() == (9, 0):
+        assert explanation.path == "fused"
+        assert "sm90" in explanation.steps[0]
+    assert len(explanation.program.instructions) == 6
+    assert "compiles   nothing" in str(explanation)
+    actual = cutfuse.linear(x, w, b, epilogue=epilogue, operands=(r,))
+    exact = epilogue(torch.nn.functional.linear(x.double(), w.double(), b.double()), r.double())
+    torch.testing.assert_close(actual.double(), exact, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90")
+def test_explain_names_the_path() -> None:
+    x, w, b, _ = make_inputs(256, 512, 128)
+    assert cutfuse.explain(x, w, b, epilogue=torch.tanh, reduce="sum").path == "fused"
+    assert cutfuse.explain(x[:, 1:], w[:, 1:], b, epilogue=torch.tanh).path == "unfused"
+    assert cutfuse.explain(x, w, b, epilogue=lambda z: z / 2, reduce="sum").path == "matrix-vector"
+    assert cutfuse.explain(x.double(), w.double(), b.double(), epilogue=torch.tanh).path == "composed"
+    single = [t.float() for t in (x, w, b)]
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision, path in (("highest", "unfused"), ("high", "fused")):
+            torch.set_float32_matmul_precision(precision)
+            explanation = cutfuse.explain(*single, epilogue=torch.tanh)
+            assert explanation.path == path
+            assert path == "fused" or explanation.reasons
+    finally:
+        torch.set_float32_matmul_precision(before)

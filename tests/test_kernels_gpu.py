@@ -1,0 +1,333 @@
+"""The pointwise and reduction kernels, called directly, against fp64."""
+
+from __future__ import annotations
+
+import math
+
+import kernel_cases as cases
+import pytest
+import torch
+from kernel_cases import DTYPES, LAYOUTS, REDUCTIONS, Layout, Shape, assert_within
+from torch import Tensor
+
+from cutfuse.epilogue import Epilogue
+
+pytestmark = pytest.mark.gpu
+
+# (outer, reduced, inner): one for every way in which the planner lays threads over a tensor, and their ragged edges.
+ROW_SHAPES = [(1, 1, 1), (37, 1, 1), (5, 3, 1), (300, 33, 1), (70, 128, 1), (9, 1000, 1), (3, 5000, 1), (2, 300001, 1)]
+STRIDED_SHAPES = [
+    (3, 1, 5),
+    (2, 7, 300),
+    (40, 9, 4),
+    (2, 600, 7),
+    (1, 2100, 64),
+    (3, 513, 95),
+    (2, 1100, 130),
+    (1, 9001, 8),
+]
+
+REFERENCES = {
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "amax": torch.amax,
+    "amin": torch.amin,
+    "logsumexp": torch.logsumexp,
+}
+
+
+def reduction_bound(values: Tensor, reduction: str) -> Tensor | float:
+    if reduction == "logsumexp":
+        return 2e-6
+    if reduction in ("amax", "amin"):
+        return 0.0
+    total = values.abs().sum(1) * 2e-7
+    return total / values.shape[1] if reduction == "mean" else total
+
+
+def check_reduction(x: Tensor, reduction: str, out_dtype: torch.dtype) -> None:
+    values = x.double()
+    actual = cases.call_reduce(x, reduction, out_dtype)
+    assert_within(actual, REFERENCES[reduction](values, 1), reduction_bound(values, reduction))
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", ROW_SHAPES + STRIDED_SHAPES, ids=str)
+def test_reduce(shape: Shape, dtype: torch.dtype, reduction: str) -> None:
+    check_reduction(cases.contiguous(shape, dtype), reduction, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS[1:], ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("shape", ROW_SHAPES + STRIDED_SHAPES, ids=str)
+def test_reduce_layouts(shape: Shape, layout: Layout, dtype: torch.dtype) -> None:
+    for reduction in ("sum", "amax", "logsumexp"):
+        check_reduction(layout(shape, dtype), reduction, torch.float32)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize(
+    "special", [(math.nan,), (math.inf,), (-math.inf,), (math.inf, -math.inf), (math.nan, math.inf)]
+)
+@pytest.mark.parametrize("shape", [(6, 33, 1), (2, 20000, 1), (2, 700, 7), (1, 3000, 64), (3, 5, 6)], ids=str)
+def test_reduce_special_values(shape: Shape, special: tuple[float, ...], reduction: str) -> None:
+    x = cases.contiguous(shape, torch.float32)
+    for index, value in enumerate(special):
+        x[0, (index * 17 + 3) % shape[1]] = value
+    check_reduction(x, reduction, torch.float32)
+    check_reduction(torch.full_like(x, special[0]), reduction, torch.float32)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("shape", [(2, 700001, 1), (2, 40000, 9), (1, 20000, 256), (1, 5000, 4095)], ids=str)
+def test_two_runs_agree(shape: Shape, reduction: str) -> None:
+    x = cases.contiguous(shape, torch.bfloat16)
+    first = cases.call_reduce(x, reduction, torch.float32)
+    assert torch.equal(first, cases.call_reduce(x, reduction, torch.float32))
+
+
+def prologue(z: Tensor, row: Tensor, column: Tensor, full: Tensor, scalar: Tensor) -> Tensor:
+    return torch.tanh(z * row + column) * full - scalar
+
+
+def operands_of(shape: Shape, full: Layout, dtype: torch.dtype) -> list[Tensor]:
+    """A row vector, a column vector, a full tensor and a scalar."""
+    a, b, c = shape
+    return [
+        cases.random((1, 1, c), torch.float32, 1),
+        cases.random((a, b, 1), torch.bfloat16, 2),
+        full(shape, dtype).clone(memory_format=torch.preserve_format),
+        cases.random((1, 1, 1), torch.float16, 3),
+    ]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("shape", [(9, 33, 1), (3, 5000, 1), (2, 7, 300), (2, 600, 7), (1, 2100, 64)], ids=str)
+def test_reduce_program(shape: Shape, layout: Layout, dtype: torch.dtype) -> None:
+    x = layout(shape, dtype)
+    operands = operands_of(shape, layout, dtype)
+    program = Epilogue(prologue).program
+    values = prologue(x.double(), *(operand.double() for operand in operands))
+    for reduction in REDUCTIONS:
+        actual = cases.call_reduce(x, reduction, torch.float32, program, operands)
+        bound = reduction_bound(values, reduction) + 3e-6 * (shape[1] if reduction == "sum" else 1)
+        assert_within(actual, REFERENCES[reduction](values, 1), bound)
+
+
+def scaled(z: Tensor, weight: Tensor) -> Tensor:
+    return 0.5 * (z * weight) * 3.0
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "amin"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "layout", [cases.contiguous, cases.offset, cases.middle_last], ids=lambda layout: layout.__name__
+)
+@pytest.mark.parametrize("shape", [(9, 33, 1), (70, 128, 1), (3, 5000, 1), (1, 400000, 1), (1, 2100, 64)], ids=str)
+def test_reduce_scaled(shape: Shape, layout: Layout, dtype: torch.dtype, reduction: str) -> None:
+    """Programs that only scale, which sums run without the interpreter."""
+    x = layout(shape, dtype)
+    vector = cases.random((1, shape[1], 1), torch.float32, 1)
+    misaligned = cases.random((1, shape[1] + 1, 1), torch.float32, 2)[:, 1:]
+    weights = [vector, misaligned, vector.to(dtype), cases.random((1, 1, 1), torch.float32, 3)]
+    programs = [(scaled, [weight]) for weight in weights] + [(lambda z: z / 2 * 3.0, [])]
+    for function, operands in programs:
+        values = function(x.double(), *(operand.double() for operand in operands))
+        actual = cases.call_reduce(x, reduction, torch.float32, Epilogue(function).program, operands)
+        bound = values.abs().sum(1) * 3e-7
+        assert_within(actual, REFERENCES[reduction](values, 1), bound)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("tiles", [1, 2, 9, 64, 300])
+@pytest.mark.parametrize("rows", [1, 5, 128, 9000])
+def test_finalize_partials(rows: int, tiles: int, reduction: str) -> None:
+    states = cases.random((tiles, rows), torch.float32).double()
+    partials = states.float()
+    if reduction == "logsumexp":
+        weights = cases.random((tiles, rows), torch.float32, 1).abs() + 0.1
+        partials = torch.stack((partials, weights), -1)
+        expected = torch.logsumexp(states + weights.double().log(), 0)
+    else:
+        expected = REFERENCES["sum" if reduction == "mean" else reduction](states, 0)
+    count = 7 * tiles
+    out, buffer = cases.guarded((rows,), torch.float32)
+    core = cases.module()
+    code, dtype = core.reductions()[reduction], cases.dtype_code(torch.float32)
+    core.finalize_partials(cases.stream(), partials.data_ptr(), tiles, rows, code, count, out.data_ptr(), dtype)
+    cases.check_margins(out, buffer)
+    bound = states.abs().sum(0) * 2e-7 + 2e-6 if reduction in ("sum", "logsumexp", "mean") else 0.0
+    assert_within(out, expected / count if reduction == "mean" else expected, bound)
+
+
+def sigmoid(z: Tensor) -> Tensor:
+    return torch.sigmoid(z)
+
+
+def chain(z: Tensor) -> Tensor:
+    return torch.clamp(torch.nn.functional.silu(z) * 1.5 + z, -2.0, 3.0)
+
+
+def residual(z: Tensor) -> Tensor:
+    return torch.tanh(z) * 2.5 - 0.5 + z
+
+
+POINTWISE_SHAPES = [
+    (1, 1, 1),
+    (1, 1, 7),
+    (1, 1, 5000),
+    (1, 1, 100001),
+    (1, 3, 4096),
+    (1, 50, 33),
+    (3, 17, 40),
+    (2, 1, 2049),
+    (1, 700, 8),
+    (200, 3, 5),
+    (1, 5, 3000),
+]
+
+
+@pytest.mark.parametrize("out_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("shape", POINTWISE_SHAPES, ids=str)
+def test_pointwise(shape: Shape, layout: Layout, dtype: torch.dtype, out_dtype: torch.dtype) -> None:
+    x = layout(shape, dtype)
+    for function in (sigmoid, chain, residual):
+        actual = cases.call_pointwise(x, Epilogue(function).program, (), out_dtype)
+        assert_within(actual, function(x.double()), 4e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("shape", POINTWISE_SHAPES, ids=str)
+def test_pointwise_operands(shape: Shape, layout: Layout, dtype: torch.dtype) -> None:
+    x = layout(shape, dtype)
+    operands = operands_of(shape, layout, dtype)
+    expected = prologue(x.double(), *(operand.double() for operand in operands))
+    assert_within(cases.call_pointwise(x, Epilogue(prologue).program, operands, dtype), expected, 4e-6)
+
+
+@pytest.mark.parametrize("function", [sigmoid, chain, residual])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pointwise_ragged_large(dtype: torch.dtype, function: object) -> None:
+    """Long enough that whole vectors and the rest are two launches."""
+    x = cases.contiguous((1, 1, (1 << 20) + 4099), dtype)
+    actual = cases.call_pointwise(x, Epilogue(function).program, (), dtype)
+    assert_within(actual, function(x.double()), 4e-6)
+
+
+def test_pointwise_in_place() -> None:
+    x = cases.contiguous((1, 300, 4096), torch.bfloat16)
+    expected = chain(x.double())
+    arguments = cases.matrix(x, x.shape)
+    core = cases.module()
+    core.pointwise(
+        cases.stream(), Epilogue(chain).program.native, tuple(x.shape), arguments, [], x.data_ptr(), arguments[1]
+    )
+    assert_within(x, expected, 4e-6)
+
+
+BACKWARD_SHAPES = [
+    (1, 1, 1),
+    (1, 1, 5000),
+    (1, 3, 1024),
+    (1, 70, 33),
+    (3, 17, 40),
+    (1, 300, 8),
+    (1, 100, 1000),
+    (4, 5, 3),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("shape", BACKWARD_SHAPES, ids=str)
+def test_backward(shape: Shape, layout: Layout, dtype: torch.dtype) -> None:
+    x = layout(shape, dtype)
+    operands = operands_of(shape, layout, dtype)
+    grad = cases.random(shape, dtype, 5)
+    sources = [t.double().expand(shape).clone().requires_grad_() for t in (x, *operands)]
+    expected = torch.autograd.grad(prologue(*sources), sources, grad.double())
+    column_sums = shape[0] == 1
+    program = Epilogue(prologue).program
+    actual, partials = cases.call_backward(grad, x, program, operands, range(5), column_sums=column_sums)
+    for own, reference in zip(actual, expected, strict=True):
+        assert_within(own, reference, 1e-5 * (1 + reference.abs()))
+    if column_sums:
+        reference = expected[0].sum(1)[0]
+        assert_within(partials.sum(0), reference, 1e-5 * (1 + expected[0].abs().sum(1)[0]))
+        _, alone = cases.call_backward(grad, x, program, operands, (), column_sums=True)
+        assert torch.equal(alone, partials)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize(
+    "layout", [cases.contiguous, cases.offset, cases.middle_last], ids=lambda layout: layout.__name__
+)
+@pytest.mark.parametrize("shape", BACKWARD_SHAPES, ids=str)
+def test_backward_of_row_reduction(shape: Shape, layout: Layout, reduction: str) -> None:
+    x = layout(shape, torch.float32).round(decimals=1)  # ties
+    grad = cases.random((*shape[:2], 1), torch.float32, 5)
+    source = x.double().requires_grad_()
+    y = source * 2 + 0.25
+    result = REFERENCES[reduction](y, -1, keepdim=True)
+    (expected,) = torch.autograd.grad(result, source, grad.double())
+    program = Epilogue(lambda z: z * 2 + 0.25).program
+    row_result = REFERENCES[reduction](x * 2 + 0.25, -1)
+    ties = (x * 2 + 0.25 == row_result.unsqueeze(-1)).sum(-1).float()
+    (actual,), partials = cases.call_backward(
+        grad,
+        x,
+        program,
+        (),
+        (0,),
+        column_sums=shape[0] == 1,
+        reduction=reduction,
+        row_result=row_result.contiguous(),
+        tie_count=ties.contiguous(),
+    )
+    assert_within(actual, expected, 1e-5 * (1 + expected.abs()))
+    if partials is not None:
+        assert_within(partials.sum(0), expected.sum(1)[0], 1e-5 * (1 + expected.abs().sum(1)[0]))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "amax"])
+def test_reduce_is_as_accurate_as_torch(reduction: str) -> None:
+    for shape in [(8, 100000, 1), (1, 8192, 1024), (4, 4096, 999)]:
+        x = cases.contiguous(shape, torch.float32)
+        expected = REFERENCES[reduction](x.double(), 1)
+        own = (cases.call_reduce(x, reduction, torch.float32).double() - expected).abs().max()
+        assert own <= (REFERENCES[reduction](x, 1).double() - expected).abs().max()
+
+
+def test_empty() -> None:
+    empty = torch.empty((0, 4, 4), device=cases.DEVICE)
+    assert cases.call_reduce(empty, "sum", torch.float32).shape == (0, 4)
+    assert cases.call_pointwise(empty, Epilogue(sigmoid).program, (), torch.float32).shape == (0, 4, 4)
+
+
+@pytest.mark.parametrize("columns", [(1 << 31) + 24, (1 << 31) + 27])
+def test_more_than_2_31_elements(columns: int) -> None:
+    x = torch.zeros((1, 1, columns), dtype=torch.bfloat16, device=cases.DEVICE)
+    x[..., -30:] = 3.0
+    y = cases.call_pointwise(x, Epilogue(chain).program, (), torch.bfloat16)
+    assert_within(y[..., -40:], chain(x[..., -40:].double()), 4e-6)
+    assert y[..., 1 << 30] == 0
+    assert cases.call_reduce(x.view(1, columns, 1), "sum", torch.float32).item() == 90
+    tall = x[..., : columns - columns % 4].view(1, -1, 4)
+    assert cases.call_reduce(tall, "sum", torch.float32).sum().item() == 3 * (30 - columns % 4)
+
+
+def test_bad_arguments() -> None:
+    core = cases.module()
+    x = cases.contiguous((1, 4, 4), torch.float32)
+    arguments = cases.matrix(x, x.shape)
+    with pytest.raises(ValueError, match=r"out is a null pointer, extents \(1, 4, 4\)"):
+        core.pointwise(0, cases.IDENTITY.native, (1, 4, 4), arguments, [], 0, 0)
+    with pytest.raises(ValueError, match="reduction has to be one of"):
+        core.reduce(0, cases.IDENTITY.native, (1, 4, 4), arguments, [], 0, x.data_ptr(), 0, 0)
+    with pytest.raises(ValueError, match=r"extents have to be at least 0, got \(1, -4, 4\)"):
+        core.reduce(0, cases.IDENTITY.native, (1, -4, 4), arguments, [], 1, x.data_ptr(), 0, 0)

@@ -1,0 +1,200 @@
+"""Every row of the op table, found in PyTorch, traced, run and differentiated: a new row is tested by being there."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from host_program import run_on_host
+
+import cutfuse
+from cutfuse.epilogue import Epilogue, EpilogueError, Instruction, Program, evaluate, op_table
+from cutfuse.epilogue.table import CONDITION, Op, OpTable, find_attribute, find_callables, parse_op, parse_signature
+from cutfuse.native import module
+
+OPS = op_table().ops
+SPECIAL = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 6.0, -3.0, 3.0, 0.5, -0.5]
+ORDINARY = [*torch.linspace(-9, 9, 73, dtype=torch.float64).tolist(), 1e-6, -1e-6, 19.9, 20.1, -40.0, 60.0, -86.0]
+
+each_op = pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+
+
+def parameter_sets(op: Op) -> list[tuple[float, ...]]:
+    defaults = tuple(default for _, default in op.parameters)
+    return list(dict.fromkeys([defaults, (0.5, 0.75)[: len(defaults)]]))
+
+
+def make_program(op: Op, parameters: tuple[float, ...]) -> Program:
+    """The op alone: z first, then the operands, argument c through a slot."""
+    if op.arity < 3:
+        instructions = [Instruction(op.name, ("z", "r0")[: op.arity], parameters)]
+    else:
+        instructions = [
+            Instruction(op_table().identity.name, ("r1",), (), 0),
+            Instruction(op.name, ("z", "r0", "s0"), parameters),
+        ]
+    return Program(tuple(instructions), op.arity - 1)
+
+
+def arguments_of(op: Op, values: list[float], dtype: torch.dtype) -> list[torch.Tensor]:
+    chosen = values if op.arity == 1 else values[:: 1 if op.arity == 2 else 3]
+    return list(torch.tensor(list(itertools.product(chosen, repeat=op.arity)), dtype=dtype).unbind(-1))
+
+
+def compute(op: Op, arguments: list[torch.Tensor], parameters: tuple[float, ...]) -> torch.Tensor:
+    tensors = [item != 0 if name == CONDITION else item for name, item in zip(op.tensors, arguments, strict=True)]
+    return op.compose(tensors, parameters).to(arguments[0].dtype)
+
+
+def test_the_table_is_the_modules_table() -> None:
+    rows = module().op_table()
+    assert [op.name for op in OPS] == [row["name"] for row in rows]
+    assert [op.code for op in OPS] == list(range(len(rows)))
+    assert op_table().limits == module().limits()
+
+
+@each_op
+def test_callables_are_found_and_mean_the_op(op: Op) -> None:
+    functions = find_callables(op)
+    assert functions[0] == find_attribute(op.path)
+    for function in functions:
+        assert op in op_table().callables[function]
+        assert {item.path for item in op_table().callables[function]} == {op.path}
+
+
+@each_op
+def test_calling_the_torch_function_gives_the_op(op: Op) -> None:
+    def call(z: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        tensors = [item != 0 if name == CONDITION else item for name, item in zip(op.tensors, (z, *rest), strict=True)]
+        return op.compose(tensors, parameters)
+
+    parameters = parameter_sets(op)[-1]
+    node = Epilogue(call, op.arity - 1).expression
+    if op is op_table().identity:
+        assert node.leaf == "z"
+    else:
+        assert node.op is op
+        assert node.parameters == parameters
+
+
+@each_op
+def test_operators(op: Op) -> None:
+    arguments = dict(zip("ab", arguments_of(op, ORDINARY, torch.float32), strict=False))
+    for symbol in filter(None, (op.infix, op.prefix)):
+        formula = f"a {symbol} b" if op.arity == 2 else f"{symbol}a"
+        if op.is_boolean and symbol in "&|~":
+            formula = re.sub("[ab]", r"(\g<0> > 0)", formula)
+        fn = eval(f"lambda {', '.join(arguments)}: {formula}")
+        expected = fn(*arguments.values()).float()
+        torch.testing.assert_close(Epilogue(fn)(*arguments.values()), expected, equal_nan=True)
+
+
+@each_op
+def test_value_on_the_host(op: Op) -> None:
+    for parameters in parameter_sets(op):
+        arguments = arguments_of(op, ORDINARY, torch.float32)
+        expected = compute(op, [item.double() for item in arguments], parameters).float()
+        got = run_on_host(make_program(op, parameters), arguments[0], arguments[1:])
+        torch.testing.assert_close(got, expected, rtol=2e-6, atol=3e-7, equal_nan=True)
+
+
+@each_op
+def test_special_values_on_the_host_are_pytorchs(op: Op) -> None:
+    for parameters in parameter_sets(op):
+        arguments = arguments_of(op, SPECIAL, torch.float32)
+        # Through fp64: in fp32, PyTorch's vectorised gelu on the CPU gives NaN at inf where its scalar one gives inf.
+        expected = compute(op, [item.double() for item in arguments], parameters).float()
+        got = run_on_host(make_program(op, parameters), arguments[0], arguments[1:])
+        torch.testing.assert_close(got, expected, rtol=2e-6, atol=1e-6, equal_nan=True)
+
+
+@each_op
+def test_derivatives_on_the_host_are_autograds(op: Op) -> None:
+    for parameters in parameter_sets(op):
+        arguments = [item.double().requires_grad_() for item in arguments_of(op, ORDINARY, torch.float32)]
+        result = compute(op, arguments, parameters)
+        gradients: tuple = (None,) * op.arity
+        if result.requires_grad:
+            gradients = torch.autograd.grad(result.sum(), arguments, allow_unused=True)
+        plain = [item.detach() for item in arguments]
+        for wrt, gradient in enumerate(gradients):
+            expected = torch.zeros_like(result) if gradient is None else gradient
+            got = run_on_host(make_program(op, parameters), plain[0], plain[1:], wrt)
+            torch.testing.assert_close(got, expected.float(), rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@each_op
+def test_composed_value_and_gradient(op: Op) -> None:
+    for parameters in parameter_sets(op):
+        arguments = [item.requires_grad_() for item in arguments_of(op, ORDINARY + SPECIAL, torch.float64)]
+        expected = compute(op, arguments, parameters)
+        got = evaluate(make_program(op, parameters), arguments[0], arguments[1:])
+        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+        if expected.requires_grad:
+            want = torch.autograd.grad(expected.sum(), arguments, allow_unused=True)
+            have = torch.autograd.grad(got.sum(), arguments, allow_unused=True)
+            torch.testing.assert_close(have, want, rtol=0, atol=0, equal_nan=True)
+
+
+def test_no_python_file_lists_the_ops() -> None:
+    """Names that are a function's only spelling, such as softsign, occur in no module of the package."""
+    package = Path(cutfuse.__file__).parent
+    sources = {path: path.read_text() for path in package.glob("epilogue/*.py")}
+    activations = [op.name for op in OPS if op.path.startswith("torch.nn.functional.")]
+    assert activations
+    for path, source in sources.items():
+        listed = [name for name in activations if re.search(rf"\b{name}\b", source)]
+        assert not listed, f"{path.name} names {listed}"
+
+
+ROW = {
+    "code": 0,
+    "name": "logit",
+    "arity": 1,
+    "parameters": 1,
+    "signature": "torch.logit(input, eps=-inf)",
+    "aliases": "torch.special.logit torch.absent neg:-",
+    "formula": "ln(a / (1 - a))",
+    "special": "",
+}
+
+
+def test_a_row_is_all_it_takes() -> None:
+    table = OpTable([ROW], module().limits())
+    op = table.op("logit")
+    assert (op.arity, op.parameters, op.prefix, op.infix) == (1, (("eps", -math.inf),), "-", None)
+    assert {torch.logit, torch.special.logit, torch.Tensor.logit} <= set(table.callables)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"arity": 2}, "the row says 2 and 1"),
+        ({"parameters": 0}, "the row says 1 and 0"),
+        ({"signature": "torch.absent(input, eps=1)"}, "has no torch.absent"),
+        ({"signature": "torch.logit"}, "not a signature"),
+    ],
+)
+def test_bad_rows(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_op(ROW | change)
+
+
+def test_signatures() -> None:
+    signature = "torch.nn.functional.gelu(input, approximate='tanh', scale=-2)"
+    assert parse_signature(signature) == (
+        "torch.nn.functional.gelu",
+        ("input",),
+        [("approximate", "tanh"), ("scale", -2.0)],
+    )
+
+
+def test_unknown_op() -> None:
+    with pytest.raises(ValueError, match="unknown op 'frobnicate'; the ops are"):
+        op_table().op("frobnicate")
+    with pytest.raises(EpilogueError, match="unknown op 'frobnicate'"):
+        Program.parse("operands=0; frobnicate z")
