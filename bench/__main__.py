@@ -1,0 +1,195 @@
+"""The command line: run a suite, or render the results of one again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bench.timing import Effort
+
+RESULTS = Path(os.path.relpath(Path(__file__).parent / "results"))  # relative: it is printed
+# The reference run on an H200 is to fit into four minutes; the linear suite has 162 cases.
+TIME_LIMITS = {"reference": 240.0, "linear": 540.0, "reduce": 240.0, "pointwise": 240.0}
+
+
+def prefer_installed_package() -> None:
+    """Let an installed cutfuse win over the sources beside `bench`, which hold no compiled module.
+
+    `python -m` puts the working directory first on the path.
+    """
+    root = str(Path(__file__).resolve().parent.parent)
+    elsewhere = [entry for entry in sys.path if str(Path(entry or ".").resolve()) != root]
+    sys.path[:] = [*elsewhere, root]
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line's arguments."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Benchmarks of cutfuse against PyTorch.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for suite, limit in TIME_LIMITS.items():
+        command = commands.add_parser(suite, help=f"run the {suite} suite")
+        command.add_argument("--quick", action="store_true", help="fewer cases and rounds, no max-autotune")
+        command.add_argument(
+            "--output",
+            type=Path,
+            metavar="NAME",
+            help="write NAME.json and NAME.png; default: bench/results/SUITE-DEVICE",
+        )
+        command.add_argument(
+            "--filter", action="append", default=[], metavar="TEXT", help="only cases with TEXT in their title"
+        )
+        command.add_argument("--time-limit", type=float, default=limit, metavar="SECONDS", help=f"default {limit:.0f}")
+        command.add_argument("--device", help="cuda or cpu; the default is cuda where there is one")
+        command.add_argument("--contenders", help="comma-separated: mm,eager,compile,max-autotune,cutfuse")
+        command.add_argument("--rounds", type=int, help="exactly this many timed rounds for each case")
+        command.add_argument("--seed", type=int, default=0, help="of the launches' order")
+        command.add_argument("--commit", help="the code's commit, where it is not a git checkout")
+    render = commands.add_parser("render", help="the table and the PNG from a results file")
+    render.add_argument("results", type=Path)
+    render.add_argument("--markdown", action="store_true", help="print Markdown")
+    render.add_argument(
+        "--without", action="append", default=[], metavar="HEADING", help="leave this column out of the Markdown"
+    )
+    render.add_argument("--png", type=Path, help="where to draw; the default is beside the results file")
+    return parser.parse_args(arguments)
+
+
+def contender_names(options: argparse.Namespace, is_cuda: bool) -> tuple[str, ...]:
+    """The contenders asked for, or the suite's: compilers only on a GPU, max-autotune only where it pays its time."""
+    from bench.contenders import CONTENDERS
+
+    if options.contenders:
+        names = tuple(name.strip() for name in options.contenders.split(","))
+        unknown = [name for name in names if name not in CONTENDERS]
+        if unknown:
+            raise SystemExit(f"unknown contenders {', '.join(unknown)}; choose from {', '.join(CONTENDERS)}")
+        return tuple(name for name in CONTENDERS if name in names)
+    left_out = set() if is_cuda else {"compile", "max-autotune"}
+    if options.quick or options.command == "linear":
+        left_out.add("max-autotune")
+    return tuple(name for name in CONTENDERS if name not in left_out)
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Write the PNG, or say why not."""
+    try:
+        from bench.plot import write_png
+    except ImportError:  # The plot is an extra; the results file is enough to draw it elsewhere.
+        print(f"No plot: matplotlib is missing. Later: python -m bench render {path.with_suffix('.json').name}")
+        return
+    print(f"Plot: {path}" if write_png(results, path) else "No plot: nothing was measured.")
+
+
+def default_output(options: argparse.Namespace, device_name: str) -> Path:
+    """Where results go: a name for each suite and device, and another where only a part of the suite was asked for."""
+    partial = options.quick or options.filter or options.contenders or options.rounds
+    words = [options.command, *device_name.lower().split(), *(["partial"] if partial else [])]
+    return RESULTS / "-".join(words)
+
+
+def settings_of(options: argparse.Namespace, names: tuple[str, ...], effort: Effort, is_cuda: bool) -> dict[str, Any]:
+    """How the figures were measured, for the results file."""
+    from bench.contenders.baselines import MAX_AUTOTUNE_MODE
+
+    return {
+        "contenders": list(names),
+        "max_autotune_mode": MAX_AUTOTUNE_MODE,
+        "quick": options.quick,
+        "filter": options.filter,
+        "time_limit_s": options.time_limit,
+        "seed": options.seed,
+        "seconds_per_case": effort.seconds,
+        "rounds": [effort.least_rounds, effort.most_rounds],
+        "cache": "flushed by a read before each launch" if is_cuda else "as the previous launch left it",
+    }
+
+
+def has_failures(results: dict[str, Any]) -> bool:
+    """Whether a case could not be built, or a contender failed or gave a wrong result."""
+    entries = [entry for case in results["cases"] for entry in (case, *case["contenders"].values())]
+    return any(entry.get("note", "").startswith(("failed", "wrong")) for entry in entries)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run a suite; 1 where a contender failed or was wrong."""
+    import torch
+
+    from bench import cases, machine, report
+    from bench.progress import progress_for
+    from bench.runner import Options, run_suite
+    from bench.timing import Effort
+
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    is_cuda = device.type == "cuda"
+    chosen = cases.select(options.command, small=not is_cuda, quick=options.quick, filters=options.filter)
+    if not chosen:
+        raise SystemExit(f"no case of {options.command} holds {' and '.join(options.filter)} in its title")
+    effort = Effort(0.2, 5, 20) if options.quick or not is_cuda else Effort()
+    if options.rounds:
+        effort = Effort(effort.seconds, options.rounds, options.rounds)
+    names = contender_names(options, is_cuda)
+    facts = machine.facts(device, options.commit)
+    if is_cuda and not facts["cutfuse_kernels"]:
+        print("Warning: this cutfuse has no CUDA kernels; its figures will be those of composed PyTorch operations.")
+    results: dict[str, Any] = {
+        "schema": report.SCHEMA,
+        "suite": options.command,
+        "machine": facts,
+        "settings": settings_of(options, names, effort, is_cuda),
+        "ceilings": None,
+        "cases": [],
+        "left_out": [],
+    }
+    output = options.output or default_output(options, str(facts["device"]) if is_cuda else "cpu")
+    # Not with_suffix: a name such as h200-2.11 has a dot of its own.
+    written = output.parent / f"{output.name.removesuffix('.json')}.json"
+
+    def on_case(figures: dict[str, Any]) -> None:
+        results["cases"].append(figures)
+        report.save(results, written)  # After each case, so that a run that is cut short keeps what it measured.
+
+    began = time.perf_counter()
+    with progress_for(len(chosen)) as progress:
+        run_options = Options(device, names, effort, options.time_limit, options.seed)
+        ceilings, results["left_out"] = run_suite(chosen, run_options, str(facts["device"]), progress, on_case)
+    results["ceilings"] = ceilings.as_dict() if ceilings else None
+    results["seconds"] = time.perf_counter() - began
+    report.show(results)
+    print(f"Cases: {len(results['cases'])}, {results['seconds']:.0f} s.")
+    report.save(results, written)
+    print(f"Results: {written}")
+    draw(results, written.with_suffix(".png"))
+    return 1 if has_failures(results) else 0
+
+
+def render(options: argparse.Namespace) -> int:
+    """Print the table of a results file, and draw its PNG unless Markdown was asked for."""
+    from bench import report
+
+    try:
+        results = report.load(options.results)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"cannot render: {error}") from error
+    if options.markdown:
+        print(report.markdown(results, tuple(options.without)))
+    else:
+        report.show(results)
+    if options.png or not options.markdown:
+        draw(results, options.png or options.results.with_suffix(".png"))
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The entry point; returns the exit status."""
+    options = parse(arguments)
+    return render(options) if options.command == "render" else run(options)
+
+
+if __name__ == "__main__":
+    prefer_installed_package()
+    sys.exit(main())

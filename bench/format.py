@@ -1,0 +1,29 @@
+"""How figures are written: three to four significant digits, and a dash for what was not measured."""
+
+from __future__ import annotations
+
+MISSING = "-"
+
+
+def microseconds(value: float | None) -> str:
+    """A time in microseconds."""
+    if value is None:
+        return MISSING
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def duration(value_us: float) -> str:
+    """A time with its unit, for a plot's label."""
+    return f"{value_us / 1000:.2f} ms" if value_us >= 1000 else f"{microseconds(value_us)} µs"
+
+
+def ratio(value: float | None) -> str:
+    """A ratio of two times; small ones need the third digit (1/15 is 0.067, 1/3 is 0.333)."""
+    if value is None:
+        return MISSING
+    return f"{value:.2f}" if value >= 0.5 else f"{value:.3f}"
+
+
+def error(value: float | None) -> str:
+    """A relative error."""
+    return MISSING if value is None else f"{value:.1e}"

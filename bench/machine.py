@@ -1,0 +1,90 @@
+"""Facts about the machine, the libraries and the code, for the results file. No host names, no paths."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+
+def command_output(*arguments: str) -> str | None:
+    """The first line that a command prints, or None where it is missing or fails."""
+    try:
+        done = subprocess.run(
+            arguments, capture_output=True, text=True, timeout=20, check=True, cwd=Path(__file__).parent
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = done.stdout.strip().splitlines()
+    return lines[0].strip() if lines else ""
+
+
+def git_commit() -> str | None:
+    """The commit of the code, marked where tracked files differ from it, or None outside a git checkout."""
+    commit = command_output("git", "rev-parse", "HEAD")
+    changes = command_output("git", "status", "--porcelain", "--untracked-files=no")
+    return f"{commit} with changes" if commit and changes else commit
+
+
+def cpu_name() -> str:
+    """The processor's name as Linux gives it, or its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def device_name(device: torch.device) -> str:
+    """The card's name, or the processor's."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+
+
+def package_version(name: str) -> str | None:
+    """An importable package's `__version__`."""
+    try:
+        return getattr(__import__(name), "__version__", None)
+    except ImportError:
+        return None
+
+
+def has_kernels() -> bool:
+    """Whether the installed cutfuse was built with its CUDA kernels."""
+    try:
+        from cutfuse import _C
+    except ImportError:
+        return False
+    return bool(_C.cuda_build)
+
+
+def facts(device: torch.device, commit: str | None) -> dict[str, object]:
+    """Everything that the results of a run depend on; `commit` for where the code is not a git checkout."""
+    found: dict[str, object] = {
+        "device": device_name(device),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": commit or git_commit(),
+        "cutfuse": package_version("cutfuse"),
+        "cutfuse_kernels": has_kernels(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "triton": package_version("triton"),
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "cpu": cpu_name(),
+        "cpu_cores": os.cpu_count(),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found.update(
+            driver=command_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+            capability=f"{properties.major}.{properties.minor}",
+            multiprocessors=properties.multi_processor_count,
+            memory_bytes=properties.total_memory,
+            l2_bytes=properties.L2_cache_size,
+        )
+    return found

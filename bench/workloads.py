@@ -1,0 +1,228 @@
+"""What the contenders of one case run on: tensors, the plain PyTorch call, cutfuse's call and an fp64 reference."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# fp64 references are computed in pieces of at most this many elements (0.5 GB), so that they fit beside the outputs.
+CHUNK_ELEMENTS = 1 << 26
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The type of the data and PyTorch's setting for fp32 products that go with a precision's name."""
+
+    dtype: torch.dtype
+    fp32_products: str = "highest"
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """PyTorch's process-wide setting for fp32 products, put back afterwards."""
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(self.fp32_products)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+PRECISIONS = {
+    "fp32": Precision(torch.float32),
+    "tf32": Precision(torch.float32, "high"),
+    "bf16": Precision(torch.bfloat16),
+    "fp16": Precision(torch.float16),
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The result in fp64, by slices of the output's first dimension, of which it has `rows`."""
+
+    compute: Callable[[int, int], Tensor]
+    rows: int
+    elements_per_row: int
+
+    @property
+    def step(self) -> int:
+        """Rows to compute at a time."""
+        return max(1, CHUNK_ELEMENTS // max(1, self.elements_per_row))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One case's tensors and calls. Every contender gets the same `arguments`.
+
+    `eager` and `fused` are called with `arguments`; `explain` with nothing, and describes what `fused` runs.
+    `product` holds x `[M, K]` and weight `[N, K]` where a bare `torch.mm` makes sense, with its own fp64 reference.
+    """
+
+    arguments: tuple[Tensor, ...]
+    eager: Callable[..., Tensor]
+    fused: Callable[..., Tensor]
+    explain: Callable[[], Any]
+    reference: Reference
+    product: tuple[Tensor, Tensor] | None = None
+    product_reference: Reference | None = None
+
+
+@dataclass(frozen=True)
+class Chain:
+    """An epilogue as a user writes it, its tensor operands ("matrix" or "row vector") and the reduction after it."""
+
+    label: str
+    function: Callable[..., Tensor] | None = None
+    operands: tuple[str, ...] = ()
+    reduce: str | None = None
+
+
+REDUCTIONS: dict[str, Callable[..., Tensor]] = {
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "amax": torch.amax,
+    "amin": torch.amin,
+    "logsumexp": torch.logsumexp,
+}
+
+
+def rows_of(tensor: Tensor, dimensions: int, start: int, stop: int) -> Tensor:
+    """Rows `start` to `stop` in fp64; a tensor of fewer than `dimensions` broadcasts along the rows and stays whole."""
+    return (tensor[start:stop] if tensor.dim() == dimensions else tensor).double()
+
+
+def product_rows(x: Tensor, weight: Tensor, bias: Tensor | None, start: int, stop: int) -> Tensor:
+    """Rows `start` to `stop` of `x @ weight.T + bias` in fp64, with only a piece of the weight upcast at a time."""
+    step = max(1, CHUNK_ELEMENTS // weight.shape[1])
+    rows = x[start:stop].double()
+    z = torch.cat([rows @ piece.double().t() for piece in weight.split(step)], dim=1)
+    return z if bias is None else z.add_(bias.double())
+
+
+def product_reference(x: Tensor, weight: Tensor) -> Reference:
+    """The fp64 reference of the bare product."""
+    return Reference(
+        lambda start, stop: product_rows(x, weight, None, start, stop), x.shape[0], max(weight.shape[0], x.shape[1])
+    )
+
+
+def reference_model(
+    name: str, arguments: tuple[Any, ...], tail: Callable[[Tensor], Tensor], x: Tensor, device: torch.device
+) -> Workload:
+    """A reference model and its drop-in, sharing one set of parameters; `tail` is what follows the product, if any."""
+    import cutfuse
+
+    with device:
+        module = getattr(cutfuse.models, name)(*arguments)
+    module = module.to(x.dtype).requires_grad_(False).eval()
+    with torch.device("meta"):
+        fused = getattr(cutfuse.nn, name)(*arguments)
+    fused.load_state_dict(module.state_dict(), strict=True, assign=True)
+    fused.requires_grad_(False).eval()
+
+    parameters = dict(module.named_parameters())
+    weight = next((value for key, value in parameters.items() if key.endswith("weight")), None)
+    bias = next((value for key, value in parameters.items() if key.endswith("bias")), None)
+
+    def rows(start: int, stop: int) -> Tensor:
+        return tail(x[start:stop].double() if weight is None else product_rows(x, weight, bias, start, stop))
+
+    per_row = x[0].numel() if weight is None else max(weight.shape[0], x.shape[1])
+    return Workload(
+        arguments=(x,),
+        eager=module,
+        fused=fused,
+        explain=lambda: cutfuse.explain(fused, x),
+        reference=Reference(rows, x.shape[0], per_row),
+        product=None if weight is None else (x, weight),
+        product_reference=None if weight is None else product_reference(x, weight),
+    )
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor, operands: tuple[Tensor, ...], chain: Chain) -> Workload:
+    """`cutfuse.linear` with `chain` after it, and the same as separate PyTorch calls."""
+    import cutfuse
+
+    def finish(z: Tensor, values: tuple[Tensor, ...]) -> Tensor:
+        y = z if chain.function is None else chain.function(z, *values)
+        return y if chain.reduce is None else REDUCTIONS[chain.reduce](y, -1)
+
+    def eager(x: Tensor, weight: Tensor, bias: Tensor, *operands: Tensor) -> Tensor:
+        return finish(F.linear(x, weight, bias), operands)
+
+    def fused(x: Tensor, weight: Tensor, bias: Tensor, *operands: Tensor) -> Tensor:
+        return cutfuse.linear(x, weight, bias, epilogue=chain.function, operands=operands, reduce=chain.reduce)
+
+    def explain() -> Any:
+        settings = {"epilogue": chain.function, "operands": operands, "reduce": chain.reduce}
+        return cutfuse.explain(cutfuse.linear, x, weight, bias, **settings)
+
+    def rows(start: int, stop: int) -> Tensor:
+        values = tuple(rows_of(operand, 2, start, stop) for operand in operands)
+        return finish(product_rows(x, weight, bias, start, stop), values)
+
+    return Workload(
+        arguments=(x, weight, bias, *operands),
+        eager=eager,
+        fused=fused,
+        explain=explain,
+        reference=Reference(rows, x.shape[0], max(weight.shape)),
+        product=(x, weight),
+        product_reference=product_reference(x, weight),
+    )
+
+
+def reduction(x: Tensor, dim: int, op: str, prologue: Callable[[Tensor], Tensor] | None) -> Workload:
+    """`cutfuse.reduce` of `x` over `dim`, and PyTorch's reduction of the same."""
+    import cutfuse
+
+    kept = 1 if dim == 0 else 0
+
+    def eager(x: Tensor) -> Tensor:
+        return REDUCTIONS[op](x if prologue is None else prologue(x), dim)
+
+    def fused(x: Tensor) -> Tensor:
+        return cutfuse.reduce(x, dim, op, prologue=prologue)
+
+    return Workload(
+        arguments=(x,),
+        eager=eager,
+        fused=fused,
+        explain=lambda: cutfuse.explain(cutfuse.reduce, x, dim, op, prologue=prologue),
+        reference=Reference(
+            lambda start, stop: eager(x.narrow(kept, start, stop - start).double()),
+            x.shape[kept],
+            x.numel() // x.shape[kept],
+        ),
+    )
+
+
+def pointwise(x: Tensor, operands: tuple[Tensor, ...], chain: Chain) -> Workload:
+    """`cutfuse.pointwise` of `chain` over `x` and `operands`, and the same as separate PyTorch calls."""
+    import cutfuse
+
+    function = chain.function
+    assert function is not None
+
+    def eager(x: Tensor, *operands: Tensor) -> Tensor:
+        return function(x, *operands)
+
+    def fused(x: Tensor, *operands: Tensor) -> Tensor:
+        return cutfuse.pointwise(function, x, *operands)
+
+    return Workload(
+        arguments=(x, *operands),
+        eager=eager,
+        fused=fused,
+        explain=lambda: cutfuse.explain(cutfuse.pointwise, function, x, *operands),
+        reference=Reference(
+            lambda start, stop: function(*(rows_of(value, x.dim(), start, stop) for value in (x, *operands))),
+            x.shape[0],
+            x[0].numel(),
+        ),
+    )
