@@ -32,6 +32,9 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+FEW = 100
+
+
 def relative_error(actual: Tensor, exact: Tensor) -> float:
     """Frobenius error relative to the exact values' norm; infinite where NaN or infinities are not the same."""
     actual = actual.double()

@@ -1,6 +1,7 @@
 // The derivatives of a program times the incoming gradient: each wanted one is a run of the program over dual numbers.
 // Also the weights that a reduction after the program gives to its elements, and the column sums that a bias gradient
 // is made of.
+#include "common/shared_copy.h"
 #include "epilogue/fragment_line.h"
 #include "epilogue/interpreter.h"
 #include "pointwise/kernels.h"
@@ -25,19 +26,15 @@ __device__ __forceinline__ void apply_weight(PointwiseBackwardParameters const& 
       Values const ties = load_line<kFragment>(parameters.tie_count, line);
       CUTFUSE_UNROLL
       for (int i = 0; i < kFragment; ++i) {
-        float const weight = y.values[i] == extreme.values[i] ? 1.0f / ties.values[i] : 0.0f;
-        gradient.values[i] *= weight;
+        // A row with a NaN in it has no ties: 0 / 0, as in torch.
+        gradient.values[i] *= (y.values[i] == extreme.values[i] ? 1.0f : 0.0f) / ties.values[i];
       }
       return;
     }
     case Reduction::kLogSumExp: {
       Values const result = load_line<kFragment>(parameters.row_result, line);
       CUTFUSE_UNROLL
-      for (int i = 0; i < kFragment; ++i) {
-        // A row of nothing but -inf has no gradient, as in torch.
-        float const reference = result.values[i] == -INFINITY ? 0.0f : result.values[i];
-        gradient.values[i] *= expf(y.values[i] - reference);
-      }
+      for (int i = 0; i < kFragment; ++i) gradient.values[i] *= expf(y.values[i] - result.values[i]);
       return;
     }
     default:
@@ -99,6 +96,8 @@ __device__ __forceinline__ void store_column_sums(PointwiseBackwardParameters co
 
 __global__ void __launch_bounds__(kBlockThreads, 2)
     pointwise_backward(__grid_constant__ PointwiseBackwardParameters const parameters) {
+  __shared__ PointwiseBackwardParameters shared;
+  copy_to_shared(parameters, shared);
   PointwisePlan const& plan = parameters.plan;
   PointwisePosition position = pointwise_position(plan);
   FragmentLine line = pointwise_line(plan, position);
@@ -107,7 +106,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   for (; position.row < position.row_end; position.row += rows_per_step(plan)) {
     line.row = position.row;
     line.count = elements_left(plan, position);
-    if (line.count > 0) sums = differentiate_line(parameters, line, sums);
+    if (line.count > 0) sums = differentiate_line(shared, line, sums);
   }
   if (parameters.column_partials != nullptr) store_column_sums(parameters, line, sums);
 }

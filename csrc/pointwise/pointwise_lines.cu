@@ -1,6 +1,7 @@
 // A program over a tensor of any strides, alignment and element types, all known at run time only. A thread's fragment
 // lies along columns where these come in aligned groups of four, and along rows otherwise, so that neighbouring threads
 // touch neighbouring columns.
+#include "common/shared_copy.h"
 #include "epilogue/fragment_line.h"
 #include "epilogue/interpreter.h"
 #include "pointwise/kernels.h"
@@ -17,6 +18,8 @@ __device__ __noinline__ void compute_line(PointwiseParameters const& parameters,
 
 __global__ void __launch_bounds__(kBlockThreads, 3)
     pointwise_lines(__grid_constant__ PointwiseParameters const parameters) {
+  __shared__ PointwiseParameters shared;
+  copy_to_shared(parameters, shared);
   PointwisePlan const& plan = parameters.plan;
   PointwisePosition position = pointwise_position(plan);
   FragmentLine line = pointwise_line(plan, position);
@@ -24,7 +27,7 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
   for (; position.row < position.row_end; position.row += rows_per_step(plan)) {
     line.row = position.row;
     line.count = elements_left(plan, position);
-    if (line.count > 0) compute_line(parameters, line);
+    if (line.count > 0) compute_line(shared, line);
   }
 }
 

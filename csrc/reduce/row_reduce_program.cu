@@ -1,5 +1,6 @@
 // row_reduce with a program over every element first. Element types, strides and the reduction are known at run time
 // only: the interpretation costs more than they do.
+#include "common/shared_copy.h"
 #include "epilogue/fragment_line.h"
 #include "epilogue/interpreter.h"
 #include "reduce/block_combine.h"
@@ -34,6 +35,8 @@ __device__ __noinline__ RowState take_fragment(RowProgramParameters const& param
 
 __global__ void __launch_bounds__(kBlockThreads, 3)
     row_reduce_program(__grid_constant__ RowProgramParameters const parameters) {
+  __shared__ RowProgramParameters shared;
+  copy_to_shared(parameters, shared);
   ReduceParameters const& reduce = parameters.problem.reduce;
   ReduceExtents const& extents = reduce.extents;
   ReducePlan const& plan = reduce.plan;
@@ -54,7 +57,7 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
     for (line.row = task.split * plan.chunk + (task.lane << parameters.shift); line.row < end;
          line.row += static_cast<int64_t>(plan.lanes) * kFragment) {
       line.count = count_within(end - line.row);
-      state = take_fragment(parameters, line, state);
+      state = take_fragment(shared, line, state);
     }
   }
   state = combine_threads(operations, state, plan.lanes);

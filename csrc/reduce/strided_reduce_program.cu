@@ -1,5 +1,6 @@
 // strided_reduce with a program over every element first: fragments lie along aligned inner rows, or, where rows are
 // not aligned, along the reduced dimension.
+#include "common/shared_copy.h"
 #include "epilogue/fragment_line.h"
 #include "epilogue/interpreter.h"
 #include "reduce/combine_columns.h"
@@ -39,6 +40,8 @@ __device__ __noinline__ ColumnStates<vector> take_fragment(ReduceProgramParamete
 template <int vector>
 __global__ void __launch_bounds__(kBlockThreads, vector == 1 ? 3 : 2)
     strided_reduce_program(__grid_constant__ ReduceProgramParameters const parameters) {
+  __shared__ ReduceProgramParameters shared;
+  copy_to_shared(parameters, shared);
   ReduceParameters const& reduce = parameters.reduce;
   ReduceExtents const& extents = reduce.extents;
   ReducePlan const& plan = reduce.plan;
@@ -62,7 +65,7 @@ __global__ void __launch_bounds__(kBlockThreads, vector == 1 ? 3 : 2)
     CUTFUSE_NO_UNROLL
     for (line.row = position.split * plan.chunk + position.y; line.row < end; line.row += plan.height * kRows) {
       if (vector == 1) line.count = count_within(end - line.row);
-      states = take_fragment(parameters, line, states);
+      states = take_fragment(shared, line, states);
     }
   }
   combine_columns<vector>(operations, states.columns, reduce, position, thread);
