@@ -17,7 +17,7 @@ elseif(CUTFUSE_CCACHE)
 endif()
 
 # The interpreter dispatches by a switch over ops. nvcc makes a binary search of branches of it unless it is told how
-# dense a jump table may be; a table saves 3% of a six-op epilogue (H200).
+# dense a jump table may be; a table saves 5% of a product with six ops after it (H200).
 set(jump_tables "")
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)
   set(jump_tables --jump-table-density=50)

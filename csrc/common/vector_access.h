@@ -105,18 +105,6 @@ CUTFUSE_HOST_DEVICE void pack(float const* values, Vector<T, N>& vector) {
 
 #if defined(__CUDACC__)
 
-// Reads what nobody will read again: evicted first from the L2, where it would push out what is still wanted.
-template <class T, int N = kVectorSize<T>>
-__device__ __forceinline__ Vector<T, N> load_vector_once(T const* pointer) {
-  if constexpr (Vector<T, N>::kWords == 4) {
-    uint4 const loaded = __ldcs(reinterpret_cast<uint4 const*>(pointer));
-    return {{loaded.x, loaded.y, loaded.z, loaded.w}};
-  } else {
-    uint2 const loaded = __ldcs(reinterpret_cast<uint2 const*>(pointer));
-    return {{loaded.x, loaded.y}};
-  }
-}
-
 template <class T, int N = kVectorSize<T>>
 __device__ __forceinline__ Vector<T, N> load_vector(T const* pointer) {
   if constexpr (Vector<T, N>::kWords == 4) {

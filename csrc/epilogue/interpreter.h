@@ -303,8 +303,8 @@ CUTFUSE_HOST_DEVICE Dual<F> differentiate(Program const& program, Fragment<F> co
 
 #if defined(__CUDACC__)
 
-// Brings a block's program into shared memory, up to the instruction that the interpreter reads ahead: kernel
-// parameters are not cached where a pointer can reach them, so that each instruction would wait for the L2 (H200).
+// Brings a block's program into shared memory, up to the instruction that the interpreter reads ahead: it comes sooner
+// from there than through a pointer to the kernel's parameters (3% of six ops over 4096x393216 bf16, H200).
 __device__ __forceinline__ void copy_program(Program const& parameter, Program& shared) {
   int const words = 1 + 2 * (parameter.length + 1);
   for (int word = static_cast<int>(threadIdx.x); word < words; word += static_cast<int>(blockDim.x)) {

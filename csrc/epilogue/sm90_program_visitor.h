@@ -16,8 +16,8 @@ namespace cutfuse {
 
 namespace sm90 {
 
-// What the visitor's device code reads, from a copy in shared memory: kernel parameters are not cached where a pointer
-// can reach them, and each instruction of the program would wait for the L2 (300-400 ns an op, H200).
+// What the visitor's device code reads, from a copy in shared memory: an instruction comes sooner from there than
+// through a pointer to the kernel's parameters (six ops on 1024x8192x8192 bf16, H200: 223 us instead of 228).
 struct alignas(16) EpilogueParams {
   Program program;
   Operands operands;

@@ -1,4 +1,5 @@
 // A program over a tensor whose rows are aligned and contiguous.
+#include "common/shared_copy.h"
 #include "epilogue/interpreter.h"
 #include "pointwise/kernels.h"
 #include "pointwise/vector_kernel.h"
@@ -19,10 +20,10 @@ struct VectorOperands {
 
 // Not inlined, for the reason that row_reduce_program gives.
 template <class T>
-__device__ __noinline__ void compute_and_store(PointwiseParameters const& parameters, Program const& program,
-                                               VectorPosition at, VectorFragment<T, kVectorElements> pieces) {
+__device__ __noinline__ void compute_and_store(PointwiseParameters const& parameters, VectorPosition at,
+                                               VectorFragment<T, kVectorElements> pieces) {
   Fragment<kVectorElements> const result =
-      interpret<kVectorElements, PrimitivesFor<T>>(program, pieces.values(), VectorOperands{parameters, at});
+      interpret<kVectorElements, PrimitivesFor<T>>(parameters.program, pieces.values(), VectorOperands{parameters, at});
   T* const out = static_cast<T*>(parameters.out.data) + offset_at(parameters.out, at);
   store_fragment(out, parameters.plan.step, at.count, result);
 }
@@ -30,8 +31,7 @@ __device__ __noinline__ void compute_and_store(PointwiseParameters const& parame
 template <class T>
 struct Interpreted {
   static constexpr int kPieces = VectorFragment<T, kVectorElements>::kPieces;
-  PointwiseParameters const& parameters;
-  Program const& program;  // in shared memory
+  PointwiseParameters const& parameters;  // in shared memory
 
   __device__ __forceinline__ void begin(VectorPosition const& at) const { prefetch(at); }
 
@@ -53,15 +53,15 @@ struct Interpreted {
 
   __device__ __forceinline__ void operator()(VectorPosition const& at,
                                              VectorFragment<T, kVectorElements> const& pieces) const {
-    compute_and_store(parameters, program, at, pieces);
+    compute_and_store(parameters, at, pieces);
   }
 };
 
 template <class T>
 __global__ void __launch_bounds__(kVectorThreads, 4) pointwise(__grid_constant__ PointwiseParameters const parameters) {
-  __shared__ Program program;
-  copy_program(parameters.program, program);
-  run_vectors<T, kVectorElements>(parameters, Interpreted<T>{parameters, program});
+  __shared__ PointwiseParameters shared;
+  copy_to_shared(parameters, shared);
+  run_vectors<T, kVectorElements>(parameters, Interpreted<T>{shared});
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ struct RowReader {
       for (int u = 0; u < kUnroll; ++u) {
         int const vector = first + u * lanes;
         pack(fill, loaded[u]);
-        if (vector < vectors) loaded[u] = load_vector_once(data + head + vector * kSize);
+        if (vector < vectors) loaded[u] = load_vector(data + head + vector * kSize);
       }
       float values[kUnroll * kSize];
       CUTFUSE_UNROLL

@@ -23,7 +23,7 @@ __device__ __forceinline__ void load_tile(T* tile, T const* data, int count) {
   CUTFUSE_UNROLL
   for (int u = 0; u < kLoads; ++u) {
     int const vector = thread + u * kBlockThreads;
-    if (vector < vectors) loaded[u] = load_vector_once(data + head + vector * kSize);
+    if (vector < vectors) loaded[u] = load_vector(data + head + vector * kSize);
   }
   CUTFUSE_UNROLL
   for (int u = 0; u < kLoads; ++u) {

@@ -43,7 +43,7 @@ __device__ __forceinline__ Elements<T, vector> load_elements(T const* data) {
   if constexpr (vector == 1) {
     return {__ldg(data)};
   } else {
-    return {load_vector_once<T, vector>(data)};
+    return {load_vector<T, vector>(data)};
   }
 }
 
