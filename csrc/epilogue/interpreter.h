@@ -301,18 +301,4 @@ CUTFUSE_HOST_DEVICE Dual<F> differentiate(Program const& program, Fragment<F> co
   return interpreter::interpret<Dual<F>, AccuratePrimitives>(program, z, wrt, load);
 }
 
-#if defined(__CUDACC__)
-
-// Brings a block's program into shared memory, up to the instruction that the interpreter reads ahead: it comes sooner
-// from there than through a pointer to the kernel's parameters (3% of six ops over 4096x393216 bf16, H200).
-__device__ __forceinline__ void copy_program(Program const& parameter, Program& shared) {
-  int const words = 1 + 2 * (parameter.length + 1);
-  for (int word = static_cast<int>(threadIdx.x); word < words; word += static_cast<int>(blockDim.x)) {
-    reinterpret_cast<uint4*>(&shared)[word] = reinterpret_cast<uint4 const*>(&parameter)[word];
-  }
-  __syncthreads();
-}
-
-#endif
-
 }  // namespace cutfuse

@@ -24,6 +24,9 @@ namespace {
 // The tensor memory accelerator reads rows that start at multiples of 16 bytes.
 constexpr int64_t kCopyAlignment = 16;
 
+// Rows and columns by which the last cluster's tiles may reach past the matrix: their coordinates are ints too.
+constexpr int64_t kPastTheEnd = 1024;
+
 std::string check_pitch(char const* which, int64_t elements, DType dtype) {
   int64_t const bytes = elements * static_cast<int64_t>(size_of(dtype));
   if (bytes % kCopyAlignment == 0) {
@@ -52,15 +55,16 @@ std::string find_rejection(GemmConfig const& config, GemmProblem const& problem)
   if (config.output == GemmOutput::kFloat32 && problem.output != DType::kFloat32) {
     return std::string("writes float32, not ") + name_of(problem.output);
   }
-  constexpr int64_t kLargest = std::numeric_limits<int>::max();
+  constexpr int64_t kLargest = std::numeric_limits<int>::max() - kPastTheEnd;
   if (problem.m < 1 || problem.n < 1 || problem.k < 1 || problem.m > kLargest || problem.n > kLargest ||
       problem.k > kLargest) {
-    return "M, N and K must lie between 1 and 2^31-1";
+    return "M, N and K have to lie between 1 and " + std::to_string(kLargest);
   }
   if (problem.input == DType::kFloat32 && (problem.m == 1 || problem.n == 1)) {
     return "multiplies as tf32, and cuBLAS multiplies a single row or column at full precision";
   }
-  for (auto const& fault : {check_pitch("the row pitch of x", problem.lda, problem.input),
+  for (auto const& fault : {check_pitch("K", problem.k, problem.input),  // CUTLASS wants whole vectors of K too
+                            check_pitch("the row pitch of x", problem.lda, problem.input),
                             check_pitch("the row pitch of weight", problem.ldb, problem.input)}) {
     if (!fault.empty()) {
       return fault;

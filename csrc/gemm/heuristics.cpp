@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <stdexcept>
 
 namespace cutfuse {
 
@@ -43,7 +44,7 @@ TileTiming const& timing_of(GemmConfig const& config) {
       return timing;
     }
   }
-  return kTimings[0];
+  throw std::logic_error(std::string(config.name) + " has no row in kTimings: measure its tile and add one");
 }
 
 // Tiles that the scheduler keeps together for the L2. It pads the grid to whole groups, and a grid of eight by

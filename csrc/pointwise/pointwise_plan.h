@@ -1,5 +1,4 @@
-// How the threads of the pointwise kernels are laid over a tensor. Host code without CUDA, so that a machine without a
-// GPU tests it.
+// How the threads of the pointwise kernels are laid over a tensor: host code that knows no CUDA.
 #pragma once
 
 #include <cstdint>
@@ -59,8 +58,8 @@ struct PointwiseBlock {
   int rows;
 };
 
-// Collapses `tensors` and `others` (operands)
-// first. `vectors` is set if all tensors allow it: contiguous columns, aligned rows, one dtype.
+// Collapses `tensors` and `others` (operands) first. `vectors` is set if all tensors allow it: contiguous columns,
+// aligned rows, one dtype.
 PointwisePlan plan_pointwise(PointwiseExtents extents, std::vector<PointwiseTensor>& tensors, StrideList const& others,
                              PointwiseBlock const& block, int multiprocessors);
 

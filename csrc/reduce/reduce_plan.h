@@ -1,5 +1,4 @@
-// Which reduction kernel runs, and how its threads are laid over the tensor. Host code without CUDA, so that a machine
-// without a GPU tests it.
+// Which reduction kernel runs, and how its threads are laid over the tensor: host code that knows no CUDA.
 #pragma once
 
 #include <cstddef>

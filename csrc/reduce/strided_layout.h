@@ -1,4 +1,4 @@
-// The strided kernels' index arithmetic, for the host as well, where it is tested.
+// The strided kernels' index arithmetic.
 #pragma once
 
 #include <cstdint>

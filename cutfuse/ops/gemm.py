@@ -16,7 +16,6 @@ from .device import capability, dtype_codes, multiprocessors, on_device, reducti
 
 HOPPER = (9, 0)
 ALIGNMENT = 16  # bytes; the tensor memory accelerator's
-MATRIX_WORTH = 1.1  # how much longer a row reduction may take for not storing the matrix that it reduces
 
 
 class Plan(NamedTuple):
@@ -30,11 +29,14 @@ class Plan(NamedTuple):
 
     @property
     def chosen(self) -> Any | None:
-        """The candidate to launch, or None where cuBLAS and one more kernel are predicted to be faster."""
-        limit = self.unfused_microseconds * (MATRIX_WORTH if self.reduces else 1.0)
-        if not self.candidates or self.candidates[0].microseconds > limit:
+        """The candidate to launch, or None where cuBLAS and one more kernel are predicted to be faster.
+
+        A row reduction is always fused where a kernel takes it: the matrix that it reduces is never allocated.
+        """
+        if not self.candidates:
             return None
-        return self.candidates[0]
+        best = self.candidates[0]
+        return best if self.reduces or best.microseconds <= self.unfused_microseconds else None
 
 
 def run_gemm(
@@ -198,6 +200,8 @@ def launch(
 def _operand(tensor: Tensor, m: int, n: int) -> tuple[int, int, int, int, int]:
     """Address, type and strides, 0 where the operand is broadcast."""
     rows, columns = tensor.shape
+    if rows not in (1, m) or columns not in (1, n):
+        raise ValueError(f"cutfuse: an operand of shape {(rows, columns)} does not broadcast against {(m, n)}")
     row_stride = tensor.stride(0) if rows == m and m > 1 else 0
     column_stride = tensor.stride(1) if columns == n and n > 1 else 0
     return tensor.data_ptr(), dtype_codes()[tensor.dtype], 0, row_stride, column_stride
