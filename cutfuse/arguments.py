@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from . import native
@@ -150,8 +151,15 @@ def _substitute_once(program: str, numbers: tuple[str | None, ...], tensor_count
     return Epilogue.from_expression(values[id(expression)], tensor_count)
 
 
+def _is_transformed() -> bool:
+    """Whether a tensor may be a dual number or a functorch wrapper, whose memory says nothing of its derivatives."""
+    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def why_composed(x: Tensor, dtypes: Sequence[torch.dtype]) -> str:
     """Why the kernels do not take x on its device; empty where they do. `dtypes`: of all that is read."""
+    if not torch.compiler.is_compiling() and _is_transformed():
+        return "forward-mode derivatives and torch.func transforms run through PyTorch's own operations"
     if switch.everywhere:
         return ""
     if x.device.type != "cuda":

@@ -32,7 +32,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-FEW = 100
+FEW = 100  # numbers whose roundings do not average out: either side may be lucky
 
 
 def relative_error(actual: Tensor, exact: Tensor) -> float:
@@ -52,7 +52,10 @@ def assert_no_worse(actual: Tensor, eager: Tensor, exact: Tensor, slack: float =
     """`actual` is as near to `exact` as `eager` is, plus one rounding of its type; `slack` is a factor for chance."""
     assert actual.shape == exact.shape
     rounding = torch.finfo(actual.dtype).eps / 2
-    error, allowed = relative_error(actual, exact), (relative_error(eager, exact) + rounding) * slack
+    error, bound = relative_error(actual, exact), relative_error(eager, exact)
+    allowed = (bound + rounding) * slack
+    if exact.numel() < FEW:
+        allowed = max(allowed, (bound + 8 * rounding) * 4)
     assert error <= allowed, f"error {error:.3g}, eager PyTorch's with one rounding {allowed:.3g}"
 
 

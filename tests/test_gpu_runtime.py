@@ -235,7 +235,7 @@ def test_nothing_warns_and_nothing_synchronises() -> None:
 
 
 def test_a_custom_epilogue_is_fused_on_the_first_call() -> None:
-    x, w, b, r = make_inputs(256, 512, 128)
+    x, w, b, r = make_inputs(1024, 8192, 8192)
 
     def epilogue(z: Tensor, other: Tensor) -> Tensor:
         return torch.tanh((z * 0.75 - 1.0).clamp(-2, 2) * torch.sigmoid(z)) + other

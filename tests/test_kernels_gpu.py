@@ -300,7 +300,8 @@ def test_reduce_is_as_accurate_as_torch(reduction: str) -> None:
         x = cases.contiguous(shape, torch.float32)
         expected = REFERENCES[reduction](x.double(), 1)
         own = (cases.call_reduce(x, reduction, torch.float32).double() - expected).abs().max()
-        assert own <= (REFERENCES[reduction](x, 1).double() - expected).abs().max()
+        rounding = torch.finfo(torch.float32).eps / 2 * expected.abs().max()
+        assert own <= (REFERENCES[reduction](x, 1).double() - expected).abs().max() + rounding
 
 
 def test_empty() -> None:
