@@ -71,10 +71,10 @@ $(VENV)/.torch:
 $(INSTALLED): $(VENV)/.torch $(NATIVE)
 	@command -v $${CXX:-c++} >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || \
 	{ echo "No C++ compiler was found; on Debian and Ubuntu install g++, or set CXX"; exit 1; }
-ifeq ($(GPU),yes)
-	@echo "A GPU is visible: installing with CUTFUSE_CUDA=$(CUTFUSE_CUDA). The CUDA kernels take about 15 minutes on 2 cores."
+ifeq ($(CUTFUSE_CUDA),OFF)
+	@echo "$(if $(GPU),CUTFUSE_CUDA is OFF,No GPU is visible): installing without the CUDA kernels."
 else
-	@echo "No GPU is visible: installing with CUTFUSE_CUDA=$(CUTFUSE_CUDA), without CUDA kernels when that is OFF."
+	@echo "Installing with CUTFUSE_CUDA=$(CUTFUSE_CUDA). Compiling the CUDA kernels can take half an hour on 2 cores."
 endif
 	$(PIP) $(if $(filter OFF,$(CUTFUSE_CUDA)),--quiet,--verbose) --editable ".[test]" \
 		--config-settings=cmake.define.CUTFUSE_CUDA=$(CUTFUSE_CUDA) \
