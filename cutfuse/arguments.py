@@ -168,7 +168,7 @@ def why_composed(x: Tensor, dtypes: Sequence[torch.dtype]) -> str:
         return "float64; kernels compute in fp32"
     if x.dtype not in KERNEL_DTYPES:
         return f"x is {x.dtype}; kernels read float32, float16 and bfloat16"
-    return "" if native.serves(x.device) else "this build has no CUDA kernels"
+    return "" if native.serves(x.device) else "this build has no CUDA kernels for this device"
 
 
 def to_kernel_dtype(tensor: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ HOW_TO_GET_KERNELS = (
     "`pip install --force-reinstall --no-deps .` in cutfuse's source tree"
 )
 
+OLDEST_CAPABILITY = (8, 0)  # what the pointwise and reduction kernels are built for, and newer
+
 
 @functools.lru_cache(maxsize=1)
 def module() -> ModuleType:
@@ -49,7 +51,7 @@ def serves(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     if has_kernels():
-        return True
+        return torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY
     if torch.version.cuda is not None:
         _warn_without_kernels()
     return False
