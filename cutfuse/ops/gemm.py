@@ -85,7 +85,8 @@ def explain_gemm(
         return None, [unfused, f"{best.name}: {best.microseconds:.1f} us predicted", *predicted]
     order = "M" if best.raster_along_m else "N"
     name = f"{best.name}, tiles along {order} first, swizzle {best.swizzle}: {best.microseconds:.1f} us predicted"
-    return name, [unfused, *predicted]
+    always = ["a row reduction is always fused: the matrix that it reduces is never allocated"] if plan.reduces else []
+    return name, [*always, unfused, *predicted]
 
 
 def why_not(x: Tensor, weight: Tensor, bias: Tensor | None) -> str:
