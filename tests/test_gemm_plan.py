@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 
+import cutfuse
 from cutfuse import native
+from cutfuse.ops import gemm
 
 pytestmark = pytest.mark.skipif(not native.module().cuda_build, reason="this build of cutfuse has no CUDA kernels")
 
@@ -77,3 +81,11 @@ def test_every_kernel_has_a_prediction_for_every_shape() -> None:
     for m in (1, 16, 300, 8192):
         for dtype in (FLOAT16, BFLOAT16):
             assert all(c.microseconds > 0 for c in candidates(m=m, dtype=dtype) if not c.rejection)
+
+
+def test_an_epilogue_of_six_ops_is_fused_where_the_prediction_hardly_differs() -> None:
+    epilogue = cutfuse.Epilogue(lambda z: torch.tanh((F.silu(z) * 1.5).clamp(-3, 3)) + 0.5 + z)
+    cost = epilogue.program.native.cost
+    plan = gemm._plan(1024, 8192, 8192, 8192, 8192, torch.bfloat16, torch.bfloat16, "none", 132, cost)
+    assert plan.chosen is plan.candidates[0]
+    assert plan.chosen.microseconds < gemm.UNFUSED_ADVANTAGE * plan.unfused_microseconds

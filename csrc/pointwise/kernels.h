@@ -87,7 +87,7 @@ inline int64_t block_count(PointwisePlan const& plan) {
 // Vectors of a thread and row where the chain is compiled in, and threads of a block. Chosen for a sigmoid of
 // 4096x393216 on an H200, with a kernel of that op alone: 3003 us in fp32 and 1500 us in bf16 (a copy takes 3021 and
 // 1511), with 256 threads 3070 and 1540, with loads that are evicted first 3290 and 1625, with a loop over eight rows
-// 3480 and 1720. The kernel of chains takes 3021 and 1568.
+// 3480 and 1720.
 constexpr int kChainVectors = 2;
 constexpr int kVectorThreads = 128;
 template <class T>

@@ -20,28 +20,33 @@ struct Chain {
 
   __device__ __forceinline__ void prefetch(VectorPosition const&) const {}
 
-  __device__ __forceinline__ void operator()(VectorPosition const& at, VectorFragment<T, kElements> const& pieces) {
+  __device__ __forceinline__ float apply(float z) const {
     Program const& program = parameters.program;
     Instruction const& op = program.instructions[0];
-    Fragment<kElements> const z = pieces.values();
-    Fragment<kElements> y;
+    float const value = Op::template forward<PrimitivesFor<T>>(z, 0.0f, 0.0f, op.immediate[0], op.immediate[1]);
+    return ::fmaf(value, op.scale, op.shift) + (program.adds_input ? z : 0.0f);
+  }
+
+  __device__ __forceinline__ void operator()(VectorPosition const& at, VectorFragment<T, kElements> const& pieces) {
+    constexpr int kSize = kVectorSize<T>;
+    // Piece by piece: all elements at once would take 61 registers of a 16-bit type, and a block less in flight.
     CUTFUSE_UNROLL
-    for (int i = 0; i < kElements; ++i) {
-      float const value =
-          Op::template forward<PrimitivesFor<T>>(z.values[i], 0.0f, 0.0f, op.immediate[0], op.immediate[1]);
-      y.values[i] = ::fmaf(value, op.scale, op.shift);
-    }
-    if (program.adds_input) {
+    for (int piece = 0; piece < kElements / kSize; ++piece) {
+      float values[kSize];
+      unpack(pieces.pieces[piece], values);
       CUTFUSE_UNROLL
-      for (int i = 0; i < kElements; ++i) y.values[i] += z.values[i];
+      for (int i = 0; i < kSize; ++i) values[i] = apply(values[i]);
+      Vector<T> packed;
+      pack(values, packed);
+      int const offset = piece * parameters.plan.step;
+      if (offset < at.count) store_vector(out + offset, packed);
     }
-    store_fragment(out, parameters.plan.step, at.count, y);
     out += parameters.plan.height * parameters.out.strides[1];
   }
 };
 
 template <class Op, class T>
-__global__ void __launch_bounds__(kVectorThreads, 8)
+__global__ void __launch_bounds__(kVectorThreads, 10)
     pointwise_chain(__grid_constant__ PointwiseParameters const parameters) {
   run_vectors<T, chain_elements<T>()>(parameters, Chain<Op, T>{parameters, nullptr});
 }
