@@ -1,6 +1,6 @@
 # The kernel library, cutfuse_kernels: knows neither Python nor torch, so one build of it serves every version of both.
 
-file(GLOB host_sources CONFIGURE_DEPENDS csrc/common/*.cpp csrc/epilogue/*.cpp)
+file(GLOB host_sources CONFIGURE_DEPENDS csrc/common/*.cpp csrc/epilogue/*.cpp csrc/split/*_reference.cpp)
 add_library(cutfuse_kernels STATIC ${host_sources})
 target_link_libraries(cutfuse_kernels PUBLIC cutfuse_options)
 if(NOT CUTFUSE_WITH_CUDA)
@@ -34,7 +34,7 @@ function(cutfuse_add_kernels name)
   target_link_libraries(cutfuse_kernels PRIVATE ${name})
 endfunction()
 
-# Pointwise and reduction kernels, for every architecture in the list and as PTX for newer ones.
+# Pointwise, reduction and splitting kernels, for every architecture in the list and as PTX for newer ones.
 set(stream_gencode "")
 foreach(architecture IN LISTS CUTFUSE_STREAM_ARCHITECTURES)
   if(architecture MATCHES "^([0-9]+a?)-real$")
@@ -45,7 +45,9 @@ foreach(architecture IN LISTS CUTFUSE_STREAM_ARCHITECTURES)
     message(FATAL_ERROR "CUTFUSE_STREAM_ARCHITECTURES has '${architecture}'; write 90-real or 90-virtual.")
   endif()
 endforeach()
-file(GLOB stream_sources CONFIGURE_DEPENDS csrc/pointwise/*.cu csrc/pointwise/*.cpp csrc/reduce/*.cu csrc/reduce/*.cpp)
+file(GLOB stream_sources CONFIGURE_DEPENDS csrc/pointwise/*.cu csrc/pointwise/*.cpp csrc/reduce/*.cu csrc/reduce/*.cpp
+     csrc/split/*.cu csrc/split/*.cpp)
+list(REMOVE_ITEM stream_sources ${host_sources})
 cutfuse_add_kernels(cutfuse_stream POOL cutfuse_stream_jobs SOURCES ${stream_sources} GENCODE ${stream_gencode})
 
 # GEMM kernels: one generated translation unit for each row of the table.

@@ -7,6 +7,7 @@
 #include "epilogue/host_evaluate.h"
 #include "epilogue/ops.h"
 #include "epilogue/program.h"
+#include "split/split_reference.h"
 
 namespace cutfuse::bindings {
 namespace {
@@ -115,6 +116,18 @@ void evaluate(Program const& program, uintptr_t input, uintptr_t output, int64_t
   host_evaluate(program, pointer<float const>(input), pointer<float>(output), count, host_operands, wrt);
 }
 
+uint32_t split_on_host(uintptr_t source, int64_t rows, int64_t columns, int plan, uintptr_t values, uintptr_t scales) {
+  if (plan != 3 && plan != 6) throw py::value_error("plan has to be 3 or 6, got " + std::to_string(plan));
+  std::string const shape = "(" + std::to_string(rows) + ", " + std::to_string(columns) + ")";
+  if (rows < 0 || columns < 0) throw py::value_error("rows and columns have to be at least 0, got " + shape);
+  if (rows > 0 && columns > 0 && (source == 0 || values == 0 || scales == 0)) {
+    throw py::value_error("source, values and scales must not be null pointers for " + shape);
+  }
+  py::gil_scoped_release release;
+  return split_reference(pointer<float const>(source), rows, columns, plan == 3 ? 2 : 3, pointer<uint16_t>(values),
+                         pointer<float>(scales));
+}
+
 void bind_epilogue(py::module_& module) {
   module.def("op_table", &op_table, "The rows of ops.def, in the order of their codes.");
   module.def("limits", &limits, "The most instructions, operands and slots that a program has.");
@@ -131,13 +144,22 @@ void bind_epilogue(py::module_& module) {
              "input (0) or operand wrt - 1. Pointers are integers; an operand is (pointer, stride 0 or 1).");
 }
 
+void bind_split_reference(py::module_& module) {
+  module.def("split_reference", &split_on_host, py::arg("source"), py::arg("rows"), py::arg("columns"), py::arg("plan"),
+             py::arg("values"), py::arg("scales"),
+             "What split does, on the host: splits a contiguous fp32 matrix to values [2 or 3, rows, pitch] of 16 bits "
+             "and scales [pitch / 64, scale_pitch], and returns the flags, for the matrix as a whole.");
+}
+
 }  // namespace
 }  // namespace cutfuse::bindings
 
 PYBIND11_MODULE(_C, module) {
   cutfuse::bindings::bind_epilogue(module);
+  cutfuse::bindings::bind_split_reference(module);
 #if CUTFUSE_WITH_CUDA
   cutfuse::bindings::bind_gemm(module);
+  cutfuse::bindings::bind_split(module);
   cutfuse::bindings::bind_streaming(module);
   module.attr("cuda_build") = true;
 #else

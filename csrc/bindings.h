@@ -5,12 +5,14 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "common/dtype.h"
 #include "epilogue/program.h"
+#include "split/planes.h"
 
 namespace cutfuse::bindings {
 
@@ -60,7 +62,23 @@ inline Operands to_operands(Program const& program, std::vector<MatrixTuple> con
   return operands;
 }
 
+// Addresses of flags that splitting kernels wrote, and their numbers: of two operands at most.
+using FlagsTuple = std::tuple<uintptr_t, int>;
+
+inline SplitGuard to_guard(std::vector<FlagsTuple> const& flags) {
+  SplitGuard guard = {};
+  if (flags.size() > std::size(guard.flags)) {
+    throw py::value_error("a guard has at most two operands' flags, got " + std::to_string(flags.size()));
+  }
+  for (size_t k = 0; k < flags.size(); ++k) {
+    guard.flags[k] = pointer<uint32_t const>(std::get<0>(flags[k]));
+    guard.counts[k] = std::get<1>(flags[k]);
+  }
+  return guard;
+}
+
 void bind_gemm(py::module_& module);
+void bind_split(py::module_& module);
 void bind_streaming(py::module_& module);
 
 }  // namespace cutfuse::bindings

@@ -1,0 +1,82 @@
+// The splitting kernels' share of cutfuse._C.
+#include <optional>
+
+#include "bindings.h"
+#include "split/split.h"
+
+namespace cutfuse::bindings {
+namespace {
+
+using ShapeTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
+
+constexpr int64_t kValueBytes = 2;
+
+SplitPlan to_plan(int value) {
+  if (value != static_cast<int>(SplitPlan::kSplit3) && value != static_cast<int>(SplitPlan::kSplit6)) {
+    throw py::value_error("plan has to be 3 or 6, got " + std::to_string(value));
+  }
+  return static_cast<SplitPlan>(value);
+}
+
+std::string to_string(int64_t rows, int64_t columns) {
+  return "(" + std::to_string(rows) + ", " + std::to_string(columns) + ")";
+}
+
+void check_shape(char const* function, int64_t rows, int64_t columns) {
+  if (rows < 0 || columns < 0) {
+    throw py::value_error(std::string(function) + ": rows and columns have to be at least 0, got " +
+                          to_string(rows, columns));
+  }
+}
+
+ShapeTuple shape_and_bytes(int64_t rows, int64_t columns, int plan, bool transposed) {
+  check_shape("planes_shape", rows, columns);
+  PlanesShape const shape = planes_shape(rows, columns, to_plan(plan), transposed);
+  return {shape.pitch,
+          shape.scale_pitch,
+          shape.flag_count,
+          plane_count(to_plan(plan)) * rows * shape.pitch * kValueBytes,
+          shape.pitch / kSplitBlock * shape.scale_pitch * static_cast<int64_t>(sizeof(float)),
+          shape.flag_count * static_cast<int64_t>(sizeof(uint32_t))};
+}
+
+void split(uintptr_t stream, int plan, uintptr_t source, int64_t rows, int64_t columns, int64_t row_stride,
+           int64_t column_stride, uintptr_t values, uintptr_t scales, uintptr_t flags,
+           std::optional<std::vector<FlagsTuple>> const& guard) {
+  check_shape("split", rows, columns);
+  SplitProblem problem = {};
+  problem.source = pointer<float const>(source);
+  problem.rows = rows;
+  problem.columns = columns;
+  problem.row_stride = row_stride;
+  problem.column_stride = column_stride;
+  problem.plan = to_plan(plan);
+  problem.planes = {pointer<void>(values), pointer<float>(scales), pointer<uint32_t>(flags)};
+  problem.guarded = guard.has_value();
+  if (guard) problem.only_if = to_guard(*guard);
+  if (rows > 0 && columns > 0 && (source == 0 || values == 0 || scales == 0 || flags == 0)) {
+    throw py::value_error("split: source, values, scales and flags must not be null pointers for " +
+                          to_string(rows, columns));
+  }
+  cudaError_t const status = run_split(problem, reinterpret_cast<cudaStream_t>(stream));
+  if (status == cudaSuccess) return;
+  throw std::runtime_error(std::string("split failed with ") + cudaGetErrorName(status) + " (" +
+                           cudaGetErrorString(status) + "), shape " + to_string(rows, columns) + ", strides " +
+                           to_string(row_stride, column_stride) + ", plan " + std::to_string(plan));
+}
+
+}  // namespace
+
+void bind_split(py::module_& module) {
+  module.def("planes_shape", &shape_and_bytes, py::arg("rows"), py::arg("columns"), py::arg("plan"),
+             py::arg("transposed"),
+             "(pitch, scale_pitch, flag_count, bytes of values, of scales, of flags) of a matrix split by plan 3 or 6; "
+             "transposed: its column stride is not 1.");
+  module.def("split", &split, py::arg("stream"), py::arg("plan"), py::arg("source"), py::arg("rows"),
+             py::arg("columns"), py::arg("row_stride"), py::arg("column_stride"), py::arg("values"), py::arg("scales"),
+             py::arg("flags"), py::arg("guard") = py::none(),
+             "Splits an fp32 matrix to planes, which are 128-byte aligned. guard: None, or at most two (flags, count) "
+             "of split3's planes: nothing is written unless a flag says that it would lose accuracy.");
+}
+
+}  // namespace cutfuse::bindings

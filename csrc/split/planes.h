@@ -1,0 +1,58 @@
+// An fp32 matrix as planes of 16-bit parts, so that 16-bit tensor cores multiply it with fp32's accuracy. Every 64
+// elements of a row (a block) share a power-of-two scale that brings their largest near the top of the type's range.
+//
+// split3: fp16 high = x * s, low = (x * s - high) * 2^11, with the largest of a block in [2^14, 2^15); a product is
+// high * high + (high * low + low * high) * 2^-11. Ootomo and Yokota, 2022, with a scale for each block in place of one
+// for all.
+// split6: bf16 high, middle and low, each the rounded rest, with the largest of a block in [1, 2); the six largest
+// products. bf16 has fp32's range of exponents: only products 2^126 below those of their blocks' largest are lost.
+#pragma once
+
+#include <cstdint>
+
+namespace cutfuse {
+
+enum class SplitPlan : int32_t { kSplit3 = 3, kSplit6 = 6 };
+
+constexpr int kSplitBlock = 64;       // elements of a row under one scale, and of a main loop's step
+constexpr int kScaleAlignment = 128;  // rows: the scales of a tile are copied at once
+constexpr float kLowScale = 2048.0f;  // of split3's low plane
+
+// What a block of the splitting kernel found, OR-ed bits.
+constexpr uint32_t kOutOfRange = 1;  // split3 would lose accuracy
+constexpr uint32_t kNotFinite = 2;   // an infinity or NaN
+
+constexpr int plane_count(SplitPlan plan) { return plan == SplitPlan::kSplit3 ? 2 : 3; }
+
+// Sizes of the planes of a matrix [rows, columns].
+struct PlanesShape {
+  int64_t rows;
+  int64_t columns;
+  int64_t pitch;        // elements of a row, columns rounded up to whole blocks; the rest is zero
+  int64_t scale_pitch;  // rows rounded up to kScaleAlignment
+  int64_t flag_count;   // words, one for each block of the splitting kernel
+};
+
+// In device memory, each part 128-byte aligned.
+struct Planes {
+  void* values;     // [plane_count, rows, pitch] of 16 bits
+  float* scales;    // [pitch / kSplitBlock, scale_pitch]: values times scales give the matrix; 1 past the last row
+  uint32_t* flags;  // [flag_count], each written by every launch that runs
+};
+
+// An fp32 matrix that a product splits on the way in.
+struct ConvertedOperand {
+  float const* data;
+  int64_t pitch;
+  int64_t columns;
+  uint32_t* flags;  // [flag_count], a word for each block of the product's grid, as in Planes; null to keep none
+  int32_t flag_count;
+};
+
+// Whether the flags of two operands' planes say that split3 would lose accuracy; null flags never do.
+struct SplitGuard {
+  uint32_t const* flags[2];
+  int32_t counts[2];
+};
+
+}  // namespace cutfuse

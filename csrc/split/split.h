@@ -1,0 +1,30 @@
+// Splits an fp32 matrix into planes of 16-bit parts: see planes.h.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "split/planes.h"
+
+namespace cutfuse {
+
+struct SplitProblem {
+  float const* source;
+  int64_t rows;
+  int64_t columns;
+  int64_t row_stride;
+  int64_t column_stride;
+  SplitPlan plan;
+  Planes planes;
+  SplitGuard only_if;
+  bool guarded;  // every block returns at once unless only_if trips
+};
+
+// Sizes of the planes; transposed: column_stride is not 1. Host code that knows no CUDA.
+PlanesShape planes_shape(int64_t rows, int64_t columns, SplitPlan plan, bool transposed);
+
+// One read of the source, one write of the planes.
+cudaError_t run_split(SplitProblem const& problem, cudaStream_t stream);
+
+}  // namespace cutfuse

@@ -1,0 +1,143 @@
+// What the splitting kernels share. Sixteen lanes, a group, hold a block of 64 elements of a row, four neighbouring
+// elements each; all threads of a warp call these functions together.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "common/launch.h"
+#include "common/macros.h"
+#include "split/planes.h"
+#include "split/split_math.h"
+
+namespace cutfuse {
+
+constexpr int kGroupLanes = 16;
+constexpr int kLaneElements = kSplitBlock / kGroupLanes;
+constexpr unsigned kWholeWarp = 0xffffffffu;
+
+constexpr int kThreadRows = 4;  // blocks, one below the other, that a group takes at once: a byte of a count for each
+
+// What a thread saw. out_of_range is the same for all lanes of a group.
+struct SplitFindings {
+  uint32_t bits = 0;
+  uint32_t out_of_range = 0;
+};
+
+#if defined(__CUDACC__)
+
+using ThreadValues = float[kThreadRows][kLaneElements];
+using ThreadScales = float[kThreadRows];
+
+// A lane's largest finite magnitude of each block. Seldom is one not finite: the largest of all tells.
+template <SplitPlan plan>
+__device__ __forceinline__ void find_largest(ThreadValues const& values, uint32_t (&largest)[kThreadRows],
+                                             SplitFindings& findings) {
+  uint32_t of_all = 0;
+  CUTFUSE_UNROLL
+  for (int row = 0; row < kThreadRows; ++row) {
+    largest[row] = 0;
+    CUTFUSE_UNROLL
+    for (int i = 0; i < kLaneElements; ++i) largest[row] = max(largest[row], split_math::magnitude_of(values[row][i]));
+    of_all = max(of_all, largest[row]);
+  }
+  if (split_math::is_finite(of_all)) return;
+  findings.bits |= plan == SplitPlan::kSplit3 ? kNotFinite | kOutOfRange : kNotFinite;
+  CUTFUSE_UNROLL
+  for (int row = 0; row < kThreadRows; ++row) {
+    largest[row] = 0;
+    CUTFUSE_UNROLL
+    for (int i = 0; i < kLaneElements; ++i) {
+      uint32_t const magnitude = split_math::magnitude_of(values[row][i]);
+      if (split_math::is_finite(magnitude)) largest[row] = max(largest[row], magnitude);
+    }
+  }
+}
+
+// Counts the group's elements that are out of split3's range, a byte for each block: it holds up to 64.
+__device__ __forceinline__ void count_out_of_range(ThreadValues const& values, ThreadScales const& scales,
+                                                   SplitFindings& findings) {
+  uint32_t counts = 0;
+  CUTFUSE_UNROLL
+  for (int row = 0; row < kThreadRows; ++row) {
+    uint32_t const bound = split_math::lowest_rank(scales[row]);
+    CUTFUSE_UNROLL
+    for (int i = 0; i < kLaneElements; ++i) {
+      if (split_math::rank_of(values[row][i]) < bound) counts += 1u << 8 * row;
+    }
+  }
+  CUTFUSE_UNROLL
+  for (int lanes = kGroupLanes / 2; lanes > 0; lanes /= 2) counts += __shfl_xor_sync(kWholeWarp, counts, lanes);
+  static_assert(split_math::kManyInBlock == 4, "the mask of bytes that reach it");
+  if ((counts & 0xfcfcfcfcu) != 0) findings.bits |= kOutOfRange;
+  findings.out_of_range = __dp4a(counts, 0x01010101u, findings.out_of_range);
+}
+
+// Finds the scales of a group's blocks, and brings the elements to them.
+template <SplitPlan plan>
+__device__ __forceinline__ void scale_blocks(ThreadValues& values, ThreadScales& scales, SplitFindings& findings) {
+  uint32_t largest[kThreadRows];
+  find_largest<plan>(values, largest, findings);
+  CUTFUSE_UNROLL
+  for (int lanes = kGroupLanes / 2; lanes > 0; lanes /= 2) {
+    CUTFUSE_UNROLL
+    for (int row = 0; row < kThreadRows; ++row) {
+      largest[row] = max(largest[row], __shfl_xor_sync(kWholeWarp, largest[row], lanes));
+    }
+  }
+  CUTFUSE_UNROLL
+  for (int row = 0; row < kThreadRows; ++row) {
+    int const exponent = split_math::exponent_of(largest[row]);
+    scales[row] = split_math::block_scale<plane_count(plan)>(exponent);
+    if (plan == SplitPlan::kSplit3 && split_math::is_extreme(exponent)) findings.bits |= kOutOfRange;
+  }
+  if constexpr (plan == SplitPlan::kSplit3) count_out_of_range(values, scales, findings);
+  CUTFUSE_UNROLL
+  for (int row = 0; row < kThreadRows; ++row) {
+    float const up = split_math::reciprocal(scales[row]);
+    CUTFUSE_UNROLL
+    for (int i = 0; i < kLaneElements; ++i)
+      values[row][i] = split_math::scale_up<plane_count(plan)>(values[row][i], up);
+  }
+}
+
+// A lane's four scaled elements to the planes; `high` is where the first goes in the first plane.
+template <SplitPlan plan>
+__device__ __forceinline__ void store_parts(float const (&values)[kLaneElements], uint16_t* high,
+                                            int64_t plane_stride) {
+  constexpr int kParts = plane_count(plan);
+  split_math::PairParts<kParts> const first = split_math::split_pair<kParts>(values[0], values[1]);
+  split_math::PairParts<kParts> const second = split_math::split_pair<kParts>(values[2], values[3]);
+  CUTFUSE_UNROLL
+  for (int part = 0; part < kParts; ++part) {
+    // One integer: ptxas 13.0 takes a pair of them apart, to two stores, where that saves it a move.
+    *reinterpret_cast<uint64_t*>(high + part * plane_stride) =
+        first.words[part] | static_cast<uint64_t>(second.words[part]) << 32;
+  }
+}
+
+// Writes the thread block's flags; `elements`, the same in all threads, is how many it took: under 2^31, as a
+// device's memory holds less than that for each thread block. All threads call it.
+__device__ __forceinline__ void write_flags(SplitFindings findings, int elements, uint32_t* flags) {
+  __shared__ uint32_t out_of_range;
+  if (threadIdx.x == 0) out_of_range = 0;
+  __syncthreads();
+  if (threadIdx.x % kGroupLanes == 0 && findings.out_of_range > 0) {
+    atomicAdd(&out_of_range, findings.out_of_range);
+  }
+  uint32_t bits = __syncthreads_or(static_cast<int>(findings.bits & kOutOfRange)) != 0 ? kOutOfRange : 0;
+  if (__syncthreads_or(static_cast<int>(findings.bits & kNotFinite)) != 0) bits |= kNotFinite;
+  if (threadIdx.x != 0) return;
+  if (static_cast<int64_t>(out_of_range) * split_math::kRareFraction > elements) bits |= kOutOfRange;
+  flags[blockIdx.x] = bits;
+}
+
+// Of a tile that reaches from `first` on, how many rows or columns exist.
+__device__ __forceinline__ int extent_within(int first, int size, int extent) {
+  return min(max(extent - first, 0), size);
+}
+
+#endif
+
+}  // namespace cutfuse

@@ -1,0 +1,171 @@
+// The arithmetic of splitting, the same on host and device: a block's scale, an element's parts, what is out of range.
+// `parts` stands for the plan: two fp16 parts (split3) or three bf16 parts (split6). Includes nothing of CUDA on the
+// host, so that a build without kernels has the reference.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "common/macros.h"
+#include "split/planes.h"
+
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#endif
+
+namespace cutfuse::split_math {
+
+constexpr uint32_t kInfinity = 0x7f800000u;  // magnitudes from here on are not finite
+
+// Elements out of range that a block of 64 may not have, and the fraction of all that may not be.
+constexpr uint32_t kManyInBlock = 4;
+constexpr int kRareFraction = 256;
+
+constexpr int kSafeExponent = 60;  // of a block's largest: two scales' product then stays well within fp32
+
+CUTFUSE_HOST_DEVICE uint32_t to_bits(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+CUTFUSE_HOST_DEVICE float from_bits(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof(bits));
+  return value;
+}
+
+// The bits of |x|: they order finite numbers as their values do, and infinities and NaN above them.
+CUTFUSE_HOST_DEVICE uint32_t magnitude_of(float x) { return to_bits(x) & 0x7fffffffu; }
+
+CUTFUSE_HOST_DEVICE bool is_finite(uint32_t magnitude) { return magnitude < kInfinity; }
+
+// exponent in [-126, 127]
+CUTFUSE_HOST_DEVICE float power_of_two(int exponent) { return from_bits(static_cast<uint32_t>(exponent + 127) << 23); }
+
+// Of a power of two in [2^-126, 2^126], exactly.
+CUTFUSE_HOST_DEVICE float reciprocal(float power) { return from_bits(0x7f000000u - to_bits(power)); }
+
+// floor(log2) of a block's largest magnitude, 0 for zero. -127 stands for every denormal one: below all bounds as it
+// is.
+CUTFUSE_HOST_DEVICE int exponent_of(uint32_t magnitude) {
+  return magnitude == 0 ? 0 : static_cast<int>(magnitude >> 23) - 127;
+}
+
+// What a block's parts are multiplied with to give its elements; parts are made of elements times the reciprocal. The
+// exponent is clamped so that both are normal numbers.
+template <int parts>
+CUTFUSE_HOST_DEVICE float block_scale(int exponent) {
+  constexpr int kTop = parts == 2 ? 14 : 0;  // exponent of a scaled block's largest
+  constexpr int kLowest = parts == 2 ? -112 : -116;
+  constexpr int kHighest = parts == 2 ? 127 : 116;
+  int const clamped = exponent < kLowest ? kLowest : (exponent > kHighest ? kHighest : exponent);
+  return power_of_two(clamped - kTop);
+}
+
+// An element brought to its block's scale. Of three parts the high one stays nonzero, down to bf16's least number, so
+// that its product with an infinity is one.
+template <int parts>
+CUTFUSE_HOST_DEVICE float scale_up(float x, float up) {
+  float const scaled = x * up;
+  if constexpr (parts == 3) {
+    constexpr uint32_t kLeast = 0x00010000u;  // 2^-133
+    if (magnitude_of(scaled) < kLeast && magnitude_of(x) != 0) return from_bits((to_bits(x) & 0x80000000u) | kLeast);
+  }
+  return scaled;
+}
+
+// Whether a block's scale alone makes split3 unsafe.
+CUTFUSE_HOST_DEVICE bool is_extreme(int exponent) { return exponent < -kSafeExponent || exponent > kSafeExponent; }
+
+// Split3 keeps less than 22 bits of x, as its low part is a denormal fp16 number, if x is not zero and scaled it is
+// below 2^-13: if its rank is below the scale's. Taking 1 away ranks zero above all else.
+CUTFUSE_HOST_DEVICE uint32_t rank_of(float x) { return magnitude_of(x) - 1u; }
+CUTFUSE_HOST_DEVICE uint32_t lowest_rank(float scale) { return rank_of(scale * 0x1p-13f); }
+
+// Round to nearest even, as the device's conversions do, to their NaN.
+constexpr uint32_t kNan16 = 0x7fff;
+
+inline uint32_t round_to_half(float x) {
+  uint32_t const magnitude = magnitude_of(x);
+  uint32_t const sign = (to_bits(x) ^ magnitude) >> 16;
+  if (magnitude > kInfinity) return kNan16;
+  if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // 65520 is halfway to 2^16
+  if (magnitude < 0x38800000u) {                        // below 2^-14: a multiple of 2^-24, the last bit of [0.5, 1)
+    return sign | (to_bits(from_bits(magnitude) + 0.5f) - to_bits(0.5f));
+  }
+  uint32_t const rounded = magnitude + 0xfffu + (magnitude >> 13 & 1u);
+  return sign | ((rounded - (112u << 23)) >> 13);  // the biases differ by 112
+}
+
+inline uint32_t round_to_bfloat16(float x) {
+  uint32_t const bits = to_bits(x);
+  if (magnitude_of(x) > kInfinity) return kNan16;
+  return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+}
+
+// Two elements as 16-bit parts, the first in the lower half of the word.
+template <int parts>
+CUTFUSE_HOST_DEVICE uint32_t round_pair(float first, float second) {
+#if defined(__CUDA_ARCH__)
+  uint32_t word;
+  if constexpr (parts == 2) {
+    __half2 const pair = __floats2half2_rn(first, second);
+    memcpy(&word, &pair, sizeof(word));
+  } else {
+    __nv_bfloat162 const pair = __floats2bfloat162_rn(first, second);
+    memcpy(&word, &pair, sizeof(word));
+  }
+  return word;
+#else
+  return parts == 2 ? round_to_half(first) | round_to_half(second) << 16
+                    : round_to_bfloat16(first) | round_to_bfloat16(second) << 16;
+#endif
+}
+
+// Element `index` of a pair.
+template <int parts>
+CUTFUSE_HOST_DEVICE float widen(uint32_t word, int index) {
+  if constexpr (parts == 3) {
+    return from_bits(index == 0 ? word << 16 : word & 0xffff0000u);
+  } else {
+#if defined(__CUDA_ARCH__)
+    __half2 pair;
+    memcpy(&pair, &word, sizeof(word));
+    return index == 0 ? __low2float(pair) : __high2float(pair);
+#else
+    uint32_t const half = index == 0 ? word & 0xffffu : word >> 16;
+    bool const finite = (half & 0x7c00u) != 0x7c00u;
+    float const magnitude = from_bits(finite ? (half & 0x7fffu) << 13 : kInfinity) * 0x1p112f;  // the biases again
+    return (half & 0x8000u) != 0 ? -magnitude : magnitude;
+#endif
+  }
+}
+
+template <int parts>
+struct PairParts {
+  uint32_t words[parts];  // high, middle in three parts, low
+};
+
+// Splits two scaled elements. Only the high part of an infinity or NaN is not zero.
+template <int parts>
+CUTFUSE_HOST_DEVICE PairParts<parts> split_pair(float first, float second) {
+  float rest[2] = {first, second};
+  PairParts<parts> result;
+  result.words[0] = round_pair<parts>(first, second);
+  CUTFUSE_UNROLL
+  for (int part = 1; part < parts; ++part) {
+    CUTFUSE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      float const error = rest[i] - widen<parts>(result.words[part - 1], i);  // exact, and NaN of what is not finite
+      float const known = part > 1 || error == error ? error : 0.0f;
+      rest[i] = parts == 2 ? known * kLowScale : known;
+    }
+    result.words[part] = round_pair<parts>(rest[0], rest[1]);
+  }
+  return result;
+}
+
+}  // namespace cutfuse::split_math

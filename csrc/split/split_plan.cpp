@@ -1,0 +1,43 @@
+#include "split/split_plan.h"
+
+#include <algorithm>
+
+#include "common/launch.h"
+#include "split/split.h"
+
+namespace cutfuse {
+namespace {
+
+// Eight for each of an H200's multiprocessors: two waves of the blocks that fit, and few enough flags for every block
+// of a GEMM to read.
+constexpr int64_t kMostBlocks = 1056;
+
+int64_t round_up(int64_t x, int64_t multiple) { return ceil_divide(x, multiple) * multiple; }
+
+}  // namespace
+
+SplitTiles split_tiles(int64_t rows, int64_t columns, bool transposed) {
+  int64_t const column_blocks = ceil_divide(columns, kSplitBlock);
+  int64_t const scale_pitch = round_up(rows, kScaleAlignment);
+  SplitTiles tiles = {};
+  if (transposed) {
+    static_assert(kScaleAlignment % kSplitTileRows == 0, "whole tiles");
+    tiles.row_tiles = scale_pitch / kSplitTileRows;
+    tiles.column_tiles = column_blocks;
+  } else {
+    static_assert(kScaleAlignment % (kSplitGroups * kSplitGroupRows) == 0, "whole tiles whatever their width");
+    while (1 << tiles.width_shift < std::min<int64_t>(column_blocks, kSplitGroups / 2)) ++tiles.width_shift;
+    int64_t const width = int64_t{1} << tiles.width_shift;
+    tiles.row_tiles = scale_pitch / (kSplitGroups / width * kSplitGroupRows);
+    tiles.column_tiles = ceil_divide(column_blocks, width);
+  }
+  tiles.blocks = std::min(tiles.row_tiles * tiles.column_tiles, kMostBlocks);
+  return tiles;
+}
+
+PlanesShape planes_shape(int64_t rows, int64_t columns, SplitPlan, bool transposed) {
+  return {rows, columns, round_up(columns, kSplitBlock), round_up(rows, kScaleAlignment),
+          split_tiles(rows, columns, transposed).blocks};
+}
+
+}  // namespace cutfuse

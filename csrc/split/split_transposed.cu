@@ -1,0 +1,176 @@
+// Splits a matrix whose rows are neighbours in memory, and of any other strides. A tile of 64 rows and a block of
+// columns goes through shared memory: it is read along whichever dimension is the nearer in memory, and written along
+// rows.
+#include "common/vector_access.h"
+#include "split/kernels.h"
+#include "split/split_block.h"
+#include "split/split_guard.h"
+
+namespace cutfuse {
+namespace {
+
+constexpr int kWarpLanes = 32;
+constexpr int kRows = kSplitTileRows / kSplitGroups;  // of a thread
+static_assert(kRows == kThreadRows, "as the tiles are planned");
+constexpr int kWarpRows = kRows * kWarpLanes / kGroupLanes;
+constexpr int kTileElements = kSplitTileRows * kSplitBlock;
+// By column, then row. Odd, so that a thread's single accesses meet no more than one other in their bank.
+constexpr int kTilePitch = kSplitTileRows + 1;
+
+struct TilePosition {
+  int row;
+  int column;
+  int rows;  // that exist
+  int columns;
+};
+
+// 16-byte loads along rows: whole vectors of rows, each column's first one aligned.
+__device__ __forceinline__ void load_vectors(SplitParameters const& parameters, TilePosition const& at, float* tile) {
+  constexpr int kVectorRows = kVectorSize<float>;
+  constexpr int kLoads = kTileElements / kVectorRows / kBlockThreads;
+  constexpr int kColumnThreads = kSplitTileRows / kVectorRows;
+  int const row = static_cast<int>(threadIdx.x) % kColumnThreads * kVectorRows;
+  int const column = static_cast<int>(threadIdx.x) / kColumnThreads;
+  float const* const data = parameters.source + at.row + row + (at.column + column) * parameters.column_stride;
+  Vector<float> loaded[kLoads];
+  CUTFUSE_UNROLL
+  for (int load = 0; load < kLoads; ++load) {
+    int const step = load * (kSplitBlock / kLoads);
+    loaded[load] = {};
+    if (row < at.rows && column + step < at.columns) loaded[load] = load_vector(data + step * parameters.column_stride);
+  }
+  CUTFUSE_UNROLL
+  for (int load = 0; load < kLoads; ++load) {
+    float values[kVectorRows];
+    unpack(loaded[load], values);
+    CUTFUSE_UNROLL
+    for (int i = 0; i < kVectorRows; ++i) {
+      tile[(column + load * (kSplitBlock / kLoads)) * kTilePitch + row + i] = values[i];
+    }
+  }
+}
+
+// along_rows: neighbouring threads take neighbouring rows, otherwise columns.
+__device__ __forceinline__ void load_elements(SplitParameters const& parameters, TilePosition const& at,
+                                              bool along_rows, float* tile) {
+  static_assert(kSplitTileRows == kSplitBlock, "the same loop either way");
+  constexpr int kLoads = kTileElements / kBlockThreads;
+  constexpr int kStep = kBlockThreads / kSplitBlock;
+  int const along = static_cast<int>(threadIdx.x) % kSplitBlock;
+  int const across = static_cast<int>(threadIdx.x) / kSplitBlock;
+  int64_t const along_stride = along_rows ? parameters.row_stride : parameters.column_stride;
+  int64_t const across_stride = along_rows ? parameters.column_stride : parameters.row_stride;
+  int const along_count = along_rows ? at.rows : at.columns;
+  int const across_count = along_rows ? at.columns : at.rows;
+  float const* data = parameters.source + at.row * parameters.row_stride + at.column * parameters.column_stride +
+                      along * along_stride + across * across_stride;
+  float loaded[kLoads];
+  CUTFUSE_UNROLL
+  for (int load = 0; load < kLoads; ++load) {
+    loaded[load] = 0.0f;
+    if (along < along_count && across + load * kStep < across_count) loaded[load] = *data;
+    data += kStep * across_stride;
+  }
+  float* const target = tile + (along_rows ? along + across * kTilePitch : along * kTilePitch + across);
+  int const target_step = kStep * (along_rows ? kTilePitch : 1);
+  CUTFUSE_UNROLL
+  for (int load = 0; load < kLoads; ++load) target[load * target_step] = loaded[load];
+}
+
+// Row `index` of a thread's group: the two groups of a warp take neighbouring rows, for the sake of the banks.
+__device__ __forceinline__ int row_in_tile(int index) {
+  int const warp = static_cast<int>(threadIdx.x) / kWarpLanes;
+  int const group = static_cast<int>(threadIdx.x) / kGroupLanes % 2;
+  return warp * kWarpRows + 2 * index + group;
+}
+
+// The warp's first lanes write the scales of its rows together.
+__device__ __forceinline__ void store_scales(SplitParameters const& parameters, TilePosition const& at,
+                                             ThreadScales const& scales) {
+  int const lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+  float scale = 1.0f;
+  CUTFUSE_UNROLL
+  for (int index = 0; index < kRows; ++index) {
+    float const candidate = __shfl_sync(kWholeWarp, scales[index], lane % 2 * kGroupLanes);
+    if (lane / 2 == index) scale = candidate;
+  }
+  int const row = static_cast<int>(threadIdx.x) / kWarpLanes * kWarpRows + lane;
+  int64_t const first = static_cast<int64_t>(at.column / kSplitBlock) * parameters.scale_pitch + at.row;
+  if (lane < kWarpRows) parameters.planes.scales[first + row] = row < at.rows ? scale : 1.0f;
+}
+
+template <SplitPlan plan>
+__device__ __forceinline__ void split_tile(SplitParameters const& parameters, TilePosition const& at,
+                                           ThreadValues& values, SplitFindings& findings) {
+  int const column = static_cast<int>(threadIdx.x) % kGroupLanes * kLaneElements;
+  uint16_t* high = static_cast<uint16_t*>(parameters.planes.values) +
+                   static_cast<int64_t>(at.row + row_in_tile(0)) * parameters.pitch + at.column + column;
+  ThreadScales scales;
+  scale_blocks<plan>(values, scales, findings);
+  CUTFUSE_UNROLL
+  for (int index = 0; index < kRows; ++index) {
+    if (row_in_tile(index) < at.rows) store_parts<plan>(values[index], high, parameters.plane_stride);
+    high += 2 * static_cast<int64_t>(parameters.pitch);
+  }
+  store_scales(parameters, at, scales);
+}
+
+template <SplitPlan plan, bool vectors>
+__global__ void __launch_bounds__(kBlockThreads, 4)
+    split_transposed(__grid_constant__ SplitParameters const parameters) {
+  __shared__ float tile_values[kSplitBlock * kTilePitch];
+  if (parameters.guarded && !guard_trips(parameters.only_if)) return;
+  int const column = static_cast<int>(threadIdx.x) % kGroupLanes * kLaneElements;
+  bool const along_rows = parameters.row_stride <= parameters.column_stride;
+  // Neighbouring tiles lie along rows, as the source does.
+  int const count = parameters.row_tiles * parameters.column_tiles;
+  SplitFindings findings;
+  int elements = 0;
+  CUTFUSE_NO_UNROLL
+  for (int tile = static_cast<int>(blockIdx.x); tile < count; tile += static_cast<int>(gridDim.x)) {
+    int const column_tile = tile / parameters.row_tiles;
+    TilePosition at = {(tile - column_tile * parameters.row_tiles) * kSplitTileRows, column_tile * kSplitBlock, 0, 0};
+    at.rows = extent_within(at.row, kSplitTileRows, parameters.rows);
+    at.columns = extent_within(at.column, kSplitBlock, parameters.columns);
+    elements += at.rows * at.columns;
+    if constexpr (vectors) {
+      load_vectors(parameters, at, tile_values);
+    } else {
+      load_elements(parameters, at, along_rows, tile_values);
+    }
+    __syncthreads();
+    ThreadValues values;
+    CUTFUSE_UNROLL
+    for (int index = 0; index < kRows; ++index) {
+      float const* const row = tile_values + column * kTilePitch + row_in_tile(index);
+      CUTFUSE_UNROLL
+      for (int i = 0; i < kLaneElements; ++i) values[index][i] = row[i * kTilePitch];
+    }
+    __syncthreads();
+    split_tile<plan>(parameters, at, values, findings);
+  }
+  write_flags(findings, elements, parameters.planes.flags);
+}
+
+bool has_aligned_columns(SplitParameters const& parameters) {
+  constexpr int kVectorRows = kVectorSize<float>;
+  bool const strides =
+      parameters.row_stride == 1 && (parameters.columns <= 1 || parameters.column_stride % kVectorRows == 0);
+  return strides && parameters.rows % kVectorRows == 0 &&
+         reinterpret_cast<uintptr_t>(parameters.source) % kVectorBytes == 0;
+}
+
+template <SplitPlan plan>
+cudaError_t launch_plan(SplitParameters const& parameters, cudaStream_t stream) {
+  auto* const kernel = has_aligned_columns(parameters) ? &split_transposed<plan, true> : &split_transposed<plan, false>;
+  return launch(kernel, parameters.blocks, kBlockThreads, stream, parameters);
+}
+
+}  // namespace
+
+cudaError_t launch_split_transposed(SplitParameters const& parameters, cudaStream_t stream) {
+  return parameters.plan == SplitPlan::kSplit3 ? launch_plan<SplitPlan::kSplit3>(parameters, stream)
+                                               : launch_plan<SplitPlan::kSplit6>(parameters, stream);
+}
+
+}  // namespace cutfuse

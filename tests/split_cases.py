@@ -1,0 +1,102 @@
+"""Splitting fp32 matrices to planes, as torch operations on the CPU: what kernels and host reference have to give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BLOCK = 64
+SCALE_ROWS = 128
+OUT_OF_RANGE = 1
+NOT_FINITE = 2
+PLANS = (3, 6)
+
+# Of each plan: planes, their type, exponent of a scaled block's largest, lowest and highest exponent.
+PLANES = {3: 2, 6: 3}
+DTYPES = {3: torch.float16, 6: torch.bfloat16}
+_EXPONENTS = {3: (14, -112, 127), 6: (0, -116, 116)}
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class Split:
+    values: Tensor  # [planes, rows, pitch] of fp16 or bf16
+    scales: Tensor  # [pitch / 64, scale_pitch]
+    exponents: Tensor  # [rows, blocks], of each block's largest
+    out_of_range: Tensor  # [rows, pitch]
+
+    @property
+    def flags(self) -> int:
+        """Of one thread block that takes the whole matrix, but for what is not finite."""
+        blocks = self.out_of_range.unflatten(1, (-1, BLOCK)).sum(-1)
+        lossy = bool((blocks >= 4).any() or (self.exponents.abs() > 60).any())
+        return OUT_OF_RANGE if lossy else 0
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    return ((exponent + 127) << 23).to(torch.int32).view(torch.float32)
+
+
+def emulate(x: Tensor, plan: int) -> Split:
+    """`x` is a matrix on the CPU."""
+    rows, columns = x.shape
+    pitch = round_up(columns, BLOCK)
+    padded = torch.nn.functional.pad(x, (0, pitch - columns))
+    finite = padded.isfinite()
+    blocks = torch.where(finite, padded, 0.0).abs().unflatten(1, (-1, BLOCK))
+    largest = blocks.amax(-1)
+    exponents = torch.where(largest > 0, torch.frexp(largest).exponent - 1, 0)
+    top, lowest, highest = _EXPONENTS[plan]
+    clamped = exponents.clamp(lowest, highest).long()
+    up = _power_of_two(top - clamped)
+    scaled = (padded.unflatten(1, (-1, BLOCK)) * up.unsqueeze(-1)).flatten(1)
+    if plan == 6:
+        least = torch.copysign(torch.tensor(2.0**-133), padded)
+        scaled = torch.where((scaled.abs() < 2.0**-133) & (padded != 0), least, scaled)
+    parts = [scaled.to(DTYPES[plan])]
+    rest = scaled
+    for _ in range(PLANES[plan] - 1):
+        rest = torch.where(finite, rest - parts[-1].float(), 0.0)
+        rest = rest * 2048 if plan == 3 else rest
+        parts.append(rest.to(DTYPES[plan]))
+    scales = torch.ones(pitch // BLOCK, round_up(rows, SCALE_ROWS))
+    scales[:, :rows] = _power_of_two(clamped - top).T
+    out_of_range = (padded != 0) & (scaled.abs() < 2**-13) & torch.tensor(plan == 3)
+    if plan != 3:
+        exponents = torch.zeros_like(exponents)
+    return Split(torch.stack(parts), scales, exponents, out_of_range)
+
+
+def expected_flags(x: Tensor, plan: int) -> int:
+    """Of a matrix whose elements out of range are few or many wherever one looks."""
+    split = emulate(x, plan)
+    flags = split.flags
+    if split.out_of_range.sum() * 256 > x.numel():
+        flags |= OUT_OF_RANGE
+    if not x.isfinite().all():
+        flags |= NOT_FINITE | (OUT_OF_RANGE if plan == 3 else 0)
+    return flags
+
+
+def reconstruct(values: Tensor, scales: Tensor, rows: int) -> Tensor:
+    """The matrix in fp64, [rows, pitch]."""
+    parts = values.double()
+    total = parts[0] + parts[1] / 2048 if len(parts) == 2 else parts.sum(0)
+    return (total.unflatten(1, (-1, BLOCK)) * scales[:, :rows].T.double().unsqueeze(-1)).flatten(1)
+
+
+def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
+    """Bit for bit, but for which NaN it is."""
+    assert actual.shape == expected.shape
+    integer = torch.int16 if actual.dtype.itemsize == 2 else torch.int32
+    same = (actual.view(integer) == expected.view(integer)) | (actual.isnan() & expected.isnan())
+    wrong = (~same).nonzero()
+    assert not wrong.numel(), (
+        f"{len(wrong)} of {actual.numel()} wrong, first at {wrong[0].tolist()}: {actual[tuple(wrong[0])]} for "
+        f"{expected[tuple(wrong[0])]}"
+    )

@@ -1,0 +1,281 @@
+"""The kernels that split fp32 matrices to planes, bit for bit against torch operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import kernel_cases
+import pytest
+import split_cases as cases
+import torch
+from split_cases import NOT_FINITE, OUT_OF_RANGE, PLANS
+from torch import Tensor
+
+from cutfuse.native import module
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda"
+POISON = 0x5A
+MARGIN = 256  # bytes around each output, and its alignment
+SHAPES = [(1, 1), (3, 64), (130, 1000), (257, 4097), (64, 8192), (700, 70), (1, 20000), (200, 260)]
+
+Layout = Callable[[int, int], Tensor]
+
+
+def random(*shape: int) -> Tensor:
+    """Normal numbers over some octaves, with zeros."""
+    generator = torch.Generator(DEVICE).manual_seed(sum(shape))
+    x = torch.randn(shape, generator=generator, device=DEVICE)
+    octaves = torch.randint(-6, 7, shape, generator=generator, device=DEVICE)
+    return torch.where(x.abs() < 0.01, 0.0, torch.ldexp(x, octaves))
+
+
+def contiguous(rows: int, columns: int) -> Tensor:
+    return random(rows, columns)
+
+
+def misaligned(rows: int, columns: int) -> Tensor:
+    return random(rows * columns + 1)[1:].view(rows, columns)
+
+
+def pitched(rows: int, columns: int) -> Tensor:
+    return random(rows, columns + 5)[:, :columns]
+
+
+def pitched_aligned(rows: int, columns: int) -> Tensor:
+    return random(rows, cases.round_up(columns, 4) + 8)[:, :columns]
+
+
+def transposed(rows: int, columns: int) -> Tensor:
+    return random(columns, rows).T
+
+
+def transposed_pitched(rows: int, columns: int) -> Tensor:
+    return random(columns, rows + 3)[:, 1 : rows + 1].T
+
+
+def stepped(rows: int, columns: int) -> Tensor:
+    return random(rows, 2 * columns)[:, ::2]
+
+
+def doubly_stepped(rows: int, columns: int) -> Tensor:
+    return random(2 * columns, 3 * rows)[::2, ::3].T
+
+
+def repeated_rows(rows: int, columns: int) -> Tensor:
+    return random(1, columns).expand(rows, columns)
+
+
+LAYOUTS: tuple[Layout, ...] = (
+    contiguous,
+    misaligned,
+    pitched,
+    pitched_aligned,
+    transposed,
+    transposed_pitched,
+    stepped,
+    doubly_stepped,
+    repeated_rows,
+)
+
+
+@dataclass(frozen=True)
+class Output:
+    """Bytes with a poisoned margin on either side, themselves poisoned."""
+
+    buffer: Tensor
+
+    @staticmethod
+    def of(size: int) -> Output:
+        return Output(torch.full((size + 2 * MARGIN,), POISON, dtype=torch.uint8, device=DEVICE))
+
+    @property
+    def inside(self) -> Tensor:
+        return self.buffer[MARGIN:-MARGIN]
+
+    def check_margins(self) -> None:
+        assert (self.buffer[:MARGIN] == POISON).all(), "written before the start"
+        assert (self.buffer[-MARGIN:] == POISON).all(), "written past the end"
+
+
+@dataclass(frozen=True)
+class Result:
+    outputs: tuple[Output, Output, Output]
+    values: Tensor
+    scales: Tensor
+    flag_words: Tensor
+
+    @property
+    def flags(self) -> int:
+        words = set(self.flag_words.tolist())
+        assert words <= {0, 1, 2, 3}
+        return int(any(word & 1 for word in words)) | 2 * int(any(word & 2 for word in words))
+
+    @property
+    def untouched(self) -> bool:
+        return all(bool((output.buffer == POISON).all()) for output in self.outputs)
+
+
+def call_split(x: Tensor, plan: int, guard: list[tuple[int, int]] | None = None) -> Result:
+    rows, columns = x.shape
+    row_stride, column_stride = x.stride()
+    shape = module().planes_shape(rows, columns, plan, column_stride != 1)
+    pitch, scale_pitch, flag_count, *sizes = shape
+    outputs = tuple(Output.of(size) for size in sizes)
+    values, scales, flags = (output.inside for output in outputs)
+    module().split(
+        kernel_cases.stream(),
+        plan,
+        x.data_ptr(),
+        rows,
+        columns,
+        row_stride,
+        column_stride,
+        values.data_ptr(),
+        scales.data_ptr(),
+        flags.data_ptr(),
+        guard,
+    )
+    torch.cuda.synchronize()
+    for output in outputs:
+        output.check_margins()
+    return Result(
+        outputs,
+        values.view(cases.DTYPES[plan]).view(cases.PLANES[plan], rows, pitch),
+        scales.view(torch.float32).view(pitch // cases.BLOCK, scale_pitch),
+        flags.view(torch.int32).view(flag_count),
+    )
+
+
+def check(x: Tensor, plan: int) -> Result:
+    result = call_split(x, plan)
+    expected = cases.emulate(x.cpu(), plan)
+    cases.assert_same_bits(result.values.cpu(), expected.values)
+    cases.assert_same_bits(result.scales.cpu(), expected.scales)
+    return result
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_split(shape: tuple[int, int], layout: Layout, plan: int) -> None:
+    assert check(layout(*shape), plan).flags == 0
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("layout", [contiguous, misaligned, transposed, transposed_pitched], ids=lambda f: f.__name__)
+def test_more_tiles_than_thread_blocks(layout: Layout, plan: int) -> None:
+    result = check(layout(2200, 4160), plan)
+    assert len(result.flag_words) == 1056
+    assert result.flags == 0
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("layout", [contiguous, misaligned, transposed], ids=lambda layout: layout.__name__)
+def test_special_values(layout: Layout, plan: int) -> None:
+    x = layout(300, 520)
+    powers = torch.tensor([2.0**exponent for exponent in range(-149, 128)], device=DEVICE)
+    x[: len(powers)] = torch.sign(x[: len(powers)]) * powers.unsqueeze(1)
+    x[280, :8] = torch.tensor(
+        [torch.finfo(torch.float32).max, -1e-45, 1e-39, 2.0**-126, -0.0, 0.0, 65520.0, 1.9999999], device=DEVICE
+    )
+    x[281] = 0
+    x[282, 64:128] = -0.0
+    special = torch.tensor([float("inf"), float("-inf"), float("nan")], device=DEVICE)
+    x[283, 70:73] = special
+    x[284] = special.repeat(174)[:520]
+    result = check(x, plan)
+    assert result.flags == (NOT_FINITE | OUT_OF_RANGE if plan == 3 else NOT_FINITE)
+
+
+def ones(layout: Layout, rows: int, columns: int) -> Tensor:
+    x = layout(rows, columns)
+    x.fill_(1.0)
+    return x
+
+
+@pytest.mark.parametrize("at", [(0, 0), (300, 1000), (511, 2041)], ids=str)
+@pytest.mark.parametrize("layout", [contiguous, misaligned, transposed, stepped], ids=lambda layout: layout.__name__)
+def test_flags(layout: Layout, at: tuple[int, int]) -> None:
+    """Each criterion on both sides; a thread block takes at least 4096 elements here."""
+    row, column = at
+    block = column // 64 * 64
+    x = ones(layout, 512, 2044)
+
+    def flags_with(value: float, count: int) -> tuple[int, int]:
+        x[row, block : block + count] = value
+        result = check(x, 3).flags, check(x, 6).flags
+        x[row, block : block + count] = 1.0
+        return result
+
+    assert flags_with(2.0**-28, 3) == (0, 0)
+    assert flags_with(2.0**-28, 4) == (OUT_OF_RANGE, 0)
+    assert flags_with(2.0**-27, 40) == (0, 0)
+    assert flags_with(0.0, 40) == (0, 0)
+    assert flags_with(1.5 * 2.0**60, 64) == (0, 0)
+    assert flags_with(2.0**-60, 64) == (0, 0)
+    assert flags_with(2.0**61, 64) == (OUT_OF_RANGE, 0)
+    assert flags_with(2.0**-61, 64) == (OUT_OF_RANGE, 0)
+    assert flags_with(float("inf"), 1) == (OUT_OF_RANGE | NOT_FINITE, NOT_FINITE)
+    assert flags_with(float("nan"), 64) == (OUT_OF_RANGE | NOT_FINITE, NOT_FINITE)
+
+
+@pytest.mark.parametrize("layout", [contiguous, misaligned, transposed], ids=lambda layout: layout.__name__)
+def test_flags_of_rare_elements(layout: Layout) -> None:
+    """One element in every block trips everywhere, one in every eighth block nowhere."""
+    x = ones(layout, 256, 2048)
+    x[::8, ::64] = 1e-12
+    assert check(x, 3).flags == 0
+    x[:, ::64] = 1e-12
+    assert (check(x, 3).flag_words == OUT_OF_RANGE).all()
+
+
+@pytest.mark.parametrize("layout", [contiguous, transposed], ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("plan", PLANS)
+def test_guard(plan: int, layout: Layout) -> None:
+    x = layout(130, 1000)
+    calm = torch.zeros(1056, dtype=torch.int32, device=DEVICE)
+    finite = torch.full((3000,), NOT_FINITE, dtype=torch.int32, device=DEVICE)
+    trips = calm.clone()
+    trips[-1] = OUT_OF_RANGE
+    expected = call_split(x, plan)
+
+    def run(*guard: Tensor | None) -> Result:
+        return call_split(x, plan, [(0, 5) if flags is None else (flags.data_ptr(), len(flags)) for flags in guard])
+
+    assert run().untouched
+    assert run(None, None).untouched
+    assert run(calm, finite).untouched
+    assert run(trips[:-1], calm).untouched, "beyond the count"
+    for guard in ((trips,), (calm, trips), (trips, finite), (None, trips)):
+        result = run(*guard)
+        for own, reference in zip(result.outputs, expected.outputs, strict=True):
+            assert torch.equal(own.buffer, reference.buffer)
+
+
+def test_offsets_beyond_2_31_elements() -> None:
+    """Rows and columns that lie 2^31 elements apart and more."""
+    source = torch.zeros((1 << 31) + 4096, device=DEVICE)
+    for strides in (((1 << 30) + 4, 1), (1, (1 << 30) + 4), (64, (1 << 30) + 1)):
+        x = source.as_strided((3, 3), strides)
+        x.copy_(random(3, 3))
+        check(x, 3)
+
+
+def test_empty() -> None:
+    for shape in ((0, 5), (5, 0)):
+        assert call_split(torch.empty(shape, device=DEVICE), 3).untouched
+
+
+def test_bad_arguments() -> None:
+    split = module().split
+    with pytest.raises(ValueError, match="plan has to be 3 or 6, got 5"):
+        split(0, 5, 0, 1, 1, 1, 1, 0, 0, 0, None)
+    with pytest.raises(ValueError, match=r"null pointers for \(2, 3\)"):
+        split(0, 3, 0, 2, 3, 3, 1, 0, 0, 0, None)
+    with pytest.raises(ValueError, match="at most two operands' flags, got 3"):
+        split(0, 3, 8, 2, 3, 3, 1, 8, 8, 8, [(0, 0)] * 3)
+    with pytest.raises(RuntimeError, match=r"split failed with cudaErrorInvalidValue .*shape \(4294967296, 3\)"):
+        split(0, 3, 8, 1 << 32, 3, 3, 1, 8, 8, 8, None)

@@ -1,0 +1,165 @@
+"""The host's splitting of fp32 matrices, which shares its arithmetic with the kernels, against torch operations."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import split_cases as cases
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from split_cases import BLOCK, NOT_FINITE, OUT_OF_RANGE, PLANS
+from torch import Tensor
+
+from cutfuse import native
+
+LARGEST = torch.finfo(torch.float32).max
+
+
+def split_on_host(x: Tensor, plan: int) -> tuple[Tensor, Tensor, int]:
+    rows, columns = x.shape
+    pitch = cases.round_up(columns, BLOCK)
+    values = torch.full((cases.PLANES[plan], rows, pitch), -77.0, dtype=cases.DTYPES[plan])
+    scales = torch.full((pitch // BLOCK, cases.round_up(rows, cases.SCALE_ROWS)), -77.0)
+    x = x.contiguous()
+    module = native.module()
+    flags = module.split_reference(x.data_ptr(), rows, columns, plan, values.data_ptr(), scales.data_ptr())
+    return values, scales, flags
+
+
+def check(x: Tensor, plan: int) -> None:
+    values, scales, flags = split_on_host(x, plan)
+    expected = cases.emulate(x, plan)
+    cases.assert_same_bits(values, expected.values)
+    cases.assert_same_bits(scales, expected.scales)
+    assert flags == cases.expected_flags(x, plan)
+    check_accuracy(x, values, scales, expected.out_of_range, plan)
+
+
+def check_accuracy(x: Tensor, values: Tensor, scales: Tensor, out_of_range: Tensor, plan: int) -> None:
+    columns = x.shape[1]
+    assert (values[:, :, columns:] == 0).all()
+    actual = cases.reconstruct(values, scales, x.shape[0])[:, :columns]
+    # Split6 keeps 24 bits of all that does not vanish beside its block's largest.
+    up = (1 / scales[:, : x.shape[0]].T).repeat_interleave(BLOCK, 1)[:, :columns]
+    kept = ~out_of_range[:, :columns] if plan == 3 else (x * up).abs() >= 2.0**-100
+    kept &= x.isfinite()
+    error = (actual - x.double()).abs()[kept]
+    assert (error <= x.double().abs()[kept] * 2.0**-22).all()
+
+
+def random(rows: int, columns: int, seed: int = 0) -> Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+
+
+def wide(rows: int, columns: int, octaves: int, seed: int = 0) -> Tensor:
+    """Exponents spread evenly over `octaves` up and down."""
+    x = random(rows, columns, seed).double()
+    exponents = torch.randint(-octaves, octaves + 1, x.shape, generator=torch.Generator().manual_seed(seed + 1))
+    return torch.ldexp(x, exponents).float()
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 64), (130, 1000), (129, 65), (2, 4097)], ids=str)
+def test_split(shape: tuple[int, int], plan: int) -> None:
+    check(random(*shape), plan)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("octaves", [5, 20, 60, 126, 150])
+def test_wide_range(octaves: int, plan: int) -> None:
+    check(torch.nan_to_num(wide(33, 200, octaves), posinf=1e38, neginf=-1e38), plan)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    "special",
+    [0.0, -0.0, 1e-45, -1e-39, 2.0**-126, LARGEST, math.inf, -math.inf, math.nan, 65520.0, 1.9999999, -32767.999],
+)
+def test_special_values(special: float, plan: int) -> None:
+    check(torch.full((2, 70), special), plan)
+    x = random(5, 200)
+    x[3, 77] = special
+    check(x, plan)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_every_scale(plan: int) -> None:
+    """A block for each exponent that an fp32 number may have."""
+    exponents = torch.arange(-149, 128).unsqueeze(1)
+    largest = torch.ldexp(torch.ones(len(exponents), 1, dtype=torch.float64), exponents)
+    x = (largest * torch.cat([torch.ones(1), torch.linspace(-1, 1, 63)])).float()
+    check(x, plan)
+    for row in range(len(x)):
+        extreme = abs(int(exponents[row])) > 60
+        assert split_on_host(x[row : row + 1], plan)[2] == (OUT_OF_RANGE if plan == 3 and extreme else 0)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@given(
+    rows=st.integers(1, 140),
+    columns=st.integers(1, 300),
+    octaves=st.integers(0, 40),
+    seed=st.integers(0, 1000),
+)
+def test_any_shape(plan: int, rows: int, columns: int, octaves: int, seed: int) -> None:
+    check(wide(rows, columns, octaves, seed), plan)
+
+
+def with_small(blocks: int, small: int, value: float) -> Tensor:
+    """A row of ones with `small` elements of `value` at the start of its second block."""
+    x = torch.ones(1, blocks * BLOCK)
+    x[0, BLOCK : BLOCK + small] = value
+    return x
+
+
+def flags_of(x: Tensor, plan: int = 3) -> int:
+    return split_on_host(x, plan)[2]
+
+
+def test_out_of_range_in_a_block() -> None:
+    assert flags_of(with_small(16, 3, 2.0**-28)) == 0
+    assert flags_of(with_small(16, 4, 2.0**-28)) == OUT_OF_RANGE
+    assert flags_of(with_small(16, 64, 2.0**-28)) == 0, "a block of its own"
+    assert flags_of(with_small(16, 40, 2.0**-27)) == 0, "27 octaves are in range"
+    assert flags_of(with_small(16, 40, math.nextafter(2.0**-27, 0) * (1 - 1e-7))) == OUT_OF_RANGE
+    assert flags_of(with_small(16, 40, 0.0)) == 0
+    assert flags_of(with_small(16, 40, 2.0**-28), plan=6) == 0
+
+
+def test_out_of_range_among_all() -> None:
+    assert flags_of(with_small(4, 1, 1e-45)) == 0, "1 of 256"
+    assert flags_of(with_small(4, 1, 1e-45)[:, :-1]) == OUT_OF_RANGE, "1 of 255: padding does not count"
+    assert flags_of(with_small(8, 2, 1e-45)) == 0
+    assert flags_of(with_small(8, 3, 1e-45)) == OUT_OF_RANGE
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_not_finite(value: float) -> None:
+    x = random(70, 300)
+    assert flags_of(x) == flags_of(x, 6) == 0
+    x[69, 299] = value
+    assert flags_of(x) == NOT_FINITE | OUT_OF_RANGE
+    assert flags_of(x, 6) == NOT_FINITE
+
+
+def test_bad_arguments() -> None:
+    split = native.module().split_reference
+    with pytest.raises(ValueError, match="plan has to be 3 or 6, got 4"):
+        split(0, 1, 1, 4, 0, 0)
+    with pytest.raises(ValueError, match=r"null pointers for \(2, 5\)"):
+        split(0, 2, 5, 3, 0, 0)
+    with pytest.raises(ValueError, match=r"at least 0, got \(-2, 5\)"):
+        split(0, -2, 5, 3, 0, 0)
+
+
+@pytest.mark.skipif(not native.module().cuda_build, reason="this build of cutfuse has no CUDA kernels")
+@given(rows=st.integers(0, 100000), columns=st.integers(0, 100000), plan=st.sampled_from(PLANS), turned=st.booleans())
+def test_planes_shape(rows: int, columns: int, plan: int, turned: bool) -> None:
+    shape = native.module().planes_shape(rows, columns, plan, turned)
+    pitch, scale_pitch, flag_count, *sizes = shape
+    assert (pitch, scale_pitch) == (cases.round_up(columns, BLOCK), cases.round_up(rows, cases.SCALE_ROWS))
+    assert flag_count <= 1056
+    assert (flag_count == 0) == (rows == 0 or columns == 0)
+    assert sizes == [cases.PLANES[plan] * rows * pitch * 2, pitch // BLOCK * scale_pitch * 4, flag_count * 4]
