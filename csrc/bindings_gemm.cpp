@@ -6,25 +6,96 @@
 namespace cutfuse::bindings {
 namespace {
 
+Product to_product(int value) {
+  for (Product product : {Product::kDirect, Product::kSplit3, Product::kSplit6, Product::kConvert3}) {
+    if (value == static_cast<int>(product)) return product;
+  }
+  throw py::value_error("product has to be 0 (direct), 3 or 6 (planes), or 13 (b converted), got " +
+                        std::to_string(value));
+}
+
+SplitRun to_run(int value) {
+  if (value < 0 || value > static_cast<int>(SplitRun::kIfTripped)) {
+    throw py::value_error("run has to be 0 (always), 1 (if the guard is clear) or 2 (if it trips), got " +
+                          std::to_string(value));
+  }
+  return static_cast<SplitRun>(value);
+}
+
 GemmProblem make_problem(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int input, int output,
-                         int reduction, int multiprocessors, float epilogue_cost) {
-  return {
-      m, n, k, lda, ldb, to_dtype(input), to_dtype(output), to_reduction(reduction), multiprocessors, epilogue_cost};
+                         int reduction, int multiprocessors, float epilogue_cost, int product) {
+  return {m,
+          n,
+          k,
+          lda,
+          ldb,
+          to_dtype(input),
+          to_dtype(output),
+          to_reduction(reduction),
+          multiprocessors,
+          epilogue_cost,
+          to_product(product)};
 }
 
 GemmConfig const& config_of(GemmCandidate const& candidate) { return gemm_configs()[candidate.config]; }
 
-void gemm(uintptr_t stream, GemmProblem const& problem, GemmCandidate const& candidate, uintptr_t a, uintptr_t b,
-          uintptr_t bias, uintptr_t d, uintptr_t partials, Program const& program,
-          std::vector<MatrixTuple> const& operands) {
+GemmLaunch make_launch(GemmProblem const& problem, GemmCandidate const& candidate, uintptr_t bias, uintptr_t d,
+                       uintptr_t partials, Program const& program, std::vector<MatrixTuple> const& operands) {
   GemmLaunch launch{};
   launch.problem = problem;
-  launch.buffers = {pointer<void const>(a), pointer<void const>(b), pointer<void const>(bias), pointer<void>(d),
-                    pointer<float>(partials)};
+  launch.buffers.bias = pointer<void const>(bias);
+  launch.buffers.d = pointer<void>(d);
+  launch.buffers.partials = pointer<float>(partials);
   launch.program = program;
   launch.operands = to_operands(program, operands);
   launch.swizzle = candidate.swizzle;
   launch.raster_along_m = candidate.raster_along_m;
+  return launch;
+}
+
+void gemm(uintptr_t stream, GemmProblem const& problem, GemmCandidate const& candidate, uintptr_t a, uintptr_t b,
+          uintptr_t bias, uintptr_t d, uintptr_t partials, Program const& program,
+          std::vector<MatrixTuple> const& operands) {
+  GemmLaunch launch = make_launch(problem, candidate, bias, d, partials, program, operands);
+  launch.buffers.a = pointer<void const>(a);
+  launch.buffers.b = pointer<void const>(b);
+  run_gemm(config_of(candidate), launch, reinterpret_cast<cudaStream_t>(stream));
+}
+
+// Values and scales of one operand's planes.
+using PlanesTuple = std::tuple<uintptr_t, uintptr_t>;
+
+Planes to_planes(PlanesTuple const& planes) {
+  return {pointer<void>(std::get<0>(planes)), pointer<float>(std::get<1>(planes)), nullptr};
+}
+
+// Address, row pitch and columns of an fp32 operand, then address and number of the flags that converting it leaves.
+using ConvertedTuple = std::tuple<uintptr_t, int64_t, int64_t, uintptr_t, int>;
+
+ConvertedOperand to_converted(ConvertedTuple const& operand) {
+  auto const [data, pitch, columns, flags, flag_count] = operand;
+  return {pointer<float const>(data), pitch, columns, pointer<uint32_t>(flags), flag_count};
+}
+
+void gemm_convert(uintptr_t stream, GemmProblem const& problem, GemmCandidate const& candidate, PlanesTuple const& a,
+                  ConvertedTuple const& b, std::vector<FlagsTuple> const& guard, int run, uintptr_t bias, uintptr_t d,
+                  uintptr_t partials, Program const& program, std::vector<MatrixTuple> const& operands) {
+  GemmLaunch launch = make_launch(problem, candidate, bias, d, partials, program, operands);
+  launch.buffers.planes_a = to_planes(a);
+  launch.buffers.converted_b = to_converted(b);
+  launch.buffers.guard = to_guard(guard);
+  launch.buffers.run = to_run(run);
+  run_gemm(config_of(candidate), launch, reinterpret_cast<cudaStream_t>(stream));
+}
+
+void gemm_planes(uintptr_t stream, GemmProblem const& problem, GemmCandidate const& candidate, PlanesTuple const& a,
+                 PlanesTuple const& b, std::vector<FlagsTuple> const& guard, int run, uintptr_t bias, uintptr_t d,
+                 uintptr_t partials, Program const& program, std::vector<MatrixTuple> const& operands) {
+  GemmLaunch launch = make_launch(problem, candidate, bias, d, partials, program, operands);
+  launch.buffers.planes_a = to_planes(a);
+  launch.buffers.planes_b = to_planes(b);
+  launch.buffers.guard = to_guard(guard);
+  launch.buffers.run = to_run(run);
   run_gemm(config_of(candidate), launch, reinterpret_cast<cudaStream_t>(stream));
 }
 
@@ -34,7 +105,7 @@ void bind_gemm(py::module_& module) {
   py::class_<GemmProblem>(module, "GemmProblem", "What the choice of a GEMM kernel depends on.")
       .def(py::init(&make_problem), py::arg("m"), py::arg("n"), py::arg("k"), py::arg("lda"), py::arg("ldb"),
            py::arg("input"), py::arg("output"), py::arg("reduction"), py::arg("multiprocessors"),
-           py::arg("epilogue_cost") = 0.0f)
+           py::arg("epilogue_cost") = 0.0f, py::arg("product") = 0)
       .def("__repr__", [](GemmProblem const& problem) { return describe(problem); });
   py::class_<GemmCandidate>(module, "GemmCandidate", "A GEMM kernel with its prediction, or the reason against it.")
       .def_property_readonly("name", [](GemmCandidate const& candidate) { return config_of(candidate).name; })
@@ -52,6 +123,19 @@ void bind_gemm(py::module_& module) {
              py::arg("bias"), py::arg("d"), py::arg("partials"), py::arg("program"), py::arg("operands"),
              "Launches a candidate. Pointers and the stream are integers; 0 for no bias, and for whichever of d and "
              "partials the kernel does not write.");
+  module.def("gemm_planes", &gemm_planes, py::arg("stream"), py::arg("problem"), py::arg("candidate"), py::arg("a"),
+             py::arg("b"), py::arg("guard"), py::arg("run"), py::arg("bias"), py::arg("d"), py::arg("partials"),
+             py::arg("program"), py::arg("operands"),
+             "Launches a candidate over planes: a and b are addresses of values and scales, guard up to two pairs of "
+             "flags and their number, run 0 (always), 1 (if the guard is clear) or 2 (if it trips).");
+  module.def(
+      "gemm_convert", &gemm_convert, py::arg("stream"), py::arg("problem"), py::arg("candidate"), py::arg("a"),
+      py::arg("b"), py::arg("guard"), py::arg("run"), py::arg("bias"), py::arg("d"), py::arg("partials"),
+      py::arg("program"), py::arg("operands"),
+      "Like gemm_planes, with b in fp32: its address, row pitch and columns, and address and number of the flags "
+      "that converting it leaves (0 for none).");
+  module.def("split_microseconds", &predict_split_microseconds, py::arg("rows"), py::arg("columns"),
+             "What splitting a matrix into planes takes, predicted.");
 }
 
 }  // namespace cutfuse::bindings

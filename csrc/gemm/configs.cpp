@@ -36,6 +36,34 @@ std::string check_pitch(char const* which, int64_t elements, DType dtype) {
          std::to_string(bytes) + " bytes), not a multiple of " + std::to_string(kCopyAlignment) + " bytes";
 }
 
+// Planes are laid out for the kernels; the result alone is the caller's.
+std::string check_planes(GemmConfig const& config, GemmProblem const& problem) {
+  bool const converts = problem.product == Product::kConvert3;
+  if (problem.k % kSplitBlock != 0 || problem.lda != problem.k || (!converts && problem.ldb != problem.k)) {
+    return "planes have rows of whole blocks of " + std::to_string(kSplitBlock) + ", got K " +
+           std::to_string(problem.k) + " and pitches " + std::to_string(problem.lda) + " and " +
+           std::to_string(problem.ldb);
+  }
+  if (converts) {
+    std::string const fault = check_pitch("the row pitch of weight", problem.ldb, problem.input);
+    if (!fault.empty()) return fault;
+  }
+  return config.output == GemmOutput::kRows ? std::string() : check_pitch("N", problem.n, problem.output);
+}
+
+char const* name_of(Product product) {
+  switch (product) {
+    case Product::kSplit3:
+      return " split3";
+    case Product::kSplit6:
+      return " split6";
+    case Product::kConvert3:
+      return " convert3";
+    default:
+      return "";
+  }
+}
+
 GemmOutput output_of(GemmProblem const& problem) {
   if (problem.reduction != Reduction::kNone) {
     return GemmOutput::kRows;
@@ -49,6 +77,9 @@ std::string find_rejection(GemmConfig const& config, GemmProblem const& problem)
   if (config.input != problem.input) {
     return std::string("takes ") + name_of(config.input) + ", not " + name_of(problem.input);
   }
+  if (product_of(config) != problem.product) {
+    return "multiplies in another way";
+  }
   if (config.output != output_of(problem)) {
     return "writes another kind of output";
   }
@@ -59,6 +90,9 @@ std::string find_rejection(GemmConfig const& config, GemmProblem const& problem)
   if (problem.m < 1 || problem.n < 1 || problem.k < 1 || problem.m > kLargest || problem.n > kLargest ||
       problem.k > kLargest) {
     return "M, N and K have to lie between 1 and " + std::to_string(kLargest);
+  }
+  if (problem.product != Product::kDirect) {
+    return check_planes(config, problem);
   }
   if (problem.input == DType::kFloat32 && (problem.m == 1 || problem.n == 1)) {
     return "multiplies as tf32, and cuBLAS multiplies a single row or column at full precision";
@@ -77,7 +111,7 @@ std::string describe(GemmProblem const& problem) {
   auto const number = [](int64_t value) { return std::to_string(value); };
   return "M=" + number(problem.m) + " N=" + number(problem.n) + " K=" + number(problem.k) +
          " lda=" + number(problem.lda) + " ldb=" + number(problem.ldb) + " input=" + name_of(problem.input) +
-         " output=" + name_of(problem.output) + " reduction=" + name_of(problem.reduction);
+         " output=" + name_of(problem.output) + " reduction=" + name_of(problem.reduction) + name_of(problem.product);
 }
 
 }  // namespace cutfuse

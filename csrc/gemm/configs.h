@@ -9,7 +9,8 @@
 
 namespace cutfuse {
 
-enum class Schedule { kCooperative, kPingpong };
+// The last three are cooperative, over planes: see Product.
+enum class Schedule { kCooperative, kPingpong, kSplit3, kSplit6, kConvert3 };
 
 struct GemmConfig {
   char const* name;
@@ -25,6 +26,19 @@ struct GemmConfig {
 };
 
 std::vector<GemmConfig> const& gemm_configs();
+
+constexpr Product product_of(GemmConfig const& config) {
+  switch (config.schedule) {
+    case Schedule::kSplit3:
+      return Product::kSplit3;
+    case Schedule::kSplit6:
+      return Product::kSplit6;
+    case Schedule::kConvert3:
+      return Product::kConvert3;
+    default:
+      return Product::kDirect;
+  }
+}
 
 // Why this kernel cannot take this problem, with the values; empty when it can. The one definition of validity.
 std::string find_rejection(GemmConfig const& config, GemmProblem const& problem);

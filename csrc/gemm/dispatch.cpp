@@ -12,8 +12,16 @@ constexpr uintptr_t kPointerAlignment = 16;
 
 std::string check_pointers(GemmConfig const& config, GemmBuffers const& buffers) {
   bool const rows = config.output == GemmOutput::kRows;
+  bool const planes = product_of(config) != Product::kDirect;
+  bool const converts = product_of(config) == Product::kConvert3;
+  bool const planes_b = planes && !converts;
+  void const* const weight = converts ? buffers.converted_b.data : buffers.b;
   std::pair<char const*, void const*> const required[] = {
-      {"x", buffers.a}, {"weight", buffers.b}, {rows ? "partials" : "output", rows ? buffers.partials : buffers.d}};
+      {planes ? "planes of x" : "x", planes ? buffers.planes_a.values : buffers.a},
+      {planes_b ? "planes of weight" : "weight", planes_b ? buffers.planes_b.values : weight},
+      {planes ? "scales of x" : "x", planes ? buffers.planes_a.scales : buffers.a},
+      {planes_b ? "scales of weight" : "weight", planes_b ? buffers.planes_b.scales : weight},
+      {rows ? "partials" : "output", rows ? buffers.partials : buffers.d}};
   for (auto const& [which, pointer] : required) {
     if (pointer == nullptr || reinterpret_cast<uintptr_t>(pointer) % kPointerAlignment != 0) {
       return std::string(which) + " has to start at a multiple of " + std::to_string(kPointerAlignment) +

@@ -23,7 +23,8 @@ struct TileTiming {
 constexpr TileTiming kTimings[] = {
     {128, 256, Schedule::kCooperative, 3.4, 6.3, 10.2}, {128, 128, Schedule::kCooperative, 5.5, 3.0, 5.75},
     {128, 128, Schedule::kPingpong, 8.4, 0.75, 5.65},   {64, 128, Schedule::kPingpong, 5.4, 1.2, 4.35},
-    {64, 64, Schedule::kPingpong, 6.7, 0.2, 3.3},
+    {64, 64, Schedule::kPingpong, 6.7, 0.2, 3.3},       {128, 128, Schedule::kSplit3, 6.0, 3.0, 19.5},
+    {128, 128, Schedule::kSplit6, 6.0, 3.0, 32.5},      {128, 128, Schedule::kConvert3, 7.0, 3.0, 22.0},
 };
 constexpr double kTf32Factor = 2.05;
 // Interpreting an op of cost 1 over 128x128 elements: eight warps share a cooperative tile, and a
@@ -73,7 +74,8 @@ double predict_microseconds(GemmConfig const& config, GemmProblem const& problem
 
   double const k = static_cast<double>(problem.k);
   double const element_bytes = static_cast<double>(size_of(problem.input));
-  double main_loop = timing.per_wave_of_1024_k * k / 1024.0 * (problem.input == DType::kFloat32 ? kTf32Factor : 1.0);
+  bool const as_tf32 = problem.input == DType::kFloat32 && problem.product == Product::kDirect;
+  double main_loop = timing.per_wave_of_1024_k * k / 1024.0 * (as_tf32 ? kTf32Factor : 1.0);
   if (tiles_m == 1) {  // nobody shares a tile's columns of weight: they come at the rate of one multiprocessor
     main_loop = std::max(main_loop, config.tile_n * k * element_bytes / kBytesPerMicrosecondAndMultiprocessor);
   }
@@ -88,9 +90,17 @@ double predict_microseconds(GemmConfig const& config, GemmProblem const& problem
   return timing.start + (reduces ? kFinalize : 0.0) + std::max(compute, memory);
 }
 
-}  // namespace
+// cuBLAS in fp32, on CUDA cores.
+double predict_ieee_microseconds(GemmProblem const& problem) {
+  constexpr double kOperationsPerMicrosecond = 51e6;
+  double const m = static_cast<double>(problem.m);
+  double const n = static_cast<double>(problem.n);
+  double const k = static_cast<double>(problem.k);
+  double const memory = 4.0 * (m * k + n * k + m * n) / kBytesPerMicrosecond;
+  return 5.0 + std::max(2.0 * m * n * k / kOperationsPerMicrosecond, memory);
+}
 
-double predict_unfused_microseconds(GemmProblem const& problem) {
+double predict_product_microseconds(GemmProblem const& problem) {
   GemmProblem product = problem;
   product.reduction = Reduction::kNone;
   product.output = problem.input;
@@ -102,14 +112,26 @@ double predict_unfused_microseconds(GemmProblem const& problem) {
     }
   }
   // cuBLAS has more tiles to choose from, and splits K: a sixth of a small product, a few microseconds of a large one.
-  double const lead = std::min(best / 6.0, 4.3);
+  return best - std::min(best / 6.0, 4.3);
+}
+
+}  // namespace
+
+double predict_split_microseconds(int64_t rows, int64_t columns) {
+  constexpr double kLaunch = 2.5;
+  return kLaunch + 8.0 * static_cast<double>(rows) * static_cast<double>(columns) / kBytesPerMicrosecond;
+}
+
+double predict_unfused_microseconds(GemmProblem const& problem) {
+  double const product =
+      problem.product == Product::kDirect ? predict_product_microseconds(problem) : predict_ieee_microseconds(problem);
   constexpr double kSecondLaunch = 3.5;
   constexpr double kMicrosecondsPerElementAndOp = 0.45e-6;
   double const elements = static_cast<double>(problem.m) * problem.n;
   double const passes = problem.reduction == Reduction::kNone ? 2.0 : 1.0;
   double const memory = passes * elements * static_cast<double>(size_of(problem.input)) / kBytesPerMicrosecond;
   double const interpretation = std::max(problem.epilogue_cost - 1.0f, 0.0f) * elements * kMicrosecondsPerElementAndOp;
-  return best - lead + kSecondLaunch + std::max(memory, interpretation);
+  return product + kSecondLaunch + std::max(memory, interpretation);
 }
 
 std::vector<GemmCandidate> rank_gemm_configs(GemmProblem const& problem) {

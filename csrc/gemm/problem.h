@@ -6,8 +6,13 @@
 
 #include "common/dtype.h"
 #include "epilogue/program.h"
+#include "split/planes.h"
 
 namespace cutfuse {
+
+// How the operands are multiplied: as they are (fp32 as tf32), or as planes of 16-bit parts (see split/planes.h).
+// kConvert3 takes the planes of a alone, and splits b, in fp32, on its way in.
+enum class Product : int32_t { kDirect = 0, kSplit3 = 3, kSplit6 = 6, kConvert3 = 13 };
 
 // Everything that the choice of a kernel depends on, and no pointer.
 struct GemmProblem {
@@ -16,19 +21,28 @@ struct GemmProblem {
   int64_t k;
   int64_t lda;  // elements between rows of a and of b; rows themselves are contiguous
   int64_t ldb;
-  DType input;          // of a, b and bias; fp32 operands are multiplied as tf32
+  DType input;          // of a, b and bias
   DType output;         // of the stored matrix; partials of a row reduction are always fp32
   Reduction reduction;  // kNone stores the matrix, anything else one partial state per row and N tile
   int32_t multiprocessors;
   float epilogue_cost;  // see cost_of(Program)
+  Product product;
 };
 
+// When a kernel over planes runs: always, or if the guard leaves split3 or trips it. Otherwise it returns at once.
+enum class SplitRun : int32_t { kAlways, kIfClear, kIfTripped };
+
 struct GemmBuffers {
-  void const* a;
+  void const* a;  // null where planes are multiplied
   void const* b;
   void const* bias;  // null for none
   void* d;           // [M,N] contiguous; unused by a row reduction
   float* partials;   // [N tiles, M] states of partial_width(reduction) floats; unused by a store
+  Planes planes_a;   // of a product over planes, whose k and pitches are those of the planes
+  Planes planes_b;
+  ConvertedOperand converted_b;
+  SplitGuard guard;
+  SplitRun run;
 };
 
 std::string describe(GemmProblem const& problem);

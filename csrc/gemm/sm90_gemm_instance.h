@@ -14,6 +14,8 @@
 #include "epilogue/sm90_program_visitor.h"
 #include "gemm/launch.h"
 #include "gemm/problem.h"
+#include "gemm/sm90_split_mainloop.h"
+#include "split/split_guard.h"
 
 namespace cutfuse {
 namespace sm90 {
@@ -50,6 +52,46 @@ struct Pingpong {
   using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedPingpong;
   using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
 };
+struct Split3 : Cooperative {
+  static constexpr SplitPlan kPlan = SplitPlan::kSplit3;
+  static constexpr int kStages = 3;
+  static constexpr bool kConvertsB = false;
+};
+struct Split6 : Cooperative {
+  static constexpr SplitPlan kPlan = SplitPlan::kSplit6;
+  static constexpr int kStages = 2;
+  static constexpr bool kConvertsB = false;
+};
+
+struct Convert3 : Split3 {
+  static constexpr bool kConvertsB = true;
+};
+
+template <class Schedule>
+constexpr bool kIsSplit = std::is_base_of_v<Split3, Schedule> || std::is_base_of_v<Split6, Schedule>;
+
+// CUTLASS stages two subtiles of the result for its stores; beside three stages of planes there is room for one.
+template <class Epilogue>
+struct WithOneStore;
+template <int stages_c, int stages_d, int fragment, bool reuse, bool delay, class... Rest>
+struct WithOneStore<cutlass::epilogue::collective::CollectiveEpilogue<
+    cutlass::epilogue::Sm90TmaWarpSpecialized<stages_c, stages_d, fragment, reuse, delay>, Rest...>> {
+  using type = cutlass::epilogue::collective::CollectiveEpilogue<
+      cutlass::epilogue::Sm90TmaWarpSpecialized<stages_c, 1, fragment, reuse, false>, Rest...>;
+};
+
+template <class Schedule, class Element, class Tile, class Cluster, int epilogue_bytes>
+auto mainloop_of() {
+  if constexpr (kIsSplit<Schedule>) {
+    return SplitMainloop<Schedule::kPlan, Schedule::kConvertsB, Tile, Cluster, Schedule::kStages>{};
+  } else {
+    constexpr int kAlignment = 16 / sizeof(Element);
+    return typename cutlass::gemm::collective::CollectiveBuilder<
+        cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor, kAlignment, Element,
+        cutlass::layout::ColumnMajor, kAlignment, float, Tile, Cluster,
+        cutlass::gemm::collective::StageCountAutoCarveout<epilogue_bytes>, typename Schedule::Mainloop>::CollectiveOp{};
+  }
+}
 
 // The collectives that one row of the table names. fp32 operands become tf32 on their way into shared memory: the copy
 // engine rounds them to nearest.
@@ -79,17 +121,16 @@ struct GemmTypes {
     using ElementAux = OutElement;
   };
 
-  using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+  using BuiltEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
       cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, cutlass::layout::RowMajor, kOutAlignment,
       cute::conditional_t<kReduceRows, void, OutElement>, cutlass::layout::RowMajor, kOutAlignment,
       typename Schedule::Epilogue, Callbacks>::CollectiveOp;
 
-  using CollectiveMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor, kAlignment, Element,
-      cutlass::layout::ColumnMajor, kAlignment, float, Tile, Cluster,
-      cutlass::gemm::collective::StageCountAutoCarveout<sizeof(typename CollectiveEpilogue::SharedStorage)>,
-      typename Schedule::Mainloop>::CollectiveOp;
+  static constexpr bool kSplit = kIsSplit<Schedule>;
+  using CollectiveEpilogue = cute::conditional_t<kSplit, typename WithOneStore<BuiltEpilogue>::type, BuiltEpilogue>;
+  using CollectiveMainloop =
+      decltype(mainloop_of<Schedule, Element, Tile, Cluster, sizeof(typename CollectiveEpilogue::SharedStorage)>());
 
   using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
                                                       CollectiveEpilogue, cutlass::gemm::PersistentScheduler>;
@@ -102,23 +143,58 @@ __global__ void __launch_bounds__(Kernel::MaxThreadsPerBlock, Kernel::MinBlocksP
   Kernel{}(params, shared_memory);
 }
 
+// Over planes: what the guard says is read before anything else, and is the same for every block of the grid.
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::MaxThreadsPerBlock, Kernel::MinBlocksPerMultiprocessor)
+    sm90_split_gemm(CUTLASS_GRID_CONSTANT typename Kernel::Params const params,
+                    CUTLASS_GRID_CONSTANT SplitGuard const guard, SplitRun run) {
+  extern __shared__ char shared_memory[];
+  uint32_t const flags = read_guard(guard);
+  bool const tripped = (flags & kOutOfRange) != 0;
+  bool const runs = run == SplitRun::kAlways || tripped == (run == SplitRun::kIfTripped);
+  Kernel::CollectiveMainloop::initialize_flags(params.mainloop, runs);
+  if (!runs) return;
+  auto& storage = reinterpret_cast<typename Kernel::SharedStorage*>(shared_memory)->tensors.mainloop;
+  if (threadIdx.x == 0) {
+    storage.not_finite = flags & kNotFinite;
+    storage.found = 0;
+    storage.out_of_range = 0;
+  }
+  __syncthreads();
+  Kernel{}(params, shared_memory);
+}
+
+template <class Kernel>
+typename Kernel::MainloopArguments make_mainloop_arguments(GemmLaunch const& launch) {
+  GemmProblem const& problem = launch.problem;
+  GemmBuffers const& buffers = launch.buffers;
+  if constexpr (Kernel::kSplit) {
+    return {buffers.planes_a, buffers.planes_b, buffers.converted_b};
+  } else {
+    using Element = typename Kernel::ElementA;
+    typename Kernel::MainloopArguments arguments{};
+    arguments.ptr_A = static_cast<Element const*>(buffers.a);
+    arguments.dA = cute::make_stride(problem.lda, cute::_1{}, int64_t{0});
+    arguments.ptr_B = static_cast<Element const*>(buffers.b);
+    arguments.dB = cute::make_stride(problem.ldb, cute::_1{}, int64_t{0});
+    return arguments;
+  }
+}
+
 template <class Kernel>
 typename Kernel::Arguments make_arguments(GemmLaunch const& launch) {
   GemmProblem const& problem = launch.problem;
   GemmBuffers const& buffers = launch.buffers;
-  using ElementA = typename Kernel::ElementA;
+  using Element = typename Kernel::Element;
   typename Kernel::Arguments arguments{};
   arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
   arguments.problem_shape = {static_cast<int>(problem.m), static_cast<int>(problem.n), static_cast<int>(problem.k), 1};
-  arguments.mainloop.ptr_A = static_cast<ElementA const*>(buffers.a);
-  arguments.mainloop.dA = cute::make_stride(problem.lda, cute::_1{}, int64_t{0});
-  arguments.mainloop.ptr_B = static_cast<ElementA const*>(buffers.b);
-  arguments.mainloop.dB = cute::make_stride(problem.ldb, cute::_1{}, int64_t{0});
+  arguments.mainloop = make_mainloop_arguments<Kernel>(launch);
   if constexpr (!cute::is_void_v<typename Kernel::ElementD>) {
     arguments.epilogue.ptr_D = static_cast<typename Kernel::ElementD*>(buffers.d);
   }
   arguments.epilogue.dD = cute::make_stride(problem.n, cute::_1{}, int64_t{0});
-  arguments.epilogue.thread = {{{}, {static_cast<ElementA const*>(buffers.bias), ElementA(0), {}}, {}},
+  arguments.epilogue.thread = {{{}, {static_cast<Element const*>(buffers.bias), Element(0), {}}, {}},
                                {launch.program, launch.operands, buffers.partials, static_cast<int>(problem.m),
                                 static_cast<int>(problem.n), problem.reduction}};
   arguments.hw_info.sm_count = problem.multiprocessors;
@@ -136,7 +212,12 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
   }
   static_assert(Kernel::SharedStorageSize <= 227 * 1024, "more shared memory than a multiprocessor has");
   auto params = Kernel::to_underlying_arguments(arguments, nullptr);
-  void const* kernel = reinterpret_cast<void const*>(sm90_gemm<Kernel>);
+  void const* kernel;
+  if constexpr (Kernel::kSplit) {
+    kernel = reinterpret_cast<void const*>(sm90_split_gemm<Kernel>);
+  } else {
+    kernel = reinterpret_cast<void const*>(sm90_gemm<Kernel>);
+  }
   cudaError_t status =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize);
   if (status != cudaSuccess) {
@@ -154,7 +235,9 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  void* kernel_arguments[] = {&params};
+  SplitGuard guard = launch.buffers.guard;
+  SplitRun run = launch.buffers.run;
+  void* kernel_arguments[] = {&params, &guard, &run};
   status = cudaLaunchKernelExC(&config, kernel, kernel_arguments);
   return {status, "launching the kernel"};
 }
@@ -163,11 +246,15 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
 }  // namespace cutfuse
 
 // The derived type gives the kernel a name of its own: two rows never share a symbol, and a profiler shows the row.
-#define CUTFUSE_INSTANTIATE_SM90(name, input, output, tile_m, tile_n, tile_k, cluster_m, cluster_n, schedule)   \
-  namespace cutfuse {                                                                                           \
-  struct name : sm90::GemmTypes<DType::input, GemmOutput::output, tile_m, tile_n, tile_k, cluster_m, cluster_n, \
-                                sm90::schedule>::Kernel {};                                                     \
-  LaunchStatus launch_##name(GemmLaunch const& launch, cudaStream_t stream) {                                   \
-    return sm90::launch_gemm<name>(launch, stream);                                                             \
-  }                                                                                                             \
+#define CUTFUSE_INSTANTIATE_SM90(name, input, output, tile_m, tile_n, tile_k, cluster_m, cluster_n, schedule)          \
+  namespace cutfuse {                                                                                                  \
+  using name##_types =                                                                                                 \
+      sm90::GemmTypes<DType::input, GemmOutput::output, tile_m, tile_n, tile_k, cluster_m, cluster_n, sm90::schedule>; \
+  struct name : name##_types::Kernel {                                                                                 \
+    using Element = name##_types::Element;                                                                             \
+    static constexpr bool kSplit = name##_types::kSplit;                                                               \
+  };                                                                                                                   \
+  LaunchStatus launch_##name(GemmLaunch const& launch, cudaStream_t stream) {                                          \
+    return sm90::launch_gemm<name>(launch, stream);                                                                    \
+  }                                                                                                                    \
   }
