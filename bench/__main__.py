@@ -27,28 +27,42 @@ def prefer_installed_package() -> None:
     sys.path[:] = [*elsewhere, root]
 
 
+def add_common(command: argparse.ArgumentParser) -> None:
+    """The options that every suite has."""
+    command.add_argument("--quick", action="store_true", help="fewer cases and rounds, no max-autotune")
+    command.add_argument(
+        "--output",
+        type=Path,
+        metavar="NAME",
+        help="write NAME.json and NAME.png; default: bench/results/SUITE-DEVICE",
+    )
+    command.add_argument(
+        "--filter", action="append", default=[], metavar="TEXT", help="only cases with TEXT in their title"
+    )
+    command.add_argument("--device", help="cuda or cpu; the default is cuda where there is one")
+    command.add_argument("--rounds", type=int, help="exactly this many timed rounds for each case")
+    command.add_argument(
+        "--seed", type=int, default=0, help="of the launches' order, and of the accuracy suite's inputs"
+    )
+    command.add_argument("--commit", help="the code's commit, where it is not a git checkout")
+
+
+def add_accuracy(command: argparse.ArgumentParser) -> None:
+    """The accuracy suite's options: its contenders are the precisions, and it takes seconds."""
+    add_common(command)
+    command.set_defaults(contenders=None)
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The command line's arguments."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Benchmarks of cutfuse against PyTorch.")
     commands = parser.add_subparsers(dest="command", required=True)
     for suite, limit in TIME_LIMITS.items():
         command = commands.add_parser(suite, help=f"run the {suite} suite")
-        command.add_argument("--quick", action="store_true", help="fewer cases and rounds, no max-autotune")
-        command.add_argument(
-            "--output",
-            type=Path,
-            metavar="NAME",
-            help="write NAME.json and NAME.png; default: bench/results/SUITE-DEVICE",
-        )
-        command.add_argument(
-            "--filter", action="append", default=[], metavar="TEXT", help="only cases with TEXT in their title"
-        )
+        add_common(command)
         command.add_argument("--time-limit", type=float, default=limit, metavar="SECONDS", help=f"default {limit:.0f}")
-        command.add_argument("--device", help="cuda or cpu; the default is cuda where there is one")
         command.add_argument("--contenders", help="comma-separated: mm,eager,compile,max-autotune,cutfuse")
-        command.add_argument("--rounds", type=int, help="exactly this many timed rounds for each case")
-        command.add_argument("--seed", type=int, default=0, help="of the launches' order")
-        command.add_argument("--commit", help="the code's commit, where it is not a git checkout")
+    add_accuracy(commands.add_parser("accuracy", help="fp32 products of every precision against fp64"))
     render = commands.add_parser("render", help="the table and the PNG from a results file")
     render.add_argument("results", type=Path)
     render.add_argument("--markdown", action="store_true", help="print Markdown")
@@ -78,7 +92,10 @@ def contender_names(options: argparse.Namespace, is_cuda: bool) -> tuple[str, ..
 def draw(results: dict[str, Any], path: Path) -> None:
     """Write the PNG, or say why not."""
     try:
-        from bench.plot import write_png
+        if results["suite"] == "accuracy":
+            from bench.accuracy_plot import write_png
+        else:
+            from bench.plot import write_png
     except ImportError:  # The plot is an extra; the results file is enough to draw it elsewhere.
         print(f"No plot: matplotlib is missing. Later: python -m bench render {path.with_suffix('.json').name}")
         return
@@ -115,6 +132,67 @@ def has_failures(results: dict[str, Any]) -> bool:
     return any(entry.get("note", "").startswith(("failed", "wrong")) for entry in entries)
 
 
+def results_file(options: argparse.Namespace, facts: dict[str, object], is_cuda: bool) -> Path:
+    """Where a suite's results are written."""
+    output = options.output or default_output(options, str(facts["device"]) if is_cuda else "cpu")
+    # Not with_suffix: a name such as h200-2.11 has a dot of its own.
+    return output.parent / f"{output.name.removesuffix('.json')}.json"
+
+
+def effort_for(options: argparse.Namespace, is_cuda: bool) -> Effort:
+    """How long to measure each case."""
+    from bench.timing import Effort
+
+    effort = Effort(0.2, 5, 20) if options.quick or not is_cuda else Effort()
+    return Effort(effort.seconds, options.rounds, options.rounds) if options.rounds else effort
+
+
+def run_accuracy(options: argparse.Namespace) -> int:
+    """Run the accuracy suite; 1 where a contender failed or the contract is missed."""
+    import torch
+
+    from bench import accuracy_report, accuracy_suite, machine, report
+    from bench.progress import progress_for
+
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    is_cuda = device.type == "cuda"
+    chosen = accuracy_suite.cases(small=not is_cuda, quick=options.quick, filters=options.filter)
+    if not chosen:
+        raise SystemExit(f"no case of accuracy holds {' and '.join(options.filter)} in its title")
+    effort = effort_for(options, is_cuda)
+    facts = machine.facts(device, options.commit)
+    written = results_file(options, facts, is_cuda)
+    results: dict[str, Any] = {
+        "schema": report.SCHEMA,
+        "suite": "accuracy",
+        "machine": facts,
+        "settings": {"quick": options.quick, "filter": options.filter, "seed": options.seed},
+        "cases": [],
+        "trade_off": None,
+        "verdicts": [],
+    }
+
+    def on_case(figures: dict[str, Any]) -> None:
+        results["cases"].append(figures)
+        report.save(results, written)  # After each case, so that a run that is cut short keeps what it measured.
+
+    began = time.perf_counter()
+    with progress_for(len(chosen) + 1) as progress:
+        results["trade_off"] = accuracy_suite.run_suite(
+            chosen, device, not is_cuda, effort, options.seed, progress, on_case
+        )
+    if facts["cutfuse_kernels"] and facts.get("capability") == "9.0":
+        results["verdicts"] = accuracy_suite.judge(results["cases"])
+    results["seconds"] = time.perf_counter() - began
+    accuracy_report.show(results)
+    print(f"Cases: {len(results['cases'])}, {results['seconds']:.0f} s.")
+    report.save(results, written)
+    print(f"Results: {written}")
+    draw(results, written.with_suffix(".png"))
+    missed = any(not verdict["met"] for verdict in results["verdicts"])
+    return 1 if missed or has_failures({"cases": [*results["cases"], results["trade_off"]]}) else 0
+
+
 def run(options: argparse.Namespace) -> int:
     """Run a suite; 1 where a contender failed or was wrong."""
     import torch
@@ -122,16 +200,13 @@ def run(options: argparse.Namespace) -> int:
     from bench import cases, machine, report
     from bench.progress import progress_for
     from bench.runner import Options, run_suite
-    from bench.timing import Effort
 
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     is_cuda = device.type == "cuda"
     chosen = cases.select(options.command, small=not is_cuda, quick=options.quick, filters=options.filter)
     if not chosen:
         raise SystemExit(f"no case of {options.command} holds {' and '.join(options.filter)} in its title")
-    effort = Effort(0.2, 5, 20) if options.quick or not is_cuda else Effort()
-    if options.rounds:
-        effort = Effort(effort.seconds, options.rounds, options.rounds)
+    effort = effort_for(options, is_cuda)
     names = contender_names(options, is_cuda)
     facts = machine.facts(device, options.commit)
     if is_cuda and not facts["cutfuse_kernels"]:
@@ -145,9 +220,7 @@ def run(options: argparse.Namespace) -> int:
         "cases": [],
         "left_out": [],
     }
-    output = options.output or default_output(options, str(facts["device"]) if is_cuda else "cpu")
-    # Not with_suffix: a name such as h200-2.11 has a dot of its own.
-    written = output.parent / f"{output.name.removesuffix('.json')}.json"
+    written = results_file(options, facts, is_cuda)
 
     def on_case(figures: dict[str, Any]) -> None:
         results["cases"].append(figures)
@@ -175,10 +248,13 @@ def render(options: argparse.Namespace) -> int:
         results = report.load(options.results)
     except (OSError, ValueError) as error:
         raise SystemExit(f"cannot render: {error}") from error
+    form: Any = report
+    if results["suite"] == "accuracy":
+        from bench import accuracy_report as form
     if options.markdown:
-        print(report.markdown(results, tuple(options.without)))
+        print(form.markdown(results, tuple(options.without)))
     else:
-        report.show(results)
+        form.show(results)
     if options.png or not options.markdown:
         draw(results, options.png or options.results.with_suffix(".png"))
     return 0
@@ -187,7 +263,8 @@ def render(options: argparse.Namespace) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """The entry point; returns the exit status."""
     options = parse(arguments)
-    return render(options) if options.command == "render" else run(options)
+    commands = {"render": render, "accuracy": run_accuracy}
+    return commands.get(options.command, run)(options)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from torch import Tensor
 from .epilogue import Program
 from .linear import LinearCall, linear
 from .ops import autograd, switch
-from .ops.gemm import explain_gemm
+from .ops.fused import explain_fused
 from .pointwise import PointwiseCall, pointwise
 from .reduce import ReduceCall, reduce
 
@@ -155,9 +155,11 @@ def _linear_path(call: LinearCall) -> tuple[str, list[str], list[str]]:
     product = "cuBLAS: torch.addmm" if call.bias is not None else "cuBLAS: torch.mm"
     inputs = (call.x, call.weight, call.bias, *call.operands)
     if autograd.needs_gradient(*inputs):
-        backward = "backward: pointwise_backward kernel (with the bias gradient's sum), torch.mm for x and weight"
+        products = "cutfuse's products" if call.x.dtype == torch.float32 else "torch.mm"
+        product = f"{products} ({product})" if call.x.dtype == torch.float32 else product
+        backward = f"backward: pointwise_backward kernel (with the bias gradient's sum), {products} for x and weight"
         return "unfused", [product, after.removesuffix(", in place"), backward], ["gradients need the pre-activation"]
-    name, reasons = explain_gemm(
+    name, reasons = explain_fused(
         call.x, call.weight, call.bias, call.operands, call.epilogue.program, call.reduction, call.out_dtype
     )
     return ("unfused", [product, after], reasons) if name is None else ("fused", [name], reasons)

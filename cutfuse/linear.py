@@ -31,9 +31,10 @@ class LinearCall(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is PyTorch's own linear layer."""
+        """Whether it is PyTorch's own linear layer: not where `cutfuse.precision` splits it."""
         empty = len(self.epilogue.program.instructions) == 0
-        return empty and self.reduction == "none" and self.out_dtype == self.x.dtype
+        own = not self.composed_because and autograd.is_split(self.x)
+        return empty and self.reduction == "none" and self.out_dtype == self.x.dtype and not own
 
 
 def linear(

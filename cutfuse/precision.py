@@ -1,8 +1,96 @@
-"""Which precision a product of fp32 matrices has: PyTorch's own setting, read and never written."""
+"""Which precision a product of fp32 matrices has: PyTorch's own setting, read and never written, or one forced here.
+
+A mode is "ieee" (cuBLAS in fp32), "guarded", "split6" or "split3" (products of 16-bit parts: split3 where the operands'
+range allows it and split6 elsewhere, or either without a guard), "tf32", or None for what PyTorch's setting says:
+"ieee" at "highest", tf32 below. A thread's innermost `with precision(mode)` decides, then the process's
+`set_precision`, then PyTorch.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
 import torch
+
+# split3 where the operands' range allows it, and split6 elsewhere.
+GUARDED = "guarded"
+SPLIT_MODES = (GUARDED, "split6", "split3")
+MODES = ("ieee", *SPLIT_MODES, "tf32")
+# What PyTorch's "highest" means.
+HIGHEST = "ieee"
+
+_INHERITED = "inherited"  # no context: the process's mode holds. None is a context's mode of its own
+_process_mode: str | None = None
+_context_mode: ContextVar[str | None] = ContextVar("cutfuse.precision", default=_INHERITED)
+
+
+def precision(mode: str | None) -> contextlib.AbstractContextManager[None]:
+    """A context in which this thread's products of fp32 matrices run in `mode`; None follows PyTorch's setting.
+
+    Contexts nest, and the result decorates functions too. A backward pass takes the mode of its forward. A compiled
+    function reads the mode when it runs: enter the context around it, not inside of it. Its backward pass is on threads
+    of autograd's, which are in no context, and takes `set_precision`'s mode.
+
+    Raises:
+        ValueError: `mode` is not "ieee", "guarded", "split6", "split3", "tf32" or None.
+    """
+    return _entered(_checked(mode))
+
+
+def set_precision(mode: str | None) -> None:
+    """Makes `mode` what every thread's products of fp32 matrices run in, outside of `precision`'s contexts.
+
+    Raises:
+        ValueError: `mode` is not "ieee", "guarded", "split6", "split3", "tf32" or None (PyTorch's setting).
+    """
+    global _process_mode
+    _process_mode = _checked(mode)
+
+
+def get_precision() -> str | None:
+    """The mode that `set_precision` was given last, whatever context this is; None follows PyTorch's setting."""
+    return _process_mode
+
+
+def product_mode(captured: str | None = None) -> str:
+    """What a product of fp32 matrices runs in now: "ieee", "tf32", "split6", "split3" or "guarded".
+
+    `captured` is what `captured_mode` gave the forward of a backward that asks: autograd's threads are in no context.
+    """
+    if captured is not None:
+        return captured
+    mode = _context_mode.get()
+    if mode == _INHERITED:
+        mode = _process_mode
+    if mode is not None:
+        return mode
+    return "tf32" if allows_tf32() else HIGHEST
+
+
+def captured_mode() -> str | None:
+    """The mode that a forward hands to its backward; None while Dynamo traces, which knows no context variables.
+
+    The operators of a compiled backward then read the mode themselves, on autograd's threads: the process's.
+    """
+    return None if torch.compiler.is_compiling() else product_mode()
+
+
+def _checked(mode: str | None) -> str | None:
+    if mode is not None and mode not in MODES:
+        choices = ", ".join(f'"{choice}"' for choice in MODES)
+        raise ValueError(f"cutfuse: a precision is one of {choices} or None (PyTorch's setting), got {mode!r}")
+    return mode
+
+
+@contextlib.contextmanager
+def _entered(mode: str | None) -> Iterator[None]:
+    token = _context_mode.set(mode)
+    try:
+        yield
+    finally:
+        _context_mode.reset(token)
 
 
 def allows_tf32() -> bool:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse.epilogue import Epilogue
-from cutfuse.ops import gemm
+from cutfuse.ops import gemm, split
+from cutfuse.precision import GUARDED
 
 REDUCTIONS = ("sum", "mean", "amax", "amin", "logsumexp")
 SIX_OPS = Epilogue(lambda z, r, c: torch.clamp(torch.tanh(z) * r, -0.5, 0.5) + torch.sigmoid(z) / (c.abs() + 1))
@@ -23,6 +24,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     launched = {name for dtype in (torch.bfloat16, torch.float16, torch.float32) for name in run_gemms(dtype)}
+    launched |= set(run_planes())
     run_streaming()
     torch.cuda.synchronize()
     print(f"{len(launched)} GEMM kernels, and the pointwise, reduction and backward kernels, ran")
@@ -39,9 +41,32 @@ def run_gemms(dtype: torch.dtype) -> Iterator[str]:
             for epilogue, operands in ((SIX_OPS, (row, column)), (CHAIN, ())):
                 plan = gemm.plan_gemm(x, weight, epilogue.program, reduction, out_dtype)
                 for candidate in plan.candidates:
-                    arguments = (x, weight, bias, operands, epilogue.program, reduction, out_dtype)
-                    check(gemm.launch(plan, candidate, *arguments), candidate.name)
+                    result = gemm.Result(x, weight, bias, operands, epilogue.program, reduction, out_dtype)
+                    check(gemm.launch(plan, candidate, result), candidate.name)
                     yield candidate.name
+
+
+def run_planes() -> Iterator[str]:
+    """Every kernel over planes, on both sides of the guard, and with an infinity."""
+    m, n, k = 200, 328, 136
+    weight, bias, row, column = (torch.randn(*shape, device="cuda") for shape in ((n, k), (n,), (1, n), (m, 1)))
+    benign = torch.randn(m, k, device="cuda")
+    wild = benign * torch.exp2(torch.randint(-20, 21, (1, k), device="cuda"))
+    for x in (benign, wild, benign.index_fill(1, torch.tensor([7], device="cuda"), torch.inf)):
+        for reduction in ("none", *REDUCTIONS):
+            exact = split._plan(x, weight, SIX_OPS.program, reduction, split.SPLIT6)
+            for product in (split.SPLIT3, split.CONVERT3):
+                first = split._plan(x, weight, SIX_OPS.program, reduction, product)
+                for index, candidate in enumerate(first.candidates):
+                    fallback = exact.candidates[index % len(exact.candidates)]
+                    plans = first._replace(candidates=(candidate,)), exact._replace(candidates=(fallback,))
+                    plan = split.SplitPlan(plans, 0.0, product == split.CONVERT3, False, GUARDED)
+                    y = split.launch_split(plan, x, weight, bias, (row, column), SIX_OPS.program, reduction)
+                    assert x.isinf().any() or y.isfinite().all(), candidate.name
+                    yield from (candidate.name, fallback.name)
+    x = benign.t().contiguous().t()
+    split.split(x, split.SPLIT3)
+    split.split(x, split.SPLIT6)
 
 
 def run_streaming() -> None:

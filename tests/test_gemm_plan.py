@@ -86,6 +86,6 @@ def test_every_kernel_has_a_prediction_for_every_shape() -> None:
 def test_an_epilogue_of_six_ops_is_fused_where_the_prediction_hardly_differs() -> None:
     epilogue = cutfuse.Epilogue(lambda z: torch.tanh((F.silu(z) * 1.5).clamp(-3, 3)) + 0.5 + z)
     cost = epilogue.program.native.cost
-    plan = gemm._plan(1024, 8192, 8192, 8192, 8192, torch.bfloat16, torch.bfloat16, "none", 132, cost)
+    plan = gemm._plan(1024, 8192, 8192, 8192, 8192, torch.bfloat16, torch.bfloat16, "none", 132, cost, gemm.DIRECT)
     assert plan.chosen is plan.candidates[0]
     assert plan.chosen.microseconds < gemm.UNFUSED_ADVANTAGE * plan.unfused_microseconds

@@ -1,14 +1,18 @@
-"""PyTorch's own settings decide the precision of fp32 products."""
+"""PyTorch's own settings decide the precision of fp32 products, unless a context or the process's mode does."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch import Tensor
 
-from cutfuse.precision import allows_tf32, autocast_dtype
+import cutfuse
+from cutfuse.precision import MODES, allows_tf32, autocast_dtype, captured_mode, product_mode
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +20,16 @@ def _restored_precision() -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
+    cutfuse.set_precision(None)
+
+
+def in_new_thread(function: Callable[[], str]) -> str:
+    """What `function` returns on a thread that starts now."""
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    return found[0]
 
 
 @pytest.mark.parametrize(("precision", "expected"), [("highest", False), ("high", True), ("medium", True)])
@@ -63,3 +77,141 @@ def test_autocast() -> None:
         assert autocast_dtype("cuda") is None
         with torch.autocast("cpu", enabled=False):
             assert autocast_dtype("cpu") is None
+
+
+@pytest.mark.parametrize(("setting", "mode"), [("highest", "ieee"), ("high", "tf32"), ("medium", "tf32")])
+def test_pytorch_decides_by_default(setting: str, mode: str) -> None:
+    torch.set_float32_matmul_precision(setting)
+    assert product_mode() == mode
+    assert captured_mode() == mode
+    assert cutfuse.get_precision() is None
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("setting", ["highest", "high"])
+def test_a_forced_mode_overrides_pytorch_and_leaves_its_setting(mode: str, setting: str) -> None:
+    torch.set_float32_matmul_precision(setting)
+    with cutfuse.precision(mode):
+        assert product_mode() == mode
+        assert torch.get_float32_matmul_precision() == setting
+    assert product_mode() == {"highest": "ieee", "high": "tf32"}[setting]
+    cutfuse.set_precision(mode)
+    assert cutfuse.get_precision() == mode
+    assert product_mode() == mode
+    assert torch.get_float32_matmul_precision() == setting
+
+
+def test_contexts_nest_and_none_follows_pytorch_again() -> None:
+    cutfuse.set_precision("ieee")
+    with cutfuse.precision("split6"):
+        with cutfuse.precision(None):
+            assert product_mode() == "ieee"
+            with cutfuse.precision("split3"):
+                assert product_mode() == "split3"
+            assert product_mode() == "ieee"
+        assert product_mode() == "split6"
+        assert cutfuse.get_precision() == "ieee"
+        cutfuse.set_precision("tf32")  # of the process: the context goes on
+        assert product_mode() == "split6"
+    assert product_mode() == "tf32"
+
+
+def test_an_exception_leaves_the_context() -> None:
+    with pytest.raises(KeyError), cutfuse.precision("ieee"):
+        raise KeyError
+    assert product_mode() == "ieee"
+
+
+def test_a_context_decorates_and_is_entered_anew_at_each_call() -> None:
+    decorated = cutfuse.precision("split6")(product_mode)
+    assert [decorated(), product_mode(), decorated()] == ["split6", "ieee", "split6"]
+
+
+@pytest.mark.parametrize("choose", [cutfuse.precision, cutfuse.set_precision])
+@pytest.mark.parametrize("mode", ["highest", "inherited", "", "IEEE"])
+def test_other_modes_are_refused_before_a_context_is_entered(choose: Callable[[str], object], mode: str) -> None:
+    with pytest.raises(
+        ValueError, match=r'one of "ieee", "guarded", "split6", "split3", "tf32" or None .*, got '
+    ) as raised:
+        choose(mode)
+    assert repr(mode) in str(raised.value)
+    assert product_mode() == "ieee"
+
+
+def test_a_context_is_this_threads_and_the_process_mode_every_threads() -> None:
+    cutfuse.set_precision("ieee")
+    with cutfuse.precision("split3"):
+        assert in_new_thread(product_mode) == "ieee"
+
+        def other() -> str:
+            with cutfuse.precision("tf32"):
+                return product_mode()
+
+        assert in_new_thread(other) == "tf32"
+        assert product_mode() == "split3"
+
+
+def test_a_context_is_this_tasks() -> None:
+    async def task(mode: str) -> str:
+        with cutfuse.precision(mode):
+            await asyncio.sleep(0)  # the other task enters its context here
+            return product_mode()
+
+    async def both() -> list[str]:
+        return await asyncio.gather(task("split3"), task("split6"))
+
+    assert asyncio.run(both()) == ["split3", "split6"]
+
+
+def test_what_a_forward_captured_holds_on_other_threads() -> None:
+    with cutfuse.precision("split6"):
+        captured = captured_mode()
+    assert product_mode(captured) == "split6"
+    assert in_new_thread(lambda: product_mode(captured)) == "split6"
+
+
+@pytest.fixture
+def recorded() -> Iterator[list[str]]:
+    """The modes in which an operator, `torch.ops.cutfuse_test.product`, was run."""
+    modes: list[str] = []
+
+    def run(x: Tensor) -> Tensor:
+        modes.append(product_mode())
+        return x + 1
+
+    library = torch.library.Library("cutfuse_test", "FRAGMENT")
+    library.define("product(Tensor x) -> Tensor")
+    library.impl("product", run, "CPU")
+    library.impl("product", torch.empty_like, "Meta")
+    torch._dynamo.reset()
+    yield modes
+    library._destroy()
+    torch._dynamo.reset()
+
+
+def test_a_compiled_function_reads_the_mode_when_it_runs(recorded: list[str]) -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.ops.cutfuse_test.product(x * 2)
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    x = torch.zeros(2)
+    compiled(x)
+    with cutfuse.precision("split6"):
+        compiled(x)
+    cutfuse.set_precision("ieee")
+    compiled(x)
+    assert recorded == ["ieee", "split6", "ieee"]
+
+
+def test_a_context_inside_a_compiled_function_breaks_the_graph_and_holds(recorded: list[str]) -> None:
+    def function(x: Tensor) -> Tensor:
+        with cutfuse.precision("split6"):
+            return torch.ops.cutfuse_test.product(x)
+
+    compiled = torch.compile(function, backend="aot_eager")
+    compiled(torch.zeros(2))
+    compiled(torch.zeros(2))
+    assert recorded == ["split6", "split6"]
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(function, backend="aot_eager", fullgraph=True)(torch.zeros(2))

@@ -12,6 +12,7 @@ from . import cpu, cuda, cuda_backward, fake, schema
 _CUDA = {
     "linear": cuda.linear,
     "linear_reduce": cuda.linear_reduce,
+    "product": cuda.product,
     "pointwise": cuda.pointwise,
     "reduce": cuda.reduce,
     "pointwise_backward": cuda_backward.pointwise_backward,

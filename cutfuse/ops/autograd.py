@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..epilogue import Program
+from ..precision import SPLIT_MODES, captured_mode, product_mode
 from . import composed, schema
 from .fake import sum_dtype
 
+IDENTITY = "operands=0"
 # A gradient through these needs the reduced values themselves; through a sum it does not.
 _NEEDS_RESULT = ("amax", "amin", "logsumexp")
 
@@ -155,9 +157,12 @@ class Linear(torch.autograd.Function):
     ) -> Tensor:
         ctx.program = program
         ctx.reduction = reduction
-        z = F.linear(x, weight, bias)
+        ctx.mode = captured_mode() or ""
+        z = _pre_activation(x, weight, bias)
         result = None
-        if reduction == "none":
+        if program == IDENTITY and reduction == "none" and out_dtype == z.dtype:
+            y, z = z, None
+        elif reduction == "none":
             y = schema.pointwise(z, operands, program, out_dtype)
         else:
             kept = sum_dtype(z.dtype) if reduction in _NEEDS_RESULT else out_dtype
@@ -182,20 +187,45 @@ class Linear(torch.autograd.Function):
             return (None, None, None, *again)
         if ctx.reduction != "none":
             grad = _spread(grad.unsqueeze(1), ctx.reduction, z.shape[1])
-        wanted = _wanted([needs_x or needs_weight, *needs])
-        gradients, column_sum = _element_gradients(
-            grad, z, operands, ctx.program, ctx.reduction, result, wanted, needs_bias
-        )
+        if z is None:
+            gradients = {0: grad}
+            column_sum = schema.reduce(grad, [], IDENTITY, "sum", (0,), sum_dtype(grad.dtype)) if needs_bias else None
+        else:
+            wanted = _wanted([needs_x or needs_weight, *needs])
+            gradients, column_sum = _element_gradients(
+                grad, z, operands, ctx.program, ctx.reduction, result, wanted, needs_bias
+            )
         grad_z = gradients.get(0)
         return (
             None,
             None,
             None,
-            torch.mm(grad_z, weight) if needs_x else None,
-            torch.mm(grad_z.t(), x) if needs_weight else None,
+            _product(grad_z, weight.t(), ctx.mode) if needs_x else None,
+            _product(grad_z.t(), x.t(), ctx.mode) if needs_weight else None,
             column_sum.to(bias.dtype) if needs_bias else None,
             *(gradients.get(k + 1) for k in range(len(needs))),
         )
+
+
+def is_split(x: Tensor, mode: str = "") -> bool:
+    """Whether products of x may run over planes, in a captured mode or the one that holds now.
+
+    A compiled function may run in any: its operators read the mode when they run.
+    """
+    if x.dtype != torch.float32 or x.device.type != "cuda":
+        return False
+    return torch.compiler.is_compiling() or (mode or product_mode()) in SPLIT_MODES
+
+
+def _pre_activation(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if is_split(x):
+        return schema.linear(x, weight, bias, [], IDENTITY, x.dtype)
+    return F.linear(x, weight, bias)
+
+
+def _product(a: Tensor, b: Tensor, mode: str) -> Tensor:
+    """`a @ b.T`."""
+    return schema.product(a, b, mode) if is_split(a, mode) else torch.mm(a, b.t())
 
 
 def _composed_linear(

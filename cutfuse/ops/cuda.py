@@ -9,17 +9,18 @@ import functools
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .. import native
 from ..epilogue import Program
+from ..precision import SPLIT_MODES, product_mode
 from . import composed
 from .device import dtype_codes, multiprocessors, on_device, reduction_codes, stream_of
-from .gemm import run_gemm
+from .fused import cublas_linear, run_fused
 from .layout import Layout, elementwise_layout, reduction_layout, reduction_runs
 
 Matrix = tuple[int, int, int, int, int]
+IDENTITY = Program.parse("operands=0")
 
 
 def linear(
@@ -27,10 +28,10 @@ def linear(
 ) -> Tensor:
     parsed = Program.parse(program)
     if x.numel() and weight.numel():
-        y = run_gemm(x, weight, bias, operands, parsed, "none", out_dtype)
+        y = run_fused(x, weight, bias, operands, parsed, "none", out_dtype)
         if y is not None:
             return y
-    z = F.linear(x, weight, bias)
+    z = cublas_linear(x, weight, bias)
     if not parsed.instructions and out_dtype == z.dtype:
         return z
     return pointwise(z, operands, program, out_dtype, in_place=out_dtype == z.dtype)
@@ -46,10 +47,18 @@ def linear_reduce(
     out_dtype: torch.dtype,
 ) -> Tensor:
     if x.numel() and weight.numel():
-        y = run_gemm(x, weight, bias, operands, Program.parse(program), reduction, out_dtype)
+        y = run_fused(x, weight, bias, operands, Program.parse(program), reduction, out_dtype)
         if y is not None:
             return y
-    return reduce(F.linear(x, weight, bias), operands, program, reduction, (1,), out_dtype)
+    return reduce(cublas_linear(x, weight, bias), operands, program, reduction, (1,), out_dtype)
+
+
+def product(a: Tensor, b: Tensor, mode: str) -> Tensor:
+    if a.numel() and b.numel() and product_mode(mode or None) in SPLIT_MODES:
+        y = run_fused(a, b, None, (), IDENTITY, "none", a.dtype, mode)
+        if y is not None:
+            return y
+    return cublas_linear(a, b, None, mode)
 
 
 def pointwise(

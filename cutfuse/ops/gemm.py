@@ -11,10 +11,10 @@ from torch import Tensor
 
 from .. import native
 from ..epilogue import Program
-from ..precision import allows_tf32
 from .device import capability, dtype_codes, multiprocessors, on_device, reduction_codes, stream_of
 
 HOPPER = (9, 0)
+DIRECT = 0  # operands are multiplied as they are; otherwise the plan of their planes
 ALIGNMENT = 16  # bytes; the tensor memory accelerator's
 # How much faster cuBLAS and one more kernel have to be predicted before they are chosen: below the predictions' own
 # error of 7% one launch and no matrix in between is the better choice.
@@ -61,9 +61,9 @@ def run_gemm(
         return None
     plan = plan_gemm(x, weight, program, reduction, out_dtype)
     candidate = plan.chosen
-    return (
-        None if candidate is None else launch(plan, candidate, x, weight, bias, operands, program, reduction, out_dtype)
-    )
+    if candidate is None:
+        return None
+    return launch(plan, candidate, Result(x, weight, bias, operands, program, reduction, out_dtype))
 
 
 def explain_gemm(
@@ -100,8 +100,6 @@ def why_not(x: Tensor, weight: Tensor, bias: Tensor | None) -> str:
     if capability(x.device.index) != HOPPER:
         major, minor = capability(x.device.index)
         return f"fused products need compute capability 9.0, this device has {major}.{minor}"
-    if x.dtype == torch.float32 and not allows_tf32():
-        return "float32 products run at full precision through cuBLAS (PyTorch's setting does not allow tf32)"
     for name, tensor in (("x", x), ("weight", weight)):
         if tensor.stride(1) != 1 and tensor.shape[1] != 1:
             return f"{name} has strides {tensor.stride()}: its rows are not contiguous"
@@ -120,7 +118,17 @@ def plan_gemm(x: Tensor, weight: Tensor, program: Program, reduction: str, out_d
     lda = x.stride(0) if m > 1 else k
     ldb = weight.stride(0) if n > 1 else k
     count = multiprocessors(x.device.index)
-    return _plan(m, n, k, lda, ldb, x.dtype, out_dtype, reduction, count, program.native.cost)
+    return _plan(m, n, k, lda, ldb, x.dtype, out_dtype, reduction, count, program.native.cost, DIRECT)
+
+
+def plan_planes(
+    rows: int, columns: int, pitch: int, weight_pitch: int, program: Program, reduction: str, product: int, index: int
+) -> Plan:
+    """The plan for a product over planes of `pitch` elements a row; `weight_pitch` differs where weight is none."""
+    count, cost = multiprocessors(index), program.native.cost
+    return _plan(
+        rows, columns, pitch, pitch, weight_pitch, torch.float32, torch.float32, reduction, count, cost, product
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -135,6 +143,7 @@ def _plan(
     reduction: str,
     multiprocessor_count: int,
     epilogue_cost: float,
+    product: int,
 ) -> Plan:
     module = native.module()
     codes = dtype_codes()
@@ -149,6 +158,7 @@ def _plan(
         reduction=reduction_codes()[reduction],
         multiprocessors=multiprocessor_count,
         epilogue_cost=epilogue_cost,
+        product=product,
     )
     candidates = module.gemm_candidates(problem)
     return Plan(
@@ -160,45 +170,71 @@ def _plan(
     )
 
 
-def launch(
-    plan: Plan,
-    candidate: Any,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    program: Program,
-    reduction: str,
-    out_dtype: torch.dtype,
-) -> Tensor:
-    """Runs one candidate of a plan; a row reduction's partials are folded by a second, small kernel."""
-    module = native.module()
-    m, n = x.shape[0], weight.shape[0]
-    reduces = reduction != "none"
-    y = torch.empty((m,) if reduces else (m, n), dtype=out_dtype, device=x.device)
-    partials = None
-    if reduces:
-        tiles = -(-n // candidate.tile_n)
-        width = 2 if reduction == "logsumexp" else 1
-        partials = torch.empty((tiles, m, width), dtype=torch.float32, device=x.device)
-    index = x.device.index
+class Result(NamedTuple):
+    """What a fused product computes besides the product itself: `reduce(program(z + bias, operands))`."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    operands: Sequence[Tensor]
+    program: Program
+    reduction: str
+    out_dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.x.shape[0], self.weight.shape[0]
+
+    @property
+    def reduces(self) -> bool:
+        return self.reduction != "none"
+
+    def allocate(self, tile_n: int) -> tuple[Tensor, Tensor | None]:
+        """The result `[M, N]`, or `[M]` and the partial states that it is folded from."""
+        (m, n), device = self.shape, self.x.device
+        y = torch.empty((m,) if self.reduces else (m, n), dtype=self.out_dtype, device=device)
+        if not self.reduces:
+            return y, None
+        width = 2 if self.reduction == "logsumexp" else 1
+        return y, torch.empty((-(-n // tile_n), m, width), dtype=torch.float32, device=device)
+
+    def epilogue_arguments(self, y: Tensor, partials: Tensor | None) -> tuple[Any, ...]:
+        """As the binding takes them, after the operands of the product."""
+        m, n = self.shape
+        return (
+            0 if self.bias is None else self.bias.data_ptr(),
+            0 if self.reduces else y.data_ptr(),
+            0 if partials is None else partials.data_ptr(),
+            self.program.native,
+            [_operand(t, m, n) for t in self.operands],
+        )
+
+    def finalize(self, y: Tensor, partials: Tensor | None) -> None:
+        """Folds the partial states of a row reduction by a second, small kernel."""
+        if partials is None:
+            return
+        (m, n), index = self.shape, self.x.device.index
+        code, output = reduction_codes()[self.reduction], dtype_codes()[self.out_dtype]
+        with on_device(index):
+            native.module().finalize_partials(
+                stream_of(index), partials.data_ptr(), partials.shape[0], m, code, n, y.data_ptr(), output
+            )
+
+
+def launch(plan: Plan, candidate: Any, result: Result) -> Tensor:
+    """Runs one candidate of a plan."""
+    y, partials = result.allocate(candidate.tile_n)
+    index = result.x.device.index
     with on_device(index):
-        stream = stream_of(index)
-        module.gemm(
-            stream,
+        native.module().gemm(
+            stream_of(index),
             plan.problem,
             candidate,
-            x.data_ptr(),
-            weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            0 if reduces else y.data_ptr(),
-            partials.data_ptr() if partials is not None else 0,
-            program.native,
-            [_operand(t, m, n) for t in operands],
+            result.x.data_ptr(),
+            result.weight.data_ptr(),
+            *result.epilogue_arguments(y, partials),
         )
-        if partials is not None:
-            code, output = reduction_codes()[reduction], dtype_codes()[out_dtype]
-            module.finalize_partials(stream, partials.data_ptr(), tiles, m, code, n, y.data_ptr(), output)
+    result.finalize(y, partials)
     return y
 
 

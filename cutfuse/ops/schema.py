@@ -4,6 +4,9 @@ All are functional and private: they have no autograd of their own (`autograd.py
 costs the dispatcher and nothing else. `program` is a program's text form. Operands broadcast against `x`, or against
 `[M, N]`; types are those that the kernels take, or any on a CPU.
 
+`product` is `a @ b.T` of fp32 matrices of any strides, in a precision that a forward captured (empty: what holds when
+it runs).
+
 `pointwise_backward` gives for each of `wanted` (0 for x, k for operand k - 1) grad * weight * d program / d it, summed
 to its shape. `grad` broadcasts against x, and so does `result`, the fp32 values of the reduction: with "amax" and
 "amin" the weight is a share of the ties, with "logsumexp" the softmax, with "none" one. With `column_sum` the last
@@ -20,6 +23,7 @@ _SCHEMAS = (
     "linear(Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, str program, ScalarType out_dtype) -> Tensor",
     "linear_reduce(Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, str program, str reduction, "
     "ScalarType out_dtype) -> Tensor",
+    "product(Tensor a, Tensor b, str mode) -> Tensor",
     "pointwise(Tensor x, Tensor[] operands, str program, ScalarType out_dtype) -> Tensor",
     "reduce(Tensor x, Tensor[] operands, str program, str reduction, int[] dims, ScalarType out_dtype) -> Tensor",
     "pointwise_backward(Tensor grad, Tensor x, Tensor[] operands, str program, str reduction, Tensor? result, "
@@ -30,6 +34,7 @@ for _schema in _SCHEMAS:
     LIBRARY.define(_schema)
 
 linear = torch.ops.cutfuse.linear.default
+product = torch.ops.cutfuse.product.default
 linear_reduce = torch.ops.cutfuse.linear_reduce.default
 pointwise = torch.ops.cutfuse.pointwise.default
 reduce = torch.ops.cutfuse.reduce.default

@@ -1,0 +1,221 @@
+"""fp32 products on a GPU: the accuracy contract on a reduced grid, special values, and which plan the guard picks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import cutfuse
+from bench import accuracy_suite as suite
+from bench.distributions import BY_NAME, DISTRIBUTIONS
+
+pytestmark = pytest.mark.gpu
+
+DEPTHS = (64, 1000, 8192)
+# Large enough that "guarded" runs over planes from K = 1000 on, and small enough that it takes cuBLAS at K = 64.
+ROWS, COLUMNS = 1024, 2048
+CASES = [
+    suite.Case(route, distribution.name, ROWS, COLUMNS, k)
+    for route in suite.ROUTES
+    for k in (DEPTHS if route == "product" else suite.BACKWARD_DEPTHS)
+    for distribution in DISTRIBUTIONS
+]
+
+
+@pytest.fixture(autouse=True)
+def _highest() -> Iterator[None]:
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("products of 16-bit parts are for compute capability 9.0")
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def sample(name: str, k: int = 1000, m: int = ROWS, n: int = COLUMNS) -> tuple[Tensor, Tensor]:
+    return BY_NAME[name].sample(m, n, k, torch.device("cuda"))
+
+
+_measured: dict[str, dict[str, Any]] = {}
+
+
+def measured(case: suite.Case) -> dict[str, Any]:
+    """The case's figures; each case is run once for all tests."""
+    if case.title not in _measured:
+        _measured[case.title] = suite.run_case(case, torch.device("cuda"))
+    return _measured[case.title]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
+def test_no_cell_is_far_above_cublas(case: suite.Case) -> None:
+    figures = measured(case)
+    failed = {name: entry for name, entry in figures["contenders"].items() if "note" in entry}
+    assert not failed
+    assert max(figures["ratios"].values()) <= suite.WORST_AT_MOST, figures
+    if case.source.is_exact:
+        assert all(figures["contenders"][name]["largest"] == 0 for name in ("guarded", "split3", "split6"))
+
+
+def test_contract_over_all_cells() -> None:
+    missed = [verdict for verdict in suite.judge([measured(case) for case in CASES]) if not verdict["met"]]
+    assert not missed
+
+
+@pytest.mark.parametrize("k", DEPTHS[1:])
+@pytest.mark.parametrize(
+    ("name", "plan", "other"),
+    [
+        ("normal", "split3", "split6"),
+        ("columns 2^+-8 at random", "split3", "split6"),
+        ("columns 2^+-20 at random", "split6", "split3"),
+        ("a few huge rows", "split6", "split3"),
+    ],
+)
+def test_guard_picks_the_plan(name: str, plan: str, other: str, k: int) -> None:
+    x, weight = sample(name, k)
+    found = suite.product("guarded", x, weight)
+    assert torch.equal(found, suite.product(plan, x, weight))
+    assert not torch.equal(found, suite.product(other, x, weight))
+
+
+@pytest.mark.parametrize("operand", ["x", "weight"])
+def test_guard_watches_both_operands_and_one_element(operand: str) -> None:
+    for value in (math.inf, math.nan, 2.0**70, 2.0**-140):
+        x, weight = sample("normal")
+        target = x if operand == "x" else weight
+        target[17, 320:384] = 0.0  # the only nonzero element of its block
+        target[17, 333] = value
+        found = suite.product("guarded", x, weight)
+        torch.testing.assert_close(found, suite.product("split6", x, weight), rtol=0, atol=0, equal_nan=True)
+
+
+def test_forced_modes_differ_as_named() -> None:
+    x, weight = sample("normal", k=8192)
+    exact = suite.Exact.of(x, weight)
+    results = {name: suite.product(name, x, weight) for name in ("guarded", "split3", "split6", "tf32")}
+    with cutfuse.precision("ieee"):
+        results["ieee"] = cutfuse.linear(x, weight)
+    errors = {name: suite.measure(result, exact).frobenius for name, result in results.items()}
+    assert torch.equal(results["ieee"], torch.mm(x, weight.t()))
+    assert not torch.equal(results["split3"], results["split6"])
+    assert 1e-5 < errors["tf32"] < 1e-3
+    assert errors["split3"] < errors["ieee"]
+    assert errors["split6"] < errors["ieee"]
+
+
+def test_process_mode_is_obeyed_and_pytorchs_high_is_tf32() -> None:
+    x, weight = sample("normal")
+    try:
+        cutfuse.set_precision("split6")
+        assert torch.equal(cutfuse.linear(x, weight), suite.product("split6", x, weight))
+    finally:
+        cutfuse.set_precision(None)
+    torch.set_float32_matmul_precision("high")
+    assert 1e-5 < suite.measure(cutfuse.linear(x, weight), suite.Exact.of(x, weight)).frobenius < 1e-3
+
+
+def insert(values: dict[tuple[int, int], float]) -> Callable[[Tensor], None]:
+    """Write values at (row, column)."""
+
+    def write(tensor: Tensor) -> None:
+        for place, value in values.items():
+            tensor[place] = value
+
+    return write
+
+
+def zero_column(column: int) -> Callable[[Tensor], None]:
+    return lambda tensor: tensor[:, column].zero_()
+
+
+def one_signed(column: int, value: float) -> Callable[[Tensor], None]:
+    """A column of ones: 1 has no low part, and no part of an infinity may meet the 0 that stands there."""
+    return lambda tensor: tensor[:, column].fill_(value)
+
+
+def big_row(row: int, value: float) -> Callable[[Tensor], None]:
+    return lambda tensor: tensor[row].fill_(value)
+
+
+INF, NAN = math.inf, math.nan
+# What is written into x and into weight, both normal otherwise.
+SPECIAL: dict[str, tuple[list[Callable[[Tensor], None]], list[Callable[[Tensor], None]]]] = {
+    "inf in x": ([insert({(3, 5): INF})], []),
+    "-inf in x": ([insert({(3, 5): -INF})], []),
+    "nan in x": ([insert({(3, 5): NAN})], []),
+    "inf in weight": ([], [insert({(7, 999): INF})]),
+    "-inf in weight": ([], [insert({(7, 999): -INF})]),
+    "nan in weight": ([], [insert({(7, 999): NAN})]),
+    "inf of both signs in a row": ([insert({(0, 1): INF, (0, 900): -INF, (200, 64): INF, (200, 65): INF})], []),
+    "inf in x and in weight": ([insert({(1, 70): INF})], [insert({(2, 70): -INF, (5, 71): INF})]),
+    "inf and nan": ([insert({(1, 70): INF, (9, 0): NAN})], [insert({(2, 70): -INF, (511, 127): NAN})]),
+    "inf * 0": ([insert({(4, 130): INF, (5, 130): -INF})], [zero_column(130)]),
+    "0 * inf": ([zero_column(130)], [insert({(4, 130): INF})]),
+    "inf * 1": ([insert({(4, 130): INF, (5, 131): -INF})], [one_signed(130, 1.0), one_signed(131, -1.0)]),
+    "1 * inf": ([one_signed(130, 1.0), one_signed(131, -1.0)], [insert({(4, 130): INF, (5, 131): -INF})]),
+    "inf alone in its block": (
+        [lambda t: t[6, 128:192].zero_(), insert({(6, 150): INF})],
+        [one_signed(150, 0.5)],
+    ),
+    "inf * denormal": ([insert({(4, 130): INF})], [one_signed(130, 2.0**-149)]),
+    "sums that overflow": ([big_row(3, 1e30), big_row(4, -1e30)], [big_row(8, 1e30)]),
+    "largest finite": ([insert({(3, 5): 3.4028234e38})], []),
+}
+
+
+@pytest.mark.parametrize("k", [1000, 1024])
+@pytest.mark.parametrize("mode", ["guarded", "split6"])
+@pytest.mark.parametrize("route", suite.ROUTES)
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_values_come_out_where_cublas_has_them(name: str, route: str, mode: str, k: int) -> None:
+    x, weight = sample("normal", k)
+    for tensor, writes in zip((x, weight), SPECIAL[name], strict=True):
+        for write in writes:
+            write(tensor)
+    expected = suite.ROUTES[route](suite.CUBLAS, x, weight)
+    actual = suite.ROUTES[route](mode, x, weight)
+    special = ~expected.isfinite()
+    assert special.any() or name == "largest finite"
+    assert torch.equal(~actual.isfinite(), special)
+    assert torch.equal(actual.isnan(), expected.isnan())
+    assert torch.equal(actual.isinf() & (actual > 0), expected.isinf() & (expected > 0))
+    exact = suite.Exact.of(x, weight)  # finite wherever the fp32 product is
+    difference = (actual.double() - exact.product).abs()
+    assert (difference <= 1e-5 * exact.magnitude)[~special].all()
+
+
+@pytest.mark.parametrize("route", ["dX", "dW"])
+def test_backward_takes_the_mode_of_its_forward(route: str) -> None:
+    """The context is left before the backward pass, which autograd runs on a thread of its own."""
+    x, weight = sample("normal")
+    cublas = suite.ROUTES[route](suite.CUBLAS, x, weight)
+    results = {name: suite.ROUTES[route](name, x, weight) for name in ("guarded", "split3", "split6", "tf32")}
+    assert torch.equal(results["guarded"], results["split3"])
+    assert not torch.equal(results["split6"], results["split3"])
+    assert not torch.equal(results["guarded"], cublas)
+    exact = suite.Exact.of(x, weight)
+    assert suite.measure(results["tf32"], exact).frobenius > 1e-5
+
+    y_of = torch.zeros(ROWS, COLUMNS, device=x.device, requires_grad=True)
+    with cutfuse.precision("ieee"):
+        y = cutfuse.linear(y_of, weight.t().contiguous())
+    assert torch.equal(torch.autograd.grad(y, y_of, x)[0], torch.mm(x, weight.t().contiguous()))
+
+
+def test_compiled_function_reads_the_mode_when_it_runs() -> None:
+    x, weight = sample("normal")
+    compiled = torch.compile(
+        lambda x, w: cutfuse.linear(x, w, epilogue=torch.relu), fullgraph=True, backend="aot_eager"
+    )
+    found = {}
+    for name in ("guarded", "split6", "split3"):
+        with cutfuse.precision(suite.MODES[name]):
+            found[name] = compiled(x, weight)
+            assert torch.equal(found[name], cutfuse.linear(x, weight, epilogue=torch.relu))
+    assert torch.equal(found["guarded"], found["split3"])
+    assert not torch.equal(found["split6"], found["split3"])

@@ -1,0 +1,511 @@
+"""fp32 products over planes on a GPU: kept planes that are never stale, graphs, every shape, layout and reduction."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from generators import EPILOGUES, LAYOUTS, REDUCTIONS, assert_no_worse, eager_linear, to_double
+from plane_cases import CHANGES, Change
+from torch import Tensor, nn
+
+import cutfuse
+from cutfuse.ops import planes
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda"
+ROWS, COLUMNS, DEPTH = 512, 2048, 2048
+# Where "guarded" is predicted to be faster over planes than through cuBLAS.
+LARGE = (1024, 4096, 4096)
+# Rows, columns, depth: single elements, parts of tiles and of blocks, one more than a whole number of each.
+RAGGED = ((1, 4, 1), (3, 8, 5), (130, 260, 77), (257, 1000, 4097))
+SPLIT_MODES = ("split3", "split6")
+# An error may by chance be above that of PyTorch's own fp32 product, which rounds in another order.
+SLACK = 2.0
+
+
+@pytest.fixture(autouse=True)
+def _highest() -> Iterator[None]:
+    """PyTorch's "highest", guarded products, and nothing kept before and after."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("products of 16-bit parts are for compute capability 9.0")
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    gc.collect()
+    cutfuse.set_plane_memory(0.25)
+    with cutfuse.precision("guarded"):
+        yield
+    cutfuse.set_plane_memory(0)
+    torch.set_float32_matmul_precision(before)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Drawn on the CPU, so that every device has the same numbers."""
+    generator = torch.Generator().manual_seed(seed + 1000 * sum(shape))
+    return torch.randn(shape, generator=generator).to(DEVICE)
+
+
+def draw(rows: int, columns: int, depth: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """x [M, K], weight [N, K] that gives products near one, and a bias [N]."""
+    weight = normal(columns, depth, seed=seed + 1) * depth**-0.5
+    return normal(rows, depth, seed=seed), weight, normal(columns, seed=seed + 2)
+
+
+def wild(tensor: Tensor) -> Tensor:
+    """Its columns times 2^-20 to 2^20 at random: more octaves than two fp16 parts of a block hold."""
+    generator = torch.Generator().manual_seed(1)
+    exponents = torch.randint(-20, 21, (tensor.shape[1],), generator=generator)
+    return tensor * torch.ldexp(torch.ones(tensor.shape[1]), exponents).to(DEVICE)
+
+
+def sigmoid_of(x: Tensor, weight: Tensor) -> Tensor:
+    """By split3."""
+    with cutfuse.precision("split3"):
+        return cutfuse.linear(x, weight, epilogue=torch.sigmoid)
+
+
+def warm(x: Tensor, weight: Tensor) -> Tensor:
+    """The result of three calls, after which the weight's planes are kept and have been used."""
+    first = sigmoid_of(x, weight)
+    assert cutfuse.plane_memory() == 0
+    second = sigmoid_of(x, weight)
+    kept = cutfuse.plane_memory()
+    assert kept >= weight.nbytes, "nothing is kept"
+    third = sigmoid_of(x, weight)
+    assert cutfuse.plane_memory() == kept
+    assert torch.equal(first, second)
+    assert torch.equal(first, third)
+    return third
+
+
+def captured_on(stream: torch.cuda.Stream, call: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """A graph of the call and its result, after three calls that are not captured."""
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            y = call()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph, y
+
+
+@pytest.mark.parametrize("with_gradient", [False, True])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_every_change_of_the_weight_is_seen(change: Change, with_gradient: bool) -> None:
+    x = normal(ROWS, DEPTH)
+    layer = nn.Linear(DEPTH, COLUMNS, bias=False, device=DEVICE)
+    with torch.set_grad_enabled(with_gradient):
+        before = warm(x, layer.weight)
+        with torch.enable_grad():
+            change(layer)
+        after = sigmoid_of(x, layer.weight)
+        cutfuse.forget_planes()
+        fresh = sigmoid_of(x, layer.weight)
+    assert torch.equal(after, fresh)
+    assert not torch.equal(after, before), "the case changes nothing"
+
+
+def test_forget_planes_sees_what_no_version_counts() -> None:
+    x, weight, _ = draw(ROWS, COLUMNS, DEPTH)
+    before = warm(x, weight)
+    weight.data.neg_()
+    cutfuse.forget_planes()
+    assert cutfuse.plane_memory() == 0
+    after = sigmoid_of(x, weight)
+    assert torch.equal(after, sigmoid_of(x, weight.clone()))
+    assert not torch.equal(after, before)
+
+
+def test_inference_tensors_keep_nothing() -> None:
+    with torch.inference_mode():
+        x, weight, _ = draw(ROWS, COLUMNS, DEPTH)
+        for _ in range(4):
+            weight.neg_()  # no version counts it
+            assert torch.equal(sigmoid_of(x, weight), sigmoid_of(x, weight.clone()))
+    assert cutfuse.plane_memory() == 0
+
+
+def test_memory_comes_back_with_the_weight() -> None:
+    x, weight, _ = draw(ROWS, COLUMNS, DEPTH)
+    sigmoid_of(x, weight)  # allocates what stays
+    del weight
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    weight = normal(COLUMNS, DEPTH)
+    warm(x, weight)
+    kept = cutfuse.plane_memory()
+    assert weight.nbytes <= kept <= 1.05 * weight.nbytes
+    assert torch.cuda.memory_allocated() >= before + weight.nbytes + kept
+    del weight
+    gc.collect()
+    assert cutfuse.plane_memory() == 0
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_no_plane_memory_gives_the_same_bits() -> None:
+    x, weight, _ = draw(ROWS, COLUMNS, DEPTH)
+    expected = warm(x, weight)
+    fraction = planes._fraction
+    try:
+        cutfuse.set_plane_memory(0)
+        for _ in range(3):
+            assert torch.equal(sigmoid_of(x, weight), expected)
+            assert cutfuse.plane_memory() == 0
+    finally:
+        cutfuse.set_plane_memory(fraction)
+
+
+def test_every_stream_has_planes_of_its_own() -> None:
+    """The side stream's split comes late: a product on another stream that took its planes would be too early."""
+    x, weight, _ = draw(ROWS, COLUMNS, DEPTH)
+    expected = sigmoid_of(x, weight.clone())
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        results = [sigmoid_of(x, weight) for _ in range(3)]
+    kept = cutfuse.plane_memory()
+    assert kept > 0
+    results += [sigmoid_of(x, weight) for _ in range(3)]
+    assert cutfuse.plane_memory() == 2 * kept
+    torch.cuda.synchronize()
+    assert all(torch.equal(result, expected) for result in results)
+
+
+def test_graph_follows_changes_of_the_weight() -> None:
+    x, weight, _ = draw(ROWS, COLUMNS, DEPTH)
+    stream = torch.cuda.Stream()
+    graph, y = captured_on(stream, lambda: sigmoid_of(x, weight))
+    kept = cutfuse.plane_memory()
+    assert kept > 0, "there was nothing that the graph could have used by mistake"
+    for seed in (5, 6, 7):
+        weight.copy_(normal(COLUMNS, DEPTH, seed=seed))
+        x.copy_(normal(ROWS, DEPTH, seed=seed))
+        y.zero_()
+        graph.replay()
+        assert torch.equal(y, sigmoid_of(x, weight))
+        assert torch.equal(y, sigmoid_of(x, weight.clone()))
+
+
+def test_captures_keep_nothing() -> None:
+    x, weight, _ = draw(ROWS, COLUMNS, DEPTH)
+    sigmoid_of(x, weight)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = [sigmoid_of(x, weight) for _ in range(3)]
+    assert cutfuse.plane_memory() == 0
+    graph.replay()
+    assert all(torch.equal(each, sigmoid_of(x, weight)) for each in y)
+
+
+@pytest.mark.parametrize("reduction", [None, "sum", "logsumexp"])
+def test_guard_decides_in_every_replay(reduction: str | None) -> None:
+    """One graph holds both plans; what x holds when it is replayed picks one, to the bit."""
+    benign, weight, bias = draw(*LARGE)
+    inputs = {"split3": benign, "split6": wild(benign)}
+    x = benign.clone()
+
+    def call(mode: str | None) -> Tensor:
+        with cutfuse.precision(mode):
+            return cutfuse.linear(x, weight, bias, epilogue=torch.relu, reduce=reduction)
+
+    graph, y = captured_on(torch.cuda.Stream(), lambda: call(None))
+    for plan in ("split3", "split6", "split3", "split6", "split6", "split3"):
+        x.copy_(inputs[plan])
+        y.zero_()
+        graph.replay()
+        expected = {mode: call(mode) for mode in SPLIT_MODES}
+        other = next(mode for mode in SPLIT_MODES if mode != plan)
+        assert torch.equal(y, expected[plan])
+        assert not torch.equal(y, expected[other])
+        assert torch.equal(y, call(None))
+
+
+def test_guard_watches_the_weight_too() -> None:
+    """Once with planes that are made, then with kept ones: their flags are kept with them."""
+    x, weight, _ = draw(*LARGE)
+    weight = wild(weight)
+    expected = {}
+    for mode in SPLIT_MODES:
+        with cutfuse.precision(mode):
+            expected[mode] = cutfuse.linear(x, weight)
+    cutfuse.forget_planes()
+    assert not torch.equal(expected["split3"], expected["split6"])
+    for _ in range(4):
+        assert torch.equal(cutfuse.linear(x, weight), expected["split6"])
+    assert cutfuse.plane_memory() > 0
+
+
+@pytest.mark.parametrize("mode", SPLIT_MODES)
+@pytest.mark.parametrize("shape", RAGGED, ids=str)
+def test_ragged_shapes(shape: tuple[int, int, int], mode: str) -> None:
+    seeds = range(0, 48, 3) if shape[0] < 10 else (0,)  # of a few numbers the error is chance: many draws average out
+    results: list[list[Tensor]] = [[], [], []]
+    with cutfuse.precision(mode):
+        for seed in seeds:
+            x, weight, bias = draw(*shape, seed)
+            assert cutfuse.explain(x, weight, bias, epilogue=torch.sigmoid).path == "fused"
+            for found, value in zip(
+                results,
+                (cutfuse.linear(x, weight), torch.mm(x, weight.t()), torch.mm(x.double(), weight.double().t())),
+                strict=True,
+            ):
+                found.append(value)
+    assert_no_worse(*(torch.stack(each) for each in results), slack=SLACK)
+
+
+@pytest.mark.parametrize("mode", SPLIT_MODES)
+@pytest.mark.parametrize("shape", RAGGED, ids=str)
+def test_ragged_shapes_with_an_epilogue(shape: tuple[int, int, int], mode: str) -> None:
+    rows, columns, _ = shape
+    epilogue = EPILOGUES["residual"][0]
+    seeds = range(0, 48, 3) if rows < 10 else (0,)
+    results: list[list[Tensor]] = [[], [], []]
+    for seed in seeds:
+        x, weight, bias = draw(*shape, seed)
+        residual = normal(rows, columns, seed=seed)
+        with cutfuse.precision(mode):
+            results[0].append(cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=(residual,)))
+        results[1].append(eager_linear(x, weight, bias, epilogue, (residual,)))
+        results[2].append(eager_linear(*to_double(x, weight, bias), epilogue, to_double(residual)))
+    assert_no_worse(*(torch.stack(each) for each in results), slack=SLACK)
+
+
+def misaligned_rows(tensor: Tensor) -> Tensor:
+    """Rows that start at every multiple of 4 bytes."""
+    return F.pad(tensor, (1, 2))[:, 1:-2]
+
+
+def doubly_strided(tensor: Tensor) -> Tensor:
+    """Neither rows nor columns are contiguous."""
+    return tensor.repeat_interleave(2, 0).repeat_interleave(3, 1)[::2, ::3]
+
+
+def transposed_misaligned(tensor: Tensor) -> Tensor:
+    """Columns that start at every multiple of 4 bytes."""
+    return misaligned_rows(tensor.t().contiguous()).t()
+
+
+MATRIX_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    **LAYOUTS,
+    "misaligned rows": misaligned_rows,
+    "doubly strided": doubly_strided,
+    "transposed and misaligned": transposed_misaligned,
+}
+
+
+@pytest.mark.parametrize("mode", SPLIT_MODES)
+@pytest.mark.parametrize("of_weight", MATRIX_LAYOUTS)
+@pytest.mark.parametrize("of_x", MATRIX_LAYOUTS)
+def test_every_layout_gives_the_same_bits(of_x: str, of_weight: str, mode: str) -> None:
+    x, weight, bias = draw(130, 260, 77)
+    x_laid_out, weight_laid_out = MATRIX_LAYOUTS[of_x](x), MATRIX_LAYOUTS[of_weight](weight)
+    assert torch.equal(x_laid_out, x)
+    assert torch.equal(weight_laid_out, weight)
+    with cutfuse.precision(mode):
+        expected = cutfuse.linear(x, weight, bias)
+        for _ in range(3):
+            assert torch.equal(cutfuse.linear(x_laid_out, weight_laid_out, bias), expected)
+    exact = F.linear(x.double(), weight.double(), bias.double())
+    assert_no_worse(expected, F.linear(x, weight, bias), exact, slack=SLACK)
+
+
+EXPANSIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "rows": lambda t: t[:1].expand(t.shape),
+    "columns": lambda t: t[:, :1].expand(t.shape),
+    "one element": lambda t: t[:1, :1].expand(t.shape),
+    "rows of a transpose": lambda t: t.t().contiguous().t()[:1].expand(t.shape),
+}
+
+
+@pytest.mark.parametrize("mode", SPLIT_MODES)
+@pytest.mark.parametrize("of_weight", EXPANSIONS)
+@pytest.mark.parametrize("of_x", EXPANSIONS)
+def test_expanded_matrices(of_x: str, of_weight: str, mode: str) -> None:
+    x, weight, bias = draw(130, 260, 77)
+    x, weight = EXPANSIONS[of_x](x), EXPANSIONS[of_weight](weight)
+    with cutfuse.precision(mode):
+        expected = cutfuse.linear(x.contiguous(), weight.contiguous(), bias)
+        assert torch.equal(cutfuse.linear(x, weight, bias), expected)
+    assert expected.isfinite().all()
+
+
+@pytest.mark.parametrize("layout", [lambda b: F.pad(b, (1, 0))[1:], lambda b: b.repeat_interleave(2)[::2]])
+def test_bias_of_any_layout(layout: Callable[[Tensor], Tensor]) -> None:
+    x, weight, bias = draw(130, 260, 77)
+    with cutfuse.precision("split3"):
+        expected = cutfuse.linear(x, weight, bias, epilogue=torch.sigmoid)
+        assert torch.equal(cutfuse.linear(x, weight, layout(bias), epilogue=torch.sigmoid), expected)
+        same = bias[:1].expand(bias.shape)
+        expected = cutfuse.linear(x, weight, same.contiguous(), epilogue=torch.sigmoid)
+        assert torch.equal(cutfuse.linear(x, weight, same, epilogue=torch.sigmoid), expected)
+
+
+@pytest.mark.parametrize("mode", SPLIT_MODES)
+@pytest.mark.parametrize("reduction", [None, *REDUCTIONS])
+@pytest.mark.parametrize("name", ["sigmoid", "residual", "gelu_gate", "four_operands"])
+def test_every_reduction(name: str, reduction: str | None, mode: str) -> None:
+    epilogue, count = EPILOGUES[name]
+    rows, columns, depth = 300, 520, 200
+    x, weight, bias = draw(rows, columns, depth)
+    operands = [normal(*shape, seed=3) for shape in ((rows, columns), (columns,), (rows, 1), ())[:count]]
+
+    def call() -> Tensor:
+        return cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduction)
+
+    with cutfuse.precision(mode):
+        explanation = cutfuse.explain(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduction)
+        assert explanation.path == "fused"
+        assert f"sm90_{mode}" in explanation.steps[0]
+        runs = [call() for _ in range(3)]
+    assert torch.equal(runs[0], runs[1])
+    assert torch.equal(runs[0], runs[2])
+    eager = eager_linear(x, weight, bias, epilogue, operands, reduction)
+    exact = eager_linear(*to_double(x, weight, bias), epilogue, to_double(*operands), reduction)
+    assert_no_worse(runs[0], eager, exact, slack=SLACK)
+
+
+@pytest.mark.parametrize("mode", SPLIT_MODES)
+@pytest.mark.parametrize("shape", [(77, 131, 61), (33, 257, 1023), (128, 1022, 512), (64, 1, 64)], ids=str)
+def test_columns_that_are_no_multiple_of_four(shape: tuple[int, int, int], mode: str) -> None:
+    """The result's rows would not start at multiples of 16 bytes: cuBLAS takes it, unless it is reduced."""
+    x, weight, bias = draw(*shape)
+    with cutfuse.precision("ieee"):
+        expected = cutfuse.linear(x, weight, bias, epilogue=torch.sigmoid)
+    with cutfuse.precision(mode):
+        assert torch.equal(cutfuse.linear(x, weight, bias, epilogue=torch.sigmoid), expected)
+        assert torch.equal(cutfuse.linear(x, weight, bias), F.linear(x, weight, bias))
+        reduced = cutfuse.linear(x, weight, bias, epilogue=torch.sigmoid, reduce="sum")
+        assert cutfuse.explain(x, weight, bias, epilogue=torch.sigmoid).path == "unfused"
+        assert cutfuse.explain(x, weight, bias, epilogue=torch.sigmoid, reduce="sum").path == "fused"
+    eager = eager_linear(x, weight, bias, torch.sigmoid, (), "sum")
+    exact = eager_linear(*to_double(x, weight, bias), torch.sigmoid, (), "sum")
+    assert_no_worse(reduced, eager, exact, slack=SLACK)
+
+
+def test_explain_says_why_columns_do_not_fit() -> None:
+    x, weight, bias = draw(128, 1022, 512)
+    with cutfuse.precision("split3"):
+        explanation = cutfuse.explain(x, weight, bias, epilogue=torch.sigmoid)
+    assert any("N is 1022" in reason for reason in explanation.reasons), explanation
+
+
+@pytest.mark.parametrize("mode", [None, *SPLIT_MODES])
+@pytest.mark.parametrize("reduction", [None, "amax", "amin", "logsumexp"])
+def test_a_bias_and_an_operand_that_are_not_finite(reduction: str | None, mode: str | None) -> None:
+    """They say nothing about the operands' range: the plan, and with it all other results, stay to the bit."""
+    x, weight, bias = draw(*LARGE)
+    residual = normal(LARGE[0], LARGE[1], seed=3)
+    inf, nan = float("inf"), float("nan")
+
+    def call() -> Tensor:
+        with cutfuse.precision(mode):
+            return cutfuse.linear(x, weight, bias, epilogue=torch.add, operands=(residual,), reduce=reduction)
+
+    clean = call()
+    residual[2, 7], residual[3, 5], residual[1000, 0] = inf, -inf, nan
+    if reduction is None:
+        bias[5], bias[6], bias[4001] = inf, nan, -inf
+    actual, expected = call(), eager_linear(x, weight, bias, torch.add, (residual,), reduction)
+    for same in (torch.isnan, torch.isposinf, torch.isneginf):
+        assert torch.equal(same(actual), same(expected))
+    assert not expected.isfinite().all()
+    untouched = expected.isfinite()
+    if reduction is not None:
+        untouched[[2, 3, 1000]] = False
+    assert torch.equal(actual[untouched], clean[untouched])
+
+
+@pytest.mark.parametrize("mode", SPLIT_MODES)
+@pytest.mark.parametrize("reduction", [None, *REDUCTIONS])
+@pytest.mark.parametrize("shape", [(130, 520, 260), (256, 512, 1024)], ids=str)
+def test_gradients(shape: tuple[int, int, int], reduction: str | None, mode: str) -> None:
+    rows, columns, depth = shape
+    x, weight, bias = draw(*shape)
+    layer = cutfuse.nn.FusedLinear(depth, columns, epilogue=torch.sigmoid, reduce=reduction, device=DEVICE)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.copy_(bias)
+    x.requires_grad_()
+    grad = normal(rows, columns, seed=4) if reduction is None else normal(rows, seed=4)
+
+    def gradients(mode: str, leaves_context: bool) -> tuple[Tensor, ...]:
+        with cutfuse.precision(mode):
+            y = layer(x)
+            if not leaves_context:
+                return torch.autograd.grad(y, (x, layer.weight, layer.bias), grad)
+        return torch.autograd.grad(y, (x, layer.weight, layer.bias), grad)
+
+    actual, again, ieee = gradients(mode, False), gradients(mode, True), gradients("ieee", False)
+    assert all(torch.equal(a, b) for a, b in zip(actual, again, strict=True))
+    if reduction not in ("amax", "amin"):  # sums of one term may round alike
+        assert not torch.equal(actual[0], ieee[0])
+        assert not torch.equal(actual[1], ieee[1])
+    references = []
+    for dtype in (torch.float32, torch.float64):
+        tensors = [t.detach().to(dtype).requires_grad_() for t in (x, weight, bias)]
+        y = eager_linear(*tensors, torch.sigmoid, (), reduction)
+        references.append(torch.autograd.grad(y, tensors, grad.to(dtype)))
+    for found, eager, exact in zip(actual, *references, strict=True):
+        assert_no_worse(found, eager, exact, slack=SLACK)
+
+
+@pytest.mark.parametrize("setting", ["highest", "high", "medium"])
+def test_ieee_is_pytorchs_own_result(setting: str) -> None:
+    x, weight, bias = draw(300, 520, 1000)
+    grad = normal(300, 520, seed=4)
+    with_gradient = [t.clone().requires_grad_() for t in (x, weight)]
+    expected = F.linear(x, weight, bias), torch.mm(x, weight.t()), torch.mm(grad, weight), torch.mm(grad.t(), x)
+    torch.set_float32_matmul_precision(setting)
+    with cutfuse.precision("ieee"):
+        found = [cutfuse.linear(x, weight, bias), cutfuse.linear(x, weight)]
+        y = cutfuse.linear(*with_gradient)
+    found += torch.autograd.grad(y, with_gradient, grad)
+    assert torch.get_float32_matmul_precision() == setting
+    for actual, wanted in zip(found, expected, strict=True):
+        assert torch.equal(actual, wanted)
+    assert torch.equal(torch.mm(x, weight.t()), expected[1]) == (setting == "highest"), "the setting has no effect"
+
+
+def test_explain_names_kernel_and_guard() -> None:
+    x, weight, bias = draw(*LARGE)
+    explanation = cutfuse.explain(x, weight, bias, epilogue=torch.sigmoid)
+    assert explanation.path == "fused"
+    assert "sm90_split3" in explanation.steps[0]
+    assert "us predicted" in explanation.steps[0]
+    guards = [reason for reason in explanation.reasons if reason.startswith("guarded: sm90_split6")]
+    assert len(guards) == 1
+    assert any("cuBLAS in fp32" in reason for reason in explanation.reasons)
+    for mode in SPLIT_MODES:
+        with cutfuse.precision(mode):
+            forced = cutfuse.explain(x, weight, bias, epilogue=torch.sigmoid)
+        assert f"sm90_{mode}" in forced.steps[0]
+        assert not any("guarded" in reason for reason in forced.reasons)
+    with cutfuse.precision("ieee"):
+        ieee = cutfuse.explain(x, weight, bias, epilogue=torch.sigmoid)
+    assert ieee.path == "unfused"
+    assert any('"ieee"' in reason for reason in ieee.reasons)
+
+
+def test_explain_says_whether_planes_are_kept() -> None:
+    x, weight, _ = draw(*LARGE)
+
+    def says(text: str) -> bool:
+        return any(text in reason for reason in cutfuse.explain(x, weight, epilogue=torch.sigmoid).reasons)
+
+    assert says("the weight is split on every call")
+    cutfuse.linear(x, weight, epilogue=torch.sigmoid)
+    assert says("the weight's planes are kept")
+    assert cutfuse.plane_memory() == 0  # explaining runs nothing
+    cutfuse.linear(x, weight, epilogue=torch.sigmoid)
+    assert says("the weight's planes are kept")
+    weight.neg_()
+    assert says("the weight is split on every call")

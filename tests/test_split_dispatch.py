@@ -1,0 +1,164 @@
+"""How fp32 products are split and launched, on a CPU: the binding's launches are written down instead of made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import cutfuse
+from cutfuse import native
+from cutfuse.epilogue import Program
+from cutfuse.ops import fused, gemm, planes, split
+from cutfuse.precision import GUARDED
+
+pytestmark = pytest.mark.skipif(not native.module().cuda_build, reason="this build of cutfuse has no CUDA kernels")
+
+IDENTITY = Program.parse("operands=0")
+STREAM = 7
+
+
+class Recorder:
+    """The binding, but that launches are only listed, as (name, arguments)."""
+
+    LAUNCHES = ("split", "gemm", "gemm_planes", "gemm_convert", "finalize_partials")
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.launches: list[tuple[str, tuple]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.LAUNCHES:
+            return getattr(self._module, name)
+
+        def launch(*arguments: Any) -> None:
+            self.launches.append((name, arguments))
+
+        return launch
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.launches]
+
+
+@pytest.fixture(autouse=True)
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    found = Recorder(native.module())
+    monkeypatch.setattr(native, "module", lambda: found)
+    for module in (split, planes, gemm):
+        monkeypatch.setattr(module, "stream_of", lambda index: STREAM)
+        monkeypatch.setattr(module, "on_device", lambda index: torch.no_grad())
+    for module in (split, gemm):
+        monkeypatch.setattr(module, "multiprocessors", lambda index: 132)
+    monkeypatch.setattr(fused, "why_not_split", lambda x, mode, out_dtype: "")
+    return found
+
+
+def inputs(rows: int, columns: int, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(rows, depth), torch.randn(columns, depth)
+
+
+def run(x: torch.Tensor, weight: torch.Tensor, mode: str, reduction: str = "none") -> torch.Tensor | None:
+    return fused.run_fused(x, weight, None, (), IDENTITY, reduction, torch.float32, mode)
+
+
+def test_guarded_launches_both_plans(recorder: Recorder) -> None:
+    x, weight = inputs(1024, 1024, 1024)
+    y = run(x, weight, GUARDED)
+    assert y.shape == (1024, 1024)
+    assert recorder.names == ["split", "gemm_convert", "split", "split", "gemm_planes"]
+    (_, first), (_, converted), (_, x6), (_, w6), (_, fallback) = recorder.launches
+    assert first[1] == planes.SPLIT3
+    assert first[2] == x.data_ptr()
+    assert first[-1] is None
+    flags = first[-2], converted[5][0][1]
+    assert converted[5] == [flags]
+    assert converted[6] == split.IF_CLEAR
+    assert converted[4][:3] == (weight.data_ptr(), 1024, 1024)
+    guard = [flags, converted[4][3:]]
+    assert [x6[1], w6[1]] == [planes.SPLIT6, planes.SPLIT6]
+    assert x6[-1] == w6[-1] == fallback[5] == guard
+    assert fallback[6] == split.IF_TRIPPED
+    assert fallback[-4] == converted[-4] == y.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("name", "weight"),
+    [
+        ("pitch", torch.randn(1024, 1026)[:, :1024]),
+        ("address", torch.randn(1024 * 1024 + 1)[1:].view(1024, 1024)),
+        ("transposed", torch.randn(1024, 1024).t()),
+        ("expanded", torch.randn(1, 1024).expand(1024, 1024)),
+    ],
+)
+def test_weights_that_the_copy_engine_does_not_take_are_split_first(
+    recorder: Recorder, name: str, weight: torch.Tensor
+) -> None:
+    run(torch.randn(1024, 1024), weight, "split3")
+    assert recorder.names == ["split", "split", "gemm_planes"], name
+    assert recorder.launches[1][1][2] == weight.data_ptr()
+    assert recorder.launches[2][1][6] == split.ALWAYS
+
+
+def test_split6_takes_planes_of_both(recorder: Recorder) -> None:
+    x, weight = inputs(130, 260, 77)
+    run(x, weight, "split6")
+    assert recorder.names == ["split", "split", "gemm_planes"]
+    assert [launch[1] for _, launch in recorder.launches[:2]] == [planes.SPLIT6, planes.SPLIT6]
+
+
+def test_a_row_reduction_is_folded(recorder: Recorder) -> None:
+    x, weight = inputs(300, 1000, 200)
+    y = run(x, weight, "split3", "logsumexp")
+    assert y.shape == (300,)
+    assert recorder.names[-1] == "finalize_partials"
+    assert "rows" in recorder.launches[-2][1][2].name
+
+
+def test_single_rows_have_a_pitch_of_whole_vectors(recorder: Recorder) -> None:
+    run(torch.randn(1024, 1001), torch.randn(1, 1001).expand(4, 1001)[:1], "split3", "sum")
+    convert = [launch for name, launch in recorder.launches if name == "gemm_convert"]
+    assert all(launch[4][1] % 4 == 0 for launch in convert)
+
+
+def test_small_products_take_cublas_unless_forced(recorder: Recorder) -> None:
+    x, weight = inputs(16, 64, 64)
+    assert run(x, weight, GUARDED) is None
+    assert recorder.launches == []
+    assert run(x, weight, "split3").shape == (16, 64)
+
+
+def test_columns_that_cannot_be_stored_take_cublas(recorder: Recorder) -> None:
+    x, weight = inputs(1024, 1022, 1024)
+    assert run(x, weight, "split3") is None
+    name, reasons = split.explain_split(x, weight, IDENTITY, "none", "split3")
+    assert name is None
+    assert "N is 1022" in reasons[0]
+
+
+def test_ieee_splits_nothing(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
+    monkeypatch.undo()
+    x, weight = inputs(64, 64, 64)
+    assert fused.why_not_split(x, "ieee", torch.float32)
+    with cutfuse.precision("ieee"):
+        assert torch.equal(fused.cublas_linear(x, weight, None), torch.nn.functional.linear(x, weight))
+
+
+@pytest.mark.parametrize("plan", [planes.SPLIT3, planes.SPLIT6])
+@pytest.mark.parametrize("shape", [(1, 1), (130, 200), (257, 4097)])
+def test_buffers_are_as_large_as_the_kernels_want_them(plan: int, shape: tuple[int, int]) -> None:
+    for matrix in (torch.randn(shape), torch.randn(shape[::-1]).t()):
+        found = planes.split(matrix, plan)
+        transposed = matrix.shape[1] > 1 and matrix.stride(1) != 1
+        sizes = native.module().planes_shape(*shape, plan, transposed)
+        assert (found.values.nbytes, found.scales.nbytes, found.flags.nbytes) == sizes[3:]
+        assert found.guard[1] == sizes[2]
+
+
+def test_explain_says_how_the_weight_is_split() -> None:
+    x, weight = inputs(1024, 8192, 8192)
+    name, reasons = split.explain_split(x, weight, IDENTITY, "none", GUARDED)
+    assert "sm90_convert3" in name or "sm90_split3" in name
+    assert any("split on its way" in reason or "pass of its own" in reason for reason in reasons)
+    assert any("sm90_split6" in reason for reason in reasons)
