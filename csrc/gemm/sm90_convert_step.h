@@ -14,12 +14,9 @@
 namespace cutfuse {
 namespace sm90 {
 
-// Where 16 bytes of a row lie in a tile of 128-byte rows. The pattern is one of addresses, wherever the tile begins,
-// and repeats every 1024 bytes.
-template <class Byte>
-__device__ __forceinline__ Byte* swizzled(Byte* tile, int row, int sixteen_bytes) {
-  uintptr_t const address = reinterpret_cast<uintptr_t>(tile + row * 128 + sixteen_bytes * 16);
-  return reinterpret_cast<Byte*>(address ^ (address >> 7 & 7) << 4);
+// Where 16 bytes of a row lie in a tile of 128-byte rows that begins at a multiple of 1024 bytes.
+__device__ __forceinline__ int swizzled(int row, int sixteen_bytes) {
+  return row * 128 + (sixteen_bytes ^ row % 8) * 16;
 }
 
 // A thread's share, between its read and its write: eight lanes hold a row, each four columns of either half.
@@ -34,14 +31,16 @@ struct ConvertedStep {
 
   uint32_t words[kRows][2][2][kParts];  // row, half, pair of columns, plane
   float scales[kRows];
-  uint32_t found = 0;         // flags of planes
-  uint32_t out_of_range = 0;  // of split3's, of the lane's rows: the same for all lanes of a row
+  uint32_t found = 0;  // flags of planes
+  // The same for all lanes of a row: of the lane's rows, the elements out of split3's range, and how many are zero.
+  uint32_t out_of_range = 0;
+  uint32_t absent = 0;
 
   ConvertedStep() = default;
 
   // All threads of a warp call it together.
   __device__ __forceinline__ ConvertedStep(char const* step, int thread) {
-    char const* const from = swizzled(step, thread / kLanesPerRow, thread % kLanesPerRow);
+    char const* const from = step + swizzled(thread / kLanesPerRow, thread % kLanesPerRow);
     uint32_t counts = 0;
     CUTFUSE_UNROLL
     for (int i = 0; i < kRows; ++i) {
@@ -58,8 +57,8 @@ struct ConvertedStep {
   __device__ __forceinline__ void store(char* step, float* tile_scales, int thread) const {
     int const lane = thread % kLanesPerRow;
     int const row = thread / kLanesPerRow;
-    char* const first = swizzled(step, row, lane / 2) + lane % 2 * 8;
-    char* const second = swizzled(step, row, 4 + lane / 2) + lane % 2 * 8;
+    char* const first = step + swizzled(row, lane / 2) + lane % 2 * 8;
+    char* const second = step + swizzled(row, 4 + lane / 2) + lane % 2 * 8;
     CUTFUSE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       CUTFUSE_UNROLL
@@ -95,6 +94,7 @@ struct ConvertedStep {
     for (int lanes = kLanesPerRow / 2; lanes > 0; lanes /= 2) {
       largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
     }
+    if (largest == 0) ++absent;
     int const exponent = split_math::exponent_of(largest);
     float const scale = split_math::block_scale<kParts>(exponent);
     float const up = split_math::reciprocal(scale);

@@ -159,6 +159,7 @@ __global__ void __launch_bounds__(Kernel::MaxThreadsPerBlock, Kernel::MinBlocksP
     storage.not_finite = flags & kNotFinite;
     storage.found = 0;
     storage.out_of_range = 0;
+    storage.absent = 0;
   }
   __syncthreads();
   Kernel{}(params, shared_memory);

@@ -83,13 +83,14 @@ struct SplitMainloop {
 
   struct SharedStorage {
     struct TensorStorage : cute::aligned_struct<128, cute::_0> {
-      cute::array_aligned<ElementA, cute::cosize_v<SmemLayoutA>> a;
-      cute::array_aligned<ElementB, cute::cosize_v<SmemLayoutB>> b;
+      alignas(1024) cute::array_aligned<ElementA, cute::cosize_v<SmemLayoutA>> a;  // swizzles repeat every 1024 bytes
+      alignas(1024) cute::array_aligned<ElementB, cute::cosize_v<SmemLayoutB>> b;
       alignas(128) float scales_a[stages][kTileM];
       alignas(128) float scales_b[stages][kTileN];
       uint32_t not_finite;    // the kernel stores here whether an operand has an infinity or NaN
       uint32_t found;         // what converting B has found, of the flags of planes; zero at first
       uint32_t out_of_range;  // elements of B that were, of the current tile; zero at first
+      uint32_t absent;  // blocks of B that were zero, as those past its last row, of the current tile; zero at first
     } tensors;
     using PipelineStorage = typename MainloopPipeline::SharedStorage;
     PipelineStorage pipeline;
@@ -298,12 +299,22 @@ struct SplitMainloop {
       ++next;
       bool const has_next = step + 1 < steps;
       issue_small(tiled_mma, a, b, stage * kPlanes, sum);
-      Step const converted = fetch_step(pipeline, next, storage, thread, has_next);
+      Step converted;
+      if constexpr (converts_b) converted = fetch_step(pipeline, next, storage, thread, has_next);
+      // What the copy engine wrote is read before the last products are issued: in a cluster one warp releases the
+      // stage for its whole warpgroup, and that these products are done is all that it knows of the other warps.
+      TileScales<kTileN> scales;
+      scales.read_rows(storage.scales_a[stage] + row);
+      if constexpr (!converts_b) scales.read_columns(storage.scales_b[stage] + column);
       finish_small(sum);
       issue(tiled_mma, a, b, stage * kPlanes, {0, 0}, sum);
       cutlass::warpgroup_commit_batch();
-      store_step(converted, next, storage, thread, has_next);
-      TileScales<kTileN> const scales(storage.scales_a[stage] + row, storage.scales_b[stage] + column);
+      if constexpr (converts_b) {
+        store_step(converted, next, storage, thread, has_next);
+        scales.read_columns(storage.scales_b[stage] + column);
+      } else {
+        fetch_step(pipeline, next, storage, thread, has_next);
+      }
       cutlass::warpgroup_wait<0>();
       cutlass::warpgroup_fence_operand(sum);
       pipeline.consumer_release(read);
@@ -389,6 +400,7 @@ struct SplitMainloop {
       step.store(reinterpret_cast<char*>(storage.b.data() + state.index() * kStepB), storage.scales_b[state.index()],
                  thread);
       if (step.found != 0) atomicOr(&storage.found, step.found);
+      if (step.absent != 0 && thread % Step::kLanesPerRow == 0) atomicAdd(&storage.absent, step.absent);
       if (step.out_of_range != 0 && thread % Step::kLanesPerRow == 0) {
         atomicAdd(&storage.out_of_range, step.out_of_range);
       }
@@ -410,10 +422,12 @@ struct SplitMainloop {
 
   CUTLASS_DEVICE static void store_flags(TensorStorage& storage, int thread, int steps, uint32_t* flags) {
     synchronize_consumers();
-    if (thread != 0 || flags == nullptr) return;
-    int64_t const elements = int64_t{steps} * kSplitBlock * kTileN;
+    if (thread != 0) return;
+    int64_t const elements = (int64_t{steps} * kTileN - storage.absent) * kSplitBlock;
     if (storage.out_of_range * int64_t{split_math::kRareFraction} > elements) storage.found |= kOutOfRange;
     storage.out_of_range = 0;
+    storage.absent = 0;
+    if (flags == nullptr) return;
     flags[this_block()] = storage.found;
   }
 

@@ -13,7 +13,11 @@ struct TileScales {
   float rows[2];
   float2 columns[kPairs];
 
-  CUTLASS_DEVICE TileScales(float const* scales_a, float const* scales_b) : rows{scales_a[0], scales_a[8]} {
+  CUTLASS_DEVICE void read_rows(float const* scales_a) {
+    rows[0] = scales_a[0];
+    rows[1] = scales_a[8];
+  }
+  CUTLASS_DEVICE void read_columns(float const* scales_b) {
     CUTLASS_PRAGMA_UNROLL
     for (int pair = 0; pair < kPairs; ++pair) columns[pair] = *reinterpret_cast<float2 const*>(scales_b + pair * 8);
   }
