@@ -15,6 +15,7 @@ from .linear import LinearCall, linear
 from .ops import autograd, switch
 from .ops.fused import explain_fused
 from .pointwise import PointwiseCall, pointwise
+from .precision import product_mode
 from .reduce import ReduceCall, reduce
 
 Call = LinearCall | PointwiseCall | ReduceCall
@@ -155,8 +156,9 @@ def _linear_path(call: LinearCall) -> tuple[str, list[str], list[str]]:
     product = "cuBLAS: torch.addmm" if call.bias is not None else "cuBLAS: torch.mm"
     inputs = (call.x, call.weight, call.bias, *call.operands)
     if autograd.needs_gradient(*inputs):
-        products = "cutfuse's products" if call.x.dtype == torch.float32 else "torch.mm"
-        product = f"{products} ({product})" if call.x.dtype == torch.float32 else product
+        forced = autograd.is_forced(call.x)
+        products = f'products in precision "{product_mode()}"' if forced else "torch.mm"
+        product = f'product in precision "{product_mode()}"' if forced else product
         backward = f"backward: pointwise_backward kernel (with the bias gradient's sum), {products} for x and weight"
         return "unfused", [product, after.removesuffix(", in place"), backward], ["gradients need the pre-activation"]
     name, reasons = explain_fused(

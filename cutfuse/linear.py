@@ -31,10 +31,12 @@ class LinearCall(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is PyTorch's own linear layer: not where `cutfuse.precision` splits it."""
+        """Whether it is PyTorch's own linear layer: not where `cutfuse.precision` forces it otherwise."""
         empty = len(self.epilogue.program.instructions) == 0
-        own = not self.composed_because and autograd.is_split(self.x)
-        return empty and self.reduction == "none" and self.out_dtype == self.x.dtype and not own
+        if not empty or self.reduction != "none" or self.out_dtype != self.x.dtype:
+            return False
+        # A compiled plain layer stays PyTorch's: function transforms that it meets only then see through no operator.
+        return bool(self.composed_because) or torch.compiler.is_compiling() or not autograd.is_forced(self.x)
 
 
 def linear(

@@ -1,4 +1,4 @@
-"""Which precision a product of fp32 matrices has: PyTorch's own setting, read and never written, or one forced here.
+"""Which precision a product of fp32 matrices has: PyTorch's own setting, or one forced here.
 
 A mode is "ieee" (cuBLAS in fp32), "guarded", "split6" or "split3" (products of 16-bit parts: split3 where the operands'
 range allows it and split6 elsewhere, or either without a guard), "tf32", or None for what PyTorch's setting says:
@@ -21,6 +21,14 @@ MODES = ("ieee", *SPLIT_MODES, "tf32")
 # What PyTorch's "highest" means.
 HIGHEST = "ieee"
 
+
+class _Process:
+    """What has been asked for in this process. Dynamo guards what it reads of it, so that compiled code follows."""
+
+    opted_in = False  # to a mode that is not PyTorch's setting, ever
+
+
+process = _Process()
 _INHERITED = "inherited"  # no context: the process's mode holds. None is a context's mode of its own
 _process_mode: str | None = None
 _context_mode: ContextVar[str | None] = ContextVar("cutfuse.precision", default=_INHERITED)
@@ -29,9 +37,10 @@ _context_mode: ContextVar[str | None] = ContextVar("cutfuse.precision", default=
 def precision(mode: str | None) -> contextlib.AbstractContextManager[None]:
     """A context in which this thread's products of fp32 matrices run in `mode`; None follows PyTorch's setting.
 
-    Contexts nest, and the result decorates functions too. A backward pass takes the mode of its forward. A compiled
-    function reads the mode when it runs: enter the context around it, not inside of it. Its backward pass is on threads
-    of autograd's, which are in no context, and takes `set_precision`'s mode.
+    Contexts nest, and the result decorates functions too. A backward pass takes the mode of its forward, unless it is
+    to be differentiated again: that one follows PyTorch's setting. A compiled function reads the mode when it runs:
+    enter the context around it, not inside of it. Its backward pass is on threads of autograd's, which are in no
+    context, and takes `set_precision`'s mode; a compiled layer with nothing after it stays PyTorch's own.
 
     Raises:
         ValueError: `mode` is not "ieee", "guarded", "split6", "split3", "tf32" or None.
@@ -47,6 +56,7 @@ def set_precision(mode: str | None) -> None:
     """
     global _process_mode
     _process_mode = _checked(mode)
+    process.opted_in |= mode is not None
 
 
 def get_precision() -> str | None:
@@ -86,6 +96,7 @@ def _checked(mode: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _entered(mode: str | None) -> Iterator[None]:
+    process.opted_in |= mode is not None
     token = _context_mode.set(mode)
     try:
         yield

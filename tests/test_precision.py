@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import unittest.mock
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor
 
 import cutfuse
-from cutfuse.precision import MODES, allows_tf32, autocast_dtype, captured_mode, product_mode
+from cutfuse.ops import autograd
+from cutfuse.ops.fused import cublas_linear
+from cutfuse.precision import MODES, allows_tf32, autocast_dtype, captured_mode, process, product_mode
 
 
 @pytest.fixture(autouse=True)
@@ -215,3 +218,34 @@ def test_a_context_inside_a_compiled_function_breaks_the_graph_and_holds(recorde
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported):
         torch.compile(function, backend="aot_eager", fullgraph=True)(torch.zeros(2))
+
+
+@pytest.mark.parametrize("setting", ["highest", "high", "medium"])
+def test_a_forced_product_leaves_pytorchs_setting_as_it_was(setting: str) -> None:
+    x = torch.randn(8, 8)
+    torch.set_float32_matmul_precision(setting)
+    for mode in ("ieee", "tf32"):
+        with cutfuse.precision(mode):
+            cublas_linear(x, x, None)
+        assert torch.get_float32_matmul_precision() == setting
+        assert allows_tf32() == (setting != "highest")
+
+
+def test_a_product_of_fp32_stays_fp32_under_autocast() -> None:
+    """As the backward pass may run within an autocast that its forward was outside of."""
+    x = torch.randn(8, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert cublas_linear(x, x, None).dtype == torch.float32
+        assert torch.ops.cutfuse.product(x, x, "").dtype == torch.float32
+
+
+def test_compiled_code_keeps_to_pytorchs_products_until_a_mode_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "opted_in", False)
+    x = torch.empty(8, 8, device="meta")
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    on_cuda = unittest.mock.Mock(dtype=torch.float32, device=torch.device("cuda"))
+    assert not autograd.is_forced(x)
+    assert not autograd.is_forced(on_cuda)
+    with cutfuse.precision("split3"):
+        assert autograd.is_forced(on_cuda)
+    assert autograd.is_forced(on_cuda)

@@ -51,6 +51,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
         monkeypatch.setattr(module, "on_device", lambda index: torch.no_grad())
     for module in (split, gemm):
         monkeypatch.setattr(module, "multiprocessors", lambda index: 132)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(fused, "why_not_split", lambda x, mode, out_dtype: "")
     return found
 
@@ -154,6 +155,39 @@ def test_buffers_are_as_large_as_the_kernels_want_them(plan: int, shape: tuple[i
         sizes = native.module().planes_shape(*shape, plan, transposed)
         assert (found.values.nbytes, found.scales.nbytes, found.flags.nbytes) == sizes[3:]
         assert found.guard[1] == sizes[2]
+
+
+@pytest.mark.parametrize("mode", ["split3", "split6", GUARDED])
+def test_explain_takes_every_mode(mode: str) -> None:
+    x, weight = inputs(1024, 4096, 4096)
+    name, reasons = split.explain_split(x, weight, IDENTITY, "none", mode)
+    assert name is not None
+    assert any(reason.startswith("guarded: sm90_split6") for reason in reasons) == (mode == GUARDED)
+
+
+def test_a_weight_that_is_first_split_on_its_way_in_is_kept_from_the_second_call_on(
+    monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+) -> None:
+    monkeypatch.setattr(planes, "_fraction", 1.0)
+    monkeypatch.setattr(planes, "_device_memory", lambda index: 1 << 40)
+    x, weight = inputs(512, 2048, 2048)
+    try:
+        for _ in range(3):
+            run(x, weight, "split3")
+        assert cutfuse.plane_memory() > 0
+    finally:
+        cutfuse.forget_planes()
+    assert recorder.names == ["split", "gemm_convert", "split", "split", "gemm_planes", "split", "gemm_planes"]
+
+
+def test_a_product_of_the_backward_pass_keeps_nothing(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
+    monkeypatch.setattr(planes, "_fraction", 1.0)
+    monkeypatch.setattr(planes, "_device_memory", lambda index: 1 << 40)
+    x, weight = inputs(512, 2048, 2048)
+    for _ in range(3):
+        fused.run_fused(x, weight, None, (), IDENTITY, "none", torch.float32, "split3", b_is_weight=False)
+    assert cutfuse.plane_memory() == 0
+    assert recorder.names.count("split") == 3
 
 
 def test_explain_says_how_the_weight_is_split() -> None:

@@ -1,7 +1,8 @@
 """Gradients of the operators. Entered only where one is needed: an autograd.Function costs 6 us of host time a call.
 
 Forwards keep the pre-activation, as PyTorch's own linear layer followed by an activation would. Backwards take one
-kernel for everything that is element by element, with the bias gradient's column sum, and cuBLAS for the products.
+kernel for everything that is element by element, with the bias gradient's column sum, and cuBLAS for the products but
+where `cutfuse.precision` forces fp32 ones to run otherwise.
 Where a gradient is to be differentiated again, it is that of the composed operations.
 """
 
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..epilogue import Program
-from ..precision import SPLIT_MODES, captured_mode, product_mode
+from ..precision import SPLIT_MODES, allows_tf32, captured_mode, process, product_mode
 from . import composed, schema
 from .fake import sum_dtype
 
@@ -207,25 +208,28 @@ class Linear(torch.autograd.Function):
         )
 
 
-def is_split(x: Tensor, mode: str = "") -> bool:
-    """Whether products of x may run over planes, in a captured mode or the one that holds now.
+def is_forced(x: Tensor, mode: str = "") -> bool:
+    """Whether products of x run in another way than PyTorch's setting says: in a captured mode, or the one of now.
 
-    A compiled function may run in any: its operators read the mode when they run.
+    A compiled function may run in any mode once one was asked for: its operators read it when they run.
     """
     if x.dtype != torch.float32 or x.device.type != "cuda":
         return False
-    return torch.compiler.is_compiling() or (mode or product_mode()) in SPLIT_MODES
+    if torch.compiler.is_compiling():
+        return process.opted_in
+    mode = mode or product_mode()
+    return mode in SPLIT_MODES or (mode == "tf32") != allows_tf32()
 
 
 def _pre_activation(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if is_split(x):
+    if is_forced(x):
         return schema.linear(x, weight, bias, [], IDENTITY, x.dtype)
     return F.linear(x, weight, bias)
 
 
 def _product(a: Tensor, b: Tensor, mode: str) -> Tensor:
     """`a @ b.T`."""
-    return schema.product(a, b, mode) if is_split(a, mode) else torch.mm(a, b.t())
+    return schema.product(a, b, mode) if is_forced(a, mode) else torch.mm(a, b.t())
 
 
 def _composed_linear(

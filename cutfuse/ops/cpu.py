@@ -36,7 +36,8 @@ def linear_reduce(
 
 
 def product(a: Tensor, b: Tensor, mode: str) -> Tensor:
-    return torch.mm(a, b.t())
+    with torch.autocast(a.device.type, enabled=False):
+        return torch.mm(a, b.t())
 
 
 def pointwise(x: Tensor, operands: Sequence[Tensor], program: str, out_dtype: torch.dtype) -> Tensor:

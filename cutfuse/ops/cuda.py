@@ -55,7 +55,7 @@ def linear_reduce(
 
 def product(a: Tensor, b: Tensor, mode: str) -> Tensor:
     if a.numel() and b.numel() and product_mode(mode or None) in SPLIT_MODES:
-        y = run_fused(a, b, None, (), IDENTITY, "none", a.dtype, mode)
+        y = run_fused(a, b, None, (), IDENTITY, "none", a.dtype, mode, b_is_weight=False)
         if y is not None:
             return y
     return cublas_linear(a, b, None, mode)

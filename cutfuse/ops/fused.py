@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -10,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..epilogue import Program
-from ..precision import allows_tf32, product_mode
+from ..precision import allows_tf32, autocast_dtype, product_mode
 from . import gemm, split
 from .gemm import HOPPER, capability
+
+_SETTING = threading.Lock()
 
 
 def run_fused(
@@ -24,6 +27,7 @@ def run_fused(
     reduction: str,
     out_dtype: torch.dtype,
     captured_mode: str = "",
+    b_is_weight: bool = True,
 ) -> Tensor | None:
     """`reduce(program(x @ weight.T + bias, operands))`, fused; None where cuBLAS is to multiply.
 
@@ -36,7 +40,7 @@ def run_fused(
         return gemm.run_gemm(x, weight, bias, operands, program, reduction, out_dtype)
     if why_not_split(x, mode, out_dtype):
         return None
-    return split.run_split(x, weight, bias, operands, program, reduction, mode)
+    return split.run_split(x, weight, bias, operands, program, reduction, mode, b_is_weight)
 
 
 def explain_fused(
@@ -72,6 +76,9 @@ def cublas_linear(x: Tensor, weight: Tensor, bias: Tensor | None, captured_mode:
     """`x @ weight.T + bias` by PyTorch, in the precision that is asked for where the product is one of fp32."""
     if x.dtype != torch.float32:
         return F.linear(x, weight, bias)
+    if autocast_dtype(x.device.type) is not None:  # a backward pass under autocast of a forward outside of it
+        with torch.autocast(x.device.type, enabled=False):
+            return cublas_linear(x, weight, bias, captured_mode)
     wants_tf32 = product_mode(captured_mode or None) == "tf32"
     if wants_tf32 == allows_tf32():
         return F.linear(x, weight, bias)
@@ -83,11 +90,18 @@ def cublas_linear(x: Tensor, weight: Tensor, bias: Tensor | None, captured_mode:
 def _tf32_allowed(allowed: bool) -> Iterator[None]:
     """PyTorch's own setting, which is the process's, changed for as long as one product takes to launch."""
     settings = torch.backends.cuda.matmul
-    # torch 2.9 brought the first name; reading or writing the second one beside it may raise.
-    name = "fp32_precision" if hasattr(settings, "fp32_precision") else "allow_tf32"
-    before = getattr(settings, name)
-    setattr(settings, name, ("tf32" if allowed else "ieee") if name == "fp32_precision" else allowed)
-    try:
-        yield
-    finally:
-        setattr(settings, name, before)
+    with _SETTING:
+        if not hasattr(settings, "fp32_precision"):  # torch 2.8
+            before, settings.allow_tf32 = settings.allow_tf32, allowed
+            try:
+                yield
+            finally:
+                settings.allow_tf32 = before
+            return
+        before, settings.fp32_precision = settings.fp32_precision, "tf32" if allowed else "ieee"
+        try:
+            yield
+        finally:
+            settings.fp32_precision = "none"  # what it inherits, which may be what it was
+            if settings.fp32_precision != before:
+                settings.fp32_precision = before

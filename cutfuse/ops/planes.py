@@ -1,10 +1,11 @@
 """An fp32 matrix as planes of 16-bit parts (csrc/split/planes.h), and weights that keep theirs between calls.
 
 Nothing is kept unless `set_plane_memory` allows it: keeping a weight's planes saves the pass that splits it, for as
-much memory as the weight takes. They are kept from the second call on in which the same tensor was unchanged, outside
-of CUDA graph captures, and dropped with the tensor. A change is seen by the tensor's version, by its storage, and by
-an optimiser's step. Writes through `.data`, by `torch.distributed`'s broadcast and all_reduce, by a CUDA graph's
-replay, or by something that PyTorch does not know of, are not seen: call `forget_planes` after them.
+much memory as the weight takes (half as much again for split6), on each stream and in each layout. They are kept from
+the second call on in which the same tensor was unchanged, outside of CUDA graph captures, and dropped with the tensor.
+A change is seen by the tensor's version, by its storage, and by an optimiser's step. Writes through `.data`, by
+`torch.distributed`'s broadcast and all_reduce, by a CUDA graph's replay, or by something that PyTorch does not know of,
+are not seen: call `forget_planes` after them.
 """
 
 from __future__ import annotations
@@ -176,6 +177,11 @@ def weight_planes(weight: Tensor, plan: int) -> Planes:
         if _has_room(weight.device.index, planes.nbytes):
             entry.planes[key] = planes
     return planes
+
+
+def note_weight(weight: Tensor) -> None:
+    """Takes note of a weight that a call has used without its planes, so that the next may keep them."""
+    _entry_of(weight)
 
 
 def keeps_planes(weight: Tensor, plan: int) -> bool:

@@ -17,7 +17,7 @@ from ..epilogue import Program
 from ..precision import GUARDED
 from .device import multiprocessors, on_device, stream_of
 from .gemm import ALIGNMENT, Plan, Result, plan_planes
-from .planes import SPLIT3, SPLIT6, keeps_planes, pitch_of, split, weight_planes
+from .planes import SPLIT3, SPLIT6, keeps_planes, note_weight, pitch_of, split, weight_planes
 
 ALWAYS, IF_CLEAR, IF_TRIPPED = range(3)
 CONVERT3 = 13  # split3, with the weight split on its way in
@@ -48,7 +48,9 @@ class SplitPlan(NamedTuple):
         return self.mode != GUARDED or self.microseconds <= self.plans[0].unfused_microseconds
 
 
-def plan_split(x: Tensor, weight: Tensor, program: Program, reduction: str, mode: str) -> SplitPlan | str:
+def plan_split(
+    x: Tensor, weight: Tensor, program: Program, reduction: str, mode: str, may_keep: bool = True
+) -> SplitPlan | str:
     """How `mode` multiplies x `[M, K]` and weight `[N, K]`; why it cannot, where no kernel takes the problem."""
     first, *fallback = (_plan(x, weight, program, reduction, product) for product in _PLANS[mode])
     for plan in (first, *fallback):
@@ -56,7 +58,7 @@ def plan_split(x: Tensor, weight: Tensor, program: Program, reduction: str, mode
             return next(reason for reason in plan.rejections if reason.split(": ", 1)[1] not in _OTHER_KERNELS)
     split_microseconds = native.module().split_microseconds
     passes = split_microseconds(*x.shape) + (_GUARD if fallback else 0.0)
-    keeps = keeps_planes(weight, _PLANS[mode][0])
+    keeps = may_keep and keeps_planes(weight, _PLANS[mode][0])
     options = [(first, False, passes + (0.0 if keeps else split_microseconds(*weight.shape)))]
     if _PLANS[mode][0] == SPLIT3 and _fits_copies(weight):
         options.append((_plan(x, weight, program, reduction, CONVERT3), True, passes))
@@ -88,15 +90,17 @@ def run_split(
     program: Program,
     reduction: str,
     mode: str,
+    may_keep: bool = True,
 ) -> Tensor | None:
     """`reduce(program(x @ weight.T + bias, operands))` in fp32; None where cuBLAS is to run.
 
     x `[M, K]` and weight `[N, K]` of any strides, none of them empty; the result is `[M, N]`, or `[M]` reduced.
+    `may_keep`: whether the weight is one, whose planes may be kept.
     """
-    plan = plan_split(x, weight, program, reduction, mode)
+    plan = plan_split(x, weight, program, reduction, mode, may_keep)
     if isinstance(plan, str) or not plan.is_chosen:
         return None
-    return launch_split(plan, x, weight, bias, operands, program, reduction)
+    return launch_split(plan, x, weight, bias, operands, program, reduction, may_keep)
 
 
 def launch_split(
@@ -107,6 +111,7 @@ def launch_split(
     operands: Sequence[Tensor],
     program: Program,
     reduction: str,
+    may_keep: bool = True,
 ) -> Tensor:
     """Splits the operands and runs the plan's first kernels."""
     if bias is not None and (bias.stride(0) != 1 or bias.data_ptr() % ALIGNMENT):
@@ -122,6 +127,8 @@ def launch_split(
     with on_device(index):
         stream, module = stream_of(index), native.module()
         if plan.converts:
+            if may_keep:
+                note_weight(weight)
             flags = torch.empty(multiprocessors(index), dtype=torch.int32, device=x.device)
             pitch = weight.stride(0) if weight.shape[0] > 1 else pitch_of(weight.shape[1])
             converted = (weight.data_ptr(), pitch, weight.shape[1], flags.data_ptr(), flags.numel())
@@ -131,7 +138,7 @@ def launch_split(
             )
             guard = [*guard, (flags.data_ptr(), flags.numel())]
         else:
-            weights = weight_planes(weight, product)
+            weights = weight_planes(weight, product) if may_keep else split(weight, product)
             guard = [x_planes.guard, weights.guard]
             module.gemm_planes(
                 stream,
@@ -168,5 +175,8 @@ def explain_split(
         weights = "the weight is split on its way into the product"
     elif plan.keeps:
         weights = "the weight's planes are kept between calls"
-    guard = [f"guarded: {plan.plans[1].candidates[0].name} runs in its place where split3 would lose accuracy"]
-    return predicted, [ieee, weights, *(guard if len(plan.plans) > 1 else [])]
+    reasons = [ieee, weights]
+    if len(plan.plans) > 1:
+        other = plan.plans[1].candidates[0].name
+        reasons.append(f"guarded: {other} runs in its place where split3 would lose accuracy")
+    return predicted, reasons
