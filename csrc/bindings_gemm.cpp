@@ -112,6 +112,7 @@ void bind_gemm(py::module_& module) {
       .def_property_readonly("tile_m", [](GemmCandidate const& candidate) { return config_of(candidate).tile_m; })
       .def_property_readonly("tile_n", [](GemmCandidate const& candidate) { return config_of(candidate).tile_n; })
       .def_readonly("rejection", &GemmCandidate::rejection)
+      .def_readonly("is_of_kind", &GemmCandidate::is_of_kind)
       .def_readonly("microseconds", &GemmCandidate::microseconds)
       .def_readwrite("swizzle", &GemmCandidate::swizzle)
       .def_readwrite("raster_along_m", &GemmCandidate::raster_along_m);

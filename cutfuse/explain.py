@@ -14,6 +14,7 @@ from .epilogue import Program
 from .linear import LinearCall, linear
 from .ops import autograd, switch
 from .ops.fused import explain_fused
+from .ops.gemm import Result
 from .pointwise import PointwiseCall, pointwise
 from .precision import product_mode
 from .reduce import ReduceCall, reduce
@@ -161,9 +162,10 @@ def _linear_path(call: LinearCall) -> tuple[str, list[str], list[str]]:
         product = f'product in precision "{product_mode()}"' if forced else product
         backward = f"backward: pointwise_backward kernel (with the bias gradient's sum), {products} for x and weight"
         return "unfused", [product, after.removesuffix(", in place"), backward], ["gradients need the pre-activation"]
-    name, reasons = explain_fused(
+    result = Result(
         call.x, call.weight, call.bias, call.operands, call.epilogue.program, call.reduction, call.out_dtype
     )
+    name, reasons = explain_fused(result)
     return ("unfused", [product, after], reasons) if name is None else ("fused", [name], reasons)
 
 

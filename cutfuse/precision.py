@@ -64,12 +64,12 @@ def get_precision() -> str | None:
     return _process_mode
 
 
-def product_mode(captured: str | None = None) -> str:
+def product_mode(captured: str = "") -> str:
     """What a product of fp32 matrices runs in now: "ieee", "tf32", "split6", "split3" or "guarded".
 
     `captured` is what `captured_mode` gave the forward of a backward that asks: autograd's threads are in no context.
     """
-    if captured is not None:
+    if captured:
         return captured
     mode = _context_mode.get()
     if mode == _INHERITED:
@@ -79,12 +79,12 @@ def product_mode(captured: str | None = None) -> str:
     return "tf32" if allows_tf32() else HIGHEST
 
 
-def captured_mode() -> str | None:
+def captured_mode() -> str:
     """The mode that a forward hands to its backward; None while Dynamo traces, which knows no context variables.
 
     The operators of a compiled backward then read the mode themselves, on autograd's threads: the process's.
     """
-    return None if torch.compiler.is_compiling() else product_mode()
+    return "" if torch.compiler.is_compiling() else product_mode()
 
 
 def _checked(mode: str | None) -> str | None:

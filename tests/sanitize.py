@@ -39,9 +39,9 @@ def run_gemms(dtype: torch.dtype) -> Iterator[str]:
     for reduction in ("none", *REDUCTIONS):
         for out_dtype in {dtype, torch.float32}:
             for epilogue, operands in ((SIX_OPS, (row, column)), (CHAIN, ())):
-                plan = gemm.plan_gemm(x, weight, epilogue.program, reduction, out_dtype)
+                result = gemm.Result(x, weight, bias, operands, epilogue.program, reduction, out_dtype)
+                plan = gemm.plan_gemm(result)
                 for candidate in plan.candidates:
-                    result = gemm.Result(x, weight, bias, operands, epilogue.program, reduction, out_dtype)
                     check(gemm.launch(plan, candidate, result), candidate.name)
                     yield candidate.name
 
@@ -54,14 +54,15 @@ def run_planes() -> Iterator[str]:
     wild = benign * torch.exp2(torch.randint(-20, 21, (1, k), device="cuda"))
     for x in (benign, wild, benign.index_fill(1, torch.tensor([7], device="cuda"), torch.inf)):
         for reduction in ("none", *REDUCTIONS):
-            exact = split._plan(x, weight, SIX_OPS.program, reduction, split.SPLIT6)
+            result = gemm.Result(x, weight, bias, (row, column), SIX_OPS.program, reduction, torch.float32)
+            exact = split.plan_product(result, split.SPLIT6)
             for product in (split.SPLIT3, split.CONVERT3):
-                first = split._plan(x, weight, SIX_OPS.program, reduction, product)
+                first = split.plan_product(result, product)
                 for index, candidate in enumerate(first.candidates):
                     fallback = exact.candidates[index % len(exact.candidates)]
                     plans = first._replace(candidates=(candidate,)), exact._replace(candidates=(fallback,))
                     plan = split.SplitPlan(plans, 0.0, product == split.CONVERT3, False, GUARDED)
-                    y = split.launch_split(plan, x, weight, bias, (row, column), SIX_OPS.program, reduction)
+                    y = split.launch_split(plan, result)
                     assert x.isinf().any() or y.isfinite().all(), candidate.name
                     yield from (candidate.name, fallback.name)
     x = benign.t().contiguous().t()

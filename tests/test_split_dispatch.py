@@ -52,7 +52,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     for module in (split, gemm):
         monkeypatch.setattr(module, "multiprocessors", lambda index: 132)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(fused, "why_not_split", lambda x, mode, out_dtype: "")
+    monkeypatch.setattr(gemm, "why_not_hopper", lambda x: "")
     return found
 
 
@@ -60,8 +60,12 @@ def inputs(rows: int, columns: int, depth: int) -> tuple[torch.Tensor, torch.Ten
     return torch.randn(rows, depth), torch.randn(columns, depth)
 
 
+def result_of(x: torch.Tensor, weight: torch.Tensor, reduction: str = "none") -> gemm.Result:
+    return gemm.Result(x, weight, None, (), IDENTITY, reduction, torch.float32)
+
+
 def run(x: torch.Tensor, weight: torch.Tensor, mode: str, reduction: str = "none") -> torch.Tensor | None:
-    return fused.run_fused(x, weight, None, (), IDENTITY, reduction, torch.float32, mode)
+    return fused.run_fused(result_of(x, weight, reduction), mode)
 
 
 def test_guarded_launches_both_plans(recorder: Recorder) -> None:
@@ -133,7 +137,7 @@ def test_small_products_take_cublas_unless_forced(recorder: Recorder) -> None:
 def test_columns_that_cannot_be_stored_take_cublas(recorder: Recorder) -> None:
     x, weight = inputs(1024, 1022, 1024)
     assert run(x, weight, "split3") is None
-    name, reasons = split.explain_split(x, weight, IDENTITY, "none", "split3")
+    name, reasons = split.explain_split(result_of(x, weight), "split3")
     assert name is None
     assert "N is 1022" in reasons[0]
 
@@ -141,7 +145,7 @@ def test_columns_that_cannot_be_stored_take_cublas(recorder: Recorder) -> None:
 def test_ieee_splits_nothing(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
     monkeypatch.undo()
     x, weight = inputs(64, 64, 64)
-    assert fused.why_not_split(x, "ieee", torch.float32)
+    assert fused.why_not_split(result_of(x, x), "ieee")
     with cutfuse.precision("ieee"):
         assert torch.equal(fused.cublas_linear(x, weight, None), torch.nn.functional.linear(x, weight))
 
@@ -160,7 +164,7 @@ def test_buffers_are_as_large_as_the_kernels_want_them(plan: int, shape: tuple[i
 @pytest.mark.parametrize("mode", ["split3", "split6", GUARDED])
 def test_explain_takes_every_mode(mode: str) -> None:
     x, weight = inputs(1024, 4096, 4096)
-    name, reasons = split.explain_split(x, weight, IDENTITY, "none", mode)
+    name, reasons = split.explain_split(result_of(x, weight), mode)
     assert name is not None
     assert any(reason.startswith("guarded: sm90_split6") for reason in reasons) == (mode == GUARDED)
 
@@ -185,14 +189,14 @@ def test_a_product_of_the_backward_pass_keeps_nothing(monkeypatch: pytest.Monkey
     monkeypatch.setattr(planes, "_device_memory", lambda index: 1 << 40)
     x, weight = inputs(512, 2048, 2048)
     for _ in range(3):
-        fused.run_fused(x, weight, None, (), IDENTITY, "none", torch.float32, "split3", b_is_weight=False)
+        fused.run_fused(result_of(x, weight), "split3", may_keep=False)
     assert cutfuse.plane_memory() == 0
     assert recorder.names.count("split") == 3
 
 
 def test_explain_says_how_the_weight_is_split() -> None:
     x, weight = inputs(1024, 8192, 8192)
-    name, reasons = split.explain_split(x, weight, IDENTITY, "none", GUARDED)
+    name, reasons = split.explain_split(result_of(x, weight), GUARDED)
     assert "sm90_convert3" in name or "sm90_split3" in name
     assert any("split on its way" in reason or "pass of its own" in reason for reason in reasons)
     assert any("sm90_split6" in reason for reason in reasons)

@@ -73,6 +73,10 @@ GemmOutput output_of(GemmProblem const& problem) {
 
 }  // namespace
 
+bool is_of_kind(GemmConfig const& config, GemmProblem const& problem) {
+  return config.input == problem.input && product_of(config) == problem.product && config.output == output_of(problem);
+}
+
 std::string find_rejection(GemmConfig const& config, GemmProblem const& problem) {
   if (config.input != problem.input) {
     return std::string("takes ") + name_of(config.input) + ", not " + name_of(problem.input);

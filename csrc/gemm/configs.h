@@ -40,6 +40,9 @@ constexpr Product product_of(GemmConfig const& config) {
   }
 }
 
+// Whether a kernel is of the kind that a problem asks for: by operands, product and what it writes.
+bool is_of_kind(GemmConfig const& config, GemmProblem const& problem);
+
 // Why this kernel cannot take this problem, with the values; empty when it can. The one definition of validity.
 std::string find_rejection(GemmConfig const& config, GemmProblem const& problem);
 

@@ -107,7 +107,7 @@ double predict_product_microseconds(GemmProblem const& problem) {
   product.epilogue_cost = 0.0f;
   double best = std::numeric_limits<double>::infinity();
   for (GemmConfig const& config : gemm_configs()) {
-    if (config.input == product.input && config.output == GemmOutput::kSame) {
+    if (is_of_kind(config, product)) {
       best = std::min(best, predict_microseconds(config, product));
     }
   }
@@ -140,8 +140,12 @@ std::vector<GemmCandidate> rank_gemm_configs(GemmProblem const& problem) {
   candidates.reserve(configs.size());
   for (int index = 0; index < static_cast<int>(configs.size()); ++index) {
     GemmConfig const& config = configs[index];
-    GemmCandidate candidate{index, find_rejection(config, problem), 0.0, swizzle_for(config, problem),
-                            rasters_along_m(problem)};
+    GemmCandidate candidate{index,
+                            find_rejection(config, problem),
+                            0.0,
+                            swizzle_for(config, problem),
+                            rasters_along_m(problem),
+                            is_of_kind(config, problem)};
     if (candidate.rejection.empty()) {
       candidate.microseconds = predict_microseconds(config, problem);
     }

@@ -20,7 +20,6 @@ from ..precision import SPLIT_MODES, allows_tf32, captured_mode, process, produc
 from . import composed, schema
 from .fake import sum_dtype
 
-IDENTITY = "operands=0"
 # A gradient through these needs the reduced values themselves; through a sum it does not.
 _NEEDS_RESULT = ("amax", "amin", "logsumexp")
 
@@ -158,10 +157,10 @@ class Linear(torch.autograd.Function):
     ) -> Tensor:
         ctx.program = program
         ctx.reduction = reduction
-        ctx.mode = captured_mode() or ""
+        ctx.mode = captured_mode()
         z = _pre_activation(x, weight, bias)
         result = None
-        if program == IDENTITY and reduction == "none" and out_dtype == z.dtype:
+        if program == schema.IDENTITY and reduction == "none" and out_dtype == z.dtype:
             y, z = z, None
         elif reduction == "none":
             y = schema.pointwise(z, operands, program, out_dtype)
@@ -190,7 +189,9 @@ class Linear(torch.autograd.Function):
             grad = _spread(grad.unsqueeze(1), ctx.reduction, z.shape[1])
         if z is None:
             gradients = {0: grad}
-            column_sum = schema.reduce(grad, [], IDENTITY, "sum", (0,), sum_dtype(grad.dtype)) if needs_bias else None
+            column_sum = (
+                schema.reduce(grad, [], schema.IDENTITY, "sum", (0,), sum_dtype(grad.dtype)) if needs_bias else None
+            )
         else:
             wanted = _wanted([needs_x or needs_weight, *needs])
             gradients, column_sum = _element_gradients(
@@ -217,13 +218,13 @@ def is_forced(x: Tensor, mode: str = "") -> bool:
         return False
     if torch.compiler.is_compiling():
         return process.opted_in
-    mode = mode or product_mode()
+    mode = product_mode(mode)
     return mode in SPLIT_MODES or (mode == "tf32") != allows_tf32()
 
 
 def _pre_activation(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if is_forced(x):
-        return schema.linear(x, weight, bias, [], IDENTITY, x.dtype)
+        return schema.linear(x, weight, bias, [], schema.IDENTITY, x.dtype)
     return F.linear(x, weight, bias)
 
 

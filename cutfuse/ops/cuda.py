@@ -14,13 +14,14 @@ from torch import Tensor
 from .. import native
 from ..epilogue import Program
 from ..precision import SPLIT_MODES, product_mode
-from . import composed
+from . import composed, schema
 from .device import dtype_codes, multiprocessors, on_device, reduction_codes, stream_of
 from .fused import cublas_linear, run_fused
+from .gemm import Result
 from .layout import Layout, elementwise_layout, reduction_layout, reduction_runs
 
 Matrix = tuple[int, int, int, int, int]
-IDENTITY = Program.parse("operands=0")
+_IDENTITY = Program.parse(schema.IDENTITY)
 
 
 def linear(
@@ -28,7 +29,7 @@ def linear(
 ) -> Tensor:
     parsed = Program.parse(program)
     if x.numel() and weight.numel():
-        y = run_fused(x, weight, bias, operands, parsed, "none", out_dtype)
+        y = run_fused(Result(x, weight, bias, operands, parsed, "none", out_dtype))
         if y is not None:
             return y
     z = cublas_linear(x, weight, bias)
@@ -47,15 +48,16 @@ def linear_reduce(
     out_dtype: torch.dtype,
 ) -> Tensor:
     if x.numel() and weight.numel():
-        y = run_fused(x, weight, bias, operands, Program.parse(program), reduction, out_dtype)
+        y = run_fused(Result(x, weight, bias, operands, Program.parse(program), reduction, out_dtype))
         if y is not None:
             return y
     return reduce(cublas_linear(x, weight, bias), operands, program, reduction, (1,), out_dtype)
 
 
 def product(a: Tensor, b: Tensor, mode: str) -> Tensor:
-    if a.numel() and b.numel() and product_mode(mode or None) in SPLIT_MODES:
-        y = run_fused(a, b, None, (), IDENTITY, "none", a.dtype, mode, b_is_weight=False)
+    mode = product_mode(mode)
+    if a.numel() and b.numel() and mode in SPLIT_MODES:
+        y = run_fused(Result(a, b, None, (), _IDENTITY, "none", a.dtype), mode, may_keep=False)
         if y is not None:
             return y
     return cublas_linear(a, b, None, mode)
@@ -141,7 +143,7 @@ def _reduce_in_steps(
         return reduce(x, operands, program.text, reduction, dims, out_dtype)
     partial = reduce(x, operands, program.text, reduction, first, torch.float32)
     kept = [d for d in range(x.dim()) if d not in first]
-    return reduce(partial, (), "operands=0", reduction, [kept.index(d) for run in rest for d in run], out_dtype)
+    return reduce(partial, (), schema.IDENTITY, reduction, [kept.index(d) for run in rest for d in run], out_dtype)
 
 
 def shapes_and_strides(tensors: Sequence[Tensor]) -> tuple[tuple[torch.Size, ...], tuple[tuple[int, ...], ...]]:

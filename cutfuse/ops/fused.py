@@ -4,72 +4,52 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..epilogue import Program
 from ..precision import allows_tf32, autocast_dtype, product_mode
 from . import gemm, split
-from .gemm import HOPPER, capability
+from .gemm import Result
 
 _SETTING = threading.Lock()
 
 
-def run_fused(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    program: Program,
-    reduction: str,
-    out_dtype: torch.dtype,
-    captured_mode: str = "",
-    b_is_weight: bool = True,
-) -> Tensor | None:
-    """`reduce(program(x @ weight.T + bias, operands))`, fused; None where cuBLAS is to multiply.
+def run_fused(result: Result, captured_mode: str = "", may_keep: bool = True) -> Tensor | None:
+    """The result with the matrix product in one kernel; None where cuBLAS is to multiply.
 
-    x `[M, K]`, weight `[N, K]`, none of them empty; the result is `[M, N]`, or `[M]` with a reduction.
+    `may_keep`: whether the weight is one, whose planes may be kept.
     """
-    if x.dtype != torch.float32:
-        return gemm.run_gemm(x, weight, bias, operands, program, reduction, out_dtype)
-    mode = product_mode(captured_mode or None)
+    mode = _mode(result, captured_mode)
     if mode == "tf32":
-        return gemm.run_gemm(x, weight, bias, operands, program, reduction, out_dtype)
-    if why_not_split(x, mode, out_dtype):
-        return None
-    return split.run_split(x, weight, bias, operands, program, reduction, mode, b_is_weight)
+        return gemm.run_gemm(result)
+    return None if why_not_split(result, mode) else split.run_split(result, mode, may_keep)
 
 
-def explain_fused(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    program: Program,
-    reduction: str,
-    out_dtype: torch.dtype,
-) -> tuple[str | None, list[str]]:
+def explain_fused(result: Result) -> tuple[str | None, list[str]]:
     """The kernel and configuration that `run_fused` would launch (None for none), and the reasons."""
-    mode = product_mode() if x.dtype == torch.float32 else "tf32"
+    mode = _mode(result)
     if mode == "tf32":
-        return gemm.explain_gemm(x, weight, bias, operands, program, reduction, out_dtype)
-    reason = why_not_split(x, mode, out_dtype)
-    return (None, [reason]) if reason else split.explain_split(x, weight, program, reduction, mode)
+        return gemm.explain_gemm(result)
+    reason = why_not_split(result, mode)
+    return (None, [reason]) if reason else split.explain_split(result, mode)
 
 
-def why_not_split(x: Tensor, mode: str, out_dtype: torch.dtype) -> str:
+def _mode(result: Result, captured_mode: str = "") -> str:
+    """How to multiply: kernels for tf32 take 16-bit operands as they take fp32."""
+    return product_mode(captured_mode) if result.x.dtype == torch.float32 else "tf32"
+
+
+def why_not_split(result: Result, mode: str) -> str:
     """Why an fp32 product runs through cuBLAS, whatever its sizes; empty where planes may be multiplied."""
     if mode == "ieee":
         return 'float32 products run through cuBLAS in precision "ieee"'
-    if x.device.type != "cuda":
-        return f"fused products run on CUDA devices, not on {x.device.type}"
-    if capability(x.device.index) != HOPPER:
-        major, minor = capability(x.device.index)
-        return f"fused products need compute capability 9.0, this device has {major}.{minor}"
-    return "" if out_dtype == torch.float32 else f"products over planes give float32, not {out_dtype}"
+    elsewhere = gemm.why_not_hopper(result.x)
+    if elsewhere or result.out_dtype == torch.float32:
+        return elsewhere
+    return f"products over planes give float32, not {result.out_dtype}"
 
 
 def cublas_linear(x: Tensor, weight: Tensor, bias: Tensor | None, captured_mode: str = "") -> Tensor:
@@ -79,7 +59,7 @@ def cublas_linear(x: Tensor, weight: Tensor, bias: Tensor | None, captured_mode:
     if autocast_dtype(x.device.type) is not None:  # a backward pass under autocast of a forward outside of it
         with torch.autocast(x.device.type, enabled=False):
             return cublas_linear(x, weight, bias, captured_mode)
-    wants_tf32 = product_mode(captured_mode or None) == "tf32"
+    wants_tf32 = product_mode(captured_mode) == "tf32"
     if wants_tf32 == allows_tf32():
         return F.linear(x, weight, bias)
     with _tf32_allowed(wants_tf32):

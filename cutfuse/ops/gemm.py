@@ -43,135 +43,11 @@ class Plan(NamedTuple):
         return best if takes_it else None
 
 
-def run_gemm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    program: Program,
-    reduction: str,
-    out_dtype: torch.dtype,
-) -> Tensor | None:
-    """`reduce(program(x @ weight.T + bias, operands))` in one kernel; None where no kernel takes the problem.
-
-    x `[M, K]`, weight `[N, K]`, none of them empty; `reduction` is "none" or a reduction's name. The result is
-    `[M, N]`, or `[M]` with a reduction.
-    """
-    if why_not(x, weight, bias):
-        return None
-    plan = plan_gemm(x, weight, program, reduction, out_dtype)
-    candidate = plan.chosen
-    if candidate is None:
-        return None
-    return launch(plan, candidate, Result(x, weight, bias, operands, program, reduction, out_dtype))
-
-
-def explain_gemm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    program: Program,
-    reduction: str,
-    out_dtype: torch.dtype,
-) -> tuple[str | None, list[str]]:
-    """The kernel and configuration that `run_gemm` would launch (None for none), and why others were rejected."""
-    reason = why_not(x, weight, bias)
-    if reason:
-        return None, [reason]
-    plan = plan_gemm(x, weight, program, reduction, out_dtype)
-    unfused = f"cuBLAS and one more kernel: {plan.unfused_microseconds:.1f} us predicted"
-    if not plan.candidates:
-        return None, sorted(set(plan.rejections))
-    best, *others = plan.candidates
-    predicted = [f"{c.name}: {c.microseconds:.1f} us predicted" for c in others[:3]]
-    if plan.chosen is None:
-        return None, [unfused, f"{best.name}: {best.microseconds:.1f} us predicted", *predicted]
-    order = "M" if best.raster_along_m else "N"
-    name = f"{best.name}, tiles along {order} first, swizzle {best.swizzle}: {best.microseconds:.1f} us predicted"
-    always = ["a row reduction is always fused: the matrix that it reduces is never allocated"] if plan.reduces else []
-    return name, [*always, unfused, *predicted]
-
-
-def why_not(x: Tensor, weight: Tensor, bias: Tensor | None) -> str:
-    """Why no fused kernel takes these tensors, whatever their sizes; empty where one may."""
-    if x.device.type != "cuda":
-        return f"fused products run on CUDA devices, not on {x.device.type}"
-    if capability(x.device.index) != HOPPER:
-        major, minor = capability(x.device.index)
-        return f"fused products need compute capability 9.0, this device has {major}.{minor}"
-    for name, tensor in (("x", x), ("weight", weight)):
-        if tensor.stride(1) != 1 and tensor.shape[1] != 1:
-            return f"{name} has strides {tensor.stride()}: its rows are not contiguous"
-    for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
-        if tensor is not None and tensor.data_ptr() % ALIGNMENT:
-            return f"{name} does not start at a multiple of {ALIGNMENT} bytes"
-    if bias is not None and bias.stride(0) != 1 and bias.shape[0] != 1:
-        return f"bias has stride {bias.stride(0)}: it is not contiguous"
-    return ""
-
-
-def plan_gemm(x: Tensor, weight: Tensor, program: Program, reduction: str, out_dtype: torch.dtype) -> Plan:
-    """The plan for a problem; cached by everything that it depends on."""
-    m, k = x.shape
-    n = weight.shape[0]
-    lda = x.stride(0) if m > 1 else k
-    ldb = weight.stride(0) if n > 1 else k
-    count = multiprocessors(x.device.index)
-    return _plan(m, n, k, lda, ldb, x.dtype, out_dtype, reduction, count, program.native.cost, DIRECT)
-
-
-def plan_planes(
-    rows: int, columns: int, pitch: int, weight_pitch: int, program: Program, reduction: str, product: int, index: int
-) -> Plan:
-    """The plan for a product over planes of `pitch` elements a row; `weight_pitch` differs where weight is none."""
-    count, cost = multiprocessors(index), program.native.cost
-    return _plan(
-        rows, columns, pitch, pitch, weight_pitch, torch.float32, torch.float32, reduction, count, cost, product
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _plan(
-    m: int,
-    n: int,
-    k: int,
-    lda: int,
-    ldb: int,
-    dtype: torch.dtype,
-    out_dtype: torch.dtype,
-    reduction: str,
-    multiprocessor_count: int,
-    epilogue_cost: float,
-    product: int,
-) -> Plan:
-    module = native.module()
-    codes = dtype_codes()
-    problem = module.GemmProblem(
-        m=m,
-        n=n,
-        k=k,
-        lda=lda,
-        ldb=ldb,
-        input=codes[dtype],
-        output=codes[out_dtype],
-        reduction=reduction_codes()[reduction],
-        multiprocessors=multiprocessor_count,
-        epilogue_cost=epilogue_cost,
-        product=product,
-    )
-    candidates = module.gemm_candidates(problem)
-    return Plan(
-        problem,
-        tuple(c for c in candidates if not c.rejection),
-        tuple(f"{c.name}: {c.rejection}" for c in candidates if c.rejection),
-        module.unfused_microseconds(problem),
-        reduction != "none",
-    )
-
-
 class Result(NamedTuple):
-    """What a fused product computes besides the product itself: `reduce(program(z + bias, operands))`."""
+    """`reduce(program(x @ weight.T + bias, operands))`: x `[M, K]` and weight `[N, K]`, none of them empty.
+
+    `reduction` is "none" or a reduction's name; the result is `[M, N]`, or `[M]` with a reduction.
+    """
 
     x: Tensor
     weight: Tensor
@@ -219,6 +95,117 @@ class Result(NamedTuple):
             native.module().finalize_partials(
                 stream_of(index), partials.data_ptr(), partials.shape[0], m, code, n, y.data_ptr(), output
             )
+
+
+def run_gemm(result: Result) -> Tensor | None:
+    """The result by one kernel that takes the operands as they are; None where none is to run."""
+    if why_not(result.x, result.weight, result.bias):
+        return None
+    plan = plan_gemm(result)
+    return None if plan.chosen is None else launch(plan, plan.chosen, result)
+
+
+def explain_gemm(result: Result) -> tuple[str | None, list[str]]:
+    """The kernel and configuration that `run_gemm` would launch (None for none), and why others were rejected."""
+    reason = why_not(result.x, result.weight, result.bias)
+    if reason:
+        return None, [reason]
+    plan = plan_gemm(result)
+    unfused = f"cuBLAS and one more kernel: {plan.unfused_microseconds:.1f} us predicted"
+    if not plan.candidates:
+        return None, sorted(set(plan.rejections))
+    best, *others = plan.candidates
+    predicted = [f"{c.name}: {c.microseconds:.1f} us predicted" for c in others[:3]]
+    if plan.chosen is None:
+        return None, [unfused, f"{best.name}: {best.microseconds:.1f} us predicted", *predicted]
+    order = "M" if best.raster_along_m else "N"
+    name = f"{best.name}, tiles along {order} first, swizzle {best.swizzle}: {best.microseconds:.1f} us predicted"
+    always = ["a row reduction is always fused: the matrix that it reduces is never allocated"] if plan.reduces else []
+    return name, [*always, unfused, *predicted]
+
+
+def why_not_hopper(x: Tensor) -> str:
+    """Why no fused kernel runs where x is; empty on sm_90."""
+    if x.device.type != "cuda":
+        return f"fused products run on CUDA devices, not on {x.device.type}"
+    if capability(x.device.index) != HOPPER:
+        major, minor = capability(x.device.index)
+        return f"fused products need compute capability 9.0, this device has {major}.{minor}"
+    return ""
+
+
+def why_not(x: Tensor, weight: Tensor, bias: Tensor | None) -> str:
+    """Why no fused kernel takes these tensors, whatever their sizes; empty where one may."""
+    elsewhere = why_not_hopper(x)
+    if elsewhere:
+        return elsewhere
+    for name, tensor in (("x", x), ("weight", weight)):
+        if tensor.stride(1) != 1 and tensor.shape[1] != 1:
+            return f"{name} has strides {tensor.stride()}: its rows are not contiguous"
+    for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.data_ptr() % ALIGNMENT:
+            return f"{name} does not start at a multiple of {ALIGNMENT} bytes"
+    if bias is not None and bias.stride(0) != 1 and bias.shape[0] != 1:
+        return f"bias has stride {bias.stride(0)}: it is not contiguous"
+    return ""
+
+
+def plan_gemm(result: Result) -> Plan:
+    """The plan for operands as they are; cached by everything that it depends on."""
+    x, weight = result.x, result.weight
+    m, k = x.shape
+    n = weight.shape[0]
+    lda = x.stride(0) if m > 1 else k
+    ldb = weight.stride(0) if n > 1 else k
+    count = multiprocessors(x.device.index)
+    cost = result.program.native.cost
+    return _plan(m, n, k, lda, ldb, x.dtype, result.out_dtype, result.reduction, count, cost, DIRECT)
+
+
+def plan_planes(result: Result, pitch: int, weight_pitch: int, product: int) -> Plan:
+    """The plan for a product over planes of `pitch` elements a row; `weight_pitch` differs where weight is none."""
+    (m, n), count, cost = result.shape, multiprocessors(result.x.device.index), result.program.native.cost
+    return _plan(m, n, pitch, pitch, weight_pitch, torch.float32, torch.float32, result.reduction, count, cost, product)
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(
+    m: int,
+    n: int,
+    k: int,
+    lda: int,
+    ldb: int,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    reduction: str,
+    multiprocessor_count: int,
+    epilogue_cost: float,
+    product: int,
+) -> Plan:
+    module = native.module()
+    codes = dtype_codes()
+    problem = module.GemmProblem(
+        m=m,
+        n=n,
+        k=k,
+        lda=lda,
+        ldb=ldb,
+        input=codes[dtype],
+        output=codes[out_dtype],
+        reduction=reduction_codes()[reduction],
+        multiprocessors=multiprocessor_count,
+        epilogue_cost=epilogue_cost,
+        product=product,
+    )
+    candidates = module.gemm_candidates(problem)
+    of_kind = [c for c in candidates if c.is_of_kind]
+    return Plan(
+        problem,
+        tuple(c for c in candidates if not c.rejection),
+        tuple(f"{c.name}: {c.rejection}" for c in of_kind or candidates if c.rejection),
+        module.unfused_microseconds(problem),
+        reduction != "none",
+    )
 
 
 def launch(plan: Plan, candidate: Any, result: Result) -> Tensor:

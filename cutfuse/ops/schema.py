@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import torch
 
+IDENTITY = "operands=0"  # the program that does nothing
 LIBRARY = torch.library.Library("cutfuse", "DEF")
 
 _SCHEMAS = (

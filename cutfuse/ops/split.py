@@ -6,14 +6,12 @@ decides: both are launched, and one returns at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import native
-from ..epilogue import Program
 from ..precision import GUARDED
 from .device import multiprocessors, on_device, stream_of
 from .gemm import ALIGNMENT, Plan, Result, plan_planes
@@ -23,13 +21,6 @@ ALWAYS, IF_CLEAR, IF_TRIPPED = range(3)
 CONVERT3 = 13  # split3, with the weight split on its way in
 # What launching the plan that does not run takes, in microseconds.
 _GUARD = 8.0
-# Why kernels for other types and products do not take a problem.
-_OTHER_KERNELS = (
-    "takes bfloat16, not float32",
-    "takes float16, not float32",
-    "multiplies in another way",
-    "writes another kind of output",
-)
 _PLANS = {"split3": (SPLIT3,), "split6": (SPLIT6,), GUARDED: (SPLIT3, SPLIT6)}
 
 
@@ -48,29 +39,29 @@ class SplitPlan(NamedTuple):
         return self.mode != GUARDED or self.microseconds <= self.plans[0].unfused_microseconds
 
 
-def plan_split(
-    x: Tensor, weight: Tensor, program: Program, reduction: str, mode: str, may_keep: bool = True
-) -> SplitPlan | str:
-    """How `mode` multiplies x `[M, K]` and weight `[N, K]`; why it cannot, where no kernel takes the problem."""
-    first, *fallback = (_plan(x, weight, program, reduction, product) for product in _PLANS[mode])
+def plan_split(result: Result, mode: str, may_keep: bool = True) -> SplitPlan | str:
+    """How `mode` multiplies; why it cannot, where no kernel takes the problem."""
+    x, weight = result.x, result.weight
+    first, *fallback = (plan_product(result, product) for product in _PLANS[mode])
     for plan in (first, *fallback):
         if not plan.candidates:
-            return next(reason for reason in plan.rejections if reason.split(": ", 1)[1] not in _OTHER_KERNELS)
+            return plan.rejections[0]
     split_microseconds = native.module().split_microseconds
     passes = split_microseconds(*x.shape) + (_GUARD if fallback else 0.0)
     keeps = may_keep and keeps_planes(weight, _PLANS[mode][0])
     options = [(first, False, passes + (0.0 if keeps else split_microseconds(*weight.shape)))]
     if _PLANS[mode][0] == SPLIT3 and _fits_copies(weight):
-        options.append((_plan(x, weight, program, reduction, CONVERT3), True, passes))
+        options.append((plan_product(result, CONVERT3), True, passes))
     plan, converts, passes = min(options, key=lambda option: option[0].candidates[0].microseconds + option[2])
     microseconds = plan.candidates[0].microseconds + passes
     return SplitPlan((plan, *fallback), microseconds, converts, keeps, mode)
 
 
-def _plan(x: Tensor, weight: Tensor, program: Program, reduction: str, product: int) -> Plan:
-    pitch = pitch_of(x.shape[1])
+def plan_product(result: Result, product: int) -> Plan:
+    """The kernels of one product over planes: SPLIT3, SPLIT6 or CONVERT3."""
+    weight, pitch = result.weight, pitch_of(result.x.shape[1])
     weight_pitch = weight.stride(0) if product == CONVERT3 and weight.shape[0] > 1 else pitch
-    return plan_planes(x.shape[0], weight.shape[0], pitch, weight_pitch, program, reduction, product, x.device.index)
+    return plan_planes(result, pitch, weight_pitch, product)
 
 
 def _fits_copies(weight: Tensor) -> bool:
@@ -82,41 +73,17 @@ def _fits_copies(weight: Tensor) -> bool:
     return rows == 1 or (pitch >= columns and pitch * weight.element_size() % ALIGNMENT == 0)
 
 
-def run_split(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    program: Program,
-    reduction: str,
-    mode: str,
-    may_keep: bool = True,
-) -> Tensor | None:
-    """`reduce(program(x @ weight.T + bias, operands))` in fp32; None where cuBLAS is to run.
-
-    x `[M, K]` and weight `[N, K]` of any strides, none of them empty; the result is `[M, N]`, or `[M]` reduced.
-    `may_keep`: whether the weight is one, whose planes may be kept.
-    """
-    plan = plan_split(x, weight, program, reduction, mode, may_keep)
-    if isinstance(plan, str) or not plan.is_chosen:
-        return None
-    return launch_split(plan, x, weight, bias, operands, program, reduction, may_keep)
+def run_split(result: Result, mode: str, may_keep: bool = True) -> Tensor | None:
+    """The result in fp32, of operands of any strides; None where cuBLAS is to run."""
+    plan = plan_split(result, mode, may_keep)
+    return None if isinstance(plan, str) or not plan.is_chosen else launch_split(plan, result, may_keep)
 
 
-def launch_split(
-    plan: SplitPlan,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    program: Program,
-    reduction: str,
-    may_keep: bool = True,
-) -> Tensor:
+def launch_split(plan: SplitPlan, result: Result, may_keep: bool = True) -> Tensor:
     """Splits the operands and runs the plan's first kernels."""
+    x, weight, bias = result.x, result.weight, result.bias
     if bias is not None and (bias.stride(0) != 1 or bias.data_ptr() % ALIGNMENT):
-        bias = bias.clone(memory_format=torch.contiguous_format)
-    result = Result(x, weight, bias, operands, program, reduction, torch.float32)
+        result = result._replace(bias=bias.clone(memory_format=torch.contiguous_format))
     first, *fallback = plan.plans
     index = x.device.index
     product = _PLANS[plan.mode][0]
@@ -158,11 +125,9 @@ def launch_split(
     return y
 
 
-def explain_split(
-    x: Tensor, weight: Tensor, program: Program, reduction: str, mode: str
-) -> tuple[str | None, list[str]]:
+def explain_split(result: Result, mode: str) -> tuple[str | None, list[str]]:
     """The kernels that `run_split` would launch (None for none), and why."""
-    plan = plan_split(x, weight, program, reduction, mode)
+    plan = plan_split(result, mode)
     if isinstance(plan, str):
         return None, [plan]
     name = plan.plans[0].candidates[0].name
