@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 import time
@@ -14,7 +15,13 @@ if TYPE_CHECKING:
 
 RESULTS = Path(os.path.relpath(Path(__file__).parent / "results"))  # relative: it is printed
 # The reference run on an H200 is to fit into four minutes; the linear suite has 162 cases.
-TIME_LIMITS = {"reference": 240.0, "linear": 540.0, "reduce": 240.0, "pointwise": 240.0}
+TIME_LIMITS = {"reference": 240.0, "linear": 540.0, "reduce": 240.0, "pointwise": 240.0, "fp32": 240.0}
+# Suites with tables and plots of their own; a plot is a module's `write_png`, and what is added to its file's name.
+REPORTS = {"accuracy": "bench.accuracy_report", "fp32": "bench.fp32_report"}
+PLOTS = {
+    "accuracy": (("bench.accuracy_plot", ""),),
+    "fp32": (("bench.fp32_plot", ""), ("bench.accuracy_plot", "-error")),
+}
 
 
 def prefer_installed_package() -> None:
@@ -61,11 +68,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         command = commands.add_parser(suite, help=f"run the {suite} suite")
         add_common(command)
         command.add_argument("--time-limit", type=float, default=limit, metavar="SECONDS", help=f"default {limit:.0f}")
-        command.add_argument("--contenders", help="comma-separated: mm,eager,compile,max-autotune,cutfuse")
+        command.add_argument("--contenders", help="comma-separated: mm,eager,compile,max-autotune,cutfuse,cutfuse-kept")
     add_accuracy(commands.add_parser("accuracy", help="fp32 products of every precision against fp64"))
     render = commands.add_parser("render", help="the table and the PNG from a results file")
     render.add_argument("results", type=Path)
     render.add_argument("--markdown", action="store_true", help="print Markdown")
+    render.add_argument(
+        "--summary", action="store_true", help="print the short Markdown that the README has, of accuracy or fp32"
+    )
     render.add_argument(
         "--without", action="append", default=[], metavar="HEADING", help="leave this column out of the Markdown"
     )
@@ -86,20 +96,26 @@ def contender_names(options: argparse.Namespace, is_cuda: bool) -> tuple[str, ..
     left_out = set() if is_cuda else {"compile", "max-autotune"}
     if options.quick or options.command == "linear":
         left_out.add("max-autotune")
+    if options.command != "fp32":
+        left_out.add("cutfuse-kept")
     return tuple(name for name in CONTENDERS if name not in left_out)
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Write the PNG, or say why not."""
-    try:
-        if results["suite"] == "accuracy":
-            from bench.accuracy_plot import write_png
-        else:
-            from bench.plot import write_png
-    except ImportError:  # The plot is an extra; the results file is enough to draw it elsewhere.
-        print(f"No plot: matplotlib is missing. Later: python -m bench render {path.with_suffix('.json').name}")
-        return
-    print(f"Plot: {path}" if write_png(results, path) else "No plot: nothing was measured.")
+    """Write the suite's PNGs, or say why not."""
+    for module, ending in PLOTS.get(results["suite"], (("bench.plot", ""),)):
+        try:
+            plot = importlib.import_module(module)
+        except ImportError:  # The plot is an extra; the results file is enough to draw it elsewhere.
+            print(f"No plot: matplotlib is missing. Later: python -m bench render {path.with_suffix('.json').name}")
+            return
+        own = path.with_name(f"{path.stem}{ending}{path.suffix}")
+        print(f"Plot: {own}" if plot.write_png(results, own) else f"No plot {own.name}: nothing was measured.")
+
+
+def report_of(suite: str) -> Any:
+    """The module that prints the suite's tables."""
+    return importlib.import_module(REPORTS.get(suite, "bench.report"))
 
 
 def default_output(options: argparse.Namespace, device_name: str) -> Path:
@@ -151,7 +167,7 @@ def run_accuracy(options: argparse.Namespace) -> int:
     """Run the accuracy suite; 1 where a contender failed or the contract is missed."""
     import torch
 
-    from bench import accuracy_report, accuracy_suite, machine, report
+    from bench import accuracy_suite, machine, report
     from bench.progress import progress_for
 
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -184,7 +200,7 @@ def run_accuracy(options: argparse.Namespace) -> int:
     if facts["cutfuse_kernels"] and facts.get("capability") == "9.0":
         results["verdicts"] = accuracy_suite.judge(results["cases"])
     results["seconds"] = time.perf_counter() - began
-    accuracy_report.show(results)
+    report_of("accuracy").show(results)
     print(f"Cases: {len(results['cases'])}, {results['seconds']:.0f} s.")
     report.save(results, written)
     print(f"Results: {written}")
@@ -193,25 +209,13 @@ def run_accuracy(options: argparse.Namespace) -> int:
     return 1 if missed or has_failures({"cases": [*results["cases"], results["trade_off"]]}) else 0
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run a suite; 1 where a contender failed or was wrong."""
-    import torch
+def empty_results(
+    options: argparse.Namespace, facts: dict[str, object], names: tuple[str, ...], effort: Effort, is_cuda: bool
+) -> dict[str, Any]:
+    """What `run` fills in."""
+    from bench import report
 
-    from bench import cases, machine, report
-    from bench.progress import progress_for
-    from bench.runner import Options, run_suite
-
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    is_cuda = device.type == "cuda"
-    chosen = cases.select(options.command, small=not is_cuda, quick=options.quick, filters=options.filter)
-    if not chosen:
-        raise SystemExit(f"no case of {options.command} holds {' and '.join(options.filter)} in its title")
-    effort = effort_for(options, is_cuda)
-    names = contender_names(options, is_cuda)
-    facts = machine.facts(device, options.commit)
-    if is_cuda and not facts["cutfuse_kernels"]:
-        print("Warning: this cutfuse has no CUDA kernels; its figures will be those of composed PyTorch operations.")
-    results: dict[str, Any] = {
+    results = {
         "schema": report.SCHEMA,
         "suite": options.command,
         "machine": facts,
@@ -220,24 +224,56 @@ def run(options: argparse.Namespace) -> int:
         "cases": [],
         "left_out": [],
     }
+    if options.command != "fp32":
+        return results
+    from bench.fp32_cases import MODE
+
+    return {**results, "settings": {**results["settings"], "mode": MODE}, "lines": [], "trade_off": None}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run a suite; 1 where a contender failed or was wrong."""
+    import torch
+
+    from bench import accuracy_suite, fp32_suite, machine, report, suites
+    from bench.progress import progress_for
+    from bench.runner import Options, run_suite
+
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    is_cuda = device.type == "cuda"
+    chosen = suites.select(options.command, small=not is_cuda, quick=options.quick, filters=options.filter)
+    if not chosen:
+        raise SystemExit(f"no case of {options.command} holds {' and '.join(options.filter)} in its title")
+    effort = effort_for(options, is_cuda)
+    names = contender_names(options, is_cuda)
+    facts = machine.facts(device, options.commit)
+    if is_cuda and not facts["cutfuse_kernels"]:
+        print("Warning: this cutfuse has no CUDA kernels; its figures will be those of composed PyTorch operations.")
+    results = empty_results(options, facts, names, effort, is_cuda)
     written = results_file(options, facts, is_cuda)
+    is_fp32 = options.command == "fp32"
 
     def on_case(figures: dict[str, Any]) -> None:
         results["cases"].append(figures)
+        if is_fp32:
+            results["lines"] = fp32_suite.judge(results["cases"], str(facts["device"]))
         report.save(results, written)  # After each case, so that a run that is cut short keeps what it measured.
 
     began = time.perf_counter()
-    with progress_for(len(chosen)) as progress:
+    with progress_for(len(chosen) + is_fp32) as progress:
         run_options = Options(device, names, effort, options.time_limit, options.seed)
         ceilings, results["left_out"] = run_suite(chosen, run_options, str(facts["device"]), progress, on_case)
+        if is_fp32:
+            results["trade_off"] = accuracy_suite.run_trade_off(device, not is_cuda, effort, options.seed, progress)
     results["ceilings"] = ceilings.as_dict() if ceilings else None
     results["seconds"] = time.perf_counter() - began
-    report.show(results)
+    report_of(options.command).show(results)
     print(f"Cases: {len(results['cases'])}, {results['seconds']:.0f} s.")
     report.save(results, written)
     print(f"Results: {written}")
     draw(results, written.with_suffix(".png"))
-    return 1 if has_failures(results) else 0
+    trade_off = [results["trade_off"]] if is_fp32 else []
+    return 1 if has_failures({"cases": [*results["cases"], *trade_off]}) else 0
 
 
 def render(options: argparse.Namespace) -> int:
@@ -248,14 +284,16 @@ def render(options: argparse.Namespace) -> int:
         results = report.load(options.results)
     except (OSError, ValueError) as error:
         raise SystemExit(f"cannot render: {error}") from error
-    form: Any = report
-    if results["suite"] == "accuracy":
-        from bench import accuracy_report as form
-    if options.markdown:
+    form = report_of(results["suite"])
+    if options.summary:
+        if results["suite"] not in REPORTS:
+            raise SystemExit(f"cannot render: only {' and '.join(REPORTS)} have a summary, not {results['suite']}")
+        print(form.summary(results))
+    elif options.markdown:
         print(form.markdown(results, tuple(options.without)))
     else:
         form.show(results)
-    if options.png or not options.markdown:
+    if options.png or not (options.markdown or options.summary):
         draw(results, options.png or options.results.with_suffix(".png"))
     return 0
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bench.accuracy_suite import CONTENDERS, MEASURES, WORST_AT_MOST
 from bench.format import MISSING, microseconds
-from bench.report import PIPE_WIDTH, Cell, heading
+from bench.report import heading
+from bench.tables import Cell, Grid, markdown_table, print_fitting, print_lines, rich_console, rich_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,7 +43,7 @@ def ratios_cell(case: dict[str, Any]) -> Cell:
     return Cell(" ".join(number(value, ".2f") for value in values), style=style)
 
 
-def table(results: dict[str, Any], without: tuple[str, ...] = ()) -> tuple[list[str], list[list[Cell]]]:
+def table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid:
     """The headings, and the cells of every case; columns named in `without` are left out."""
     cases = results["cases"]
     columns: dict[str, list[Cell]] = {
@@ -55,7 +57,7 @@ def table(results: dict[str, Any], without: tuple[str, ...] = ()) -> tuple[list[
     return list(kept), [list(row) for row in zip(*kept.values(), strict=True)]
 
 
-def trade_off_table(results: dict[str, Any]) -> tuple[list[str], list[list[Cell]]]:
+def trade_off_table(results: dict[str, Any]) -> Grid:
     """Each contender's time and error on one product."""
     found = (results["trade_off"] or {"contenders": {}})["contenders"]
     base = found.get(CONTENDERS[0], {}).get("median_us")
@@ -78,6 +80,13 @@ def verdict_line(verdict: dict[str, Any]) -> str:
     return f"{verdict['what']}: {value}, at most {verdict['at_most']:g}: {outcome}{where}."
 
 
+def verdict_lines(results: dict[str, Any]) -> list[str]:
+    """The contract's lines."""
+    if not results["verdicts"]:
+        return ["No verdict: the contract is that of CUDA devices of compute capability 9.0."]
+    return [verdict_line(verdict) for verdict in results["verdicts"]]
+
+
 def remarks(results: dict[str, Any]) -> list[str]:
     """What the figures are, the contract's verdicts, and failures."""
     sizes = " and ".join(sorted({f"{case['m']}x{case['n']}" for case in results["cases"]}))
@@ -85,10 +94,7 @@ def remarks(results: dict[str, Any]) -> list[str]:
         "Errors against fp64: relative Frobenius norm, then max and mean of |d| / (|x| |weight|.T); results of "
         f"{sizes}. dX and dW are the same product as the gradient of a layer's input and weight."
     ]
-    if results["verdicts"]:
-        lines += [verdict_line(verdict) for verdict in results["verdicts"]]
-    else:
-        lines.append("No verdict: the contract is that of CUDA devices of compute capability 9.0.")
+    lines += verdict_lines(results)
     notes = {entry["note"]: name for case in results["cases"] for name, entry in noted(case)}
     return lines + [f"{name} {note}." for note, name in notes.items()]
 
@@ -99,68 +105,67 @@ def noted(case: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return [(name, entry) for name, entry in entries if "note" in entry]
 
 
-def markdown_table(headings: list[str], rows: list[list[Cell]]) -> list[str]:
-    """A table's lines in Markdown."""
-    return [
-        f"| {' | '.join(headings)} |",
-        "|" + "|".join("---" if name in LEFT else "---:" for name in headings) + "|",
-        *(f"| {' | '.join(cell.text for cell in row)} |" for row in rows),
-    ]
+def trade_off_title(results: dict[str, Any]) -> str:
+    """What the error against the time is of."""
+    return f"Error and time of a product of {results['trade_off']['shape']}, normal inputs, weights split on each call"
+
+
+def trade_off_lines(results: dict[str, Any]) -> list[str]:
+    """The error against the time in Markdown."""
+    if not results["trade_off"]:
+        return []
+    return [f"{trade_off_title(results)}:", "", *markdown_table(*trade_off_table(results), LEFT), ""]
+
+
+def print_trade_off(results: dict[str, Any], console: Console) -> None:
+    """The error against the time with rich."""
+    if results["trade_off"]:
+        console.print(rich_table(trade_off_title(results), *trade_off_table(results), LEFT))
 
 
 def markdown(results: dict[str, Any], without: tuple[str, ...] = ()) -> str:
     """The tables and the remarks, without the columns of the headings in `without`."""
-    lines = [f"**{heading(results)}**", "", *markdown_table(*table(results, without)), ""]
-    if results["trade_off"]:
-        lines += [f"{results['trade_off']['shape']}:", "", *markdown_table(*trade_off_table(results)), ""]
+    lines = [f"**{heading(results)}**", "", *markdown_table(*table(results, without), LEFT), ""]
+    lines += trade_off_lines(results)
     return "\n".join([*lines, *(f"- {line}" for line in remarks(results))])
 
 
-def rich_table(title: str, headings: list[str], rows: list[list[Cell]]) -> Table:
-    """A table for rich, with a line between routes and depths."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+def summary_table(results: dict[str, Any]) -> Grid:
+    """Of each distribution: the Frobenius errors of its deepest product, and the largest ratio of all its cases."""
+    products = [case for case in results["cases"] if case["route"] == "product"]
+    deepest = {case["distribution"]: case for case in sorted(products, key=lambda case: case["k"])}
+    rows = []
+    for name, case in deepest.items():
+        ratios = [list(own["ratios"].values()) for own in results["cases"] if own["distribution"] == name]
+        largest = max(math.inf if value is None else value for values in ratios for value in values)
+        errors = [case["contenders"].get(contender, {}) for contender in CONTENDERS]
+        texts = [MISSING if "frobenius" not in entry else number(entry["frobenius"]) for entry in errors]
+        rows.append([Cell(name), Cell(str(case["k"])), *map(Cell, texts), Cell(number(largest, ".2f"))])
+    return ["inputs", "K", *CONTENDERS, f"largest {RATIO}"], rows
 
-    grid = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in headings:
-        grid.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True)
-    previous = None
-    for row in rows:
-        group = [cell.text for cell in row[:2]] if headings[0] == "route" else None
-        if previous not in (None, group):
-            grid.add_section()
-        previous = group
-        grid.add_row(*(Text(cell.text, style=cell.style) for cell in row))
-    return grid
+
+def summary(results: dict[str, Any]) -> str:
+    """A row for each distribution, the error against the time and the verdicts as Markdown, for the README."""
+    lines = [f"**{heading(results)}**", "", *markdown_table(*summary_table(results), LEFT), ""]
+    lines += trade_off_lines(results)
+    about = (
+        "Relative Frobenius errors against fp64 of the deepest product; the largest ratio is that of any measure "
+        "(Frobenius norm, max and mean of |d| / (|x| |weight|.T)), depth and route (product, dX, dW)."
+    )
+    return "\n".join([*lines, *(f"- {line}" for line in [about, *verdict_lines(results)])])
+
+
+def rich_cases(results: dict[str, Any], without: tuple[str, ...]) -> Table:
+    """The table of the cases for rich, with a line between routes and depths."""
+    return rich_table(heading(results), *table(results, without), LEFT, grouped_by=2)
 
 
 def show(results: dict[str, Any]) -> None:
     """Print the tables: with rich where it is installed."""
-    try:
-        from rich.console import Console
-    except ImportError:
+    console = rich_console()
+    if console is None:
         print(markdown(results))
         return
-    console = Console()
-    # A pipe has no width of its own, and rich would fold the columns to 80.
-    show_rich(results, console if console.is_terminal else Console(width=PIPE_WIDTH))
-
-
-def show_rich(results: dict[str, Any], console: Console) -> None:
-    """The tables on a rich console, without its first columns of `DROPPABLE` where they do not fit, and the remarks."""
-    unbounded = console.options.update(max_width=10_000)  # On its own width, a console measures only what fits.
-    count = 0
-    while count < len(DROPPABLE):
-        grid = rich_table(heading(results), *table(results, DROPPABLE[:count]))
-        if console.measure(grid, options=unbounded).maximum <= console.width:
-            break
-        count += 1
-    console.print(rich_table(heading(results), *table(results, DROPPABLE[:count])))
-    if results["trade_off"]:
-        console.print(rich_table(results["trade_off"]["shape"], *trade_off_table(results)))
-    lines = remarks(results)
-    if count:
-        lines.append(f"No room here for: {', '.join(DROPPABLE[:count])}.")
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    dropped = print_fitting(console, partial(rich_cases, results), DROPPABLE)
+    print_trade_off(results, console)
+    print_lines(console, [*remarks(results), *dropped])

@@ -29,6 +29,9 @@ BF16 = "bf16"
 # cutfuse's contenders, with the mode of `cutfuse.precision`; PyTorch's own setting is "guarded" throughout.
 MODES: dict[str, str | None] = {GUARDED: "guarded", "split3": "split3", "split6": "split6", "tf32": "tf32"}
 CONTENDERS = (CUBLAS, *MODES, BF16)
+# Of the error against the time: with cuBLAS's tf32 and bf16, as what PyTorch has to offer.
+CUBLAS_TF32 = "cuBLAS tf32"
+TRADE_OFF_CONTENDERS = (CUBLAS, GUARDED, "split3", "split6", CUBLAS_TF32, BF16)
 
 # The contract: cutfuse's error at "guarded" over cuBLAS fp32's.
 MEAN_AT_MOST = 0.8  # the geometric mean over all cells
@@ -96,6 +99,9 @@ def product(name: str, x: Tensor, weight: Tensor) -> Tensor:
     """`x @ weight.T` by a contender: x `[M, K]`, weight `[N, K]`."""
     if name == CUBLAS:
         return torch.mm(x, weight.t())
+    if name == CUBLAS_TF32:
+        with PRECISIONS["tf32"].active():
+            return torch.mm(x, weight.t())
     if name == BF16:
         return cutfuse.linear(x.bfloat16(), weight.bfloat16())
     with cutfuse.precision(MODES[name]):
@@ -226,11 +232,11 @@ def trade_off(device: torch.device, small: bool, effort: Effort, seed: int = 0) 
     """Each contender's time (as `bench.timing.Timing` in us) and relative Frobenius error on one normal product."""
     m, n, k = SMALL_TRADE_OFF_SHAPE if small else TRADE_OFF_SHAPE
     x, weight = BY_NAME["normal"].sample(m, n, k, device, seed)
-    operands = {name: (x, weight) for name in CONTENDERS}
+    operands = {name: (x, weight) for name in TRADE_OFF_CONTENDERS}
     operands[BF16] = (x.bfloat16(), weight.bfloat16())
     exact = x.double() @ weight.double().t()
     entries: dict[str, dict[str, Any]] = {}
-    for name in CONTENDERS:
+    for name in TRADE_OFF_CONTENDERS:
         try:
             entries[name] = {"error": frobenius_error(product(name, *operands[name]), exact)}
         except Exception as error:  # One contender's failure must not lose the others'.
@@ -274,11 +280,17 @@ def run_suite(
             figures["seconds"] = time.perf_counter() - before
             on_case(figures)
             progress.finish(progress_figures(figures))
-        progress.begin("time")
-        before = time.perf_counter()
-        gc.collect()
+    return run_trade_off(device, small, effort, seed, progress)
+
+
+def run_trade_off(device: torch.device, small: bool, effort: Effort, seed: int, progress: Progress) -> dict[str, Any]:
+    """The figures of `trade_off`, as the last step of a run."""
+    progress.begin("error and time")
+    before = time.perf_counter()
+    gc.collect()
+    with PRECISIONS["fp32"].active():
         found = trade_off(device, small, effort, seed)
-        progress.finish({**found, "seconds": time.perf_counter() - before})
+    progress.finish({**found, "seconds": time.perf_counter() - before})
     return found
 
 

@@ -35,7 +35,11 @@ NEAR_PRODUCT = Target("mm", 1.06)
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the table. `build` makes the tensors on a device; nothing is allocated before."""
+    """One row of the table. `build` makes the tensors on a device; nothing is allocated before.
+
+    `contenders`: which of the run's take part, all by default. `effort`: the share of a case's time that it is given.
+    `plane_memory`: the fraction of the device's memory in which weights may keep their planes meanwhile.
+    """
 
     group: str
     variant: str
@@ -44,6 +48,9 @@ class Case:
     work: Work
     build: Callable[[torch.device], Workload]
     targets: tuple[Target, ...] = ()
+    contenders: tuple[str, ...] | None = None
+    effort: float = 1.0
+    plane_memory: float = 0.0
 
     @property
     def title(self) -> str:
@@ -306,17 +313,3 @@ def pointwise_cases(small: bool, quick: bool) -> Iterator[Case]:
         work = Work((1 + chain.operands.count("matrix")) * matrix_bytes, matrix_bytes)
         build = partial(build_pointwise, shape, chain, precision)
         yield Case("pointwise", chain.label, dimensions(shape), precision, work, build)
-
-
-SUITES: dict[str, Callable[[bool, bool], Iterator[Case]]] = {
-    "reference": reference_cases,
-    "linear": linear_cases,
-    "reduce": reduce_cases,
-    "pointwise": pointwise_cases,
-}
-
-
-def select(suite: str, *, small: bool, quick: bool, filters: list[str]) -> list[Case]:
-    """The cases of `suite` whose title holds every one of `filters`, case ignored."""
-    cases = SUITES[suite](small, quick)
-    return [case for case in cases if all(text.lower() in case.title.lower() for text in filters)]

@@ -6,11 +6,11 @@ import json
 import math
 import textwrap
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.format import MISSING, error, microseconds, ratio
+from bench.tables import Cell, markdown_table, print_fitting, print_lines, rich_console
 from bench.workloads import PRECISIONS
 
 if TYPE_CHECKING:
@@ -18,21 +18,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SCHEMA = 1
-PIPE_WIDTH = 240
 LABELS = {"mm": "torch.mm", "compile": "torch.compile"}
 MOST_TITLES = 8  # A note on more cases than this gives their number only.
 WORDS = ("case", "variant", "shape", "precision", "path", "target")  # columns of text, aligned left
 # What a narrow terminal goes without, the first soonest.
 DROPPABLE = ("path", "error eager", "error cutfuse", "floor us", "max-autotune us", "torch.mm us", "eager us", "target")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A table's cell: its text, a second line where there is room for one, and a colour. ";" may break a line."""
-
-    text: str
-    detail: str = ""
-    style: str = ""
 
 
 def tidy(value: Any) -> Any:
@@ -172,15 +162,7 @@ def note_lines(cases: list[dict[str, Any]]) -> list[str]:
 
 def markdown(results: dict[str, Any], without: tuple[str, ...] = ()) -> str:
     """The table and the remarks as Markdown, medians only, without the columns of the headings in `without`."""
-    headings, rows = table(results, without)
-    lines = [
-        f"**{heading(results)}**",
-        "",
-        f"| {' | '.join(headings)} |",
-        "|" + "|".join("---" if name in WORDS else "---:" for name in headings) + "|",
-    ]
-    # A bar in a cell's text would end the cell.
-    lines += [f"| {' | '.join(cell.text.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    lines = [f"**{heading(results)}**", "", *markdown_table(*table(results, without), WORDS)]
     return "\n".join([*lines, "", *(f"- {line}" for line in remarks(results))])
 
 
@@ -196,14 +178,11 @@ def plain(results: dict[str, Any]) -> str:
 
 def show(results: dict[str, Any]) -> None:
     """Print the table: with rich where it is installed."""
-    try:
-        from rich.console import Console
-    except ImportError:
+    console = rich_console()
+    if console is None:
         print(plain(results))
-        return
-    console = Console()
-    # A pipe has no width of its own, and rich would fold the columns to 80.
-    show_rich(results, console if console.is_terminal else Console(width=PIPE_WIDTH))
+    else:
+        show_rich(results, console)
 
 
 def rich_table(results: dict[str, Any], dropped: tuple[str, ...]) -> Table:
@@ -237,16 +216,5 @@ def show_rich(results: dict[str, Any], console: Console) -> None:
     """The table on a rich console, without its last columns of `DROPPABLE` where they do not fit, and the remarks."""
     present = table(results)[0]
     droppable = [name for name in DROPPABLE if name in present]
-    unbounded = console.options.update(max_width=10_000)  # On its own width, a console measures only what fits.
-    count = 0
-    while count < len(droppable):
-        grid = rich_table(results, tuple(droppable[:count]))
-        if console.measure(grid, options=unbounded).maximum <= console.width:
-            break
-        count += 1
-    console.print(rich_table(results, tuple(droppable[:count])))
-    lines = remarks(results)
-    if count:
-        lines.append(f"No room here for: {', '.join(droppable[:count])}.")
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    dropped = print_fitting(console, lambda without: rich_table(results, without), droppable)
+    print_lines(console, [*remarks(results), *dropped])

@@ -14,9 +14,10 @@ from bench.accuracy import WRONG_ABOVE, relative_error, rounding
 from bench.cases import TARGET_DEVICE, Case
 from bench.ceilings import Ceilings, ceilings_for, floor_us
 from bench.contenders import CONTENDERS, Contender
+from bench.contenders.fused import KEPT
 from bench.progress import Progress
 from bench.timing import Clock, Effort, Launch, clock_for, interleave, percentile
-from bench.workloads import PRECISIONS, Workload
+from bench.workloads import PRECISIONS, Workload, plane_memory
 
 # First guess of what a case takes without compilers: tensors, the fp64 check of each contender, one second of timing.
 CASE_GUESS_S = 2.0
@@ -81,7 +82,7 @@ def check(case: Case, contender: Contender, workload: Workload, clock: Clock) ->
         run = contender.prepare(workload)
         if run is None:
             return {}, None
-        result = run.launch()
+        result = workload.collect(run.launch())
         clock.wait()
         if contender.compile_guess_s:
             entry["compile_s"] = time.perf_counter() - before
@@ -122,15 +123,20 @@ def chosen_path(workload: Workload) -> tuple[str, list[str]]:
     return ": ".join((explanation.path, *explanation.steps[:1])), list(explanation.reasons)
 
 
+def contenders_of(case: Case, options: Options) -> list[Contender]:
+    """Those of the run's that take part in `case`."""
+    return [CONTENDERS[name] for name in options.contenders if case.contenders is None or name in case.contenders]
+
+
 def run_case(
     case: Case, options: Options, clock: Clock, budget: Budget, cases_left: int, progress: Progress
 ) -> dict[str, Any]:
     """Build, check and time one case; its figures as JSON holds them."""
-    contenders = [CONTENDERS[name] for name in options.contenders]
+    contenders = contenders_of(case, options)
     entries: dict[str, dict[str, Any]] = {}
     launches: dict[str, Launch] = {}
     path, reasons = None, []
-    with torch.no_grad(), PRECISIONS[case.precision].active():
+    with torch.no_grad(), PRECISIONS[case.precision].active(), plane_memory(case.plane_memory):
         workload = case.build(options.device)
         for contender in contenders:
             if contender.compile_guess_s and not budget.allows(contender, contenders, cases_left):
@@ -146,8 +152,11 @@ def run_case(
                 launches[contender.name] = launch
         if "cutfuse" in options.contenders:
             path, reasons = chosen_path(workload)
+        if workload.kept and KEPT.name in entries:
+            entries[KEPT.name]["path"], entries[KEPT.name]["reasons"] = chosen_path(workload.kept)
         progress.stage("timing")
-        for name, timing in interleave(launches, clock, options.effort, options.seed).items() if launches else ():
+        effort = options.effort.scaled(case.effort)
+        for name, timing in interleave(launches, clock, effort, options.seed).items() if launches else ():
             entries[name].update(asdict(timing))
     return {"path": path, "reasons": reasons, "contenders": entries}
 
@@ -195,7 +204,9 @@ def run_suite(
             "floor_us": floor_us(case.work, case.precision, ceilings),
         }
         try:
-            figures.update(run_case(case, options, clock, budget, len(cases) - index - 1, progress))
+            # Time is held back for the later cases that take compilers too.
+            alike = sum(later.contenders == case.contenders for later in cases[index + 1 :])
+            figures.update(run_case(case, options, clock, budget, alike, progress))
         except Exception as error:  # Out of memory while building, say: later cases may still fit.
             figures.update({"path": None, "reasons": [], "contenders": {}, "note": f"failed: {one_line(error)}"})
         figures.update(judge(case, figures["contenders"], device_name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -25,6 +25,10 @@ class Effort:
     seconds: float = 1.0
     least_rounds: int = 10
     most_rounds: int = 100
+
+    def scaled(self, share: float) -> Effort:
+        """`share` of the time, within the same bounds."""
+        return replace(self, seconds=share * self.seconds)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ namespace cutfuse::bindings {
 namespace {
 
 Product to_product(int value) {
-  for (Product product : {Product::kDirect, Product::kSplit3, Product::kSplit6, Product::kConvert3}) {
+  for (Product product :
+       {Product::kDirect, Product::kSplit3, Product::kSplit6, Product::kConvert3, Product::kConvert6}) {
     if (value == static_cast<int>(product)) return product;
   }
-  throw py::value_error("product has to be 0 (direct), 3 or 6 (planes), or 13 (b converted), got " +
+  throw py::value_error("product has to be 0 (direct), 3 or 6 (planes), or 13 or 16 (b converted), got " +
                         std::to_string(value));
 }
 
@@ -48,6 +49,7 @@ GemmLaunch make_launch(GemmProblem const& problem, GemmCandidate const& candidat
   launch.buffers.partials = pointer<float>(partials);
   launch.program = program;
   launch.operands = to_operands(program, operands);
+  launch.buffers.slices.count = 1;
   launch.swizzle = candidate.swizzle;
   launch.raster_along_m = candidate.raster_along_m;
   return launch;
@@ -77,23 +79,34 @@ ConvertedOperand to_converted(ConvertedTuple const& operand) {
   return {pointer<float const>(data), pitch, columns, pointer<uint32_t>(flags), flag_count};
 }
 
+// Addresses of the sums and the arrivals of slices of K; 0 where the candidate has one.
+using SlicesTuple = std::tuple<uintptr_t, uintptr_t>;
+
+KSlices to_slices(GemmCandidate const& candidate, SlicesTuple const& slices) {
+  return {candidate.slices, pointer<float>(std::get<0>(slices)), pointer<int32_t>(std::get<1>(slices))};
+}
+
 void gemm_convert(uintptr_t stream, GemmProblem const& problem, GemmCandidate const& candidate, PlanesTuple const& a,
-                  ConvertedTuple const& b, std::vector<FlagsTuple> const& guard, int run, uintptr_t bias, uintptr_t d,
-                  uintptr_t partials, Program const& program, std::vector<MatrixTuple> const& operands) {
+                  ConvertedTuple const& b, SlicesTuple const& slices, std::vector<FlagsTuple> const& guard, int run,
+                  uintptr_t bias, uintptr_t d, uintptr_t partials, Program const& program,
+                  std::vector<MatrixTuple> const& operands) {
   GemmLaunch launch = make_launch(problem, candidate, bias, d, partials, program, operands);
   launch.buffers.planes_a = to_planes(a);
   launch.buffers.converted_b = to_converted(b);
+  launch.buffers.slices = to_slices(candidate, slices);
   launch.buffers.guard = to_guard(guard);
   launch.buffers.run = to_run(run);
   run_gemm(config_of(candidate), launch, reinterpret_cast<cudaStream_t>(stream));
 }
 
 void gemm_planes(uintptr_t stream, GemmProblem const& problem, GemmCandidate const& candidate, PlanesTuple const& a,
-                 PlanesTuple const& b, std::vector<FlagsTuple> const& guard, int run, uintptr_t bias, uintptr_t d,
-                 uintptr_t partials, Program const& program, std::vector<MatrixTuple> const& operands) {
+                 PlanesTuple const& b, SlicesTuple const& slices, std::vector<FlagsTuple> const& guard, int run,
+                 uintptr_t bias, uintptr_t d, uintptr_t partials, Program const& program,
+                 std::vector<MatrixTuple> const& operands) {
   GemmLaunch launch = make_launch(problem, candidate, bias, d, partials, program, operands);
   launch.buffers.planes_a = to_planes(a);
   launch.buffers.planes_b = to_planes(b);
+  launch.buffers.slices = to_slices(candidate, slices);
   launch.buffers.guard = to_guard(guard);
   launch.buffers.run = to_run(run);
   run_gemm(config_of(candidate), launch, reinterpret_cast<cudaStream_t>(stream));
@@ -114,6 +127,7 @@ void bind_gemm(py::module_& module) {
       .def_readonly("rejection", &GemmCandidate::rejection)
       .def_readonly("is_of_kind", &GemmCandidate::is_of_kind)
       .def_readonly("microseconds", &GemmCandidate::microseconds)
+      .def_readonly("slices", &GemmCandidate::slices)
       .def_readwrite("swizzle", &GemmCandidate::swizzle)
       .def_readwrite("raster_along_m", &GemmCandidate::raster_along_m);
   module.def("gemm_candidates", &rank_gemm_configs, py::arg("problem"),
@@ -125,14 +139,16 @@ void bind_gemm(py::module_& module) {
              "Launches a candidate. Pointers and the stream are integers; 0 for no bias, and for whichever of d and "
              "partials the kernel does not write.");
   module.def("gemm_planes", &gemm_planes, py::arg("stream"), py::arg("problem"), py::arg("candidate"), py::arg("a"),
-             py::arg("b"), py::arg("guard"), py::arg("run"), py::arg("bias"), py::arg("d"), py::arg("partials"),
-             py::arg("program"), py::arg("operands"),
-             "Launches a candidate over planes: a and b are addresses of values and scales, guard up to two pairs of "
-             "flags and their number, run 0 (always), 1 (if the guard is clear) or 2 (if it trips).");
+             py::arg("b"), py::arg("slices"), py::arg("guard"), py::arg("run"), py::arg("bias"), py::arg("d"),
+             py::arg("partials"), py::arg("program"), py::arg("operands"),
+             "Launches a candidate over planes: a and b are addresses of values and scales, slices those of the sums "
+             "(a tile's elements in fp32 for each slice of each tile) and the arrivals (int32 for each tile) of a "
+             "candidate with slices of K, guard up to two pairs of flags and their number, run 0 (always), 1 (if the "
+             "guard is clear) or 2 (if it trips).");
   module.def(
       "gemm_convert", &gemm_convert, py::arg("stream"), py::arg("problem"), py::arg("candidate"), py::arg("a"),
-      py::arg("b"), py::arg("guard"), py::arg("run"), py::arg("bias"), py::arg("d"), py::arg("partials"),
-      py::arg("program"), py::arg("operands"),
+      py::arg("b"), py::arg("slices"), py::arg("guard"), py::arg("run"), py::arg("bias"), py::arg("d"),
+      py::arg("partials"), py::arg("program"), py::arg("operands"),
       "Like gemm_planes, with b in fp32: its address, row pitch and columns, and address and number of the flags "
       "that converting it leaves (0 for none).");
   module.def("split_microseconds", &predict_split_microseconds, py::arg("rows"), py::arg("columns"),

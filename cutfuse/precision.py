@@ -2,7 +2,7 @@
 
 A mode is "ieee" (cuBLAS in fp32), "guarded", "split6" or "split3" (products of 16-bit parts: split3 where the operands'
 range allows it and split6 elsewhere, or either without a guard), "tf32", or None for what PyTorch's setting says:
-"ieee" at "highest", tf32 below. A thread's innermost `with precision(mode)` decides, then the process's
+"guarded" at "highest", tf32 below. A thread's innermost `with precision(mode)` decides, then the process's
 `set_precision`, then PyTorch.
 """
 
@@ -18,8 +18,8 @@ import torch
 GUARDED = "guarded"
 SPLIT_MODES = (GUARDED, "split6", "split3")
 MODES = ("ieee", *SPLIT_MODES, "tf32")
-# What PyTorch's "highest" means.
-HIGHEST = "ieee"
+# What PyTorch's "highest" means: its error is no worse than cuBLAS fp32's.
+HIGHEST = GUARDED
 
 
 class _Process:
@@ -80,7 +80,7 @@ def product_mode(captured: str = "") -> str:
 
 
 def captured_mode() -> str:
-    """The mode that a forward hands to its backward; None while Dynamo traces, which knows no context variables.
+    """The mode that a forward hands to its backward; empty while Dynamo traces, which knows no context variables.
 
     The operators of a compiled backward then read the mode themselves, on autograd's threads: the process's.
     """

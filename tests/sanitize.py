@@ -12,7 +12,8 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse.epilogue import Epilogue
-from cutfuse.ops import gemm, split
+from cutfuse.ops import gemm, planes, split
+from cutfuse.ops.planes import SPLIT3, SPLIT6
 from cutfuse.precision import GUARDED
 
 REDUCTIONS = ("sum", "mean", "amax", "amin", "logsumexp")
@@ -47,27 +48,23 @@ def run_gemms(dtype: torch.dtype) -> Iterator[str]:
 
 
 def run_planes() -> Iterator[str]:
-    """Every kernel over planes, on both sides of the guard, and with an infinity."""
-    m, n, k = 200, 328, 136
-    weight, bias, row, column = (torch.randn(*shape, device="cuda") for shape in ((n, k), (n,), (1, n), (m, 1)))
-    benign = torch.randn(m, k, device="cuda")
-    wild = benign * torch.exp2(torch.randint(-20, 21, (1, k), device="cuda"))
-    for x in (benign, wild, benign.index_fill(1, torch.tensor([7], device="cuda"), torch.inf)):
-        for reduction in ("none", *REDUCTIONS):
-            result = gemm.Result(x, weight, bias, (row, column), SIX_OPS.program, reduction, torch.float32)
-            exact = split.plan_product(result, split.SPLIT6)
-            for product in (split.SPLIT3, split.CONVERT3):
-                first = split.plan_product(result, product)
-                for index, candidate in enumerate(first.candidates):
-                    fallback = exact.candidates[index % len(exact.candidates)]
-                    plans = first._replace(candidates=(candidate,)), exact._replace(candidates=(fallback,))
-                    plan = split.SplitPlan(plans, 0.0, product == split.CONVERT3, False, GUARDED)
-                    y = split.launch_split(plan, result)
-                    assert x.isinf().any() or y.isfinite().all(), candidate.name
-                    yield from (candidate.name, fallback.name)
-    x = benign.t().contiguous().t()
-    split.split(x, split.SPLIT3)
-    split.split(x, split.SPLIT6)
+    """Every kernel over planes, on both sides of the guard, with an infinity, with K whole and in slices."""
+    for k in (136, 1032):
+        m, n = 200, 328
+        weight, bias, row, column = (torch.randn(*shape, device="cuda") for shape in ((n, k), (n,), (1, n), (m, 1)))
+        benign = torch.randn(m, k, device="cuda")
+        wild = benign * torch.exp2(torch.randint(-20, 21, (1, k), device="cuda"))
+        for x in (benign, wild, benign.index_fill(1, torch.tensor([7], device="cuda"), torch.inf)):
+            for reduction in ("none", *REDUCTIONS):
+                result = gemm.Result(x, weight, bias, (row, column), SIX_OPS.program, reduction, torch.float32)
+                for converts in (False, True):
+                    products = [split.plan_multiplication(result, plan, converts) for plan in (SPLIT3, SPLIT6)]
+                    y = split.launch_split(split.SplitPlan(tuple(products), False, GUARDED), result)
+                    names = [product.kernel.name for product in products]
+                    assert x.isinf().any() or y.isfinite().all(), names
+                    yield from names
+        for plan in (SPLIT3, SPLIT6):
+            planes.split(benign.t().contiguous().t(), plan)
 
 
 def run_streaming() -> None:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import cutfuse
+from bench import accuracy_report, machine
 from bench import accuracy_suite as suite
-from bench import machine
 from bench.__main__ import main
 from bench.distributions import BY_NAME, DISTRIBUTIONS, HUGE_ROWS
 from cutfuse.precision import product_mode
@@ -154,7 +154,7 @@ def test_geometric_mean_is_not_carried_by_cells_without_an_error() -> None:
     assert suite.geometric_mean([0.1, math.inf]) == math.inf
 
 
-def figures(ratios: list[float], route: str = "product", exact_error: float | None = None) -> dict[str, Any]:
+def figures(ratios: list[float | None], route: str = "product", exact_error: float | None = None) -> dict[str, Any]:
     """A case with these ratios, and "guarded" with an error on integers."""
     return {
         "route": route,
@@ -244,7 +244,7 @@ def test_suite_measures_renders_and_draws(tmp_path: Path, capsys: pytest.Capture
         assert 0 <= ours["mean"] <= ours["largest"] < 1e-3
     assert results["verdicts"] == []
     assert results["machine"]["torch"] == torch.__version__
-    assert set(results["trade_off"]["contenders"]) == set(suite.CONTENDERS)
+    assert tuple(results["trade_off"]["contenders"]) == suite.TRADE_OFF_CONTENDERS
     for entry in results["trade_off"]["contenders"].values():
         assert entry["median_us"] > 0
         assert 0 < entry["error"] < 1e-2
@@ -254,6 +254,33 @@ def test_suite_measures_renders_and_draws(tmp_path: Path, capsys: pytest.Capture
     text = capsys.readouterr().out
     assert "| route | K | inputs | cuBLAS fp32 | guarded | split3 | split6 | bf16 | guarded / cuBLAS fp32 |" in text
     assert "| product | 64 | integers below 2^11 | 0.0e+00 0.0e+00 0.0e+00 |" in text
+    assert main(["render", str(tmp_path / "run.json"), "--summary"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        "| inputs | K | cuBLAS fp32 | guarded | split3 | split6 | tf32 | bf16 | largest guarded / cuBLAS fp32 |"
+        in lines
+    )
+    rows = [line.split(" | ") for line in lines if line.startswith(("| normal |", "| integers"))]
+    assert [(row[1], row[-1]) for row in rows] == [("64", "1.00 |"), ("64", "1.00 |")]
+    assert "| cuBLAS tf32 |" in "\n".join(lines)
+
+
+def test_summary_takes_the_deepest_product_and_the_largest_ratio_of_all() -> None:
+    def case(route: str, k: int, error: float, ratios: list[float | None]) -> dict[str, Any]:
+        return {**figures(ratios, route), "k": k, "contenders": {suite.GUARDED: {"frobenius": error}}}
+
+    cases = [
+        case("product", 8192, 2e-7, [0.5, 0.5, 0.5]),
+        case("product", 64, 1e-7, [0.5, 0.75, 0.5]),
+        case("dW", 1000, 3e-7, [0.5, 0.5, 0.6]),
+    ]
+    headings, rows = accuracy_report.summary_table({"cases": cases})
+    (row,) = [dict(zip(headings, (cell.text for cell in row), strict=True)) for row in rows]
+    assert (row["inputs"], row["K"], row["guarded"]) == ("normal", "8192", "2.0e-07")
+    assert row["largest guarded / cuBLAS fp32"] == "0.75"
+    assert row["bf16"] == "-"
+    cases.append(case("dX", 1000, 3e-7, [None, 0.5, 0.6]))  # JSON's infinity
+    assert accuracy_report.summary_table({"cases": cases})[1][0][-1].text == "inf"
 
 
 def test_a_worse_product_misses_the_contract(

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import cutfuse
-from bench import cases, report, runner, timing
+from bench import cases, report, runner, suites, timing
 from bench.__main__ import main
 from bench.accuracy import relative_error
 from bench.ceilings import CEILINGS, Work, ceilings_for, floor_us
@@ -258,7 +258,7 @@ def test_product_reference_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_floors_of_the_reference_models_on_an_h200(model: str, precision: str, microseconds: float) -> None:
-    found = cases.select("reference", small=False, quick=False, filters=[f"{model} ", f" {precision}"])
+    found = suites.select("reference", small=False, quick=False, filters=[f"{model} ", f" {precision}"])
     case = next(case for case in found if case.group == model)
     assert floor_us(case.work, precision, ceilings_for(H200)) == pytest.approx(microseconds, rel=0.01)
 
@@ -278,7 +278,7 @@ def entries(**medians: float) -> dict[str, dict[str, Any]]:
 
 
 def test_verdicts_hold_the_targets_against_the_faster_compiler() -> None:
-    found = cases.select("reference", small=False, quick=False, filters=["bf16"])
+    found = suites.select("reference", small=False, quick=False, filters=["bf16"])
     by_name = {case.group: case for case in found}
 
     def verdicts(name: str, device: str = H200, **medians: float) -> list[str]:
@@ -295,7 +295,7 @@ def test_verdicts_hold_the_targets_against_the_faster_compiler() -> None:
 
 
 def test_accuracy_is_judged_by_eager_plus_one_rounding() -> None:
-    case = cases.select("reference", small=False, quick=False, filters=["Sigmoid 4096", "bf16"])[0]
+    case = suites.select("reference", small=False, quick=False, filters=["Sigmoid 4096", "bf16"])[0]
     found = entries(eager=1, cutfuse=1)
     found["cutfuse"]["error"] = 2.9e-3
     assert runner.judge(case, found, H200)["accurate"] is True
@@ -303,11 +303,11 @@ def test_accuracy_is_judged_by_eager_plus_one_rounding() -> None:
     assert runner.judge(case, found, H200)["accurate"] is False
 
 
-@pytest.mark.parametrize("suite", list(cases.SUITES))
+@pytest.mark.parametrize("suite", list(suites.SUITES))
 @pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("quick", [False, True])
 def test_cases_have_titles_of_their_own(suite: str, small: bool, quick: bool) -> None:
-    titles = [case.title for case in cases.select(suite, small=small, quick=quick, filters=[])]
+    titles = [case.title for case in suites.select(suite, small=small, quick=quick, filters=[])]
     assert titles
     assert len(titles) == len(set(titles))
 

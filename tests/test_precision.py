@@ -82,7 +82,7 @@ def test_autocast() -> None:
             assert autocast_dtype("cpu") is None
 
 
-@pytest.mark.parametrize(("setting", "mode"), [("highest", "ieee"), ("high", "tf32"), ("medium", "tf32")])
+@pytest.mark.parametrize(("setting", "mode"), [("highest", "guarded"), ("high", "tf32"), ("medium", "tf32")])
 def test_pytorch_decides_by_default(setting: str, mode: str) -> None:
     torch.set_float32_matmul_precision(setting)
     assert product_mode() == mode
@@ -97,7 +97,7 @@ def test_a_forced_mode_overrides_pytorch_and_leaves_its_setting(mode: str, setti
     with cutfuse.precision(mode):
         assert product_mode() == mode
         assert torch.get_float32_matmul_precision() == setting
-    assert product_mode() == {"highest": "ieee", "high": "tf32"}[setting]
+    assert product_mode() == {"highest": "guarded", "high": "tf32"}[setting]
     cutfuse.set_precision(mode)
     assert cutfuse.get_precision() == mode
     assert product_mode() == mode
@@ -108,10 +108,10 @@ def test_contexts_nest_and_none_follows_pytorch_again() -> None:
     cutfuse.set_precision("ieee")
     with cutfuse.precision("split6"):
         with cutfuse.precision(None):
-            assert product_mode() == "ieee"
+            assert product_mode() == "guarded"
             with cutfuse.precision("split3"):
                 assert product_mode() == "split3"
-            assert product_mode() == "ieee"
+            assert product_mode() == "guarded"
         assert product_mode() == "split6"
         assert cutfuse.get_precision() == "ieee"
         cutfuse.set_precision("tf32")  # of the process: the context goes on
@@ -122,12 +122,12 @@ def test_contexts_nest_and_none_follows_pytorch_again() -> None:
 def test_an_exception_leaves_the_context() -> None:
     with pytest.raises(KeyError), cutfuse.precision("ieee"):
         raise KeyError
-    assert product_mode() == "ieee"
+    assert product_mode() == "guarded"
 
 
 def test_a_context_decorates_and_is_entered_anew_at_each_call() -> None:
     decorated = cutfuse.precision("split6")(product_mode)
-    assert [decorated(), product_mode(), decorated()] == ["split6", "ieee", "split6"]
+    assert [decorated(), product_mode(), decorated()] == ["split6", "guarded", "split6"]
 
 
 @pytest.mark.parametrize("choose", [cutfuse.precision, cutfuse.set_precision])
@@ -138,7 +138,7 @@ def test_other_modes_are_refused_before_a_context_is_entered(choose: Callable[[s
     ) as raised:
         choose(mode)
     assert repr(mode) in str(raised.value)
-    assert product_mode() == "ieee"
+    assert product_mode() == "guarded"
 
 
 def test_a_context_is_this_threads_and_the_process_mode_every_threads() -> None:
@@ -203,7 +203,7 @@ def test_a_compiled_function_reads_the_mode_when_it_runs(recorded: list[str]) ->
         compiled(x)
     cutfuse.set_precision("ieee")
     compiled(x)
-    assert recorded == ["ieee", "split6", "ieee"]
+    assert recorded == ["guarded", "split6", "ieee"]
 
 
 def test_a_context_inside_a_compiled_function_breaks_the_graph_and_holds(recorded: list[str]) -> None:

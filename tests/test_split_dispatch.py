@@ -64,6 +64,12 @@ def result_of(x: torch.Tensor, weight: torch.Tensor, reduction: str = "none") ->
     return gemm.Result(x, weight, None, (), IDENTITY, reduction, torch.float32)
 
 
+def flags_of(split_launch: tuple) -> tuple[int, int]:
+    """Address and number of the flags that a recorded launch of the splitting kernel leaves."""
+    _, plan, _, rows, columns, _, _, _, _, flags, _ = split_launch
+    return flags, native.module().planes_shape(rows, columns, plan, False)[2]
+
+
 def run(x: torch.Tensor, weight: torch.Tensor, mode: str, reduction: str = "none") -> torch.Tensor | None:
     return fused.run_fused(result_of(x, weight, reduction), mode)
 
@@ -72,20 +78,53 @@ def test_guarded_launches_both_plans(recorder: Recorder) -> None:
     x, weight = inputs(1024, 1024, 1024)
     y = run(x, weight, GUARDED)
     assert y.shape == (1024, 1024)
-    assert recorder.names == ["split", "gemm_convert", "split", "split", "gemm_planes"]
-    (_, first), (_, converted), (_, x6), (_, w6), (_, fallback) = recorder.launches
-    assert first[1] == planes.SPLIT3
-    assert first[2] == x.data_ptr()
-    assert first[-1] is None
-    flags = first[-2], converted[5][0][1]
-    assert converted[5] == [flags]
-    assert converted[6] == split.IF_CLEAR
-    assert converted[4][:3] == (weight.data_ptr(), 1024, 1024)
-    guard = [flags, converted[4][3:]]
-    assert [x6[1], w6[1]] == [planes.SPLIT6, planes.SPLIT6]
-    assert x6[-1] == w6[-1] == fallback[5] == guard
-    assert fallback[6] == split.IF_TRIPPED
-    assert fallback[-4] == converted[-4] == y.data_ptr()
+    assert recorder.names == ["split", "gemm_convert", "split", "gemm_convert"]
+    (_, x3), (_, first), (_, x6), (_, fallback) = recorder.launches
+    assert [x3[1], x6[1]] == [planes.SPLIT3, planes.SPLIT6]
+    assert x3[2] == x6[2] == x.data_ptr()
+    assert x3[-1] is None
+    assert [launch[2].name for launch in (first, fallback)] == ["sm90_convert3_128x128x64", "sm90_convert6_128x128x64"]
+    assert first[4][:3] == fallback[4][:3] == (weight.data_ptr(), 1024, 1024)
+    guard = [flags_of(x3), first[4][3:]]
+    assert first[6] == guard[:1]
+    assert x6[-1] == fallback[6] == guard
+    assert (first[7], fallback[7]) == (split.IF_CLEAR, split.IF_TRIPPED)
+    assert fallback[-4] == first[-4] == y.data_ptr()
+
+
+def test_the_guard_outlives_its_launches(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the second product is guarded by must not be handed out again before it is launched."""
+    x, weight = inputs(1024, 1024, 1024)
+    allocated: dict[int, int] = {}
+    empty = torch.empty
+
+    def noted(*arguments: Any, **settings: Any) -> torch.Tensor:
+        tensor = empty(*arguments, **settings)
+        allocated[tensor.data_ptr()] = len(recorder.launches)
+        return tensor
+
+    monkeypatch.setattr(torch, "empty", noted)
+    run(x, weight, GUARDED)
+    (_, x3), (_, first), *_ = recorder.launches
+    assert allocated[flags_of(x3)[0]] == 0
+    assert allocated[first[4][3]] == 1
+
+
+def test_few_tiles_are_multiplied_in_slices(recorder: Recorder) -> None:
+    x, weight = inputs(128, 1024, 8192)
+    run(x, weight, "split3")
+    (_, launch) = recorder.launches[-1]
+    slices = launch[2].slices
+    assert 4 <= slices <= 132 // 8
+    assert all(address % 16 == 0 and address > 0 for address in launch[5])
+    name, _ = split.explain_split(result_of(x, weight), "split3")
+    assert f"{slices} slices of K" in name
+
+
+def test_many_tiles_are_not(recorder: Recorder) -> None:
+    run(*inputs(1024, 4096, 1024), "split3")
+    (_, launch) = recorder.launches[-1]
+    assert (launch[2].slices, launch[5]) == (1, (0, 0))
 
 
 @pytest.mark.parametrize(
@@ -103,12 +142,18 @@ def test_weights_that_the_copy_engine_does_not_take_are_split_first(
     run(torch.randn(1024, 1024), weight, "split3")
     assert recorder.names == ["split", "split", "gemm_planes"], name
     assert recorder.launches[1][1][2] == weight.data_ptr()
-    assert recorder.launches[2][1][6] == split.ALWAYS
+    assert recorder.launches[2][1][7] == split.ALWAYS
 
 
-def test_split6_takes_planes_of_both(recorder: Recorder) -> None:
-    x, weight = inputs(130, 260, 77)
-    run(x, weight, "split6")
+def test_split6_of_weights_that_the_copy_engine_takes(recorder: Recorder) -> None:
+    run(*inputs(130, 260, 76), "split6")
+    assert recorder.names == ["split", "gemm_convert"]
+    assert recorder.launches[0][1][1] == planes.SPLIT6
+    assert recorder.launches[1][1][2].name == "sm90_convert6_128x128x64"
+
+
+def test_split6_of_other_weights_takes_planes_of_both(recorder: Recorder) -> None:
+    run(*inputs(130, 260, 77), "split6")
     assert recorder.names == ["split", "split", "gemm_planes"]
     assert [launch[1] for _, launch in recorder.launches[:2]] == [planes.SPLIT6, planes.SPLIT6]
 
@@ -158,7 +203,7 @@ def test_buffers_are_as_large_as_the_kernels_want_them(plan: int, shape: tuple[i
         transposed = matrix.shape[1] > 1 and matrix.stride(1) != 1
         sizes = native.module().planes_shape(*shape, plan, transposed)
         assert (found.values.nbytes, found.scales.nbytes, found.flags.nbytes) == sizes[3:]
-        assert found.guard[1] == sizes[2]
+        assert found.flags.numel() == sizes[2]
 
 
 @pytest.mark.parametrize("mode", ["split3", "split6", GUARDED])
@@ -166,7 +211,7 @@ def test_explain_takes_every_mode(mode: str) -> None:
     x, weight = inputs(1024, 4096, 4096)
     name, reasons = split.explain_split(result_of(x, weight), mode)
     assert name is not None
-    assert any(reason.startswith("guarded: sm90_split6") for reason in reasons) == (mode == GUARDED)
+    assert any(reason.startswith("guarded: sm90_convert6") for reason in reasons) == (mode == GUARDED)
 
 
 def test_a_weight_that_is_first_split_on_its_way_in_is_kept_from_the_second_call_on(
@@ -184,6 +229,19 @@ def test_a_weight_that_is_first_split_on_its_way_in_is_kept_from_the_second_call
     assert recorder.names == ["split", "gemm_convert", "split", "split", "gemm_planes", "split", "gemm_planes"]
 
 
+def test_a_weight_is_noted_where_only_kept_planes_would_win(
+    monkeypatch: pytest.MonkeyPatch, recorder: Recorder
+) -> None:
+    monkeypatch.setattr(planes, "_fraction", 1.0)
+    monkeypatch.setattr(planes, "_device_memory", lambda index: 1 << 40)
+    x, weight = inputs(16, 64, 64)
+    try:
+        assert run(x, weight, GUARDED) is None
+        assert planes.keeps_planes(weight, planes.SPLIT3)
+    finally:
+        cutfuse.forget_planes()
+
+
 def test_a_product_of_the_backward_pass_keeps_nothing(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
     monkeypatch.setattr(planes, "_fraction", 1.0)
     monkeypatch.setattr(planes, "_device_memory", lambda index: 1 << 40)
@@ -199,4 +257,4 @@ def test_explain_says_how_the_weight_is_split() -> None:
     name, reasons = split.explain_split(result_of(x, weight), GUARDED)
     assert "sm90_convert3" in name or "sm90_split3" in name
     assert any("split on its way" in reason or "pass of its own" in reason for reason in reasons)
-    assert any("sm90_split6" in reason for reason in reasons)
+    assert any("sm90_convert6" in reason for reason in reasons)

@@ -1,4 +1,4 @@
-"""cutfuse's way to run a workload."""
+"""cutfuse's ways to run a workload."""
 
 from __future__ import annotations
 
@@ -11,4 +11,14 @@ def fused(workload: Workload) -> Run:
     return Run(lambda: workload.fused(*workload.arguments), workload.reference)
 
 
+def fused_with_kept_planes(workload: Workload) -> Run | None:
+    """The same with a weight that keeps its planes."""
+    if workload.kept is None:
+        return None
+    run = fused(workload.kept)
+    run.launch()  # The first call notes the weight, the second keeps its planes: that one is checked.
+    return run
+
+
 FUSED = Contender("cutfuse", "cutfuse", fused)
+KEPT = Contender("cutfuse-kept", "cutfuse, planes kept", fused_with_kept_planes)

@@ -38,7 +38,7 @@ std::string check_pitch(char const* which, int64_t elements, DType dtype) {
 
 // Planes are laid out for the kernels; the result alone is the caller's.
 std::string check_planes(GemmConfig const& config, GemmProblem const& problem) {
-  bool const converts = problem.product == Product::kConvert3;
+  bool const converts = converts_weight(problem.product);
   if (problem.k % kSplitBlock != 0 || problem.lda != problem.k || (!converts && problem.ldb != problem.k)) {
     return "planes have rows of whole blocks of " + std::to_string(kSplitBlock) + ", got K " +
            std::to_string(problem.k) + " and pitches " + std::to_string(problem.lda) + " and " +
@@ -59,6 +59,8 @@ char const* name_of(Product product) {
       return " split6";
     case Product::kConvert3:
       return " convert3";
+    case Product::kConvert6:
+      return " convert6";
     default:
       return "";
   }

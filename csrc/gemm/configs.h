@@ -9,8 +9,8 @@
 
 namespace cutfuse {
 
-// The last three are cooperative, over planes: see Product.
-enum class Schedule { kCooperative, kPingpong, kSplit3, kSplit6, kConvert3 };
+// All but the first two are over planes: see Product.
+enum class Schedule { kCooperative, kPingpong, kSplit3, kSplit6, kConvert3, kConvert6 };
 
 struct GemmConfig {
   char const* name;
@@ -35,6 +35,8 @@ constexpr Product product_of(GemmConfig const& config) {
       return Product::kSplit6;
     case Schedule::kConvert3:
       return Product::kConvert3;
+    case Schedule::kConvert6:
+      return Product::kConvert6;
     default:
       return Product::kDirect;
   }

@@ -13,7 +13,7 @@ constexpr uintptr_t kPointerAlignment = 16;
 std::string check_pointers(GemmConfig const& config, GemmBuffers const& buffers) {
   bool const rows = config.output == GemmOutput::kRows;
   bool const planes = product_of(config) != Product::kDirect;
-  bool const converts = product_of(config) == Product::kConvert3;
+  bool const converts = converts_weight(product_of(config));
   bool const planes_b = planes && !converts;
   void const* const weight = converts ? buffers.converted_b.data : buffers.b;
   std::pair<char const*, void const*> const required[] = {
@@ -28,6 +28,9 @@ std::string check_pointers(GemmConfig const& config, GemmBuffers const& buffers)
              " bytes, got address " + std::to_string(reinterpret_cast<uintptr_t>(pointer));
     }
   }
+  if (planes && buffers.slices.count > 1 && (buffers.slices.sums == nullptr || buffers.slices.arrived == nullptr)) {
+    return "slices of K need memory for their sums and arrivals";
+  }
   if (reinterpret_cast<uintptr_t>(buffers.bias) % kPointerAlignment != 0) {
     return "bias has to start at a multiple of " + std::to_string(kPointerAlignment) + " bytes";
   }
@@ -40,6 +43,11 @@ void run_gemm(GemmConfig const& config, GemmLaunch const& launch, cudaStream_t s
   std::string fault = find_rejection(config, launch.problem);
   if (fault.empty()) {
     fault = check_pointers(config, launch.buffers);
+  }
+  int const slices = launch.buffers.slices.count;
+  if (fault.empty() && slices != 1 &&
+      (product_of(config) == Product::kDirect || !slices_fit(launch.problem.k, slices))) {
+    fault = "K cannot be cut into " + std::to_string(slices) + " slices";
   }
   if (!fault.empty()) {
     throw std::invalid_argument(std::string(config.name) + ": " + fault + " (" + describe(launch.problem) + ")");

@@ -14,6 +14,7 @@ struct GemmCandidate {
   double microseconds;    // predicted on an H200; 0 for a rejected kernel
   int swizzle;
   bool raster_along_m;
+  int slices;       // of K; more than one only over planes
   bool is_of_kind;  // a rejection of another kind says nothing about the problem
 };
 

@@ -11,8 +11,12 @@
 namespace cutfuse {
 
 // How the operands are multiplied: as they are (fp32 as tf32), or as planes of 16-bit parts (see split/planes.h).
-// kConvert3 takes the planes of a alone, and splits b, in fp32, on its way in.
-enum class Product : int32_t { kDirect = 0, kSplit3 = 3, kSplit6 = 6, kConvert3 = 13 };
+// kConvert3 and kConvert6 take the planes of a alone, and split b, in fp32, on its way in.
+enum class Product : int32_t { kDirect = 0, kSplit3 = 3, kSplit6 = 6, kConvert3 = 13, kConvert6 = 16 };
+
+constexpr bool converts_weight(Product product) {
+  return product == Product::kConvert3 || product == Product::kConvert6;
+}
 
 // Everything that the choice of a kernel depends on, and no pointer.
 struct GemmProblem {
@@ -32,6 +36,20 @@ struct GemmProblem {
 // When a kernel over planes runs: always, or if the guard leaves split3 or trips it. Otherwise it returns at once.
 enum class SplitRun : int32_t { kAlways, kIfClear, kIfTripped };
 
+// A product over planes may slice K, so that a few tiles keep all multiprocessors busy. The blocks of a tile's slices
+// leave their sums, and the last to arrive adds them in the order of the slices.
+struct KSlices {
+  int32_t count;     // 1: K is not sliced, and no memory needed
+  float* sums;       // [tiles, count, elements of a tile]
+  int32_t* arrived;  // [tiles]
+};
+
+// Whether every one of a number of slices has a step of K.
+constexpr bool slices_fit(int64_t k, int slices) {
+  int64_t const steps = k / kSplitBlock;
+  return slices >= 1 && slices <= steps && (steps + slices - 1) / slices * (slices - 1) < steps;
+}
+
 struct GemmBuffers {
   void const* a;  // null where planes are multiplied
   void const* b;
@@ -41,6 +59,7 @@ struct GemmBuffers {
   Planes planes_a;   // of a product over planes, whose k and pitches are those of the planes
   Planes planes_b;
   ConvertedOperand converted_b;
+  KSlices slices;
   SplitGuard guard;
   SplitRun run;
 };

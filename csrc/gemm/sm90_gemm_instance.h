@@ -14,8 +14,7 @@
 #include "epilogue/sm90_program_visitor.h"
 #include "gemm/launch.h"
 #include "gemm/problem.h"
-#include "gemm/sm90_split_mainloop.h"
-#include "split/split_guard.h"
+#include "gemm/sm90_split_kernel.h"
 
 namespace cutfuse {
 namespace sm90 {
@@ -52,23 +51,20 @@ struct Pingpong {
   using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedPingpong;
   using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
 };
-struct Split3 : Cooperative {
-  static constexpr SplitPlan kPlan = SplitPlan::kSplit3;
-  static constexpr int kStages = 3;
-  static constexpr bool kConvertsB = false;
+// Over planes. Buffers are steps of K that the rings of A and B hold: together what fits beside one subtile of the
+// result.
+template <SplitPlan plan, bool converts_b, int buffers_a, int buffers_b>
+struct OverPlanes : Cooperative {
+  template <class Tile>
+  using SplitMainloop = sm90::SplitMainloop<plan, converts_b, Tile, buffers_a, buffers_b>;
 };
-struct Split6 : Cooperative {
-  static constexpr SplitPlan kPlan = SplitPlan::kSplit6;
-  static constexpr int kStages = 2;
-  static constexpr bool kConvertsB = false;
-};
-
-struct Convert3 : Split3 {
-  static constexpr bool kConvertsB = true;
-};
+using Split3 = OverPlanes<SplitPlan::kSplit3, false, 3, 3>;
+using Split6 = OverPlanes<SplitPlan::kSplit6, false, 2, 2>;
+using Convert3 = OverPlanes<SplitPlan::kSplit3, true, 3, 3>;
+using Convert6 = OverPlanes<SplitPlan::kSplit6, true, 2, 2>;
 
 template <class Schedule>
-constexpr bool kIsSplit = std::is_base_of_v<Split3, Schedule> || std::is_base_of_v<Split6, Schedule>;
+constexpr bool kIsSplit = !std::is_same_v<Schedule, Cooperative> && !std::is_same_v<Schedule, Pingpong>;
 
 // CUTLASS stages two subtiles of the result for its stores; beside three stages of planes there is room for one.
 template <class Epilogue>
@@ -79,19 +75,6 @@ struct WithOneStore<cutlass::epilogue::collective::CollectiveEpilogue<
   using type = cutlass::epilogue::collective::CollectiveEpilogue<
       cutlass::epilogue::Sm90TmaWarpSpecialized<stages_c, 1, fragment, reuse, false>, Rest...>;
 };
-
-template <class Schedule, class Element, class Tile, class Cluster, int epilogue_bytes>
-auto mainloop_of() {
-  if constexpr (kIsSplit<Schedule>) {
-    return SplitMainloop<Schedule::kPlan, Schedule::kConvertsB, Tile, Cluster, Schedule::kStages>{};
-  } else {
-    constexpr int kAlignment = 16 / sizeof(Element);
-    return typename cutlass::gemm::collective::CollectiveBuilder<
-        cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor, kAlignment, Element,
-        cutlass::layout::ColumnMajor, kAlignment, float, Tile, Cluster,
-        cutlass::gemm::collective::StageCountAutoCarveout<epilogue_bytes>, typename Schedule::Mainloop>::CollectiveOp{};
-  }
-}
 
 // The collectives that one row of the table names. fp32 operands become tf32 on their way into shared memory: the copy
 // engine rounds them to nearest.
@@ -128,12 +111,23 @@ struct GemmTypes {
       typename Schedule::Epilogue, Callbacks>::CollectiveOp;
 
   static constexpr bool kSplit = kIsSplit<Schedule>;
-  using CollectiveEpilogue = cute::conditional_t<kSplit, typename WithOneStore<BuiltEpilogue>::type, BuiltEpilogue>;
-  using CollectiveMainloop =
-      decltype(mainloop_of<Schedule, Element, Tile, Cluster, sizeof(typename CollectiveEpilogue::SharedStorage)>());
 
-  using Kernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, CollectiveMainloop,
-                                                      CollectiveEpilogue, cutlass::gemm::PersistentScheduler>;
+  static auto kernel() {
+    if constexpr (kSplit) {
+      using Mainloop = typename Schedule::template SplitMainloop<Tile>;
+      static_assert(cute::size(Cluster{}) == 1, "products over planes run without clusters");
+      return SplitKernel<Mainloop, typename WithOneStore<BuiltEpilogue>::type>{};
+    } else {
+      using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+          cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor, kAlignment, Element,
+          cutlass::layout::ColumnMajor, kAlignment, float, Tile, Cluster,
+          cutlass::gemm::collective::StageCountAutoCarveout<sizeof(typename BuiltEpilogue::SharedStorage)>,
+          typename Schedule::Mainloop>::CollectiveOp;
+      return cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, BuiltEpilogue,
+                                                  cutlass::gemm::PersistentScheduler>{};
+    }
+  }
+  using Kernel = decltype(kernel());
 };
 
 template <class Kernel>
@@ -143,43 +137,32 @@ __global__ void __launch_bounds__(Kernel::MaxThreadsPerBlock, Kernel::MinBlocksP
   Kernel{}(params, shared_memory);
 }
 
-// Over planes: what the guard says is read before anything else, and is the same for every block of the grid.
+// The part of a kernel's arguments that depends on how it multiplies.
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::MaxThreadsPerBlock, Kernel::MinBlocksPerMultiprocessor)
-    sm90_split_gemm(CUTLASS_GRID_CONSTANT typename Kernel::Params const params,
-                    CUTLASS_GRID_CONSTANT SplitGuard const guard, SplitRun run) {
-  extern __shared__ char shared_memory[];
-  uint32_t const flags = read_guard(guard);
-  bool const tripped = (flags & kOutOfRange) != 0;
-  bool const runs = run == SplitRun::kAlways || tripped == (run == SplitRun::kIfTripped);
-  Kernel::CollectiveMainloop::initialize_flags(params.mainloop, runs);
-  if (!runs) return;
-  auto& storage = reinterpret_cast<typename Kernel::SharedStorage*>(shared_memory)->tensors.mainloop;
-  if (threadIdx.x == 0) {
-    storage.not_finite = flags & kNotFinite;
-    storage.found = 0;
-    storage.out_of_range = 0;
-    storage.absent = 0;
-  }
-  __syncthreads();
-  Kernel{}(params, shared_memory);
-}
-
-template <class Kernel>
-typename Kernel::MainloopArguments make_mainloop_arguments(GemmLaunch const& launch) {
+typename Kernel::Arguments make_product_arguments(GemmLaunch const& launch) {
   GemmProblem const& problem = launch.problem;
   GemmBuffers const& buffers = launch.buffers;
+  typename Kernel::Arguments arguments{};
+  arguments.problem_shape = {static_cast<int>(problem.m), static_cast<int>(problem.n), static_cast<int>(problem.k), 1};
   if constexpr (Kernel::kSplit) {
-    return {buffers.planes_a, buffers.planes_b, buffers.converted_b};
+    arguments.mainloop = {buffers.planes_a, buffers.planes_b, buffers.converted_b};
+    arguments.multiprocessors = problem.multiprocessors;
+    arguments.slices = buffers.slices;
+    arguments.guard = buffers.guard;
+    arguments.run = buffers.run;
   } else {
     using Element = typename Kernel::ElementA;
-    typename Kernel::MainloopArguments arguments{};
-    arguments.ptr_A = static_cast<Element const*>(buffers.a);
-    arguments.dA = cute::make_stride(problem.lda, cute::_1{}, int64_t{0});
-    arguments.ptr_B = static_cast<Element const*>(buffers.b);
-    arguments.dB = cute::make_stride(problem.ldb, cute::_1{}, int64_t{0});
-    return arguments;
+    arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
+    arguments.mainloop.ptr_A = static_cast<Element const*>(buffers.a);
+    arguments.mainloop.dA = cute::make_stride(problem.lda, cute::_1{}, int64_t{0});
+    arguments.mainloop.ptr_B = static_cast<Element const*>(buffers.b);
+    arguments.mainloop.dB = cute::make_stride(problem.ldb, cute::_1{}, int64_t{0});
+    arguments.hw_info.sm_count = problem.multiprocessors;
+    arguments.scheduler.max_swizzle_size = launch.swizzle;
+    using RasterOrder = cute::remove_cvref_t<decltype(arguments.scheduler.raster_order)>;
+    arguments.scheduler.raster_order = launch.raster_along_m ? RasterOrder::AlongM : RasterOrder::AlongN;
   }
+  return arguments;
 }
 
 template <class Kernel>
@@ -187,10 +170,7 @@ typename Kernel::Arguments make_arguments(GemmLaunch const& launch) {
   GemmProblem const& problem = launch.problem;
   GemmBuffers const& buffers = launch.buffers;
   using Element = typename Kernel::Element;
-  typename Kernel::Arguments arguments{};
-  arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
-  arguments.problem_shape = {static_cast<int>(problem.m), static_cast<int>(problem.n), static_cast<int>(problem.k), 1};
-  arguments.mainloop = make_mainloop_arguments<Kernel>(launch);
+  typename Kernel::Arguments arguments = make_product_arguments<Kernel>(launch);
   if constexpr (!cute::is_void_v<typename Kernel::ElementD>) {
     arguments.epilogue.ptr_D = static_cast<typename Kernel::ElementD*>(buffers.d);
   }
@@ -198,11 +178,15 @@ typename Kernel::Arguments make_arguments(GemmLaunch const& launch) {
   arguments.epilogue.thread = {{{}, {static_cast<Element const*>(buffers.bias), Element(0), {}}, {}},
                                {launch.program, launch.operands, buffers.partials, static_cast<int>(problem.m),
                                 static_cast<int>(problem.n), problem.reduction}};
-  arguments.hw_info.sm_count = problem.multiprocessors;
-  arguments.scheduler.max_swizzle_size = launch.swizzle;
-  using RasterOrder = cute::remove_cvref_t<decltype(arguments.scheduler.raster_order)>;
-  arguments.scheduler.raster_order = launch.raster_along_m ? RasterOrder::AlongM : RasterOrder::AlongN;
   return arguments;
+}
+
+// No slice of K has arrived at any tile yet.
+inline cudaError_t clear_arrivals(GemmProblem const& problem, KSlices const& slices, cudaStream_t stream) {
+  if (slices.count == 1) return cudaSuccess;
+  constexpr int64_t kTile = TileOrder::kTile;
+  int64_t const tiles = (problem.m + kTile - 1) / kTile * ((problem.n + kTile - 1) / kTile);
+  return cudaMemsetAsync(slices.arrived, 0, tiles * sizeof(*slices.arrived), stream);
 }
 
 template <class Kernel>
@@ -213,19 +197,21 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
   }
   static_assert(Kernel::SharedStorageSize <= 227 * 1024, "more shared memory than a multiprocessor has");
   auto params = Kernel::to_underlying_arguments(arguments, nullptr);
-  void const* kernel;
-  if constexpr (Kernel::kSplit) {
-    kernel = reinterpret_cast<void const*>(sm90_split_gemm<Kernel>);
-  } else {
-    kernel = reinterpret_cast<void const*>(sm90_gemm<Kernel>);
-  }
+  auto const kernel = reinterpret_cast<void const*>(sm90_gemm<Kernel>);
   cudaError_t status =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize);
   if (status != cudaSuccess) {
     return {status, "setting the shared memory size"};
   }
 
-  using Cluster = typename Kernel::DispatchPolicy::ClusterShape;
+  if constexpr (Kernel::kSplit) {
+    status = clear_arrivals(launch.problem, launch.buffers.slices, stream);
+    if (status != cudaSuccess) {
+      return {status, "clearing the arrivals of slices"};
+    }
+  }
+
+  using Cluster = typename Kernel::ClusterShape;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim = {cute::size<0>(Cluster{}), cute::size<1>(Cluster{}), cute::size<2>(Cluster{})};
@@ -236,9 +222,7 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  SplitGuard guard = launch.buffers.guard;
-  SplitRun run = launch.buffers.run;
-  void* kernel_arguments[] = {&params, &guard, &run};
+  void* kernel_arguments[] = {&params};
   status = cudaLaunchKernelExC(&config, kernel, kernel_arguments);
   return {status, "launching the kernel"};
 }

@@ -149,8 +149,8 @@ struct PairParts {
   uint32_t words[parts];  // high, middle in three parts, low
 };
 
-// Splits two scaled elements. Only the high part of an infinity or NaN is not zero.
-template <int parts>
+// Splits two scaled elements. Only the high part of an infinity or NaN is not zero, unless all are known to be finite.
+template <int parts, bool finite = false>
 CUTFUSE_HOST_DEVICE PairParts<parts> split_pair(float first, float second) {
   float rest[2] = {first, second};
   PairParts<parts> result;
@@ -160,7 +160,7 @@ CUTFUSE_HOST_DEVICE PairParts<parts> split_pair(float first, float second) {
     CUTFUSE_UNROLL
     for (int i = 0; i < 2; ++i) {
       float const error = rest[i] - widen<parts>(result.words[part - 1], i);  // exact, and NaN of what is not finite
-      float const known = part > 1 || error == error ? error : 0.0f;
+      float const known = finite || part > 1 || error == error ? error : 0.0f;
       rest[i] = parts == 2 ? known * kLowScale : known;
     }
     result.words[part] = round_pair<parts>(rest[0], rest[1]);

@@ -210,7 +210,7 @@ class Linear(torch.autograd.Function):
 
 
 def is_forced(x: Tensor, mode: str = "") -> bool:
-    """Whether products of x run in another way than PyTorch's setting says: in a captured mode, or the one of now.
+    """Whether products of x run in another way than PyTorch runs them: in a captured mode, or the one of now.
 
     A compiled function may run in any mode once one was asked for: its operators read it when they run.
     """

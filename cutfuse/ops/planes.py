@@ -27,9 +27,6 @@ SPLIT6 = 6
 _ELEMENT = {SPLIT3: torch.float16, SPLIT6: torch.bfloat16}
 
 
-Flags = tuple[int, int]  # their address and number
-
-
 class Planes(NamedTuple):
     """Of a matrix `[rows, columns]`."""
 
@@ -43,10 +40,6 @@ class Planes(NamedTuple):
     @property
     def addresses(self) -> tuple[int, int]:
         return self.values.data_ptr(), self.scales.data_ptr()
-
-    @property
-    def guard(self) -> Flags:
-        return self.flags.data_ptr(), self.flags.numel()
 
     @property
     def nbytes(self) -> int:
@@ -71,7 +64,12 @@ def pitch_of(columns: int) -> int:
     return _shape(1, columns, SPLIT3, False).pitch
 
 
-def split(matrix: Tensor, plan: int, only_if: Sequence[Flags] = ()) -> Planes:
+def flag_addresses(flags: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Operands' flags as the binding takes them: addresses and numbers."""
+    return [(words.data_ptr(), words.numel()) for words in flags]
+
+
+def split(matrix: Tensor, plan: int, only_if: Sequence[Tensor] = ()) -> Planes:
     """The planes of `matrix` [rows, columns], fp32 of any strides.
 
     With `only_if`, those flags decide on the device whether they are computed at all.
@@ -96,7 +94,7 @@ def split(matrix: Tensor, plan: int, only_if: Sequence[Flags] = ()) -> Planes:
             values.data_ptr(),
             scales.data_ptr(),
             flags.data_ptr(),
-            list(only_if) or None,
+            flag_addresses(only_if) or None,
         )
     return Planes(plan, rows, shape.pitch, values, scales, flags)
 

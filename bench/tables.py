@@ -1,0 +1,88 @@
+"""Tables of cells: as Markdown, and with rich as wide as the terminal allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+PIPE_WIDTH = 240
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table's cell: its text, a second line where there is room for one, and a colour. ";" may break a line."""
+
+    text: str
+    detail: str = ""
+    style: str = ""
+
+
+Grid = tuple[list[str], list[list[Cell]]]  # the headings, and the rows
+
+
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[Cell]], left: Sequence[str]) -> list[str]:
+    """A table's lines in Markdown; the columns named in `left` are text and aligned left."""
+    return [
+        f"| {' | '.join(headings)} |",
+        "|" + "|".join("---" if name in left else "---:" for name in headings) + "|",
+        # A bar in a cell's text would end the cell.
+        *(f"| {' | '.join(cell.text.replace('|', chr(92) + '|') for cell in row)} |" for row in rows),
+    ]
+
+
+def rich_table(
+    title: str, headings: Sequence[str], rows: Sequence[Sequence[Cell]], left: Sequence[str], grouped_by: int = 0
+) -> Table:
+    """A table for rich, with a line wherever one of the first `grouped_by` cells changes."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in headings:
+        grid.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    previous = None
+    for row in rows:
+        group = [cell.text for cell in row[:grouped_by]]
+        if previous not in (None, group):
+            grid.add_section()
+        previous = group
+        grid.add_row(*(Text(cell.text.replace("; ", "\n"), style=cell.style) for cell in row))
+    return grid
+
+
+def rich_console() -> Console | None:
+    """A console, or None without rich."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    console = Console()
+    # A pipe has no width of its own, and rich would fold the columns to 80.
+    return console if console.is_terminal else Console(width=PIPE_WIDTH)
+
+
+def print_fitting(console: Console, build: Callable[[tuple[str, ...]], Table], droppable: Sequence[str]) -> list[str]:
+    """Print the table that `build` makes without the first of `droppable`, as few as have to go; names those, if any.
+
+    `build` takes the headings of the columns to leave out.
+    """
+    unbounded = console.options.update(max_width=10_000)  # On its own width, a console measures only what fits.
+    count = 0
+    while count < len(droppable):
+        if console.measure(build(tuple(droppable[:count])), options=unbounded).maximum <= console.width:
+            break
+        count += 1
+    console.print(build(tuple(droppable[:count])))
+    return [f"No room here for: {', '.join(droppable[:count])}."] if count else []
+
+
+def print_lines(console: Console, lines: Sequence[str]) -> None:
+    """Print remarks as they are."""
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,117 @@
+// Products of planes of 16-bit parts on tensor cores (see split/planes.h), from shared memory: layouts, instructions
+// and the order of the products of one step of K.
+#pragma once
+
+#include <cutlass/cutlass.h>
+
+#include <cute/tensor.hpp>
+#include <cutlass/gemm/collective/collective_builder.hpp>
+
+#include "split/planes.h"
+
+namespace cutfuse {
+namespace sm90 {
+
+template <SplitPlan plan>
+struct SplitElement {
+  using type = cutlass::half_t;
+};
+template <>
+struct SplitElement<SplitPlan::kSplit6> {
+  using type = cutlass::bfloat16_t;
+};
+
+template <SplitPlan plan, class Tile>
+struct PlaneProducts {
+  static constexpr int kPlanes = plane_count(plan);
+  using Element = typename SplitElement<plan>::type;
+
+  // Layouts, copies and instructions are those of CUTLASS's own main loop for this tile.
+  using Plain = typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor, 8, Element,
+      cutlass::layout::ColumnMajor, 8, float, Tile, cute::Shape<cute::_1, cute::_1, cute::_1>,
+      cutlass::gemm::collective::StageCount<2>, cutlass::gemm::KernelTmaWarpSpecializedCooperative>::CollectiveOp;
+  using TiledMma = typename Plain::TiledMma;
+  using CopyA = typename Plain::GmemTiledCopyA;
+  using CopyB = typename Plain::GmemTiledCopyB;
+
+  // (rows, K, buffer)
+  template <int buffers>
+  using LayoutA = decltype(cute::tile_to_shape(
+      typename Plain::SmemLayoutAtomA{},
+      cute::make_shape(cute::size<0>(Tile{}), cute::size<2>(Tile{}), cute::Int<buffers>{})));
+  template <int buffers>
+  using LayoutB = decltype(cute::tile_to_shape(
+      typename Plain::SmemLayoutAtomB{},
+      cute::make_shape(cute::size<1>(Tile{}), cute::size<2>(Tile{}), cute::Int<buffers>{})));
+
+  // Planes of a step in shared memory, as fragments (instruction, M or N, K, buffer and plane).
+  template <class A, class B>
+  struct Step {
+    A const& a;
+    B const& b;
+    int first_a;  // plane of the step's buffers
+    int first_b;
+  };
+
+  // Issues all products of the plan over a step but high by high, the smallest first: what the tensor core truncates is
+  // relative to the sum so far.
+  template <class A, class B, class Accumulator>
+  CUTLASS_DEVICE static void issue_small(TiledMma& mma, Step<A, B> const& step, Accumulator& sum) {
+    mma.accumulate_ = cute::GMMA::ScaleOut::Zero;
+    cutlass::warpgroup_fence_operand(sum);
+    cutlass::warpgroup_arrive();
+    if constexpr (plan == SplitPlan::kSplit6) {
+      issue(mma, step, 0, 2, sum);
+      issue(mma, step, 2, 0, sum);
+      issue(mma, step, 1, 1, sum);
+    }
+    issue(mma, step, 0, 1, sum);
+    issue(mma, step, 1, 0, sum);
+    cutlass::warpgroup_commit_batch();
+  }
+
+  // Adds high by high. split3's low scale is taken out of the sum before.
+  template <class A, class B, class Accumulator>
+  CUTLASS_DEVICE static void issue_high(TiledMma& mma, Step<A, B> const& step, Accumulator& sum) {
+    if constexpr (plan == SplitPlan::kSplit3) {
+      finish(sum);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < decltype(cute::size(sum))::value; ++i) sum(i) *= 1.0f / kLowScale;
+      cutlass::warpgroup_fence_operand(sum);
+    }
+    cutlass::warpgroup_arrive();
+    issue(mma, step, 0, 0, sum);
+    cutlass::warpgroup_commit_batch();
+  }
+
+  // Adds high by high to a sum of nothing else, which begins at zero where mma says so.
+  template <class A, class B, class Accumulator>
+  CUTLASS_DEVICE static void add_high(TiledMma& mma, Step<A, B> const& step, Accumulator& sum) {
+    cutlass::warpgroup_fence_operand(sum);
+    cutlass::warpgroup_arrive();
+    issue(mma, step, 0, 0, sum);
+    cutlass::warpgroup_commit_batch();
+    finish(sum);
+  }
+
+  template <class Accumulator>
+  CUTLASS_DEVICE static void finish(Accumulator& sum) {
+    cutlass::warpgroup_wait<0>();
+    cutlass::warpgroup_fence_operand(sum);
+  }
+
+ private:
+  template <class A, class B, class Accumulator>
+  CUTLASS_DEVICE static void issue(TiledMma& mma, Step<A, B> const& step, int plane_a, int plane_b, Accumulator& sum) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int k = 0; k < decltype(cute::size<2>(step.a))::value; ++k) {
+      cute::gemm(mma, step.a(cute::_, cute::_, k, step.first_a + plane_a),
+                 step.b(cute::_, cute::_, k, step.first_b + plane_b), sum);
+      mma.accumulate_ = cute::GMMA::ScaleOut::One;
+    }
+  }
+};
+
+}  // namespace sm90
+}  // namespace cutfuse
