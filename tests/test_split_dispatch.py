@@ -121,6 +121,14 @@ def test_few_tiles_are_multiplied_in_slices(recorder: Recorder) -> None:
     assert f"{slices} slices of K" in name
 
 
+@pytest.mark.parametrize("plan", [planes.SPLIT3, planes.SPLIT6])
+@pytest.mark.parametrize("shape", [(128, 1024, 8192), (256, 512, 1024), (130, 260, 4100), (512, 1024, 1024)])
+def test_kept_planes_are_multiplied_in_as_many_slices(shape: tuple[int, int, int], plan: int) -> None:
+    result = result_of(*inputs(*shape))
+    kernels = [split.plan_multiplication(result, plan, converts).kernel for converts in (False, True)]
+    assert kernels[0].slices == kernels[1].slices > 1
+
+
 def test_many_tiles_are_not(recorder: Recorder) -> None:
     run(*inputs(1024, 4096, 1024), "split3")
     (_, launch) = recorder.launches[-1]

@@ -97,9 +97,23 @@ double predict_microseconds(GemmConfig const& config, GemmProblem const& problem
   return timing.start + (reduces ? kFinalize : 0.0) + gathering + std::max(compute, memory);
 }
 
-// How many slices of K make the problem fastest: more than one only where all of them run at once.
-int slices_for(GemmConfig const& config, GemmProblem const& problem) {
+// The schedule that takes planes of both operands.
+Schedule over_planes(Schedule schedule) {
+  switch (schedule) {
+    case Schedule::kConvert3:
+      return Schedule::kSplit3;
+    case Schedule::kConvert6:
+      return Schedule::kSplit6;
+    default:
+      return schedule;
+  }
+}
+
+// How many slices of K make the problem fastest: more than one only where all of them run at once. As many whether the
+// weight comes as planes or is converted, because the bits of the result depend on them.
+int slices_for(GemmConfig config, GemmProblem const& problem) {
   if (product_of(config) == Product::kDirect) return 1;
+  config.schedule = over_planes(config.schedule);
   constexpr int kMostSlices = 32;
   int64_t const tiles = ceil_div(problem.m, config.tile_m) * ceil_div(problem.n, config.tile_n);
   int64_t const most = std::min<int64_t>({kMostSlices, problem.multiprocessors / tiles, problem.k / kSplitBlock});
