@@ -200,7 +200,7 @@ def fp32_cases(small: bool, quick: bool) -> Iterator[Case]:
     """Models, single products, and the two grids; quick ones have fewer cells."""
     yield from model_cases(small, quick)
     yield training_case(TRAINING_SMALL if small else TRAINING_SHAPE)
-    yield product_case(FORCED_PRODUCT, FORCED_SMALL if small else FORCED_SHAPE, FORCED, keeps=False)
+    yield product_case(FORCED_PRODUCT, FORCED_SMALL if small else FORCED_SHAPE, FORCED, keeps=True)
     for shape in shapes_of(GRID_SMALL if small else GRID_QUICK if quick else GRID):
         yield product_case(PRODUCT, shape, MODE, keeps=True, effort=CELL_EFFORT)
     for shape in shapes_of(SKINNY_SMALL if small else SKINNY_QUICK if quick else SKINNY_GRID):

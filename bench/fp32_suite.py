@@ -43,6 +43,7 @@ GOALS = (
     Goal(4, suite.PRODUCT, suite.KEPT, CUBLAS, 1.0, WORST),
     Goal(5, suite.SKINNY, suite.PLAIN, CUBLAS, 1.0, WORST),
     Goal(6, suite.TRAINING, suite.PLAIN, ("eager",), 3.0),
+    Goal(7, suite.FORCED_PRODUCT, suite.KEPT, CUBLAS, 2.2),
     Goal(7, suite.FORCED_PRODUCT, suite.PLAIN, CUBLAS, 2.2),
 )
 RIVALS = {(goal.group, goal.contender): goal.rivals for goal in GOALS}

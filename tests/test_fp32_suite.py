@@ -49,7 +49,7 @@ def test_the_full_suite_has_every_cell_and_line() -> None:
 
 def test_all_lines_are_met_at_five_times_as_fast_on_the_target_device_only() -> None:
     found = verdicts(full_cases())
-    assert len(found) == len(fp32_suite.GOALS) == 11
+    assert len(found) == len(fp32_suite.GOALS) == 12
     assert set(found.values()) == {"met"}
     assert set(verdicts(full_cases(), OTHER_DEVICE).values()) == {None}
 
@@ -186,7 +186,7 @@ def test_products_run_in_the_suites_mode_and_pytorchs_outside_of_it(monkeypatch:
                 each.eager(*each.arguments)
                 each.fused(*each.arguments)
     mode = suite.MODE or product_mode()
-    assert seen == [mode, suite.FORCED, mode, mode]
+    assert seen == [mode, suite.FORCED, suite.FORCED, mode, mode]
 
 
 def test_the_training_step_is_checked_in_all_its_results() -> None:

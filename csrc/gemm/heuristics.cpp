@@ -132,14 +132,13 @@ int slices_for(GemmConfig config, GemmProblem const& problem) {
 double predict_ieee_microseconds(GemmProblem const& problem) {
   constexpr double kStart = 12.0;
   constexpr double kOperations = 48e6;  // a microsecond
-  constexpr double kBytesOfVector = 2.9e6;
-  constexpr double kBytes = 1.9e6;
   double const m = static_cast<double>(problem.m);
   double const n = static_cast<double>(problem.n);
   double const k = static_cast<double>(problem.k);
-  double const bytes = 4.0 * (m * k + n * k + m * n);
+  double const bytes_per_microsecond = problem.m == 1 ? 2.9e6 : (problem.m <= 32 ? 2.1e6 : 1.9e6);
   double const start = problem.m == 1 ? kStart / 2 : kStart;
-  return start + std::max(2.0 * m * n * k / kOperations, bytes / (problem.m == 1 ? kBytesOfVector : kBytes));
+  double const bytes = 4.0 * (m * k + n * k + m * n);
+  return start + std::max(2.0 * m * n * k / kOperations, bytes / bytes_per_microsecond);
 }
 
 double predict_product_microseconds(GemmProblem const& problem) {
