@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
+from plane_device import device as device
 
+import cutfuse
 from cutfuse import native
 from cutfuse.ops.switch import use_operators_everywhere
 
@@ -58,3 +61,25 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
     """Both ways of a call without a GPU: PyTorch's own operations, and the operators' CPU implementations."""
     with use_operators_everywhere() if request.param == "operators" else contextlib.nullcontext():
         yield request.param
+
+
+@pytest.fixture
+def hopper_at_highest() -> Iterator[None]:
+    """PyTorch's "highest" for fp32 products, on the one architecture that has kernels over planes."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
+        # Other architectures have cuBLAS for these products, which PyTorch tests.
+        pytest.skip("products of 16-bit parts are for compute capability 9.0")
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture
+def guarded_products(hopper_at_highest: None) -> Iterator[None]:
+    """Guarded products, and nothing kept before and after."""
+    gc.collect()
+    cutfuse.set_plane_memory(0.25)
+    with cutfuse.precision("guarded"):
+        yield
+    cutfuse.set_plane_memory(0)

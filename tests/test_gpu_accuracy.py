@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ import cutfuse
 from bench import accuracy_suite as suite
 from bench.distributions import BY_NAME, DISTRIBUTIONS
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_at_highest")]
 
 DEPTHS = (64, 1000, 8192)
 # Large enough that "guarded" runs over planes from K = 1000 on, and small enough that it takes cuBLAS at K = 64.
@@ -25,16 +25,6 @@ CASES = [
     for k in (DEPTHS if route == "product" else suite.BACKWARD_DEPTHS)
     for distribution in DISTRIBUTIONS
 ]
-
-
-@pytest.fixture(autouse=True)
-def _highest() -> Iterator[None]:
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("products of 16-bit parts are for compute capability 9.0")
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 def sample(name: str, k: int = 1000, m: int = ROWS, n: int = COLUMNS) -> tuple[Tensor, Tensor]:

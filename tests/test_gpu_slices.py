@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from generators import assert_no_worse, eager_linear, make_inputs, to_double
+from plane_inputs import SLACK
 from torch import Tensor
 
 import cutfuse
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_at_highest")]
 
 # Rows, columns, depth: whole tiles; parts of tiles and of blocks, and a last slice that is shorter; many slices of one
 # tile; a weight that the copy engine does not take.
 SHAPES = ((128, 1024, 8192), (257, 520, 4100), (16, 64, 32768), (100, 384, 5001))
 MODES = ("guarded", "split3", "split6")
-SLACK = 2.0  # an error may by chance be above that of PyTorch's own fp32 product, which rounds in another order
-
-
-@pytest.fixture(autouse=True)
-def _hopper() -> Iterator[None]:
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("products of 16-bit parts are for compute capability 9.0")
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 def sliced(x: Tensor, weight: Tensor, bias: Tensor | None = None, reduce: str | None = None) -> Tensor:

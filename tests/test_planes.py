@@ -4,75 +4,19 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 import pytest
 import torch
 from plane_cases import CHANGES, Change, WritesThroughData
+from plane_device import COLUMNS, NBYTES, ROWS, Device, is_current, keep, make_layer, make_weight
 from torch import Tensor, nn
 
 import cutfuse
 from cutfuse.ops import planes
-from cutfuse.ops.planes import SPLIT3, SPLIT6, Planes, keeps_planes, weight_planes
+from cutfuse.ops.planes import SPLIT3, SPLIT6, keeps_planes, weight_planes
 
-ROWS, COLUMNS = 6, 8
-NBYTES = ROWS * COLUMNS * 4  # of the planes that a copy makes of one weight
-
-
-class Device:
-    """What the module asks of a GPU."""
-
-    def __init__(self) -> None:
-        self.splits = 0
-        self.stream = 0
-        self.memory = 1 << 30
-        self.is_capturing = False
-
-    def split(self, matrix: Tensor, plan: int, only_if: Sequence[Planes] = ()) -> Planes:
-        """Planes that are a copy, so that stale ones are told from new ones; none of a storage that was freed."""
-        self.splits += 1
-        values = matrix.detach().clone() if matrix.untyped_storage().nbytes() else torch.empty(0)
-        rows, columns = matrix.shape
-        return Planes(plan, rows, columns, values, torch.empty(0), torch.empty(0, dtype=torch.int32))
-
-
-@pytest.fixture(autouse=True)
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
-    """A device of 1 GiB, and nothing kept before and after."""
-    fake = Device()
-    monkeypatch.setattr(planes, "split", fake.split)
-    monkeypatch.setattr(planes, "stream_of", lambda index: fake.stream)
-    monkeypatch.setattr(planes, "_device_memory", lambda index: fake.memory)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: fake.is_capturing)
-    monkeypatch.setattr(planes, "_fraction", 0.25)
-    gc.collect()
-    cutfuse.forget_planes()
-    yield fake
-    cutfuse.forget_planes()
-
-
-def make_layer() -> nn.Linear:
-    """Its weight is [ROWS, COLUMNS]."""
-    torch.manual_seed(0)
-    return nn.Linear(COLUMNS, ROWS, bias=False)
-
-
-def make_weight() -> Tensor:
-    """Without a gradient."""
-    return make_layer().weight.detach().clone()
-
-
-def keep(weight: Tensor, plan: int = SPLIT3) -> Planes:
-    """The planes that a weight keeps, after the two calls that it takes."""
-    weight_planes(weight, plan)
-    kept = weight_planes(weight, plan)
-    assert weight_planes(weight, plan) is kept, "not kept"
-    return kept
-
-
-def is_current(found: Planes, weight: Tensor) -> bool:
-    """Whether the planes are of the weight as it is now."""
-    return torch.equal(found.values, weight.detach())
+pytestmark = pytest.mark.usefixtures("device")
 
 
 def test_kept_from_the_second_unchanged_call_on(device: Device) -> None:
@@ -298,126 +242,6 @@ def test_kept_planes_are_not_used_while_capturing(device: Device) -> None:
     device.is_capturing = False
     assert weight_planes(weight, SPLIT3) is kept
     assert cutfuse.plane_memory() == NBYTES
-
-
-@pytest.mark.parametrize(("room", "count"), [(0, 0), (NBYTES - 1, 0), (NBYTES, 1), (2 * NBYTES, 2), (3 * NBYTES, 2)])
-def test_memory_limit_holds(room: int, count: int, device: Device) -> None:
-    device.memory = 4 * room
-    weights = [make_weight(), make_weight()]
-    for _ in range(3):
-        for weight in weights:
-            assert is_current(weight_planes(weight, SPLIT3), weight)
-    assert cutfuse.plane_memory() == count * NBYTES
-
-
-def test_memory_limit_counts_all_plans_and_streams(device: Device) -> None:
-    device.memory = 4 * 3 * NBYTES
-    weight = make_weight()
-    for device.stream in (1, 2, 3):
-        for plan in (SPLIT3, SPLIT6, SPLIT3, SPLIT6):
-            weight_planes(weight, plan)
-    assert cutfuse.plane_memory() == 3 * NBYTES
-
-
-def test_memory_that_is_freed_is_given_to_the_next_weight(device: Device) -> None:
-    device.memory = 4 * NBYTES
-    first, second = make_weight(), make_weight()
-    keep(first)
-    weight_planes(second, SPLIT3)
-    assert weight_planes(second, SPLIT3) is not weight_planes(second, SPLIT3)
-    del first
-    gc.collect()
-    keep(second)
-
-
-def test_set_plane_memory_moves_the_limit(device: Device) -> None:
-    device.memory = NBYTES
-    weight = make_weight()
-    for _ in range(3):
-        weight_planes(weight, SPLIT3)
-    assert cutfuse.plane_memory() == 0
-    cutfuse.set_plane_memory(1)
-    keep(weight)
-
-
-def test_set_plane_memory_to_nothing(device: Device) -> None:
-    weight = make_weight()
-    keep(weight)
-    cutfuse.set_plane_memory(0)
-    assert cutfuse.plane_memory() == 0
-    assert not keeps_planes(weight, SPLIT3)
-    splits = device.splits
-    for _ in range(3):
-        weight_planes(weight, SPLIT3)
-    assert device.splits == splits + 3
-    assert not planes._entries
-    cutfuse.set_plane_memory(0.5)
-    keep(weight)
-
-
-@pytest.mark.parametrize("fraction", [-0.01, 1.01, float("nan"), float("inf")])
-def test_set_plane_memory_out_of_bounds(fraction: float) -> None:
-    weight = make_weight()
-    kept = keep(weight)
-    with pytest.raises(ValueError, match=rf"cutfuse: a fraction .* between 0 and 1, got {fraction}"):
-        cutfuse.set_plane_memory(fraction)
-    assert planes._fraction == 0.25
-    assert weight_planes(weight, SPLIT3) is kept
-
-
-@pytest.mark.parametrize("fraction", [1e-9, 0.25, 0.5, 1, 1.0])
-def test_set_plane_memory_within_bounds(fraction: float) -> None:
-    cutfuse.set_plane_memory(fraction)
-    assert planes._fraction == fraction
-
-
-def test_plane_memory_is_what_the_planes_take(device: Device) -> None:
-    weights = [make_weight(), make_weight()[:3]]
-    total = 0
-    for weight in weights:
-        for plan in (SPLIT3, SPLIT6):
-            total += keep(weight, plan).nbytes
-            assert cutfuse.plane_memory() == total
-    weights[0].neg_()
-    weight_planes(weights[0], SPLIT3)  # what it kept is of no use any more
-    assert cutfuse.plane_memory() == 2 * weights[1].nbytes
-
-
-def test_nbytes_counts_every_part() -> None:
-    parts = torch.empty(2, 3, 64, dtype=torch.float16), torch.empty(1, 128), torch.empty(5, dtype=torch.int32)
-    assert Planes(SPLIT3, 3, 64, *parts).nbytes == 2 * 3 * 64 * 2 + 128 * 4 + 5 * 4
-
-
-def in_a_cycle(weight: Tensor) -> object:
-    """Only the collector of cycles frees it."""
-    holder: list[object] = [weight]
-    holder.append(holder)
-    return holder
-
-
-@pytest.mark.parametrize("hold", [lambda weight: weight, in_a_cycle], ids=["alone", "in a cycle"])
-def test_planes_go_with_the_weight(hold: Callable[[Tensor], object]) -> None:
-    weight = make_layer().weight
-    other = make_weight()
-    keep(weight), keep(other)
-    held = hold(weight)
-    del weight
-    gc.collect()
-    assert cutfuse.plane_memory() == 2 * NBYTES
-    del held
-    gc.collect()
-    assert cutfuse.plane_memory() == NBYTES
-    assert keeps_planes(other, SPLIT3)
-    assert len(planes._entries) == 1
-
-
-def test_planes_do_not_keep_the_weight_s_memory() -> None:
-    weight = make_weight()
-    keep(weight)
-    storage = torch.multiprocessing.reductions.StorageWeakRef(weight.untyped_storage())
-    assert not storage.expired()
-    del weight
-    assert storage.expired()
 
 
 def test_forget_planes_sees_what_no_version_counts() -> None:

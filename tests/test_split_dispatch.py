@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -54,6 +55,15 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(gemm, "why_not_hopper", lambda x: "")
     return found
+
+
+@pytest.fixture
+def room_for_planes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """All planes may be kept, and none is afterwards."""
+    monkeypatch.setattr(planes, "_fraction", 1.0)
+    monkeypatch.setattr(planes, "_device_memory", lambda index: 1 << 40)
+    yield
+    cutfuse.forget_planes()
 
 
 def inputs(rows: int, columns: int, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -222,37 +232,24 @@ def test_explain_takes_every_mode(mode: str) -> None:
     assert any(reason.startswith("guarded: sm90_convert6") for reason in reasons) == (mode == GUARDED)
 
 
-def test_a_weight_that_is_first_split_on_its_way_in_is_kept_from_the_second_call_on(
-    monkeypatch: pytest.MonkeyPatch, recorder: Recorder
-) -> None:
-    monkeypatch.setattr(planes, "_fraction", 1.0)
-    monkeypatch.setattr(planes, "_device_memory", lambda index: 1 << 40)
+@pytest.mark.usefixtures("room_for_planes")
+def test_a_weight_that_is_first_split_on_its_way_in_is_kept_from_the_second_call_on(recorder: Recorder) -> None:
     x, weight = inputs(512, 2048, 2048)
-    try:
-        for _ in range(3):
-            run(x, weight, "split3")
-        assert cutfuse.plane_memory() > 0
-    finally:
-        cutfuse.forget_planes()
+    for _ in range(3):
+        run(x, weight, "split3")
+    assert cutfuse.plane_memory() > 0
     assert recorder.names == ["split", "gemm_convert", "split", "split", "gemm_planes", "split", "gemm_planes"]
 
 
-def test_a_weight_is_noted_where_only_kept_planes_would_win(
-    monkeypatch: pytest.MonkeyPatch, recorder: Recorder
-) -> None:
-    monkeypatch.setattr(planes, "_fraction", 1.0)
-    monkeypatch.setattr(planes, "_device_memory", lambda index: 1 << 40)
+@pytest.mark.usefixtures("room_for_planes")
+def test_a_weight_is_noted_where_only_kept_planes_would_win(recorder: Recorder) -> None:
     x, weight = inputs(16, 64, 64)
-    try:
-        assert run(x, weight, GUARDED) is None
-        assert planes.keeps_planes(weight, planes.SPLIT3)
-    finally:
-        cutfuse.forget_planes()
+    assert run(x, weight, GUARDED) is None
+    assert planes.keeps_planes(weight, planes.SPLIT3)
 
 
-def test_a_product_of_the_backward_pass_keeps_nothing(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
-    monkeypatch.setattr(planes, "_fraction", 1.0)
-    monkeypatch.setattr(planes, "_device_memory", lambda index: 1 << 40)
+@pytest.mark.usefixtures("room_for_planes")
+def test_a_product_of_the_backward_pass_keeps_nothing(recorder: Recorder) -> None:
     x, weight = inputs(512, 2048, 2048)
     for _ in range(3):
         fused.run_fused(result_of(x, weight), "split3", may_keep=False)
