@@ -63,8 +63,9 @@ struct SplitMainloop {
   struct SharedStorage {
     alignas(1024) cute::array_aligned<Element, cute::cosize_v<LayoutA>> a;  // swizzles repeat every 1024 bytes
     alignas(1024) cute::array_aligned<Element, cute::cosize_v<LayoutB>> b;
-    alignas(128) float scales_a[buffers_a][kTileM];
-    alignas(128) float scales_b[buffers_b][kTileN];
+    // By turns: a thread's own reading may go on after its release, and wgmma's keeps it waiting behind the next copy.
+    alignas(128) float scales_a[2][buffers_a][kTileM];
+    alignas(128) float scales_b[2][buffers_b][kTileN];
     FullBarrier full_a[buffers_a];
     FullBarrier full_b[buffers_b];
     Barrier converted_b[buffers_b];
@@ -190,8 +191,8 @@ struct SplitMainloop {
         for (int plane = 0; plane < kPlanes; ++plane) {
           cute::copy(params.load_a.with(*full), from(_, _, _, step, plane), to(_, _, _, buffer * kPlanes + plane));
         }
-        cute::SM90_BULK_COPY_G2S::copy(scales + static_cast<int64_t>(step) * pitch, full, storage.scales_a[buffer],
-                                       sizeof(storage.scales_a[buffer]));
+        auto& to_scales = storage.scales_a[progress.a.phase() ^ 1][buffer];  // producers are a phase ahead
+        cute::SM90_BULK_COPY_G2S::copy(scales + static_cast<int64_t>(step) * pitch, full, to_scales, sizeof(to_scales));
       }
     });
   }
@@ -219,8 +220,9 @@ struct SplitMainloop {
                      copy.partition_D(cute::make_tensor(cute::make_smem_ptr(to), SourceLayoutB{})));
         }
         if constexpr (!converts_b) {
+          auto& scales_b = storage.scales_b[progress.b.phase() ^ 1][buffer];
           cute::SM90_BULK_COPY_G2S::copy(params.scales_b + static_cast<int64_t>(step) * pitch + tile_n * kTileN, full,
-                                         storage.scales_b[buffer], sizeof(storage.scales_b[buffer]));
+                                         scales_b, sizeof(scales_b));
         }
       }
     });
@@ -234,8 +236,8 @@ struct SplitMainloop {
       for (int step = 0; step < steps.count; ++step, ++progress.b) {
         int const buffer = progress.b.index();
         storage.full_b[buffer].wait(progress.b.phase());
-        Converter::convert(reinterpret_cast<char*>(buffer_b(storage, buffer)), storage.scales_b[buffer], thread,
-                           counts);
+        Converter::convert(reinterpret_cast<char*>(buffer_b(storage, buffer)),
+                           storage.scales_b[progress.b.phase()][buffer], thread, counts);
         cutlass::arch::fence_view_async_shared();
         storage.converted_b[buffer].arrive();
       }
@@ -332,7 +334,7 @@ struct SplitMainloop {
     }
   }
 
-  // Every thread says it for itself, as each has read scales; one of each warp would be no faster.
+  // Every thread says it for itself; one of each warp would be no faster.
   CUTLASS_DEVICE static void release_step(SharedStorage& storage, Progress& progress) {
     storage.free_a[progress.a.index()].arrive();
     storage.free_b[progress.b.index()].arrive();
@@ -347,14 +349,13 @@ struct SplitMainloop {
     Products::issue_high(mma, planes, sum);
     Products::finish(sum);
     TileScales<kTileN> scales;  // this thread's elements begin at this row and column of the tile
-    scales.read_rows(storage.scales_a[progress.a.index()] + thread / 32 * 16 + thread % 32 / 4);
-    scales.read_columns(storage.scales_b[progress.b.index()] + thread % 4 * 2);
+    scales.read_rows(storage.scales_a[progress.a.phase()][progress.a.index()] + thread / 32 * 16 + thread % 32 / 4);
+    scales.read_columns(storage.scales_b[progress.b.phase()][progress.b.index()] + thread % 4 * 2);
     release_step(storage, progress);
     scales.promote(sum, total);
   }
 
-  // The products of the parts of an infinity are NaN, its parts being infinity and zeros. Where the tile has a result
-  // that is not finite, the high planes alone, without scales, give what fp32 gives there.
+  // Products of an infinity's parts, infinity and zeros, are NaN. The high planes alone, unscaled, give what fp32 does.
   template <class Accumulator>
   CUTLASS_DEVICE static void take_not_finite(Accumulator const& sum, Accumulator& total) {
     CUTLASS_PRAGMA_UNROLL
@@ -365,8 +366,7 @@ struct SplitMainloop {
 
   CUTLASS_DEVICE static bool is_finite(float value) { return ::fabsf(value) <= 3.402823466e38f; }
 
-  // Whether the tile takes a second pass, for its producers too. They have all read what was decided of the tile before
-  // when they have delivered this one.
+  // Whether the tile takes a second pass. Its producers have read what was decided of the tile before.
   template <class Accumulator>
   CUTLASS_DEVICE static bool decide(SharedStorage& storage, int thread, Accumulator const& total, uint32_t turn) {
     bool finite = true;
