@@ -15,17 +15,12 @@
 
 #include "gemm/sm90_convert_step.h"
 #include "gemm/sm90_plane_products.h"
+#include "gemm/sm90_tile_order.h"
 #include "gemm/sm90_tile_scales.h"
 #include "split/planes.h"
 
 namespace cutfuse {
 namespace sm90 {
-
-// The steps of K of one output tile that a block multiplies.
-struct StepRange {
-  int first;
-  int count;
-};
 
 template <SplitPlan plan, bool converts_b, class Tile, int buffers_a, int buffers_b>
 struct SplitMainloop {
@@ -63,7 +58,8 @@ struct SplitMainloop {
   struct SharedStorage {
     alignas(1024) cute::array_aligned<Element, cute::cosize_v<LayoutA>> a;  // swizzles repeat every 1024 bytes
     alignas(1024) cute::array_aligned<Element, cute::cosize_v<LayoutB>> b;
-    // By turns: a thread's own reading may go on after its release, and wgmma's keeps it waiting behind the next copy.
+    // Twice as many as buffers, used by turns: a thread's own read of scales may still be under way when it releases
+    // the step's buffers, and beside wgmma it can wait for longer than the next copy takes.
     alignas(128) float scales_a[2][buffers_a][kTileM];
     alignas(128) float scales_b[2][buffers_b][kTileN];
     FullBarrier full_a[buffers_a];
@@ -220,9 +216,9 @@ struct SplitMainloop {
                      copy.partition_D(cute::make_tensor(cute::make_smem_ptr(to), SourceLayoutB{})));
         }
         if constexpr (!converts_b) {
-          auto& scales_b = storage.scales_b[progress.b.phase() ^ 1][buffer];
+          auto& to_scales = storage.scales_b[progress.b.phase() ^ 1][buffer];
           cute::SM90_BULK_COPY_G2S::copy(params.scales_b + static_cast<int64_t>(step) * pitch + tile_n * kTileN, full,
-                                         scales_b, sizeof(scales_b));
+                                         to_scales, sizeof(to_scales));
         }
       }
     });
@@ -355,7 +351,8 @@ struct SplitMainloop {
     scales.promote(sum, total);
   }
 
-  // Products of an infinity's parts, infinity and zeros, are NaN. The high planes alone, unscaled, give what fp32 does.
+  // The products of the parts of an infinity are NaN, its parts being infinity and zeros. Where the tile has a result
+  // that is not finite, the high planes alone, without scales, give what fp32 gives there.
   template <class Accumulator>
   CUTLASS_DEVICE static void take_not_finite(Accumulator const& sum, Accumulator& total) {
     CUTLASS_PRAGMA_UNROLL
@@ -366,7 +363,8 @@ struct SplitMainloop {
 
   CUTLASS_DEVICE static bool is_finite(float value) { return ::fabsf(value) <= 3.402823466e38f; }
 
-  // Whether the tile takes a second pass. Its producers have read what was decided of the tile before.
+  // Whether the tile takes a second pass, for its producers too. They have all read what was decided of the tile before
+  // when they have delivered this one.
   template <class Accumulator>
   CUTLASS_DEVICE static bool decide(SharedStorage& storage, int thread, Accumulator const& total, uint32_t turn) {
     bool finite = true;

@@ -5,10 +5,16 @@
 
 #include <cstdint>
 
-#include "gemm/sm90_split_mainloop.h"
+#include "split/planes.h"
 
 namespace cutfuse {
 namespace sm90 {
+
+// The steps of K of one output tile that a block multiplies.
+struct StepRange {
+  int first;
+  int count;
+};
 
 struct TileSlice {
   int m;  // tile coordinates
