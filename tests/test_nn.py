@@ -69,7 +69,8 @@ def test_state_dict_loads_both_ways(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_error_is_at_most_the_references(name: str, dtype: torch.dtype) -> None:
     reference, fused = (module.to(dtype) for module in make_pair(name))
-    x = torch.randn(MODELS[name][1], dtype=dtype)
+    rows, *rest = MODELS[name][1]
+    x = torch.randn(64 * rows, *rest, dtype=dtype)  # of a few sums the error is chance
     exact = copy.deepcopy(reference).double()(x.double())
     assert fused(x).dtype == reference(x).dtype
     assert_no_worse(fused(x), reference(x), exact)
