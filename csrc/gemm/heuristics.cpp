@@ -23,9 +23,9 @@ struct TileTiming {
 constexpr TileTiming kTimings[] = {
     {128, 256, Schedule::kCooperative, 3.4, 6.3, 10.2}, {128, 128, Schedule::kCooperative, 5.5, 3.0, 5.75},
     {128, 128, Schedule::kPingpong, 8.4, 0.75, 5.65},   {64, 128, Schedule::kPingpong, 5.4, 1.2, 4.35},
-    {64, 64, Schedule::kPingpong, 6.7, 0.2, 3.3},       {128, 128, Schedule::kSplit3, 7.0, 3.0, 20.3},
-    {128, 128, Schedule::kSplit6, 7.0, 3.0, 32.0},      {128, 128, Schedule::kConvert3, 7.0, 3.0, 28.0},
-    {128, 128, Schedule::kConvert6, 7.0, 3.0, 43.0},
+    {64, 64, Schedule::kPingpong, 6.7, 0.2, 3.3},       {128, 128, Schedule::kSplit3, 6.5, 2.5, 18.4},
+    {128, 128, Schedule::kSplit6, 7.0, 2.5, 29.8},      {128, 128, Schedule::kConvert3, 13.0, 1.7, 29.4},
+    {128, 128, Schedule::kConvert6, 7.5, 2.6, 43.0},
 };
 constexpr double kTf32Factor = 2.05;
 // Interpreting an op of cost 1 over 128x128 elements: eight warps share a cooperative tile, and a
@@ -35,9 +35,9 @@ constexpr double kPingpongOp = 2.65;
 // The small kernel after a row reduction, and what a wave spends on its partial states.
 constexpr double kFinalize = 4.0;
 constexpr double kRowsPerWave = 2.0;
-// Clearing the arrivals of slices of K and waiting for the last, and one block's adding of a slice's sums.
-constexpr double kFirstSlice = 4.0;
-constexpr double kPerSlice = 0.7;
+// Waiting for the last of K's slices, and one block's adding of a slice's sums.
+constexpr double kFirstSlice = 3.0;
+constexpr double kPerSlice = 0.8;
 constexpr double kBytesPerMicrosecond = 4.0e6;
 constexpr double kBytesPerMicrosecondAndMultiprocessor = 45e3;
 
@@ -135,7 +135,8 @@ double predict_ieee_microseconds(GemmProblem const& problem) {
   double const m = static_cast<double>(problem.m);
   double const n = static_cast<double>(problem.n);
   double const k = static_cast<double>(problem.k);
-  double const bytes_per_microsecond = problem.m == 1 ? 2.9e6 : (problem.m <= 32 ? 2.1e6 : 1.9e6);
+  bool const has_skinny_kernel = problem.m <= 16 || (problem.m <= 32 && problem.n < 8192);
+  double const bytes_per_microsecond = problem.m == 1 ? 2.9e6 : (has_skinny_kernel ? 2.0e6 : 1.35e6);
   double const start = problem.m == 1 ? kStart / 2 : kStart;
   double const bytes = 4.0 * (m * k + n * k + m * n);
   return start + std::max(2.0 * m * n * k / kOperations, bytes / bytes_per_microsecond);
