@@ -147,8 +147,8 @@ void bind_epilogue(py::module_& module) {
 void bind_split_reference(py::module_& module) {
   module.def("split_reference", &split_on_host, py::arg("source"), py::arg("rows"), py::arg("columns"), py::arg("plan"),
              py::arg("values"), py::arg("scales"),
-             "What split does, on the host: splits a contiguous fp32 matrix to values [2 or 3, rows, pitch] of 16 bits "
-             "and scales [pitch / 64, scale_pitch], and returns the flags, for the matrix as a whole.");
+             "What split does, on the host: splits a contiguous fp32 matrix to values [pitch / 64, 2 or 3, rows, 64] "
+             "of 16 bits and scales [pitch / 64, scale_pitch], and returns the flags, for the matrix as a whole.");
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ ShapeTuple shape_and_bytes(int64_t rows, int64_t columns, int plan, bool transpo
 
 void split(uintptr_t stream, int plan, uintptr_t source, int64_t rows, int64_t columns, int64_t row_stride,
            int64_t column_stride, uintptr_t values, uintptr_t scales, uintptr_t flags,
-           std::optional<std::vector<FlagsTuple>> const& guard) {
+           std::optional<std::vector<FlagsTuple>> const& guard, FlagsTuple const& cleared) {
   check_shape("split", rows, columns);
   SplitProblem problem = {};
   problem.source = pointer<float const>(source);
@@ -52,6 +52,7 @@ void split(uintptr_t stream, int plan, uintptr_t source, int64_t rows, int64_t c
   problem.column_stride = column_stride;
   problem.plan = to_plan(plan);
   problem.planes = {pointer<void>(values), pointer<float>(scales), pointer<uint32_t>(flags)};
+  problem.cleared = {pointer<int32_t>(std::get<0>(cleared)), std::get<1>(cleared)};
   problem.guarded = guard.has_value();
   if (guard) problem.only_if = to_guard(*guard);
   if (rows > 0 && columns > 0 && (source == 0 || values == 0 || scales == 0 || flags == 0)) {
@@ -74,9 +75,10 @@ void bind_split(py::module_& module) {
              "transposed: its column stride is not 1.");
   module.def("split", &split, py::arg("stream"), py::arg("plan"), py::arg("source"), py::arg("rows"),
              py::arg("columns"), py::arg("row_stride"), py::arg("column_stride"), py::arg("values"), py::arg("scales"),
-             py::arg("flags"), py::arg("guard") = py::none(),
+             py::arg("flags"), py::arg("guard") = py::none(), py::arg("cleared") = FlagsTuple(0, 0),
              "Splits an fp32 matrix to planes, which are 128-byte aligned. guard: None, or at most two (flags, count) "
-             "of split3's planes: nothing is written unless a flag says that it would lose accuracy.");
+             "of split3's planes: nothing is written unless a flag says that it would lose accuracy. cleared: address "
+             "and number of words that are set to zero.");
 }
 
 }  // namespace cutfuse::bindings

@@ -25,8 +25,8 @@ def round_up(value: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class Split:
-    values: Tensor  # [planes, rows, pitch] of fp16 or bf16
-    scales: Tensor  # [pitch / 64, scale_pitch]
+    values: Tensor  # [blocks, planes, rows, 64] of fp16 or bf16
+    scales: Tensor  # [blocks, scale_pitch]
     exponents: Tensor  # [rows, blocks], of each block's largest
     out_of_range: Tensor  # [rows, pitch]
 
@@ -62,14 +62,14 @@ def emulate(x: Tensor, plan: int) -> Split:
     rest = scaled
     for _ in range(PLANES[plan] - 1):
         rest = torch.where(finite, rest - parts[-1].float(), 0.0)
-        rest = rest * 2048 if plan == 3 else rest
         parts.append(rest.to(DTYPES[plan]))
     scales = torch.ones(pitch // BLOCK, round_up(rows, SCALE_ROWS))
     scales[:, :rows] = _power_of_two(clamped - top).T
-    out_of_range = (padded != 0) & (scaled.abs() < 2**-13) & torch.tensor(plan == 3)
+    out_of_range = (padded != 0) & (scaled.abs() < 2**-3) & torch.tensor(plan == 3)
     if plan != 3:
         exponents = torch.zeros_like(exponents)
-    return Split(torch.stack(parts), scales, exponents, out_of_range)
+    values = torch.stack(parts).unflatten(2, (-1, BLOCK)).permute(2, 0, 1, 3).contiguous()
+    return Split(values, scales, exponents, out_of_range)
 
 
 def expected_flags(x: Tensor, plan: int) -> int:
@@ -83,11 +83,15 @@ def expected_flags(x: Tensor, plan: int) -> int:
     return flags
 
 
+def rows_of(values: Tensor) -> Tensor:
+    """[planes, rows, pitch]."""
+    return values.permute(1, 2, 0, 3).flatten(2)
+
+
 def reconstruct(values: Tensor, scales: Tensor, rows: int) -> Tensor:
     """The matrix in fp64, [rows, pitch]."""
-    parts = values.double()
-    total = parts[0] + parts[1] / 2048 if len(parts) == 2 else parts.sum(0)
-    return (total.unflatten(1, (-1, BLOCK)) * scales[:, :rows].T.double().unsqueeze(-1)).flatten(1)
+    blocks = values.double().sum(1) * scales[:, :rows].double().unsqueeze(-1)
+    return blocks.transpose(0, 1).flatten(1)
 
 
 def assert_same_bits(actual: Tensor, expected: Tensor) -> None:

@@ -41,7 +41,7 @@ enum class SplitRun : int32_t { kAlways, kIfClear, kIfTripped };
 struct KSlices {
   int32_t count;     // 1: K is not sliced, and no memory needed
   float* sums;       // [tiles, count, elements of a tile]
-  int32_t* arrived;  // [tiles]
+  int32_t* arrived;  // [tiles]; zero at first: the pass that splits a clears them
 };
 
 // Whether every one of a number of slices has a step of K.

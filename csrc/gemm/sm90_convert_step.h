@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cuda_runtime.h>
+#include <cutlass/arch/barrier.h>
 
 #include <cstdint>
 
@@ -14,22 +15,40 @@
 namespace cutfuse {
 namespace sm90 {
 
-// Where 16 bytes of a row lie in a tile of 128-byte rows that begins at a multiple of 1024 bytes.
-__device__ __forceinline__ int swizzled(int row, int sixteen_bytes) {
-  return row * 128 + (sixteen_bytes ^ row % 8) * 16;
-}
-
 // What a thread has found of split3's range in the rows that it helped to convert.
 struct RangeCounts {
-  uint32_t found = 0;         // flags of planes
+  uint32_t flags = 0;         // of planes
   uint32_t out_of_range = 0;  // elements
   uint32_t absent = 0;        // blocks that were zero, as those past the last row
 
   __device__ __forceinline__ RangeCounts& operator+=(RangeCounts const& other) {
-    found |= other.found;
+    flags |= other.flags;
     out_of_range += other.out_of_range;
     absent += other.absent;
     return *this;
+  }
+};
+
+// What a warpgroup of converters has found, in shared memory; zero at first.
+struct RangeFindings {
+  uint32_t flags;
+  uint32_t out_of_range;  // of the current tile, like the next
+  uint32_t absent;
+
+  // Adds what was found in a tile of so many blocks of a row to what was found before; all of the warpgroup call it.
+  __device__ __forceinline__ void note(RangeCounts const& counts, int blocks, int thread) {
+    constexpr uint32_t kConvertersBarrier = 1;
+    constexpr int kThreads = cutlass::NumThreadsPerWarpGroup;
+    if (counts.flags != 0) atomicOr(&flags, counts.flags);
+    if (counts.out_of_range != 0) atomicAdd(&out_of_range, counts.out_of_range);
+    if (counts.absent != 0) atomicAdd(&absent, counts.absent);
+    cutlass::arch::NamedBarrier::sync(kThreads, kConvertersBarrier);
+    if (thread == 0) {
+      int64_t const elements = (int64_t{blocks} - absent) * kSplitBlock;
+      if (out_of_range * int64_t{split_math::kRareFraction} > elements) flags |= kOutOfRange;
+      out_of_range = absent = 0;
+    }
+    cutlass::arch::NamedBarrier::sync(kThreads, kConvertersBarrier);
   }
 };
 
@@ -41,51 +60,66 @@ struct StepConverter {
   static constexpr int kThreads = 128;
   static constexpr int kLanesPerRow = 2;
   static constexpr int kRowsAtOnce = kThreads / kLanesPerRow;
-  static_assert(tile_rows % kRowsAtOnce == 0, "every thread has a row in each round");
+  static_assert(tile_rows == 2 * kRowsAtOnce, "every thread has two rows");
   static constexpr int kHalfBytes = tile_rows * 128;
   static constexpr int kElements = kSplitBlock / kLanesPerRow;
 
-  // A lane's place in the tile.
+  // A lane's place in a step. Vectors of 16 bytes are numbered by their place in a row of 128 bytes, which a row's
+  // number modulo 8 is added to without carry: so the place of a lane's i-th vector is that of its first with i added.
   struct Lane {
+    int step;  // its first byte, a multiple of 1024
     int row;
     int half;
 
-    // The vector of 16 bytes, in its row of the half, that is the lane's i-th.
-    __device__ __forceinline__ int source(int i) const { return i ^ half * 4; }
-    // The vector of a plane's row that two of them become.
-    __device__ __forceinline__ int target(int i) const { return half * 4 + (i ^ half * 2); }
+    // Of fp32 elements, first to last of the second half in another order.
+    __device__ __forceinline__ int source(int i) const { return place(half * 4) + half * kHalfBytes ^ i * 16; }
+    // Of a plane: what two of them become.
+    __device__ __forceinline__ int target(int i) const { return place(half * 6) ^ i * 16; }
+
+   private:
+    __device__ __forceinline__ int place(int vector) const { return step + row * 128 + (vector ^ row % 8) * 16; }
   };
 
-  // All threads of a warp call it together. thread: of the warpgroup.
-  static __device__ __forceinline__ void convert(char* step, float* scales, int thread, RangeCounts& counts) {
-    CUTFUSE_NO_UNROLL
-    for (int row = thread / kLanesPerRow; row < tile_rows; row += kRowsAtOnce) {
-      convert_row(step, scales, {row, thread % kLanesPerRow}, counts);
-    }
+  // Of a ring of steps, the one that begins at byte `step`. All threads of a warp call it together; thread: of the
+  // warpgroup.
+  static __device__ __forceinline__ void convert(char* ring, int step, float* scales, int thread, RangeCounts& counts) {
+    Lane const first{step, thread / kLanesPerRow, thread % kLanesPerRow};
+    Lane const second{step, first.row + kRowsAtOnce, first.half};
+    float elements[2][kElements];
+    load(ring, first, elements[0]);
+    load(ring, second, elements[1]);
+    __syncwarp();  // all loads are under way before the first is waited for
+    convert_row(ring, scales, first, elements[0], counts);
+    convert_row(ring, scales, second, elements[1], counts);
   }
 
  private:
-  static __device__ __forceinline__ void convert_row(char* step, float* scales, Lane lane, RangeCounts& counts) {
-    float elements[kElements];
-    load(step, lane, elements);
+  static __device__ __forceinline__ void convert_row(char* ring, float* scales, Lane lane,
+                                                     float const (&elements)[kElements], RangeCounts& counts) {
     uint32_t largest = 0;
-    uint32_t lowest_rank = 0xffffffffu;
+    uint32_t lowest[2] = {0xffffffffu, 0xffffffffu};  // of every other element: a chain half as long
     CUTFUSE_UNROLL
-    for (float element : elements) {
-      largest = max(largest, split_math::magnitude_of(element));
-      if constexpr (plan == SplitPlan::kSplit3) lowest_rank = min(lowest_rank, split_math::rank_of(element));
+    for (int i = 0; i < kElements; i += 2) {  // doubled, bits lose the sign; one instruction adds and takes the least
+      uint32_t const first = split_math::to_bits(elements[i]) * 2;
+      uint32_t const second = split_math::to_bits(elements[i + 1]) * 2;
+      largest = __vimax3_u32(largest, first, second);
+      if constexpr (plan == SplitPlan::kSplit3) {
+        lowest[0] = min(lowest[0], first - 1);
+        lowest[1] = min(lowest[1], second - 1);
+      }
     }
-    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+    uint32_t const lowest_rank = min(lowest[0], lowest[1]) / 2;
+    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1)) / 2;
     float const scale = scale_of(largest);
     bool odd = !split_math::is_finite(largest);
     if constexpr (plan == SplitPlan::kSplit3) {
       odd |= split_math::is_extreme(split_math::exponent_of(largest)) || lowest_rank < split_math::lowest_rank(scale);
     }
     if (__any_sync(0xffffffffu, odd)) {
-      counts += convert_odd(step, scales, lane);
+      counts += convert_odd(ring, scales, lane);
       return;
     }
-    store<true>(step, lane, elements, scale);
+    store<true>(ring, lane, elements, scale);
     if (lane.half > 0) return;
     scales[lane.row] = scale;
     if (plan == SplitPlan::kSplit3 && largest == 0) ++counts.absent;
@@ -95,11 +129,10 @@ struct StepConverter {
     return split_math::block_scale<kParts>(split_math::exponent_of(largest));
   }
 
-  static __device__ __forceinline__ void load(char const* step, Lane lane, float (&elements)[kElements]) {
+  static __device__ __forceinline__ void load(char const* ring, Lane lane, float (&elements)[kElements]) {
     CUTFUSE_UNROLL
     for (int i = 0; i < kElements / 4; ++i) {
-      float4 const loaded =
-          *reinterpret_cast<float4 const*>(step + lane.half * kHalfBytes + swizzled(lane.row, lane.source(i)));
+      float4 const loaded = *reinterpret_cast<float4 const*>(ring + lane.source(i));
       float* const to = elements + i * 4;
       to[0] = loaded.x;
       to[1] = loaded.y;
@@ -109,7 +142,7 @@ struct StepConverter {
   }
 
   template <bool finite>
-  static __device__ __forceinline__ void store(char* step, Lane lane, float const (&elements)[kElements], float scale) {
+  static __device__ __forceinline__ void store(char* ring, Lane lane, float const (&elements)[kElements], float scale) {
     float const up = split_math::reciprocal(scale);
     __syncwarp();  // the row's other lane has read its elements too
     CUTFUSE_UNROLL
@@ -123,7 +156,7 @@ struct StepConverter {
         CUTFUSE_UNROLL
         for (int part = 0; part < kParts; ++part) words[part][pair] = parts.words[part];
       }
-      char* const to = step + swizzled(lane.row, lane.target(i));
+      char* const to = ring + lane.target(i);
       CUTFUSE_UNROLL
       for (int part = 0; part < kParts; ++part) {
         *reinterpret_cast<uint4*>(to + part * kHalfBytes) =
@@ -134,9 +167,9 @@ struct StepConverter {
 
   // Where an element of some row is not finite or out of split3's range: looks at every one, and takes the scale of the
   // row's finite ones. It reads them again, so that the usual way needs no registers for this one.
-  static __device__ __noinline__ RangeCounts convert_odd(char* step, float* scales, Lane lane) {
+  static __device__ __noinline__ RangeCounts convert_odd(char* ring, float* scales, Lane lane) {
     float elements[kElements];
-    load(step, lane, elements);
+    load(ring, lane, elements);
     RangeCounts counts;
     uint32_t largest = 0;
     CUTFUSE_NO_UNROLL
@@ -145,7 +178,7 @@ struct StepConverter {
       if (split_math::is_finite(magnitude)) {
         largest = max(largest, magnitude);
       } else {
-        counts.found = kNotFinite | kOutOfRange;
+        counts.flags = kNotFinite | kOutOfRange;
       }
     }
     largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
@@ -156,10 +189,10 @@ struct StepConverter {
       CUTFUSE_NO_UNROLL
       for (float element : elements) counts.out_of_range += split_math::rank_of(element) < bound ? 1 : 0;
       uint32_t const of_row = counts.out_of_range + __shfl_xor_sync(0xffffffffu, counts.out_of_range, 1);
-      if (of_row >= split_math::kManyInBlock || split_math::is_extreme(exponent)) counts.found |= kOutOfRange;
+      if (of_row >= split_math::kManyInBlock || split_math::is_extreme(exponent)) counts.flags |= kOutOfRange;
       if (largest == 0 && lane.half == 0) counts.absent = 1;
     }
-    store<false>(step, lane, elements, scale);
+    store<false>(ring, lane, elements, scale);
     if (lane.half == 0) scales[lane.row] = scale;
     return counts;
   }

@@ -11,6 +11,7 @@
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 #include <cutlass/util/packed_stride.hpp>
 
+#include "common/early_launch.h"
 #include "epilogue/sm90_program_visitor.h"
 #include "gemm/launch.h"
 #include "gemm/problem.h"
@@ -60,7 +61,7 @@ struct OverPlanes : Cooperative {
 };
 using Split3 = OverPlanes<SplitPlan::kSplit3, false, 3, 3>;
 using Split6 = OverPlanes<SplitPlan::kSplit6, false, 2, 2>;
-using Convert3 = OverPlanes<SplitPlan::kSplit3, true, 3, 3>;
+using Convert3 = OverPlanes<SplitPlan::kSplit3, true, 2, 4>;
 using Convert6 = OverPlanes<SplitPlan::kSplit6, true, 2, 2>;
 
 template <class Schedule>
@@ -181,14 +182,6 @@ typename Kernel::Arguments make_arguments(GemmLaunch const& launch) {
   return arguments;
 }
 
-// No slice of K has arrived at any tile yet.
-inline cudaError_t clear_arrivals(GemmProblem const& problem, KSlices const& slices, cudaStream_t stream) {
-  if (slices.count == 1) return cudaSuccess;
-  constexpr int64_t kTile = TileOrder::kTile;
-  int64_t const tiles = (problem.m + kTile - 1) / kTile * ((problem.n + kTile - 1) / kTile);
-  return cudaMemsetAsync(slices.arrived, 0, tiles * sizeof(*slices.arrived), stream);
-}
-
 template <class Kernel>
 LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
   auto const arguments = make_arguments<Kernel>(launch);
@@ -204,24 +197,18 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
     return {status, "setting the shared memory size"};
   }
 
-  if constexpr (Kernel::kSplit) {
-    status = clear_arrivals(launch.problem, launch.buffers.slices, stream);
-    if (status != cudaSuccess) {
-      return {status, "clearing the arrivals of slices"};
-    }
-  }
-
   using Cluster = typename Kernel::ClusterShape;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {cute::size<0>(Cluster{}), cute::size<1>(Cluster{}), cute::size<2>(Cluster{})};
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {cute::size<0>(Cluster{}), cute::size<1>(Cluster{}), cute::size<2>(Cluster{})};
+  attributes[1] = early_launch_attribute();
   cudaLaunchConfig_t config{};
   config.gridDim = Kernel::get_grid_shape(params);
   config.blockDim = Kernel::get_block_shape();
   config.dynamicSmemBytes = Kernel::SharedStorageSize;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = Kernel::kSplit ? 2 : 1;  // a product over planes follows a pass that splits
   void* kernel_arguments[] = {&params};
   status = cudaLaunchKernelExC(&config, kernel, kernel_arguments);
   return {status, "launching the kernel"};

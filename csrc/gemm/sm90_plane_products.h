@@ -54,10 +54,10 @@ struct PlaneProducts {
     int first_b;
   };
 
-  // Issues all products of the plan over a step but high by high, the smallest first: what the tensor core truncates is
-  // relative to the sum so far.
+  // Issues all products of the plan over a step, the smallest first: what the tensor core truncates is relative to the
+  // sum so far. finish() waits for sum.
   template <class A, class B, class Accumulator>
-  CUTLASS_DEVICE static void issue_small(TiledMma& mma, Step<A, B> const& step, Accumulator& sum) {
+  CUTLASS_DEVICE static void issue_all(TiledMma& mma, Step<A, B> const& step, Accumulator& sum) {
     mma.accumulate_ = cute::GMMA::ScaleOut::Zero;
     cutlass::warpgroup_fence_operand(sum);
     cutlass::warpgroup_arrive();
@@ -68,19 +68,6 @@ struct PlaneProducts {
     }
     issue(mma, step, 0, 1, sum);
     issue(mma, step, 1, 0, sum);
-    cutlass::warpgroup_commit_batch();
-  }
-
-  // Adds high by high. split3's low scale is taken out of the sum before.
-  template <class A, class B, class Accumulator>
-  CUTLASS_DEVICE static void issue_high(TiledMma& mma, Step<A, B> const& step, Accumulator& sum) {
-    if constexpr (plan == SplitPlan::kSplit3) {
-      finish(sum);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < decltype(cute::size(sum))::value; ++i) sum(i) *= 1.0f / kLowScale;
-      cutlass::warpgroup_fence_operand(sum);
-    }
-    cutlass::warpgroup_arrive();
     issue(mma, step, 0, 0, sum);
     cutlass::warpgroup_commit_batch();
   }

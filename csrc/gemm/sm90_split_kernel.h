@@ -7,6 +7,7 @@
 
 #include <cute/tensor.hpp>
 
+#include "common/early_launch.h"
 #include "gemm/sm90_split_mainloop.h"
 #include "gemm/sm90_tile_order.h"
 #include "split/split_guard.h"
@@ -30,8 +31,8 @@ struct SplitKernel {
   static constexpr uint32_t MinBlocksPerMultiprocessor = 1;
   // Registers of a thread of each; together not more than the 65536 of a multiprocessor.
   static constexpr uint32_t kProducerRegisters = Mainloop::kConvertsB ? 24 : 40;
-  static constexpr uint32_t kConverterRegisters = 104;
-  static constexpr uint32_t kConsumerRegisters = Mainloop::kConvertsB ? 192 : 232;
+  static constexpr uint32_t kConverterRegisters = 120;
+  static constexpr uint32_t kConsumerRegisters = Mainloop::kConvertsB ? 184 : 232;
 
   struct SharedStorage {
     typename Mainloop::SharedStorage mainloop;
@@ -85,15 +86,17 @@ struct SplitKernel {
 
   // All threads of the block call it. What the guard says is the same for every block of the grid.
   CUTLASS_DEVICE void operator()(Params const& params, char* shared_memory) const {
-    bool const tripped = guard_trips(params.guard);
-    bool const runs = params.run == SplitRun::kAlways || tripped == (params.run == SplitRun::kIfTripped);
-    Mainloop::initialize_flags(params.mainloop);
-    if (!runs) return;
+    let_next_kernel_start();
     auto& storage = *reinterpret_cast<SharedStorage*>(shared_memory);
     if (threadIdx.x == 0) {
       Mainloop::initialize(storage.mainloop, params.mainloop);
       Epilogue::prefetch_tma_descriptors(params.epilogue);
     }
+    wait_for_previous_kernel();
+    bool const tripped = guard_trips(params.guard);
+    bool const runs = params.run == SplitRun::kAlways || tripped == (params.run == SplitRun::kIfTripped);
+    Mainloop::initialize_flags(params.mainloop);
+    if (!runs) return;
     __syncthreads();
     int const warp_group = cutlass::canonical_warp_group_idx();
     if (warp_group == 0) {
@@ -154,6 +157,7 @@ struct SplitKernel {
     TiledMma mma;
     typename Mainloop::Progress progress;
     bool stores = false;
+    Mainloop::Turns::begin(thread);
     for (int unit = blockIdx.x; unit < params.order.units(); unit += gridDim.x) {
       TileSlice const work = params.order.at(unit);
       auto total = cute::partition_fragment_C(mma, cute::take<0, 2>(typename Mainloop::TileShape{}));
@@ -166,6 +170,7 @@ struct SplitKernel {
       stored = cute::get<1>(next);
       stores = true;
     }
+    Mainloop::Turns::end(thread);
     if (stores) epilogue.store_tail(load_pipeline, loaded, store_pipeline, stored);
   }
 

@@ -13,6 +13,7 @@
 #include <cute/tensor.hpp>
 #include <cutlass/pipeline/pipeline.hpp>
 
+#include "gemm/sm90_consumer_turns.h"
 #include "gemm/sm90_convert_step.h"
 #include "gemm/sm90_plane_products.h"
 #include "gemm/sm90_tile_order.h"
@@ -46,13 +47,14 @@ struct SplitMainloop {
   static constexpr int kSourcesB = converts_b ? 1 : kPlanes;
   static constexpr int kPlaneB = kTileN * kSplitBlock;  // elements
   using Converter = StepConverter<plan, kTileN>;
+  // The converters are what the consumers wait for where B is converted, and turns make that 3% slower.
+  using Turns = ConsumerTurns<!converts_b>;
 
   using PositionA = cutlass::PipelineState<buffers_a>;
   using PositionB = cutlass::PipelineState<buffers_b>;
   using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
   using Barrier = cutlass::arch::ClusterBarrier;
   static constexpr int kConverterGroups = converts_b ? 1 : 0;
-  static constexpr int kConverters = kConverterGroups * cutlass::NumThreadsPerWarpGroup;
   static constexpr int kConsumers = 2 * cutlass::NumThreadsPerWarpGroup;
 
   struct SharedStorage {
@@ -67,11 +69,9 @@ struct SplitMainloop {
     Barrier converted_b[buffers_b];
     Barrier free_a[buffers_a];
     Barrier free_b[buffers_b];
-    Barrier decided;        // once a tile: whether it takes a second pass
-    uint32_t again[2];      // by turns
-    uint32_t found;         // flags of planes, zero at first
-    uint32_t out_of_range;  // elements of B, of the current tile; zero at first
-    uint32_t absent;        // blocks of B that were zero, of the current tile; zero at first
+    Barrier decided;    // once a tile: whether it takes a second pass
+    uint32_t again[2];  // by turns
+    RangeFindings range_b;
   };
 
   struct Arguments {
@@ -96,8 +96,8 @@ struct SplitMainloop {
     float const* scales_b;
     int m;
     int n;
-    int k;
-    int columns_b;      // of B as it is copied
+    cute::Shape<int, int, int> copied_a;  // as the copy engine takes them
+    cute::Shape<int, int, int> copied_b;
     uint32_t* flags_b;  // null where nobody reads them
     int flag_count_b;
   };
@@ -108,32 +108,34 @@ struct SplitMainloop {
   static Params make_params(int m, int n, int k, Arguments const& arguments) {
     using cute::_1;
     using Stride = typename Params::StrideA;
+    // (rows, K within a step, step and plane)
     auto const planes_of = [k](Planes const& planes, int rows) {
-      return cute::make_tensor(
-          static_cast<Element const*>(planes.values),
-          cute::make_layout(cute::make_shape(rows, k, int{kPlanes}), Stride{k, _1{}, static_cast<int64_t>(rows) * k}));
+      int const slabs = k / kSplitBlock * kPlanes;
+      return cute::make_tensor(static_cast<Element const*>(planes.values),
+                               cute::make_layout(cute::make_shape(rows, int{kSplitBlock}, slabs),
+                                                 Stride{kSplitBlock, _1{}, static_cast<int64_t>(rows) * kSplitBlock}));
     };
-    int columns_b = k;
+    auto const a = planes_of(arguments.a, m);
     auto const b = [&] {
       if constexpr (converts_b) {
         ConvertedOperand const& operand = arguments.converted_b;
-        columns_b = static_cast<int>(operand.columns);
+        int const columns = static_cast<int>(operand.columns);
         return cute::make_tensor(operand.data,
-                                 cute::make_layout(cute::make_shape(n, columns_b, 1), Stride{operand.pitch, _1{}, 0}));
+                                 cute::make_layout(cute::make_shape(n, columns, 1), Stride{operand.pitch, _1{}, 0}));
       } else {
         return planes_of(arguments.b, n);
       }
     }();
     constexpr cute::Shape<_1, _1, _1> kNoCluster{};
-    return {cute::make_tma_copy_A_sm90(typename Products::CopyA{}, planes_of(arguments.a, m),
-                                       LayoutA{}(cute::_, cute::_, cute::Int<0>{}), Tile{}, kNoCluster),
+    return {cute::make_tma_copy_A_sm90(typename Products::CopyA{}, a, LayoutA{}(cute::_, cute::_, cute::Int<0>{}),
+                                       Tile{}, kNoCluster),
             cute::make_tma_copy_B_sm90(typename Products::CopyB{}, b, SourceLayoutB{}, Tile{}, kNoCluster),
             arguments.a.scales,
             arguments.b.scales,
             m,
             n,
-            k,
-            columns_b,
+            cute::shape(a.layout()),
+            cute::shape(b.layout()),
             arguments.converted_b.flags,
             arguments.converted_b.flag_count};
   }
@@ -153,7 +155,7 @@ struct SplitMainloop {
     }
     storage.decided.init(1);
     storage.again[0] = storage.again[1] = 0;
-    storage.found = storage.out_of_range = storage.absent = 0;
+    storage.range_b = {};
     cutlass::arch::fence_barrier_init();
   }
 
@@ -169,9 +171,9 @@ struct SplitMainloop {
   CUTLASS_DEVICE static void load_a(Params const& params, SharedStorage& storage, int tile_m, StepRange steps,
                                     Progress& progress) {
     using cute::_;
-    auto const from = params.load_a.get_slice(0).partition_S(cute::local_tile(
-        params.load_a.get_tma_tensor(cute::make_shape(params.m, params.k, int{kPlanes})), Tile{},
-        cute::make_coord(tile_m, _, _), cute::Step<cute::_1, cute::Underscore, cute::_1>{}));  // (.., k, plane)
+    auto const from = params.load_a.get_slice(0).partition_S(
+        cute::local_tile(params.load_a.get_tma_tensor(params.copied_a), Tile{}, cute::make_coord(tile_m, _, 0),
+                         cute::Step<cute::_1, cute::Underscore, cute::_1>{}));  // (.., step and plane)
     auto const to = params.load_a.get_slice(0).partition_D(
         cute::make_tensor(cute::make_smem_ptr(storage.a.data()), LayoutA{}));  // (.., buffer and plane)
     int const pitch = (params.m + kScaleAlignment - 1) / kScaleAlignment * kScaleAlignment;
@@ -185,7 +187,8 @@ struct SplitMainloop {
         storage.full_a[buffer].arrive_and_expect_tx(kBytesA);
         CUTLASS_PRAGMA_UNROLL
         for (int plane = 0; plane < kPlanes; ++plane) {
-          cute::copy(params.load_a.with(*full), from(_, _, _, step, plane), to(_, _, _, buffer * kPlanes + plane));
+          cute::copy(params.load_a.with(*full), from(_, _, _, step * kPlanes + plane),
+                     to(_, _, _, buffer * kPlanes + plane));
         }
         auto& to_scales = storage.scales_a[progress.a.phase() ^ 1][buffer];  // producers are a phase ahead
         cute::SM90_BULK_COPY_G2S::copy(scales + static_cast<int64_t>(step) * pitch, full, to_scales, sizeof(to_scales));
@@ -198,9 +201,9 @@ struct SplitMainloop {
                                     Progress& progress) {
     using cute::_;
     auto const copy = params.load_b.get_slice(0);
-    auto const from = copy.partition_S(
-        cute::local_tile(params.load_b.get_tma_tensor(cute::make_shape(params.n, params.columns_b, int{kSourcesB})),
-                         Tile{}, cute::make_coord(_, tile_n, _), cute::Step<cute::Underscore, cute::_1, cute::_1>{}));
+    auto const from = copy.partition_S(cute::local_tile(params.load_b.get_tma_tensor(params.copied_b), Tile{},
+                                                        cute::make_coord(_, tile_n, _),
+                                                        cute::Step<cute::Underscore, cute::_1, cute::_1>{}));
     int const pitch = (params.n + kScaleAlignment - 1) / kScaleAlignment * kScaleAlignment;
     for_each_pass(storage, progress, [&] {
       CUTLASS_PRAGMA_NO_UNROLL
@@ -212,7 +215,8 @@ struct SplitMainloop {
         CUTLASS_PRAGMA_UNROLL
         for (int source = 0; source < kSourcesB; ++source) {
           auto* const to = reinterpret_cast<SourceB*>(buffer_b(storage, buffer)) + source * kPlaneB;
-          cute::copy(params.load_b.with(*full), from(_, _, _, step, source),
+          int const slab = converts_b ? 0 : step * kPlanes + source;
+          cute::copy(params.load_b.with(*full), from(_, _, _, converts_b ? step : 0, slab),
                      copy.partition_D(cute::make_tensor(cute::make_smem_ptr(to), SourceLayoutB{})));
         }
         if constexpr (!converts_b) {
@@ -232,13 +236,13 @@ struct SplitMainloop {
       for (int step = 0; step < steps.count; ++step, ++progress.b) {
         int const buffer = progress.b.index();
         storage.full_b[buffer].wait(progress.b.phase());
-        Converter::convert(reinterpret_cast<char*>(buffer_b(storage, buffer)),
+        Converter::convert(reinterpret_cast<char*>(storage.b.data()), buffer * kPlanes * kPlaneB * sizeof(Element),
                            storage.scales_b[progress.b.phase()][buffer], thread, counts);
         cutlass::arch::fence_view_async_shared();
         storage.converted_b[buffer].arrive();
       }
     });
-    if constexpr (plan == SplitPlan::kSplit3) note_range(storage, steps.count, thread, counts);
+    if constexpr (plan == SplitPlan::kSplit3) storage.range_b.note(counts, steps.count * kTileN, thread);
   }
 
   // Leaves in total the tile's product over its steps; two warpgroups do.
@@ -248,8 +252,7 @@ struct SplitMainloop {
     Accumulator sum = cute::make_fragment_like(total);
     cute::clear(total);
     TiledMma mma;
-    int const warp_group = __shfl_sync(0xffffffff, thread / cutlass::NumThreadsPerWarpGroup, 0);
-    auto const slice = mma.get_slice(warp_group * cutlass::NumThreadsPerWarpGroup);
+    auto const slice = mma.get_slice(Turns::warp_group_of(thread) * cutlass::NumThreadsPerWarpGroup);
     auto const a_tile = cute::make_tensor(cute::make_smem_ptr(storage.a.data()), LayoutA{});
     auto const b_tile = cute::make_tensor(cute::make_smem_ptr(storage.b.data()), LayoutB{});
     auto const a = slice.make_fragment_A(slice.partition_A(a_tile));
@@ -289,7 +292,7 @@ struct SplitMainloop {
   // After a block's last tile, by the threads that convert.
   CUTLASS_DEVICE static void store_flags(Params const& params, SharedStorage const& storage, int thread) {
     if constexpr (plan == SplitPlan::kSplit3) {
-      if (thread == 0 && params.flags_b != nullptr) params.flags_b[blockIdx.x] = storage.found;
+      if (thread == 0 && params.flags_b != nullptr) params.flags_b[blockIdx.x] = storage.range_b.flags;
     }
   }
 
@@ -341,8 +344,9 @@ struct SplitMainloop {
   template <class Planes, class Accumulator>
   CUTLASS_DEVICE static void multiply_step(SharedStorage& storage, int thread, TiledMma& mma, Planes const& planes,
                                            Accumulator& sum, Accumulator& total, Progress& progress) {
-    Products::issue_small(mma, planes, sum);
-    Products::issue_high(mma, planes, sum);
+    Turns::take(thread);
+    Products::issue_all(mma, planes, sum);
+    Turns::pass(thread);
     Products::finish(sum);
     TileScales<kTileN> scales;  // this thread's elements begin at this row and column of the tile
     scales.read_rows(storage.scales_a[progress.a.phase()][progress.a.index()] + thread / 32 * 16 + thread % 32 / 4);
@@ -357,40 +361,25 @@ struct SplitMainloop {
   CUTLASS_DEVICE static void take_not_finite(Accumulator const& sum, Accumulator& total) {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < decltype(cute::size(sum))::value; ++i) {
-      if (!is_finite(sum(i))) total(i) = sum(i);
+      if (!split_math::is_finite(split_math::magnitude_of(sum(i)))) total(i) = sum(i);
     }
   }
-
-  CUTLASS_DEVICE static bool is_finite(float value) { return ::fabsf(value) <= 3.402823466e38f; }
 
   // Whether the tile takes a second pass, for its producers too. They have all read what was decided of the tile before
   // when they have delivered this one.
   template <class Accumulator>
   CUTLASS_DEVICE static bool decide(SharedStorage& storage, int thread, Accumulator const& total, uint32_t turn) {
-    bool finite = true;
+    uint32_t largest = 0;
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < decltype(cute::size(total))::value; ++i) finite = finite && is_finite(total(i));
-    if (!finite) storage.again[turn] = 1;
+    for (int i = 0; i < decltype(cute::size(total))::value; ++i) {
+      largest = cute::max(largest, split_math::magnitude_of(total(i)));
+    }
+    if (!split_math::is_finite(largest)) storage.again[turn] = 1;
     if (thread == 0) storage.again[turn ^ 1] = 0;
     synchronize_consumers();
     bool const again = *static_cast<uint32_t volatile*>(&storage.again[turn]) != 0;
     if (thread == 0) storage.decided.arrive();
     return again;
-  }
-
-  // Adds what was found in a tile to what was found before.
-  CUTLASS_DEVICE static void note_range(SharedStorage& storage, int steps, int thread, RangeCounts const& counts) {
-    constexpr uint32_t kConvertersBarrier = 1;
-    if (counts.found != 0) atomicOr(&storage.found, counts.found);
-    if (counts.out_of_range != 0) atomicAdd(&storage.out_of_range, counts.out_of_range);
-    if (counts.absent != 0) atomicAdd(&storage.absent, counts.absent);
-    cutlass::arch::NamedBarrier::sync(kConverters, kConvertersBarrier);
-    if (thread == 0) {
-      int64_t const elements = (int64_t{steps} * kTileN - storage.absent) * kSplitBlock;
-      if (storage.out_of_range * int64_t{split_math::kRareFraction} > elements) storage.found |= kOutOfRange;
-      storage.out_of_range = storage.absent = 0;
-    }
-    cutlass::arch::NamedBarrier::sync(kConverters, kConvertersBarrier);
   }
 };
 

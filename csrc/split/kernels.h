@@ -13,8 +13,10 @@ struct SplitParameters {
   float const* source;
   int64_t row_stride;
   int64_t column_stride;
-  int64_t plane_stride;
+  int64_t plane_stride;  // elements from a part's to the next's
+  int64_t block_stride;  // and from a block of columns to the next
   Planes planes;
+  ClearedWords cleared;
   SplitGuard only_if;
   int32_t rows;
   int32_t columns;

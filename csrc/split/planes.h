@@ -1,9 +1,10 @@
 // An fp32 matrix as planes of 16-bit parts, so that 16-bit tensor cores multiply it with fp32's accuracy. Every 64
 // elements of a row (a block) share a power-of-two scale that brings their largest near the top of the type's range.
 //
-// split3: fp16 high = x * s, low = (x * s - high) * 2^11, with the largest of a block in [2^14, 2^15); a product is
-// high * high + (high * low + low * high) * 2^-11. Ootomo and Yokota, 2022, with a scale for each block in place of one
-// for all.
+// split3: fp16 high = x * s, low = x * s - high, with the largest of a block in [2^14, 2^15); a product is
+// high * high + high * low + low * high. Markidis et al., 2018, with a scale for each block. Ootomo and Yokota, 2022,
+// multiply low by 2^11, which keeps 22 bits of elements 2^27 and not only 2^17 below their block's largest, and takes
+// the low products out of the chain of instructions: 3 to 6% of the time (H200). Elements below go to split6.
 // split6: bf16 high, middle and low, each the rounded rest, with the largest of a block in [1, 2); the six largest
 // products. bf16 has fp32's range of exponents: only products 2^126 below those of their blocks' largest are lost.
 #pragma once
@@ -16,7 +17,6 @@ enum class SplitPlan : int32_t { kSplit3 = 3, kSplit6 = 6 };
 
 constexpr int kSplitBlock = 64;       // elements of a row under one scale, and of a main loop's step
 constexpr int kScaleAlignment = 128;  // rows: the scales of a tile are copied at once
-constexpr float kLowScale = 2048.0f;  // of split3's low plane
 
 // What a block of the splitting kernel found, OR-ed bits.
 constexpr uint32_t kOutOfRange = 1;  // split3 would lose accuracy
@@ -28,14 +28,15 @@ constexpr int plane_count(SplitPlan plan) { return plan == SplitPlan::kSplit3 ? 
 struct PlanesShape {
   int64_t rows;
   int64_t columns;
-  int64_t pitch;        // elements of a row, columns rounded up to whole blocks; the rest is zero
+  int64_t pitch;        // columns rounded up to whole blocks; the rest is zero
   int64_t scale_pitch;  // rows rounded up to kScaleAlignment
   int64_t flag_count;   // words, one for each block of the splitting kernel
 };
 
-// In device memory, each part 128-byte aligned.
+// In device memory, each part 128-byte aligned. A block of columns lies together: so what a step of a product's main
+// loop reads of a plane is contiguous.
 struct Planes {
-  void* values;     // [plane_count, rows, pitch] of 16 bits
+  void* values;     // [pitch / kSplitBlock, plane_count, rows, kSplitBlock] of 16 bits
   float* scales;    // [pitch / kSplitBlock, scale_pitch]: values times scales give the matrix; 1 past the last row
   uint32_t* flags;  // [flag_count], each written by every launch that runs
 };
@@ -47,6 +48,12 @@ struct ConvertedOperand {
   int64_t columns;
   uint32_t* flags;  // [flag_count], a word for each block of the product's grid, as in Planes; null to keep none
   int32_t flag_count;
+};
+
+// Words of device memory that a pass sets to zero for the kernel after it.
+struct ClearedWords {
+  int32_t* words;
+  int32_t count;
 };
 
 // Whether the flags of two operands' planes say that split3 would lose accuracy; null flags never do.

@@ -22,8 +22,10 @@ cudaError_t run_split(SplitProblem const& problem, cudaStream_t stream) {
   parameters.source = problem.source;
   parameters.row_stride = problem.row_stride;
   parameters.column_stride = problem.column_stride;
-  parameters.plane_stride = shape.rows * shape.pitch;
+  parameters.plane_stride = shape.rows * kSplitBlock;
+  parameters.block_stride = plane_count(problem.plan) * parameters.plane_stride;
   parameters.planes = problem.planes;
+  parameters.cleared = problem.cleared;
   parameters.only_if = problem.only_if;
   parameters.rows = static_cast<int32_t>(shape.rows);
   parameters.columns = static_cast<int32_t>(shape.columns);

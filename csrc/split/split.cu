@@ -4,7 +4,6 @@
 #include "common/vector_access.h"
 #include "split/kernels.h"
 #include "split/split_block.h"
-#include "split/split_guard.h"
 
 namespace cutfuse {
 namespace {
@@ -63,22 +62,20 @@ __device__ __forceinline__ void store_scales(SplitParameters const& parameters, 
 template <SplitPlan plan>
 __device__ __forceinline__ void split_values(SplitParameters const& parameters, RowsPosition const& at,
                                              ThreadValues& values, SplitFindings& findings) {
-  int64_t const pitch = parameters.pitch;
-  bool const inside = at.column < pitch;
-  uint16_t* high = static_cast<uint16_t*>(parameters.planes.values) + at.row * pitch + at.column;
+  bool const inside = at.column < parameters.pitch;
+  uint16_t* const high = first_part(parameters, at.row, at.column);
   ThreadScales scales;
   scale_blocks<plan>(values, scales, findings);
   CUTFUSE_UNROLL
   for (int row = 0; row < kRows; ++row) {
-    if (inside && row < at.rows) store_parts<plan>(values[row], high, parameters.plane_stride);
-    high += pitch;
+    if (inside && row < at.rows) store_parts<plan>(values[row], high + row * kSplitBlock, parameters.plane_stride);
   }
   if (inside && threadIdx.x % kGroupLanes == 0) store_scales(parameters, at, scales);
 }
 
 template <SplitPlan plan, bool vectors>
 __global__ void __launch_bounds__(kBlockThreads, 4) split_rows(__grid_constant__ SplitParameters const parameters) {
-  if (parameters.guarded && !guard_trips(parameters.only_if)) return;
+  if (!begin_pass(parameters)) return;
   int const group = static_cast<int>(threadIdx.x) / kGroupLanes;
   int const lane = static_cast<int>(threadIdx.x) % kGroupLanes;
   int const width = 1 << parameters.width_shift;
@@ -114,7 +111,7 @@ bool has_aligned_rows(SplitParameters const& parameters) {
 template <SplitPlan plan>
 cudaError_t launch_plan(SplitParameters const& parameters, cudaStream_t stream) {
   auto* const kernel = has_aligned_rows(parameters) ? &split_rows<plan, true> : &split_rows<plan, false>;
-  return launch(kernel, parameters.blocks, kBlockThreads, stream, parameters);
+  return launch_pass(kernel, parameters, stream);
 }
 
 }  // namespace

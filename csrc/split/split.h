@@ -17,8 +17,9 @@ struct SplitProblem {
   int64_t column_stride;
   SplitPlan plan;
   Planes planes;
+  ClearedWords cleared;
   SplitGuard only_if;
-  bool guarded;  // every block returns at once unless only_if trips
+  bool guarded;  // every block returns at once unless only_if trips; starts early (see common/early_launch.h)
 };
 
 // Sizes of the planes; transposed: column_stride is not 1. Host code that knows no CUDA.

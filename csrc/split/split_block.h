@@ -6,9 +6,12 @@
 
 #include <cstdint>
 
+#include "common/early_launch.h"
 #include "common/launch.h"
 #include "common/macros.h"
+#include "split/kernels.h"
 #include "split/planes.h"
+#include "split/split_guard.h"
 #include "split/split_math.h"
 
 namespace cutfuse {
@@ -29,6 +32,25 @@ struct SplitFindings {
 
 using ThreadValues = float[kThreadRows][kLaneElements];
 using ThreadScales = float[kThreadRows];
+
+// A guarded pass follows a product, whose end it need not wait for to start.
+inline cudaError_t launch_pass(void (*kernel)(SplitParameters), SplitParameters const& parameters,
+                               cudaStream_t stream) {
+  return parameters.guarded ? launch_early(kernel, parameters.blocks, kBlockThreads, stream, parameters)
+                            : launch(kernel, parameters.blocks, kBlockThreads, stream, parameters);
+}
+
+// What a pass begins with, by all threads. Whether it is to run.
+__device__ __forceinline__ bool begin_pass(SplitParameters const& parameters) {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  if (parameters.guarded && !guard_trips(parameters.only_if)) return false;
+  if (blockIdx.x > 0) return true;
+  for (int i = static_cast<int>(threadIdx.x); i < parameters.cleared.count; i += static_cast<int>(blockDim.x)) {
+    parameters.cleared.words[i] = 0;
+  }
+  return true;
+}
 
 // A lane's largest finite magnitude of each block. Seldom is one not finite: the largest of all tells.
 template <SplitPlan plan>
@@ -100,6 +122,12 @@ __device__ __forceinline__ void scale_blocks(ThreadValues& values, ThreadScales&
     for (int i = 0; i < kLaneElements; ++i)
       values[row][i] = split_math::scale_up<plane_count(plan)>(values[row][i], up);
   }
+}
+
+// Where an element's first part goes.
+__device__ __forceinline__ uint16_t* first_part(SplitParameters const& parameters, int row, int column) {
+  return static_cast<uint16_t*>(parameters.planes.values) + column / kSplitBlock * parameters.block_stride +
+         static_cast<int64_t>(row) * kSplitBlock + column % kSplitBlock;
 }
 
 // A lane's four scaled elements to the planes; `high` is where the first goes in the first plane.

@@ -80,10 +80,11 @@ CUTFUSE_HOST_DEVICE float scale_up(float x, float up) {
 // Whether a block's scale alone makes split3 unsafe.
 CUTFUSE_HOST_DEVICE bool is_extreme(int exponent) { return exponent < -kSafeExponent || exponent > kSafeExponent; }
 
-// Split3 keeps less than 22 bits of x, as its low part is a denormal fp16 number, if x is not zero and scaled it is
-// below 2^-13: if its rank is below the scale's. Taking 1 away ranks zero above all else.
+// Split3 keeps less than 22 bits of x if x is not zero and scaled it is below 2^-3: its low part is then a multiple of
+// 2^-24, fp16's least number, and rounding it errs by up to 2^-25. So if its rank is below the scale's. Taking 1 away
+// ranks zero above all else.
 CUTFUSE_HOST_DEVICE uint32_t rank_of(float x) { return magnitude_of(x) - 1u; }
-CUTFUSE_HOST_DEVICE uint32_t lowest_rank(float scale) { return rank_of(scale * 0x1p-13f); }
+CUTFUSE_HOST_DEVICE uint32_t lowest_rank(float scale) { return rank_of(scale * 0x1p-3f); }
 
 // Round to nearest even, as the device's conversions do, to their NaN.
 constexpr uint32_t kNan16 = 0x7fff;
@@ -161,7 +162,7 @@ CUTFUSE_HOST_DEVICE PairParts<parts> split_pair(float first, float second) {
     for (int i = 0; i < 2; ++i) {
       float const error = rest[i] - widen<parts>(result.words[part - 1], i);  // exact, and NaN of what is not finite
       float const known = finite || part > 1 || error == error ? error : 0.0f;
-      rest[i] = parts == 2 ? known * kLowScale : known;
+      rest[i] = known;
     }
     result.words[part] = round_pair<parts>(rest[0], rest[1]);
   }

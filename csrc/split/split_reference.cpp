@@ -50,7 +50,7 @@ template <int parts>
 uint32_t split_matrix(float const* source, int64_t rows, int64_t columns, uint16_t* values, float* scales) {
   int64_t const blocks = (columns + kSplitBlock - 1) / kSplitBlock;
   int64_t const scale_pitch = (rows + kScaleAlignment - 1) / kScaleAlignment * kScaleAlignment;
-  int64_t const pitch = blocks * kSplitBlock;
+  int64_t const plane_stride = rows * kSplitBlock;
   Findings findings;
   std::fill(scales, scales + blocks * scale_pitch, 1.0f);
   for (int64_t row = 0; row < rows; ++row) {
@@ -59,7 +59,7 @@ uint32_t split_matrix(float const* source, int64_t rows, int64_t columns, uint16
       float elements[kSplitBlock] = {};
       std::copy_n(source + row * columns + first, std::min<int64_t>(columns - first, kSplitBlock), elements);
       scales[block * scale_pitch + row] =
-          split_block<parts>(elements, values + row * pitch + first, rows * pitch, findings);
+          split_block<parts>(elements, values + (block * parts * rows + row) * kSplitBlock, plane_stride, findings);
     }
   }
   if (findings.out_of_range * split_math::kRareFraction > rows * columns) {

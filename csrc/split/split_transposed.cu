@@ -4,7 +4,6 @@
 #include "common/vector_access.h"
 #include "split/kernels.h"
 #include "split/split_block.h"
-#include "split/split_guard.h"
 
 namespace cutfuse {
 namespace {
@@ -103,14 +102,13 @@ template <SplitPlan plan>
 __device__ __forceinline__ void split_tile(SplitParameters const& parameters, TilePosition const& at,
                                            ThreadValues& values, SplitFindings& findings) {
   int const column = static_cast<int>(threadIdx.x) % kGroupLanes * kLaneElements;
-  uint16_t* high = static_cast<uint16_t*>(parameters.planes.values) +
-                   static_cast<int64_t>(at.row + row_in_tile(0)) * parameters.pitch + at.column + column;
+  uint16_t* const high = first_part(parameters, at.row + row_in_tile(0), at.column + column);
   ThreadScales scales;
   scale_blocks<plan>(values, scales, findings);
   CUTFUSE_UNROLL
   for (int index = 0; index < kRows; ++index) {
-    if (row_in_tile(index) < at.rows) store_parts<plan>(values[index], high, parameters.plane_stride);
-    high += 2 * static_cast<int64_t>(parameters.pitch);
+    if (row_in_tile(index) >= at.rows) continue;
+    store_parts<plan>(values[index], high + 2 * index * kSplitBlock, parameters.plane_stride);
   }
   store_scales(parameters, at, scales);
 }
@@ -119,7 +117,7 @@ template <SplitPlan plan, bool vectors>
 __global__ void __launch_bounds__(kBlockThreads, 4)
     split_transposed(__grid_constant__ SplitParameters const parameters) {
   __shared__ float tile_values[kSplitBlock * kTilePitch];
-  if (parameters.guarded && !guard_trips(parameters.only_if)) return;
+  if (!begin_pass(parameters)) return;
   int const column = static_cast<int>(threadIdx.x) % kGroupLanes * kLaneElements;
   bool const along_rows = parameters.row_stride <= parameters.column_stride;
   // Neighbouring tiles lie along rows, as the source does.
@@ -163,7 +161,7 @@ bool has_aligned_columns(SplitParameters const& parameters) {
 template <SplitPlan plan>
 cudaError_t launch_plan(SplitParameters const& parameters, cudaStream_t stream) {
   auto* const kernel = has_aligned_columns(parameters) ? &split_transposed<plan, true> : &split_transposed<plan, false>;
-  return launch(kernel, parameters.blocks, kBlockThreads, stream, parameters);
+  return launch_pass(kernel, parameters, stream);
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ class Planes(NamedTuple):
     plan: int
     rows: int
     pitch: int  # columns, rounded up to whole blocks
-    values: Tensor  # [planes, rows, pitch]
+    values: Tensor  # [blocks, planes, rows, columns of a block], flat
     scales: Tensor  # [blocks, rows rounded up]
     flags: Tensor  # int32
 
@@ -69,17 +69,17 @@ def flag_addresses(flags: Sequence[Tensor]) -> list[tuple[int, int]]:
     return [(words.data_ptr(), words.numel()) for words in flags]
 
 
-def split(matrix: Tensor, plan: int, only_if: Sequence[Tensor] = ()) -> Planes:
+def split(matrix: Tensor, plan: int, only_if: Sequence[Tensor] = (), cleared: Tensor | None = None) -> Planes:
     """The planes of `matrix` [rows, columns], fp32 of any strides.
 
-    With `only_if`, those flags decide on the device whether they are computed at all.
+    With `only_if`, those flags decide on the device whether they are computed at all. `cleared`, int32, is filled with
+    zeros in the same pass.
     """
     rows, columns = matrix.shape
     row_stride, column_stride = matrix.stride()
     shape = _shape(rows, columns, plan, columns > 1 and column_stride != 1)
-    count = 2 if plan == SPLIT3 else 3
     device = matrix.device
-    values = torch.empty((count, rows, shape.pitch), dtype=_ELEMENT[plan], device=device)
+    values = torch.empty(shape.values_bytes // 2, dtype=_ELEMENT[plan], device=device)
     scales = torch.empty((shape.scales_bytes // 4 // shape.scale_pitch, shape.scale_pitch), device=device)
     flags = torch.empty(shape.flag_count, dtype=torch.int32, device=device)
     with on_device(device.index):
@@ -95,6 +95,7 @@ def split(matrix: Tensor, plan: int, only_if: Sequence[Tensor] = ()) -> Planes:
             scales.data_ptr(),
             flags.data_ptr(),
             flag_addresses(only_if) or None,
+            (0, 0) if cleared is None else (cleared.data_ptr(), cleared.numel()),
         )
     return Planes(plan, rows, shape.pitch, values, scales, flags)
 

@@ -21,7 +21,7 @@ ALWAYS, IF_CLEAR, IF_TRIPPED = range(3)
 CONVERT3, CONVERT6 = 13, 16  # split3 and split6, with the weight split on its way in
 _CONVERTING = {SPLIT3: CONVERT3, SPLIT6: CONVERT6}
 # What launching the plan that does not run takes, in microseconds.
-_GUARD = 8.0
+_GUARD = 5.0
 # The part of cuBLAS's time that "guarded" has to be predicted to take: the predictions' own error is about 10%.
 _ADVANTAGE = 0.9
 _PLANS = {"split3": (SPLIT3,), "split6": (SPLIT6,), GUARDED: (SPLIT3, SPLIT6)}
@@ -155,9 +155,9 @@ def _launch(
     run = IF_TRIPPED
     if is_first:
         run = IF_CLEAR if len(plan.multiplications) > 1 else ALWAYS
-    x_planes = split(x, multiplication.planes, guard)
     problem, kernel = multiplication.plan.problem, multiplication.kernel
     slices = _slices(kernel, result)
+    x_planes = split(x, multiplication.planes, guard, None if slices is None else slices[1])
     if multiplication.converts:
         if may_keep and is_first:
             note_weight(weight)

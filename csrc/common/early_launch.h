@@ -1,0 +1,53 @@
+// Programmatic dependent launch: a kernel that starts while the one before it in its stream ends, which takes the start
+// out of the time of a chain of short kernels. On sm_90 and later; elsewhere kernels start one after another.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <climits>
+#include <cstdint>
+
+namespace cutfuse {
+
+inline cudaLaunchAttribute early_launch_attribute() {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  return attribute;
+}
+
+#if defined(__CUDACC__)
+
+// Like launch(). The kernel calls wait_for_previous_kernel() before it touches memory.
+template <class Parameters>
+cudaError_t launch_early(void (*kernel)(Parameters), int64_t blocks, int threads, cudaStream_t stream,
+                         Parameters const& parameters) {
+  if (blocks > INT_MAX) return cudaErrorInvalidConfiguration;
+  if (blocks <= 0) return cudaSuccess;
+  cudaLaunchAttribute attribute = early_launch_attribute();
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, kernel, parameters);
+}
+
+// Until the kernel before has ended and its writes are seen; of no effect in a kernel that was not launched early.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// From here on the next kernel's blocks may take what room this one's leave, if it is launched early.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+#endif
+
+}  // namespace cutfuse
