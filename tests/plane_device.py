@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import cutfuse
 from cutfuse.ops import planes
-from cutfuse.ops.planes import SPLIT3, Planes, weight_planes
+from cutfuse.ops.planes import SPLIT3, Layout, Planes, weight_planes
 
 ROWS, COLUMNS = 6, 8
 NBYTES = ROWS * COLUMNS * 4  # of the planes that a copy makes of one weight
@@ -26,12 +26,11 @@ class Device:
         self.memory = 1 << 30
         self.is_capturing = False
 
-    def split(self, matrix: Tensor, plan: int, only_if: Sequence[Tensor] = ()) -> Planes:
+    def split(self, matrix: Tensor, plan: int) -> Planes:
         """Planes that are a copy, so that stale ones are told from new ones; none of a storage that was freed."""
         self.splits += 1
         values = matrix.detach().clone() if matrix.untyped_storage().nbytes() else torch.empty(0)
-        rows, columns = matrix.shape
-        return Planes(plan, rows, columns, values, torch.empty(0), torch.empty(0, dtype=torch.int32))
+        return Planes(Layout(matrix.shape[1], 0, values.nbytes, 0, 0), values)
 
 
 @pytest.fixture
@@ -70,4 +69,4 @@ def keep(weight: Tensor, plan: int = SPLIT3) -> Planes:
 
 def is_current(found: Planes, weight: Tensor) -> bool:
     """Whether the planes are of the weight as it is now."""
-    return torch.equal(found.values, weight.detach())
+    return torch.equal(found.memory, weight.detach())

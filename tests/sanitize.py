@@ -58,8 +58,9 @@ def run_planes() -> Iterator[str]:
             for reduction in ("none", *REDUCTIONS):
                 result = gemm.Result(x, weight, bias, (row, column), SIX_OPS.program, reduction, torch.float32)
                 for converts in (False, True):
-                    products = [split.plan_multiplication(result, plan, converts) for plan in (SPLIT3, SPLIT6)]
-                    y = split.launch_split(split.SplitPlan(tuple(products), False, GUARDED), result)
+                    case = split.Case.of(result)
+                    products = [split.plan_multiplication(case, plan, converts) for plan in (SPLIT3, SPLIT6)]
+                    y = split.launch_split(split.SplitPlan.of(products, False, GUARDED), result)
                     names = [product.kernel.name for product in products]
                     assert x.isinf().any() or y.isfinite().all(), names
                     yield from names

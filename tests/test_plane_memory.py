@@ -12,7 +12,7 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse.ops import planes
-from cutfuse.ops.planes import SPLIT3, SPLIT6, Planes, keeps_planes, weight_planes
+from cutfuse.ops.planes import SPLIT3, SPLIT6, keeps_planes, weight_planes
 
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -93,16 +93,11 @@ def test_plane_memory_is_what_the_planes_take(device: Device) -> None:
     total = 0
     for weight in weights:
         for plan in (SPLIT3, SPLIT6):
-            total += keep(weight, plan).nbytes
+            total += keep(weight, plan).memory.nbytes
             assert cutfuse.plane_memory() == total
     weights[0].neg_()
     weight_planes(weights[0], SPLIT3)  # what it kept is of no use any more
     assert cutfuse.plane_memory() == 2 * weights[1].nbytes
-
-
-def test_nbytes_counts_every_part() -> None:
-    parts = torch.empty(2, 3, 64, dtype=torch.float16), torch.empty(1, 128), torch.empty(5, dtype=torch.int32)
-    assert Planes(SPLIT3, 3, 64, *parts).nbytes == 2 * 3 * 64 * 2 + 128 * 4 + 5 * 4
 
 
 def in_a_cycle(weight: Tensor) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -103,21 +104,28 @@ def test_guarded_launches_both_plans(recorder: Recorder) -> None:
 
 
 def test_the_guard_outlives_its_launches(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the second product is guarded by must not be handed out again before it is launched."""
-    x, weight = inputs(1024, 1024, 1024)
-    allocated: dict[int, int] = {}
+    """What the second product is guarded by must neither be handed out again nor written before it is launched."""
+    x, weight = inputs(256, 512, 1024)
+    allocated: list[tuple[int, int, int]] = []
     empty = torch.empty
 
     def noted(*arguments: Any, **settings: Any) -> torch.Tensor:
         tensor = empty(*arguments, **settings)
-        allocated[tensor.data_ptr()] = len(recorder.launches)
+        allocated.append((tensor.data_ptr(), tensor.nbytes, len(recorder.launches)))
         return tensor
 
     monkeypatch.setattr(torch, "empty", noted)
-    run(x, weight, GUARDED)
-    (_, x3), (_, first), *_ = recorder.launches
-    assert allocated[flags_of(x3)[0]] == 0
-    assert allocated[first[4][3]] == 1
+    plan = split.plan_split(result_of(x, weight), GUARDED)
+    split.launch_split(plan, result_of(x, weight))
+    assert [launches for _, _, launches in allocated] == [0, 0], "the result, and one piece of memory"
+    address, nbytes, _ = allocated[1]
+    (_, x3), (_, first), (_, x6), (_, fallback) = recorder.launches
+    lasting = [(flags, 4 * count) for flags, count in (flags_of(x3), flags_of(x6), first[4][3:], fallback[4][3:])]
+    lasting += [(arrivals, 4 * tiles) for arrivals, tiles in (x3[11], x6[11])]
+    pieces = sorted([*lasting, (x6[7], address + nbytes - x6[7])])
+    assert pieces[0][0] >= address
+    assert all(first + size <= second for (first, size), (second, _) in itertools.pairwise(pieces)), "they overlap"
+    assert x3[7] == x6[7], "planes are written over"
 
 
 def test_few_tiles_are_multiplied_in_slices(recorder: Recorder) -> None:
@@ -135,8 +143,8 @@ def test_few_tiles_are_multiplied_in_slices(recorder: Recorder) -> None:
 @pytest.mark.parametrize("plan", [planes.SPLIT3, planes.SPLIT6])
 @pytest.mark.parametrize("shape", [(128, 1024, 8192), (256, 512, 1024), (130, 260, 4100), (512, 1024, 1024)])
 def test_kept_planes_are_multiplied_in_as_many_slices(shape: tuple[int, int, int], plan: int) -> None:
-    result = result_of(*inputs(*shape))
-    kernels = [split.plan_multiplication(result, plan, converts).kernel for converts in (False, True)]
+    case = split.Case.of(result_of(*inputs(*shape)))
+    kernels = [split.plan_multiplication(case, plan, converts).kernel for converts in (False, True)]
     assert kernels[0].slices == kernels[1].slices > 1
 
 
@@ -220,9 +228,13 @@ def test_buffers_are_as_large_as_the_kernels_want_them(plan: int, shape: tuple[i
     for matrix in (torch.randn(shape), torch.randn(shape[::-1]).t()):
         found = planes.split(matrix, plan)
         transposed = matrix.shape[1] > 1 and matrix.stride(1) != 1
-        sizes = native.module().planes_shape(*shape, plan, transposed)
-        assert (found.values.nbytes, found.scales.nbytes, found.flags.nbytes) == sizes[3:]
-        assert found.flags.numel() == sizes[2]
+        _, _, count, *sizes = native.module().planes_shape(*shape, plan, transposed)
+        values, scales, (flags, flag_count) = found.placed
+        end = values + found.memory.nbytes
+        assert flag_count == count
+        assert (scales - values) % 128 == (flags - scales) % 128 == 0
+        assert [scales - values >= sizes[0], flags - scales >= sizes[1], end - flags >= sizes[2]] == [True] * 3
+        assert end - values - sum(sizes) < 3 * planes.PART, "more than the parts and their alignment"
 
 
 @pytest.mark.parametrize("mode", ["split3", "split6", GUARDED])

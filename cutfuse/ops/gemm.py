@@ -162,10 +162,18 @@ def plan_gemm(result: Result) -> Plan:
     return _plan(m, n, k, lda, ldb, x.dtype, result.out_dtype, result.reduction, count, cost, DIRECT)
 
 
-def plan_planes(result: Result, pitch: int, weight_pitch: int, product: int) -> Plan:
-    """The plan for a product over planes of `pitch` elements a row; `weight_pitch` differs where weight is none."""
-    (m, n), count, cost = result.shape, multiprocessors(result.x.device.index), result.program.native.cost
-    return _plan(m, n, pitch, pitch, weight_pitch, torch.float32, torch.float32, result.reduction, count, cost, product)
+def plan_planes(
+    shape: tuple[int, int, int],
+    weight_pitch: int,
+    reduction: str,
+    multiprocessor_count: int,
+    epilogue_cost: float,
+    product: int,
+) -> Plan:
+    """The plan for a product M, N, K over planes of K elements a row; `weight_pitch` is another where it has none."""
+    m, n, k = shape
+    fp32 = torch.float32
+    return _plan(m, n, k, k, weight_pitch, fp32, fp32, reduction, multiprocessor_count, epilogue_cost, product)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -24,80 +24,109 @@ from .device import on_device, stream_of
 
 SPLIT3 = 3
 SPLIT6 = 6
-_ELEMENT = {SPLIT3: torch.float16, SPLIT6: torch.bfloat16}
+
+
+Flags = tuple[int, int]  # address and number of words, as the binding takes them
+
+
+class Placed(NamedTuple):
+    """Addresses of the planes of a matrix."""
+
+    values: int  # [blocks, planes, rows, columns of a block]
+    scales: int  # [blocks, rows rounded up]
+    flags: Flags
+
+    @property
+    def parts(self) -> tuple[int, int]:
+        """What a product reads."""
+        return self.values, self.scales
+
+
+class Layout(NamedTuple):
+    """The memory of a matrix's planes, in bytes; both parts begin at multiples of `PART`."""
+
+    pitch: int  # columns, rounded up to whole blocks
+    scales: int  # where they begin, after the values
+    nbytes: int  # of values and scales
+    flag_count: int
+    flag_bytes: int
+
+    def placed(self, address: int, flags: int) -> Placed:
+        """With values at `address` and flags where they are said to be."""
+        return Placed(address, address + self.scales, (flags, self.flag_count))
 
 
 class Planes(NamedTuple):
-    """Of a matrix `[rows, columns]`."""
+    """Of a matrix, in memory of their own: values, scales and flags."""
 
-    plan: int
-    rows: int
-    pitch: int  # columns, rounded up to whole blocks
-    values: Tensor  # [blocks, planes, rows, columns of a block], flat
-    scales: Tensor  # [blocks, rows rounded up]
-    flags: Tensor  # int32
+    layout: Layout
+    memory: Tensor
 
     @property
-    def addresses(self) -> tuple[int, int]:
-        return self.values.data_ptr(), self.scales.data_ptr()
-
-    @property
-    def nbytes(self) -> int:
-        return self.values.nbytes + self.scales.nbytes + self.flags.nbytes
+    def placed(self) -> Placed:
+        address = self.memory.data_ptr()
+        return self.layout.placed(address, address + self.layout.nbytes)
 
 
-class _Shape(NamedTuple):
-    pitch: int
-    scale_pitch: int
-    flag_count: int
-    values_bytes: int
-    scales_bytes: int
-    flags_bytes: int
+PART = 256
+
+
+def aligned(nbytes: int) -> int:
+    """Rounded up to where another part may begin."""
+    return -(-nbytes // PART) * PART
 
 
 @functools.lru_cache(maxsize=4096)
-def _shape(rows: int, columns: int, plan: int, transposed: bool) -> _Shape:
-    return _Shape(*native.module().planes_shape(rows, columns, plan, transposed))
+def layout_of(rows: int, columns: int, plan: int, transposed: bool) -> Layout:
+    """Of the planes of a matrix [rows, columns]; `transposed` as `is_transposed` says."""
+    pitch, _, count, values, scales, flags = native.module().planes_shape(rows, columns, plan, transposed)
+    return Layout(pitch, aligned(values), aligned(values) + aligned(scales), count, aligned(flags))
+
+
+def is_transposed(matrix: Tensor) -> bool:
+    """Whether neighbours in a row are not neighbours in memory."""
+    return matrix.shape[1] > 1 and matrix.stride(1) != 1
 
 
 def pitch_of(columns: int) -> int:
-    return _shape(1, columns, SPLIT3, False).pitch
+    return layout_of(1, columns, SPLIT3, False).pitch
 
 
-def flag_addresses(flags: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """Operands' flags as the binding takes them: addresses and numbers."""
-    return [(words.data_ptr(), words.numel()) for words in flags]
+def split(matrix: Tensor, plan: int) -> Planes:
+    """The planes of `matrix` [rows, columns], fp32 of any strides."""
+    layout = layout_of(*matrix.shape, plan, is_transposed(matrix))
+    memory = torch.empty(layout.nbytes + layout.flag_bytes, dtype=torch.uint8, device=matrix.device)
+    planes = Planes(layout, memory)
+    write_planes(matrix, plan, planes.placed)
+    return planes
 
 
-def split(matrix: Tensor, plan: int, only_if: Sequence[Tensor] = (), cleared: Tensor | None = None) -> Planes:
-    """The planes of `matrix` [rows, columns], fp32 of any strides.
+def write_planes(
+    matrix: Tensor, plan: int, to: Placed, only_if: Sequence[Flags] = (), cleared: tuple[int, int] = (0, 0)
+) -> None:
+    """Splits `matrix` into planes at addresses that its layout fits.
 
-    With `only_if`, those flags decide on the device whether they are computed at all. `cleared`, int32, is filled with
-    zeros in the same pass.
+    With `only_if`, those flags decide on the device whether it does at all. `cleared`, address and number of words, are
+    set to zero in the same pass.
     """
     rows, columns = matrix.shape
     row_stride, column_stride = matrix.stride()
-    shape = _shape(rows, columns, plan, columns > 1 and column_stride != 1)
-    device = matrix.device
-    values = torch.empty(shape.values_bytes // 2, dtype=_ELEMENT[plan], device=device)
-    scales = torch.empty((shape.scales_bytes // 4 // shape.scale_pitch, shape.scale_pitch), device=device)
-    flags = torch.empty(shape.flag_count, dtype=torch.int32, device=device)
-    with on_device(device.index):
+    index = matrix.device.index
+    with on_device(index):
         native.module().split(
-            stream_of(device.index),
+            stream_of(index),
             plan,
             matrix.data_ptr(),
             rows,
             columns,
             row_stride,
             column_stride if columns > 1 else 1,
-            values.data_ptr(),
-            scales.data_ptr(),
-            flags.data_ptr(),
-            flag_addresses(only_if) or None,
-            (0, 0) if cleared is None else (cleared.data_ptr(), cleared.numel()),
+            to.values,
+            to.scales,
+            to.flags[0],
+            list(only_if) or None,
+            cleared,
         )
-    return Planes(plan, rows, shape.pitch, values, scales, flags)
 
 
 class _Identity(NamedTuple):
@@ -155,7 +184,7 @@ def set_plane_memory(fraction: float) -> None:
 def plane_memory(device: int | None = None) -> int:
     """Bytes of the planes that weights keep now, on one device or on all."""
     entries = [entry for entry in list(_entries.values()) if device in (None, entry.device)]
-    return sum(planes.nbytes for entry in entries for planes in list(entry.planes.values()))
+    return sum(planes.memory.nbytes for entry in entries for planes in list(entry.planes.values()))
 
 
 def forget_planes() -> None:
@@ -173,7 +202,7 @@ def weight_planes(weight: Tensor, plan: int) -> Planes:
     planes = entry.planes.get(key)
     if planes is None:
         planes = split(weight, plan)
-        if _has_room(weight.device.index, planes.nbytes):
+        if _has_room(weight.device.index, planes.memory.nbytes):
             entry.planes[key] = planes
     return planes
 

@@ -6,6 +6,8 @@ decides: both are launched, and one returns at once.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +17,21 @@ from .. import native
 from ..precision import GUARDED
 from .device import multiprocessors, on_device, stream_of
 from .gemm import ALIGNMENT, Plan, Result, plan_planes
-from .planes import SPLIT3, SPLIT6, flag_addresses, keeps_planes, note_weight, pitch_of, split, weight_planes
+from .planes import (
+    SPLIT3,
+    SPLIT6,
+    Flags,
+    Layout,
+    Planes,
+    aligned,
+    is_transposed,
+    keeps_planes,
+    layout_of,
+    note_weight,
+    pitch_of,
+    weight_planes,
+    write_planes,
+)
 
 ALWAYS, IF_CLEAR, IF_TRIPPED = range(3)
 CONVERT3, CONVERT6 = 13, 16  # split3 and split6, with the weight split on its way in
@@ -27,17 +43,63 @@ _ADVANTAGE = 0.9
 _PLANS = {"split3": (SPLIT3,), "split6": (SPLIT6,), GUARDED: (SPLIT3, SPLIT6)}
 
 
+class Case(NamedTuple):
+    """What the choice of kernels and their memory depend on."""
+
+    m: int
+    n: int
+    k: int
+    x_transposed: bool
+    weight_transposed: bool
+    weight_pitch: int  # 0 where the copy engine does not take the weight as it lies in memory
+    reduction: str
+    epilogue_cost: float
+    multiprocessors: int
+
+    @staticmethod
+    def of(result: Result) -> Case:
+        x, weight = result.x, result.weight
+        (m, k), n = x.shape, weight.shape[0]
+        pitch = 0
+        if _fits_copies(weight):
+            pitch = weight.stride(0) if n > 1 else pitch_of(k)
+        transposed = is_transposed(x), is_transposed(weight)
+        cost, count = result.program.native.cost, multiprocessors(x.device.index)
+        return Case(m, n, k, *transposed, pitch, result.reduction, cost, count)
+
+
 class Multiplication(NamedTuple):
-    """One product over planes."""
+    """One product over planes, and the memory that it takes, in bytes."""
 
     planes: int  # SPLIT3 or SPLIT6
     converts: bool  # whether the weight is split on its way into the product
     plan: Plan
     microseconds: float  # predicted, with the passes that split x and the weight
+    x: Layout
+    weight: Layout | None  # None where its planes are not made: it is converted, or keeps them
+    weight_pitch: int  # where it is converted
+    weight_flags: int  # how many
+    tiles: int
 
     @property
     def kernel(self) -> Any:  # _C.GemmCandidate
         return self.plan.candidates[0]
+
+    @property
+    def sums(self) -> int:
+        """Of the slices of K."""
+        kernel = self.kernel
+        return 0 if kernel.slices == 1 else 4 * self.tiles * kernel.slices * kernel.tile_m * kernel.tile_n
+
+    @property
+    def lasting(self) -> int:
+        """Of flags, which guard the product after this one, and arrivals."""
+        return self.x.flag_bytes + aligned(4 * self.weight_flags) + aligned(4 * self.tiles)
+
+    @property
+    def passing(self) -> int:
+        """Of planes and sums, which the product after this one may write over."""
+        return self.x.nbytes + (0 if self.weight is None else self.weight.nbytes) + self.sums
 
 
 class SplitPlan(NamedTuple):
@@ -46,6 +108,14 @@ class SplitPlan(NamedTuple):
     multiplications: tuple[Multiplication, ...]
     keeps: bool  # whether the weight's planes are kept between calls
     mode: str
+    lasting: int  # bytes
+    passing: int
+
+    @staticmethod
+    def of(multiplications: Sequence[Multiplication], keeps: bool, mode: str) -> SplitPlan:
+        lasting = sum(multiplication.lasting for multiplication in multiplications)
+        passing = max(multiplication.passing for multiplication in multiplications)
+        return SplitPlan(tuple(multiplications), keeps, mode, lasting, passing)
 
     @property
     def first(self) -> Multiplication:
@@ -63,44 +133,59 @@ class SplitPlan(NamedTuple):
 
 def plan_split(result: Result, mode: str, may_keep: bool = True) -> SplitPlan | str:
     """How `mode` multiplies; why it cannot, where no kernel takes the problem."""
+    keeps = may_keep and keeps_planes(result.weight, _PLANS[mode][0])
+    return _plan_case(Case.of(result), mode, keeps)
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan_case(case: Case, mode: str, keeps: bool) -> SplitPlan | str:
     first, *fallback = _PLANS[mode]
-    keeps = may_keep and keeps_planes(result.weight, first)
-    multiplications = [_fastest(result, first, keeps)]
+    multiplications = [_fastest(case, first, keeps)]
     # What seldom runs is not worth the memory of the weight's planes on every call.
-    multiplications += [plan_multiplication(result, planes, _fits_copies(result.weight)) for planes in fallback]
+    multiplications += [plan_multiplication(case, planes, case.weight_pitch > 0) for planes in fallback]
     for multiplication in multiplications:
         if not multiplication.plan.candidates:
             return multiplication.plan.rejections[0]
-    return SplitPlan(tuple(multiplications), keeps and not multiplications[0].converts, mode)
+    keeps = keeps and not multiplications[0].converts
+    if keeps:
+        multiplications[0] = multiplications[0]._replace(weight=None)
+    return SplitPlan.of(multiplications, keeps, mode)
 
 
-def _fastest(result: Result, planes: int, has_planes: bool) -> Multiplication:
+def _fastest(case: Case, planes: int, has_planes: bool) -> Multiplication:
     """The faster one of splitting the weight first and on its way in; to have its planes already costs nothing."""
-    weight = result.weight
-    first = plan_multiplication(result, planes, False)
+    first = plan_multiplication(case, planes, False)
     if not has_planes:
-        weight_pass = native.module().split_microseconds(*weight.shape)
+        weight_pass = native.module().split_microseconds(case.n, case.k)
         first = first._replace(microseconds=first.microseconds + weight_pass)
-    if not _fits_copies(weight):
+    if not case.weight_pitch:
         return first
-    return min(first, plan_multiplication(result, planes, True), key=lambda option: option.microseconds)
+    return min(first, plan_multiplication(case, planes, True), key=lambda option: option.microseconds)
 
 
-def plan_multiplication(result: Result, planes: int, converts: bool) -> Multiplication:
+def plan_multiplication(case: Case, planes: int, converts: bool) -> Multiplication:
     """A product over planes of x, and of the weight unless it `converts` them; splitting the weight is not counted."""
-    plan = plan_product(result, _CONVERTING[planes] if converts else planes)
-    microseconds = native.module().split_microseconds(*result.x.shape)
+    m, n, k = case.m, case.n, case.k
+    pitch = pitch_of(k)
+    plan = plan_planes(
+        (m, n, pitch),
+        case.weight_pitch if converts else pitch,
+        case.reduction,
+        case.multiprocessors,
+        case.epilogue_cost,
+        _CONVERTING[planes] if converts else planes,
+    )
+    microseconds, tiles = native.module().split_microseconds(m, k), 0
     if plan.candidates:
-        microseconds += plan.candidates[0].microseconds
-    return Multiplication(planes, converts, plan, microseconds)
-
-
-def plan_product(result: Result, product: int) -> Plan:
-    """The kernels of one product over planes: SPLIT3, SPLIT6, CONVERT3 or CONVERT6."""
-    weight, pitch = result.weight, pitch_of(result.x.shape[1])
-    converts = product in _CONVERTING.values()
-    weight_pitch = weight.stride(0) if converts and weight.shape[0] > 1 else pitch
-    return plan_planes(result, pitch, weight_pitch, product)
+        kernel = plan.candidates[0]
+        microseconds += kernel.microseconds
+        tiles = -(-m // kernel.tile_m) * -(-n // kernel.tile_n)
+    x = layout_of(m, k, planes, case.x_transposed)
+    if converts:
+        flags = case.multiprocessors
+        return Multiplication(planes, True, plan, microseconds, x, None, case.weight_pitch, flags, tiles)
+    weight = layout_of(n, k, planes, case.weight_transposed)
+    return Multiplication(planes, False, plan, microseconds, x, weight, 0, weight.flag_count, tiles)
 
 
 def _fits_copies(weight: Tensor) -> bool:
@@ -130,72 +215,67 @@ def launch_split(plan: SplitPlan, result: Result, may_keep: bool = True) -> Tens
     if bias is not None and (bias.stride(0) != 1 or bias.data_ptr() % ALIGNMENT):
         result = result._replace(bias=bias.clone(memory_format=torch.contiguous_format))
     y, partials = result.allocate(plan.first.kernel.tile_n)
-    arguments = result.epilogue_arguments(y, partials)
-    guard: list[Tensor] = []
+    if may_keep and not plan.keeps:
+        note_weight(result.weight)
+    launches = _Launches(plan, result, result.epilogue_arguments(y, partials))
     for multiplication in plan.multiplications:
-        guard = _launch(multiplication, plan, result, guard, may_keep, arguments)
+        launches.multiply(multiplication)
     result.finalize(y, partials)
     return y
 
 
-def _launch(
-    multiplication: Multiplication,
-    plan: SplitPlan,
-    result: Result,
-    guard: list[Tensor],
-    may_keep: bool,
-    arguments: tuple[Any, ...],
-) -> list[Tensor]:
-    """Launches one product; `guard`, flags of operands, decides on the device whether the plan's second runs.
+class _Launches:
+    """The launches of one call, over one piece of memory."""
 
-    Returns the guard for the one after it.
-    """
-    x, weight, index = result.x, result.weight, result.x.device.index
-    is_first = multiplication is plan.first
-    run = IF_TRIPPED
-    if is_first:
-        run = IF_CLEAR if len(plan.multiplications) > 1 else ALWAYS
-    problem, kernel = multiplication.plan.problem, multiplication.kernel
-    slices = _slices(kernel, result)
-    x_planes = split(x, multiplication.planes, guard, None if slices is None else slices[1])
-    if multiplication.converts:
-        if may_keep and is_first:
-            note_weight(weight)
-        flags = torch.empty(multiprocessors(index), dtype=torch.int32, device=x.device)
-        pitch = weight.stride(0) if weight.shape[0] > 1 else pitch_of(weight.shape[1])
-        source: tuple[int, ...] = (weight.data_ptr(), pitch, weight.shape[1], *flag_addresses([flags])[0])
-        launch = native.module().gemm_convert
-    else:
-        keeps = may_keep and is_first
-        weights = weight_planes(weight, multiplication.planes) if keeps else split(weight, multiplication.planes, guard)
-        flags, source = weights.flags, weights.addresses
-        launch = native.module().gemm_planes
-    # What the first product reads is known before it runs; what it finds of a weight that it splits, after.
-    known = [x_planes.flags] if multiplication.converts else [x_planes.flags, flags]
-    addresses = (0, 0) if slices is None else (slices[0].data_ptr(), slices[1].data_ptr())
-    with on_device(index):
-        launch(
-            stream_of(index),
-            problem,
-            kernel,
-            x_planes.addresses,
-            source,
-            addresses,
-            flag_addresses(known if is_first else guard),
-            run,
-            *arguments,
-        )
-    return [x_planes.flags, flags]
+    def __init__(self, plan: SplitPlan, result: Result, epilogue: tuple[Any, ...]) -> None:
+        self.plan = plan
+        self.result = result
+        self.epilogue = epilogue
+        self.memory = torch.empty(plan.lasting + plan.passing, dtype=torch.uint8, device=result.x.device)
+        self.lasting = self.memory.data_ptr()
+        self.passing = self.lasting + plan.lasting
+        self.guard: list[Flags] = []  # flags of operands: on the device they decide whether the plan's second runs
+        self.kept: Planes | None = None  # the weight's, here because they may have no other owner
 
+    def multiply(self, multiplication: Multiplication) -> None:
+        """Splits x, and the weight unless it is converted or its planes are kept, and launches the product."""
+        weight, index, kernel = self.result.weight, self.result.x.device.index, multiplication.kernel
+        weight_flags = self.lasting + multiplication.x.flag_bytes
+        arrivals = weight_flags + aligned(4 * multiplication.weight_flags)
+        self.lasting += multiplication.lasting
+        x = multiplication.x.placed(self.passing, weight_flags - multiplication.x.flag_bytes)
+        sums = self.passing + multiplication.x.nbytes
+        cleared = (arrivals, multiplication.tiles) if kernel.slices > 1 else (0, 0)
+        write_planes(self.result.x, multiplication.planes, x, self.guard, cleared)
+        if multiplication.converts:
+            flags, known = (weight_flags, multiplication.weight_flags), [x.flags]
+            source: tuple[int, ...] = (weight.data_ptr(), multiplication.weight_pitch, weight.shape[1], *flags)
+            launch = native.module().gemm_convert
+        else:
+            if multiplication.weight is None:
+                self.kept = weight_planes(weight, multiplication.planes)
+                placed = self.kept.placed
+            else:
+                placed = multiplication.weight.placed(sums, weight_flags)
+                sums += multiplication.weight.nbytes
+                write_planes(weight, multiplication.planes, placed, self.guard)
+            flags, known, source = placed.flags, [x.flags, placed.flags], placed.parts
+            launch = native.module().gemm_planes
+        # What the first product reads is known before it runs; what it finds of a weight that it converts, after.
+        is_first = multiplication is self.plan.first
+        slices = (sums, arrivals) if kernel.slices > 1 else (0, 0)
+        problem, guard = multiplication.plan.problem, known if is_first else self.guard
+        with on_device(index):
+            launch(
+                stream_of(index), problem, kernel, x.parts, source, slices, guard, self._run(is_first), *self.epilogue
+            )
+        self.guard = [x.flags, flags]
 
-def _slices(kernel: Any, result: Result) -> tuple[Tensor, Tensor] | None:
-    """Memory for the sums and arrivals of the kernel's slices of K, None where it has one."""
-    if kernel.slices == 1:
-        return None
-    (m, n), device = result.shape, result.x.device
-    tiles = -(-m // kernel.tile_m) * -(-n // kernel.tile_n)
-    sums = torch.empty((tiles, kernel.slices, kernel.tile_m, kernel.tile_n), device=device)
-    return sums, torch.empty(tiles, dtype=torch.int32, device=device)
+    def _run(self, is_first: bool) -> int:
+        """When a product runs: see csrc/gemm/problem.h."""
+        if not is_first:
+            return IF_TRIPPED
+        return IF_CLEAR if len(self.plan.multiplications) > 1 else ALWAYS
 
 
 def explain_split(result: Result, mode: str) -> tuple[str | None, list[str]]:
