@@ -127,19 +127,20 @@ int slices_for(GemmConfig config, GemmProblem const& problem) {
   return best;
 }
 
-// cuBLAS in fp32, on CUDA cores: within 25% of 72 problems of M 1 to 8192, N and K 1024 to 8192 on an H200, but for a
-// few rows and N 1024, where it takes up to twice as long.
+// cuBLAS in fp32, on CUDA cores: within 25% of 100 problems of M 1 to 8192, N and K 1024 to 8192 on an H200, but for up
+// to 16 rows and N 1024, where it takes up to twice as long. For few rows it has kernels of their own.
 double predict_ieee_microseconds(GemmProblem const& problem) {
   constexpr double kStart = 12.0;
-  constexpr double kOperations = 48e6;  // a microsecond
   double const m = static_cast<double>(problem.m);
   double const n = static_cast<double>(problem.n);
   double const k = static_cast<double>(problem.k);
-  bool const has_skinny_kernel = problem.m <= 16 || (problem.m <= 32 && problem.n < 8192);
-  double const bytes_per_microsecond = problem.m == 1 ? 2.9e6 : (has_skinny_kernel ? 2.0e6 : 1.35e6);
-  double const start = problem.m == 1 ? kStart / 2 : kStart;
+  bool const is_skinny = problem.m <= 16 || (problem.m <= 32 && problem.n < 8192);
+  double const bytes_per_microsecond = problem.m <= 4 ? 2.9e6 : (is_skinny ? 2.0e6 : 1.35e6);
+  double const start = problem.m <= 4 || (problem.m <= 32 && !is_skinny) ? kStart / 2 : kStart;
   double const bytes = 4.0 * (m * k + n * k + m * n);
-  return start + std::max(2.0 * m * n * k / kOperations, bytes / bytes_per_microsecond);
+  double const operations = 2.0 * m * n * k;
+  double const operations_per_microsecond = operations < 2.5e9 ? 40e6 : 48e6;
+  return start + std::max(operations / operations_per_microsecond, bytes / bytes_per_microsecond);
 }
 
 double predict_product_microseconds(GemmProblem const& problem) {
@@ -167,6 +168,8 @@ double predict_split_microseconds(int64_t rows, int64_t columns) {
 double predict_unfused_microseconds(GemmProblem const& problem) {
   double const product =
       problem.product == Product::kDirect ? predict_product_microseconds(problem) : predict_ieee_microseconds(problem);
+  bool const is_bare = problem.epilogue_cost == 0.0f && problem.reduction == Reduction::kNone;
+  if (is_bare && problem.product != Product::kDirect) return product;
   constexpr double kSecondLaunch = 3.5;
   constexpr double kMicrosecondsPerElementAndOp = 0.45e-6;
   double const elements = static_cast<double>(problem.m) * problem.n;

@@ -286,7 +286,9 @@ def explain_split(result: Result, mode: str) -> tuple[str | None, list[str]]:
     kernel = plan.first.kernel
     slices = f", {kernel.slices} slices of K" if kernel.slices > 1 else ""
     predicted = f"{kernel.name}{slices} with its splitting passes: {plan.microseconds:.1f} us predicted"
-    ieee = f"cuBLAS in fp32 and one more kernel: {plan.first.plan.unfused_microseconds:.1f} us predicted"
+    is_bare = not result.reduces and result.program.native.cost == 0
+    cublas = "cuBLAS in fp32" if is_bare else "cuBLAS in fp32 and one more kernel"
+    ieee = f"{cublas}: {plan.first.plan.unfused_microseconds:.1f} us predicted"
     if not plan.is_chosen:
         return None, [ieee, predicted]
     weights = "the weight is split by a pass of its own"
