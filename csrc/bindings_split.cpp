@@ -40,10 +40,22 @@ ShapeTuple shape_and_bytes(int64_t rows, int64_t columns, int plan, bool transpo
           shape.flag_count * static_cast<int64_t>(sizeof(uint32_t))};
 }
 
+// Address and number of words that are set to zero.
+using ClearedTuple = std::tuple<uintptr_t, int>;
+
+void check_cleared(ClearedTuple const& cleared, int64_t rows, int64_t columns) {
+  auto const [address, count] = cleared;
+  if (count == 0 || (count > 0 && address != 0 && rows > 0 && columns > 0)) return;
+  throw py::value_error("split: words to clear have to have an address, and the matrix elements, got " +
+                        std::to_string(count) + " words at " + std::to_string(address) + " for " +
+                        to_string(rows, columns));
+}
+
 void split(uintptr_t stream, int plan, uintptr_t source, int64_t rows, int64_t columns, int64_t row_stride,
            int64_t column_stride, uintptr_t values, uintptr_t scales, uintptr_t flags,
-           std::optional<std::vector<FlagsTuple>> const& guard, FlagsTuple const& cleared) {
+           std::optional<std::vector<FlagsTuple>> const& guard, ClearedTuple const& cleared) {
   check_shape("split", rows, columns);
+  check_cleared(cleared, rows, columns);
   SplitProblem problem = {};
   problem.source = pointer<float const>(source);
   problem.rows = rows;
@@ -75,7 +87,7 @@ void bind_split(py::module_& module) {
              "transposed: its column stride is not 1.");
   module.def("split", &split, py::arg("stream"), py::arg("plan"), py::arg("source"), py::arg("rows"),
              py::arg("columns"), py::arg("row_stride"), py::arg("column_stride"), py::arg("values"), py::arg("scales"),
-             py::arg("flags"), py::arg("guard") = py::none(), py::arg("cleared") = FlagsTuple(0, 0),
+             py::arg("flags"), py::arg("guard") = py::none(), py::arg("cleared") = ClearedTuple(0, 0),
              "Splits an fp32 matrix to planes, which are 128-byte aligned. guard: None, or at most two (flags, count) "
              "of split3's planes: nothing is written unless a flag says that it would lose accuracy. cleared: address "
              "and number of words that are set to zero.");

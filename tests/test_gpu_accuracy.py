@@ -61,6 +61,8 @@ def test_contract_over_all_cells() -> None:
     ("name", "plan", "other"),
     [
         ("normal", "split3", "split6"),
+        ("log-normal, sigma 1", "split3", "split6"),
+        ("columns 2^-20..2^20 smoothly", "split3", "split6"),
         ("columns 2^+-8 at random", "split6", "split3"),
         ("columns 2^+-20 at random", "split6", "split3"),
         ("a few huge rows", "split6", "split3"),

@@ -277,5 +277,10 @@ def test_bad_arguments() -> None:
         split(0, 3, 0, 2, 3, 3, 1, 0, 0, 0, None)
     with pytest.raises(ValueError, match="at most two operands' flags, got 3"):
         split(0, 3, 8, 2, 3, 3, 1, 8, 8, 8, [(0, 0)] * 3)
+    for words in ((0, 3), (8, -1)):
+        with pytest.raises(ValueError, match=rf"words to clear .* got {words[1]} words at {words[0]} for \(2, 3\)"):
+            split(0, 3, 8, 2, 3, 3, 1, 8, 8, 8, None, words)
+    with pytest.raises(ValueError, match=r"got 2 words at 8 for \(0, 3\)"):
+        split(0, 3, 8, 0, 3, 3, 1, 8, 8, 8, None, (8, 2))
     with pytest.raises(RuntimeError, match=r"split failed with cudaErrorInvalidValue .*shape \(4294967296, 3\)"):
         split(0, 3, 8, 1 << 32, 3, 3, 1, 8, 8, 8, None)

@@ -103,9 +103,28 @@ def test_guarded_launches_both_plans(recorder: Recorder) -> None:
     assert fallback[-4] == first[-4] == y.data_ptr()
 
 
-def test_the_guard_outlives_its_launches(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the second product is guarded by must neither be handed out again nor written before it is launched."""
-    x, weight = inputs(128, 4096, 4096)
+def pieces_of(launches: list[tuple]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Addresses and sizes in a product's launches: what lasts for the next product, and what it may write over."""
+    *passes, product = launches
+    lasting, passing = [], []
+    for launch in passes:
+        _, plan, _, rows, columns, _, column_stride, values, scales, flags, _, (cleared, count) = launch
+        *_, value_bytes, scale_bytes, flag_bytes = native.module().planes_shape(rows, columns, plan, column_stride != 1)
+        lasting += [(flags, flag_bytes), (cleared, 4 * count)]
+        passing += [(values, value_bytes), (scales, scale_bytes)]
+    if len(passes) == 1:
+        lasting.append((product[4][3], 4 * product[4][4]))  # flags of the weight
+    kernel, tiles = product[2], passes[0][11][1]
+    return lasting, [*passing, (product[5][0], 4 * tiles * kernel.slices * kernel.tile_m * kernel.tile_n)]
+
+
+@pytest.mark.parametrize("mode", ["split3", GUARDED])
+@pytest.mark.parametrize("offset", [0, 1], ids=["converted", "split first"])
+def test_one_piece_of_memory_holds_a_call(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, offset: int, mode: str
+) -> None:
+    """Parts overlap only where the first product's are written over by the second's, which no flag is: it guards."""
+    x, weight = torch.randn(128, 4096), torch.randn(4096 * 4096 + 1)[offset : 4096 * 4096 + offset].view(4096, 4096)
     allocated: list[tuple[int, int, int]] = []
     empty = torch.empty
 
@@ -115,17 +134,19 @@ def test_the_guard_outlives_its_launches(recorder: Recorder, monkeypatch: pytest
         return tensor
 
     monkeypatch.setattr(torch, "empty", noted)
-    plan = split.plan_split(result_of(x, weight), GUARDED)
-    split.launch_split(plan, result_of(x, weight))
+    result = result_of(x, weight)
+    split.launch_split(split.plan_split(result, mode), result)
     assert [launches for _, _, launches in allocated] == [0, 0], "the result, and one piece of memory"
+    launches = [arguments for _, arguments in recorder.launches]
+    passes = 1 + offset
+    products = [launches[first : first + passes + 1] for first in range(0, len(launches), passes + 1)]
+    assert len(products) == (2 if mode == GUARDED else 1)
+    parts = [pieces_of(product) for product in products]
+    lasting = [piece for kept, _ in parts for piece in kept]
     address, nbytes, _ = allocated[1]
-    (_, x3), (_, first), (_, x6), (_, fallback) = recorder.launches
-    lasting = [(flags, 4 * count) for flags, count in (flags_of(x3), flags_of(x6), first[4][3:], fallback[4][3:])]
-    lasting += [(arrivals, 4 * tiles) for arrivals, tiles in (x3[11], x6[11])]
-    pieces = sorted([*lasting, (x6[7], address + nbytes - x6[7])])
-    assert pieces[0][0] >= address
-    assert all(first + size <= second for (first, size), (second, _) in itertools.pairwise(pieces)), "they overlap"
-    assert x3[7] == x6[7], "planes are written over"
+    for _, passing in parts:
+        pieces = [(address, 0), *sorted(piece for piece in [*lasting, *passing] if piece[1]), (address + nbytes, 0)]
+        assert all(first + size <= second for (first, size), (second, _) in itertools.pairwise(pieces)), pieces
 
 
 def test_few_tiles_are_multiplied_in_slices(recorder: Recorder) -> None:
@@ -151,7 +172,7 @@ def test_kept_planes_are_multiplied_in_as_many_slices(shape: tuple[int, int, int
 def test_many_tiles_are_not(recorder: Recorder) -> None:
     run(*inputs(1024, 4096, 1024), "split3")
     (_, launch) = recorder.launches[-1]
-    assert (launch[2].slices, launch[5]) == (1, (0, 0))
+    assert (launch[2].slices, recorder.launches[0][1][11][1]) == (1, 0)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-// Programmatic dependent launch: a kernel that starts while the one before it in its stream ends, which takes the start
-// out of the time of a chain of short kernels. On sm_90 and later; elsewhere kernels start one after another.
+// Programmatic dependent launch, on sm_90 and later: a kernel that starts while the one before it in its stream ends,
+// which takes the start out of the time of a chain of short kernels.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -31,7 +31,8 @@ cudaError_t launch_early(void (*kernel)(Parameters), int64_t blocks, int threads
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, parameters);
+  cudaError_t const status = cudaLaunchKernelEx(&config, kernel, parameters);
+  return status == cudaSuccess ? status : cudaGetLastError();  // which forgets it: later launches are not blamed
 }
 
 // Until the kernel before has ended and its writes are seen; of no effect in a kernel that was not launched early.

@@ -8,13 +8,14 @@
 
 #include <cstdint>
 
+#include "gemm/sm90_named_barriers.h"
+
 namespace cutfuse {
 namespace sm90 {
 
 // By two named barriers, one for each warpgroup's turn. Without `taken` nobody waits.
 template <bool taken>
 struct ConsumerTurns {
-  static constexpr uint32_t kFirstBarrier = 2;
   static constexpr uint32_t kThreads = 2 * cutlass::NumThreadsPerWarpGroup;
 
   // Around all turns. The first warpgroup has the first one.
@@ -26,10 +27,10 @@ struct ConsumerTurns {
   }
 
   CUTLASS_DEVICE static void take(int thread) {
-    if constexpr (taken) cutlass::arch::NamedBarrier::sync(kThreads, kFirstBarrier + warp_group_of(thread));
+    if constexpr (taken) cutlass::arch::NamedBarrier::sync(kThreads, kFirstTurnBarrier + warp_group_of(thread));
   }
   CUTLASS_DEVICE static void pass(int thread) {
-    if constexpr (taken) cutlass::arch::NamedBarrier::arrive(kThreads, kFirstBarrier + (warp_group_of(thread) ^ 1));
+    if constexpr (taken) cutlass::arch::NamedBarrier::arrive(kThreads, kFirstTurnBarrier + (warp_group_of(thread) ^ 1));
   }
 
   // Of a thread among the consumers; the compiler learns that it is the same for all of a warp.

@@ -5,10 +5,12 @@
 
 #include <cuda_runtime.h>
 #include <cutlass/arch/barrier.h>
+#include <cutlass/cutlass.h>
 
 #include <cstdint>
 
 #include "common/macros.h"
+#include "gemm/sm90_named_barriers.h"
 #include "split/planes.h"
 #include "split/split_math.h"
 
@@ -37,7 +39,6 @@ struct RangeFindings {
 
   // Adds what was found in a tile of so many blocks of a row to what was found before; all of the warpgroup call it.
   __device__ __forceinline__ void note(RangeCounts const& counts, int blocks, int thread) {
-    constexpr uint32_t kConvertersBarrier = 1;
     constexpr int kThreads = cutlass::NumThreadsPerWarpGroup;
     if (counts.flags != 0) atomicOr(&flags, counts.flags);
     if (counts.out_of_range != 0) atomicAdd(&out_of_range, counts.out_of_range);
@@ -57,7 +58,7 @@ struct RangeFindings {
 template <SplitPlan plan, int tile_rows>
 struct StepConverter {
   static constexpr int kParts = plane_count(plan);
-  static constexpr int kThreads = 128;
+  static constexpr int kThreads = cutlass::NumThreadsPerWarpGroup;
   static constexpr int kLanesPerRow = 2;
   static constexpr int kRowsAtOnce = kThreads / kLanesPerRow;
   static_assert(tile_rows == 2 * kRowsAtOnce, "every thread has two rows");
@@ -71,13 +72,13 @@ struct StepConverter {
     int row;
     int half;
 
-    // Of fp32 elements, first to last of the second half in another order.
-    __device__ __forceinline__ int source(int i) const { return place(half * 4) + half * kHalfBytes ^ i * 16; }
+    // Of fp32 elements; the second half's in another order.
+    __device__ __forceinline__ int source(int i) const { return (place(half * 4) + half * kHalfBytes) ^ (i * 16); }
     // Of a plane: what two of them become.
-    __device__ __forceinline__ int target(int i) const { return place(half * 6) ^ i * 16; }
+    __device__ __forceinline__ int target(int i) const { return place(half * 6) ^ (i * 16); }
 
    private:
-    __device__ __forceinline__ int place(int vector) const { return step + row * 128 + (vector ^ row % 8) * 16; }
+    __device__ __forceinline__ int place(int vector) const { return step + row * 128 + (vector ^ (row % 8)) * 16; }
   };
 
   // Of a ring of steps, the one that begins at byte `step`. All threads of a warp call it together; thread: of the

@@ -211,6 +211,7 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
   config.numAttrs = Kernel::kSplit ? 2 : 1;  // a product over planes follows a pass that splits
   void* kernel_arguments[] = {&params};
   status = cudaLaunchKernelExC(&config, kernel, kernel_arguments);
+  if (status != cudaSuccess) cudaGetLastError();  // forgets it: later launches are not blamed
   return {status, "launching the kernel"};
 }
 

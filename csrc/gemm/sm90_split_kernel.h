@@ -41,6 +41,8 @@ struct SplitKernel {
     uint32_t is_last_slice;
   };
   static constexpr int SharedStorageSize = sizeof(SharedStorage);
+  static_assert(Mainloop::kTileM == TileOrder::kTile && Mainloop::kTileN == TileOrder::kTile,
+                "tiles as they are ordered");
 
   struct Arguments {
     ProblemShape problem_shape;

@@ -15,10 +15,12 @@
 
 #include "gemm/sm90_consumer_turns.h"
 #include "gemm/sm90_convert_step.h"
+#include "gemm/sm90_named_barriers.h"
 #include "gemm/sm90_plane_products.h"
 #include "gemm/sm90_tile_order.h"
 #include "gemm/sm90_tile_scales.h"
 #include "split/planes.h"
+#include "split/split_math.h"
 
 namespace cutfuse {
 namespace sm90 {
@@ -297,7 +299,6 @@ struct SplitMainloop {
   }
 
   CUTLASS_DEVICE static void synchronize_consumers() {
-    constexpr uint32_t kConsumersBarrier = 0;
     cutlass::arch::NamedBarrier::sync(kConsumers, kConsumersBarrier);
   }
 

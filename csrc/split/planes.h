@@ -3,8 +3,9 @@
 //
 // split3: fp16 high = x * s, low = x * s - high, with the largest of a block in [2^14, 2^15); a product is
 // high * high + high * low + low * high. Markidis et al., 2018, with a scale for each block. Ootomo and Yokota, 2022,
-// multiply low by 2^11, which keeps 22 bits of elements 2^27 and not only 2^17 below their block's largest, and takes
-// the low products out of the chain of instructions: 3 to 6% of the time (H200). Elements below go to split6.
+// multiply low by 2^11: that keeps 22 bits down to 2^27 and not only 2^17 below the block's largest, but the low
+// products then need a chain of instructions of their own, which costs 3 to 6% (H200). A guarded product takes split6
+// where too many elements are below.
 // split6: bf16 high, middle and low, each the rounded rest, with the largest of a block in [1, 2); the six largest
 // products. bf16 has fp32's range of exponents: only products 2^126 below those of their blocks' largest are lost.
 #pragma once

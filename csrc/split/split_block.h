@@ -33,7 +33,7 @@ struct SplitFindings {
 using ThreadValues = float[kThreadRows][kLaneElements];
 using ThreadScales = float[kThreadRows];
 
-// A guarded pass follows a product, whose end it need not wait for to start.
+// A guarded pass follows a product or another guarded pass, and waits for its end in begin_pass().
 inline cudaError_t launch_pass(void (*kernel)(SplitParameters), SplitParameters const& parameters,
                                cudaStream_t stream) {
   return parameters.guarded ? launch_early(kernel, parameters.blocks, kBlockThreads, stream, parameters)

@@ -161,8 +161,7 @@ CUTFUSE_HOST_DEVICE PairParts<parts> split_pair(float first, float second) {
     CUTFUSE_UNROLL
     for (int i = 0; i < 2; ++i) {
       float const error = rest[i] - widen<parts>(result.words[part - 1], i);  // exact, and NaN of what is not finite
-      float const known = finite || part > 1 || error == error ? error : 0.0f;
-      rest[i] = known;
+      rest[i] = finite || part > 1 || error == error ? error : 0.0f;
     }
     result.words[part] = round_pair<parts>(rest[0], rest[1]);
   }

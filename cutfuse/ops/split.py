@@ -79,7 +79,7 @@ class Multiplication(NamedTuple):
     weight: Layout | None  # None where its planes are not made: it is converted, or keeps them
     weight_pitch: int  # where it is converted
     weight_flags: int  # how many
-    tiles: int
+    tiles: int  # at which slices of K arrive; 0 where K is whole
 
     @property
     def kernel(self) -> Any:  # _C.GemmCandidate
@@ -89,7 +89,7 @@ class Multiplication(NamedTuple):
     def sums(self) -> int:
         """Of the slices of K."""
         kernel = self.kernel
-        return 0 if kernel.slices == 1 else 4 * self.tiles * kernel.slices * kernel.tile_m * kernel.tile_n
+        return 4 * self.tiles * kernel.slices * kernel.tile_m * kernel.tile_n
 
     @property
     def lasting(self) -> int:
@@ -148,7 +148,7 @@ def _plan_case(case: Case, mode: str, keeps: bool) -> SplitPlan | str:
             return multiplication.plan.rejections[0]
     keeps = keeps and not multiplications[0].converts
     if keeps:
-        multiplications[0] = multiplications[0]._replace(weight=None)
+        multiplications[0] = multiplications[0]._replace(weight=None, weight_flags=0)
     return SplitPlan.of(multiplications, keeps, mode)
 
 
@@ -179,7 +179,7 @@ def plan_multiplication(case: Case, planes: int, converts: bool) -> Multiplicati
     if plan.candidates:
         kernel = plan.candidates[0]
         microseconds += kernel.microseconds
-        tiles = -(-m // kernel.tile_m) * -(-n // kernel.tile_n)
+        tiles = -(-m // kernel.tile_m) * -(-n // kernel.tile_n) if kernel.slices > 1 else 0
     x = layout_of(m, k, planes, case.x_transposed)
     if converts:
         flags = case.multiprocessors
@@ -240,13 +240,12 @@ class _Launches:
     def multiply(self, multiplication: Multiplication) -> None:
         """Splits x, and the weight unless it is converted or its planes are kept, and launches the product."""
         weight, index, kernel = self.result.weight, self.result.x.device.index, multiplication.kernel
+        x = multiplication.x.placed(self.passing, self.lasting)
         weight_flags = self.lasting + multiplication.x.flag_bytes
         arrivals = weight_flags + aligned(4 * multiplication.weight_flags)
         self.lasting += multiplication.lasting
-        x = multiplication.x.placed(self.passing, weight_flags - multiplication.x.flag_bytes)
         sums = self.passing + multiplication.x.nbytes
-        cleared = (arrivals, multiplication.tiles) if kernel.slices > 1 else (0, 0)
-        write_planes(self.result.x, multiplication.planes, x, self.guard, cleared)
+        write_planes(self.result.x, multiplication.planes, x, self.guard, (arrivals, multiplication.tiles))
         if multiplication.converts:
             flags, known = (weight_flags, multiplication.weight_flags), [x.flags]
             source: tuple[int, ...] = (weight.data_ptr(), multiplication.weight_pitch, weight.shape[1], *flags)
@@ -263,11 +262,18 @@ class _Launches:
             launch = native.module().gemm_planes
         # What the first product reads is known before it runs; what it finds of a weight that it converts, after.
         is_first = multiplication is self.plan.first
-        slices = (sums, arrivals) if kernel.slices > 1 else (0, 0)
         problem, guard = multiplication.plan.problem, known if is_first else self.guard
         with on_device(index):
             launch(
-                stream_of(index), problem, kernel, x.parts, source, slices, guard, self._run(is_first), *self.epilogue
+                stream_of(index),
+                problem,
+                kernel,
+                x.parts,
+                source,
+                (sums, arrivals),
+                guard,
+                self._run(is_first),
+                *self.epilogue,
             )
         self.guard = [x.flags, flags]
 
