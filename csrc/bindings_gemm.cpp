@@ -144,8 +144,7 @@ void bind_gemm(py::module_& module) {
              "Launches a candidate over planes: a and b are addresses of values and scales, slices those of the sums "
              "(a tile's elements in fp32 for each slice of each tile) and the arrivals (int32 for each tile, zero when "
              "the product starts: split clears them) of a candidate with slices of K, guard up to two pairs of flags "
-             "and their number, run 0 (always), 1 (if the "
-             "guard is clear) or 2 (if it trips).");
+             "and their number, run 0 (always), 1 (if the guard is clear) or 2 (if it trips).");
   module.def(
       "gemm_convert", &gemm_convert, py::arg("stream"), py::arg("problem"), py::arg("candidate"), py::arg("a"),
       py::arg("b"), py::arg("slices"), py::arg("guard"), py::arg("run"), py::arg("bias"), py::arg("d"),

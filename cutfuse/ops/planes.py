@@ -24,7 +24,7 @@ from .device import on_device, stream_of
 
 SPLIT3 = 3
 SPLIT6 = 6
-
+PART = 256  # bytes: where a part of a piece of memory may begin
 
 Flags = tuple[int, int]  # address and number of words, as the binding takes them
 
@@ -66,9 +66,6 @@ class Planes(NamedTuple):
     def placed(self) -> Placed:
         address = self.memory.data_ptr()
         return self.layout.placed(address, address + self.layout.nbytes)
-
-
-PART = 256
 
 
 def aligned(nbytes: int) -> int:

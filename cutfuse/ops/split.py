@@ -60,12 +60,9 @@ class Case(NamedTuple):
     def of(result: Result) -> Case:
         x, weight = result.x, result.weight
         (m, k), n = x.shape, weight.shape[0]
-        pitch = 0
-        if _fits_copies(weight):
-            pitch = weight.stride(0) if n > 1 else pitch_of(k)
         transposed = is_transposed(x), is_transposed(weight)
         cost, count = result.program.native.cost, multiprocessors(x.device.index)
-        return Case(m, n, k, *transposed, pitch, result.reduction, cost, count)
+        return Case(m, n, k, *transposed, _pitch_for_copies(weight), result.reduction, cost, count)
 
 
 class Multiplication(NamedTuple):
@@ -188,13 +185,15 @@ def plan_multiplication(case: Case, planes: int, converts: bool) -> Multiplicati
     return Multiplication(planes, False, plan, microseconds, x, weight, 0, weight.flag_count, tiles)
 
 
-def _fits_copies(weight: Tensor) -> bool:
-    """Whether the copy engine takes the weight as it lies in memory."""
+def _pitch_for_copies(weight: Tensor) -> int:
+    """Elements from row to row, 0 where the copy engine does not take the weight as it lies in memory."""
     rows, columns = weight.shape
-    if weight.data_ptr() % ALIGNMENT or (columns > 1 and weight.stride(1) != 1):
-        return False
+    if weight.data_ptr() % ALIGNMENT or is_transposed(weight):
+        return 0
+    if rows == 1:
+        return pitch_of(columns)
     pitch = weight.stride(0)
-    return rows == 1 or (pitch >= columns and pitch * weight.element_size() % ALIGNMENT == 0)
+    return pitch if pitch >= columns and pitch * weight.element_size() % ALIGNMENT == 0 else 0
 
 
 def run_split(result: Result, mode: str, may_keep: bool = True) -> Tensor | None:
