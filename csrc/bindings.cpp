@@ -116,7 +116,8 @@ void evaluate(Program const& program, uintptr_t input, uintptr_t output, int64_t
   host_evaluate(program, pointer<float const>(input), pointer<float>(output), count, host_operands, wrt);
 }
 
-uint32_t split_on_host(uintptr_t source, int64_t rows, int64_t columns, int plan, uintptr_t values, uintptr_t scales) {
+uint32_t split_on_host(uintptr_t source, int64_t rows, int64_t columns, int plan, bool is_weight, uintptr_t values,
+                       uintptr_t scales) {
   if (plan != 3 && plan != 6) throw py::value_error("plan has to be 3 or 6, got " + std::to_string(plan));
   std::string const shape = "(" + std::to_string(rows) + ", " + std::to_string(columns) + ")";
   if (rows < 0 || columns < 0) throw py::value_error("rows and columns have to be at least 0, got " + shape);
@@ -124,8 +125,8 @@ uint32_t split_on_host(uintptr_t source, int64_t rows, int64_t columns, int plan
     throw py::value_error("source, values and scales must not be null pointers for " + shape);
   }
   py::gil_scoped_release release;
-  return split_reference(pointer<float const>(source), rows, columns, plan == 3 ? 2 : 3, pointer<uint16_t>(values),
-                         pointer<float>(scales));
+  return split_reference(pointer<float const>(source), rows, columns, static_cast<SplitPlan>(plan), is_weight,
+                         pointer<uint16_t>(values), pointer<float>(scales));
 }
 
 void bind_epilogue(py::module_& module) {
@@ -146,7 +147,7 @@ void bind_epilogue(py::module_& module) {
 
 void bind_split_reference(py::module_& module) {
   module.def("split_reference", &split_on_host, py::arg("source"), py::arg("rows"), py::arg("columns"), py::arg("plan"),
-             py::arg("values"), py::arg("scales"),
+             py::arg("is_weight"), py::arg("values"), py::arg("scales"),
              "What split does, on the host: splits a contiguous fp32 matrix to values [pitch / 64, 2 or 3, rows, 64] "
              "of 16 bits and scales [pitch / 64, scale_pitch], and returns the flags, for the matrix as a whole.");
 }

@@ -29,9 +29,9 @@ void check_shape(char const* function, int64_t rows, int64_t columns) {
   }
 }
 
-ShapeTuple shape_and_bytes(int64_t rows, int64_t columns, int plan, bool transposed) {
+ShapeTuple shape_and_bytes(int64_t rows, int64_t columns, int plan, bool transposed, bool is_weight) {
   check_shape("planes_shape", rows, columns);
-  PlanesShape const shape = planes_shape(rows, columns, to_plan(plan), transposed);
+  PlanesShape const shape = planes_shape(rows, columns, to_plan(plan), transposed, is_weight);
   return {shape.pitch,
           shape.scale_pitch,
           shape.flag_count,
@@ -51,8 +51,8 @@ void check_cleared(ClearedTuple const& cleared, int64_t rows, int64_t columns) {
                         to_string(rows, columns));
 }
 
-void split(uintptr_t stream, int plan, uintptr_t source, int64_t rows, int64_t columns, int64_t row_stride,
-           int64_t column_stride, uintptr_t values, uintptr_t scales, uintptr_t flags,
+void split(uintptr_t stream, int plan, bool is_weight, uintptr_t source, int64_t rows, int64_t columns,
+           int64_t row_stride, int64_t column_stride, uintptr_t values, uintptr_t scales, uintptr_t flags,
            std::optional<std::vector<FlagsTuple>> const& guard, ClearedTuple const& cleared) {
   check_shape("split", rows, columns);
   check_cleared(cleared, rows, columns);
@@ -63,6 +63,7 @@ void split(uintptr_t stream, int plan, uintptr_t source, int64_t rows, int64_t c
   problem.row_stride = row_stride;
   problem.column_stride = column_stride;
   problem.plan = to_plan(plan);
+  problem.is_weight = is_weight;
   problem.planes = {pointer<void>(values), pointer<float>(scales), pointer<uint32_t>(flags)};
   problem.cleared = {pointer<int32_t>(std::get<0>(cleared)), std::get<1>(cleared)};
   problem.guarded = guard.has_value();
@@ -82,12 +83,13 @@ void split(uintptr_t stream, int plan, uintptr_t source, int64_t rows, int64_t c
 
 void bind_split(py::module_& module) {
   module.def("planes_shape", &shape_and_bytes, py::arg("rows"), py::arg("columns"), py::arg("plan"),
-             py::arg("transposed"),
+             py::arg("transposed"), py::arg("is_weight"),
              "(pitch, scale_pitch, flag_count, bytes of values, of scales, of flags) of a matrix split by plan 3 or 6; "
-             "transposed: its column stride is not 1.");
-  module.def("split", &split, py::arg("stream"), py::arg("plan"), py::arg("source"), py::arg("rows"),
-             py::arg("columns"), py::arg("row_stride"), py::arg("column_stride"), py::arg("values"), py::arg("scales"),
-             py::arg("flags"), py::arg("guard") = py::none(), py::arg("cleared") = ClearedTuple(0, 0),
+             "transposed: its column stride is not 1; is_weight: it is a product's second operand.");
+  module.def("split", &split, py::arg("stream"), py::arg("plan"), py::arg("is_weight"), py::arg("source"),
+             py::arg("rows"), py::arg("columns"), py::arg("row_stride"), py::arg("column_stride"), py::arg("values"),
+             py::arg("scales"), py::arg("flags"), py::arg("guard") = py::none(),
+             py::arg("cleared") = ClearedTuple(0, 0),
              "Splits an fp32 matrix to planes, which are 128-byte aligned. guard: None, or at most two (flags, count) "
              "of split3's planes: nothing is written unless a flag says that it would lose accuracy. cleared: address "
              "and number of words that are set to zero.");

@@ -37,7 +37,7 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """A device of 1 GiB, and nothing kept before and after."""
     fake = Device()
-    monkeypatch.setattr(planes, "split", fake.split)
+    monkeypatch.setattr(planes, "split_weight", fake.split)
     monkeypatch.setattr(planes, "stream_of", lambda index: fake.stream)
     monkeypatch.setattr(planes, "_device_memory", lambda index: fake.memory)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: fake.is_capturing)

@@ -65,7 +65,7 @@ def run_planes() -> Iterator[str]:
                     assert x.isinf().any() or y.isfinite().all(), names
                     yield from names
         for plan in (SPLIT3, SPLIT6):
-            planes.split(benign.t().contiguous().t(), plan)
+            planes.split_weight(benign.t().contiguous().t(), plan)
 
 
 def run_streaming() -> None:

@@ -9,9 +9,13 @@ from torch import Tensor
 
 BLOCK = 64
 SCALE_ROWS = 128
+SHARED_ROWS = 16  # of a weight, that share scales in split3
+# Elements out of range that a block may not have: of x, and of a weight's blocks, which share their scales.
+MANY = {False: 4, True: 8}
 OUT_OF_RANGE = 1
 NOT_FINITE = 2
 PLANS = (3, 6)
+ROLES = (False, True)  # whether the matrix is a product's weight
 
 # Of each plan: planes, their type, exponent of a scaled block's largest, lowest and highest exponent.
 PLANES = {3: 2, 6: 3}
@@ -23,18 +27,27 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+def rows_of_scale(plan: int, is_weight: bool) -> int:
+    return SHARED_ROWS if is_weight and plan == 3 else 1
+
+
+def scale_pitch(rows: int, plan: int, is_weight: bool) -> int:
+    return round_up(rows, SCALE_ROWS) // rows_of_scale(plan, is_weight)
+
+
 @dataclass(frozen=True)
 class Split:
     values: Tensor  # [blocks, planes, rows, 64] of fp16 or bf16
     scales: Tensor  # [blocks, scale_pitch]
-    exponents: Tensor  # [rows, blocks], of each block's largest
+    exponents: Tensor  # [scales, blocks], of each block's largest
     out_of_range: Tensor  # [rows, pitch]
+    is_weight: bool
 
     @property
     def flags(self) -> int:
         """Of one thread block that takes the whole matrix, but for what is not finite."""
         blocks = self.out_of_range.unflatten(1, (-1, BLOCK)).sum(-1)
-        lossy = bool((blocks >= 4).any() or (self.exponents.abs() > 60).any())
+        lossy = bool((blocks >= MANY[self.is_weight]).any() or (self.exponents.abs() > 60).any())
         return OUT_OF_RANGE if lossy else 0
 
 
@@ -42,18 +55,19 @@ def _power_of_two(exponent: Tensor) -> Tensor:
     return ((exponent + 127) << 23).to(torch.int32).view(torch.float32)
 
 
-def emulate(x: Tensor, plan: int) -> Split:
+def emulate(x: Tensor, plan: int, is_weight: bool = False) -> Split:
     """`x` is a matrix on the CPU."""
     rows, columns = x.shape
     pitch = round_up(columns, BLOCK)
     padded = torch.nn.functional.pad(x, (0, pitch - columns))
     finite = padded.isfinite()
     blocks = torch.where(finite, padded, 0.0).abs().unflatten(1, (-1, BLOCK))
-    largest = blocks.amax(-1)
+    sharing = rows_of_scale(plan, is_weight)
+    largest = torch.nn.functional.pad(blocks.amax(-1), (0, 0, 0, -rows % sharing)).unflatten(0, (-1, sharing)).amax(1)
     exponents = torch.where(largest > 0, torch.frexp(largest).exponent - 1, 0)
     top, lowest, highest = _EXPONENTS[plan]
     clamped = exponents.clamp(lowest, highest).long()
-    up = _power_of_two(top - clamped)
+    up = _power_of_two(top - clamped).repeat_interleave(sharing, 0)[:rows]
     scaled = (padded.unflatten(1, (-1, BLOCK)) * up.unsqueeze(-1)).flatten(1)
     if plan == 6:
         least = torch.copysign(torch.tensor(2.0**-133), padded)
@@ -63,18 +77,18 @@ def emulate(x: Tensor, plan: int) -> Split:
     for _ in range(PLANES[plan] - 1):
         rest = torch.where(finite, rest - parts[-1].float(), 0.0)
         parts.append(rest.to(DTYPES[plan]))
-    scales = torch.ones(pitch // BLOCK, round_up(rows, SCALE_ROWS))
-    scales[:, :rows] = _power_of_two(clamped - top).T
+    scales = torch.ones(pitch // BLOCK, scale_pitch(rows, plan, is_weight))
+    scales[:, : len(clamped)] = _power_of_two(clamped - top).T
     out_of_range = (padded != 0) & (scaled.abs() < 2**-3) & torch.tensor(plan == 3)
     if plan != 3:
         exponents = torch.zeros_like(exponents)
     values = torch.stack(parts).unflatten(2, (-1, BLOCK)).permute(2, 0, 1, 3).contiguous()
-    return Split(values, scales, exponents, out_of_range)
+    return Split(values, scales, exponents, out_of_range, is_weight)
 
 
-def expected_flags(x: Tensor, plan: int) -> int:
+def expected_flags(x: Tensor, plan: int, is_weight: bool = False) -> int:
     """Of a matrix whose elements out of range are few or many wherever one looks."""
-    split = emulate(x, plan)
+    split = emulate(x, plan, is_weight)
     flags = split.flags
     if split.out_of_range.sum() * 256 > x.numel():
         flags |= OUT_OF_RANGE
@@ -88,9 +102,14 @@ def rows_of(values: Tensor) -> Tensor:
     return values.permute(1, 2, 0, 3).flatten(2)
 
 
+def scales_of_rows(scales: Tensor, rows: int) -> Tensor:
+    """[blocks, rows], of scales that are one for each row or for several."""
+    return scales.repeat_interleave(round_up(rows, SCALE_ROWS) // scales.shape[1], 1)[:, :rows]
+
+
 def reconstruct(values: Tensor, scales: Tensor, rows: int) -> Tensor:
     """The matrix in fp64, [rows, pitch]."""
-    blocks = values.double().sum(1) * scales[:, :rows].double().unsqueeze(-1)
+    blocks = values.double().sum(1) * scales_of_rows(scales, rows).double().unsqueeze(-1)
     return blocks.transpose(0, 1).flatten(1)
 
 

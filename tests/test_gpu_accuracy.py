@@ -75,15 +75,42 @@ def test_guard_picks_the_plan(name: str, plan: str, other: str, k: int) -> None:
     assert not torch.equal(found, suite.product(other, x, weight))
 
 
+# Shapes, M, N and K, whose weights are split on their way into the product, and by a pass of their own.
+SPLIT_ON_ITS_WAY, SPLIT_FIRST = (128, 4096, 4096), (ROWS, COLUMNS, 1000)
+
+
+def splits_on_its_way(x: Tensor, weight: Tensor) -> bool:
+    """Whether cutfuse says that it does so."""
+    explanation = cutfuse.explain(cutfuse.linear, x, weight)
+    return any("on its way" in line for line in (*explanation.steps, *explanation.reasons))
+
+
+@pytest.mark.parametrize("shape", [SPLIT_ON_ITS_WAY, SPLIT_FIRST], ids=str)
 @pytest.mark.parametrize("operand", ["x", "weight"])
-def test_guard_watches_both_operands_and_one_element(operand: str) -> None:
+def test_guard_watches_both_operands_and_one_element(operand: str, shape: tuple[int, int, int]) -> None:
     for value in (math.inf, math.nan, 2.0**70, 2.0**-140):
-        x, weight = sample("normal")
+        m, n, k = shape
+        x, weight = sample("normal", k=k, m=m, n=n)
+        assert splits_on_its_way(x, weight) == (shape == SPLIT_ON_ITS_WAY)
         target = x if operand == "x" else weight
-        target[17, 320:384] = 0.0  # the only nonzero element of its block
+        target[16:32, 320:384] = 0.0  # the only nonzero element of the blocks with its scale
         target[17, 333] = value
         found = suite.product("guarded", x, weight)
         torch.testing.assert_close(found, suite.product("split6", x, weight), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [SPLIT_ON_ITS_WAY, SPLIT_FIRST], ids=str)
+@pytest.mark.parametrize(("rows", "plan"), [(slice(37, 38), "split6"), (slice(32, 48), "split3")], ids=["one", "all"])
+def test_guard_watches_rows_of_a_weight_that_share_scales(rows: slice, plan: str, shape: tuple[int, int, int]) -> None:
+    """Far below its neighbours a row trips; with all that share its scale it does not, and is as accurate."""
+    m, n, k = shape
+    x, weight = sample("normal", k=k, m=m, n=n)
+    weight[rows] *= 2.0**-16
+    found = suite.product("guarded", x, weight)
+    assert torch.equal(found, suite.product(plan, x, weight))
+    exact = suite.Exact.of(x, weight[rows])
+    cublas = suite.measure(suite.product(suite.CUBLAS, x, weight)[:, rows], exact)
+    assert suite.measure(found[:, rows], exact).frobenius < cublas.frobenius
 
 
 def test_forced_modes_differ_as_named() -> None:

@@ -118,16 +118,17 @@ class Result:
         return all(bool((output.buffer == POISON).all()) for output in self.outputs)
 
 
-def call_split(x: Tensor, plan: int, guard: list[tuple[int, int]] | None = None) -> Result:
+def call_split(x: Tensor, plan: int, guard: list[tuple[int, int]] | None = None, *, is_weight: bool = False) -> Result:
     rows, columns = x.shape
     row_stride, column_stride = x.stride()
-    shape = module().planes_shape(rows, columns, plan, column_stride != 1)
+    shape = module().planes_shape(rows, columns, plan, column_stride != 1, is_weight)
     pitch, scale_pitch, flag_count, *sizes = shape
     outputs = tuple(Output.of(size) for size in sizes)
     values, scales, flags = (output.inside for output in outputs)
     module().split(
         kernel_cases.stream(),
         plan,
+        is_weight,
         x.data_ptr(),
         rows,
         columns,
@@ -149,9 +150,9 @@ def call_split(x: Tensor, plan: int, guard: list[tuple[int, int]] | None = None)
     )
 
 
-def check(x: Tensor, plan: int) -> Result:
-    result = call_split(x, plan)
-    expected = cases.emulate(x.cpu(), plan)
+def check(x: Tensor, plan: int, *, is_weight: bool = False) -> Result:
+    result = call_split(x, plan, is_weight=is_weight)
+    expected = cases.emulate(x.cpu(), plan, is_weight)
     cases.assert_same_bits(result.values.cpu(), expected.values)
     cases.assert_same_bits(result.scales.cpu(), expected.scales)
     return result
@@ -161,15 +162,27 @@ def check(x: Tensor, plan: int) -> Result:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_split(shape: tuple[int, int], layout: Layout, plan: int) -> None:
-    assert check(layout(*shape), plan).flags == 0
+    for is_weight in cases.ROLES:
+        assert check(layout(*shape), plan, is_weight=is_weight).flags == 0
 
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("layout", [contiguous, misaligned, transposed, transposed_pitched], ids=lambda f: f.__name__)
 def test_more_tiles_than_thread_blocks(layout: Layout, plan: int) -> None:
-    result = check(layout(2200, 4160), plan)
-    assert len(result.flag_words) == 1056
-    assert result.flags == 0
+    for is_weight in cases.ROLES:
+        result = check(layout(2200, 4160), plan, is_weight=is_weight)
+        assert len(result.flag_words) == 1056
+        assert result.flags == 0
+
+
+@pytest.mark.parametrize("layout", [contiguous, misaligned, transposed, stepped], ids=lambda layout: layout.__name__)
+@pytest.mark.parametrize("shape", [(1, 70), (15, 64), (17, 1000), (130, 200), (300, 4160)], ids=str)
+def test_a_weights_rows_share_scales(shape: tuple[int, int], layout: Layout) -> None:
+    """Rows of very different size: each group of sixteen takes the scale of its largest."""
+    x = layout(*shape)
+    x *= torch.exp2(torch.arange(shape[0], device=DEVICE) * 7 % 23 - 11.0).unsqueeze(1)
+    result = check(x, 3, is_weight=True)
+    assert result.flags == cases.expected_flags(x.cpu(), 3, is_weight=True)
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -272,15 +285,15 @@ def test_empty() -> None:
 def test_bad_arguments() -> None:
     split = module().split
     with pytest.raises(ValueError, match="plan has to be 3 or 6, got 5"):
-        split(0, 5, 0, 1, 1, 1, 1, 0, 0, 0, None)
+        split(0, 5, False, 0, 1, 1, 1, 1, 0, 0, 0, None)
     with pytest.raises(ValueError, match=r"null pointers for \(2, 3\)"):
-        split(0, 3, 0, 2, 3, 3, 1, 0, 0, 0, None)
+        split(0, 3, False, 0, 2, 3, 3, 1, 0, 0, 0, None)
     with pytest.raises(ValueError, match="at most two operands' flags, got 3"):
-        split(0, 3, 8, 2, 3, 3, 1, 8, 8, 8, [(0, 0)] * 3)
+        split(0, 3, False, 8, 2, 3, 3, 1, 8, 8, 8, [(0, 0)] * 3)
     for words in ((0, 3), (8, -1)):
         with pytest.raises(ValueError, match=rf"words to clear .* got {words[1]} words at {words[0]} for \(2, 3\)"):
-            split(0, 3, 8, 2, 3, 3, 1, 8, 8, 8, None, words)
+            split(0, 3, False, 8, 2, 3, 3, 1, 8, 8, 8, None, words)
     with pytest.raises(ValueError, match=r"got 2 words at 8 for \(0, 3\)"):
-        split(0, 3, 8, 0, 3, 3, 1, 8, 8, 8, None, (8, 2))
+        split(0, 3, False, 8, 0, 3, 3, 1, 8, 8, 8, None, (8, 2))
     with pytest.raises(RuntimeError, match=r"split failed with cudaErrorInvalidValue .*shape \(4294967296, 3\)"):
-        split(0, 3, 8, 1 << 32, 3, 3, 1, 8, 8, 8, None)
+        split(0, 3, False, 8, 1 << 32, 3, 3, 1, 8, 8, 8, None)

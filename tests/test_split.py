@@ -17,24 +17,25 @@ from cutfuse import native
 LARGEST = torch.finfo(torch.float32).max
 
 
-def split_on_host(x: Tensor, plan: int) -> tuple[Tensor, Tensor, int]:
+def split_on_host(x: Tensor, plan: int, is_weight: bool = False) -> tuple[Tensor, Tensor, int]:
     rows, columns = x.shape
     pitch = cases.round_up(columns, BLOCK)
     values = torch.full((pitch // BLOCK, cases.PLANES[plan], rows, BLOCK), -77.0, dtype=cases.DTYPES[plan])
-    scales = torch.full((pitch // BLOCK, cases.round_up(rows, cases.SCALE_ROWS)), -77.0)
+    scales = torch.full((pitch // BLOCK, cases.scale_pitch(rows, plan, is_weight)), -77.0)
     x = x.contiguous()
     module = native.module()
-    flags = module.split_reference(x.data_ptr(), rows, columns, plan, values.data_ptr(), scales.data_ptr())
+    flags = module.split_reference(x.data_ptr(), rows, columns, plan, is_weight, values.data_ptr(), scales.data_ptr())
     return values, scales, flags
 
 
 def check(x: Tensor, plan: int) -> None:
-    values, scales, flags = split_on_host(x, plan)
-    expected = cases.emulate(x, plan)
-    cases.assert_same_bits(values, expected.values)
-    cases.assert_same_bits(scales, expected.scales)
-    assert flags == cases.expected_flags(x, plan)
-    check_accuracy(x, values, scales, expected.out_of_range, plan)
+    for is_weight in cases.ROLES:
+        values, scales, flags = split_on_host(x, plan, is_weight)
+        expected = cases.emulate(x, plan, is_weight)
+        cases.assert_same_bits(values, expected.values)
+        cases.assert_same_bits(scales, expected.scales)
+        assert flags == cases.expected_flags(x, plan, is_weight)
+        check_accuracy(x, values, scales, expected.out_of_range, plan)
 
 
 def check_accuracy(x: Tensor, values: Tensor, scales: Tensor, out_of_range: Tensor, plan: int) -> None:
@@ -42,7 +43,7 @@ def check_accuracy(x: Tensor, values: Tensor, scales: Tensor, out_of_range: Tens
     assert (cases.rows_of(values)[:, :, columns:] == 0).all()
     actual = cases.reconstruct(values, scales, x.shape[0])[:, :columns]
     # Split6 keeps 24 bits of all that does not vanish beside its block's largest.
-    up = (1 / scales[:, : x.shape[0]].T).repeat_interleave(BLOCK, 1)[:, :columns]
+    up = (1 / cases.scales_of_rows(scales, x.shape[0]).T).repeat_interleave(BLOCK, 1)[:, :columns]
     kept = ~out_of_range[:, :columns] if plan == 3 else (x * up).abs() >= 2.0**-100
     kept &= x.isfinite()
     error = (actual - x.double()).abs()[kept]
@@ -129,6 +130,26 @@ def test_out_of_range_in_a_block() -> None:
     assert flags_of(with_small(16, 40, 2.0**-18), plan=6) == 0
 
 
+def test_a_weights_rows_share_scales() -> None:
+    """Rows far below their neighbours: of a weight they are out of range, unless they are sixteen of their own."""
+    x = torch.ones(48, BLOCK)
+    for rows, flags in ((slice(5, 6), OUT_OF_RANGE), (slice(16, 32), 0), (slice(17, 32), OUT_OF_RANGE)):
+        x.fill_(1.0)[rows] = 2.0**-18
+        assert split_on_host(x, 3)[2] == 0
+        assert split_on_host(x, 3, is_weight=True)[2] == flags
+        assert split_on_host(x, 6, is_weight=True)[2] == 0
+
+
+@pytest.mark.parametrize("is_weight", cases.ROLES)
+def test_out_of_range_in_a_block_of_a_role(is_weight: bool) -> None:
+    many = cases.MANY[is_weight]
+    x = torch.ones(16, 16 * BLOCK)
+    x[3, BLOCK : BLOCK + many - 1] = 2.0**-18
+    assert split_on_host(x, 3, is_weight)[2] == 0
+    x[3, 2 * BLOCK - 1] = 2.0**-18
+    assert split_on_host(x, 3, is_weight)[2] == OUT_OF_RANGE
+
+
 def test_out_of_range_among_all() -> None:
     assert flags_of(with_small(4, 1, 1e-45)) == 0, "1 of 256"
     assert flags_of(with_small(4, 1, 1e-45)[:, :-1]) == OUT_OF_RANGE, "1 of 255: padding does not count"
@@ -148,19 +169,25 @@ def test_not_finite(value: float) -> None:
 def test_bad_arguments() -> None:
     split = native.module().split_reference
     with pytest.raises(ValueError, match="plan has to be 3 or 6, got 4"):
-        split(0, 1, 1, 4, 0, 0)
+        split(0, 1, 1, 4, False, 0, 0)
     with pytest.raises(ValueError, match=r"null pointers for \(2, 5\)"):
-        split(0, 2, 5, 3, 0, 0)
+        split(0, 2, 5, 3, False, 0, 0)
     with pytest.raises(ValueError, match=r"at least 0, got \(-2, 5\)"):
-        split(0, -2, 5, 3, 0, 0)
+        split(0, -2, 5, 3, False, 0, 0)
 
 
 @pytest.mark.skipif(not native.module().cuda_build, reason="this build of cutfuse has no CUDA kernels")
-@given(rows=st.integers(0, 100000), columns=st.integers(0, 100000), plan=st.sampled_from(PLANS), turned=st.booleans())
-def test_planes_shape(rows: int, columns: int, plan: int, turned: bool) -> None:
-    shape = native.module().planes_shape(rows, columns, plan, turned)
+@given(
+    rows=st.integers(0, 100000),
+    columns=st.integers(0, 100000),
+    plan=st.sampled_from(PLANS),
+    turned=st.booleans(),
+    is_weight=st.booleans(),
+)
+def test_planes_shape(rows: int, columns: int, plan: int, turned: bool, is_weight: bool) -> None:
+    shape = native.module().planes_shape(rows, columns, plan, turned, is_weight)
     pitch, scale_pitch, flag_count, *sizes = shape
-    assert (pitch, scale_pitch) == (cases.round_up(columns, BLOCK), cases.round_up(rows, cases.SCALE_ROWS))
+    assert (pitch, scale_pitch) == (cases.round_up(columns, BLOCK), cases.scale_pitch(rows, plan, is_weight))
     assert flag_count <= 1056
     assert (flag_count == 0) == (rows == 0 or columns == 0)
     assert sizes == [cases.PLANES[plan] * rows * pitch * 2, pitch // BLOCK * scale_pitch * 4, flag_count * 4]

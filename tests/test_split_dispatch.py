@@ -77,8 +77,8 @@ def result_of(x: torch.Tensor, weight: torch.Tensor, reduction: str = "none") ->
 
 def flags_of(split_launch: tuple) -> tuple[int, int]:
     """Address and number of the flags that a recorded launch of the splitting kernel leaves."""
-    _, plan, _, rows, columns, _, _, _, _, flags, *_ = split_launch
-    return flags, native.module().planes_shape(rows, columns, plan, False)[2]
+    _, plan, is_weight, _, rows, columns, _, _, _, _, flags, *_ = split_launch
+    return flags, native.module().planes_shape(rows, columns, plan, False, is_weight)[2]
 
 
 def run(x: torch.Tensor, weight: torch.Tensor, mode: str, reduction: str = "none") -> torch.Tensor | None:
@@ -92,13 +92,13 @@ def test_guarded_launches_both_plans(recorder: Recorder) -> None:
     assert recorder.names == ["split", "gemm_convert", "split", "gemm_convert"]
     (_, x3), (_, first), (_, x6), (_, fallback) = recorder.launches
     assert [x3[1], x6[1]] == [planes.SPLIT3, planes.SPLIT6]
-    assert x3[2] == x6[2] == x.data_ptr()
-    assert x3[10] is None
+    assert x3[2:4] == x6[2:4] == (False, x.data_ptr())
+    assert x3[11] is None
     assert [launch[2].name for launch in (first, fallback)] == ["sm90_convert3_128x128x64", "sm90_convert6_128x128x64"]
     assert first[4][:3] == fallback[4][:3] == (weight.data_ptr(), 4096, 4096)
     guard = [flags_of(x3), first[4][3:]]
     assert first[6] == guard[:1]
-    assert x6[10] == fallback[6] == guard
+    assert x6[11] == fallback[6] == guard
     assert (first[7], fallback[7]) == (split.IF_CLEAR, split.IF_TRIPPED)
     assert fallback[-4] == first[-4] == y.data_ptr()
 
@@ -108,13 +108,14 @@ def pieces_of(launches: list[tuple]) -> tuple[list[tuple[int, int]], list[tuple[
     *passes, product = launches
     lasting, passing = [], []
     for launch in passes:
-        _, plan, _, rows, columns, _, column_stride, values, scales, flags, _, (cleared, count) = launch
-        *_, value_bytes, scale_bytes, flag_bytes = native.module().planes_shape(rows, columns, plan, column_stride != 1)
+        _, plan, is_weight, _, rows, columns, _, column_stride, values, scales, flags, _, (cleared, count) = launch
+        shape = native.module().planes_shape(rows, columns, plan, column_stride != 1, is_weight)
+        *_, value_bytes, scale_bytes, flag_bytes = shape
         lasting += [(flags, flag_bytes), (cleared, 4 * count)]
         passing += [(values, value_bytes), (scales, scale_bytes)]
     if len(passes) == 1:
         lasting.append((product[4][3], 4 * product[4][4]))  # flags of the weight
-    kernel, tiles = product[2], passes[0][11][1]
+    kernel, tiles = product[2], passes[0][12][1]
     return lasting, [*passing, (product[5][0], 4 * tiles * kernel.slices * kernel.tile_m * kernel.tile_n)]
 
 
@@ -156,7 +157,7 @@ def test_few_tiles_are_multiplied_in_slices(recorder: Recorder) -> None:
     slices = launch[2].slices
     assert 4 <= slices <= 132 // 8
     assert all(address % 16 == 0 and address > 0 for address in launch[5])
-    assert recorder.launches[0][1][11] == (launch[5][1], 8), "the pass that splits x clears the arrivals at 8 tiles"
+    assert recorder.launches[0][1][12] == (launch[5][1], 8), "the pass that splits x clears the arrivals at 8 tiles"
     name, _ = split.explain_split(result_of(x, weight), "split3")
     assert f"{slices} slices of K" in name
 
@@ -172,7 +173,7 @@ def test_kept_planes_are_multiplied_in_as_many_slices(shape: tuple[int, int, int
 def test_many_tiles_are_not(recorder: Recorder) -> None:
     run(*inputs(1024, 4096, 1024), "split3")
     (_, launch) = recorder.launches[-1]
-    assert (launch[2].slices, recorder.launches[0][1][11][1]) == (1, 0)
+    assert (launch[2].slices, recorder.launches[0][1][12][1]) == (1, 0)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ def test_weights_that_the_copy_engine_does_not_take_are_split_first(
 ) -> None:
     run(torch.randn(1024, 1024), weight, "split3")
     assert recorder.names == ["split", "split", "gemm_planes"], name
-    assert recorder.launches[1][1][2] == weight.data_ptr()
+    assert recorder.launches[1][1][3] == weight.data_ptr()
     assert recorder.launches[2][1][7] == split.ALWAYS
 
 
@@ -247,9 +248,9 @@ def test_ieee_splits_nothing(monkeypatch: pytest.MonkeyPatch, recorder: Recorder
 @pytest.mark.parametrize("shape", [(1, 1), (130, 200), (257, 4097)])
 def test_buffers_are_as_large_as_the_kernels_want_them(plan: int, shape: tuple[int, int]) -> None:
     for matrix in (torch.randn(shape), torch.randn(shape[::-1]).t()):
-        found = planes.split(matrix, plan)
+        found = planes.split_weight(matrix, plan)
         transposed = matrix.shape[1] > 1 and matrix.stride(1) != 1
-        _, _, count, *sizes = native.module().planes_shape(*shape, plan, transposed)
+        _, _, count, *sizes = native.module().planes_shape(*shape, plan, transposed, True)
         values, scales, (flags, flag_count) = found.placed
         end = values + found.memory.nbytes
         assert flag_count == count

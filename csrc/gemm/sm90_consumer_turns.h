@@ -13,29 +13,27 @@
 namespace cutfuse {
 namespace sm90 {
 
-// By two named barriers, one for each warpgroup's turn. Without `taken` nobody waits.
-template <bool taken>
+// By two named barriers, one for each warpgroup's turn. A thread's share of it.
 struct ConsumerTurns {
-  static constexpr uint32_t kThreads = 2 * cutlass::NumThreadsPerWarpGroup;
+  int warp_group;
+
+  // The compiler learns that the warpgroup is the same for all threads of a warp.
+  CUTLASS_DEVICE explicit ConsumerTurns(int thread)
+      : warp_group(__shfl_sync(0xffffffff, thread / cutlass::NumThreadsPerWarpGroup, 0)) {}
 
   // Around all turns. The first warpgroup has the first one.
-  CUTLASS_DEVICE static void begin(int thread) {
-    if (warp_group_of(thread) == 1) pass(thread);
+  CUTLASS_DEVICE void begin() const {
+    if (warp_group == 1) pass();
   }
-  CUTLASS_DEVICE static void end(int thread) {
-    if (warp_group_of(thread) == 0) take(thread);
-  }
-
-  CUTLASS_DEVICE static void take(int thread) {
-    if constexpr (taken) cutlass::arch::NamedBarrier::sync(kThreads, kFirstTurnBarrier + warp_group_of(thread));
-  }
-  CUTLASS_DEVICE static void pass(int thread) {
-    if constexpr (taken) cutlass::arch::NamedBarrier::arrive(kThreads, kFirstTurnBarrier + (warp_group_of(thread) ^ 1));
+  CUTLASS_DEVICE void end() const {
+    if (warp_group == 0) take();
   }
 
-  // Of a thread among the consumers; the compiler learns that it is the same for all of a warp.
-  CUTLASS_DEVICE static int warp_group_of(int thread) {
-    return __shfl_sync(0xffffffff, thread / cutlass::NumThreadsPerWarpGroup, 0);
+  CUTLASS_DEVICE void take() const {
+    cutlass::arch::NamedBarrier::sync(kConsumerThreads, kFirstTurnBarrier + warp_group);
+  }
+  CUTLASS_DEVICE void pass() const {
+    cutlass::arch::NamedBarrier::arrive(kConsumerThreads, kFirstTurnBarrier + (warp_group ^ 1));
   }
 };
 

@@ -62,7 +62,7 @@ struct OverPlanes : Cooperative {
 using Split3 = OverPlanes<SplitPlan::kSplit3, false, 3, 3>;
 using Split6 = OverPlanes<SplitPlan::kSplit6, false, 2, 2>;
 using Convert3 = OverPlanes<SplitPlan::kSplit3, true, 2, 4>;
-using Convert6 = OverPlanes<SplitPlan::kSplit6, true, 2, 2>;
+using Convert6 = OverPlanes<SplitPlan::kSplit6, true, 2, 3>;
 
 template <class Schedule>
 constexpr bool kIsSplit = !std::is_same_v<Schedule, Cooperative> && !std::is_same_v<Schedule, Pingpong>;

@@ -1,14 +1,19 @@
 // The named barriers of a product over planes, of which a block has few: no two uses may share one.
 #pragma once
 
+#include <cutlass/arch/barrier.h>
+#include <cutlass/cutlass.h>
+
 #include <cstdint>
 
 namespace cutfuse {
 namespace sm90 {
 
+constexpr int kConsumerThreads = 2 * cutlass::NumThreadsPerWarpGroup;
 constexpr uint32_t kConsumersBarrier = 0;
-constexpr uint32_t kConvertersBarrier = 1;
-constexpr uint32_t kFirstTurnBarrier = 2;  // and 3: one for each warpgroup of consumers
+constexpr uint32_t kFirstTurnBarrier = 1;  // and 2: one for each warpgroup of consumers
+
+CUTLASS_DEVICE void synchronize_consumers() { cutlass::arch::NamedBarrier::sync(kConsumerThreads, kConsumersBarrier); }
 
 }  // namespace sm90
 }  // namespace cutfuse

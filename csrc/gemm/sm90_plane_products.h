@@ -21,7 +21,9 @@ struct SplitElement<SplitPlan::kSplit6> {
   using type = cutlass::bfloat16_t;
 };
 
-template <SplitPlan plan, class Tile>
+// Of planes in shared memory, or, where the weight's parts are in registers, with the weight as first operand: then the
+// tile comes out transposed, rows of the weight first.
+template <SplitPlan plan, class Tile, bool weight_in_registers>
 struct PlaneProducts {
   static constexpr int kPlanes = plane_count(plan);
   using Element = typename SplitElement<plan>::type;
@@ -31,7 +33,11 @@ struct PlaneProducts {
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor, 8, Element,
       cutlass::layout::ColumnMajor, 8, float, Tile, cute::Shape<cute::_1, cute::_1, cute::_1>,
       cutlass::gemm::collective::StageCount<2>, cutlass::gemm::KernelTmaWarpSpecializedCooperative>::CollectiveOp;
-  using TiledMma = typename Plain::TiledMma;
+  using TiledMma = typename Plain::TiledMma;  // whose accumulators the epilogue takes
+  using FromRegisters = decltype(cute::make_tiled_mma(
+      cute::GMMA::rs_op_selector<Element, Element, float, Tile, cute::GMMA::Major::K, cute::GMMA::Major::K>(),
+      cute::Layout<cute::Shape<cute::_2, cute::_1, cute::_1>>{}));
+  using Mma = cute::conditional_t<weight_in_registers, FromRegisters, TiledMma>;
   using CopyA = typename Plain::GmemTiledCopyA;
   using CopyB = typename Plain::GmemTiledCopyB;
 
@@ -45,19 +51,23 @@ struct PlaneProducts {
       typename Plain::SmemLayoutAtomB{},
       cute::make_shape(cute::size<1>(Tile{}), cute::size<2>(Tile{}), cute::Int<buffers>{})));
 
-  // Planes of a step in shared memory, as fragments (instruction, M or N, K, buffer and plane).
+  // Planes of a step, as fragments (instruction, M or N, K, buffer and plane).
   template <class A, class B>
   struct Step {
-    A const& a;
-    B const& b;
+    A a;
+    B b;
     int first_a;  // plane of the step's buffers
     int first_b;
   };
+  template <class A, class B>
+  CUTLASS_DEVICE static Step<A, B> make_step(A const& a, B const& b, int first_a, int first_b) {
+    return {a, b, first_a, first_b};
+  }
 
   // Issues all products of the plan over a step, the smallest first: what the tensor core truncates is relative to the
   // sum so far. finish() waits for sum.
   template <class A, class B, class Accumulator>
-  CUTLASS_DEVICE static void issue_all(TiledMma& mma, Step<A, B> const& step, Accumulator& sum) {
+  CUTLASS_DEVICE static void issue_all(Mma& mma, Step<A, B> const& step, Accumulator& sum) {
     mma.accumulate_ = cute::GMMA::ScaleOut::Zero;
     cutlass::warpgroup_fence_operand(sum);
     cutlass::warpgroup_arrive();
@@ -74,7 +84,7 @@ struct PlaneProducts {
 
   // Adds high by high to a sum of nothing else, which begins at zero where mma says so.
   template <class A, class B, class Accumulator>
-  CUTLASS_DEVICE static void add_high(TiledMma& mma, Step<A, B> const& step, Accumulator& sum) {
+  CUTLASS_DEVICE static void add_high(Mma& mma, Step<A, B> const& step, Accumulator& sum) {
     cutlass::warpgroup_fence_operand(sum);
     cutlass::warpgroup_arrive();
     issue(mma, step, 0, 0, sum);
@@ -90,11 +100,17 @@ struct PlaneProducts {
 
  private:
   template <class A, class B, class Accumulator>
-  CUTLASS_DEVICE static void issue(TiledMma& mma, Step<A, B> const& step, int plane_a, int plane_b, Accumulator& sum) {
+  CUTLASS_DEVICE static void issue(Mma& mma, Step<A, B> const& step, int plane_a, int plane_b, Accumulator& sum) {
+    using cute::_;
     CUTLASS_PRAGMA_UNROLL
     for (int k = 0; k < decltype(cute::size<2>(step.a))::value; ++k) {
-      cute::gemm(mma, step.a(cute::_, cute::_, k, step.first_a + plane_a),
-                 step.b(cute::_, cute::_, k, step.first_b + plane_b), sum);
+      auto const a = step.a(_, _, k, step.first_a + plane_a);
+      auto const b = step.b(_, _, k, step.first_b + plane_b);
+      if constexpr (weight_in_registers) {
+        cute::gemm(mma, b, a, sum);
+      } else {
+        cute::gemm(mma, a, b, sum);
+      }
       mma.accumulate_ = cute::GMMA::ScaleOut::One;
     }
   }

@@ -8,6 +8,7 @@
 #include <cute/tensor.hpp>
 
 #include "common/early_launch.h"
+#include "gemm/sm90_consumer_turns.h"
 #include "gemm/sm90_split_mainloop.h"
 #include "gemm/sm90_tile_order.h"
 #include "split/split_guard.h"
@@ -24,15 +25,13 @@ struct SplitKernel {
   using ProblemShape = cute::Shape<int, int, int, int>;
   using ClusterShape = cute::Shape<cute::_1, cute::_1, cute::_1>;
 
-  // Warpgroups: one of producers (a warp for each operand), B's converters where it is converted, two of consumers.
+  // Warpgroups: one of producers (a warp for each operand), two of consumers.
   static constexpr int kWarpGroup = cutlass::NumThreadsPerWarpGroup;
-  static constexpr int kFirstConsumer = 1 + Mainloop::kConverterGroups;
-  static constexpr uint32_t MaxThreadsPerBlock = (kFirstConsumer + 2) * kWarpGroup;
+  static constexpr uint32_t MaxThreadsPerBlock = 3 * kWarpGroup;
   static constexpr uint32_t MinBlocksPerMultiprocessor = 1;
   // Registers of a thread of each; together not more than the 65536 of a multiprocessor.
-  static constexpr uint32_t kProducerRegisters = Mainloop::kConvertsB ? 24 : 40;
-  static constexpr uint32_t kConverterRegisters = 120;
-  static constexpr uint32_t kConsumerRegisters = Mainloop::kConvertsB ? 184 : 232;
+  static constexpr uint32_t kProducerRegisters = 24;
+  static constexpr uint32_t kConsumerRegisters = 240;
 
   struct SharedStorage {
     typename Mainloop::SharedStorage mainloop;
@@ -100,13 +99,9 @@ struct SplitKernel {
     Mainloop::initialize_flags(params.mainloop);
     if (!runs) return;
     __syncthreads();
-    int const warp_group = cutlass::canonical_warp_group_idx();
-    if (warp_group == 0) {
+    if (cutlass::canonical_warp_group_idx() == 0) {
       cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
       produce(params, storage.mainloop);
-    } else if (warp_group < kFirstConsumer) {
-      cutlass::arch::warpgroup_reg_dealloc<kConverterRegisters>();
-      convert(params, storage.mainloop);
     } else {
       cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
       consume(params, storage);
@@ -128,26 +123,15 @@ struct SplitKernel {
     }
   }
 
-  CUTLASS_DEVICE static void convert(Params const& params, typename Mainloop::SharedStorage& storage) {
-    if constexpr (Mainloop::kConvertsB) {
-      int const thread = threadIdx.x - kWarpGroup;
-      typename Mainloop::Progress progress;
-      for (int unit = blockIdx.x; unit < params.order.units(); unit += gridDim.x) {
-        Mainloop::convert_b(storage, params.order.at(unit).steps, thread, progress);
-      }
-      Mainloop::store_flags(params.mainloop, storage, thread);
-    }
-  }
-
   CUTLASS_DEVICE static void consume(Params const& params, SharedStorage& storage) {
-    int const thread = threadIdx.x - kFirstConsumer * kWarpGroup;
+    int const thread = threadIdx.x - kWarpGroup;
     using LoadPipeline = typename Epilogue::LoadPipeline;
     using StorePipeline = typename Epilogue::StorePipeline;
     typename LoadPipeline::Params load_params;  // of operands that nobody loads: the program reads its own
     load_params.role = LoadPipeline::ThreadCategory::Consumer;
     load_params.dst_blockid = 0;
     load_params.producer_arv_count = cutlass::NumThreadsPerWarp;
-    load_params.consumer_arv_count = Mainloop::kConsumers;
+    load_params.consumer_arv_count = kConsumerThreads;
     LoadPipeline load_pipeline(storage.epilogue_pipeline, load_params);
     typename StorePipeline::Params store_params;
     store_params.always_wait = true;
@@ -159,11 +143,14 @@ struct SplitKernel {
     TiledMma mma;
     typename Mainloop::Progress progress;
     bool stores = false;
-    Mainloop::Turns::begin(thread);
+    int64_t elements = 0;
+    ConsumerTurns const turns(thread);
+    turns.begin();
     for (int unit = blockIdx.x; unit < params.order.units(); unit += gridDim.x) {
       TileSlice const work = params.order.at(unit);
       auto total = cute::partition_fragment_C(mma, cute::take<0, 2>(typename Mainloop::TileShape{}));
-      Mainloop::multiply(storage.mainloop, work.steps, thread, total, progress);
+      Mainloop::multiply(storage.mainloop, work.steps, thread, turns, total, progress);
+      elements += Mainloop::elements_of(params.mainloop, work);
       if (!add_slices(params, storage, work, thread, total)) continue;
       auto const next = epilogue.store(load_pipeline, loaded, store_pipeline, stored, params.problem_shape,
                                        typename Mainloop::TileShape{}, cute::make_coord(work.m, work.n, cute::_, 0),
@@ -172,7 +159,8 @@ struct SplitKernel {
       stored = cute::get<1>(next);
       stores = true;
     }
-    Mainloop::Turns::end(thread);
+    turns.end();
+    Mainloop::store_flags(params.mainloop, storage.mainloop, thread, elements);
     if (stores) epilogue.store_tail(load_pipeline, loaded, store_pipeline, stored);
   }
 
@@ -184,14 +172,14 @@ struct SplitKernel {
     int const slices = params.slices.count;
     if (slices == 1) return true;
     constexpr int kValues = decltype(cute::size(total))::value;
-    constexpr int kThreads = Mainloop::kConsumers;
+    constexpr int kThreads = kConsumerThreads;
     float* const sums = params.slices.sums + int64_t{work.tile} * slices * kValues * kThreads + thread;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kValues; ++i) __stcg(sums + (work.slice * kValues + i) * kThreads, total(i));
     __threadfence();
-    Mainloop::synchronize_consumers();
+    synchronize_consumers();
     if (thread == 0) storage.is_last_slice = atomicAdd(params.slices.arrived + work.tile, 1) == slices - 1;
-    Mainloop::synchronize_consumers();
+    synchronize_consumers();
     if (!*static_cast<uint32_t volatile*>(&storage.is_last_slice)) return false;
     __threadfence();
     cute::clear(total);

@@ -1,10 +1,10 @@
 // A warp-specialised main loop over planes of 16-bit parts (see split/planes.h). A step of K loads every plane of both
 // operands once and issues all products of the plan from shared memory. The tensor core truncates where it accumulates,
 // so after each step the sum is scaled and added to the fp32 accumulators in registers, rounded to nearest: the
-// promotion of DeepSeek-V3's fp8 products, with a scale for each row and block.
+// promotion of DeepSeek-V3's fp8 products, with scales as in split/planes.h.
 //
-// B comes as planes, or as fp32: then a warpgroup of its own splits each step in shared memory, in place, between the
-// copy engine and the tensor cores. A and B have a ring of buffers each, because B comes from further away.
+// B comes as planes, or as fp32: then each warpgroup of consumers splits its rows of a step in registers, while the
+// other's products run. A and B have a ring of buffers each, because B comes from further away.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -14,9 +14,11 @@
 #include <cutlass/pipeline/pipeline.hpp>
 
 #include "gemm/sm90_consumer_turns.h"
-#include "gemm/sm90_convert_step.h"
+#include "gemm/sm90_converted_rows.h"
 #include "gemm/sm90_named_barriers.h"
 #include "gemm/sm90_plane_products.h"
+#include "gemm/sm90_second_pass.h"
+#include "gemm/sm90_tile_exchange.h"
 #include "gemm/sm90_tile_order.h"
 #include "gemm/sm90_tile_scales.h"
 #include "split/planes.h"
@@ -27,12 +29,11 @@ namespace sm90 {
 
 template <SplitPlan plan, bool converts_b, class Tile, int buffers_a, int buffers_b>
 struct SplitMainloop {
-  using Products = PlaneProducts<plan, Tile>;
+  using Products = PlaneProducts<plan, Tile, converts_b>;
   using TileShape = Tile;
   using TiledMma = typename Products::TiledMma;
   using Element = typename Products::Element;
   static constexpr int kPlanes = Products::kPlanes;
-  static constexpr bool kConvertsB = converts_b;
   static constexpr int kTileM = decltype(cute::size<0>(Tile{}))::value;
   static constexpr int kTileN = decltype(cute::size<1>(Tile{}))::value;
   static_assert(decltype(cute::size<2>(Tile{}))::value == kSplitBlock, "a step of K is a block of one scale");
@@ -42,37 +43,34 @@ struct SplitMainloop {
 
   using LayoutA = typename Products::template LayoutA<buffers_a * kPlanes>;
   using LayoutB = typename Products::template LayoutB<buffers_b * kPlanes>;
-  // A step of B as it is copied: planes, or fp32 where the planes will be.
+  // A step of B in shared memory: planes, or fp32.
   using SourceB = cute::conditional_t<converts_b, float, Element>;
   using SourceLayoutB = decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW128_Atom<SourceB>{},
                                                      cute::make_shape(cute::Int<kTileN>{}, cute::Int<kSplitBlock>{})));
   static constexpr int kSourcesB = converts_b ? 1 : kPlanes;
-  static constexpr int kPlaneB = kTileN * kSplitBlock;  // elements
-  using Converter = StepConverter<plan, kTileN>;
-  // The converters are what the consumers wait for where B is converted, and turns make that 3% slower.
-  using Turns = ConsumerTurns<!converts_b>;
+  static constexpr int kSourceSizeB = kTileN * kSplitBlock;  // elements
+  using Rows = ConvertedRows<plan, kTileN>;
+  static constexpr bool kSharesProducts = converts_b && plan == SplitPlan::kSplit3;  // of scales, see WarpTileScales
+  static constexpr int kScalesB = kTileN / scale_rows(plan, true);                   // of a step
 
   using PositionA = cutlass::PipelineState<buffers_a>;
   using PositionB = cutlass::PipelineState<buffers_b>;
   using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
   using Barrier = cutlass::arch::ClusterBarrier;
-  static constexpr int kConverterGroups = converts_b ? 1 : 0;
-  static constexpr int kConsumers = 2 * cutlass::NumThreadsPerWarpGroup;
 
   struct SharedStorage {
     alignas(1024) cute::array_aligned<Element, cute::cosize_v<LayoutA>> a;  // swizzles repeat every 1024 bytes
-    alignas(1024) cute::array_aligned<Element, cute::cosize_v<LayoutB>> b;
+    alignas(1024) cute::array_aligned<SourceB, buffers_b * kSourcesB * kSourceSizeB> b;
     // Twice as many as buffers, used by turns: a thread's own read of scales may still be under way when it releases
     // the step's buffers, and beside wgmma it can wait for longer than the next copy takes.
     alignas(128) float scales_a[2][buffers_a][kTileM];
-    alignas(128) float scales_b[2][buffers_b][kTileN];
+    alignas(128) float scales_b[2][converts_b ? 1 : buffers_b][kScalesB];
+    alignas(128) typename WarpTileScales<kTileM>::Products products[kSharesProducts ? kConsumerThreads / 32 : 1];
     FullBarrier full_a[buffers_a];
     FullBarrier full_b[buffers_b];
-    Barrier converted_b[buffers_b];
     Barrier free_a[buffers_a];
     Barrier free_b[buffers_b];
-    Barrier decided;    // once a tile: whether it takes a second pass
-    uint32_t again[2];  // by turns
+    SecondPass<kTakesNotFinite> second_pass;
     RangeFindings range_b;
   };
 
@@ -96,16 +94,17 @@ struct SplitMainloop {
     TmaB load_b;
     float const* scales_a;
     float const* scales_b;
-    int m;
-    int n;
-    cute::Shape<int, int, int> copied_a;  // as the copy engine takes them
+    cute::Shape<int, int, int> copied_a;  // as the copy engine takes them: rows, columns, ..
     cute::Shape<int, int, int> copied_b;
+    cute::TMA::CacheHintSm90 keeps_a;  // in the L2
+    cute::TMA::CacheHintSm90 keeps_b;
     uint32_t* flags_b;  // null where nobody reads them
     int flag_count_b;
   };
 
   static constexpr uint32_t kBytesA = kPlanes * kTileM * kSplitBlock * sizeof(Element) + kTileM * sizeof(float);
-  static constexpr uint32_t kBytesB = kSourcesB * kPlaneB * sizeof(SourceB) + (converts_b ? 0 : kTileN * sizeof(float));
+  static constexpr uint32_t kBytesB =
+      kSourcesB * kSourceSizeB * sizeof(SourceB) + (converts_b ? 0 : kScalesB * sizeof(float));
 
   static Params make_params(int m, int n, int k, Arguments const& arguments) {
     using cute::_1;
@@ -129,15 +128,17 @@ struct SplitMainloop {
       }
     }();
     constexpr cute::Shape<_1, _1, _1> kNoCluster{};
+    using CacheHint = cute::TMA::CacheHintSm90;
+    bool const is_read_once = m <= kTileM;  // B: then it leaves the L2 to A, 5% faster for 128x4096x4096 (H200)
     return {cute::make_tma_copy_A_sm90(typename Products::CopyA{}, a, LayoutA{}(cute::_, cute::_, cute::Int<0>{}),
                                        Tile{}, kNoCluster),
             cute::make_tma_copy_B_sm90(typename Products::CopyB{}, b, SourceLayoutB{}, Tile{}, kNoCluster),
             arguments.a.scales,
             arguments.b.scales,
-            m,
-            n,
             cute::shape(a.layout()),
             cute::shape(b.layout()),
+            is_read_once ? CacheHint::EVICT_LAST : CacheHint::EVICT_NORMAL,
+            is_read_once ? CacheHint::EVICT_FIRST : CacheHint::EVICT_NORMAL,
             arguments.converted_b.flags,
             arguments.converted_b.flag_count};
   }
@@ -148,15 +149,13 @@ struct SplitMainloop {
     cute::prefetch_tma_descriptor(params.load_b.get_tma_descriptor());
     for (int i = 0; i < buffers_a; ++i) {
       storage.full_a[i].init(1);
-      storage.free_a[i].init(kConsumers);
+      storage.free_a[i].init(kConsumerThreads);
     }
     for (int i = 0; i < buffers_b; ++i) {
       storage.full_b[i].init(1);
-      storage.converted_b[i].init(Converter::kThreads);
-      storage.free_b[i].init(kConsumers);
+      storage.free_b[i].init(kConsumerThreads);
     }
-    storage.decided.init(1);
-    storage.again[0] = storage.again[1] = 0;
+    storage.second_pass.initialize();
     storage.range_b = {};
     cutlass::arch::fence_barrier_init();
   }
@@ -178,9 +177,9 @@ struct SplitMainloop {
                          cute::Step<cute::_1, cute::Underscore, cute::_1>{}));  // (.., step and plane)
     auto const to = params.load_a.get_slice(0).partition_D(
         cute::make_tensor(cute::make_smem_ptr(storage.a.data()), LayoutA{}));  // (.., buffer and plane)
-    int const pitch = (params.m + kScaleAlignment - 1) / kScaleAlignment * kScaleAlignment;
+    int const pitch = (cute::get<0>(params.copied_a) + kScaleAlignment - 1) / kScaleAlignment * kScaleAlignment;
     float const* const scales = params.scales_a + tile_m * kTileM;
-    for_each_pass(storage, progress, [&] {
+    storage.second_pass.for_each_pass(progress.tile++ & 1, [&] {
       CUTLASS_PRAGMA_NO_UNROLL
       for (int step = steps.first; step < steps.first + steps.count; ++step, ++progress.a) {
         int const buffer = progress.a.index();
@@ -189,7 +188,7 @@ struct SplitMainloop {
         storage.full_a[buffer].arrive_and_expect_tx(kBytesA);
         CUTLASS_PRAGMA_UNROLL
         for (int plane = 0; plane < kPlanes; ++plane) {
-          cute::copy(params.load_a.with(*full), from(_, _, _, step * kPlanes + plane),
+          cute::copy(params.load_a.with(*full, 0, params.keeps_a), from(_, _, _, step * kPlanes + plane),
                      to(_, _, _, buffer * kPlanes + plane));
         }
         auto& to_scales = storage.scales_a[progress.a.phase() ^ 1][buffer];  // producers are a phase ahead
@@ -198,7 +197,7 @@ struct SplitMainloop {
     });
   }
 
-  // Copies B's planes, or its fp32 values where the planes will be; one thread of the block does.
+  // Copies B's planes, or its fp32 values; one thread of the block does.
   CUTLASS_DEVICE static void load_b(Params const& params, SharedStorage& storage, int tile_n, StepRange steps,
                                     Progress& progress) {
     using cute::_;
@@ -206,8 +205,8 @@ struct SplitMainloop {
     auto const from = copy.partition_S(cute::local_tile(params.load_b.get_tma_tensor(params.copied_b), Tile{},
                                                         cute::make_coord(_, tile_n, _),
                                                         cute::Step<cute::Underscore, cute::_1, cute::_1>{}));
-    int const pitch = (params.n + kScaleAlignment - 1) / kScaleAlignment * kScaleAlignment;
-    for_each_pass(storage, progress, [&] {
+    int const pitch = (cute::get<0>(params.copied_b) + kScaleAlignment - 1) / kScaleAlignment * kScalesB;
+    storage.second_pass.for_each_pass(progress.tile++ & 1, [&] {
       CUTLASS_PRAGMA_NO_UNROLL
       for (int step = steps.first; step < steps.first + steps.count; ++step, ++progress.b) {
         int const buffer = progress.b.index();
@@ -216,69 +215,52 @@ struct SplitMainloop {
         storage.full_b[buffer].arrive_and_expect_tx(kBytesB);
         CUTLASS_PRAGMA_UNROLL
         for (int source = 0; source < kSourcesB; ++source) {
-          auto* const to = reinterpret_cast<SourceB*>(buffer_b(storage, buffer)) + source * kPlaneB;
+          auto* const to = buffer_b(storage, buffer) + source * kSourceSizeB;
           int const slab = converts_b ? 0 : step * kPlanes + source;
-          cute::copy(params.load_b.with(*full), from(_, _, _, converts_b ? step : 0, slab),
+          cute::copy(params.load_b.with(*full, 0, params.keeps_b), from(_, _, _, converts_b ? step : 0, slab),
                      copy.partition_D(cute::make_tensor(cute::make_smem_ptr(to), SourceLayoutB{})));
         }
         if constexpr (!converts_b) {
           auto& to_scales = storage.scales_b[progress.b.phase() ^ 1][buffer];
-          cute::SM90_BULK_COPY_G2S::copy(params.scales_b + static_cast<int64_t>(step) * pitch + tile_n * kTileN, full,
+          cute::SM90_BULK_COPY_G2S::copy(params.scales_b + static_cast<int64_t>(step) * pitch + tile_n * kScalesB, full,
                                          to_scales, sizeof(to_scales));
         }
       }
     });
   }
 
-  // Splits B's steps as they arrive; a warpgroup does, thread counts in it.
-  CUTLASS_DEVICE static void convert_b(SharedStorage& storage, StepRange steps, int thread, Progress& progress) {
-    RangeCounts counts;
-    for_each_pass(storage, progress, [&] {
-      CUTLASS_PRAGMA_NO_UNROLL
-      for (int step = 0; step < steps.count; ++step, ++progress.b) {
-        int const buffer = progress.b.index();
-        storage.full_b[buffer].wait(progress.b.phase());
-        Converter::convert(reinterpret_cast<char*>(storage.b.data()), buffer * kPlanes * kPlaneB * sizeof(Element),
-                           storage.scales_b[progress.b.phase()][buffer], thread, counts);
-        cutlass::arch::fence_view_async_shared();
-        storage.converted_b[buffer].arrive();
-      }
-    });
-    if constexpr (plan == SplitPlan::kSplit3) storage.range_b.note(counts, steps.count * kTileN, thread);
-  }
-
   // Leaves in total the tile's product over its steps; two warpgroups do.
   template <class Accumulator>
-  CUTLASS_DEVICE static void multiply(SharedStorage& storage, StepRange steps, int thread, Accumulator& total,
-                                      Progress& progress) {
+  CUTLASS_DEVICE static void multiply(SharedStorage& storage, StepRange steps, int thread, ConsumerTurns const& turns,
+                                      Accumulator& total, Progress& progress) {
     Accumulator sum = cute::make_fragment_like(total);
     cute::clear(total);
-    TiledMma mma;
-    auto const slice = mma.get_slice(Turns::warp_group_of(thread) * cutlass::NumThreadsPerWarpGroup);
-    auto const a_tile = cute::make_tensor(cute::make_smem_ptr(storage.a.data()), LayoutA{});
-    auto const b_tile = cute::make_tensor(cute::make_smem_ptr(storage.b.data()), LayoutB{});
-    auto const a = slice.make_fragment_A(slice.partition_A(a_tile));
-    auto const b = slice.make_fragment_B(slice.partition_B(b_tile));
-    auto const planes = [&] {
-      return typename Products::template Step<decltype(a), decltype(b)>{a, b, int(progress.a.index()) * kPlanes,
-                                                                        int(progress.b.index()) * kPlanes};
-    };
+    typename Products::Mma mma;
+    Rows rows;
+    int const last = steps.count - 1;
     CUTLASS_PRAGMA_NO_UNROLL
-    for (int step = 0; step < steps.count; ++step) {
-      wait_for_step(storage, progress);
-      multiply_step(storage, thread, mma, planes(), sum, total, progress);
+    for (int step = 0; step <= last; ++step) {
+      take_step(storage, thread, rows, step == last, progress);
+      turns.take();
+      Products::issue_all(mma, planes_of_step(mma, storage, turns.warp_group, rows, progress), sum);
+      turns.pass();
+      promote_step(storage, thread, rows, step == last, sum, total, progress);
     }
     if constexpr (kTakesNotFinite) {
-      if (!decide(storage, thread, total, progress.tile++ & 1)) return;
-      mma.accumulate_ = cute::GMMA::ScaleOut::Zero;
-      CUTLASS_PRAGMA_NO_UNROLL
-      for (int step = 0; step < steps.count; ++step) {
-        wait_for_step(storage, progress);
-        Products::add_high(mma, planes(), sum);
-        release_step(storage, progress);
+      if (storage.second_pass.decide(thread, total, progress.tile++ & 1)) {
+        release_held(storage, progress);
+        mma.accumulate_ = cute::GMMA::ScaleOut::Zero;
+        CUTLASS_PRAGMA_NO_UNROLL
+        for (int step = 0; step <= last; ++step) {
+          take_step(storage, thread, rows, step == last, progress);
+          Products::add_high(mma, planes_of_step(mma, storage, turns.warp_group, rows, progress), sum);
+          release_step(storage, step == last, progress);
+        }
+        storage.second_pass.take_not_finite(sum, total);
       }
-      take_not_finite(sum, total);
     }
+    if constexpr (converts_b) turn_over(storage, thread, total, progress);
+    release_held(storage, progress);
   }
 
   // Before a block's first tile, or instead of it.
@@ -291,96 +273,126 @@ struct SplitMainloop {
     }
   }
 
-  // After a block's last tile, by the threads that convert.
-  CUTLASS_DEVICE static void store_flags(Params const& params, SharedStorage const& storage, int thread) {
-    if constexpr (plan == SplitPlan::kSplit3) {
-      if (thread == 0 && params.flags_b != nullptr) params.flags_b[blockIdx.x] = storage.range_b.flags;
-    }
+  // Elements of B in some of a tile's steps.
+  CUTLASS_DEVICE static int64_t elements_of(Params const& params, TileSlice const& work) {
+    int const rows = cute::min(cute::get<0>(params.copied_b) - work.n * kTileN, int{kTileN});
+    int const columns =
+        cute::min(cute::get<1>(params.copied_b) - work.steps.first * kSplitBlock, work.steps.count * kSplitBlock);
+    return int64_t{rows} * columns;
   }
 
-  CUTLASS_DEVICE static void synchronize_consumers() {
-    cutlass::arch::NamedBarrier::sync(kConsumers, kConsumersBarrier);
+  // After a block's last tile and turn, by the consumers; `elements` of B it has converted.
+  CUTLASS_DEVICE static void store_flags(Params const& params, SharedStorage const& storage, int thread,
+                                         int64_t elements) {
+    if constexpr (converts_b && plan == SplitPlan::kSplit3) {
+      if (thread == 0 && params.flags_b != nullptr) params.flags_b[blockIdx.x] = storage.range_b.flags_of(elements);
+    }
   }
 
  private:
-  CUTLASS_DEVICE static Element* buffer_b(SharedStorage& storage, int buffer) {
-    return storage.b.data() + buffer * kPlanes * kPlaneB;
+  CUTLASS_DEVICE static SourceB* buffer_b(SharedStorage& storage, int buffer) {
+    return storage.b.data() + buffer * kSourcesB * kSourceSizeB;
   }
 
-  // A role's steps, once, and again where the tile's consumers say so.
-  template <class Pass>
-  CUTLASS_DEVICE static void for_each_pass(SharedStorage& storage, Progress& progress, Pass const& pass) {
-    uint32_t const turn = progress.tile++ & 1;
-    bool is_first = true;
-    bool again = true;
-    CUTLASS_PRAGMA_NO_UNROLL
-    while (again) {  // the pass's code is there once
-      pass();
-      again = false;
-      if constexpr (kTakesNotFinite) {
-        if (is_first) storage.decided.wait(turn);
-        again = is_first && *static_cast<uint32_t volatile*>(&storage.again[turn]) != 0;
-        is_first = false;
-      }
-    }
-  }
-
-  CUTLASS_DEVICE static void wait_for_step(SharedStorage& storage, Progress const& progress) {
-    storage.full_a[progress.a.index()].wait(progress.a.phase());
+  // Waits for both operands' next step, and splits B's where it is converted.
+  CUTLASS_DEVICE static void take_step(SharedStorage& storage, int thread, Rows& rows, bool is_last,
+                                       Progress const& progress) {
+    int const buffer = progress.b.index();
+    storage.full_b[buffer].wait(progress.b.phase());
     if constexpr (converts_b) {
-      storage.converted_b[progress.b.index()].wait(progress.b.phase());
-    } else {
-      storage.full_b[progress.b.index()].wait(progress.b.phase());
+      rows.convert(reinterpret_cast<char const*>(storage.b.data()), buffer * kSourceSizeB * int{sizeof(SourceB)},
+                   thread, storage.range_b);
+      if (!is_last) storage.free_b[buffer].arrive();
     }
+    storage.full_a[progress.a.index()].wait(progress.a.phase());
+  }
+
+  // The step's planes as fragments: A's in shared memory, B's there or in registers.
+  CUTLASS_DEVICE static auto planes_of_step(typename Products::Mma const& mma, SharedStorage& storage, int warp_group,
+                                            Rows const& rows, Progress const& progress) {
+    auto const slice = mma.get_slice(warp_group * cutlass::NumThreadsPerWarpGroup);
+    auto const a = cute::make_tensor(cute::make_smem_ptr(storage.a.data()), LayoutA{});
+    int const first_a = static_cast<int>(progress.a.index()) * kPlanes;
+    if constexpr (converts_b) {
+      return Products::make_step(slice.make_fragment_B(slice.partition_B(a)), rows.parts, first_a, 0);
+    } else {
+      auto const b = cute::make_tensor(cute::make_smem_ptr(storage.b.data()), LayoutB{});
+      return Products::make_step(slice.make_fragment_A(slice.partition_A(a)),
+                                 slice.make_fragment_B(slice.partition_B(b)), first_a,
+                                 static_cast<int>(progress.b.index()) * kPlanes);
+    }
+  }
+
+  // Waits for sum and adds it, scaled, to total. Its rows and columns are B's and A's where B's parts are the first
+  // operand. Scales are read while sum is under way as far as there are registers for them.
+  template <class Accumulator>
+  CUTLASS_DEVICE static void promote_step(SharedStorage& storage, int thread, Rows const& rows, bool is_last,
+                                          Accumulator& sum, Accumulator& total, Progress& progress) {
+    float const* const scales_a = storage.scales_a[progress.a.phase()][progress.a.index()];
+    int const row = thread / 32 * 16 + thread % 32 / 4;
+    int const column = thread % 4 * 2;
+    if constexpr (kSharesProducts) {
+      auto& products = storage.products[thread / 32];
+      WarpTileScales<kTileM>::put(rows.scales[0], scales_a, products, thread % 32);
+      Products::finish(sum);
+      release_step(storage, is_last, progress);
+      WarpTileScales<kTileM>::promote(products, thread % 32, sum, total);
+    } else if constexpr (plan == SplitPlan::kSplit3) {
+      SharedTileScales<kTileN> scales;
+      scales.read(scales_a + row, storage.scales_b[progress.b.phase()][progress.b.index()]);
+      Products::finish(sum);
+      release_step(storage, is_last, progress);
+      scales.promote(sum, total);
+    } else {
+      Products::finish(sum);
+      TileScales<kTileN> scales;
+      if constexpr (converts_b) {
+        scales.rows[0] = rows.scales[0];
+        scales.rows[1] = rows.scales[1];
+        scales.read_columns(scales_a + column);
+      } else {
+        scales.read_rows(scales_a + row);
+        scales.read_columns(storage.scales_b[progress.b.phase()][progress.b.index()] + column);
+      }
+      release_step(storage, is_last, progress);
+      scales.promote(sum, total);
+    }
+  }
+
+  // A tile that is turned over by way of its last step's buffers holds them until then.
+  CUTLASS_DEVICE static void release_step(SharedStorage& storage, bool is_last, Progress& progress) {
+    if (converts_b && is_last) return;
+    release(storage, !converts_b, progress);  // a converted step of B was released when it was read
+  }
+  CUTLASS_DEVICE static void release_held(SharedStorage& storage, Progress& progress) {
+    if constexpr (converts_b) release(storage, true, progress);
   }
 
   // Every thread says it for itself; one of each warp would be no faster.
-  CUTLASS_DEVICE static void release_step(SharedStorage& storage, Progress& progress) {
+  CUTLASS_DEVICE static void release(SharedStorage& storage, bool of_both, Progress& progress) {
     storage.free_a[progress.a.index()].arrive();
-    storage.free_b[progress.b.index()].arrive();
+    if (of_both) storage.free_b[progress.b.index()].arrive();
     ++progress.a;
     ++progress.b;
   }
 
-  template <class Planes, class Accumulator>
-  CUTLASS_DEVICE static void multiply_step(SharedStorage& storage, int thread, TiledMma& mma, Planes const& planes,
-                                           Accumulator& sum, Accumulator& total, Progress& progress) {
-    Turns::take(thread);
-    Products::issue_all(mma, planes, sum);
-    Turns::pass(thread);
-    Products::finish(sum);
-    TileScales<kTileN> scales;  // this thread's elements begin at this row and column of the tile
-    scales.read_rows(storage.scales_a[progress.a.phase()][progress.a.index()] + thread / 32 * 16 + thread % 32 / 4);
-    scales.read_columns(storage.scales_b[progress.b.phase()][progress.b.index()] + thread % 4 * 2);
-    release_step(storage, progress);
-    scales.promote(sum, total);
-  }
-
-  // The products of the parts of an infinity are NaN, its parts being infinity and zeros. Where the tile has a result
-  // that is not finite, the high planes alone, without scales, give what fp32 gives there.
+  // Brings a transposed tile to the order of the epilogue.
   template <class Accumulator>
-  CUTLASS_DEVICE static void take_not_finite(Accumulator const& sum, Accumulator& total) {
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < decltype(cute::size(sum))::value; ++i) {
-      if (!split_math::is_finite(split_math::magnitude_of(sum(i)))) total(i) = sum(i);
-    }
-  }
-
-  // Whether the tile takes a second pass, for its producers too. They have all read what was decided of the tile before
-  // when they have delivered this one.
-  template <class Accumulator>
-  CUTLASS_DEVICE static bool decide(SharedStorage& storage, int thread, Accumulator const& total, uint32_t turn) {
-    uint32_t largest = 0;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < decltype(cute::size(total))::value; ++i) {
-      largest = cute::max(largest, split_math::magnitude_of(total(i)));
-    }
-    if (!split_math::is_finite(largest)) storage.again[turn] = 1;
-    if (thread == 0) storage.again[turn ^ 1] = 0;
+  CUTLASS_DEVICE static void turn_over(SharedStorage& storage, int thread, Accumulator& total,
+                                       Progress const& progress) {
+    static_assert(kTileM == TileExchange::kSize && kTileN == TileExchange::kSize, "tiles that are turned over");
+    static_assert(kPlanes * kTileM * kSplitBlock * sizeof(Element) >= TileExchange::kHalfFloats * sizeof(float) &&
+                      kSourceSizeB >= TileExchange::kHalfFloats,
+                  "each operand's buffer holds half a tile");
+    TileExchange const exchange{
+        {reinterpret_cast<float*>(storage.a.data() + progress.a.index() * kPlanes * kTileM * kSplitBlock),
+         reinterpret_cast<float*>(buffer_b(storage, progress.b.index()))}};
+    synchronize_consumers();  // nobody multiplies from the buffers any more
+    exchange.put(thread, total);
     synchronize_consumers();
-    bool const again = *static_cast<uint32_t volatile*>(&storage.again[turn]) != 0;
-    if (thread == 0) storage.decided.arrive();
-    return again;
+    exchange.get(thread, total);
+    __threadfence_block();  // what was read has arrived before the copy engine writes there
+    cutlass::arch::fence_view_async_shared();
   }
 };
 

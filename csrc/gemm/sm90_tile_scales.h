@@ -3,6 +3,10 @@
 
 #include <cutlass/cutlass.h>
 
+#include <cute/tensor.hpp>
+
+#include "split/planes.h"
+
 namespace cutfuse {
 namespace sm90 {
 
@@ -13,13 +17,13 @@ struct TileScales {
   float rows[2];
   float2 columns[kPairs];
 
-  CUTLASS_DEVICE void read_rows(float const* scales_a) {
-    rows[0] = scales_a[0];
-    rows[1] = scales_a[8];
+  CUTLASS_DEVICE void read_rows(float const* scales) {
+    rows[0] = scales[0];
+    rows[1] = scales[8];
   }
-  CUTLASS_DEVICE void read_columns(float const* scales_b) {
+  CUTLASS_DEVICE void read_columns(float const* scales) {
     CUTLASS_PRAGMA_UNROLL
-    for (int pair = 0; pair < kPairs; ++pair) columns[pair] = *reinterpret_cast<float2 const*>(scales_b + pair * 8);
+    for (int pair = 0; pair < kPairs; ++pair) columns[pair] = *reinterpret_cast<float2 const*>(scales + pair * 8);
   }
 
   // The row's scale first: a product of two scales may overflow where the result does not.
@@ -32,6 +36,72 @@ struct TileScales {
         int const i = pair * 4 + row * 2;
         total(i) = ::fmaf(sum(i) * rows[row], columns[pair].x, total(i));
         total(i + 1) = ::fmaf(sum(i + 1) * rows[row], columns[pair].y, total(i + 1));
+      }
+    }
+  }
+};
+
+// The same where groups of B's rows share scales (see scale_rows()): a product of scales is one for four elements.
+template <int tile_n>
+struct SharedTileScales {
+  static constexpr int kGroups = tile_n / kSharedScaleRows;
+  float products[2][kGroups];  // of a row's scale and a group's
+
+  CUTLASS_DEVICE void read(float const* row_scales, float const* group_scales) {
+    float const rows[2] = {row_scales[0], row_scales[8]};
+    CUTLASS_PRAGMA_UNROLL
+    for (int first = 0; first < kGroups; first += 4) {
+      float4 const loaded = *reinterpret_cast<float4 const*>(group_scales + first);
+      float const groups[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 8; ++i) products[i / 4][first + i % 4] = rows[i / 4] * groups[i % 4];
+    }
+  }
+
+  template <class Accumulator>
+  CUTLASS_DEVICE void promote(Accumulator const& sum, Accumulator& total) const {
+    static_assert(kSharedScaleRows == 16, "two groups of eight columns");
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < decltype(cute::size(sum))::value; ++i) {
+      total(i) = ::fmaf(sum(i), products[i / 2 % 2][i / 8], total(i));
+    }
+  }
+};
+
+// The same for a transposed tile, where a warp's rows have one scale and columns their own: the warp makes the products
+// of the two together while its sum is under way, and each thread then reads those that it needs.
+template <int tile_m>
+struct WarpTileScales {
+  static_assert(tile_m == 128, "four columns for every lane");
+  using Products = float[tile_m];
+
+  // A thread's columns lie together: pairs of neighbours eight apart, which four lanes have. Their vectors are numbered
+  // differently, so that the lanes never meet in a bank.
+  CUTLASS_DEVICE static int place(int lane_of_row, int element) {
+    return lane_of_row * (tile_m / 4) + (element ^ lane_of_row * 4);
+  }
+
+  CUTLASS_DEVICE static void put(float row_scale, float const* column_scales, Products& products, int lane) {
+    float4 const columns = reinterpret_cast<float4 const*>(column_scales)[lane];
+    int const owner = lane % 2 * 2;
+    int const element = lane / 2 * 2;
+    *reinterpret_cast<float2*>(products + place(owner, element)) =
+        make_float2(row_scale * columns.x, row_scale * columns.y);
+    *reinterpret_cast<float2*>(products + place(owner + 1, element)) =
+        make_float2(row_scale * columns.z, row_scale * columns.w);
+    __syncwarp();
+  }
+
+  template <class Accumulator>
+  CUTLASS_DEVICE static void promote(Products const& products, int lane, Accumulator const& sum, Accumulator& total) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int vector = 0; vector < tile_m / 16; ++vector) {
+      float4 const loaded = *reinterpret_cast<float4 const*>(products + place(lane % 4, vector * 4));
+      float const columns[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < 8; ++i) {  // two columns of the first row, two of the second, and again
+        int const at = vector * 8 + i;
+        total(at) = ::fmaf(sum(at), columns[i / 4 * 2 + i % 2], total(at));
       }
     }
   }

@@ -27,6 +27,7 @@ struct SplitParameters {
   int32_t width_shift;
   int32_t blocks;
   SplitPlan plan;
+  bool shares_scales;  // kSharedScaleRows rows each
   bool guarded;
 };
 

@@ -1,5 +1,6 @@
 // An fp32 matrix as planes of 16-bit parts, so that 16-bit tensor cores multiply it with fp32's accuracy. Every 64
-// elements of a row (a block) share a power-of-two scale that brings their largest near the top of the type's range.
+// elements of a row, a block, have a power-of-two scale that brings their largest near the top of the type's range; in
+// split3 neighbouring rows of a weight share theirs.
 //
 // split3: fp16 high = x * s, low = x * s - high, with the largest of a block in [2^14, 2^15); a product is
 // high * high + high * low + low * high. Markidis et al., 2018, with a scale for each block. Ootomo and Yokota, 2022,
@@ -23,6 +24,16 @@ constexpr int kScaleAlignment = 128;  // rows: the scales of a tile are copied a
 constexpr uint32_t kOutOfRange = 1;  // split3 would lose accuracy
 constexpr uint32_t kNotFinite = 2;   // an infinity or NaN
 
+// Neighbouring rows of a product's second operand, the weight, that share their blocks' scales in split3: a product of
+// scales then serves four elements of a thread. With such a product for each element and unshared scales, a product
+// over planes took 8% longer (H200), being at the power limit. Split3's guard keeps scales where fp32 holds the product
+// of two; split6's may lie beyond.
+constexpr int kSharedScaleRows = 16;
+
+constexpr int scale_rows(SplitPlan plan, bool is_weight) {
+  return is_weight && plan == SplitPlan::kSplit3 ? kSharedScaleRows : 1;
+}
+
 constexpr int plane_count(SplitPlan plan) { return plan == SplitPlan::kSplit3 ? 2 : 3; }
 
 // Sizes of the planes of a matrix [rows, columns].
@@ -30,15 +41,16 @@ struct PlanesShape {
   int64_t rows;
   int64_t columns;
   int64_t pitch;        // columns rounded up to whole blocks; the rest is zero
-  int64_t scale_pitch;  // rows rounded up to kScaleAlignment
+  int64_t scale_pitch;  // scales of a block of columns: of rows rounded up to kScaleAlignment
   int64_t flag_count;   // words, one for each block of the splitting kernel
 };
 
 // In device memory, each part 128-byte aligned. A block of columns lies together: so what a step of a product's main
 // loop reads of a plane is contiguous.
 struct Planes {
-  void* values;     // [pitch / kSplitBlock, plane_count, rows, kSplitBlock] of 16 bits
-  float* scales;    // [pitch / kSplitBlock, scale_pitch]: values times scales give the matrix; 1 past the last row
+  void* values;   // [pitch / kSplitBlock, plane_count, rows, kSplitBlock] of 16 bits
+  float* scales;  // [pitch / kSplitBlock, scale_pitch], for every scale_rows(): values times scales give the matrix; 1
+                  // past the last row
   uint32_t* flags;  // [flag_count], each written by every launch that runs
 };
 

@@ -14,7 +14,7 @@ constexpr int64_t kLongest = INT_MAX - 2048;  // of rows, columns and tiles: a s
 
 cudaError_t run_split(SplitProblem const& problem, cudaStream_t stream) {
   bool const transposed = problem.column_stride != 1;
-  PlanesShape const shape = planes_shape(problem.rows, problem.columns, problem.plan, transposed);
+  PlanesShape const shape = planes_shape(problem.rows, problem.columns, problem.plan, transposed, problem.is_weight);
   SplitTiles const tiles = split_tiles(problem.rows, problem.columns, transposed);
   if (problem.rows > kLongest || problem.columns > kLongest) return cudaErrorInvalidValue;
   if (tiles.row_tiles * tiles.column_tiles > kLongest) return cudaErrorInvalidValue;
@@ -31,6 +31,7 @@ cudaError_t run_split(SplitProblem const& problem, cudaStream_t stream) {
   parameters.columns = static_cast<int32_t>(shape.columns);
   parameters.pitch = static_cast<int32_t>(shape.pitch);
   parameters.scale_pitch = static_cast<int32_t>(shape.scale_pitch);
+  parameters.shares_scales = scale_rows(problem.plan, problem.is_weight) > 1;
   parameters.row_tiles = static_cast<int32_t>(tiles.row_tiles);
   parameters.column_tiles = static_cast<int32_t>(tiles.column_tiles);
   parameters.width_shift = tiles.width_shift;

@@ -1,6 +1,7 @@
 // Splits contiguous rows. A group of sixteen lanes takes a block of 64 columns in four rows: four 16-byte loads of a
 // thread are in flight, with eight they do not fit beside the rest in 64 registers and are issued one after another.
-// The two groups of a warp lie one below the other, so that it writes whole sectors of scales.
+// The two groups of a warp lie one below the other, so that it writes whole sectors of scales. Where rows share scales,
+// groups of other warps have the rest of them.
 #include "common/vector_access.h"
 #include "split/kernels.h"
 #include "split/split_block.h"
@@ -47,25 +48,59 @@ __device__ __forceinline__ void load_rows(SplitParameters const& parameters, Row
   }
 }
 
+// The groups of a tile: `width` pairs side by side, so that a row of pairs has 2 * kRows rows.
+struct GroupPosition {
+  int row;  // in groups
+  int column;
+
+  __device__ __forceinline__ static GroupPosition of(int group, int width_shift) {
+    return {group >> (width_shift + 1) << 1 | (group & 1), group >> 1 & ((1 << width_shift) - 1)};
+  }
+  __device__ __forceinline__ int group(int width_shift) const {
+    return row >> 1 << (width_shift + 1) | column << 1 | (row & 1);
+  }
+};
+constexpr int kSharingGroups = kSharedScaleRows / kRows;
+
+// Makes of the largest magnitudes of a group's rows that of all rows with its scale, by way of of_groups, in shared
+// memory: of this tile alone, until the next but one begins. All threads of the block call it.
+__device__ __forceinline__ void share_largest(uint32_t (&largest)[kRows], int width_shift, uint32_t* of_groups) {
+  int const group = static_cast<int>(threadIdx.x) / kGroupLanes;
+  if (threadIdx.x % kGroupLanes == 0) of_groups[group] = largest_of_all(largest);
+  __syncthreads();
+  GroupPosition at = GroupPosition::of(group, width_shift);
+  uint32_t of_all = 0;
+  at.row = at.row / kSharingGroups * kSharingGroups;
+  CUTFUSE_UNROLL
+  for (int i = 0; i < kSharingGroups; ++i, ++at.row) of_all = max(of_all, of_groups[at.group(width_shift)]);
+  set_all(largest, of_all);
+}
+
 // 1 past the last row of the matrix.
 __device__ __forceinline__ void store_scales(SplitParameters const& parameters, RowsPosition const& at,
                                              ThreadScales const& scales) {
+  int64_t const first = static_cast<int64_t>(at.column / kSplitBlock) * parameters.scale_pitch;
+  if (parameters.shares_scales) {
+    if (at.row % kSharedScaleRows != 0) return;
+    parameters.planes.scales[first + at.row / kSharedScaleRows] = at.rows > 0 ? scales[0] : 1.0f;
+    return;
+  }
   float4 vector;
   vector.x = at.rows > 0 ? scales[0] : 1.0f;
   vector.y = at.rows > 1 ? scales[1] : 1.0f;
   vector.z = at.rows > 2 ? scales[2] : 1.0f;
   vector.w = at.rows > 3 ? scales[3] : 1.0f;
-  int64_t const index = static_cast<int64_t>(at.column / kSplitBlock) * parameters.scale_pitch + at.row;
-  *reinterpret_cast<float4*>(parameters.planes.scales + index) = vector;
+  *reinterpret_cast<float4*>(parameters.planes.scales + first + at.row) = vector;
 }
 
 template <SplitPlan plan>
 __device__ __forceinline__ void split_values(SplitParameters const& parameters, RowsPosition const& at,
-                                             ThreadValues& values, SplitFindings& findings) {
+                                             ThreadValues& values, SplitFindings& findings, uint32_t* of_groups) {
   bool const inside = at.column < parameters.pitch;
   uint16_t* const high = first_part(parameters, at.row, at.column);
   ThreadScales scales;
-  scale_blocks<plan>(values, scales, findings);
+  scale_blocks<plan>(values, scales, findings, parameters.shares_scales,
+                     [&](uint32_t (&largest)[kRows]) { share_largest(largest, parameters.width_shift, of_groups); });
   CUTFUSE_UNROLL
   for (int row = 0; row < kRows; ++row) {
     if (inside && row < at.rows) store_parts<plan>(values[row], high + row * kSplitBlock, parameters.plane_stride);
@@ -75,17 +110,19 @@ __device__ __forceinline__ void split_values(SplitParameters const& parameters, 
 
 template <SplitPlan plan, bool vectors>
 __global__ void __launch_bounds__(kBlockThreads, 4) split_rows(__grid_constant__ SplitParameters const parameters) {
+  __shared__ uint32_t of_groups[2][kSplitGroups];  // tiles by turns
   if (!begin_pass(parameters)) return;
-  int const group = static_cast<int>(threadIdx.x) / kGroupLanes;
   int const lane = static_cast<int>(threadIdx.x) % kGroupLanes;
   int const width = 1 << parameters.width_shift;
-  int const row_in_tile = (group >> (parameters.width_shift + 1) << 1 | (group & 1)) * kRows;
-  int const column_in_tile = (group >> 1 & (width - 1)) * kSplitBlock + lane * kLaneElements;
+  GroupPosition const in_tile = GroupPosition::of(static_cast<int>(threadIdx.x) / kGroupLanes, parameters.width_shift);
+  int const row_in_tile = in_tile.row * kRows;
+  int const column_in_tile = in_tile.column * kSplitBlock + lane * kLaneElements;
   int const tile_rows = (kSplitGroups >> parameters.width_shift) * kRows;
   int const tile_columns = width * kSplitBlock;
   int const count = parameters.row_tiles * parameters.column_tiles;
   SplitFindings findings;
   int elements = 0;
+  int turn = 0;
   CUTFUSE_NO_UNROLL
   for (int tile = static_cast<int>(blockIdx.x); tile < count; tile += static_cast<int>(gridDim.x)) {
     int const row_tile = tile / parameters.column_tiles;
@@ -97,7 +134,8 @@ __global__ void __launch_bounds__(kBlockThreads, 4) split_rows(__grid_constant__
     at.rows = extent_within(at.row, kRows, parameters.rows);
     ThreadValues values;
     load_rows<vectors>(parameters, at, values);
-    split_values<plan>(parameters, at, values, findings);
+    split_values<plan>(parameters, at, values, findings, of_groups[turn]);
+    turn ^= 1;
   }
   write_flags(findings, elements, parameters.planes.flags);
 }

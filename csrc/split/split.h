@@ -16,6 +16,7 @@ struct SplitProblem {
   int64_t row_stride;
   int64_t column_stride;
   SplitPlan plan;
+  bool is_weight;  // a product's second operand
   Planes planes;
   ClearedWords cleared;
   SplitGuard only_if;
@@ -23,7 +24,7 @@ struct SplitProblem {
 };
 
 // Sizes of the planes; transposed: column_stride is not 1. Host code that knows no CUDA.
-PlanesShape planes_shape(int64_t rows, int64_t columns, SplitPlan plan, bool transposed);
+PlanesShape planes_shape(int64_t rows, int64_t columns, SplitPlan plan, bool transposed, bool is_weight);
 
 // One read of the source, one write of the planes.
 cudaError_t run_split(SplitProblem const& problem, cudaStream_t stream);

@@ -79,7 +79,7 @@ __device__ __forceinline__ void find_largest(ThreadValues const& values, uint32_
 
 // Counts the group's elements that are out of split3's range, a byte for each block: it holds up to 64.
 __device__ __forceinline__ void count_out_of_range(ThreadValues const& values, ThreadScales const& scales,
-                                                   SplitFindings& findings) {
+                                                   bool shares_scales, SplitFindings& findings) {
   uint32_t counts = 0;
   CUTFUSE_UNROLL
   for (int row = 0; row < kThreadRows; ++row) {
@@ -91,14 +91,27 @@ __device__ __forceinline__ void count_out_of_range(ThreadValues const& values, T
   }
   CUTFUSE_UNROLL
   for (int lanes = kGroupLanes / 2; lanes > 0; lanes /= 2) counts += __shfl_xor_sync(kWholeWarp, counts, lanes);
-  static_assert(split_math::kManyInBlock == 4, "the mask of bytes that reach it");
-  if ((counts & 0xfcfcfcfcu) != 0) findings.bits |= kOutOfRange;
+  static_assert(split_math::many_in_block(false) == 4 && split_math::many_in_block(true) == 8, "bytes that reach it");
+  if ((counts & (shares_scales ? 0xf8f8f8f8u : 0xfcfcfcfcu)) != 0) findings.bits |= kOutOfRange;
   findings.out_of_range = __dp4a(counts, 0x01010101u, findings.out_of_range);
 }
 
-// Finds the scales of a group's blocks, and brings the elements to them.
-template <SplitPlan plan>
-__device__ __forceinline__ void scale_blocks(ThreadValues& values, ThreadScales& scales, SplitFindings& findings) {
+// Of all rows of a thread, the same.
+__device__ __forceinline__ void set_all(uint32_t (&largest)[kThreadRows], uint32_t value) {
+  CUTFUSE_UNROLL
+  for (int row = 0; row < kThreadRows; ++row) largest[row] = value;
+}
+
+__device__ __forceinline__ uint32_t largest_of_all(uint32_t const (&largest)[kThreadRows]) {
+  static_assert(kThreadRows == 4);
+  return max(max(largest[0], largest[1]), max(largest[2], largest[3]));
+}
+
+// Finds the scales of a group's blocks, and brings the elements to them. Where rows share scales, `share` makes of each
+// block's largest magnitude that of all rows with its scale.
+template <SplitPlan plan, class Share>
+__device__ __forceinline__ void scale_blocks(ThreadValues& values, ThreadScales& scales, SplitFindings& findings,
+                                             bool shares_scales, Share const& share) {
   uint32_t largest[kThreadRows];
   find_largest<plan>(values, largest, findings);
   CUTFUSE_UNROLL
@@ -108,13 +121,14 @@ __device__ __forceinline__ void scale_blocks(ThreadValues& values, ThreadScales&
       largest[row] = max(largest[row], __shfl_xor_sync(kWholeWarp, largest[row], lanes));
     }
   }
+  if (shares_scales) share(largest);
   CUTFUSE_UNROLL
   for (int row = 0; row < kThreadRows; ++row) {
     int const exponent = split_math::exponent_of(largest[row]);
     scales[row] = split_math::block_scale<plane_count(plan)>(exponent);
     if (plan == SplitPlan::kSplit3 && split_math::is_extreme(exponent)) findings.bits |= kOutOfRange;
   }
-  if constexpr (plan == SplitPlan::kSplit3) count_out_of_range(values, scales, findings);
+  if constexpr (plan == SplitPlan::kSplit3) count_out_of_range(values, scales, shares_scales, findings);
   CUTFUSE_UNROLL
   for (int row = 0; row < kThreadRows; ++row) {
     float const up = split_math::reciprocal(scales[row]);

@@ -19,11 +19,14 @@ namespace cutfuse::split_math {
 
 constexpr uint32_t kInfinity = 0x7f800000u;  // magnitudes from here on are not finite
 
-// Elements out of range that a block of 64 may not have, and the fraction of all that may not be.
-constexpr uint32_t kManyInBlock = 4;
+// Elements out of range that a block of 64 may not have, and the fraction of all that may not be. A block that shares
+// its scale may be smaller than the others, and of normal elements in a million blocks of 2^-6 their size some have
+// four.
+constexpr uint32_t many_in_block(bool shares_scale) { return shares_scale ? 8 : 4; }
 constexpr int kRareFraction = 256;
 
-constexpr int kSafeExponent = 60;  // of a block's largest: two scales' product then stays well within fp32
+// Of a block's largest: a product of two scales is then 2^-148 at least, which fp32 holds as a denormal number.
+constexpr int kSafeExponent = 60;
 
 CUTFUSE_HOST_DEVICE uint32_t to_bits(float value) {
   uint32_t bits;

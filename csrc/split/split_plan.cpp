@@ -18,26 +18,28 @@ int64_t round_up(int64_t x, int64_t multiple) { return ceil_divide(x, multiple) 
 
 SplitTiles split_tiles(int64_t rows, int64_t columns, bool transposed) {
   int64_t const column_blocks = ceil_divide(columns, kSplitBlock);
-  int64_t const scale_pitch = round_up(rows, kScaleAlignment);
+  int64_t const padded_rows = round_up(rows, kScaleAlignment);
   SplitTiles tiles = {};
   if (transposed) {
     static_assert(kScaleAlignment % kSplitTileRows == 0, "whole tiles");
-    tiles.row_tiles = scale_pitch / kSplitTileRows;
+    tiles.row_tiles = padded_rows / kSplitTileRows;
     tiles.column_tiles = column_blocks;
   } else {
     static_assert(kScaleAlignment % (kSplitGroups * kSplitGroupRows) == 0, "whole tiles whatever their width");
-    while (1 << tiles.width_shift < std::min<int64_t>(column_blocks, kSplitGroups / 2)) ++tiles.width_shift;
+    constexpr int64_t kMostAbreast = kSplitGroups * kSplitGroupRows / kSharedScaleRows;  // rows of a scale in a tile
+    while (1 << tiles.width_shift < std::min(column_blocks, kMostAbreast)) ++tiles.width_shift;
     int64_t const width = int64_t{1} << tiles.width_shift;
-    tiles.row_tiles = scale_pitch / (kSplitGroups / width * kSplitGroupRows);
+    tiles.row_tiles = padded_rows / (kSplitGroups / width * kSplitGroupRows);
     tiles.column_tiles = ceil_divide(column_blocks, width);
   }
   tiles.blocks = std::min(tiles.row_tiles * tiles.column_tiles, kMostBlocks);
   return tiles;
 }
 
-PlanesShape planes_shape(int64_t rows, int64_t columns, SplitPlan, bool transposed) {
-  return {rows, columns, round_up(columns, kSplitBlock), round_up(rows, kScaleAlignment),
-          split_tiles(rows, columns, transposed).blocks};
+PlanesShape planes_shape(int64_t rows, int64_t columns, SplitPlan plan, bool transposed, bool is_weight) {
+  int64_t const scale_pitch = round_up(rows, kScaleAlignment) / scale_rows(plan, is_weight);
+  int64_t const flag_count = split_tiles(rows, columns, transposed).blocks;
+  return {rows, columns, round_up(columns, kSplitBlock), scale_pitch, flag_count};
 }
 
 }  // namespace cutfuse

@@ -13,7 +13,7 @@ constexpr int kSplitTileRows = 64;  // of split_transposed, which takes one bloc
 
 struct SplitTiles {
   int32_t width_shift;  // split_rows: log2 of the groups that lie side by side, in pairs one below the other
-  int64_t row_tiles;    // they cover the rows up to scale_pitch
+  int64_t row_tiles;    // they cover the rows up to a multiple of kScaleAlignment
   int64_t column_tiles;
   int64_t blocks;  // each takes every blocks-th tile
 };

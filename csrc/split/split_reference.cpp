@@ -12,9 +12,23 @@ struct Findings {
   int64_t out_of_range = 0;
 };
 
-// One block, filled up with zeros. Returns its scale.
+// Contiguous rows, and planes with as many.
+struct Source {
+  float const* data;
+  int64_t rows;
+  int64_t columns;
+
+  // Filled up with zeros.
+  void read_block(int64_t row, int64_t block, float (&elements)[kSplitBlock]) const {
+    int64_t const first = block * kSplitBlock;
+    std::fill(std::copy_n(data + row * columns + first, std::min<int64_t>(columns - first, kSplitBlock), elements),
+              elements + kSplitBlock, 0.0f);
+  }
+};
+
+// Of a block's finite elements.
 template <int parts>
-float split_block(float const (&block)[kSplitBlock], uint16_t* values, int64_t plane_stride, Findings& findings) {
+uint32_t find_largest(float const (&block)[kSplitBlock], Findings& findings) {
   uint32_t largest = 0;
   for (float const x : block) {
     uint32_t const magnitude = split_math::magnitude_of(x);
@@ -24,8 +38,12 @@ float split_block(float const (&block)[kSplitBlock], uint16_t* values, int64_t p
       findings.bits |= kNotFinite | (parts == 2 ? kOutOfRange : 0);
     }
   }
-  int const exponent = split_math::exponent_of(largest);
-  float const scale = split_math::block_scale<parts>(exponent);
+  return largest;
+}
+
+template <int parts>
+void split_block(float const (&block)[kSplitBlock], float scale, bool shares_scale, uint16_t* values,
+                 int64_t plane_stride, Findings& findings) {
   float const up = split_math::reciprocal(scale);
   uint32_t out_of_range = 0;
   for (int i = 0; i < kSplitBlock; i += 2) {
@@ -38,31 +56,48 @@ float split_block(float const (&block)[kSplitBlock], uint16_t* values, int64_t p
     for (int j = 0; j < 2; ++j)
       out_of_range += split_math::rank_of(block[i + j]) < split_math::lowest_rank(scale) ? 1 : 0;
   }
-  if (parts == 2) {
-    bool const lossy = out_of_range >= split_math::kManyInBlock || split_math::is_extreme(exponent);
-    if (lossy) findings.bits |= kOutOfRange;
-    findings.out_of_range += out_of_range;
+  if (parts != 2) return;
+  if (out_of_range >= split_math::many_in_block(shares_scale)) findings.bits |= kOutOfRange;
+  findings.out_of_range += out_of_range;
+}
+
+// The rows from first_row on that share a scale, over one block of columns. Returns the scale.
+template <int parts>
+float split_rows(Source const& source, int64_t first_row, int64_t count, int64_t block, bool shares_scale,
+                 uint16_t* values, Findings& findings) {
+  float elements[kSplitBlock];
+  uint32_t largest = 0;
+  for (int64_t row = first_row; row < first_row + count; ++row) {
+    source.read_block(row, block, elements);
+    largest = std::max(largest, find_largest<parts>(elements, findings));
+  }
+  int const exponent = split_math::exponent_of(largest);
+  if (parts == 2 && split_math::is_extreme(exponent)) findings.bits |= kOutOfRange;
+  float const scale = split_math::block_scale<parts>(exponent);
+  int64_t const plane_stride = source.rows * kSplitBlock;
+  for (int64_t row = first_row; row < first_row + count; ++row) {
+    source.read_block(row, block, elements);
+    split_block<parts>(elements, scale, shares_scale, values + block * parts * plane_stride + row * kSplitBlock,
+                       plane_stride, findings);
   }
   return scale;
 }
 
 template <int parts>
-uint32_t split_matrix(float const* source, int64_t rows, int64_t columns, uint16_t* values, float* scales) {
-  int64_t const blocks = (columns + kSplitBlock - 1) / kSplitBlock;
-  int64_t const scale_pitch = (rows + kScaleAlignment - 1) / kScaleAlignment * kScaleAlignment;
-  int64_t const plane_stride = rows * kSplitBlock;
+uint32_t split_matrix(Source const& source, int64_t rows_of_scale, uint16_t* values, float* scales) {
+  int64_t const blocks = (source.columns + kSplitBlock - 1) / kSplitBlock;
+  int64_t const padded_rows = (source.rows + kScaleAlignment - 1) / kScaleAlignment * kScaleAlignment;
+  int64_t const scale_pitch = padded_rows / rows_of_scale;
   Findings findings;
   std::fill(scales, scales + blocks * scale_pitch, 1.0f);
-  for (int64_t row = 0; row < rows; ++row) {
+  for (int64_t row = 0; row < source.rows; row += rows_of_scale) {
+    int64_t const count = std::min(rows_of_scale, source.rows - row);
     for (int64_t block = 0; block < blocks; ++block) {
-      int64_t const first = block * kSplitBlock;
-      float elements[kSplitBlock] = {};
-      std::copy_n(source + row * columns + first, std::min<int64_t>(columns - first, kSplitBlock), elements);
-      scales[block * scale_pitch + row] =
-          split_block<parts>(elements, values + (block * parts * rows + row) * kSplitBlock, plane_stride, findings);
+      scales[block * scale_pitch + row / rows_of_scale] =
+          split_rows<parts>(source, row, count, block, rows_of_scale > 1, values, findings);
     }
   }
-  if (findings.out_of_range * split_math::kRareFraction > rows * columns) {
+  if (findings.out_of_range * split_math::kRareFraction > source.rows * source.columns) {
     findings.bits |= kOutOfRange;
   }
   return findings.bits;
@@ -70,10 +105,12 @@ uint32_t split_matrix(float const* source, int64_t rows, int64_t columns, uint16
 
 }  // namespace
 
-uint32_t split_reference(float const* source, int64_t rows, int64_t columns, int parts, uint16_t* values,
-                         float* scales) {
-  return parts == 2 ? split_matrix<2>(source, rows, columns, values, scales)
-                    : split_matrix<3>(source, rows, columns, values, scales);
+uint32_t split_reference(float const* source, int64_t rows, int64_t columns, SplitPlan plan, bool is_weight,
+                         uint16_t* values, float* scales) {
+  Source const matrix = {source, rows, columns};
+  int64_t const rows_of_scale = scale_rows(plan, is_weight);
+  return plan == SplitPlan::kSplit3 ? split_matrix<2>(matrix, rows_of_scale, values, scales)
+                                    : split_matrix<3>(matrix, rows_of_scale, values, scales);
 }
 
 }  // namespace cutfuse

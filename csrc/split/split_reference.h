@@ -3,11 +3,13 @@
 
 #include <cstdint>
 
+#include "split/planes.h"
+
 namespace cutfuse {
 
-// Splits a contiguous matrix to planes as in planes.h, of fp16 (2 parts) or bf16 (3 parts), and returns the flags of a
-// kernel in which one thread block takes the whole matrix.
-uint32_t split_reference(float const* source, int64_t rows, int64_t columns, int parts, uint16_t* values,
-                         float* scales);
+// Splits a contiguous matrix to planes as in planes.h, and returns the flags of a kernel in which one thread block
+// takes the whole matrix.
+uint32_t split_reference(float const* source, int64_t rows, int64_t columns, SplitPlan plan, bool is_weight,
+                         uint16_t* values, float* scales);
 
 }  // namespace cutfuse

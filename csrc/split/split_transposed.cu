@@ -83,10 +83,29 @@ __device__ __forceinline__ int row_in_tile(int index) {
   return warp * kWarpRows + 2 * index + group;
 }
 
+// Makes of the largest magnitudes of a thread's rows that of all rows with their scale, which two neighbouring warps
+// have, by way of of_warps in shared memory. All threads of the block call it.
+__device__ __forceinline__ void share_largest(uint32_t (&largest)[kRows], uint32_t* of_warps) {
+  static_assert(kSharedScaleRows == 2 * kWarpRows);
+  int const warp = static_cast<int>(threadIdx.x) / kWarpLanes;
+  uint32_t const of_group = largest_of_all(largest);
+  uint32_t const of_warp = max(of_group, __shfl_xor_sync(kWholeWarp, of_group, kGroupLanes));
+  if (threadIdx.x % kWarpLanes == 0) of_warps[warp] = of_warp;
+  __syncthreads();
+  set_all(largest, max(of_warps[warp & ~1], of_warps[warp | 1]));
+}
+
 // The warp's first lanes write the scales of its rows together.
 __device__ __forceinline__ void store_scales(SplitParameters const& parameters, TilePosition const& at,
                                              ThreadScales const& scales) {
   int const lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+  int64_t const of_block = static_cast<int64_t>(at.column / kSplitBlock) * parameters.scale_pitch;
+  if (parameters.shares_scales) {
+    int const row = static_cast<int>(threadIdx.x) / kWarpLanes * kWarpRows;
+    if (lane != 0 || row % kSharedScaleRows != 0) return;
+    parameters.planes.scales[of_block + (at.row + row) / kSharedScaleRows] = row < at.rows ? scales[0] : 1.0f;
+    return;
+  }
   float scale = 1.0f;
   CUTFUSE_UNROLL
   for (int index = 0; index < kRows; ++index) {
@@ -94,17 +113,17 @@ __device__ __forceinline__ void store_scales(SplitParameters const& parameters, 
     if (lane / 2 == index) scale = candidate;
   }
   int const row = static_cast<int>(threadIdx.x) / kWarpLanes * kWarpRows + lane;
-  int64_t const first = static_cast<int64_t>(at.column / kSplitBlock) * parameters.scale_pitch + at.row;
-  if (lane < kWarpRows) parameters.planes.scales[first + row] = row < at.rows ? scale : 1.0f;
+  if (lane < kWarpRows) parameters.planes.scales[of_block + at.row + row] = row < at.rows ? scale : 1.0f;
 }
 
 template <SplitPlan plan>
 __device__ __forceinline__ void split_tile(SplitParameters const& parameters, TilePosition const& at,
-                                           ThreadValues& values, SplitFindings& findings) {
+                                           ThreadValues& values, SplitFindings& findings, uint32_t* of_warps) {
   int const column = static_cast<int>(threadIdx.x) % kGroupLanes * kLaneElements;
   uint16_t* const high = first_part(parameters, at.row + row_in_tile(0), at.column + column);
   ThreadScales scales;
-  scale_blocks<plan>(values, scales, findings);
+  scale_blocks<plan>(values, scales, findings, parameters.shares_scales,
+                     [&](uint32_t (&largest)[kRows]) { share_largest(largest, of_warps); });
   CUTFUSE_UNROLL
   for (int index = 0; index < kRows; ++index) {
     if (row_in_tile(index) >= at.rows) continue;
@@ -117,6 +136,7 @@ template <SplitPlan plan, bool vectors>
 __global__ void __launch_bounds__(kBlockThreads, 4)
     split_transposed(__grid_constant__ SplitParameters const parameters) {
   __shared__ float tile_values[kSplitBlock * kTilePitch];
+  __shared__ uint32_t of_warps[kBlockThreads / kWarpLanes];
   if (!begin_pass(parameters)) return;
   int const column = static_cast<int>(threadIdx.x) % kGroupLanes * kLaneElements;
   bool const along_rows = parameters.row_stride <= parameters.column_stride;
@@ -145,7 +165,7 @@ __global__ void __launch_bounds__(kBlockThreads, 4)
       for (int i = 0; i < kLaneElements; ++i) values[index][i] = row[i * kTilePitch];
     }
     __syncthreads();
-    split_tile<plan>(parameters, at, values, findings);
+    split_tile<plan>(parameters, at, values, findings, of_warps);
   }
   write_flags(findings, elements, parameters.planes.flags);
 }

@@ -33,7 +33,7 @@ class Placed(NamedTuple):
     """Addresses of the planes of a matrix."""
 
     values: int  # [blocks, planes, rows, columns of a block]
-    scales: int  # [blocks, rows rounded up]
+    scales: int  # [blocks, rows rounded up, of a weight in SPLIT3 a sixteenth]
     flags: Flags
 
     @property
@@ -74,9 +74,12 @@ def aligned(nbytes: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def layout_of(rows: int, columns: int, plan: int, transposed: bool) -> Layout:
-    """Of the planes of a matrix [rows, columns]; `transposed` as `is_transposed` says."""
-    pitch, _, count, values, scales, flags = native.module().planes_shape(rows, columns, plan, transposed)
+def layout_of(rows: int, columns: int, plan: int, transposed: bool, is_weight: bool) -> Layout:
+    """Of the planes of a matrix [rows, columns]: x or, with `is_weight`, a product's second operand.
+
+    `transposed` is what `is_transposed` says.
+    """
+    pitch, _, count, values, scales, flags = native.module().planes_shape(rows, columns, plan, transposed, is_weight)
     return Layout(pitch, aligned(values), aligned(values) + aligned(scales), count, aligned(flags))
 
 
@@ -86,20 +89,26 @@ def is_transposed(matrix: Tensor) -> bool:
 
 
 def pitch_of(columns: int) -> int:
-    return layout_of(1, columns, SPLIT3, False).pitch
+    return layout_of(1, columns, SPLIT3, False, False).pitch
 
 
-def split(matrix: Tensor, plan: int) -> Planes:
-    """The planes of `matrix` [rows, columns], fp32 of any strides."""
-    layout = layout_of(*matrix.shape, plan, is_transposed(matrix))
-    memory = torch.empty(layout.nbytes + layout.flag_bytes, dtype=torch.uint8, device=matrix.device)
+def split_weight(weight: Tensor, plan: int) -> Planes:
+    """The planes of `weight` [rows, columns], fp32 of any strides."""
+    layout = layout_of(*weight.shape, plan, is_transposed(weight), True)
+    memory = torch.empty(layout.nbytes + layout.flag_bytes, dtype=torch.uint8, device=weight.device)
     planes = Planes(layout, memory)
-    write_planes(matrix, plan, planes.placed)
+    write_planes(weight, plan, planes.placed, is_weight=True)
     return planes
 
 
 def write_planes(
-    matrix: Tensor, plan: int, to: Placed, only_if: Sequence[Flags] = (), cleared: tuple[int, int] = (0, 0)
+    matrix: Tensor,
+    plan: int,
+    to: Placed,
+    *,
+    is_weight: bool,
+    only_if: Sequence[Flags] = (),
+    cleared: tuple[int, int] = (0, 0),
 ) -> None:
     """Splits `matrix` into planes at addresses that its layout fits.
 
@@ -113,6 +122,7 @@ def write_planes(
         native.module().split(
             stream_of(index),
             plan,
+            is_weight,
             matrix.data_ptr(),
             rows,
             columns,
@@ -194,11 +204,11 @@ def weight_planes(weight: Tensor, plan: int) -> Planes:
     """The planes of a weight, kept ones where there are."""
     entry = _entry_of(weight)
     if entry is None:
-        return split(weight, plan)
+        return split_weight(weight, plan)
     key = plan, stream_of(weight.device.index)
     planes = entry.planes.get(key)
     if planes is None:
-        planes = split(weight, plan)
+        planes = split_weight(weight, plan)
         if _has_room(weight.device.index, planes.memory.nbytes):
             entry.planes[key] = planes
     return planes

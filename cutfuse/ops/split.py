@@ -177,11 +177,11 @@ def plan_multiplication(case: Case, planes: int, converts: bool) -> Multiplicati
         kernel = plan.candidates[0]
         microseconds += kernel.microseconds
         tiles = -(-m // kernel.tile_m) * -(-n // kernel.tile_n) if kernel.slices > 1 else 0
-    x = layout_of(m, k, planes, case.x_transposed)
+    x = layout_of(m, k, planes, case.x_transposed, False)
     if converts:
         flags = case.multiprocessors
         return Multiplication(planes, True, plan, microseconds, x, None, case.weight_pitch, flags, tiles)
-    weight = layout_of(n, k, planes, case.weight_transposed)
+    weight = layout_of(n, k, planes, case.weight_transposed, True)
     return Multiplication(planes, False, plan, microseconds, x, weight, 0, weight.flag_count, tiles)
 
 
@@ -244,7 +244,8 @@ class _Launches:
         arrivals = weight_flags + aligned(4 * multiplication.weight_flags)
         self.lasting += multiplication.lasting
         sums = self.passing + multiplication.x.nbytes
-        write_planes(self.result.x, multiplication.planes, x, self.guard, (arrivals, multiplication.tiles))
+        cleared = arrivals, multiplication.tiles
+        write_planes(self.result.x, multiplication.planes, x, is_weight=False, only_if=self.guard, cleared=cleared)
         if multiplication.converts:
             flags, known = (weight_flags, multiplication.weight_flags), [x.flags]
             source: tuple[int, ...] = (weight.data_ptr(), multiplication.weight_pitch, weight.shape[1], *flags)
@@ -256,7 +257,7 @@ class _Launches:
             else:
                 placed = multiplication.weight.placed(sums, weight_flags)
                 sums += multiplication.weight.nbytes
-                write_planes(weight, multiplication.planes, placed, self.guard)
+                write_planes(weight, multiplication.planes, placed, is_weight=True, only_if=self.guard)
             flags, known, source = placed.flags, [x.flags, placed.flags], placed.parts
             launch = native.module().gemm_planes
         # What the first product reads is known before it runs; what it finds of a weight that it converts, after.

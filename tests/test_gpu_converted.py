@@ -1,0 +1,88 @@
+"""Weights that a product splits on their way in, on a GPU: the same bits as from planes, with kernels forced."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from cutfuse.epilogue import Epilogue
+from cutfuse.ops import gemm, split
+from cutfuse.ops.planes import SPLIT3, SPLIT6
+from cutfuse.precision import GUARDED
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("guarded_products")]
+
+MODES = {"split3": (SPLIT3,), "split6": (SPLIT6,), GUARDED: (SPLIT3, SPLIT6)}
+SIGMOID = Epilogue(torch.sigmoid)
+
+
+def product(x: Tensor, weight: Tensor, mode: str, converts: bool, reduction: str = "none") -> Tensor:
+    """By kernels that split the weight on its way in, or by those that take its planes."""
+    result = gemm.Result(x, weight, None, (), SIGMOID.program, reduction, torch.float32)
+    case = split.Case.of(result)
+    products = [split.plan_multiplication(case, plan, converts) for plan in MODES[mode]]
+    assert all(("convert" in product.kernel.name) == converts for product in products)
+    return split.launch_split(split.SplitPlan.of(products, False, mode), result, may_keep=False)
+
+
+def assert_same_bits(x: Tensor, weight: Tensor, mode: str, reduction: str = "none") -> None:
+    converted, expected = (product(x, weight, mode, converts, reduction) for converts in (True, False))
+    torch.testing.assert_close(converted, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def random(rows: int, columns: int) -> Tensor:
+    return torch.randn(rows, columns, device="cuda")
+
+
+@pytest.mark.parametrize("reduction", ["none", "logsumexp"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("k", [4, 64, 124, 192, 320])
+def test_several_tiles_of_few_steps(k: int, mode: str, reduction: str) -> None:
+    """Ragged, and more tiles than multiprocessors: a block goes on with its rings from one tile to the next."""
+    x, weight = random(1500, k), random(2100, k)
+    assert_same_bits(x, weight, mode, reduction)
+    weight[700, k // 2] = math.inf
+    assert_same_bits(x, weight, GUARDED, reduction)
+
+
+@pytest.mark.parametrize("value", [0.0, 2.0**-18, math.inf, -math.inf, math.nan, 2.0**70, 2.0**-140])
+@pytest.mark.parametrize("shape", [(130, 260, 1032), (1500, 2100, 192)], ids=str)
+def test_what_trips_the_guard(shape: tuple[int, int, int], value: float) -> None:
+    """Of one element, of too few, of enough of a block and of too many of all."""
+    m, n, k = shape
+    for count in (1, 7, 8):
+        x, weight = random(m, k), random(n, k)
+        weight[37, 64 : 64 + count] = value
+        assert_same_bits(x, weight, GUARDED)
+    weight[:, ::64] = value
+    assert_same_bits(x, weight, GUARDED)
+
+
+def test_an_infinity_leaves_other_rows_as_they_are() -> None:
+    x, weight = random(130, 640), random(260, 640)
+    expected = product(x, weight, "split3", converts=True)
+    weight[35, 100] = math.inf
+    found = product(x, weight, "split3", converts=True)
+    others = torch.arange(260, device="cuda") != 35
+    assert torch.equal(found[:, others], expected[:, others])
+
+
+def test_zeros_are_in_range() -> None:
+    x, weight = random(128, 1024), random(512, 1024)
+    weight *= torch.rand_like(weight) < 0.5
+    assert torch.equal(product(x, weight, GUARDED, converts=True), product(x, weight, "split3", converts=True))
+
+
+def test_products_of_the_smallest_safe_scales() -> None:
+    """Blocks at the end of what the guard leaves to split3, on both sides: scales' products are denormal numbers."""
+    x, weight = (torch.sign(random(rows, 1024)) * 2.0**-60 for rows in (128, 512))
+    for converts in (True, False):
+        found = product(x, weight, GUARDED, converts)
+        assert torch.equal(found, product(x, weight, "split3", converts))
+    result = gemm.Result(x, weight, None, (), Epilogue(lambda z: z).program, "none", torch.float32)
+    plan = split.plan_multiplication(split.Case.of(result), SPLIT3, True)
+    y = split.launch_split(split.SplitPlan.of([plan], False, "split3"), result, may_keep=False)
+    assert torch.equal(y.double(), torch.mm(x.double(), weight.double().t()))
