@@ -4,9 +4,6 @@
 
 #include <cuda_runtime.h>
 
-#include <climits>
-#include <cstdint>
-
 namespace cutfuse {
 
 inline cudaLaunchAttribute early_launch_attribute() {
@@ -17,23 +14,6 @@ inline cudaLaunchAttribute early_launch_attribute() {
 }
 
 #if defined(__CUDACC__)
-
-// Like launch(). The kernel calls wait_for_previous_kernel() before it touches memory.
-template <class Parameters>
-cudaError_t launch_early(void (*kernel)(Parameters), int64_t blocks, int threads, cudaStream_t stream,
-                         Parameters const& parameters) {
-  if (blocks > INT_MAX) return cudaErrorInvalidConfiguration;
-  if (blocks <= 0) return cudaSuccess;
-  cudaLaunchAttribute attribute = early_launch_attribute();
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  cudaError_t const status = cudaLaunchKernelEx(&config, kernel, parameters);
-  return status == cudaSuccess ? status : cudaGetLastError();  // which forgets it: later launches are not blamed
-}
 
 // Until the kernel before has ended and its writes are seen; of no effect in a kernel that was not launched early.
 __device__ __forceinline__ void wait_for_previous_kernel() {

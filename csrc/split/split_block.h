@@ -36,8 +36,7 @@ using ThreadScales = float[kThreadRows];
 // A guarded pass follows a product or another guarded pass, and waits for its end in begin_pass().
 inline cudaError_t launch_pass(void (*kernel)(SplitParameters), SplitParameters const& parameters,
                                cudaStream_t stream) {
-  return parameters.guarded ? launch_early(kernel, parameters.blocks, kBlockThreads, stream, parameters)
-                            : launch(kernel, parameters.blocks, kBlockThreads, stream, parameters);
+  return launch(kernel, parameters.blocks, kBlockThreads, stream, parameters, parameters.guarded);
 }
 
 // What a pass begins with, by all threads. Whether it is to run.
