@@ -42,7 +42,10 @@ def cmake_variable(name: str, config_settings: ConfigSettings | None) -> str:
 
 
 def cuda_requirements(config_settings: ConfigSettings | None) -> list[str]:
-    """CUTLASS where there is an nvcc to compile it, and nvcc itself only for a user who opted in and has none."""
+    """CUTLASS where there is an nvcc to compile it, and nvcc itself only for a user who opted in and has none.
+
+    Raises ToolchainError where the user names a compiler that does not run.
+    """
 
     def is_set(name: str, *values: str) -> bool:
         return cmake_variable(name, config_settings).upper() in values
@@ -50,7 +53,7 @@ def cuda_requirements(config_settings: ConfigSettings | None) -> list[str]:
     if is_set("CUTFUSE_CUDA", "OFF", "0", "FALSE", "NO") or cmake_variable("CUTFUSE_PREBUILT_KERNELS", config_settings):
         return []
     requirements = []
-    if not (cmake_variable("CMAKE_CUDA_COMPILER", config_settings) or find_nvcc()):
+    if not find_nvcc(cmake_variable("CMAKE_CUDA_COMPILER", config_settings)):
         if not is_set("CUTFUSE_NVCC_WHEELS", "ON", "1", "TRUE", "YES"):
             return []
         requirements.append(NVCC_REQUIREMENT)

@@ -3,8 +3,13 @@
 # toolchain.py holds the search order for the build hook and for CMake alike.
 function(cutfuse_find what result)
   execute_process(
-    COMMAND "${Python_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/build_backend/toolchain.py" ${what}
-    OUTPUT_VARIABLE path OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+    COMMAND "${Python_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/build_backend/toolchain.py" ${what} ${ARGN}
+    OUTPUT_VARIABLE path OUTPUT_STRIP_TRAILING_WHITESPACE
+    ERROR_VARIABLE error ERROR_STRIP_TRAILING_WHITESPACE
+    RESULT_VARIABLE status)
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "${error}.")
+  endif()
   set(${result} "${path}" PARENT_SCOPE)
 endfunction()
 
@@ -49,13 +54,9 @@ if(CUTFUSE_CUDA STREQUAL "OFF")
   return()
 endif()
 
-if(CMAKE_CUDA_COMPILER)
-  set(nvcc "${CMAKE_CUDA_COMPILER}")
-else()
-  cutfuse_find(nvcc nvcc)
-  if(NOT nvcc AND CUTFUSE_NVCC_WHEELS)
-    cutfuse_find(wheel-nvcc nvcc)
-  endif()
+cutfuse_find(nvcc nvcc ${CMAKE_CUDA_COMPILER})
+if(NOT nvcc AND CUTFUSE_NVCC_WHEELS)
+  cutfuse_find(wheel-nvcc nvcc)
 endif()
 if(NOT nvcc)
   set(CUTFUSE_CPU_ONLY_REASON "no nvcc in CUDACXX, on PATH, in CUDA_HOME or in /usr/local/cuda")

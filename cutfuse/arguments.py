@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from . import native
-from .epilogue import Epilogue, EpilogueError, Program, resolve
-from .epilogue.expression import apply, constant, topological
-from .epilogue.expression import operand as operand_leaf
+from .epilogue import Epilogue, resolve
+from .epilogue.errors import OperandCountError, evaluated_while_compiling, refuse
 from .epilogue.resolve import check_operands
+from .epilogue.retype import retype
+from .epilogue.trace import check_arity, epilogue_called
+from .epilogue.types import ValueTypes, type_of
 from .ops import switch
 from .ops.composed import REDUCTIONS
 
@@ -25,33 +28,96 @@ Number = int | float
 
 
 def check_tensor(function: str, name: str, value: Any) -> None:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"cutfuse.{function}: {name} has to be a tensor, got {type(value).__name__}")
+    if isinstance(value, Tensor):
+        check_layout(function, name, value)
+        return
+    if isinstance(value, torch.fx.Proxy):
+        raise TypeError(
+            f"cutfuse.{function}: {name} is a torch.fx.Proxy, and an epilogue cannot be an argument in its graph: use "
+            "torch.export or torch.compile, or call cutfuse in a module that the Tracer's is_leaf_module keeps whole"
+        )
+    raise TypeError(f"cutfuse.{function}: {name} has to be a tensor, got {type(value).__name__}")
 
 
-def check_floating(function: str, name: str, dtype: torch.dtype) -> None:
+def check_layout(function: str, name: str, tensor: Tensor) -> None:
+    """Raises TypeError for a tensor whose elements are not at strides in memory."""
+    if tensor.is_nested:
+        raise TypeError(f"cutfuse.{function}: {name} is a nested tensor; call with the dense tensors inside of it")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"cutfuse.{function}: {name} has layout {tensor.layout}; make it dense with .to_dense()")
+
+
+def check_real(function: str, name: str, tensor: Tensor) -> None:
+    """Raises TypeError for complex and quantized tensors."""
+    if tensor.is_complex():
+        raise TypeError(f"cutfuse.{function}: {name} is complex ({tensor.dtype}); cutfuse computes with real numbers")
+    check_not_quantized(function, name, tensor)
+
+
+def check_not_quantized(function: str, name: str, tensor: Tensor) -> None:
+    if tensor.is_quantized:
+        raise TypeError(f"cutfuse.{function}: {name} is quantized ({tensor.dtype}); dequantize it with .dequantize()")
+
+
+def check_dtype(function: str, name: str, dtype: Any) -> None:
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(
+            f"cutfuse.{function}: {name} has to be a torch.dtype such as torch.float16, got {dtype!r} of type "
+            f"{type(dtype).__name__}"
+        )
+
+
+def check_floating(function: str, name: str, dtype: Any) -> None:
+    check_dtype(function, name, dtype)
     if not dtype.is_floating_point:
         raise TypeError(f"cutfuse.{function}: {name} has to be of a floating-point type, got {dtype}")
 
 
 def check_reduction(function: str, name: Any) -> None:
-    if name not in REDUCTIONS:
+    if not isinstance(name, str) or name not in REDUCTIONS:
         choices = ", ".join(repr(choice) for choice in REDUCTIONS)
         raise ValueError(f"cutfuse.{function}: unknown reduction {name!r}; choose one of {choices}")
 
 
+def check_epilogue(function: str, epilogue: Any) -> None:
+    if epilogue is not None and not callable(epilogue):
+        kind = type(epilogue).__name__
+        raise TypeError(f"cutfuse.{function}: the epilogue has to be a callable or a cutfuse.Epilogue, got {kind}")
+
+
+def check_flag(function: str, name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(
+            f"cutfuse.{function}: {name} has to be True or False, got {value!r} of type {type(value).__name__}"
+        )
+
+
 def resolve_out_dtype(
-    function: str, requested: torch.dtype | None, x_dtype: torch.dtype, operands: Sequence
+    function: str, requested: torch.dtype | None, x_dtype: torch.dtype, epilogue: Epilogue, reduction: str | None = None
 ) -> torch.dtype:
-    """The requested type, or what PyTorch promotes x and the operands with dimensions to."""
+    """The requested type, or the one that PyTorch gives."""
     if requested is not None:
         check_floating(function, "out_dtype", requested)
         return requested
-    dtype = x_dtype
-    for operand in operands:
-        if isinstance(operand, Tensor) and operand.dim() > 0:
-            dtype = torch.promote_types(dtype, operand.dtype)
-    return dtype
+    dtype = epilogue.dtype or x_dtype
+    return dtype if reduction is None else _reduced_dtype(function, reduction, dtype)
+
+
+@evaluated_while_compiling
+def _reduced_dtype(function: str, reduction: str, dtype: torch.dtype) -> torch.dtype:
+    return _find_reduced_dtype(function, reduction, dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _find_reduced_dtype(function: str, reduction: str, dtype: torch.dtype) -> torch.dtype:
+    try:
+        return REDUCTIONS[reduction](torch.zeros((1, 1), dtype=dtype, device="cpu"), 1).dtype
+    except RuntimeError as error:
+        reason = str(error).split("\n")[0]
+        raise TypeError(
+            f"cutfuse.{function}: PyTorch has no {reduction} of {dtype} ({reason}); name a floating-point out_dtype, "
+            "or convert before with .float()"
+        ) from None
 
 
 def split_operands(
@@ -72,8 +138,9 @@ def split_operands(
         if not isinstance(operand, Tensor):
             numbers.append(_to_number(function, index, operand))
             continue
-        if operand.is_complex():
-            raise TypeError(f"cutfuse.{function}: operand {index} is complex ({operand.dtype}); epilogues are real")
+        check_layout(function, f"operand {index}", operand)
+        if not operand.is_floating_point():
+            check_real(function, f"operand {index}", operand)
         if operand.device != device:
             operand = _move_scalar(function, index, operand, device)
         numbers.append(None)
@@ -85,7 +152,9 @@ def _to_number(function: str, index: int, operand: Any) -> Number:
     if isinstance(operand, (int, float, torch.SymInt, torch.SymFloat)):
         return operand
     if getattr(operand, "ndim", None) == 0 and hasattr(operand, "item"):
-        return operand.item()
+        value = operand.item()
+        if isinstance(value, (int, float)):
+            return value
     raise TypeError(f"cutfuse.{function}: operand {index} has to be a tensor or a number, got {type(operand).__name__}")
 
 
@@ -101,20 +170,48 @@ def _move_scalar(function: str, index: int, operand: Tensor, device: torch.devic
     return torch.full((), operand.item(), dtype=operand.dtype, device=device)
 
 
-def resolve_epilogue(function: str, epilogue: Any, numbers: tuple[Number | None, ...], tensor_count: int) -> Epilogue:
-    """The traced epilogue of z and the tensor operands, numbers bound. None is the identity."""
-    if epilogue is not None and not callable(epilogue):
-        kind = type(epilogue).__name__
-        raise TypeError(f"cutfuse.{function}: the epilogue has to be a callable or a cutfuse.Epilogue, got {kind}")
-    if epilogue is None and numbers:
-        raise EpilogueError(f"cutfuse.{function}: there are operands, but no function that takes them")
+def types_of(*tensors: Tensor) -> ValueTypes:
+    return tuple([type_of(tensor) for tensor in tensors])
+
+
+def resolve_epilogue(function: str, epilogue: Any, numbers: tuple[Number | None, ...], types: ValueTypes) -> Epilogue:
+    """The traced epilogue, numbers bound. `types`: of z and the tensor operands. None is the identity."""
+    check_epilogue(function, epilogue)
+    if epilogue is None:
+        if numbers:
+            refuse(f"cutfuse.{function}: there are operands, but no function that takes them", OperandCountError)
+        return resolve(None)
+    tensor_count = len(types) - 1
     if tensor_count == len(numbers):
-        return resolve(epilogue, tensor_count)
+        return resolve(epilogue, tensor_count, types)
     if isinstance(epilogue, Epilogue):
         check_operands(epilogue, len(numbers))
-        # In hexadecimal -0.0 is not 0.0, and torch.compile takes a float that changes for a constant.
-        return _substitute(epilogue.text, tuple([None if n is None else float(n).hex() for n in numbers]), tensor_count)
-    return resolve(_bind(epilogue, numbers), tensor_count)
+        # As text, since torch.compile may hold a float that changes as a symbol.
+        return _substitute(epilogue.name, tuple([None if n is None else _digits(n) for n in numbers]), types)
+    try:
+        return resolve(_bind(epilogue, numbers), tensor_count, types)
+    except TypeError as error:
+        check_arity(epilogue, len(numbers), error)
+        raise
+
+
+def _digits(number: Number) -> str:
+    """A number as a constant for Dynamo: in hexadecimal -0.0 is not 0.0. An integer has no "0x1.8p+1"."""
+    if isinstance(number, bool):
+        return repr(number)
+    if isinstance(number, float):
+        return number.hex()
+    try:
+        float(number)
+    except OverflowError:
+        refuse("an operand is an integer beyond the range of floating-point numbers")
+    return repr(operator.index(number))
+
+
+def _to_number_again(digits: str) -> Number:
+    if digits in ("True", "False"):
+        return digits == "True"
+    return int(digits) if digits.removeprefix("-").isdigit() else float.fromhex(digits)
 
 
 def _bind(fn: Callable[..., Any], numbers: tuple[Number | None, ...]) -> Callable[..., Any]:
@@ -131,24 +228,16 @@ def _bind(fn: Callable[..., Any], numbers: tuple[Number | None, ...]) -> Callabl
     return bound
 
 
-@torch.compiler.assume_constant_result
-def _substitute(program: str, numbers: tuple[str | None, ...], tensor_count: int) -> Epilogue:
-    """The epilogue of a program with its operands that are numbers in place."""
-    return _substitute_once(program, numbers, tensor_count)
+@evaluated_while_compiling
+def _substitute(name: str, numbers: tuple[str | None, ...], types: ValueTypes) -> Epilogue:
+    """The epilogue of that name with its operands that are numbers in place."""
+    return _substitute_once(name, numbers, types)
 
 
 @functools.lru_cache(maxsize=256)
-def _substitute_once(program: str, numbers: tuple[str | None, ...], tensor_count: int) -> Epilogue:
-    tensors = iter(range(tensor_count))
-    leaves = [operand_leaf(next(tensors)) if digits is None else constant(float.fromhex(digits)) for digits in numbers]
-    values: dict[int, Any] = {}
-    expression = Program.parse(program).expression
-    for node in topological(expression):
-        if node.op is not None:
-            values[id(node)] = apply(node.op, tuple(values[id(a)] for a in node.arguments), node.parameters)
-        else:
-            values[id(node)] = leaves[int(node.leaf[1:])] if node.leaf.startswith("r") else node
-    return Epilogue.from_expression(values[id(expression)], tensor_count)
+def _substitute_once(name: str, numbers: tuple[str | None, ...], types: ValueTypes) -> Epilogue:
+    values = [None if digits is None else _to_number_again(digits) for digits in numbers]
+    return Epilogue.from_expression(retype(epilogue_called(name).expression, types, values), len(types) - 1)
 
 
 def _is_transformed() -> bool:
@@ -156,15 +245,15 @@ def _is_transformed() -> bool:
     return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def why_composed(x: Tensor, dtypes: Sequence[torch.dtype]) -> str:
-    """Why the kernels do not take x on its device; empty where they do. `dtypes`: of all that is read."""
+def why_composed(x: Tensor, arithmetic: torch.dtype) -> str:
+    """Why the kernels do not take x on its device; empty where they do. `arithmetic`: the type to compute in."""
     if not torch.compiler.is_compiling() and _is_transformed():
         return "forward-mode derivatives and torch.func transforms run through PyTorch's own operations"
     if switch.everywhere:
         return ""
     if x.device.type != "cuda":
         return f"x is on {x.device.type}; kernels are for CUDA devices"
-    if torch.float64 in dtypes:
+    if arithmetic is torch.float64:
         return "float64; kernels compute in fp32"
     if x.dtype not in KERNEL_DTYPES:
         return f"x is {x.dtype}; kernels read float32, float16 and bfloat16"
@@ -192,13 +281,19 @@ def kernel_out_dtype(out_dtype: torch.dtype, x_dtype: torch.dtype) -> torch.dtyp
 
 def to_floating(function: str, x: Tensor) -> Tensor:
     """Integers and booleans as the default floating-point type, as PyTorch's own elementwise functions take them."""
-    if x.is_complex():
-        raise TypeError(f"cutfuse.{function}: x is complex ({x.dtype}); cutfuse computes with real numbers")
-    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    if x.is_floating_point():
+        return x
+    check_real(function, "x", x)
+    return x.to(torch.get_default_dtype())
+
+
+def is_shape(shape: torch.Size, other: torch.Size) -> bool:
+    """`shape == other`, without a guard on a symbolic size where the ranks differ: tuples compare items first."""
+    return len(shape) == len(other) and shape == other
 
 
 def broadcast_shape(function: str, x: Tensor, operands: Sequence[Tensor]) -> torch.Size:
-    if all(t.shape == x.shape or t.dim() == 0 for t in operands):
+    if all(t.dim() == 0 or is_shape(t.shape, x.shape) for t in operands):
         return x.shape  # torch.broadcast_shapes takes 15 us of host time
     try:
         return torch.broadcast_shapes(x.shape, *(t.shape for t in operands))
@@ -211,12 +306,34 @@ def broadcast_shape(function: str, x: Tensor, operands: Sequence[Tensor]) -> tor
 
 def normalise_dims(function: str, dim: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """Ascending dimensions from 0; all of them for None and for an empty tuple, as in PyTorch."""
-    given = range(rank) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
-    dims = []
-    for d in given or range(rank):
-        if not isinstance(d, int) or not -max(rank, 1) <= d < max(rank, 1):
-            raise IndexError(f"cutfuse.{function}: dim {d!r} is out of range for {rank} dimensions")
-        dims.append(d % rank if rank else d)
+    if dim is None:
+        return tuple(range(rank))
+    given = dim if isinstance(dim, (tuple, list, range)) else (dim,)
+    dims = [_normalise_dim(function, d, rank) for d in given]
     if len(set(dims)) != len(dims):
         raise ValueError(f"cutfuse.{function}: dim {dim!r} names a dimension twice")
-    return tuple(sorted(dims)) if rank else ()
+    return tuple(sorted(dims)) if rank and dims else tuple(range(rank))
+
+
+def _normalise_dim(function: str, dim: Any, rank: int) -> int:
+    """A dimension from 0; a tensor without dimensions has dimension 0 here, as in PyTorch."""
+    if type(dim) is not int:
+        dim = _to_index(function, dim)
+    size = max(rank, 1)
+    if not -size <= dim < size:
+        raise IndexError(f"cutfuse.{function}: dim {dim} is out of range for {rank} dimensions")
+    return dim % size
+
+
+def _to_index(function: str, dim: Any) -> int:
+    """An integer of any type, such as NumPy's, as Python's."""
+    is_boolean = isinstance(dim, bool) or getattr(dim, "dtype", None) == torch.bool
+    try:
+        if not is_boolean:
+            return operator.index(dim)
+    except TypeError:
+        pass
+    raise TypeError(
+        f"cutfuse.{function}: dim has to be an integer, a tuple of integers or None, got {dim!r} of type "
+        f"{type(dim).__name__}"
+    )

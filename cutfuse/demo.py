@@ -210,12 +210,24 @@ def show_progress(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def parse_device(parser: argparse.ArgumentParser, name: str) -> torch.device:
+    """A device that is there. Exits with a message otherwise."""
+    try:
+        device = torch.device(name)
+        if device.type not in ("cpu", "cuda"):
+            parser.error(f"--device {name}: choose cpu, cuda or cuda:N")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # an AssertionError where PyTorch is built without CUDA
+        parser.error(f"--device {name}: {str(error).splitlines()[0]}")
+    return device
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cutfuse.demo", description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--small", action="store_true", help="small sizes on a GPU too")
     options = parser.parse_args(arguments)
-    device = torch.device(options.device)
+    device = parse_device(parser, options.device)
 
     is_large = device.type == "cuda" and torch.cuda.mem_get_info(device)[0] >= FULL_SIZE_BYTES
     cases = FULL_SIZE if is_large and not options.small else SMALL_SIZE

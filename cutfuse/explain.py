@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .epilogue import Program
-from .linear import LinearCall, linear
+from .linear import LinearCall, is_plain, linear
 from .ops import autograd, switch
 from .ops.fused import explain_fused
 from .ops.gemm import Result
@@ -70,6 +71,7 @@ def explain(*args: Any, **kwargs: Any) -> Explanation:
     Raises what the call raises; TypeError where it is no call of cutfuse.
     """
     function, arguments = _find_function(args, kwargs)
+    _check_signature(function, arguments, kwargs)
     try:
         with switch.observed_by(_stop):
             function(*arguments, **kwargs)
@@ -94,6 +96,17 @@ def _find_function(args: tuple, kwargs: dict[str, Any]) -> tuple[Callable[..., A
         return pointwise, args
     second = args[1] if len(args) > 1 else kwargs.get("weight")
     return (linear if isinstance(second, Tensor) else reduce), args
+
+
+def _check_signature(function: Callable[..., Any], arguments: tuple, kwargs: dict[str, Any]) -> None:
+    try:
+        inspect.signature(function).bind(*arguments, **kwargs)
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise TypeError(
+            f"cutfuse.explain: {error} in a call of {name}; write explain(module, x), "
+            "explain(cutfuse.linear, x, weight), explain(x, weight), explain(x, dim) or explain(fn, x)"
+        ) from None
 
 
 def _explain(call: Call) -> Explanation:
@@ -149,7 +162,7 @@ def _linear_path(call: LinearCall) -> tuple[str, list[str], list[str]]:
         steps = [f"weighted sum of weight over N: {kernel}", f"its product with x: {kernel}"]
         affine = "the epilogue is affine and summed over N, so no matrix product is needed"
         return "matrix-vector", steps, [affine, *([composed] if composed else [])]
-    if call.is_plain:
+    if is_plain(call):
         return "composed", ["torch.nn.functional.linear"], ["nothing follows the linear layer"]
     if composed:
         return "composed", ["torch.nn.functional.linear", "PyTorch's own operations"], [composed]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from . import arguments
 from .epilogue import Epilogue
+from .epilogue.evaluate import arithmetic_dtype
 from .ops import autograd, composed, switch
 from .ops.matrix_vector import MatrixVector, affine_reduce, find_matrix_vector
 from .precision import autocast_dtype
@@ -28,15 +30,6 @@ class LinearCall(NamedTuple):
     out_dtype: torch.dtype
     composed_because: str  # why PyTorch's own operations run; empty where the operators do
     matrix_vector: MatrixVector | None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is PyTorch's own linear layer: not where `cutfuse.precision` forces it otherwise."""
-        empty = len(self.epilogue.program.instructions) == 0
-        if not empty or self.reduction != "none" or self.out_dtype != self.x.dtype:
-            return False
-        # A compiled plain layer stays PyTorch's: function transforms that it meets only then see through no operator.
-        return bool(self.composed_because) or torch.compiler.is_compiling() or not autograd.is_forced(self.x)
 
 
 def linear(
@@ -71,6 +64,7 @@ def linear(
         TypeError: types that do not fit.
         EpilogueError: an epilogue that cannot be traced, or that exceeds a program's limits.
     """
+    arguments.check_flag("linear", "keepdim", keepdim)
     call = prepare_linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduce, out_dtype=out_dtype)
     if switch.observers:
         switch.observe(call)
@@ -104,9 +98,9 @@ def prepare_linear(
     _check_types(x, weight, bias)
     if out_dtype is None and cast is not None and reduce == "sum" and x.device.type == "cuda":
         out_dtype = torch.promote_types(x.dtype, torch.float32)  # as autocast has torch.sum
-    out_dtype = arguments.resolve_out_dtype("linear", out_dtype, x.dtype, tensors)
-    resolved = arguments.resolve_epilogue("linear", epilogue, numbers, len(tensors))
-    composed_because = arguments.why_composed(x, (x.dtype, *[t.dtype for t in tensors if t.dim() > 0]))
+    resolved = arguments.resolve_epilogue("linear", epilogue, numbers, arguments.types_of(x, *tensors))
+    out_dtype = arguments.resolve_out_dtype("linear", out_dtype, x.dtype, resolved, reduce)
+    composed_because = arguments.why_composed(x, arithmetic_dtype(x, tensors))
     tensors = [_to_matrix(index, t, leading, columns) for index, t in enumerate(tensors)]
     if not composed_because:
         tensors = [arguments.to_kernel_dtype(t) for t in tensors]
@@ -131,7 +125,7 @@ def run_linear(call: LinearCall) -> Tensor:
         uses_operators = not composed_because
         y = affine_reduce(x, weight, bias, operands, matrix_vector, reduction, uses_operators, kernel_dtype)
         return y.to(out_dtype)
-    if call.is_plain:
+    if is_plain(call):
         return F.linear(x, weight, bias)
     if not composed_because:
         kernel_dtype = arguments.kernel_out_dtype(out_dtype, x.dtype)
@@ -140,6 +134,18 @@ def run_linear(call: LinearCall) -> Tensor:
     if reduction == "none":
         return composed.linear(x, weight, bias, operands, epilogue.program, out_dtype)
     return composed.linear_reduce(x, weight, bias, operands, epilogue.program, reduction, out_dtype)
+
+
+def is_plain(call: LinearCall) -> bool:
+    """Whether it is PyTorch's own linear layer: not where `cutfuse.precision` forces it otherwise.
+
+    No property of the call: Dynamo of PyTorch 2.8 and 2.9 takes what a NamedTuple's property gives for a tensor.
+    """
+    empty = len(call.epilogue.program.instructions) == 0
+    if not empty or call.reduction != "none" or call.out_dtype != call.x.dtype:
+        return False
+    # A compiled plain layer stays PyTorch's: function transforms that it meets only then see through no operator.
+    return bool(call.composed_because) or torch.compiler.is_compiling() or not autograd.is_forced(call.x)
 
 
 def _check_tensors(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -183,23 +189,29 @@ def _autocast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 def _to_matrix(index: int, operand: Tensor, leading: torch.Size, columns: int) -> Tensor:
     """An operand of `[..., N]` as a matrix that broadcasts against `[M, N]`."""
     if operand.dim() <= 1:
-        if operand.dim() == 1 and operand.shape[0] not in (1, columns):
+        if operand.dim() == 1 and not _broadcasts(operand.shape[0], columns):
             _refuse_operand(index, operand, leading, columns)
         return operand.reshape(1, -1)
     *outer, last = operand.shape
     extra = len(outer) - len(leading)
     aligned = (1,) * -extra + tuple(outer[max(extra, 0) :])
-    fits = all(size == 1 for size in outer[: max(extra, 0)]) and last in (1, columns)
-    if not fits or any(size not in (1, target) for size, target in zip(aligned, leading, strict=True)):
+    fits = all(size == 1 for size in outer[: max(extra, 0)]) and _broadcasts(last, columns)
+    if not fits or not all(_broadcasts(size, target) for size, target in zip(aligned, leading, strict=True)):
         _refuse_operand(index, operand, leading, columns)
+    # Not Size.numel(), which makes a number of the symbol that a size may be, and so a graph for each batch.
     if aligned == tuple(leading):
-        rows = leading.numel()
+        rows = math.prod(leading)
     elif all(size == 1 for size in outer):
         rows = 1
     else:
         operand = operand.reshape(*aligned, last).expand(*leading, last)
-        rows = leading.numel()
+        rows = math.prod(leading)
     return operand if operand.dim() == 2 and operand.shape[0] == rows else operand.reshape(rows, last)
+
+
+def _broadcasts(size: int, target: int) -> bool:
+    """Two comparisons, as `size in (1, target)` would be one guard on both, which PyTorch warns about."""
+    return size == 1 or size == target
 
 
 def _refuse_operand(index: int, operand: Tensor, leading: torch.Size, columns: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import warnings
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -24,8 +25,8 @@ def module() -> ModuleType:
         return importlib.import_module("cutfuse._C")
     except ImportError as error:
         raise ImportError(
-            f"cutfuse's native module cannot be imported ({error}); install the package with `pip install .` instead "
-            "of importing it from its source tree"
+            f"cutfuse's native module cannot be imported ({error}), beside {Path(__file__).parent}. If this is the "
+            "source tree, run `pip install -e .` in it, or run Python elsewhere to get an installed cutfuse"
         ) from error
 
 

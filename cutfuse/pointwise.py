@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import arguments
 from .epilogue import Epilogue
+from .epilogue.evaluate import arithmetic_dtype
 from .ops import autograd, composed, switch
 
 
@@ -56,17 +57,19 @@ def prepare_pointwise(
 ) -> PointwiseCall:
     """Checks a call of `pointwise` and decides its path; computes nothing but casts that the path needs."""
     arguments.check_tensor("pointwise", "x", x)
-    if fn is None:
-        raise TypeError("cutfuse.pointwise: the first argument has to be a function of x, got None")
+    if not callable(fn):
+        raise TypeError(
+            f"cutfuse.pointwise: the first argument has to be a function of x, got {fn!r} of type {type(fn).__name__}"
+        )
     x = arguments.to_floating("pointwise", x)
     numbers, tensors = arguments.split_operands("pointwise", operands, x.device)
+    resolved = arguments.resolve_epilogue("pointwise", fn, numbers, arguments.types_of(x, *tensors))
+    out_dtype = arguments.resolve_out_dtype("pointwise", out_dtype, x.dtype, resolved)
     if tensors:
         shape = arguments.broadcast_shape("pointwise", x, tensors)
-        if shape != x.shape:
+        if not arguments.is_shape(shape, x.shape):
             x = x.expand(shape)
-    out_dtype = arguments.resolve_out_dtype("pointwise", out_dtype, x.dtype, tensors)
-    resolved = arguments.resolve_epilogue("pointwise", fn, numbers, len(tensors))
-    composed_because = arguments.why_composed(x, (x.dtype, *[t.dtype for t in tensors if t.dim() > 0]))
+    composed_because = arguments.why_composed(x, arithmetic_dtype(x, tensors))
     if not composed_because:
         tensors = [arguments.to_kernel_dtype(t) for t in tensors]
     return PointwiseCall(x, tensors, resolved, out_dtype, composed_because)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import arguments
 from .epilogue import Epilogue
+from .epilogue.evaluate import arithmetic_dtype
 from .ops import autograd, composed, switch
 from .precision import autocast_dtype
 
@@ -49,8 +50,8 @@ def reduce(
         operands: numbers, and tensors that broadcast against x: at most four.
         out_dtype: the result's type; what PyTorch promotes x and the operands to by default.
 
-    Sums accumulate in fp32 and are rounded once; two runs agree bit for bit. Integers and booleans without a prologue
-    are PyTorch's own reduction, whose arithmetic is exact.
+    Sums accumulate in fp32 and are rounded once; two runs agree bit for bit. Integers, booleans and complex numbers
+    without a prologue are PyTorch's own reduction.
 
     Raises:
         IndexError: a dimension that x lacks; amax or amin of nothing.
@@ -62,7 +63,8 @@ def reduce(
     if prologue is None and not x.is_floating_point():
         arguments.check_reduction("reduce", op)
         dims = arguments.normalise_dims("reduce", dim, x.dim())
-        return _reduce_integers(x, dims, op, keepdim, out_dtype)
+        arguments.check_flag("reduce", "keepdim", keepdim)
+        return _reduce_as_torch(x, dims, op, keepdim, out_dtype)
     call = prepare_reduce(x, dim, op, keepdim, prologue, operands=operands, out_dtype=out_dtype)
     if switch.observers:
         switch.observe(call)
@@ -87,17 +89,18 @@ def prepare_reduce(
     """Checks a call of `reduce` and decides its path; computes nothing but casts that the path needs."""
     arguments.check_tensor("reduce", "x", x)
     arguments.check_reduction("reduce", op)
+    arguments.check_flag("reduce", "keepdim", keepdim)
     dims = arguments.normalise_dims("reduce", dim, x.dim())
     x = arguments.to_floating("reduce", x)
     numbers, tensors = arguments.split_operands("reduce", operands, x.device)
-    if tensors and arguments.broadcast_shape("reduce", x, tensors) != x.shape:
+    if tensors and not arguments.is_shape(arguments.broadcast_shape("reduce", x, tensors), x.shape):
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
         raise ValueError(f"cutfuse.reduce: operands of shape {shapes} do not broadcast against x's {tuple(x.shape)}")
     if out_dtype is None and op == "sum" and x.device.type == "cuda" and autocast_dtype("cuda") is not None:
         out_dtype = torch.promote_types(x.dtype, torch.float32)  # as autocast has torch.sum
-    out_dtype = arguments.resolve_out_dtype("reduce", out_dtype, x.dtype, tensors)
-    resolved = arguments.resolve_epilogue("reduce", prologue, numbers, len(tensors))
-    composed_because = arguments.why_composed(x, (x.dtype, *[t.dtype for t in tensors if t.dim() > 0]))
+    resolved = arguments.resolve_epilogue("reduce", prologue, numbers, arguments.types_of(x, *tensors))
+    out_dtype = arguments.resolve_out_dtype("reduce", out_dtype, x.dtype, resolved, op)
+    composed_because = arguments.why_composed(x, arithmetic_dtype(x, tensors))
     if not composed_because:
         tensors = [arguments.to_kernel_dtype(t) for t in tensors]
     return ReduceCall(x, dims, op, keepdim, tensors, resolved, out_dtype, composed_because)
@@ -114,8 +117,14 @@ def run_reduce(call: ReduceCall) -> Tensor:
     return y if kernel_dtype == out_dtype else y.to(out_dtype)
 
 
-def _reduce_integers(x: Tensor, dims: tuple[int, ...], op: str, keepdim: bool, out_dtype: torch.dtype | None) -> Tensor:
-    if op == "mean":
+def _reduce_as_torch(x: Tensor, dims: tuple[int, ...], op: str, keepdim: bool, out_dtype: torch.dtype | None) -> Tensor:
+    arguments.check_not_quantized("reduce", "x", x)
+    if out_dtype is not None:
+        arguments.check_dtype("reduce", "out_dtype", out_dtype)
+        arguments.check_real("reduce", "x", x)  # a cast of the result would drop its imaginary part
+    if op == "mean" and not x.is_complex():
+        if out_dtype is not None:
+            arguments.check_floating("reduce", "the mean's out_dtype", out_dtype)
         x = x.to(out_dtype or torch.get_default_dtype())
     y = composed.REDUCTIONS[op](x, dims, keepdim=keepdim)
     return y if out_dtype is None else y.to(out_dtype)

@@ -12,14 +12,17 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
-from plane_device import device as device
 
-import cutfuse
-from cutfuse import native
-from cutfuse.ops.switch import use_operators_everywhere
+# `python -m pytest` puts the source tree first on the path, where `cutfuse` has no native module. Last, it serves
+# `bench`, which is no part of the distribution, and an installed cutfuse wins.
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:] = [*(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT), str(ROOT)]
 
-# `bench` is no part of the distribution. Last on the path, so that an installed cutfuse wins over the source tree's.
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+from plane_device import device as device  # noqa: E402
+
+import cutfuse  # noqa: E402
+from cutfuse import native  # noqa: E402
+from cutfuse.ops.switch import use_operators_everywhere  # noqa: E402
 
 # The first call of anything pays for imports and tracing, so deadlines would only make slow machines fail.
 settings.register_profile("cutfuse", deadline=None, max_examples=50, derandomize="CI" in os.environ)
@@ -29,6 +32,7 @@ settings.load_profile("cutfuse")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-gpu", action="store_true", help="fail, instead of skipping the gpu tests")
     parser.addoption("--require-kernels", action="store_true", help="fail where the build has no CUDA kernels")
+    parser.addoption("--random-minutes", type=float, default=0, help="how long to try random calls with fresh seeds")
 
 
 def find_missing(config: pytest.Config) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 
 import pytest
@@ -42,7 +41,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(planes, "_device_memory", lambda index: fake.memory)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: fake.is_capturing)
     monkeypatch.setattr(planes, "_fraction", 0.25)
-    gc.collect()
     cutfuse.forget_planes()
     yield fake
     cutfuse.forget_planes()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -30,7 +32,7 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["/usr/bin/nvcc", None])
 def nvcc(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    monkeypatch.setattr(cuda_requirements, "find_nvcc", lambda: request.param)
+    monkeypatch.setattr(cuda_requirements, "find_nvcc", lambda compiler: request.param)
     return request.param
 
 
@@ -77,16 +79,66 @@ def test_a_cutlass_tree_replaces_the_wheel(nvcc: str | None, monkeypatch: pytest
     assert cuda_requirements.cuda_requirements(None) == []
 
 
+def make_compiler(path: Path, status: int = 0) -> None:
+    path.write_text(f"#!{sys.executable}\nraise SystemExit({status})\n")
+    path.chmod(0o755)
+
+
 def test_cudacxx_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("first", "second/bin"):
         (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "nvcc").touch(mode=0o755)
+        make_compiler(tmp_path / folder / "nvcc")
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CUDACXX", raising=False)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "second"))
     assert toolchain.find_nvcc() == str(tmp_path / "second/bin/nvcc")
     monkeypatch.setenv("CUDACXX", str(tmp_path / "first/nvcc"))
     assert toolchain.find_nvcc() == str(tmp_path / "first/nvcc")
+
+
+@pytest.mark.parametrize("variable", ["CUDACXX", "CMAKE_CUDA_COMPILER"])
+def test_a_named_compiler_that_does_not_run_is_an_error(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where another nvcc is on PATH: it is not the one that was asked for."""
+    make_compiler(tmp_path / "nvcc")
+    make_compiler(tmp_path / "broken", status=3)
+    (tmp_path / "text").write_text("no program")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    messages = {"missing": "no executable file", "text": "no executable file", "broken": "exits with status 3"}
+    for name, message in messages.items():
+        compiler = str(tmp_path / name)
+        if variable == "CUDACXX":
+            monkeypatch.setenv(variable, compiler)
+            settings = {}
+        else:
+            settings = {f"cmake.define.{variable}": compiler}
+        with pytest.raises(toolchain.ToolchainError, match=f"{variable} is .*{name}.*{message}.* unset it"):
+            cuda_requirements.cuda_requirements(settings)
+        assert cuda_requirements.cuda_requirements({**settings, "cmake.define.CUTFUSE_CUDA": "OFF"}) == []
+        assert toolchain.main(["nvcc", *settings.values()]) == 1
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
+@pytest.mark.parametrize("variable", ["CUDACXX", "CMAKE_CUDA_COMPILER"])
+def test_cmake_fails_on_a_named_compiler_that_does_not_run(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["cmake", "-S", str(ROOT), "-B", str(tmp_path / "build"), f"-DPython_EXECUTABLE={sys.executable}"]
+    if variable == "CUDACXX":
+        monkeypatch.setenv(variable, str(tmp_path / "nvcc"))
+    else:
+        command.append(f"-D{variable}={tmp_path / 'nvcc'}")
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode != 0
+    assert f"{variable} is '" in " ".join(result.stderr.split())
+
+
+def test_the_readmes_pip_options_are_spelt_as_every_pip_takes_them() -> None:
+    """`-C` needs pip 23.1; the oldest Pythons' own pip is older."""
+    for name in ("README.md", "CONTRIBUTING.md", "CMakeLists.txt"):
+        assert re.findall(r"-C ?cmake\.", (ROOT / name).read_text()) == []
 
 
 PTXAS_REPORT = """\

@@ -101,6 +101,40 @@ def test_unfusable_fused_linear_compiles_and_says_so(path: str) -> None:
     torch.testing.assert_close(actual, torch.softmax(F.linear(X, module.weight, module.bias), -1))
 
 
+# Epilogues and operands that are refused, and a part of the message.
+REFUSED: dict[str, tuple[Callable[..., object] | None, tuple, str]] = {
+    "function": (lambda z: torch.cumsum(z, 0), (), "torch.cumsum is not in the epilogue language"),
+    "method": (lambda z: z.cumsum(0), (), "Tensor.cumsum is not in the epilogue language"),
+    "in place": (lambda z: z.add_(1), (), "add_ works in place"),
+    "branch": (lambda z: z if z > 0 else -z, (), "branches on data"),
+    "length": (lambda z: z * len(z), (), "takes the length of a symbolic value"),
+    "shift": (lambda z: z << 1, (), "the operator << is not in the epilogue language"),
+    "captured tensor": (lambda z: z + B, (), "captures a tensor"),
+    "constant": (lambda z: 1.0, (), "does not depend on its arguments"),
+    "too long": (lambda z: sum((torch.sin(z * k) for k in range(40)), z), (), "a program has at most 32"),
+    "no epilogue": (None, (B,), "there are operands, but no function"),
+    "prebuilt epilogue": (cutfuse.Epilogue(torch.add), (), "takes 1 operands, but operands= has 0"),
+    "prebuilt epilogue's numbers": (cutfuse.Epilogue(torch.add), (1.0, 2.0), "takes 1 operands"),
+}
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_epilogue_error_reaches_the_user_as_itself(name: str, fullgraph: bool) -> None:
+    epilogue, operands, message = REFUSED[name]
+    if name == "length" and torch.__version__.startswith("2.8."):
+        pytest.skip("Dynamo of torch 2.8 cannot trace len() of any subclass of Tensor with __torch_function__")
+
+    def call(x: Tensor) -> Tensor:
+        return cutfuse.linear(x, W, B, epilogue=epilogue, operands=operands)
+
+    error: type[Exception] = cutfuse.EpilogueError
+    if name == "branch" and fullgraph:  # Dynamo takes the branch for its own affair, and says what it is
+        error, message = torch._dynamo.exc.Unsupported, "Data-dependent branching"
+    with pytest.raises(error, match=message):
+        torch.compile(call, fullgraph=fullgraph, backend="eager")(X)
+
+
 def test_what_an_epilogue_captures_is_guarded(path: str) -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -153,6 +187,19 @@ def test_export(path: str) -> None:
     torch.testing.assert_close(exported.module()(X), model(X))
     targets = {str(node.target) for node in exported.graph.nodes}
     assert any("cutfuse" in target for target in targets) is (path == "operators")
+
+
+def test_a_long_epilogue_is_given_up_at_the_limit() -> None:
+    """Dynamo takes 10 ms for an operation, so 3000 of them would be half a minute."""
+
+    def squarings(z: Tensor) -> Tensor:
+        for _ in range(3000):
+            z = z * z
+        return z
+
+    call = torch.compile(lambda x: cutfuse.pointwise(squarings, x), fullgraph=True, backend="eager")
+    with pytest.raises(Exception, match="takes 33 instructions, and a program has at most 32"):
+        call(X)
 
 
 PROGRAM = "operands=1; tanh z; mul prev r0"

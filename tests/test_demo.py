@@ -30,6 +30,13 @@ def test_every_model_matches_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> N
     assert all(case.name in table for case in demo.SMALL_SIZE)
 
 
+@pytest.mark.parametrize("device", ["gpu", "meta", "cuda:99"])
+def test_a_device_that_is_not_there_is_a_usage_error(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        demo.main(["--device", device])
+    assert f"error: --device {device}: " in capsys.readouterr().err
+
+
 def test_a_wrong_model_is_a_mismatch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(demo, "SMALL_SIZE", (demo.Case("Sigmoid", (), (4, 8)),))
     monkeypatch.setattr(cutfuse.nn.Sigmoid, "forward", lambda self, x: cutfuse.pointwise(torch.tanh, x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import operator
@@ -12,7 +13,8 @@ import pytest
 import torch
 from host_program import run_on_host
 
-from cutfuse.epilogue import Epilogue, EpilogueError, Instruction, Program, op_table
+import cutfuse
+from cutfuse.epilogue import Epilogue, EpilogueError, Instruction, Program, input, op_table, split_affine
 from cutfuse.native import module
 
 LIMITS = op_table().limits
@@ -23,17 +25,17 @@ LIMITS = op_table().limits
     [
         (lambda z: z, "operands=0"),
         (lambda z, r: r, "operands=1; copy r0"),
-        (lambda z: z + 2.0 * torch.sigmoid(z), "operands=0; sigmoid z; mul 2.0 prev; add z prev"),
+        (lambda z: z + 2.0 * torch.sigmoid(z), "operands=0; sigmoid z; mul prev 2.0; add z prev"),
         (lambda z, r: torch.sigmoid(z) * 2.0 + r, "operands=1; sigmoid z; mul prev 2.0; add prev r0"),
         (lambda z: torch.exp(z) * torch.exp(z), "operands=0; exp z; mul prev prev"),
-        (lambda z: torch.where(z > 0, z, 0.1 * z), "operands=0; mul 0.1 z -> s0; gt z 0.0; where prev z s0"),
+        (lambda z: torch.where(z > 0, z, 0.1 * z), "operands=0; mul z 0.1 -> s0; gt z 0.0; where prev z s0"),
         (lambda z: torch.where(z > 0, 1.0, 0.0), "operands=0; gt z 0.0; where prev 1.0 0.0"),
         (lambda z, r: torch.where(z > 0, 0.1, r), "operands=1; copy r0 -> s0; gt z 0.0; where prev 0.1 s0"),
         (
             lambda z: torch.where(z < 0, 0.5 * z, z),
-            "operands=0; lt z 0.0 -> s0; copy z -> s1; mul 0.5 z; where s0 prev s1",
+            "operands=0; lt z 0.0 -> s0; copy z -> s1; mul z 0.5; where s0 prev s1",
         ),
-        (lambda z: torch.clamp(z, min=-1), "operands=0; clamp z -1.0 inf"),
+        (lambda z: torch.nn.functional.hardtanh(z, -1, math.inf), "operands=0; hardtanh z -1.0 inf"),
         (lambda z: z * math.nan, "operands=0; mul z nan"),
         (lambda z: (z > 0).float(), "operands=0; gt z 0.0"),
     ],
@@ -183,15 +185,41 @@ def test_numbers_only() -> None:
 
 
 def test_listing() -> None:
-    program = Program.parse("operands=0; mul 0.1 z -> s0; gt z 0.0; where prev z s0")
-    assert program.pretty().splitlines() == [" 0  mul 0.1 z       -> s0", " 1  gt z 0.0", " 2  where prev z s0"]
+    program = Program.parse("operands=0; mul z 0.1 -> s0; gt z 0.0; where prev z s0")
+    assert program.pretty().splitlines() == [" 0  mul z 0.1       -> s0", " 1  gt z 0.0", " 2  where prev z s0"]
     assert Program((), 0).pretty() == "identity"
     assert str(program) == program.text
 
 
 def test_pickle() -> None:
     epilogue = Epilogue(lambda z, r: torch.where(z > 0, z, torch.exp(r) * 0.1))
-    copy = pickle.loads(pickle.dumps(epilogue))
-    assert copy.text == epilogue.text
-    assert copy.expression is epilogue.expression
+    other = pickle.loads(pickle.dumps(epilogue))
+    assert other.text == epilogue.text
+    assert other.expression is epilogue.expression
     assert pickle.loads(pickle.dumps(epilogue.expression)) is epilogue.expression
+
+
+def test_a_deep_expression_pickles_and_copies_to_itself() -> None:
+    """Squarings, so that it is a tree of 2 ** 3000 leaves too."""
+    expression = functools.reduce(lambda value, _: value * value, range(3000), input())
+    assert pickle.loads(pickle.dumps(expression)) is expression
+    assert copy.deepcopy(expression) is expression
+    assert copy.copy(expression) is expression
+    assert len(repr(expression)) <= 400
+    assert split_affine(expression) is None
+
+
+@pytest.mark.parametrize("count", [33, 3000])
+def test_too_many_squarings_name_the_limit(count: int) -> None:
+    def squarings(z: torch.Tensor) -> torch.Tensor:
+        return functools.reduce(lambda value, _: value * value, range(count), z)
+
+    x = torch.randn(4, 8)
+    for call in (
+        lambda: cutfuse.linear(x, x, epilogue=squarings),
+        lambda: cutfuse.pointwise(squarings, x),
+        lambda: cutfuse.reduce(x, 1, prologue=squarings),
+        lambda: cutfuse.explain(x, x, epilogue=squarings, reduce="sum"),
+    ):
+        with pytest.raises(EpilogueError, match=f"takes {count} instructions, and a program has at most 32"):
+            call()

@@ -20,6 +20,14 @@ SAMPLES = 64
 # Not 2, 0.5 and the like: tracing spells powers of these by other ops, which rounds otherwise.
 NUMBERS = [0.1, -0.75, 1.5, 4.0, 0.0]
 
+# Casts are apart: on tensors they change the type of all that follows.
+OPS = tuple(op for op in op_table().ops if not op.path.startswith("torch.Tensor."))
+# Remainders jump where a quotient is whole, and quotients of related values are whole at every element. copysign tells
+# the sign of a NaN, which is chance. Autograd's
+# backward of xlogy takes 0 * ln(x) for 0 where ln(x) is NaN; forward mode does not know what comes after.
+UNSTEADY = ("floor_divide", "trunc_divide", "remainder", "fmod", "copysign", "xlogy", "xlog1py")
+STEADY = tuple(op for op in OPS if op.name not in UNSTEADY)
+
 Value = torch.Tensor | Expr | float
 
 
@@ -57,12 +65,11 @@ class Recipe:
             result = step.op.compose(arguments, [default for _, default in step.op.parameters])
         if not step.op.is_boolean:
             return result
-        # .float() would lose digits of a double
-        return result.float() if isinstance(result, Expr) else result.double()
+        return result.double()
 
 
 @st.composite
-def recipes(draw: Callable, ops: tuple[Op, ...] = op_table().ops) -> Recipe:
+def recipes(draw: Callable, ops: tuple[Op, ...] = OPS) -> Recipe:
     steps = []
     for _ in range(draw(st.integers(1, 14))):
         op = draw(st.sampled_from(ops))
@@ -128,7 +135,7 @@ def run_exactly(program: Program, wrt: int, size: float = 0.0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("wrt", range(VALUE, 1 + OPERANDS))
-@given(recipe=recipes())
+@given(recipe=recipes(STEADY))
 def test_native_value_and_derivatives(wrt: int, recipe: Recipe) -> None:
     """The error stays within what an error of a few units in the last place after every op makes of it.
 
@@ -141,9 +148,6 @@ def test_native_value_and_derivatives(wrt: int, recipe: Recipe) -> None:
     assume(bool(known.any()))
     inputs = make_inputs()
     got = run_on_host(program, inputs[0], inputs[1:], wrt).double()
-    if wrt != VALUE and any(op_table().op(item.op).is_boolean for item in program.instructions):
-        # Autograd stops at a comparison; a dual number goes through it as 0 times its tangent, which may be NaN.
-        known &= ~got.isnan()
     error = (got - expected)[known].abs()
     bound = (8 * spread + 2e-6 * expected.abs() + 1e-7)[known]
     wrong = ~(error <= bound)

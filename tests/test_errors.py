@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +14,12 @@ import cutfuse
 from cutfuse import native
 
 X, W, B = torch.randn(6, 7), torch.randn(5, 7), torch.randn(5)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # that these kinds of tensors are new, or on their way out
+    NESTED = torch.nested.nested_tensor([X, X[:2]])
+    JAGGED = torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged)
+    QUANTIZED = torch.quantize_per_tensor(X, 0.1, 0, torch.qint8)
+    COMPRESSED = X.to_sparse_csr()
 
 
 def call(**changes: object) -> Callable[[], Tensor]:
@@ -64,7 +72,38 @@ LINEAR = {
     "operands without epilogue": (call(epilogue=None, operands=(B,)), cutfuse.EpilogueError, "no function"),
     "reduction": (call(reduce="max"), ValueError, "'max'; choose one of 'sum', 'mean', 'amax', 'amin', 'logsumexp'"),
     "reduction's type": (call(reduce=1), ValueError, "unknown reduction 1"),
+    "reduction in a list": (call(reduce=["sum"]), ValueError, r"unknown reduction \['sum'\]; choose one of"),
+    "keepdim": (call(reduce="sum", keepdim=1), TypeError, "keepdim has to be True or False, got 1 of type int"),
     "out_dtype": (call(out_dtype=torch.int32), TypeError, "out_dtype .* got torch.int32"),
+    "out_dtype's type": (
+        call(out_dtype="float16"),
+        TypeError,
+        "torch.dtype such as torch.float16, got 'float16' of type",
+    ),
+    "nested x": (
+        call(x=NESTED),
+        TypeError,
+        "x is a nested tensor; call with the dense",
+    ),
+    "jagged x": (
+        call(x=JAGGED),
+        TypeError,
+        "x is a nested tensor; call with the dense",
+    ),
+    "sparse x": (call(x=X.to_sparse()), TypeError, "x has layout torch.sparse_coo; make it dense"),
+    "sparse weight": (call(weight=W.to_sparse()), TypeError, "weight has layout torch.sparse_coo; make it dense"),
+    "quantized x": (call(x=QUANTIZED), TypeError, "floating-point type, got torch.qint8"),
+    "sparse operand": (
+        call(epilogue=torch.add, operands=(torch.ones(6, 5).to_sparse(),)),
+        TypeError,
+        "operand 0 has layout torch.sparse_coo; make it dense",
+    ),
+    "quantized operand": (call(epilogue=torch.add, operands=(QUANTIZED[:, :5],)), TypeError, "operand 0 is quantized"),
+    "complex NumPy operand": (
+        call(epilogue=torch.add, operands=(np.complex64(1),)),
+        TypeError,
+        "operand 0 .*complex64",
+    ),
     "epilogue's type": (call(epilogue="sigmoid"), TypeError, "callable or a cutfuse.Epilogue, got str"),
     "five operands": (
         call(epilogue=lambda z, a, b, c, d, e: z, operands=(B,) * 5),
@@ -125,6 +164,101 @@ OTHERS = {
         ValueError,
         r"shape \(2, 6, 7\) do not broadcast against x's \(6, 7\)",
     ),
+    "pointwise of a string": (
+        lambda: cutfuse.pointwise("relu", X),
+        TypeError,
+        "a function of x, got 'relu' of type str",
+    ),
+    "pointwise of sparse": (
+        lambda: cutfuse.pointwise(torch.relu, COMPRESSED),
+        TypeError,
+        "x has layout torch.sparse_csr; make it dense",
+    ),
+    "pointwise of mkldnn": (
+        lambda: cutfuse.sigmoid(X.to_mkldnn()),
+        TypeError,
+        "x has layout torch._mkldnn; make it dense",
+    ),
+    "pointwise of quantized": (lambda: cutfuse.sigmoid(QUANTIZED), TypeError, "x is quantized .* dequantize"),
+    "sum of quantized": (lambda: cutfuse.sum(QUANTIZED, 1), TypeError, "x is quantized .* dequantize"),
+    "sum of nested": (
+        lambda: cutfuse.sum(NESTED, 1),
+        TypeError,
+        "x is a nested tensor",
+    ),
+    "reduce's dim of a scalar twice": (
+        lambda: cutfuse.sum(torch.tensor(1.0), (0, -1)),
+        ValueError,
+        r"\(0, -1\) names a dimension twice",
+    ),
+    "reduce's dim as a float": (
+        lambda: cutfuse.sum(X, 1.0),
+        TypeError,
+        "dim has to be an integer.* got 1.0 of type float",
+    ),
+    "reduce's dims as floats": (lambda: cutfuse.sum(X, (0, 1.0)), TypeError, "dim has to be an integer.* got 1.0"),
+    "reduce's dim as a bool": (
+        lambda: cutfuse.sum(X, True),
+        TypeError,
+        "dim has to be an integer.* got True of type bool",
+    ),
+    "reduce's dim as a bool tensor": (
+        lambda: cutfuse.sum(X, torch.tensor(True)),
+        TypeError,
+        "dim has to be an integer",
+    ),
+    "reduce's dim as a string": (
+        lambda: cutfuse.sum(X, "1"),
+        TypeError,
+        "dim has to be an integer.* got '1' of type str",
+    ),
+    "reduce's keepdim": (lambda: cutfuse.sum(X, 1, keepdim=1), TypeError, "keepdim has to be True or False, got 1"),
+    "reduce's keepdim for integers": (
+        lambda: cutfuse.sum(X.long(), 1, 1),
+        TypeError,
+        "keepdim has to be True or False",
+    ),
+    "reduce's out_dtype": (lambda: cutfuse.reduce(X, 1, out_dtype="int8"), TypeError, "a torch.dtype .* got 'int8'"),
+    "reduce's out_dtype for integers": (
+        lambda: cutfuse.reduce(X.long(), 1, out_dtype="int8"),
+        TypeError,
+        "a torch.dtype .* got 'int8'",
+    ),
+    "mean of integers as integers": (
+        lambda: cutfuse.reduce(X.long(), 1, "mean", out_dtype=torch.int32),
+        TypeError,
+        "the mean's out_dtype has to be of a floating-point type, got torch.int32",
+    ),
+    "real sum of complex": (
+        lambda: cutfuse.reduce(X.cfloat(), 1, out_dtype=torch.float32),
+        TypeError,
+        "x is complex",
+    ),
+    "plane memory of a name": (lambda: cutfuse.plane_memory("cuda:0"), TypeError, "index or None, got 'cuda:0'"),
+    "epilogue of a list": (lambda: cutfuse.Epilogue([1]), cutfuse.EpilogueError, r"got \[1\] of type list"),
+    "operand_count's type": (
+        lambda: cutfuse.Epilogue(torch.add, "1"),
+        cutfuse.EpilogueError,
+        "operand_count has to be an integer from 0 to 4, got '1'",
+    ),
+    "operand_count's sign": (
+        lambda: cutfuse.Epilogue(lambda z: z, -1),
+        cutfuse.EpilogueError,
+        "operand_count has to be an integer from 0 to 4, got -1",
+    ),
+    "an integer beyond floats": (
+        lambda: cutfuse.pointwise(cutfuse.Epilogue(torch.add), X, 10**400),
+        cutfuse.EpilogueError,
+        "beyond the range of floating-point numbers",
+    ),
+    "plane memory's type": (
+        lambda: cutfuse.set_plane_memory("a"),
+        TypeError,
+        "fraction has to be a number between 0 and 1, got 'a' of type str",
+    ),
+    "plane memory": (lambda: cutfuse.set_plane_memory(float("nan")), ValueError, "between 0 and 1, got nan"),
+    "nothing to explain": (lambda: cutfuse.explain(), TypeError, r"cutfuse.explain: .*write explain\(module, x\)"),
+    "half a call to explain": (lambda: cutfuse.explain(X), TypeError, "cutfuse.explain: .*'dim' in a call of reduce"),
     "reduce's prologue": (lambda: cutfuse.reduce(X, 1, prologue="exp"), TypeError, "got str"),
 }
 
@@ -134,6 +268,81 @@ def test_pointwise_and_reduce(name: str) -> None:
     function, error, message = OTHERS[name]
     with pytest.raises(error, match=message):
         function()
+
+
+# What an epilogue may not do, and a part of the message.
+EPILOGUES: dict[str, tuple[Callable[..., object], str]] = {
+    "method of the class": (torch.Tensor.cumsum, "torch.Tensor.cumsum is not in the epilogue language"),
+    "unbound method": (lambda z: torch.Tensor.cumsum(z, -1), "cumsum is not in the epilogue language"),
+    "NumPy's function": (lambda z: np.tanh(z), "use the torch function of the same name"),
+    "round": (round, r"use torch.round\(z\)"),
+    "round to digits": (lambda z: round(z, 2), r"use torch.round\(z\)"),
+    "divmod": (lambda z: divmod(z, 2)[0], r"divmod\(\).*torch.remainder\(z, d\)"),
+    "divmod of a number": (lambda z: divmod(2, z)[0], r"divmod\(\).*torch.remainder\(z, d\)"),
+    "shift": (lambda z: z << 1, "the operator << is not in the epilogue language; it has"),
+    "shift of a number": (lambda z: 2 >> z, "the operator >> is not in the epilogue language; it has"),
+    "format": (lambda z: float(f"{z:.2f}"), "has no number"),
+    "call": (lambda z: z(), "is not callable.*use Python's operators, functions of torch"),
+    "vmap": (torch.func.vmap(torch.sigmoid), "reads Tensor.dim of a symbolic value"),
+    "too few parameters": (lambda z, r: z, "called with 1 arguments, the pre-activation and 0 operands"),
+}
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_what_an_epilogue_cannot_do(name: str) -> None:
+    fn, message = EPILOGUES[name]
+    for take in (lambda: cutfuse.Epilogue(fn, 0), lambda: cutfuse.linear(X, W, B, epilogue=fn)):
+        with pytest.raises(cutfuse.EpilogueError, match=message):
+            take()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_scripted_epilogues() -> None:
+    scripted = torch.jit.script(_scale)
+    for fn in (scripted, torch.jit.script(torch.nn.GELU())):
+        with pytest.raises(cutfuse.EpilogueError, match=r"is scripted .*pass the Python function or module"):
+            cutfuse.pointwise(fn, X)
+    with pytest.raises(cutfuse.EpilogueError, match=r"calls a scripted function .*call the Python function"):
+        cutfuse.pointwise(lambda z: scripted(z) + 1, X)
+
+
+def _scale(z: Tensor) -> Tensor:
+    return z * 2
+
+
+@pytest.mark.parametrize("operands", [(2.0,), (2.0, B), (2.0, 3.0, B)], ids=len)
+def test_numbers_that_the_epilogue_has_no_parameter_for(operands: tuple) -> None:
+    message = f"called with {1 + len(operands)} arguments, the pre-activation and {len(operands)} operands"
+    with pytest.raises(cutfuse.EpilogueError, match=message):
+        cutfuse.linear(X, W, B, epilogue=lambda z: z, operands=operands)
+
+
+def test_an_epilogue_of_any_number_of_operands_is_asked_how_many() -> None:
+    def weighted(*values: Tensor) -> Tensor:
+        return values[0] * values[1]
+
+    with pytest.raises(cutfuse.EpilogueError, match=r"any number of arguments.*Epilogue\(fn, operand_count=...\)"):
+        cutfuse.Epilogue(weighted)
+    torch.testing.assert_close(cutfuse.Epilogue(weighted, 1)(X, X), X * X)
+    torch.testing.assert_close(cutfuse.Epilogue(lambda z, *unused: z * 2)(X), X * 2)
+
+
+def test_methods_of_other_types_are_called_as_they_are() -> None:
+    upper = str.upper
+    torch.testing.assert_close(cutfuse.pointwise(lambda z: z * len(upper("ab")), X), X * 2)
+
+
+def test_an_epilogue_is_called_with_tensors() -> None:
+    halve = cutfuse.Epilogue(lambda z: z / 2)
+    with pytest.raises(TypeError, match="called with tensors, got float"):
+        halve(3.0)
+
+
+def test_exceptions_of_the_epilogues_own_pass_through() -> None:
+    with pytest.raises(KeyError, match="scale"):
+        cutfuse.pointwise(lambda z: z * {}["scale"], X)
+    with pytest.raises(AttributeError, match="no attribute 'sigmod'"):
+        cutfuse.pointwise(lambda z: torch.sigmod(z), X)
 
 
 class _WithoutKernels:

@@ -21,7 +21,7 @@ from generators import (
 from torch import Tensor
 
 import cutfuse
-from cutfuse.epilogue.table import Op, op_table
+from cutfuse.epilogue.table import CONDITION, Op, op_table
 
 pytestmark = pytest.mark.gpu
 
@@ -69,10 +69,10 @@ def make_exact_inputs(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tens
 def test_every_op(op: Op, shape: tuple[int, int], dtype: torch.dtype) -> None:
     x, weight = make_exact_inputs(*shape, dtype)
     operands = [t.abs() + 0.25 for t in operands_for(3, *shape, dtype, DEVICE)[1 : op.arity]]
-    keywords = {**dict(op.parameters), **dict(op.literals)}
 
     def epilogue(z: Tensor, *rest: Tensor) -> Tensor:
-        return op.function(z > 1, *rest) if op.arity == 3 else op.function(z, *rest, **keywords) * 1.0
+        first = z > 1 if op.tensors[0] == CONDITION else z
+        return op.compose([first, *rest], [default for _, default in op.parameters]) * 1.0
 
     actual = cutfuse.linear(x, weight, epilogue=epilogue, operands=operands)
     eager = eager_linear(x, weight, None, epilogue, operands).to(dtype)

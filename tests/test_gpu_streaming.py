@@ -10,7 +10,7 @@ from generators import EPILOGUES, FLOATS, REDUCTIONS, assert_no_worse, eager_red
 from torch import Tensor
 
 import cutfuse
-from cutfuse.epilogue.table import Op, op_table
+from cutfuse.epilogue.table import CONDITION, Op, op_table
 
 pytestmark = pytest.mark.gpu
 
@@ -41,9 +41,8 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
 
 def call_op(op: Op, *values: Tensor) -> Tensor:
     """The op on tensors, with its parameters at their defaults, as floats."""
-    if op.arity == 3:
-        return op.function(values[0] > 0, *values[1:])
-    return op.function(*values, **dict(op.parameters), **dict(op.literals)) * 1.0
+    tensors = [value > 0 if name == CONDITION else value for name, value in zip(op.tensors, values, strict=True)]
+    return op.compose(tensors, [default for _, default in op.parameters]) * 1.0
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 import cutfuse
-from cutfuse.epilogue.table import op_table
+from cutfuse.epilogue.table import CONDITION, op_table
 from cutfuse.ops.switch import use_operators_everywhere
 
 
@@ -74,7 +74,10 @@ def test_error_of_gradients_is_at_most_eager_pytorchs(reduction: str | None, dty
         assert_no_worse(actual, eager, exact, slack=1.5 if reduction in ("amax", "amin") else 1.1)
 
 
-@pytest.mark.parametrize("op", op_table().ops, ids=lambda op: op.name)
+# A cast rounds the gradient too, which the operators leave to the end: see test_epilogue_types.py.
+@pytest.mark.parametrize(
+    "op", [op for op in op_table().ops if not op.path.startswith("torch.Tensor.")], ids=lambda op: op.name
+)
 def test_every_op(op, path: str) -> None:
     """The gradient of each row of the table, against PyTorch's, where its arguments are tensors."""
     torch.manual_seed(0)
@@ -82,18 +85,17 @@ def test_every_op(op, path: str) -> None:
     tensors = leaves(*[positive, positive.flip(0) + 1, positive.flip(1)][: op.arity])
 
     def function(*values: Tensor) -> Tensor:
-        if op.arity == 3:
-            return op.function(values[0] > 0.6, values[1], values[2])
-        return op.function(*values, **dict(op.parameters), **dict(op.literals)) + 0.0 * values[0]
+        pairs = zip(op.tensors, values, strict=True)
+        arguments = [value > 0.6 if name == CONDITION else value for name, value in pairs]
+        return op.compose(arguments, [default for _, default in op.parameters]) + 0.0 * values[0]
 
     actual = cutfuse.pointwise(function, *tensors)
     expected = function(*tensors)
-    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(actual, expected, equal_nan=True)
     grad = torch.randn_like(expected)
     kwargs = {"allow_unused": True, "materialize_grads": True}
-    torch.testing.assert_close(
-        torch.autograd.grad(actual, tensors, grad, **kwargs), torch.autograd.grad(expected, tensors, grad, **kwargs)
-    )
+    have, want = (torch.autograd.grad(y, tensors, grad, **kwargs) for y in (actual, expected))
+    torch.testing.assert_close(have, want, equal_nan=True)
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2, (0, 2), None])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -88,6 +90,40 @@ def test_what_is_not_affine_keeps_the_product(epilogue, shapes, reduction, path:
     assert call.path != "matrix-vector"
     actual = cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduction)
     torch.testing.assert_close(actual, eager_linear(x, weight, bias, epilogue, operands, reduction))
+
+
+def test_an_epilogue_that_does_not_read_z_is_not_zero_times_it(path: str) -> None:
+    x, w, r = torch.tensor([[float("nan"), 1.0], [2.0, 3.0]]), torch.randn(2, 2), torch.randn(2)
+    y = cutfuse.linear(x, w, epilogue=lambda z, r: r + r, operands=(r,), reduce="sum")
+    torch.testing.assert_close(y, (r + r).sum().expand(2))
+
+
+def test_a_slope_of_shared_values_is_split_at_once(path: str, no_product: None) -> None:
+    """As a tree the slope has 2 ** 29 leaves, which would take hours."""
+
+    def epilogue(z: torch.Tensor, r: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        slope = r * c
+        for _ in range(28):
+            slope = slope * slope
+        return z * slope
+
+    x, weight, bias = make_inputs(6, 5, 7, torch.float64)
+    start = time.perf_counter()
+    y = cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=(torch.ones(5), -torch.ones(6, 1)), reduce="sum")
+    assert time.perf_counter() - start < 1
+    torch.testing.assert_close(y, (x @ weight.t() + bias).sum(1))
+
+
+def test_a_scale_beyond_fp64_keeps_the_product(path: str) -> None:
+    """The numbers overflow by themselves: (1e200 r)(1e200 c) is finite where r and c are small."""
+
+    def epilogue(z: torch.Tensor, r: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        return z * ((r * c * 1e200) * (r * c * 1e200))
+
+    x, weight, _ = make_inputs(6, 5, 7, torch.float64)
+    operands = (torch.full((5,), 1e-100, dtype=torch.float64), torch.full((6, 1), 1e-100, dtype=torch.float64))
+    actual = cutfuse.linear(x, weight, epilogue=epilogue, operands=operands, reduce="sum")
+    torch.testing.assert_close(actual, (x @ weight.t()).sum(1))
 
 
 def test_gradients_of_the_matrix_vector_form_are_no_products(monkeypatch: pytest.MonkeyPatch, no_product: None) -> None:

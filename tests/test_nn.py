@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import pickle
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -191,3 +193,151 @@ def test_wrong_input_is_an_error_and_not_unfusable() -> None:
     with pytest.raises(ValueError, match=r"\[..., K\]"):
         fused(torch.randn(6, 8))
     fused(torch.randn(6, 7))
+
+
+def unfused_warnings(call: Callable[[], object]) -> list[str]:
+    """The warnings of a call that an epilogue runs unfused."""
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        call()
+    return [str(warning.message) for warning in record if "unfused" in str(warning.message)]
+
+
+def _scripted_sigmoid(z: Tensor) -> Tensor:
+    return torch.sigmoid(z)
+
+
+def _twice(fn: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
+    return fn(z) * 2
+
+
+def _only_tensors(z: Tensor) -> Tensor:
+    assert type(z) is Tensor
+    return z * 2
+
+
+UNFUSABLE: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
+    "method": lambda: lambda z: z.cumsum(-1),
+    "method of the class": lambda: lambda z: torch.Tensor.cumsum(z, -1),
+    "scripted function": lambda: torch.jit.script(_scripted_sigmoid),
+    "scripted module": lambda: torch.jit.script(nn.GELU()),
+    "calls a scripted function": lambda: functools.partial(_twice, torch.jit.script(_scripted_sigmoid)),
+    "branch": lambda: lambda z: z if z.sum() > 0 else -z,
+    "too long": lambda: lambda z: sum((torch.sin(z * k) for k in range(40)), z),
+    "checks its argument": lambda: _only_tensors,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("name", UNFUSABLE)
+def test_what_cannot_be_traced_runs_unfused_after_one_warning(name: str, compiled: bool) -> None:
+    epilogue = UNFUSABLE[name]()
+    module = cutfuse.nn.FusedLinear(7, 5, epilogue=epilogue)
+    x = torch.randn(6, 7)
+    torch._dynamo.reset()
+    call = torch.compile(module, backend="eager") if compiled else module
+    assert len(unfused_warnings(lambda: call(x))) == 1
+    assert unfused_warnings(lambda: call(x)) == []
+    torch.testing.assert_close(call(x), epilogue(nn.functional.linear(x, module.weight, module.bias)))
+
+
+@pytest.mark.parametrize("fullgraph", [None, True, False], ids=["eager", "fullgraph", "compiled"])
+def test_a_forgotten_operand_is_an_error_and_not_remembered(fullgraph: bool | None) -> None:
+    module = cutfuse.nn.FusedLinear(7, 5, epilogue=lambda z, r: z * r)
+    x, row = torch.randn(6, 7), torch.randn(5)
+    torch._dynamo.reset()
+    call = module if fullgraph is None else torch.compile(module, fullgraph=fullgraph, backend="eager")
+    for operands in ((), (row, row), (2.0, 2.0)):
+        with pytest.raises(cutfuse.EpilogueError, match=f"the pre-activation and {len(operands)} operands"):
+            call(x, *operands)
+    expected = nn.functional.linear(x, module.weight, module.bias)
+    for operand in (row, 2.0, 3):
+        assert (
+            unfused_warnings(lambda operand=operand: torch.testing.assert_close(call(x, operand), expected * operand))
+            == []
+        )
+    assert cutfuse.explain(module, x, row).program.text == "operands=1; mul z r0"  # which an unfused call has not
+
+
+@pytest.mark.parametrize("operands", [(1.0,), (torch.ones(5),)], ids=["number", "tensor"])
+def test_operands_without_an_epilogue_are_an_error(operands: tuple) -> None:
+    module = cutfuse.nn.FusedLinear(7, 5)
+    with pytest.raises(cutfuse.EpilogueError, match="there are operands, but no function"):
+        module(torch.randn(6, 7), *operands)
+    with pytest.raises(TypeError, match="operand 0 has to be a tensor or a number, got str"):
+        module(torch.randn(6, 7), "1")
+
+
+def test_an_exception_of_the_epilogues_own_passes_through_and_is_not_remembered() -> None:
+    scales: dict[str, float] = {}
+    module = cutfuse.nn.FusedLinear(7, 5, epilogue=lambda z: z * scales["now"])
+    x = torch.randn(6, 7)
+    with pytest.raises(KeyError, match="now"):
+        module(x)
+    scales["now"] = 2.0
+    assert unfused_warnings(lambda: module(x)) == []
+    assert cutfuse.explain(module, x).program.text == "operands=0; mul z 2.0"
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_assigning_an_epilogue_starts_afresh(compiled: bool) -> None:
+    module = cutfuse.nn.FusedLinear(7, 5, epilogue=lambda z: z.cumsum(-1))
+    x = torch.randn(6, 7)
+    torch._dynamo.reset()
+    call = torch.compile(module, backend="eager") if compiled else module
+    expected = nn.functional.linear(x, module.weight, module.bias)
+    assert len(unfused_warnings(lambda: call(x))) == 1
+    for epilogue in (torch.tanh, nn.GELU(), None, cutfuse.Epilogue(torch.sigmoid)):
+        module.epilogue = epilogue
+        assert unfused_warnings(lambda: call(x)) == []
+        torch.testing.assert_close(call(x), expected if epilogue is None else epilogue(expected))
+    assert cutfuse.explain(module, x).program.text == "operands=0; sigmoid z"
+    module.epilogue = lambda z: z.cumsum(-1)
+    assert len(unfused_warnings(lambda: call(x))) == 1
+    module.reduce, module.keepdim = "sum", True
+    assert len(unfused_warnings(lambda: call(x))) == 1
+    torch.testing.assert_close(call(x), expected.cumsum(-1).sum(-1, keepdim=True))
+
+
+def test_numbers_and_tensors_as_operands_are_told_apart() -> None:
+    def raise_to(z: Tensor, exponent: Tensor | int) -> Tensor:
+        return z.pow(exponent) if isinstance(exponent, int) else z.cumsum(-1) * exponent
+
+    module = cutfuse.nn.FusedLinear(7, 5, epilogue=raise_to)
+    x = torch.randn(6, 7)
+    assert len(unfused_warnings(lambda: module(x, torch.ones(5)))) == 1
+    assert unfused_warnings(lambda: module(x, 2)) == []
+    assert cutfuse.explain(module, x, 2).program.operand_count == 0
+    torch._dynamo.reset()
+    fresh = cutfuse.nn.FusedLinear(7, 5, epilogue=raise_to)
+    assert unfused_warnings(lambda: torch.compile(fresh, fullgraph=True, backend="eager")(x, 2)) == []
+
+
+def test_settings_are_checked_when_they_are_given() -> None:
+    with pytest.raises(TypeError, match=r"callable or a cutfuse\.Epilogue, got str"):
+        cutfuse.nn.FusedLinear(7, 5, epilogue="relu")
+    with pytest.raises(TypeError, match="keepdim has to be True or False, got 1"):
+        cutfuse.nn.FusedLinear(7, 5, reduce="sum", keepdim=1)
+    module = cutfuse.nn.FusedLinear(7, 5)
+    for name, value in (("epilogue", "relu"), ("reduce", "max"), ("reduce", ["sum"]), ("keepdim", None)):
+        with pytest.raises((TypeError, ValueError), match=r"nn\.FusedLinear"):
+            setattr(module, name, value)
+    assert (module.epilogue, module.reduce, module.keepdim) == (None, None, False)
+
+
+def test_fused_linear_copies_pickles_and_keeps_an_epilogues_parameters() -> None:
+    x = torch.randn(6, 7)
+    for epilogue in (_only_tensors, nn.PReLU(), torch.tanh):
+        module = cutfuse.nn.FusedLinear(7, 5, epilogue=epilogue, reduce="amax")
+        unfused_warnings(lambda module=module: module(x))
+        for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+            assert (
+                unfused_warnings(lambda module=module, other=other: torch.testing.assert_close(other(x), module(x)))
+                == []
+            )
+            assert other.state_dict().keys() == module.state_dict().keys()
+    module = cutfuse.nn.FusedLinear(7, 5, epilogue=nn.PReLU())
+    assert list(module.state_dict()) == ["weight", "bias", "epilogue.weight"]
+    module.epilogue = torch.tanh
+    assert list(module.state_dict()) == ["weight", "bias"]

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.resources
+import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import cutfuse
 from cutfuse import native
 
+ROOT = Path(__file__).resolve().parents[1]
+
 
 def run_python(code: str) -> str:
     """Runs `code` in a fresh interpreter and returns what it prints."""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    folder = Path(__file__).parent  # the first place where `-c` looks for modules: not the source tree
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
 
@@ -32,6 +38,47 @@ def test_is_marked_as_typed() -> None:
 def test_only_torch_is_required() -> None:
     requirements = importlib.metadata.requires("cutfuse") or []
     assert [requirement for requirement in requirements if "extra ==" not in requirement] == ["torch>=2.8"]
+
+
+def test_pytest_takes_the_installed_package(tmp_path: Path) -> None:
+    """Beside a source tree too, whose package has no native module, and run as `python -m pytest` inside of it."""
+    installed, tests = tmp_path / "installed" / "cutfuse", tmp_path / "source" / "tests"
+    for folder in (installed, tests, tmp_path / "source" / "cutfuse"):
+        folder.mkdir(parents=True)
+    for path in {*Path(cutfuse.__file__).parent.iterdir(), Path(native.module().__file__)}:
+        (installed / path.name).symlink_to(path)
+    (tmp_path / "source" / "cutfuse" / "__init__.py").write_text("raise ImportError('from the source tree')")
+    for name in ("conftest.py", "plane_device.py"):
+        shutil.copy(Path(__file__).parent / name, tests)
+    (tests / "test_import.py").write_text(
+        f"import cutfuse\n\ndef test_it():\n    assert cutfuse.__file__ == {str(installed / '__init__.py')!r}\n"
+    )
+    # Without site, whose .pth files would let an editable installation win in any case.
+    paths = [str(installed.parent), *(entry for entry in sys.path if Path(entry).resolve() != ROOT)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    result = subprocess.run(
+        [sys.executable, "-S", "-m", "pytest", "-q", "tests"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=tests.parent,
+        env=environment,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_without_its_native_module_it_says_where_it_was_imported_from() -> None:
+    code = """
+import sys, torch
+sys.modules["cutfuse._C"] = None
+import cutfuse
+try:
+    cutfuse.sigmoid(torch.ones(2))
+except ImportError as error:
+    print(error)
+"""
+    message = run_python(code)
+    assert f"beside {Path(cutfuse.__file__).parent}. If this is the source tree, run `pip install -e .`" in message
 
 
 def test_import_does_no_cuda_work() -> None:

@@ -90,6 +90,26 @@ def test_result_is_a_new_tensor(path: str) -> None:
         torch.testing.assert_close(y, x, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    "fn", [lambda z, r: r, lambda z, r: torch.relu(r), lambda z, r: (r > 0).to(z.dtype)], ids=["r", "relu", "gt"]
+)
+def test_result_has_memory_for_every_element(fn, path: str) -> None:
+    """Also where the function reads nothing of x's full shape, so that it may be changed in place."""
+    x, row = torch.randn(3, 4), torch.randn(4)
+    results = [cutfuse.pointwise(fn, x, row), cutfuse.linear(x, torch.eye(4), epilogue=fn, operands=(row,))]
+    results += [cutfuse.Epilogue(fn)(x, row), cutfuse.epilogue.evaluate(cutfuse.Epilogue(fn).program, x, (row,))]
+    expected = fn(x, row).float().expand(3, 4) + 1
+    for y in results:
+        torch.testing.assert_close(y.add_(1), expected)
+
+
+def test_an_epilogue_of_nothing_copies() -> None:
+    x = torch.randn(3, 4)
+    y = cutfuse.Epilogue(lambda z: z)(x)
+    torch.testing.assert_close(y, x, rtol=0, atol=0)
+    assert y.data_ptr() != x.data_ptr()
+
+
 def test_memory_format_is_kept(path: str) -> None:
     x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     assert cutfuse.sigmoid(x).is_contiguous(memory_format=torch.channels_last)

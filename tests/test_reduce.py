@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from generators import FLOATS, REDUCTIONS, assert_no_worse, eager_reduce
@@ -122,3 +123,16 @@ def test_sums_accumulate_beyond_the_type(path: str) -> None:
     torch.testing.assert_close(cutfuse.sum(x, 0), torch.full((3,), 4096.0, dtype=torch.bfloat16), rtol=0, atol=0)
     large = torch.full((4, 4096), 60000.0, dtype=torch.float16)
     torch.testing.assert_close(cutfuse.reduce(large, 1, "mean"), large[:, 0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dim", [np.int64(1), np.int32(-1), (np.int64(0), 1), torch.tensor(1), range(2)], ids=repr)
+def test_dimensions_are_integers_of_any_type(dim, path: str) -> None:
+    x = torch.randn(4, 5)
+    expected = x.sum() if isinstance(dim, tuple | range) else x.sum(1)
+    torch.testing.assert_close(cutfuse.sum(x, dim), expected)
+
+
+def test_complex_numbers_are_pytorchs_own_reduction(path: str) -> None:
+    x = torch.randn(4, 5, dtype=torch.complex64)
+    torch.testing.assert_close(cutfuse.sum(x, 1), x.sum(1))
+    torch.testing.assert_close(cutfuse.reduce(x, 1, "mean"), x.mean(1))

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/macros.h"
+#include "epilogue/derivative.h"
 #include "epilogue/ops.h"
 #include "epilogue/scalar_math.h"
 
@@ -19,19 +20,19 @@ namespace ops {
                                              [[maybe_unused]] float p1) {                                            \
       return forward_;                                                                                               \
     }                                                                                                                \
-    static CUTFUSE_HOST_DEVICE float derivative_a([[maybe_unused]] float a, [[maybe_unused]] float b,                \
-                                                  [[maybe_unused]] float c, [[maybe_unused]] float p0,               \
-                                                  [[maybe_unused]] float p1, [[maybe_unused]] float y) {             \
+    static CUTFUSE_HOST_DEVICE auto derivative_a([[maybe_unused]] float a, [[maybe_unused]] float b,                 \
+                                                 [[maybe_unused]] float c, [[maybe_unused]] float p0,                \
+                                                 [[maybe_unused]] float p1, [[maybe_unused]] float y) {              \
       return da;                                                                                                     \
     }                                                                                                                \
-    static CUTFUSE_HOST_DEVICE float derivative_b([[maybe_unused]] float a, [[maybe_unused]] float b,                \
-                                                  [[maybe_unused]] float c, [[maybe_unused]] float p0,               \
-                                                  [[maybe_unused]] float p1, [[maybe_unused]] float y) {             \
+    static CUTFUSE_HOST_DEVICE auto derivative_b([[maybe_unused]] float a, [[maybe_unused]] float b,                 \
+                                                 [[maybe_unused]] float c, [[maybe_unused]] float p0,                \
+                                                 [[maybe_unused]] float p1, [[maybe_unused]] float y) {              \
       return db;                                                                                                     \
     }                                                                                                                \
-    static CUTFUSE_HOST_DEVICE float derivative_c([[maybe_unused]] float a, [[maybe_unused]] float b,                \
-                                                  [[maybe_unused]] float c, [[maybe_unused]] float p0,               \
-                                                  [[maybe_unused]] float p1, [[maybe_unused]] float y) {             \
+    static CUTFUSE_HOST_DEVICE auto derivative_c([[maybe_unused]] float a, [[maybe_unused]] float b,                 \
+                                                 [[maybe_unused]] float c, [[maybe_unused]] float p0,                \
+                                                 [[maybe_unused]] float p1, [[maybe_unused]] float y) {              \
       return dc;                                                                                                     \
     }                                                                                                                \
   };

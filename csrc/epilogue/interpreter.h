@@ -39,6 +39,12 @@ namespace interpreter {
 // all 16 elements would be four times the size, and what a small product waits for is the first fetch of the code.
 inline constexpr int kHeavyPass = 4;
 
+// What an op's code is unrolled over: a pass, or the whole fragment for ops that are no longer than a pass of others.
+constexpr int pass_of(Cost cost, int width) {
+  if (cost == Cost::kRare) return 1;
+  return cost == Cost::kHeavy && width > kHeavyPass ? kHeavyPass : width;
+}
+
 template <int F>
 CUTFUSE_HOST_DEVICE void fill(Fragment<F>& fragment, float value) {
   CUTFUSE_UNROLL
@@ -64,7 +70,7 @@ CUTFUSE_HOST_DEVICE void assign(Fragment<F>& target, float value) {
 template <int F>
 CUTFUSE_HOST_DEVICE void assign(Dual<F>& target, float value) {
   fill(target.value, value);
-  fill(target.tangent, 0.0f);
+  fill(target.tangent, kMaskedTangent);
 }
 
 // The third argument is read element by element, from a slot or the second immediate: a fragment of it would cost
@@ -88,12 +94,6 @@ CUTFUSE_HOST_DEVICE void apply_pass(Fragment<F>& a, Fragment<F> const& b, Third<
   }
 }
 
-// A tangent of 0 contributes 0 even where the derivative is infinite or NaN: an input that is not wanted, or a number,
-// has no say (z ** 2 has the derivative z ** 2 * ln(z) with respect to the exponent, NaN for negative z).
-CUTFUSE_HOST_DEVICE float contribution(float derivative, float tangent) {
-  return tangent == 0.0f ? 0.0f : derivative * tangent;
-}
-
 template <class Op, class Primitives, int Pass, int F>
 CUTFUSE_HOST_DEVICE void apply_pass(Dual<F>& a, Dual<F> const& b, Third<Dual<F>> const& c, float const* p) {
   CUTFUSE_UNROLL
@@ -106,7 +106,7 @@ CUTFUSE_HOST_DEVICE void apply_pass(Dual<F>& a, Dual<F> const& b, Third<Dual<F>>
     if constexpr (Op::kArity == 3) {
       bool const immediate = c.source < kSlot0;
       third = immediate ? c.immediate : c.slots[c.source - kSlot0].value.values[i];
-      third_tangent = immediate ? 0.0f : c.slots[c.source - kSlot0].tangent.values[i];
+      third_tangent = immediate ? kMaskedTangent : c.slots[c.source - kSlot0].tangent.values[i];
     }
     float const y = Op::template forward<Primitives>(first, second, third, p[0], p[1]);
     float tangent = contribution(Op::derivative_a(first, second, third, p[0], p[1], y), a.tangent.values[i]);
@@ -148,34 +148,35 @@ constexpr int width_of(Dual<F> const*) {
   return F;
 }
 
-// a = op(a, b, c), a heavy op in so many passes. Their number comes from outside although it is known here: ptxas peels
+// a = op(a, b, c), a heavy op in passes. The width comes from outside although it is known here: ptxas peels
 // the first pass off a loop with a constant trip count, which doubles the code (sigmoid at F = 16: 117 instructions
 // instead of 66).
 template <class Op, class Primitives, class State>
-CUTFUSE_HOST_DEVICE void apply(int passes, State& a, State& b, Third<State> const& c, float const* parameters) {
+CUTFUSE_HOST_DEVICE void apply(int width, State& a, State& b, Third<State> const& c, float const* parameters) {
   constexpr int kWidth = width_of(static_cast<State const*>(nullptr));
-  if constexpr (Op::kCost != Cost::kHeavy || kWidth <= kHeavyPass) {
+  constexpr int kPass = pass_of(Op::kCost, kWidth);
+  if constexpr (kPass == kWidth) {
     apply_pass<Op, Primitives, kWidth>(a, b, c, parameters);
   } else {
     static_assert(kWidth % kHeavyPass == 0, "a fragment holds whole passes");
     static_assert(Op::kArity < 3, "a heavy op has no third argument: a slot cannot be rotated");
     CUTFUSE_NO_UNROLL
-    for (int pass = 0; pass < passes; ++pass) {
-      apply_pass<Op, Primitives, kHeavyPass>(a, b, c, parameters);
-      rotate<kHeavyPass>(a);
-      if constexpr (Op::kArity == 2) rotate<kHeavyPass>(b);
+    for (int done = 0; done < width; done += kPass) {
+      apply_pass<Op, Primitives, kPass>(a, b, c, parameters);
+      rotate<kPass>(a);
+      if constexpr (Op::kArity == 2) rotate<kPass>(b);
     }
   }
 }
 
 // nvcc makes a jump table of it when told to (--jump-table-density), a binary search of branches otherwise.
 template <class Primitives, class State>
-CUTFUSE_HOST_DEVICE void dispatch(int op, int passes, State& a, State& b, Third<State> const& c,
+CUTFUSE_HOST_DEVICE void dispatch(int op, int width, State& a, State& b, Third<State> const& c,
                                   float const* parameters) {
   switch (static_cast<OpCode>(op)) {
-#define CUTFUSE_OP(Camel, ...)                                  \
-  case OpCode::k##Camel:                                        \
-    apply<ops::Camel, Primitives>(passes, a, b, c, parameters); \
+#define CUTFUSE_OP(Camel, ...)                                 \
+  case OpCode::k##Camel:                                       \
+    apply<ops::Camel, Primitives>(width, a, b, c, parameters); \
     break;
 #include "epilogue/ops.def"
     default:  // find_fault has refused every other code, so that no range check is needed here
@@ -196,7 +197,7 @@ CUTFUSE_HOST_DEVICE void gather_arguments(Instruction const& instruction, State 
   for (int argument = 0; argument < 2; ++argument) {
     int const operand = (argument == 0 ? instruction.a : instruction.b) - kOperand0;
     if (operand >= 0) {
-      assign(locals[kArgumentLocal + argument], load(operand), wrt == operand + 1 ? 1.0f : 0.0f);
+      assign(locals[kArgumentLocal + argument], load(operand), wrt == operand + 1 ? 1.0f : kMaskedTangent);
     }
   }
 }
@@ -210,7 +211,8 @@ CUTFUSE_HOST_DEVICE void apply_affine(Fragment<F>& fragment, float scale, float 
 template <int F>
 CUTFUSE_HOST_DEVICE void apply_affine(Dual<F>& fragment, float scale, float shift) {
   apply_affine(fragment.value, scale, shift);
-  apply_affine(fragment.tangent, scale, -0.0f);
+  CUTFUSE_UNROLL
+  for (int i = 0; i < F; ++i) fragment.tangent.values[i] = contribution(scale, fragment.tangent.values[i]);
 }
 
 // An instruction in registers. Its bytes are taken out of words by shifts: byte loads and the compiler's own unpacking
@@ -256,9 +258,9 @@ template <class State, class Primitives, int F, class LoadOperand>
 CUTFUSE_HOST_DEVICE State interpret(Program const& program, Fragment<F> const& z, int wrt, LoadOperand const& load) {
   State locals[kLocals];
   // A constant that the compiler cannot see: operand_count is never negative.
-  int const passes = F / kHeavyPass + (program.operand_count < 0);
+  int const width = F + (program.operand_count < 0);
   State previous;
-  assign(previous, z, wrt == 0 ? 1.0f : 0.0f);
+  assign(previous, z, wrt == 0 ? 1.0f : kMaskedTangent);
   if (program.keeps_input) locals[kInputLocal] = previous;
   int const length = program.length;
   Decoded next = decode(program.instructions[0]);
@@ -278,7 +280,7 @@ CUTFUSE_HOST_DEVICE State interpret(Program const& program, Fragment<F> const& z
       }
       if (instruction.does(kFetchA)) previous = locals[instruction.a_local()];
     }
-    dispatch<Primitives>(instruction.op(), passes, previous, b,
+    dispatch<Primitives>(instruction.op(), width, previous, b,
                          Third<State>{locals, instruction.c(), instruction.immediate[1]}, instruction.immediate);
     if (instruction.does(kAffine)) apply_affine(previous, instruction.scale, instruction.shift);
     if (instruction.does(kKeep)) locals[instruction.slot()] = previous;
@@ -294,7 +296,7 @@ CUTFUSE_HOST_DEVICE Fragment<F> interpret(Program const& program, Fragment<F> co
   return interpreter::interpret<Fragment<F>, Primitives>(program, z, -1, load);
 }
 
-// The program's value and its derivative with respect to z (wrt = 0) or operand wrt - 1.
+// The program's value and its derivative with respect to z (wrt = 0) or operand wrt - 1; see input_gradient.
 template <int F, class LoadOperand>
 CUTFUSE_HOST_DEVICE Dual<F> differentiate(Program const& program, Fragment<F> const& z, int wrt,
                                           LoadOperand const& load) {

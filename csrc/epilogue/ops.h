@@ -11,7 +11,7 @@ enum class OpCode : uint8_t {
 };
 
 // What an op costs, and how its code is laid out: see the cost column of ops.def.
-enum class Cost { kLight, kSpecial, kHeavy };
+enum class Cost { kLight, kSpecial, kHeavy, kRare };
 
 struct OpInfo {
   char const* name;

@@ -4,12 +4,17 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
+#include <cstring>
 
 #include "common/macros.h"
+#include "epilogue/derivative.h"
 
 namespace cutfuse::math {
 
 inline constexpr float kLn2 = 0.6931471805599453f;
+inline constexpr float kInverseLn2 = 1.4426950408889634f;
+inline constexpr float kInverseLn10 = 0.4342944819032518f;
 inline constexpr float kSixth = 1.0f / 6.0f;
 inline constexpr float kSqrtHalf = 0.7071067811865476f;
 inline constexpr float kTwoOverSqrtPi = 1.1283791670955126f;
@@ -23,14 +28,15 @@ CUTFUSE_HOST_DEVICE float square(float x) { return x * x; }
 
 CUTFUSE_HOST_DEVICE float sign(float x) { return x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : 0.0f); }
 
-// Propagates NaN, unlike fmaxf.
+// Propagates NaN, unlike fmaxf. Of zeros with different signs the host returns a, as PyTorch's relu and clamp do on
+// CPUs, and the device +0, as they do there.
 CUTFUSE_HOST_DEVICE float maximum(float a, float b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 #else
-  return a > b || a != a ? a : b;
+  return a < b || b != b ? b : a;
 #endif
 }
 
@@ -40,11 +46,51 @@ CUTFUSE_HOST_DEVICE float minimum(float a, float b) {
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
   return result;
 #else
-  return a < b || a != a ? a : b;
+  return a > b || b != b ? b : a;
 #endif
 }
 
 CUTFUSE_HOST_DEVICE float clamp(float x, float low, float high) { return minimum(maximum(x, low), high); }
+
+// To the nearest of fewer bits, ties to even. NaN stays NaN.
+CUTFUSE_HOST_DEVICE float round_to_bfloat16(float x) {
+#if defined(__CUDA_ARCH__)
+  uint32_t bits = __float_as_uint(x);
+#else
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof(bits));
+#endif
+  bits = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
+#if defined(__CUDA_ARCH__)
+  float const rounded = __uint_as_float(bits);
+#else
+  float rounded;
+  memcpy(&rounded, &bits, sizeof(rounded));
+#endif
+  return x != x ? x : rounded;
+}
+
+// The same for fp16: 65520 and more is infinity, and below 2^-14 the last bit is 2^-24.
+CUTFUSE_HOST_DEVICE float round_to_half(float x) {
+#if defined(__CUDA_ARCH__)
+  float result;
+  asm("{ .reg .b16 h; cvt.rn.f16.f32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(result) : "f"(x));
+  return result;
+#else
+  float const magnitude = ::fabsf(x);
+  if (!(magnitude < 65520.0f)) return x != x ? x : ::copysignf(HUGE_VALF, x);
+  if (magnitude < 6.103515625e-05f) {
+    float const volatile shifted = magnitude + 0.75f;  // its last bit is 2^-24
+    return ::copysignf(shifted - 0.75f, x);
+  }
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof(bits));
+  bits = (bits + 0xfffu + (bits >> 13 & 1u)) & ~0x1fffu;
+  float rounded;
+  memcpy(&rounded, &bits, sizeof(rounded));
+  return rounded;
+#endif
+}
 
 // 1 / x within 1 ulp for x >= 1, one instruction: no scaling, no slow path. A subnormal result is flushed to 0.
 CUTFUSE_HOST_DEVICE float fast_reciprocal(float x) {
@@ -126,13 +172,67 @@ CUTFUSE_HOST_DEVICE float hyperbolic_tangent(float x) {
           t -
       0.33333319425582886f;
   float const u = ::expf(-2.0f * absolute(x));
-  float const large = ::copysignf(1.0f - 2.0f * u * fast_reciprocal(1.0f + u), x);
-  return choose(absolute(x) < 0.55f, x + x * t * p, large);
+  float const large = 1.0f - 2.0f * u * fast_reciprocal(1.0f + u);
+  return ::copysignf(choose(absolute(x) < 0.55f, x + x * t * p, large), x);
 }
 
 CUTFUSE_HOST_DEVICE float hyperbolic_tangent_slope(float x) {
   float const u = ::expf(-2.0f * absolute(x));
   return 4.0f * u * square(fast_reciprocal(1.0f + u));
+}
+
+// The derivative of copysign(x, y), whose value is `result`, as PyTorch computes it: NaN at infinities.
+CUTFUSE_HOST_DEVICE float copysign_slope(float x, float result) {
+  float const finite_slope = x == 0.0f ? 0.0f : (x == result ? 1.0f : -1.0f);
+  return finite_slope + (result - result);
+}
+
+// PyTorch's remainder has the sign of b, C's that of a.
+CUTFUSE_HOST_DEVICE bool has_other_sign(float remainder, float b) {
+  return remainder != 0.0f && (b < 0.0f) != (remainder < 0.0f);
+}
+
+CUTFUSE_HOST_DEVICE float remainder(float a, float b) {
+  float const exact = ::fmodf(a, b);
+  return has_other_sign(exact, b) ? exact + b : exact;
+}
+
+// PyTorch's floor(a / b), from the exact remainder: 1 // 0.1f is 9, where the quotient rounds to 10.
+CUTFUSE_HOST_DEVICE float floor_divide(float a, float b) {
+  float const quotient = divide(a, b);
+  float const exact = ::fmodf(a, b);
+  float const whole = divide(a - exact, b) - (has_other_sign(exact, b) ? 1.0f : 0.0f);
+  float const floored = ::floorf(whole);
+  float const rounded = floored + (whole - floored > 0.5f ? 1.0f : 0.0f);
+  if (b == 0.0f) return quotient;
+  return whole == 0.0f ? ::copysignf(0.0f, quotient) : rounded;
+}
+
+// 1 / (a^2 + b^2), and 0 at the origin, where PyTorch's derivatives of atan2 are 0.
+CUTFUSE_HOST_DEVICE float inverse_square_radius(float a, float b) {
+  return a == 0.0f && b == 0.0f ? 0.0f : divide(1.0f, a * a + b * b);
+}
+
+// x * ln(y) by the logarithm.
+CUTFUSE_HOST_DEVICE float times_logarithm(float x, float y, float logarithm) {
+  return x == 0.0f && y == y ? 0.0f : x * logarithm;
+}
+
+CUTFUSE_HOST_DEVICE float entropy(float x) {
+  float const inside = x == 0.0f ? 0.0f : -x * ::logf(x);
+  return x < 0.0f ? -INFINITY : inside;
+}
+
+// A negative margin is none.
+CUTFUSE_HOST_DEVICE float logit(float x, float margin) {
+  float const inside = margin < 0.0f ? x : clamp(x, margin, 1.0f - margin);
+  return ::logf(divide(inside, 1.0f - inside));
+}
+
+CUTFUSE_HOST_DEVICE MaskedDerivative logit_slope(float x, float margin) {
+  float const low = margin < 0.0f ? 0.0f : margin;
+  bool const outside = x < low || x > 1.0f - low;
+  return masked(!outside || margin < 0.0f, outside ? NAN : divide(1.0f, x * (1.0f - x)));
 }
 
 CUTFUSE_HOST_DEVICE float softplus(float x, float beta, float threshold) {

@@ -55,7 +55,9 @@ __device__ __noinline__ Values differentiate_line(PointwiseBackwardParameters co
     Values gradient = load_line<kFragment>(parameters.grad, line);
     apply_weight(parameters, line, result.value, gradient);
     CUTFUSE_UNROLL
-    for (int i = 0; i < kFragment; ++i) gradient.values[i] *= result.tangent.values[i];
+    for (int i = 0; i < kFragment; ++i) {
+      gradient.values[i] = input_gradient(gradient.values[i], result.tangent.values[i]);
+    }
     if (parameters.outputs[w].data != nullptr) store_line(parameters.outputs[w], line, gradient);
     if (wrt == 0) {
       CUTFUSE_UNROLL

@@ -1,7 +1,10 @@
-"""`python -m cutfuse.epilogue`: the functions of the epilogue language, from the op table."""
+"""`python -m cutfuse.epilogue`: the functions of the epilogue language, from the op table and the compositions."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from cutfuse.epilogue.registry import describe_compositions
 from cutfuse.epilogue.table import Op, op_table
 
 
@@ -15,10 +18,22 @@ def format_op(op: Op) -> tuple[str, str, str]:
     return ", ".join(spellings), op.formula, op.special
 
 
-def main() -> None:
+def listing() -> Iterator[str]:
+    """The lines to print."""
     for spellings, formula, special in map(format_op, op_table().ops):
-        print(spellings)
-        print(f"    {formula}" + (f"    [{special}]" if special else ""))
+        yield spellings
+        yield f"    {formula}" + (f"    [{special}]" if special else "")
+    yield ""
+    yield "Composed of these; methods of Tensor and functions of torch.special have the same names:"
+    for spellings, formula in describe_compositions():
+        yield spellings
+        if formula:
+            yield f"    {formula}"
+
+
+def main() -> None:
+    for line in listing():
+        print(line)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,19 @@ from typing import Any, NoReturn
 
 import torch
 
+from cutfuse.epilogue import casts as casts  # registers its compositions
 from cutfuse.epilogue.compositions import compositions, logical
 from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.expression import Expr, apply, to_expression, to_number
-from cutfuse.epilogue.symbolic import LOGICAL, refuse_attribute
+from cutfuse.epilogue.expression import Expr, apply, to_expression, to_number, with_type
+from cutfuse.epilogue.refused import refusal_of
+from cutfuse.epilogue.symbolic import COMPARISONS, LOGICAL
 from cutfuse.epilogue.table import Op, describe_callable, op_table
+from cutfuse.epilogue.types import UNKNOWN, ValueType, describe_types, promote
 
 # Arguments that say where a result goes, not what it is. All but in-place are accepted at their default only; an
 # in-place activation is computed out of place, as nothing else can see its argument.
 _PLACEMENT = {"inplace", "out", "memory_format"}
+_EXACT_INTEGERS = 2**24  # integers below it are exact in fp32
 
 
 def operate(symbol: str, arguments: tuple) -> Expr:
@@ -29,39 +33,58 @@ def operate(symbol: str, arguments: tuple) -> Expr:
     op = (table.prefix if len(arguments) == 1 else table.infix).get(symbol)
     if op is None:
         raise EpilogueError(f"the operator {symbol} is not in the epilogue language; it has {' '.join(table.infix)}")
-    return call(op.function, arguments, {})
+    return call(op.function, arguments, dict(op.literals))
 
 
-def call(function: Callable[..., Any] | str, arguments: tuple, keywords: dict[str, Any]) -> Expr:
-    """What a torch function, or the Tensor method of that name, gives."""
-    if isinstance(function, str):
-        check_method(function)
-        function = _method(function)
+def call(function: Callable[..., Any], arguments: tuple, keywords: dict[str, Any]) -> Expr:
+    """What a torch function or a method of Tensor gives."""
     keywords = _without_placement(function, keywords)
     composition = compositions().get(function)
     if composition is not None:
         result = _compose(function, composition, arguments, keywords)
         if result is not NotImplemented:
-            return to_expression(result)
+            return with_type(to_expression(result), _result_type(function, arguments, keywords))
     candidates = op_table().callables.get(function)
     if candidates is None:
         _refuse_function(function)
     op, tensors, parameters = bind(function, candidates, arguments, keywords)
-    return apply(op, tuple(map(to_expression, tensors)), parameters)
+    if op.infix in COMPARISONS:
+        _check_exact(op, tensors)
+    type = _result_type(function, arguments, keywords)
+    return apply(op, tuple(map(to_expression, tensors)), parameters, None if type == UNKNOWN else type)
+
+
+def _result_type(function: Callable[..., Any], arguments: tuple, keywords: dict[str, Any]) -> ValueType:
+    given = tuple(_type_for_promotion(item) for item in arguments)
+    named = {name: _type_for_promotion(item) for name, item in keywords.items()}
+    return promote(function, describe_callable(function), given, named)
+
+
+def _type_for_promotion(value: Any) -> Any:
+    return value.type if isinstance(value, Expr) else value
+
+
+def _check_exact(op: Op, values: list[Any]) -> None:
+    """Refuses comparisons of integers that fp32 does not hold."""
+    values = [to_expression(value) for value in values]
+    types = [value.type for value in values]
+    if not all(item.is_integer for item in types):
+        return
+    numbers = [value.number for value in values if value.is_number]
+    dtypes = {item.dtype for item in types if not item.is_number}
+    ranges = [torch.iinfo(dtype) for dtype in dtypes]
+    holds = all(item.min <= number <= item.max for item in ranges for number in numbers)
+    is_exact = all(abs(number) < _EXACT_INTEGERS for number in numbers) if numbers else ranges[0].bits <= 16
+    if len(dtypes) > 1 or not holds or not is_exact:
+        raise EpilogueError(
+            f"torch.{op.name} of {describe_types(types)}: PyTorch compares integers exactly, and an epilogue computes "
+            "with fp32, which holds them up to 2^24: compare them before, and pass the mask as an operand"
+        )
 
 
 def is_known(function: Callable[..., Any]) -> bool:
     """Whether a callable is in the language. Given the same arguments, it then always gives the same expression."""
     return function in op_table().callables or function in compositions()
-
-
-def check_method(name: str) -> None:
-    """Raises UnknownMethodError where Tensor's method `name` is not in the language."""
-    if _method(name) is not None:
-        return
-    if name.endswith("_") and _method(name.rstrip("_")) is not None:
-        _refuse_in_place(name)
-    refuse_attribute(name)
 
 
 def bind(
@@ -145,12 +168,6 @@ def _match_literals(function: Callable, candidates: tuple[Op, ...], given: dict[
     raise EpilogueError(f"{describe_callable(function)}: {name} has to be one of {choices}, got {given[name]!r}")
 
 
-@functools.lru_cache(maxsize=1024)
-def _method(name: str) -> Callable[..., Any] | None:
-    method = getattr(torch.Tensor, name, None)
-    return method if callable(method) and is_known(method) else None
-
-
 def _refuse_in_place(name: str) -> NoReturn:
     raise EpilogueError(f"{name} works in place, and an epilogue has values only; use {name.rstrip('_')}")
 
@@ -159,6 +176,9 @@ def _refuse_function(function: Callable[..., Any]) -> NoReturn:
     name = getattr(function, "__name__", "")
     if name.endswith("_") and not name.endswith("__"):
         _refuse_in_place(describe_callable(function))
+    reason = refusal_of(name)
+    if reason is not None:
+        raise EpilogueError(f"{describe_callable(function)} is not in the epilogue language: {reason}")
     raise EpilogueError(
         f"{describe_callable(function)} is not in the epilogue language: an epilogue is an elementwise expression of "
         f"the pre-activation and the operands, of {', '.join(op_table().by_name)}. For a reduction over the last "

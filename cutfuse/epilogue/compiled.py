@@ -1,105 +1,145 @@
 """Tracing inside torch.compile.
 
-Dynamo runs the user's callable on a stand-in whose every operation is a call that Dynamo evaluates at once and takes
-for a constant. What the callable reads from outside is read by Dynamo itself, hence guarded: when a closure, a global
-or an attribute changes, the region is compiled again. The graph sees no more than the finished program.
+Dynamo traces the user's callable on a subclass of Tensor. Each operation on it is a call of `_record`, which Dynamo
+runs while it traces and whose result it treats as a constant. Dynamo itself reads what the callable reads from outside,
+and guards it: when a closure, a global or an attribute changes, the region is compiled again. All that a trace leaves
+in the graph are empty tensors that nothing uses.
 """
 
 from __future__ import annotations
 
-import itertools
 import operator
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from cutfuse.epilogue import calls
-from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.expression import Expr
-from cutfuse.epilogue.fingerprint import remember
-from cutfuse.epilogue.symbolic import Symbolic
-from cutfuse.epilogue.trace import ONE_SCALAR, Epilogue, check_result, symbolic_arguments
-
-_EXPRESSIONS_LIMIT = 4096
-
-# By name, since only plain constants go through Dynamo. A str, as Dynamo makes a changing int a symbol.
-_expressions: dict[str, Expr] = {}
-_names = map("n{}".format, itertools.count())
+from cutfuse.epilogue.dynamo_graph import find_plain
+from cutfuse.epilogue.errors import EpilogueError, evaluated_while_compiling
+from cutfuse.epilogue.expression import Expr, refuse_captured
+from cutfuse.epilogue.lower import check_length
+from cutfuse.epilogue.symbolic import refuse_list
+from cutfuse.epilogue.trace import ONE_SCALAR, Epilogue, check_result, epilogue_called, symbolic_arguments
+from cutfuse.epilogue.traced_tensor import evaluate_call
+from cutfuse.epilogue.types import INPUT_DTYPE, InputDtype, ValueTypes
 
 
-class StandIn(Symbolic):
-    """A symbolic value as Dynamo sees it: the name of an expression."""
+class _Trace(threading.local):
+    """The expressions of the trace under way. Their numbers start at 0, so that equal traces give equal graphs."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def _operate(self, symbol: str, *arguments: Any) -> StandIn:
-        return StandIn(_record(symbol, _encode_all(arguments), ()))
-
-    def _call(self, function: Callable[..., Any] | str, arguments: tuple, keywords: dict[str, Any]) -> StandIn:
-        named = tuple([(name, _encode(value)) for name, value in keywords.items()])
-        return StandIn(_record(function, _encode_all(arguments), named))
+    expressions: list[Expr]
+    plain: list[Expr]  # found behind plain tensors so far
 
 
-def trace(fn: Callable[..., Any], operand_count: int) -> Epilogue:
+_trace = _Trace()
+
+
+class StandIn(torch.Tensor):
+    """A traced tensor as Dynamo sees it. Its first size is the number of an expression."""
+
+    @classmethod
+    def __torch_function__(cls, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            given = tuple([_encode(value) for value in args])
+            named = tuple([(name, _encode(value)) for name, value in kwargs.items()]) if kwargs else ()
+            kind, content = _record(function, given, named)
+            return _stand_in(content) if kind == "expression" else content
+
+
+def trace(fn: Callable[..., Any], types: ValueTypes) -> Epilogue:
     """Traced by Dynamo: the Epilogue of a callable, as a constant."""
-    result = fn(*[StandIn(name) for name in _start(operand_count)])
-    return _finish(result.name if isinstance(result, StandIn) else None, operand_count)
+    count = _start(types)
+    result = fn(*[_stand_in(number) for number in range(count)])
+    with torch._C.DisableTorchFunctionSubclass():
+        encoded = _encode(result) if isinstance(result, torch.Tensor) else None
+    return _finish(encoded, len(result) if isinstance(result, (tuple, list)) else 1, count - 1)
 
 
-def _encode_all(values: tuple) -> tuple:
-    return tuple([_encode(value) for value in values])
+@evaluated_while_compiling
+def for_types(name: str, types: ValueTypes) -> Epilogue:
+    """The epilogue of that name for these types, as a constant."""
+    return epilogue_called(name).for_types(types)
+
+
+def _stand_in(number: int) -> StandIn:
+    return torch.empty((number, 0), device="cpu").as_subclass(StandIn)
 
 
 def _encode(value: Any) -> Any:
-    """As constants. Dynamo may hold a number as a symbol; asking for its digits makes it a guarded constant."""
+    """An argument as a constant for `_record`. Dynamo may hold a number as a symbol, of which `hex` and `index` make a
+    guarded constant."""
     if isinstance(value, StandIn):
-        return "expression", value.name
+        return "expression", value.size(0)
+    if isinstance(value, torch.Tensor):
+        return "tensor", tuple(value.shape)
     if isinstance(value, bool):
         return value
     if isinstance(value, float):
         return "float", value.hex()
     if isinstance(value, int):
         return operator.index(value)
-    if isinstance(value, torch.Tensor):
-        return "tensor", tuple(value.shape)
+    if isinstance(value, InputDtype):
+        return "input_dtype", None
+    if isinstance(value, (list, tuple)):  # Dynamo of torch 2.8 has no list | tuple here
+        return "list", any([isinstance(item, torch.Tensor) for item in value])
     return value
 
 
 def _decode(value: Any) -> Any:
     if not isinstance(value, tuple):
         return value
-    kind, content = value
-    if kind == "tensor":
+    match value:
+        case "tensor", shape:
+            return _find_plain(shape)
+        case "expression", number:
+            return _trace.expressions[number]
+        case "float", digits:
+            return float.fromhex(digits)
+        case "input_dtype", _:
+            return INPUT_DTYPE
+        case "list", True:
+            refuse_list("a function")
+    return []
+
+
+def _find_plain(shape: tuple[int, ...]) -> Expr:
+    """The value of a plain tensor: a number, or the result of a function that Dynamo called by itself."""
+    found = list(dict.fromkeys(find_plain(shape, _trace.expressions)))
+    known = set(map(id, _trace.plain))
+    new = [item for item in found if id(item) not in known] if len(found) > 1 else found
+    if len(new) > 1 or (found and not new):
         raise EpilogueError(
-            f"the epilogue captures a tensor of shape {content}: pass it through operands= and take it as a further "
-            "argument of the epilogue, `lambda z, r: ...`"
+            f"torch.compile evaluates {', '.join(map(repr, found))} by itself, and which of them is meant here "
+            "is not known: call the methods, such as z.abs() and z.tanh(), instead of abs() and torch.nn.functional"
         )
-    return _expressions[content] if kind == "expression" else float.fromhex(content)
+    if not new:
+        refuse_captured(f"of shape {shape}")
+    _trace.plain.append(new[0])
+    return new[0]
 
 
-def _remember(expression: Expr) -> str:
-    name = next(_names)
-    remember(_expressions, name, expression, _EXPRESSIONS_LIMIT)
-    return name
+@evaluated_while_compiling
+def _start(types: ValueTypes) -> int:
+    _trace.expressions, _trace.plain = symbolic_arguments(types), []
+    return len(_trace.expressions)
 
 
-@torch.compiler.assume_constant_result
-def _start(operand_count: int) -> tuple[str, ...]:
-    return tuple(_remember(leaf) for leaf in symbolic_arguments(operand_count))
-
-
-@torch.compiler.assume_constant_result
-def _record(function: Callable[..., Any] | str, arguments: tuple, keywords: tuple) -> str:
+@evaluated_while_compiling
+def _record(function: Callable[..., Any], arguments: tuple, keywords: tuple) -> tuple[str, Any]:
     given = tuple(map(_decode, arguments))
-    if isinstance(function, str) and not function.isidentifier():
-        return _remember(calls.operate(function, given))
-    return _remember(calls.call(function, given, {name: _decode(value) for name, value in keywords}))
+    found = evaluate_call(function, given, {name: _decode(value) for name, value in keywords})
+    if not isinstance(found, Expr):
+        return "value", found
+    check_length(found)  # not only at the end: Dynamo takes 10 ms for each operation of a loop
+    _trace.expressions.append(found)
+    return "expression", len(_trace.expressions) - 1
 
 
-@torch.compiler.assume_constant_result
-def _finish(name: str | None, operand_count: int) -> Epilogue:
-    if name is None:
+@evaluated_while_compiling
+def _finish(result: tuple[str, Any] | None, value_count: int, operand_count: int) -> Epilogue:
+    if value_count != 1:
+        check_result((None,) * value_count)
+    if result is None:
         raise EpilogueError(f"the epilogue returns something that does not depend on its arguments: {ONE_SCALAR}")
-    return Epilogue.from_expression(check_result(_expressions[name]), operand_count)
+    return Epilogue.from_expression(check_result(_decode(result)), operand_count)

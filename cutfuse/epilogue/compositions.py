@@ -1,51 +1,25 @@
-"""Torch functions that are not ops but that the ops of the table can spell, and ops with more spellings than one.
-
-A composition has the torch function's own signature and returns an expression, or NotImplemented to leave the call to
-the op table. It holds for every callable of the op that its path belongs to, unless it is marked exact.
-"""
+"""Arithmetic, masks and activations that the ops of the table spell, and ops with more spellings than one."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import math
 from typing import Any
 
 import torch
 
+import cutfuse.epilogue.elementary  # noqa: F401 - registers its compositions
 from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.expression import Expr, apply, to_expression, to_number
-from cutfuse.epilogue.table import find_attribute, op_table
+from cutfuse.epilogue.expression import Expr, apply, to_expression, to_number, with_type
+from cutfuse.epilogue.registry import composes, compositions
+from cutfuse.epilogue.table import Op, op_table
+from cutfuse.epilogue.ties import ties_are_halved
+from cutfuse.epilogue.types import BOOLEAN
 
-Composition = Callable[..., Any]
-
-_registered: list[tuple[str, bool, Composition]] = []
-
-
-def _composes(*paths: str, exact: bool = False) -> Callable[[Composition], Composition]:
-    def register(function: Composition) -> Composition:
-        _registered.extend((path, exact, function) for path in paths)
-        return function
-
-    return register
-
-
-@functools.lru_cache(maxsize=1)
-def compositions() -> dict[Callable[..., Any], Composition]:
-    """By PyTorch callable; those that this version of PyTorch lacks are left out."""
-    by_ops: dict[tuple, list[Callable[..., Any]]] = {}
-    for function, candidates in op_table().callables.items():
-        by_ops.setdefault(candidates, []).append(function)
-    result: dict[Callable[..., Any], Composition] = {}
-    for path, exact, composition in sorted(_registered, key=lambda entry: entry[1]):
-        target = find_attribute(path)
-        if target is not None:
-            same_op = by_ops.get(op_table().callables.get(target, ()), [])
-            result.update(dict.fromkeys([target] if exact or not same_op else same_op, composition))
-    return result
+__all__ = ["compositions", "infix", "logical"]
 
 
 def infix(symbol: str, a: Any, b: Any) -> Expr:
-    """The op of an infix operator, with no rule applied."""
+    """The op of an infix operator, without the rules for booleans and numbers."""
     return apply(op_table().infix[symbol], (to_expression(a), to_expression(b)))
 
 
@@ -53,45 +27,76 @@ def _both_boolean(a: Any, b: Any) -> bool:
     return isinstance(a, Expr) and isinstance(b, Expr) and a.is_boolean and b.is_boolean
 
 
-def _check_condition(what: str, *values: Any) -> None:
-    for value in values:
-        if not (isinstance(value, bool) or (isinstance(value, Expr) and value.may_be_condition)):
-            raise EpilogueError(f"{what} takes comparisons, such as z > 0, or operands that are masks; got {value!r}")
+def as_mask(what: str, value: Any) -> Any:
+    """A condition. Where the type of an operand is not known yet, this says that it has to be boolean."""
+    if isinstance(value, bool):
+        return to_expression(value)
+    if isinstance(value, Expr) and value.is_boolean:
+        return value
+    if isinstance(value, Expr) and value.may_be_condition:
+        return with_type(value, BOOLEAN)
+    found = f"{value!r} of type {value.type.dtype}" if isinstance(value, Expr) and value.type.dtype else f"{value!r}"
+    raise EpilogueError(f"{what} takes comparisons, such as z > 0, or operands that are masks; got {found}")
 
 
 def logical(symbol: str, *arguments: Any) -> Expr:
     """The operators & | ^ ~, which PyTorch has for booleans but not for floats."""
-    _check_condition(f"the operator {symbol}", *arguments)
-    if len(arguments) == 1:
-        return apply(op_table().prefix[symbol], (to_expression(arguments[0]),))
-    if symbol == "^":
-        flags = (item if _both_boolean(item, item) else infix("!=", item, 0.0) for item in arguments)
-        return infix("!=", *flags)
-    return infix(symbol, *arguments)
+    masks = tuple(as_mask(f"the operator {symbol}", item) for item in arguments)
+    if len(masks) == 1:
+        return apply(op_table().prefix[symbol], masks, (), BOOLEAN)
+    return infix("!=" if symbol == "^" else symbol, *masks)
+
+
+@composes("torch.bitwise_and")
+def bitwise_and(input: Any, other: Any) -> Expr:
+    """a & b"""
+    return logical("&", input, other)
+
+
+@composes("torch.bitwise_or")
+def bitwise_or(input: Any, other: Any) -> Expr:
+    """a | b"""
+    return logical("|", input, other)
+
+
+@composes("torch.bitwise_xor", "torch.Tensor.__xor__")
+def bitwise_xor(input: Any, other: Any) -> Expr:
+    """a ^ b"""
+    return logical("^", input, other)
+
+
+@composes("torch.bitwise_not")
+def bitwise_not(input: Any) -> Expr:
+    """~a"""
+    return logical("~", input)
 
 
 # PyTorch adds and multiplies booleans as "or" and "and", and does not subtract them.
-@_composes("torch.add")
+@composes("torch.add")
 def add(input: Any, other: Any, *, alpha: Any = 1) -> Expr:
+    """a + alpha * b"""
     if _both_boolean(input, other):
         return infix("|", input, other)
     return infix("+", input, _scaled(other, alpha))
 
 
-@_composes("torch.sub")
+@composes("torch.sub")
 def sub(input: Any, other: Any, *, alpha: Any = 1) -> Expr:
+    """a - alpha * b"""
     if _both_boolean(input, other):
         raise EpilogueError(f"PyTorch does not subtract booleans, {input!r} - {other!r}: use ^ or ~, or .float() first")
     return infix("-", input, _scaled(other, alpha))
 
 
-@_composes("torch.rsub")
+@composes("torch.rsub")
 def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Expr:
+    """b - alpha * a"""
     return sub(other, input, alpha=alpha)
 
 
-@_composes("torch.mul")
+@composes("torch.mul")
 def mul(input: Any, other: Any) -> Expr:
+    """a * b"""
     return infix("&" if _both_boolean(input, other) else "*", input, other)
 
 
@@ -99,23 +104,24 @@ def _scaled(value: Any, alpha: Any) -> Any:
     return value if to_number(alpha, "alpha") == 1 else infix("*", value, alpha)
 
 
-@_composes("torch.div")
+@composes("torch.div")
 def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Expr:
-    quotient = infix("/", input, other)
-    if rounding_mode is None:
-        return quotient
-    if rounding_mode not in ("trunc", "floor"):
-        raise EpilogueError(f"div: rounding_mode has to be None, 'trunc' or 'floor', got {rounding_mode!r}")
-    return torch.trunc(quotient) if rounding_mode == "trunc" else torch.floor(quotient)
+    """a / b, rounded down or towards 0"""
+    for op in op_table().callables[torch.div]:
+        if dict(op.literals).get("rounding_mode") == rounding_mode:
+            return apply(op, (to_expression(input), to_expression(other)))
+    raise EpilogueError(f"div: rounding_mode has to be None, 'trunc' or 'floor', got {rounding_mode!r}")
 
 
-@_composes("torch.pow")
+@composes("torch.pow")
 def power(input: Any, exponent: Any) -> Any:
-    """The exponents that PyTorch computes by multiplication and square roots, and powers of 2."""
+    """a ** b; by multiplication and square roots where b is 1, 2, 3, 0.5, -0.5 or -1, and exp2(b) where a is 2"""
     if not isinstance(input, Expr):
         return torch.exp2(exponent) if to_number(input, "the base") == 2 else NotImplemented
     if isinstance(exponent, Expr):
         return NotImplemented
+    # PyTorch computes these values so. Its 1 / (a * a) is not here: where a * a is 0 or overflows, it has 0 * inf for a
+    # derivative, and PyTorch has -2 * a ** -3.
     match to_number(exponent, "the exponent"):
         case 1:
             return input
@@ -129,107 +135,142 @@ def power(input: Any, exponent: Any) -> Any:
             return torch.rsqrt(input)
         case -1:
             return torch.reciprocal(input)
-        case -2:
-            return torch.reciprocal(torch.square(input))
     return NotImplemented
 
 
-@_composes("torch.where")
+@composes("torch.where")
 def where(condition: Any, input: Any, other: Any) -> Any:
-    _check_condition("torch.where", condition)
-    return NotImplemented
+    """b if condition else c"""
+    mask = as_mask("torch.where", condition)
+    return apply(op_table().op("where"), (mask, to_expression(input), to_expression(other)))
 
 
-@_composes("torch.Tensor.where", exact=True)
+@composes("torch.Tensor.where", exact=True)
 def where_method(self: Any, condition: Any, other: Any) -> Any:
+    """a if condition else b"""
     return torch.where(condition, self, to_expression(other))
 
 
-@_composes("torch.masked_fill", "torch.Tensor.masked_fill")
+@composes("torch.masked_fill")
 def masked_fill(input: Any, mask: Any, value: Any) -> Any:
+    """value if mask else a"""
     return torch.where(mask, to_expression(value), input)
 
 
-@_composes("torch.clamp")
+@composes("torch.clamp")
 def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
-    """Bounds that are expressions; numbers are parameters of the op."""
+    """min(max(a, min), max), where a bound may be left out"""
+    if min is None and max is None:
+        raise EpilogueError("torch.clamp: one of min and max has to be given")
     if not isinstance(min, Expr) and not isinstance(max, Expr):
-        return NotImplemented
-    low = input if min is None else torch.maximum(to_expression(input), to_expression(min))
-    return low if max is None else torch.minimum(low, to_expression(max))
+        bounds = (
+            -math.inf if min is None else to_number(min, "min of torch.clamp"),
+            math.inf if max is None else to_number(max, "max of torch.clamp"),
+        )
+        return apply(_clamp_op(1), (to_expression(input),), bounds)
+    if max is None:
+        return torch.clamp_min(to_expression(input), min)
+    if min is None:
+        return torch.clamp_max(to_expression(input), max)
+    return apply(_clamp_op(3), tuple(map(to_expression, (input, min, max))))
 
 
-@_composes("torch.clamp_min", "torch.Tensor.clamp_min")
+def _clamp_op(arity: int) -> Op:
+    """The row with this PyTorch's derivative at ties, of the two that there are for bounds of a kind."""
+    older, newer = (op for op in op_table().callables[torch.clamp] if op.arity == arity)
+    return newer if ties_are_halved() else older
+
+
+@composes("torch.clamp_min")
 def clamp_min(input: Any, min: Any) -> Any:
-    return torch.clamp(to_expression(input), min=min)
+    """max(a, min)"""
+    if not isinstance(min, Expr):
+        return torch.clamp(to_expression(input), min=min)
+    return torch.maximum(to_expression(input), min) if ties_are_halved() else NotImplemented
 
 
-@_composes("torch.clamp_max", "torch.Tensor.clamp_max")
+@composes("torch.clamp_max")
 def clamp_max(input: Any, max: Any) -> Any:
-    return torch.clamp(to_expression(input), max=max)
+    """min(a, max)"""
+    if not isinstance(max, Expr):
+        return torch.clamp(to_expression(input), max=max)
+    return torch.minimum(to_expression(input), max) if ties_are_halved() else NotImplemented
 
 
-@_composes("torch.max", "torch.Tensor.max")
+@composes("torch.max")
 def maximum_of_two(input: Any, other: Any) -> Any:
+    """max(a, b)"""
     return torch.maximum(to_expression(input), to_expression(other))
 
 
-@_composes("torch.min", "torch.Tensor.min")
+@composes("torch.min")
 def minimum_of_two(input: Any, other: Any) -> Any:
+    """min(a, b)"""
     return torch.minimum(to_expression(input), to_expression(other))
 
 
-@_composes("torch.addcmul", "torch.Tensor.addcmul")
+@composes("torch.addcmul")
 def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
-    return add(input, mul(tensor1, tensor2), alpha=value)
+    """a + value * b * c"""
+    return add(input, mul(_scaled(tensor1, value), tensor2))
 
 
-@_composes("torch.addcdiv", "torch.Tensor.addcdiv")
+@composes("torch.addcdiv")
 def addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
-    return add(input, div(tensor1, tensor2), alpha=value)
+    """a + value * b / c"""
+    return add(input, div(_scaled(tensor1, value), tensor2))
 
 
-@_composes("torch.lerp", "torch.Tensor.lerp")
+@composes("torch.lerp")
 def lerp(input: Any, end: Any, weight: Any) -> Any:
-    step = sub(end, input)
-    if not isinstance(weight, Expr) and to_number(weight, "weight") >= 0.5:
-        return sub(end, mul(step, 1 - to_number(weight, "weight")))
-    return add(input, mul(weight, step))
+    """a + weight * (b - a), of sums and products where weight is a number"""
+    if isinstance(weight, Expr):
+        return NotImplemented
+    # So that an affine epilogue is seen to be one.
+    step, number = sub(end, input), to_number(weight, "weight")
+    return add(input, mul(number, step)) if abs(number) < 0.5 else sub(end, mul(step, 1 - number))
 
 
-@_composes("torch.nn.functional.threshold")
+@composes("torch.nn.functional.threshold")
 def threshold(input: Any, threshold: Any, value: Any, inplace: bool = False) -> Any:
+    """a if a > threshold else value"""
     return torch.where(input <= threshold, to_expression(value), input)
 
 
-@_composes("torch.hardshrink", "torch.nn.functional.hardshrink", "torch.Tensor.hardshrink")
+@composes("torch.nn.functional.hardshrink")
 def hardshrink(input: Any, lambd: float = 0.5) -> Any:
+    """a, and 0 where |a| <= lambd"""
     return torch.where((input >= -lambd) & (input <= lambd), to_expression(0.0), input)
 
 
-@_composes("torch.nn.functional.softshrink")
+@composes("torch.nn.functional.softshrink")
 def softshrink(input: Any, lambd: float = 0.5) -> Any:
-    return input - torch.clamp(input, -lambd, lambd)
+    """a - copysign(lambd, a), and 0 where |a| <= lambd"""
+    zero, bound = torch.copysign(to_expression(0.0), input), torch.copysign(to_expression(lambd), input)
+    return torch.where(torch.abs(input) <= lambd, zero, input - bound)
 
 
-@_composes("torch.nn.functional.tanhshrink")
+@composes("torch.nn.functional.tanhshrink")
 def tanhshrink(input: Any) -> Any:
+    """a - tanh(a)"""
     return input - torch.tanh(input)
 
 
-@_composes("torch.prelu", "torch.nn.functional.prelu", "torch.Tensor.prelu")
+@composes("torch.nn.functional.prelu")
 def prelu(input: Any, weight: Any) -> Any:
-    return torch.where(input > 0, input, mul(weight, input))
+    """a if a > 0 else weight * a"""
+    positive = input > 0
+    # Where a is positive, 0 and not a: a large a has no say in the derivative by the weight.
+    return torch.where(positive, input, mul(weight, torch.where(positive, 0.0, input)))
 
 
-@_composes("torch.rrelu", "torch.nn.functional.rrelu")
+@composes("torch.nn.functional.rrelu")
 def rrelu(input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False) -> Any:
+    """a if a > 0 else (lower + upper) / 2 * a, without training"""
     return prelu(_without_noise("rrelu", input, training), (lower + upper) / 2)
 
 
-@_composes(
-    "torch.dropout",
-    "torch.alpha_dropout",
+@composes(
     "torch.nn.functional.dropout",
     "torch.nn.functional.dropout1d",
     "torch.nn.functional.dropout2d",
@@ -238,6 +279,7 @@ def rrelu(input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool
     "torch.nn.functional.feature_alpha_dropout",
 )
 def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """a, without training"""
     return _without_noise("dropout", input, training and p > 0)
 
 
@@ -248,22 +290,3 @@ def _without_noise(name: str, input: Any, noisy: bool) -> Any:
             "training=False (module.eval())"
         )
     return input
-
-
-@_composes("torch.Tensor.float", "torch.Tensor.contiguous")
-def as_float(self: Expr, *, memory_format: Any = None) -> Expr:
-    return apply(op_table().identity, (self,))
-
-
-@_composes("torch.Tensor.to", "torch.Tensor.type")
-def cast(self: Expr, dtype: Any, *, copy: bool = False, non_blocking: bool = False) -> Expr:
-    if dtype != torch.float32:
-        raise EpilogueError(
-            f"the epilogue casts to {dtype}, but its arithmetic is float32 throughout; out_dtype= is the result's type"
-        )
-    return as_float(self)
-
-
-@_composes("torch.Tensor.type_as")
-def type_as(self: Expr, other: Expr) -> Expr:
-    return as_float(self)

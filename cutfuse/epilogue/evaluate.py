@@ -33,7 +33,8 @@ def evaluate(program: Program, z: torch.Tensor, operands: Sequence[torch.Tensor]
     """Runs a program by composed PyTorch operations, differentiably.
 
     z: floating-point, any shape. operands: as many as the program says, each broadcastable to z; they are converted to
-    z's dtype, booleans to 1 and 0. Returns z's shape and dtype; a program whose result is a comparison gives 1 and 0.
+    z's dtype, booleans to 1 and 0. Returns a new tensor of z's shape and dtype, or z itself where the program is the
+    identity; a program whose result is a comparison gives 1 and 0.
     Raises EpilogueError for a wrong number of operands.
     """
     if len(operands) != program.operand_count:
@@ -54,7 +55,14 @@ def evaluate(program: Program, z: torch.Tensor, operands: Sequence[torch.Tensor]
         sources["prev"] = function(*values, **dict(step.keywords))
         if step.target is not None:
             sources[step.target] = sources["prev"]
-    return _as_tensor(sources["prev"], z).expand(z.shape)
+    y = _as_tensor(sources["prev"], z)
+    return y if y.shape == z.shape else y.expand(z.shape).clone(memory_format=torch.contiguous_format)
+
+
+def arithmetic_dtype(x: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.dtype:
+    """fp64 where PyTorch promotes to it: for an input with dimensions, or any where none has dimensions. Else fp32."""
+    wide = x.dtype == torch.float64 or any(t.dtype == torch.float64 and (t.dim() > 0 or x.dim() == 0) for t in operands)
+    return torch.float64 if wide else torch.float32
 
 
 @torch.compiler.assume_constant_result

@@ -5,13 +5,24 @@ from __future__ import annotations
 import numbers
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from cutfuse.epilogue.errors import EpilogueError
 from cutfuse.epilogue.symbolic import Symbolic
 from cutfuse.epilogue.table import Op, op_table
+from cutfuse.epilogue.types import (
+    BOOLEAN,
+    INPUT_DTYPE,
+    INPUTS,
+    NUMBERS,
+    UNKNOWN,
+    InputDtype,
+    ValueType,
+    refuse_unknown_type,
+    type_of,
+)
 
 # Node by structure, so that equal subexpressions are one object. Children are named by identity: a node keeps its
 # children alive, hence no key outlives what it names.
@@ -27,7 +38,7 @@ class Expr(Symbolic):
     language give further expressions. Made by `input()`, `operand(k)` and those.
     """
 
-    __slots__ = ("__weakref__", "arguments", "leaf", "number", "op", "parameters", "reads")
+    __slots__ = ("__weakref__", "arguments", "leaf", "number", "op", "parameters", "reads", "type")
 
     op: Op | None
     arguments: tuple[Expr, ...]
@@ -35,6 +46,7 @@ class Expr(Symbolic):
     leaf: str
     number: float | None
     reads: frozenset[str]  # the leaves other than numbers that it depends on
+    type: ValueType  # what PyTorch would give
 
     @property
     def is_number(self) -> bool:
@@ -42,38 +54,45 @@ class Expr(Symbolic):
 
     @property
     def is_boolean(self) -> bool:
-        """Whether PyTorch would give booleans: a comparison, or a logical function."""
-        return self.op is not None and self.op.is_boolean
+        """Whether PyTorch would give booleans: a comparison, a logical function, or a mask that is an operand."""
+        return self.type.is_boolean
 
     @property
     def may_be_condition(self) -> bool:
-        """A comparison, or an operand, which may be a mask: which type it has is known only when the program runs."""
-        return self.is_boolean or self.leaf.startswith("r")
+        """A boolean value, or an operand of a type that is not known yet."""
+        return self.is_boolean or (self.leaf.startswith("r") and self.type.dtype is None)
 
     def _operate(self, symbol: str, *arguments: Any) -> Expr:
         from cutfuse.epilogue import calls
 
         return calls.operate(symbol, arguments)
 
-    def _call(self, function: Callable[..., Any] | str, arguments: tuple, keywords: dict[str, Any]) -> Expr:
+    def _call(self, function: Callable[..., Any], arguments: tuple, keywords: dict[str, Any]) -> Expr:
         from cutfuse.epilogue import calls
 
         return calls.call(function, arguments, keywords)
 
-    def _method(self, name: str) -> Callable[..., Any]:
-        from cutfuse.epilogue import calls
-
-        calls.check_method(name)
-        return super()._method(name)
+    @property
+    def dtype(self) -> torch.dtype | InputDtype:
+        """The type that PyTorch would give: the arithmetic is fp32, or fp64 for fp64, all the same."""
+        if self.type.dtype is None:
+            return INPUT_DTYPE if self.type.is_inputs else refuse_unknown_type()
+        return self.type.dtype
 
     def __repr__(self) -> str:
         text = _infix_text(self, _REPR_LIMIT)
         return text if len(text) <= _REPR_LIMIT else text[: _REPR_LIMIT - 3] + "..."
 
     def __reduce__(self) -> tuple:
-        if self.op is None:
-            return _rebuild, (None, (), (), self.leaf, self.number)
-        return _rebuild, (self.op.name, self.arguments, self.parameters, "", None)
+        """All nodes in one list, as pickle and deepcopy would recurse into arguments, and a chain may be long."""
+        places: dict[int, int] = {}
+        records = []
+        for node in topological(self):
+            places[id(node)] = len(records)
+            arguments = tuple(places[id(argument)] for argument in node.arguments)
+            name = None if node.op is None else node.op.name
+            records.append((name, arguments, node.parameters, node.leaf, node.number, node.type))
+        return _rebuild, (tuple(records),)
 
 
 def _make(key: tuple, **fields: Any) -> Expr:
@@ -86,45 +105,66 @@ def _make(key: tuple, **fields: Any) -> Expr:
     return _nodes.setdefault(key, node)
 
 
-def input() -> Expr:
+def input(type: ValueType = INPUTS) -> Expr:
     """The pre-activation z."""
-    return _leaf("z")
+    return _leaf("z", type)
 
 
-def operand(index: int) -> Expr:
+def operand(index: int, type: ValueType = UNKNOWN) -> Expr:
     """Tensor operand number `index`, from 0."""
     limit = op_table().limits["operands"]
     if not 0 <= index < limit:
         raise EpilogueError(f"operand {index} of an epilogue: a program has at most {limit} operands, 0 to {limit - 1}")
-    return _leaf(f"r{index}")
+    return _leaf(f"r{index}", type)
 
 
-def _leaf(name: str) -> Expr:
-    return _make((name,), op=None, arguments=(), parameters=(), leaf=name, number=None, reads=frozenset({name}))
+def _leaf(name: str, type: ValueType) -> Expr:
+    reads = frozenset({name})
+    return _make((name, type), op=None, arguments=(), parameters=(), leaf=name, number=None, reads=reads, type=type)
 
 
-def constant(value: float) -> Expr:
-    """A number as an expression."""
+def constant(value: float, type: ValueType = NUMBERS[float]) -> Expr:
+    """A number as an expression. `type`: what it was, as that decides how PyTorch promotes it."""
     value = float(value)
     # repr tells -0.0 from 0.0, and gives every nan the same node.
-    key = ("number", repr(value))
-    return _make(key, op=None, arguments=(), parameters=(), leaf="", number=value, reads=frozenset())
+    key = ("number", repr(value), type)
+    return _make(key, op=None, arguments=(), parameters=(), leaf="", number=value, reads=frozenset(), type=type)
 
 
-def apply(op: Op, arguments: tuple[Expr, ...], parameters: tuple[float, ...] = ()) -> Expr:
-    """The op on expressions. A copy of anything but a boolean is the thing itself."""
-    if op is op_table().identity and not arguments[0].is_boolean:
+def apply(
+    op: Op, arguments: tuple[Expr, ...], parameters: tuple[float, ...] = (), type: ValueType | None = None
+) -> Expr:
+    """The op on expressions. Without a type the result is boolean where PyTorch's is for floats, else not known."""
+    if type is None:
+        type = BOOLEAN if op.is_boolean else arguments[0].type if op is op_table().identity else UNKNOWN
+    if op is op_table().identity and (type.promotes_as(arguments[0].type) or arguments[0].is_number):
         return arguments[0]
-    key = (op.code, *map(id, arguments), *map(repr, parameters))
+    key = (op.code, type, *map(id, arguments), *map(repr, parameters))
     reads = frozenset().union(*(argument.reads for argument in arguments))
-    return _make(key, op=op, arguments=arguments, parameters=parameters, leaf="", number=None, reads=reads)
+    return _make(key, op=op, arguments=arguments, parameters=parameters, leaf="", number=None, reads=reads, type=type)
+
+
+def with_type(node: Expr, type: ValueType) -> Expr:
+    """The same value marked as one of a type, unless that is UNKNOWN.
+
+    Where it had another type, the mark is an identity node, which lowering removes.
+    """
+    if type == UNKNOWN or type.promotes_as(node.type) or node.is_number:
+        return node
+    if node.op is not None and node.type == UNKNOWN:
+        return apply(node.op, node.arguments, node.parameters, type)
+    return apply(op_table().identity, (node,), (), type)
 
 
 def to_expression(value: Any) -> Expr:
     """A symbolic value or a number as an expression. Raises EpilogueError for anything else, tensors among them."""
     if isinstance(value, Expr):
         return value
-    return constant(to_number(value, "an argument"))
+    number = to_number(value, "an argument")
+    if isinstance(value, torch.Tensor):
+        return constant(number, type_of(value))
+    kind = bool if isinstance(value, bool) else int if isinstance(value, numbers.Integral) else float
+    return constant(number, NUMBERS[kind])
 
 
 def to_number(value: Any, what: str) -> float:
@@ -146,12 +186,18 @@ def to_number(value: Any, what: str) -> float:
 
 
 def _tensor_to_number(tensor: torch.Tensor) -> float:
-    if tensor.dim() == 0 and tensor.device.type == "cpu" and not tensor.requires_grad and not tensor.is_complex():
+    batched = torch._C._functorch.is_batchedtensor(tensor)
+    is_plain = not (batched or tensor.requires_grad or tensor.is_complex())
+    if tensor.dim() == 0 and tensor.device.type == "cpu" and is_plain:
         return float(tensor.item())
-    gradient = " that needs a gradient" if tensor.requires_grad else ""
+    use = " that torch.vmap maps over" if batched else " that needs a gradient" if tensor.requires_grad else ""
+    return refuse_captured(f"of shape {tuple(tensor.shape)} on {tensor.device}{use}")
+
+
+def refuse_captured(description: str) -> NoReturn:
     raise EpilogueError(
-        f"the epilogue captures a tensor of shape {tuple(tensor.shape)} on {tensor.device}{gradient}: pass it through "
-        "operands= and take it as a further argument of the epilogue, `lambda z, r: ...`"
+        f"the epilogue captures a tensor {description}: pass it through operands= and take it as a further argument of "
+        "the epilogue, `lambda z, r: ...`"
     )
 
 
@@ -184,7 +230,11 @@ def _infix_text(node: Expr, budget: int) -> str:
     return f"{node.op.name}({', '.join(parts + keywords)})"
 
 
-def _rebuild(op: str | None, arguments: tuple, parameters: tuple, leaf: str, number: float | None) -> Expr:
-    if op is not None:
-        return apply(op_table().op(op), arguments, parameters)
-    return _leaf(leaf) if number is None else constant(number)
+def _rebuild(records: tuple[tuple, ...]) -> Expr:
+    nodes: list[Expr] = []
+    for op, arguments, parameters, leaf, number, type in records:
+        if op is not None:
+            nodes.append(apply(op_table().op(op), tuple(nodes[place] for place in arguments), parameters, type))
+        else:
+            nodes.append(_leaf(leaf, type) if number is None else constant(number, type))
+    return nodes[-1]

@@ -46,12 +46,21 @@ def lower(root: Expr, operand_count: int) -> Program:
     if read > operand_count:
         raise EpilogueError(f"the epilogue reads operand {read - 1}, but there are {operand_count} operands: {root!r}")
     nodes, result = _flatten(root)
-    if len(nodes) > table.limits["instructions"]:
-        raise EpilogueError(
-            f"the epilogue takes {len(nodes)} instructions, and a program has at most {table.limits['instructions']}: "
-            f"{_ADVICE}"
-        )
+    _check_length(nodes)
     return Program(_assemble(nodes, _schedule(nodes, result)), operand_count)
+
+
+def check_length(root: Expr) -> None:
+    """Raises EpilogueError where an expression takes more instructions than a program has."""
+    _check_length(_flatten(root)[0])
+
+
+def _check_length(nodes: list[_Node]) -> None:
+    limit = op_table().limits["instructions"]
+    if len(nodes) > limit:
+        raise EpilogueError(
+            f"the epilogue takes {len(nodes)} instructions, and a program has at most {limit}: {_ADVICE}"
+        )
 
 
 def count_operands_read(root: Expr) -> int:

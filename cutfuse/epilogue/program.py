@@ -10,7 +10,7 @@ from typing import Any
 
 from cutfuse.epilogue.errors import EpilogueError
 from cutfuse.epilogue.expression import Expr, apply, constant, input, operand
-from cutfuse.epilogue.table import Op, op_table
+from cutfuse.epilogue.table import CONDITION, Op, op_table
 from cutfuse.native import module as native_module
 
 # Where an instruction takes an argument from: these numbers, and slots and operands after them, are program.h's.
@@ -123,6 +123,24 @@ class Program:
             if item.slot is not None:
                 slots[f"s{item.slot}"] = previous
         return previous
+
+    @functools.cached_property
+    def inputs_with_gradient(self) -> frozenset[int]:
+        """From which inputs the result comes otherwise than through booleans: 0 for z, k for operand k - 1."""
+        found: set[int] = set()
+        seen: set[int] = set()
+        stack = [self.expression]
+        while stack:
+            node = stack.pop()
+            if id(node) in seen or node.is_boolean:
+                continue
+            seen.add(id(node))
+            if node.leaf:
+                found.add(0 if node.leaf == "z" else 1 + int(node.leaf[1:]))
+            elif node.op is not None:
+                pairs = zip(node.op.tensors, node.arguments, strict=True)
+                stack.extend(argument for name, argument in pairs if name != CONDITION)
+        return frozenset(found)
 
     @property
     def slot_count(self) -> int:

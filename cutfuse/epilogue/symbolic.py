@@ -1,8 +1,4 @@
-"""The Python face of a symbolic value: operators, torch functions, methods, and what it refuses.
-
-Two classes share it: `Expr`, and the stand-in for it under torch.compile. Each says in `_call` and `_operate` what a
-call or an operator gives.
-"""
+"""Operators, torch functions and methods of `Expr`, and the words for what a symbolic value refuses."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from cutfuse.epilogue.errors import EpilogueError, UnknownMethodError
+from cutfuse.epilogue.errors import EpilogueError
 
 # Python's spelling of each operator: the language, not the list of ops. What a symbol computes is for the op table.
 INFIX = {
@@ -26,29 +22,63 @@ INFIX = {
     "//": "floordiv",
     "%": "mod",
     "@": "matmul",
+    "<<": "lshift",
+    ">>": "rshift",
 }
 COMPARISONS = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
 PREFIX = {"-": "neg", "+": "pos", "~": "invert"}
 # Operators that PyTorch has for booleans but not for floats.
 LOGICAL = {"&", "|", "^", "~"}
 
-_NO_NUMBER = (
-    "the epilogue is traced once, on a symbolic value that has no number: float(), int(), .item() and functions of "
-    "math and numpy cannot take it; use the torch function of the same name"
+NO_NUMBER = (
+    "the epilogue is traced once, on a symbolic value that has no number: float(), int(), round(), .item() and "
+    "functions of math and numpy cannot take it; use the torch function of the same name"
 )
-_NO_BRANCH = (
+NO_BRANCH = (
     "the epilogue branches on data (if, while, and, or, not, min, max or a chained comparison of a symbolic value), "
     "but it is traced once for all elements; use torch.where(condition, a, b), torch.minimum, torch.maximum, and &, | "
     "and ~ between comparisons"
 )
-_NO_SEQUENCE = (
+NO_BUILTIN = (
+    "the epilogue gives round() or divmod() a symbolic value, and PyTorch has neither for tensors; use torch.round(z), "
+    "or torch.div(z, d, rounding_mode='floor') and torch.remainder(z, d)"
+)
+NO_SEQUENCE = (
     "the epilogue indexes, iterates over or takes the length of a symbolic value, which stands for every element "
     "alike; pass other tensors through operands=, already sliced"
+)
+# Python's conversions of a tensor and what else needs its elements, by the method that PyTorch calls.
+NEEDS_VALUES = {
+    **dict.fromkeys(("__bool__", "is_nonzero"), NO_BRANCH),
+    **dict.fromkeys(("__round__", "__divmod__", "__rdivmod__"), NO_BUILTIN),
+    **dict.fromkeys(("__len__", "__iter__", "__getitem__", "__setitem__", "__contains__", "unbind"), NO_SEQUENCE),
+    **dict.fromkeys(
+        ("__float__", "__int__", "__index__", "__complex__", "__array__", "item", "tolist", "numpy", "__format__"),
+        NO_NUMBER,
+    ),
+}
+# Methods that tell how a tensor lies in memory.
+LAYOUT_METHODS = frozenset(
+    [
+        "size",
+        "dim",
+        "numel",
+        "nelement",
+        "ndimension",
+        "stride",
+        "storage_offset",
+        "is_contiguous",
+        "get_device",
+        "element_size",
+        "data_ptr",
+        "storage",
+        "untyped_storage",
+    ]
 )
 
 
 class Symbolic:
-    """Operators and torch functions on a symbolic value, as the two hooks of a subclass compute them."""
+    """Operators and torch functions on a symbolic value. A subclass computes them, in `_operate` and `_call`."""
 
     __slots__ = ()
     __array_ufunc__ = None  # a numpy scalar on the left then leaves the operator to us
@@ -57,7 +87,7 @@ class Symbolic:
     def _operate(self, symbol: str, *arguments: Any) -> Any:
         raise NotImplementedError
 
-    def _call(self, function: Callable[..., Any] | str, arguments: tuple, keywords: dict[str, Any]) -> Any:
+    def _call(self, function: Callable[..., Any], arguments: tuple, keywords: dict[str, Any]) -> Any:
         raise NotImplementedError
 
     @classmethod
@@ -65,38 +95,37 @@ class Symbolic:
         for argument in (*args, *(kwargs or {}).values()):
             if isinstance(argument, cls):
                 return argument._call(function, args, kwargs or {})
-        raise EpilogueError(f"{getattr(function, '__name__', function)} of a list of values is not in the language")
+        return refuse_list(getattr(function, "__name__", str(function)))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self._method(name)
+        function = getattr(torch.Tensor, name, None)
+        if name.startswith("__") or function is None:
+            raise AttributeError(f"a symbolic value of an epilogue has no {name!r}, and neither has torch.Tensor")
+        if not callable(function):
+            refuse_attribute(name)
 
-    def _method(self, name: str) -> Callable[..., Any]:
         def method(*arguments: Any, **keywords: Any) -> Any:
-            return self._call(name, (self, *arguments), keywords)
+            return self._call(function, (self, *arguments), keywords)
 
         return method
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """float32, the type of all arithmetic in an epilogue."""
-        return torch.float32
-
     def __abs__(self) -> Any:
-        return self._call("abs", (self,), {})
+        return self._call(torch.abs, (self,), {})
 
-    def __bool__(self) -> NoReturn:
-        raise EpilogueError(_NO_BRANCH)
 
-    def _refuse_number(self, *_: Any) -> NoReturn:
-        raise EpilogueError(_NO_NUMBER)
+def refuse_list(function: str) -> NoReturn:
+    raise EpilogueError(f"{function} of a list of values is not in the epilogue language: apply it after the call")
 
-    def _refuse_sequence(self, *_: Any) -> NoReturn:
-        raise EpilogueError(_NO_SEQUENCE)
 
-    __float__ = __int__ = __index__ = __complex__ = __array__ = item = tolist = numpy = _refuse_number
-    __len__ = __iter__ = __getitem__ = __setitem__ = __contains__ = _refuse_sequence
+def refuse_augmented(symbol: str) -> NoReturn:
+    raise EpilogueError(f"the epilogue changes a value in place with {symbol}=; write z = z {symbol} ... instead")
+
+
+def _refusal(reason: str) -> Callable[..., NoReturn]:
+    def refuse(self: Symbolic, *_: Any, **__: Any) -> NoReturn:
+        raise EpilogueError(reason)
+
+    return refuse
 
 
 def _infix(symbol: str) -> Callable[[Any, Any], Any]:
@@ -115,7 +144,7 @@ def _reflected(symbol: str) -> Callable[[Any, Any], Any]:
 
 def _in_place(symbol: str) -> Callable[[Any, Any], Any]:
     def operator(self: Symbolic, other: Any) -> NoReturn:
-        raise EpilogueError(f"the epilogue changes a value in place with {symbol}=; write z = z {symbol} ... instead")
+        refuse_augmented(symbol)
 
     return operator
 
@@ -127,6 +156,8 @@ def _prefix(symbol: str) -> Callable[[Any], Any]:
     return operator
 
 
+for _name, _reason in NEEDS_VALUES.items():
+    setattr(Symbolic, _name, _refusal(_reason))
 for _symbol, _name in INFIX.items():
     setattr(Symbolic, f"__{_name}__", _infix(_symbol))
     setattr(Symbolic, f"__r{_name}__", _reflected(_symbol))
@@ -138,8 +169,8 @@ for _symbol, _name in PREFIX.items():
 
 
 def refuse_attribute(name: str) -> NoReturn:
-    """For a method or attribute of Tensor that the language lacks."""
-    raise UnknownMethodError(
-        f"Tensor.{name} is not in the epilogue language, which has elementwise functions of the pre-activation and the "
-        "operands; for a reduction over the last dimension use reduce="
+    """For an attribute of Tensor that says how a tensor lies in memory, where, or of what shape it is."""
+    raise EpilogueError(
+        f"the epilogue reads Tensor.{name} of a symbolic value, which stands for one element: it has a dtype, but no "
+        "shape, device or memory. Take what depends on these from the tensors themselves, outside of the epilogue"
     )

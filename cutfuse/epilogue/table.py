@@ -53,8 +53,11 @@ class Op:
 
     @functools.cached_property
     def operator(self) -> Callable[[Any, Any], Any] | None:
-        """Python's operator on float tensors and numbers, for infix ops; PyTorch has & and | for booleans only."""
-        if self.infix is None or self.infix in LOGICAL:
+        """Python's operator on float tensors and numbers, for infix ops whose operator alone is the op.
+
+        PyTorch has & and | for booleans only, and // without the derivative that div with its literal has.
+        """
+        if self.infix is None or self.infix in LOGICAL or self.literals:
             return None
         return getattr(operator, (INFIX | COMPARISONS)[self.infix])
 
@@ -161,10 +164,16 @@ def find_callables(op: Op) -> list[Callable[..., Any]]:
     """Every PyTorch callable that stands for the op, the canonical one first; those of other versions are left out."""
     found = [find_attribute(path) for path in (op.path, *op.aliases)]
     for path in (op.path, *op.aliases):
-        found.extend(getattr(home, path.rpartition(".")[2], None) for home in _HOMES)
+        found.extend(find_namesakes(path))
     if op.infix:
         found.append(getattr(torch.Tensor, f"__{(INFIX | COMPARISONS)[op.infix]}__", None))
     return list(dict.fromkeys(item for item in found if callable(item)))
+
+
+def find_namesakes(path: str) -> list[Callable[..., Any]]:
+    """The functions with the name of a dotted path in torch, its submodules and Tensor."""
+    found = [getattr(home, path.rpartition(".")[2], None) for home in _HOMES]
+    return [item for item in found if callable(item)]
 
 
 def describe_callable(function: Callable[..., Any]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import weakref
 from collections.abc import Callable
 from types import MethodDescriptorType
 from typing import Any
@@ -11,15 +13,25 @@ import torch
 
 from cutfuse.epilogue.affine import Affine, split_affine
 from cutfuse.epilogue.calls import call
-from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.evaluate import evaluate
+from cutfuse.epilogue.errors import EpilogueError, OperandCountError
+from cutfuse.epilogue.evaluate import arithmetic_dtype, evaluate
 from cutfuse.epilogue.expression import Expr, input, operand
 from cutfuse.epilogue.lower import count_operands_read, lower
 from cutfuse.epilogue.program import Program
-from cutfuse.epilogue.symbolic import Symbolic
+from cutfuse.epilogue.retype import retype
 from cutfuse.epilogue.table import op_table
+from cutfuse.epilogue.traced_tensor import RefusedError, TracedTensor, wrap
+from cutfuse.epilogue.types import InputDtype, ValueTypes, input_types, refuse_unknown_type, type_of, unknown_types
 
 ONE_SCALAR = "an epilogue returns one elementwise expression of the pre-activation and the operands"
+
+_numbers = itertools.count()
+_epilogues: weakref.WeakValueDictionary[str, Epilogue] = weakref.WeakValueDictionary()
+
+
+def epilogue_called(name: str) -> Epilogue:
+    """The Epilogue with that name. Dynamo reads names as constants; it could not read the Epilogue."""
+    return _epilogues[name]
 
 
 class Epilogue:
@@ -31,8 +43,12 @@ class Epilogue:
     Never changes: what fn reads from outside is fixed when it is traced. Raises EpilogueError where fn cannot be traced
     or does not fit a program. Calling it computes it on tensors by composed PyTorch operations.
 
+    It serves tensors of every type, so fn cannot ask for one: `z.dtype` is known only as a type to cast to. Which types
+    PyTorch would give, and whether it takes those of the operands, is found when they are known, see `for_types`.
+
     program: the program. text: its text form. expression: what it computes. operand_count: how many tensor operands it
-    takes. affine: its affine form in the pre-activation, or None.
+    takes. affine: its affine form in the pre-activation, or None. dtype: what PyTorch's result would be of, or None
+    where that depends on the tensors. name: unique in this process.
     """
 
     program: Program
@@ -40,10 +56,23 @@ class Epilogue:
     expression: Expr
     operand_count: int
     affine: Affine | None
+    dtype: torch.dtype | None
+    name: str
 
     def __init__(self, fn: Callable[..., Any], operand_count: int | None = None) -> None:
         count = count_operands(fn) if operand_count is None else operand_count
-        self._set(trace(fn, count), count)
+        if not isinstance(count, int) or count < 0:
+            limit = op_table().limits["operands"]
+            raise EpilogueError(f"operand_count has to be an integer from 0 to {limit}, got {count!r}")
+        try:
+            expression = trace(fn, unknown_types(count))
+        except EpilogueError:
+            raise
+        except (TypeError, ValueError, IndexError) as error:
+            if operand_count is None:
+                _check_variadic(fn, count, error)
+            raise
+        self._set(expression, count)
 
     @classmethod
     def from_expression(cls, expression: Expr, operand_count: int | None = None) -> Epilogue:
@@ -66,50 +95,114 @@ class Epilogue:
             "expression": expression,
             "operand_count": operand_count,
             "affine": split_affine(expression),
+            "dtype": expression.type.dtype,
+            "name": f"epilogue{next(_numbers)}",
+            "_by_types": {},
         }
         self.__dict__.update(values)
+        _epilogues[self.name] = self
+
+    def for_types(self, types: ValueTypes) -> Epilogue:
+        """The same for a pre-activation and operands of these types.
+
+        Raises EpilogueError where PyTorch refuses them, or computes with integers.
+        """
+        found = self._by_types.get(types)
+        if found is None:
+            found = self._by_types[types] = Epilogue.from_expression(retype(self.expression, types), self.operand_count)
+        return found
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"an Epilogue does not change, so {name} cannot be set")
 
     def __call__(self, z: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
-        """z and the operands: floating-point tensors; computes in z's dtype and gives z's shape."""
-        if any(isinstance(value, Symbolic) for value in (z, *operands)):
-            raise EpilogueError("an Epilogue inside another one's callable: call the plain function instead")
-        return evaluate(self.program, z, operands)
+        """On tensors, in fp32 (fp64 for fp64): z's shape, and the type that PyTorch gives.
+
+        z: integers and booleans are taken as the default floating type. operands: each broadcasts to z.
+        """
+        for value in (z, *operands):
+            if isinstance(value, TracedTensor | Expr):
+                raise EpilogueError("an Epilogue inside another one's callable: call the plain function instead")
+            if not isinstance(value, torch.Tensor):
+                kind = type(value).__name__
+                raise TypeError(f"an Epilogue is called with tensors, got {kind}; cutfuse.pointwise takes numbers too")
+        if not z.is_floating_point():
+            z = z.to(torch.get_default_dtype())
+        if len(operands) != self.operand_count:
+            raise OperandCountError(f"{self!r} takes {self.operand_count} operands, got {len(operands)}")
+        typed = self.for_types(tuple(map(type_of, (z, *operands))))
+        y = evaluate(typed.program, z.to(arithmetic_dtype(z, operands)), operands).to(typed.dtype)
+        return y.clone() if y is z else y
 
     def __repr__(self) -> str:
         operands = "".join(f", r{k}" for k in range(self.operand_count))
         return f"Epilogue(z{operands} -> {self.expression!r})"
 
     def __reduce__(self) -> tuple:
-        return Epilogue.from_text, (self.text,)
+        return Epilogue.from_expression, (self.expression, self.operand_count)
 
 
-def trace(fn: Callable[..., Any], operand_count: int) -> Expr:
-    """The expression that fn computes from the pre-activation and `operand_count` operands."""
+@torch.compiler.disable  # after a graph break Dynamo would try to compile this
+def trace(fn: Callable[..., Any], types: ValueTypes) -> Expr:
+    """The expression that fn computes from the pre-activation and operands of these types."""
     if not callable(fn):
         raise EpilogueError(f"an epilogue is a callable or a cutfuse.Epilogue, got {fn!r} of type {type(fn).__name__}")
-    arguments = symbolic_arguments(operand_count)
+    _check_scripted(fn)
+    symbolic = symbolic_arguments(types)
     try:
-        # Methods of Tensor, taken from the class, refuse other objects before anyone could intercept the call.
-        result = call(fn, tuple(arguments), {}) if isinstance(fn, MethodDescriptorType) else fn(*arguments)
-    except TypeError as error:
-        check_arity(fn, operand_count, error)
+        # PyTorch looks for missing arguments of a method before it hands the call over.
+        result = call(fn, tuple(symbolic), {}) if isinstance(fn, MethodDescriptorType) else fn(*map(wrap, symbolic))
+    except RefusedError as refused:
+        raise refused.error from None
+    except EpilogueError:
+        raise
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        if isinstance(error, TypeError):
+            check_arity(fn, len(types) - 1, error)
+        _check_operation(error)
         raise
     return check_result(result)
 
 
-def symbolic_arguments(operand_count: int) -> list[Expr]:
+def _check_scripted(fn: Callable[..., Any]) -> None:
+    if isinstance(fn, torch.jit.ScriptFunction | torch.jit.ScriptModule):
+        raise EpilogueError(
+            f"the epilogue is scripted ({type(fn).__name__}), and TorchScript takes no symbolic values: pass the "
+            "Python function or module that torch.jit.script was given"
+        )
+
+
+def _check_operation(error: Exception) -> None:
+    """Raises EpilogueError where the error is a refusal, by Python or a library, of the symbolic value's type."""
+    reason = str(error)
+    if InputDtype.__name__ in reason:
+        refuse_unknown_type()
+    if "TorchScript interpreter" in reason:
+        raise EpilogueError(
+            "the epilogue calls a scripted function or module, and TorchScript takes no symbolic values: call the "
+            "Python function or module that torch.jit.script was given"
+        ) from None
+    if TracedTensor.__name__ in reason:
+        reason = reason.splitlines()[0].replace(TracedTensor.__name__, "Tensor")
+        raise EpilogueError(
+            f"the epilogue does what a symbolic value cannot take ({reason}): it is traced on one, so use Python's "
+            "operators, functions of torch and methods called on the value itself, as in z.sigmoid()"
+        ) from error
+
+
+def symbolic_arguments(types: ValueTypes) -> list[Expr]:
     """z and the operands."""
     limit = op_table().limits["operands"]
-    if operand_count > limit:
-        raise EpilogueError(f"{operand_count} operands exceed the limit of {limit}: combine some of them beforehand")
-    return [input(), *map(operand, range(operand_count))]
+    if len(types) - 1 > limit:
+        raise EpilogueError(f"{len(types) - 1} operands exceed the limit of {limit}: combine some of them beforehand")
+    z, *operands = input_types(types)
+    return [input(z), *(operand(index, type) for index, type in enumerate(operands))]
 
 
 def check_result(result: Any) -> Expr:
     """What the callable returned, if that is an expression that is not a number. Raises EpilogueError otherwise."""
+    if isinstance(result, TracedTensor):
+        result = result.expression
     if isinstance(result, Expr) and not result.is_number:
         return result
     if isinstance(result, torch.Tensor):
@@ -123,7 +216,7 @@ def check_result(result: Any) -> Expr:
 
 
 def check_arity(fn: Callable[..., Any], operand_count: int, error: TypeError) -> None:
-    """Raises EpilogueError where fn does not take z and that many operands."""
+    """Raises OperandCountError where fn does not take z and that many operands."""
     if isinstance(error, EpilogueError):
         return
     try:
@@ -133,9 +226,22 @@ def check_arity(fn: Callable[..., Any], operand_count: int, error: TypeError) ->
     try:
         signature.bind(*[None] * (1 + operand_count))
     except TypeError:
-        raise EpilogueError(
+        raise OperandCountError(
             f"the epilogue {getattr(fn, '__name__', fn)}{signature} is called with {1 + operand_count} arguments, the "
             f"pre-activation and {operand_count} operands: make its parameters and operands= agree"
+        ) from error
+
+
+def _check_variadic(fn: Callable[..., Any], operand_count: int, error: Exception) -> None:
+    """Raises EpilogueError where fn takes any number of operands, so that the count of those it lacks is unknown."""
+    try:
+        kinds = {parameter.kind for parameter in inspect.signature(fn).parameters.values()}
+    except (TypeError, ValueError):
+        return
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        raise EpilogueError(
+            f"the epilogue takes any number of arguments, and fails with {operand_count} operands ({error}): say how "
+            "many it has, Epilogue(fn, operand_count=...)"
         ) from error
 
 
@@ -144,7 +250,7 @@ def count_operands(fn: Callable[..., Any]) -> int:
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):
-        candidates = op_table().callables.get(fn)
+        candidates = op_table().callables.get(fn) if callable(fn) else None
         return candidates[0].arity - 1 if candidates else 0
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [item for item in parameters if item.kind in positional and item.default is item.empty]

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import arguments
-from ..epilogue import Epilogue, EpilogueError, resolve
-from ..epilogue.trace import count_operands
+from ..epilogue import Epilogue
+from ..epilogue.errors import EpilogueError, OperandCountError, evaluated_while_compiling
+from ..epilogue.types import ValueType, type_of
 from ..linear import linear
 from ..ops.composed import REDUCTIONS
-
-_UNFUSED = "cutfuse.nn.FusedLinear runs its epilogue unfused: {}"
+from ..precision import autocast_dtype
 
 
 class FusedLinear(nn.Linear):
@@ -27,8 +29,15 @@ class FusedLinear(nn.Linear):
         reduce: "sum", "mean", "amax", "amin" or "logsumexp" over the last dimension, or None.
         keepdim: keep the reduced dimension, of size 1.
 
-    An epilogue that cutfuse cannot fuse runs as PyTorch runs it, after a warning.
+    `epilogue`, `reduce` and `keepdim` are attributes that may be assigned. An epilogue that cannot be traced, or that
+    exceeds a program's limits, runs as PyTorch runs it, after one warning. Whether it does is found out again after an
+    assignment, and for each type of x and each choice of numbers and tensors as operands.
+
+    Raises what `cutfuse.linear` raises where the arguments do not fit, and what the epilogue raises.
     """
+
+    _unfused: Set[tuple] = frozenset()  # the kinds of calls that could not be fused
+    _has_warned = False
 
     def __init__(
         self,
@@ -42,31 +51,72 @@ class FusedLinear(nn.Linear):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
-        if reduce is not None:
-            arguments.check_reduction("nn.FusedLinear", reduce)
         self.epilogue = epilogue
         self.reduce = reduce
         self.keepdim = keepdim
-        self._suspicion = _why_unfusable(epilogue)
-        self._is_fusable = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _SETTINGS:
+            _check_setting(name, value)
+            self.__dict__.update(_unfused=frozenset(), _has_warned=False)
+        if name == "epilogue" and not isinstance(value, nn.Module):
+            self._modules.pop(name, None)  # nn.Module lets nothing but a module take a module's place
+        super().__setattr__(name, value)
+
+    def train(self, mode: bool = True) -> FusedLinear:
+        """As `nn.Module.train`. An epilogue with dropout can be fused in evaluation only."""
+        self.__dict__["_unfused"] = frozenset()
+        return super().train(mode)
 
     def forward(self, x: Tensor, *operands: Tensor | float) -> Tensor:
         """x `[..., in_features]` and operands that broadcast against `[..., out_features]`."""
-        if not self._is_fusable:
-            return self._forward_unfused(x, *operands)
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             # An exception while Dynamo traces the epilogue could not be caught here.
-            if self._suspicion:
-                _warn_while_compiling(self._suspicion)
+            if self._is_unfused_when_compiled(_input_dtype(x), tuple([_encode(operand) for operand in operands])):
                 return self._forward_unfused(x, *operands)
             return self._forward_fused(x, *operands)
+        if self._unfused and _kinds(x, operands) in self._unfused:
+            return self._forward_unfused(x, *operands)
         try:
             return self._forward_fused(x, *operands)
-        except EpilogueError as error:
-            self._is_fusable = False
-            # from nn.Module's two wrappers of forward up to the caller
-            warnings.warn(_UNFUSED.format(error), UserWarning, stacklevel=4)
-        return self._forward_unfused(x, *operands)
+        except Exception:
+            reason = self._why_unfused(_input_dtype(x), operands) if self.epilogue is not None else ""
+            if not reason:
+                raise
+            y = self._forward_unfused(x, *operands)
+        # from nn.Module's two wrappers of forward up to the caller
+        self._warn(reason, stacklevel=5)
+        self.__dict__["_unfused"] = self._unfused | {_kinds(x, operands)}
+        return y
+
+    @evaluated_while_compiling
+    def _is_unfused_when_compiled(self, dtype: torch.dtype, encoded: tuple[int | str | ValueType, ...]) -> bool:
+        operands = [float.fromhex(value) if isinstance(value, str) else value for value in encoded]
+        reason = self._why_unfused(dtype, operands)
+        if reason:
+            self._warn(reason, stacklevel=3)
+        return bool(reason)
+
+    def _why_unfused(self, dtype: torch.dtype, operands: Sequence[Any]) -> str:
+        """Why the epilogue does not become a program for such operands, or their types; empty where it does.
+
+        Raises OperandCountError where it takes another number of them.
+        """
+        numbers = tuple([operand if isinstance(operand, int | float) else None for operand in operands])
+        types = [_type(operand) for operand in operands if not isinstance(operand, int | float)]
+        try:
+            arguments.resolve_epilogue("nn.FusedLinear", self.epilogue, numbers, (ValueType(dtype), *types))
+        except OperandCountError:
+            raise
+        except Exception as error:  # whatever the user's code makes of a symbolic value
+            return str(error) if isinstance(error, EpilogueError) else f"{type(error).__name__}: {error}"
+        return ""
+
+    def _warn(self, reason: str, stacklevel: int) -> None:
+        if not self._has_warned:
+            self.__dict__["_has_warned"] = True
+            text = f"cutfuse.nn.FusedLinear runs its epilogue unfused: {reason}"
+            warnings.warn(text, UserWarning, stacklevel=stacklevel)
 
     def _forward_fused(self, x: Tensor, *operands: Tensor | float) -> Tensor:
         return linear(
@@ -92,17 +142,33 @@ class FusedLinear(nn.Linear):
         return ", ".join(parts)
 
 
-def _why_unfusable(epilogue: Callable[..., Tensor] | Epilogue | None) -> str:
-    """Why the epilogue cannot be traced with tensors for operands; empty if it can. With numbers it may still be."""
-    if epilogue is None or isinstance(epilogue, Epilogue):
-        return ""
-    try:
-        resolve(epilogue, count_operands(epilogue))
-    except Exception as error:  # it is the user's code, which may rely on what is set later
-        return str(error) or type(error).__name__
-    return ""
+_SETTINGS = ("epilogue", "reduce", "keepdim")
 
 
-@torch.compiler.assume_constant_result
-def _warn_while_compiling(reason: str) -> None:
-    warnings.warn(_UNFUSED.format(reason), UserWarning, stacklevel=2)
+def _check_setting(name: str, value: Any) -> None:
+    if name == "epilogue":
+        arguments.check_epilogue("nn.FusedLinear", value)
+    elif name == "keepdim":
+        arguments.check_flag("nn.FusedLinear", name, value)
+    elif value is not None:
+        arguments.check_reduction("nn.FusedLinear", value)
+
+
+def _input_dtype(x: Tensor) -> torch.dtype:
+    return autocast_dtype(x.device.type) or x.dtype
+
+
+def _type(operand: Any) -> ValueType:
+    return type_of(operand) if isinstance(operand, Tensor) else operand
+
+
+def _kinds(x: Tensor, operands: Sequence[Any]) -> tuple:
+    """What decides whether an epilogue can be traced, besides the epilogue itself."""
+    return _input_dtype(x), *[None if isinstance(operand, int | float) else _type(operand) for operand in operands]
+
+
+def _encode(operand: Tensor | float) -> int | str | ValueType:
+    """A constant for Dynamo, which may hold a number as a symbol: a float as its digits, a tensor as its type."""
+    if isinstance(operand, float):
+        return operand.hex()
+    return operator.index(operand) if isinstance(operand, int) else type_of(operand)

@@ -6,17 +6,18 @@ from torch import Tensor
 
 from .. import models
 from ..linear import linear
+from .drop_in import DropIn, is_symbolic
 
 
 def _divide_scale(z: Tensor, scaling_factor: float) -> Tensor:
     return z / 2 * scaling_factor
 
 
-class GemmDivideSumScale(models.GemmDivideSumScale):
+class GemmDivideSumScale(DropIn, models.GemmDivideSumScale):
     """Drop-in for `cutfuse.models.GemmDivideSumScale`: x `[M, input_size]` to `[M, 1]`, without the matrix product."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dim() != 2:  # the sum is over dim 1, which is the rows' only in a matrix
+        if is_symbolic(x) or x.dim() != 2:  # the sum is over dim 1, which is the rows' only in a matrix
             return super().forward(x)
         return linear(
             x, self.weight, epilogue=_divide_scale, operands=(self.scaling_factor,), reduce="sum", keepdim=True

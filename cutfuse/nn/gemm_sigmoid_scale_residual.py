@@ -7,15 +7,18 @@ from torch import Tensor
 
 from .. import models
 from ..linear import linear
+from .drop_in import DropIn, is_symbolic
 
 
 def _sigmoid_scale_residual(z: Tensor, scaling_factor: float) -> Tensor:
     return torch.sigmoid(z) * scaling_factor + z
 
 
-class GemmSigmoidScaleResidual(models.GemmSigmoidScaleResidual):
+class GemmSigmoidScaleResidual(DropIn, models.GemmSigmoidScaleResidual):
     """Drop-in for `cutfuse.models.GemmSigmoidScaleResidual`: x `[..., input_size]` to `[..., hidden_size]`."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if is_symbolic(x):
+            return super().forward(x)
         operands = (self.scaling_factor,)
         return linear(x, self.gemm.weight, self.gemm.bias, epilogue=_sigmoid_scale_residual, operands=operands)

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from .. import models
 from ..linear import linear
+from .drop_in import DropIn, is_symbolic
 
 
-class LinearSigmoidSum(models.LinearSigmoidSum):
+class LinearSigmoidSum(DropIn, models.LinearSigmoidSum):
     """Drop-in for `cutfuse.models.LinearSigmoidSum`: x `[M, input_size]` to `[M, 1]`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dim() != 2:  # the sum is over dim 1, which is the rows' only in a matrix
+        if is_symbolic(x) or x.dim() != 2:  # the sum is over dim 1, which is the rows' only in a matrix
             return super().forward(x)
         return linear(x, self.linear.weight, self.linear.bias, epilogue=torch.sigmoid, reduce="sum", keepdim=True)

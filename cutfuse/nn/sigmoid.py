@@ -6,10 +6,13 @@ from torch import Tensor
 
 from .. import models
 from ..pointwise import sigmoid
+from .drop_in import DropIn, is_symbolic
 
 
-class Sigmoid(models.Sigmoid):
+class Sigmoid(DropIn, models.Sigmoid):
     """Drop-in for `cutfuse.models.Sigmoid` and `torch.nn.Sigmoid`."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if is_symbolic(x):
+            return super().forward(x)
         return sigmoid(x)

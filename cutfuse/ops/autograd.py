@@ -3,7 +3,7 @@
 Forwards keep the pre-activation, as PyTorch's own linear layer followed by an activation would. Backwards take one
 kernel for everything that is element by element, with the bias gradient's column sum, and cuBLAS for the products but
 where `cutfuse.precision` forces fp32 ones to run otherwise.
-Where a gradient is to be differentiated again, it is that of the composed operations.
+Where a gradient is to be differentiated again, or is batched, it is that of the composed operations.
 """
 
 from __future__ import annotations
@@ -28,24 +28,43 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-def is_differentiated_again() -> bool:
-    """Whether a backward that asks runs with create_graph=True."""
-    return not torch.compiler.is_compiling() and torch.is_grad_enabled()
+def composes_gradient(grad: Tensor) -> bool:
+    """Whether a backward's gradients are those of the composed operations.
+
+    They are where it runs with create_graph=True, and where `grad` is batched (is_grads_batched=True, vmap over a
+    backward pass), which the operators are not made for.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    functorch = torch._C._functorch
+    return torch.is_grad_enabled() or functorch.is_legacy_batchedtensor(grad) or functorch.is_batchedtensor(grad)
 
 
 def differentiate(
     function: Callable[..., Tensor], inputs: Sequence[Tensor | None], needs: Sequence[bool], grad: Tensor
 ) -> list[Tensor | None]:
-    """Gradients that can be differentiated again, from PyTorch's own of `function`."""
-    aliases = [t if t is None else t.view_as(t) for t in inputs]  # one tensor may be two inputs
+    """PyTorch's own gradients of `function`, differentiable again where the backward pass asks for that."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        aliases = [t if t is None else t.view_as(t) for t in inputs]  # one tensor may be two inputs
+        y = function(*aliases)
     wanted = [t for t, needed in zip(aliases, needs, strict=True) if needed]
-    found = torch.autograd.grad(function(*aliases), wanted, grad, create_graph=True, allow_unused=True)
+    if not y.requires_grad:  # of comparisons only
+        return [None] * len(needs)
+    found = torch.autograd.grad(y, wanted, grad, create_graph=again, allow_unused=True)
     gradients = iter(found)
     return [next(gradients) if needed else None for needed in needs]
 
 
-def _wanted(needs: Sequence[bool]) -> list[int]:
-    return [k for k, needed in enumerate(needs) if needed]
+@torch.compiler.assume_constant_result
+def _inputs_with_gradient(program: str) -> tuple[int, ...]:
+    return tuple(Program.parse(program).inputs_with_gradient)
+
+
+def _wanted(needs: Sequence[bool], program: str) -> list[int]:
+    """Which gradients to compute: 0 for x, k for operand k - 1. What the result does not read has none."""
+    reached = _inputs_with_gradient(program)
+    return [k for k, needed in enumerate(needs) if needed and k in reached]
 
 
 def _element_gradients(
@@ -59,11 +78,14 @@ def _element_gradients(
     column_sum: bool = False,
 ) -> tuple[dict[int, Tensor], Tensor | None]:
     """Gradients by index (0 for x, k for operand k - 1), and x's gradient summed over all but the last dimension."""
+    if not wanted:
+        return {}, None
     if reduction in _NEEDS_RESULT:
         outputs = schema.pointwise_backward(grad, x, operands, program, reduction, result, wanted, column_sum)
     else:
         outputs = schema.pointwise_backward(grad, x, operands, program, "none", None, wanted, column_sum)
-    return dict(zip(wanted, outputs, strict=False)), outputs[-1] if column_sum else None
+    # Dynamo of PyTorch 2.8 refuses lists of different lengths, whatever strict is.
+    return dict(zip(wanted, outputs[: len(wanted)], strict=True)), outputs[-1] if column_sum else None
 
 
 class Pointwise(torch.autograd.Function):
@@ -79,13 +101,13 @@ class Pointwise(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *operands = ctx.saved_tensors
         needs = ctx.needs_input_grad[2:]
-        if is_differentiated_again():
+        if composes_gradient(grad):
             program = Program.parse(ctx.program)
             again = differentiate(
                 lambda x, *operands: composed.pointwise(x, operands, program, grad.dtype), (x, *operands), needs, grad
             )
             return (None, None, *again)
-        gradients, _ = _element_gradients(grad, x, operands, ctx.program, "none", None, _wanted(needs))
+        gradients, _ = _element_gradients(grad, x, operands, ctx.program, "none", None, _wanted(needs, ctx.program))
         return (None, None, *(gradients.get(k) for k in range(len(needs))))
 
 
@@ -116,7 +138,7 @@ class Reduce(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         result, x, *operands = ctx.saved_tensors
         needs = ctx.needs_input_grad[4:]
-        if is_differentiated_again():
+        if composes_gradient(grad):
             program = Program.parse(ctx.program)
             again = differentiate(
                 lambda x, *operands: composed.reduce(x, operands, program, ctx.reduction, ctx.dims, grad.dtype),
@@ -136,7 +158,7 @@ class Reduce(torch.autograd.Function):
             ctx.program,
             ctx.reduction,
             None if result is None else result.reshape(reduced),
-            _wanted(needs),
+            _wanted(needs, ctx.program),
         )
         return (None, None, None, None, *(gradients.get(k) for k in range(len(needs))))
 
@@ -177,7 +199,7 @@ class Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         result, x, weight, bias, z, *operands = ctx.saved_tensors
         _, _, _, needs_x, needs_weight, needs_bias, *needs = ctx.needs_input_grad
-        if is_differentiated_again():
+        if composes_gradient(grad):
             again = differentiate(
                 lambda x, weight, bias, *operands: _composed_linear(x, weight, bias, operands, ctx, grad.dtype),
                 (x, weight, bias, *operands),
@@ -193,11 +215,13 @@ class Linear(torch.autograd.Function):
                 schema.reduce(grad, [], schema.IDENTITY, "sum", (0,), sum_dtype(grad.dtype)) if needs_bias else None
             )
         else:
-            wanted = _wanted([needs_x or needs_weight, *needs])
+            wanted = _wanted([needs_x or needs_weight or needs_bias, *needs], ctx.program)
             gradients, column_sum = _element_gradients(
-                grad, z, operands, ctx.program, ctx.reduction, result, wanted, needs_bias
+                grad, z, operands, ctx.program, ctx.reduction, result, wanted, needs_bias and 0 in wanted
             )
         grad_z = gradients.get(0)
+        if grad_z is None:  # the result does not come from z
+            needs_x = needs_weight = needs_bias = False
         return (
             None,
             None,

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..epilogue import Program, evaluate
+from ..epilogue.evaluate import arithmetic_dtype
 
 # Every reduction that there is, by its name.
 REDUCTIONS: dict[str, Callable[..., Tensor]] = {
@@ -22,12 +23,6 @@ REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "amin": torch.amin,
     "logsumexp": torch.logsumexp,
 }
-
-
-def arithmetic_dtype(x: Tensor, operands: Sequence[Tensor]) -> torch.dtype:
-    """fp64 where an input with dimensions is fp64, as PyTorch promotes; else fp32."""
-    wide = x.dtype == torch.float64 or any(t.dtype == torch.float64 and t.dim() > 0 for t in operands)
-    return torch.float64 if wide else torch.float32
 
 
 def apply(program: Program, x: Tensor, operands: Sequence[Tensor]) -> Tensor:

@@ -112,4 +112,6 @@ def _differentiate_double(program: Program, inputs: list[Tensor], indices: list[
     with torch.enable_grad():
         y = evaluate(program, leaves[0], leaves[1:])
     wanted = [leaves[k] for k in indices]
+    if not y.requires_grad:  # of comparisons only
+        return [torch.zeros_like(leaf) for leaf in wanted]
     return list(torch.autograd.grad(y, wanted, torch.ones_like(y), allow_unused=True, materialize_grads=True))

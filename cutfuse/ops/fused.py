@@ -72,11 +72,11 @@ def _tf32_allowed(allowed: bool) -> Iterator[None]:
     settings = torch.backends.cuda.matmul
     with _SETTING:
         if not hasattr(settings, "fp32_precision"):  # torch 2.8
-            before, settings.allow_tf32 = settings.allow_tf32, allowed
+            before, settings.allow_tf32 = torch.get_float32_matmul_precision(), allowed
             try:
                 yield
             finally:
-                settings.allow_tf32 = before
+                torch.set_float32_matmul_precision(before)  # allow_tf32 would make "high" of "medium"
             return
         before, settings.fp32_precision = settings.fp32_precision, "tf32" if allowed else "ieee"
         try:

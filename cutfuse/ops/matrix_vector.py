@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from ..epilogue import Epilogue, Program, evaluate
 from ..epilogue.affine import split_affine
-from ..epilogue.expression import Expr, apply, constant
-from ..epilogue.table import op_table
+from ..epilogue.expression import Expr, apply, constant, topological
+from ..epilogue.table import Op, op_table
 from ..precision import autocast_dtype
 from . import autograd, composed, schema
 
@@ -54,28 +55,30 @@ def find_matrix_vector(
     """How to sum the epilogue over its `columns` without z. None where every element of z has to be seen."""
     if reduction not in ("sum", "mean") or columns == 0 or epilogue.affine is None:
         return None
-    along_rows = tuple(t.shape[0] != 1 for t in operands)
-    along_columns = tuple(t.shape[1] != 1 for t in operands)
+    # Branches, as the comparison of a symbolic size is a symbol itself, and `split` takes constants.
+    along_rows = tuple([k for k, t in enumerate(operands) if t.shape[0] != 1])
+    along_columns = tuple([k for k, t in enumerate(operands) if t.shape[1] != 1])
     return split(epilogue.program.text, along_rows, along_columns)
 
 
 @torch.compiler.assume_constant_result
-def split(program: str, along_rows: tuple[bool, ...], along_columns: tuple[bool, ...]) -> MatrixVector | None:
-    """The parts of an affine program, given the dimensions along which each operand varies."""
+def split(program: str, along_rows: tuple[int, ...], along_columns: tuple[int, ...]) -> MatrixVector | None:
+    """The parts of an affine program, given which operands vary along each dimension."""
     return _split(program, along_rows, along_columns)
 
 
 @functools.lru_cache(maxsize=1024)
-def _split(program: str, along_rows: tuple[bool, ...], along_columns: tuple[bool, ...]) -> MatrixVector | None:
-    form = split_affine(Program.parse(program).expression)
-    if form is None:
+def _split(program: str, along_rows: tuple[int, ...], along_columns: tuple[int, ...]) -> MatrixVector | None:
+    parsed = Program.parse(program)
+    form = split_affine(parsed.expression)
+    if form is None or (isinstance(form.slope, float) and form.slope == 0):  # 0 * x is not 0 for every x
         return None
-    rows = frozenset(f"r{k}" for k, varies in enumerate(along_rows) if varies)
-    columns = frozenset(f"r{k}" for k, varies in enumerate(along_columns) if varies)
+    rows = frozenset(f"r{k}" for k in along_rows)
+    columns = frozenset(f"r{k}" for k in along_columns)
     factors = _factor(form.slope, rows, columns)
     if factors is None:
         return None
-    count = len(along_rows)
+    count = parsed.operand_count
     is_number = isinstance(form.intercept, float)
     return MatrixVector(
         scale=factors.scale,
@@ -97,25 +100,36 @@ def _factor(slope: Expr | float, rows: frozenset[str], columns: frozenset[str]) 
     """A number, a factor that is the same along a row of z, and one that is the same along a column of z."""
     if not isinstance(slope, Expr):
         return _Factors(slope, None, None)
-    if slope.is_number:
-        return _Factors(slope.number, None, None)
-    if not slope.reads & columns:
-        return _Factors(1.0, slope, None)
-    if not slope.reads & rows:
-        return _Factors(1.0, None, slope)
+    found: dict[int, _Factors | None] = {}
+    for node in topological(slope):
+        if node.is_number:
+            factors = _Factors(node.number, None, None)
+        elif not node.reads & columns:
+            factors = _Factors(1.0, node, None)
+        elif not node.reads & rows:
+            factors = _Factors(1.0, None, node)
+        else:
+            parts = [found[id(argument)] for argument in node.arguments]
+            factors = None if None in parts else _combine(node.op, parts)
+        found[id(node)] = factors
+    return found[id(slope)]
+
+
+def _combine(op: Op | None, parts: list[_Factors]) -> _Factors | None:
+    """The factors of an op on values of which the factors are known; None where it does not keep them apart."""
     infix, prefix = op_table().infix, op_table().prefix
-    parts = [_factor(argument, rows, columns) for argument in slope.arguments]
-    if None in parts:
+    if op is prefix["-"]:
+        factors = parts[0]._replace(scale=-parts[0].scale)
+    elif op is infix["*"]:
+        a, b = parts
+        factors = _Factors(a.scale * b.scale, _product(a.outer, b.outer), _product(a.inner, b.inner))
+    elif op is infix["/"] and parts[1].scale != 0:
+        a, b = parts
+        factors = _Factors(a.scale / b.scale, _quotient(a.outer, b.outer), _quotient(a.inner, b.inner))
+    else:
         return None
-    if slope.op is prefix["-"]:
-        return parts[0]._replace(scale=-parts[0].scale)
-    if slope.op is infix["*"]:
-        a, b = parts
-        return _Factors(a.scale * b.scale, _product(a.outer, b.outer), _product(a.inner, b.inner))
-    if slope.op is infix["/"] and parts[1].scale != 0:
-        a, b = parts
-        return _Factors(a.scale / b.scale, _quotient(a.outer, b.outer), _quotient(a.inner, b.inner))
-    return None
+    # The numbers' product may be beyond fp64 where that of the factors is not.
+    return factors if math.isfinite(factors.scale) else None
 
 
 def _product(a: Expr | None, b: Expr | None) -> Expr | None:
@@ -232,7 +246,7 @@ class WeightedSum(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         matrix, vector = ctx.saved_tensors
         needs_matrix, needs_vector, *_ = ctx.needs_input_grad
-        if autograd.is_differentiated_again():
+        if autograd.composes_gradient(grad):
             wide = autograd.sum_dtype(matrix.dtype)
             again = autograd.differentiate(
                 lambda matrix, vector: _weighted_sum(matrix, vector, ctx.dim, ctx.scale, wide).to(grad.dtype),

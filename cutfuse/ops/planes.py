@@ -178,9 +178,15 @@ def set_plane_memory(fraction: float) -> None:
     """Lets weights keep planes of up to `fraction` of their device's memory together (0 at first: none).
 
     Raises:
-        ValueError: `fraction` is not between 0 and 1.
+        TypeError: `fraction` is not a number.
+        ValueError: it is not between 0 and 1.
     """
     global _fraction
+    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
+        raise TypeError(
+            f"cutfuse.set_plane_memory: fraction has to be a number between 0 and 1, got {fraction!r} of type "
+            f"{type(fraction).__name__}"
+        )
     if not 0 <= fraction <= 1:
         raise ValueError(f"cutfuse: a fraction of the device's memory lies between 0 and 1, got {fraction}")
     if fraction < _fraction:
@@ -189,7 +195,9 @@ def set_plane_memory(fraction: float) -> None:
 
 
 def plane_memory(device: int | None = None) -> int:
-    """Bytes of the planes that weights keep now, on one device or on all."""
+    """Bytes of the planes that weights keep now, on the device of an index or on all."""
+    if device is not None and not isinstance(device, int):
+        raise TypeError(f"cutfuse.plane_memory: device has to be a CUDA device's index or None, got {device!r}")
     entries = [entry for entry in list(_entries.values()) if device in (None, entry.device)]
     return sum(planes.memory.nbytes for entry in entries for planes in list(entry.planes.values()))
 

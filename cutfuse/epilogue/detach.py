@@ -1,0 +1,99 @@
+"""Copies a callable with all that it reads from outside, so that what is traced is what its key describes.
+
+The callable itself could change between the computation of its key and its trace, and change back before a second key.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from cutfuse.epilogue.calls import is_known
+from cutfuse.epilogue.fingerprint import NoKeyError, read_attribute, read_free, read_global, reads_of
+
+
+def detach(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of fn with the same fingerprint, whose globals, free variables and defaults are those of this moment.
+
+    For callables that have a fingerprint. Raises NoKeyError where fn has changed so that it has none.
+    """
+    copier = _Copier()
+    copy = copier.copy(fn)
+    for original, function in copier.functions:  # grows while it is walked
+        copier.fill(original, function)
+    return copy
+
+
+class _Copier:
+    def __init__(self) -> None:
+        self.functions: list[tuple[types.FunctionType, types.FunctionType]] = []
+        self._copies: dict[types.FunctionType, types.FunctionType] = {}
+
+    def copy(self, value: Any) -> Any:
+        """Of a function only the code and empty cells, which `fill` fills later: functions may refer to each other in
+        circles and long chains."""
+        kind = type(value)
+        if kind is types.FunctionType:
+            return value if is_known(value) else self._copies.get(value) or self._copy_shell(value)
+        if kind is tuple:
+            return tuple(map(self.copy, value))
+        if kind is functools.partial:
+            return functools.partial(self.copy(value.func), *self.copy(value.args), **self._copy_items(value.keywords))
+        if issubclass(kind, nn.Module):
+            return self._copy_module(value)
+        if kind is types.ModuleType:
+            raise NoKeyError
+        return value
+
+    def fill(self, original: types.FunctionType, function: types.FunctionType) -> None:
+        """Copies what the original reads into a function that `_copy_shell` made."""
+        reads = reads_of(function.__code__)
+        for name, chain in reads.globals:
+            self._place(function.__globals__, name, read_global(original, name), chain)
+        variables: dict[int, dict[str, Any]] = {}
+        for index, chain in reads.free:
+            self._place(variables.setdefault(index, {}), "value", read_free(original, index), chain)
+        for index, variable in variables.items():
+            function.__closure__[index].cell_contents = variable["value"]
+        function.__defaults__ = self.copy(original.__defaults__)
+        function.__kwdefaults__ = self._copy_items(original.__kwdefaults__ or {})
+        functools.update_wrapper(function, original)
+        del function.__wrapped__
+
+    def _copy_shell(self, original: types.FunctionType) -> types.FunctionType:
+        code = original.__code__
+        cells = tuple(types.CellType() for _ in code.co_freevars)
+        namespace = {"__builtins__": original.__builtins__}
+        function = types.FunctionType(code, namespace, original.__name__, None, cells)
+        self._copies[original] = function
+        self.functions.append((original, function))
+        return function
+
+    def _copy_items(self, items: dict[str, Any]) -> dict[str, Any]:
+        return {name: self.copy(value) for name, value in tuple(items.items())}
+
+    def _copy_module(self, module: nn.Module) -> nn.Module:
+        copy = type(module).__new__(type(module))
+        for name, value in tuple(vars(module).items()):
+            if name == "_modules":
+                vars(copy)[name] = self._copy_items(value)
+            else:
+                vars(copy)[name] = value.copy() if isinstance(value, dict | set) else self.copy(value)
+        return copy
+
+    def _place(self, home: dict[str, Any], name: str, value: Any, chain: tuple[str, ...]) -> None:
+        """Puts what `name` or `name.a.b` reads into a namespace, with stand-ins for the modules on the way."""
+        for attribute in chain:
+            if type(value) is not types.ModuleType:
+                break
+            value = read_attribute(value, attribute)
+            stand_in = home.setdefault(name, types.ModuleType(name))
+            # Another thread may have put the module there since an earlier read.
+            if type(stand_in) is not types.ModuleType:
+                raise NoKeyError
+            home, name = vars(stand_in), attribute
+        home.setdefault(name, self.copy(value))

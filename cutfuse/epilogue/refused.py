@@ -1,0 +1,55 @@
+"""Elementwise functions of PyTorch that the epilogue language lacks, and why."""
+
+from __future__ import annotations
+
+import functools
+
+_NO_NATIVE = "CUDA or C++ has no fp32 function for it; compute it before or after with PyTorch"
+_NO_DERIVATIVE = "its derivative is no function of the language; compute it before or after with PyTorch"
+_POLYNOMIAL = "polynomials of a variable degree are not in it; write the one that you need with * and +"
+_INTEGERS = "it is for integers, and an epilogue computes with floating-point numbers"
+_INTEGER_CAST = "it casts to integers, with which an epilogue cannot compute; use torch.trunc or torch.floor"
+_COMPLEX = "it is for complex numbers, and an epilogue computes with real ones"
+_DIMENSION = "it combines elements along a dimension, which an epilogue does not see; apply it after the call"
+_TENSOR = "its result has another shape than its arguments, and an epilogue gives one value for each element"
+_QUANTIZED = "its derivative is not that of its value; apply it after the call"
+
+# By the name of the function in torch, torch.nn.functional, torch.special or Tensor.
+_NAMES: dict[str, str] = {
+    _NO_NATIVE: """
+        airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 erfcx erfinv gammainc gammaincc i0 i0e i1 i1e igamma igammac
+        log_ndtr modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 ndtri
+        scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0 zeta
+    """,
+    _NO_DERIVATIVE: "digamma gammaln lgamma multigammaln mvlgamma polygamma psi",
+    _POLYNOMIAL: """
+        chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w
+        hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l legendre_polynomial_p
+        shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v
+        shifted_chebyshev_polynomial_w
+    """,
+    _INTEGERS: """
+        __ilshift__ __irshift__ __lshift__ __rshift__ __rlshift__ __rrshift__ bitwise_left_shift bitwise_right_shift
+        gcd lcm
+    """,
+    _INTEGER_CAST: "byte char int long short",
+    _COMPLEX: "complex imag polar view_as_complex view_as_real",
+    _DIMENSION: "glu gumbel_softmax log_softmax logsumexp normalize softmax softmin",
+    _TENSOR: "equal frexp gradient is_same_size",
+    _QUANTIZED: "fake_quantize_per_channel_affine fake_quantize_per_tensor_affine quantized_batch_norm",
+    "its result is float64, and an epilogue computes in the type of its input; use torch.pow": "float_power",
+    "it steps through the numbers of one type, and an epilogue computes in fp32 for 16-bit types too": "nextafter",
+    "it is true for every real number": "isreal",
+}
+
+
+@functools.lru_cache(maxsize=1)
+def refused_functions() -> dict[str, str]:
+    """The reason by the name of each function."""
+    return {name: reason for reason, names in _NAMES.items() for name in names.split()}
+
+
+def refusal_of(name: str) -> str | None:
+    """Why the language lacks the function or method of this name, or None where nothing special is to say."""
+    bare = name.removeprefix("special_")
+    return refused_functions().get(bare)

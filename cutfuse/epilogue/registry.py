@@ -1,0 +1,56 @@
+"""The register of compositions: torch functions that the ops of the table spell."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from cutfuse.epilogue.table import find_attribute, find_namesakes, op_table
+
+Composition = Callable[..., Any]
+
+_registered: list[tuple[tuple[str, ...], bool, Composition]] = []
+
+
+def composes(*paths: str, exact: bool = False) -> Callable[[Composition], Composition]:
+    """Registers a composition under dotted names of torch functions.
+
+    It has the torch function's own signature and returns an expression, or NotImplemented to leave the call to the op
+    table. It holds for every callable of the op that a path belongs to, or for the functions of the same name in torch,
+    its submodules and Tensor; for the path alone where it is exact.
+    """
+
+    def register(function: Composition) -> Composition:
+        _registered.append((paths, exact, function))
+        return function
+
+    return register
+
+
+@functools.lru_cache(maxsize=1)
+def compositions() -> dict[Callable[..., Any], Composition]:
+    """By PyTorch callable; those that this version of PyTorch lacks are left out."""
+    by_op: dict[int, list[Callable[..., Any]]] = {}
+    for function, candidates in op_table().callables.items():
+        by_op.setdefault(candidates[0].code, []).append(function)
+    result: dict[Callable[..., Any], Composition] = {}
+    for paths, exact, composition in sorted(_registered, key=lambda entry: entry[1]):
+        for path in paths:
+            target = find_attribute(path)
+            if target is None:
+                continue
+            op = next(iter(op_table().callables.get(target, ())), None)
+            functions = [target] if exact else find_namesakes(path) if op is None else by_op[op.code]
+            result.update(dict.fromkeys(functions, composition))
+    return result
+
+
+def describe_compositions() -> Iterator[tuple[str, str]]:
+    """How each composition is written, with its other names, and what it computes."""
+    for paths, _, composition in _registered:
+        signature = inspect.signature(composition)
+        bare = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
+        call = signature.replace(parameters=bare, return_annotation=signature.empty)
+        yield ", ".join([f"{paths[0]}{call}", *paths[1:]]), " ".join((composition.__doc__ or "").split())

@@ -1,0 +1,60 @@
+"""An expression that was traced ahead of time, for operands whose types are known now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from cutfuse.epilogue import calls
+from cutfuse.epilogue.errors import EpilogueError
+from cutfuse.epilogue.expression import Expr, constant, input, operand, to_expression, topological
+from cutfuse.epilogue.table import op_table
+from cutfuse.epilogue.types import INPUTS, ValueTypes, input_types
+
+
+def retype(root: Expr, types: ValueTypes, numbers: Sequence[int | float | None] | None = None) -> Expr:
+    """The expression with z and the operands of these types: each op is called again, as it was in the user's callable.
+
+    numbers: for each operand of the expression the number that replaces it, or None. `types` has those of z and of the
+    operands that are not replaced.
+
+    Raises EpilogueError where PyTorch refuses a type, or computes with integers.
+    """
+    identity = op_table().identity
+    types = input_types(types)
+    leaves = _leaves(types, [None] * (len(types) - 1) if numbers is None else numbers)
+    places: dict[int, Expr] = {}
+    for node in topological(root):
+        arguments = tuple(places[id(argument)] for argument in node.arguments)
+        if node.leaf:
+            found = leaves[node.leaf]
+        elif node.op is None:
+            found = constant(node.number, types[0]) if node.type == INPUTS else node
+        elif node.op is identity:
+            found = _cast(node, arguments[0], types)
+        else:
+            named = zip(node.op.parameters, node.parameters, strict=True)
+            keywords = {name: value for (name, _), value in named} | dict(node.op.literals)
+            found = calls.call(node.op.function, arguments, keywords)
+        places[id(node)] = found
+    return places[id(root)]
+
+
+def _leaves(types: ValueTypes, numbers: Sequence[int | float | None]) -> dict[str, Expr]:
+    leaves = {"z": input(types[0])}
+    remaining = enumerate(types[1:])
+    for index, number in enumerate(numbers):
+        leaves[f"r{index}"] = operand(*next(remaining)) if number is None else to_expression(number)
+    return leaves
+
+
+def _cast(node: Expr, argument: Expr, types: ValueTypes) -> Expr:
+    """An identity node, which marks a value as one of a type: of a mask as boolean, of a cast as the cast's."""
+    if node.is_boolean and not argument.is_boolean:
+        raise EpilogueError(
+            f"the epilogue takes {argument!r} as a mask, which is torch.bool, but it is {argument.type.dtype}: pass "
+            "operand != 0"
+        )
+    dtype = types[0].dtype if node.type.dtype is None else node.type.dtype
+    return argument if node.is_boolean else calls.call(torch.Tensor.to, (argument, dtype), {})

@@ -1,0 +1,26 @@
+"""The derivatives at ties, which changed within the versions of PyTorch that cutfuse supports."""
+
+from __future__ import annotations
+
+import torch
+
+
+def _probe() -> bool:
+    with torch.inference_mode(False), torch.enable_grad():
+        one = torch.ones(1, device="cpu", requires_grad=True)
+        # The node by itself: autograd's engine would start its threads, for every device.
+        gradient, _ = torch.fmax(one, torch.ones(1, device="cpu", requires_grad=True)).grad_fn(
+            torch.ones(1, device="cpu")
+        )
+        return gradient.item() == 0.5
+
+
+_HALVED = _probe()
+
+
+def ties_are_halved() -> bool:
+    """Whether fmax, fmin and clamp with tensor bounds halve the derivative at a tie, and clamp has none at its bounds.
+
+    PyTorch 2.15 does, as it always did in maximum and minimum; 2.13 gives it all to the first argument.
+    """
+    return _HALVED

@@ -1,0 +1,168 @@
+"""Tensors that record what is done with them: what the user's callable is given in place of the pre-activation.
+
+They are tensors, so that `isinstance`, `torch.is_tensor` and `hasattr` take the branch that they take in PyTorch, and
+what a callable does with them arrives at `__torch_function__`: functions, operators, methods and attributes.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cutfuse.epilogue import calls
+from cutfuse.epilogue.errors import EpilogueError
+from cutfuse.epilogue.expression import Expr
+from cutfuse.epilogue.symbolic import (
+    COMPARISONS,
+    INFIX,
+    LAYOUT_METHODS,
+    NEEDS_VALUES,
+    PREFIX,
+    refuse_attribute,
+    refuse_augmented,
+    refuse_list,
+)
+from cutfuse.epilogue.types import INPUTS
+
+# Functions that ask for a value's type only.
+_TYPE_QUERIES = {"is_floating_point", "is_complex", "is_signed", "is_conj", "is_neg"}
+
+
+class RefusedError(Exception):
+    """Carries an EpilogueError through PyTorch's operators: after a TypeError they would try the other operand."""
+
+    def __init__(self, error: EpilogueError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class TracedTensor(torch.Tensor):
+    """A tensor without elements that stands for an expression."""
+
+    expression: Expr
+
+    @property
+    def __class__(self) -> type[torch.Tensor]:
+        return torch.Tensor
+
+    @staticmethod
+    def of(expression: Expr) -> TracedTensor:
+        # This constructor bypasses the dispatcher, so that no TorchDispatchMode that is active sees it.
+        dtype = expression.type.dtype or torch.float32
+        traced = torch.Tensor._make_wrapper_subclass(TracedTensor, (), dtype=dtype, device="cpu")
+        traced.expression = expression
+        return traced
+
+    @classmethod
+    def __torch_function__(cls, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        given = tuple(_unwrap(item) for item in args)
+        named = {name: _unwrap(item) for name, item in (kwargs or {}).items()}
+        try:
+            return wrap(evaluate_call(function, given, named))
+        except EpilogueError as error:
+            raise RefusedError(error) from None
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        raise EpilogueError(
+            f"{function} takes the elements of a symbolic value, which has none: {NEEDS_VALUES['item']}"
+        )
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        # torch.Tensor.to would refuse an InputDtype, which is what z.dtype is where the type is not known.
+        return self.__torch_function__(torch.Tensor.to, (), (self, *args), kwargs)
+
+    def type(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__torch_function__(torch.Tensor.type, (), (self, *args), kwargs)
+
+    def __iter__(self) -> Any:
+        raise EpilogueError(NEEDS_VALUES["__iter__"])
+
+    def __len__(self) -> int:
+        raise EpilogueError(NEEDS_VALUES["__len__"])
+
+    def __dir__(self) -> list[str]:
+        return dir(torch.Tensor)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return repr(self.expression)
+
+    def __round__(self, digits: int = 0) -> Any:
+        raise EpilogueError(NEEDS_VALUES["__round__"])
+
+    def __divmod__(self, other: Any) -> Any:
+        raise EpilogueError(NEEDS_VALUES["__divmod__"])
+
+    __rdivmod__ = __divmod__
+
+
+def wrap(value: Any) -> Any:
+    return TracedTensor.of(value) if isinstance(value, Expr) else value
+
+
+def _unwrap(value: Any) -> Any:
+    return value.expression if isinstance(value, TracedTensor) else value
+
+
+def evaluate_call(function: Callable[..., Any], arguments: tuple, keywords: dict[str, Any]) -> Any:
+    """What a call that reached `__torch_function__` gives: an expression, or for a question about a type its answer."""
+    name = getattr(function, "__name__", "")
+    if name == "__get__":
+        return _attribute(function.__self__.__name__, arguments[0])
+    if name == "__set__":
+        raise EpilogueError(
+            f"the epilogue sets Tensor.{function.__self__.__name__} of a symbolic value, which has values only"
+        )
+    if name in NEEDS_VALUES:
+        raise EpilogueError(NEEDS_VALUES[name])
+    if name in LAYOUT_METHODS:
+        refuse_attribute(name)
+    if name in _TYPE_QUERIES and len(arguments) == 1:
+        return _answer(function, arguments[0])
+    if any(
+        isinstance(item, list | tuple) and any(isinstance(part, torch.Tensor) for part in item) for item in arguments
+    ):
+        refuse_list(name)
+    symbol, is_reflected = _operators().get(function, ("", False))
+    if not symbol:
+        return calls.call(function, arguments, keywords)
+    if symbol.endswith("=") and symbol not in COMPARISONS:
+        refuse_augmented(symbol[:-1])
+    return calls.operate(symbol, arguments[::-1] if is_reflected else arguments)
+
+
+def _attribute(name: str, value: Expr) -> Any:
+    if name == "dtype":
+        return value.dtype
+    return refuse_attribute(name)
+
+
+def _answer(function: Callable[..., Any], value: Expr) -> bool:
+    # z is floating-point also where its type is not known; `value.dtype` raises for other values of no known type.
+    dtype = torch.float32 if value.type == INPUTS else value.dtype
+    return function(torch.empty(0, dtype=dtype, device="cpu"))
+
+
+@functools.lru_cache(maxsize=1)
+def _operators() -> dict[Callable[..., Any], tuple[str, bool]]:
+    """The symbol of the functions behind Python's operators, and whether their arguments are the other way round."""
+    found: dict[Any, tuple[str, bool]] = {}
+
+    def add(function: Any, symbol: str, is_reflected: bool = False) -> None:
+        if function is not None:
+            found.setdefault(function, (symbol, is_reflected))
+
+    for symbol, name in (*INFIX.items(), *COMPARISONS.items(), *PREFIX.items()):
+        add(getattr(torch.Tensor, f"__{name}__", None), symbol)
+        add(getattr(operator, f"__{name}__", None), symbol)
+    for symbol, name in INFIX.items():
+        reflected = getattr(torch.Tensor, f"__r{name}__", None)
+        if reflected is not getattr(torch.Tensor, f"__{name}__", None):
+            add(reflected, symbol, True)
+        for home in (torch.Tensor, operator):
+            add(getattr(home, f"__i{name}__", None), f"{symbol}=")
+    return found

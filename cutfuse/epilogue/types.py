@@ -1,0 +1,170 @@
+"""The types of an epilogue's values, as PyTorch would give them: found by asking PyTorch itself.
+
+All arithmetic is fp32 (fp64 for fp64), whatever these types are. They decide what `z.dtype` is, what a cast means,
+which type the result has, and what is refused because floating-point arithmetic would not give PyTorch's result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+
+from cutfuse.epilogue.errors import EpilogueError
+
+
+class ValueType(NamedTuple):
+    """What PyTorch's type promotion asks of a value."""
+
+    dtype: torch.dtype | None = None  # None: not known, in an epilogue that is traced ahead of time
+    is_scalar: bool = False  # of a tensor without dimensions: values with dimensions decide the result's type
+    in_fp64: bool = False  # of an input: the arithmetic of its call is fp64
+    is_inputs: bool = False  # not known, but the same as the pre-activation's
+    is_number: bool = False  # of a Python number: tensors, also those without dimensions, decide the result's type
+
+    def promotes_as(self, other: ValueType) -> bool:
+        """Whether it is the same to PyTorch."""
+        return self._replace(in_fp64=False) == other._replace(in_fp64=False)
+
+    @property
+    def is_boolean(self) -> bool:
+        return self.dtype is torch.bool
+
+    @property
+    def is_integer(self) -> bool:
+        return self.dtype is not None and not (self.is_boolean or self.dtype.is_floating_point or self.dtype.is_complex)
+
+
+UNKNOWN = ValueType()
+INPUTS = ValueType(is_inputs=True)
+BOOLEAN = ValueType(torch.bool)
+NUMBERS = {
+    bool: ValueType(torch.bool, True, is_number=True),
+    int: ValueType(torch.int64, True, is_number=True),
+    float: ValueType(torch.float64, True, is_number=True),
+}
+
+ValueTypes = tuple[ValueType, ...]
+
+
+def unknown_types(operand_count: int) -> ValueTypes:
+    """Of z and that many operands, ahead of time."""
+    return (INPUTS, *[UNKNOWN] * operand_count)
+
+
+def type_of(tensor: torch.Tensor) -> ValueType:
+    return ValueType(tensor.dtype, tensor.dim() == 0)
+
+
+def input_types(types: ValueTypes) -> ValueTypes:
+    """The types of a call's inputs, with whether it computes in fp64: see `evaluate.arithmetic_dtype`."""
+    has_dimensions = any(not item.is_scalar for item in types)
+    in_fp64 = types[0].dtype is torch.float64 or any(
+        item.dtype is torch.float64 and not (item.is_scalar and has_dimensions) for item in types
+    )
+    return tuple([item._replace(in_fp64=in_fp64) for item in types]) if in_fp64 else types
+
+
+class InputDtype:
+    """`z.dtype` where an epilogue is traced ahead of time, for tensors of every type. Only casts take it."""
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        refuse_unknown_type()
+
+    __eq__ = __ne__ = __hash__ = _refuse  # type: ignore[assignment]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        refuse_unknown_type()
+
+    def __repr__(self) -> str:
+        return "the dtype of z"
+
+
+INPUT_DTYPE = InputDtype()
+
+
+def refuse_unknown_type() -> NoReturn:
+    raise EpilogueError(
+        "the epilogue asks for a type, which is not known when an Epilogue is traced ahead of time, as it serves every "
+        "type (z.dtype may be cast to, no more): pass the function itself as epilogue=, which is traced for the types "
+        "of the call"
+    )
+
+
+_PROMOTED_LIMIT = 4096
+_promoted: dict[tuple, ValueType] = {}
+
+
+def promote(function: Callable[..., Any], name: str, arguments: tuple, keywords: dict[str, Any]) -> ValueType:
+    """The type of a PyTorch function's result. `arguments` have a ValueType in place of each symbolic value.
+
+    Raises EpilogueError where PyTorch refuses these types, and where its result is of an integer type: it would be
+    exact and wrap around, which floating-point arithmetic does not.
+    """
+    everything = (*arguments, *keywords.values())
+    given = [item for item in everything if isinstance(item, ValueType)]
+    if any(item.dtype is None for item in given) or any(item is INPUT_DTYPE for item in everything):
+        return UNKNOWN
+    # 1, 1.0 and True are equal, but not to type promotion.
+    key = (function, arguments, tuple(keywords.items()), tuple(map(type, everything)), torch.get_default_dtype())
+    try:
+        found = _promoted.get(key)
+    except TypeError:  # an argument that is not hashable
+        return _promote(function, name, arguments, keywords)
+    if found is None:
+        found = _promote(function, name, arguments, keywords)
+        if len(_promoted) >= _PROMOTED_LIMIT:
+            _promoted.clear()
+        _promoted[key] = found
+    return found
+
+
+def _promote(function: Callable[..., Any], name: str, arguments: tuple, keywords: dict[str, Any]) -> ValueType:
+    given = [item for item in (*arguments, *keywords.values()) if isinstance(item, ValueType)]
+    try:
+        # Autocast and function modes are for the user's values, not for these.
+        with torch._C.DisableTorchFunction(), torch.autocast("cpu", enabled=False):
+            result = _call(function, arguments, keywords)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise EpilogueError(f"PyTorch refuses {name} of {describe_types(given)}: {reason}") from None
+    found = type_of(result)
+    if found.is_integer:
+        raise EpilogueError(
+            f"{name} of {describe_types(given)} gives {found.dtype} in PyTorch, exact and modulo the type's range, and "
+            "an epilogue computes with floating-point numbers: convert to them first (.float(), 1.0 for 1), or "
+            "compute this before"
+        )
+    return found
+
+
+def describe_types(types: list[ValueType]) -> str:
+    return ", ".join("a number" if item.is_number else str(item.dtype) for item in types)
+
+
+def _call(function: Callable[..., Any], arguments: tuple, keywords: dict[str, Any]) -> torch.Tensor:
+    """The function on tensors of the types. Numbers are numbers, or tensors where it takes nothing else."""
+
+    def call(numbers: dict[torch.dtype, Any]) -> torch.Tensor:
+        named = {key: _probe(value, numbers) for key, value in keywords.items()}
+        return function(*[_probe(value, numbers) for value in arguments], **named)
+
+    try:
+        return call({torch.bool: True, torch.int64: 1, torch.float64: 1.0})
+    except TypeError:
+        if not any(isinstance(value, ValueType) and value.is_number for value in (*arguments, *keywords.values())):
+            raise
+        default = torch.ones((), dtype=torch.get_default_dtype(), device="cpu")
+        return call({torch.bool: default.bool(), torch.int64: default.long(), torch.float64: default})
+
+
+def _probe(value: Any, numbers: dict[torch.dtype, Any]) -> Any:
+    """A tensor of the type, of no elements or no dimensions. Anything else as it is."""
+    if not isinstance(value, ValueType):
+        return value
+    if value.is_number:
+        return numbers[value.dtype]
+    return torch.zeros(() if value.is_scalar else (0,), dtype=value.dtype, device="cpu")

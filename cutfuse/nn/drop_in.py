@@ -1,0 +1,24 @@
+"""What the drop-ins have in common: tracers that see PyTorch's operations only are given the plain model."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class DropIn:
+    """Before the plain model among a drop-in's bases."""
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """What torch.jit.script compiles in its place: the plain model, with the same parameters."""
+        plain = copy.copy(self)
+        plain.__class__ = next(kind for kind in type(self).__mro__ if not issubclass(kind, DropIn))
+        return plain
+
+
+def is_symbolic(x: Any) -> bool:
+    """Whether torch.fx.symbolic_trace runs the module; the graph is then the plain model's."""
+    return isinstance(x, torch.fx.Proxy)

@@ -1,0 +1,338 @@
+"""Types inside an epilogue: what PyTorch would give, or a refusal that names the type."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import cutfuse
+from cutfuse import Epilogue, EpilogueError
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+X = torch.tensor([-2.0, -0.5, 0.0, 0.25, 3.0])
+
+
+@pytest.fixture(params=["eager", "compiled", "ahead"])
+def pointwise(request: pytest.FixtureRequest) -> Iterator[Callable[..., Tensor]]:
+    """cutfuse.pointwise as it is, in torch.compile, and with an Epilogue that was traced ahead of time."""
+    torch._dynamo.reset()
+    if request.param == "eager":
+        yield cutfuse.pointwise
+    elif request.param == "compiled":
+        yield lambda fn, *tensors: torch.compile(
+            lambda *inner: cutfuse.pointwise(fn, *inner), fullgraph=True, backend="eager"
+        )(*tensors)
+    else:
+        yield lambda fn, *tensors: cutfuse.pointwise(Epilogue(fn, len(tensors) - 1), *tensors)
+    torch._dynamo.reset()
+
+
+BRANCHES: dict[str, Callable[[Tensor], Tensor]] = {
+    "isinstance": lambda z: z * 2 if isinstance(z, Tensor) else z * 3,
+    "isinstance_of_result": lambda z: z * 2 if isinstance(z > 0, Tensor) else z * 3,
+    "not_a_number": lambda z: z * 3 if isinstance(z, float | int) else z * 2,
+    "is_tensor": lambda z: z * 2 if torch.is_tensor(z) else z * 3,
+    "hasattr": lambda z: z * 2 if hasattr(z, "cumsum") else z * 3,
+    "hasattr_missing": lambda z: z * 3 if hasattr(z, "absent") else z * 2,
+    "is_floating_point": lambda z: z * 2 if z.is_floating_point() else z * 3,
+    "is_floating_point_function": lambda z: z * 2 if torch.is_floating_point(z) else z * 3,
+    "callable": lambda z: z * 3 if callable(z) else z * 2,
+    "bool_is_no_float": lambda z: z * 3 if (z > 0).is_floating_point() else z * 2,
+}
+# What Dynamo of torch 2.8 cannot trace, for plain tensors either.
+FAULTS_OF_DYNAMO_2_8 = {
+    "hasattr": "Dynamo of torch 2.8 finds no method by hasattr",
+    "not_a_number": "Dynamo of torch 2.8 cannot evaluate float | int",
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_branches_on_what_a_value_is(
+    name: str, pointwise: Callable[..., Tensor], request: pytest.FixtureRequest
+) -> None:
+    if name in FAULTS_OF_DYNAMO_2_8 and "compiled" in request.node.name and torch.__version__.startswith("2.8."):
+        pytest.skip(FAULTS_OF_DYNAMO_2_8[name])
+    torch.testing.assert_close(pointwise(BRANCHES[name], X), BRANCHES[name](X), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("attribute", ["shape", "device", "ndim", "T", "is_cuda", "layout", "requires_grad"])
+def test_attributes_that_a_value_lacks_are_refused(attribute: str, pointwise: Callable[..., Tensor]) -> None:
+    with pytest.raises(EpilogueError, match=rf"reads Tensor\.{attribute} of a symbolic value"):
+        pointwise(lambda z: z * 2 if getattr(z, attribute) else z, X)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_dtype_is_xs(dtype: torch.dtype) -> None:
+    seen = []
+
+    def fn(z: Tensor) -> Tensor:
+        seen.extend([z.dtype, (z > 0).dtype, (z * 2).dtype, z.float().dtype])
+        return z + torch.finfo(z.dtype).eps
+
+    y = cutfuse.pointwise(fn, X.to(dtype))
+    assert seen == [dtype, torch.bool, dtype, torch.float32]
+    torch.testing.assert_close(y, fn(X.to(dtype)), rtol=0, atol=0)
+
+
+def test_the_largest_number_of_the_type() -> None:
+    x = torch.tensor([float("inf"), 1.0], dtype=torch.float16)
+    y = cutfuse.pointwise(lambda z: torch.clamp(z, max=torch.finfo(z.dtype).max), x)
+    assert y.tolist() == [65504.0, 1.0]
+
+
+def test_a_compiled_function_is_traced_for_each_type() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: cutfuse.pointwise(lambda z: z + torch.finfo(z.dtype).eps, x), fullgraph=True, backend="aot_eager"
+    )
+    for dtype in FLOATS:
+        x = torch.zeros(3, dtype=dtype)
+        assert compiled(x)[0].item() == torch.finfo(dtype).eps
+
+
+def test_the_cache_tells_types_apart() -> None:
+    def fn(z: Tensor) -> Tensor:
+        return z * torch.finfo(z.dtype).bits
+
+    for _ in range(2):
+        for dtype in FLOATS:
+            assert cutfuse.pointwise(fn, torch.ones(1, dtype=dtype)).item() == torch.finfo(dtype).bits
+
+
+# What PyTorch computes with integers or booleans; all of it is refused or PyTorch's.
+MIXED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "add": lambda z, p, q: (p + q) * z,
+    "sub": lambda z, p, q: (p - q) * z,
+    "mul": lambda z, p, q: p * q * z,
+    "div": lambda z, p, q: (p / (q + z * 0 + 1)) * z,
+    "and": lambda z, p, q: (p & q) * z,
+    "or": lambda z, p, q: (p | q) * z,
+    "xor": lambda z, p, q: (p ^ q) * z,
+    "invert": lambda z, p, q: ~p * z + q,
+    "neg": lambda z, p, q: -p * z + q,
+    "abs": lambda z, p, q: torch.abs(p) * z + q,
+    "plus_one": lambda z, p, q: (p + 1) * z + q,
+    "plus_half": lambda z, p, q: (p + 0.5) * z + q,
+    "square": lambda z, p, q: p**2 * z + q,
+    "compare": lambda z, p, q: torch.where(p < q, z, -z),
+    "compare_number": lambda z, p, q: torch.where(p == 1, z, q * z),
+    "compare_z": lambda z, p, q: torch.where(p > z, z, q * z),
+    "maximum": lambda z, p, q: torch.maximum(p, q) * z,
+    "where": lambda z, p, q: torch.where(p, z, q),
+    "logical": lambda z, p, q: torch.logical_and(p, q) * z,
+    "sigmoid": lambda z, p, q: torch.sigmoid(p) * z + q,
+    "float": lambda z, p, q: p.float() * q.float() + z,
+    "to_type_of_z": lambda z, p, q: p.to(z.dtype) - q.to(z.dtype) + z,
+    "bool": lambda z, p, q: torch.where(p.bool(), z, q.type_as(z)),
+    "truth": lambda z, p, q: (z > 0) + (z < 0),
+    "count": lambda z, p, q: (z > 0) * 1 + p,
+    "masked_fill": lambda z, p, q: z.masked_fill(p, 2.0) + q,
+    "clamp": lambda z, p, q: torch.clamp(z, p, q),
+    "only_p": lambda z, p, q: p * (z == z),
+}
+
+
+def torchs(fn: Callable[..., Tensor], *tensors: Tensor) -> Tensor | None:
+    """PyTorch's result, or None where it refuses."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of a condition of type uint8
+            return fn(*tensors)
+    except (RuntimeError, TypeError, NotImplementedError):
+        return None
+
+
+def check(pointwise: Callable[..., Tensor], fn: Callable[..., Tensor], *tensors: Tensor) -> bool:
+    """Whether it was computed, as PyTorch computes it; otherwise it was refused, naming a type."""
+    expected = torchs(fn, *tensors)
+    try:
+        actual = pointwise(fn, *tensors)
+    except EpilogueError as error:
+        if not re.search(r"torch\.|boolean", str(error)):
+            raise
+        return False
+    assert expected is not None, "PyTorch refuses it"
+    assert actual.dtype == expected.dtype
+    # PyTorch rounds to the types on the way after every operation (fp32 for integers), cutfuse once.
+    types = [t.dtype if t.dtype.is_floating_point else torch.float32 for t in (*tensors, expected)]
+    tolerance = 4 * max(torch.finfo(dtype).eps for dtype in types)
+    torch.testing.assert_close(
+        actual, expected.expand(actual.shape), rtol=tolerance, atol=tolerance * 300, equal_nan=True
+    )
+    return True
+
+
+def values_of(dtype: torch.dtype, size: int, generator: torch.Generator | None = None) -> Tensor:
+    if dtype == torch.bool:
+        return torch.randint(0, 2, (size,), generator=generator).bool()
+    if not dtype.is_floating_point:
+        limits = torch.iinfo(dtype)
+        return torch.randint(max(limits.min, -130), min(limits.max, 260), (size,), generator=generator).to(dtype)
+    return torch.randint(-3, 4, (size,), generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8], ids=str)
+def test_operands_of_other_types(name: str, dtype: torch.dtype, pointwise: Callable[..., Tensor]) -> None:
+    torch.manual_seed(0)
+    check(pointwise, MIXED[name], X, values_of(dtype, 5), values_of(dtype, 5))
+
+
+@given(
+    name=st.sampled_from(sorted(MIXED)),
+    types=st.tuples(st.sampled_from(FLOATS), *[st.sampled_from((torch.bool, *INTEGERS, *FLOATS))] * 2),
+    scalars=st.tuples(*[st.booleans()] * 3),
+    seed=st.integers(0, 2**16),
+)
+def test_types_are_pytorchs(name: str, types: tuple, scalars: tuple, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = [values_of(dtype, 7, generator) for dtype in types]
+    tensors = [t[0] if is_scalar else t for t, is_scalar in zip(tensors, scalars, strict=True)]
+    check(cutfuse.pointwise, MIXED[name], *tensors)
+    check(lambda fn, *given: cutfuse.pointwise(Epilogue(fn, 2), *given), MIXED[name], *tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *[(name, torch.bool) for name in ("add", "mul", "and", "where")],
+        *[("plus_half", torch.int64), ("float", torch.uint8), ("compare", torch.int16)],
+        *[("compare_number", torch.int64), ("sigmoid", torch.int32)],
+    ],
+    ids=str,
+)
+def test_what_is_exact_in_fp32_is_computed(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    assert check(cutfuse.pointwise, MIXED[name], X, values_of(dtype, 5), values_of(dtype, 5))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "message"),
+    [
+        ("add", torch.uint8, "add of torch.uint8, torch.uint8 gives torch.uint8"),
+        ("sub", torch.bool, "does not subtract booleans|refuses torch.sub"),
+        ("and", torch.int64, "got r0 of type torch.int64"),
+        ("invert", torch.int32, "got r0 of type torch.int32"),
+        ("compare", torch.int64, "torch.lt of torch.int64, torch.int64: PyTorch compares integers exactly"),
+        ("where", torch.uint8, "got r0 of type torch.uint8"),
+    ],
+    ids=str,
+)
+def test_refusals_name_the_type(name: str, dtype: torch.dtype, message: str) -> None:
+    with pytest.raises(EpilogueError, match=message):
+        cutfuse.pointwise(MIXED[name], X, values_of(dtype, 5), values_of(dtype, 5))
+
+
+def test_an_epilogue_keeps_its_masks_in_a_pickle() -> None:
+    epilogue = pickle.loads(pickle.dumps(Epilogue(lambda z, p, q: (p & q) * z)))
+    masks = torch.tensor([True, False, True, True, False])
+    torch.testing.assert_close(epilogue(X, masks, masks), masks * X)
+    with pytest.raises(EpilogueError, match=r"as a mask, which is torch\.bool, but it is torch\.int64"):
+        epilogue(X, masks.long(), masks.long())
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("target", FLOATS, ids=str)
+def test_casts_round_as_in_pytorch(dtype: torch.dtype, target: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.cat([torch.randn(200) * 10.0**k for k in range(-8, 8)]).to(dtype)
+    for fn in (lambda z: z.to(target), lambda z: z.to(target).float() * 3, lambda z: z.type(target).to(z.dtype) - z):
+        if target == torch.float64 and dtype != torch.float64:
+            with pytest.raises(EpilogueError, match=r"to torch\.float64, but its arithmetic is fp32"):
+                cutfuse.pointwise(fn, x)
+            continue
+        actual, expected = cutfuse.pointwise(fn, x), fn(x)
+        assert actual.dtype == expected.dtype
+        torch.testing.assert_close(actual, expected, rtol=torch.finfo(expected.dtype).eps, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int64, torch.float16, torch.float32], ids=str)
+def test_narrow_operands_are_cast_to_fp64_where_x_is(dtype: torch.dtype, pointwise: Callable[..., Tensor]) -> None:
+    x, operand = torch.linspace(-1, 1, 5, dtype=torch.float64), values_of(dtype, 5)
+    for fn in (
+        lambda z, r: z / 3 + r.to(z.dtype),
+        lambda z, r: z * r.float().type_as(z),
+        lambda z, r: torch.zeros_like(z, dtype=torch.float32).to(z.dtype) + r.double() * z,
+    ):
+        torch.testing.assert_close(pointwise(fn, x, operand), fn(x, operand), rtol=1e-15, atol=0)
+
+
+def test_a_cast_in_a_chain_rounds_under_compile_too(pointwise: Callable[..., Tensor]) -> None:
+    x = torch.linspace(0, 1, 101)
+    for fn in (lambda z: z.to(torch.float16) * 3 - z, lambda z: z.bfloat16().float() * 3, lambda z: (z > 0).half() / 3):
+        torch.testing.assert_close(pointwise(fn, x), fn(x), rtol=0, atol=1e-3)
+    rounded = pointwise(lambda z: (z.half().float() - z) * 2048, x)
+    torch.testing.assert_close(rounded, (x.half().float() - x) * 2048, rtol=1e-6, atol=1e-6)
+
+
+def test_gradients_go_through_casts(path: str) -> None:
+    x = torch.randn(50, requires_grad=True)
+    (actual,) = torch.autograd.grad(cutfuse.pointwise(lambda z: torch.tanh(z.half()).float() * 3, x).sum(), x)
+    (expected,) = torch.autograd.grad((torch.tanh(x.half()).float() * 3).sum(), x)
+    torch.testing.assert_close(actual, expected, rtol=2e-3, atol=2e-3)
+
+
+PROMOTED: dict[str, tuple[Callable[..., Tensor], tuple[tuple[tuple[int, ...], torch.dtype], ...]]] = {
+    "0-d x": (lambda z, r: z * r, (((), torch.float32), ((3,), torch.bfloat16))),
+    "all 0-d": (lambda z, r: z * r, (((), torch.float16), ((), torch.float32))),
+    "all 0-d, fp64": (lambda z, r: z * r / 3, (((), torch.float32), ((), torch.float64))),
+    "0-d operand": (lambda z, r: z * r, (((3,), torch.float16), ((), torch.float32))),
+    "fp64 operand": (lambda z, r: z * r, (((3,), torch.float16), ((3,), torch.float64))),
+    "only compared": (lambda z, r: torch.where(r > 0, z, 0.0), (((3,), torch.float16), ((3,), torch.float32))),
+    "cast": (lambda z: F.silu(z.float()), (((3,), torch.bfloat16),)),
+    "cast of a result": (lambda z: torch.abs(z).float(), (((3,), torch.bfloat16),)),
+    "cast of a wide result": (lambda z: torch.abs(z).float(), (((3,), torch.float64),)),
+    "cast back": (lambda z: F.silu(z.float()).to(z.dtype), (((3,), torch.bfloat16),)),
+    "comparison": (lambda z: z > 0, (((3,), torch.bfloat16),)),
+}
+
+
+@pytest.mark.parametrize("name", PROMOTED)
+def test_the_results_type(name: str, pointwise: Callable[..., Tensor]) -> None:
+    fn, described = PROMOTED[name]
+    torch.manual_seed(0)
+    tensors = [torch.randn(shape).to(dtype) for shape, dtype in described]
+    actual, expected = pointwise(fn, *tensors), fn(*tensors)
+    assert actual.dtype == expected.dtype
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("x", [torch.arange(3), torch.tensor([True, False])], ids=str)
+def test_an_epilogue_takes_integers_as_pointwise_does(x: Tensor) -> None:
+    torch.testing.assert_close(Epilogue(lambda z: z / 2)(x), x / 2)
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "amax", "amin"])
+def test_reductions_of_comparisons(op: str, path: str) -> None:
+    x, w = torch.randn(5, 8), torch.randn(70, 8)
+    expected = torchs(lambda z: getattr(torch, op)(z > 0, dim=1), x @ w.t())
+    for call in (
+        lambda dtype: cutfuse.linear(x, w, epilogue=lambda z: z > 0, reduce=op, out_dtype=dtype),
+        lambda dtype: cutfuse.reduce(x @ w.t(), 1, op, prologue=lambda z: z > 0, out_dtype=dtype),
+    ):
+        if expected is None:
+            with pytest.raises(TypeError, match=r"no mean of torch\.bool"):
+                call(None)
+        else:
+            actual = call(None)
+            assert actual.dtype == expected.dtype
+            assert torch.equal(actual, expected)
+        as_float = getattr(torch, op)((x @ w.t() > 0).float(), dim=1)
+        torch.testing.assert_close(call(torch.float32), as_float)
+
+
+def test_ahead_of_time_the_type_is_not_known() -> None:
+    with pytest.raises(EpilogueError, match=r"pass the function itself"):
+        Epilogue(lambda z: z + torch.finfo(z.dtype).eps)
+    with pytest.raises(EpilogueError, match=r"pass the function itself"):
+        Epilogue(lambda z: z if z.dtype == torch.float32 else -z)
