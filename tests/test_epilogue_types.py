@@ -336,3 +336,21 @@ def test_ahead_of_time_the_type_is_not_known() -> None:
         Epilogue(lambda z: z + torch.finfo(z.dtype).eps)
     with pytest.raises(EpilogueError, match=r"pass the function itself"):
         Epilogue(lambda z: z if z.dtype == torch.float32 else -z)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("fill", [2, 0.1, -0.0])
+def test_constants_have_the_type_of_an_operand(dtype: torch.dtype, fill: float) -> None:
+    operand = values_of(dtype, 5)
+    for fn in (lambda z, r: torch.full_like(r, fill) + z, lambda z, r: z * torch.full_like(r, fill) * r):
+        assert check(cutfuse.pointwise, fn, X, operand)
+        assert check(lambda fn, *given: cutfuse.pointwise(Epilogue(fn), *given), fn, X, operand)
+
+
+def test_constants_of_an_unknown_or_an_integer_type_are_refused() -> None:
+    with pytest.raises(EpilogueError, match=r"pass the function itself"):
+        Epilogue(lambda z, r: z + torch.zeros_like(z * r))
+    for fn in (lambda z, r: z + torch.zeros_like(r), lambda z, r: z * torch.full_like(r, 2)):
+        for epilogue in (fn, Epilogue(fn)):
+            with pytest.raises(EpilogueError, match=r"_like of torch\.int16 gives torch\.int16"):
+                cutfuse.pointwise(epilogue, X, torch.arange(5, dtype=torch.int16))

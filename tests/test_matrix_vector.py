@@ -26,6 +26,7 @@ AFFINE = {
     "residual": (lambda z, r: z * 0.5 + r, ((6, 5),)),
     "gated_residual": (lambda z, r, c: z * c + r * c, ((6, 5), (6, 1))),
     "partly_cancelled": (lambda z: z - z / 4, ()),
+    "constant_of_a_type": (lambda z: z * (torch.ones_like(z) * 3) - torch.full_like(z, 2) / 4, ()),
 }
 
 

@@ -42,7 +42,7 @@ def split_affine(root: Expr) -> Affine | None:
     }
     forms: dict[int, Affine | None] = {}
     for node in topological(root):
-        if "z" not in node.reads:
+        if node.is_number or (node.reads and "z" not in node.reads):
             form = Affine(0.0, node.number if node.is_number else node)
         elif node.op is None:
             form = Affine(1.0, 0.0)
@@ -50,10 +50,16 @@ def split_affine(root: Expr) -> Affine | None:
             items = [forms[id(argument)] for argument in node.arguments]
             rule = rules.get(node.op.code)
             form = rule(items) if rule and None not in items else None
-            if form is not None and _is_free(form):
-                form = None  # z cancels, but not where it is infinite
+            if form is not None and not _is_kept(form, node):
+                form = None
         forms[id(node)] = form
     return forms[id(root)]
+
+
+def _is_kept(form: Affine, node: Expr) -> bool:
+    """Whether the form is the node at infinities too, where z does not cancel, and a number where it reads nothing."""
+    is_number = not (isinstance(form.intercept, Expr) and not form.intercept.reads)
+    return is_number and ("z" not in node.reads or not _is_free(form))
 
 
 def _operands(part: Part) -> tuple[int, ...]:

@@ -163,16 +163,27 @@ def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
     if min is None and max is None:
         raise EpilogueError("torch.clamp: one of min and max has to be given")
     if not isinstance(min, Expr) and not isinstance(max, Expr):
-        bounds = (
-            -math.inf if min is None else to_number(min, "min of torch.clamp"),
-            math.inf if max is None else to_number(max, "max of torch.clamp"),
-        )
-        return apply(_clamp_op(1), (to_expression(input),), bounds)
+        return _clamp_by_numbers(to_expression(input), min, max)
     if max is None:
         return torch.clamp_min(to_expression(input), min)
     if min is None:
         return torch.clamp_max(to_expression(input), max)
     return apply(_clamp_op(3), tuple(map(to_expression, (input, min, max))))
+
+
+def _clamp_by_numbers(a: Expr, min: Any, max: Any) -> Expr:
+    lower = -math.inf if min is None else to_number(min, "min of torch.clamp")
+    upper = math.inf if max is None else to_number(max, "max of torch.clamp")
+    if not ties_are_halved():
+        return apply(_clamp_op(1), (a,), (lower, upper))
+    clamped = a if lower == -math.inf and upper == math.inf else apply(_clamp_op(1), (a,), (lower, upper))
+    # At a bound that is given there is no derivative, also if it is infinite. Infinities and NaN are their own trunc,
+    # which has none.
+    if min is not None and lower == -math.inf:
+        clamped = torch.where(a > lower, clamped, torch.trunc(a))
+    if max is not None and upper == math.inf:
+        clamped = torch.where(a < upper, clamped, torch.trunc(a))
+    return clamped
 
 
 def _clamp_op(arity: int) -> Op:

@@ -12,7 +12,7 @@ from cutfuse.epilogue.errors import EpilogueError
 from cutfuse.epilogue.expression import Expr, constant, to_expression, to_number
 from cutfuse.epilogue.registry import composes
 from cutfuse.epilogue.ties import ties_are_halved
-from cutfuse.epilogue.types import INPUTS, ValueType
+from cutfuse.epilogue.types import INPUTS, ValueType, refuse_unknown_type
 
 
 @composes("torch.isnan")
@@ -214,7 +214,17 @@ def full_like(input: Expr, fill_value: Any, *, dtype: Any = None, requires_grad:
     """fill_value, a number"""
     if requires_grad:
         raise EpilogueError("a constant that requires a gradient has none outside of the epilogue: pass it as operand")
-    type = INPUTS if input.type.dtype is None else input.type
-    if dtype is not None:
-        type = ValueType(dtype, type.is_scalar)
-    return constant(to_number(fill_value, "fill_value of full_like"), type)
+    type = _type_like(input) if dtype is None else ValueType(dtype, input.type.is_scalar)
+    number = to_number(fill_value, "fill_value of full_like")
+    if type.dtype is not None and not type.is_integer:  # integers are refused by their type
+        number = torch.tensor(number, dtype=torch.float64, device="cpu").to(type.dtype).item()
+    return constant(number, type)
+
+
+def _type_like(value: Expr) -> ValueType:
+    """The value's type; ahead of time the name of the input that has it."""
+    if value.type.dtype is not None:
+        return value.type
+    if value.leaf:
+        return ValueType(like=value.leaf)
+    return INPUTS if value.reads == {"z"} else refuse_unknown_type()

@@ -49,6 +49,8 @@ def evaluate(program: Program, z: torch.Tensor, operands: Sequence[torch.Tensor]
             values = [_as_tensor(value, z) for value in values]
             if step.condition is not None:
                 values[step.condition] = values[step.condition] != 0
+            if len(values) == 3:  # PyTorch's clamp has no derivative where one bound is larger than the input
+                values = list(torch.broadcast_tensors(*values))
         function: Any = _ROOTS[step.path[0]]
         for name in step.path[1:]:
             function = getattr(function, name)
@@ -75,11 +77,10 @@ def _cached_steps(program: str) -> tuple[_Step, ...]:
     steps = []
     for item in Program.parse(program).instructions:
         op = op_table().op(item.op)
-        names = [name for name, _ in op.parameters]
         steps.append(
             _Step(
                 path=("operator", op.operator.__name__) if op.operator else tuple(op.path.split(".")),
-                keywords=(*op.literals, *zip(names, item.parameters, strict=True)),
+                keywords=op.keywords(item.parameters),
                 arguments=item.arguments,
                 condition=op.tensors.index(CONDITION) if CONDITION in op.tensors else None,
                 takes_numbers=op.operator is not None and any(isinstance(source, str) for source in item.arguments),

@@ -76,7 +76,7 @@ class Expr(Symbolic):
     def dtype(self) -> torch.dtype | InputDtype:
         """The type that PyTorch would give: the arithmetic is fp32, or fp64 for fp64, all the same."""
         if self.type.dtype is None:
-            return INPUT_DTYPE if self.type.is_inputs else refuse_unknown_type()
+            return INPUT_DTYPE if self.type == INPUTS else refuse_unknown_type()
         return self.type.dtype
 
     def __repr__(self) -> str:

@@ -8,9 +8,9 @@ import torch
 
 from cutfuse.epilogue import calls
 from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.expression import Expr, constant, input, operand, to_expression, topological
+from cutfuse.epilogue.expression import Expr, input, operand, to_expression, topological
 from cutfuse.epilogue.table import op_table
-from cutfuse.epilogue.types import INPUTS, ValueTypes, input_types
+from cutfuse.epilogue.types import ValueTypes, input_types
 
 
 def retype(root: Expr, types: ValueTypes, numbers: Sequence[int | float | None] | None = None) -> Expr:
@@ -30,7 +30,7 @@ def retype(root: Expr, types: ValueTypes, numbers: Sequence[int | float | None] 
         if node.leaf:
             found = leaves[node.leaf]
         elif node.op is None:
-            found = constant(node.number, types[0]) if node.type == INPUTS else node
+            found = calls.call(torch.full_like, (leaves[node.type.like], node.number), {}) if node.type.like else node
         elif node.op is identity:
             found = _cast(node, arguments[0], types)
         else:

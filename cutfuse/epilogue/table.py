@@ -70,9 +70,17 @@ class Op:
 
     def compose(self, tensors: Iterable[torch.Tensor], parameters: Iterable[float]) -> torch.Tensor:
         """The op as PyTorch computes it."""
-        keywords: dict[str, Any] = dict(self.literals)
-        keywords.update(zip((name for name, _ in self.parameters), parameters, strict=True))
-        return self.function(*tensors, **keywords)
+        return self.function(*tensors, **dict(self.keywords(parameters)))
+
+    def keywords(self, parameters: Iterable[float]) -> tuple[tuple[str, float | str], ...]:
+        """The keyword arguments of a PyTorch call with these parameters.
+
+        An infinite default means that there is no bound, and PyTorch 2.15 has a derivative at an infinity only where
+        the bound is left out. PyTorch's clamp takes at least one.
+        """
+        given = [(name, value, default) for (name, default), value in zip(self.parameters, parameters, strict=True)]
+        bounded = [(name, value) for name, value, default in given if value != default or not math.isinf(default)]
+        return (*self.literals, *(bounded or [(name, value) for name, value, _ in given]))
 
 
 class OpTable:

@@ -20,7 +20,7 @@ class ValueType(NamedTuple):
     dtype: torch.dtype | None = None  # None: not known, in an epilogue that is traced ahead of time
     is_scalar: bool = False  # of a tensor without dimensions: values with dimensions decide the result's type
     in_fp64: bool = False  # of an input: the arithmetic of its call is fp64
-    is_inputs: bool = False  # not known, but the same as the pre-activation's
+    like: str = ""  # not known, but the same as that of z or of an operand, named as `r0`
     is_number: bool = False  # of a Python number: tensors, also those without dimensions, decide the result's type
 
     def promotes_as(self, other: ValueType) -> bool:
@@ -37,7 +37,7 @@ class ValueType(NamedTuple):
 
 
 UNKNOWN = ValueType()
-INPUTS = ValueType(is_inputs=True)
+INPUTS = ValueType(like="z")
 BOOLEAN = ValueType(torch.bool)
 NUMBERS = {
     bool: ValueType(torch.bool, True, is_number=True),
