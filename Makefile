@@ -39,6 +39,7 @@ test: $(INSTALLED)
 lint: $(VENV)/.lint
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format --check
+	$(RUN) -m mypy
 	$(CLANG_FORMAT) --dry-run -Werror $(CPP_FILES)
 
 format: $(VENV)/.lint

@@ -149,8 +149,10 @@ def split_operands(
 
 
 def _to_number(function: str, index: int, operand: Any) -> Number:
-    if isinstance(operand, (int, float, torch.SymInt, torch.SymFloat)):
+    if isinstance(operand, (int, float)):
         return operand
+    if isinstance(operand, (torch.SymInt, torch.SymFloat)):
+        return operand  # type: ignore[return-value]  # it stands for a number, and does what one does
     if getattr(operand, "ndim", None) == 0 and hasattr(operand, "item"):
         value = operand.item()
         if isinstance(value, (int, float)):
@@ -296,7 +298,8 @@ def broadcast_shape(function: str, x: Tensor, operands: Sequence[Tensor]) -> tor
     if all(t.dim() == 0 or is_shape(t.shape, x.shape) for t in operands):
         return x.shape  # torch.broadcast_shapes takes 15 us of host time
     try:
-        return torch.broadcast_shapes(x.shape, *(t.shape for t in operands))
+        shape: torch.Size = torch.broadcast_shapes(x.shape, *(t.shape for t in operands))
+        return shape
     except RuntimeError:
         shapes = ", ".join(str(tuple(t.shape)) for t in operands)
         raise ValueError(
@@ -317,12 +320,11 @@ def normalise_dims(function: str, dim: int | Sequence[int] | None, rank: int) ->
 
 def _normalise_dim(function: str, dim: Any, rank: int) -> int:
     """A dimension from 0; a tensor without dimensions has dimension 0 here, as in PyTorch."""
-    if type(dim) is not int:
-        dim = _to_index(function, dim)
+    index: int = dim if type(dim) is int else _to_index(function, dim)
     size = max(rank, 1)
-    if not -size <= dim < size:
-        raise IndexError(f"cutfuse.{function}: dim {dim} is out of range for {rank} dimensions")
-    return dim % size
+    if not -size <= index < size:
+        raise IndexError(f"cutfuse.{function}: dim {index} is out of range for {rank} dimensions")
+    return index % size
 
 
 def _to_index(function: str, dim: Any) -> int:

@@ -86,7 +86,7 @@ def _stop(call: Call) -> NoReturn:
     raise _Observed(call)
 
 
-def _find_function(args: tuple, kwargs: dict[str, Any]) -> tuple[Callable[..., Any], tuple]:
+def _find_function(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     first = args[0] if args else None
     if isinstance(first, torch.nn.Module) or getattr(first, "__module__", "").startswith("cutfuse."):
         from_cutfuse = not isinstance(first, torch.nn.Module) or type(first).__module__.startswith("cutfuse.nn")
@@ -98,7 +98,7 @@ def _find_function(args: tuple, kwargs: dict[str, Any]) -> tuple[Callable[..., A
     return (linear if isinstance(second, Tensor) else reduce), args
 
 
-def _check_signature(function: Callable[..., Any], arguments: tuple, kwargs: dict[str, Any]) -> None:
+def _check_signature(function: Callable[..., Any], arguments: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     try:
         inspect.signature(function).bind(*arguments, **kwargs)
     except TypeError as error:
@@ -203,7 +203,7 @@ def _listed(title: str, lines: Iterable[str]) -> list[str]:
     return [f"  {title if k == 0 else '':10} {line}" for k, line in enumerate(lines)]
 
 
-def _quantity(value: int, unit: str) -> str:
+def _quantity(value: float, unit: str) -> str:
     for prefix in ("", "k", "M", "G", "T"):
         if value < 1000 or prefix == "T":
             return f"{value:.3g} {prefix}{unit}"

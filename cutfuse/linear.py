@@ -94,7 +94,8 @@ def prepare_linear(
     leading, columns = x.shape[:-1], weight.shape[0]
     cast = autocast_dtype(x.device.type)
     if cast is not None:
-        x, weight, bias = (_autocast(t, cast) for t in (x, weight, bias))
+        x, weight = _autocast(x, cast), _autocast(weight, cast)
+        bias = None if bias is None else _autocast(bias, cast)
     _check_types(x, weight, bias)
     if out_dtype is None and cast is not None and reduce == "sum" and x.device.type == "cuda":
         out_dtype = torch.promote_types(x.dtype, torch.float32)  # as autocast has torch.sum
@@ -179,9 +180,9 @@ def _check_types(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         )
 
 
-def _autocast(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def _autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """As autocast casts a product's inputs: every floating-point type but fp64."""
-    if tensor is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
+    if not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
     return tensor.to(dtype)
 

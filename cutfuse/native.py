@@ -10,6 +10,8 @@ from types import ModuleType
 
 import torch
 
+from . import dynamo
+
 HOW_TO_GET_KERNELS = (
     "install nvcc (CUDA 12.8 or later, or set CUDACXX to it) and run "
     "`pip install --force-reinstall --no-deps .` in cutfuse's source tree"
@@ -46,7 +48,7 @@ def _warn_without_kernels() -> None:
     )
 
 
-@torch.compiler.assume_constant_result
+@dynamo.assume_constant_result
 def serves(device: torch.device) -> bool:
     """True where the kernels run on `device`. A CUDA device that they do not serve is warned about, once a process."""
     if device.type != "cuda":

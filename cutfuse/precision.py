@@ -113,8 +113,8 @@ def allows_tf32() -> bool:
     """
     setting = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
     if setting is None:
-        return torch.backends.cuda.matmul.allow_tf32
-    return setting == "tf32"
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    return bool(setting == "tf32")
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:

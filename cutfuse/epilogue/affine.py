@@ -43,13 +43,13 @@ def split_affine(root: Expr) -> Affine | None:
     forms: dict[int, Affine | None] = {}
     for node in topological(root):
         if node.is_number or (node.reads and "z" not in node.reads):
-            form = Affine(0.0, node.number if node.is_number else node)
+            form: Affine | None = Affine(0.0, node if node.number is None else node.number)
         elif node.op is None:
             form = Affine(1.0, 0.0)
         else:
-            items = [forms[id(argument)] for argument in node.arguments]
+            items = [item for argument in node.arguments if (item := forms[id(argument)]) is not None]
             rule = rules.get(node.op.code)
-            form = rule(items) if rule and None not in items else None
+            form = rule(items) if rule and len(items) == len(node.arguments) else None
             if form is not None and not _is_kept(form, node):
                 form = None
         forms[id(node)] = form
@@ -69,8 +69,8 @@ def _operands(part: Part) -> tuple[int, ...]:
 def _compute(symbol: str, a: Part, b: Part) -> Part:
     """a symbol b, folding numbers and the neutral elements that the split itself brings in."""
     op = op_table().infix[symbol]
-    if isinstance(a, float) and isinstance(b, float) and not (symbol == "/" and b == 0):
-        return op.operator(a, b)
+    if isinstance(a, float) and isinstance(b, float) and op.operator and not (symbol == "/" and b == 0):
+        return float(op.operator(a, b))
     neutral = 0.0 if symbol in "+-" else 1.0
     if isinstance(b, float) and b == neutral:
         return a

@@ -25,7 +25,7 @@ _PLACEMENT = {"inplace", "out", "memory_format"}
 _EXACT_INTEGERS = 2**24  # integers below it are exact in fp32
 
 
-def operate(symbol: str, arguments: tuple) -> Expr:
+def operate(symbol: str, arguments: tuple[Any, ...]) -> Expr:
     """What a Python operator gives."""
     if symbol in LOGICAL:
         return logical(symbol, *arguments)
@@ -36,7 +36,7 @@ def operate(symbol: str, arguments: tuple) -> Expr:
     return call(op.function, arguments, dict(op.literals))
 
 
-def call(function: Callable[..., Any], arguments: tuple, keywords: dict[str, Any]) -> Expr:
+def call(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Expr:
     """What a torch function or a method of Tensor gives."""
     keywords = _without_placement(function, keywords)
     composition = compositions().get(function)
@@ -54,7 +54,7 @@ def call(function: Callable[..., Any], arguments: tuple, keywords: dict[str, Any
     return apply(op, tuple(map(to_expression, tensors)), parameters, None if type == UNKNOWN else type)
 
 
-def _result_type(function: Callable[..., Any], arguments: tuple, keywords: dict[str, Any]) -> ValueType:
+def _result_type(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> ValueType:
     given = tuple(_type_for_promotion(item) for item in arguments)
     named = {name: _type_for_promotion(item) for name, item in keywords.items()}
     return promote(function, describe_callable(function), given, named)
@@ -88,7 +88,7 @@ def is_known(function: Callable[..., Any]) -> bool:
 
 
 def bind(
-    function: Callable[..., Any], candidates: tuple[Op, ...], arguments: tuple, keywords: dict[str, Any]
+    function: Callable[..., Any], candidates: tuple[Op, ...], arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[Op, list[Any], tuple[float, ...]]:
     """The op that a call means, its tensors and its parameters."""
     given = _without_placement(function, _named_arguments(function, candidates[0], arguments, keywords))
@@ -105,7 +105,7 @@ def bind(
     return op, [given[name] for name in op.tensors], tuple(parameters)
 
 
-def _without_placement(function: Callable, keywords: dict[str, Any]) -> dict[str, Any]:
+def _without_placement(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
     for name in _PLACEMENT & keywords.keys():
         if name != "inplace" and keywords[name] is not None:
             raise EpilogueError(
@@ -114,7 +114,9 @@ def _without_placement(function: Callable, keywords: dict[str, Any]) -> dict[str
     return {name: value for name, value in keywords.items() if name not in _PLACEMENT}
 
 
-def _compose(function: Callable, composition: Callable, arguments: tuple, keywords: dict[str, Any]) -> Any:
+def _compose(
+    function: Callable[..., Any], composition: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> Any:
     try:
         return composition(*arguments, **keywords)
     except EpilogueError:
@@ -124,7 +126,9 @@ def _compose(function: Callable, composition: Callable, arguments: tuple, keywor
         raise
 
 
-def _bind_signature(function: Callable, python: Callable, arguments: tuple, keywords: dict[str, Any]) -> dict[str, Any]:
+def _bind_signature(
+    function: Callable[..., Any], python: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> dict[str, Any]:
     """Named arguments by the signature of a Python function; what does not fit is reported for `function`."""
     try:
         return dict(_signature(python).bind(*arguments, **keywords).arguments)
@@ -141,7 +145,9 @@ def _signature(function: types.FunctionType) -> inspect.Signature:
     return inspect.signature(function)
 
 
-def _named_arguments(function: Callable, op: Op, arguments: tuple, keywords: dict[str, Any]) -> dict[str, Any]:
+def _named_arguments(
+    function: Callable[..., Any], op: Op, arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> dict[str, Any]:
     if isinstance(function, types.FunctionType) and function.__module__ == "torch.nn.functional":
         return _bind_signature(function, function, arguments, keywords)
     names = _names(op)
@@ -159,7 +165,7 @@ def _named_arguments(function: Callable, op: Op, arguments: tuple, keywords: dic
     return given
 
 
-def _match_literals(function: Callable, candidates: tuple[Op, ...], given: dict[str, Any]) -> Op:
+def _match_literals(function: Callable[..., Any], candidates: tuple[Op, ...], given: dict[str, Any]) -> Op:
     for op in candidates:
         if all(given.get(name, value) == value for name, value in op.literals):
             return op

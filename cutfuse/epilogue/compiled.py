@@ -39,7 +39,9 @@ class StandIn(torch.Tensor):
     """A traced tensor as Dynamo sees it. Its first size is the number of an expression."""
 
     @classmethod
-    def __torch_function__(cls, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             given = tuple([_encode(value) for value in args])
             named = tuple([(name, _encode(value)) for name, value in kwargs.items()]) if kwargs else ()
@@ -126,7 +128,7 @@ def _start(types: ValueTypes) -> int:
 
 
 @evaluated_while_compiling
-def _record(function: Callable[..., Any], arguments: tuple, keywords: tuple) -> tuple[str, Any]:
+def _record(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: tuple[Any, ...]) -> tuple[str, Any]:
     given = tuple(map(_decode, arguments))
     found = evaluate_call(function, given, {name: _decode(value) for name, value in keywords})
     if not isinstance(found, Expr):

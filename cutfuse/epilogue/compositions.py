@@ -9,7 +9,7 @@ import torch
 
 import cutfuse.epilogue.elementary  # noqa: F401 - registers its compositions
 from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.expression import Expr, apply, to_expression, to_number, with_type
+from cutfuse.epilogue.expression import Expr, apply, to_expression, to_number, to_symbolic, with_type
 from cutfuse.epilogue.registry import composes, compositions
 from cutfuse.epilogue.table import Op, op_table
 from cutfuse.epilogue.ties import ties_are_halved
@@ -122,19 +122,20 @@ def power(input: Any, exponent: Any) -> Any:
         return NotImplemented
     # PyTorch computes these values so. Its 1 / (a * a) is not here: where a * a is 0 or overflows, it has 0 * inf for a
     # derivative, and PyTorch has -2 * a ** -3.
+    base = to_symbolic(input)
     match to_number(exponent, "the exponent"):
         case 1:
-            return input
+            return base
         case 2:
-            return torch.square(input)
+            return torch.square(base)
         case 3:
-            return torch.square(input) * input
+            return torch.square(base) * base
         case 0.5:
-            return torch.sqrt(input)
+            return torch.sqrt(base)
         case -0.5:
-            return torch.rsqrt(input)
+            return torch.rsqrt(base)
         case -1:
-            return torch.reciprocal(input)
+            return torch.reciprocal(base)
     return NotImplemented
 
 
@@ -148,13 +149,13 @@ def where(condition: Any, input: Any, other: Any) -> Any:
 @composes("torch.Tensor.where", exact=True)
 def where_method(self: Any, condition: Any, other: Any) -> Any:
     """a if condition else b"""
-    return torch.where(condition, self, to_expression(other))
+    return torch.where(condition, self, to_symbolic(other))
 
 
 @composes("torch.masked_fill")
 def masked_fill(input: Any, mask: Any, value: Any) -> Any:
     """value if mask else a"""
-    return torch.where(mask, to_expression(value), input)
+    return torch.where(mask, to_symbolic(value), input)
 
 
 @composes("torch.clamp")
@@ -165,9 +166,9 @@ def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
     if not isinstance(min, Expr) and not isinstance(max, Expr):
         return _clamp_by_numbers(to_expression(input), min, max)
     if max is None:
-        return torch.clamp_min(to_expression(input), min)
+        return torch.clamp_min(to_symbolic(input), min)
     if min is None:
-        return torch.clamp_max(to_expression(input), max)
+        return torch.clamp_max(to_symbolic(input), max)
     return apply(_clamp_op(3), tuple(map(to_expression, (input, min, max))))
 
 
@@ -176,14 +177,15 @@ def _clamp_by_numbers(a: Expr, min: Any, max: Any) -> Expr:
     upper = math.inf if max is None else to_number(max, "max of torch.clamp")
     if not ties_are_halved():
         return apply(_clamp_op(1), (a,), (lower, upper))
-    clamped = a if lower == -math.inf and upper == math.inf else apply(_clamp_op(1), (a,), (lower, upper))
+    is_bounded = lower != -math.inf or upper != math.inf
+    clamped: Any = apply(_clamp_op(1), (a,), (lower, upper)) if is_bounded else a
     # At a bound that is given there is no derivative, also if it is infinite. Infinities and NaN are their own trunc,
     # which has none.
     if min is not None and lower == -math.inf:
-        clamped = torch.where(a > lower, clamped, torch.trunc(a))
+        clamped = torch.where(a > lower, clamped, torch.trunc(to_symbolic(a)))
     if max is not None and upper == math.inf:
-        clamped = torch.where(a < upper, clamped, torch.trunc(a))
-    return clamped
+        clamped = torch.where(a < upper, clamped, torch.trunc(to_symbolic(a)))
+    return to_expression(clamped)
 
 
 def _clamp_op(arity: int) -> Op:
@@ -196,28 +198,28 @@ def _clamp_op(arity: int) -> Op:
 def clamp_min(input: Any, min: Any) -> Any:
     """max(a, min)"""
     if not isinstance(min, Expr):
-        return torch.clamp(to_expression(input), min=min)
-    return torch.maximum(to_expression(input), min) if ties_are_halved() else NotImplemented
+        return torch.clamp(to_symbolic(input), min=min)
+    return torch.maximum(to_symbolic(input), to_symbolic(min)) if ties_are_halved() else NotImplemented
 
 
 @composes("torch.clamp_max")
 def clamp_max(input: Any, max: Any) -> Any:
     """min(a, max)"""
     if not isinstance(max, Expr):
-        return torch.clamp(to_expression(input), max=max)
-    return torch.minimum(to_expression(input), max) if ties_are_halved() else NotImplemented
+        return torch.clamp(to_symbolic(input), max=max)
+    return torch.minimum(to_symbolic(input), to_symbolic(max)) if ties_are_halved() else NotImplemented
 
 
 @composes("torch.max")
 def maximum_of_two(input: Any, other: Any) -> Any:
     """max(a, b)"""
-    return torch.maximum(to_expression(input), to_expression(other))
+    return torch.maximum(to_symbolic(input), to_symbolic(other))
 
 
 @composes("torch.min")
 def minimum_of_two(input: Any, other: Any) -> Any:
     """min(a, b)"""
-    return torch.minimum(to_expression(input), to_expression(other))
+    return torch.minimum(to_symbolic(input), to_symbolic(other))
 
 
 @composes("torch.addcmul")
@@ -245,19 +247,19 @@ def lerp(input: Any, end: Any, weight: Any) -> Any:
 @composes("torch.nn.functional.threshold")
 def threshold(input: Any, threshold: Any, value: Any, inplace: bool = False) -> Any:
     """a if a > threshold else value"""
-    return torch.where(input <= threshold, to_expression(value), input)
+    return torch.where(input <= threshold, to_symbolic(value), input)
 
 
 @composes("torch.nn.functional.hardshrink")
 def hardshrink(input: Any, lambd: float = 0.5) -> Any:
     """a, and 0 where |a| <= lambd"""
-    return torch.where((input >= -lambd) & (input <= lambd), to_expression(0.0), input)
+    return torch.where((input >= -lambd) & (input <= lambd), to_symbolic(0.0), input)
 
 
 @composes("torch.nn.functional.softshrink")
 def softshrink(input: Any, lambd: float = 0.5) -> Any:
     """a - copysign(lambd, a), and 0 where |a| <= lambd"""
-    zero, bound = torch.copysign(to_expression(0.0), input), torch.copysign(to_expression(lambd), input)
+    zero, bound = torch.copysign(to_symbolic(0.0), input), torch.copysign(to_symbolic(lambd), input)
     return torch.where(torch.abs(input) <= lambd, zero, input - bound)
 
 
@@ -272,7 +274,7 @@ def prelu(input: Any, weight: Any) -> Any:
     """a if a > 0 else weight * a"""
     positive = input > 0
     # Where a is positive, 0 and not a: a large a has no say in the derivative by the weight.
-    return torch.where(positive, input, mul(weight, torch.where(positive, 0.0, input)))
+    return torch.where(positive, input, to_symbolic(mul(weight, torch.where(positive, 0.0, input))))
 
 
 @composes("torch.nn.functional.rrelu")

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from cutfuse.epilogue.calls import is_known
-from cutfuse.epilogue.fingerprint import NoKeyError, read_attribute, read_free, read_global, reads_of
+from cutfuse.epilogue.fingerprint import NoKeyError, builtins_of, read_attribute, read_free, read_global, reads_of
 
 
 def detach(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -22,7 +22,7 @@ def detach(fn: Callable[..., Any]) -> Callable[..., Any]:
     For callables that have a fingerprint. Raises NoKeyError where fn has changed so that it has none.
     """
     copier = _Copier()
-    copy = copier.copy(fn)
+    copy: Callable[..., Any] = copier.copy(fn)
     for original, function in copier.functions:  # grows while it is walked
         copier.fill(original, function)
     return copy
@@ -58,16 +58,16 @@ class _Copier:
         for index, chain in reads.free:
             self._place(variables.setdefault(index, {}), "value", read_free(original, index), chain)
         for index, variable in variables.items():
-            function.__closure__[index].cell_contents = variable["value"]
+            (function.__closure__ or ())[index].cell_contents = variable["value"]
         function.__defaults__ = self.copy(original.__defaults__)
         function.__kwdefaults__ = self._copy_items(original.__kwdefaults__ or {})
         functools.update_wrapper(function, original)
-        del function.__wrapped__
+        del vars(function)["__wrapped__"]
 
     def _copy_shell(self, original: types.FunctionType) -> types.FunctionType:
         code = original.__code__
         cells = tuple(types.CellType() for _ in code.co_freevars)
-        namespace = {"__builtins__": original.__builtins__}
+        namespace = {"__builtins__": builtins_of(original)}
         function = types.FunctionType(code, namespace, original.__name__, None, cells)
         self._copies[original] = function
         self.functions.append((original, function))

@@ -8,7 +8,7 @@ shape of the stand-in and nothing else; the graph tells what it is.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -56,8 +56,9 @@ def _evaluate(node: torch.fx.Node, values: dict[torch.fx.Node, Expr], expression
         return _evaluate_source(node, expressions)
     if any(item not in values for item in node.all_input_nodes):
         return None
-    arguments, keywords = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-    target: Any = getattr(torch.Tensor, node.target) if node.op == "call_method" else node.target
+    lookup: Callable[[torch.fx.Node], Any] = values.__getitem__
+    arguments, keywords = torch.fx.node.map_arg((node.args, node.kwargs), lookup)
+    target: Any = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
     found = evaluate_call(_BUILTINS.get(target, target), tuple(arguments), dict(keywords))
     return found if isinstance(found, Expr) else None
 

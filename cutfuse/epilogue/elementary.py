@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.expression import Expr, constant, to_expression, to_number
+from cutfuse.epilogue.expression import Expr, constant, to_expression, to_number, to_symbolic
 from cutfuse.epilogue.registry import composes
 from cutfuse.epilogue.ties import ties_are_halved
 from cutfuse.epilogue.types import INPUTS, ValueType, refuse_unknown_type
@@ -48,14 +48,14 @@ def isneginf(input: Any) -> Any:
 @composes("torch.signbit")
 def signbit(input: Any) -> Any:
     """copysign(1, a) < 0"""
-    return torch.copysign(constant(1.0), input) < 0
+    return torch.copysign(to_symbolic(1.0), input) < 0
 
 
 @composes("torch.isclose")
 def isclose(input: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
     """a == b, or a finite |a - b| <= atol + rtol * |b|"""
     difference = torch.abs(input - other)
-    close = (difference <= torch.abs(rtol * to_expression(other)) + atol) & (difference < math.inf) | (input == other)
+    close = (difference <= torch.abs(rtol * to_symbolic(other)) + atol) & (difference < math.inf) | (input == other)
     return close | (isnan(input) & isnan(other)) if equal_nan else close
 
 
@@ -65,7 +65,7 @@ def logical_xor(input: Any, other: Any) -> Any:
     return _truth(input) != _truth(other)
 
 
-def _truth(value: Any) -> Expr:
+def _truth(value: Any) -> Any:
     node = to_expression(value)
     return node if node.is_boolean else node != 0
 
@@ -75,9 +75,8 @@ def nan_to_num(input: Any, nan: Any = None, posinf: Any = None, neginf: Any = No
     """a where it is finite; infinities become the type's largest and smallest number where none is given"""
     if input.is_boolean:
         return input
-    limits = None if None not in (posinf, neginf) else torch.finfo(input.dtype)
-    high = limits.max if posinf is None else to_number(posinf, "posinf of nan_to_num")
-    low = limits.min if neginf is None else to_number(neginf, "neginf of nan_to_num")
+    high = torch.finfo(input.dtype).max if posinf is None else to_number(posinf, "posinf of nan_to_num")
+    low = torch.finfo(input.dtype).min if neginf is None else to_number(neginf, "neginf of nan_to_num")
     finite = torch.where(input == math.inf, high, torch.where(input == -math.inf, low, input))
     return torch.where(isnan(input), 0.0 if nan is None else to_number(nan, "nan of nan_to_num"), finite)
 
@@ -130,7 +129,7 @@ def real(input: Any) -> Any:
 @composes("torch.heaviside")
 def heaviside(input: Any, values: Any) -> Any:
     """0 below 0, 1 above, and values at 0. PyTorch has no derivative of it; here that of input is 0"""
-    return torch.where(input == 0, to_expression(values), torch.where(input > 0, 1.0, 0.0))
+    return torch.where(input == 0, to_symbolic(values), torch.where(input > 0, 1.0, 0.0))
 
 
 @composes("torch.round")
@@ -181,14 +180,14 @@ def _log_of_sum(a: Any, b: Any, exponential: Callable[[Any], Any], log_of_base: 
     # Equal infinities have no difference. Half of each, so that both have PyTorch's derivative, 1 / 2 at a tie.
     equal = 0.5 * to_expression(a) + 0.5 * to_expression(b) + math.log(2) / log_of_base
     rest = torch.log1p(exponential(-torch.abs(a - b)))
-    larger = torch.maximum(to_expression(a), to_expression(b))
+    larger = torch.maximum(to_symbolic(a), to_symbolic(b))
     return torch.where(a == b, equal, larger + (rest if log_of_base == 1 else rest / log_of_base))
 
 
 @composes("torch.ldexp")
 def ldexp(input: Any, other: Any) -> Any:
     """a * 2 ** b"""
-    return input * torch.exp2(to_expression(other))
+    return input * torch.exp2(to_symbolic(other))
 
 
 @composes("torch.special.ndtr")

@@ -8,6 +8,8 @@ from typing import NoReturn, ParamSpec, TypeVar
 
 import torch
 
+from cutfuse import dynamo
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -31,7 +33,7 @@ class CompiledEpilogueError(EpilogueError, AssertionError):
 def evaluated_while_compiling(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """`function` as Dynamo takes it: evaluated while it traces, its result a constant, its EpilogueError the user's."""
 
-    @torch.compiler.assume_constant_result
+    @dynamo.assume_constant_result
     @functools.wraps(function)
     def evaluated(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cutfuse import dynamo
 from cutfuse.epilogue.errors import EpilogueError
 from cutfuse.epilogue.program import Argument, Program
 from cutfuse.epilogue.table import CONDITION, op_table
@@ -67,7 +68,7 @@ def arithmetic_dtype(x: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch
     return torch.float64 if wide else torch.float32
 
 
-@torch.compiler.assume_constant_result
+@dynamo.assume_constant_result
 def _steps(program: str) -> tuple[_Step, ...]:
     return _cached_steps(program)
 
@@ -91,10 +92,10 @@ def _cached_steps(program: str) -> tuple[_Step, ...]:
 
 
 def _as_float(value: Value, like: torch.Tensor) -> Value:
-    if isinstance(value, torch.Tensor) and value.dtype != like.dtype:
-        return value.to(like.dtype)
-    return value
+    return _as_tensor(value, like) if isinstance(value, torch.Tensor) else value
 
 
 def _as_tensor(value: Value, like: torch.Tensor) -> torch.Tensor:
-    return _as_float(value, like) if isinstance(value, torch.Tensor) else like.new_full((), value)
+    if not isinstance(value, torch.Tensor):
+        return like.new_full((), value)
+    return value if value.dtype == like.dtype else value.to(like.dtype)

@@ -26,7 +26,7 @@ from cutfuse.epilogue.types import (
 
 # Node by structure, so that equal subexpressions are one object. Children are named by identity: a node keeps its
 # children alive, hence no key outlives what it names.
-_nodes: weakref.WeakValueDictionary[tuple, Expr] = weakref.WeakValueDictionary()
+_nodes: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDictionary()
 
 _REPR_LIMIT = 400
 
@@ -67,7 +67,7 @@ class Expr(Symbolic):
 
         return calls.operate(symbol, arguments)
 
-    def _call(self, function: Callable[..., Any], arguments: tuple, keywords: dict[str, Any]) -> Expr:
+    def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Expr:
         from cutfuse.epilogue import calls
 
         return calls.call(function, arguments, keywords)
@@ -83,10 +83,10 @@ class Expr(Symbolic):
         text = _infix_text(self, _REPR_LIMIT)
         return text if len(text) <= _REPR_LIMIT else text[: _REPR_LIMIT - 3] + "..."
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         """All nodes in one list, as pickle and deepcopy would recurse into arguments, and a chain may be long."""
         places: dict[int, int] = {}
-        records = []
+        records: list[tuple[Any, ...]] = []
         for node in topological(self):
             places[id(node)] = len(records)
             arguments = tuple(places[id(argument)] for argument in node.arguments)
@@ -95,7 +95,7 @@ class Expr(Symbolic):
         return _rebuild, (tuple(records),)
 
 
-def _make(key: tuple, **fields: Any) -> Expr:
+def _make(key: tuple[Any, ...], **fields: Any) -> Expr:
     found = _nodes.get(key)
     if found is not None:
         return found
@@ -167,9 +167,14 @@ def to_expression(value: Any) -> Expr:
     return constant(number, NUMBERS[kind])
 
 
+def to_symbolic(value: Any) -> Any:
+    """`to_expression`, for arguments of PyTorch's functions: their annotations take nothing but tensors."""
+    return to_expression(value)
+
+
 def to_number(value: Any, what: str) -> float:
     """A Python or numpy number, or a tensor of no dimensions on the CPU that needs no gradient, as a float."""
-    if isinstance(value, Expr) and value.is_number:
+    if isinstance(value, Expr) and value.number is not None:
         return value.number
     if isinstance(value, Symbolic):
         raise EpilogueError(f"{what} has to be a number, got the expression {value!r}")
@@ -230,7 +235,7 @@ def _infix_text(node: Expr, budget: int) -> str:
     return f"{node.op.name}({', '.join(parts + keywords)})"
 
 
-def _rebuild(records: tuple[tuple, ...]) -> Expr:
+def _rebuild(records: tuple[tuple[Any, ...], ...]) -> Expr:
     nodes: list[Expr] = []
     for op, arguments, parameters, leaf, number, type in records:
         if op is not None:

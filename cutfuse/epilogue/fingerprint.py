@@ -97,17 +97,23 @@ def read_global(fn: types.FunctionType, name: str) -> Any:
     namespace = fn.__globals__
     value = namespace.get(name, _MISSING)
     if value is _MISSING:
-        value = fn.__builtins__.get(name, _MISSING)
+        value = builtins_of(fn).get(name, _MISSING)
     # A subclass of dict may compute what it gives.
     if value is _MISSING or type(namespace) is not dict:
         raise NoKeyError
     return value
 
 
+def builtins_of(fn: Any) -> dict[str, Any]:
+    """A function's `__builtins__`. Not typed as a function: mypy forgets this attribute when it reads its own cache."""
+    found: dict[str, Any] = fn.__builtins__
+    return found
+
+
 def read_free(fn: types.FunctionType, index: int) -> Any:
     """What a function's free variable holds."""
     try:
-        return fn.__closure__[index].cell_contents
+        return (fn.__closure__ or ())[index].cell_contents
     except ValueError:
         raise NoKeyError from None
 
@@ -243,7 +249,7 @@ def _add_object(value: Any, kind: type, parts: list[Hashable], values: list[Any]
     elif issubclass(kind, torch.nn.Module):
         _add_module(value, kind, parts, values)
     elif kind.__module__ == "numpy" and issubclass(kind, float):
-        parts.append(kind)
+        parts.append(kind)  # type: ignore[arg-type]  # mypy takes float.__hash__, which is of instances, for the class's
         values.append(float(value))
     else:
         raise NoKeyError

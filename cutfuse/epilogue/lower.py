@@ -72,12 +72,12 @@ def _flatten(root: Expr) -> tuple[list[_Node], int | Argument]:
     """The nodes that compute root, arguments first, and what root itself is. Copies that only mark a type go."""
     identity = op_table().identity
     nodes: list[_Node] = []
-    known: dict[tuple, int] = {}
+    known: dict[tuple[int | str, ...], int] = {}
     places: dict[int, int | Argument] = {}
 
     def add(op: Op, arguments: list[int | Argument], parameters: tuple[float, ...] = ()) -> int:
         # repr tells -0.0 from 0.0
-        key = (op.code, *map(repr, arguments), *map(repr, parameters))
+        key: tuple[int | str, ...] = (op.code, *map(repr, arguments), *map(repr, parameters))
         if key not in known:
             known[key] = len(nodes)
             nodes.append(_Node(op, arguments, parameters))
@@ -85,7 +85,7 @@ def _flatten(root: Expr) -> tuple[list[_Node], int | Argument]:
 
     for item in topological(root):
         if item.op is None:
-            places[id(item)] = item.number if item.is_number else item.leaf
+            places[id(item)] = item.leaf if item.number is None else item.number
         elif item.op is identity:
             places[id(item)] = places[id(item.arguments[0])]
         else:

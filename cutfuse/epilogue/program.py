@@ -56,13 +56,14 @@ class Instruction:
         op = op_table().op(self.op)
         places, immediates = assign_immediates(op, self.arguments)
         sources = [
-            _IMMEDIATES[places[k]] if k in places else _source_number(argument)
+            _source_number(argument) if isinstance(argument, str) else _IMMEDIATES[places[k]]
             for k, argument in enumerate(self.arguments)
         ]
-        sources.extend([_PREVIOUS] * (3 - len(sources)))
+        a, b, c = (*sources, *[_PREVIOUS] * (3 - len(sources)))
         for k, value in enumerate(self.parameters):
             immediates[k] = value
-        return (op.code, *sources, _NO_SLOT if self.slot is None else self.slot, *immediates)
+        first, second = immediates
+        return op.code, a, b, c, _NO_SLOT if self.slot is None else self.slot, first, second
 
 
 def assign_immediates(op: Op, arguments: Sequence[Any]) -> tuple[dict[int, int], list[float]]:

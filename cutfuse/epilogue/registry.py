@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from cutfuse.epilogue.table import find_attribute, find_namesakes, op_table
 
 Composition = Callable[..., Any]
+_Function = TypeVar("_Function", bound=Composition)
 
 _registered: list[tuple[tuple[str, ...], bool, Composition]] = []
 
 
-def composes(*paths: str, exact: bool = False) -> Callable[[Composition], Composition]:
+def composes(*paths: str, exact: bool = False) -> Callable[[_Function], _Function]:
     """Registers a composition under dotted names of torch functions.
 
     It has the torch function's own signature and returns an expression, or NotImplemented to leave the call to the op
@@ -22,7 +23,7 @@ def composes(*paths: str, exact: bool = False) -> Callable[[Composition], Compos
     its submodules and Tensor; for the path alone where it is exact.
     """
 
-    def register(function: Composition) -> Composition:
+    def register(function: _Function) -> _Function:
         _registered.append((paths, exact, function))
         return function
 

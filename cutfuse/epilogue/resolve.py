@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils._device import DeviceContext
 
+from cutfuse import dynamo
 from cutfuse.epilogue import compiled
 from cutfuse.epilogue.detach import detach
 from cutfuse.epilogue.errors import EpilogueError, OperandCountError, evaluated_while_compiling, refuse
@@ -59,7 +60,7 @@ def resolve(
     return _trace_once(epilogue, types) if found is None else found
 
 
-@torch.compiler.disable  # after a graph break Dynamo would try to compile this
+@dynamo.disable  # after a graph break Dynamo would try to compile this
 def _trace_once(epilogue: Callable[..., Any], types: ValueTypes) -> Epilogue:
     """Traces a callable that has a key, and remembers it.
 

@@ -59,7 +59,8 @@ class Op:
         """
         if self.infix is None or self.infix in LOGICAL or self.literals:
             return None
-        return getattr(operator, (INFIX | COMPARISONS)[self.infix])
+        function: Callable[[Any, Any], Any] = getattr(operator, (INFIX | COMPARISONS)[self.infix])
+        return function
 
     @functools.cached_property
     def is_boolean(self) -> bool:
@@ -158,8 +159,9 @@ def parse_signature(signature: str) -> tuple[str, tuple[str, ...], list[tuple[st
     call = ast.parse(signature, mode="eval").body
     if not isinstance(call, ast.Call) or not all(isinstance(argument, ast.Name) for argument in call.args):
         raise ValueError(f"{signature!r} is not a signature")
-    names = tuple(argument.id for argument in call.args)
-    return ast.unparse(call.func), names, [(keyword.arg, _default(keyword.value)) for keyword in call.keywords]
+    names = tuple(argument.id for argument in call.args if isinstance(argument, ast.Name))
+    keywords = [(keyword.arg, _default(keyword.value)) for keyword in call.keywords if keyword.arg is not None]
+    return ast.unparse(call.func), names, keywords
 
 
 def find_attribute(path: str) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 
@@ -9,10 +11,9 @@ def _probe() -> bool:
     with torch.inference_mode(False), torch.enable_grad():
         one = torch.ones(1, device="cpu", requires_grad=True)
         # The node by itself: autograd's engine would start its threads, for every device.
-        gradient, _ = torch.fmax(one, torch.ones(1, device="cpu", requires_grad=True)).grad_fn(
-            torch.ones(1, device="cpu")
-        )
-        return gradient.item() == 0.5
+        node: Any = torch.fmax(one, torch.ones(1, device="cpu", requires_grad=True)).grad_fn
+        gradient, _ = node(torch.ones(1, device="cpu"))
+        return bool(gradient.item() == 0.5)
 
 
 _HALVED = _probe()

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from cutfuse import dynamo
 from cutfuse.epilogue.affine import Affine, split_affine
 from cutfuse.epilogue.calls import call
 from cutfuse.epilogue.errors import EpilogueError, OperandCountError
@@ -58,6 +59,7 @@ class Epilogue:
     affine: Affine | None
     dtype: torch.dtype | None
     name: str
+    _by_types: dict[ValueTypes, Epilogue]
 
     def __init__(self, fn: Callable[..., Any], operand_count: int | None = None) -> None:
         count = count_operands(fn) if operand_count is None else operand_count
@@ -138,11 +140,11 @@ class Epilogue:
         operands = "".join(f", r{k}" for k in range(self.operand_count))
         return f"Epilogue(z{operands} -> {self.expression!r})"
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return Epilogue.from_expression, (self.expression, self.operand_count)
 
 
-@torch.compiler.disable  # after a graph break Dynamo would try to compile this
+@dynamo.disable  # after a graph break Dynamo would try to compile this
 def trace(fn: Callable[..., Any], types: ValueTypes) -> Expr:
     """The expression that fn computes from the pre-activation and operands of these types."""
     if not callable(fn):

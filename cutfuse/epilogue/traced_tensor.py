@@ -45,20 +45,22 @@ class TracedTensor(torch.Tensor):
 
     expression: Expr
 
-    @property
-    def __class__(self) -> type[torch.Tensor]:
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[torch.Tensor]:  # type: ignore[override]  # for isinstance; nothing sets it
         return torch.Tensor
 
     @staticmethod
     def of(expression: Expr) -> TracedTensor:
         # This constructor bypasses the dispatcher, so that no TorchDispatchMode that is active sees it.
         dtype = expression.type.dtype or torch.float32
-        traced = torch.Tensor._make_wrapper_subclass(TracedTensor, (), dtype=dtype, device="cpu")
+        traced = torch.Tensor._make_wrapper_subclass(TracedTensor, (), dtype=dtype, device=torch.device("cpu"))
         traced.expression = expression
         return traced
 
     @classmethod
-    def __torch_function__(cls, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         given = tuple(_unwrap(item) for item in args)
         named = {name: _unwrap(item) for name, item in (kwargs or {}).items()}
         try:
@@ -66,8 +68,11 @@ class TracedTensor(torch.Tensor):
         except EpilogueError as error:
             raise RefusedError(error) from None
 
+    # In Tensor this is a function that disables it; PyTorch calls a subclass's as a class method.
     @classmethod
-    def __torch_dispatch__(cls, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         raise EpilogueError(
             f"{function} takes the elements of a symbolic value, which has none: {NEEDS_VALUES['item']}"
         )
@@ -88,7 +93,8 @@ class TracedTensor(torch.Tensor):
     def __dir__(self) -> list[str]:
         return dir(torch.Tensor)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    # mypy loses the name of a keyword of a special method, so that no override of Tensor's fits.
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return repr(self.expression)
 
     def __round__(self, digits: int = 0) -> Any:
@@ -108,14 +114,14 @@ def _unwrap(value: Any) -> Any:
     return value.expression if isinstance(value, TracedTensor) else value
 
 
-def evaluate_call(function: Callable[..., Any], arguments: tuple, keywords: dict[str, Any]) -> Any:
+def evaluate_call(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """What a call that reached `__torch_function__` gives: an expression, or for a question about a type its answer."""
     name = getattr(function, "__name__", "")
     if name == "__get__":
-        return _attribute(function.__self__.__name__, arguments[0])
+        return _attribute(_attribute_name(function), arguments[0])
     if name == "__set__":
         raise EpilogueError(
-            f"the epilogue sets Tensor.{function.__self__.__name__} of a symbolic value, which has values only"
+            f"the epilogue sets Tensor.{_attribute_name(function)} of a symbolic value, which has values only"
         )
     if name in NEEDS_VALUES:
         raise EpilogueError(NEEDS_VALUES[name])
@@ -135,6 +141,11 @@ def evaluate_call(function: Callable[..., Any], arguments: tuple, keywords: dict
     return calls.operate(symbol, arguments[::-1] if is_reflected else arguments)
 
 
+def _attribute_name(accessor: Any) -> str:
+    """The name of the attribute that a descriptor's bound `__get__` or `__set__` is about."""
+    return str(accessor.__self__.__name__)
+
+
 def _attribute(name: str, value: Expr) -> Any:
     if name == "dtype":
         return value.dtype
@@ -143,8 +154,8 @@ def _attribute(name: str, value: Expr) -> Any:
 
 def _answer(function: Callable[..., Any], value: Expr) -> bool:
     # z is floating-point also where its type is not known; `value.dtype` raises for other values of no known type.
-    dtype = torch.float32 if value.type == INPUTS else value.dtype
-    return function(torch.empty(0, dtype=dtype, device="cpu"))
+    dtype: Any = torch.float32 if value.type == INPUTS else value.dtype
+    return bool(function(torch.empty(0, dtype=dtype, device="cpu")))
 
 
 @functools.lru_cache(maxsize=1)

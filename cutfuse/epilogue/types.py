@@ -72,7 +72,7 @@ class InputDtype:
     def _refuse(self, *_: Any) -> NoReturn:
         refuse_unknown_type()
 
-    __eq__ = __ne__ = __hash__ = _refuse  # type: ignore[assignment]
+    __eq__ = __ne__ = __hash__ = _refuse
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -95,10 +95,10 @@ def refuse_unknown_type() -> NoReturn:
 
 
 _PROMOTED_LIMIT = 4096
-_promoted: dict[tuple, ValueType] = {}
+_promoted: dict[tuple[Any, ...], ValueType] = {}
 
 
-def promote(function: Callable[..., Any], name: str, arguments: tuple, keywords: dict[str, Any]) -> ValueType:
+def promote(function: Callable[..., Any], name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> ValueType:
     """The type of a PyTorch function's result. `arguments` have a ValueType in place of each symbolic value.
 
     Raises EpilogueError where PyTorch refuses these types, and where its result is of an integer type: it would be
@@ -122,7 +122,9 @@ def promote(function: Callable[..., Any], name: str, arguments: tuple, keywords:
     return found
 
 
-def _promote(function: Callable[..., Any], name: str, arguments: tuple, keywords: dict[str, Any]) -> ValueType:
+def _promote(
+    function: Callable[..., Any], name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> ValueType:
     given = [item for item in (*arguments, *keywords.values()) if isinstance(item, ValueType)]
     try:
         # Autocast and function modes are for the user's values, not for these.
@@ -145,12 +147,13 @@ def describe_types(types: list[ValueType]) -> str:
     return ", ".join("a number" if item.is_number else str(item.dtype) for item in types)
 
 
-def _call(function: Callable[..., Any], arguments: tuple, keywords: dict[str, Any]) -> torch.Tensor:
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> torch.Tensor:
     """The function on tensors of the types. Numbers are numbers, or tensors where it takes nothing else."""
 
     def call(numbers: dict[torch.dtype, Any]) -> torch.Tensor:
         named = {key: _probe(value, numbers) for key, value in keywords.items()}
-        return function(*[_probe(value, numbers) for value in arguments], **named)
+        result: torch.Tensor = function(*[_probe(value, numbers) for value in arguments], **named)
+        return result
 
     try:
         return call({torch.bool: True, torch.int64: 1, torch.float64: 1.0})
@@ -165,6 +168,6 @@ def _probe(value: Any, numbers: dict[torch.dtype, Any]) -> Any:
     """A tensor of the type, of no elements or no dimensions. Anything else as it is."""
     if not isinstance(value, ValueType):
         return value
-    if value.is_number:
+    if value.is_number and value.dtype is not None:
         return numbers[value.dtype]
     return torch.zeros(() if value.is_scalar else (0,), dtype=value.dtype, device="cpu")

@@ -15,5 +15,5 @@ class GemmSigmoidScaleResidual(nn.Module):
         self.scaling_factor = scaling_factor
 
     def forward(self, x: Tensor) -> Tensor:
-        z = self.gemm(x)
+        z: Tensor = self.gemm(x)
         return torch.sigmoid(z) * self.scaling_factor + z

@@ -14,9 +14,10 @@ class DropIn:
 
     def __prepare_scriptable__(self) -> nn.Module:
         """What torch.jit.script compiles in its place: the plain model, with the same parameters."""
-        plain = copy.copy(self)
+        plain: Any = copy.copy(self)
         plain.__class__ = next(kind for kind in type(self).__mro__ if not issubclass(kind, DropIn))
-        return plain
+        model: nn.Module = plain
+        return model
 
 
 def is_symbolic(x: Any) -> bool:

@@ -36,7 +36,7 @@ class FusedLinear(nn.Linear):
     Raises what `cutfuse.linear` raises where the arguments do not fit, and what the epilogue raises.
     """
 
-    _unfused: Set[tuple] = frozenset()  # the kinds of calls that could not be fused
+    _unfused: Set[tuple[Any, ...]] = frozenset()  # the kinds of calls that could not be fused
     _has_warned = False
 
     def __init__(
@@ -130,7 +130,9 @@ class FusedLinear(nn.Linear):
         )
 
     def _forward_unfused(self, x: Tensor, *operands: Tensor | float) -> Tensor:
-        y = self.epilogue(F.linear(x, self.weight, self.bias), *operands)
+        epilogue: Callable[..., Tensor] | None = self.epilogue
+        z = F.linear(x, self.weight, self.bias)
+        y = z if epilogue is None else epilogue(z, *operands)
         return y if self.reduce is None else REDUCTIONS[self.reduce](y, -1, keepdim=self.keepdim)
 
     def extra_repr(self) -> str:
@@ -162,7 +164,7 @@ def _type(operand: Any) -> ValueType:
     return type_of(operand) if isinstance(operand, Tensor) else operand
 
 
-def _kinds(x: Tensor, operands: Sequence[Any]) -> tuple:
+def _kinds(x: Tensor, operands: Sequence[Any]) -> tuple[Any, ...]:
     """What decides whether an epilogue can be traced, besides the epilogue itself."""
     return _input_dtype(x), *[None if isinstance(operand, int | float) else _type(operand) for operand in operands]
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import dynamo
 from ..epilogue import Program
 from ..precision import SPLIT_MODES, allows_tf32, captured_mode, process, product_mode
 from . import composed, schema
@@ -48,7 +49,7 @@ def differentiate(
     with torch.enable_grad():
         aliases = [t if t is None else t.view_as(t) for t in inputs]  # one tensor may be two inputs
         y = function(*aliases)
-    wanted = [t for t, needed in zip(aliases, needs, strict=True) if needed]
+    wanted = [t for t, needed in zip(aliases, needs, strict=True) if needed and t is not None]
     if not y.requires_grad:  # of comparisons only
         return [None] * len(needs)
     found = torch.autograd.grad(y, wanted, grad, create_graph=again, allow_unused=True)
@@ -56,7 +57,7 @@ def differentiate(
     return [next(gradients) if needed else None for needed in needs]
 
 
-@torch.compiler.assume_constant_result
+@dynamo.assume_constant_result
 def _inputs_with_gradient(program: str) -> tuple[int, ...]:
     return tuple(Program.parse(program).inputs_with_gradient)
 
@@ -181,9 +182,10 @@ class Linear(torch.autograd.Function):
         ctx.reduction = reduction
         ctx.mode = captured_mode()
         z = _pre_activation(x, weight, bias)
+        saved: Tensor | None = z
         result = None
         if program == schema.IDENTITY and reduction == "none" and out_dtype == z.dtype:
-            y, z = z, None
+            y, saved = z, None
         elif reduction == "none":
             y = schema.pointwise(z, operands, program, out_dtype)
         else:
@@ -192,7 +194,7 @@ class Linear(torch.autograd.Function):
             if reduction in _NEEDS_RESULT:
                 result = y.unsqueeze(1)
                 y = y.to(out_dtype, copy=True)
-        ctx.save_for_backward(result, x, weight, bias, z, *operands)
+        ctx.save_for_backward(result, x, weight, bias, saved, *operands)
         return y
 
     @staticmethod
@@ -219,16 +221,14 @@ class Linear(torch.autograd.Function):
             gradients, column_sum = _element_gradients(
                 grad, z, operands, ctx.program, ctx.reduction, result, wanted, needs_bias and 0 in wanted
             )
-        grad_z = gradients.get(0)
-        if grad_z is None:  # the result does not come from z
-            needs_x = needs_weight = needs_bias = False
+        grad_z = gradients.get(0)  # None where the result does not come from z
         return (
             None,
             None,
             None,
-            _product(grad_z, weight.t(), ctx.mode) if needs_x else None,
-            _product(grad_z.t(), x.t(), ctx.mode) if needs_weight else None,
-            column_sum.to(bias.dtype) if needs_bias else None,
+            _product(grad_z, weight.t(), ctx.mode) if needs_x and grad_z is not None else None,
+            _product(grad_z.t(), x.t(), ctx.mode) if needs_weight and grad_z is not None else None,
+            None if column_sum is None else column_sum.to(bias.dtype),
             *(gradients.get(k + 1) for k in range(len(needs))),
         )
 
@@ -282,7 +282,8 @@ def linear(
 ) -> Tensor:
     """The operator, or with `reduction` the one that reduces rows, and its gradient where one is needed."""
     if needs_gradient(x, weight, bias, *operands):
-        return Linear.apply(program, reduction, out_dtype, x, weight, bias, *operands)
+        y: Tensor = Linear.apply(program, reduction, out_dtype, x, weight, bias, *operands)
+        return y
     if reduction == "none":
         return schema.linear(x, weight, bias, operands, program, out_dtype)
     return schema.linear_reduce(x, weight, bias, operands, program, reduction, out_dtype)
@@ -290,7 +291,8 @@ def linear(
 
 def pointwise(x: Tensor, operands: Sequence[Tensor], program: str, out_dtype: torch.dtype) -> Tensor:
     if needs_gradient(x, *operands):
-        return Pointwise.apply(program, out_dtype, x, *operands)
+        y: Tensor = Pointwise.apply(program, out_dtype, x, *operands)
+        return y
     return schema.pointwise(x, operands, program, out_dtype)
 
 
@@ -303,5 +305,6 @@ def reduce(
     out_dtype: torch.dtype,
 ) -> Tensor:
     if needs_gradient(x, *operands):
-        return Reduce.apply(program, reduction, dims, out_dtype, x, *operands)
+        y: Tensor = Reduce.apply(program, reduction, dims, out_dtype, x, *operands)
+        return y
     return schema.reduce(x, operands, program, reduction, dims, out_dtype)

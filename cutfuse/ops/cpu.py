@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import native
 from ..epilogue import Program, evaluate
+from ..epilogue.evaluate import arithmetic_dtype
 from . import composed
 from .fake import sum_dtype
 
@@ -66,7 +67,7 @@ def pointwise_backward(
     wanted: Sequence[int],
     column_sum: bool,
 ) -> list[Tensor]:
-    dtype = composed.arithmetic_dtype(x, operands)
+    dtype = arithmetic_dtype(x, operands)
     tensors = (x, *operands)
     inputs = [t.to(dtype).expand(x.shape).contiguous() for t in tensors]
     indices = dict.fromkeys((*wanted, 0) if column_sum else wanted)

@@ -122,14 +122,15 @@ def reduce(
             code,
             y.data_ptr(),
             codes[out_dtype],
-            workspace.data_ptr() if size else 0,
+            0 if workspace is None else workspace.data_ptr(),
         )
-    return y if in_order else y.permute(layout.result_order).reshape(layout.result_shape)
+    return y if layout.result_order is None else y.permute(layout.result_order).reshape(layout.result_shape)
 
 
 @functools.lru_cache(maxsize=4096)
 def _workspace_bytes(extents: tuple[int, ...], dtype: int, reduction: int, multiprocessor_count: int) -> int:
-    return native.module().reduce_workspace(extents, dtype, reduction, multiprocessor_count)
+    nbytes: int = native.module().reduce_workspace(extents, dtype, reduction, multiprocessor_count)
+    return nbytes
 
 
 def _reduce_in_steps(
@@ -156,7 +157,9 @@ def elementwise(y: Tensor, tensors: Sequence[Tensor]) -> tuple[Layout, Sequence[
     if layout is not None:
         return layout, tensors
     copies = [torch.empty_like(y, dtype=t.dtype).copy_(t) for t in tensors]
-    return elementwise_layout(y.stride(), *shapes_and_strides(copies), y.shape), copies
+    layout = elementwise_layout(y.stride(), *shapes_and_strides(copies), y.shape)
+    assert layout is not None  # all have y's strides, which are one dimension in memory
+    return layout, copies
 
 
 def _dense_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -170,4 +173,7 @@ def _dense_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 def matrices(tensors: Sequence[Tensor], strides: Sequence[tuple[int, ...]]) -> list[Matrix]:
     """As the binding takes them: address, type, three strides."""
     codes = dtype_codes()
-    return [(t.data_ptr(), codes[t.dtype], *own) for t, own in zip(tensors, strides, strict=True)]
+    return [
+        (t.data_ptr(), codes[t.dtype], outer, row, column)
+        for t, (outer, row, column) in zip(tensors, strides, strict=True)
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import native
 from ..epilogue import Epilogue, EpilogueError, Program, operand
 from . import cuda
-from .device import on_device, stream_of
+from .device import dtype_codes, on_device, reduction_codes, stream_of
 from .layout import Layout, broadcast_strides, reduction_layout
 
 
@@ -62,10 +62,12 @@ def _through_reduction(program: str, reduction: str) -> Program | None:
     None where there is no room for it. Needed where the reduced dimension is not the last one in memory.
     """
     parsed = Program.parse(program)
-    value = parsed.expression
+    value: Any = parsed.expression
     try:
-        result = operand(parsed.operand_count)
-        weighted = torch.exp(value - result) if reduction == "logsumexp" else torch.where(value == result, value, 0.0)
+        result: Any = operand(parsed.operand_count)
+        weighted: Any = (
+            torch.exp(value - result) if reduction == "logsumexp" else torch.where(value == result, value, 0.0)
+        )
         return Epilogue.from_expression(weighted, parsed.operand_count + 1).program
     except EpilogueError:
         return None
@@ -88,6 +90,7 @@ def _count_ties(x: Tensor, operands: Sequence[Tensor], program: str, result: Ten
     equals = _equals_result(program)
     if equals is None:
         x, operands, equals = cuda.pointwise(x, operands, program, torch.float32), (), _equals_result("operands=0")
+    assert equals is not None  # the identity leaves room for one more operand
     if not dims:
         return cuda.pointwise(x, (*operands, result), equals, torch.float32)
     return cuda.reduce(x, (*operands, result), equals, "sum", dims, torch.float32).view(result.shape)
@@ -126,7 +129,7 @@ def _launch(
         layout, tensors = cuda.elementwise(dense, tensors)
     _, rows, columns = layout.extents
     core = native.module()
-    codes = cuda.dtype_codes()
+    codes = dtype_codes()
     partials = None
     if column_sum:
         blocks = core.pointwise_backward_row_blocks(rows, columns)
@@ -143,7 +146,7 @@ def _launch(
             laid_out[2:],
             [(k, t.data_ptr(), codes[t.dtype]) for k, t in zip(wanted, outputs, strict=True)],
             0 if partials is None else partials.data_ptr(),
-            cuda.reduction_codes()["none" if weights is None else weights.reduction],
+            reduction_codes()["none" if weights is None else weights.reduction],
             0 if weights is None else weights.result.data_ptr(),
             0 if weights is None or weights.ties is None else weights.ties.data_ptr(),
         )

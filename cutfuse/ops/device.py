@@ -17,7 +17,7 @@ def stream_of(index: int) -> int:
     return torch.cuda.current_stream(index).cuda_stream
 
 
-def on_device(index: int) -> contextlib.AbstractContextManager:
+def on_device(index: int) -> contextlib.AbstractContextManager[object]:
     """Makes device `index` current. Where it already is, this costs one comparison."""
     return _NOTHING if index == torch.cuda.current_device() else torch.cuda.device(index)
 

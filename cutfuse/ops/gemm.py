@@ -139,6 +139,7 @@ def why_not(x: Tensor, weight: Tensor, bias: Tensor | None) -> str:
     elsewhere = why_not_hopper(x)
     if elsewhere:
         return elsewhere
+    tensor: Tensor | None
     for name, tensor in (("x", x), ("weight", weight)):
         if tensor.stride(1) != 1 and tensor.shape[1] != 1:
             return f"{name} has strides {tensor.stride()}: its rows are not contiguous"

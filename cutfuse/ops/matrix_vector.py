@@ -16,12 +16,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .. import dynamo
 from ..epilogue import Epilogue, Program, evaluate
 from ..epilogue.affine import split_affine
+from ..epilogue.evaluate import arithmetic_dtype
 from ..epilogue.expression import Expr, apply, constant, topological
 from ..epilogue.table import Op, op_table
 from ..precision import autocast_dtype
-from . import autograd, composed, schema
+from . import autograd, schema
+from .fake import sum_dtype
 
 _NOTHING = contextlib.nullcontext()
 
@@ -61,7 +64,7 @@ def find_matrix_vector(
     return split(epilogue.program.text, along_rows, along_columns)
 
 
-@torch.compiler.assume_constant_result
+@dynamo.assume_constant_result
 def split(program: str, along_rows: tuple[int, ...], along_columns: tuple[int, ...]) -> MatrixVector | None:
     """The parts of an affine program, given which operands vary along each dimension."""
     return _split(program, along_rows, along_columns)
@@ -79,13 +82,12 @@ def _split(program: str, along_rows: tuple[int, ...], along_columns: tuple[int, 
     if factors is None:
         return None
     count = parsed.operand_count
-    is_number = isinstance(form.intercept, float)
     return MatrixVector(
         scale=factors.scale,
         outer=_part(factors.outer, count),
         inner=_part(factors.inner, count),
-        offset=form.intercept if is_number else 0.0,
-        intercept=None if is_number else _part(form.intercept, count),
+        offset=form.intercept if isinstance(form.intercept, float) else 0.0,
+        intercept=_part(form.intercept, count) if isinstance(form.intercept, Expr) else None,
     )
 
 
@@ -102,7 +104,8 @@ def _factor(slope: Expr | float, rows: frozenset[str], columns: frozenset[str]) 
         return _Factors(slope, None, None)
     found: dict[int, _Factors | None] = {}
     for node in topological(slope):
-        if node.is_number:
+        factors: _Factors | None
+        if node.number is not None:
             factors = _Factors(node.number, None, None)
         elif not node.reads & columns:
             factors = _Factors(1.0, node, None)
@@ -110,7 +113,8 @@ def _factor(slope: Expr | float, rows: frozenset[str], columns: frozenset[str]) 
             factors = _Factors(1.0, None, node)
         else:
             parts = [found[id(argument)] for argument in node.arguments]
-            factors = None if None in parts else _combine(node.op, parts)
+            known = [part for part in parts if part is not None]
+            factors = _combine(node.op, known) if len(known) == len(parts) else None
         found[id(node)] = factors
     return found[id(slope)]
 
@@ -154,7 +158,7 @@ def affine_reduce(
 
     In `kernel_dtype` where a kernel's result is the last step: a cast would be one more launch.
     """
-    dtype = composed.arithmetic_dtype(x, operands)
+    dtype = arithmetic_dtype(x, operands)
     is_last = bias is None and form.outer is None and form.offset == 0 and form.intercept is None
     columns = weight.shape[0]
     share = 1.0 / columns if reduction == "mean" else 1.0
@@ -215,7 +219,8 @@ def _weighted_sum_by_operators(
     matrix: Tensor, vector: Tensor | None, dim: int, scale: float, dtype: torch.dtype
 ) -> Tensor:
     if autograd.needs_gradient(matrix, vector):
-        return WeightedSum.apply(matrix, vector, dim, scale, dtype)
+        y: Tensor = WeightedSum.apply(matrix, vector, dim, scale, dtype)
+        return y
     return _launch(matrix, vector, dim, scale, dtype)
 
 
@@ -247,7 +252,7 @@ class WeightedSum(torch.autograd.Function):
         matrix, vector = ctx.saved_tensors
         needs_matrix, needs_vector, *_ = ctx.needs_input_grad
         if autograd.composes_gradient(grad):
-            wide = autograd.sum_dtype(matrix.dtype)
+            wide = sum_dtype(matrix.dtype)
             again = autograd.differentiate(
                 lambda matrix, vector: _weighted_sum(matrix, vector, ctx.dim, ctx.scale, wide).to(grad.dtype),
                 (matrix, vector),

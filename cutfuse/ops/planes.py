@@ -145,7 +145,7 @@ class _Identity(NamedTuple):
     steps: int  # of optimisers: the fused ones do not change a version
 
 
-_Key = tuple[int, int, torch.Size, tuple[int, ...]]
+_Key = tuple[int, int | torch.SymInt, torch.Size, tuple[int, ...]]
 
 
 class _Entry:

@@ -15,7 +15,10 @@ output is x's gradient summed over all but its last dimension, in fp32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
 
 IDENTITY = "operands=0"  # the program that does nothing
 LIBRARY = torch.library.Library("cutfuse", "DEF")
@@ -34,9 +37,9 @@ _SCHEMAS = (
 for _schema in _SCHEMAS:
     LIBRARY.define(_schema)
 
-linear = torch.ops.cutfuse.linear.default
-product = torch.ops.cutfuse.product.default
-linear_reduce = torch.ops.cutfuse.linear_reduce.default
-pointwise = torch.ops.cutfuse.pointwise.default
-reduce = torch.ops.cutfuse.reduce.default
-pointwise_backward = torch.ops.cutfuse.pointwise_backward.default
+linear: Callable[..., Tensor] = torch.ops.cutfuse.linear.default
+product: Callable[[Tensor, Tensor, str], Tensor] = torch.ops.cutfuse.product.default
+linear_reduce: Callable[..., Tensor] = torch.ops.cutfuse.linear_reduce.default
+pointwise: Callable[..., Tensor] = torch.ops.cutfuse.pointwise.default
+reduce: Callable[..., Tensor] = torch.ops.cutfuse.reduce.default
+pointwise_backward: Callable[..., list[Tensor]] = torch.ops.cutfuse.pointwise_backward.default

@@ -86,7 +86,7 @@ class Multiplication(NamedTuple):
     def sums(self) -> int:
         """Of the slices of K."""
         kernel = self.kernel
-        return 4 * self.tiles * kernel.slices * kernel.tile_m * kernel.tile_n
+        return 4 * self.tiles * int(kernel.slices * kernel.tile_m * kernel.tile_n)
 
     @property
     def lasting(self) -> int:

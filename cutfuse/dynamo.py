@@ -1,0 +1,23 @@
+"""torch.compile's decorators with the types that PyTorch's own lack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def assume_constant_result(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """`torch.compiler.assume_constant_result`: Dynamo runs `function` while it traces, and its result is a constant."""
+    marked: Callable[_P, _R] = torch.compiler.assume_constant_result(function)
+    return marked
+
+
+def disable(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """`torch.compiler.disable`: Dynamo does not trace `function`."""
+    disabled: Callable[_P, _R] = torch.compiler.disable(function)
+    return disabled
