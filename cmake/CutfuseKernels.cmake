@@ -1,6 +1,7 @@
 # The kernel library, cutfuse_kernels: knows neither Python nor torch, so one build of it serves every version of both.
 
-file(GLOB host_sources CONFIGURE_DEPENDS csrc/common/*.cpp csrc/epilogue/*.cpp csrc/split/*_reference.cpp)
+file(GLOB host_sources CONFIGURE_DEPENDS csrc/common/*.cpp csrc/epilogue/*.cpp csrc/plan/*.cpp csrc/pointwise/*_plan.cpp
+     csrc/reduce/*_plan.cpp csrc/split/*_reference.cpp csrc/split/*_shape.cpp)
 add_library(cutfuse_kernels STATIC ${host_sources})
 target_link_libraries(cutfuse_kernels PUBLIC cutfuse_options)
 if(NOT CUTFUSE_WITH_CUDA)
@@ -51,7 +52,7 @@ list(REMOVE_ITEM stream_sources ${host_sources})
 cutfuse_add_kernels(cutfuse_stream POOL cutfuse_stream_jobs SOURCES ${stream_sources} GENCODE ${stream_gencode})
 
 # GEMM kernels: one generated translation unit for each row of the table.
-set(gemm_table "${CMAKE_CURRENT_SOURCE_DIR}/csrc/gemm/configs.def")
+set(gemm_table "${CMAKE_CURRENT_SOURCE_DIR}/csrc/plan/gemm_configs.def")
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${gemm_table}")
 file(STRINGS "${gemm_table}" gemm_rows REGEX "^CUTFUSE_GEMM_CONFIG\\(")
 set(gemm_instances "")
@@ -68,7 +69,7 @@ foreach(row IN LISTS gemm_rows)
   list(APPEND gemm_instances "${instance}")
 endforeach()
 list(LENGTH gemm_instances gemm_count)
-message(STATUS "cutfuse: ${gemm_count} GEMM kernels for sm_90a, from csrc/gemm/configs.def")
+message(STATUS "cutfuse: ${gemm_count} GEMM kernels for sm_90a, from csrc/plan/gemm_configs.def")
 file(GLOB gemm_sources CONFIGURE_DEPENDS csrc/gemm/*.cpp csrc/gemm/*.cu)
 cutfuse_add_kernels(cutfuse_gemm POOL cutfuse_gemm_jobs SOURCES ${gemm_sources} ${gemm_instances}
                     GENCODE -gencode=arch=compute_90a,code=sm_90a)

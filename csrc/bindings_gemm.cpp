@@ -1,7 +1,8 @@
 // The GEMM's share of cutfuse._C.
 #include "bindings.h"
 #include "gemm/dispatch.h"
-#include "gemm/heuristics.h"
+#include "plan/gemm_candidates.h"
+#include "plan/predictions.h"
 
 namespace cutfuse::bindings {
 namespace {
@@ -125,7 +126,7 @@ void bind_gemm(py::module_& module) {
       .def_property_readonly("tile_m", [](GemmCandidate const& candidate) { return config_of(candidate).tile_m; })
       .def_property_readonly("tile_n", [](GemmCandidate const& candidate) { return config_of(candidate).tile_n; })
       .def_readonly("rejection", &GemmCandidate::rejection)
-      .def_readonly("is_of_kind", &GemmCandidate::is_of_kind)
+      .def_readonly("is_of_kind", &GemmCandidate::computes)
       .def_readonly("microseconds", &GemmCandidate::microseconds)
       .def_readonly("slices", &GemmCandidate::slices)
       .def_readwrite("swizzle", &GemmCandidate::swizzle)

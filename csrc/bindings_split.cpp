@@ -2,6 +2,7 @@
 #include <optional>
 
 #include "bindings.h"
+#include "split/planes_shape.h"
 #include "split/split.h"
 
 namespace cutfuse::bindings {

@@ -6,6 +6,7 @@
 #include <climits>
 #include <cstdint>
 
+#include "common/ceil_divide.h"
 #include "common/early_launch.h"
 
 namespace cutfuse {
@@ -41,7 +42,5 @@ inline cudaError_t multiprocessor_count(int& count) {
   cudaError_t const status = cudaGetDevice(&device);
   return status != cudaSuccess ? status : cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
 }
-
-constexpr int64_t ceil_divide(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 }  // namespace cutfuse

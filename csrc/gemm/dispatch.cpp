@@ -6,7 +6,21 @@
 
 namespace cutfuse {
 
+#define CUTFUSE_GEMM_CONFIG(name, ...) LaunchStatus launch_##name(GemmLaunch const&, cudaStream_t);
+#include "plan/gemm_configs.def"
+#undef CUTFUSE_GEMM_CONFIG
+
 namespace {
+
+// Of a kernel, by its row of the table.
+GemmLauncher launcher_of(GemmConfig const& config) {
+#define CUTFUSE_GEMM_CONFIG(name, ...) launch_##name,
+  static constexpr GemmLauncher kLaunchers[] = {
+#include "plan/gemm_configs.def"
+  };
+#undef CUTFUSE_GEMM_CONFIG
+  return kLaunchers[&config - gemm_configs().data()];
+}
 
 constexpr uintptr_t kPointerAlignment = 16;
 
@@ -52,7 +66,7 @@ void run_gemm(GemmConfig const& config, GemmLaunch const& launch, cudaStream_t s
   if (!fault.empty()) {
     throw std::invalid_argument(std::string(config.name) + ": " + fault + " (" + describe(launch.problem) + ")");
   }
-  LaunchStatus const status = config.launch(launch, stream);
+  LaunchStatus const status = launcher_of(config)(launch, stream);
   if (status.error != cudaSuccess) {
     throw std::runtime_error(std::string(config.name) + ": " + status.action + " failed with " +
                              cudaGetErrorName(status.error) + " (" + cudaGetErrorString(status.error) + "), " +

@@ -3,7 +3,8 @@
 
 #include <stdexcept>
 
-#include "gemm/configs.h"
+#include "gemm/launch.h"
+#include "plan/gemm_configs.h"
 
 namespace cutfuse {
 

@@ -1,5 +1,5 @@
-// One sm_90a GEMM kernel per row of configs.def: CUTLASS's warp-specialised TMA main loop with the epilogue program
-// behind it. Included by the generated translation units only; each instantiates one row.
+// One sm_90a GEMM kernel per row of plan/gemm_configs.def: CUTLASS's warp-specialised TMA main loop with the epilogue
+// program behind it. Included by the generated translation units only; each instantiates one row.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,7 +14,6 @@
 #include "common/early_launch.h"
 #include "epilogue/sm90_program_visitor.h"
 #include "gemm/launch.h"
-#include "gemm/problem.h"
 #include "gemm/sm90_split_kernel.h"
 
 namespace cutfuse {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/ceil_divide.h"
+
 namespace cutfuse {
 namespace {
 
@@ -14,8 +16,6 @@ constexpr int kBackwardThreads = 256;
 constexpr int64_t kBackwardColumns = 256;  // of a block
 constexpr int64_t kBackwardBlocks = 1024;  // wanted: a few per multiprocessor of any device
 constexpr int64_t kBackwardRows = 32;      // of a block, at least: keeps column partials under 3% of a bf16 tensor
-
-int64_t ceil_divide(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 int elements_per_vector(DType dtype) { return static_cast<int>(kVectorBytes / static_cast<int64_t>(size_of(dtype))); }
 

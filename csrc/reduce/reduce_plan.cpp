@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "common/ceil_divide.h"
 #include "reduce/reductions.h"
 
 namespace cutfuse {
@@ -27,8 +28,6 @@ constexpr int64_t kManySuperRows = 128;  // super-rows from which their partial 
 constexpr int64_t kTileBytes = 16384;
 constexpr int64_t kTileRowBytes = 2048;  // rows longer than this feed the row kernel well whatever their alignment
 constexpr int64_t kPeriodInBlock = 64;   // threads of a super-row up to which one block holds all of it
-
-int64_t ceil_divide(int64_t x, int64_t y) { return (x + y - 1) / y; }
 
 int64_t power_of_two_at_least(int64_t x) {
   int64_t power = 1;

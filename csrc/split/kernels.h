@@ -3,8 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include "split/planes_shape.h"
 #include "split/split.h"
-#include "split/split_plan.h"
 
 namespace cutfuse {
 

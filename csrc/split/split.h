@@ -23,9 +23,6 @@ struct SplitProblem {
   bool guarded;  // every block returns at once unless only_if trips; starts early (see common/early_launch.h)
 };
 
-// Sizes of the planes; transposed: column_stride is not 1. Host code that knows no CUDA.
-PlanesShape planes_shape(int64_t rows, int64_t columns, SplitPlan plan, bool transposed, bool is_weight);
-
 // One read of the source, one write of the planes.
 cudaError_t run_split(SplitProblem const& problem, cudaStream_t stream);
 

@@ -1,4 +1,5 @@
-// What a fused GEMM is asked to do: y[M,N] = program(a[M,K] @ b[N,K]^T + bias[N], operands), or its rows reduced.
+// What a fused GEMM is asked to do: y[M,N] = program(a[M,K] @ b[N,K]^T + bias[N], operands), or its rows reduced. Host
+// code that knows no CUDA.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +19,9 @@ constexpr bool converts_weight(Product product) {
   return product == Product::kConvert3 || product == Product::kConvert6;
 }
 
+// What a row of the table writes: the matrix in the operands' own type, the matrix in fp32, or row partials.
+enum class GemmOutput { kSame, kFloat32, kRows };
+
 // Everything that the choice of a kernel depends on, and no pointer.
 struct GemmProblem {
   int64_t m;
@@ -36,33 +40,11 @@ struct GemmProblem {
 // When a kernel over planes runs: always, or if the guard leaves split3 or trips it. Otherwise it returns at once.
 enum class SplitRun : int32_t { kAlways, kIfClear, kIfTripped };
 
-// A product over planes may slice K, so that a few tiles keep all multiprocessors busy. The blocks of a tile's slices
-// leave their sums, and the last to arrive adds them in the order of the slices.
-struct KSlices {
-  int32_t count;     // 1: K is not sliced, and no memory needed
-  float* sums;       // [tiles, count, elements of a tile]
-  int32_t* arrived;  // [tiles]; zero at first: the pass that splits a clears them
-};
-
 // Whether every one of a number of slices has a step of K.
 constexpr bool slices_fit(int64_t k, int slices) {
   int64_t const steps = k / kSplitBlock;
   return slices >= 1 && slices <= steps && (steps + slices - 1) / slices * (slices - 1) < steps;
 }
-
-struct GemmBuffers {
-  void const* a;  // null where planes are multiplied
-  void const* b;
-  void const* bias;  // null for none
-  void* d;           // [M,N] contiguous; unused by a row reduction
-  float* partials;   // [N tiles, M] states of partial_width(reduction) floats; unused by a store
-  Planes planes_a;   // of a product over planes, whose k and pitches are those of the planes
-  Planes planes_b;
-  ConvertedOperand converted_b;
-  KSlices slices;
-  SplitGuard guard;
-  SplitRun run;
-};
 
 std::string describe(GemmProblem const& problem);
 

@@ -1,19 +1,14 @@
-#include "gemm/configs.h"
+#include "plan/gemm_configs.h"
 
 #include <limits>
 
 namespace cutfuse {
 
-#define CUTFUSE_GEMM_CONFIG(name, ...) LaunchStatus launch_##name(GemmLaunch const&, cudaStream_t);
-#include "gemm/configs.def"
-#undef CUTFUSE_GEMM_CONFIG
-
 std::vector<GemmConfig> const& gemm_configs() {
 #define CUTFUSE_GEMM_CONFIG(name, input, output, tile_m, tile_n, tile_k, cluster_m, cluster_n, schedule) \
-  {#name,     DType::input, GemmOutput::output,    tile_m,       tile_n, tile_k,                         \
-   cluster_m, cluster_n,    Schedule::k##schedule, launch_##name},
+  {#name, DType::input, GemmOutput::output, tile_m, tile_n, tile_k, cluster_m, cluster_n, Schedule::k##schedule},
   static std::vector<GemmConfig> const configs = {
-#include "gemm/configs.def"
+#include "plan/gemm_configs.def"
   };
 #undef CUTFUSE_GEMM_CONFIG
   return configs;
@@ -75,7 +70,7 @@ GemmOutput output_of(GemmProblem const& problem) {
 
 }  // namespace
 
-bool is_of_kind(GemmConfig const& config, GemmProblem const& problem) {
+bool computes(GemmConfig const& config, GemmProblem const& problem) {
   return config.input == problem.input && product_of(config) == problem.product && config.output == output_of(problem);
 }
 

@@ -1,4 +1,4 @@
-// How thread blocks are laid over a matrix that is split: host code that knows no CUDA.
+// Sizes of a matrix's planes, and how thread blocks are laid over a matrix that is split: host code that knows no CUDA.
 #pragma once
 
 #include <cstdint>
@@ -19,5 +19,8 @@ struct SplitTiles {
 };
 
 SplitTiles split_tiles(int64_t rows, int64_t columns, bool transposed);
+
+// transposed: neighbours in a row are not neighbours in memory.
+PlanesShape planes_shape(int64_t rows, int64_t columns, SplitPlan plan, bool transposed, bool is_weight);
 
 }  // namespace cutfuse

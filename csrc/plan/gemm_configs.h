@@ -1,11 +1,10 @@
-// The table of GEMM kernels, read from configs.def.
+// The table of GEMM kernels, read from gemm_configs.def.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "gemm/launch.h"
-#include "gemm/problem.h"
+#include "plan/gemm_problem.h"
 
 namespace cutfuse {
 
@@ -22,7 +21,6 @@ struct GemmConfig {
   int cluster_m;
   int cluster_n;
   Schedule schedule;
-  GemmLauncher launch;
 };
 
 std::vector<GemmConfig> const& gemm_configs();
@@ -42,8 +40,9 @@ constexpr Product product_of(GemmConfig const& config) {
   }
 }
 
-// Whether a kernel is of the kind that a problem asks for: by operands, product and what it writes.
-bool is_of_kind(GemmConfig const& config, GemmProblem const& problem);
+// Whether a kernel computes what a problem asks for: by the operands' type, the product and what is written. It may
+// still not take the problem's sizes.
+bool computes(GemmConfig const& config, GemmProblem const& problem);
 
 // Why this kernel cannot take this problem, with the values; empty when it can. The one definition of validity.
 std::string find_rejection(GemmConfig const& config, GemmProblem const& problem);

@@ -1,9 +1,8 @@
-#include "split/split_plan.h"
+#include "split/planes_shape.h"
 
 #include <algorithm>
 
-#include "common/launch.h"
-#include "split/split.h"
+#include "common/ceil_divide.h"
 
 namespace cutfuse {
 namespace {
@@ -11,8 +10,6 @@ namespace {
 // Eight for each of an H200's multiprocessors: two waves of the blocks that fit, and few enough flags for every block
 // of a GEMM to read.
 constexpr int64_t kMostBlocks = 1056;
-
-int64_t round_up(int64_t x, int64_t multiple) { return ceil_divide(x, multiple) * multiple; }
 
 }  // namespace
 

@@ -1,0 +1,20 @@
+// How long kernels take, predicted: in microseconds, fitted to measurements on an H200.
+#pragma once
+
+#include <cstdint>
+
+#include "plan/gemm_configs.h"
+
+namespace cutfuse {
+
+// One kernel of the table, with K in so many slices.
+double predict_microseconds(GemmConfig const& config, GemmProblem const& problem, int slices);
+
+// The alternative: cuBLAS, then one pointwise or reduction kernel over its result. A product over planes is compared
+// with cuBLAS in fp32.
+double predict_unfused_microseconds(GemmProblem const& problem);
+
+// One pass that splits an fp32 matrix into planes.
+double predict_split_microseconds(int64_t rows, int64_t columns);
+
+}  // namespace cutfuse
