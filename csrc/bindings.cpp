@@ -118,15 +118,14 @@ void evaluate(Program const& program, uintptr_t input, uintptr_t output, int64_t
 
 uint32_t split_on_host(uintptr_t source, int64_t rows, int64_t columns, int plan, bool is_weight, uintptr_t values,
                        uintptr_t scales) {
-  if (plan != 3 && plan != 6) throw py::value_error("plan has to be 3 or 6, got " + std::to_string(plan));
-  std::string const shape = "(" + std::to_string(rows) + ", " + std::to_string(columns) + ")";
-  if (rows < 0 || columns < 0) throw py::value_error("rows and columns have to be at least 0, got " + shape);
+  SplitPlan const scheme = to_plan(plan);
+  check_shape("split_reference", rows, columns);
   if (rows > 0 && columns > 0 && (source == 0 || values == 0 || scales == 0)) {
-    throw py::value_error("source, values and scales must not be null pointers for " + shape);
+    throw py::value_error("source, values and scales must not be null pointers for " + pair_of(rows, columns));
   }
   py::gil_scoped_release release;
-  return split_reference(pointer<float const>(source), rows, columns, static_cast<SplitPlan>(plan), is_weight,
-                         pointer<uint16_t>(values), pointer<float>(scales));
+  return split_reference(pointer<float const>(source), rows, columns, scheme, is_weight, pointer<uint16_t>(values),
+                         pointer<float>(scales));
 }
 
 void bind_epilogue(py::module_& module) {
@@ -158,6 +157,7 @@ void bind_split_reference(py::module_& module) {
 PYBIND11_MODULE(_C, module) {
   cutfuse::bindings::bind_epilogue(module);
   cutfuse::bindings::bind_split_reference(module);
+  cutfuse::bindings::bind_plan(module);
 #if CUTFUSE_WITH_CUDA
   cutfuse::bindings::bind_gemm(module);
   cutfuse::bindings::bind_split(module);

@@ -38,6 +38,24 @@ inline Reduction to_reduction(int value) {
   return static_cast<Reduction>(value);
 }
 
+inline SplitPlan to_plan(int value) {
+  if (value != static_cast<int>(SplitPlan::kSplit3) && value != static_cast<int>(SplitPlan::kSplit6)) {
+    throw py::value_error("plan has to be 3 or 6, got " + std::to_string(value));
+  }
+  return static_cast<SplitPlan>(value);
+}
+
+inline std::string pair_of(int64_t rows, int64_t columns) {
+  return "(" + std::to_string(rows) + ", " + std::to_string(columns) + ")";
+}
+
+inline void check_shape(char const* function, int64_t rows, int64_t columns) {
+  if (rows < 0 || columns < 0) {
+    throw py::value_error(std::string(function) + ": rows and columns have to be at least 0, got " +
+                          pair_of(rows, columns));
+  }
+}
+
 inline void check_operand_count(Program const& program, size_t given) {
   if (static_cast<size_t>(program.operand_count) != given) {
     throw py::value_error("the program has " + std::to_string(program.operand_count) + " operands, got " +
@@ -77,6 +95,7 @@ inline SplitGuard to_guard(std::vector<FlagsTuple> const& flags) {
   return guard;
 }
 
+void bind_plan(py::module_& module);
 void bind_gemm(py::module_& module);
 void bind_split(py::module_& module);
 void bind_streaming(py::module_& module);

@@ -2,19 +2,9 @@
 #include "bindings.h"
 #include "gemm/dispatch.h"
 #include "plan/gemm_candidates.h"
-#include "plan/predictions.h"
 
 namespace cutfuse::bindings {
 namespace {
-
-Product to_product(int value) {
-  for (Product product :
-       {Product::kDirect, Product::kSplit3, Product::kSplit6, Product::kConvert3, Product::kConvert6}) {
-    if (value == static_cast<int>(product)) return product;
-  }
-  throw py::value_error("product has to be 0 (direct), 3 or 6 (planes), or 13 or 16 (b converted), got " +
-                        std::to_string(value));
-}
 
 SplitRun to_run(int value) {
   if (value < 0 || value > static_cast<int>(SplitRun::kIfTripped)) {
@@ -22,21 +12,6 @@ SplitRun to_run(int value) {
                           std::to_string(value));
   }
   return static_cast<SplitRun>(value);
-}
-
-GemmProblem make_problem(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int input, int output,
-                         int reduction, int multiprocessors, float epilogue_cost, int product) {
-  return {m,
-          n,
-          k,
-          lda,
-          ldb,
-          to_dtype(input),
-          to_dtype(output),
-          to_reduction(reduction),
-          multiprocessors,
-          epilogue_cost,
-          to_product(product)};
 }
 
 GemmConfig const& config_of(GemmCandidate const& candidate) { return gemm_configs()[candidate.config]; }
@@ -116,25 +91,6 @@ void gemm_planes(uintptr_t stream, GemmProblem const& problem, GemmCandidate con
 }  // namespace
 
 void bind_gemm(py::module_& module) {
-  py::class_<GemmProblem>(module, "GemmProblem", "What the choice of a GEMM kernel depends on.")
-      .def(py::init(&make_problem), py::arg("m"), py::arg("n"), py::arg("k"), py::arg("lda"), py::arg("ldb"),
-           py::arg("input"), py::arg("output"), py::arg("reduction"), py::arg("multiprocessors"),
-           py::arg("epilogue_cost") = 0.0f, py::arg("product") = 0)
-      .def("__repr__", [](GemmProblem const& problem) { return describe(problem); });
-  py::class_<GemmCandidate>(module, "GemmCandidate", "A GEMM kernel with its prediction, or the reason against it.")
-      .def_property_readonly("name", [](GemmCandidate const& candidate) { return config_of(candidate).name; })
-      .def_property_readonly("tile_m", [](GemmCandidate const& candidate) { return config_of(candidate).tile_m; })
-      .def_property_readonly("tile_n", [](GemmCandidate const& candidate) { return config_of(candidate).tile_n; })
-      .def_readonly("rejection", &GemmCandidate::rejection)
-      .def_readonly("is_of_kind", &GemmCandidate::computes)
-      .def_readonly("microseconds", &GemmCandidate::microseconds)
-      .def_readonly("slices", &GemmCandidate::slices)
-      .def_readwrite("swizzle", &GemmCandidate::swizzle)
-      .def_readwrite("raster_along_m", &GemmCandidate::raster_along_m);
-  module.def("gemm_candidates", &rank_gemm_configs, py::arg("problem"),
-             "Every kernel of the table: the runnable ones first, by predicted time.");
-  module.def("unfused_microseconds", &predict_unfused_microseconds, py::arg("problem"),
-             "What cuBLAS and one pointwise or reduction kernel after it would take, predicted.");
   module.def("gemm", &gemm, py::arg("stream"), py::arg("problem"), py::arg("candidate"), py::arg("a"), py::arg("b"),
              py::arg("bias"), py::arg("d"), py::arg("partials"), py::arg("program"), py::arg("operands"),
              "Launches a candidate. Pointers and the stream are integers; 0 for no bias, and for whichever of d and "
@@ -152,8 +108,6 @@ void bind_gemm(py::module_& module) {
       py::arg("partials"), py::arg("program"), py::arg("operands"),
       "Like gemm_planes, with b in fp32: its address, row pitch and columns, and address and number of the flags "
       "that converting it leaves (0 for none).");
-  module.def("split_microseconds", &predict_split_microseconds, py::arg("rows"), py::arg("columns"),
-             "What splitting a matrix into planes takes, predicted.");
 }
 
 }  // namespace cutfuse::bindings

@@ -2,44 +2,10 @@
 #include <optional>
 
 #include "bindings.h"
-#include "split/planes_shape.h"
 #include "split/split.h"
 
 namespace cutfuse::bindings {
 namespace {
-
-using ShapeTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
-
-constexpr int64_t kValueBytes = 2;
-
-SplitPlan to_plan(int value) {
-  if (value != static_cast<int>(SplitPlan::kSplit3) && value != static_cast<int>(SplitPlan::kSplit6)) {
-    throw py::value_error("plan has to be 3 or 6, got " + std::to_string(value));
-  }
-  return static_cast<SplitPlan>(value);
-}
-
-std::string to_string(int64_t rows, int64_t columns) {
-  return "(" + std::to_string(rows) + ", " + std::to_string(columns) + ")";
-}
-
-void check_shape(char const* function, int64_t rows, int64_t columns) {
-  if (rows < 0 || columns < 0) {
-    throw py::value_error(std::string(function) + ": rows and columns have to be at least 0, got " +
-                          to_string(rows, columns));
-  }
-}
-
-ShapeTuple shape_and_bytes(int64_t rows, int64_t columns, int plan, bool transposed, bool is_weight) {
-  check_shape("planes_shape", rows, columns);
-  PlanesShape const shape = planes_shape(rows, columns, to_plan(plan), transposed, is_weight);
-  return {shape.pitch,
-          shape.scale_pitch,
-          shape.flag_count,
-          plane_count(to_plan(plan)) * rows * shape.pitch * kValueBytes,
-          shape.pitch / kSplitBlock * shape.scale_pitch * static_cast<int64_t>(sizeof(float)),
-          shape.flag_count * static_cast<int64_t>(sizeof(uint32_t))};
-}
 
 // Address and number of words that are set to zero.
 using ClearedTuple = std::tuple<uintptr_t, int>;
@@ -49,7 +15,7 @@ void check_cleared(ClearedTuple const& cleared, int64_t rows, int64_t columns) {
   if (count == 0 || (count > 0 && address != 0 && rows > 0 && columns > 0)) return;
   throw py::value_error("split: words to clear have to have an address, and the matrix elements, got " +
                         std::to_string(count) + " words at " + std::to_string(address) + " for " +
-                        to_string(rows, columns));
+                        pair_of(rows, columns));
 }
 
 void split(uintptr_t stream, int plan, bool is_weight, uintptr_t source, int64_t rows, int64_t columns,
@@ -71,22 +37,18 @@ void split(uintptr_t stream, int plan, bool is_weight, uintptr_t source, int64_t
   if (guard) problem.only_if = to_guard(*guard);
   if (rows > 0 && columns > 0 && (source == 0 || values == 0 || scales == 0 || flags == 0)) {
     throw py::value_error("split: source, values, scales and flags must not be null pointers for " +
-                          to_string(rows, columns));
+                          pair_of(rows, columns));
   }
   cudaError_t const status = run_split(problem, reinterpret_cast<cudaStream_t>(stream));
   if (status == cudaSuccess) return;
   throw std::runtime_error(std::string("split failed with ") + cudaGetErrorName(status) + " (" +
-                           cudaGetErrorString(status) + "), shape " + to_string(rows, columns) + ", strides " +
-                           to_string(row_stride, column_stride) + ", plan " + std::to_string(plan));
+                           cudaGetErrorString(status) + "), shape " + pair_of(rows, columns) + ", strides " +
+                           pair_of(row_stride, column_stride) + ", plan " + std::to_string(plan));
 }
 
 }  // namespace
 
 void bind_split(py::module_& module) {
-  module.def("planes_shape", &shape_and_bytes, py::arg("rows"), py::arg("columns"), py::arg("plan"),
-             py::arg("transposed"), py::arg("is_weight"),
-             "(pitch, scale_pitch, flag_count, bytes of values, of scales, of flags) of a matrix split by plan 3 or 6; "
-             "transposed: its column stride is not 1; is_weight: it is a product's second operand.");
   module.def("split", &split, py::arg("stream"), py::arg("plan"), py::arg("is_weight"), py::arg("source"),
              py::arg("rows"), py::arg("columns"), py::arg("row_stride"), py::arg("column_stride"), py::arg("values"),
              py::arg("scales"), py::arg("flags"), py::arg("guard") = py::none(),

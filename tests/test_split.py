@@ -176,7 +176,6 @@ def test_bad_arguments() -> None:
         split(0, -2, 5, 3, False, 0, 0)
 
 
-@pytest.mark.skipif(not native.module().cuda_build, reason="this build of cutfuse has no CUDA kernels")
 @given(
     rows=st.integers(0, 100000),
     columns=st.integers(0, 100000),

@@ -15,8 +15,6 @@ from cutfuse.epilogue import Program
 from cutfuse.ops import fused, gemm, planes, split
 from cutfuse.precision import GUARDED
 
-pytestmark = pytest.mark.skipif(not native.module().cuda_build, reason="this build of cutfuse has no CUDA kernels")
-
 IDENTITY = Program.parse("operands=0")
 STREAM = 7
 

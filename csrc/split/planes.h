@@ -43,6 +43,9 @@ struct PlanesShape {
   int64_t pitch;        // columns rounded up to whole blocks; the rest is zero
   int64_t scale_pitch;  // scales of a block of columns: of rows rounded up to kScaleAlignment
   int64_t flag_count;   // words, one for each block of the splitting kernel
+  int64_t value_bytes;  // of the three parts of Planes
+  int64_t scale_bytes;
+  int64_t flag_bytes;
 };
 
 // In device memory, each part 128-byte aligned. A block of columns lies together: so what a step of a product's main

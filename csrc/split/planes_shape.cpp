@@ -36,7 +36,16 @@ SplitTiles split_tiles(int64_t rows, int64_t columns, bool transposed) {
 PlanesShape planes_shape(int64_t rows, int64_t columns, SplitPlan plan, bool transposed, bool is_weight) {
   int64_t const scale_pitch = round_up(rows, kScaleAlignment) / scale_rows(plan, is_weight);
   int64_t const flag_count = split_tiles(rows, columns, transposed).blocks;
-  return {rows, columns, round_up(columns, kSplitBlock), scale_pitch, flag_count};
+  int64_t const pitch = round_up(columns, kSplitBlock);
+  constexpr int64_t kValueBytes = 2;
+  return {rows,
+          columns,
+          pitch,
+          scale_pitch,
+          flag_count,
+          plane_count(plan) * rows * pitch * kValueBytes,
+          pitch / kSplitBlock * scale_pitch * static_cast<int64_t>(sizeof(float)),
+          flag_count * static_cast<int64_t>(sizeof(uint32_t))};
 }
 
 }  // namespace cutfuse

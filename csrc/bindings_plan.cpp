@@ -1,0 +1,208 @@
+// The planner's share of cutfuse._C: part of every build, with and without CUDA kernels.
+#include <optional>
+
+#include "bindings.h"
+#include "plan/gemm_candidates.h"
+#include "plan/linear_plan.h"
+#include "plan/predictions.h"
+#include "split/planes_shape.h"
+
+namespace cutfuse::bindings {
+namespace {
+
+using MatrixLayoutTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, bool>;
+using VectorLayoutTuple = std::tuple<int64_t, bool>;
+using DeviceTuple = std::tuple<int32_t, int32_t, int32_t>;
+using ShapeTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
+
+Product to_product(int value) {
+  for (Product product :
+       {Product::kDirect, Product::kSplit3, Product::kSplit6, Product::kConvert3, Product::kConvert6}) {
+    if (value == static_cast<int>(product)) return product;
+  }
+  throw py::value_error("product has to be 0 (direct), 3 or 6 (planes), or 13 or 16 (b converted), got " +
+                        std::to_string(value));
+}
+
+GemmProblem make_problem(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int input, int output,
+                         int reduction, int multiprocessors, float epilogue_cost, int product) {
+  return {m,
+          n,
+          k,
+          lda,
+          ldb,
+          to_dtype(input),
+          to_dtype(output),
+          to_reduction(reduction),
+          multiprocessors,
+          epilogue_cost,
+          to_product(product)};
+}
+
+GemmConfig const& config_of(GemmCandidate const& candidate) { return gemm_configs()[candidate.config]; }
+
+MatrixLayout to_layout(MatrixLayoutTuple const& matrix) {
+  auto const [rows, columns, row_stride, column_stride, aligned] = matrix;
+  return {rows, columns, row_stride, column_stride, aligned};
+}
+
+LinearRequest make_request(MatrixLayoutTuple const& x, MatrixLayoutTuple const& weight,
+                           std::optional<VectorLayoutTuple> const& bias, int input, int output, int reduction,
+                           float epilogue_cost, Precision precision, bool weight_has_planes,
+                           DeviceTuple const& device) {
+  LinearRequest request = {};
+  request.x = to_layout(x);
+  request.weight = to_layout(weight);
+  if (bias) request.bias = VectorLayout{std::get<0>(*bias), std::get<1>(*bias)};
+  request.input = to_dtype(input);
+  request.output = to_dtype(output);
+  request.reduction = to_reduction(reduction);
+  request.epilogue_cost = epilogue_cost;
+  request.precision = precision;
+  request.weight_has_planes = weight_has_planes;
+  request.device = {std::get<0>(device), std::get<1>(device), std::get<2>(device)};
+  return request;
+}
+
+ShapeTuple shape_and_bytes(int64_t rows, int64_t columns, int plan, bool transposed, bool is_weight) {
+  check_shape("planes_shape", rows, columns);
+  PlanesShape const shape = planes_shape(rows, columns, to_plan(plan), transposed, is_weight);
+  return {shape.pitch, shape.scale_pitch, shape.flag_count, shape.value_bytes, shape.scale_bytes, shape.flag_bytes};
+}
+
+WeightPlanes weight_planes(int64_t rows, int64_t columns, int plan, bool transposed) {
+  check_shape("weight_planes", rows, columns);
+  return lay_weight_planes(planes_shape(rows, columns, to_plan(plan), transposed, true));
+}
+
+void bind_gemm_choice(py::module_& module) {
+  py::class_<GemmProblem>(module, "GemmProblem", "What the choice of a GEMM kernel depends on.")
+      .def(py::init(&make_problem), py::arg("m"), py::arg("n"), py::arg("k"), py::arg("lda"), py::arg("ldb"),
+           py::arg("input"), py::arg("output"), py::arg("reduction"), py::arg("multiprocessors"),
+           py::arg("epilogue_cost") = 0.0f, py::arg("product") = 0)
+      .def_readonly("ldb", &GemmProblem::ldb)
+      .def("__repr__", [](GemmProblem const& problem) { return describe(problem); });
+  py::class_<GemmCandidate>(module, "GemmCandidate", "A GEMM kernel with its prediction, or the reason against it.")
+      .def_property_readonly("name", [](GemmCandidate const& candidate) { return config_of(candidate).name; })
+      .def_property_readonly("tile_m", [](GemmCandidate const& candidate) { return config_of(candidate).tile_m; })
+      .def_property_readonly("tile_n", [](GemmCandidate const& candidate) { return config_of(candidate).tile_n; })
+      .def_readonly("rejection", &GemmCandidate::rejection)
+      .def_readonly("is_of_kind", &GemmCandidate::computes)
+      .def_readonly("microseconds", &GemmCandidate::microseconds)
+      .def_readonly("slices", &GemmCandidate::slices)
+      .def_readwrite("swizzle", &GemmCandidate::swizzle)
+      .def_readwrite("raster_along_m", &GemmCandidate::raster_along_m);
+  module.def("gemm_candidates", &rank_gemm_configs, py::arg("problem"),
+             "Every kernel of the table: the runnable ones first, by predicted time.");
+  module.def("unfused_microseconds", &predict_unfused_microseconds, py::arg("problem"),
+             "What cuBLAS and one pointwise or reduction kernel after it would take, predicted.");
+  module.def("split_microseconds", &predict_split_microseconds, py::arg("rows"), py::arg("columns"),
+             "What splitting a matrix into planes takes, predicted.");
+}
+
+void bind_request(py::module_& module) {
+  py::enum_<Precision> precision(module, "Precision", "How fp32 matrices are multiplied.");
+  for (int value = 0; value < kPrecisionCount; ++value) {
+    precision.value(name_of(static_cast<Precision>(value)), static_cast<Precision>(value));
+  }
+  py::class_<LinearRequest>(module, "LinearRequest",
+                            "What the plan of reduce(program(x @ weight.T + bias, operands)) depends on.")
+      .def(py::init(&make_request), py::kw_only(), py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("input"),
+           py::arg("output"), py::arg("reduction"), py::arg("epilogue_cost"), py::arg("precision"),
+           py::arg("weight_has_planes"), py::arg("device"),
+           "A matrix is (rows, columns, row stride, column stride, whether it begins at a multiple of 16 bytes), bias "
+           "None or (stride, the same), device (compute capability's two numbers, multiprocessors). Strides are in "
+           "elements; types and the reduction are codes of dtypes() and reductions(), 0 for no reduction. "
+           "weight_has_planes: those of the scheme that the precision takes first.");
+}
+
+void bind_memory(py::module_& module) {
+  py::enum_<Memory>(module, "Memory", "Whose memory a piece is of.")
+      .value("workspace", Memory::kWorkspace)
+      .value("weight_planes", Memory::kWeightPlanes);
+  py::class_<Piece>(module, "Piece", "Memory that launches hand on: an offset into a larger one, in bytes.")
+      .def_readonly("memory", &Piece::memory)
+      .def_readonly("offset", &Piece::offset)
+      .def_readonly("bytes", &Piece::bytes);
+  py::class_<PlanesPieces>(module, "PlanesPieces", "What a pass that splits a matrix leaves.")
+      .def_readonly("values", &PlanesPieces::values)
+      .def_readonly("scales", &PlanesPieces::scales)
+      .def_readonly("flags", &PlanesPieces::flags);
+  py::class_<WeightPlanes>(module, "WeightPlanes", "The planes of a weight in memory of their own.")
+      .def_readonly("pieces", &WeightPlanes::pieces)
+      .def_readonly("bytes", &WeightPlanes::bytes);
+  module.def("weight_planes", &weight_planes, py::arg("rows"), py::arg("columns"), py::arg("plan"),
+             py::arg("transposed"), "The memory of a weight's planes by plan 3 or 6; transposed as in planes_shape.");
+  module.def("planes_shape", &shape_and_bytes, py::arg("rows"), py::arg("columns"), py::arg("plan"),
+             py::arg("transposed"), py::arg("is_weight"),
+             "(pitch, scale_pitch, flag_count, bytes of values, of scales, of flags) of a matrix split by plan 3 or 6; "
+             "transposed: its column stride is not 1; is_weight: it is a product's second operand.");
+}
+
+void bind_launches(py::module_& module) {
+  py::enum_<SplitPlan>(module, "SplitScheme", "How an fp32 matrix is split into planes of 16-bit parts.")
+      .value("split3", SplitPlan::kSplit3)
+      .value("split6", SplitPlan::kSplit6);
+  py::enum_<SplitRun>(module, "RunWhen", "When a launch over planes runs; otherwise it returns at once.")
+      .value("always", SplitRun::kAlways)
+      .value("if_clear", SplitRun::kIfClear)
+      .value("if_tripped", SplitRun::kIfTripped);
+  py::class_<SplitPass>(module, "SplitPass", "Splits x or the weight into planes.")
+      .def_readonly("is_weight", &SplitPass::is_weight)
+      .def_readonly("scheme", &SplitPass::scheme)
+      .def_readonly("planes", &SplitPass::planes)
+      .def_readonly("cleared", &SplitPass::cleared)
+      .def_readonly("guard", &SplitPass::guard)
+      .def_readonly("when", &SplitPass::when);
+  py::class_<FusedProduct>(module, "FusedProduct", "The matrix product with what follows it, by one kernel.")
+      .def_readonly("problem", &FusedProduct::problem)
+      .def_readonly("kernel", &FusedProduct::kernel)
+      .def_readonly("x", &FusedProduct::x)
+      .def_readonly("weight", &FusedProduct::weight)
+      .def_readonly("weight_flags", &FusedProduct::weight_flags)
+      .def_readonly("sums", &FusedProduct::sums)
+      .def_readonly("arrivals", &FusedProduct::arrivals)
+      .def_readonly("partials", &FusedProduct::partials)
+      .def_readonly("guard", &FusedProduct::guard)
+      .def_readonly("when", &FusedProduct::when);
+  py::class_<FoldPartials>(module, "FoldPartials", "Folds the partials of a row reduction to the result.")
+      .def_readonly("partials", &FoldPartials::partials)
+      .def_readonly("tiles", &FoldPartials::tiles);
+  py::class_<CublasProduct>(module, "CublasProduct", "x @ weight.T + bias by PyTorch.");
+  py::class_<PointwisePass>(module, "PointwisePass", "program(z, operands) over cuBLAS's result.")
+      .def_readonly("in_place", &PointwisePass::in_place);
+  py::class_<ReductionPass>(module, "ReductionPass", "reduce(program(z, operands)) over cuBLAS's result.");
+}
+
+void bind_linear_plan(py::module_& module) {
+  py::class_<Alternative>(module, "Alternative", "A way of computing a linear layer, with all its launches.")
+      .def_readonly("name", &Alternative::name)
+      .def_readonly("microseconds", &Alternative::microseconds)
+      .def_readonly("compared", &Alternative::compared)
+      .def_readonly("slices", &Alternative::slices)
+      .def_readonly("rejection", &Alternative::rejection);
+  py::class_<LinearPlan>(module, "LinearPlan", "How a linear layer is computed, and why not otherwise.")
+      .def_readonly("ruled_out", &LinearPlan::ruled_out)
+      .def_readonly("alternatives", &LinearPlan::alternatives)
+      .def_readonly("chosen", &LinearPlan::chosen)
+      .def_readonly("launches", &LinearPlan::launches)
+      .def_readonly("workspace_bytes", &LinearPlan::workspace_bytes)
+      .def_readonly("output_shape", &LinearPlan::output_shape)
+      .def_readonly("copies_bias", &LinearPlan::copies_bias)
+      .def_readonly("reads_weight_planes", &LinearPlan::reads_weight_planes)
+      .def_property_readonly("is_fused", &LinearPlan::is_fused);
+  module.def("plan_linear", &plan_linear, py::arg("request"), py::arg("only") = "",
+             "The plan of a request; only: the name of the one alternative that is wanted, whatever it would take.");
+}
+
+}  // namespace
+
+void bind_plan(py::module_& module) {
+  bind_gemm_choice(module);
+  bind_request(module);
+  bind_memory(module);
+  bind_launches(module);
+  bind_linear_plan(module);
+}
+
+}  // namespace cutfuse::bindings

@@ -1,0 +1,99 @@
+#include "plan/linear_plan.h"
+
+#include <stdexcept>
+#include <utility>
+
+#include "common/ceil_divide.h"
+#include "plan/alternatives.h"
+#include "reduce/reductions.h"
+
+namespace cutfuse {
+
+namespace {
+
+std::string shape_of(MatrixLayout const& matrix) {
+  return "[" + std::to_string(matrix.rows) + ", " + std::to_string(matrix.columns) + "]";
+}
+
+void check(LinearRequest const& request) {
+  bool const sizes = request.x.rows >= 0 && request.weight.rows >= 0 && request.x.columns >= 0;
+  if (!sizes || request.x.columns != request.weight.columns) {
+    throw std::invalid_argument("x has to be [M, K] and weight [N, K], got " + shape_of(request.x) + " and " +
+                                shape_of(request.weight));
+  }
+  if (request.device.multiprocessors < 1) {
+    throw std::invalid_argument("a device has at least one multiprocessor, got " +
+                                std::to_string(request.device.multiprocessors));
+  }
+}
+
+std::string names_of(std::vector<Alternative> const& alternatives) {
+  std::string names;
+  for (Alternative const& alternative : alternatives) {
+    std::string const fault = alternative.rejection.empty() ? "" : " (" + alternative.rejection + ")";
+    names += (names.empty() ? "" : ", ") + alternative.name + fault;
+  }
+  return names;
+}
+
+}  // namespace
+
+std::string why_not_on(DeviceFacts const& device) {
+  if (device.major == 9 && device.minor == 0) return {};
+  return "fused products need compute capability 9.0, this device has " + std::to_string(device.major) + "." +
+         std::to_string(device.minor);
+}
+
+bool reduces(LinearRequest const& request) { return request.reduction != Reduction::kNone; }
+
+int64_t partial_bytes(LinearRequest const& request, GemmConfig const& config) {
+  if (!reduces(request)) return 0;
+  int64_t const states = ceil_divide(request.weight.rows, config.tile_n) * request.x.rows;
+  return states * partial_width(request.reduction) * static_cast<int64_t>(sizeof(float));
+}
+
+FoldPartials fold(LinearRequest const& request, GemmConfig const& config, Piece const& partials) {
+  return {partials, ceil_divide(request.weight.rows, config.tile_n)};
+}
+
+void choose(LinearPlan& plan, Alternative cublas, std::string const& only) {
+  plan.alternatives.push_back(std::move(cublas));
+  plan.chosen = -1;
+  for (int index = 0; index < static_cast<int>(plan.alternatives.size()); ++index) {
+    Alternative const& candidate = plan.alternatives[index];
+    bool const runs = only.empty() ? candidate.rejection.empty() : candidate.name == only && candidate.microseconds > 0;
+    if (runs && (plan.chosen < 0 || candidate.compared < plan.alternatives[plan.chosen].compared)) plan.chosen = index;
+  }
+  if (plan.chosen < 0) {
+    throw std::invalid_argument(only + " cannot run; there are " + names_of(plan.alternatives));
+  }
+}
+
+void add_cublas_launches(LinearPlan& plan, LinearRequest const& request) {
+  plan.launches = {CublasProduct{}};
+  if (reduces(request)) {
+    plan.launches.emplace_back(ReductionPass{});
+  } else if (request.epilogue_cost > 0.0f || request.output != request.input) {
+    plan.launches.emplace_back(PointwisePass{request.output == request.input});
+  }
+}
+
+LinearPlan plan_without_kernels(LinearRequest const& request, std::string reason) {
+  LinearPlan plan = {};
+  plan.ruled_out = std::move(reason);
+  plan.alternatives = {{"cuBLAS", 0.0, 0.0, 1, {}}};
+  add_cublas_launches(plan, request);
+  return plan;
+}
+
+LinearPlan plan_linear(LinearRequest const& request, std::string const& only) {
+  check(request);
+  bool const has_planes = request.input == DType::kFloat32 && request.precision != Precision::kTf32;
+  LinearPlan plan = has_planes ? plan_plane_products(request, only) : plan_direct_product(request, only);
+  if (!only.empty() && !plan.ruled_out.empty()) throw std::invalid_argument(only + " cannot run: " + plan.ruled_out);
+  plan.output_shape = {request.x.rows};
+  if (!reduces(request)) plan.output_shape.push_back(request.weight.rows);
+  return plan;
+}
+
+}  // namespace cutfuse

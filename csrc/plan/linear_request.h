@@ -1,0 +1,65 @@
+// What the plan of a linear layer depends on: y = reduce(program(x @ weight^T + bias, operands)), and no pointer.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "common/dtype.h"
+#include "epilogue/program.h"
+
+namespace cutfuse {
+
+// How fp32 matrices are multiplied; 16-bit ones are multiplied in one way.
+enum class Precision : int32_t {
+  kIeee,     // by cuBLAS in fp32
+  kTf32,     // rounded to tf32
+  kSplit3,   // as planes of 16-bit parts, see split/planes.h
+  kSplit6,   // as more of them
+  kGuarded,  // by split3 where the operands' range allows it, and by split6 elsewhere
+};
+
+constexpr int kPrecisionCount = 5;
+
+constexpr char const* name_of(Precision precision) {
+  constexpr char const* names[kPrecisionCount] = {"ieee", "tf32", "split3", "split6", "guarded"};
+  return names[static_cast<int>(precision)];
+}
+
+// Strides are in elements. aligned: the first element lies at a multiple of kOperandAlignment bytes.
+struct MatrixLayout {
+  int64_t rows;
+  int64_t columns;
+  int64_t row_stride;
+  int64_t column_stride;
+  bool aligned;
+};
+
+struct VectorLayout {
+  int64_t stride;
+  bool aligned;
+};
+
+// The tensor memory accelerator's.
+constexpr int64_t kOperandAlignment = 16;
+
+// Of a CUDA device.
+struct DeviceFacts {
+  int32_t major;  // of its compute capability
+  int32_t minor;
+  int32_t multiprocessors;
+};
+
+struct LinearRequest {
+  MatrixLayout x;                    // [M, K]
+  MatrixLayout weight;               // [N, K]
+  std::optional<VectorLayout> bias;  // [N]
+  DType input;                       // of x, weight and bias
+  DType output;
+  Reduction reduction;  // over N; kNone gives the matrix
+  float epilogue_cost;  // see cost_of(Program); 0 for no epilogue
+  Precision precision;
+  bool weight_has_planes;  // those of split3, in split6 of split6, are in memory of their own already
+  DeviceFacts device;
+};
+
+}  // namespace cutfuse

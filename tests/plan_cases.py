@@ -1,0 +1,149 @@
+"""Requests to the planner, and what its launches do to memory: shared by the tests of plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+from cutfuse import native
+
+MODULE = native.module()
+DTYPES: dict[str, int] = MODULE.dtypes()
+REDUCTIONS: dict[str, int] = {"none": 0, **MODULE.reductions()}
+PRECISIONS = ("ieee", "tf32", "split3", "split6", "guarded")
+# Compute capability and multiprocessors.
+H200 = H100_SXM = (9, 0, 132)
+H100_PCIE = (9, 0, 114)
+A100 = (8, 0, 108)
+B200 = (10, 0, 148)
+HOPPER = (H200, H100_PCIE, (9, 0, 32))  # the last is a slice of one
+
+Matrix = tuple[int, int, int, int, bool]
+
+
+def contiguous(rows: int, columns: int) -> Matrix:
+    return rows, columns, columns, 1, True
+
+
+def transposed(rows: int, columns: int) -> Matrix:
+    return rows, columns, 1, rows, True
+
+
+def request(m: int = 1024, n: int = 8192, k: int = 8192, dtype: str = "bfloat16", **options: Any) -> Any:
+    """Of contiguous matrices; `options` as the request takes them, or names of what it takes as codes."""
+    precision = options.get("precision", "guarded") if dtype == "float32" else "tf32"
+    return MODULE.LinearRequest(
+        x=options.get("x", contiguous(m, k)),
+        weight=options.get("weight", contiguous(n, k)),
+        bias=options.get("bias", (1, True)),
+        input=DTYPES[dtype],
+        output=DTYPES[options.get("output", dtype)],
+        reduction=REDUCTIONS[options.get("reduction", "none")],
+        epilogue_cost=options.get("epilogue_cost", 2.5),
+        precision=getattr(MODULE.Precision, precision),
+        weight_has_planes=options.get("weight_has_planes", False),
+        device=options.get("device", H200),
+    )
+
+
+def plan(*shape: int, only: str = "", **options: Any) -> Any:
+    return MODULE.plan_linear(request(*shape, **options), only)
+
+
+def kinds(of: Any) -> list[str]:
+    return [type(launch).__name__ for launch in of.launches]
+
+
+def products(of: Any) -> list[Any]:
+    return [launch for launch in of.launches if isinstance(launch, MODULE.FusedProduct)]
+
+
+@st.composite
+def layouts(draw: st.DrawFn, rows: int, columns: int) -> Matrix:
+    strides = draw(
+        st.sampled_from(
+            [(columns, 1), (columns, 1), (columns + 4, 1), (columns + 1, 1), (1, rows), (0, 1), (2 * columns, 2)]
+        )
+    )
+    return rows, columns, *strides, draw(st.sampled_from([True, True, True, False]))
+
+
+EXTENTS = st.one_of(
+    st.integers(1, 70),
+    st.sampled_from([128, 197, 256, 384, 768, 1024, 1576, 3072, 4096, 5001, 8192, 32768]),
+    st.integers(1, 1 << 15),
+)
+
+
+@st.composite
+def requests(draw: st.DrawFn, **fixed: Any) -> tuple[Any, dict[str, Any]]:
+    """A request, and the options that it was made of."""
+    m, n, k = draw(EXTENTS), draw(EXTENTS), draw(EXTENTS)
+    options = {
+        "m": m,
+        "n": n,
+        "k": k,
+        "dtype": draw(st.sampled_from(["float32", "float32", "bfloat16", "float16"])),
+        "precision": draw(st.sampled_from(["guarded", *PRECISIONS])),
+        "x": draw(layouts(m, k)),
+        "weight": draw(layouts(n, k)),
+        "bias": draw(st.sampled_from([None, (1, True), (1, False), (3, True)])),
+        "reduction": draw(st.sampled_from(["none", *REDUCTIONS])),
+        "epilogue_cost": draw(st.sampled_from([0.0, 0.5, 2.5, 14.0, 60.0])),
+        "weight_has_planes": draw(st.booleans()),
+        "device": draw(st.sampled_from([*HOPPER, A100])),
+        **fixed,
+    }
+    return request(**options), options
+
+
+class Write(NamedTuple):
+    """Bytes of the workspace, and what is in them."""
+
+    first: int
+    end: int
+    content: tuple[Any, ...]
+
+
+class Memory:
+    """What the launches that take effect have written where, a call in."""
+
+    def __init__(self) -> None:
+        self._writes: list[Write] = []
+
+    def write(self, piece: Any, *content: Any) -> None:
+        self._writes.append(Write(piece.offset, piece.offset + piece.bytes, content))
+
+    def read(self, piece: Any) -> set[tuple[Any, ...] | None]:
+        """What is in a piece, None for bytes that nobody wrote."""
+        todo, found = [(piece.offset, piece.offset + piece.bytes)], set()
+        for write in reversed(self._writes):
+            rest = []
+            for first, end in todo:
+                low, high = max(first, write.first), min(end, write.end)
+                if low >= high:
+                    rest.append((first, end))
+                    continue
+                found.add(write.content)
+                rest += [part for part in ((first, low), (high, end)) if part[0] < part[1]]
+            todo = rest
+        return found | ({None} if todo else set())
+
+
+def pieces_of(launch: Any) -> Iterable[tuple[str, Any]]:
+    """A launch's pieces of memory by name, those that it has."""
+    named = []
+    if isinstance(launch, MODULE.SplitPass):
+        named = [(name, getattr(launch.planes, name)) for name in ("values", "scales", "flags")]
+        named.append(("cleared", launch.cleared))
+    elif isinstance(launch, MODULE.FusedProduct):
+        for operand in ("x", "weight"):
+            planes = getattr(launch, operand)
+            named += [(f"{operand} {name}", getattr(planes, name)) for name in ("values", "scales", "flags")]
+        named += [(name, getattr(launch, name)) for name in ("weight_flags", "sums", "arrivals", "partials")]
+    elif isinstance(launch, MODULE.FoldPartials):
+        named = [("partials", launch.partials)]
+    named += [("guard", piece) for piece in getattr(launch, "guard", ())]
+    return [(name, piece) for name, piece in named if piece.bytes]

@@ -1,0 +1,247 @@
+"""Which kernels compute a linear layer, and whether cuBLAS does: plans for GPUs that this machine need not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from plan_cases import (
+    A100,
+    B200,
+    H100_PCIE,
+    H200,
+    MODULE,
+    REDUCTIONS,
+    kinds,
+    plan,
+    products,
+    requests,
+    transposed,
+)
+
+GUARDED = {"dtype": "float32"}
+CUBLAS = "cuBLAS and one more kernel"
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "chosen"),
+    [
+        ((1024, 8192, 8192), {}, "sm90_bf16_128x256x64_2x1_cooperative"),
+        ((1024, 8192, 8192), {"device": H100_PCIE}, "sm90_bf16_128x128x64_2x1_pingpong"),
+        ((197, 1536, 384), {}, "sm90_bf16_64x64x128_1x1_pingpong"),
+        ((1576, 3072, 768), {}, CUBLAS),
+        ((64, 64, 64), {}, CUBLAS),
+        ((128, 4096, 4096), {}, "sm90_bf16_64x64x128_1x1_pingpong"),
+        ((128, 4096, 4096), {"device": H100_PCIE}, CUBLAS),
+        ((64, 64, 64), {"reduction": "logsumexp"}, "sm90_bf16_rows_64x128x64_1x1_pingpong"),
+        ((1024, 8192, 8192), {"output": "float32"}, "sm90_bf16_f32_128x256x64_2x1_cooperative"),
+        ((1024, 8192, 8192), {"output": "float16"}, CUBLAS),
+        ((1024, 32768, 1024), {"dtype": "float16"}, "sm90_f16_128x128x64_2x1_pingpong"),
+        ((4096, 4096, 4096), {**GUARDED, "precision": "tf32"}, "sm90_tf32_128x256x32_2x1_cooperative"),
+        (
+            (4096, 4096, 4096),
+            {**GUARDED, "precision": "tf32", "device": H100_PCIE},
+            "sm90_tf32_128x128x32_2x1_pingpong",
+        ),
+        ((1, 4096, 4096), {**GUARDED, "precision": "tf32", "reduction": "sum"}, CUBLAS),
+        ((1024, 8192, 8192), GUARDED, "sm90_split3_128x128x64"),
+        ((128, 4096, 4096), GUARDED, "sm90_convert3_128x128x64"),
+        ((128, 4096, 4096), {**GUARDED, "precision": "split6"}, "sm90_convert6_128x128x64"),
+        ((128, 4096, 4096), {**GUARDED, "weight_has_planes": True}, "sm90_split3_128x128x64"),
+        ((128, 4096, 4096), {**GUARDED, "weight": transposed(4096, 4096)}, "sm90_split3_128x128x64"),
+        ((128, 1024, 8192), {**GUARDED, "reduction": "amax"}, "sm90_convert3_rows_128x128x64"),
+        ((64, 64, 64), GUARDED, "cuBLAS in fp32 and one more kernel"),
+        ((16, 4096, 4096), GUARDED, "cuBLAS in fp32 and one more kernel"),
+        ((16, 4096, 4096), {**GUARDED, "weight_has_planes": True}, "sm90_split3_128x128x64"),
+        ((64, 64, 64), {**GUARDED, "epilogue_cost": 0.0}, "cuBLAS in fp32"),
+        ((64, 64, 64), {**GUARDED, "precision": "split3"}, "sm90_convert3_128x128x64"),
+    ],
+)
+def test_what_is_chosen(shape: tuple[int, int, int], options: dict[str, Any], chosen: str) -> None:
+    found = plan(*shape, **options)
+    assert found.alternatives[found.chosen].name == chosen
+    assert found.is_fused == (not chosen.startswith("cuBLAS"))
+    if found.is_fused:
+        assert products(found)[0].kernel.name == chosen
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"device": A100}, "compute capability 9.0, this device has 8.0"),
+        ({"device": B200}, "this device has 10.0"),
+        ({"x": (8, 64, 1, 8, True), "weight": (8, 64, 64, 1, True)}, "x has strides (1, 8): its rows"),
+        ({"weight": (8192, 8192, 1, 8192, True)}, "weight has strides (1, 8192)"),
+        ({"x": (1024, 8192, 8192, 1, False)}, "x does not start at a multiple of 16 bytes"),
+        ({"weight": (8192, 8192, 8192, 1, False)}, "weight does not start"),
+        ({"bias": (1, False)}, "bias does not start"),
+        ({"bias": (2, True)}, "bias has stride 2"),
+        ({**GUARDED, "precision": "ieee"}, 'cuBLAS in precision "ieee"'),
+        ({**GUARDED, "output": "bfloat16"}, "planes give float32, not bfloat16"),
+        ({**GUARDED, "device": A100}, "compute capability 9.0"),
+    ],
+)
+def test_what_rules_fused_kernels_out(options: dict[str, Any], words: str) -> None:
+    found = plan(**options)
+    assert words in found.ruled_out
+    assert not found.is_fused
+    assert kinds(found)[0] == "CublasProduct"
+
+
+def test_single_rows_and_columns_have_any_stride() -> None:
+    assert plan(x=(1, 8192, 3, 1, True)).ruled_out == ""
+    assert plan(x=(1024, 1, 1, 3, True), weight=(8192, 1, 1, 3, True)).ruled_out == ""
+    assert plan(weight=(1, 8192, 8192, 1, True), bias=(2, True)).ruled_out == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "launches"),
+    [
+        ({}, ["CublasProduct", "PointwisePass"]),
+        ({"epilogue_cost": 0.0}, ["CublasProduct"]),
+        ({"epilogue_cost": 0.0, "output": "float32"}, ["CublasProduct", "PointwisePass"]),
+        ({"reduction": "sum"}, ["CublasProduct", "ReductionPass"]),
+        ({"reduction": "sum", "epilogue_cost": 0.0}, ["CublasProduct", "ReductionPass"]),
+    ],
+)
+def test_what_follows_cublas(options: dict[str, Any], launches: list[str]) -> None:
+    found = plan(device=A100, **options)
+    assert kinds(found) == launches
+    assert found.workspace_bytes == 0
+    if launches[-1] == "PointwisePass":
+        assert found.launches[-1].in_place == ("output" not in options)
+
+
+@pytest.mark.parametrize(
+    ("options", "launches"),
+    [
+        ({"precision": "split3"}, "SplitPass FusedProduct"),
+        ({"precision": "split3", "weight": transposed(4096, 4096)}, "SplitPass SplitPass FusedProduct"),
+        ({}, "SplitPass FusedProduct SplitPass FusedProduct"),
+        ({"weight_has_planes": True}, "SplitPass FusedProduct SplitPass FusedProduct"),
+        ({"weight": transposed(4096, 4096)}, "SplitPass SplitPass FusedProduct SplitPass SplitPass FusedProduct"),
+        ({"reduction": "mean"}, "SplitPass FusedProduct SplitPass FusedProduct FoldPartials"),
+        ({"precision": "tf32", "reduction": "mean"}, "FusedProduct FoldPartials"),
+    ],
+)
+def test_launches_of_fp32_products(options: dict[str, Any], launches: str) -> None:
+    assert kinds(plan(128, 4096, 4096, "float32", **options)) == launches.split()
+
+
+def test_split3_unless_the_guard_trips_and_split6_then() -> None:
+    first, fallback = products(plan(128, 4096, 4096, "float32"))
+    assert (first.kernel.name, first.when) == ("sm90_convert3_128x128x64", MODULE.RunWhen.if_clear)
+    assert (fallback.kernel.name, fallback.when) == ("sm90_convert6_128x128x64", MODULE.RunWhen.if_tripped)
+
+
+def test_the_reason_against_each_alternative_is_named() -> None:
+    found = plan(1024, 8191, 8192)
+    assert not found.is_fused
+    *kernels, cublas = found.alternatives
+    assert all("N is 8191" in kernel.rejection for kernel in kernels)
+    assert cublas.rejection == ""
+    summed = plan(1024, 8191, 8192, reduction="sum")
+    assert summed.is_fused
+    assert "always fused" in summed.alternatives[-1].rejection
+    forced = plan(64, 64, 64, "float32", precision="split3")
+    assert 'precision "split3" leaves no choice' in forced.alternatives[-1].rejection
+
+
+def test_each_alternative_can_be_asked_for() -> None:
+    for options in ({}, {"dtype": "float32"}, {"reduction": "sum"}):
+        for wanted in plan(1024, 4096, 4096, **options).alternatives:
+            found = plan(1024, 4096, 4096, only=wanted.name, **options)
+            assert found.alternatives[found.chosen].name == wanted.name
+            assert [product.kernel.name for product in products(found)][:1] == [wanted.name] * found.is_fused
+
+
+def test_what_cannot_run_cannot_be_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"sm90_split3_128x128x64 cannot run; there are .*N is 1022"):
+        plan(1024, 1022, 1024, "float32", only="sm90_split3_128x128x64")
+    with pytest.raises(ValueError, match="sm90_bf16 cannot run: fused products need compute capability"):
+        plan(device=A100, only="sm90_bf16")
+
+
+def test_requests_that_are_none() -> None:
+    with pytest.raises(ValueError, match=r"got \[8, 64\] and \[8, 32\]"):
+        plan(x=(8, 64, 64, 1, True), weight=(8, 32, 32, 1, True))
+    with pytest.raises(ValueError, match="at least one multiprocessor, got 0"):
+        plan(device=(9, 0, 0))
+
+
+@given(requests())
+def test_the_cheapest_alternative_is_chosen(case: tuple[Any, dict[str, Any]]) -> None:
+    request, options = case
+    found = MODULE.plan_linear(request)
+    *fused, cublas = found.alternatives
+    runnable = [alternative for alternative in fused if not alternative.rejection]
+    assert found.is_fused == (found.chosen < len(fused))
+    if found.ruled_out or not runnable:
+        assert not found.is_fused
+        assert bool(found.ruled_out) == (not fused)
+        assert cublas.rejection == ""
+        return
+    fastest = min(alternative.microseconds for alternative in runnable)
+    is_over_planes = options["dtype"] == "float32" and options["precision"] != "tf32"
+    if is_over_planes:
+        is_forced, worth = options["precision"] != "guarded", 0.9
+    else:
+        is_forced, worth = options["reduction"] != "none", 1.05
+    assert bool(cublas.rejection) == is_forced
+    assert found.is_fused == (is_forced or fastest <= worth * cublas.microseconds)
+    if found.is_fused:
+        assert found.alternatives[found.chosen].microseconds == fastest
+
+
+@given(requests())
+def test_nothing_that_was_rejected_is_launched(case: tuple[Any, dict[str, Any]]) -> None:
+    request, _ = case
+    found = MODULE.plan_linear(request)
+    assert found.alternatives[found.chosen].rejection == ""
+    launched = products(found)
+    assert found.is_fused == bool(launched) == ("CublasProduct" not in kinds(found))
+    rejected = {alternative.name for alternative in found.alternatives if alternative.rejection}
+    for product in launched:
+        assert product.kernel.rejection == ""
+        assert product.kernel.name not in rejected
+        # The one definition of what a kernel takes, asked again for the problem that it is given.
+        again = [c for c in MODULE.gemm_candidates(product.problem) if c.name == product.kernel.name]
+        assert [c.rejection for c in again] == [""]
+
+
+@given(requests())
+def test_what_is_written_for_the_caller(case: tuple[Any, dict[str, Any]]) -> None:
+    request, options = case
+    found = MODULE.plan_linear(request)
+    m, n, reduction = options["m"], options["n"], options["reduction"]
+    assert found.output_shape == ([m, n] if reduction == "none" else [m])
+    states = {product.partials.bytes for product in products(found)}
+    if found.is_fused and reduction != "none":
+        tiles = -(-n // products(found)[0].kernel.tile_n)
+        assert states == {4 * tiles * m * (2 if reduction == "logsumexp" else 1)}
+        assert found.launches[-1].tiles == tiles
+    else:
+        assert states <= {0}
+    assert ("FoldPartials" in kinds(found)) == (found.is_fused and reduction != "none")
+    assert ("ReductionPass" in kinds(found)) == (not found.is_fused and reduction != "none")
+
+
+@given(requests(dtype="float32"))
+def test_the_same_weight_takes_the_same_slices_however_it_is_split(case: tuple[Any, dict[str, Any]]) -> None:
+    """The bits of a result depend on how many slices K has."""
+    request, _ = case
+    found = MODULE.plan_linear(request)
+    slices: dict[str, set[int]] = {}
+    for alternative in found.alternatives[:-1]:
+        if not alternative.rejection:
+            slices.setdefault(alternative.name.replace("convert", "split"), set()).add(alternative.slices)
+    assert all(len(counts) == 1 for counts in slices.values())
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("device", [H200, H100_PCIE])
+def test_plans_are_the_same_each_time(device: tuple[int, int, int], reduction: str) -> None:
+    plans = [plan(300, 1000, 2000, "float32", reduction=reduction, device=device) for _ in range(2)]
+    assert [a.microseconds for a in plans[0].alternatives] == [a.microseconds for a in plans[1].alternatives]
+    assert kinds(plans[0]) == kinds(plans[1])
