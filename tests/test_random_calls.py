@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from generators import REDUCTIONS, eager_reduce
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from random_calls import OPS, TYPED, WRITTEN, Chain, Source, chains, find_wrong, sources
 from test_epilogue_types import FLOATS
@@ -186,10 +186,23 @@ def check_differentiated(
             assert isinstance(refusal, EpilogueError), repr(refusal)
             assert re.search(NAMED, str(refusal)), f"no type, limit or function: {refusal}"
             return
+        expected = exact(*wide)
+        is_unknown = got.isnan() & expected.isinf() & is_summed(read, complete(reference))
+        got = torch.where(is_unknown, expected.to(got.dtype), got)
         if tensors[0].dtype == torch.float64:
             assert_found(got, exact, wide)
         else:
             assert_found(got, exact, wide, torch.float32, exact(*read))
+
+
+def is_summed(tensors: Sequence[Tensor], reference: Callable[..., Tensor]) -> Tensor:
+    """Of each element of the gradients, whether it is a sum over what the tensor is broadcast to.
+
+    An infinite derivative is multiplied by what comes from above before that sum, which may then be inf - inf. PyTorch
+    may sum first.
+    """
+    columns = reference(*tensors).numel()
+    return torch.cat([torch.full((tensor.numel(),), tensor.numel() < columns) for tensor in tensors])
 
 
 def check_gradients(call: tuple[Chain, list[Source]], x: Source, batched: bool) -> None:
@@ -377,7 +390,9 @@ def test_random_calls(name: str, path: str, request: pytest.FixtureRequest, caps
     end, seeds, failures = time.monotonic() + 60 * minutes / (2 * len(CHECKS)), [], []
     while time.monotonic() < end:
         seeds.append(random.getrandbits(32))
-        long = settings(quick, max_examples=100, derandomize=False, database=None)
+        # Shrinking takes minutes, in which nothing new is drawn.
+        phases = (Phase.generate,)
+        long = settings(quick, max_examples=100, derandomize=False, database=None, phases=phases)
         try:
             seed(seeds[-1])(long(given(strategy)(counted)))()
         except Exception:
