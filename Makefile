@@ -5,7 +5,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format clean
+.PHONY: help demo test lint stub format clean
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 10))
 PYTHON ?= $(shell for python in python3 python python3.13 python3.12 python3.11 python3.10; do \
@@ -41,6 +41,11 @@ lint: $(VENV)/.lint
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
 	$(CLANG_FORMAT) --dry-run -Werror $(CPP_FILES)
+
+stub: $(VENV)/.lint
+	$(RUN) tests/native_stub.py
+	$(RUN) -m ruff check --quiet --fix cutfuse/_C.pyi
+	$(RUN) -m ruff format --quiet cutfuse/_C.pyi
 
 format: $(VENV)/.lint
 	$(RUN) -m ruff check --fix

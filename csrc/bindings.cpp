@@ -1,6 +1,7 @@
 // The Python module cutfuse._C.
 #include "bindings.h"
 
+#include <iterator>
 #include <tuple>
 #include <vector>
 
@@ -51,42 +52,28 @@ Program make_program(std::vector<InstructionTuple> const& instructions, int oper
   return program;
 }
 
-py::list op_table() {
-  py::list table;
-  for (int code = 0; code < kOpCount; ++code) {
-    OpInfo const& op = kOps[code];
-    py::dict row;
-    row["code"] = code;
-    row["name"] = op.name;
-    row["arity"] = op.arity;
-    row["parameters"] = op.parameter_count;
-    row["signature"] = op.signature;
-    row["aliases"] = op.aliases;
-    row["formula"] = op.formula;
-    row["special"] = op.special;
-    table.append(row);
-  }
-  return table;
-}
+std::vector<OpInfo> op_table() { return {std::begin(kOps), std::end(kOps)}; }
 
-py::dict limits() {
-  py::dict result;
+using Numbers = py::typing::Dict<py::str, py::int_>;
+
+Numbers limits() {
+  Numbers result;
   result["instructions"] = kMaxInstructions;
   result["operands"] = kMaxOperands;
   result["slots"] = kMaxSlots;
   return result;
 }
 
-py::dict dtypes() {
-  py::dict result;
+Numbers dtypes() {
+  Numbers result;
   for (DType const dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     result[name_of(dtype)] = static_cast<int>(dtype);
   }
   return result;
 }
 
-py::dict reductions() {
-  py::dict result;
+Numbers reductions() {
+  Numbers result;
   for (int value = 1; value < kReductionCount; ++value) {
     result[name_of(static_cast<Reduction>(value))] = value;
   }
@@ -129,6 +116,14 @@ uint32_t split_on_host(uintptr_t source, int64_t rows, int64_t columns, int plan
 }
 
 void bind_epilogue(py::module_& module) {
+  py::class_<OpInfo>(module, "OpInfo", "A row of ops.def.")
+      .def_readonly("name", &OpInfo::name)
+      .def_readonly("arity", &OpInfo::arity)
+      .def_readonly("parameter_count", &OpInfo::parameter_count)
+      .def_readonly("signature", &OpInfo::signature)
+      .def_readonly("aliases", &OpInfo::aliases)
+      .def_readonly("formula", &OpInfo::formula)
+      .def_readonly("special", &OpInfo::special);
   module.def("op_table", &op_table, "The rows of ops.def, in the order of their codes.");
   module.def("limits", &limits, "The most instructions, operands and slots that a program has.");
   module.def("dtypes", &dtypes, "The number of each element type.");

@@ -7,6 +7,7 @@ import importlib
 import warnings
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +19,19 @@ HOW_TO_GET_KERNELS = (
 )
 
 OLDEST_CAPABILITY = (8, 0)  # what the pointwise and reduction kernels are built for, and newer
+
+
+if TYPE_CHECKING:
+    from . import _C
+
+    core = _C
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`native.core` is what `module()` gives, with types: those of a module are known under a name only."""
+    if name == "core":
+        return module()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @functools.lru_cache(maxsize=1)

@@ -175,6 +175,12 @@ def test_the_launcher_fails_a_compilation_that_spills(tmp_path: Path, capfd: pyt
     assert "Used 168 registers" in (tmp_path / "kernel.o.ptxas.txt").read_text()
 
 
+def test_pybind11_is_the_builds_where_the_stub_is_made() -> None:
+    """How it writes types down differs between versions."""
+    assert len(re.findall(r'"pybind11==([\d.]+)"', (ROOT / "pyproject.toml").read_text())) == 2
+    assert len(set(re.findall(r'"pybind11[^"-]*"', (ROOT / "pyproject.toml").read_text()))) == 1
+
+
 def test_pre_commit_pins_what_ci_installs() -> None:
     pins = set(re.findall(r'"((?:ruff|clang-format)==[\d.]+)"', (ROOT / "pyproject.toml").read_text()))
     assert pins == set(re.findall(r'"((?:ruff|clang-format)==[\d.]+)"', (ROOT / ".pre-commit-config.yaml").read_text()))

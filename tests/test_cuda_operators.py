@@ -24,7 +24,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> EmulatedCore:
     emulated = EmulatedCore()
     monkeypatch.setattr(Program, "native", property(EmulatedProgram))
     for module in (cuda, cuda_backward):
-        monkeypatch.setattr(module, "native", SimpleNamespace(module=lambda: emulated))
+        monkeypatch.setattr(module, "native", SimpleNamespace(core=emulated))
         monkeypatch.setattr(module, "stream_of", lambda index: 0)
         monkeypatch.setattr(module, "on_device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(cuda, "multiprocessors", lambda index: 132)

@@ -6,12 +6,15 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from cutfuse import native
 from cutfuse.epilogue.errors import EpilogueError
 from cutfuse.epilogue.expression import Expr, apply, constant, input, operand
 from cutfuse.epilogue.table import CONDITION, Op, op_table
-from cutfuse.native import module as native_module
+
+if TYPE_CHECKING:
+    from cutfuse import _C
 
 # Where an instruction takes an argument from: these numbers, and slots and operands after them, are program.h's.
 _PREVIOUS, _INPUT, _IMMEDIATES, _FIRST_SLOT = 0, 1, (2, 3), 4
@@ -109,9 +112,9 @@ class Program:
         return Program(tuple(Instruction.parse(part.strip()) for part in rest), int(count[1]))
 
     @functools.cached_property
-    def native(self) -> Any:
+    def native(self) -> _C.Program:
         """The native module's program, validated there; immediates are rounded to fp32."""
-        return native_module().Program([item.encode() for item in self.instructions], self.operand_count)
+        return native.core.Program([item.encode() for item in self.instructions], self.operand_count)
 
     @functools.cached_property
     def expression(self) -> Expr:

@@ -13,12 +13,15 @@ import operator
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cutfuse import native
 from cutfuse.epilogue.symbolic import COMPARISONS, INFIX, LOGICAL
-from cutfuse.native import module as native_module
+
+if TYPE_CHECKING:
+    from cutfuse._C import OpInfo
 
 _HOMES = (torch, torch.nn.functional, torch.special, torch.Tensor)
 # The name that PyTorch gives to an argument that has to be boolean.
@@ -90,8 +93,8 @@ class OpTable:
     `callables` maps a callable to its candidates, which differ in their literals only.
     """
 
-    def __init__(self, rows: Iterable[Mapping[str, Any]], limits: Mapping[str, int]) -> None:
-        self.ops = tuple(parse_op(row) for row in sorted(rows, key=lambda row: row["code"]))
+    def __init__(self, rows: Iterable[OpInfo], limits: Mapping[str, int]) -> None:
+        self.ops = tuple(parse_op(code, row) for code, row in enumerate(rows))
         self.limits = dict(limits)
         self.by_name = {op.name: op for op in self.ops}
         self.infix = {op.infix: op for op in self.ops if op.infix}
@@ -115,42 +118,41 @@ class OpTable:
 @functools.lru_cache(maxsize=1)
 def op_table() -> OpTable:
     """The native module's table."""
-    native = native_module()
-    return OpTable(native.op_table(), native.limits())
+    return OpTable(native.core.op_table(), native.core.limits())
 
 
-def parse_op(row: Mapping[str, Any]) -> Op:
-    """An op from a row with keys code, name, arity, parameters, signature, aliases, formula and special.
+def parse_op(code: int, row: OpInfo) -> Op:
+    """An op from its row.
 
     Raises ValueError where the signature does not fit the arity and parameter count, or names no PyTorch callable.
     """
-    path, tensors, keywords = parse_signature(row["signature"])
+    path, tensors, keywords = parse_signature(row.signature)
     parameters = tuple((name, value) for name, value in keywords if not isinstance(value, str))
     literals = tuple((name, value) for name, value in keywords if isinstance(value, str))
-    if len(tensors) != row["arity"] or len(parameters) != row["parameters"]:
+    if len(tensors) != row.arity or len(parameters) != row.parameter_count:
         raise ValueError(
-            f"op {row['name']}: signature {row['signature']!r} has {len(tensors)} tensors and {len(parameters)} "
-            f"parameters, but the row says {row['arity']} and {row['parameters']}"
+            f"op {row.name}: signature {row.signature!r} has {len(tensors)} tensors and {len(parameters)} "
+            f"parameters, but the row says {row.arity} and {row.parameter_count}"
         )
     function = find_attribute(path)
     if function is None:
-        raise ValueError(f"op {row['name']}: torch {torch.__version__} has no {path}")
-    aliases = row["aliases"].split()
+        raise ValueError(f"op {row.name}: torch {torch.__version__} has no {path}")
+    aliases = row.aliases.split()
     symbols = [alias.rpartition(":")[2] for alias in aliases if not _is_dotted(alias)]
     symbol = symbols[0] if symbols else None
     return Op(
-        code=row["code"],
-        name=row["name"],
+        code=code,
+        name=row.name,
         path=path,
         function=function,
         tensors=tensors,
         parameters=parameters,
         literals=literals,
-        infix=symbol if row["arity"] == 2 else None,
-        prefix=symbol if row["arity"] == 1 else None,
+        infix=symbol if row.arity == 2 else None,
+        prefix=symbol if row.arity == 1 else None,
         aliases=tuple(alias for alias in aliases if _is_dotted(alias)),
-        formula=row["formula"],
-        special=row["special"],
+        formula=row.formula,
+        special=row.special,
     )
 
 

@@ -101,7 +101,7 @@ def _differentiate(program: Program, inputs: list[Tensor], indices: list[int]) -
     operands = [(t.data_ptr(), 1) for t in inputs[1:]]
     derivatives = [torch.empty_like(inputs[0]) for _ in indices]
     for k, derivative in zip(indices, derivatives, strict=True):
-        native.module().evaluate(
+        native.core.evaluate(
             program.native, inputs[0].data_ptr(), derivative.data_ptr(), derivative.numel(), operands, k
         )
     return derivatives

@@ -17,10 +17,9 @@ from ..precision import SPLIT_MODES, product_mode
 from . import composed, schema
 from .device import dtype_codes, multiprocessors, on_device, reduction_codes, stream_of
 from .fused import cublas_linear, run_fused
-from .gemm import Result
+from .gemm import Matrix, Result
 from .layout import Layout, elementwise_layout, reduction_layout, reduction_runs
 
-Matrix = tuple[int, int, int, int, int]
 _IDENTITY = Program.parse(schema.IDENTITY)
 
 
@@ -76,7 +75,7 @@ def pointwise(
     laid_out = matrices((x, *operands), layout.strides)
     index = x.device.index
     with on_device(index):
-        native.module().pointwise(
+        native.core.pointwise(
             stream_of(index),
             parsed.native,
             layout.extents,
@@ -113,7 +112,7 @@ def reduce(
     with on_device(index):
         size = _workspace_bytes(layout.extents, codes[x.dtype], code, multiprocessors(index))
         workspace = torch.empty(size, dtype=torch.uint8, device=x.device) if size else None
-        native.module().reduce(
+        native.core.reduce(
             stream_of(index),
             parsed.native,
             layout.extents,
@@ -129,8 +128,7 @@ def reduce(
 
 @functools.lru_cache(maxsize=4096)
 def _workspace_bytes(extents: tuple[int, ...], dtype: int, reduction: int, multiprocessor_count: int) -> int:
-    nbytes: int = native.module().reduce_workspace(extents, dtype, reduction, multiprocessor_count)
-    return nbytes
+    return native.core.reduce_workspace(extents, dtype, reduction, multiprocessor_count)
 
 
 def _reduce_in_steps(

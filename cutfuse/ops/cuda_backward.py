@@ -128,16 +128,15 @@ def _launch(
     elif layout is None:
         layout, tensors = cuda.elementwise(dense, tensors)
     _, rows, columns = layout.extents
-    core = native.module()
     codes = dtype_codes()
     partials = None
     if column_sum:
-        blocks = core.pointwise_backward_row_blocks(rows, columns)
+        blocks = native.core.pointwise_backward_row_blocks(rows, columns)
         partials = torch.empty((blocks, columns), dtype=torch.float32, device=x.device)
     laid_out = cuda.matrices(tensors, layout.strides)
     index = x.device.index
     with on_device(index):
-        core.pointwise_backward(
+        native.core.pointwise_backward(
             stream_of(index),
             program.native,
             layout.extents,

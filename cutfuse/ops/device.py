@@ -34,9 +34,9 @@ def capability(index: int) -> tuple[int, int]:
 
 @functools.lru_cache(maxsize=1)
 def dtype_codes() -> dict[torch.dtype, int]:
-    return {getattr(torch, name): code for name, code in native.module().dtypes().items()}
+    return {getattr(torch, name): code for name, code in native.core.dtypes().items()}
 
 
 @functools.lru_cache(maxsize=1)
 def reduction_codes() -> dict[str, int]:
-    return {"none": 0, **native.module().reductions()}
+    return {"none": 0, **native.core.reductions()}

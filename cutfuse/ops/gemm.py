@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,6 +13,10 @@ from .. import native
 from ..epilogue import Program
 from .device import capability, dtype_codes, multiprocessors, on_device, reduction_codes, stream_of
 
+if TYPE_CHECKING:
+    from .._C import GemmCandidate, GemmProblem
+    from .._C import Program as NativeProgram
+
 HOPPER = (9, 0)
 DIRECT = 0  # operands are multiplied as they are; otherwise the plan of their planes
 ALIGNMENT = 16  # bytes; the tensor memory accelerator's
@@ -20,18 +24,21 @@ ALIGNMENT = 16  # bytes; the tensor memory accelerator's
 # error of 7% one launch and no matrix in between is the better choice.
 UNFUSED_ADVANTAGE = 1.05
 
+Matrix = tuple[int, int, int, int, int]  # address, type and strides, as the binding takes them
+EpilogueArguments: TypeAlias = "tuple[int, int, int, NativeProgram, list[Matrix]]"
+
 
 class Plan(NamedTuple):
     """The kernels that take a problem, fastest first by prediction, and the alternative."""
 
-    problem: Any  # _C.GemmProblem
-    candidates: tuple[Any, ...]  # _C.GemmCandidate, runnable ones only
+    problem: GemmProblem
+    candidates: tuple[GemmCandidate, ...]  # runnable ones only
     rejections: tuple[str, ...]
     unfused_microseconds: float
     reduces: bool
 
     @property
-    def chosen(self) -> Any | None:
+    def chosen(self) -> GemmCandidate | None:
         """The candidate to launch, or None where cuBLAS and one more kernel are predicted to be faster.
 
         A row reduction is always fused where a kernel takes it: the matrix that it reduces is never allocated.
@@ -74,7 +81,7 @@ class Result(NamedTuple):
         width = 2 if self.reduction == "logsumexp" else 1
         return y, torch.empty((-(-n // tile_n), m, width), dtype=torch.float32, device=device)
 
-    def epilogue_arguments(self, y: Tensor, partials: Tensor | None) -> tuple[Any, ...]:
+    def epilogue_arguments(self, y: Tensor, partials: Tensor | None) -> EpilogueArguments:
         """As the binding takes them, after the operands of the product."""
         m, n = self.shape
         return (
@@ -92,7 +99,7 @@ class Result(NamedTuple):
         (m, n), index = self.shape, self.x.device.index
         code, output = reduction_codes()[self.reduction], dtype_codes()[self.out_dtype]
         with on_device(index):
-            native.module().finalize_partials(
+            native.core.finalize_partials(
                 stream_of(index), partials.data_ptr(), partials.shape[0], m, code, n, y.data_ptr(), output
             )
 
@@ -191,9 +198,8 @@ def _plan(
     epilogue_cost: float,
     product: int,
 ) -> Plan:
-    module = native.module()
     codes = dtype_codes()
-    problem = module.GemmProblem(
+    problem = native.core.GemmProblem(
         m=m,
         n=n,
         k=k,
@@ -206,23 +212,23 @@ def _plan(
         epilogue_cost=epilogue_cost,
         product=product,
     )
-    candidates = module.gemm_candidates(problem)
+    candidates = native.core.gemm_candidates(problem)
     of_kind = [c for c in candidates if c.is_of_kind]
     return Plan(
         problem,
         tuple(c for c in candidates if not c.rejection),
         tuple(f"{c.name}: {c.rejection}" for c in of_kind or candidates if c.rejection),
-        module.unfused_microseconds(problem),
+        native.core.unfused_microseconds(problem),
         reduction != "none",
     )
 
 
-def launch(plan: Plan, candidate: Any, result: Result) -> Tensor:
+def launch(plan: Plan, candidate: GemmCandidate, result: Result) -> Tensor:
     """Runs one candidate of a plan."""
     y, partials = result.allocate(candidate.tile_n)
     index = result.x.device.index
     with on_device(index):
-        native.module().gemm(
+        native.core.gemm(
             stream_of(index),
             plan.problem,
             candidate,
@@ -234,7 +240,7 @@ def launch(plan: Plan, candidate: Any, result: Result) -> Tensor:
     return y
 
 
-def _operand(tensor: Tensor, m: int, n: int) -> tuple[int, int, int, int, int]:
+def _operand(tensor: Tensor, m: int, n: int) -> Matrix:
     """Address, type and strides, 0 where the operand is broadcast."""
     rows, columns = tensor.shape
     if rows not in (1, m) or columns not in (1, n):

@@ -79,7 +79,7 @@ def layout_of(rows: int, columns: int, plan: int, transposed: bool, is_weight: b
 
     `transposed` is what `is_transposed` says.
     """
-    pitch, _, count, values, scales, flags = native.module().planes_shape(rows, columns, plan, transposed, is_weight)
+    pitch, _, count, values, scales, flags = native.core.planes_shape(rows, columns, plan, transposed, is_weight)
     return Layout(pitch, aligned(values), aligned(values) + aligned(scales), count, aligned(flags))
 
 
@@ -119,7 +119,7 @@ def write_planes(
     row_stride, column_stride = matrix.stride()
     index = matrix.device.index
     with on_device(index):
-        native.module().split(
+        native.core.split(
             stream_of(index),
             plan,
             is_weight,

@@ -7,8 +7,8 @@ decides: both are launched, and one returns at once.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import native
 from ..precision import GUARDED
 from .device import multiprocessors, on_device, stream_of
-from .gemm import ALIGNMENT, Plan, Result, plan_planes
+from .gemm import ALIGNMENT, EpilogueArguments, Plan, Result, plan_planes
 from .planes import (
     SPLIT3,
     SPLIT6,
@@ -32,6 +32,9 @@ from .planes import (
     weight_planes,
     write_planes,
 )
+
+if TYPE_CHECKING:
+    from .._C import GemmCandidate
 
 ALWAYS, IF_CLEAR, IF_TRIPPED = range(3)
 CONVERT3, CONVERT6 = 13, 16  # split3 and split6, with the weight split on its way in
@@ -79,14 +82,14 @@ class Multiplication(NamedTuple):
     tiles: int  # at which slices of K arrive; 0 where K is whole
 
     @property
-    def kernel(self) -> Any:  # _C.GemmCandidate
+    def kernel(self) -> GemmCandidate:
         return self.plan.candidates[0]
 
     @property
     def sums(self) -> int:
         """Of the slices of K."""
         kernel = self.kernel
-        return 4 * self.tiles * int(kernel.slices * kernel.tile_m * kernel.tile_n)
+        return 4 * self.tiles * kernel.slices * kernel.tile_m * kernel.tile_n
 
     @property
     def lasting(self) -> int:
@@ -153,7 +156,7 @@ def _fastest(case: Case, planes: int, has_planes: bool) -> Multiplication:
     """The faster one of splitting the weight first and on its way in; to have its planes already costs nothing."""
     first = plan_multiplication(case, planes, False)
     if not has_planes:
-        weight_pass = native.module().split_microseconds(case.n, case.k)
+        weight_pass = native.core.split_microseconds(case.n, case.k)
         first = first._replace(microseconds=first.microseconds + weight_pass)
     if not case.weight_pitch:
         return first
@@ -172,7 +175,7 @@ def plan_multiplication(case: Case, planes: int, converts: bool) -> Multiplicati
         case.epilogue_cost,
         _CONVERTING[planes] if converts else planes,
     )
-    microseconds, tiles = native.module().split_microseconds(m, k), 0
+    microseconds, tiles = native.core.split_microseconds(m, k), 0
     if plan.candidates:
         kernel = plan.candidates[0]
         microseconds += kernel.microseconds
@@ -226,7 +229,7 @@ def launch_split(plan: SplitPlan, result: Result, may_keep: bool = True) -> Tens
 class _Launches:
     """The launches of one call, over one piece of memory."""
 
-    def __init__(self, plan: SplitPlan, result: Result, epilogue: tuple[Any, ...]) -> None:
+    def __init__(self, plan: SplitPlan, result: Result, epilogue: EpilogueArguments) -> None:
         self.plan = plan
         self.result = result
         self.epilogue = epilogue
@@ -249,7 +252,7 @@ class _Launches:
         if multiplication.converts:
             flags, known = (weight_flags, multiplication.weight_flags), [x.flags]
             source: tuple[int, ...] = (weight.data_ptr(), multiplication.weight_pitch, weight.shape[1], *flags)
-            launch = native.module().gemm_convert
+            launch: Callable[..., None] = native.core.gemm_convert
         else:
             if multiplication.weight is None:
                 self.kept = weight_planes(weight, multiplication.planes)
@@ -259,7 +262,7 @@ class _Launches:
                 sums += multiplication.weight.nbytes
                 write_planes(weight, multiplication.planes, placed, is_weight=True, only_if=self.guard)
             flags, known, source = placed.flags, [x.flags, placed.flags], placed.parts
-            launch = native.module().gemm_planes
+            launch = native.core.gemm_planes
         # What the first product reads is known before it runs; what it finds of a weight that it converts, after.
         is_first = multiplication is self.plan.first
         problem, guard = multiplication.plan.problem, known if is_first else self.guard
