@@ -38,7 +38,6 @@ class Case:
     """One row of the table. `build` makes the tensors on a device; nothing is allocated before.
 
     `contenders`: which of the run's take part, all by default. `effort`: the share of a case's time that it is given.
-    `plane_memory`: the fraction of the device's memory in which weights may keep their planes meanwhile.
     """
 
     group: str
@@ -50,7 +49,6 @@ class Case:
     targets: tuple[Target, ...] = ()
     contenders: tuple[str, ...] | None = None
     effort: float = 1.0
-    plane_memory: float = 0.0
 
     @property
     def title(self) -> str:

@@ -29,8 +29,6 @@ PYTORCH = ("eager", "compile", "max-autotune")
 RESIDUAL, ROW_SUM = "GemmSigmoidScaleResidual", "LinearSigmoidSum"
 PRODUCT, SKINNY, TRAINING, FORCED_PRODUCT = "product", "skinny product", "training step", f"{FORCED} product"
 
-# Two planes of 16 bits take the memory of the weight, three half as much again: the largest weight here takes 4.3 GB.
-PLANE_MEMORY = 0.5
 CELL_EFFORT = 0.15  # of a case's time, for each of the many cells of a grid
 
 Grid = tuple[Sequence[int], Sequence[int]]  # M, and N and K alike
@@ -58,16 +56,11 @@ def in_mode(workload: Workload, mode: str | None) -> Workload:
 
 
 def build_model(build: Callable[[torch.device], Workload], device: torch.device) -> Workload:
-    """A reference model, once with planes that are kept and once with a copy of the weight that keeps none.
-
-    A tensor made in inference mode has no version by which a change could be seen, so it never keeps planes: both
-    can be timed in one run.
-    """
-    kept = build(device)
-    with torch.inference_mode():
-        plain = copy.deepcopy(kept.fused)
-    own = replace(kept, fused=plain, explain=lambda: cutfuse.explain(plain, *kept.arguments))
-    return replace(in_mode(own, MODE), kept=in_mode(kept, MODE))
+    """A reference model, once as it is and once prepared, with the same weight."""
+    plain = build(device)
+    prepared = copy.copy(plain.fused).prepare(MODE)
+    kept = replace(plain, fused=prepared, explain=lambda: cutfuse.explain(prepared, *plain.arguments))
+    return replace(in_mode(plain, MODE), kept=in_mode(kept, MODE))
 
 
 def product(x: Tensor, weight: Tensor) -> Workload:
@@ -92,13 +85,18 @@ def matrices(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def build_product(shape: Shape, mode: str | None, keeps: bool, device: torch.device) -> Workload:
-    """The bare product of `shape` (M, N, K); `keeps` adds it with a weight that keeps its planes."""
-    x, weight = matrices(shape, device)
+    """The bare product of `shape` (M, N, K); `keeps` adds it with the weight prepared."""
+    plain = product(*matrices(shape, device))
     if not keeps:
-        return in_mode(product(x, weight), mode)
-    with torch.inference_mode():  # see build_model
-        plain = weight.clone()
-    return replace(in_mode(product(x, plain), mode), kept=in_mode(product(x, weight), mode))
+        return in_mode(plain, mode)
+    x, weight = plain.arguments
+    prepared = cutfuse.prepare(weight, mode)
+    kept = replace(
+        plain,
+        fused=lambda x, weight: cutfuse.linear(x, prepared),
+        explain=lambda: cutfuse.explain(cutfuse.linear, x, prepared),
+    )
+    return replace(in_mode(plain, mode), kept=in_mode(kept, mode))
 
 
 def stacked_rows(products: Sequence[tuple[Tensor, Tensor]], start: int, stop: int) -> Tensor:
@@ -155,7 +153,6 @@ def model_cases(small: bool, quick: bool) -> Iterator[Case]:
             build=partial(build_model, case.build),
             targets=(),  # those of the reference suite
             contenders=(*PYTORCH, PLAIN, KEPT),
-            plane_memory=PLANE_MEMORY,
         )
 
 
@@ -171,7 +168,6 @@ def product_case(group: str, shape: Shape, mode: str | None, keeps: bool, effort
         partial(build_product, shape, mode, keeps),
         contenders=(CUBLAS, PLAIN, *([KEPT] if keeps else [])),
         effort=effort,
-        plane_memory=PLANE_MEMORY if keeps else 0.0,
     )
 
 

@@ -17,7 +17,7 @@ from bench.contenders import CONTENDERS, Contender
 from bench.contenders.fused import KEPT
 from bench.progress import Progress
 from bench.timing import Clock, Effort, Launch, clock_for, interleave, percentile
-from bench.workloads import PRECISIONS, Workload, plane_memory
+from bench.workloads import PRECISIONS, Workload
 
 # First guess of what a case takes without compilers: tensors, the fp64 check of each contender, one second of timing.
 CASE_GUESS_S = 2.0
@@ -136,7 +136,7 @@ def run_case(
     entries: dict[str, dict[str, Any]] = {}
     launches: dict[str, Launch] = {}
     path, reasons = None, []
-    with torch.no_grad(), PRECISIONS[case.precision].active(), plane_memory(case.plane_memory):
+    with torch.no_grad(), PRECISIONS[case.precision].active():
         workload = case.build(options.device)
         for contender in contenders:
             if contender.compile_guess_s and not budget.allows(contender, contenders, cases_left):

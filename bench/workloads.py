@@ -33,18 +33,6 @@ class Precision:
             torch.set_float32_matmul_precision(before)
 
 
-@contextlib.contextmanager
-def plane_memory(fraction: float) -> Iterator[None]:
-    """Weights may keep their planes in this fraction of the device's memory; afterwards none do."""
-    import cutfuse
-
-    cutfuse.set_plane_memory(fraction)
-    try:
-        yield
-    finally:
-        cutfuse.set_plane_memory(0)
-
-
 PRECISIONS = {
     "fp32": Precision(torch.float32),
     "tf32": Precision(torch.float32, "high"),
@@ -72,7 +60,7 @@ class Workload:
     """One case's tensors and calls. Every contender gets the same `arguments`.
 
     `eager` and `fused` are called with `arguments`; `explain` with nothing, and describes what `fused` runs.
-    `kept` is the same with a weight whose planes may be kept, where `fused` splits its own on each call.
+    `kept` is the same with a weight that is prepared, where `fused` splits it on each call.
     `collect` makes one tensor, which is compared with the reference, of what a call returns.
     `product` holds x `[M, K]` and weight `[N, K]` where a bare `torch.mm` makes sense, with its own fp64 reference.
     """

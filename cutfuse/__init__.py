@@ -6,26 +6,25 @@ from . import epilogue, models, nn
 from .epilogue import Epilogue, EpilogueError
 from .explain import explain
 from .linear import linear
-from .ops.planes import forget_planes, plane_memory, set_plane_memory
 from .pointwise import pointwise, sigmoid
 from .precision import get_precision, precision, set_precision
+from .prepare import PreparedWeight, prepare
 from .reduce import reduce, sum
 
 __all__ = [
     "Epilogue",
     "EpilogueError",
+    "PreparedWeight",
     "epilogue",
     "explain",
-    "forget_planes",
     "get_precision",
     "linear",
     "models",
     "nn",
-    "plane_memory",
     "pointwise",
     "precision",
+    "prepare",
     "reduce",
-    "set_plane_memory",
     "set_precision",
     "sigmoid",
     "sum",

@@ -17,7 +17,7 @@ def assume_constant_result(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return marked
 
 
-def disable(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """`torch.compiler.disable`: Dynamo does not trace `function`."""
-    disabled: Callable[_P, _R] = torch.compiler.disable(function)
+def disable(function: Callable[_P, _R], reason: str | None = None) -> Callable[_P, _R]:
+    """`torch.compiler.disable`: Dynamo does not trace `function`, and gives the reason where that is an error."""
+    disabled: Callable[_P, _R] = torch.compiler.disable(function, reason=reason)
     return disabled

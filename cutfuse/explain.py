@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from .epilogue import Program
-from .linear import LinearCall, is_plain, linear
-from .ops import autograd, switch
+from .linear import LinearCall, for_operators, is_plain, linear
+from .ops import autograd, schema, switch
 from .ops.fused import explain_fused
 from .ops.gemm import Result
+from .ops.planes import planes_in
+from .ops.split import KEEPS
 from .pointwise import PointwiseCall, pointwise
 from .precision import product_mode
+from .prepare import PreparedWeight
 from .reduce import ReduceCall, reduce
 
 Call = LinearCall | PointwiseCall | ReduceCall
@@ -65,7 +68,7 @@ def explain(*args: Any, **kwargs: Any) -> Explanation:
     """What a call would run and why, without running it; print the result.
 
     Takes a function of cutfuse or a module of `cutfuse.nn` and the arguments of its call: `explain(module, x)`,
-    `explain(cutfuse.linear, x, w, epilogue=torch.relu)`. Or the arguments alone, of `linear` (a tensor, then a tensor),
+    `explain(cutfuse.linear, x, w, epilogue=torch.relu)`. Or the arguments alone, of `linear` (a tensor, then a weight),
     `reduce` (a tensor, then a dimension) or `pointwise` (a function, then a tensor).
 
     Raises what the call raises; TypeError where it is no call of cutfuse.
@@ -95,7 +98,7 @@ def _find_function(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Calla
     if callable(first) and not isinstance(first, Tensor):
         return pointwise, args
     second = args[1] if len(args) > 1 else kwargs.get("weight")
-    return (linear if isinstance(second, Tensor) else reduce), args
+    return (linear if isinstance(second, Tensor | PreparedWeight) else reduce), args
 
 
 def _check_signature(function: Callable[..., Any], arguments: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -138,7 +141,8 @@ def _explain_linear(call: LinearCall) -> Explanation:
     rows, depth = call.x.shape
     columns = call.weight.shape[0]
     inputs = [t for t in (call.x, call.weight, call.bias, *call.operands) if t is not None]
-    described = [_described("x", call.x), _described("weight", call.weight)]
+    weight = "weight" if call.prepared is None else "prepared weight"
+    described = [_described("x", call.x), _described(weight, call.weight)]
     described += [_described(f"operand {k}", t) for k, t in enumerate(call.operands)]
     reduced = "" if call.reduction == "none" else f", {call.reduction} over the last dimension"
     path, steps, reasons = _linear_path(call)
@@ -148,11 +152,21 @@ def _explain_linear(call: LinearCall) -> Explanation:
         call=f"linear of {', '.join(described)}{' with bias' if call.bias is not None else ''}{reduced}",
         path=path,
         steps=tuple(steps),
-        reasons=tuple(reasons),
+        reasons=(*reasons, *_about_planes(call, reasons)),
         program=call.epilogue.program,
         bytes=_bytes(inputs) + stored * call.out_dtype.itemsize,
         flops=products,
     )
+
+
+def _about_planes(call: LinearCall, reasons: list[str]) -> list[str]:
+    """Why those of a prepared weight are of no use, where `reasons` does not say that they are of one."""
+    prepared = call.prepared
+    if prepared is None or KEEPS in reasons:
+        return []
+    if prepared.without_planes:
+        return [f"the prepared weight has no planes: {prepared.without_planes}"]
+    return [f'the weight is prepared for "{prepared.mode}", and its planes are of no use here']
 
 
 def _linear_path(call: LinearCall) -> tuple[str, list[str], list[str]]:
@@ -174,12 +188,21 @@ def _linear_path(call: LinearCall) -> tuple[str, list[str], list[str]]:
         products = f'products in precision "{product_mode()}"' if forced else "torch.mm"
         product = f'product in precision "{product_mode()}"' if forced else product
         backward = f"backward: pointwise_backward kernel (with the bias gradient's sum), {products} for x and weight"
-        return "unfused", [product, after.removesuffix(", in place"), backward], ["gradients need the pre-activation"]
-    result = Result(
-        call.x, call.weight, call.bias, call.operands, call.epilogue.program, call.reduction, call.out_dtype
-    )
-    name, reasons = explain_fused(result)
+        reasons = ["gradients need the pre-activation"]
+        if forced and KEEPS in _explain_product(call, Program.parse(schema.IDENTITY), "none", call.x.dtype)[1]:
+            reasons.append(KEEPS)
+        return "unfused", [product, after.removesuffix(", in place"), backward], reasons
+    name, reasons = _explain_product(call, call.epilogue.program, call.reduction, call.out_dtype)
     return ("unfused", [product, after], reasons) if name is None else ("fused", [name], reasons)
+
+
+def _explain_product(
+    call: LinearCall, program: Program, reduction: str, out_dtype: torch.dtype
+) -> tuple[str | None, list[str]]:
+    operands = call.operands if program.operand_count else []
+    result = Result(call.x, call.weight, call.bias, operands, program, reduction, out_dtype)
+    _, planes, plan = for_operators(call)
+    return explain_fused(result, None if planes is None else planes_in(planes, call.weight, plan))
 
 
 def _described(name: str, tensor: Tensor) -> str:

@@ -15,7 +15,9 @@ from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
 from .ops import autograd, composed, switch
 from .ops.matrix_vector import MatrixVector, affine_reduce, find_matrix_vector
+from .ops.prepared import UNPREPARED, Prepared
 from .precision import autocast_dtype
+from .prepare import PreparedWeight, is_exporting
 
 
 class LinearCall(NamedTuple):
@@ -30,11 +32,12 @@ class LinearCall(NamedTuple):
     out_dtype: torch.dtype
     composed_because: str  # why PyTorch's own operations run; empty where the operators do
     matrix_vector: MatrixVector | None
+    prepared: PreparedWeight | None  # the weight's, if it was given as one
 
 
 def linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | PreparedWeight,
     bias: Tensor | None = None,
     *,
     epilogue: Callable[..., Tensor] | Epilogue | None = None,
@@ -47,7 +50,7 @@ def linear(
 
     Args:
         x: `[..., K]`, of any floating-point type, device and strides.
-        weight: `[N, K]`, of x's type and on its device.
+        weight: `[N, K]`, of x's type and on its device, or what `cutfuse.prepare` made of it.
         bias: `[N]`, likewise, or None.
         epilogue: a function of the pre-activation `z` and the operands, such as `lambda z, r: torch.relu(z) + r`, or a
             `cutfuse.Epilogue`. It is traced once, on symbolic values, and computed in fp32 (fp64 for fp64).
@@ -63,21 +66,22 @@ def linear(
         ValueError: shapes, devices or a reduction that do not fit.
         TypeError: types that do not fit.
         EpilogueError: an epilogue that cannot be traced, or that exceeds a program's limits.
+        RuntimeError: a prepared weight that has changed since.
     """
     arguments.check_flag("linear", "keepdim", keepdim)
-    call = prepare_linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduce, out_dtype=out_dtype)
+    call = normalise_linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduce, out_dtype=out_dtype)
     if switch.observers:
         switch.observe(call)
     y = run_linear(call)
     leading = x.shape[:-1]
     if call.reduction == "none":
-        return y if x.dim() == 2 else y.reshape(*leading, weight.shape[0])
+        return y if x.dim() == 2 else y.reshape(*leading, call.weight.shape[0])
     return y.reshape(*leading, 1) if keepdim else y.reshape(leading)
 
 
-def prepare_linear(
+def normalise_linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | PreparedWeight,
     bias: Tensor | None = None,
     *,
     epilogue: Callable[..., Tensor] | Epilogue | None = None,
@@ -87,6 +91,7 @@ def prepare_linear(
     out_dtype: torch.dtype | None = None,
 ) -> LinearCall:
     """Checks a call of `linear` and decides its path; computes nothing but casts and copies that the path needs."""
+    prepared, weight = _unwrap(weight)
     _check_tensors(x, weight, bias)
     if reduce is not None:
         arguments.check_reduction("linear", reduce)
@@ -115,12 +120,31 @@ def prepare_linear(
         out_dtype=out_dtype,
         composed_because=composed_because,
         matrix_vector=find_matrix_vector(resolved, reduce, tensors, columns),
+        prepared=prepared,
     )
+
+
+def _unwrap(weight: Tensor | PreparedWeight) -> tuple[PreparedWeight | None, Tensor]:
+    """The prepared weight, if it is one, and the weight itself."""
+    if not isinstance(weight, PreparedWeight):
+        return None, weight
+    if not torch.compiler.is_compiling():  # the operators check it where they run
+        weight.check()
+    return weight, weight.weight
+
+
+def for_operators(call: LinearCall) -> Prepared:
+    """What the operators take of a prepared weight: nothing where autocast has cast it."""
+    prepared = call.prepared
+    if prepared is None or prepared.weight is not call.weight:
+        return UNPREPARED
+    # An exported program, which may be loaded elsewhere, has the weight alone.
+    return UNPREPARED if is_exporting() else prepared.for_operators
 
 
 def run_linear(call: LinearCall) -> Tensor:
     """`[M, N]`, or `[M]` with a reduction."""
-    x, weight, bias, operands, epilogue, reduction, out_dtype, composed_because, matrix_vector = call
+    x, weight, bias, operands, epilogue, reduction, out_dtype, composed_because, matrix_vector, _ = call
     if matrix_vector is not None:
         kernel_dtype = arguments.kernel_out_dtype(out_dtype, x.dtype)
         uses_operators = not composed_because
@@ -130,7 +154,8 @@ def run_linear(call: LinearCall) -> Tensor:
         return F.linear(x, weight, bias)
     if not composed_because:
         kernel_dtype = arguments.kernel_out_dtype(out_dtype, x.dtype)
-        y = autograd.linear(x, weight, bias, operands, epilogue.program.text, reduction, kernel_dtype)
+        program = epilogue.program.text
+        y = autograd.linear(x, weight, bias, operands, program, reduction, kernel_dtype, for_operators(call))
         return y if kernel_dtype == out_dtype else y.to(out_dtype)
     if reduction == "none":
         return composed.linear(x, weight, bias, operands, epilogue.program, out_dtype)

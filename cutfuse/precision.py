@@ -45,7 +45,7 @@ def precision(mode: str | None) -> contextlib.AbstractContextManager[None]:
     Raises:
         ValueError: `mode` is not "ieee", "guarded", "split6", "split3", "tf32" or None.
     """
-    return _entered(_checked(mode))
+    return _entered(checked_mode(mode))
 
 
 def set_precision(mode: str | None) -> None:
@@ -55,7 +55,7 @@ def set_precision(mode: str | None) -> None:
         ValueError: `mode` is not "ieee", "guarded", "split6", "split3", "tf32" or None (PyTorch's setting).
     """
     global _process_mode
-    _process_mode = _checked(mode)
+    _process_mode = checked_mode(mode)
     process.opted_in |= mode is not None
 
 
@@ -87,7 +87,7 @@ def captured_mode() -> str:
     return "" if torch.compiler.is_compiling() else product_mode()
 
 
-def _checked(mode: str | None) -> str | None:
+def checked_mode(mode: str | None) -> str | None:
     if mode is not None and mode not in MODES:
         choices = ", ".join(f'"{choice}"' for choice in MODES)
         raise ValueError(f"cutfuse: a precision is one of {choices} or None (PyTorch's setting), got {mode!r}")

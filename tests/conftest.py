@@ -81,9 +81,7 @@ def hopper_at_highest() -> Iterator[None]:
 
 @pytest.fixture
 def guarded_products(hopper_at_highest: None) -> Iterator[None]:
-    """Guarded products, and nothing kept before and after."""
+    """Products in "guarded", with the memory of earlier tests free."""
     gc.collect()
-    cutfuse.set_plane_memory(0.25)
     with cutfuse.precision("guarded"):
         yield
-    cutfuse.set_plane_memory(0)

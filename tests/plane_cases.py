@@ -1,4 +1,4 @@
-"""Every way in which a layer's weight changes that kept planes have to notice, on any device."""
+"""Every way in which a layer's weight changes under its planes, on any device."""
 
 from __future__ import annotations
 
@@ -147,7 +147,13 @@ def step_of(make: Callable[[list[nn.Parameter]], Optimizer]) -> Change:
     return change
 
 
-CHANGES: dict[str, Change] = {
+def written_through_data(layer: nn.Linear) -> None:
+    """In place, by what no version counts."""
+    layer.weight.data.neg_()
+
+
+# What a prepared module refuses to go on with.
+SEEN: dict[str, Change] = {
     "in place": in_place,
     "in inference mode": in_inference_mode,
     "one element": one_element,
@@ -166,8 +172,12 @@ CHANGES: dict[str, Change] = {
     "set_": set_to_another,
     "storage elsewhere": storage_elsewhere,
     "SGD": step_of(lambda parameters: SGD(parameters, lr=0.1)),
-    "SGD, fused": step_of(lambda parameters: SGD(parameters, lr=0.1, fused=True)),
     "Adam, foreach": step_of(lambda parameters: Adam(parameters, lr=0.1, foreach=True)),
+}
+# What PyTorch does not count: prepare again.
+UNSEEN: dict[str, Change] = {
+    "through data": written_through_data,
+    "SGD, fused": step_of(lambda parameters: SGD(parameters, lr=0.1, fused=True)),
     "AdamW, fused": step_of(lambda parameters: AdamW(parameters, lr=0.1, fused=True)),
     "optimiser that writes through data": step_of(WritesThroughData),
 }

@@ -234,7 +234,6 @@ OTHERS = {
         TypeError,
         "x is complex",
     ),
-    "plane memory of a name": (lambda: cutfuse.plane_memory("cuda:0"), TypeError, "index or None, got 'cuda:0'"),
     "epilogue of a list": (lambda: cutfuse.Epilogue([1]), cutfuse.EpilogueError, r"got \[1\] of type list"),
     "operand_count's type": (
         lambda: cutfuse.Epilogue(torch.add, "1"),
@@ -251,12 +250,6 @@ OTHERS = {
         cutfuse.EpilogueError,
         "beyond the range of floating-point numbers",
     ),
-    "plane memory's type": (
-        lambda: cutfuse.set_plane_memory("a"),
-        TypeError,
-        "fraction has to be a number between 0 and 1, got 'a' of type str",
-    ),
-    "plane memory": (lambda: cutfuse.set_plane_memory(float("nan")), ValueError, "between 0 and 1, got nan"),
     "nothing to explain": (lambda: cutfuse.explain(), TypeError, r"cutfuse.explain: .*write explain\(module, x\)"),
     "half a call to explain": (lambda: cutfuse.explain(X), TypeError, "cutfuse.explain: .*'dim' in a call of reduce"),
     "reduce's prologue": (lambda: cutfuse.reduce(X, 1, prologue="exp"), TypeError, "got str"),

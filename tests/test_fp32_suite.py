@@ -18,7 +18,7 @@ from bench.cases import TARGET_DEVICE, Case
 from bench.contenders import CONTENDERS
 from bench.suites import select
 from bench.timing import Effort
-from bench.workloads import Reference, Workload, plane_memory
+from bench.workloads import Reference, Workload
 from cutfuse.precision import product_mode
 
 CPU = torch.device("cpu")
@@ -144,41 +144,39 @@ def test_what_lacks_a_rival_a_cell_or_a_contender_is_not_measured() -> None:
     assert set(verdicts([]).values()) == {"not measured"}
 
 
-def test_planes_are_kept_by_one_weight_and_never_by_its_copy() -> None:
+def test_kept_planes_are_those_of_the_same_weight() -> None:
     model = next(case for case in suite.model_cases(small=True, quick=False) if case.group == suite.RESIDUAL)
     for workload in (model.build(CPU), suite.build_product((4, 8, 8), suite.MODE, True, CPU)):
         assert workload.kept is not None
         plain, kept = workload.fused(*workload.arguments), workload.kept.fused(*workload.kept.arguments)
         assert torch.equal(plain, kept)
         assert relative_error(plain, workload.reference) < WRONG_ABOVE["fp32"]
-    product = suite.build_product((4, 8, 8), suite.MODE, True, CPU)
-    assert product.kept is not None
-    assert product.arguments[1].is_inference()  # such a tensor keeps no planes: cutfuse/ops/planes.py
-    assert not product.kept.arguments[1].is_inference()
     assert suite.build_product((4, 8, 8), suite.MODE, False, CPU).kept is None
 
 
-def test_a_models_own_copy_is_in_inference_mode_and_the_shared_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[bool, str]] = []
-
-    def record(self: torch.nn.Module, x: Tensor) -> Tensor:
-        seen.append((any(parameter.is_inference() for parameter in self.parameters()), product_mode()))
-        return x
-
-    monkeypatch.setattr(cutfuse.nn.LinearSigmoidSum, "forward", record)
-    case = next(case for case in suite.model_cases(small=True, quick=False) if case.group == suite.ROW_SUM)
-    workload = case.build(CPU)
-    assert workload.kept is not None
+@pytest.mark.parametrize("group", [suite.ROW_SUM, suite.RESIDUAL, suite.PRODUCT, suite.FORCED_PRODUCT])
+def test_only_what_is_named_so_is_prepared(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[tuple[str, str]] = []
+    monkeypatch.setattr(cutfuse.PreparedWeight, "check", lambda weight: used.append((weight.mode, product_mode())))
+    workload = next(case for case in suite.fp32_cases(small=True, quick=False) if case.group == group).build(CPU)
     workload.fused(*workload.arguments)
+    assert "prepared" not in workload.explain().call
+    assert used == []
+    assert workload.kept is not None
     workload.kept.fused(*workload.kept.arguments)
-    mode = suite.MODE or product_mode()
-    assert seen == [(True, mode), (False, mode)]
-    assert case.plane_memory > 0
+    assert "prepared weight" in workload.kept.explain().call
+    mode = suite.FORCED if group == suite.FORCED_PRODUCT else suite.MODE or product_mode()
+    assert used == [(mode, mode)] * 2
 
 
 def test_products_run_in_the_suites_mode_and_pytorchs_outside_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(cutfuse, "linear", lambda x, weight: seen.append(product_mode()) or x @ weight.t())
+
+    def record(x: Tensor, weight: Tensor | cutfuse.PreparedWeight) -> Tensor:
+        seen.append(product_mode())
+        return x @ (weight.weight if isinstance(weight, cutfuse.PreparedWeight) else weight).t()
+
+    monkeypatch.setattr(cutfuse, "linear", record)
     for case in suite.fp32_cases(small=True, quick=False):
         if case.group in (suite.FORCED_PRODUCT, suite.TRAINING) or case.shape == "8x32x32":
             workload = case.build(CPU)
@@ -208,21 +206,7 @@ def test_stacked_reference_is_the_same_in_pieces() -> None:
         torch.testing.assert_close(torch.cat(pieces), whole, rtol=1e-14, atol=1e-14)
 
 
-def test_plane_memory_is_given_back_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    fractions: list[float] = []
-    monkeypatch.setattr(cutfuse, "set_plane_memory", fractions.append)
-
-    def fail() -> None:
-        with plane_memory(0.25):
-            assert fractions == [0.25]
-            raise RuntimeError("no memory")
-
-    with pytest.raises(RuntimeError, match="no memory"):
-        fail()
-    assert fractions == [0.25, 0]
-
-
-def test_the_checked_call_with_kept_planes_is_the_second() -> None:
+def test_kept_planes_are_run_where_the_case_has_them() -> None:
     calls: list[str] = []
 
     def workload(name: str, kept: Workload | None = None) -> Workload:
@@ -235,7 +219,7 @@ def test_the_checked_call_with_kept_planes_is_the_second() -> None:
     run = contender.prepare(workload("plain", workload("kept")))
     assert run is not None
     run.launch()
-    assert calls == ["kept", "kept"]
+    assert calls == ["kept"]
 
 
 def test_time_is_held_back_only_for_cases_that_compile_too(monkeypatch: pytest.MonkeyPatch) -> None:

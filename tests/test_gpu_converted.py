@@ -25,7 +25,7 @@ def product(x: Tensor, weight: Tensor, mode: str, converts: bool, reduction: str
     case = split.Case.of(result)
     products = [split.plan_multiplication(case, plan, converts) for plan in MODES[mode]]
     assert all(("convert" in product.kernel.name) == converts for product in products)
-    return split.launch_split(split.SplitPlan.of(products, False, mode), result, may_keep=False)
+    return split.launch_split(split.SplitPlan.of(products, False, mode), result)
 
 
 def assert_same_bits(x: Tensor, weight: Tensor, mode: str, reduction: str = "none") -> None:
@@ -84,5 +84,5 @@ def test_products_of_the_smallest_safe_scales() -> None:
         assert torch.equal(found, product(x, weight, "split3", converts))
     result = gemm.Result(x, weight, None, (), Epilogue(lambda z: z).program, "none", torch.float32)
     plan = split.plan_multiplication(split.Case.of(result), SPLIT3, True)
-    y = split.launch_split(split.SplitPlan.of([plan], False, "split3"), result, may_keep=False)
+    y = split.launch_split(split.SplitPlan.of([plan], False, "split3"), result)
     assert torch.equal(y.double(), torch.mm(x.double(), weight.double().t()))

@@ -1,42 +1,35 @@
-"""Kept planes on a GPU: never stale, dropped in time, in streams and graphs; and the guard in replays."""
+"""Prepared weights on a GPU: never stale, freed in time, in streams, graphs and compiled code; the guard in replays."""
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable
 
 import pytest
 import torch
-from plane_cases import CHANGES, Change
+from plane_cases import SEEN, UNSEEN, Change
 from plane_inputs import DEVICE, LARGE, SPLIT_MODES, draw, normal, wild
-from torch import Tensor, nn
+from torch import Tensor
 
 import cutfuse
-from cutfuse.ops import planes
+from cutfuse.ops import split
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("guarded_products")]
+
+Weight = Tensor | cutfuse.PreparedWeight
 
 ROWS, COLUMNS, DEPTH = 512, 2048, 2048
 
 
-def sigmoid_of(x: Tensor, weight: Tensor) -> Tensor:
-    """By split3."""
-    with cutfuse.precision("split3"):
+def sigmoid_of(x: Tensor, weight: Weight, mode: str = "split3") -> Tensor:
+    with cutfuse.precision(mode):
         return cutfuse.linear(x, weight, epilogue=torch.sigmoid)
 
 
-def warm(x: Tensor, weight: Tensor) -> Tensor:
-    """The result of three calls, after which the weight's planes are kept and have been used."""
-    first = sigmoid_of(x, weight)
-    assert cutfuse.plane_memory() == 0
-    second = sigmoid_of(x, weight)
-    kept = cutfuse.plane_memory()
-    assert kept >= weight.nbytes, "nothing is kept"
-    third = sigmoid_of(x, weight)
-    assert cutfuse.plane_memory() == kept
-    assert torch.equal(first, second)
-    assert torch.equal(first, third)
-    return third
+def takes_planes(x: Tensor, weight: Weight, mode: str = "split3") -> bool:
+    with cutfuse.precision(mode):
+        return split.KEEPS in cutfuse.explain(x, weight, epilogue=torch.sigmoid).reasons
 
 
 def captured_on(stream: torch.cuda.Stream, call: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
@@ -53,114 +46,185 @@ def captured_on(stream: torch.cuda.Stream, call: Callable[[], Tensor]) -> tuple[
     return graph, y
 
 
-@pytest.mark.parametrize("with_gradient", [False, True])
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_every_change_of_the_weight_is_seen(change: Change, with_gradient: bool) -> None:
-    x = normal(ROWS, DEPTH)
-    layer = nn.Linear(DEPTH, COLUMNS, bias=False, device=DEVICE)
-    with torch.set_grad_enabled(with_gradient):
-        before = warm(x, layer.weight)
+@pytest.mark.parametrize("mode", ["split3", "split6", "guarded"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_same_bits_as_of_the_weight(mode: str, transposed: bool) -> None:
+    x, weight, _ = draw(*LARGE)
+    weight = weight.t().contiguous().t() if transposed else weight
+    prepared = cutfuse.prepare(weight, mode)
+    assert takes_planes(x, prepared, mode)
+    assert not takes_planes(x, weight, mode)
+    for _ in range(2):
+        assert torch.equal(sigmoid_of(x, prepared, mode), sigmoid_of(x, weight, mode))
+
+
+@pytest.mark.parametrize("mode", ["ieee", "tf32", "split6"])
+def test_other_modes_take_the_weight_itself(mode: str) -> None:
+    x, weight, _ = draw(*LARGE)
+    prepared = cutfuse.prepare(weight, "split3")
+    assert not takes_planes(x, prepared, mode)
+    assert torch.equal(sigmoid_of(x, prepared, mode), sigmoid_of(x, weight, mode))
+
+
+def test_other_types_have_no_planes() -> None:
+    x, weight, _ = (t.bfloat16() for t in draw(*LARGE))
+    prepared = cutfuse.prepare(weight)
+    assert prepared.nbytes == 0
+    assert torch.equal(sigmoid_of(x, prepared), sigmoid_of(x, weight))
+
+
+def make_layer() -> cutfuse.nn.FusedLinear:
+    return cutfuse.nn.FusedLinear(DEPTH, COLUMNS, bias=False, epilogue=torch.sigmoid, device=DEVICE)
+
+
+@pytest.mark.parametrize("change", SEEN.values(), ids=SEEN)
+def test_every_change_of_the_weight_is_refused(change: Change) -> None:
+    x, layer = normal(ROWS, DEPTH), make_layer()
+    with cutfuse.precision("split3"), torch.no_grad():
+        before = layer.prepare()(x)
         with torch.enable_grad():
             change(layer)
-        after = sigmoid_of(x, layer.weight)
-        cutfuse.forget_planes()
-        fresh = sigmoid_of(x, layer.weight)
-    assert torch.equal(after, fresh)
+        with pytest.raises(RuntimeError, match="call prepare"):
+            layer(x)
+        after = layer.prepare()(x)
+        assert torch.equal(after, sigmoid_of(x, layer.weight))
     assert not torch.equal(after, before), "the case changes nothing"
 
 
-def test_forget_planes_sees_what_no_version_counts() -> None:
-    x, weight, _ = draw(ROWS, COLUMNS, DEPTH)
-    before = warm(x, weight)
-    weight.data.neg_()
-    cutfuse.forget_planes()
-    assert cutfuse.plane_memory() == 0
-    after = sigmoid_of(x, weight)
-    assert torch.equal(after, sigmoid_of(x, weight.clone()))
-    assert not torch.equal(after, before)
+@pytest.mark.parametrize("change", UNSEEN.values(), ids=UNSEEN)
+def test_what_is_not_seen_is_there_after_preparing_again(change: Change) -> None:
+    x, layer = normal(ROWS, DEPTH), make_layer()
+    with cutfuse.precision("split3"), torch.no_grad():
+        before = layer.prepare()(x)
+        with torch.enable_grad():
+            change(layer)
+        after = layer.prepare()(x)
+        assert torch.equal(after, sigmoid_of(x, layer.weight))
+    assert not torch.equal(after, before), "the case changes nothing"
 
 
-def test_inference_tensors_keep_nothing() -> None:
-    with torch.inference_mode():
-        x, weight, _ = draw(ROWS, COLUMNS, DEPTH)
-        for _ in range(4):
-            weight.neg_()  # no version counts it
-            assert torch.equal(sigmoid_of(x, weight), sigmoid_of(x, weight.clone()))
-    assert cutfuse.plane_memory() == 0
+def test_a_module_on_the_cpu_that_moves() -> None:
+    layer = make_layer().to("cpu").prepare()
+    layer.to(DEVICE)
+    x = normal(ROWS, DEPTH)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="call prepare"):
+        layer(x)
+    with torch.no_grad(), cutfuse.precision("split3"):
+        assert takes_planes(x, layer.prepare()._weight())
+        other = copy.deepcopy(layer)
+        assert other._prepared.nbytes == layer._prepared.nbytes > 0
+        assert torch.equal(other(x), layer(x))
 
 
-def test_memory_comes_back_with_the_weight() -> None:
+def test_gradients_are_those_of_the_weight() -> None:
+    x, weight, bias = (t.requires_grad_() for t in draw(*LARGE))
+    prepared = cutfuse.prepare(weight)
+    results = []
+    for each in (prepared, weight):
+        y = cutfuse.linear(x, each, bias, epilogue=torch.sigmoid)
+        results.append((y, *torch.autograd.grad(y.square().sum(), (x, weight, bias))))
+    assert split.KEEPS in cutfuse.explain(x, prepared, bias, epilogue=torch.sigmoid).reasons
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    weight.grad = torch.ones_like(weight)
+    torch.optim.SGD([weight], lr=0.1).step()
+    with pytest.raises(RuntimeError, match="written in place"):
+        cutfuse.linear(x, prepared, bias, epilogue=torch.sigmoid)
+
+
+def test_memory_comes_back_with_the_object() -> None:
     x, weight, _ = draw(ROWS, COLUMNS, DEPTH)
     sigmoid_of(x, weight)  # allocates what stays
-    del weight
     gc.collect()
     before = torch.cuda.memory_allocated()
-    weight = normal(COLUMNS, DEPTH)
-    warm(x, weight)
-    kept = cutfuse.plane_memory()
-    assert weight.nbytes <= kept <= 1.05 * weight.nbytes
-    assert torch.cuda.memory_allocated() >= before + weight.nbytes + kept
-    del weight
+    prepared = cutfuse.prepare(weight)
+    assert weight.nbytes <= prepared.nbytes <= 1.05 * weight.nbytes
+    assert torch.cuda.memory_allocated() >= before + prepared.nbytes
+    sigmoid_of(x, prepared)
+    del prepared
     gc.collect()
-    assert cutfuse.plane_memory() == 0
     assert torch.cuda.memory_allocated() == before
 
 
-def test_no_plane_memory_gives_the_same_bits() -> None:
+def test_planes_are_there_for_every_stream() -> None:
+    """The weight comes late on a side stream, on which it is prepared; another stream uses the planes at once."""
     x, weight, _ = draw(ROWS, COLUMNS, DEPTH)
-    expected = warm(x, weight)
-    fraction = planes._fraction
-    try:
-        cutfuse.set_plane_memory(0)
-        for _ in range(3):
-            assert torch.equal(sigmoid_of(x, weight), expected)
-            assert cutfuse.plane_memory() == 0
-    finally:
-        cutfuse.set_plane_memory(fraction)
+    expected = sigmoid_of(x, weight)
+    late = torch.zeros_like(weight)
+    torch.cuda.synchronize()
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(first):
+        torch.cuda._sleep(50_000_000)
+        late.copy_(weight)
+        prepared = cutfuse.prepare(late, "split3")
+    with torch.cuda.stream(second):
+        y = sigmoid_of(x, prepared)
+    torch.cuda.synchronize()
+    assert torch.equal(y, expected)
 
 
-def test_every_stream_has_planes_of_its_own() -> None:
-    """The side stream's split comes late: a product on another stream that took its planes would be too early."""
+def test_planes_in_use_on_another_stream_are_not_given_out() -> None:
     x, weight, _ = draw(ROWS, COLUMNS, DEPTH)
-    expected = sigmoid_of(x, weight.clone())
+    expected = sigmoid_of(x, weight)
+    prepared = cutfuse.prepare(weight, "split3")
+    planes, nbytes = prepared.for_operators.planes.data_ptr(), prepared.nbytes
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         torch.cuda._sleep(50_000_000)
-        results = [sigmoid_of(x, weight) for _ in range(3)]
-    kept = cutfuse.plane_memory()
-    assert kept > 0
-    results += [sigmoid_of(x, weight) for _ in range(3)]
-    assert cutfuse.plane_memory() == 2 * kept
+        y = sigmoid_of(x, prepared)
+    del prepared
+    gc.collect()
+    others = [torch.zeros(nbytes, dtype=torch.uint8, device=DEVICE) for _ in range(4)]
+    assert all(other.data_ptr() != planes for other in others)
     torch.cuda.synchronize()
-    assert all(torch.equal(result, expected) for result in results)
+    assert torch.equal(y, expected)
 
 
-def test_graph_follows_changes_of_the_weight() -> None:
+def test_a_graph_reads_the_planes_that_it_captured() -> None:
+    """Of the weight as it was prepared, and of x as it is replayed; a graph without planes follows the weight."""
     x, weight, _ = draw(ROWS, COLUMNS, DEPTH)
-    stream = torch.cuda.Stream()
-    graph, y = captured_on(stream, lambda: sigmoid_of(x, weight))
-    kept = cutfuse.plane_memory()
-    assert kept > 0, "there was nothing that the graph could have used by mistake"
-    for seed in (5, 6, 7):
+    original, prepared = weight.clone(), cutfuse.prepare(weight, "split3")
+    kept_graph, kept = captured_on(torch.cuda.Stream(), lambda: sigmoid_of(x, prepared))
+    own_graph, own = captured_on(torch.cuda.Stream(), lambda: sigmoid_of(x, weight))
+    for seed in (5, 6):
         weight.copy_(normal(COLUMNS, DEPTH, seed=seed))
         x.copy_(normal(ROWS, DEPTH, seed=seed))
-        y.zero_()
-        graph.replay()
-        assert torch.equal(y, sigmoid_of(x, weight))
-        assert torch.equal(y, sigmoid_of(x, weight.clone()))
+        for graph, y, expected in ((kept_graph, kept, original), (own_graph, own, weight)):
+            y.zero_()
+            graph.replay()
+            assert torch.equal(y, sigmoid_of(x, expected))
 
 
-def test_captures_keep_nothing() -> None:
+def test_a_capture_is_no_place_to_prepare() -> None:
     x, weight, _ = draw(ROWS, COLUMNS, DEPTH)
-    sigmoid_of(x, weight)
+    prepared = cutfuse.prepare(weight, "split3")
+    expected = sigmoid_of(x, prepared)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = [sigmoid_of(x, weight) for _ in range(3)]
-    assert cutfuse.plane_memory() == 0
+        with pytest.raises(RuntimeError, match="a CUDA graph is being captured"):
+            cutfuse.prepare(weight)
+        y = sigmoid_of(x, prepared)
     graph.replay()
-    assert all(torch.equal(each, sigmoid_of(x, weight)) for each in y)
+    assert torch.equal(y, expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_compiled(mode: str | None) -> None:
+    torch._dynamo.reset()
+    x, layer = normal(1024, DEPTH), make_layer().eval().requires_grad_(False)
+    compiled = torch.compile(layer, fullgraph=True, mode=mode)
+    for _ in range(3):
+        layer.prepare()
+        expected = torch.sigmoid(torch.nn.functional.linear(x.double(), layer.weight.double()))
+        for _ in range(4):
+            torch.testing.assert_close(compiled(x).double(), expected, rtol=0, atol=1e-5)
+        layer.weight.neg_()
+    if mode is None:  # CUDA graphs check nothing when they are replayed
+        with pytest.raises(RuntimeError, match="written in place"):
+            compiled(x)
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("reduction", [None, "sum", "logsumexp"])
@@ -194,24 +258,9 @@ def test_guard_watches_the_weight_too() -> None:
     for mode in SPLIT_MODES:
         with cutfuse.precision(mode):
             expected[mode] = cutfuse.linear(x, weight)
-    cutfuse.forget_planes()
     assert not torch.equal(expected["split3"], expected["split6"])
-    for _ in range(4):
-        assert torch.equal(cutfuse.linear(x, weight), expected["split6"])
-    assert cutfuse.plane_memory() > 0
-
-
-def test_explain_says_whether_planes_are_kept() -> None:
-    x, weight, _ = draw(*LARGE)
-
-    def says(text: str) -> bool:
-        return any(text in reason for reason in cutfuse.explain(x, weight, epilogue=torch.sigmoid).reasons)
-
-    assert says("the weight is split ")
-    cutfuse.linear(x, weight, epilogue=torch.sigmoid)
-    assert says("the weight's planes are kept")
-    assert cutfuse.plane_memory() == 0  # explaining runs nothing
-    cutfuse.linear(x, weight, epilogue=torch.sigmoid)
-    assert says("the weight's planes are kept")
-    weight.neg_()
-    assert says("the weight is split ")
+    prepared = cutfuse.prepare(weight)
+    assert prepared.nbytes > 0
+    for each in (weight, prepared, prepared):
+        assert torch.equal(cutfuse.linear(x, each), expected["split6"])
+    assert torch.equal(cutfuse.linear(x, cutfuse.prepare(weight, "split3")), expected["split6"])

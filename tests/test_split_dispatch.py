@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -51,18 +50,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
         monkeypatch.setattr(module, "on_device", lambda index: torch.no_grad())
     for module in (split, gemm):
         monkeypatch.setattr(module, "multiprocessors", lambda index: 132)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(gemm, "why_not_hopper", lambda x: "")
     return found
-
-
-@pytest.fixture
-def room_for_planes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """All planes may be kept, and none is afterwards."""
-    monkeypatch.setattr(planes, "_fraction", 1.0)
-    monkeypatch.setattr(planes, "_device_memory", lambda index: 1 << 40)
-    yield
-    cutfuse.forget_planes()
 
 
 def inputs(rows: int, columns: int, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -265,29 +254,43 @@ def test_explain_takes_every_mode(mode: str) -> None:
     assert any(reason.startswith("guarded: sm90_convert6") for reason in reasons) == (mode == GUARDED)
 
 
-@pytest.mark.usefixtures("room_for_planes")
-def test_a_weight_that_is_first_split_on_its_way_in_is_kept_from_the_second_call_on(recorder: Recorder) -> None:
-    x, weight = inputs(128, 4096, 4096)
-    for _ in range(3):
-        run(x, weight, "split3")
-    assert cutfuse.plane_memory() > 0
-    assert recorder.names == ["split", "gemm_convert", "split", "split", "gemm_planes", "split", "gemm_planes"]
+def kept_by(weight: torch.Tensor, plan: int) -> planes.Planes:
+    """As prepare makes them, and the operators find them by their memory."""
+    return planes.planes_in(planes.split_weight(weight, plan).memory, weight, plan)
 
 
-@pytest.mark.usefixtures("room_for_planes")
-def test_a_weight_is_noted_where_only_kept_planes_would_win(recorder: Recorder) -> None:
-    x, weight = inputs(16, 64, 64)
-    assert run(x, weight, GUARDED) is None
-    assert planes.keeps_planes(weight, planes.SPLIT3)
+@pytest.mark.parametrize("mode", ["split3", "split6", GUARDED])
+def test_kept_planes_spare_the_pass_that_splits_the_weight(recorder: Recorder, mode: str) -> None:
+    x, weight = inputs(1024, 4096, 4096)
+    kept = kept_by(weight, split.kept_plan(mode))
+    recorder.launches.clear()
+    split.launch_split(split.plan_split(result_of(x, weight), mode, kept), result_of(x, weight), kept)
+    assert recorder.names == ["split", "gemm_planes", *(["split", "gemm_convert"] if mode == GUARDED else [])]
+    (_, of_x), (_, first), *_ = recorder.launches
+    assert first[4] == kept.placed.parts
+    if mode == GUARDED:
+        assert first[6] == recorder.launches[3][1][6] == [flags_of(of_x), kept.placed.flags]
+    assert split.KEEPS in split.explain_split(result_of(x, weight), mode, kept)[1]
 
 
-@pytest.mark.usefixtures("room_for_planes")
-def test_a_product_of_the_backward_pass_keeps_nothing(recorder: Recorder) -> None:
-    x, weight = inputs(128, 4096, 4096)
-    for _ in range(3):
-        fused.run_fused(result_of(x, weight), "split3", may_keep=False)
-    assert cutfuse.plane_memory() == 0
-    assert recorder.names.count("split") == 3
+@pytest.mark.parametrize(("mode", "plan"), [("split3", planes.SPLIT6), ("split6", planes.SPLIT3)])
+def test_planes_of_the_other_plan_are_left_alone(recorder: Recorder, mode: str, plan: int) -> None:
+    x, weight = inputs(1024, 4096, 4096)
+    kept = kept_by(weight, plan)
+    recorder.launches.clear()
+    assert fused.run_fused(result_of(x, weight), mode, kept).shape == (1024, 4096)
+    assert kept.placed.parts not in [arguments[4] for _, arguments in recorder.launches]
+    assert split.KEEPS not in split.explain_split(result_of(x, weight), mode, kept)[1]
+
+
+def test_kept_planes_are_predicted_to_be_faster() -> None:
+    x, weight = torch.randn(1024, 4096), torch.randn(4096 * 4096 + 1)[1:].view(4096, 4096)  # cannot be converted
+    result = result_of(x, weight)
+    without, kept = (split.plan_split(result, GUARDED, kept) for kept in (None, kept_by(weight, planes.SPLIT3)))
+    passed = native.module().split_microseconds(4096, 4096)
+    assert without.microseconds - kept.microseconds == pytest.approx(passed)
+    assert (without.keeps, kept.keeps) == (False, True)
+    assert kept.first.weight is None
 
 
 def test_explain_says_how_the_weight_is_split() -> None:

@@ -33,7 +33,9 @@ def functions(x: Tensor, w: Tensor, b: Tensor) -> None:
     assert_type(cutfuse.sigmoid(x), Tensor)
     assert_type(cutfuse.explain(cutfuse.linear, x, w), Explanation)
     assert_type(cutfuse.get_precision(), str | None)
-    assert_type(cutfuse.plane_memory(), int)
+    prepared = cutfuse.prepare(w, "split3")
+    assert_type(prepared.nbytes, int)
+    assert_type(cutfuse.linear(x, prepared, b), Tensor)
     with cutfuse.precision("ieee"):
         cutfuse.set_precision(None)
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .prepares_weight import PreparesWeight
+
 
 class DropIn:
     """Before the plain model among a drop-in's bases."""
@@ -15,7 +17,8 @@ class DropIn:
     def __prepare_scriptable__(self) -> nn.Module:
         """What torch.jit.script compiles in its place: the plain model, with the same parameters."""
         plain: Any = copy.copy(self)
-        plain.__class__ = next(kind for kind in type(self).__mro__ if not issubclass(kind, DropIn))
+        plain.__dict__.pop("_prepared", None)
+        plain.__class__ = next(kind for kind in type(self).__mro__ if not issubclass(kind, DropIn | PreparesWeight))
         model: nn.Module = plain
         return model
 

@@ -18,9 +18,10 @@ from ..epilogue.types import ValueType, type_of
 from ..linear import linear
 from ..ops.composed import REDUCTIONS
 from ..precision import autocast_dtype
+from .prepares_weight import PreparesWeight
 
 
-class FusedLinear(nn.Linear):
+class FusedLinear(PreparesWeight, nn.Linear):
     """`reduce(epilogue(linear(x), *operands))`: an `nn.Linear`, its `state_dict` too, with what follows it.
 
     Args:
@@ -32,6 +33,8 @@ class FusedLinear(nn.Linear):
     `epilogue`, `reduce` and `keepdim` are attributes that may be assigned. An epilogue that cannot be traced, or that
     exceeds a program's limits, runs as PyTorch runs it, after one warning. Whether it does is found out again after an
     assignment, and for each type of x and each choice of numbers and tensors as operands.
+
+    `prepare()` keeps what an fp32 product needs of the weight (see `cutfuse.prepare`), until `train()`.
 
     Raises what `cutfuse.linear` raises where the arguments do not fit, and what the epilogue raises.
     """
@@ -64,7 +67,7 @@ class FusedLinear(nn.Linear):
         super().__setattr__(name, value)
 
     def train(self, mode: bool = True) -> FusedLinear:
-        """As `nn.Module.train`. An epilogue with dropout can be fused in evaluation only."""
+        """As `nn.Module.train`: nothing stays prepared. An epilogue with dropout can be fused in evaluation only."""
         self.__dict__["_unfused"] = frozenset()
         return super().train(mode)
 
@@ -118,10 +121,13 @@ class FusedLinear(nn.Linear):
             text = f"cutfuse.nn.FusedLinear runs its epilogue unfused: {reason}"
             warnings.warn(text, UserWarning, stacklevel=stacklevel)
 
+    def _layer(self) -> nn.Linear:
+        return self
+
     def _forward_fused(self, x: Tensor, *operands: Tensor | float) -> Tensor:
         return linear(
             x,
-            self.weight,
+            self._weight(),
             self.bias,
             epilogue=self.epilogue,
             operands=operands,

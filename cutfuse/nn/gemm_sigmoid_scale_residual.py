@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import models
 from ..linear import linear
 from .drop_in import DropIn, is_symbolic
+from .prepares_weight import PreparesWeight
 
 
 def _sigmoid_scale_residual(z: Tensor, scaling_factor: float) -> Tensor:
     return torch.sigmoid(z) * scaling_factor + z
 
 
-class GemmSigmoidScaleResidual(DropIn, models.GemmSigmoidScaleResidual):
+class GemmSigmoidScaleResidual(DropIn, PreparesWeight, models.GemmSigmoidScaleResidual):
     """Drop-in for `cutfuse.models.GemmSigmoidScaleResidual`: x `[..., input_size]` to `[..., hidden_size]`."""
 
     def forward(self, x: Tensor) -> Tensor:
         if is_symbolic(x):
             return super().forward(x)
         operands = (self.scaling_factor,)
-        return linear(x, self.gemm.weight, self.gemm.bias, epilogue=_sigmoid_scale_residual, operands=operands)
+        return linear(x, self._weight(), self.gemm.bias, epilogue=_sigmoid_scale_residual, operands=operands)
+
+    def _layer(self) -> nn.Linear:
+        return self.gemm

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import models
 from ..linear import linear
 from .drop_in import DropIn, is_symbolic
+from .prepares_weight import PreparesWeight
 
 
-class LinearSigmoidSum(DropIn, models.LinearSigmoidSum):
+class LinearSigmoidSum(DropIn, PreparesWeight, models.LinearSigmoidSum):
     """Drop-in for `cutfuse.models.LinearSigmoidSum`: x `[M, input_size]` to `[M, 1]`."""
 
     def forward(self, x: Tensor) -> Tensor:
         if is_symbolic(x) or x.dim() != 2:  # the sum is over dim 1, which is the rows' only in a matrix
             return super().forward(x)
-        return linear(x, self.linear.weight, self.linear.bias, epilogue=torch.sigmoid, reduce="sum", keepdim=True)
+        return linear(x, self._weight(), self.linear.bias, epilogue=torch.sigmoid, reduce="sum", keepdim=True)
+
+    def _layer(self) -> nn.Linear:
+        return self.linear

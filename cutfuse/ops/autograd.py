@@ -20,6 +20,7 @@ from ..epilogue import Program
 from ..precision import SPLIT_MODES, allows_tf32, captured_mode, process, product_mode
 from . import composed, schema
 from .fake import sum_dtype
+from .prepared import UNPREPARED, Prepared
 
 # A gradient through these needs the reduced values themselves; through a sum it does not.
 _NEEDS_RESULT = ("amax", "amin", "logsumexp")
@@ -173,6 +174,9 @@ class Linear(torch.autograd.Function):
         program: str,
         reduction: str,
         out_dtype: torch.dtype,
+        snapshot: Tensor | None,
+        planes: Tensor | None,
+        plan: int,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -181,7 +185,7 @@ class Linear(torch.autograd.Function):
         ctx.program = program
         ctx.reduction = reduction
         ctx.mode = captured_mode()
-        z = _pre_activation(x, weight, bias)
+        z = _pre_activation(x, weight, bias, Prepared(snapshot, planes, plan))
         saved: Tensor | None = z
         result = None
         if program == schema.IDENTITY and reduction == "none" and out_dtype == z.dtype:
@@ -200,15 +204,15 @@ class Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         result, x, weight, bias, z, *operands = ctx.saved_tensors
-        _, _, _, needs_x, needs_weight, needs_bias, *needs = ctx.needs_input_grad
+        needs_x, needs_weight, needs_bias, *needs = ctx.needs_input_grad[6:]
         if composes_gradient(grad):
             again = differentiate(
                 lambda x, weight, bias, *operands: _composed_linear(x, weight, bias, operands, ctx, grad.dtype),
                 (x, weight, bias, *operands),
-                ctx.needs_input_grad[3:],
+                ctx.needs_input_grad[6:],
                 grad,
             )
-            return (None, None, None, *again)
+            return (*[None] * 6, *again)
         if ctx.reduction != "none":
             grad = _spread(grad.unsqueeze(1), ctx.reduction, z.shape[1])
         if z is None:
@@ -223,9 +227,7 @@ class Linear(torch.autograd.Function):
             )
         grad_z = gradients.get(0)  # None where the result does not come from z
         return (
-            None,
-            None,
-            None,
+            *[None] * 6,
             _product(grad_z, weight.t(), ctx.mode) if needs_x and grad_z is not None else None,
             _product(grad_z.t(), x.t(), ctx.mode) if needs_weight and grad_z is not None else None,
             None if column_sum is None else column_sum.to(bias.dtype),
@@ -246,9 +248,9 @@ def is_forced(x: Tensor, mode: str = "") -> bool:
     return mode in SPLIT_MODES or (mode == "tf32") != allows_tf32()
 
 
-def _pre_activation(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _pre_activation(x: Tensor, weight: Tensor, bias: Tensor | None, prepared: Prepared) -> Tensor:
     if is_forced(x):
-        return schema.linear(x, weight, bias, [], schema.IDENTITY, x.dtype)
+        return schema.linear(x, weight, bias, [], schema.IDENTITY, x.dtype, *prepared)
     return F.linear(x, weight, bias)
 
 
@@ -279,14 +281,15 @@ def linear(
     program: str,
     reduction: str,
     out_dtype: torch.dtype,
+    prepared: Prepared = UNPREPARED,
 ) -> Tensor:
     """The operator, or with `reduction` the one that reduces rows, and its gradient where one is needed."""
     if needs_gradient(x, weight, bias, *operands):
-        y: Tensor = Linear.apply(program, reduction, out_dtype, x, weight, bias, *operands)
+        y: Tensor = Linear.apply(program, reduction, out_dtype, *prepared, x, weight, bias, *operands)
         return y
     if reduction == "none":
-        return schema.linear(x, weight, bias, operands, program, out_dtype)
-    return schema.linear_reduce(x, weight, bias, operands, program, reduction, out_dtype)
+        return schema.linear(x, weight, bias, operands, program, out_dtype, *prepared)
+    return schema.linear_reduce(x, weight, bias, operands, program, reduction, out_dtype, *prepared)
 
 
 def pointwise(x: Tensor, operands: Sequence[Tensor], program: str, out_dtype: torch.dtype) -> Tensor:

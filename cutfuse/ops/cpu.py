@@ -16,11 +16,22 @@ from ..epilogue import Program, evaluate
 from ..epilogue.evaluate import arithmetic_dtype
 from . import composed
 from .fake import sum_dtype
+from .prepared import check_unchanged
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], program: str, out_dtype: torch.dtype
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    program: str,
+    out_dtype: torch.dtype,
+    snapshot: Tensor | None = None,
+    planes: Tensor | None = None,
+    plan: int = 0,
 ) -> Tensor:
+    if snapshot is not None:
+        check_unchanged(weight, snapshot)
     return composed.linear(x, weight, bias, operands, Program.parse(program), out_dtype).contiguous()
 
 
@@ -32,7 +43,12 @@ def linear_reduce(
     program: str,
     reduction: str,
     out_dtype: torch.dtype,
+    snapshot: Tensor | None = None,
+    planes: Tensor | None = None,
+    plan: int = 0,
 ) -> Tensor:
+    if snapshot is not None:
+        check_unchanged(weight, snapshot)
     return composed.linear_reduce(x, weight, bias, operands, Program.parse(program), reduction, out_dtype)
 
 

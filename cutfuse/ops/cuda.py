@@ -19,16 +19,26 @@ from .device import dtype_codes, multiprocessors, on_device, reduction_codes, st
 from .fused import cublas_linear, run_fused
 from .gemm import Matrix, Result
 from .layout import Layout, elementwise_layout, reduction_layout, reduction_runs
+from .prepared import planes_of
 
 _IDENTITY = Program.parse(schema.IDENTITY)
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], program: str, out_dtype: torch.dtype
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    program: str,
+    out_dtype: torch.dtype,
+    snapshot: Tensor | None = None,
+    planes: Tensor | None = None,
+    plan: int = 0,
 ) -> Tensor:
     parsed = Program.parse(program)
+    kept = planes_of(weight, snapshot, planes, plan)
     if x.numel() and weight.numel():
-        y = run_fused(Result(x, weight, bias, operands, parsed, "none", out_dtype))
+        y = run_fused(Result(x, weight, bias, operands, parsed, "none", out_dtype), kept=kept)
         if y is not None:
             return y
     z = cublas_linear(x, weight, bias)
@@ -45,9 +55,13 @@ def linear_reduce(
     program: str,
     reduction: str,
     out_dtype: torch.dtype,
+    snapshot: Tensor | None = None,
+    planes: Tensor | None = None,
+    plan: int = 0,
 ) -> Tensor:
+    kept = planes_of(weight, snapshot, planes, plan)
     if x.numel() and weight.numel():
-        y = run_fused(Result(x, weight, bias, operands, Program.parse(program), reduction, out_dtype))
+        y = run_fused(Result(x, weight, bias, operands, Program.parse(program), reduction, out_dtype), kept=kept)
         if y is not None:
             return y
     return reduce(cublas_linear(x, weight, bias), operands, program, reduction, (1,), out_dtype)
@@ -56,7 +70,7 @@ def linear_reduce(
 def product(a: Tensor, b: Tensor, mode: str) -> Tensor:
     mode = product_mode(mode)
     if a.numel() and b.numel() and mode in SPLIT_MODES:
-        y = run_fused(Result(a, b, None, (), _IDENTITY, "none", a.dtype), mode, may_keep=False)
+        y = run_fused(Result(a, b, None, (), _IDENTITY, "none", a.dtype), mode)
         if y is not None:
             return y
     return cublas_linear(a, b, None, mode)

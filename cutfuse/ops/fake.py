@@ -11,7 +11,15 @@ from .layout import kept_sizes
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], program: str, out_dtype: torch.dtype
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    program: str,
+    out_dtype: torch.dtype,
+    snapshot: Tensor | None = None,
+    planes: Tensor | None = None,
+    plan: int = 0,
 ) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[0]), dtype=out_dtype)
 
@@ -24,6 +32,9 @@ def linear_reduce(
     program: str,
     reduction: str,
     out_dtype: torch.dtype,
+    snapshot: Tensor | None = None,
+    planes: Tensor | None = None,
+    plan: int = 0,
 ) -> Tensor:
     return x.new_empty((x.shape[0],), dtype=out_dtype)
 

@@ -13,28 +13,26 @@ from torch import Tensor
 from ..precision import allows_tf32, autocast_dtype, product_mode
 from . import gemm, split
 from .gemm import Result
+from .planes import Planes
 
 _SETTING = threading.Lock()
 
 
-def run_fused(result: Result, captured_mode: str = "", may_keep: bool = True) -> Tensor | None:
-    """The result with the matrix product in one kernel; None where cuBLAS is to multiply.
-
-    `may_keep`: whether the weight is one, whose planes may be kept.
-    """
+def run_fused(result: Result, captured_mode: str = "", kept: Planes | None = None) -> Tensor | None:
+    """The result with the product in one kernel; None where cuBLAS is to multiply. `kept`: the weight's planes."""
     mode = _mode(result, captured_mode)
     if mode == "tf32":
         return gemm.run_gemm(result)
-    return None if why_not_split(result, mode) else split.run_split(result, mode, may_keep)
+    return None if why_not_split(result, mode) else split.run_split(result, mode, kept)
 
 
-def explain_fused(result: Result) -> tuple[str | None, list[str]]:
+def explain_fused(result: Result, kept: Planes | None = None) -> tuple[str | None, list[str]]:
     """The kernel and configuration that `run_fused` would launch (None for none), and the reasons."""
     mode = _mode(result)
     if mode == "tf32":
         return gemm.explain_gemm(result)
     reason = why_not_split(result, mode)
-    return (None, [reason]) if reason else split.explain_split(result, mode)
+    return (None, [reason]) if reason else split.explain_split(result, mode, kept)
 
 
 def _mode(result: Result, captured_mode: str = "") -> str:

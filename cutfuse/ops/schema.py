@@ -4,6 +4,9 @@ All are functional and private: they have no autograd of their own (`autograd.py
 costs the dispatcher and nothing else. `program` is a program's text form. Operands broadcast against `x`, or against
 `[M, N]`; types are those that the kernels take, or any on a CPU.
 
+`snapshot`, `planes` and `plan` are of a weight that was prepared (prepared.py): an operator raises RuntimeError where
+the weight is not what it was.
+
 `product` is `a @ b.T` of fp32 matrices of any strides, in a precision that a forward captured (empty: what holds when
 it runs).
 
@@ -24,9 +27,10 @@ IDENTITY = "operands=0"  # the program that does nothing
 LIBRARY = torch.library.Library("cutfuse", "DEF")
 
 _SCHEMAS = (
-    "linear(Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, str program, ScalarType out_dtype) -> Tensor",
+    "linear(Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, str program, ScalarType out_dtype, "
+    "Tensor? snapshot=None, Tensor? planes=None, int plan=0) -> Tensor",
     "linear_reduce(Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, str program, str reduction, "
-    "ScalarType out_dtype) -> Tensor",
+    "ScalarType out_dtype, Tensor? snapshot=None, Tensor? planes=None, int plan=0) -> Tensor",
     "product(Tensor a, Tensor b, str mode) -> Tensor",
     "pointwise(Tensor x, Tensor[] operands, str program, ScalarType out_dtype) -> Tensor",
     "reduce(Tensor x, Tensor[] operands, str program, str reduction, int[] dims, ScalarType out_dtype) -> Tensor",

@@ -25,11 +25,8 @@ from .planes import (
     Planes,
     aligned,
     is_transposed,
-    keeps_planes,
     layout_of,
-    note_weight,
     pitch_of,
-    weight_planes,
     write_planes,
 )
 
@@ -39,6 +36,7 @@ if TYPE_CHECKING:
 ALWAYS, IF_CLEAR, IF_TRIPPED = range(3)
 CONVERT3, CONVERT6 = 13, 16  # split3 and split6, with the weight split on its way in
 _CONVERTING = {SPLIT3: CONVERT3, SPLIT6: CONVERT6}
+KEEPS = "the weight's planes are kept by cutfuse.prepare"
 # What launching the plan that does not run takes, in microseconds.
 _GUARD = 5.0
 # The part of cuBLAS's time that "guarded" has to be predicted to take: the predictions' own error is about 10%.
@@ -76,7 +74,7 @@ class Multiplication(NamedTuple):
     plan: Plan
     microseconds: float  # predicted, with the passes that split x and the weight
     x: Layout
-    weight: Layout | None  # None where its planes are not made: it is converted, or keeps them
+    weight: Layout | None  # None where its planes are not made: it is converted, or they are kept
     weight_pitch: int  # where it is converted
     weight_flags: int  # how many
     tiles: int  # at which slices of K arrive; 0 where K is whole
@@ -106,7 +104,7 @@ class SplitPlan(NamedTuple):
     """How a mode multiplies: first what runs as a rule, then what runs in its place where the guard trips."""
 
     multiplications: tuple[Multiplication, ...]
-    keeps: bool  # whether the weight's planes are kept between calls
+    keeps: bool  # whether the weight's planes were made before the call
     mode: str
     lasting: int  # bytes
     passing: int
@@ -131,9 +129,14 @@ class SplitPlan(NamedTuple):
         return self.mode != GUARDED or self.microseconds <= _ADVANTAGE * self.first.plan.unfused_microseconds
 
 
-def plan_split(result: Result, mode: str, may_keep: bool = True) -> SplitPlan | str:
-    """How `mode` multiplies; why it cannot, where no kernel takes the problem."""
-    keeps = may_keep and keeps_planes(result.weight, _PLANS[mode][0])
+def kept_plan(mode: str) -> int:
+    """The planes of a weight that are kept for `mode`: SPLIT3 or SPLIT6. What runs in their place seldom splits it."""
+    return _PLANS[mode][0]
+
+
+def plan_split(result: Result, mode: str, kept: Planes | None = None) -> SplitPlan | str:
+    """How `mode` multiplies; why it cannot, where no kernel takes the problem. `kept`: the weight's planes."""
+    keeps = kept is not None and kept.plan == kept_plan(mode)
     return _plan_case(Case.of(result), mode, keeps)
 
 
@@ -199,27 +202,21 @@ def _pitch_for_copies(weight: Tensor) -> int:
     return pitch if pitch >= columns and pitch * weight.element_size() % ALIGNMENT == 0 else 0
 
 
-def run_split(result: Result, mode: str, may_keep: bool = True) -> Tensor | None:
-    """The result in fp32, of operands of any strides; None where cuBLAS is to run."""
-    plan = plan_split(result, mode, may_keep)
-    if isinstance(plan, str):
+def run_split(result: Result, mode: str, kept: Planes | None = None) -> Tensor | None:
+    """The result in fp32, of operands of any strides; None where cuBLAS is to run. `kept`: the weight's planes."""
+    plan = plan_split(result, mode, kept)
+    if isinstance(plan, str) or not plan.is_chosen:
         return None
-    if not plan.is_chosen:
-        if may_keep:  # with its planes the weight's product may be the faster one
-            note_weight(result.weight)
-        return None
-    return launch_split(plan, result, may_keep)
+    return launch_split(plan, result, kept)
 
 
-def launch_split(plan: SplitPlan, result: Result, may_keep: bool = True) -> Tensor:
-    """Splits the operands and runs the plan's first kernels."""
+def launch_split(plan: SplitPlan, result: Result, kept: Planes | None = None) -> Tensor:
+    """Splits the operands and runs the plan's first kernels; `kept` where the plan keeps the weight's planes."""
     bias = result.bias
     if bias is not None and (bias.stride(0) != 1 or bias.data_ptr() % ALIGNMENT):
         result = result._replace(bias=bias.clone(memory_format=torch.contiguous_format))
     y, partials = result.allocate(plan.first.kernel.tile_n)
-    if may_keep and not plan.keeps:
-        note_weight(result.weight)
-    launches = _Launches(plan, result, result.epilogue_arguments(y, partials))
+    launches = _Launches(plan, result, kept, result.epilogue_arguments(y, partials))
     for multiplication in plan.multiplications:
         launches.multiply(multiplication)
     result.finalize(y, partials)
@@ -229,15 +226,15 @@ def launch_split(plan: SplitPlan, result: Result, may_keep: bool = True) -> Tens
 class _Launches:
     """The launches of one call, over one piece of memory."""
 
-    def __init__(self, plan: SplitPlan, result: Result, epilogue: EpilogueArguments) -> None:
+    def __init__(self, plan: SplitPlan, result: Result, kept: Planes | None, epilogue: EpilogueArguments) -> None:
         self.plan = plan
         self.result = result
+        self.kept = kept
         self.epilogue = epilogue
         self.memory = torch.empty(plan.lasting + plan.passing, dtype=torch.uint8, device=result.x.device)
         self.lasting = self.memory.data_ptr()
         self.passing = self.lasting + plan.lasting
         self.guard: list[Flags] = []  # flags of operands: on the device they decide whether the plan's second runs
-        self.kept: Planes | None = None  # the weight's, here because they may have no other owner
 
     def multiply(self, multiplication: Multiplication) -> None:
         """Splits x, and the weight unless it is converted or its planes are kept, and launches the product."""
@@ -255,7 +252,7 @@ class _Launches:
             launch: Callable[..., None] = native.core.gemm_convert
         else:
             if multiplication.weight is None:
-                self.kept = weight_planes(weight, multiplication.planes)
+                assert self.kept is not None
                 placed = self.kept.placed
             else:
                 placed = multiplication.weight.placed(sums, weight_flags)
@@ -287,9 +284,9 @@ class _Launches:
         return IF_CLEAR if len(self.plan.multiplications) > 1 else ALWAYS
 
 
-def explain_split(result: Result, mode: str) -> tuple[str | None, list[str]]:
+def explain_split(result: Result, mode: str, kept: Planes | None = None) -> tuple[str | None, list[str]]:
     """The kernels that `run_split` would launch (None for none), and why."""
-    plan = plan_split(result, mode)
+    plan = plan_split(result, mode, kept)
     if isinstance(plan, str):
         return None, [plan]
     kernel = plan.first.kernel
@@ -304,7 +301,7 @@ def explain_split(result: Result, mode: str) -> tuple[str | None, list[str]]:
     if plan.first.converts:
         weights = "the weight is split on its way into the product"
     elif plan.keeps:
-        weights = "the weight's planes are kept between calls"
+        weights = KEEPS
     reasons = [ieee, weights]
     if len(plan.multiplications) > 1:
         other = plan.multiplications[1].kernel.name

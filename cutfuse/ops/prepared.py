@@ -1,0 +1,112 @@
+"""What operators take beside a weight that was prepared: the weight as it was then, and its planes.
+
+Both are plain tensors, so that compiled code hands them on as it does the weight.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple, NoReturn
+
+import torch
+import torch._dynamo
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from .device import stream_of
+from .planes import Planes, planes_in, split_weight
+
+_DEFAULT_STREAM = 0
+
+
+class Prepared(NamedTuple):
+    """The operators' last arguments."""
+
+    snapshot: Tensor | None = None
+    planes: Tensor | None = None  # their memory, see `planes_in`
+    plan: int = 0  # SPLIT3 or SPLIT6; 0 without planes
+
+
+UNPREPARED = Prepared()
+
+
+def take_snapshot(weight: Tensor) -> Tensor:
+    """The weight as it is now: an alias that keeps the version, and whose memory nobody else is given meanwhile."""
+    alias = weight.data
+    if not weight.is_inference():
+        increment_version(itertools.repeat(alias, weight._version))
+    _share_with_graphs(alias)
+    return alias
+
+
+def make_planes(weight: Tensor, plan: int) -> Tensor:
+    """The memory of the planes of `weight`, fp32 on a CUDA device. They are there when this returns, for every stream.
+
+    Raises RuntimeError while the current stream is captured.
+    """
+    with torch.cuda.device(weight.device):
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "cutfuse.prepare: a CUDA graph is being captured on the current stream; prepare the weight before"
+            )
+        # Their memory is the default stream's, so that `planes_of` need not be told whose it is.
+        stream = torch.cuda.default_stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            planes = split_weight(weight, plan)
+        stream.synchronize()
+    _share_with_graphs(planes.memory)
+    return planes.memory
+
+
+def _share_with_graphs(tensor: Tensor) -> None:
+    """torch.compile's CUDA graphs read it where it is, as they do parameters, instead of copying it for each replay."""
+    torch._dynamo.mark_static_address(tensor, guard=False)
+
+
+def planes_of(weight: Tensor, snapshot: Tensor | None, planes: Tensor | None, plan: int) -> Planes | None:
+    """The planes of a weight, None where none are kept. Raises RuntimeError where it has changed since."""
+    if snapshot is None:
+        return None
+    # torch.compile's CUDA graphs may copy their inputs before a capture.
+    if not torch.cuda.is_current_stream_capturing():
+        check_unchanged(weight, snapshot)
+    if planes is None:
+        return None
+    index = weight.device.index
+    if stream_of(index) != _DEFAULT_STREAM:
+        planes.record_stream(torch.cuda.current_stream(index))
+    return planes_in(planes, weight, plan)
+
+
+def check_unchanged(weight: Tensor, snapshot: Tensor) -> None:
+    """Raises RuntimeError where the weight is not what it was."""
+    change = _find_change(weight, snapshot)
+    if change:
+        refuse_changed(snapshot.shape, change)
+
+
+def refuse_changed(shape: torch.Size, change: str) -> NoReturn:
+    raise RuntimeError(
+        f"cutfuse: a weight of shape {tuple(shape)} has changed since it was prepared: {change}; call prepare again"
+    )
+
+
+def _find_change(weight: Tensor, snapshot: Tensor) -> str:
+    """What of the weight is not as it was; empty where nothing is."""
+    if weight.device != snapshot.device:
+        return f"it was on {snapshot.device} and is on {weight.device}"
+    if weight.dtype != snapshot.dtype:
+        return f"it was {snapshot.dtype} and is {weight.dtype}"
+    if weight.shape != snapshot.shape or weight.stride() != snapshot.stride():
+        return f"its strides were {snapshot.stride()}, and are {weight.stride()} with shape {tuple(weight.shape)}"
+    if weight.data_ptr() != snapshot.data_ptr():
+        return "it lies in other memory, by an assignment to .data, by set_() or by being moved"
+    versions = _version(snapshot), _version(weight)
+    if versions[0] != versions[1]:
+        return f"it was written in place (version {versions[0]} then, {versions[1]} now)"
+    return ""
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version

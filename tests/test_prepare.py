@@ -1,0 +1,401 @@
+"""`cutfuse.prepare`: when a weight's planes are multiplied, and which changes of the weight are refused, on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from plane_device import COLUMNS, DEFAULT, NBYTES, ROWS, Device, make_weight
+from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+import cutfuse
+from cutfuse.ops import cuda, split
+from cutfuse.ops.prepared import check_unchanged
+from cutfuse.precision import MODES
+
+X = torch.randn(3, COLUMNS, generator=torch.Generator().manual_seed(1))
+
+
+def sigmoid_of(weight: Tensor | cutfuse.PreparedWeight) -> Tensor:
+    with torch.no_grad():
+        return cutfuse.linear(X, weight, epilogue=torch.sigmoid)
+
+
+def check_current(prepared: cutfuse.PreparedWeight) -> None:
+    """The result is that of the weight as it is now."""
+    assert torch.equal(sigmoid_of(prepared), torch.sigmoid(nn.functional.linear(X, prepared.weight.detach())))
+
+
+# What is kept, and what is multiplied.
+
+
+@pytest.mark.parametrize(("mode", "nbytes"), [("guarded", NBYTES), ("split3", NBYTES), ("split6", 3 * NBYTES // 2)])
+def test_planes_are_made_once_and_multiplied_in_every_call(device: Device, mode: str, nbytes: int) -> None:
+    weight = make_weight()
+    with cutfuse.precision(mode):
+        prepared = cutfuse.prepare(weight)
+        for _ in range(3):
+            check_current(prepared)
+    assert device.products == ["planes"] * 3
+    assert len([entry for entry in device.log if entry.startswith("split")]) == 1
+    assert (prepared.weight is weight, prepared.mode, prepared.nbytes) == (True, mode, nbytes)
+
+
+@pytest.mark.parametrize("reduce", [None, "amax"])
+def test_planes_are_multiplied_whatever_follows(device: Device, reduce: str | None) -> None:
+    weight, bias = make_weight(), torch.randn(ROWS)
+    arguments = {"epilogue": lambda z, r: z.tanh() * r, "operands": (torch.randn(ROWS),), "reduce": reduce}
+    y = cutfuse.linear(X.view(1, 3, COLUMNS), cutfuse.prepare(weight), bias, **arguments)
+    assert torch.equal(y, cutfuse.linear(X.view(1, 3, COLUMNS), weight, bias, **arguments))
+    assert device.products == ["planes", "weight"]
+
+
+@pytest.mark.parametrize("mode", [None, *MODES])
+def test_other_modes_multiply_the_weight_itself(device: Device, mode: str | None) -> None:
+    prepared = cutfuse.prepare(make_weight(), "split3")
+    with cutfuse.precision(mode):
+        check_current(prepared)
+        explanation = cutfuse.explain(X, prepared, epilogue=torch.sigmoid)
+    takes_planes = mode in (None, "guarded", "split3")
+    assert device.products == (["planes"] if takes_planes else ["weight"] if mode == "split6" else [])
+    useless = 'the weight is prepared for "split3", and its planes are of no use here'
+    assert explanation.reasons[-1] == (split.KEEPS if takes_planes else useless)
+
+
+def test_the_mode_is_the_one_that_holds_or_the_one_that_is_given(device: Device) -> None:
+    weight = make_weight()
+    assert cutfuse.prepare(weight).mode == "guarded"
+    with cutfuse.precision("split6"):
+        assert cutfuse.prepare(weight).mode == "split6"
+        assert cutfuse.prepare(weight, "split3").mode == "split3"
+    with cutfuse.precision("tf32"):
+        assert cutfuse.prepare(weight).nbytes == 0
+        assert cutfuse.prepare(weight, mode="guarded").nbytes == NBYTES
+
+
+@pytest.mark.parametrize(
+    ("change", "mode", "reason"),
+    [
+        (lambda weight: weight, "ieee", 'precision "ieee" takes the weight as it is'),
+        (lambda weight: weight, "tf32", 'precision "tf32" takes the weight as it is'),
+        (lambda weight: weight.bfloat16(), "guarded", "planes are of float32 matrices, not of torch.bfloat16"),
+        (lambda weight: weight.double(), None, "planes are of float32 matrices, not of torch.float64"),
+        (lambda weight: weight[:0], "split6", "it has no elements"),
+    ],
+)
+def test_what_has_no_planes_is_the_weight_itself(
+    device: Device, change: Callable[[Tensor], Tensor], mode: str | None, reason: str
+) -> None:
+    weight = change(make_weight())
+    prepared = cutfuse.prepare(weight, mode)
+    assert (prepared.nbytes, device.log) == (0, [])
+    assert reason in repr(prepared)
+    x = X.to(weight.dtype)
+    arguments = {"epilogue": torch.sigmoid}
+    assert torch.equal(cutfuse.linear(x, prepared, **arguments), cutfuse.linear(x, weight, **arguments))
+    if weight.numel():
+        assert f"the prepared weight has no planes: {reason}" in cutfuse.explain(x, prepared, **arguments).reasons
+
+
+def test_on_a_cpu_there_are_no_planes() -> None:
+    prepared = cutfuse.prepare(make_weight(), "split6")
+    check_current(prepared)
+    why = "no planes: fused products run on CUDA devices, not on cpu"
+    assert repr(prepared) == f"PreparedWeight([{ROWS}, {COLUMNS}] float32 on cpu, 'split6', {why})"
+    explanation = cutfuse.explain(cutfuse.linear, X, prepared, epilogue=torch.sigmoid)
+    assert f"prepared weight [{ROWS}, {COLUMNS}] float32" in explanation.call
+    assert explanation.reasons[-1].endswith(why)
+
+
+def test_repr_tells_the_memory(device: Device) -> None:
+    expected = f"PreparedWeight([{ROWS}, {COLUMNS}] float32 on cpu, 'guarded', planes of {NBYTES} bytes)"
+    assert repr(cutfuse.prepare(make_weight())) == expected
+
+
+def test_autocast_casts_the_weight_itself(device: Device) -> None:
+    prepared = cutfuse.prepare(make_weight())
+    with torch.autocast("cpu", torch.bfloat16):
+        y = sigmoid_of(prepared)
+        assert torch.equal(y, sigmoid_of(prepared.weight))
+    assert y.dtype == torch.bfloat16
+    assert "planes" not in device.products
+
+
+def test_an_affine_row_sum_needs_no_planes(device: Device) -> None:
+    prepared = cutfuse.prepare(make_weight())
+    assert cutfuse.explain(X, prepared, epilogue=lambda z: z / 2, reduce="sum").path == "matrix-vector"
+
+
+# Gradients.
+
+
+def test_gradients_flow_to_the_weight(device: Device) -> None:
+    weight = make_weight().requires_grad_()
+    x = X.clone().requires_grad_()
+    found = torch.autograd.grad(cutfuse.linear(x, cutfuse.prepare(weight), epilogue=torch.sigmoid).sum(), (x, weight))
+    expected = torch.autograd.grad(torch.sigmoid(nn.functional.linear(x, weight)).sum(), (x, weight))
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_forward_for_gradients_multiplies_planes(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the product is forced to planes, as on a GPU."""
+    monkeypatch.setattr("cutfuse.ops.autograd.is_forced", lambda x, mode="": True)
+    weight, bias = make_weight().requires_grad_(), torch.randn(ROWS).requires_grad_()
+    prepared = cutfuse.prepare(weight)
+    arguments = {"epilogue": torch.sigmoid, "reduce": "logsumexp"}
+    assert split.KEEPS in cutfuse.explain(X, prepared, bias, **arguments).reasons
+    assert split.KEEPS not in cutfuse.explain(X, weight, bias, **arguments).reasons
+    y = cutfuse.linear(X, prepared, bias, **arguments)
+    assert device.products == ["planes"]
+    expected = torch.sigmoid(nn.functional.linear(X, weight, bias)).logsumexp(-1)
+    torch.testing.assert_close(y, expected)
+    second = [torch.autograd.grad(z.square().sum(), (weight, bias), create_graph=True) for z in (y, expected)]
+    torch.testing.assert_close(*second)
+
+
+def test_a_step_between_is_refused(device: Device) -> None:
+    weight = make_weight().requires_grad_()
+    prepared = cutfuse.prepare(weight)
+    cutfuse.linear(X, prepared, epilogue=torch.sigmoid).sum().backward()
+    torch.optim.SGD([weight], lr=0.1).step()
+    with pytest.raises(RuntimeError, match="written in place"):
+        cutfuse.linear(X, prepared, epilogue=torch.sigmoid)
+
+
+# Changes. Those of layers are in test_prepare_modules.py.
+
+
+def negated(weight: Tensor) -> None:
+    weight.neg_()
+
+
+def elsewhere(weight: Tensor) -> None:
+    weight.data = weight.clone()
+
+
+def shorter(weight: Tensor) -> None:
+    weight.data = weight[:4]
+
+
+def transposed(weight: Tensor) -> None:
+    weight.data = weight.data.as_strided((ROWS, COLUMNS), (1, ROWS))
+
+
+def in_doubles(weight: Tensor) -> None:
+    weight.data = weight.double()
+
+
+def freed(weight: Tensor) -> None:
+    weight.untyped_storage().resize_(0)
+
+
+CHANGES = {
+    "written in place .version 0 then, 1 now": negated,
+    "it lies in other memory": elsewhere,
+    r"strides were \(8, 1\), and are \(8, 1\) with shape \(4, 8\)": shorter,
+    r"strides were \(8, 1\), and are \(1, 6\)": transposed,
+    "it was torch.float32 and is torch.float64": in_doubles,
+    "its storage was freed or resized": freed,
+}
+
+
+@pytest.mark.parametrize("has_planes", [True, False])
+@pytest.mark.parametrize("message", CHANGES)
+def test_a_change_is_refused_and_named(message: str, has_planes: bool, request: pytest.FixtureRequest) -> None:
+    """With planes and without them, so that what runs on a CPU runs on a GPU."""
+    if has_planes:
+        request.getfixturevalue("device")
+    weight = make_weight()
+    prepared = cutfuse.prepare(weight)
+    CHANGES[message](weight)
+    for use in (sigmoid_of, lambda prepared: cutfuse.explain(X, prepared)):
+        with pytest.raises(RuntimeError, match=rf"a weight of shape \(6, 8\) .*{message}.*; call prepare again"):
+            use(prepared)
+
+
+def test_another_device_is_named() -> None:
+    weight = make_weight()
+    with pytest.raises(RuntimeError, match="it was on cpu and is on meta; call prepare again"):
+        check_unchanged(weight.to("meta"), weight)
+
+
+def test_prepared_again_it_is_the_weight_as_it_is(device: Device) -> None:
+    weight = make_weight()
+    prepared = cutfuse.prepare(weight)
+    for change in (negated, lambda weight: weight.data.neg_(), elsewhere):
+        change(weight)
+        prepared = cutfuse.prepare(weight)
+        check_current(prepared)
+    assert device.products == ["planes"] * 3
+
+
+def test_the_operators_refuse_a_change_too(device: Device) -> None:
+    """Compiled code has nothing but them."""
+    prepared = cutfuse.prepare(make_weight())
+    prepared.weight.neg_()
+    for operator in (torch.ops.cutfuse.linear, torch.ops.cutfuse.linear_reduce):
+        arguments = (X, prepared.weight, None, [], "operands=0", *(["sum"] if "reduce" in str(operator) else []))
+        with pytest.raises(RuntimeError, match="written in place"):
+            operator(*arguments, torch.float32, *prepared.for_operators)
+    arguments = (X, prepared.weight, None, [], "operands=0", torch.float32, *prepared.for_operators)
+    with pytest.raises(RuntimeError, match="written in place"):
+        cuda.linear(*arguments)
+    device.is_capturing = True  # by torch.compile, perhaps of copies of what was checked before
+    cuda.linear(*arguments)
+
+
+def test_addresses_are_not_given_to_others_meanwhile(device: Device) -> None:
+    weight = make_weight()
+    for value in range(100):
+        prepared = cutfuse.prepare(weight)
+        weight.data = torch.empty(0)
+        weight.data = torch.full((ROWS, COLUMNS), float(value))
+        with pytest.raises(RuntimeError, match="other memory"):
+            sigmoid_of(prepared)
+
+
+def test_a_change_of_the_base_is_one_of_its_views(device: Device) -> None:
+    base = make_weight()
+    views = [cutfuse.prepare(base[1:5]), cutfuse.prepare(base[:, ::2]), cutfuse.prepare(base.t())]
+    x = torch.randn(2, ROWS)
+    torch.testing.assert_close(cutfuse.linear(x, views[2], epilogue=torch.relu), torch.relu(x @ base))
+    base.neg_()
+    for view in views:
+        with pytest.raises(RuntimeError, match="written in place"):
+            cutfuse.linear(torch.randn(2, view.weight.shape[1]), view, epilogue=torch.relu)
+
+
+def test_many_versions(device: Device) -> None:
+    weight = make_weight()
+    for _ in range(1000):
+        weight.neg_()
+    prepared = cutfuse.prepare(weight)
+    assert weight._version == 1000
+    check_current(prepared)
+    weight.neg_()
+    with pytest.raises(RuntimeError, match="version 1000 then, 1001 now"):
+        sigmoid_of(prepared)
+
+
+def test_inference_tensors_and_inference_mode(device: Device) -> None:
+    with torch.inference_mode():
+        of_inference = cutfuse.prepare(torch.randn(ROWS, COLUMNS))
+        other = cutfuse.prepare(make_weight().clone())
+        check_current(of_inference)
+    weight = make_weight()
+    with torch.inference_mode():
+        other = cutfuse.prepare(weight)
+        check_current(other)
+    weight.requires_grad_()
+    cutfuse.linear(X, other, epilogue=torch.sigmoid).sum().backward()
+    with torch.inference_mode():
+        weight.neg_()
+    with pytest.raises(RuntimeError, match="written in place"):
+        sigmoid_of(other)
+    of_inference.weight.data = torch.randn(ROWS, COLUMNS)
+    with pytest.raises(RuntimeError, match="other memory"):
+        sigmoid_of(of_inference)
+
+
+# Arguments.
+
+REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "no tensor": (lambda: cutfuse.prepare([1.0]), TypeError, "cutfuse.prepare: weight has to be a tensor, got list"),
+    "prepared already": (
+        lambda: cutfuse.prepare(cutfuse.prepare(make_weight())),
+        TypeError,
+        "has to be a tensor, got PreparedWeight",
+    ),
+    "a vector": (lambda: cutfuse.prepare(torch.randn(3)), ValueError, r"weight has to be \[N, K\], got shape \(3,\)"),
+    "integers": (lambda: cutfuse.prepare(torch.ones(2, 2).int()), TypeError, "floating-point type, got torch.int32"),
+    "sparse": (lambda: cutfuse.prepare(torch.eye(3).to_sparse()), TypeError, "make it dense with .to_dense"),
+    "a mode": (lambda: cutfuse.prepare(make_weight(), "fp8"), ValueError, "a precision is one of .* got 'fp8'"),
+    "a tensor of tensors": (
+        lambda: cutfuse.prepare(TwoTensor(make_weight(), make_weight())),
+        TypeError,
+        "weight is a TwoTensor, which wraps other tensors; prepare the local tensor",
+    ),
+    "its shape in a call": (
+        lambda: cutfuse.linear(torch.randn(3, 5), cutfuse.prepare(make_weight())),
+        ValueError,
+        r"got shapes \(3, 5\) and \(6, 8\)",
+    ),
+    "its type in a call": (
+        lambda: cutfuse.linear(X.double(), cutfuse.prepare(make_weight())),
+        TypeError,
+        "x torch.float64, weight torch.float32",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_wrong_arguments(name: str) -> None:
+    call, error, message = REFUSED[name]
+    with pytest.raises(error, match=message):
+        call()
+
+
+# Copies and memory.
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda prepared: pickle.loads(pickle.dumps(prepared))])
+def test_copies_have_planes_of_their_own(device: Device, copied: Callable) -> None:
+    prepared = cutfuse.prepare(make_weight(), "split6")
+    other = copied(prepared)
+    assert (other.mode, other.nbytes) == ("split6", prepared.nbytes)
+    other.weight.neg_()
+    with cutfuse.precision("split6"):
+        check_current(prepared)
+        with pytest.raises(RuntimeError, match="written in place"):
+            sigmoid_of(other)
+
+
+def test_a_pickle_holds_no_planes(device: Device) -> None:
+    weight = torch.randn(64, 64)
+    assert len(pickle.dumps(cutfuse.prepare(weight))) < 1.2 * len(pickle.dumps(weight))
+
+
+def test_memory_goes_with_the_object(device: Device) -> None:
+    prepared = cutfuse.prepare(make_weight())
+    planes = weakref.ref(prepared.for_operators.planes)
+    sigmoid_of(prepared)
+    assert planes() is not None
+    del prepared
+    gc.collect()
+    assert planes() is None
+
+
+# Streams and graphs.
+
+
+def test_planes_are_complete_when_prepare_returns(device: Device) -> None:
+    device.stream = 7
+    cutfuse.prepare(make_weight())
+    assert device.log == [f"{DEFAULT} waits for 7", f"split3 on {DEFAULT}", f"host waits for {DEFAULT}"]
+    assert device.stream == 7
+
+
+def test_the_allocator_is_told_of_other_streams(device: Device) -> None:
+    prepared = cutfuse.prepare(make_weight())
+    for device.stream in (DEFAULT, 7, DEFAULT, 8):
+        check_current(prepared)
+    assert device.recorded == [7, 8]
+
+
+def test_a_capture_reads_planes_and_makes_none(device: Device) -> None:
+    prepared = cutfuse.prepare(make_weight())
+    device.is_capturing = True
+    check_current(prepared)
+    assert device.products == ["planes"]
+    with pytest.raises(RuntimeError, match=r"a CUDA graph is being captured .* prepare the weight before"):
+        cutfuse.prepare(make_weight())
+    assert cutfuse.prepare(make_weight(), "ieee").nbytes == 0
+    prepared.weight.neg_()
+    with pytest.raises(RuntimeError, match="written in place"):
+        sigmoid_of(prepared)
