@@ -44,7 +44,6 @@ lint: $(VENV)/.lint
 
 stub: $(VENV)/.lint
 	$(RUN) tests/native_stub.py
-	$(RUN) -m ruff check --quiet --fix cutfuse/_C.pyi
 	$(RUN) -m ruff format --quiet cutfuse/_C.pyi
 
 format: $(VENV)/.lint

@@ -6,10 +6,26 @@ import collections.abc
 import typing
 
 __all__: list[str] = [
+    "Alternative",
+    "CublasProduct",
+    "FoldPartials",
+    "FusedProduct",
     "GemmCandidate",
     "GemmProblem",
+    "LinearPlan",
+    "LinearRequest",
+    "Memory",
     "OpInfo",
+    "Piece",
+    "PlanesPieces",
+    "PointwisePass",
+    "Precision",
     "Program",
+    "ReductionPass",
+    "RunWhen",
+    "SplitPass",
+    "SplitScheme",
+    "WeightPlanes",
     "cuda_build",
     "dtypes",
     "evaluate",
@@ -20,6 +36,7 @@ __all__: list[str] = [
     "gemm_planes",
     "limits",
     "op_table",
+    "plan_linear",
     "planes_shape",
     "pointwise",
     "pointwise_backward",
@@ -31,6 +48,7 @@ __all__: list[str] = [
     "split_microseconds",
     "split_reference",
     "unfused_microseconds",
+    "weight_planes",
 ]
 
 class OpInfo:
@@ -84,6 +102,8 @@ class GemmProblem:
         product: int = 0,
     ) -> None: ...
     def __repr__(self) -> str: ...
+    @property
+    def ldb(self) -> int: ...
 
 class GemmCandidate:
     """
@@ -109,6 +129,319 @@ class GemmCandidate:
     def tile_m(self) -> int: ...
     @property
     def tile_n(self) -> int: ...
+
+class Precision:
+    """
+    How fp32 matrices are multiplied.
+
+    Members:
+
+      ieee
+
+      tf32
+
+      split3
+
+      split6
+
+      guarded
+    """
+
+    __members__: typing.ClassVar[dict[str, Precision]]
+    guarded: typing.ClassVar[Precision]
+    ieee: typing.ClassVar[Precision]
+    split3: typing.ClassVar[Precision]
+    split6: typing.ClassVar[Precision]
+    tf32: typing.ClassVar[Precision]
+    @typing.overload
+    def __eq__(self, other: Precision) -> bool: ...
+    @typing.overload
+    def __eq__(self, other: typing.Any) -> bool: ...
+    def __getstate__(self) -> int: ...
+    def __hash__(self) -> int: ...
+    def __index__(self) -> int: ...
+    def __init__(self, value: int) -> None: ...
+    def __int__(self) -> int: ...
+    @typing.overload
+    def __ne__(self, other: Precision) -> bool: ...
+    @typing.overload
+    def __ne__(self, other: typing.Any) -> bool: ...
+    def __repr__(self) -> str: ...
+    def __setstate__(self, state: int) -> None: ...
+    def __str__(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+class LinearRequest:
+    """
+    What the plan of reduce(program(x @ weight.T + bias, operands)) depends on.
+    """
+    def __init__(
+        self,
+        *,
+        x: tuple[int, int, int, int, bool],
+        weight: tuple[int, int, int, int, bool],
+        bias: tuple[int, bool] | None,
+        input: int,
+        output: int,
+        reduction: int,
+        epilogue_cost: float,
+        precision: Precision,
+        weight_has_planes: bool,
+        device: tuple[int, int, int],
+    ) -> None:
+        """
+        A matrix is (rows, columns, row stride, column stride, whether it begins at a multiple of 16 bytes), bias None or (stride, the same), device (compute capability's two numbers, multiprocessors). Strides are in elements; types and the reduction are codes of dtypes() and reductions(), 0 for no reduction. weight_has_planes: those of the scheme that the precision takes first.
+        """
+
+class Memory:
+    """
+    Whose memory a piece is of.
+
+    Members:
+
+      workspace
+
+      weight_planes
+    """
+
+    __members__: typing.ClassVar[dict[str, Memory]]
+    weight_planes: typing.ClassVar[Memory]
+    workspace: typing.ClassVar[Memory]
+    @typing.overload
+    def __eq__(self, other: Memory) -> bool: ...
+    @typing.overload
+    def __eq__(self, other: typing.Any) -> bool: ...
+    def __getstate__(self) -> int: ...
+    def __hash__(self) -> int: ...
+    def __index__(self) -> int: ...
+    def __init__(self, value: int) -> None: ...
+    def __int__(self) -> int: ...
+    @typing.overload
+    def __ne__(self, other: Memory) -> bool: ...
+    @typing.overload
+    def __ne__(self, other: typing.Any) -> bool: ...
+    def __repr__(self) -> str: ...
+    def __setstate__(self, state: int) -> None: ...
+    def __str__(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+class Piece:
+    """
+    Memory that launches hand on: an offset into a larger one, in bytes.
+    """
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def memory(self) -> Memory: ...
+    @property
+    def offset(self) -> int: ...
+
+class PlanesPieces:
+    """
+    What a pass that splits a matrix leaves.
+    """
+    @property
+    def flags(self) -> Piece: ...
+    @property
+    def scales(self) -> Piece: ...
+    @property
+    def values(self) -> Piece: ...
+
+class WeightPlanes:
+    """
+    The planes of a weight in memory of their own.
+    """
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def pieces(self) -> PlanesPieces: ...
+
+class SplitScheme:
+    """
+    How an fp32 matrix is split into planes of 16-bit parts.
+
+    Members:
+
+      split3
+
+      split6
+    """
+
+    __members__: typing.ClassVar[dict[str, SplitScheme]]
+    split3: typing.ClassVar[SplitScheme]
+    split6: typing.ClassVar[SplitScheme]
+    @typing.overload
+    def __eq__(self, other: SplitScheme) -> bool: ...
+    @typing.overload
+    def __eq__(self, other: typing.Any) -> bool: ...
+    def __getstate__(self) -> int: ...
+    def __hash__(self) -> int: ...
+    def __index__(self) -> int: ...
+    def __init__(self, value: int) -> None: ...
+    def __int__(self) -> int: ...
+    @typing.overload
+    def __ne__(self, other: SplitScheme) -> bool: ...
+    @typing.overload
+    def __ne__(self, other: typing.Any) -> bool: ...
+    def __repr__(self) -> str: ...
+    def __setstate__(self, state: int) -> None: ...
+    def __str__(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+class RunWhen:
+    """
+    When a launch over planes runs; otherwise it returns at once.
+
+    Members:
+
+      always
+
+      if_clear
+
+      if_tripped
+    """
+
+    __members__: typing.ClassVar[dict[str, RunWhen]]
+    always: typing.ClassVar[RunWhen]
+    if_clear: typing.ClassVar[RunWhen]
+    if_tripped: typing.ClassVar[RunWhen]
+    @typing.overload
+    def __eq__(self, other: RunWhen) -> bool: ...
+    @typing.overload
+    def __eq__(self, other: typing.Any) -> bool: ...
+    def __getstate__(self) -> int: ...
+    def __hash__(self) -> int: ...
+    def __index__(self) -> int: ...
+    def __init__(self, value: int) -> None: ...
+    def __int__(self) -> int: ...
+    @typing.overload
+    def __ne__(self, other: RunWhen) -> bool: ...
+    @typing.overload
+    def __ne__(self, other: typing.Any) -> bool: ...
+    def __repr__(self) -> str: ...
+    def __setstate__(self, state: int) -> None: ...
+    def __str__(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+class SplitPass:
+    """
+    Splits x or the weight into planes.
+    """
+    @property
+    def cleared(self) -> Piece: ...
+    @property
+    def guard(self) -> list[Piece]: ...
+    @property
+    def is_weight(self) -> bool: ...
+    @property
+    def planes(self) -> PlanesPieces: ...
+    @property
+    def scheme(self) -> SplitScheme: ...
+    @property
+    def when(self) -> RunWhen: ...
+
+class FusedProduct:
+    """
+    The matrix product with what follows it, by one kernel.
+    """
+    @property
+    def arrivals(self) -> Piece: ...
+    @property
+    def guard(self) -> list[Piece]: ...
+    @property
+    def kernel(self) -> GemmCandidate: ...
+    @property
+    def partials(self) -> Piece: ...
+    @property
+    def problem(self) -> GemmProblem: ...
+    @property
+    def sums(self) -> Piece: ...
+    @property
+    def weight(self) -> PlanesPieces: ...
+    @property
+    def weight_flags(self) -> Piece: ...
+    @property
+    def when(self) -> RunWhen: ...
+    @property
+    def x(self) -> PlanesPieces: ...
+
+class FoldPartials:
+    """
+    Folds the partials of a row reduction to the result.
+    """
+    @property
+    def partials(self) -> Piece: ...
+    @property
+    def tiles(self) -> int: ...
+
+class CublasProduct:
+    """
+    x @ weight.T + bias by PyTorch.
+    """
+
+class PointwisePass:
+    """
+    program(z, operands) over cuBLAS's result.
+    """
+    @property
+    def in_place(self) -> bool: ...
+
+class ReductionPass:
+    """
+    reduce(program(z, operands)) over cuBLAS's result.
+    """
+
+class Alternative:
+    """
+    A way of computing a linear layer, with all its launches.
+    """
+    @property
+    def compared(self) -> float: ...
+    @property
+    def microseconds(self) -> float: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def rejection(self) -> str: ...
+    @property
+    def slices(self) -> int: ...
+
+class LinearPlan:
+    """
+    How a linear layer is computed, and why not otherwise.
+    """
+    @property
+    def alternatives(self) -> list[Alternative]: ...
+    @property
+    def chosen(self) -> int: ...
+    @property
+    def copies_bias(self) -> bool: ...
+    @property
+    def is_fused(self) -> bool: ...
+    @property
+    def launches(
+        self,
+    ) -> list[SplitPass | FusedProduct | FoldPartials | CublasProduct | PointwisePass | ReductionPass]: ...
+    @property
+    def output_shape(self) -> list[int]: ...
+    @property
+    def reads_weight_planes(self) -> bool: ...
+    @property
+    def ruled_out(self) -> str: ...
+    @property
+    def workspace_bytes(self) -> int: ...
 
 def dtypes() -> dict[str, int]:
     """
@@ -201,6 +534,11 @@ def limits() -> dict[str, int]:
 def op_table() -> list[OpInfo]:
     """
     The rows of ops.def, in the order of their codes.
+    """
+
+def plan_linear(request: LinearRequest, only: str = "") -> LinearPlan:
+    """
+    The plan of a request; only: the name of the one alternative that is wanted, whatever it would take.
     """
 
 def planes_shape(
@@ -307,6 +645,11 @@ def split_reference(source: int, rows: int, columns: int, plan: int, is_weight: 
 def unfused_microseconds(problem: GemmProblem) -> float:
     """
     What cuBLAS and one pointwise or reduction kernel after it would take, predicted.
+    """
+
+def weight_planes(rows: int, columns: int, plan: int, transposed: bool) -> WeightPlanes:
+    """
+    The memory of a weight's planes by plan 3 or 6; transposed as in planes_shape.
     """
 
 cuda_build: bool
