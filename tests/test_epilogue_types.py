@@ -342,7 +342,11 @@ def test_ahead_of_time_the_type_is_not_known() -> None:
 @pytest.mark.parametrize("fill", [2, 0.1, -0.0])
 def test_constants_have_the_type_of_an_operand(dtype: torch.dtype, fill: float) -> None:
     operand = values_of(dtype, 5)
-    for fn in (lambda z, r: torch.full_like(r, fill) + z, lambda z, r: z * torch.full_like(r, fill) * r):
+    for fn in (
+        lambda z, r: torch.full_like(r, fill) + z,
+        lambda z, r: z * torch.full_like(r, fill) * r,
+        lambda z, r: z * r.masked_fill(z > 0, fill),
+    ):
         assert check(cutfuse.pointwise, fn, X, operand)
         assert check(lambda fn, *given: cutfuse.pointwise(Epilogue(fn), *given), fn, X, operand)
 
@@ -354,3 +358,9 @@ def test_constants_of_an_unknown_or_an_integer_type_are_refused() -> None:
         for epilogue in (fn, Epilogue(fn)):
             with pytest.raises(EpilogueError, match=r"_like of torch\.int16 gives torch\.int16"):
                 cutfuse.pointwise(epilogue, X, torch.arange(5, dtype=torch.int16))
+
+
+def test_a_boolean_is_filled_with_a_boolean(pointwise: Callable[..., Tensor]) -> None:
+    fill = torch.tensor(2.5)
+    for fn in (lambda z, r: z * (z > 0).masked_fill(z < 1, 2.5), lambda z, r: z * (z > 0).masked_fill(z < 1, r)):
+        torch.testing.assert_close(pointwise(fn, X, fill), fn(X, fill))

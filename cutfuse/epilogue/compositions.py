@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-import cutfuse.epilogue.elementary  # noqa: F401 - registers its compositions
+from cutfuse.epilogue.elementary import full_like
 from cutfuse.epilogue.errors import EpilogueError
 from cutfuse.epilogue.expression import Expr, apply, to_expression, to_number, to_symbolic, with_type
 from cutfuse.epilogue.registry import composes, compositions
@@ -155,7 +155,12 @@ def where_method(self: Any, condition: Any, other: Any) -> Any:
 @composes("torch.masked_fill")
 def masked_fill(input: Any, mask: Any, value: Any) -> Any:
     """value if mask else a"""
-    return torch.where(mask, to_symbolic(value), input)
+    a, filled = to_expression(input), to_expression(value)
+    if filled.is_number and (a.type.dtype is not None or a.leaf):
+        filled = full_like(a, value)
+    elif a.is_boolean:
+        filled = filled != 0
+    return torch.where(mask, to_symbolic(filled), to_symbolic(a))
 
 
 @composes("torch.clamp")
