@@ -99,7 +99,7 @@ def _prepared(weight: Tensor, mode: str | None) -> PreparedWeight:
         raise TypeError(
             f"cutfuse.prepare: weight is a {type(weight).__name__}, which wraps other tensors; prepare the local tensor"
         )
-    with torch.inference_mode(False):
+    with torch.inference_mode(False):  # outside of it autograd and compilers refuse its tensors
         return PreparedWeight(weight, product_mode(checked_mode(mode) or ""))
 
 

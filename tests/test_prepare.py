@@ -286,12 +286,12 @@ def test_many_versions(device: Device) -> None:
 def test_inference_tensors_and_inference_mode(device: Device) -> None:
     with torch.inference_mode():
         of_inference = cutfuse.prepare(torch.randn(ROWS, COLUMNS))
-        other = cutfuse.prepare(make_weight().clone())
         check_current(of_inference)
     weight = make_weight()
     with torch.inference_mode():
         other = cutfuse.prepare(weight)
         check_current(other)
+    assert not any(t.is_inference() for t in (other.for_operators.planes, other.for_operators.snapshot))
     weight.requires_grad_()
     cutfuse.linear(X, other, epilogue=torch.sigmoid).sum().backward()
     with torch.inference_mode():

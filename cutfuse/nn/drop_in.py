@@ -17,7 +17,6 @@ class DropIn:
     def __prepare_scriptable__(self) -> nn.Module:
         """What torch.jit.script compiles in its place: the plain model, with the same parameters."""
         plain: Any = copy.copy(self)
-        plain.__dict__.pop("_prepared", None)
         plain.__class__ = next(kind for kind in type(self).__mro__ if not issubclass(kind, DropIn | PreparesWeight))
         model: nn.Module = plain
         return model
