@@ -1,0 +1,258 @@
+"""The host suite's cases: which calls, on which shapes, and what of their time is taken."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench import host_calls as calls
+from bench.cases import Shape, dimensions, random_tensor
+from bench.host_calls import Function, Result
+from bench.host_timing import HOST, WHOLE
+from bench.mlp_blocks import build_stacks
+from bench.workloads import PRECISIONS
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Without arguments: PyTorch's call, cutfuse's, and PyTorch's of the same tensors in fp64."""
+
+    pytorch: Callable[[], Result]
+    cutfuse: Callable[[], Result]
+    exact: Callable[[], Result]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases that are alike: their name, what PyTorch runs, and which time is taken.
+
+    With `compiles`, both calls are of functions that torch.compile compiled.
+    """
+
+    name: str
+    rival: str
+    time: str = HOST
+    needs_grad: bool = False
+    compiles: bool = False
+
+
+GELU = Group("linear and gelu", "linear, gelu")
+RESIDUAL = Group("linear, relu, full operand", "linear, relu, add")
+ROW_SUM = Group("linear, gelu, row sum", "linear, gelu, sum")
+BARE = Group("bare linear", "F.linear")
+ONE_OP = Group("pointwise of one op", "the op")
+THREE_OPS = Group("pointwise of three ops", "the three ops")
+SUM = Group("sum over a dimension", "torch.sum")
+DRAWN_GELU = Group("linear and gelu of any size", "linear, gelu", WHOLE)
+DRAWN_BARE = Group("bare linear of any size", "F.linear", WHOLE)
+TRAINING = Group("training step of linear and gelu", "the same in eager", needs_grad=True)
+LAYERS = Group(f"{calls.LAYERS} compiled layers with gelu", "torch.compile", compiles=True)
+FORWARD = Group("blocks, forward", "eager", WHOLE)
+TRAINING_BLOCKS = Group("blocks, training", "eager", WHOLE, needs_grad=True)
+COMPILED_FORWARD = Group("compiled blocks, forward", "torch.compile", WHOLE, compiles=True)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape of a group. `build` makes the tensors on a device; nothing is allocated before."""
+
+    group: Group
+    shape: str
+    precision: str
+    build: Callable[[torch.device], Calls]
+
+    @property
+    def title(self) -> str:
+        """What `--filter` looks in."""
+        return f"{self.group.name} {self.shape} {self.precision}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """What its figures begin with."""
+        return {"group": self.group.name, "shape": self.shape, "precision": self.precision}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A group's functions, PyTorch's and cutfuse's, of the same tensors. `axes`: how many of M, N, K these have."""
+
+    group: Group
+    pytorch: Function
+    cutfuse: Function
+    tensors: Callable[[Shape, str, torch.device], list[Tensor]]
+    precisions: tuple[str, ...] = ("bf16",)
+    axes: int = 3
+
+    def build(self, shape: Shape, precision: str, device: torch.device) -> Calls:
+        """The calls on tensors of `shape` (M, N, K)."""
+        tensors = self.tensors(shape, precision, device)
+        pytorch, cutfuse = (in_its_way(self.group, function) for function in (self.pytorch, self.cutfuse))
+        # A partial calls the function from C: no frame of Python is between the clock and the two functions.
+        return Calls(
+            partial(pytorch, *tensors),
+            partial(cutfuse, *tensors),
+            lambda: self.pytorch(*(tensor.double() for tensor in tensors)),
+        )
+
+    def cases(self, shapes: Sequence[Shape]) -> Iterator[Case]:
+        """One for each shape and precision."""
+        for precision in self.precisions:
+            for shape in shapes:
+                printed = dimensions(shape[: self.axes])
+                yield Case(self.group, printed, precision, partial(self.build, shape, precision))
+
+
+def in_its_way(group: Group, function: Function) -> Function:
+    """The function as the group calls it: compiled for these sizes, or as it is."""
+    return torch.compile(function, fullgraph=True, dynamic=False) if group.compiles else function
+
+
+ANY_FLOAT = ("bf16", "fp32")
+PAIRS = (
+    Pair(GELU, calls.linear_gelu, calls.fused_linear_gelu, calls.layer_tensors),
+    Pair(RESIDUAL, calls.linear_residual, calls.fused_linear_residual, calls.residual_tensors),
+    Pair(ROW_SUM, calls.linear_row_sum, calls.fused_linear_row_sum, calls.layer_tensors),
+    Pair(BARE, calls.linear, calls.fused_linear, calls.product_tensors, ("bf16", "fp16")),
+    Pair(ONE_OP, calls.one_op, calls.fused_one_op, calls.single_tensor, ANY_FLOAT, axes=2),
+    Pair(THREE_OPS, calls.three_ops, calls.fused_three_ops, calls.elementwise_tensors, ANY_FLOAT, axes=2),
+    Pair(SUM, calls.row_sum, calls.fused_row_sum, calls.single_tensor, ANY_FLOAT, axes=2),
+    Pair(
+        TRAINING,
+        calls.training_step(calls.linear_gelu),
+        calls.training_step(calls.fused_linear_gelu),
+        calls.training_tensors,
+        ANY_FLOAT,
+    ),
+)
+DRAWN_PAIRS = (
+    Pair(DRAWN_GELU, calls.linear_gelu, calls.fused_linear_gelu, calls.layer_tensors, ("fp32",)),
+    Pair(DRAWN_BARE, calls.linear, calls.fused_linear, calls.product_tensors, ("fp32",)),
+)
+LAYERS_PAIR = Pair(
+    LAYERS, calls.repeated(calls.linear_gelu), calls.repeated(calls.fused_linear_gelu), calls.repeated_tensors
+)
+
+
+@dataclass(frozen=True)
+class Range:
+    """Sizes to draw from, evenly by their logarithms: as many from 1 to 8 as from 512 to 4096."""
+
+    least: int
+    most: int
+
+    def draw(self, generator: random.Random, multiple: int) -> int:
+        """A size, rounded to `multiple`, by which `least` and `most` are to be divisible."""
+        size = self.least * (self.most / self.least) ** generator.random()
+        return max(round(size / multiple) * multiple, self.least)
+
+
+SHAPE_SEED = 12
+ALIGNED = 8  # elements: 16 bytes in bf16, which kernels need of N and K
+
+
+def drawn_shapes(count: int, rows: Range, sizes: Range, odd_ones: bool) -> list[Shape]:
+    """M, N, K at random, always the same ones. N and K are multiples of 8, but in every fourth with `odd_ones`."""
+    generator = random.Random(SHAPE_SEED)
+    shapes = []
+    for index in range(count):
+        multiple = 1 if odd_ones and index % 4 == 3 else ALIGNED
+        shapes.append((rows.draw(generator, 1), sizes.draw(generator, multiple), sizes.draw(generator, multiple)))
+    return shapes
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Pre-norm MLP blocks on x `[rows, width]`."""
+
+    count: int
+    width: int
+    hidden: int
+    rows: int
+
+    @property
+    def label(self) -> str:
+        """As the table prints it."""
+        return f"{self.count} blocks {self.width}/{self.hidden}, {self.rows} rows"
+
+    def build(self, group: Group, device: torch.device) -> Calls:
+        """The calls of both stacks, with the same parameters, in bf16."""
+        plain, fused = build_stacks(self.count, self.width, self.hidden, PRECISIONS["bf16"].dtype, device)
+        x = random_tensor((self.rows, self.width), "bf16", device, seed=1)
+        wide = copy.deepcopy(plain).double()
+        if not group.needs_grad:
+            pytorch, cutfuse = (in_its_way(group, stack) for stack in (plain, fused))
+            return Calls(partial(pytorch, x), partial(cutfuse, x), lambda: wide(x.double()))
+        gradient = random_tensor((self.rows, self.width), "bf16", device, seed=2)
+
+        def step(stack: torch.nn.Module, x: Tensor, gradient: Tensor) -> Callable[[], Result]:
+            parameters = tuple(stack.parameters())
+
+            def run() -> Result:
+                y = stack(x)
+                return y, *torch.autograd.grad(y, parameters, gradient)
+
+            return run
+
+        return Calls(step(plain, x, gradient), step(fused, x, gradient), step(wide, x.double(), gradient.double()))
+
+
+STACKS = (Stack(12, 384, 1536, 197), Stack(12, 768, 3072, 1576))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a run's cases are, and how many it has.
+
+    `layers`: M, N, K of the calls timed by the host; `compiled`: of the compiled ones, with K = N. `drawn` and
+    `drawn_bare`: of the calls in fp32 whose whole time is taken.
+    """
+
+    layers: list[Shape]
+    compiled: list[Shape]
+    drawn: list[Shape]
+    drawn_bare: list[Shape]
+    stacks: tuple[Stack, ...]
+
+
+def sizes_of(small: bool, quick: bool) -> Sizes:
+    """Those of the full suite, of a quick one with the first shapes of each, or of one that a CPU does in seconds."""
+    if small:
+        drawn = drawn_shapes(4, Range(1, 16), Range(16, 64), odd_ones=True)
+        return Sizes([(8, 32, 16), *drawn[:1]], [(4, 16, 16)], drawn, drawn[:2], (Stack(2, 16, 32, 5),))
+    layers = drawn_shapes(1 if quick else 3, Range(1, 512), Range(64, 1024), odd_ones=False)
+    drawn = drawn_shapes(16 if quick else 40, Range(1, 4096), Range(256, 8192), odd_ones=True)
+    compiled = [(197, 384, 384), (32, 1024, 1024)]
+    return Sizes(
+        [(197, 1536, 384), *([] if quick else [(32, 256, 256)]), *layers],
+        compiled[:1] if quick else compiled,
+        drawn,
+        drawn[: 4 if quick else 8],
+        STACKS,
+    )
+
+
+def host_cases(small: bool, quick: bool) -> Iterator[Case]:
+    """What compiles comes last, as it may not fit into the time; small runs, which are for a CPU, go without."""
+    sizes = sizes_of(small, quick)
+    for pair in PAIRS:
+        yield from pair.cases(sizes.layers)
+    for pair, shapes in zip(DRAWN_PAIRS, (sizes.drawn, sizes.drawn_bare), strict=True):
+        yield from pair.cases(shapes)
+    for group in (FORWARD, TRAINING_BLOCKS):
+        for stack in sizes.stacks:
+            yield Case(group, stack.label, "bf16", partial(stack.build, group))
+    if not small:
+        yield from LAYERS_PAIR.cases(sizes.compiled)
+        for stack in sizes.stacks:
+            yield Case(COMPILED_FORWARD, stack.label, "bf16", partial(stack.build, COMPILED_FORWARD))
+
+
+def select(*, small: bool, quick: bool, filters: Sequence[str]) -> list[Case]:
+    """The cases whose title holds every one of `filters`, case ignored."""
+    return [case for case in host_cases(small, quick) if all(text.lower() in case.title.lower() for text in filters)]

@@ -1,0 +1,212 @@
+"""The host suite's cases: every call's two sides compute the same, on shapes that are always the same."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import cutfuse
+from bench import host_calls, host_suite
+from bench import host_cases as suite
+from bench.accuracy import WRONG_ABOVE
+from bench.host_timing import HOST, WHOLE
+from bench.mlp_blocks import build_stacks
+from bench.progress import Progress
+from bench.runner import Budget
+from bench.timing import Effort
+
+CPU = torch.device("cpu")
+SHAPE = (6, 24, 16)
+
+
+def compiling_cases() -> list[suite.Case]:
+    """Those that small runs go without, at small sizes."""
+    stack = suite.Stack(2, 16, 32, 5)
+    blocks = suite.Case(
+        suite.COMPILED_FORWARD, stack.label, "bf16", lambda device: stack.build(suite.COMPILED_FORWARD, device)
+    )
+    return [*suite.LAYERS_PAIR.cases([(4, 16, 16)]), blocks]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [*suite.host_cases(small=True, quick=False), *compiling_cases()],
+    ids=lambda case: case.title,
+)
+def test_both_calls_give_the_exact_result(case: suite.Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    with torch.set_grad_enabled(case.group.needs_grad):
+        built = case.build(CPU)
+        exact = built.exact()
+        assert {part.dtype for part in host_suite.parts_of(exact)} == {torch.float64}
+        for call in (built.pytorch, built.cutfuse):
+            assert host_suite.error_of(call(), exact) < WRONG_ABOVE[case.precision]
+            assert host_suite.error_of(call(), exact) < WRONG_ABOVE[case.precision]  # a call leaves nothing behind
+
+
+def test_every_group_is_measured_and_titles_are_its_own() -> None:
+    groups = {value for value in vars(suite).values() if isinstance(value, suite.Group)}
+    for quick in (False, True):
+        cases = list(suite.host_cases(small=False, quick=quick))
+        assert {case.group for case in cases} == groups
+        titles = [case.title for case in cases]
+        assert len(titles) == len(set(titles))
+    small = {case.group for case in suite.host_cases(small=True, quick=False)}
+    assert {group for group in groups if not group.compiles} == small
+
+
+def test_quick_cases_are_among_the_full_ones_and_what_compiles_is_last() -> None:
+    full, quick = ([case.title for case in suite.host_cases(small=False, quick=quick)] for quick in (False, True))
+    assert set(quick) < set(full)
+    compiles = [case.group.compiles for case in suite.host_cases(small=False, quick=True)]
+    assert compiles == sorted(compiles)
+    assert sum(compiles) == 3
+
+
+def test_cases_compile_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[object] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
+    for case in [*suite.host_cases(small=True, quick=False), *compiling_cases()]:
+        compiled.clear()
+        case.build(CPU)
+        assert len(compiled) == 2 * case.group.compiles
+
+
+def test_drawn_shapes_are_always_the_same_and_spread_over_their_range() -> None:
+    rows, sizes = suite.Range(1, 4096), suite.Range(256, 8192)
+    shapes = suite.drawn_shapes(400, rows, sizes, odd_ones=True)
+    assert suite.drawn_shapes(3, rows, sizes, odd_ones=True) == shapes[:3]
+    assert shapes[0] == (52, 2496, 2576)  # figures of two commits are of the same shapes
+    m, n, k = zip(*shapes, strict=True)
+    assert min(m) >= 1
+    assert max(m) <= 4096
+    assert min(n + k) >= 256
+    assert max(n + k) <= 8192
+    assert 0.4 < sum(value < 64 for value in m) / len(m) < 0.6  # the middle of 1 to 4096, by logarithms
+    aligned = [all(size % suite.ALIGNED == 0 for size in shape[1:]) for shape in shapes]
+    assert all(aligned[index] for index in range(400) if index % 4 != 3)
+    assert sum(aligned[3::4]) < 10
+    assert all(
+        size % suite.ALIGNED == 0
+        for shape in suite.drawn_shapes(100, rows, suite.Range(64, 1024), odd_ones=False)
+        for size in shape[1:]
+    )
+
+
+def test_what_the_host_is_timed_on_keeps_the_device_waiting() -> None:
+    for case in suite.host_cases(small=False, quick=False):
+        if case.group.time == HOST:
+            sizes = [int(size) for size in case.shape.split("x")]
+            assert math.prod(sizes) <= 1 << 29  # 1.1 GFLOP: about 2 us on an H200 in bf16, 20 us in fp32
+
+
+def test_fp32_sizes_and_stacks_are_those_of_the_targets() -> None:
+    cases = list(suite.host_cases(small=False, quick=False))
+    drawn = [tuple(map(int, case.shape.split("x"))) for case in cases if case.group == suite.DRAWN_GELU]
+    assert len(drawn) == 40
+    assert all(1 <= m <= 4096 and min(n, k) >= 256 and max(n, k) <= 8192 for m, n, k in drawn)
+    labels = ["12 blocks 384/1536, 197 rows", "12 blocks 768/3072, 1576 rows"]
+    for group in (suite.FORWARD, suite.TRAINING_BLOCKS, suite.COMPILED_FORWARD):
+        assert group.time == WHOLE
+        assert [case.shape for case in cases if case.group == group] == labels
+
+
+def test_the_lambda_is_new_on_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+
+    def record(x: Tensor, weight: Tensor, bias: Tensor, *, epilogue: object, **_: object) -> Tensor:
+        seen.append(epilogue)
+        return x
+
+    monkeypatch.setattr(cutfuse, "linear", record)
+    tensors = host_calls.layer_tensors(SHAPE, "bf16", CPU)
+    for _ in range(2):
+        host_calls.fused_linear_gelu(*tensors)
+    assert seen[0] is not seen[1]
+
+
+def test_a_training_step_gives_gradients_of_its_own_tensors() -> None:
+    step = host_calls.training_step(host_calls.linear_gelu)
+    x, weight, bias, gradient = host_calls.training_tensors(SHAPE, "fp32", CPU)
+    y, *gradients = step(x, weight, bias, gradient)
+    assert [tuple(part.shape) for part in (y, *gradients)] == [(6, 24), (6, 16), (24, 16), (24,)]
+    assert x.grad is None
+    y = F.gelu(F.linear(x, weight, bias))
+    for own, expected in zip(gradients, torch.autograd.grad(y, (x, weight, bias), gradient), strict=True):
+        torch.testing.assert_close(own, expected)
+
+
+def test_stacks_share_their_parameters() -> None:
+    plain, fused = build_stacks(2, 8, 16, torch.float32, CPU)
+    pairs = list(zip(plain.parameters(), fused.parameters(), strict=True))
+    assert len(pairs) == 12
+    assert all(own is other and own.requires_grad for own, other in pairs)
+
+
+def test_grad_mode_and_fp32_setting_are_the_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, str]] = []
+
+    def build(device: torch.device) -> suite.Calls:
+        seen.append((torch.is_grad_enabled(), torch.get_float32_matmul_precision()))
+        return suite.Calls(*[lambda: torch.ones(2, dtype=torch.float64)] * 3)
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        for group in (suite.DRAWN_GELU, suite.TRAINING):
+            host_suite.run_case(suite.Case(group, "", "fp32", build), CPU, Effort(0.1, 1, 1), seed=0)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert seen == [(False, "highest"), (True, "highest")]
+
+
+def test_time_is_held_back_for_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(device: torch.device) -> suite.Calls:
+        return suite.Calls(*[lambda: torch.ones(2, dtype=torch.float64)] * 3)
+
+    cases = [suite.Case(group, group.name, "bf16", build) for group in (suite.GELU, suite.LAYERS, suite.FORWARD)]
+    found: list[str] = []
+
+    def run(limit_s: float) -> list[str]:
+        found.clear()
+        return host_suite.run_suite(
+            cases, CPU, Effort(0.0, 1, 1), 0, Budget(limit_s), Progress(3), lambda case: found.append(case["group"])
+        )
+
+    assert run(100.0) == []
+    assert found == [case.group.name for case in cases]
+    assert run(host_suite.COMPILE_GUESS_S - 1) == [cases[1].title]
+    assert found == [suite.GELU.name, suite.FORWARD.name]
+    assert run(0.0) == [case.title for case in cases]
+    budget = Budget(100.0)
+    budget.note("compile", 200.0)
+    assert not host_suite.fits(cases[1], budget)
+    assert host_suite.fits(cases[0], budget)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (torch.ones(3), "wrong: relative error"),
+        (torch.full((2,), torch.nan), "wrong: relative error inf"),
+        (torch.zeros(2), "failed: ValueError: the results have shapes"),
+    ],
+)
+def test_what_is_wrong_is_not_timed(result: Tensor, message: str) -> None:
+    exact = torch.zeros(3 if message.endswith("shapes") else len(result), dtype=torch.float64)
+    right = lambda: exact.float()  # noqa: E731
+    case = suite.Case(suite.GELU, "", "fp32", lambda device: suite.Calls(right, lambda: result, lambda: exact))
+    entries = host_suite.run_case(case, CPU, Effort(0.1, 1, 1), seed=0)["contenders"]
+    assert entries[host_suite.CUTFUSE]["note"].startswith(message)
+    assert "median_us" not in entries[host_suite.CUTFUSE]
+    assert entries[host_suite.PYTORCH]["median_us"] >= 0
+
+
+def test_each_of_several_results_is_compared() -> None:
+    exact = (torch.ones(4).double(), 1e-6 * torch.ones(2).double())
+    assert host_suite.error_of((torch.ones(4), 1e-6 * torch.ones(2)), exact) < 1e-6
+    assert host_suite.error_of((torch.ones(4), torch.zeros(2)), exact) == pytest.approx(1.0)
