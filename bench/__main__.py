@@ -17,10 +17,11 @@ RESULTS = Path(os.path.relpath(Path(__file__).parent / "results"))  # relative: 
 # The reference run on an H200 is to fit into four minutes; the linear suite has 162 cases.
 TIME_LIMITS = {"reference": 240.0, "linear": 540.0, "reduce": 240.0, "pointwise": 240.0, "fp32": 240.0}
 # Suites with tables and plots of their own; a plot is a module's `write_png`, and what is added to its file's name.
-REPORTS = {"accuracy": "bench.accuracy_report", "fp32": "bench.fp32_report"}
+REPORTS = {"accuracy": "bench.accuracy_report", "fp32": "bench.fp32_report", "host": "bench.host_report"}
 PLOTS = {
     "accuracy": (("bench.accuracy_plot", ""),),
     "fp32": (("bench.fp32_plot", ""), ("bench.accuracy_plot", "-error")),
+    "host": (("bench.host_plot", ""),),
 }
 
 
@@ -60,6 +61,13 @@ def add_accuracy(command: argparse.ArgumentParser) -> None:
     command.set_defaults(contenders=None)
 
 
+def add_host(command: argparse.ArgumentParser) -> None:
+    """The host suite's options: its contenders are PyTorch's call and cutfuse's, compiled where the line says so."""
+    add_common(command)
+    command.add_argument("--time-limit", type=float, metavar="SECONDS", help="default 240, and 30 with --quick")
+    command.set_defaults(contenders=None)
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The command line's arguments."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Benchmarks of cutfuse against PyTorch.")
@@ -70,11 +78,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         command.add_argument("--time-limit", type=float, default=limit, metavar="SECONDS", help=f"default {limit:.0f}")
         command.add_argument("--contenders", help="comma-separated: mm,eager,compile,max-autotune,cutfuse,cutfuse-kept")
     add_accuracy(commands.add_parser("accuracy", help="fp32 products of every precision against fp64"))
+    add_host(commands.add_parser("host", help="the host's time of a call, and stacks of layers from end to end"))
     render = commands.add_parser("render", help="the table and the PNG from a results file")
     render.add_argument("results", type=Path)
     render.add_argument("--markdown", action="store_true", help="print Markdown")
     render.add_argument(
-        "--summary", action="store_true", help="print the short Markdown that the README has, of accuracy or fp32"
+        "--summary", action="store_true", help=f"print the short Markdown that the README has, of {', '.join(REPORTS)}"
     )
     render.add_argument(
         "--without", action="append", default=[], metavar="HEADING", help="leave this column out of the Markdown"
@@ -163,6 +172,65 @@ def effort_for(options: argparse.Namespace, is_cuda: bool) -> Effort:
     return Effort(effort.seconds, options.rounds, options.rounds) if options.rounds else effort
 
 
+def warn_without_kernels(facts: dict[str, object], is_cuda: bool) -> None:
+    """Say beforehand that the figures will not be those of cutfuse's kernels."""
+    if is_cuda and not facts["cutfuse_kernels"]:
+        print("Warning: this cutfuse has no CUDA kernels; its figures will be those of composed PyTorch operations.")
+
+
+def finish(results: dict[str, Any], written: Path, began: float) -> None:
+    """Print, write and draw a run's results; `began` is `time.perf_counter`'s."""
+    from bench import report
+
+    results["seconds"] = time.perf_counter() - began
+    report_of(results["suite"]).show(results)
+    print(f"Cases: {len(results['cases'])}, {results['seconds']:.0f} s.")
+    report.save(results, written)
+    print(f"Results: {written}")
+    draw(results, written.with_suffix(".png"))
+
+
+def run_host(options: argparse.Namespace) -> int:
+    """Run the host suite; 1 where a contender failed or was wrong."""
+    import torch
+
+    from bench import host_cases, host_suite, machine, report
+    from bench.progress import progress_for
+    from bench.runner import Budget
+
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    is_cuda = device.type == "cuda"
+    chosen = host_cases.select(small=not is_cuda, quick=options.quick, filters=options.filter)
+    if not chosen:
+        raise SystemExit(f"no case of host holds {' and '.join(options.filter)} in its title")
+    facts = machine.facts(device, options.commit)
+    warn_without_kernels(facts, is_cuda)
+    written = results_file(options, facts, is_cuda)
+    effort = host_suite.effort_of(options.quick, options.rounds)
+    limit = host_suite.QUICK_TIME_LIMIT_S if options.quick else host_suite.TIME_LIMIT_S
+    budget = Budget(limit if options.time_limit is None else options.time_limit)
+    results: dict[str, Any] = {
+        "schema": report.SCHEMA,
+        "suite": "host",
+        "machine": facts,
+        "settings": host_suite.settings(options.quick, options.filter, options.seed, effort, budget.limit_s),
+        "lines": [],
+        "cases": [],
+        "left_out": [],
+    }
+
+    def on_case(figures: dict[str, Any]) -> None:
+        results["cases"].append(figures)
+        results["lines"] = host_suite.judge(results["cases"], str(facts["device"]), options.quick)
+        report.save(results, written)  # After each case, so that a run that is cut short keeps what it measured.
+
+    began = time.perf_counter()
+    with progress_for(len(chosen)) as progress:
+        results["left_out"] = host_suite.run_suite(chosen, device, effort, options.seed, budget, progress, on_case)
+    finish(results, written, began)
+    return 1 if has_failures(results) else 0
+
+
 def run_accuracy(options: argparse.Namespace) -> int:
     """Run the accuracy suite; 1 where a contender failed or the contract is missed."""
     import torch
@@ -199,12 +267,7 @@ def run_accuracy(options: argparse.Namespace) -> int:
         )
     if facts["cutfuse_kernels"] and facts.get("capability") == "9.0":
         results["verdicts"] = accuracy_suite.judge(results["cases"])
-    results["seconds"] = time.perf_counter() - began
-    report_of("accuracy").show(results)
-    print(f"Cases: {len(results['cases'])}, {results['seconds']:.0f} s.")
-    report.save(results, written)
-    print(f"Results: {written}")
-    draw(results, written.with_suffix(".png"))
+    finish(results, written, began)
     missed = any(not verdict["met"] for verdict in results["verdicts"])
     return 1 if missed or has_failures({"cases": [*results["cases"], results["trade_off"]]}) else 0
 
@@ -247,8 +310,7 @@ def run(options: argparse.Namespace) -> int:
     effort = effort_for(options, is_cuda)
     names = contender_names(options, is_cuda)
     facts = machine.facts(device, options.commit)
-    if is_cuda and not facts["cutfuse_kernels"]:
-        print("Warning: this cutfuse has no CUDA kernels; its figures will be those of composed PyTorch operations.")
+    warn_without_kernels(facts, is_cuda)
     results = empty_results(options, facts, names, effort, is_cuda)
     written = results_file(options, facts, is_cuda)
     is_fp32 = options.command == "fp32"
@@ -266,12 +328,7 @@ def run(options: argparse.Namespace) -> int:
         if is_fp32:
             results["trade_off"] = accuracy_suite.run_trade_off(device, not is_cuda, effort, options.seed, progress)
     results["ceilings"] = ceilings.as_dict() if ceilings else None
-    results["seconds"] = time.perf_counter() - began
-    report_of(options.command).show(results)
-    print(f"Cases: {len(results['cases'])}, {results['seconds']:.0f} s.")
-    report.save(results, written)
-    print(f"Results: {written}")
-    draw(results, written.with_suffix(".png"))
+    finish(results, written, began)
     trade_off = [results["trade_off"]] if is_fp32 else []
     return 1 if has_failures({"cases": [*results["cases"], *trade_off]}) else 0
 
@@ -287,7 +344,7 @@ def render(options: argparse.Namespace) -> int:
     form = report_of(results["suite"])
     if options.summary:
         if results["suite"] not in REPORTS:
-            raise SystemExit(f"cannot render: only {' and '.join(REPORTS)} have a summary, not {results['suite']}")
+            raise SystemExit(f"cannot render: only {', '.join(REPORTS)} have a summary, not {results['suite']}")
         print(form.summary(results))
     elif options.markdown:
         print(form.markdown(results, tuple(options.without)))
@@ -301,7 +358,7 @@ def render(options: argparse.Namespace) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """The entry point; returns the exit status."""
     options = parse(arguments)
-    commands = {"render": render, "accuracy": run_accuracy}
+    commands = {"render": render, "accuracy": run_accuracy, "host": run_host}
     return commands.get(options.command, run)(options)
 
 

@@ -150,7 +150,8 @@ def note_lines(cases: list[dict[str, Any]]) -> list[str]:
     """Notes on contenders and cases, each once with the cases that it is on."""
     found: dict[str, list[str]] = {}
     for case in cases:
-        title = " ".join(part for part in (case["group"], case["variant"], case["shape"], case["precision"]) if part)
+        parts = (case["group"], case.get("variant"), case["shape"], case["precision"])
+        title = " ".join(part for part in parts if part)
         notes = [f"{name} {entry['note']}" for name, entry in case["contenders"].items() if "note" in entry]
         for note in [*notes, *([case["note"]] if case.get("note") else [])]:
             found.setdefault(note, []).append(title)

@@ -1,0 +1,119 @@
+"""The host suite's plot: every line's ratio beside its target, each shape's, and fp32 calls from small to large."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from bench.format import ratio
+from bench.host_cases import DRAWN_BARE, DRAWN_GELU
+from bench.host_suite import MEAN, PYTORCH, covers
+from bench.host_suite import ratio as ratio_of
+from bench.plot import CONTENDER_COLOURS
+from bench.report import heading
+
+DRAWN_COLOURS = {DRAWN_GELU.name: CONTENDER_COLOURS["cutfuse"], DRAWN_BARE.name: CONTENDER_COLOURS["compile"]}
+LINE_HEIGHT, SCATTER_HEIGHT = 0.26, 3.0  # inches
+
+
+def label_of(line: dict[str, Any]) -> str:
+    """A line as its bar is labelled."""
+    parts = [line["group"], line["shape"], line["precision"], line["measure"] if line["measure"] == MEAN else ""]
+    return f"{line['line']}  {', '.join(part for part in parts if part)} ({line['time']})"
+
+
+def ratios_of(results: dict[str, Any], line: dict[str, Any]) -> list[float]:
+    """The ratios of a line's cases."""
+    values = [ratio_of(case) for case in results["cases"] if covers(line, case)]
+    return [value for value in values if value is not None]
+
+
+def draw_lines(axes: Axes, results: dict[str, Any], lines: list[dict[str, Any]]) -> None:
+    """A bar for each line, a dot for each of its shapes, and a mark at its target."""
+    longest = 1.0
+    for place, line in enumerate(lines):
+        cells = ratios_of(results, line)
+        axes.barh(place, line["ratio"], height=0.7, color=CONTENDER_COLOURS["cutfuse"])
+        axes.plot(cells, [place] * len(cells), ".", color=CONTENDER_COLOURS["max-autotune"], markersize=3)
+        ends = [line["ratio"], *cells]
+        if line["at_most"] is not None:
+            axes.plot([line["at_most"]] * 2, [place - 0.42, place + 0.42], color="#333333", linewidth=1.6)
+            ends.append(line["at_most"])
+        text = f"{ratio(line['ratio'])}, {line['verdict']}" if line["verdict"] else ratio(line["ratio"])
+        axes.annotate(text, (max(ends), place), xytext=(4, 0), textcoords="offset points", va="center", size=7)
+        longest = max(longest, *ends)
+    axes.axvline(1, color="#b8b8b8", linewidth=0.9)
+    axes.set_yticks(range(len(lines)), [label_of(line) for line in lines], size=7)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.25 * longest)
+    axes.set_title(
+        "cutfuse's time / PyTorch's: the mark is the target, dots are shapes", size=8, loc="left", weight="bold"
+    )
+    axes.grid(axis="x", color="#e4e4e4", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="x", labelsize=7)
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def set_log_scale(axis: Axis, low: float, high: float) -> None:
+    """From `low` to `high` by powers, with a tick at every 1, 2 and 5."""
+    ticks = [step * 10.0**power for power in range(-3, 7) for step in (1, 2, 5)]
+    axis.axes.set(**{f"{axis.axis_name}scale": "log", f"{axis.axis_name}lim": (low, high)})
+    axis.set_ticks([tick for tick in ticks if low <= tick <= high])
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(NullLocator())
+
+
+def drawn_points(results: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
+    """Of the fp32 calls of each kind: PyTorch's time, and the ratio."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for case in results["cases"]:
+        value = ratio_of(case)
+        if case["group"] in DRAWN_COLOURS and value is not None:
+            found.setdefault(case["group"], []).append((case["contenders"][PYTORCH]["median_us"], value))
+    return found
+
+
+def draw_drawn(axes: Axes, found: dict[str, list[tuple[float, float]]]) -> None:
+    """A point for each fp32 call, by PyTorch's time."""
+    for name, points in found.items():
+        axes.scatter(*zip(*points, strict=True), s=14, color=DRAWN_COLOURS[name], label=name)
+    points = [point for own in found.values() for point in own]
+    for axis, values in (
+        (axes.xaxis, [time for time, _ in points]),
+        (axes.yaxis, [0.8, 1.25, *(y for _, y in points)]),
+    ):
+        set_log_scale(axis, min(values) / 1.15, max(values) * 1.15)
+    axes.axhline(1, color="#b8b8b8", linewidth=0.9)
+    axes.set_xlabel("PyTorch's whole time in µs", size=8)
+    axes.set_ylabel("cutfuse / PyTorch", size=8)
+    axes.set_title("fp32 with M, N and K drawn at random", size=8, loc="left", weight="bold")
+    axes.tick_params(labelsize=7)
+    axes.grid(color="#e4e4e4", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=7)
+
+
+def write_png(results: dict[str, Any], path: Path) -> bool:
+    """Draw `results` into `path`; False where nothing was measured."""
+    lines = [line for line in results["lines"] if line["ratio"] is not None]
+    if not lines:
+        return False
+    found = drawn_points(results)
+    heights = [LINE_HEIGHT * len(lines) + 0.5, *([SCATTER_HEIGHT] if found else [])]
+    figure = Figure(figsize=(8.5, sum(heights) + 0.5), layout="constrained")
+    panels = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights).ravel()
+    draw_lines(panels[0], results, lines)
+    if found:
+        draw_drawn(panels[1], found)
+    figure.suptitle(heading(results), size=7)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    return True
