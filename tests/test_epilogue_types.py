@@ -364,3 +364,14 @@ def test_a_boolean_is_filled_with_a_boolean(pointwise: Callable[..., Tensor]) ->
     fill = torch.tensor(2.5)
     for fn in (lambda z, r: z * (z > 0).masked_fill(z < 1, 2.5), lambda z, r: z * (z > 0).masked_fill(z < 1, r)):
         torch.testing.assert_close(pointwise(fn, X, fill), fn(X, fill))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_heaviside_has_the_type_of_its_argument_ahead_of_time_too(dtype: torch.dtype) -> None:
+    for fn in (lambda z: torch.heaviside(z, z + 0.5), lambda z: torch.heaviside(torch.heaviside(z, z), z)):
+        assert check(lambda fn, *given: cutfuse.pointwise(Epilogue(fn), *given), fn, X.to(dtype))
+
+
+def test_integers_are_not_clamped_ahead_of_time() -> None:
+    with pytest.raises(EpilogueError, match=r"clamp of torch\.int16 gives torch\.int16"):
+        cutfuse.pointwise(Epilogue(lambda z, r: r.clamp(-1, 1) * z), X, torch.arange(5, dtype=torch.int16))

@@ -129,7 +129,8 @@ def real(input: Any) -> Any:
 @composes("torch.heaviside")
 def heaviside(input: Any, values: Any) -> Any:
     """0 below 0, 1 above, and values at 0. PyTorch has no derivative of it; here that of input is 0"""
-    return torch.where(input == 0, to_symbolic(values), torch.where(input > 0, 1.0, 0.0))
+    # Each number beside a value, whose type the choice then has.
+    return torch.where(input > 0, 1.0, torch.where(input == 0, to_symbolic(values), 0.0))
 
 
 @composes("torch.round")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from cutfuse.epilogue import calls
 from cutfuse.epilogue.errors import EpilogueError
 from cutfuse.epilogue.expression import Expr, input, operand, to_expression, topological
-from cutfuse.epilogue.table import op_table
+from cutfuse.epilogue.table import Op, op_table
 from cutfuse.epilogue.types import ValueTypes, input_types
 
 
@@ -34,11 +35,20 @@ def retype(root: Expr, types: ValueTypes, numbers: Sequence[int | float | None] 
         elif node.op is identity:
             found = _cast(node, arguments[0], types)
         else:
-            named = zip(node.op.parameters, node.parameters, strict=True)
-            keywords = {name: value for (name, _), value in named} | dict(node.op.literals)
-            found = calls.call(node.op.function, arguments, keywords)
+            found = calls.call(node.op.function, arguments, _keywords(node.op, node.parameters, arguments))
         places[id(node)] = found
     return places[id(root)]
+
+
+def _keywords(op: Op, parameters: tuple[float, ...], arguments: tuple[Expr, ...]) -> dict[str, Any]:
+    """The parameters and literals of a call.
+
+    Whether the user wrote 1 or 1.0 is not known any more. Beside integers it is taken for 1, as clamp then is one of
+    integers, which are refused.
+    """
+    is_exact = all(item.type.is_integer or item.is_boolean for item in arguments)
+    values = [int(value) if is_exact and value.is_integer() else value for value in parameters]
+    return {name: value for (name, _), value in zip(op.parameters, values, strict=True)} | dict(op.literals)
 
 
 def _leaves(types: ValueTypes, numbers: Sequence[int | float | None]) -> dict[str, Expr]:
