@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
@@ -19,6 +18,7 @@ from bench.report import heading
 
 DRAWN_COLOURS = {DRAWN_GELU.name: CONTENDER_COLOURS["cutfuse"], DRAWN_BARE.name: CONTENDER_COLOURS["compile"]}
 LINE_HEIGHT, SCATTER_HEIGHT = 0.26, 3.0  # inches
+TICKS_US = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
 
 
 def label_of(line: dict[str, Any]) -> str:
@@ -61,15 +61,6 @@ def draw_lines(axes: Axes, results: dict[str, Any], lines: list[dict[str, Any]])
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def set_log_scale(axis: Axis, low: float, high: float) -> None:
-    """From `low` to `high` by powers, with a tick at every 1, 2 and 5."""
-    ticks = [step * 10.0**power for power in range(-3, 7) for step in (1, 2, 5)]
-    axis.axes.set(**{f"{axis.axis_name}scale": "log", f"{axis.axis_name}lim": (low, high)})
-    axis.set_ticks([tick for tick in ticks if low <= tick <= high])
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_locator(NullLocator())
-
-
 def drawn_points(results: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:
     """Of the fp32 calls of each kind: PyTorch's time, and the ratio."""
     found: dict[str, list[tuple[float, float]]] = {}
@@ -84,12 +75,14 @@ def draw_drawn(axes: Axes, found: dict[str, list[tuple[float, float]]]) -> None:
     """A point for each fp32 call, by PyTorch's time."""
     for name, points in found.items():
         axes.scatter(*zip(*points, strict=True), s=14, color=DRAWN_COLOURS[name], label=name)
-    points = [point for own in found.values() for point in own]
-    for axis, values in (
-        (axes.xaxis, [time for time, _ in points]),
-        (axes.yaxis, [0.8, 1.25, *(y for _, y in points)]),
-    ):
-        set_log_scale(axis, min(values) / 1.15, max(values) * 1.15)
+    times, values = zip(*(point for own in found.values() for point in own), strict=True)
+    left, right = min(times) / 1.15, max(times) * 1.15
+    axes.set_xscale("log")
+    axes.set_xlim(left, right)
+    axes.set_xticks([tick for tick in TICKS_US if left <= tick <= right])
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_ylim(0, 1.1 * max(1.0, *values))
     axes.axhline(1, color="#b8b8b8", linewidth=0.9)
     axes.set_xlabel("PyTorch's whole time in µs", size=8)
     axes.set_ylabel("cutfuse / PyTorch", size=8)

@@ -68,6 +68,15 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """PyTorch's threads, which wait for each other on a busy machine, would take most of the time of small calls."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def hopper_at_highest() -> Iterator[None]:
     """PyTorch's "highest" for fp32 products, on the one architecture that has kernels over planes."""
     if torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):

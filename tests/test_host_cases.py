@@ -19,6 +19,7 @@ from bench.progress import Progress
 from bench.runner import Budget
 from bench.timing import Effort
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 SHAPE = (6, 24, 16)
 

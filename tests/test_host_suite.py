@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -204,15 +203,6 @@ def test_the_plot_has_a_bar_a_mark_and_dots_for_each_line(tmp_path: Path) -> Non
     only_lines = results_of([case for case in results["cases"] if case["group"] == suite.GELU.name])
     assert host_plot.write_png(only_lines, tmp_path / "lines.png")
     assert not host_plot.write_png(results_of([]), tmp_path / "none.png")
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine would take most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def run(output: Path, *arguments: str) -> tuple[int, Figures]:
