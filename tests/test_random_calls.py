@@ -59,7 +59,7 @@ def agree(
                 return
             assert actual.dtype == expected.dtype, f"{actual.dtype}, PyTorch has {expected.dtype}"
             # The operators' arithmetic is fp32, and that beside fp64 operands without dimensions.
-            is_wide = tensors[0].dtype == torch.float64
+            is_wide = all(tensor.dtype == torch.float64 for tensor in tensors)
             assert_found(actual, reference, tensors, None if is_wide else torch.float32)
         else:
             assert ahead, f"PyTorch refuses it, {error}, but the result is {actual}"
