@@ -109,7 +109,7 @@ def _reduction_weight(program: Program, inputs: list[Tensor], reduction: str, re
         return torch.exp(y - result)
     ties = y == result
     dims = [d for d in range(y.dim()) if result.shape[d] != y.shape[d]]
-    return ties / ties.sum(dims, keepdim=True) if dims else ties
+    return ties / (ties.sum(dims, keepdim=True) if dims else ties)
 
 
 def _differentiate(program: Program, inputs: list[Tensor], indices: list[int]) -> list[Tensor]:
