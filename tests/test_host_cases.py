@@ -178,11 +178,15 @@ def test_time_is_held_back_for_compilers(monkeypatch: pytest.MonkeyPatch) -> Non
             cases, CPU, Effort(0.0, 1, 1), 0, Budget(limit_s), Progress(3), lambda case: found.append(case["group"])
         )
 
+    released: list[torch.device] = []
+    monkeypatch.setattr(host_suite, "release", released.append)
+    monkeypatch.setattr(Budget, "elapsed", lambda self: 1.0)
     assert run(100.0) == []
     assert found == [case.group.name for case in cases]
-    assert run(host_suite.COMPILE_GUESS_S - 1) == [cases[1].title]
+    assert released == [CPU]
+    assert run(host_suite.COMPILE_GUESS_S) == [cases[1].title]
     assert found == [suite.GELU.name, suite.FORWARD.name]
-    assert run(0.0) == [case.title for case in cases]
+    assert run(0.5) == [case.title for case in cases]
     budget = Budget(100.0)
     budget.note("compile", 200.0)
     assert not host_suite.fits(cases[1], budget)
