@@ -79,12 +79,14 @@ class Op:
     def keywords(self, parameters: Iterable[float]) -> tuple[tuple[str, float | str], ...]:
         """The keyword arguments of a PyTorch call with these parameters.
 
-        An infinite default means that there is no bound, and PyTorch 2.15 has a derivative at an infinity only where
-        the bound is left out. PyTorch's clamp takes at least one.
+        An infinite default means that there is no bound, and is left out: only then PyTorch 2.15 has a derivative of
+        clamp at an infinity, and PyTorch's second derivative of logit is NaN where logit is. clamp takes at least one.
         """
         given = [(name, value, default) for (name, default), value in zip(self.parameters, parameters, strict=True)]
         bounded = [(name, value) for name, value, default in given if value != default or not math.isinf(default)]
-        return (*self.literals, *(bounded or [(name, value) for name, value, _ in given]))
+        if not bounded and len(given) > 1:
+            bounded = [(name, value) for name, value, _ in given]
+        return (*self.literals, *bounded)
 
 
 class OpTable:
