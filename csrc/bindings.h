@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <cstdint>
 #include <iterator>
 #include <string>
@@ -53,6 +54,22 @@ inline void check_shape(char const* function, int64_t rows, int64_t columns) {
   if (rows < 0 || columns < 0) {
     throw py::value_error(std::string(function) + ": rows and columns have to be at least 0, got " +
                           pair_of(rows, columns));
+  }
+}
+
+using Extents = std::array<int64_t, 3>;
+
+inline std::string to_string(Extents const& extents) {
+  return "(" + std::to_string(extents[0]) + ", " + std::to_string(extents[1]) + ", " + std::to_string(extents[2]) + ")";
+}
+
+inline bool is_empty(Extents const& extents) { return extents[0] == 0 || extents[1] == 0 || extents[2] == 0; }
+
+inline void check_extents(char const* kernel, Extents const& extents) {
+  for (int64_t const extent : extents) {
+    if (extent < 0) {
+      throw py::value_error(std::string(kernel) + ": extents have to be at least 0, got " + to_string(extents));
+    }
   }
 }
 

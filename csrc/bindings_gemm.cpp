@@ -6,14 +6,6 @@
 namespace cutfuse::bindings {
 namespace {
 
-SplitRun to_run(int value) {
-  if (value < 0 || value > static_cast<int>(SplitRun::kIfTripped)) {
-    throw py::value_error("run has to be 0 (always), 1 (if the guard is clear) or 2 (if it trips), got " +
-                          std::to_string(value));
-  }
-  return static_cast<SplitRun>(value);
-}
-
 GemmConfig const& config_of(GemmCandidate const& candidate) { return gemm_configs()[candidate.config]; }
 
 GemmLaunch make_launch(GemmProblem const& problem, GemmCandidate const& candidate, uintptr_t bias, uintptr_t d,
@@ -63,20 +55,20 @@ KSlices to_slices(GemmCandidate const& candidate, SlicesTuple const& slices) {
 }
 
 void gemm_convert(uintptr_t stream, GemmProblem const& problem, GemmCandidate const& candidate, PlanesTuple const& a,
-                  ConvertedTuple const& b, SlicesTuple const& slices, std::vector<FlagsTuple> const& guard, int run,
-                  uintptr_t bias, uintptr_t d, uintptr_t partials, Program const& program,
+                  ConvertedTuple const& b, SlicesTuple const& slices, std::vector<FlagsTuple> const& guard,
+                  SplitRun run, uintptr_t bias, uintptr_t d, uintptr_t partials, Program const& program,
                   std::vector<MatrixTuple> const& operands) {
   GemmLaunch launch = make_launch(problem, candidate, bias, d, partials, program, operands);
   launch.buffers.planes_a = to_planes(a);
   launch.buffers.converted_b = to_converted(b);
   launch.buffers.slices = to_slices(candidate, slices);
   launch.buffers.guard = to_guard(guard);
-  launch.buffers.run = to_run(run);
+  launch.buffers.run = run;
   run_gemm(config_of(candidate), launch, reinterpret_cast<cudaStream_t>(stream));
 }
 
 void gemm_planes(uintptr_t stream, GemmProblem const& problem, GemmCandidate const& candidate, PlanesTuple const& a,
-                 PlanesTuple const& b, SlicesTuple const& slices, std::vector<FlagsTuple> const& guard, int run,
+                 PlanesTuple const& b, SlicesTuple const& slices, std::vector<FlagsTuple> const& guard, SplitRun run,
                  uintptr_t bias, uintptr_t d, uintptr_t partials, Program const& program,
                  std::vector<MatrixTuple> const& operands) {
   GemmLaunch launch = make_launch(problem, candidate, bias, d, partials, program, operands);
@@ -84,7 +76,7 @@ void gemm_planes(uintptr_t stream, GemmProblem const& problem, GemmCandidate con
   launch.buffers.planes_b = to_planes(b);
   launch.buffers.slices = to_slices(candidate, slices);
   launch.buffers.guard = to_guard(guard);
-  launch.buffers.run = to_run(run);
+  launch.buffers.run = run;
   run_gemm(config_of(candidate), launch, reinterpret_cast<cudaStream_t>(stream));
 }
 
@@ -101,7 +93,7 @@ void bind_gemm(py::module_& module) {
              "Launches a candidate over planes: a and b are addresses of values and scales, slices those of the sums "
              "(a tile's elements in fp32 for each slice of each tile) and the arrivals (int32 for each tile, zero when "
              "the product starts: split clears them) of a candidate with slices of K, guard up to two pairs of flags "
-             "and their number, run 0 (always), 1 (if the guard is clear) or 2 (if it trips).");
+             "and their number.");
   module.def(
       "gemm_convert", &gemm_convert, py::arg("stream"), py::arg("problem"), py::arg("candidate"), py::arg("a"),
       py::arg("b"), py::arg("slices"), py::arg("guard"), py::arg("run"), py::arg("bias"), py::arg("d"),

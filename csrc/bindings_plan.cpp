@@ -4,7 +4,8 @@
 #include "bindings.h"
 #include "plan/gemm_candidates.h"
 #include "plan/linear_plan.h"
-#include "plan/predictions.h"
+#include "pointwise/pointwise_plan.h"
+#include "reduce/reduce_plan.h"
 #include "split/planes_shape.h"
 
 namespace cutfuse::bindings {
@@ -14,30 +15,6 @@ using MatrixLayoutTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, bool>;
 using VectorLayoutTuple = std::tuple<int64_t, bool>;
 using DeviceTuple = std::tuple<int32_t, int32_t, int32_t>;
 using ShapeTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
-
-Product to_product(int value) {
-  for (Product product :
-       {Product::kDirect, Product::kSplit3, Product::kSplit6, Product::kConvert3, Product::kConvert6}) {
-    if (value == static_cast<int>(product)) return product;
-  }
-  throw py::value_error("product has to be 0 (direct), 3 or 6 (planes), or 13 or 16 (b converted), got " +
-                        std::to_string(value));
-}
-
-GemmProblem make_problem(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int input, int output,
-                         int reduction, int multiprocessors, float epilogue_cost, int product) {
-  return {m,
-          n,
-          k,
-          lda,
-          ldb,
-          to_dtype(input),
-          to_dtype(output),
-          to_reduction(reduction),
-          multiprocessors,
-          epilogue_cost,
-          to_product(product)};
-}
 
 GemmConfig const& config_of(GemmCandidate const& candidate) { return gemm_configs()[candidate.config]; }
 
@@ -75,36 +52,41 @@ WeightPlanes weight_planes(int64_t rows, int64_t columns, int plan, bool transpo
   return lay_weight_planes(planes_shape(rows, columns, to_plan(plan), transposed, true));
 }
 
+size_t workspace_bytes(Extents const& extents, int dtype, int reduction, int multiprocessors) {
+  check_extents("reduce_workspace", extents);
+  if (is_empty(extents)) return 0;
+  return reduce_workspace({extents[0], extents[1], extents[2]}, to_dtype(dtype), to_reduction(reduction),
+                          multiprocessors);
+}
+
 void bind_gemm_choice(py::module_& module) {
-  py::class_<GemmProblem>(module, "GemmProblem", "What the choice of a GEMM kernel depends on.")
-      .def(py::init(&make_problem), py::arg("m"), py::arg("n"), py::arg("k"), py::arg("lda"), py::arg("ldb"),
-           py::arg("input"), py::arg("output"), py::arg("reduction"), py::arg("multiprocessors"),
-           py::arg("epilogue_cost") = 0.0f, py::arg("product") = 0)
-      .def_readonly("ldb", &GemmProblem::ldb)
+  py::class_<GemmProblem>(module, "GemmProblem", "What a GEMM kernel is asked for.")
+      .def_readonly("ldb", &GemmProblem::ldb, "Elements between rows of the weight.")
       .def("__repr__", [](GemmProblem const& problem) { return describe(problem); });
-  py::class_<GemmCandidate>(module, "GemmCandidate", "A GEMM kernel with its prediction, or the reason against it.")
+  py::class_<GemmCandidate>(module, "GemmCandidate", "A GEMM kernel, how it is launched and what it takes.")
       .def_property_readonly("name", [](GemmCandidate const& candidate) { return config_of(candidate).name; })
       .def_property_readonly("tile_m", [](GemmCandidate const& candidate) { return config_of(candidate).tile_m; })
       .def_property_readonly("tile_n", [](GemmCandidate const& candidate) { return config_of(candidate).tile_n; })
       .def_readonly("rejection", &GemmCandidate::rejection)
-      .def_readonly("is_of_kind", &GemmCandidate::computes)
       .def_readonly("microseconds", &GemmCandidate::microseconds)
       .def_readonly("slices", &GemmCandidate::slices)
-      .def_readwrite("swizzle", &GemmCandidate::swizzle)
-      .def_readwrite("raster_along_m", &GemmCandidate::raster_along_m);
-  module.def("gemm_candidates", &rank_gemm_configs, py::arg("problem"),
-             "Every kernel of the table: the runnable ones first, by predicted time.");
-  module.def("unfused_microseconds", &predict_unfused_microseconds, py::arg("problem"),
-             "What cuBLAS and one pointwise or reduction kernel after it would take, predicted.");
-  module.def("split_microseconds", &predict_split_microseconds, py::arg("rows"), py::arg("columns"),
-             "What splitting a matrix into planes takes, predicted.");
+      .def_readonly("swizzle", &GemmCandidate::swizzle)
+      .def_readonly("raster_along_m", &GemmCandidate::raster_along_m);
 }
 
 void bind_request(py::module_& module) {
+  py::enum_<SplitPlan>(module, "SplitScheme", "How an fp32 matrix is split into planes of 16-bit parts.")
+      .value("split3", SplitPlan::kSplit3)
+      .value("split6", SplitPlan::kSplit6);
+  py::enum_<SplitRun>(module, "RunWhen", "When a launch over planes runs; otherwise it returns at once.")
+      .value("always", SplitRun::kAlways)
+      .value("if_clear", SplitRun::kIfClear)
+      .value("if_tripped", SplitRun::kIfTripped);
   py::enum_<Precision> precision(module, "Precision", "How fp32 matrices are multiplied.");
   for (int value = 0; value < kPrecisionCount; ++value) {
     precision.value(name_of(static_cast<Precision>(value)), static_cast<Precision>(value));
   }
+  module.def("first_scheme", &first_scheme, py::arg("precision"), "What of a weight is split as a rule.");
   py::class_<LinearRequest>(module, "LinearRequest",
                             "What the plan of reduce(program(x @ weight.T + bias, operands)) depends on.")
       .def(py::init(&make_request), py::kw_only(), py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("input"),
@@ -140,13 +122,6 @@ void bind_memory(py::module_& module) {
 }
 
 void bind_launches(py::module_& module) {
-  py::enum_<SplitPlan>(module, "SplitScheme", "How an fp32 matrix is split into planes of 16-bit parts.")
-      .value("split3", SplitPlan::kSplit3)
-      .value("split6", SplitPlan::kSplit6);
-  py::enum_<SplitRun>(module, "RunWhen", "When a launch over planes runs; otherwise it returns at once.")
-      .value("always", SplitRun::kAlways)
-      .value("if_clear", SplitRun::kIfClear)
-      .value("if_tripped", SplitRun::kIfTripped);
   py::class_<SplitPass>(module, "SplitPass", "Splits x or the weight into planes.")
       .def_readonly("is_weight", &SplitPass::is_weight)
       .def_readonly("scheme", &SplitPass::scheme)
@@ -191,8 +166,21 @@ void bind_linear_plan(py::module_& module) {
       .def_readonly("copies_bias", &LinearPlan::copies_bias)
       .def_readonly("reads_weight_planes", &LinearPlan::reads_weight_planes)
       .def_property_readonly("is_fused", &LinearPlan::is_fused);
+  module.def(
+      "why_no_kernels",
+      [](DeviceTuple const& device) {
+        return why_no_kernels({std::get<0>(device), std::get<1>(device), std::get<2>(device)});
+      },
+      py::arg("device"), "Why no fused kernel runs on a device, described as in a request; empty where they do.");
   module.def("plan_linear", &plan_linear, py::arg("request"), py::arg("only") = "",
              "The plan of a request; only: the name of the one alternative that is wanted, whatever it would take.");
+}
+
+void bind_streaming_plans(py::module_& module) {
+  module.def("pointwise_backward_row_blocks", &pointwise_backward_row_blocks, py::arg("rows"), py::arg("columns"),
+             "Rows of column partial sums that pointwise_backward writes.");
+  module.def("reduce_workspace", &workspace_bytes, py::arg("extents"), py::arg("dtype"), py::arg("reduction"),
+             py::arg("multiprocessors"), "Bytes of workspace that reduce needs, 0 for none.");
 }
 
 }  // namespace
@@ -203,6 +191,7 @@ void bind_plan(py::module_& module) {
   bind_memory(module);
   bind_launches(module);
   bind_linear_plan(module);
+  bind_streaming_plans(module);
 }
 
 }  // namespace cutfuse::bindings

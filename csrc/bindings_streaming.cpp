@@ -1,6 +1,4 @@
 // The streaming kernels' share of cutfuse._C: pointwise programs, their derivatives, reductions.
-#include <array>
-
 #include "bindings.h"
 #include "pointwise/pointwise.h"
 #include "reduce/reduce.h"
@@ -9,22 +7,7 @@
 namespace cutfuse::bindings {
 namespace {
 
-using Extents = std::array<int64_t, 3>;
 using DerivativeTuple = std::tuple<int, uintptr_t, int>;  // wrt, pointer, dtype
-
-std::string to_string(Extents const& extents) {
-  return "(" + std::to_string(extents[0]) + ", " + std::to_string(extents[1]) + ", " + std::to_string(extents[2]) + ")";
-}
-
-bool is_empty(Extents const& extents) { return extents[0] == 0 || extents[1] == 0 || extents[2] == 0; }
-
-void check_extents(char const* kernel, Extents const& extents) {
-  for (int64_t const extent : extents) {
-    if (extent < 0) {
-      throw py::value_error(std::string(kernel) + ": extents have to be at least 0, got " + to_string(extents));
-    }
-  }
-}
 
 void check_pointer(char const* kernel, char const* name, void const* data, Extents const& extents) {
   if (data == nullptr && !is_empty(extents)) {
@@ -129,13 +112,6 @@ void reduce(uintptr_t stream, Program const& program, Extents const& extents, Ma
   check_status("reduce", run_reduce(problem, reinterpret_cast<cudaStream_t>(stream)), extents, problem.x.dtype);
 }
 
-size_t workspace_bytes(Extents const& extents, int dtype, int reduction, int multiprocessors) {
-  check_extents("reduce_workspace", extents);
-  if (is_empty(extents)) return 0;
-  return reduce_workspace({extents[0], extents[1], extents[2]}, to_dtype(dtype), to_reduction(reduction),
-                          multiprocessors);
-}
-
 void finalize(uintptr_t stream, uintptr_t partials, int64_t tiles, int64_t rows, int reduction, int64_t count,
               uintptr_t out, int out_dtype) {
   Extents const extents = {tiles, rows, 1};
@@ -163,13 +139,9 @@ void bind_streaming(py::module_& module) {
              py::arg("reduction"), py::arg("row_result"), py::arg("tie_count"),
              "For each output (wrt, pointer, dtype): grad * weight * d program / d input, contiguous. column_partials: "
              "fp32 [pointwise_backward_row_blocks, columns] or 0. row_result, tie_count: fp32 [outer, rows] or 0.");
-  module.def("pointwise_backward_row_blocks", &pointwise_backward_row_blocks, py::arg("rows"), py::arg("columns"),
-             "Rows of column partial sums that pointwise_backward writes.");
   module.def("reduce", &reduce, py::arg("stream"), py::arg("program"), py::arg("extents"), py::arg("x"),
              py::arg("operands"), py::arg("reduction"), py::arg("out"), py::arg("out_dtype"), py::arg("workspace"),
              "Reduces program(x, operands) over the middle one of (outer, reduced, inner) to out [outer, inner].");
-  module.def("reduce_workspace", &workspace_bytes, py::arg("extents"), py::arg("dtype"), py::arg("reduction"),
-             py::arg("multiprocessors"), "Bytes of workspace that reduce needs, 0 for none.");
   module.def("finalize_partials", &finalize, py::arg("stream"), py::arg("partials"), py::arg("tiles"), py::arg("rows"),
              py::arg("reduction"), py::arg("count"), py::arg("out"), py::arg("out_dtype"),
              "Folds fp32 partial states [tiles, rows] (pairs for logsumexp) to out [rows]; the mean divides by count.");

@@ -1,7 +1,6 @@
 """The native module of a build with CUDA kernels. Written by `make stub`, from csrc/bindings*."""
 
 from __future__ import annotations
-
 import collections.abc
 import typing
 
@@ -30,8 +29,8 @@ __all__: list[str] = [
     "dtypes",
     "evaluate",
     "finalize_partials",
+    "first_scheme",
     "gemm",
-    "gemm_candidates",
     "gemm_convert",
     "gemm_planes",
     "limits",
@@ -45,10 +44,9 @@ __all__: list[str] = [
     "reduce_workspace",
     "reductions",
     "split",
-    "split_microseconds",
     "split_reference",
-    "unfused_microseconds",
     "weight_planes",
+    "why_no_kernels",
 ]
 
 class OpInfo:
@@ -85,50 +83,108 @@ class Program:
 
 class GemmProblem:
     """
-    What the choice of a GEMM kernel depends on.
+    What a GEMM kernel is asked for.
     """
-    def __init__(
-        self,
-        m: int,
-        n: int,
-        k: int,
-        lda: int,
-        ldb: int,
-        input: int,
-        output: int,
-        reduction: int,
-        multiprocessors: int,
-        epilogue_cost: float = 0.0,
-        product: int = 0,
-    ) -> None: ...
     def __repr__(self) -> str: ...
     @property
-    def ldb(self) -> int: ...
+    def ldb(self) -> int:
+        """
+        Elements between rows of the weight.
+        """
 
 class GemmCandidate:
     """
-    A GEMM kernel with its prediction, or the reason against it.
+    A GEMM kernel, how it is launched and what it takes.
     """
-
-    raster_along_m: bool
-    @property
-    def is_of_kind(self) -> bool: ...
     @property
     def microseconds(self) -> float: ...
     @property
     def name(self) -> str: ...
+    @property
+    def raster_along_m(self) -> bool: ...
     @property
     def rejection(self) -> str: ...
     @property
     def slices(self) -> int: ...
     @property
     def swizzle(self) -> int: ...
-    @swizzle.setter
-    def swizzle(self, arg0: int) -> None: ...
     @property
     def tile_m(self) -> int: ...
     @property
     def tile_n(self) -> int: ...
+
+class SplitScheme:
+    """
+    How an fp32 matrix is split into planes of 16-bit parts.
+
+    Members:
+
+      split3
+
+      split6
+    """
+
+    __members__: typing.ClassVar[dict[str, SplitScheme]]
+    split3: typing.ClassVar[SplitScheme]
+    split6: typing.ClassVar[SplitScheme]
+    @typing.overload
+    def __eq__(self, other: SplitScheme) -> bool: ...
+    @typing.overload
+    def __eq__(self, other: typing.Any) -> bool: ...
+    def __getstate__(self) -> int: ...
+    def __hash__(self) -> int: ...
+    def __index__(self) -> int: ...
+    def __init__(self, value: int) -> None: ...
+    def __int__(self) -> int: ...
+    @typing.overload
+    def __ne__(self, other: SplitScheme) -> bool: ...
+    @typing.overload
+    def __ne__(self, other: typing.Any) -> bool: ...
+    def __repr__(self) -> str: ...
+    def __setstate__(self, state: int) -> None: ...
+    def __str__(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+class RunWhen:
+    """
+    When a launch over planes runs; otherwise it returns at once.
+
+    Members:
+
+      always
+
+      if_clear
+
+      if_tripped
+    """
+
+    __members__: typing.ClassVar[dict[str, RunWhen]]
+    always: typing.ClassVar[RunWhen]
+    if_clear: typing.ClassVar[RunWhen]
+    if_tripped: typing.ClassVar[RunWhen]
+    @typing.overload
+    def __eq__(self, other: RunWhen) -> bool: ...
+    @typing.overload
+    def __eq__(self, other: typing.Any) -> bool: ...
+    def __getstate__(self) -> int: ...
+    def __hash__(self) -> int: ...
+    def __index__(self) -> int: ...
+    def __init__(self, value: int) -> None: ...
+    def __int__(self) -> int: ...
+    @typing.overload
+    def __ne__(self, other: RunWhen) -> bool: ...
+    @typing.overload
+    def __ne__(self, other: typing.Any) -> bool: ...
+    def __repr__(self) -> str: ...
+    def __setstate__(self, state: int) -> None: ...
+    def __str__(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
 
 class Precision:
     """
@@ -262,79 +318,6 @@ class WeightPlanes:
     @property
     def pieces(self) -> PlanesPieces: ...
 
-class SplitScheme:
-    """
-    How an fp32 matrix is split into planes of 16-bit parts.
-
-    Members:
-
-      split3
-
-      split6
-    """
-
-    __members__: typing.ClassVar[dict[str, SplitScheme]]
-    split3: typing.ClassVar[SplitScheme]
-    split6: typing.ClassVar[SplitScheme]
-    @typing.overload
-    def __eq__(self, other: SplitScheme) -> bool: ...
-    @typing.overload
-    def __eq__(self, other: typing.Any) -> bool: ...
-    def __getstate__(self) -> int: ...
-    def __hash__(self) -> int: ...
-    def __index__(self) -> int: ...
-    def __init__(self, value: int) -> None: ...
-    def __int__(self) -> int: ...
-    @typing.overload
-    def __ne__(self, other: SplitScheme) -> bool: ...
-    @typing.overload
-    def __ne__(self, other: typing.Any) -> bool: ...
-    def __repr__(self) -> str: ...
-    def __setstate__(self, state: int) -> None: ...
-    def __str__(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def value(self) -> int: ...
-
-class RunWhen:
-    """
-    When a launch over planes runs; otherwise it returns at once.
-
-    Members:
-
-      always
-
-      if_clear
-
-      if_tripped
-    """
-
-    __members__: typing.ClassVar[dict[str, RunWhen]]
-    always: typing.ClassVar[RunWhen]
-    if_clear: typing.ClassVar[RunWhen]
-    if_tripped: typing.ClassVar[RunWhen]
-    @typing.overload
-    def __eq__(self, other: RunWhen) -> bool: ...
-    @typing.overload
-    def __eq__(self, other: typing.Any) -> bool: ...
-    def __getstate__(self) -> int: ...
-    def __hash__(self) -> int: ...
-    def __index__(self) -> int: ...
-    def __init__(self, value: int) -> None: ...
-    def __int__(self) -> int: ...
-    @typing.overload
-    def __ne__(self, other: RunWhen) -> bool: ...
-    @typing.overload
-    def __ne__(self, other: typing.Any) -> bool: ...
-    def __repr__(self) -> str: ...
-    def __setstate__(self, state: int) -> None: ...
-    def __str__(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def value(self) -> int: ...
-
 class SplitPass:
     """
     Splits x or the weight into planes.
@@ -467,6 +450,11 @@ def finalize_partials(
     Folds fp32 partial states [tiles, rows] (pairs for logsumexp) to out [rows]; the mean divides by count.
     """
 
+def first_scheme(precision: Precision) -> SplitScheme:
+    """
+    What of a weight is split as a rule.
+    """
+
 def gemm(
     stream: int,
     problem: GemmProblem,
@@ -483,11 +471,6 @@ def gemm(
     Launches a candidate. Pointers and the stream are integers; 0 for no bias, and for whichever of d and partials the kernel does not write.
     """
 
-def gemm_candidates(problem: GemmProblem) -> list[GemmCandidate]:
-    """
-    Every kernel of the table: the runnable ones first, by predicted time.
-    """
-
 def gemm_convert(
     stream: int,
     problem: GemmProblem,
@@ -496,7 +479,7 @@ def gemm_convert(
     b: tuple[int, int, int, int, int],
     slices: tuple[int, int],
     guard: collections.abc.Sequence[tuple[int, int]],
-    run: int,
+    run: RunWhen,
     bias: int,
     d: int,
     partials: int,
@@ -515,7 +498,7 @@ def gemm_planes(
     b: tuple[int, int],
     slices: tuple[int, int],
     guard: collections.abc.Sequence[tuple[int, int]],
-    run: int,
+    run: RunWhen,
     bias: int,
     d: int,
     partials: int,
@@ -523,7 +506,7 @@ def gemm_planes(
     operands: collections.abc.Sequence[tuple[int, int, int, int, int]],
 ) -> None:
     """
-    Launches a candidate over planes: a and b are addresses of values and scales, slices those of the sums (a tile's elements in fp32 for each slice of each tile) and the arrivals (int32 for each tile, zero when the product starts: split clears them) of a candidate with slices of K, guard up to two pairs of flags and their number, run 0 (always), 1 (if the guard is clear) or 2 (if it trips).
+    Launches a candidate over planes: a and b are addresses of values and scales, slices those of the sums (a tile's elements in fp32 for each slice of each tile) and the arrivals (int32 for each tile, zero when the product starts: split clears them) of a candidate with slices of K, guard up to two pairs of flags and their number.
     """
 
 def limits() -> dict[str, int]:
@@ -632,24 +615,19 @@ def split(
     Splits an fp32 matrix to planes, which are 128-byte aligned. guard: None, or at most two (flags, count) of split3's planes: nothing is written unless a flag says that it would lose accuracy. cleared: address and number of words that are set to zero.
     """
 
-def split_microseconds(rows: int, columns: int) -> float:
-    """
-    What splitting a matrix into planes takes, predicted.
-    """
-
 def split_reference(source: int, rows: int, columns: int, plan: int, is_weight: bool, values: int, scales: int) -> int:
     """
     What split does, on the host: splits a contiguous fp32 matrix to values [pitch / 64, 2 or 3, rows, 64] of 16 bits and scales [pitch / 64, scale_pitch], and returns the flags, for the matrix as a whole.
     """
 
-def unfused_microseconds(problem: GemmProblem) -> float:
-    """
-    What cuBLAS and one pointwise or reduction kernel after it would take, predicted.
-    """
-
 def weight_planes(rows: int, columns: int, plan: int, transposed: bool) -> WeightPlanes:
     """
     The memory of a weight's planes by plan 3 or 6; transposed as in planes_shape.
+    """
+
+def why_no_kernels(device: tuple[int, int, int]) -> str:
+    """
+    Why no fused kernel runs on a device, described as in a request; empty where they do.
     """
 
 cuda_build: bool

@@ -14,10 +14,9 @@ from torch import Tensor
 from .epilogue import Program
 from .linear import LinearCall, for_operators, is_plain, linear
 from .ops import autograd, schema, switch
-from .ops.fused import explain_fused
-from .ops.gemm import Result
-from .ops.planes import planes_in
-from .ops.split import KEEPS
+from .ops.fused import KEEPS, explain_fused
+from .ops.linear_plan import LinearArguments
+from .ops.planes import Planes
 from .pointwise import PointwiseCall, pointwise
 from .precision import product_mode
 from .prepare import PreparedWeight
@@ -200,9 +199,9 @@ def _explain_product(
     call: LinearCall, program: Program, reduction: str, out_dtype: torch.dtype
 ) -> tuple[str | None, list[str]]:
     operands = call.operands if program.operand_count else []
-    result = Result(call.x, call.weight, call.bias, operands, program, reduction, out_dtype)
+    arguments = LinearArguments(call.x, call.weight, call.bias, operands, program, reduction, out_dtype)
     _, planes, plan = for_operators(call)
-    return explain_fused(result, None if planes is None else planes_in(planes, call.weight, plan))
+    return explain_fused(arguments, None if planes is None else Planes(plan, planes))
 
 
 def _described(name: str, tensor: Tensor) -> str:

@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import arguments, dynamo, native
-from .ops import gemm
+from .ops import linear_plan
 from .ops.prepared import Prepared, check_unchanged, make_planes, refuse_changed, take_snapshot
-from .ops.split import kept_plan
 from .precision import SPLIT_MODES, checked_mode, product_mode
 
 
@@ -26,7 +25,7 @@ class PreparedWeight:
         self.weight = weight
         self.mode = mode
         self.without_planes = _why_no_planes(weight, mode)  # the reason; empty where there are planes
-        plan = 0 if self.without_planes else kept_plan(mode)
+        plan = 0 if self.without_planes else linear_plan.first_scheme(mode)
         planes = make_planes(weight, plan) if plan else None
         self._snapshot = take_snapshot(weight)
         self._address = weight.data_ptr()
@@ -113,7 +112,7 @@ def _why_no_planes(weight: Tensor, mode: str) -> str:
         return f'precision "{mode}" takes the weight as it is'
     if weight.dtype != torch.float32:
         return f"planes are of float32 matrices, not of {weight.dtype}"
-    elsewhere = gemm.why_not_hopper(weight)
+    elsewhere = linear_plan.why_no_kernels(weight.device)
     if elsewhere or not weight.numel():
         return elsewhere or "it has no elements"
     return "" if native.serves(weight.device) else "this build has no CUDA kernels for this device"

@@ -44,6 +44,7 @@ class EmulatedProgram:
 
     def __init__(self, program: Program) -> None:
         self.program = program
+        self.cost = float(len(program.instructions))
 
 
 class EmulatedCore:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from cutfuse import native
-from cutfuse.ops import composed, cpu, cuda, gemm, planes, prepared, schema, split
-from cutfuse.ops.gemm import Result
-from cutfuse.ops.planes import SPLIT6, Layout, Planes
+from cutfuse.ops import composed, cpu, cuda, linear_plan, prepared, schema
+from cutfuse.ops.fused import KEEPS
+from cutfuse.ops.linear_plan import LinearArguments, first_scheme, plan_linear, precision_of
+from cutfuse.ops.planes import Planes
 from cutfuse.ops.switch import use_operators_everywhere
+from cutfuse.precision import SPLIT_MODES
+
+if TYPE_CHECKING:
+    from cutfuse._C import LinearPlan
 
 ROWS, COLUMNS = 6, 8
+SPLIT6 = int(native.module().SplitScheme.split6)
 NBYTES = ROWS * COLUMNS * 4  # of one weight, and of its planes in split3
 DEFAULT = 0
 
@@ -50,46 +59,54 @@ class Device:
         yield
         self.stream = before
 
-    def split_weight(self, weight: Tensor, plan: int) -> Planes:
+    def split_weight(self, weight: Tensor, scheme: int) -> Planes:
         """A copy, so that stale planes are told from new ones."""
-        self.log.append(f"split{plan} on {self.stream}")
+        self.log.append(f"split{scheme} on {self.stream}")
         values = weight.detach().contiguous().clone().flatten()
-        memory = torch.cat([values, values[: values.numel() // 2]]) if plan == SPLIT6 else values
-        return Planes(plan, Layout(weight.shape[1], 0, memory.nbytes, 0, 0), memory.view(torch.uint8))
+        memory = torch.cat([values, values[: values.numel() // 2]]) if scheme == SPLIT6 else values
+        return Planes(scheme, memory.view(torch.uint8))
 
-    def run_split(self, result: Result, mode: str, kept: Planes | None = None) -> Tensor:
-        """The product by the weight's kept planes where the mode takes them, and by the weight elsewhere."""
-        weight = result.weight
-        if kept is not None and self.takes(kept, mode):
-            weight = kept.memory.view(torch.float32)[: weight.numel()].view(weight.shape)
-        self.products.append("weight" if weight is result.weight else "planes")
-        if not result.reduces:
-            return composed.linear(result.x, weight, result.bias, result.operands, result.program, result.out_dtype)
-        return composed.linear_reduce(
-            result.x, weight, result.bias, result.operands, result.program, result.reduction, result.out_dtype
-        )
+    def plan_call(
+        self, arguments: LinearArguments, kept: Planes | None = None, captured_mode: str = ""
+    ) -> SimpleNamespace | LinearPlan:
+        """Products of fp32 matrices over planes are fused, of any size; others, of any type, are cuBLAS's."""
+        precision = precision_of(arguments, captured_mode)
+        if precision not in SPLIT_MODES:
+            keeps_type = arguments.out_dtype == arguments.x.dtype
+            types = {"x": arguments.x.float(), "out_dtype": torch.float32 if keeps_type else torch.bfloat16}
+            return plan_linear(arguments._replace(**types), "ieee")
+        reads = kept is not None and kept.scheme == first_scheme(precision)
+        return SimpleNamespace(is_fused=True, reads_weight_planes=reads)
 
-    def explain_split(self, result: Result, mode: str, kept: Planes | None = None) -> tuple[str, list[str]]:
-        return "kernel", [split.KEEPS if self.takes(kept, mode) else "the weight is split"]
+    def launch_fused(self, plan: SimpleNamespace, arguments: LinearArguments, planes: Planes | None = None) -> Tensor:
+        """The product by the weight's planes where the plan reads them, and by the weight elsewhere."""
+        x, weight, bias, operands, program, reduction, out_dtype = arguments
+        if plan.reads_weight_planes:
+            weight = planes.memory.view(torch.float32)[: weight.numel()].view(weight.shape)
+        self.products.append("planes" if plan.reads_weight_planes else "weight")
+        if reduction == "none":
+            return composed.linear(x, weight, bias, operands, program, out_dtype)
+        return composed.linear_reduce(x, weight, bias, operands, program, reduction, out_dtype)
 
-    def takes(self, kept: Planes | None, mode: str) -> bool:
-        return kept is not None and kept.plan == split.kept_plan(mode)
+    def explain_fused(self, arguments: LinearArguments, kept: Planes | None = None) -> tuple[str | None, list[str]]:
+        if precision_of(arguments) not in SPLIT_MODES:
+            return None, []
+        plan = self.plan_call(arguments, kept)
+        return "kernel", [KEEPS if plan.reads_weight_planes else "the weight is split"]
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """CPU tensors are on a device with kernels over planes, and calls take the operators' CUDA implementations."""
     fake = Device()
-    monkeypatch.setattr(gemm, "why_not_hopper", lambda x: "")
+    monkeypatch.setattr(linear_plan, "why_no_kernels", lambda device: "")
+    monkeypatch.setattr(linear_plan, "device_facts", lambda device: (9, 0, 132))
     monkeypatch.setattr(native, "serves", lambda device: True)
     monkeypatch.setattr(prepared, "split_weight", fake.split_weight)
     monkeypatch.setattr(prepared, "stream_of", lambda index: fake.stream)
-    monkeypatch.setattr(planes, "layout_of", lambda *_: None)
-    monkeypatch.setattr(split, "run_split", fake.run_split)
-    monkeypatch.setattr(split, "explain_split", fake.explain_split)
-    # What is not multiplied over planes is so by cuBLAS.
-    monkeypatch.setattr(gemm, "run_gemm", lambda result: None)
-    monkeypatch.setattr(gemm, "explain_gemm", lambda result: (None, []))
+    monkeypatch.setattr(cuda, "plan_call", fake.plan_call)
+    monkeypatch.setattr(cuda, "launch_fused", fake.launch_fused)
+    monkeypatch.setattr(importlib.import_module("cutfuse.explain"), "explain_fused", fake.explain_fused)
     monkeypatch.setattr(cuda, "pointwise", lambda *arguments, in_place: cpu.pointwise(*arguments))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "stream", fake.on_stream)

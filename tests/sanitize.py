@@ -12,8 +12,9 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse.epilogue import Epilogue
-from cutfuse.ops import gemm, planes, split
-from cutfuse.ops.planes import SPLIT3, SPLIT6
+from cutfuse.ops.linear_launch import launch_fused
+from cutfuse.ops.linear_plan import LinearArguments, plan_linear
+from cutfuse.ops.planes import split_weight
 from cutfuse.precision import GUARDED
 
 REDUCTIONS = ("sum", "mean", "amax", "amin", "logsumexp")
@@ -40,11 +41,11 @@ def run_gemms(dtype: torch.dtype) -> Iterator[str]:
     for reduction in ("none", *REDUCTIONS):
         for out_dtype in {dtype, torch.float32}:
             for epilogue, operands in ((SIX_OPS, (row, column)), (CHAIN, ())):
-                result = gemm.Result(x, weight, bias, operands, epilogue.program, reduction, out_dtype)
-                plan = gemm.plan_gemm(result)
-                for candidate in plan.candidates:
-                    check(gemm.launch(plan, candidate, result), candidate.name)
-                    yield candidate.name
+                arguments = LinearArguments(x, weight, bias, operands, epilogue.program, reduction, out_dtype)
+                *kernels, _ = plan_linear(arguments, "tf32").alternatives
+                for name in (kernel.name for kernel in kernels if not kernel.rejection):
+                    check(launch_fused(plan_linear(arguments, "tf32", only=name), arguments), name)
+                    yield name
 
 
 def run_planes() -> Iterator[str]:
@@ -56,16 +57,23 @@ def run_planes() -> Iterator[str]:
         wild = benign * torch.exp2(torch.randint(-20, 21, (1, k), device="cuda"))
         for x in (benign, wild, benign.index_fill(1, torch.tensor([7], device="cuda"), torch.inf)):
             for reduction in ("none", *REDUCTIONS):
-                result = gemm.Result(x, weight, bias, (row, column), SIX_OPS.program, reduction, torch.float32)
-                for converts in (False, True):
-                    case = split.Case.of(result)
-                    products = [split.plan_multiplication(case, plan, converts) for plan in (SPLIT3, SPLIT6)]
-                    y = split.launch_split(split.SplitPlan.of(products, False, GUARDED), result)
-                    names = [product.kernel.name for product in products]
+                for given in (weight, with_odd_rows(weight)):  # the second is split by a pass of its own
+                    operands = row, column
+                    arguments = LinearArguments(x, given, bias, operands, SIX_OPS.program, reduction, torch.float32)
+                    ways = [way.name for way in plan_linear(arguments, GUARDED).alternatives]
+                    wanted = next(name for name in ways if ("convert" in name) == (given is weight))
+                    plan = plan_linear(arguments, GUARDED, only=wanted)
+                    y = launch_fused(plan, arguments)
+                    names = [launch.kernel.name for launch in plan.launches if hasattr(launch, "kernel")]
                     assert x.isinf().any() or y.isfinite().all(), names
                     yield from names
-        for plan in (SPLIT3, SPLIT6):
-            planes.split_weight(benign.t().contiguous().t(), plan)
+        for scheme in (3, 6):
+            split_weight(benign.t().contiguous().t(), scheme)
+
+
+def with_odd_rows(weight: Tensor) -> Tensor:
+    """The same, in rows that the copy engine does not take."""
+    return torch.nn.functional.pad(weight, (0, 1))[:, :-1]
 
 
 def run_streaming() -> None:

@@ -9,23 +9,29 @@ import torch
 from torch import Tensor
 
 from cutfuse.epilogue import Epilogue
-from cutfuse.ops import gemm, split
-from cutfuse.ops.planes import SPLIT3, SPLIT6
+from cutfuse.ops.linear_launch import launch_fused
+from cutfuse.ops.linear_plan import LinearArguments, plan_linear
 from cutfuse.precision import GUARDED
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("guarded_products")]
 
-MODES = {"split3": (SPLIT3,), "split6": (SPLIT6,), GUARDED: (SPLIT3, SPLIT6)}
+MODES = ("split3", "split6", GUARDED)
 SIGMOID = Epilogue(torch.sigmoid)
 
 
-def product(x: Tensor, weight: Tensor, mode: str, converts: bool, reduction: str = "none") -> Tensor:
+def product(
+    x: Tensor, weight: Tensor, mode: str, converts: bool, reduction: str = "none", epilogue: Epilogue = SIGMOID
+) -> Tensor:
     """By kernels that split the weight on its way in, or by those that take its planes."""
-    result = gemm.Result(x, weight, None, (), SIGMOID.program, reduction, torch.float32)
-    case = split.Case.of(result)
-    products = [split.plan_multiplication(case, plan, converts) for plan in MODES[mode]]
-    assert all(("convert" in product.kernel.name) == converts for product in products)
-    return split.launch_split(split.SplitPlan.of(products, False, mode), result)
+    if not converts:  # rows that the copy engine does not take
+        weight = torch.nn.functional.pad(weight, (0, 1))[:, :-1]
+    arguments = LinearArguments(x, weight, None, (), epilogue.program, reduction, torch.float32)
+    names = [way.name for way in plan_linear(arguments, mode).alternatives if ("convert" in way.name) == converts]
+    plan = plan_linear(arguments, mode, only=names[0])
+    kernels = [launch.kernel.name for launch in plan.launches if hasattr(launch, "kernel")]
+    assert len(kernels) == (2 if mode == GUARDED else 1)
+    assert all(("convert" in name) == converts for name in kernels)
+    return launch_fused(plan, arguments)
 
 
 def assert_same_bits(x: Tensor, weight: Tensor, mode: str, reduction: str = "none") -> None:
@@ -82,7 +88,5 @@ def test_products_of_the_smallest_safe_scales() -> None:
     for converts in (True, False):
         found = product(x, weight, GUARDED, converts)
         assert torch.equal(found, product(x, weight, "split3", converts))
-    result = gemm.Result(x, weight, None, (), Epilogue(lambda z: z).program, "none", torch.float32)
-    plan = split.plan_multiplication(split.Case.of(result), SPLIT3, True)
-    y = split.launch_split(split.SplitPlan.of([plan], False, "split3"), result)
+    y = product(x, weight, "split3", converts=True, epilogue=Epilogue(lambda z: z))
     assert torch.equal(y.double(), torch.mm(x.double(), weight.double().t()))

@@ -13,7 +13,7 @@ from plane_inputs import DEVICE, LARGE, SPLIT_MODES, draw, normal, wild
 from torch import Tensor
 
 import cutfuse
-from cutfuse.ops import split
+from cutfuse.ops.fused import KEEPS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("guarded_products")]
 
@@ -29,7 +29,7 @@ def sigmoid_of(x: Tensor, weight: Weight, mode: str = "split3") -> Tensor:
 
 def takes_planes(x: Tensor, weight: Weight, mode: str = "split3") -> bool:
     with cutfuse.precision(mode):
-        return split.KEEPS in cutfuse.explain(x, weight, epilogue=torch.sigmoid).reasons
+        return KEEPS in cutfuse.explain(x, weight, epilogue=torch.sigmoid).reasons
 
 
 def captured_on(stream: torch.cuda.Stream, call: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
@@ -123,7 +123,7 @@ def test_gradients_are_those_of_the_weight() -> None:
     for each in (prepared, weight):
         y = cutfuse.linear(x, each, bias, epilogue=torch.sigmoid)
         results.append((y, *torch.autograd.grad(y.square().sum(), (x, weight, bias))))
-    assert split.KEEPS in cutfuse.explain(x, prepared, bias, epilogue=torch.sigmoid).reasons
+    assert KEEPS in cutfuse.explain(x, prepared, bias, epilogue=torch.sigmoid).reasons
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     weight.grad = torch.ones_like(weight)
     torch.optim.SGD([weight], lr=0.1).step()

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import cutfuse
-from cutfuse.ops import cuda, split
+from cutfuse.ops import cuda
+from cutfuse.ops.fused import KEEPS
 from cutfuse.ops.prepared import check_unchanged
 from cutfuse.precision import MODES
 
@@ -65,7 +66,7 @@ def test_other_modes_multiply_the_weight_itself(device: Device, mode: str | None
     takes_planes = mode in (None, "guarded", "split3")
     assert device.products == (["planes"] if takes_planes else ["weight"] if mode == "split6" else [])
     useless = 'the weight is prepared for "split3", and its planes are of no use here'
-    assert explanation.reasons[-1] == (split.KEEPS if takes_planes else useless)
+    assert explanation.reasons[-1] == (KEEPS if takes_planes else useless)
 
 
 def test_the_mode_is_the_one_that_holds_or_the_one_that_is_given(device: Device) -> None:
@@ -149,8 +150,8 @@ def test_a_forward_for_gradients_multiplies_planes(device: Device, monkeypatch: 
     weight, bias = make_weight().requires_grad_(), torch.randn(ROWS).requires_grad_()
     prepared = cutfuse.prepare(weight)
     arguments = {"epilogue": torch.sigmoid, "reduce": "logsumexp"}
-    assert split.KEEPS in cutfuse.explain(X, prepared, bias, **arguments).reasons
-    assert split.KEEPS not in cutfuse.explain(X, weight, bias, **arguments).reasons
+    assert KEEPS in cutfuse.explain(X, prepared, bias, **arguments).reasons
+    assert KEEPS not in cutfuse.explain(X, weight, bias, **arguments).reasons
     y = cutfuse.linear(X, prepared, bias, **arguments)
     assert device.products == ["planes"]
     expected = torch.sigmoid(nn.functional.linear(X, weight, bias)).logsumexp(-1)

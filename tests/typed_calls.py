@@ -85,6 +85,6 @@ def native_module() -> None:
     """Its functions have the types of the stub, where an untyped module would take everything."""
     assert_type(native.core.reductions(), dict[str, int])
     assert_type([row.name for row in native.core.op_table()], list[str])
-    native.core.split_microseconds("1", 2)  # type: ignore[arg-type]
-    native.core.split_microseconds(1)  # type: ignore[call-arg]
+    native.core.pointwise_backward_row_blocks("1", 2)  # type: ignore[arg-type]
+    native.core.pointwise_backward_row_blocks(1)  # type: ignore[call-arg]
     native.core.absent()  # type: ignore[attr-defined]

@@ -22,9 +22,6 @@ void choose(LinearPlan& plan, Alternative cublas, std::string const& only);
 // cuBLAS's launches, where it was chosen.
 void add_cublas_launches(LinearPlan& plan, LinearRequest const& request);
 
-// Empty on devices that have fused kernels.
-std::string why_not_on(DeviceFacts const& device);
-
 bool reduces(LinearRequest const& request);
 
 // Bytes that the kernel's partial states of a row reduction take; 0 where it stores the matrix.

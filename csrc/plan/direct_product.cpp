@@ -20,7 +20,7 @@ std::string strides_of(MatrixLayout const& matrix) {
 
 // Why no kernel takes the operands, whatever their sizes.
 std::string why_not(LinearRequest const& request) {
-  std::string const elsewhere = why_not_on(request.device);
+  std::string const elsewhere = why_no_kernels(request.device);
   if (!elsewhere.empty()) return elsewhere;
   struct Named {
     char const* name;

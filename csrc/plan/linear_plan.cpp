@@ -21,8 +21,8 @@ void check(LinearRequest const& request) {
     throw std::invalid_argument("x has to be [M, K] and weight [N, K], got " + shape_of(request.x) + " and " +
                                 shape_of(request.weight));
   }
-  if (request.device.multiprocessors < 1) {
-    throw std::invalid_argument("a device has at least one multiprocessor, got " +
+  if (request.device.major > 0 && request.device.multiprocessors < 1) {
+    throw std::invalid_argument("a CUDA device has at least one multiprocessor, got " +
                                 std::to_string(request.device.multiprocessors));
   }
 }
@@ -38,8 +38,9 @@ std::string names_of(std::vector<Alternative> const& alternatives) {
 
 }  // namespace
 
-std::string why_not_on(DeviceFacts const& device) {
+std::string why_no_kernels(DeviceFacts const& device) {
   if (device.major == 9 && device.minor == 0) return {};
+  if (device.major == 0) return "fused products run on CUDA devices alone";
   return "fused products need compute capability 9.0, this device has " + std::to_string(device.major) + "." +
          std::to_string(device.minor);
 }

@@ -81,6 +81,9 @@ struct LinearPlan {
   bool is_fused() const { return chosen + 1 < static_cast<int>(alternatives.size()); }
 };
 
+// Empty on devices that have fused kernels.
+std::string why_no_kernels(DeviceFacts const& device);
+
 // `only` names the one alternative that is wanted, whatever it would take: for tests and measurements; empty for the
 // fastest. Throws std::invalid_argument for a request that is none, or where `only` cannot run.
 LinearPlan plan_linear(LinearRequest const& request, std::string const& only = {});

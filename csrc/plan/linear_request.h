@@ -6,6 +6,7 @@
 
 #include "common/dtype.h"
 #include "epilogue/program.h"
+#include "split/planes.h"
 
 namespace cutfuse {
 
@@ -25,6 +26,11 @@ constexpr char const* name_of(Precision precision) {
   return names[static_cast<int>(precision)];
 }
 
+// What of a weight is split as a rule; guarded products take split6 for the rest.
+constexpr SplitPlan first_scheme(Precision precision) {
+  return precision == Precision::kSplit6 ? SplitPlan::kSplit6 : SplitPlan::kSplit3;
+}
+
 // Strides are in elements. aligned: the first element lies at a multiple of kOperandAlignment bytes.
 struct MatrixLayout {
   int64_t rows;
@@ -42,7 +48,7 @@ struct VectorLayout {
 // The tensor memory accelerator's.
 constexpr int64_t kOperandAlignment = 16;
 
-// Of a CUDA device.
+// Of a CUDA device; all of another one's are 0.
 struct DeviceFacts {
   int32_t major;  // of its compute capability
   int32_t minor;
@@ -58,7 +64,7 @@ struct LinearRequest {
   Reduction reduction;  // over N; kNone gives the matrix
   float epilogue_cost;  // see cost_of(Program); 0 for no epilogue
   Precision precision;
-  bool weight_has_planes;  // those of split3, in split6 of split6, are in memory of their own already
+  bool weight_has_planes;  // those of first_scheme(precision) are in memory of their own already
   DeviceFacts device;
 };
 

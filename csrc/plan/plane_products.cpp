@@ -117,7 +117,7 @@ Alternative describe(Products const& products) {
   found.compared = found.microseconds;
   for (PlaneProduct const& product : products) {
     if (product.kernel.rejection.empty()) continue;
-    found.rejection = std::string(product.config().name) + ": " + product.kernel.rejection;
+    found.rejection = product.kernel.rejection;
     found.microseconds = 0.0;
     break;
   }
@@ -127,7 +127,7 @@ Alternative describe(Products const& products) {
 // The ways of multiplying, which differ in where the planes of the weight come from.
 std::vector<Products> ways_of(LinearRequest const& request) {
   bool const guarded = request.precision == Precision::kGuarded;
-  SplitPlan const scheme = request.precision == Precision::kSplit6 ? SplitPlan::kSplit6 : SplitPlan::kSplit3;
+  SplitPlan const scheme = first_scheme(request.precision);
   bool const can_copy = pitch_for_copies(request.weight) > 0;
   std::vector<WeightSource> sources = {request.weight_has_planes ? WeightSource::kExisting : WeightSource::kPass};
   if (can_copy) sources.push_back(WeightSource::kOnTheWay);
@@ -256,7 +256,7 @@ class PlaneLaunches {
 
 std::string why_not(LinearRequest const& request) {
   if (request.precision == Precision::kIeee) return "float32 products run through cuBLAS in precision \"ieee\"";
-  std::string const elsewhere = why_not_on(request.device);
+  std::string const elsewhere = why_no_kernels(request.device);
   if (!elsewhere.empty() || request.output == DType::kFloat32) return elsewhere;
   return std::string("products over planes give float32, not ") + name_of(request.output);
 }

@@ -1,6 +1,6 @@
 """The operators `torch.ops.cutfuse.*` and what stands on them.
 
-`composed` is plain PyTorch, `cuda` the kernels, `autograd` the gradients, `gemm` the fused product.
+`composed` is plain PyTorch, `cuda` the kernels, `autograd` the gradients, `linear_plan` what computes a linear layer.
 """
 
 from __future__ import annotations

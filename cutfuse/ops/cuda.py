@@ -16,9 +16,11 @@ from ..epilogue import Program
 from ..precision import SPLIT_MODES, product_mode
 from . import composed, schema
 from .device import dtype_codes, multiprocessors, on_device, reduction_codes, stream_of
-from .fused import cublas_linear, run_fused
-from .gemm import Matrix, Result
+from .fused import cublas_linear, plan_call
 from .layout import Layout, elementwise_layout, reduction_layout, reduction_runs
+from .linear_launch import Matrix, launch_fused
+from .linear_plan import LinearArguments
+from .planes import Planes
 from .prepared import planes_of
 
 _IDENTITY = Program.parse(schema.IDENTITY)
@@ -35,16 +37,8 @@ def linear(
     planes: Tensor | None = None,
     plan: int = 0,
 ) -> Tensor:
-    parsed = Program.parse(program)
     kept = planes_of(weight, snapshot, planes, plan)
-    if x.numel() and weight.numel():
-        y = run_fused(Result(x, weight, bias, operands, parsed, "none", out_dtype), kept=kept)
-        if y is not None:
-            return y
-    z = cublas_linear(x, weight, bias)
-    if not parsed.instructions and out_dtype == z.dtype:
-        return z
-    return pointwise(z, operands, program, out_dtype, in_place=out_dtype == z.dtype)
+    return _run(LinearArguments(x, weight, bias, operands, Program.parse(program), "none", out_dtype), kept)
 
 
 def linear_reduce(
@@ -60,20 +54,29 @@ def linear_reduce(
     plan: int = 0,
 ) -> Tensor:
     kept = planes_of(weight, snapshot, planes, plan)
-    if x.numel() and weight.numel():
-        y = run_fused(Result(x, weight, bias, operands, Program.parse(program), reduction, out_dtype), kept=kept)
-        if y is not None:
-            return y
-    return reduce(cublas_linear(x, weight, bias), operands, program, reduction, (1,), out_dtype)
+    return _run(LinearArguments(x, weight, bias, operands, Program.parse(program), reduction, out_dtype), kept)
 
 
 def product(a: Tensor, b: Tensor, mode: str) -> Tensor:
     mode = product_mode(mode)
-    if a.numel() and b.numel() and mode in SPLIT_MODES:
-        y = run_fused(Result(a, b, None, (), _IDENTITY, "none", a.dtype), mode)
-        if y is not None:
-            return y
-    return cublas_linear(a, b, None, mode)
+    if mode not in SPLIT_MODES:
+        return cublas_linear(a, b, None, mode)
+    return _run(LinearArguments(a, b, None, (), _IDENTITY, "none", a.dtype), captured_mode=mode)
+
+
+def _run(arguments: LinearArguments, kept: Planes | None = None, captured_mode: str = "") -> Tensor:
+    """The launches of the plan. `kept`: the weight's planes."""
+    plan = plan_call(arguments, kept, captured_mode)
+    if plan.is_fused:
+        return launch_fused(plan, arguments, kept)
+    y = cublas_linear(arguments.x, arguments.weight, arguments.bias, captured_mode)
+    operands, program, out_dtype = arguments.operands, arguments.program.text, arguments.out_dtype
+    for launch in plan.launches:
+        if isinstance(launch, native.core.PointwisePass):
+            y = pointwise(y, operands, program, out_dtype, in_place=launch.in_place)
+        elif isinstance(launch, native.core.ReductionPass):
+            y = reduce(y, operands, program, arguments.reduction, (1,), out_dtype)
+    return y
 
 
 def pointwise(

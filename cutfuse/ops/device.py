@@ -9,6 +9,9 @@ import torch
 
 from .. import native
 
+DeviceFacts = tuple[int, int, int]
+NOT_CUDA: DeviceFacts = (0, 0, 0)
+
 _NOTHING = contextlib.nullcontext()
 
 
@@ -27,9 +30,14 @@ def multiprocessors(index: int) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count
 
 
+def device_facts(device: torch.device) -> DeviceFacts:
+    """What the planner asks of a device: compute capability and multiprocessors."""
+    return _cuda_device_facts(device.index) if device.type == "cuda" else NOT_CUDA
+
+
 @functools.lru_cache(maxsize=64)
-def capability(index: int) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(index)
+def _cuda_device_facts(index: int) -> DeviceFacts:
+    return *torch.cuda.get_device_capability(index), multiprocessors(index)
 
 
 @functools.lru_cache(maxsize=1)

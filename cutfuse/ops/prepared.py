@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from .device import stream_of
-from .planes import Planes, planes_in, split_weight
+from .planes import Planes, split_weight
 
 _DEFAULT_STREAM = 0
 
@@ -23,8 +23,8 @@ class Prepared(NamedTuple):
     """The operators' last arguments."""
 
     snapshot: Tensor | None = None
-    planes: Tensor | None = None  # their memory, see `planes_in`
-    plan: int = 0  # SPLIT3 or SPLIT6; 0 without planes
+    planes: Tensor | None = None  # their memory
+    plan: int = 0  # their scheme; 0 without planes
 
 
 UNPREPARED = Prepared()
@@ -76,7 +76,7 @@ def planes_of(weight: Tensor, snapshot: Tensor | None, planes: Tensor | None, pl
     index = weight.device.index
     if stream_of(index) != _DEFAULT_STREAM:
         planes.record_stream(torch.cuda.current_stream(index))
-    return planes_in(planes, weight, plan)
+    return Planes(plan, planes)
 
 
 def check_unchanged(weight: Tensor, snapshot: Tensor) -> None:

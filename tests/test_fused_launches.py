@@ -1,0 +1,452 @@
+"""What is allocated and launched for a linear layer, on a CPU: the binding's launches are written down, not made."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorded_core import RecordedCore
+from torch import Tensor
+
+import cutfuse
+from cutfuse import native
+from cutfuse.epilogue import Epilogue, Program
+from cutfuse.ops import cuda, fused, linear_launch, linear_plan, planes
+from cutfuse.ops.device import device_facts
+from cutfuse.ops.linear_plan import LinearArguments
+from cutfuse.precision import GUARDED
+
+IDENTITY = Program.parse("operands=0")
+STREAM = 7
+RUN = native.module().RunWhen
+DTYPES = native.module().dtypes()
+REDUCTIONS = native.module().reductions()
+
+
+class Recorder(RecordedCore):
+    """With what was allocated: address, bytes, and how many launches were made before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allocated: list[tuple[int, int, int]] = []
+
+    def clear(self) -> None:
+        self.launches.clear()
+        self.allocated.clear()
+
+
+@pytest.fixture(autouse=True)
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    found = Recorder()
+    for module in (fused, linear_launch, linear_plan, planes, cuda):
+        monkeypatch.setattr(module, "native", SimpleNamespace(core=found))
+        if hasattr(module, "stream_of"):
+            monkeypatch.setattr(module, "stream_of", lambda index: STREAM)
+            monkeypatch.setattr(module, "on_device", lambda index: torch.no_grad())
+    for module in (fused, linear_plan):
+        monkeypatch.setattr(module, "device_facts", lambda device: (9, 0, 132))
+    monkeypatch.setattr(cuda, "multiprocessors", lambda index: 132)
+    empty = torch.empty
+
+    def noted(*arguments: Any, **settings: Any) -> Tensor:
+        tensor = empty(*arguments, **settings)
+        found.allocated.append((tensor.data_ptr(), tensor.nbytes, len(found.launches)))
+        return tensor
+
+    monkeypatch.setattr(torch, "empty", noted)
+    return found
+
+
+def inputs(rows: int, columns: int, depth: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    return torch.randn(rows, depth).to(dtype), torch.randn(columns, depth).to(dtype)
+
+
+def arguments_of(x: Tensor, weight: Tensor, reduction: str = "none", **options: Any) -> LinearArguments:
+    given = {"bias": None, "operands": (), "program": IDENTITY, "out_dtype": x.dtype, **options}
+    return LinearArguments(x, weight, reduction=reduction, **given)
+
+
+def run(
+    x: Tensor, weight: Tensor, mode: str, reduction: str = "none", kept: planes.Planes | None = None, **options: Any
+) -> Tensor:
+    """By the operators' implementation, which needs no kernels where PyTorch multiplies."""
+    with cutfuse.precision(mode):
+        return cuda._run(arguments_of(x, weight, reduction, **options), kept)
+
+
+def explain(
+    x: Tensor, weight: Tensor, mode: str, reduction: str = "none", kept: planes.Planes | None = None, **options: Any
+) -> tuple[str | None, list[str]]:
+    with cutfuse.precision(mode):
+        return fused.explain_fused(arguments_of(x, weight, reduction, **options), kept)
+
+
+def words(piece: tuple[int, int]) -> tuple[int, int]:
+    """First and last byte's end of an address and a number of words."""
+    return piece[0], piece[0] + 4 * piece[1]
+
+
+def planes_of(launch: SimpleNamespace) -> list[tuple[int, int]]:
+    """The values, the scales and the flags that a pass writes."""
+    transposed = launch.columns > 1 and launch.column_stride != 1
+    *_, values, scales, flags = native.module().planes_shape(
+        launch.rows, launch.columns, launch.plan, transposed, launch.is_weight
+    )
+    return [
+        (launch.values, launch.values + values),
+        (launch.scales, launch.scales + scales),
+        (launch.flags, launch.flags + flags),
+    ]
+
+
+def flags_of(launch: SimpleNamespace) -> tuple[int, int]:
+    """Address and number of the flags that a pass leaves."""
+    first, end = planes_of(launch)[2]
+    return first, (end - first) // 4
+
+
+def test_guarded_launches_both_products(recorder: Recorder) -> None:
+    x, weight = inputs(128, 4096, 4096)
+    y = run(x, weight, GUARDED)
+    assert y.shape == (128, 4096)
+    assert recorder.names == ["split", "gemm_convert", "split", "gemm_convert"]
+    x3, first, x6, fallback = recorder.launches
+    assert [x3.plan, x6.plan] == [3, 6]
+    for launch in (x3, x6):
+        assert (launch.is_weight, launch.source, launch.rows, launch.columns) == (False, x.data_ptr(), 128, 4096)
+        assert (launch.row_stride, launch.column_stride) == (4096, 1)
+    for launch in (first, fallback):
+        assert launch.b[:3] == (weight.data_ptr(), 4096, 4096)
+        assert (launch.d, launch.partials, launch.bias) == (y.data_ptr(), 0, 0)
+        assert (launch.program, launch.operands, launch.stream) == (IDENTITY.native, [], STREAM)
+    assert [first.candidate.name, fallback.candidate.name] == ["sm90_convert3_128x128x64", "sm90_convert6_128x128x64"]
+    assert (first.a, fallback.a) == ((x3.values, x3.scales), (x6.values, x6.scales))
+    guard = [flags_of(x3), first.b[3:]]
+    assert first.guard == guard[:1]
+    assert x3.guard is None
+    assert x6.guard == fallback.guard == guard
+    assert (first.run, fallback.run) == (RUN.if_clear, RUN.if_tripped)
+
+
+def written_by(launch: SimpleNamespace) -> list[tuple[int, int]]:
+    """Bytes of the workspace that a launch may write."""
+    if launch.function == "split":
+        return [*planes_of(launch), words(launch.cleared)]
+    if launch.function not in ("gemm_planes", "gemm_convert"):
+        return []
+    sums, arrivals = launch.slices
+    slices, tile_m, tile_n = launch.candidate.slices, launch.candidate.tile_m, launch.candidate.tile_n
+    m, n = (int(dict(item.split("=") for item in repr(launch.problem).split()[:3])[name]) for name in "MN")
+    tiles = -(-m // tile_m) * -(-n // tile_n) if slices > 1 else 0
+    found = [(sums, sums + 4 * tiles * slices * tile_m * tile_n), (arrivals, arrivals + 4 * tiles)]
+    return [*found, words(launch.b[3:])] if launch.function == "gemm_convert" else found
+
+
+def read_by(launch: SimpleNamespace) -> list[int]:
+    """Addresses that a launch expects something at, but for those of slices, in the workspace."""
+    flags = [address for address, _ in launch.guard or ()] if hasattr(launch, "guard") else []
+    if launch.function == "gemm_planes":
+        return [*launch.a, *launch.b, *flags]
+    return [*launch.a, *flags] if launch.function == "gemm_convert" else flags
+
+
+SHAPES = st.tuples(st.integers(1, 300), st.integers(1, 80).map(lambda n: 4 * n), st.integers(1, 2500))
+
+
+@settings(max_examples=25)
+@given(
+    SHAPES,
+    st.sampled_from(["split3", "split6", GUARDED]),
+    st.sampled_from(["none", "sum", "logsumexp"]),
+    st.sampled_from(["contiguous", "transposed", "misaligned"]),
+)
+def test_launches_write_what_later_ones_read(
+    shape: tuple[int, int, int], mode: str, reduction: str, layout: str
+) -> None:
+    """In one piece of memory that was allocated before, and each product's pieces apart from each other."""
+    m, n, k = shape
+    core = linear_launch.native.core
+    core.clear()
+    x = torch.randn(k, m).t() if layout == "transposed" else torch.randn(m, k)
+    weight = torch.randn(n * k + 1)[1:].view(n, k) if layout == "misaligned" else torch.randn(n, k)
+    arguments = arguments_of(x, weight, reduction)
+    names = [way.name for way in linear_plan.plan_linear(arguments, mode).alternatives[:-1] if not way.rejection]
+    for name in names:
+        core.clear()
+        y = linear_launch.launch_fused(linear_plan.plan_linear(arguments, mode, only=name), arguments)
+        (address, nbytes, launched), workspace = core.allocated[0], core.allocated[1]
+        assert (address, nbytes, launched) == (y.data_ptr(), y.nbytes, 0)
+        assert len(core.allocated) == 2
+        assert workspace[2] == 0
+        begin, end = workspace[0], workspace[0] + workspace[1]
+        written: set[int] = set()
+        product: list[tuple[int, int]] = []
+        for launch in core.launches:
+            assert launch.stream == STREAM
+            if launch.function == "finalize_partials":
+                assert (launch.out, launch.rows, launch.count) == (y.data_ptr(), m, n)
+                assert (launch.reduction, launch.out_dtype) == (REDUCTIONS[reduction], DTYPES["float32"])
+                assert begin <= launch.partials < end
+                assert {product.partials for product in core.launches if hasattr(product, "problem")} == {
+                    launch.partials
+                }
+                continue
+            pieces = [piece for piece in written_by(launch) if piece[0] < piece[1]]
+            assert all(begin <= first < last <= end for first, last in pieces)
+            written |= {first for first, _ in pieces}
+            assert set(read_by(launch)) <= written
+            product += [piece for piece in pieces if piece not in product]
+            if launch.function != "split":
+                ordered = sorted(product)
+                assert all(first[1] <= second[0] for first, second in itertools.pairwise(ordered)), ordered
+                product = []
+        assert (core.names[-1] == "finalize_partials") == (reduction != "none")
+
+
+@pytest.mark.parametrize("reduction", ["none", "logsumexp"])
+def test_operands_as_they_are(recorder: Recorder, reduction: str) -> None:
+    x, weight = inputs(200, 328, 136, torch.bfloat16)
+    bias, row, column = torch.randn(328).bfloat16(), torch.randn(1, 328), torch.randn(200, 1).half()
+    program = Epilogue(lambda z, r, c: torch.tanh(z) * r + c).program
+    arguments = arguments_of(x, weight, reduction, bias=bias, operands=(row, column), program=program)
+    for way in linear_plan.plan_linear(arguments, "tf32").alternatives:
+        if way.rejection or way.name.startswith("cuBLAS"):
+            continue
+        recorder.clear()
+        y = linear_launch.launch_fused(linear_plan.plan_linear(arguments, "tf32", only=way.name), arguments)
+        launch, *rest = recorder.launches
+        assert (launch.function, launch.candidate.name) == ("gemm", way.name)
+        assert (launch.a, launch.b, launch.bias) == (x.data_ptr(), weight.data_ptr(), bias.data_ptr())
+        assert launch.program is program.native
+        row_tuple = (row.data_ptr(), DTYPES["float32"], 0, 0, 1)
+        assert launch.operands == [row_tuple, (column.data_ptr(), DTYPES["float16"], 0, 1, 0)]
+        if reduction == "none":
+            assert (y.shape, y.dtype, launch.d, launch.partials) == ((200, 328), torch.bfloat16, y.data_ptr(), 0)
+            assert (rest, len(recorder.allocated)) == ([], 1)
+            continue
+        tiles = -(-328 // launch.candidate.tile_n)
+        (fold,) = rest
+        assert (y.shape, launch.d) == ((200,), 0)
+        assert launch.partials == fold.partials == recorder.allocated[1][0]
+        assert recorder.allocated[1][1] >= 4 * tiles * 200 * 2
+        assert (fold.function, fold.tiles, fold.rows, fold.count) == ("finalize_partials", tiles, 200, 328)
+        assert (fold.reduction, fold.out, fold.out_dtype) == (
+            REDUCTIONS["logsumexp"],
+            y.data_ptr(),
+            DTYPES["bfloat16"],
+        )
+
+
+def test_few_tiles_are_multiplied_in_slices(recorder: Recorder) -> None:
+    x, weight = inputs(128, 1024, 8192)
+    run(x, weight, "split3")
+    first, launch = recorder.launches
+    slices = launch.candidate.slices
+    assert 4 <= slices <= 132 // 8
+    assert all(address % 16 == 0 and address > 0 for address in launch.slices)
+    assert first.cleared == (launch.slices[1], 8), "the pass that splits x clears the arrivals at 8 tiles"
+    name, _ = explain(x, weight, "split3")
+    assert f"{slices} slices of K" in name
+
+
+def test_many_tiles_are_not(recorder: Recorder) -> None:
+    run(*inputs(1024, 4096, 1024), "split3")
+    assert (recorder.launches[-1].candidate.slices, recorder.launches[0].cleared[1]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "weight"),
+    [
+        ("pitch", torch.randn(1024, 1026)[:, :1024]),
+        ("address", torch.randn(1024 * 1024 + 1)[1:].view(1024, 1024)),
+        ("transposed", torch.randn(1024, 1024).t()),
+        ("expanded", torch.randn(1, 1024).expand(1024, 1024)),
+    ],
+)
+def test_weights_that_the_copy_engine_does_not_take_are_split_first(
+    recorder: Recorder, name: str, weight: Tensor
+) -> None:
+    run(torch.randn(1024, 1024), weight, "split3")
+    assert recorder.names == ["split", "split", "gemm_planes"], name
+    _, split, product = recorder.launches
+    assert (split.source, split.is_weight) == (weight.data_ptr(), True)
+    assert (split.row_stride, split.column_stride) == weight.stride()
+    assert product.b == (split.values, split.scales)
+    assert product.run == RUN.always
+
+
+def test_split6_of_weights_that_the_copy_engine_takes(recorder: Recorder) -> None:
+    run(*inputs(130, 260, 76), "split6")
+    assert recorder.names == ["split", "gemm_convert"]
+    assert recorder.launches[0].plan == 6
+    assert recorder.launches[1].candidate.name == "sm90_convert6_128x128x64"
+
+
+def test_split6_of_other_weights_takes_planes_of_both(recorder: Recorder) -> None:
+    run(*inputs(130, 260, 77), "split6")
+    assert recorder.names == ["split", "split", "gemm_planes"]
+    assert [launch.plan for launch in recorder.launches[:2]] == [6, 6]
+
+
+def test_single_rows_have_a_pitch_of_whole_vectors(recorder: Recorder) -> None:
+    arguments = arguments_of(torch.randn(1024, 1001), torch.randn(1, 1001).expand(4, 1001)[:1], "sum")
+    plan = linear_plan.plan_linear(arguments, "split3", only="sm90_convert3_rows_128x128x64")
+    linear_launch.launch_fused(plan, arguments)
+    (convert,) = (launch for launch in recorder.launches if launch.function == "gemm_convert")
+    assert convert.b[:3] == (arguments.weight.data_ptr(), 1024, 1001)
+
+
+@pytest.mark.parametrize("bias", [torch.randn(8192)[::2], torch.randn(4097)[1:]], ids=["strided", "misaligned"])
+def test_a_bias_that_kernels_do_not_take_is_copied(recorder: Recorder, bias: Tensor) -> None:
+    run(*inputs(1024, 4096, 1024), "split3", bias=bias)
+    copied = recorder.launches[-1].bias
+    assert copied not in (0, bias.data_ptr())
+    assert copied % 16 == 0
+
+
+def test_small_products_take_cublas_unless_forced(recorder: Recorder) -> None:
+    x, weight = inputs(16, 64, 64)
+    torch.testing.assert_close(run(x, weight, GUARDED), x @ weight.t())
+    assert recorder.launches == []
+    assert run(x, weight, "split3").shape == (16, 64)
+    assert recorder.names[-1] == "gemm_convert"
+
+
+def test_columns_that_cannot_be_stored_take_cublas(recorder: Recorder) -> None:
+    x, weight = inputs(1024, 1022, 1024)
+    torch.testing.assert_close(run(x, weight, "split3"), x @ weight.t())
+    assert recorder.launches == []
+    name, reasons = explain(x, weight, "split3")
+    assert name is None
+    assert "N is 1022" in reasons[0]
+
+
+def test_what_follows_cublas(recorder: Recorder) -> None:
+    x, weight = inputs(16, 64, 64)
+    relu = Epilogue(torch.relu).program
+    y = run(x, weight, GUARDED, program=relu)
+    (launch,) = recorder.launches
+    assert (launch.function, launch.x[0], launch.out) == ("pointwise", y.data_ptr(), y.data_ptr())
+    y = run(x, weight, GUARDED, program=relu, out_dtype=torch.bfloat16)
+    launch = recorder.launches[-1]
+    assert (launch.out, launch.out_dtype) == (y.data_ptr(), DTYPES["bfloat16"])
+    assert launch.x[0] != y.data_ptr()
+    y = run(x, weight, GUARDED, "amax", program=relu)
+    launch = recorder.launches[-1]
+    assert (launch.function, launch.reduction, launch.out) == ("reduce", REDUCTIONS["amax"], y.data_ptr())
+    assert y.shape == (16,)
+
+
+@pytest.mark.parametrize("shape", [(0, 64, 64), (16, 0, 64), (16, 64, 0)])
+def test_products_of_nothing_launch_nothing(recorder: Recorder, shape: tuple[int, int, int]) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        for mode in ("split3", GUARDED, "tf32"):
+            x, weight = inputs(*shape, dtype)
+            assert torch.equal(run(x, weight, mode), x @ weight.t())
+    assert recorder.launches == []
+
+
+def test_ieee_splits_nothing(recorder: Recorder) -> None:
+    x, weight = inputs(1024, 1024, 1024)
+    assert torch.equal(run(x, weight, "ieee"), torch.nn.functional.linear(x, weight))
+    assert recorder.launches == []
+    assert explain(x, weight, "ieee") == (None, ['float32 products run through cuBLAS in precision "ieee"'])
+
+
+def test_products_of_a_backward_pass_take_no_fused_kernel_but_over_planes(recorder: Recorder) -> None:
+    x, weight = inputs(1024, 8192, 1024)
+    for mode in ("tf32", "ieee"):
+        assert torch.equal(cuda.product(x, weight, mode), x @ weight.t())
+    assert recorder.launches == []
+    cuda.product(x, weight, GUARDED)
+    assert recorder.names.count("split") >= 2
+
+
+@pytest.mark.parametrize("mode", ["split3", "split6", GUARDED])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+def test_kept_planes_spare_the_pass_that_splits_the_weight(recorder: Recorder, layout: str, mode: str) -> None:
+    x, weight = inputs(1024, 4096, 4096)
+    weight = weight.t() if layout == "transposed" else weight
+    kept = planes.split_weight(weight, linear_plan.first_scheme(mode))
+    (made,) = recorder.launches
+    assert (made.source, made.is_weight, made.plan) == (weight.data_ptr(), True, kept.scheme)
+    begin, end = kept.memory.data_ptr(), kept.memory.data_ptr() + kept.memory.nbytes
+    pieces = [(begin, begin), *planes_of(made), (end, end)]
+    assert all(first[1] <= second[0] for first, second in itertools.pairwise(pieces))
+    recorder.clear()
+    run(x, weight, mode, kept=kept)
+    of_x, product, *rest = recorder.launches
+    assert [of_x.is_weight, product.function, product.b] == [False, "gemm_planes", (made.values, made.scales)]
+    if mode == GUARDED:
+        guard = [flags_of(of_x), flags_of(made)]
+        assert [product.guard, rest[0].guard, rest[-1].guard] == [guard] * 3
+    else:
+        assert rest == []
+    assert fused.KEEPS in explain(x, weight, mode, kept=kept)[1]
+
+
+@pytest.mark.parametrize(("mode", "scheme"), [("split3", 6), ("split6", 3)])
+def test_planes_of_the_other_scheme_are_left_alone(recorder: Recorder, mode: str, scheme: int) -> None:
+    x, weight = inputs(1024, 4096, 4096)
+    kept = planes.split_weight(weight, scheme)
+    made = recorder.launches.pop()
+    assert run(x, weight, mode, kept=kept).shape == (1024, 4096)
+    assert (made.values, made.scales) not in [getattr(launch, "b", None) for launch in recorder.launches]
+    assert fused.KEEPS not in explain(x, weight, mode, kept=kept)[1]
+
+
+@pytest.mark.parametrize("mode", ["ieee", "tf32"])
+def test_planes_are_of_no_use_where_nothing_is_split(recorder: Recorder, mode: str) -> None:
+    x, weight = inputs(1024, 4096, 1024)
+    kept = planes.split_weight(weight, 3)
+    recorder.clear()
+    run(x, weight, mode, kept=kept)
+    assert set(recorder.names) <= {"gemm"}
+    assert fused.KEEPS not in explain(x, weight, mode, kept=kept)[1]
+
+
+@pytest.mark.parametrize("mode", ["split3", "split6", GUARDED])
+def test_explain_takes_every_mode(mode: str) -> None:
+    name, reasons = explain(*inputs(1024, 4096, 4096), mode)
+    assert name is not None
+    assert any(reason.startswith("guarded: sm90_convert6") for reason in reasons) == (mode == GUARDED)
+
+
+def test_explain_says_how_the_weight_is_split() -> None:
+    name, reasons = explain(*inputs(1024, 8192, 8192), GUARDED)
+    assert "sm90_convert3" in name or "sm90_split3" in name
+    assert any("split on its way" in reason or "pass of its own" in reason for reason in reasons)
+    assert any("sm90_convert6" in reason for reason in reasons)
+
+
+def test_explain_names_a_device_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (fused, linear_plan):
+        monkeypatch.setattr(module, "device_facts", device_facts)
+    for dtype in (torch.float32, torch.float64):  # the second is no type of the kernels
+        x, weight = inputs(8, 8, 8, dtype)
+        assert explain(x, weight, GUARDED) == (None, ["fused products run on CUDA devices, not on cpu"])
+
+
+def test_explain_names_the_kernel_and_the_other_ways() -> None:
+    x, weight = inputs(1024, 8192, 8192, torch.bfloat16)
+    name, reasons = explain(x, weight, "tf32")
+    assert name.startswith("sm90_bf16_128x256x64_2x1_cooperative, tiles along M first, swizzle 4: ")
+    assert reasons[0].startswith("cuBLAS and one more kernel: ")
+    assert len(reasons) == 4
+    name, reasons = explain(x, weight, "tf32", "sum")
+    assert name.startswith("sm90_bf16_rows_")
+    assert reasons[0].startswith("a row reduction is always fused")
+    program = Epilogue(lambda z: torch.tanh(torch.sigmoid(z))).program
+    name, reasons = explain(*inputs(64, 64, 64, torch.bfloat16), "tf32", program=program)
+    assert name is None
+    assert reasons[0].startswith("cuBLAS and one more kernel: ")
+    assert "sm90_bf16_64x64x128" in reasons[1]
+    name, reasons = explain(*inputs(64, 63, 64, torch.bfloat16), "tf32")
+    assert name is None
+    assert reasons == sorted(reasons)
+    assert all("N is 63" in reason for reason in reasons)
