@@ -23,6 +23,7 @@ WORD = 4  # bytes of a flag, and of what counts arrivals
 Matrix: TypeAlias = tuple[int, int, int, int, int]  # address, type and strides, as the binding takes them
 EpilogueArguments: TypeAlias = "tuple[int, int, int, NativeProgram, list[Matrix]]"
 Place = tuple[int, int]  # which memory, and the offset into it
+NOWHERE: Place = (-1, 0)  # of a piece without bytes: a null pointer
 Launcher: TypeAlias = "Callable[[_Call], None]"
 
 
@@ -30,7 +31,7 @@ class _Call(NamedTuple):
     """One run of a plan."""
 
     arguments: LinearArguments
-    memories: tuple[int, int]  # addresses, by the numbers of the planner's kinds of memory
+    memories: tuple[int, int, int]  # addresses, by the numbers of the planner's kinds of memory, and null
     result: int
     operands: list[Matrix]
     stream: int
@@ -61,7 +62,7 @@ def launch_fused(plan: LinearPlan, arguments: LinearArguments, planes: Planes | 
         workspace = memory.data_ptr()
     m, n = x.shape[0], arguments.weight.shape[0]
     operands = [_operand(t, m, n) for t in arguments.operands]
-    memories = workspace, 0 if planes is None else planes.memory.data_ptr()
+    memories = workspace, 0 if planes is None else planes.memory.data_ptr(), 0
     with on_device(index):
         call = _Call(arguments, memories, y.data_ptr(), operands, stream_of(index))
         for launcher in _launchers(plan):
@@ -144,7 +145,7 @@ def _fold_partials(launch: FoldPartials) -> Launcher:
 
 
 def _place(piece: Piece) -> Place:
-    return int(piece.memory), piece.offset
+    return (int(piece.memory), piece.offset) if piece.bytes else NOWHERE
 
 
 def _flags(pieces: list[Piece]) -> tuple[tuple[Place, int], ...]:
