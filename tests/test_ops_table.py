@@ -67,6 +67,8 @@ def arguments_tie(op: Op, arguments: list[torch.Tensor], parameters: tuple[float
     """Where the derivative is not the same in every version of PyTorch, and the row has that of another one."""
     if op.path == "torch.atan2":  # NaN at the origin in 2.8
         return (arguments[0] == 0) & (arguments[1] == 0)
+    if op.path == "torch.clamp" and parameters and all(map(math.isinf, parameters)):
+        return ~arguments[0].isfinite()  # PyTorch's takes one bound at least, which an infinity then is
     if op not in FOREIGN:
         return torch.zeros_like(arguments[0], dtype=torch.bool)
     bounds = [*arguments[1:], *(torch.full_like(arguments[0], bound) for bound in parameters)]

@@ -48,7 +48,7 @@ def _keywords(op: Op, parameters: tuple[float, ...], arguments: tuple[Expr, ...]
     """
     is_exact = all(item.type.is_integer or item.is_boolean for item in arguments)
     values = [int(value) if is_exact and value.is_integer() else value for value in parameters]
-    return {name: value for (name, _), value in zip(op.parameters, values, strict=True)} | dict(op.literals)
+    return dict(op.keywords(values))
 
 
 def _leaves(types: ValueTypes, numbers: Sequence[int | float | None]) -> dict[str, Expr]:
