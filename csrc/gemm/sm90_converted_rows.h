@@ -1,6 +1,7 @@
-// A step of an fp32 operand, split in the registers of the warpgroup that multiplies it: 64 columns of 64 rows, as the
-// copy engine left them in shared memory, become planes that wgmma takes as its first operand. Shared memory is what
-// limits a product that splits an operand on its way in, and this reads the step once and writes nothing back.
+// Splits an fp32 operand in the registers of the warpgroup that multiplies it. In an iteration, the TMA has copied 64
+// columns of 64 rows to shared memory; a warpgroup reads them once and makes parts in the registers that wgmma takes as
+// its first operand. The bandwidth of shared memory limits a product that splits an operand, so nothing is written
+// back.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -19,40 +20,40 @@
 namespace cutfuse {
 namespace sm90 {
 
-// What a block has found of split3's range in the operand that it converts, in shared memory; zero at first.
+// What a thread block has found in the operand that it splits. In shared memory; has to be zero at first.
 struct RangeFindings {
-  uint32_t flags;         // of planes
-  uint32_t out_of_range;  // elements; where they are many a block has set its flag
+  uint32_t flags;         // bits as in split/planes.h
+  uint32_t out_of_range;  // elements that are out of range, wherever they are
 
-  // Of the block, when it has converted so many elements.
+  // The flag word of the thread block, which has split `elements` elements.
   __device__ __forceinline__ uint32_t flags_of(int64_t elements) const {
     return flags | (int64_t{out_of_range} * split_math::kRareFraction > elements ? kOutOfRange : 0);
   }
 };
 
-// The rows of wgmma's first operand lie in another order than the operand's: of sixteen, the even ones come first. So a
-// thread has two neighbours, and the sixteen lanes that are served at once meet no bank twice.
+// The row of the operand that row `slot` of wgmma's first operand holds. Of sixteen rows the even ones come first, so
+// that the two rows of a thread are neighbours, and the sixteen lanes of a shared memory access have no bank conflict.
 CUTLASS_DEVICE int row_of_slot(int slot) { return (slot & ~15) | (slot & 7) << 1 | (slot >> 3 & 1); }
 
-// Two neighbouring rows of a step in a thread: a quarter of their columns, two neighbours of every eight, as wgmma has
-// them.
+// A thread's part of an iteration: two neighbouring rows, and of every eight columns two neighbouring ones, which is
+// how wgmma lays out a first operand in registers.
 template <SplitPlan plan, int tile_rows>
 struct ConvertedRows {
   static constexpr int kParts = plane_count(plan);
   static constexpr int kRows = 2;
   static constexpr int kPairs = kSplitBlock / 8;
-  static constexpr int kHalfBytes = tile_rows * 128;  // of 32 columns, rows of 128 bytes swizzled
+  static constexpr int kHalfBytes = tile_rows * 128;  // bytes of 32 columns: swizzled rows of 128 bytes
   static_assert(scale_rows(SplitPlan::kSplit3, true) == 16, "a warp's rows have one scale");
 
-  // (element of a pair, row, half of an instruction's columns), 1, instruction, part
+  // Modes: (element of a pair, row, half of an instruction's columns), 1, instruction, part.
   using Parts = decltype(cute::make_tensor<typename SplitElement<plan>::type>(
       cute::Layout<cute::Shape<cute::Shape<cute::_2, cute::_2, cute::_2>, cute::_1, cute::Int<kSplitBlock / 16>,
                                cute::Int<kParts>>>{}));
   Parts parts;
-  float scales[kRows];  // of split3, one for all rows of the warp
+  float scales[kRows];  // in split3, all rows of a warp have the same scale
 
-  // Makes parts of one step of a ring, which begins at byte `step`. All threads of a warpgroup call it together;
-  // thread: of all warpgroups that share the step.
+  // Splits one buffer of the ring, which begins at byte `step`. All threads of a warpgroup call it together. `thread`
+  // counts the threads of both warpgroups.
   CUTLASS_DEVICE void convert(char const* ring, int step, int thread, RangeFindings& findings) {
     Elements elements;
     load(ring, step, thread, elements);
@@ -69,8 +70,8 @@ struct ConvertedRows {
   CUTLASS_DEVICE static void load(char const* ring, int step, int thread, Elements& elements) {
     int const lane = thread % 32;
     int const row = row_of_slot(thread / 32 * 16 + lane / 4);
-    // Vectors of 16 bytes are numbered by their place in a row, which the row's number modulo 8 is added to without
-    // carry: so the place of every pair is that of the first with its distance added, likewise.
+    // The swizzle XORs the number of a 16-byte vector with the row's number modulo 8. The address of each further pair
+    // is therefore that of the first one XOR the pair's distance.
     int const first = step + row * 128 + (lane % 4 / 2 ^ row % 8) * 16 + lane % 2 * 8;
     CUTFUSE_UNROLL
     for (int i = 0; i < kRows; ++i) {
@@ -82,10 +83,10 @@ struct ConvertedRows {
     }
   }
 
-  // The largest magnitude, of the finite elements or, faster, of all; NaN counts for nothing either way.
+  // The largest magnitude. NaN is ignored. finite_ones: skip infinities too (slower).
   template <bool finite_ones>
   CUTLASS_DEVICE static uint32_t largest_of(float2 const (&elements)[kPairs]) {
-    float of_every_other[2] = {};  // a chain half as long
+    float of_every_other[2] = {};  // two chains of maxima, each half as long
     CUTFUSE_UNROLL
     for (float2 const& pair : elements) {
       float const x = ::fabsf(pair.x);
@@ -104,13 +105,14 @@ struct ConvertedRows {
                              max(largest_of<finite_ones>(elements[0]), largest_of<finite_ones>(elements[1])));
   }
 
-  // The four lanes that share a row.
+  // The largest value of the four lanes that share a row.
   CUTLASS_DEVICE static uint32_t largest_of_lanes(uint32_t of_lane) {
     of_lane = max(of_lane, __shfl_xor_sync(0xffffffffu, of_lane, 1));
     return max(of_lane, __shfl_xor_sync(0xffffffffu, of_lane, 2));
   }
 
-  // Infinities and NaN trip the guard; where nothing guards, they leave their neighbours as they are.
+  // Infinities and NaN set the flags. Without a guard, the product is computed all the same, and the scale of their
+  // block is that of its finite elements.
   CUTLASS_DEVICE void split_to_halves(Elements const& elements, RangeFindings& findings) {
     uint32_t largest = largest_of_warp<false>(elements);
     bool const finite = split_math::is_finite(largest);
@@ -127,7 +129,8 @@ struct ConvertedRows {
         least = __hmin2_nan(least, __habs2(pair));
       });
     }
-    __half const bound = __float2half(0x1p-3f);  // what rounds to it may be below
+    // A low bound in fp16: a value that rounds to 2^-3 may lie below it, so equality also takes the exact count.
+    __half const bound = __float2half(0x1p-3f);
     bool const odd =
         !finite || split_math::is_extreme(exponent) || !__hgt(__hmin_nan(__low2half(least), __high2half(least)), bound);
     if (__any_sync(0xffffffffu, odd)) count_out_of_range(elements, exponent, scale, findings);
@@ -144,7 +147,8 @@ struct ConvertedRows {
     }
   }
 
-  // Where some element is not finite or not far above the end of split3's range, or zero.
+  // The exact count, for iterations in which an element is zero, not finite, or close to the lower end of split3's
+  // range.
   CUTLASS_DEVICE static void count_out_of_range(Elements const& elements, int exponent, float scale,
                                                 RangeFindings& findings) {
     uint32_t flags = split_math::is_extreme(exponent) ? kOutOfRange : 0;
@@ -170,7 +174,7 @@ struct ConvertedRows {
   CUTLASS_DEVICE void split_row(float2 const (&elements)[kPairs], int row, SeeHigh const& see_high) {
     constexpr bool kFinite = plan == SplitPlan::kSplit3;
     float const up = split_math::reciprocal(scales[row]);
-    auto words = cute::recast<uint32_t>(parts);  // (1, row, half), 1, instruction, part
+    auto words = cute::recast<uint32_t>(parts);  // modes: (1, row, half), 1, instruction, part
     CUTFUSE_UNROLL
     for (int pair = 0; pair < kPairs; ++pair) {
       auto const split = split_math::split_pair<kParts, kFinite>(split_math::scale_up<kParts>(elements[pair].x, up),

@@ -1,4 +1,4 @@
-// The named barriers of a product over planes, of which a block has few: no two uses may share one.
+// The named barriers of a product over planes. A thread block has sixteen, and every use needs one of its own.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -11,7 +11,7 @@ namespace sm90 {
 
 constexpr int kConsumerThreads = 2 * cutlass::NumThreadsPerWarpGroup;
 constexpr uint32_t kConsumersBarrier = 0;
-constexpr uint32_t kFirstTurnBarrier = 1;  // and 2: one for each warpgroup of consumers
+constexpr uint32_t kFirstTurnBarrier = 1;  // and 2: one for each consumer warpgroup
 
 CUTLASS_DEVICE void synchronize_consumers() { cutlass::arch::NamedBarrier::sync(kConsumerThreads, kConsumersBarrier); }
 

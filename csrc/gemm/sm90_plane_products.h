@@ -1,5 +1,5 @@
-// Products of planes of 16-bit parts on tensor cores (see split/planes.h), from shared memory: layouts, instructions
-// and the order of the products of one step of K.
+// Products of planes of 16-bit parts (see split/planes.h) on tensor cores: the layouts in shared memory, the
+// instructions, and the order of the products in one iteration of K.
 #pragma once
 
 #include <cutlass/cutlass.h>
@@ -21,8 +21,8 @@ struct SplitElement<SplitPlan::kSplit6> {
   using type = cutlass::bfloat16_t;
 };
 
-// Of planes in shared memory, or, where the weight's parts are in registers, with the weight as first operand: then the
-// tile comes out transposed, rows of the weight first.
+// wgmma takes only its first operand from registers. If the parts of the weight are in registers, the weight is the
+// first operand and the tile of the result is transposed: its first dimension is the weight's rows.
 template <SplitPlan plan, class Tile, bool weight_in_registers>
 struct PlaneProducts {
   static constexpr int kPlanes = plane_count(plan);
@@ -33,7 +33,7 @@ struct PlaneProducts {
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor, 8, Element,
       cutlass::layout::ColumnMajor, 8, float, Tile, cute::Shape<cute::_1, cute::_1, cute::_1>,
       cutlass::gemm::collective::StageCount<2>, cutlass::gemm::KernelTmaWarpSpecializedCooperative>::CollectiveOp;
-  using TiledMma = typename Plain::TiledMma;  // whose accumulators the epilogue takes
+  using TiledMma = typename Plain::TiledMma;  // the layout of accumulators that the epilogue expects
   using FromRegisters = decltype(cute::make_tiled_mma(
       cute::GMMA::rs_op_selector<Element, Element, float, Tile, cute::GMMA::Major::K, cute::GMMA::Major::K>(),
       cute::Layout<cute::Shape<cute::_2, cute::_1, cute::_1>>{}));
@@ -41,7 +41,7 @@ struct PlaneProducts {
   using CopyA = typename Plain::GmemTiledCopyA;
   using CopyB = typename Plain::GmemTiledCopyB;
 
-  // (rows, K, buffer)
+  // Modes: (rows, K, buffer).
   template <int buffers>
   using LayoutA = decltype(cute::tile_to_shape(
       typename Plain::SmemLayoutAtomA{},
@@ -51,12 +51,12 @@ struct PlaneProducts {
       typename Plain::SmemLayoutAtomB{},
       cute::make_shape(cute::size<1>(Tile{}), cute::size<2>(Tile{}), cute::Int<buffers>{})));
 
-  // Planes of a step, as fragments (instruction, M or N, K, buffer and plane).
+  // The planes of one iteration, as fragments with the modes (instruction, M or N, K, buffer and plane).
   template <class A, class B>
   struct Step {
     A a;
     B b;
-    int first_a;  // plane of the step's buffers
+    int first_a;  // index of the first plane in the iteration's buffer
     int first_b;
   };
   template <class A, class B>
@@ -64,8 +64,8 @@ struct PlaneProducts {
     return {a, b, first_a, first_b};
   }
 
-  // Issues all products of the plan over a step, the smallest first: what the tensor core truncates is relative to the
-  // sum so far. finish() waits for sum.
+  // Issues all products of an iteration, the smallest first: the tensor core truncates relative to the sum so far, so
+  // it truncates less while the sum is small. finish() waits for the sum.
   template <class A, class B, class Accumulator>
   CUTLASS_DEVICE static void issue_all(Mma& mma, Step<A, B> const& step, Accumulator& sum) {
     mma.accumulate_ = cute::GMMA::ScaleOut::Zero;
@@ -82,7 +82,7 @@ struct PlaneProducts {
     cutlass::warpgroup_commit_batch();
   }
 
-  // Adds high by high to a sum of nothing else, which begins at zero where mma says so.
+  // Adds only the products of the high parts. The sum begins at zero if `mma` says so.
   template <class A, class B, class Accumulator>
   CUTLASS_DEVICE static void add_high(Mma& mma, Step<A, B> const& step, Accumulator& sum) {
     cutlass::warpgroup_fence_operand(sum);

@@ -1,6 +1,6 @@
-// A second pass over the steps of a tile, where a product over planes has a result that is not finite. The products of
-// the parts of an infinity are NaN, its parts being infinity and zeros: there the high planes alone, without scales,
-// give what fp32 gives.
+// A second pass over the K of a tile whose result is not finite. The parts of an infinity are infinity and zeros, whose
+// products give NaN where fp32 gives an infinity. The second pass multiplies the high planes alone, without scales,
+// which gives the same infinities and NaN as fp32.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -15,25 +15,25 @@
 namespace cutfuse {
 namespace sm90 {
 
-// In shared memory: what the consumers of a tile have decided, for its producers. Without `taken` there is no second
-// pass. `turn` is a tile's number, modulo 2.
+// Tells the producers, in shared memory, whether the consumers need a second pass over a tile. If `taken` is false, the
+// kernel has no second pass. `turn` is the number of the block's tile, modulo 2.
 template <bool taken>
 struct SecondPass {
-  cutlass::arch::ClusterBarrier decided;  // once a tile
-  uint32_t again[2];                      // by turns
+  cutlass::arch::ClusterBarrier decided;  // completes once for each tile
+  uint32_t again[2];                      // the decision for even and for odd tiles
 
   CUTLASS_DEVICE void initialize() {
     decided.init(1);
     again[0] = again[1] = 0;
   }
 
-  // A role's steps, once, and again where the tile's consumers say so.
+  // Runs `pass` once, and a second time if the consumers have decided so.
   template <class Pass>
   CUTLASS_DEVICE void for_each_pass(uint32_t turn, Pass const& pass) {
     bool is_first = true;
     bool repeats = true;
     CUTLASS_PRAGMA_NO_UNROLL
-    while (repeats) {  // the pass's code is there once
+    while (repeats) {  // a loop, so that the code of the pass is inlined once
       pass();
       repeats = false;
       if constexpr (taken) {
@@ -44,8 +44,9 @@ struct SecondPass {
     }
   }
 
-  // Whether the tile takes a second pass, for its producers too; all consumers call it. What was decided of the tile
-  // before all have read by then: the producers as they delivered this one, the consumers as they met in between.
+  // All consumers call it. Decides whether the tile needs a second pass, and tells the producers. It clears the
+  // decision for the tile before this one, which nobody reads any more: the producers have loaded this tile, and the
+  // consumers have passed a barrier since.
   template <class Accumulator>
   CUTLASS_DEVICE bool decide(int thread, Accumulator const& total, uint32_t turn) {
     uint32_t largest = 0;
@@ -61,7 +62,7 @@ struct SecondPass {
     return repeats;
   }
 
-  // Of the second pass's sum.
+  // Copies those elements of `sum`, the result of the second pass, to `total` that are not finite.
   template <class Accumulator>
   CUTLASS_DEVICE static void take_not_finite(Accumulator const& sum, Accumulator& total) {
     CUTLASS_PRAGMA_UNROLL

@@ -1,5 +1,5 @@
-// The kernel around SplitMainloop: roles, tiles, and slices of K where there are fewer tiles than multiprocessors.
-// Persistent blocks without clusters; CUTLASS's epilogue.
+// The kernel around SplitMainloop. It has persistent thread blocks without clusters and CUTLASS's epilogue. Where there
+// are fewer tiles than multiprocessors, it cuts K into slices that several blocks multiply.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -25,11 +25,11 @@ struct SplitKernel {
   using ProblemShape = cute::Shape<int, int, int, int>;
   using ClusterShape = cute::Shape<cute::_1, cute::_1, cute::_1>;
 
-  // Warpgroups: one of producers (a warp for each operand), two of consumers.
+  // One warpgroup of producers, in which one warp loads A and one loads B, and two of consumers.
   static constexpr int kWarpGroup = cutlass::NumThreadsPerWarpGroup;
   static constexpr uint32_t MaxThreadsPerBlock = 3 * kWarpGroup;
   static constexpr uint32_t MinBlocksPerMultiprocessor = 1;
-  // Registers of a thread of each; together not more than the 65536 of a multiprocessor.
+  // Registers of a thread. The three warpgroups together may not have more than a multiprocessor's 65536.
   static constexpr uint32_t kProducerRegisters = 24;
   static constexpr uint32_t kConsumerRegisters = 240;
 
@@ -85,7 +85,7 @@ struct SplitKernel {
   static dim3 get_grid_shape(Params const& params) { return dim3(params.blocks); }
   static dim3 get_block_shape() { return dim3(MaxThreadsPerBlock); }
 
-  // All threads of the block call it. What the guard says is the same for every block of the grid.
+  // All threads of the block call it. The guard gives the same answer to every block of the grid.
   CUTLASS_DEVICE void operator()(Params const& params, char* shared_memory) const {
     let_next_kernel_start();
     auto& storage = *reinterpret_cast<SharedStorage*>(shared_memory);
@@ -110,7 +110,7 @@ struct SplitKernel {
 
  private:
   CUTLASS_DEVICE static void produce(Params const& params, typename Mainloop::SharedStorage& storage) {
-    int const warp = cutlass::canonical_warp_idx_sync();  // the producers are the first warpgroup
+    int const warp = cutlass::canonical_warp_idx_sync();  // warps 0 and 1 of the first warpgroup load
     if (warp > 1 || !cute::elect_one_sync()) return;
     auto progress = Mainloop::producer_start();
     for (int unit = blockIdx.x; unit < params.order.units(); unit += gridDim.x) {
@@ -127,7 +127,8 @@ struct SplitKernel {
     int const thread = threadIdx.x - kWarpGroup;
     using LoadPipeline = typename Epilogue::LoadPipeline;
     using StorePipeline = typename Epilogue::StorePipeline;
-    typename LoadPipeline::Params load_params;  // of operands that nobody loads: the program reads its own
+    typename LoadPipeline::Params load_params;  // CUTLASS's pipeline for a source operand, which is not used: the
+                                                // epilogue program loads its operands itself
     load_params.role = LoadPipeline::ThreadCategory::Consumer;
     load_params.dst_blockid = 0;
     load_params.producer_arv_count = cutlass::NumThreadsPerWarp;
@@ -164,8 +165,8 @@ struct SplitKernel {
     if (stores) epilogue.store_tail(load_pipeline, loaded, store_pipeline, stored);
   }
 
-  // Where K is sliced: leaves total for the others, or gathers all slices' in their order, whoever comes last. Whether
-  // total is the tile's.
+  // For slices of K. The block that arrives last at a tile adds the sums of all slices, in their order, so that the
+  // result does not depend on which block that is. The others store theirs. Returns whether `total` is the tile's sum.
   template <class Accumulator>
   CUTLASS_DEVICE static bool add_slices(Params const& params, SharedStorage& storage, TileSlice const& work, int thread,
                                         Accumulator& total) {

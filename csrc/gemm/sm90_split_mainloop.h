@@ -1,10 +1,10 @@
-// A warp-specialised main loop over planes of 16-bit parts (see split/planes.h). A step of K loads every plane of both
-// operands once and issues all products of the plan from shared memory. The tensor core truncates where it accumulates,
-// so after each step the sum is scaled and added to the fp32 accumulators in registers, rounded to nearest: the
-// promotion of DeepSeek-V3's fp8 products, with scales as in split/planes.h.
+// A warp-specialised main loop over planes of 16-bit parts (see split/planes.h). A step is an iteration over 64 of K:
+// it loads every plane of both operands once, and issues all products of the parts. The tensor core truncates where it
+// accumulates, so after each step the sum is multiplied by the scales and added to fp32 accumulators in registers,
+// which rounds to nearest. DeepSeek-V3 promotes its fp8 products in the same way.
 //
-// B comes as planes, or as fp32: then each warpgroup of consumers splits its rows of a step in registers, while the
-// other's products run. A and B have a ring of buffers each, because B comes from further away.
+// B is either planes or fp32. In the latter case each consumer warpgroup splits its rows of a step in registers, while
+// the other's products run. A and B have separate rings of buffers: B's loads take longer and need more buffers.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -38,20 +38,20 @@ struct SplitMainloop {
   static constexpr int kTileN = decltype(cute::size<1>(Tile{}))::value;
   static_assert(decltype(cute::size<2>(Tile{}))::value == kSplitBlock, "a step of K is a block of one scale");
   static_assert(kTileM == kScaleAlignment && kTileN == kScaleAlignment, "scales are copied for whole tiles");
-  // Infinities and NaN get parts whose products are not what fp32 gives: split3's guard sends them to split6.
+  // Whether infinities and NaN give what fp32 gives. In split3 they do not: its guard has split6 run for such operands.
   static constexpr bool kTakesNotFinite = plan == SplitPlan::kSplit6;
 
   using LayoutA = typename Products::template LayoutA<buffers_a * kPlanes>;
   using LayoutB = typename Products::template LayoutB<buffers_b * kPlanes>;
-  // A step of B in shared memory: planes, or fp32.
+  // A step of B as it is in shared memory.
   using SourceB = cute::conditional_t<converts_b, float, Element>;
   using SourceLayoutB = decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW128_Atom<SourceB>{},
                                                      cute::make_shape(cute::Int<kTileN>{}, cute::Int<kSplitBlock>{})));
   static constexpr int kSourcesB = converts_b ? 1 : kPlanes;
   static constexpr int kSourceSizeB = kTileN * kSplitBlock;  // elements
   using Rows = ConvertedRows<plan, kTileN>;
-  static constexpr bool kSharesProducts = converts_b && plan == SplitPlan::kSplit3;  // of scales, see WarpTileScales
-  static constexpr int kScalesB = kTileN / scale_rows(plan, true);                   // of a step
+  static constexpr bool kSharesProducts = converts_b && plan == SplitPlan::kSplit3;  // see WarpTileScales
+  static constexpr int kScalesB = kTileN / scale_rows(plan, true);                   // scales of B in a step
 
   using PositionA = cutlass::PipelineState<buffers_a>;
   using PositionB = cutlass::PipelineState<buffers_b>;
@@ -59,10 +59,9 @@ struct SplitMainloop {
   using Barrier = cutlass::arch::ClusterBarrier;
 
   struct SharedStorage {
-    alignas(1024) cute::array_aligned<Element, cute::cosize_v<LayoutA>> a;  // swizzles repeat every 1024 bytes
+    alignas(1024) cute::array_aligned<Element, cute::cosize_v<LayoutA>> a;  // 1024 bytes: the swizzle's period
     alignas(1024) cute::array_aligned<SourceB, buffers_b * kSourcesB * kSourceSizeB> b;
-    // Twice as many as buffers, used by turns: a thread's own read of scales may still be under way when it releases
-    // the step's buffers, and beside wgmma it can wait for longer than the next copy takes.
+    // Twice as many buffers as planes: a thread releases a step while its loads of scales may still be in flight.
     alignas(128) float scales_a[2][buffers_a][kTileM];
     alignas(128) float scales_b[2][converts_b ? 1 : buffers_b][kScalesB];
     alignas(128) typename WarpTileScales<kTileM>::Products products[kSharesProducts ? kConsumerThreads / 32 : 1];
@@ -77,7 +76,7 @@ struct SplitMainloop {
   struct Arguments {
     Planes a;
     Planes b;
-    ConvertedOperand converted_b;  // in place of b where B is converted
+    ConvertedOperand converted_b;  // used instead of b if B is fp32
   };
 
   struct Params {
@@ -94,11 +93,11 @@ struct SplitMainloop {
     TmaB load_b;
     float const* scales_a;
     float const* scales_b;
-    cute::Shape<int, int, int> copied_a;  // as the copy engine takes them: rows, columns, ..
+    cute::Shape<int, int, int> copied_a;  // the shape of the TMA's tensor: rows, columns, ...
     cute::Shape<int, int, int> copied_b;
-    cute::TMA::CacheHintSm90 keeps_a;  // in the L2
+    cute::TMA::CacheHintSm90 keeps_a;  // hint to the L2
     cute::TMA::CacheHintSm90 keeps_b;
-    uint32_t* flags_b;  // null where nobody reads them
+    uint32_t* flags_b;  // null if they are not needed
     int flag_count_b;
   };
 
@@ -109,7 +108,7 @@ struct SplitMainloop {
   static Params make_params(int m, int n, int k, Arguments const& arguments) {
     using cute::_1;
     using Stride = typename Params::StrideA;
-    // (rows, K within a step, step and plane)
+    // Modes: (rows, K within a step, step and plane).
     auto const planes_of = [k](Planes const& planes, int rows) {
       int const slabs = k / kSplitBlock * kPlanes;
       return cute::make_tensor(static_cast<Element const*>(planes.values),
@@ -129,7 +128,7 @@ struct SplitMainloop {
     }();
     constexpr cute::Shape<_1, _1, _1> kNoCluster{};
     using CacheHint = cute::TMA::CacheHintSm90;
-    bool const is_read_once = m <= kTileM;  // B: then it leaves the L2 to A, 5% faster for 128x4096x4096 (H200)
+    bool const is_read_once = m <= kTileM;  // B may leave the L2 first: 5% faster for 128x4096x4096 (H200)
     return {cute::make_tma_copy_A_sm90(typename Products::CopyA{}, a, LayoutA{}(cute::_, cute::_, cute::Int<0>{}),
                                        Tile{}, kNoCluster),
             cute::make_tma_copy_B_sm90(typename Products::CopyB{}, b, SourceLayoutB{}, Tile{}, kNoCluster),
@@ -143,7 +142,7 @@ struct SplitMainloop {
             arguments.converted_b.flag_count};
   }
 
-  // By one thread, before any other uses the storage.
+  // One thread calls it, before any other thread uses the storage.
   CUTLASS_DEVICE static void initialize(SharedStorage& storage, Params const& params) {
     cute::prefetch_tma_descriptor(params.load_a.get_tma_descriptor());
     cute::prefetch_tma_descriptor(params.load_b.get_tma_descriptor());
@@ -160,7 +159,7 @@ struct SplitMainloop {
     cutlass::arch::fence_barrier_init();
   }
 
-  // A role's place in its rings and in the tiles, kept from tile to tile.
+  // Ring positions and tile count of one warp role, kept from tile to tile.
   struct Progress {
     PositionA a;
     PositionB b;
@@ -168,15 +167,15 @@ struct SplitMainloop {
   };
   CUTLASS_DEVICE static Progress producer_start() { return {{0, 1, 0}, {0, 1, 0}, 0}; }
 
-  // Copies A's planes of the tile's steps; one thread of the block does.
+  // Copies A's planes to shared memory, for all steps of a tile. One thread of the block calls it.
   CUTLASS_DEVICE static void load_a(Params const& params, SharedStorage& storage, int tile_m, StepRange steps,
                                     Progress& progress) {
     using cute::_;
     auto const from = params.load_a.get_slice(0).partition_S(
         cute::local_tile(params.load_a.get_tma_tensor(params.copied_a), Tile{}, cute::make_coord(tile_m, _, 0),
-                         cute::Step<cute::_1, cute::Underscore, cute::_1>{}));  // (.., step and plane)
+                         cute::Step<cute::_1, cute::Underscore, cute::_1>{}));  // modes: (.., step and plane)
     auto const to = params.load_a.get_slice(0).partition_D(
-        cute::make_tensor(cute::make_smem_ptr(storage.a.data()), LayoutA{}));  // (.., buffer and plane)
+        cute::make_tensor(cute::make_smem_ptr(storage.a.data()), LayoutA{}));  // modes: (.., buffer and plane)
     int const pitch = (cute::get<0>(params.copied_a) + kScaleAlignment - 1) / kScaleAlignment * kScaleAlignment;
     float const* const scales = params.scales_a + tile_m * kTileM;
     storage.second_pass.for_each_pass(progress.tile++ & 1, [&] {
@@ -191,13 +190,13 @@ struct SplitMainloop {
           cute::copy(params.load_a.with(*full, 0, params.keeps_a), from(_, _, _, step * kPlanes + plane),
                      to(_, _, _, buffer * kPlanes + plane));
         }
-        auto& to_scales = storage.scales_a[progress.a.phase() ^ 1][buffer];  // producers are a phase ahead
+        auto& to_scales = storage.scales_a[progress.a.phase() ^ 1][buffer];  // the phase of a producer is one ahead
         cute::SM90_BULK_COPY_G2S::copy(scales + static_cast<int64_t>(step) * pitch, full, to_scales, sizeof(to_scales));
       }
     });
   }
 
-  // Copies B's planes, or its fp32 values; one thread of the block does.
+  // Copies B's planes or fp32 values to shared memory. One thread of the block calls it.
   CUTLASS_DEVICE static void load_b(Params const& params, SharedStorage& storage, int tile_n, StepRange steps,
                                     Progress& progress) {
     using cute::_;
@@ -229,7 +228,7 @@ struct SplitMainloop {
     });
   }
 
-  // Leaves in total the tile's product over its steps; two warpgroups do.
+  // Computes the product of a tile over its steps, into `total`. Both consumer warpgroups call it.
   template <class Accumulator>
   CUTLASS_DEVICE static void multiply(SharedStorage& storage, StepRange steps, int thread, ConsumerTurns const& turns,
                                       Accumulator& total, Progress& progress) {
@@ -263,7 +262,7 @@ struct SplitMainloop {
     release_held(storage, progress);
   }
 
-  // Before a block's first tile, or instead of it.
+  // Clears this block's flag, and block 0 those past the grid. Every block calls it first, even one without a tile.
   CUTLASS_DEVICE static void initialize_flags(Params const& params) {
     if (!converts_b || params.flags_b == nullptr) return;
     if (threadIdx.x == 0) params.flags_b[blockIdx.x] = 0;
@@ -273,7 +272,7 @@ struct SplitMainloop {
     }
   }
 
-  // Elements of B in some of a tile's steps.
+  // How many elements of B the steps of a tile have.
   CUTLASS_DEVICE static int64_t elements_of(Params const& params, TileSlice const& work) {
     int const rows = cute::min(cute::get<0>(params.copied_b) - work.n * kTileN, int{kTileN});
     int const columns =
@@ -281,7 +280,7 @@ struct SplitMainloop {
     return int64_t{rows} * columns;
   }
 
-  // After a block's last tile and turn, by the consumers; `elements` of B it has converted.
+  // The consumers call it after the block's last tile and turn. `elements`: how many elements of B the block has split.
   CUTLASS_DEVICE static void store_flags(Params const& params, SharedStorage const& storage, int thread,
                                          int64_t elements) {
     if constexpr (converts_b && plan == SplitPlan::kSplit3) {
@@ -294,7 +293,7 @@ struct SplitMainloop {
     return storage.b.data() + buffer * kSourcesB * kSourceSizeB;
   }
 
-  // Waits for both operands' next step, and splits B's where it is converted.
+  // Waits for the next step of both operands. Splits B's if it is fp32.
   CUTLASS_DEVICE static void take_step(SharedStorage& storage, int thread, Rows& rows, bool is_last,
                                        Progress const& progress) {
     int const buffer = progress.b.index();
@@ -307,7 +306,7 @@ struct SplitMainloop {
     storage.full_a[progress.a.index()].wait(progress.a.phase());
   }
 
-  // The step's planes as fragments: A's in shared memory, B's there or in registers.
+  // The fragments of a step: A's planes are in shared memory, B's are there or in registers.
   CUTLASS_DEVICE static auto planes_of_step(typename Products::Mma const& mma, SharedStorage& storage, int warp_group,
                                             Rows const& rows, Progress const& progress) {
     auto const slice = mma.get_slice(warp_group * cutlass::NumThreadsPerWarpGroup);
@@ -323,8 +322,9 @@ struct SplitMainloop {
     }
   }
 
-  // Waits for sum and adds it, scaled, to total. Its rows and columns are B's and A's where B's parts are the first
-  // operand. Scales are read while sum is under way as far as there are registers for them.
+  // Waits for `sum`, multiplies it by the scales and adds it to `total`. If B's parts are the first operand, rows of
+  // the sum are B's and columns are A's. Scales are loaded while the tensor cores still compute the sum, as far as
+  // there are registers for them.
   template <class Accumulator>
   CUTLASS_DEVICE static void promote_step(SharedStorage& storage, int thread, Rows const& rows, bool is_last,
                                           Accumulator& sum, Accumulator& total, Progress& progress) {
@@ -359,16 +359,16 @@ struct SplitMainloop {
     }
   }
 
-  // A tile that is turned over by way of its last step's buffers holds them until then.
+  // With fp32 B, keeps the last step's buffers: the transposition uses them, then release_held() frees them.
   CUTLASS_DEVICE static void release_step(SharedStorage& storage, bool is_last, Progress& progress) {
     if (converts_b && is_last) return;
-    release(storage, !converts_b, progress);  // a converted step of B was released when it was read
+    release(storage, !converts_b, progress);  // a step of fp32 B is released as soon as it is split
   }
   CUTLASS_DEVICE static void release_held(SharedStorage& storage, Progress& progress) {
     if constexpr (converts_b) release(storage, true, progress);
   }
 
-  // Every thread says it for itself; one of each warp would be no faster.
+  // Every thread arrives at the barrier. One arrival for each warp is no faster.
   CUTLASS_DEVICE static void release(SharedStorage& storage, bool of_both, Progress& progress) {
     storage.free_a[progress.a.index()].arrive();
     if (of_both) storage.free_b[progress.b.index()].arrive();
@@ -376,7 +376,7 @@ struct SplitMainloop {
     ++progress.b;
   }
 
-  // Brings a transposed tile to the order of the epilogue.
+  // Transposes a tile to the layout that the epilogue expects.
   template <class Accumulator>
   CUTLASS_DEVICE static void turn_over(SharedStorage& storage, int thread, Accumulator& total,
                                        Progress const& progress) {
@@ -387,11 +387,11 @@ struct SplitMainloop {
     TileExchange const exchange{
         {reinterpret_cast<float*>(storage.a.data() + progress.a.index() * kPlanes * kTileM * kSplitBlock),
          reinterpret_cast<float*>(buffer_b(storage, progress.b.index()))}};
-    synchronize_consumers();  // nobody multiplies from the buffers any more
+    synchronize_consumers();  // no product reads the buffers any more
     exchange.put(thread, total);
     synchronize_consumers();
     exchange.get(thread, total);
-    __threadfence_block();  // what was read has arrived before the copy engine writes there
+    __threadfence_block();  // the reads are complete before the TMA overwrites the buffers
     cutlass::arch::fence_view_async_shared();
   }
 };

@@ -1,5 +1,6 @@
-// A tile of accumulators turned over: two warpgroups hold it transposed, as products with the second operand's rows
-// first leave it, and get it as the epilogue wants it. By way of shared memory, as every value changes its thread.
+// Transposes a tile of accumulators by shared memory. A product whose first operand is the weight leaves the tile
+// transposed in the registers of two warpgroups, and the epilogue expects it the other way round, so that nearly every
+// value has to move to another thread.
 #pragma once
 
 #include <cutlass/cutlass.h>
@@ -13,13 +14,13 @@ namespace sm90 {
 struct TileExchange {
   static constexpr int kSize = 128;  // rows and columns
   static constexpr int kHalfFloats = kSize / 2 * kSize;
-  float* halves[2];  // of 64 rows
+  float* halves[2];  // 64 rows each
 
-  // Leaves what this thread has of the tile. Between put and get all threads meet.
+  // Stores this thread's part of the tile. There has to be a barrier between put() and get().
   template <class Accumulator>
   CUTLASS_DEVICE void put(int thread, Accumulator const& total) const {
     int const lane = thread % 32;
-    int const column = row_of_slot(thread / 32 * 16 + lane / 4);  // and the next one
+    int const column = row_of_slot(thread / 32 * 16 + lane / 4);  // and its right neighbour
     CUTFUSE_UNROLL
     for (int group = 0; group < kSize / 8; ++group) {
       CUTFUSE_UNROLL
@@ -48,8 +49,8 @@ struct TileExchange {
   }
 
  private:
-  // Of an element in its half. Groups of eight columns change places by row, so that neither the writing lanes (four
-  // every other row) nor the reading ones (four rows) meet in a bank.
+  // The index of an element in its half. Groups of eight columns are permuted in each row, so that neither the stores
+  // (to four alternate rows) nor the loads (from four consecutive rows) of a warp have bank conflicts.
   CUTLASS_DEVICE static int place(int row, int column) {
     return row * kSize + (column ^ ((row >> 1 ^ row << 1) & 3) * 8);
   }

@@ -1,4 +1,4 @@
-// Which tile of the output, and which steps of K, a persistent block multiplies next.
+// The order in which persistent thread blocks take output tiles and slices of K.
 #pragma once
 
 #include <cutlass/cutlass.h>
@@ -10,7 +10,7 @@
 namespace cutfuse {
 namespace sm90 {
 
-// The steps of K of one output tile that a block multiplies.
+// The range of K's steps that a block multiplies for one output tile.
 struct StepRange {
   int first;
   int count;
@@ -19,13 +19,13 @@ struct StepRange {
 struct TileSlice {
   int m;  // tile coordinates
   int n;
-  int tile;  // their number
+  int tile;  // the tile's number
   int slice;
   StepRange steps;
 };
 
-// Tiles in bands of a few rows of tiles, columns first within a band, so that the blocks in flight share both operands
-// in the L2; the slices of a tile's K one after the other.
+// Tiles are numbered in bands of a few rows of tiles, and within a band along the columns first, so that blocks that
+// run at the same time share both operands in the L2. The slices of a tile's K have consecutive numbers.
 struct TileOrder {
   static constexpr int kTile = 128;
   static constexpr int kBand = 8;
@@ -33,8 +33,8 @@ struct TileOrder {
   int tiles_m;
   int tiles_n;
   int slices;
-  int steps;            // of K
-  int steps_per_slice;  // the last slice may have fewer, but has one
+  int steps;            // of the whole K
+  int steps_per_slice;  // the last slice may have fewer, but at least one
 
   static TileOrder make(int m, int n, int k, int slices) {
     int const steps = k / kSplitBlock;

@@ -10,7 +10,7 @@
 namespace cutfuse {
 namespace sm90 {
 
-// Of a thread's elements: two rows eight apart, and pairs of neighbouring columns eight apart.
+// The scales of a thread's elements, which are in two rows eight apart and in pairs of columns eight apart.
 template <int tile_n>
 struct TileScales {
   static constexpr int kPairs = tile_n / 8;
@@ -26,7 +26,7 @@ struct TileScales {
     for (int pair = 0; pair < kPairs; ++pair) columns[pair] = *reinterpret_cast<float2 const*>(scales + pair * 8);
   }
 
-  // The row's scale first: a product of two scales may overflow where the result does not.
+  // Multiplies by the row's scale first: the product of two scales may overflow although the result does not.
   template <class Accumulator>
   CUTLASS_DEVICE void promote(Accumulator const& sum, Accumulator& total) const {
     CUTLASS_PRAGMA_UNROLL
@@ -41,11 +41,12 @@ struct TileScales {
   }
 };
 
-// The same where groups of B's rows share scales (see scale_rows()): a product of scales is one for four elements.
+// Like TileScales, for planes of B whose rows share scales (see scale_rows()): one product of scales then serves four
+// elements.
 template <int tile_n>
 struct SharedTileScales {
   static constexpr int kGroups = tile_n / kSharedScaleRows;
-  float products[2][kGroups];  // of a row's scale and a group's
+  float products[2][kGroups];  // a row's scale times a group's
 
   CUTLASS_DEVICE void read(float const* row_scales, float const* group_scales) {
     float const rows[2] = {row_scales[0], row_scales[8]};
@@ -68,15 +69,16 @@ struct SharedTileScales {
   }
 };
 
-// The same for a transposed tile, where a warp's rows have one scale and columns their own: the warp makes the products
-// of the two together while its sum is under way, and each thread then reads those that it needs.
+// Like TileScales, for transposed tiles, in which all rows of a warp have one scale and each column has its own. The
+// warp computes the products of the two together, in shared memory, while the tensor cores compute its sum. Each thread
+// then loads those that it needs.
 template <int tile_m>
 struct WarpTileScales {
   static_assert(tile_m == 128, "four columns for every lane");
   using Products = float[tile_m];
 
-  // A thread's columns lie together: pairs of neighbours eight apart, which four lanes have. Their vectors are numbered
-  // differently, so that the lanes never meet in a bank.
+  // The place of a product of scales. A thread's columns, pairs that are eight apart, are contiguous; four lanes have
+  // different columns, and their vectors are permuted differently, so that there are no bank conflicts.
   CUTLASS_DEVICE static int place(int lane_of_row, int element) {
     return lane_of_row * (tile_m / 4) + (element ^ lane_of_row * 4);
   }
@@ -99,7 +101,7 @@ struct WarpTileScales {
       float4 const loaded = *reinterpret_cast<float4 const*>(products + place(lane % 4, vector * 4));
       float const columns[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
       CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < 8; ++i) {  // two columns of the first row, two of the second, and again
+      for (int i = 0; i < 8; ++i) {  // two columns of the first row, then of the second, twice
         int const at = vector * 8 + i;
         total(at) = ::fmaf(sum(at), columns[i / 4 * 2 + i % 2], total(at));
       }

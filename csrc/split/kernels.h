@@ -8,13 +8,13 @@
 
 namespace cutfuse {
 
-// Positions fit 32 bits, which leaves the kernels registers for more loads in flight; offsets do not.
+// Row and column numbers are 32-bit, which saves registers for more loads in flight. Offsets need 64 bits.
 struct SplitParameters {
   float const* source;
   int64_t row_stride;
   int64_t column_stride;
-  int64_t plane_stride;  // elements from a part's to the next's
-  int64_t block_stride;  // and from a block of columns to the next
+  int64_t plane_stride;  // elements between an element's parts in neighbouring planes
+  int64_t block_stride;  // elements between neighbouring blocks of columns
   Planes planes;
   ClearedWords cleared;
   SplitGuard only_if;
@@ -27,13 +27,13 @@ struct SplitParameters {
   int32_t width_shift;
   int32_t blocks;
   SplitPlan plan;
-  bool shares_scales;  // kSharedScaleRows rows each
+  bool shares_scales;  // groups of kSharedScaleRows rows have one scale
   bool guarded;
 };
 
-// Contiguous rows, of any stride and alignment.
+// Takes rows that are contiguous, with any row stride and alignment.
 cudaError_t launch_split_rows(SplitParameters const& parameters, cudaStream_t stream);
-// Any strides; fast where rows are neighbours in memory.
+// Takes any strides. Reads are coalesced where neighbouring rows are adjacent in memory, as in a transposed matrix.
 cudaError_t launch_split_transposed(SplitParameters const& parameters, cudaStream_t stream);
 
 }  // namespace cutfuse

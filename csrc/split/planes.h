@@ -1,14 +1,16 @@
-// An fp32 matrix as planes of 16-bit parts, so that 16-bit tensor cores multiply it with fp32's accuracy. Every 64
-// elements of a row, a block, have a power-of-two scale that brings their largest near the top of the type's range; in
-// split3 neighbouring rows of a weight share theirs.
+// Planes of 16-bit parts represent an fp32 matrix, so that 16-bit tensor cores can multiply it with fp32's accuracy. A
+// block is 64 consecutive elements of a row. Each block has a power-of-two scale, which brings its largest magnitude
+// near the top of the 16-bit type's range. In split3, neighbouring rows of a weight share their scales.
 //
-// split3: fp16 high = x * s, low = x * s - high, with the largest of a block in [2^14, 2^15); a product is
-// high * high + high * low + low * high. Markidis et al., 2018, with a scale for each block. Ootomo and Yokota, 2022,
-// multiply low by 2^11: that keeps 22 bits down to 2^27 and not only 2^17 below the block's largest, but the low
-// products then need a chain of instructions of their own, which costs 3 to 6% (H200). A guarded product takes split6
-// where too many elements are below.
-// split6: bf16 high, middle and low, each the rounded rest, with the largest of a block in [1, 2); the six largest
-// products. bf16 has fp32's range of exponents: only products 2^126 below those of their blocks' largest are lost.
+// split3 has two fp16 parts: high = x * s and low = x * s - high, where s puts the largest magnitude of a block into
+// [2^14, 2^15). A product is high * high + high * low + low * high. The method is that of Markidis et al., 2018, with a
+// scale for each block. Ootomo and Yokota, 2022, also multiply low by 2^11, which keeps 22 bits for elements down to
+// 2^27 below the block's largest instead of 2^17; but the low products then need their own chain of instructions, which
+// costs 3 to 6% (H200). A guarded product runs split6 instead where too many elements are below 2^17.
+//
+// split6 has three bf16 parts, high, middle and low. Each is the rounded remainder of those before it, and the scale
+// puts the largest magnitude of a block into [1, 2). A product is the sum of the six largest products of parts. bf16
+// has fp32's range of exponents, so only products 2^126 below the product of their blocks' largest elements are lost.
 #pragma once
 
 #include <cstdint>
@@ -17,17 +19,17 @@ namespace cutfuse {
 
 enum class SplitPlan : int32_t { kSplit3 = 3, kSplit6 = 6 };
 
-constexpr int kSplitBlock = 64;       // elements of a row under one scale, and of a main loop's step
-constexpr int kScaleAlignment = 128;  // rows: the scales of a tile are copied at once
+constexpr int kSplitBlock = 64;       // consecutive elements with one scale; K advances by it in an iteration
+constexpr int kScaleAlignment = 128;  // rows; one bulk copy loads the scales of a tile
 
-// What a block of the splitting kernel found, OR-ed bits.
+// Bits of the flag word that a thread block of a splitting kernel writes.
 constexpr uint32_t kOutOfRange = 1;  // split3 would lose accuracy
 constexpr uint32_t kNotFinite = 2;   // an infinity or NaN
 
-// Neighbouring rows of a product's second operand, the weight, that share their blocks' scales in split3: a product of
-// scales then serves four elements of a thread. These products run at the power limit: with it, and with scales read
-// while the tensor cores work, they take 8% less time (H200). Split3's guard keeps scales where fp32 holds the product
-// of two; split6's may lie beyond.
+// In split3, this many neighbouring rows of a product's second operand, the weight, share the scales of their blocks.
+// One product of two scales then serves four elements of a thread. The GPU runs these kernels at its power limit;
+// sharing scales, and reading them while the tensor cores work, takes 8% off their time (H200). Split3's guard bounds
+// the scales, so that fp32 represents the product of any two. Split6 has no such bound.
 constexpr int kSharedScaleRows = 16;
 
 constexpr int scale_rows(SplitPlan plan, bool is_weight) {
@@ -40,39 +42,39 @@ constexpr int plane_count(SplitPlan plan) { return plan == SplitPlan::kSplit3 ? 
 struct PlanesShape {
   int64_t rows;
   int64_t columns;
-  int64_t pitch;        // columns rounded up to whole blocks; the rest is zero
-  int64_t scale_pitch;  // scales of a block of columns: of rows rounded up to kScaleAlignment
-  int64_t flag_count;   // words, one for each block of the splitting kernel
-  int64_t value_bytes;  // of the three parts of Planes
+  int64_t pitch;        // columns rounded up to whole blocks; the padding is zero
+  int64_t scale_pitch;  // scales of one block of columns, for rows rounded up to kScaleAlignment
+  int64_t flag_count;   // words, one for each thread block of the splitting kernel
+  int64_t value_bytes;  // sizes of the three arrays of Planes
   int64_t scale_bytes;
   int64_t flag_bytes;
 };
 
-// In device memory, each part 128-byte aligned. A block of columns lies together: so what a step of a product's main
-// loop reads of a plane is contiguous.
+// Three arrays in device memory, each 128-byte aligned. A block of columns is contiguous, so that an iteration of a
+// product's main loop reads contiguous memory from each plane.
 struct Planes {
-  void* values;   // [pitch / kSplitBlock, plane_count, rows, kSplitBlock] of 16 bits
-  float* scales;  // [pitch / kSplitBlock, scale_pitch], for every scale_rows(): values times scales give the matrix; 1
-                  // past the last row
-  uint32_t* flags;  // [flag_count], each written by every launch that runs
+  void* values;     // [pitch / kSplitBlock, plane_count, rows, kSplitBlock] of 16 bits
+  float* scales;    // [pitch / kSplitBlock, scale_pitch], one for scale_rows() rows: the matrix is the sum of a row's
+                    // parts times its scale. Rows past the last have scale 1
+  uint32_t* flags;  // [flag_count]; every launch that is not skipped by its guard writes all of them
 };
 
-// An fp32 matrix that a product splits on the way in.
+// An fp32 operand that the product itself splits, after loading it.
 struct ConvertedOperand {
   float const* data;
   int64_t pitch;
   int64_t columns;
-  uint32_t* flags;  // [flag_count], a word for each block of the product's grid, as in Planes; null to keep none
+  uint32_t* flags;  // [flag_count], one word for each thread block of the product, as in Planes; null for no flags
   int32_t flag_count;
 };
 
-// Words of device memory that a pass sets to zero for the kernel after it.
+// Device memory that a splitting kernel sets to zero for the kernel that follows it.
 struct ClearedWords {
   int32_t* words;
   int32_t count;
 };
 
-// Whether the flags of two operands' planes say that split3 would lose accuracy; null flags never do.
+// The guard trips if a flag of either operand says that split3 would lose accuracy. Null flags never trip it.
 struct SplitGuard {
   uint32_t const* flags[2];
   int32_t counts[2];

@@ -7,8 +7,8 @@
 namespace cutfuse {
 namespace {
 
-// Eight for each of an H200's multiprocessors: two waves of the blocks that fit, and few enough flags for every block
-// of a GEMM to read.
+// Eight thread blocks for each of an H200's 132 multiprocessors. Four fit at a time, so these are two waves; and every
+// thread block of a GEMM reads all flags, so there should not be more of them.
 constexpr int64_t kMostBlocks = 1056;
 
 }  // namespace
@@ -23,7 +23,8 @@ SplitTiles split_tiles(int64_t rows, int64_t columns, bool transposed) {
     tiles.column_tiles = column_blocks;
   } else {
     static_assert(kScaleAlignment % (kSplitGroups * kSplitGroupRows) == 0, "whole tiles whatever their width");
-    constexpr int64_t kMostAbreast = kSplitGroups * kSplitGroupRows / kSharedScaleRows;  // rows of a scale in a tile
+    // At most so many blocks are abreast in a tile that it holds all rows of each shared scale.
+    constexpr int64_t kMostAbreast = kSplitGroups * kSplitGroupRows / kSharedScaleRows;
     while (1 << tiles.width_shift < std::min(column_blocks, kMostAbreast)) ++tiles.width_shift;
     int64_t const width = int64_t{1} << tiles.width_shift;
     tiles.row_tiles = padded_rows / (kSplitGroups / width * kSplitGroupRows);

@@ -1,4 +1,4 @@
-// Sizes of a matrix's planes, and how thread blocks are laid over a matrix that is split: host code that knows no CUDA.
+// The sizes of a matrix's planes, and the tiles that the splitting kernels cut it into. Host code without CUDA.
 #pragma once
 
 #include <cstdint>
@@ -7,20 +7,22 @@
 
 namespace cutfuse {
 
-constexpr int kSplitGroups = 16;    // of 16 threads, each group with a block of 64 elements at a time
-constexpr int kSplitGroupRows = 4;  // that a group of split_rows takes at once: four loads in flight for each thread
-constexpr int kSplitTileRows = 64;  // of split_transposed, which takes one block of columns at a time
+constexpr int kSplitGroups = 16;  // of 16 threads in a thread block; a group splits blocks of 64 elements
+constexpr int kSplitGroupRows =
+    4;  // rows that a group of split_rows takes in one iteration: each thread has four loads in flight
+constexpr int kSplitTileRows = 64;  // rows of a tile of split_transposed, which is one block of columns wide
 
 struct SplitTiles {
-  int32_t width_shift;  // split_rows: log2 of the groups that lie side by side, in pairs one below the other
-  int64_t row_tiles;    // they cover the rows up to a multiple of kScaleAlignment
+  int32_t width_shift;  // split_rows: log2 of the blocks of columns in a tile; two groups of a warp take rows below
+                        // each other
+  int64_t row_tiles;    // they cover the rows rounded up to kScaleAlignment
   int64_t column_tiles;
-  int64_t blocks;  // each takes every blocks-th tile
+  int64_t blocks;  // thread blocks; each takes every blocks-th tile
 };
 
 SplitTiles split_tiles(int64_t rows, int64_t columns, bool transposed);
 
-// transposed: neighbours in a row are not neighbours in memory.
+// transposed: the elements of a row are not contiguous in memory.
 PlanesShape planes_shape(int64_t rows, int64_t columns, SplitPlan plan, bool transposed, bool is_weight);
 
 }  // namespace cutfuse

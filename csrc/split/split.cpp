@@ -8,7 +8,8 @@ namespace cutfuse {
 
 namespace {
 
-constexpr int64_t kLongest = INT_MAX - 2048;  // of rows, columns and tiles: a step beyond them still fits
+constexpr int64_t kLongest =
+    INT_MAX - 2048;  // limit of rows, columns and tiles: adding one tile to them still fits 32 bits
 
 }  // namespace
 

@@ -1,7 +1,8 @@
-// Splits contiguous rows. A group of sixteen lanes takes a block of 64 columns in four rows: four 16-byte loads of a
-// thread are in flight, with eight they do not fit beside the rest in 64 registers and are issued one after another.
-// The two groups of a warp lie one below the other, so that it writes whole sectors of scales. Where rows share scales,
-// groups of other warps have the rest of them.
+// Splits a matrix with contiguous rows. In an iteration, a group of sixteen lanes takes a block of 64 columns in four
+// rows, so that each thread has four 16-byte loads in flight. Eight would not fit into a thread's 64 registers, and
+// ptxas would issue them one after another. The two groups of a warp take rows below each other, so that a warp stores
+// whole 32-byte sectors of scales. Where rows share scales, the groups of several warps exchange their largest
+// magnitudes.
 #include "common/vector_access.h"
 #include "split/kernels.h"
 #include "split/split_block.h"
@@ -12,14 +13,14 @@ namespace {
 constexpr int kRows = kSplitGroupRows;
 static_assert(kRows == kThreadRows && kBlockThreads == kSplitGroups * kGroupLanes, "as the tiles are planned");
 
-// Where a thread's elements begin, and how many of its rows exist.
+// The first row and column of a thread's elements, and how many of its rows are inside the matrix.
 struct RowsPosition {
   int row;
   int column;
   int rows;
 };
 
-// vectors: all rows are aligned, and whole vectors long.
+// vectors: all rows begin at a multiple of 16 bytes and have a multiple of four elements.
 template <bool vectors>
 __device__ __forceinline__ void load_rows(SplitParameters const& parameters, RowsPosition const& at,
                                           ThreadValues& values) {
@@ -48,7 +49,8 @@ __device__ __forceinline__ void load_rows(SplitParameters const& parameters, Row
   }
 }
 
-// The groups of a tile: `width` pairs side by side, so that a row of pairs has 2 * kRows rows.
+// The place of a group in its tile, which is 1 << width_shift groups wide. The two groups of a warp are below each
+// other.
 struct GroupPosition {
   int row;  // in groups
   int column;
@@ -62,8 +64,10 @@ struct GroupPosition {
 };
 constexpr int kSharingGroups = kSharedScaleRows / kRows;
 
-// Makes of the largest magnitudes of a group's rows that of all rows with its scale, by way of of_groups, in shared
-// memory: of this tile alone, until the next but one begins. All threads of the block call it.
+// Replaces the largest magnitudes of a group's rows by the largest of all rows that share its scale. Groups exchange
+// values through `of_groups` in shared memory. Two buffers alternate, so that one barrier for each tile is enough: a
+// slow warp may still read the last tile's values while other warps write this tile's. All threads of the block call
+// it.
 __device__ __forceinline__ void share_largest(uint32_t (&largest)[kRows], int width_shift, uint32_t* of_groups) {
   int const group = static_cast<int>(threadIdx.x) / kGroupLanes;
   if (threadIdx.x % kGroupLanes == 0) of_groups[group] = largest_of_all(largest);
@@ -76,7 +80,7 @@ __device__ __forceinline__ void share_largest(uint32_t (&largest)[kRows], int wi
   set_all(largest, of_all);
 }
 
-// 1 past the last row of the matrix.
+// Rows past the last of the matrix have scale 1.
 __device__ __forceinline__ void store_scales(SplitParameters const& parameters, RowsPosition const& at,
                                              ThreadScales const& scales) {
   int64_t const first = static_cast<int64_t>(at.column / kSplitBlock) * parameters.scale_pitch;
@@ -110,7 +114,7 @@ __device__ __forceinline__ void split_values(SplitParameters const& parameters, 
 
 template <SplitPlan plan, bool vectors>
 __global__ void __launch_bounds__(kBlockThreads, 4) split_rows(__grid_constant__ SplitParameters const parameters) {
-  __shared__ uint32_t of_groups[2][kSplitGroups];  // tiles by turns
+  __shared__ uint32_t of_groups[2][kSplitGroups];  // tiles alternate between them
   if (!begin_pass(parameters)) return;
   int const lane = static_cast<int>(threadIdx.x) % kGroupLanes;
   int const width = 1 << parameters.width_shift;

@@ -1,4 +1,4 @@
-// Reads the flags that a launch of the splitting kernels left.
+// Reads the flags that the splitting kernels have written.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,9 +12,9 @@ namespace cutfuse {
 
 #if defined(__CUDACC__)
 
-// A thread's share of an operand's flags.
+// The OR of those flags of one operand that this thread reads.
 __device__ __forceinline__ uint32_t read_flags(uint32_t const* flags, int count) {
-  constexpr int kLoads = 4;  // in flight, as each waits for the L2
+  constexpr int kLoads = 4;  // in flight, because each has the latency of the L2
   int const step = static_cast<int>(blockDim.x);
   uint32_t bits = 0;
   CUTFUSE_NO_UNROLL
@@ -23,7 +23,8 @@ __device__ __forceinline__ uint32_t read_flags(uint32_t const* flags, int count)
     CUTFUSE_UNROLL
     for (int load = 0; load < kLoads; ++load) {
       int const index = first + load * step;
-      // Not through the read-only path: whoever wrote the flags may have run when this kernel was already launched.
+      // Does not use the read-only cache, because the kernel that writes the flags may still be running when this one
+      // is launched.
       words[load] = index < count ? __ldcg(flags + index) : 0;
     }
     CUTFUSE_UNROLL
@@ -32,7 +33,8 @@ __device__ __forceinline__ uint32_t read_flags(uint32_t const* flags, int count)
   return bits;
 }
 
-// The OR of all flags, for every thread of the block: all of them call it, in a block of one dimension. Two barriers.
+// Returns the OR of all flags to every thread of the block. All threads call it, in a one-dimensional block; it has two
+// barriers.
 __device__ __forceinline__ uint32_t read_guard(SplitGuard const& guard) {
   uint32_t bits = 0;
   CUTFUSE_UNROLL
@@ -44,7 +46,7 @@ __device__ __forceinline__ uint32_t read_guard(SplitGuard const& guard) {
   return out_of_range | not_finite;
 }
 
-// Whether split3 would lose accuracy; called like read_guard.
+// Whether split3 would lose accuracy. All threads call it, as read_guard().
 __device__ __forceinline__ bool guard_trips(SplitGuard const& guard) { return (read_guard(guard) & kOutOfRange) != 0; }
 
 #endif

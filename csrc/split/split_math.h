@@ -1,6 +1,6 @@
-// The arithmetic of splitting, the same on host and device: a block's scale, an element's parts, what is out of range.
-// `parts` stands for the plan: two fp16 parts (split3) or three bf16 parts (split6). Includes nothing of CUDA on the
-// host, so that a build without kernels has the reference.
+// The arithmetic of splitting, which is the same on host and device: the scale of a block, the parts of an element, and
+// whether an element is out of range. `parts` tells the scheme: two fp16 parts (split3) or three bf16 parts (split6).
+// On the host it includes no CUDA header, so that a build without kernels has the reference implementation.
 #pragma once
 
 #include <cmath>
@@ -17,15 +17,17 @@
 
 namespace cutfuse::split_math {
 
-constexpr uint32_t kInfinity = 0x7f800000u;  // magnitudes from here on are not finite
+constexpr uint32_t kInfinity = 0x7f800000u;  // the bits of infinity; those of NaN are larger
 
-// Elements out of range that a block of 64 may not have, and the fraction of all that may not be. A block that shares
-// its scale may be smaller than the others, and of normal elements in a million blocks of 2^-6 their size some have
-// four.
+// split3 is refused if a block has this many out-of-range elements, or if more than 1 in kRareFraction of all elements
+// are. The limit of a block is higher where rows share scales, because a block's own elements may be smaller than those
+// that set the scale: of a million blocks of normal elements, 2^-6 the size of the largest, some have four out of
+// range.
 constexpr uint32_t many_in_block(bool shares_scale) { return shares_scale ? 8 : 4; }
 constexpr int kRareFraction = 256;
 
-// Of a block's largest: a product of two scales is then 2^-148 at least, which fp32 holds as a denormal number.
+// Bounds of the exponent of a block's largest magnitude. A product of two scales is then at least 2^-148, which fp32
+// represents as a denormal number.
 constexpr int kSafeExponent = 60;
 
 CUTFUSE_HOST_DEVICE uint32_t to_bits(float value) {
@@ -40,7 +42,7 @@ CUTFUSE_HOST_DEVICE float from_bits(uint32_t bits) {
   return value;
 }
 
-// The bits of |x|: they order finite numbers as their values do, and infinities and NaN above them.
+// The bits of |x|. Compared as integers, they have the order of the values, with infinity and NaN above all others.
 CUTFUSE_HOST_DEVICE uint32_t magnitude_of(float x) { return to_bits(x) & 0x7fffffffu; }
 
 CUTFUSE_HOST_DEVICE bool is_finite(uint32_t magnitude) { return magnitude < kInfinity; }
@@ -48,28 +50,28 @@ CUTFUSE_HOST_DEVICE bool is_finite(uint32_t magnitude) { return magnitude < kInf
 // exponent in [-126, 127]
 CUTFUSE_HOST_DEVICE float power_of_two(int exponent) { return from_bits(static_cast<uint32_t>(exponent + 127) << 23); }
 
-// Of a power of two in [2^-126, 2^126], exactly.
+// The exact reciprocal of a power of two in [2^-126, 2^126].
 CUTFUSE_HOST_DEVICE float reciprocal(float power) { return from_bits(0x7f000000u - to_bits(power)); }
 
-// floor(log2) of a block's largest magnitude, 0 for zero. -127 stands for every denormal one: below all bounds as it
-// is.
+// floor(log2) of a block's largest magnitude; 0 for zero. It is -127 for every denormal number, which is below all
+// bounds that the exponent is compared with.
 CUTFUSE_HOST_DEVICE int exponent_of(uint32_t magnitude) {
   return magnitude == 0 ? 0 : static_cast<int>(magnitude >> 23) - 127;
 }
 
-// What a block's parts are multiplied with to give its elements; parts are made of elements times the reciprocal. The
-// exponent is clamped so that both are normal numbers.
+// The scale of a block: its elements are its parts times the scale, and parts are made from elements times the
+// reciprocal. The exponent is clamped, so that the scale and its reciprocal are normal numbers.
 template <int parts>
 CUTFUSE_HOST_DEVICE float block_scale(int exponent) {
-  constexpr int kTop = parts == 2 ? 14 : 0;  // exponent of a scaled block's largest
+  constexpr int kTop = parts == 2 ? 14 : 0;  // the exponent of a scaled block's largest magnitude
   constexpr int kLowest = parts == 2 ? -112 : -116;
   constexpr int kHighest = parts == 2 ? 127 : 116;
   int const clamped = exponent < kLowest ? kLowest : (exponent > kHighest ? kHighest : exponent);
   return power_of_two(clamped - kTop);
 }
 
-// An element brought to its block's scale. Of three parts the high one stays nonzero, down to bf16's least number, so
-// that its product with an infinity is one.
+// An element times the reciprocal of its block's scale. In split6, an element that is not zero keeps a high part that
+// is not zero, at least bf16's smallest number, so that its product with an infinity is infinite and not NaN.
 template <int parts>
 CUTFUSE_HOST_DEVICE float scale_up(float x, float up) {
   float const scaled = x * up;
@@ -83,25 +85,25 @@ CUTFUSE_HOST_DEVICE float scale_up(float x, float up) {
 // Whether a block's scale alone makes split3 unsafe.
 CUTFUSE_HOST_DEVICE bool is_extreme(int exponent) { return exponent < -kSafeExponent || exponent > kSafeExponent; }
 
-// Split3 keeps less than 22 bits of x if x is not zero and scaled it is below 2^-3: its low part is then a multiple of
-// 2^-24, fp16's least number, and rounding it errs by up to 2^-25. So if its rank is below the scale's. Taking 1 away
-// ranks zero above all else.
+// Split3 keeps fewer than 22 bits of an x that is not zero and that the scale takes below 2^-3: its low part is then a
+// multiple of 2^-24, fp16's smallest number, and is rounded with an error of up to 2^-25. Such an x has a rank_of()
+// below lowest_rank() of its scale. Subtracting 1 wraps zero around to the highest rank, so that it is in range.
 CUTFUSE_HOST_DEVICE uint32_t rank_of(float x) { return magnitude_of(x) - 1u; }
 CUTFUSE_HOST_DEVICE uint32_t lowest_rank(float scale) { return rank_of(scale * 0x1p-3f); }
 
-// Round to nearest even, as the device's conversions do, to their NaN.
+// Rounds to nearest even, as the device's conversions do, and gives the same NaN.
 constexpr uint32_t kNan16 = 0x7fff;
 
 inline uint32_t round_to_half(float x) {
   uint32_t const magnitude = magnitude_of(x);
   uint32_t const sign = (to_bits(x) ^ magnitude) >> 16;
   if (magnitude > kInfinity) return kNan16;
-  if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // 65520 is halfway to 2^16
-  if (magnitude < 0x38800000u) {                        // below 2^-14: a multiple of 2^-24, the last bit of [0.5, 1)
+  if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // from 65520 on, halfway from the largest fp16 number to 2^16
+  if (magnitude < 0x38800000u) {  // denormal below 2^-14; adding 0.5 rounds to a multiple of 2^-24
     return sign | (to_bits(from_bits(magnitude) + 0.5f) - to_bits(0.5f));
   }
   uint32_t const rounded = magnitude + 0xfffu + (magnitude >> 13 & 1u);
-  return sign | ((rounded - (112u << 23)) >> 13);  // the biases differ by 112
+  return sign | ((rounded - (112u << 23)) >> 13);  // the exponents' biases differ by 112
 }
 
 inline uint32_t round_to_bfloat16(float x) {
@@ -110,7 +112,7 @@ inline uint32_t round_to_bfloat16(float x) {
   return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
 }
 
-// Two elements as 16-bit parts, the first in the lower half of the word.
+// Converts two elements to one 16-bit part each. The first is in the lower half of the word.
 template <int parts>
 CUTFUSE_HOST_DEVICE uint32_t round_pair(float first, float second) {
 #if defined(__CUDA_ARCH__)
@@ -142,7 +144,8 @@ CUTFUSE_HOST_DEVICE float widen(uint32_t word, int index) {
 #else
     uint32_t const half = index == 0 ? word & 0xffffu : word >> 16;
     bool const finite = (half & 0x7c00u) != 0x7c00u;
-    float const magnitude = from_bits(finite ? (half & 0x7fffu) << 13 : kInfinity) * 0x1p112f;  // the biases again
+    float const magnitude =
+        from_bits(finite ? (half & 0x7fffu) << 13 : kInfinity) * 0x1p112f;  // the difference of the exponents' biases
     return (half & 0x8000u) != 0 ? -magnitude : magnitude;
 #endif
   }
@@ -153,7 +156,8 @@ struct PairParts {
   uint32_t words[parts];  // high, middle in three parts, low
 };
 
-// Splits two scaled elements. Only the high part of an infinity or NaN is not zero, unless all are known to be finite.
+// Splits two scaled elements. Only the high part of an infinity or NaN is nonzero. `finite`: the caller guarantees that
+// there are none.
 template <int parts, bool finite = false>
 CUTFUSE_HOST_DEVICE PairParts<parts> split_pair(float first, float second) {
   float rest[2] = {first, second};
@@ -163,7 +167,8 @@ CUTFUSE_HOST_DEVICE PairParts<parts> split_pair(float first, float second) {
   for (int part = 1; part < parts; ++part) {
     CUTFUSE_UNROLL
     for (int i = 0; i < 2; ++i) {
-      float const error = rest[i] - widen<parts>(result.words[part - 1], i);  // exact, and NaN of what is not finite
+      float const error =
+          rest[i] - widen<parts>(result.words[part - 1], i);  // exact; NaN where the element is not finite
       rest[i] = finite || part > 1 || error == error ? error : 0.0f;
     }
     result.words[part] = round_pair<parts>(rest[0], rest[1]);

@@ -12,13 +12,13 @@ struct Findings {
   int64_t out_of_range = 0;
 };
 
-// Contiguous rows, and planes with as many.
+// A matrix with contiguous rows, and its planes.
 struct Source {
   float const* data;
   int64_t rows;
   int64_t columns;
 
-  // Filled up with zeros.
+  // Columns past the last are zero.
   void read_block(int64_t row, int64_t block, float (&elements)[kSplitBlock]) const {
     int64_t const first = block * kSplitBlock;
     std::fill(std::copy_n(data + row * columns + first, std::min<int64_t>(columns - first, kSplitBlock), elements),
@@ -26,7 +26,7 @@ struct Source {
   }
 };
 
-// Of a block's finite elements.
+// The largest magnitude of a block's finite elements.
 template <int parts>
 uint32_t find_largest(float const (&block)[kSplitBlock], Findings& findings) {
   uint32_t largest = 0;
@@ -61,7 +61,7 @@ void split_block(float const (&block)[kSplitBlock], float scale, bool shares_sca
   findings.out_of_range += out_of_range;
 }
 
-// The rows from first_row on that share a scale, over one block of columns. Returns the scale.
+// Splits one block of columns of the rows that share a scale, from first_row on. Returns the scale.
 template <int parts>
 float split_rows(Source const& source, int64_t first_row, int64_t count, int64_t block, bool shares_scale,
                  uint16_t* values, Findings& findings) {

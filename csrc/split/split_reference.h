@@ -1,4 +1,4 @@
-// The splitting kernels on the host: what they compute, on a machine without a GPU or CUDA's headers.
+// What the splitting kernels compute, on the host. It needs no GPU and no CUDA header.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace cutfuse {
 
-// Splits a contiguous matrix to planes as in planes.h, and returns the flags of a kernel in which one thread block
-// takes the whole matrix.
+// Splits a contiguous matrix into planes (see planes.h). Returns the flag word that a kernel with a single thread block
+// would write.
 uint32_t split_reference(float const* source, int64_t rows, int64_t columns, SplitPlan plan, bool is_weight,
                          uint16_t* values, float* scales);
 

@@ -1,6 +1,6 @@
-// Splits a matrix whose rows are neighbours in memory, and of any other strides. A tile of 64 rows and a block of
-// columns goes through shared memory: it is read along whichever dimension is the nearer in memory, and written along
-// rows.
+// Splits a matrix of any strides, such as a transposed one. Each tile of 64 rows and one block of columns passes
+// through shared memory: it is read from device memory along the dimension with the smaller stride, and its parts are
+// written along rows.
 #include "common/vector_access.h"
 #include "split/kernels.h"
 #include "split/split_block.h"
@@ -9,21 +9,22 @@ namespace cutfuse {
 namespace {
 
 constexpr int kWarpLanes = 32;
-constexpr int kRows = kSplitTileRows / kSplitGroups;  // of a thread
+constexpr int kRows = kSplitTileRows / kSplitGroups;  // rows of a thread
 static_assert(kRows == kThreadRows, "as the tiles are planned");
 constexpr int kWarpRows = kRows * kWarpLanes / kGroupLanes;
 constexpr int kTileElements = kSplitTileRows * kSplitBlock;
-// By column, then row. Odd, so that a thread's single accesses meet no more than one other in their bank.
+// Floats from a column of the tile to the next. It is odd, so that at most two lanes of a warp access the same bank.
 constexpr int kTilePitch = kSplitTileRows + 1;
 
 struct TilePosition {
   int row;
   int column;
-  int rows;  // that exist
+  int rows;  // rows and columns that are inside the matrix
   int columns;
 };
 
-// 16-byte loads along rows: whole vectors of rows, each column's first one aligned.
+// Loads 16-byte vectors of four neighbouring rows. Columns have to begin at a multiple of 16 bytes, and the number of
+// rows to be a multiple of four.
 __device__ __forceinline__ void load_vectors(SplitParameters const& parameters, TilePosition const& at, float* tile) {
   constexpr int kVectorRows = kVectorSize<float>;
   constexpr int kLoads = kTileElements / kVectorRows / kBlockThreads;
@@ -49,7 +50,7 @@ __device__ __forceinline__ void load_vectors(SplitParameters const& parameters, 
   }
 }
 
-// along_rows: neighbouring threads take neighbouring rows, otherwise columns.
+// Loads single elements. Neighbouring threads take neighbouring rows if along_rows is true, else neighbouring columns.
 __device__ __forceinline__ void load_elements(SplitParameters const& parameters, TilePosition const& at,
                                               bool along_rows, float* tile) {
   static_assert(kSplitTileRows == kSplitBlock, "the same loop either way");
@@ -76,15 +77,16 @@ __device__ __forceinline__ void load_elements(SplitParameters const& parameters,
   for (int load = 0; load < kLoads; ++load) target[load * target_step] = loaded[load];
 }
 
-// Row `index` of a thread's group: the two groups of a warp take neighbouring rows, for the sake of the banks.
+// Row `index` of a thread's group. The two groups of a warp take alternate rows, which avoids bank conflicts.
 __device__ __forceinline__ int row_in_tile(int index) {
   int const warp = static_cast<int>(threadIdx.x) / kWarpLanes;
   int const group = static_cast<int>(threadIdx.x) / kGroupLanes % 2;
   return warp * kWarpRows + 2 * index + group;
 }
 
-// Makes of the largest magnitudes of a thread's rows that of all rows with their scale, which two neighbouring warps
-// have, by way of of_warps in shared memory. All threads of the block call it.
+// Replaces the largest magnitudes of a thread's rows by the largest of all rows that share their scale. Two
+// neighbouring warps hold those rows, and exchange the values by of_warps in shared memory. All threads of the block
+// call it.
 __device__ __forceinline__ void share_largest(uint32_t (&largest)[kRows], uint32_t* of_warps) {
   static_assert(kSharedScaleRows == 2 * kWarpRows);
   int const warp = static_cast<int>(threadIdx.x) / kWarpLanes;
@@ -95,7 +97,7 @@ __device__ __forceinline__ void share_largest(uint32_t (&largest)[kRows], uint32
   set_all(largest, max(of_warps[warp & ~1], of_warps[warp | 1]));
 }
 
-// The warp's first lanes write the scales of its rows together.
+// The first lanes of a warp store the scales of its rows in one coalesced access.
 __device__ __forceinline__ void store_scales(SplitParameters const& parameters, TilePosition const& at,
                                              ThreadScales const& scales) {
   int const lane = static_cast<int>(threadIdx.x) % kWarpLanes;
@@ -140,7 +142,7 @@ __global__ void __launch_bounds__(kBlockThreads, 4)
   if (!begin_pass(parameters)) return;
   int const column = static_cast<int>(threadIdx.x) % kGroupLanes * kLaneElements;
   bool const along_rows = parameters.row_stride <= parameters.column_stride;
-  // Neighbouring tiles lie along rows, as the source does.
+  // Consecutive tiles are below each other, because rows are adjacent in the source.
   int const count = parameters.row_tiles * parameters.column_tiles;
   SplitFindings findings;
   int elements = 0;
