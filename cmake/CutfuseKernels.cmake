@@ -4,6 +4,16 @@ file(GLOB host_sources CONFIGURE_DEPENDS csrc/common/*.cpp csrc/epilogue/*.cpp c
      csrc/reduce/*_plan.cpp csrc/split/*_reference.cpp csrc/split/*_shape.cpp)
 add_library(cutfuse_kernels STATIC ${host_sources})
 target_link_libraries(cutfuse_kernels PUBLIC cutfuse_options)
+
+# What `python -m cutfuse.report` tells of the build.
+set(gemm_architecture 90a)
+if(CUTFUSE_WITH_CUDA)
+  list(JOIN CUTFUSE_STREAM_ARCHITECTURES " " stream_architectures)
+  set_property(SOURCE csrc/common/build_info.cpp PROPERTY COMPILE_DEFINITIONS
+    CUTFUSE_CUDA_COMPILER="${CMAKE_CUDA_COMPILER_VERSION}"
+    CUTFUSE_GEMM_ARCHITECTURES="${gemm_architecture}-real"
+    CUTFUSE_STREAM_ARCHITECTURES="${stream_architectures}")
+endif()
 if(NOT CUTFUSE_WITH_CUDA)
   return()
 endif()
@@ -72,4 +82,4 @@ list(LENGTH gemm_instances gemm_count)
 message(STATUS "cutfuse: ${gemm_count} GEMM kernels for sm_90a, from csrc/plan/gemm_configs.def")
 file(GLOB gemm_sources CONFIGURE_DEPENDS csrc/gemm/*.cpp csrc/gemm/*.cu)
 cutfuse_add_kernels(cutfuse_gemm POOL cutfuse_gemm_jobs SOURCES ${gemm_sources} ${gemm_instances}
-                    GENCODE -gencode=arch=compute_90a,code=sm_90a)
+                    GENCODE -gencode=arch=compute_${gemm_architecture},code=sm_${gemm_architecture})

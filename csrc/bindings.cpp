@@ -1,10 +1,12 @@
 // The Python module cutfuse._C.
 #include "bindings.h"
 
+#include <cstring>
 #include <iterator>
 #include <tuple>
 #include <vector>
 
+#include "common/build_info.h"
 #include "epilogue/host_evaluate.h"
 #include "epilogue/ops.h"
 #include "epilogue/program.h"
@@ -52,6 +54,12 @@ Program make_program(std::vector<InstructionTuple> const& instructions, int oper
   return program;
 }
 
+// Whether two programs run the same instructions.
+bool is_same(Program const& program, Program const& other) {
+  return program.length == other.length && program.operand_count == other.operand_count &&
+         std::memcmp(program.instructions, other.instructions, program.length * sizeof(Instruction)) == 0;
+}
+
 std::vector<OpInfo> op_table() { return {std::begin(kOps), std::end(kOps)}; }
 
 using Numbers = py::typing::Dict<py::str, py::int_>;
@@ -77,6 +85,16 @@ Numbers reductions() {
   for (int value = 1; value < kReductionCount; ++value) {
     result[name_of(static_cast<Reduction>(value))] = value;
   }
+  return result;
+}
+
+py::typing::Dict<py::str, py::str> describe_build() {
+  BuildInfo const info = build_info();
+  py::typing::Dict<py::str, py::str> result;
+  result["host_compiler"] = info.host_compiler;
+  result["cuda_compiler"] = info.cuda_compiler;
+  result["gemm_architectures"] = info.gemm_architectures;
+  result["stream_architectures"] = info.stream_architectures;
   return result;
 }
 
@@ -128,10 +146,12 @@ void bind_epilogue(py::module_& module) {
   module.def("limits", &limits, "The most instructions, operands and slots that a program has.");
   module.def("dtypes", &dtypes, "The number of each element type.");
   module.def("reductions", &reductions, "The number of each reduction.");
+  module.def("build_info", &describe_build, "What the kernels were compiled with; empty texts where there are none.");
   py::class_<Program>(module, "Program", "An epilogue program, validated.")
       .def(py::init(&make_program), py::arg("instructions"), py::arg("operand_count"))
       .def_property_readonly("operand_count", [](Program const& program) { return program.operand_count; })
       .def_property_readonly("cost", &cost_of)
+      .def("is_same", &is_same, py::arg("other"), "Whether both run the same instructions.")
       .def("__len__", [](Program const& program) { return program.length; });
   module.def("evaluate", &evaluate, py::arg("program"), py::arg("input"), py::arg("output"), py::arg("count"),
              py::arg("operands"), py::arg("wrt") = -1,
@@ -146,19 +166,42 @@ void bind_split_reference(py::module_& module) {
              "of 16 bits and scales [pitch / 64, scale_pitch], and returns the flags, for the matrix as a whole.");
 }
 
+// What is kept here is the process's: a reference that another interpreter took would be one to the first one's
+// objects.
+bool is_in_main_interpreter() { return PyInterpreterState_Get() == PyInterpreterState_Main(); }
+
+constexpr char const* kMainInterpreterOnly =
+    "cutfuse._C is for a process's first interpreter alone, and this is a subinterpreter: call cutfuse from the first "
+    "one, or from another process";
+
 }  // namespace
 }  // namespace cutfuse::bindings
 
-PYBIND11_MODULE(_C, module) {
+// The module of the first interpreter.
+PYBIND11_MODULE(_C_of_main_interpreter, module) {
+  // Since Python 3.13 PyInit__C runs in the first interpreter, whichever imports.
+  if (!cutfuse::bindings::is_in_main_interpreter()) {
+    throw pybind11::import_error(cutfuse::bindings::kMainInterpreterOnly);
+  }
   cutfuse::bindings::bind_epilogue(module);
   cutfuse::bindings::bind_split_reference(module);
   cutfuse::bindings::bind_plan(module);
-#if CUTFUSE_WITH_CUDA
-  cutfuse::bindings::bind_gemm(module);
+  cutfuse::bindings::bind_callables(module);
   cutfuse::bindings::bind_split(module);
   cutfuse::bindings::bind_streaming(module);
+  cutfuse::bindings::bind_launch(module);
+  cutfuse::bindings::bind_calls(module);
+#if CUTFUSE_WITH_CUDA
+  cutfuse::bindings::bind_gemm(module);
   module.attr("cuda_build") = true;
 #else
   module.attr("cuda_build") = false;
 #endif
+}
+
+// Before pybind11's own, which before Python 3.12 waits forever for the lock that the importing thread holds.
+extern "C" PYBIND11_EXPORT PyObject* PyInit__C() {
+  if (cutfuse::bindings::is_in_main_interpreter()) return PyInit__C_of_main_interpreter();
+  PyErr_SetString(PyExc_ImportError, cutfuse::bindings::kMainInterpreterOnly);
+  return nullptr;
 }

@@ -113,6 +113,9 @@ inline SplitGuard to_guard(std::vector<FlagsTuple> const& flags) {
 }
 
 void bind_plan(py::module_& module);
+void bind_callables(py::module_& module);
+void bind_launch(py::module_& module);
+void bind_calls(py::module_& module);
 void bind_gemm(py::module_& module);
 void bind_split(py::module_& module);
 void bind_streaming(py::module_& module);

@@ -25,8 +25,8 @@ MatrixLayout to_layout(MatrixLayoutTuple const& matrix) {
 
 LinearRequest make_request(MatrixLayoutTuple const& x, MatrixLayoutTuple const& weight,
                            std::optional<VectorLayoutTuple> const& bias, int input, int output, int reduction,
-                           float epilogue_cost, Precision precision, bool weight_has_planes,
-                           DeviceTuple const& device) {
+                           float epilogue_cost, float operand_bytes, Precision precision, bool weight_has_planes,
+                           DeviceTuple const& device, Issuer issuer) {
   LinearRequest request = {};
   request.x = to_layout(x);
   request.weight = to_layout(weight);
@@ -35,9 +35,11 @@ LinearRequest make_request(MatrixLayoutTuple const& x, MatrixLayoutTuple const& 
   request.output = to_dtype(output);
   request.reduction = to_reduction(reduction);
   request.epilogue_cost = epilogue_cost;
+  request.operand_bytes = operand_bytes;
   request.precision = precision;
   request.weight_has_planes = weight_has_planes;
   request.device = {std::get<0>(device), std::get<1>(device), std::get<2>(device)};
+  request.issuer = issuer;
   return request;
 }
 
@@ -61,7 +63,15 @@ size_t workspace_bytes(Extents const& extents, int dtype, int reduction, int mul
 
 void bind_gemm_choice(py::module_& module) {
   py::class_<GemmProblem>(module, "GemmProblem", "What a GEMM kernel is asked for.")
+      .def_readonly("m", &GemmProblem::m)
+      .def_readonly("n", &GemmProblem::n)
+      .def_readonly("k", &GemmProblem::k)
+      .def_readonly("lda", &GemmProblem::lda, "Elements between rows of x.")
       .def_readonly("ldb", &GemmProblem::ldb, "Elements between rows of the weight.")
+      .def_property_readonly("input", [](GemmProblem const& problem) { return static_cast<int>(problem.input); })
+      .def_property_readonly("output", [](GemmProblem const& problem) { return static_cast<int>(problem.output); })
+      .def_property_readonly("reduction",
+                             [](GemmProblem const& problem) { return static_cast<int>(problem.reduction); })
       .def("__repr__", [](GemmProblem const& problem) { return describe(problem); });
   py::class_<GemmCandidate>(module, "GemmCandidate", "A GEMM kernel, how it is launched and what it takes.")
       .def_property_readonly("name", [](GemmCandidate const& candidate) { return config_of(candidate).name; })
@@ -86,16 +96,21 @@ void bind_request(py::module_& module) {
   for (int value = 0; value < kPrecisionCount; ++value) {
     precision.value(name_of(static_cast<Precision>(value)), static_cast<Precision>(value));
   }
+  py::enum_<Issuer>(module, "Issuer", "What issues a plan's launches.")
+      .value("call", Issuer::kCall)
+      .value("compiled_code", Issuer::kCompiledCode)
+      .value("graph", Issuer::kGraph);
   module.def("first_scheme", &first_scheme, py::arg("precision"), "What of a weight is split as a rule.");
   py::class_<LinearRequest>(module, "LinearRequest",
                             "What the plan of reduce(program(x @ weight.T + bias, operands)) depends on.")
       .def(py::init(&make_request), py::kw_only(), py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("input"),
-           py::arg("output"), py::arg("reduction"), py::arg("epilogue_cost"), py::arg("precision"),
-           py::arg("weight_has_planes"), py::arg("device"),
+           py::arg("output"), py::arg("reduction"), py::arg("epilogue_cost"), py::arg("operand_bytes"),
+           py::arg("precision"), py::arg("weight_has_planes"), py::arg("device"), py::arg("issuer"),
            "A matrix is (rows, columns, row stride, column stride, whether it begins at a multiple of 16 bytes), bias "
            "None or (stride, the same), device (compute capability's two numbers, multiprocessors). Strides are in "
            "elements; types and the reduction are codes of dtypes() and reductions(), 0 for no reduction. "
-           "weight_has_planes: those of the scheme that the precision takes first.");
+           "weight_has_planes: those of the scheme that the precision takes first. In compiled code the kernel behind "
+           "cuBLAS's product is torch.compile's, and a graph's launches take nothing of the host.");
 }
 
 void bind_memory(py::module_& module) {
@@ -163,6 +178,15 @@ void bind_linear_plan(py::module_& module) {
       .def_readonly("launches", &LinearPlan::launches)
       .def_readonly("workspace_bytes", &LinearPlan::workspace_bytes)
       .def_readonly("output_shape", &LinearPlan::output_shape)
+      .def_property_readonly("product_shape",
+                             [](LinearPlan const& plan) {
+                               LinearRequest const& request = plan.request;
+                               return std::make_tuple(request.x.rows, request.weight.rows, request.x.columns);
+                             })
+      .def_property_readonly("input", [](LinearPlan const& plan) { return static_cast<int>(plan.request.input); })
+      .def_property_readonly("output", [](LinearPlan const& plan) { return static_cast<int>(plan.request.output); })
+      .def_property_readonly("reduction",
+                             [](LinearPlan const& plan) { return static_cast<int>(plan.request.reduction); })
       .def_readonly("copies_bias", &LinearPlan::copies_bias)
       .def_readonly("reads_weight_planes", &LinearPlan::reads_weight_planes)
       .def_property_readonly("is_fused", &LinearPlan::is_fused);
@@ -172,6 +196,14 @@ void bind_linear_plan(py::module_& module) {
         return why_no_kernels({std::get<0>(device), std::get<1>(device), std::get<2>(device)});
       },
       py::arg("device"), "Why no fused kernel runs on a device, described as in a request; empty where they do.");
+  module.def(
+      "training_waits_for_host",
+      [](int64_t m, int64_t n, int64_t k, int dtype, int32_t multiprocessors) {
+        return training_waits_for_host(m, n, k, to_dtype(dtype), multiprocessors);
+      },
+      py::arg("m"), py::arg("n"), py::arg("k"), py::arg("dtype"), py::arg("multiprocessors"),
+      "Whether the host takes longer to issue the training step of a layer of 16-bit matrices than the device to run "
+      "it.");
   module.def("plan_linear", &plan_linear, py::arg("request"), py::arg("only") = "",
              "The plan of a request; only: the name of the one alternative that is wanted, whatever it would take.");
 }

@@ -2,7 +2,7 @@
 #include <optional>
 
 #include "bindings.h"
-#include "split/split.h"
+#include "launch/launcher.h"
 
 namespace cutfuse::bindings {
 namespace {
@@ -39,11 +39,7 @@ void split(uintptr_t stream, int plan, bool is_weight, uintptr_t source, int64_t
     throw py::value_error("split: source, values, scales and flags must not be null pointers for " +
                           pair_of(rows, columns));
   }
-  cudaError_t const status = run_split(problem, reinterpret_cast<cudaStream_t>(stream));
-  if (status == cudaSuccess) return;
-  throw std::runtime_error(std::string("split failed with ") + cudaGetErrorName(status) + " (" +
-                           cudaGetErrorString(status) + "), shape " + pair_of(rows, columns) + ", strides " +
-                           pair_of(row_stride, column_stride) + ", plan " + std::to_string(plan));
+  launcher().split(problem, pointer<void>(stream));
 }
 
 }  // namespace

@@ -1,8 +1,6 @@
 // The streaming kernels' share of cutfuse._C: pointwise programs, their derivatives, reductions.
 #include "bindings.h"
-#include "pointwise/pointwise.h"
-#include "reduce/reduce.h"
-#include "reduce/reductions.h"
+#include "launch/launcher.h"
 
 namespace cutfuse::bindings {
 namespace {
@@ -13,12 +11,6 @@ void check_pointer(char const* kernel, char const* name, void const* data, Exten
   if (data == nullptr && !is_empty(extents)) {
     throw py::value_error(std::string(kernel) + ": " + name + " is a null pointer, extents " + to_string(extents));
   }
-}
-
-void check_status(char const* kernel, cudaError_t status, Extents const& extents, DType dtype) {
-  if (status == cudaSuccess) return;
-  throw std::runtime_error(std::string(kernel) + " failed with " + cudaGetErrorName(status) + " (" +
-                           cudaGetErrorString(status) + "), extents " + to_string(extents) + ", " + name_of(dtype));
 }
 
 void pointwise(uintptr_t stream, Program const& program, Extents const& extents, MatrixTuple const& x,
@@ -33,7 +25,7 @@ void pointwise(uintptr_t stream, Program const& program, Extents const& extents,
   problem.out_dtype = to_dtype(out_dtype);
   check_pointer("pointwise", "x", problem.x.data, extents);
   check_pointer("pointwise", "out", problem.out, extents);
-  check_status("pointwise", run_pointwise(problem, reinterpret_cast<cudaStream_t>(stream)), extents, problem.x.dtype);
+  launcher().pointwise(problem, pointer<void>(stream));
 }
 
 void set_derivatives(PointwiseBackwardProblem& problem, std::vector<DerivativeTuple> const& derivatives,
@@ -83,8 +75,7 @@ void pointwise_backward(uintptr_t stream, Program const& program, Extents const&
   check_pointer("pointwise_backward", "x", problem.x.data, extents);
   check_pointer("pointwise_backward", "grad", problem.grad.data, extents);
   check_weights(problem, extents);
-  check_status("pointwise_backward", run_pointwise_backward(problem, reinterpret_cast<cudaStream_t>(stream)), extents,
-               problem.x.dtype);
+  launcher().pointwise_backward(problem, pointer<void>(stream));
 }
 
 void check_reduction(char const* kernel, Reduction reduction) {
@@ -109,7 +100,7 @@ void reduce(uintptr_t stream, Program const& program, Extents const& extents, Ma
   check_reduction("reduce", problem.reduction);
   check_pointer("reduce", "x", problem.x.data, extents);
   check_pointer("reduce", "out", problem.out, extents);
-  check_status("reduce", run_reduce(problem, reinterpret_cast<cudaStream_t>(stream)), extents, problem.x.dtype);
+  launcher().reduce(problem, pointer<void>(stream));
 }
 
 void finalize(uintptr_t stream, uintptr_t partials, int64_t tiles, int64_t rows, int reduction, int64_t count,
@@ -121,10 +112,8 @@ void finalize(uintptr_t stream, uintptr_t partials, int64_t tiles, int64_t rows,
   check_reduction("finalize_partials", to_fold);
   check_pointer("finalize_partials", "partials", pointer<void>(partials), extents);
   check_pointer("finalize_partials", "out", pointer<void>(out), extents);
-  check_status("finalize_partials",
-               finalize_row_partials(pointer<float const>(partials), tiles, rows, to_fold, count, 1.0f,
-                                     pointer<void>(out), dtype, reinterpret_cast<cudaStream_t>(stream)),
-               extents, dtype);
+  launcher().fold({pointer<float const>(partials), tiles, rows, to_fold, count, pointer<void>(out), dtype},
+                  pointer<void>(stream));
 }
 
 }  // namespace

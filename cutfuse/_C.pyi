@@ -6,11 +6,15 @@ import typing
 
 __all__: list[str] = [
     "Alternative",
+    "CallFunction",
+    "CallKey",
+    "CallPlan",
     "CublasProduct",
     "FoldPartials",
     "FusedProduct",
     "GemmCandidate",
     "GemmProblem",
+    "Issuer",
     "LinearPlan",
     "LinearRequest",
     "Memory",
@@ -25,26 +29,59 @@ __all__: list[str] = [
     "SplitPass",
     "SplitScheme",
     "WeightPlanes",
+    "build_info",
+    "call_key",
+    "call_linear",
+    "call_linear_operator",
+    "call_pointwise",
+    "call_reduce",
+    "callable_counts",
+    "class_version",
+    "connect_calls",
     "cuda_build",
+    "direct_calls",
     "dtypes",
     "evaluate",
     "finalize_partials",
     "first_scheme",
+    "forget_callables",
+    "forget_calls",
     "gemm",
     "gemm_convert",
     "gemm_planes",
+    "general_call",
+    "launch_after_product",
+    "launch_fused",
+    "learn_callable",
+    "learn_callable_types",
     "limits",
+    "linear_call",
+    "new_callable_number",
     "op_table",
+    "operation_call",
+    "pause_calls",
     "plan_linear",
     "planes_shape",
     "pointwise",
     "pointwise_backward",
     "pointwise_backward_row_blocks",
+    "pointwise_call",
+    "product_call",
+    "recognise",
+    "record_launches",
     "reduce",
+    "reduce_call",
     "reduce_workspace",
     "reductions",
+    "remember_call",
+    "remembered_calls",
     "split",
     "split_reference",
+    "training_backward",
+    "training_call",
+    "training_forward",
+    "training_plan",
+    "training_waits_for_host",
     "weight_planes",
     "why_no_kernels",
 ]
@@ -76,6 +113,10 @@ class Program:
         self, instructions: collections.abc.Sequence[tuple[int, int, int, int, int, float, float]], operand_count: int
     ) -> None: ...
     def __len__(self) -> int: ...
+    def is_same(self, other: Program) -> bool:
+        """
+        Whether both run the same instructions.
+        """
     @property
     def cost(self) -> float: ...
     @property
@@ -87,10 +128,27 @@ class GemmProblem:
     """
     def __repr__(self) -> str: ...
     @property
+    def input(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def lda(self) -> int:
+        """
+        Elements between rows of x.
+        """
+    @property
     def ldb(self) -> int:
         """
         Elements between rows of the weight.
         """
+    @property
+    def m(self) -> int: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def output(self) -> int: ...
+    @property
+    def reduction(self) -> int: ...
 
 class GemmCandidate:
     """
@@ -230,6 +288,44 @@ class Precision:
     @property
     def value(self) -> int: ...
 
+class Issuer:
+    """
+    What issues a plan's launches.
+
+    Members:
+
+      call
+
+      compiled_code
+
+      graph
+    """
+
+    __members__: typing.ClassVar[dict[str, Issuer]]
+    call: typing.ClassVar[Issuer]
+    compiled_code: typing.ClassVar[Issuer]
+    graph: typing.ClassVar[Issuer]
+    @typing.overload
+    def __eq__(self, other: Issuer) -> bool: ...
+    @typing.overload
+    def __eq__(self, other: typing.Any) -> bool: ...
+    def __getstate__(self) -> int: ...
+    def __hash__(self) -> int: ...
+    def __index__(self) -> int: ...
+    def __init__(self, value: int) -> None: ...
+    def __int__(self) -> int: ...
+    @typing.overload
+    def __ne__(self, other: Issuer) -> bool: ...
+    @typing.overload
+    def __ne__(self, other: typing.Any) -> bool: ...
+    def __repr__(self) -> str: ...
+    def __setstate__(self, state: int) -> None: ...
+    def __str__(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
 class LinearRequest:
     """
     What the plan of reduce(program(x @ weight.T + bias, operands)) depends on.
@@ -244,12 +340,14 @@ class LinearRequest:
         output: int,
         reduction: int,
         epilogue_cost: float,
+        operand_bytes: float,
         precision: Precision,
         weight_has_planes: bool,
         device: tuple[int, int, int],
+        issuer: Issuer,
     ) -> None:
         """
-        A matrix is (rows, columns, row stride, column stride, whether it begins at a multiple of 16 bytes), bias None or (stride, the same), device (compute capability's two numbers, multiprocessors). Strides are in elements; types and the reduction are codes of dtypes() and reductions(), 0 for no reduction. weight_has_planes: those of the scheme that the precision takes first.
+        A matrix is (rows, columns, row stride, column stride, whether it begins at a multiple of 16 bytes), bias None or (stride, the same), device (compute capability's two numbers, multiprocessors). Strides are in elements; types and the reduction are codes of dtypes() and reductions(), 0 for no reduction. weight_has_planes: those of the scheme that the precision takes first. In compiled code the kernel behind cuBLAS's product is torch.compile's, and a graph's launches take nothing of the host.
         """
 
 class Memory:
@@ -412,19 +510,137 @@ class LinearPlan:
     @property
     def copies_bias(self) -> bool: ...
     @property
+    def input(self) -> int: ...
+    @property
     def is_fused(self) -> bool: ...
     @property
     def launches(
         self,
     ) -> list[SplitPass | FusedProduct | FoldPartials | CublasProduct | PointwisePass | ReductionPass]: ...
     @property
+    def output(self) -> int: ...
+    @property
     def output_shape(self) -> list[int]: ...
     @property
+    def product_shape(self) -> tuple[int, int, int]: ...
+    @property
     def reads_weight_planes(self) -> bool: ...
+    @property
+    def reduction(self) -> int: ...
     @property
     def ruled_out(self) -> str: ...
     @property
     def workspace_bytes(self) -> int: ...
+
+class CallFunction:
+    """
+    A public function with a direct path.
+
+    Members:
+
+      linear
+
+      pointwise
+
+      reduce
+
+      linear_operator
+    """
+
+    __members__: typing.ClassVar[dict[str, CallFunction]]
+    linear: typing.ClassVar[CallFunction]
+    linear_operator: typing.ClassVar[CallFunction]
+    pointwise: typing.ClassVar[CallFunction]
+    reduce: typing.ClassVar[CallFunction]
+    @typing.overload
+    def __eq__(self, other: CallFunction) -> bool: ...
+    @typing.overload
+    def __eq__(self, other: typing.Any) -> bool: ...
+    def __getstate__(self) -> int: ...
+    def __hash__(self) -> int: ...
+    def __index__(self) -> int: ...
+    def __init__(self, value: int) -> None: ...
+    def __int__(self) -> int: ...
+    @typing.overload
+    def __ne__(self, other: CallFunction) -> bool: ...
+    @typing.overload
+    def __ne__(self, other: typing.Any) -> bool: ...
+    def __repr__(self) -> str: ...
+    def __setstate__(self, state: int) -> None: ...
+    def __str__(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+class CallKey:
+    """
+    All that the plan of a call depends on.
+    """
+
+class CallPlan:
+    """
+    What a call whose key is known does.
+    """
+
+def build_info() -> dict[str, str]:
+    """
+    What the kernels were compiled with; empty texts where there are none.
+    """
+
+def call_key(function: CallFunction, arguments: tuple[typing.Any, ...], callable: int) -> CallKey | None:
+    """
+    The key of a call with these arguments, as things are now; None where it has none.
+    """
+
+def call_linear(
+    x: typing.Any,
+    weight: typing.Any,
+    bias: typing.Any,
+    epilogue: typing.Any,
+    operands: typing.Any,
+    reduce: typing.Any,
+    keepdim: typing.Any,
+    out_dtype: typing.Any,
+) -> typing.Any: ...
+def call_linear_operator(
+    x: typing.Any,
+    weight: typing.Any,
+    bias: typing.Any,
+    operands: typing.Any,
+    program: int,
+    reduction: typing.Any,
+    out_dtype: typing.Any,
+) -> typing.Any: ...
+def call_pointwise(fn: typing.Any, x: typing.Any, operands: typing.Any, out_dtype: typing.Any) -> typing.Any: ...
+def call_reduce(
+    x: typing.Any,
+    dim: typing.Any,
+    op: typing.Any,
+    keepdim: typing.Any,
+    prologue: typing.Any,
+    operands: typing.Any,
+    out_dtype: typing.Any,
+) -> typing.Any: ...
+def callable_counts() -> dict[str, int]:
+    """
+    How many nodes, numbers and hits recognise has had.
+    """
+
+def class_version(type: type) -> int:
+    """
+    A number that a class has until anything about it or a base changes; 0 where it has none.
+    """
+
+def connect_calls(functions: dict[str, typing.Any] | None) -> None:
+    """
+    What direct calls ask PyTorch, by name; None makes every call the general path's. Forgets all plans.
+    """
+
+def direct_calls() -> int:
+    """
+    How many calls ran directly since the process began.
+    """
 
 def dtypes() -> dict[str, int]:
     """
@@ -453,6 +669,16 @@ def finalize_partials(
 def first_scheme(precision: Precision) -> SplitScheme:
     """
     What of a weight is split as a rule.
+    """
+
+def forget_callables() -> None:
+    """
+    Forgets what callables are known. Numbers are not reused.
+    """
+
+def forget_calls() -> None:
+    """
+    Empties the table of plans.
     """
 
 def gemm(
@@ -509,14 +735,83 @@ def gemm_planes(
     Launches a candidate over planes: a and b are addresses of values and scales, slices those of the sums (a tile's elements in fp32 for each slice of each tile) and the arrivals (int32 for each tile, zero when the product starts: split clears them) of a candidate with slices of K, guard up to two pairs of flags and their number.
     """
 
+def general_call() -> CallPlan:
+    """
+    The plan of calls that take the general path every time.
+    """
+
+def launch_after_product(
+    plan: LinearPlan,
+    stream: int,
+    z: int,
+    result: int,
+    workspace: int,
+    program: Program,
+    operands: collections.abc.Sequence[tuple[int, int, int, int, int]],
+) -> None:
+    """
+    Of a plan that is not fused, the launches after cuBLAS's: z is its result, contiguous; result may be z.
+    """
+
+def launch_fused(
+    plan: LinearPlan,
+    stream: int,
+    x: int,
+    weight: int,
+    bias: int,
+    result: int,
+    workspace: int,
+    weight_planes: int,
+    program: Program,
+    operands: collections.abc.Sequence[tuple[int, int, int, int, int]],
+) -> None:
+    """
+    The launches of a fused plan. Tensors are addresses, 0 for none, laid out as the plan's request says; an operand is (pointer, dtype, 0, row and column stride in elements).
+    """
+
+def learn_callable(trail: typing.Any, number: int) -> bool:
+    """
+    Has recognise give the number for callables that read what a trail says; False where that cannot be.
+    """
+
+def learn_callable_types(partial: type, epilogue: type) -> None:
+    """
+    Tells recognise the types whose values it looks into.
+    """
+
 def limits() -> dict[str, int]:
     """
     The most instructions, operands and slots that a program has.
     """
 
+def linear_call(
+    plan: LinearPlan,
+    program: Program,
+    operands: collections.abc.Sequence[tuple[int, int, int, int]],
+    result: tuple[tuple[int, ...], tuple[int, ...], typing.Any],
+) -> CallPlan:
+    """
+    An operand is (dtype, outer, row and column stride), a result (sizes, strides, torch.dtype).
+    """
+
+def new_callable_number() -> int:
+    """
+    A number that no callable has had.
+    """
+
 def op_table() -> list[OpInfo]:
     """
     The rows of ops.def, in the order of their codes.
+    """
+
+def operation_call(function: typing.Any, arguments: collections.abc.Sequence[int]) -> CallPlan:
+    """
+    PyTorch's own linear layer, then function(*arguments): 0 for the layer's result, k for operand k - 1.
+    """
+
+def pause_calls(paused: bool) -> None:
+    """
+    Makes every call the general path's, until it is called with False as often as with True.
     """
 
 def plan_linear(request: LinearRequest, only: str = "") -> LinearPlan:
@@ -566,6 +861,33 @@ def pointwise_backward_row_blocks(rows: int, columns: int) -> int:
     Rows of column partial sums that pointwise_backward writes.
     """
 
+def pointwise_call(
+    extents: typing.Annotated[collections.abc.Sequence[int], "FixedSize(3)"],
+    x: tuple[int, int, int, int],
+    out_dtype: int,
+    program: Program,
+    operands: collections.abc.Sequence[tuple[int, int, int, int]],
+    result: tuple[tuple[int, ...], tuple[int, ...], typing.Any],
+) -> CallPlan:
+    """
+    As of the function pointwise, with a layout in place of each tensor.
+    """
+
+def product_call() -> CallPlan:
+    """
+    The plan of PyTorch's own linear layer.
+    """
+
+def recognise(callable: typing.Any) -> int:
+    """
+    A number that stands for what a callable computes, 0 where it is not known. None is 1.
+    """
+
+def record_launches(callback: collections.abc.Callable[[str, dict[str, typing.Any]], None] | None) -> None:
+    """
+    Gives callback(function, arguments) each launch instead of making it; None makes launches again. For tests.
+    """
+
 def reduce(
     stream: int,
     program: Program,
@@ -581,6 +903,20 @@ def reduce(
     Reduces program(x, operands) over the middle one of (outer, reduced, inner) to out [outer, inner].
     """
 
+def reduce_call(
+    extents: typing.Annotated[collections.abc.Sequence[int], "FixedSize(3)"],
+    x: tuple[int, int, int, int],
+    reduction: int,
+    out_dtype: int,
+    program: Program,
+    operands: collections.abc.Sequence[tuple[int, int, int, int]],
+    result: tuple[tuple[int, ...], tuple[int, ...], typing.Any],
+    workspace_bytes: int,
+) -> CallPlan:
+    """
+    As of the function reduce, with a layout in place of each tensor.
+    """
+
 def reduce_workspace(
     extents: typing.Annotated[collections.abc.Sequence[int], "FixedSize(3)"],
     dtype: int,
@@ -594,6 +930,18 @@ def reduce_workspace(
 def reductions() -> dict[str, int]:
     """
     The number of each reduction.
+    """
+
+def remember_call(
+    function: CallFunction, arguments: tuple[typing.Any, ...], callable: int, before: CallKey, plan: CallPlan
+) -> bool:
+    """
+    Puts a plan into the table for calls with these arguments. before: their key before the plan was made. False where it is another by now.
+    """
+
+def remembered_calls() -> int:
+    """
+    How many plans the table holds.
     """
 
 def split(
@@ -618,6 +966,43 @@ def split(
 def split_reference(source: int, rows: int, columns: int, plan: int, is_weight: bool, values: int, scales: int) -> int:
     """
     What split does, on the host: splits a contiguous fp32 matrix to values [pitch / 64, 2 or 3, rows, 64] of 16 bits and scales [pitch / 64, scale_pitch], and returns the flags, for the matrix as a whole.
+    """
+
+def training_backward(plan: typing.Any, grad: typing.Any, z: typing.Any, *operands: typing.Any) -> typing.Any: ...
+def training_call(apply: typing.Any, plan: typing.Any) -> CallPlan:
+    """
+    apply(plan, x, weight, bias, *operands), of an autograd.Function.
+    """
+
+def training_forward(plan: typing.Any, z: typing.Any, *operands: typing.Any) -> typing.Any: ...
+def training_plan(
+    z: typing.Any,
+    operand_tensors: collections.abc.Sequence[typing.Any],
+    y: typing.Any,
+    rows: int,
+    columns: int,
+    z_dtype: int,
+    out_dtype: int,
+    program: Program,
+    operands: collections.abc.Sequence[tuple[int, int, int, int]],
+    outputs: collections.abc.Sequence[tuple[int, tuple[tuple[int, ...], tuple[int, ...], typing.Any], int]],
+    result: tuple[tuple[int, ...], tuple[int, ...], typing.Any],
+    column_sum: tuple[
+        tuple[tuple[int, ...], tuple[int, ...], typing.Any],
+        int,
+        int,
+        tuple[tuple[int, ...], tuple[int, ...], typing.Any],
+        int,
+    ]
+    | None,
+) -> typing.Any:
+    """
+    What training_forward and training_backward take: of y = program(z, operands) over tensors like these. An output is (wrt, layout of a result, dtype); column_sum is None or (partials' layout, their rows, bytes of workspace to fold them, the sum's layout, dtype).
+    """
+
+def training_waits_for_host(m: int, n: int, k: int, dtype: int, multiprocessors: int) -> bool:
+    """
+    Whether the host takes longer to issue the training step of a layer of 16-bit matrices than the device to run it.
     """
 
 def weight_planes(rows: int, columns: int, plan: int, transposed: bool) -> WeightPlanes:

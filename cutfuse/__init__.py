@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import epilogue, models, nn
+from . import registration as registration
 from .epilogue import Epilogue, EpilogueError
 from .explain import explain
 from .linear import linear
@@ -30,4 +31,4 @@ __all__ = [
     "sum",
 ]
 
-__version__ = "0.1.0"  # the build takes the distribution's version from here
+__version__ = "0.2.0"  # the build takes the distribution's version from here

@@ -5,26 +5,22 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from . import native
+from . import native, routing
+from .composed import REDUCTIONS
 from .epilogue import Epilogue, resolve
 from .epilogue.errors import OperandCountError, evaluated_while_compiling, refuse
-from .epilogue.resolve import check_operands
-from .epilogue.retype import retype
-from .epilogue.trace import check_arity, epilogue_called
+from .epilogue.operand_numbers import Number, Numbers
+from .epilogue.trace import check_arity
 from .epilogue.types import ValueTypes, type_of
-from .ops import switch
-from .ops.composed import REDUCTIONS
 
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-Number = int | float
 
 
 def check_tensor(function: str, name: str, value: Any) -> None:
@@ -105,11 +101,12 @@ def resolve_out_dtype(
 
 @evaluated_while_compiling
 def _reduced_dtype(function: str, reduction: str, dtype: torch.dtype) -> torch.dtype:
-    return _find_reduced_dtype(function, reduction, dtype)
+    return _find_reduced_dtype(function, reduction, dtype, torch.get_default_dtype())
 
 
 @functools.lru_cache(maxsize=64)
-def _find_reduced_dtype(function: str, reduction: str, dtype: torch.dtype) -> torch.dtype:
+def _find_reduced_dtype(function: str, reduction: str, dtype: torch.dtype, default_dtype: torch.dtype) -> torch.dtype:
+    # The default dtype is what logsumexp of a mask is of.
     try:
         return REDUCTIONS[reduction](torch.zeros((1, 1), dtype=dtype, device="cpu"), 1).dtype
     except RuntimeError as error:
@@ -120,9 +117,7 @@ def _find_reduced_dtype(function: str, reduction: str, dtype: torch.dtype) -> to
         ) from None
 
 
-def split_operands(
-    function: str, operands: Any, device: torch.device
-) -> tuple[tuple[Number | None, ...], list[Tensor]]:
+def split_operands(function: str, operands: Any, device: torch.device) -> tuple[Numbers, list[Tensor]]:
     """Numbers by position (None where a tensor stands), and the tensors.
 
     A tensor without dimensions may be on the CPU whatever the device, as in PyTorch.
@@ -176,7 +171,7 @@ def types_of(*tensors: Tensor) -> ValueTypes:
     return tuple([type_of(tensor) for tensor in tensors])
 
 
-def resolve_epilogue(function: str, epilogue: Any, numbers: tuple[Number | None, ...], types: ValueTypes) -> Epilogue:
+def resolve_epilogue(function: str, epilogue: Any, numbers: Numbers, types: ValueTypes) -> Epilogue:
     """The traced epilogue, numbers bound. `types`: of z and the tensor operands. None is the identity."""
     check_epilogue(function, epilogue)
     if epilogue is None:
@@ -186,60 +181,12 @@ def resolve_epilogue(function: str, epilogue: Any, numbers: tuple[Number | None,
     tensor_count = len(types) - 1
     if tensor_count == len(numbers):
         return resolve(epilogue, tensor_count, types)
-    if isinstance(epilogue, Epilogue):
-        check_operands(epilogue, len(numbers))
-        # As text, since torch.compile may hold a float that changes as a symbol.
-        return _substitute(epilogue.name, tuple([None if n is None else _digits(n) for n in numbers]), types)
     try:
-        return resolve(_bind(epilogue, numbers), tensor_count, types)
+        return resolve(epilogue, tensor_count, types, numbers)
     except TypeError as error:
-        check_arity(epilogue, len(numbers), error)
+        if not isinstance(epilogue, Epilogue):
+            check_arity(epilogue, len(numbers), error)
         raise
-
-
-def _digits(number: Number) -> str:
-    """A number as a constant for Dynamo: in hexadecimal -0.0 is not 0.0. An integer has no "0x1.8p+1"."""
-    if isinstance(number, bool):
-        return repr(number)
-    if isinstance(number, float):
-        return number.hex()
-    try:
-        float(number)
-    except OverflowError:
-        refuse("an operand is an integer beyond the range of floating-point numbers")
-    return repr(operator.index(number))
-
-
-def _to_number_again(digits: str) -> Number:
-    if digits in ("True", "False"):
-        return digits == "True"
-    return int(digits) if digits.removeprefix("-").isdigit() else float.fromhex(digits)
-
-
-def _bind(fn: Callable[..., Any], numbers: tuple[Number | None, ...]) -> Callable[..., Any]:
-    """`fn` with its operands that are numbers in place."""
-
-    def bound(z: Any, *tensors: Any) -> Any:
-        taken = 0
-        operands = []
-        for number in numbers:
-            operands.append(tensors[taken] if number is None else number)
-            taken += number is None
-        return fn(z, *operands)
-
-    return bound
-
-
-@evaluated_while_compiling
-def _substitute(name: str, numbers: tuple[str | None, ...], types: ValueTypes) -> Epilogue:
-    """The epilogue of that name with its operands that are numbers in place."""
-    return _substitute_once(name, numbers, types)
-
-
-@functools.lru_cache(maxsize=256)
-def _substitute_once(name: str, numbers: tuple[str | None, ...], types: ValueTypes) -> Epilogue:
-    values = [None if digits is None else _to_number_again(digits) for digits in numbers]
-    return Epilogue.from_expression(retype(epilogue_called(name).expression, types, values), len(types) - 1)
 
 
 def _is_transformed() -> bool:
@@ -251,7 +198,7 @@ def why_composed(x: Tensor, arithmetic: torch.dtype) -> str:
     """Why the kernels do not take x on its device; empty where they do. `arithmetic`: the type to compute in."""
     if not torch.compiler.is_compiling() and _is_transformed():
         return "forward-mode derivatives and torch.func transforms run through PyTorch's own operations"
-    if switch.everywhere:
+    if routing.everywhere:
         return ""
     if x.device.type != "cuda":
         return f"x is on {x.device.type}; kernels are for CUDA devices"
@@ -262,9 +209,19 @@ def why_composed(x: Tensor, arithmetic: torch.dtype) -> str:
     return "" if native.serves(x.device) else "this build has no CUDA kernels for this device"
 
 
+def why_compiled(is_needed: bool = True) -> str:
+    """Why a call in compiled code is PyTorch's own operations; empty where it is not, or not `is_needed`.
+
+    torch.compile makes one kernel of them and of what stands around them, and differentiates them.
+    """
+    if not is_needed or routing.everywhere or not torch.compiler.is_compiling():
+        return ""
+    return "torch.compile fuses it with the operations around it"
+
+
 def to_kernel_dtype(tensor: Tensor) -> Tensor:
     """Masks, integers and the rarer types as fp32, which is what the arithmetic is in."""
-    if tensor.dtype in KERNEL_DTYPES or (switch.everywhere and tensor.dtype == torch.float64):
+    if tensor.dtype in KERNEL_DTYPES or (routing.everywhere and tensor.dtype == torch.float64):
         return tensor
     return tensor.to(torch.float32)
 

@@ -1,38 +1,50 @@
-"""What a call would run, and why: the dispatcher's own decisions, printed."""
+"""Explains which kernels a call would run, and why, by asking the dispatcher itself."""
 
 from __future__ import annotations
 
+import html
 import inspect
 import math
-from collections.abc import Callable, Iterable
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
+from . import routing
 from .epilogue import Program
+from .gradients import autograd
 from .linear import LinearCall, for_operators, is_plain, linear
-from .ops import autograd, schema, switch
-from .ops.fused import KEEPS, explain_fused
-from .ops.linear_plan import LinearArguments
-from .ops.planes import Planes
+from .ops import schema
+from .planning.fused import KEEPS, explain_fused
+from .planning.linear_plan import LinearArguments
+from .planning.planes import Planes
 from .pointwise import PointwiseCall, pointwise
 from .precision import product_mode
 from .prepare import PreparedWeight
+from .pytorch_operation import BEHIND_CUBLAS
 from .reduce import ReduceCall, reduce
 
 Call = LinearCall | PointwiseCall | ReduceCall
+
+_COMPILES = "nothing: the kernels are built already, and interpret the program"
+_TERMINAL_WIDTH = 107  # 120 with the titles
+_HTML_CALL = "text-align: left; font-weight: bold"
+_HTML_TITLE = "text-align: left; vertical-align: top"
+_HTML_ENTRY = "text-align: left; font-family: monospace; white-space: pre-wrap"
 
 
 @dataclass(frozen=True)
 class Explanation:
     """What a call would run.
 
-    path: "fused" (one kernel for the product and what follows), "unfused" (the product through cuBLAS, then one
-    kernel), "matrix-vector" (no product), "kernel" (no product in the call) or "composed" (PyTorch's own operations).
-    steps: what runs, in order. reasons: why nothing faster does. program: what the kernels interpret.
-    bytes, flops: what the call has to read and write at least, and its multiplications and additions in products.
+    path: "fused" (one kernel computes the product and the epilogue), "unfused" (cuBLAS, then one kernel),
+    "matrix-vector" (no matrix product is needed), "kernel" (the call has no product) or "composed" (PyTorch's own
+    operations). steps: what runs, in order. reasons: why this path was chosen. program: the epilogue as the kernels
+    interpret it. bytes: the least that the call reads and writes. flops: multiplications and additions of its products.
+    workspace_bytes: what a fused product allocates beside its result and frees again.
     """
 
     call: str
@@ -42,21 +54,43 @@ class Explanation:
     program: Program
     bytes: int
     flops: int
+    workspace_bytes: int = 0
 
     def __str__(self) -> str:
-        lines = [self.call, f"  path       {self.path}"]
-        lines += _listed("runs", self.steps)
-        lines += _listed("because", self.reasons)
-        lines += _listed("program", self.program.pretty().splitlines())
-        lines.append("  compiles   nothing: the program is data, which kernels that are built already interpret")
-        lines.append(f"  at least   {_quantity(self.bytes, 'B')} moved, {_quantity(self.flops, 'FLOP')} in products")
+        lines = [self.call]
+        for title, entries in self._sections():
+            wrapped = [part for entry in entries for part in _wrapped(entry)]
+            lines += [f"  {title if k == 0 else '':10} {line}" for k, line in enumerate(wrapped)]
         return "\n".join(lines)
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        """For notebooks. It has no colour of its own, so that it can be read on light and dark pages."""
+        rows = []
+        for title, entries in self._sections():
+            listed = "<br>".join(html.escape(entry) for entry in entries)
+            rows.append(f'<tr><th style="{_HTML_TITLE}">{title}</th><td style="{_HTML_ENTRY}">{listed}</td></tr>')
+        caption = f'<caption style="{_HTML_CALL}">{html.escape(self.call)}</caption>'
+        return f"<table>{caption}<tbody>{''.join(rows)}</tbody></table>"
+
+    def _sections(self) -> list[tuple[str, Sequence[str]]]:
+        """What is shown, in order: titles and lines. A title without lines is left out."""
+        quantities = f"{_quantity(self.bytes, 'B')} moved, {_quantity(self.flops, 'FLOP')} in products"
+        sections = [
+            ("path", (self.path,)),
+            ("runs", self.steps),
+            ("because", self.reasons),
+            ("program", self.program.pretty().splitlines()),
+            ("compiles", () if self.path == "composed" else (_COMPILES,)),
+            ("at least", (quantities,)),
+            ("workspace", (_quantity(self.workspace_bytes, "B"),) if self.workspace_bytes else ()),
+        ]
+        return [(title, entries) for title, entries in sections if entries]
+
 
 class _Observed(BaseException):
-    """Carries a call out of the function that would have run it."""
+    """Raised instead of running a call, which it carries to `explain`."""
 
     def __init__(self, call: Call) -> None:
         super().__init__()
@@ -75,7 +109,7 @@ def explain(*args: Any, **kwargs: Any) -> Explanation:
     function, arguments = _find_function(args, kwargs)
     _check_signature(function, arguments, kwargs)
     try:
-        with switch.observed_by(_stop):
+        with routing.observed_by(_stop):
             function(*arguments, **kwargs)
     except _Observed as observed:
         return _explain(observed.call)
@@ -121,7 +155,7 @@ def _explain(call: Call) -> Explanation:
         kernel, stored = "pointwise kernel: one read, one write", call.x.numel()
     else:
         header = f"{call.op} of {_described('x', call.x)} over {_dims(call.dims)}"
-        kernel = f"reduction kernel ({call.op}), one read; a second, small one where blocks share a result"
+        kernel = f"reduction kernel ({call.op}): one read; a small second kernel if thread blocks share a result"
         stored = math.prod(size for d, size in enumerate(call.x.shape) if d not in call.dims)
     composed = call.composed_because
     backward = ["backward: pointwise_backward kernel"] if autograd.needs_gradient(*inputs) and not composed else []
@@ -144,41 +178,52 @@ def _explain_linear(call: LinearCall) -> Explanation:
     described = [_described("x", call.x), _described(weight, call.weight)]
     described += [_described(f"operand {k}", t) for k, t in enumerate(call.operands)]
     reduced = "" if call.reduction == "none" else f", {call.reduction} over the last dimension"
-    path, steps, reasons = _linear_path(call)
+    path, steps, reasons, workspace_bytes = _linear_path(call)
     stored = rows if reduced else rows * columns
     products = 2 * (rows + columns) * depth if path == "matrix-vector" else 2 * rows * columns * depth
     return Explanation(
         call=f"linear of {', '.join(described)}{' with bias' if call.bias is not None else ''}{reduced}",
         path=path,
         steps=tuple(steps),
-        reasons=(*reasons, *_about_planes(call, reasons)),
+        reasons=(*reasons, *_about_planes(call, (*steps, *reasons))),
         program=call.epilogue.program,
         bytes=_bytes(inputs) + stored * call.out_dtype.itemsize,
         flops=products,
+        workspace_bytes=workspace_bytes,
     )
 
 
-def _about_planes(call: LinearCall, reasons: list[str]) -> list[str]:
-    """Why those of a prepared weight are of no use, where `reasons` does not say that they are of one."""
+def _about_planes(call: LinearCall, said: Sequence[str]) -> list[str]:
+    """Why a prepared weight's planes are not used, unless `said` has that they are."""
     prepared = call.prepared
-    if prepared is None or KEEPS in reasons:
+    if prepared is None or KEEPS in said:
         return []
     if prepared.without_planes:
         return [f"the prepared weight has no planes: {prepared.without_planes}"]
-    return [f'the weight is prepared for "{prepared.mode}", and its planes are of no use here']
+    return [f'the weight is prepared for "{prepared.mode}", but this call does not read its planes']
 
 
-def _linear_path(call: LinearCall) -> tuple[str, list[str], list[str]]:
+class _Path(NamedTuple):
+    name: str
+    steps: Sequence[str]
+    reasons: Sequence[str]
+    workspace_bytes: int = 0
+
+
+def _linear_path(call: LinearCall) -> _Path:
     composed = call.composed_because
     if call.matrix_vector is not None:
         kernel = "PyTorch's own operations" if composed else "reduction kernels"
         steps = [f"weighted sum of weight over N: {kernel}", f"its product with x: {kernel}"]
         affine = "the epilogue is affine and summed over N, so no matrix product is needed"
-        return "matrix-vector", steps, [affine, *([composed] if composed else [])]
+        return _Path("matrix-vector", steps, [affine, *([composed] if composed else [])])
     if is_plain(call):
-        return "composed", ["torch.nn.functional.linear"], ["nothing follows the linear layer"]
+        return _Path("composed", ["torch.nn.functional.linear"], ["nothing follows the linear layer"])
     if composed:
-        return "composed", ["torch.nn.functional.linear", "PyTorch's own operations"], [composed]
+        reasons = [composed]
+        if composed == BEHIND_CUBLAS:
+            reasons += _explain_product(call, call.epilogue.program, call.reduction, call.out_dtype)[1]
+        return _Path("composed", ["torch.nn.functional.linear", "PyTorch's own operations"], reasons)
     after = "pointwise kernel, in place" if call.reduction == "none" else f"reduction kernel ({call.reduction})"
     product = "cuBLAS: torch.addmm" if call.bias is not None else "cuBLAS: torch.mm"
     inputs = (call.x, call.weight, call.bias, *call.operands)
@@ -187,17 +232,19 @@ def _linear_path(call: LinearCall) -> tuple[str, list[str], list[str]]:
         products = f'products in precision "{product_mode()}"' if forced else "torch.mm"
         product = f'product in precision "{product_mode()}"' if forced else product
         backward = f"backward: pointwise_backward kernel (with the bias gradient's sum), {products} for x and weight"
-        reasons = ["gradients need the pre-activation"]
-        if forced and KEEPS in _explain_product(call, Program.parse(schema.IDENTITY), "none", call.x.dtype)[1]:
+        reasons = ["the backward pass needs the pre-activation, which a fused kernel does not store"]
+        if forced and KEEPS in _explain_product(call, Program.parse(schema.IDENTITY), "none", call.x.dtype)[0]:
             reasons.append(KEEPS)
-        return "unfused", [product, after.removesuffix(", in place"), backward], reasons
-    name, reasons = _explain_product(call, call.epilogue.program, call.reduction, call.out_dtype)
-    return ("unfused", [product, after], reasons) if name is None else ("fused", [name], reasons)
+        return _Path("unfused", [product, after.removesuffix(", in place"), backward], reasons)
+    fused, reasons, workspace_bytes = _explain_product(call, call.epilogue.program, call.reduction, call.out_dtype)
+    if not fused:
+        return _Path("unfused", [product, after], reasons)
+    return _Path("fused", fused, reasons, workspace_bytes)
 
 
 def _explain_product(
     call: LinearCall, program: Program, reduction: str, out_dtype: torch.dtype
-) -> tuple[str | None, list[str]]:
+) -> tuple[list[str], list[str], int]:
     operands = call.operands if program.operand_count else []
     arguments = LinearArguments(call.x, call.weight, call.bias, operands, program, reduction, out_dtype)
     _, planes, plan = for_operators(call)
@@ -213,7 +260,7 @@ def _dims(dims: tuple[int, ...]) -> str:
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    """What reading each tensor once moves; broadcast dimensions count once."""
+    """The bytes that reading each tensor once moves. Broadcast dimensions count once."""
     total = 0
     for t in tensors:
         elements = math.prod(size for size, stride in zip(t.shape, t.stride(), strict=True) if stride != 0 or size == 0)
@@ -221,8 +268,9 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
     return total
 
 
-def _listed(title: str, lines: Iterable[str]) -> list[str]:
-    return [f"  {title if k == 0 else '':10} {line}" for k, line in enumerate(lines)]
+def _wrapped(entry: str) -> list[str]:
+    """A line of an explanation, as several where it is longer than a terminal is wide."""
+    return textwrap.wrap(entry, _TERMINAL_WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _quantity(value: float, unit: str) -> str:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import arguments
+from . import arguments, composed, routing
+from .direct import calls
 from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
-from .ops import autograd, composed, switch
-from .ops.matrix_vector import MatrixVector, affine_reduce, find_matrix_vector
-from .ops.prepared import UNPREPARED, Prepared
+from .epilogue.operation import Operation
+from .gradients import autograd
+from .matrix_vector import MatrixVector, affine_reduce, find_matrix_vector
+from .planning.linear_plan import LinearArguments
+from .planning.prepared import UNPREPARED, Prepared
 from .precision import autocast_dtype
 from .prepare import PreparedWeight, is_exporting
+from .pytorch_operation import find_pytorch_operation
 
 
 class LinearCall(NamedTuple):
@@ -31,6 +35,7 @@ class LinearCall(NamedTuple):
     reduction: str  # "none" or a reduction's name
     out_dtype: torch.dtype
     composed_because: str  # why PyTorch's own operations run; empty where the operators do
+    operation: Operation | None  # PyTorch's, which is the epilogue
     matrix_vector: MatrixVector | None
     prepared: PreparedWeight | None  # the weight's, if it was given as one
 
@@ -68,15 +73,55 @@ def linear(
         EpilogueError: an epilogue that cannot be traced, or that exceeds a program's limits.
         RuntimeError: a prepared weight that has changed since.
     """
+    given = x, weight, bias, epilogue, operands, reduce, keepdim, out_dtype
+    if torch.compiler.is_dynamo_compiling():
+        return _linear_generally(given)
+    y: Tensor | None = calls.call_linear(*given)
+    if y is None or y is NotImplemented:
+        return _linear_generally(given, remember=y is NotImplemented)
+    return y
+
+
+def _linear_generally(given: tuple[Any, ...], remember: bool = False) -> Tensor:
+    """Any call, with every check. `remember`: the next one like it is to run directly."""
+    x, weight, bias, epilogue, operands, reduce, keepdim, out_dtype = given
     arguments.check_flag("linear", "keepdim", keepdim)
     call = normalise_linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduce, out_dtype=out_dtype)
-    if switch.observers:
-        switch.observe(call)
-    y = run_linear(call)
+    if routing.observers:
+        routing.observe(call)
+    if call.operation is None:
+        y = _shaped(run_linear(call), x, call, keepdim)
+    else:  # of the tensors as they are given, as in a direct call: every call rounds and lays out its results alike
+        y = call.operation(F.linear(x, call.weight, bias), calls.tensors_of(operands))
+    if remember:
+        _remember(given, call, y)
+    return y
+
+
+def _shaped(y: Tensor, x: Tensor, call: LinearCall, keepdim: bool) -> Tensor:
+    """What `run_linear` gives, in the shape that x, as it was given, asks for."""
     leading = x.shape[:-1]
-    if call.reduction == "none":
-        return y if x.dim() == 2 else y.reshape(*leading, call.weight.shape[0])
-    return y.reshape(*leading, 1) if keepdim else y.reshape(leading)
+    if call.reduction != "none":
+        return y.reshape(*leading, 1) if keepdim else y.reshape(leading)
+    return y if x.dim() == 2 else y.reshape(*leading, call.weight.shape[0])
+
+
+def _remember(given: tuple[Any, ...], call: LinearCall, y: Tensor) -> None:
+    if is_plain(call):
+        calls.remember_plain_linear(given, call.epilogue)
+        return
+    if call.operation is not None:
+        calls.remember_operation(given, call.epilogue, call.operation)
+        return
+    is_general = bool(call.composed_because) or call.matrix_vector is not None or _casts_result(call)
+    operator = LinearArguments(
+        call.x, call.weight, call.bias, call.operands, call.epilogue.program, call.reduction, call.out_dtype
+    )
+    calls.remember_linear(given, operator, call.epilogue, y, is_general)
+
+
+def _casts_result(call: LinearCall) -> bool:
+    return arguments.kernel_out_dtype(call.out_dtype, call.x.dtype) != call.out_dtype
 
 
 def normalise_linear(
@@ -107,11 +152,19 @@ def normalise_linear(
     resolved = arguments.resolve_epilogue("linear", epilogue, numbers, arguments.types_of(x, *tensors))
     out_dtype = arguments.resolve_out_dtype("linear", out_dtype, x.dtype, resolved, reduce)
     composed_because = arguments.why_composed(x, arithmetic_dtype(x, tensors))
+    if not composed_because and prepared is None and not autograd.is_forced(x):
+        composed_because = arguments.why_compiled(autograd.needs_gradient(x, weight, bias, *tensors))
+    given = x, tensors
     tensors = [_to_matrix(index, t, leading, columns) for index, t in enumerate(tensors)]
     if not composed_because:
         tensors = [arguments.to_kernel_dtype(t) for t in tensors]
+    x = x if x.dim() == 2 else x.reshape(arguments.rows_of(x), x.shape[-1])
+    operation = None
+    if not composed_because and not torch.compiler.is_compiling():
+        operator = LinearArguments(x, weight, bias, tensors, resolved.program, reduce or "none", out_dtype)
+        operation, composed_because = find_pytorch_operation(operator, *given) or (None, "")
     return LinearCall(
-        x=x if x.dim() == 2 else x.reshape(arguments.rows_of(x), x.shape[-1]),
+        x=x,
         weight=weight,
         bias=bias,
         operands=tensors,
@@ -119,6 +172,7 @@ def normalise_linear(
         reduction=reduce or "none",
         out_dtype=out_dtype,
         composed_because=composed_because,
+        operation=operation,
         matrix_vector=find_matrix_vector(resolved, reduce, tensors, columns),
         prepared=prepared,
     )
@@ -143,8 +197,8 @@ def for_operators(call: LinearCall) -> Prepared:
 
 
 def run_linear(call: LinearCall) -> Tensor:
-    """`[M, N]`, or `[M]` with a reduction."""
-    x, weight, bias, operands, epilogue, reduction, out_dtype, composed_because, matrix_vector, _ = call
+    """`[M, N]`, or `[M]` with a reduction. Not of a call that is PyTorch's operation."""
+    x, weight, bias, operands, epilogue, reduction, out_dtype, composed_because, _, matrix_vector, _ = call
     if matrix_vector is not None:
         kernel_dtype = arguments.kernel_out_dtype(out_dtype, x.dtype)
         uses_operators = not composed_because

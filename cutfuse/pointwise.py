@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import arguments
+from . import arguments, composed, routing
+from .direct import calls
 from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
-from .ops import autograd, composed, switch
+from .gradients import autograd
 
 
 class PointwiseCall(NamedTuple):
@@ -41,10 +42,27 @@ def pointwise(
         TypeError: types that do not fit.
         EpilogueError: a function that cannot be traced, or that exceeds a program's limits.
     """
+    if torch.compiler.is_dynamo_compiling():
+        return _pointwise_generally(fn, x, operands, out_dtype)
+    y: Tensor | None = calls.call_pointwise(fn, x, operands, out_dtype)
+    if y is None or y is NotImplemented:
+        return _pointwise_generally(fn, x, operands, out_dtype, remember=y is NotImplemented)
+    return y
+
+
+def _pointwise_generally(
+    fn: Any, x: Tensor, operands: tuple[Tensor | float, ...], out_dtype: torch.dtype | None, remember: bool = False
+) -> Tensor:
+    """Any call, with every check. `remember`: the next one like it is to run directly."""
     call = prepare_pointwise(fn, x, *operands, out_dtype=out_dtype)
-    if switch.observers:
-        switch.observe(call)
-    return run_pointwise(call)
+    if routing.observers:
+        routing.observe(call)
+    y = run_pointwise(call)
+    if remember:
+        casts_result = arguments.kernel_out_dtype(call.out_dtype, call.x.dtype) != call.out_dtype
+        is_general = bool(call.composed_because) or casts_result
+        calls.remember_pointwise((fn, x, operands, out_dtype), call.x, call.operands, call.epilogue, y, is_general)
+    return y
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -69,7 +87,7 @@ def prepare_pointwise(
         shape = arguments.broadcast_shape("pointwise", x, tensors)
         if not arguments.is_shape(shape, x.shape):
             x = x.expand(shape)
-    composed_because = arguments.why_composed(x, arithmetic_dtype(x, tensors))
+    composed_because = arguments.why_composed(x, arithmetic_dtype(x, tensors)) or arguments.why_compiled()
     if not composed_because:
         tensors = [arguments.to_kernel_dtype(t) for t in tensors]
     return PointwiseCall(x, tensors, resolved, out_dtype, composed_because)

@@ -88,10 +88,11 @@ def captured_mode() -> str:
 
 
 def checked_mode(mode: str | None) -> str | None:
+    """The mode as it stands in MODES: direct calls know it by identity, which another string may have later."""
     if mode is not None and mode not in MODES:
         choices = ", ".join(f'"{choice}"' for choice in MODES)
         raise ValueError(f"cutfuse: a precision is one of {choices} or None (PyTorch's setting), got {mode!r}")
-    return mode
+    return None if mode is None else MODES[MODES.index(mode)]
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import arguments, dynamo, native
-from .ops import linear_plan
-from .ops.prepared import Prepared, check_unchanged, make_planes, refuse_changed, take_snapshot
+from .planning import linear_plan
+from .planning.prepared import Prepared, check_unchanged, make_planes, refuse_changed, take_snapshot
 from .precision import SPLIT_MODES, checked_mode, product_mode
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import arguments
+from . import arguments, composed, routing
+from .direct import calls
 from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
-from .ops import autograd, composed, switch
+from .gradients import autograd
 from .precision import autocast_dtype
 
 
@@ -59,6 +60,18 @@ def reduce(
         TypeError: types that do not fit.
         EpilogueError: a prologue that cannot be traced, or that exceeds a program's limits.
     """
+    given = x, dim, op, keepdim, prologue, operands, out_dtype
+    if torch.compiler.is_dynamo_compiling():
+        return _reduce_generally(given)
+    y: Tensor | None = calls.call_reduce(*given)
+    if y is None or y is NotImplemented:
+        return _reduce_generally(given, remember=y is NotImplemented)
+    return y
+
+
+def _reduce_generally(given: tuple[Any, ...], remember: bool = False) -> Tensor:
+    """Any call, with every check. `remember`: the next one like it is to run directly."""
+    x, dim, op, keepdim, prologue, operands, out_dtype = given
     arguments.check_tensor("reduce", "x", x)
     if prologue is None and not x.is_floating_point():
         arguments.check_reduction("reduce", op)
@@ -66,9 +79,14 @@ def reduce(
         arguments.check_flag("reduce", "keepdim", keepdim)
         return _reduce_as_torch(x, dims, op, keepdim, out_dtype)
     call = prepare_reduce(x, dim, op, keepdim, prologue, operands=operands, out_dtype=out_dtype)
-    if switch.observers:
-        switch.observe(call)
-    return run_reduce(call)
+    if routing.observers:
+        routing.observe(call)
+    y = run_reduce(call)
+    if remember:
+        casts_result = arguments.kernel_out_dtype(call.out_dtype, call.x.dtype) != call.out_dtype
+        is_general = bool(call.composed_because) or casts_result
+        calls.remember_reduce(given, call.x, call.operands, call.prologue, call.op, call.dims, y, is_general)
+    return y
 
 
 def sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:

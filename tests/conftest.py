@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -22,17 +23,49 @@ from plane_device import device as device  # noqa: E402
 
 import cutfuse  # noqa: E402
 from cutfuse import native  # noqa: E402
-from cutfuse.ops.switch import use_operators_everywhere  # noqa: E402
+from cutfuse.routing import use_operators_everywhere  # noqa: E402
 
 # The first call of anything pays for imports and tracing, so deadlines would only make slow machines fail.
 settings.register_profile("cutfuse", deadline=None, max_examples=50, derandomize="CI" in os.environ)
 settings.load_profile("cutfuse")
 
 
+@dataclass
+class RandomRun:
+    """What one test of random calls did in a run with `--random-minutes`."""
+
+    name: str
+    calls: int = 0
+    seeds: list[int] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.calls} calls, {len(self.faults)} faults, seeds {self.seeds}"
+
+
+RANDOM_RUNS = pytest.StashKey[list[RandomRun]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[RANDOM_RUNS] = []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    runs = config.stash[RANDOM_RUNS]
+    if not runs:
+        return
+    terminalreporter.section("random calls")
+    for run in runs:
+        terminalreporter.write_line(str(run))
+    calls, faults = sum(run.calls for run in runs), sum(len(run.faults) for run in runs)
+    terminalreporter.write_line(f"{calls} calls, {faults} faults, PyTorch {torch.__version__}")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-gpu", action="store_true", help="fail, instead of skipping the gpu tests")
     parser.addoption("--require-kernels", action="store_true", help="fail where the build has no CUDA kernels")
     parser.addoption("--random-minutes", type=float, default=0, help="how long to try random calls with fresh seeds")
+    parser.addoption("--random-seed", type=int, help="run the random calls of this seed only, as printed by such a run")
 
 
 def find_missing(config: pytest.Config) -> str:
@@ -60,11 +93,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=missing))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """Collections leave out what earlier modules made, compilers' above all: each would take a second."""
+    gc.freeze()
+
+
 @pytest.fixture(params=["composed", "operators"])
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
     """Both ways of a call without a GPU: PyTorch's own operations, and the operators' CPU implementations."""
     with use_operators_everywhere() if request.param == "operators" else contextlib.nullcontext():
         yield request.param
+
+
+@pytest.fixture
+def recognition(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `recognise` gives is checked before and after each `resolve`, of the test and of a call."""
+    from recognition_checks import checked, start
+
+    start()
+    resolve = checked(cutfuse.arguments.resolve)
+    monkeypatch.setattr(cutfuse.arguments, "resolve", resolve)
+    if hasattr(request.module, "resolve"):
+        monkeypatch.setattr(request.module, "resolve", resolve)
 
 
 @pytest.fixture

@@ -61,6 +61,16 @@ class EmulatedCore:
         y = evaluate(program.program, matrix(x, extents), [matrix(item, extents) for item in operands])
         contiguous(out, out_dtype, extents).copy_(y)
 
+    def launch_after_product(self, plan, stream, z, result, workspace, program, operands) -> None:
+        m, n, _ = plan.product_shape
+        dtype = plan.input
+        if isinstance(plan.launches[-1], native.module().PointwisePass):
+            self.pointwise(stream, program, (1, m, n), (z, dtype, 0, n, 1), operands, result, plan.output)
+            return
+        turned = [(address, code, row, column, 0) for address, code, _, row, column in operands]
+        x = (z, dtype, n, 1, 0)
+        self.reduce(stream, program, (m, n, 1), x, turned, int(plan.reduction), result, plan.output, 1 if n > 2 else 0)
+
     def reduce_workspace(self, extents, dtype, reduction, multiprocessors) -> int:
         return 16 if extents[1] > 2 else 0
 

@@ -61,7 +61,7 @@ def compile_bindings(folder: Path) -> Path:
     """A module of all bindings, whose undefined symbols are weak: null, as the kernels are not there."""
     compiler = [os.environ.get("CXX", "c++"), "-std=c++17", "-fPIC", "-fvisibility=hidden", "-DCUTFUSE_WITH_CUDA=1"]
     places = [ROOT / "csrc", find_pybind11(), Path(sysconfig.get_path("include")), find_cuda_headers()]
-    for source in sorted((ROOT / "csrc").glob("bindings*.cpp")):
+    for source in binding_sources():
         run([*compiler, *(f"-I{place}" for place in places), "-c", str(source)], folder)
     objects = sorted(str(path) for path in folder.glob("*.o"))
     for path in objects:
@@ -70,6 +70,13 @@ def compile_bindings(folder: Path) -> Path:
     # Weak references alone would not have libstdc++ loaded.
     run([compiler[0], "-shared", "-Wl,--no-as-needed", *objects, "-o", str(library)], folder)
     return library
+
+
+def binding_sources() -> list[Path]:
+    """Of the module, but for the kernels' own launcher, of which nothing is needed to read types."""
+    folders = [("", "bindings*.cpp"), ("call", "*.cpp"), ("launch", "*.cpp")]
+    found = [path for folder, names in folders for path in sorted((ROOT / "csrc" / folder).glob(names))]
+    return [path for path in found if path.name != "no_kernels.cpp"]
 
 
 def find_pybind11() -> Path:

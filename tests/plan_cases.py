@@ -42,9 +42,11 @@ def request(m: int = 1024, n: int = 8192, k: int = 8192, dtype: str = "bfloat16"
         output=DTYPES[options.get("output", dtype)],
         reduction=REDUCTIONS[options.get("reduction", "none")],
         epilogue_cost=options.get("epilogue_cost", 2.5),
+        operand_bytes=options.get("operand_bytes", 0.0),
         precision=getattr(MODULE.Precision, precision),
         weight_has_planes=options.get("weight_has_planes", False),
         device=options.get("device", H200),
+        issuer=MODULE.Issuer.__members__[options.get("issuer", "call")],
     )
 
 
@@ -92,6 +94,7 @@ def requests(draw: st.DrawFn, **fixed: Any) -> tuple[Any, dict[str, Any]]:
         "bias": draw(st.sampled_from([None, (1, True), (1, False), (3, True)])),
         "reduction": draw(st.sampled_from(["none", *REDUCTIONS])),
         "epilogue_cost": draw(st.sampled_from([0.0, 0.5, 2.5, 14.0, 60.0])),
+        "operand_bytes": draw(st.sampled_from([0.0, 2.0, 8.0])),
         "weight_has_planes": draw(st.booleans()),
         "device": draw(st.sampled_from([*HOPPER, A100])),
         **fixed,

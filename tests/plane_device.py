@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cutfuse import native
-from cutfuse.ops import composed, cpu, cuda, linear_plan, prepared, schema
-from cutfuse.ops.fused import KEEPS
-from cutfuse.ops.linear_plan import LinearArguments, first_scheme, plan_linear, precision_of
-from cutfuse.ops.planes import Planes
-from cutfuse.ops.switch import use_operators_everywhere
+from cutfuse import composed, native
+from cutfuse.ops import cuda, schema
+from cutfuse.planning import linear_plan, prepared
+from cutfuse.planning.fused import KEEPS
+from cutfuse.planning.linear_plan import LinearArguments, first_scheme, plan_linear, precision_of
+from cutfuse.planning.planes import Planes
 from cutfuse.precision import SPLIT_MODES
+from cutfuse.routing import use_operators_everywhere
 
 if TYPE_CHECKING:
     from cutfuse._C import LinearPlan
@@ -88,11 +89,16 @@ class Device:
             return composed.linear(x, weight, bias, operands, program, out_dtype)
         return composed.linear_reduce(x, weight, bias, operands, program, reduction, out_dtype)
 
-    def explain_fused(self, arguments: LinearArguments, kept: Planes | None = None) -> tuple[str | None, list[str]]:
+    def explain_fused(self, arguments: LinearArguments, kept: Planes | None = None) -> tuple[list[str], list[str], int]:
         if precision_of(arguments) not in SPLIT_MODES:
-            return None, []
+            return [], [], 0
         plan = self.plan_call(arguments, kept)
-        return "kernel", [KEEPS if plan.reads_weight_planes else "the weight is split"]
+        return ["kernel", KEEPS if plan.reads_weight_planes else "the weight is split"], [], 0
+
+
+def launch_after_product(plan: LinearPlan, z: Tensor, arguments: LinearArguments) -> Tensor:
+    _, _, _, operands, program, reduction, out_dtype = arguments
+    return composed.after_product(z, operands, program, reduction, out_dtype)
 
 
 @pytest.fixture
@@ -107,7 +113,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(cuda, "plan_call", fake.plan_call)
     monkeypatch.setattr(cuda, "launch_fused", fake.launch_fused)
     monkeypatch.setattr(importlib.import_module("cutfuse.explain"), "explain_fused", fake.explain_fused)
-    monkeypatch.setattr(cuda, "pointwise", lambda *arguments, in_place: cpu.pointwise(*arguments))
+    monkeypatch.setattr(cuda, "launch_after_product", launch_after_product)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "stream", fake.on_stream)
     monkeypatch.setattr(torch.cuda, "default_stream", lambda index=None: Stream(fake, DEFAULT))

@@ -12,9 +12,9 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse.epilogue import Epilogue
-from cutfuse.ops.linear_launch import launch_fused
-from cutfuse.ops.linear_plan import LinearArguments, plan_linear
-from cutfuse.ops.planes import split_weight
+from cutfuse.planning.linear_launch import launch_fused
+from cutfuse.planning.linear_plan import LinearArguments, plan_linear
+from cutfuse.planning.planes import split_weight
 from cutfuse.precision import GUARDED
 
 REDUCTIONS = ("sum", "mean", "amax", "amin", "logsumexp")

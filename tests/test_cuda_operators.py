@@ -14,16 +14,18 @@ from generators import EPILOGUES, LAYOUTS, REDUCTIONS, eager_linear, eager_reduc
 from torch import Tensor
 
 from cutfuse.epilogue import Epilogue, Program
-from cutfuse.ops import autograd, cuda, cuda_backward, schema
-from cutfuse.ops.switch import use_operators_everywhere
+from cutfuse.gradients import autograd
+from cutfuse.ops import cuda, cuda_backward, schema
+from cutfuse.planning import linear_launch
+from cutfuse.routing import use_operators_everywhere
 
 
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch) -> EmulatedCore:
-    """The CUDA implementations on CPU memory, behind the operators that `cutfuse.ops.autograd` calls."""
+    """The CUDA implementations on CPU memory, behind the operators that `cutfuse.gradients.autograd` calls."""
     emulated = EmulatedCore()
     monkeypatch.setattr(Program, "native", property(EmulatedProgram))
-    for module in (cuda, cuda_backward):
+    for module in (cuda, cuda_backward, linear_launch):
         monkeypatch.setattr(module, "native", SimpleNamespace(core=emulated))
         monkeypatch.setattr(module, "stream_of", lambda index: 0)
         monkeypatch.setattr(module, "on_device", lambda index: contextlib.nullcontext())

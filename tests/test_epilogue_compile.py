@@ -6,10 +6,12 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.exc import Unsupported
 
 import cutfuse
 from cutfuse.epilogue import Affine, Epilogue, Program, evaluate, op_table, resolve
@@ -115,6 +117,18 @@ def test_the_graph_uses_the_program_only() -> None:
     graphs[0].graph.eliminate_dead_code()
     calls = [node for node in graphs[0].graph.nodes if node.op.startswith("call")]
     assert [node.args[2] for node in calls] == ["operands=0; sigmoid z; mul prev 2.0"]
+
+
+def test_a_numpy_number_breaks_the_graph() -> None:
+    """Dynamo makes an array of it, whose value is not known while it traces."""
+    x = torch.linspace(-3, 3, 31)
+
+    def fn(z: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(z) * np.float32(0.5) + np.int64(3)
+
+    torch.testing.assert_close(torch.compile(lambda x: apply(fn, x), backend="aot_eager")(x), fn(x))
+    with pytest.raises(Unsupported):
+        compiled(lambda x: apply(fn, x))(x)
 
 
 def test_parts_of_an_epilogue_are_constants() -> None:

@@ -70,6 +70,8 @@ FUNCTIONS: dict[str, Function] = {
     "xlogy": torch.xlogy,
     "xlogy_numbers": lambda z: torch.xlogy(z, 2.0) + torch.special.xlogy(0.5, z),
     "xlog1py": torch.special.xlog1py,
+    "xlogy_of_nan": lambda z: torch.xlogy(z, math.nan),
+    "xlog1py_of_nan": lambda z: torch.special.xlog1py(z, math.nan),
     "entr": torch.special.entr,
     "ndtr": torch.special.ndtr,
     "lerp": torch.lerp,

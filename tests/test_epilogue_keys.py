@@ -20,6 +20,8 @@ from torch import nn
 import cutfuse
 from cutfuse.epilogue import Epilogue, EpilogueError, resolve
 
+pytestmark = pytest.mark.usefixtures("recognition")
+
 X = torch.tensor([0.5, -1.5, 2.0])
 GLOBAL = 2.0
 

@@ -7,15 +7,20 @@ import math
 import sys
 import types
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cutfuse
-from cutfuse.epilogue import resolve
+from cutfuse.epilogue import Epilogue, resolve
+from cutfuse.epilogue.types import type_of
+
+pytestmark = pytest.mark.usefixtures("recognition")
 
 X = torch.tensor([0.5, -1.5, 2.0])
 GLOBAL = 2.0
@@ -231,6 +236,22 @@ def test_a_torch_function_mode() -> None:
         assert resolve(fn, 0) is kept
 
 
+def test_a_torch_dispatch_mode() -> None:
+    """What a mode makes of the probes of PyTorch's types is not remembered."""
+
+    class Wide(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            return result.double() if "expm1" in str(func) else result
+
+    def fn(z: torch.Tensor) -> torch.Tensor:
+        return torch.expm1(z) * 3
+
+    with Wide():
+        cutfuse.pointwise(fn, X)
+    torch.testing.assert_close(cutfuse.pointwise(fn, X), fn(X))
+
+
 @pytest.mark.parametrize(
     ("read", "change"),
     [
@@ -252,6 +273,65 @@ def test_states_of_torch(read: str, change: Change) -> None:
         torch.set_autocast_enabled("cpu", False)
         torch.set_num_threads(threads)
         torch.manual_seed(seed)
+
+
+@pytest.fixture
+def _default_dtype() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+def make_masked() -> Callable[..., torch.Tensor]:
+    return lambda z, scale=2.0: (z > 0) * scale
+
+
+MASKED: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
+    "callable": lambda x: (cutfuse.pointwise(make_masked(), x), make_masked()(x)),
+    "where": lambda x: (cutfuse.pointwise(where := lambda z: torch.where(z > 0, 1.0, 3.0), x), where(x)),
+    "number": lambda x: (cutfuse.pointwise(make_masked(), x, 3.0), make_masked()(x, 3.0)),
+    "Epilogue": lambda x: (cutfuse.pointwise(EPILOGUE, x), make_masked()(x)),
+    "Epilogue and number": lambda x: (cutfuse.pointwise(SCALED_EPILOGUE, x, 3.0), make_masked()(x, 3.0)),
+    "linear": lambda x: (
+        cutfuse.linear(x, torch.eye(3, dtype=x.dtype), epilogue=make_masked(), reduce="sum"),
+        make_masked()(x).sum(-1),
+    ),
+    "reduced mask": lambda x: (cutfuse.reduce(x, -1, "logsumexp", prologue=lambda z: z > 0), (x > 0).logsumexp(-1)),
+    "finfo": lambda x: (cutfuse.pointwise(named := lambda z: z * len(f"{torch.finfo()}"), x), named(x)),
+}
+EPILOGUE = Epilogue(make_masked(), 0)
+SCALED_EPILOGUE = Epilogue(make_masked(), 1)
+
+
+@pytest.mark.parametrize("case", MASKED)
+@pytest.mark.usefixtures("_default_dtype")
+def test_the_default_dtype(case: str) -> None:
+    """What PyTorch gives a mask times a number in."""
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float32):
+        torch.set_default_dtype(dtype)
+        result, wanted = MASKED[case](X)
+        torch.testing.assert_close(result, wanted)  # the types, too
+
+
+@pytest.mark.usefixtures("_default_dtype")
+def test_the_default_dtype_changes_while_it_is_traced() -> None:
+    """As another thread may at any time."""
+
+    def fn(z: torch.Tensor) -> torch.Tensor:
+        return (z > 1) * 2.0
+
+    def profile(frame: types.FrameType, event: str, _: object) -> None:
+        if frame.f_code is fn.__code__ and event == "call":
+            torch.set_default_dtype(torch.float64)
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        resolve(fn, 0, (type_of(X),))
+    finally:
+        sys.setprofile(before)
+        torch.set_default_dtype(torch.float32)
+    assert resolve(fn, 0, (type_of(X),)).dtype is torch.float32
 
 
 def test_builtins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,6 +381,29 @@ def test_kinds_of_code() -> None:
             total = z
 
     check(fn, lambda: set_global(3.0), lambda: set_global(3), lambda: set_global(0.5))
+
+
+def test_a_module_in_the_place_of_a_number() -> None:
+    home: Any = types.ModuleType("home")
+    module: Any = types.ModuleType("module")
+    module.imag = 2.0
+    home.first, home.second = 2.0, module
+    check(
+        eval("lambda z: z * (1 + home.first.imag + 3 * home.second.imag)", {"home": home}),
+        lambda: (setattr(home, "first", module), setattr(home, "second", 2.0)),
+        lambda: setattr(home, "second", module),
+        lambda: setattr(home, "first", 2.0),
+    )
+
+
+def test_an_empty_container_in_the_place_of_a_value() -> None:
+    module = nn.Tanh()
+    module.first, module.second = {}, None  # type: ignore[assignment]
+    check(
+        lambda z: z * (2 if module.first is None else 3),
+        lambda: (setattr(module, "first", None), setattr(module, "second", {})),
+        lambda: (setattr(module, "first", {}), setattr(module, "second", None)),
+    )
 
 
 def test_mutual_recursion() -> None:

@@ -177,7 +177,7 @@ def values_of(dtype: torch.dtype, size: int, generator: torch.Generator | None =
         return torch.randint(0, 2, (size,), generator=generator).bool()
     if not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
-        return torch.randint(max(limits.min, -130), min(limits.max, 260), (size,), generator=generator).to(dtype)
+        return torch.randint(max(limits.min, -130), min(limits.max + 1, 260), (size,), generator=generator).to(dtype)
     return torch.randint(-3, 4, (size,), generator=generator).to(dtype)
 
 
@@ -231,6 +231,17 @@ def test_what_is_exact_in_fp32_is_computed(name: str, dtype: torch.dtype) -> Non
 def test_refusals_name_the_type(name: str, dtype: torch.dtype, message: str) -> None:
     with pytest.raises(EpilogueError, match=message):
         cutfuse.pointwise(MIXED[name], X, values_of(dtype, 5), values_of(dtype, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64], ids=str)
+def test_softsign_of_integers_is_refused(dtype: torch.dtype, pointwise: Callable[..., Tensor]) -> None:
+    """PyTorch's |a| + 1 of int8 wraps around: softsign(-127) is positive."""
+    operand = torch.tensor([-127, -128, 127, 0, 5]).to(dtype)
+    with pytest.raises(EpilogueError, match=rf"(softsign|abs|add) of {dtype}.*modulo"):
+        pointwise(lambda z, r: z + F.softsign(r), X, operand)
+    torch.testing.assert_close(
+        pointwise(lambda z, r: z + F.softsign(r.float()), X, operand), X + F.softsign(operand.float())
+    )
 
 
 def test_an_epilogue_keeps_its_masks_in_a_pickle() -> None:
@@ -375,3 +386,42 @@ def test_heaviside_has_the_type_of_its_argument_ahead_of_time_too(dtype: torch.d
 def test_integers_are_not_clamped_ahead_of_time() -> None:
     with pytest.raises(EpilogueError, match=r"clamp of torch\.int16 gives torch\.int16"):
         cutfuse.pointwise(Epilogue(lambda z, r: r.clamp(-1, 1) * z), X, torch.arange(5, dtype=torch.int16))
+
+
+@pytest.mark.parametrize("is_pickled", [False, True])
+def test_what_a_composition_gives_has_the_functions_type_ahead_of_time(is_pickled: bool) -> None:
+    """Not that of the ops that spell it: where of a number and of integers gives floating-point numbers."""
+    epilogue = Epilogue(lambda z, r: F.threshold(r, 0.5, 20.0) * z)
+    epilogue = pickle.loads(pickle.dumps(epilogue)) if is_pickled else epilogue
+    with pytest.raises(EpilogueError, match=r"torch\.int8 gives torch\.int8"):
+        epilogue(X, torch.arange(5, dtype=torch.int8))
+    for fn in (torch.logaddexp, torch.heaviside, lambda z, r: torch.tan(z) * F.softshrink(r)):
+        for dtype in FLOATS:
+            x, operand = torch.tensor(0.5), torch.linspace(-1, 1, 5).to(dtype)
+            if dtype == torch.float32 or fn is not torch.heaviside:  # which takes no two types
+                assert check(lambda fn, *given: cutfuse.pointwise(Epilogue(fn, 1), *given), fn, x, operand)
+    assert repr(Epilogue(torch.tan)) == "Epilogue(z -> (sin(z) / cos(z)))"
+
+
+def test_masks_without_dimensions_stay_so(pointwise: Callable[..., Tensor]) -> None:
+    """With dimensions they would decide the type of a choice between numbers over that of x."""
+    x = torch.tensor(0.25, dtype=torch.float64)
+    for fn in (
+        lambda z: torch.where((z > 0) & (z < 1), 1.0, -1.0) * z / 3,
+        lambda z: torch.where((z > 0) | (z < 1), 1.0, -1.0) * z / 3,
+        lambda z: torch.where((z > 0) ^ (z < 1), 1.0, -1.0) * z / 3,
+        lambda z: torch.where(~(z > 0), 1.0, -1.0) * z / 3,
+        lambda z: torch.where(torch.logical_and(z > 0, z < 1) & True, 1.0, -1.0) * z / 3,
+    ):
+        torch.testing.assert_close(pointwise(fn, x), fn(x), rtol=1e-15, atol=0)
+
+
+def test_a_boolean_number_is_added_to_a_mask_as_one(pointwise: Callable[..., Tensor]) -> None:
+    for fn in (lambda z: True + (z > 0), lambda z: ((z > 0) + True) * z, lambda z: torch.add(z > 0, False) * z):
+        torch.testing.assert_close(pointwise(fn, X), fn(X), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_alpha_decides_no_type(dtype: torch.dtype, pointwise: Callable[..., Tensor]) -> None:
+    for fn in (lambda z: torch.add(z, -1.5, alpha=2), lambda z: z.sub(-1.5, alpha=2)):
+        assert check(pointwise, fn, torch.tensor(0.5, dtype=dtype))

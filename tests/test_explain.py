@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse.ops import schema
-from cutfuse.ops.switch import use_operators_everywhere
+from cutfuse.routing import use_operators_everywhere
 
 X, W, B = torch.randn(6, 7), torch.randn(5, 7), torch.randn(5)
 
@@ -125,3 +127,29 @@ def test_calls_of_other_threads_run() -> None:
 def test_calls_run_again_afterwards() -> None:
     cutfuse.explain(X, W, epilogue=torch.relu)
     torch.testing.assert_close(cutfuse.linear(X, W, epilogue=torch.relu), torch.relu(F.linear(X, W)))
+
+
+def test_a_notebook_shows_a_table_of_the_same() -> None:
+    explanation = cutfuse.explain(X, W, B, epilogue=six_ops)
+    table = ElementTree.fromstring(explanation._repr_html_().replace("<br>", "\n"))  # valid XML but for those
+    rows = {row.findtext("th"): row.findtext("td") for row in table.iter("tr")}
+    assert table.findtext("caption") == explanation.call
+    assert rows["path"] == explanation.path
+    assert rows["because"] == "\n".join(explanation.reasons)
+    assert rows["program"] == explanation.program.pretty().rstrip("\n")
+    assert "color" not in explanation._repr_html_()  # the page's own: light or dark
+
+
+def test_a_notebook_is_given_no_markup_by_a_call() -> None:
+    explanation = dataclasses.replace(cutfuse.explain(X, W), call="<script>alert(1)</script>", reasons=("a < b & c",))
+    markup = explanation._repr_html_()
+    assert "<script>" not in markup
+    assert "a &lt; b &amp; c" in markup
+
+
+def test_long_reasons_are_wrapped_to_a_terminal() -> None:
+    explanation = dataclasses.replace(cutfuse.explain(X, W), reasons=("word " * 60, "short"))
+    lines = str(explanation).splitlines()
+    assert max(map(len, lines)) <= 120
+    assert "             short" in lines
+    assert " ".join(str(explanation).split()).count("word") == 60

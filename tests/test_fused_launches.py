@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,15 +12,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded_core import RecordedCore
+from recorded_core import RecordedLaunches, recorded
 from torch import Tensor
 
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Epilogue, Program
-from cutfuse.ops import cuda, fused, linear_launch, linear_plan, planes
-from cutfuse.ops.device import device_facts
-from cutfuse.ops.linear_plan import LinearArguments
+from cutfuse.ops import cuda
+from cutfuse.planning import fused, linear_launch, linear_plan, planes
+from cutfuse.planning.device import device_facts
+from cutfuse.planning.linear_plan import LinearArguments
 from cutfuse.precision import GUARDED
 
 IDENTITY = Program.parse("operands=0")
@@ -28,7 +31,7 @@ DTYPES = native.module().dtypes()
 REDUCTIONS = native.module().reductions()
 
 
-class Recorder(RecordedCore):
+class Recorder(RecordedLaunches):
     """With what was allocated: address, bytes, and how many launches were made before."""
 
     def __init__(self) -> None:
@@ -40,17 +43,18 @@ class Recorder(RecordedCore):
         self.allocated.clear()
 
 
+recorder_in_use = Recorder()
+
+
 @pytest.fixture(autouse=True)
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    found = Recorder()
-    for module in (fused, linear_launch, linear_plan, planes, cuda):
-        monkeypatch.setattr(module, "native", SimpleNamespace(core=found))
-        if hasattr(module, "stream_of"):
-            monkeypatch.setattr(module, "stream_of", lambda index: STREAM)
-            monkeypatch.setattr(module, "on_device", lambda index: torch.no_grad())
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    found = recorder_in_use
+    found.clear()
+    for module in (linear_launch, planes):
+        monkeypatch.setattr(module, "stream_of", lambda index: STREAM)
+        monkeypatch.setattr(module, "on_device", lambda index: contextlib.nullcontext())
     for module in (fused, linear_plan):
         monkeypatch.setattr(module, "device_facts", lambda device: (9, 0, 132))
-    monkeypatch.setattr(cuda, "multiprocessors", lambda index: 132)
     empty = torch.empty
 
     def noted(*arguments: Any, **settings: Any) -> Tensor:
@@ -59,7 +63,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
         return tensor
 
     monkeypatch.setattr(torch, "empty", noted)
-    return found
+    with recorded(found):
+        yield found
 
 
 def inputs(rows: int, columns: int, depth: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -82,8 +87,11 @@ def run(
 def explain(
     x: Tensor, weight: Tensor, mode: str, reduction: str = "none", kept: planes.Planes | None = None, **options: Any
 ) -> tuple[str | None, list[str]]:
+    """The kernel, None where none runs, and what is said beside."""
     with cutfuse.precision(mode):
-        return fused.explain_fused(arguments_of(x, weight, reduction, **options), kept)
+        steps, reasons, workspace_bytes = fused.explain_fused(arguments_of(x, weight, reduction, **options), kept)
+    assert (workspace_bytes > 0) <= bool(steps)
+    return (steps[0], [*steps[1:], *reasons]) if steps else (None, reasons)
 
 
 def words(piece: tuple[int, int]) -> tuple[int, int]:
@@ -123,8 +131,9 @@ def test_guarded_launches_both_products(recorder: Recorder) -> None:
     for launch in (first, fallback):
         assert launch.b[:3] == (weight.data_ptr(), 4096, 4096)
         assert (launch.d, launch.partials, launch.bias) == (y.data_ptr(), 0, 0)
-        assert (launch.program, launch.operands, launch.stream) == (IDENTITY.native, [], STREAM)
-    assert [first.candidate.name, fallback.candidate.name] == ["sm90_convert3_128x128x64", "sm90_convert6_128x128x64"]
+        assert launch.program.is_same(IDENTITY.native)
+        assert (launch.operands, launch.stream) == ([], STREAM)
+    assert [first.kernel, fallback.kernel] == ["sm90_convert3_128x128x64", "sm90_convert6_128x128x64"]
     assert (first.a, fallback.a) == ((x3.values, x3.scales), (x6.values, x6.scales))
     guard = [flags_of(x3), first.b[3:]]
     assert first.guard == guard[:1]
@@ -140,7 +149,7 @@ def written_by(launch: SimpleNamespace) -> list[tuple[int, int]]:
     if launch.function not in ("gemm_planes", "gemm_convert"):
         return []
     sums, arrivals = launch.slices
-    slices, tile_m, tile_n = launch.candidate.slices, launch.candidate.tile_m, launch.candidate.tile_n
+    slices, tile_m, tile_n = launch.slice_count, launch.tile_m, launch.tile_n
     m, n = (int(dict(item.split("=") for item in repr(launch.problem).split()[:3])[name]) for name in "MN")
     tiles = -(-m // tile_m) * -(-n // tile_n) if slices > 1 else 0
     found = [(sums, sums + 4 * tiles * slices * tile_m * tile_n), (arrivals, arrivals + 4 * tiles)]
@@ -170,8 +179,7 @@ def test_launches_write_what_later_ones_read(
 ) -> None:
     """In one piece of memory that was allocated before, and each product's pieces apart from each other."""
     m, n, k = shape
-    core = linear_launch.native.core
-    core.clear()
+    core = recorder_in_use
     x = torch.randn(k, m).t() if layout == "transposed" else torch.randn(m, k)
     weight = torch.randn(n * k + 1)[1:].view(n, k) if layout == "misaligned" else torch.randn(n, k)
     arguments = arguments_of(x, weight, reduction)
@@ -220,16 +228,16 @@ def test_operands_as_they_are(recorder: Recorder, reduction: str) -> None:
         recorder.clear()
         y = linear_launch.launch_fused(linear_plan.plan_linear(arguments, "tf32", only=way.name), arguments)
         launch, *rest = recorder.launches
-        assert (launch.function, launch.candidate.name) == ("gemm", way.name)
+        assert (launch.function, launch.kernel) == ("gemm", way.name)
         assert (launch.a, launch.b, launch.bias) == (x.data_ptr(), weight.data_ptr(), bias.data_ptr())
-        assert launch.program is program.native
+        assert launch.program.is_same(program.native)
         row_tuple = (row.data_ptr(), DTYPES["float32"], 0, 0, 1)
         assert launch.operands == [row_tuple, (column.data_ptr(), DTYPES["float16"], 0, 1, 0)]
         if reduction == "none":
             assert (y.shape, y.dtype, launch.d, launch.partials) == ((200, 328), torch.bfloat16, y.data_ptr(), 0)
             assert (rest, len(recorder.allocated)) == ([], 1)
             continue
-        tiles = -(-328 // launch.candidate.tile_n)
+        tiles = -(-328 // launch.tile_n)
         (fold,) = rest
         assert (y.shape, launch.d) == ((200,), 0)
         assert launch.partials == fold.partials == recorder.allocated[1][0]
@@ -246,7 +254,7 @@ def test_few_tiles_are_multiplied_in_slices(recorder: Recorder) -> None:
     x, weight = inputs(128, 1024, 8192)
     run(x, weight, "split3")
     first, launch = recorder.launches
-    slices = launch.candidate.slices
+    slices = launch.slice_count
     assert 4 <= slices <= 132 // 8
     assert all(address % 16 == 0 and address > 0 for address in launch.slices)
     assert first.cleared == (launch.slices[1], 8), "the pass that splits x clears the arrivals at 8 tiles"
@@ -257,7 +265,7 @@ def test_few_tiles_are_multiplied_in_slices(recorder: Recorder) -> None:
 def test_many_tiles_are_not(recorder: Recorder) -> None:
     run(*inputs(1024, 4096, 1024), "split3")
     first, *_, launch = recorder.launches
-    assert launch.candidate.slices == 1
+    assert launch.slice_count == 1
     assert first.cleared == launch.slices == (0, 0), "null pointers: there are no sums and no arrivals"
 
 
@@ -286,7 +294,7 @@ def test_split6_of_weights_that_the_copy_engine_takes(recorder: Recorder) -> Non
     run(*inputs(130, 260, 76), "split6")
     assert recorder.names == ["split", "gemm_convert"]
     assert recorder.launches[0].plan == 6
-    assert recorder.launches[1].candidate.name == "sm90_convert6_128x128x64"
+    assert recorder.launches[1].kernel == "sm90_convert6_128x128x64"
 
 
 def test_split6_of_other_weights_takes_planes_of_both(recorder: Recorder) -> None:
@@ -422,8 +430,24 @@ def test_explain_takes_every_mode(mode: str) -> None:
 def test_explain_says_how_the_weight_is_split() -> None:
     name, reasons = explain(*inputs(1024, 8192, 8192), GUARDED)
     assert "sm90_convert3" in name or "sm90_split3" in name
-    assert any("split on its way" in reason or "pass of its own" in reason for reason in reasons)
+    assert any("splits the weight" in reason for reason in reasons)
     assert any("sm90_convert6" in reason for reason in reasons)
+
+
+def test_explain_says_why_a_faster_kernel_does_not_run() -> None:
+    name, reasons = explain(*inputs(100, 4096, 4097), GUARDED)
+    assert name is None
+    assert reasons[0].startswith("cuBLAS in fp32 would take ")
+    assert reasons[-1].endswith("at least 10% faster than cuBLAS")
+
+
+def test_explain_gives_the_workspace() -> None:
+    x, weight = inputs(1024, 4096, 4096)
+    with cutfuse.precision("split3"):
+        *_, workspace_bytes = fused.explain_fused(arguments_of(x, weight, "none"))
+    assert (
+        workspace_bytes == fused.plan_call(arguments_of(x, weight, "none"), captured_mode="split3").workspace_bytes > 0
+    )
 
 
 def test_explain_names_a_device_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,18 +460,18 @@ def test_explain_names_a_device_without_kernels(monkeypatch: pytest.MonkeyPatch)
 
 def test_explain_names_the_kernel_and_the_other_ways() -> None:
     x, weight = inputs(1024, 8192, 8192, torch.bfloat16)
-    name, reasons = explain(x, weight, "tf32")
+    name, reasons = explain(x, weight, "tf32", program=Epilogue(torch.sigmoid).program)
     assert name.startswith("sm90_bf16_128x256x64_2x1_cooperative, tiles along M first, swizzle 4: ")
-    assert reasons[0].startswith("cuBLAS and one more kernel: ")
+    assert reasons[0].startswith("cuBLAS and one more kernel would take ")
     assert len(reasons) == 4
     name, reasons = explain(x, weight, "tf32", "sum")
     assert name.startswith("sm90_bf16_rows_")
     assert reasons[0].startswith("a row reduction is always fused")
     program = Epilogue(lambda z: torch.tanh(torch.sigmoid(z))).program
-    name, reasons = explain(*inputs(64, 64, 64, torch.bfloat16), "tf32", program=program)
+    name, reasons = explain(*inputs(1024, 4096, 8192, torch.bfloat16), "tf32", program=program)
     assert name is None
-    assert reasons[0].startswith("cuBLAS and one more kernel: ")
-    assert "sm90_bf16_64x64x128" in reasons[1]
+    assert reasons[0].startswith("cuBLAS and one more kernel would take ")
+    assert reasons[1].startswith("sm90_bf16_")
     name, reasons = explain(*inputs(64, 63, 64, torch.bfloat16), "tf32")
     assert name is None
     assert reasons == sorted(reasons)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from cutfuse.epilogue import Epilogue
-from cutfuse.ops.linear_launch import launch_fused
-from cutfuse.ops.linear_plan import LinearArguments, plan_linear
+from cutfuse.planning.linear_launch import launch_fused
+from cutfuse.planning.linear_plan import LinearArguments, plan_linear
 from cutfuse.precision import GUARDED
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("guarded_products")]

@@ -259,7 +259,7 @@ def test_explain_names_kernel_and_guard() -> None:
     assert explanation.path == "fused"
     assert any(name in explanation.steps[0] for name in KERNELS["split3"])
     assert "us predicted" in explanation.steps[0]
-    guards = [reason for reason in explanation.reasons if reason.startswith("guarded: ")]
+    guards = [step for step in explanation.steps if step.startswith("guarded: ")]
     assert len(guards) == 1
     assert any(name in guards[0] for name in KERNELS["split6"])
     assert any("cuBLAS in fp32" in reason for reason in explanation.reasons)
@@ -267,7 +267,7 @@ def test_explain_names_kernel_and_guard() -> None:
         with cutfuse.precision(mode):
             forced = cutfuse.explain(x, weight, bias, epilogue=torch.sigmoid)
         assert any(name in forced.steps[0] for name in KERNELS[mode])
-        assert not any("guarded" in reason for reason in forced.reasons)
+        assert not any("guarded" in step for step in forced.steps)
     with cutfuse.precision("ieee"):
         ieee = cutfuse.explain(x, weight, bias, epilogue=torch.sigmoid)
     assert ieee.path == "unfused"

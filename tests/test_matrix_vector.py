@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
@@ -10,8 +11,8 @@ import torch.nn.functional as F
 from generators import FLOATS, assert_no_worse, eager_linear, make_inputs
 
 import cutfuse
-from cutfuse.ops import matrix_vector
-from cutfuse.ops.switch import use_operators_everywhere
+from cutfuse import matrix_vector
+from cutfuse.routing import use_operators_everywhere
 
 AFFINE = {
     "scale": (lambda z: z / 2 * 1.5, ()),
@@ -178,3 +179,18 @@ def test_the_parts_of_an_affine_program_are_found_once() -> None:
     before = matrix_vector._split.cache_info().misses
     cutfuse.linear(x, weight, epilogue=lambda z: z / 2, reduce="sum")
     assert matrix_vector._split.cache_info().misses == before
+
+
+@pytest.mark.parametrize("operators", [False, True])
+def test_what_does_not_come_from_z_is_summed_in_fp64_too(operators: bool) -> None:
+    x, w, b = (t.double() for t in make_inputs(6, 5, 4, torch.float32)[:3])
+    mask = torch.tensor([True, False, True, True, False])
+    column = torch.linspace(0.1, 1.1, 6, dtype=torch.float16).unsqueeze(1)
+
+    def epilogue(z: torch.Tensor, m: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        return z + torch.tan(m.double() + c)
+
+    expected = epilogue(F.linear(x, w, b), mask, column).mean(-1)
+    with use_operators_everywhere() if operators else contextlib.nullcontext():
+        y = cutfuse.linear(x, w, b, epilogue=epilogue, operands=(mask, column), reduce="mean")
+    torch.testing.assert_close(y, expected, rtol=1e-13, atol=1e-13)

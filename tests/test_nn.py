@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import cutfuse
 from cutfuse import models
-from cutfuse.ops.switch import use_operators_everywhere
+from cutfuse.routing import use_operators_everywhere
 
 # Name, constructor arguments, input shape.
 MODELS = {

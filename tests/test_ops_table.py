@@ -23,9 +23,14 @@ from cutfuse.native import module
 OPS = op_table().ops
 ORDINARY = [*torch.linspace(-9, 9, 73, dtype=torch.float64).tolist(), 1e-6, -1e-6, 19.9, 20.1, -40.0, 60.0, -86.0]
 
+
+def op_of(fn: Callable[..., torch.Tensor], operands: int) -> Op:
+    return resolve(fn, operands, (ValueType(torch.float32),) * (operands + 1)).expression.op
+
+
 # PyTorch's derivatives at ties changed in 2.15; the table has both, and an epilogue the one of this PyTorch.
-CLAMPS = {Epilogue(fn, 2).expression.op for fn in (lambda z, r, s: z.clamp(0, 1), lambda z, r, s: z.clamp(r, s))}
-HALVED_TIES = Epilogue(torch.clamp_min, 1).expression.op.function == torch.maximum
+CLAMPS = {op_of(lambda z: z.clamp(0, 1), 0), op_of(lambda z, low, high: z.clamp(low, high), 2)}
+HALVED_TIES = op_of(torch.clamp_min, 1).path == "torch.maximum"
 FOREIGN = {op for op in OPS if op.path == "torch.clamp" and op not in CLAMPS}
 FOREIGN |= {op for op in OPS if op.path in ("torch.clamp_min", "torch.clamp_max") and HALVED_TIES}
 

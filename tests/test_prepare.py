@@ -16,8 +16,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import cutfuse
 from cutfuse.ops import cuda
-from cutfuse.ops.fused import KEEPS
-from cutfuse.ops.prepared import check_unchanged
+from cutfuse.planning.fused import KEEPS
+from cutfuse.planning.prepared import check_unchanged
 from cutfuse.precision import MODES
 
 X = torch.randn(3, COLUMNS, generator=torch.Generator().manual_seed(1))
@@ -65,8 +65,8 @@ def test_other_modes_multiply_the_weight_itself(device: Device, mode: str | None
         explanation = cutfuse.explain(X, prepared, epilogue=torch.sigmoid)
     takes_planes = mode in (None, "guarded", "split3")
     assert device.products == (["planes"] if takes_planes else ["weight"] if mode == "split6" else [])
-    useless = 'the weight is prepared for "split3", and its planes are of no use here'
-    assert explanation.reasons[-1] == (KEEPS if takes_planes else useless)
+    useless = 'the weight is prepared for "split3", but this call does not read its planes'
+    assert (explanation.steps if takes_planes else explanation.reasons)[-1] == (KEEPS if takes_planes else useless)
 
 
 def test_the_mode_is_the_one_that_holds_or_the_one_that_is_given(device: Device) -> None:
@@ -146,7 +146,7 @@ def test_gradients_flow_to_the_weight(device: Device) -> None:
 
 def test_a_forward_for_gradients_multiplies_planes(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the product is forced to planes, as on a GPU."""
-    monkeypatch.setattr("cutfuse.ops.autograd.is_forced", lambda x, mode="": True)
+    monkeypatch.setattr("cutfuse.gradients.autograd.is_forced", lambda x, mode="": True)
     weight, bias = make_weight().requires_grad_(), torch.randn(ROWS).requires_grad_()
     prepared = cutfuse.prepare(weight)
     arguments = {"epilogue": torch.sigmoid, "reduce": "logsumexp"}

@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import cutfuse
 from cutfuse.ops import schema
-from cutfuse.ops.prepared import UNPREPARED
+from cutfuse.planning.prepared import UNPREPARED
 
 # Raised by PyTorch 2.13 itself: when Dynamo meets an autograd.Function, and when Inductor is imported.
 pytestmark = [

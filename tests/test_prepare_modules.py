@@ -134,7 +134,9 @@ def saved_and_loaded(module: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module)), saved_and_loaded], ids=str
+    "copied",
+    [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module)), saved_and_loaded],
+    ids=["copied", "pickled", "saved"],
 )
 @pytest.mark.parametrize("name", MODELS)
 def test_copies_are_prepared_for_themselves(device: Device, name: str, copied: Change) -> None:

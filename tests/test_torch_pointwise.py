@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -76,6 +78,12 @@ def test_every_pointwise_function_is_known_or_refused(name: str) -> None:
     known, refused = has(name), refusal_of(name) is not None
     assert known or refused, f"{name} is pointwise, but neither in the language nor refused with a reason"
     assert not (known and refused), f"{name} is in the language, but refused too"
+
+
+@pytest.mark.parametrize("path", ["special.bessel_j0", "special.erfcx", "linalg.norm", "fft.fft", "erfinv"])
+def test_messages_name_functions_as_users_do(path: str) -> None:
+    with pytest.raises(EpilogueError, match=rf"^torch\.{re.escape(path)} is not in the epilogue language"):
+        Epilogue(lambda z: attrgetter(path)(torch)(z))
 
 
 def test_pytorch_tags_its_pointwise_functions() -> None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
-from cutfuse.ops.switch import use_operators_everywhere
+from cutfuse.routing import use_operators_everywhere
 
 
 def inputs() -> tuple[Tensor, Tensor]:

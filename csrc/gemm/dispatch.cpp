@@ -12,7 +12,7 @@ namespace cutfuse {
 
 namespace {
 
-// Of a kernel, by its row of the table.
+// The launcher of a kernel. `config` is an element of gemm_configs(), which has the launchers' order.
 GemmLauncher launcher_of(GemmConfig const& config) {
 #define CUTFUSE_GEMM_CONFIG(name, ...) launch_##name,
   static constexpr GemmLauncher kLaunchers[] = {

@@ -3,42 +3,9 @@
 
 #include <cuda_runtime.h>
 
-#include "epilogue/program.h"
-#include "plan/gemm_problem.h"
-#include "split/planes.h"
+#include "gemm/gemm_launch.h"
 
 namespace cutfuse {
-
-// A product over planes may slice K, so that a few tiles keep all multiprocessors busy. The blocks of a tile's slices
-// leave their sums, and the last to arrive adds them in the order of the slices.
-struct KSlices {
-  int32_t count;     // 1: K is not sliced, and no memory needed
-  float* sums;       // [tiles, count, elements of a tile]
-  int32_t* arrived;  // [tiles]; zero at first: the pass that splits a clears them
-};
-
-struct GemmBuffers {
-  void const* a;  // null where planes are multiplied
-  void const* b;
-  void const* bias;  // null for none
-  void* d;           // [M,N] contiguous; unused by a row reduction
-  float* partials;   // [N tiles, M] states of partial_width(reduction) floats; unused by a store
-  Planes planes_a;   // of a product over planes, whose k and pitches are those of the planes
-  Planes planes_b;
-  ConvertedOperand converted_b;
-  KSlices slices;
-  SplitGuard guard;
-  SplitRun run;
-};
-
-struct GemmLaunch {
-  GemmProblem problem;
-  GemmBuffers buffers;
-  Program program;
-  Operands operands;
-  int swizzle;          // tiles along one dimension that are kept together for the L2
-  bool raster_along_m;  // which dimension the tile scheduler walks first
-};
 
 struct LaunchStatus {
   cudaError_t error;

@@ -1,10 +1,12 @@
-// One sm_90a GEMM kernel per row of plan/gemm_configs.def: CUTLASS's warp-specialised TMA main loop with the epilogue
-// program behind it. Included by the generated translation units only; each instantiates one row.
+// One sm_90a GEMM kernel for each row of plan/gemm_configs.def: CUTLASS's warp-specialised TMA main loop, followed by
+// the epilogue program. Only the generated translation units include this file; each instantiates one row.
 #pragma once
 
 #include <cuda_runtime.h>
 #include <cutlass/cutlass.h>
 
+#include <atomic>
+#include <cstdint>
 #include <cute/tensor.hpp>
 #include <cutlass/epilogue/collective/collective_builder.hpp>
 #include <cutlass/gemm/collective/collective_builder.hpp>
@@ -51,8 +53,8 @@ struct Pingpong {
   using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedPingpong;
   using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
 };
-// Over planes. Buffers are steps of K that the rings of A and B hold: together what fits beside one subtile of the
-// result.
+// The schedules of products over planes. The rings of A and B have buffers for this many iterations of K, as many as
+// fit into shared memory beside one subtile of the result.
 template <SplitPlan plan, bool converts_b, int buffers_a, int buffers_b>
 struct OverPlanes : Cooperative {
   template <class Tile>
@@ -66,7 +68,8 @@ using Convert6 = OverPlanes<SplitPlan::kSplit6, true, 2, 3>;
 template <class Schedule>
 constexpr bool kIsSplit = !std::is_same_v<Schedule, Cooperative> && !std::is_same_v<Schedule, Pingpong>;
 
-// CUTLASS stages two subtiles of the result for its stores; beside three stages of planes there is room for one.
+// CUTLASS's epilogue with one subtile in shared memory for its stores instead of two: beside the buffers of the planes
+// there is no room for a second.
 template <class Epilogue>
 struct WithOneStore;
 template <int stages_c, int stages_d, int fragment, bool reuse, bool delay, class... Rest>
@@ -76,8 +79,8 @@ struct WithOneStore<cutlass::epilogue::collective::CollectiveEpilogue<
       cutlass::epilogue::Sm90TmaWarpSpecialized<stages_c, 1, fragment, reuse, false>, Rest...>;
 };
 
-// The collectives that one row of the table names. fp32 operands become tf32 on their way into shared memory: the copy
-// engine rounds them to nearest.
+// The CUTLASS collectives of one row of the table. The TMA rounds fp32 operands to the nearest tf32 number when it
+// copies them to shared memory.
 template <DType input, GemmOutput output, int tile_m, int tile_n, int tile_k, int cluster_m, int cluster_n,
           class Schedule>
 struct GemmTypes {
@@ -93,11 +96,11 @@ struct GemmTypes {
   using PreActivation =
       fusion::Sm90EVT<fusion::Sm90Compute<cutlass::plus, float, float, cutlass::FloatRoundStyle::round_to_nearest>,
                       fusion::Sm90AccFetch, Bias>;
-  // Where fp32 comes in or goes out, the epilogue has to be as accurate as fp32 is.
+  // With fp32 operands or an fp32 result, the epilogue uses accurate functions instead of fast ones.
   static constexpr bool kAccurate = input == DType::kFloat32 || output == GemmOutput::kFloat32;
   using Visitor = Sm90ProgramVisitor<OutElement, kReduceRows ? tile_m : 0,
                                      cute::conditional_t<kAccurate, AccuratePrimitives, FastPrimitives>>;
-  // A tree that stores nothing still names the element that its staging buffers would have.
+  // CUTLASS asks for the element type of the staging buffers even where the epilogue stores no matrix.
   struct Callbacks : fusion::Sm90EVT<Visitor, PreActivation> {
     using Base = fusion::Sm90EVT<Visitor, PreActivation>;
     using Base::Base;
@@ -137,7 +140,7 @@ __global__ void __launch_bounds__(Kernel::MaxThreadsPerBlock, Kernel::MinBlocksP
   Kernel{}(params, shared_memory);
 }
 
-// The part of a kernel's arguments that depends on how it multiplies.
+// The kernel arguments that depend on the main loop: operands and their strides.
 template <class Kernel>
 typename Kernel::Arguments make_product_arguments(GemmLaunch const& launch) {
   GemmProblem const& problem = launch.problem;
@@ -181,6 +184,21 @@ typename Kernel::Arguments make_arguments(GemmLaunch const& launch) {
   return arguments;
 }
 
+// Allows the kernel its shared memory on the current device. It remembers the first 64 devices for which it has done
+// so, because setting an attribute takes the host about a microsecond.
+template <class Kernel>
+cudaError_t allow_shared_memory() {
+  static std::atomic<uint64_t> allowed{0};
+  int device = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  uint64_t const bit = device < 64 ? uint64_t{1} << device : 0;
+  if (status != cudaSuccess || (allowed.load(std::memory_order_relaxed) & bit) != 0) return status;
+  auto const kernel = reinterpret_cast<void const*>(sm90_gemm<Kernel>);
+  status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize);
+  if (status == cudaSuccess) allowed.fetch_or(bit, std::memory_order_relaxed);
+  return status;
+}
+
 template <class Kernel>
 LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
   auto const arguments = make_arguments<Kernel>(launch);
@@ -189,9 +207,7 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
   }
   static_assert(Kernel::SharedStorageSize <= 227 * 1024, "more shared memory than a multiprocessor has");
   auto params = Kernel::to_underlying_arguments(arguments, nullptr);
-  auto const kernel = reinterpret_cast<void const*>(sm90_gemm<Kernel>);
-  cudaError_t status =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize);
+  cudaError_t status = allow_shared_memory<Kernel>();
   if (status != cudaSuccess) {
     return {status, "setting the shared memory size"};
   }
@@ -207,17 +223,18 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
   config.dynamicSmemBytes = Kernel::SharedStorageSize;
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = Kernel::kSplit ? 2 : 1;  // a product over planes follows a pass that splits
+  config.numAttrs = Kernel::kSplit ? 2 : 1;  // a product over planes is launched early, behind the kernel that splits
   void* kernel_arguments[] = {&params};
+  auto const kernel = reinterpret_cast<void const*>(sm90_gemm<Kernel>);
   status = cudaLaunchKernelExC(&config, kernel, kernel_arguments);
-  if (status != cudaSuccess) cudaGetLastError();  // forgets it: later launches are not blamed
+  if (status != cudaSuccess) cudaGetLastError();  // clears the error, which the next launch would otherwise report
   return {status, "launching the kernel"};
 }
 
 }  // namespace sm90
 }  // namespace cutfuse
 
-// The derived type gives the kernel a name of its own: two rows never share a symbol, and a profiler shows the row.
+// The derived type gives each kernel the name of its row, which is then a symbol of its own and what a profiler shows.
 #define CUTFUSE_INSTANTIATE_SM90(name, input, output, tile_m, tile_n, tile_k, cluster_m, cluster_n, schedule)          \
   namespace cutfuse {                                                                                                  \
   using name##_types =                                                                                                 \

@@ -10,9 +10,17 @@ namespace cutfuse {
 
 namespace {
 
-// How much faster cuBLAS and one more kernel have to be predicted before they are chosen: below the predictions' own
-// error of 7% one launch and no matrix in between is the better choice.
-constexpr double kUnfusedAdvantage = 1.05;
+// What the host takes to issue launches, in microseconds beside an H200: of a fused kernel, of PyTorch's product, and
+// what a pass behind that adds.
+struct HostTimes {
+  double fused;
+  double product;
+  double pass;
+};
+
+constexpr HostTimes host_times(Issuer issuer) {
+  return issuer == Issuer::kGraph ? HostTimes{0.0, 0.0, 0.0} : HostTimes{8.0, 12.0, 4.0};
+}
 
 std::string strides_of(MatrixLayout const& matrix) {
   return "(" + std::to_string(matrix.row_stride) + ", " + std::to_string(matrix.column_stride) + ")";
@@ -20,7 +28,7 @@ std::string strides_of(MatrixLayout const& matrix) {
 
 // Why no kernel takes the operands, whatever their sizes.
 std::string why_not(LinearRequest const& request) {
-  std::string const elsewhere = why_no_kernels(request.device);
+  std::string elsewhere = why_no_kernels(request.device);
   if (!elsewhere.empty()) return elsewhere;
   struct Named {
     char const* name;
@@ -54,18 +62,27 @@ GemmProblem problem_of(LinearRequest const& request) {
 }
 
 // Kernels that compute what is asked for; all of them where none does, so that each says what it computes instead.
-std::vector<GemmCandidate> candidates_for(GemmProblem const& problem) {
-  std::vector<GemmCandidate> const all = rank_gemm_configs(problem);
+std::vector<GemmCandidate> candidates_for(GemmProblem const& problem, float operand_bytes) {
+  std::vector<GemmCandidate> const all = rank_gemm_configs(problem, operand_bytes);
   std::vector<GemmCandidate> fitting;
   std::copy_if(all.begin(), all.end(), std::back_inserter(fitting),
                [](GemmCandidate const& candidate) { return candidate.computes; });
   return fitting.empty() ? all : fitting;
 }
 
-Alternative cublas_for(GemmProblem const& problem, bool is_alone) {
-  double const microseconds = predict_unfused_microseconds(problem);
+// What is compared: a device that is done sooner than the host issues its work waits for the host.
+double compared(double device_microseconds, double host_microseconds) {
+  return std::max(device_microseconds, host_microseconds);
+}
+
+Alternative cublas_for(LinearRequest const& request, GemmProblem const& problem, bool is_alone) {
+  bool const interprets = request.issuer == Issuer::kCall;
+  double const microseconds = predict_unfused_microseconds(problem, request.operand_bytes, interprets);
   bool const reduces = problem.reduction != Reduction::kNone;
-  return {"cuBLAS and one more kernel", microseconds, kUnfusedAdvantage * microseconds, 1,
+  bool const is_bare = problem.epilogue_cost == 0.0f && !reduces && problem.output == problem.input;
+  HostTimes const host_time = host_times(request.issuer);
+  double const host = host_time.product + (is_bare ? 0.0 : host_time.pass);
+  return {is_bare ? "cuBLAS" : "cuBLAS and one more kernel", microseconds, compared(microseconds, host), 1,
           reduces && !is_alone ? "a row reduction is always fused: the matrix that it reduces is never allocated" : ""};
 }
 
@@ -89,14 +106,15 @@ LinearPlan plan_direct_product(LinearRequest const& request, std::string const& 
   std::string const reason = why_not(request);
   if (!reason.empty()) return plan_without_kernels(request, reason);
   GemmProblem const problem = problem_of(request);
-  std::vector<GemmCandidate> const candidates = candidates_for(problem);
+  std::vector<GemmCandidate> const candidates = candidates_for(problem, request.operand_bytes);
+  double const host = host_times(request.issuer).fused;
   LinearPlan plan = {};
   for (GemmCandidate const& candidate : candidates) {
     double const microseconds = candidate.microseconds;
-    plan.alternatives.push_back(
-        {gemm_configs()[candidate.config].name, microseconds, microseconds, candidate.slices, candidate.rejection});
+    plan.alternatives.push_back({gemm_configs()[candidate.config].name, microseconds, compared(microseconds, host),
+                                 candidate.slices, candidate.rejection});
   }
-  choose(plan, cublas_for(problem, !candidates.front().rejection.empty()), only);
+  choose(plan, cublas_for(request, problem, !candidates.front().rejection.empty()), only);
   if (plan.is_fused()) {
     add_launches(plan, request, problem, candidates[plan.chosen]);
   } else {

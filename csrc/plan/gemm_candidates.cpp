@@ -57,7 +57,7 @@ int slices_for(GemmConfig config, GemmProblem const& problem) {
 
 }  // namespace
 
-std::vector<GemmCandidate> rank_gemm_configs(GemmProblem const& problem) {
+std::vector<GemmCandidate> rank_gemm_configs(GemmProblem const& problem, float operand_bytes) {
   auto const& configs = gemm_configs();
   std::vector<GemmCandidate> candidates;
   candidates.reserve(configs.size());
@@ -68,7 +68,7 @@ std::vector<GemmCandidate> rank_gemm_configs(GemmProblem const& problem) {
         1,     computes(config, problem)};
     if (candidate.rejection.empty()) {
       candidate.slices = slices_for(config, problem);
-      candidate.microseconds = predict_microseconds(config, problem, candidate.slices);
+      candidate.microseconds = predict_microseconds(config, problem, candidate.slices, operand_bytes);
     }
     candidates.push_back(candidate);
   }

@@ -19,6 +19,7 @@ struct GemmCandidate {
 };
 
 // Runnable kernels first, by predicted time; rejected ones after them.
-std::vector<GemmCandidate> rank_gemm_configs(GemmProblem const& problem);
+// operand_bytes: see LinearRequest.
+std::vector<GemmCandidate> rank_gemm_configs(GemmProblem const& problem, float operand_bytes = 0.0f);
 
 }  // namespace cutfuse

@@ -35,7 +35,7 @@ std::string check_pitch(char const* which, int64_t elements, DType dtype) {
 std::string check_planes(GemmConfig const& config, GemmProblem const& problem) {
   bool const converts = converts_weight(problem.product);
   if (problem.k % kSplitBlock != 0 || problem.lda != problem.k || (!converts && problem.ldb != problem.k)) {
-    return "planes have rows of whole blocks of " + std::to_string(kSplitBlock) + ", got K " +
+    return "planes need K to be a multiple of " + std::to_string(kSplitBlock) + " and rows without gaps, got K " +
            std::to_string(problem.k) + " and pitches " + std::to_string(problem.lda) + " and " +
            std::to_string(problem.ldb);
   }
@@ -76,16 +76,16 @@ bool computes(GemmConfig const& config, GemmProblem const& problem) {
 
 std::string find_rejection(GemmConfig const& config, GemmProblem const& problem) {
   if (config.input != problem.input) {
-    return std::string("takes ") + name_of(config.input) + ", not " + name_of(problem.input);
+    return std::string("supports ") + name_of(config.input) + " operands, not " + name_of(problem.input);
   }
   if (product_of(config) != problem.product) {
-    return "multiplies in another way";
+    return "computes another kind of product";
   }
   if (config.output != output_of(problem)) {
-    return "writes another kind of output";
+    return "stores another kind of result";
   }
   if (config.output == GemmOutput::kFloat32 && problem.output != DType::kFloat32) {
-    return std::string("writes float32, not ") + name_of(problem.output);
+    return std::string("stores float32, not ") + name_of(problem.output);
   }
   constexpr int64_t kLargest = std::numeric_limits<int>::max() - kPastTheEnd;
   if (problem.m < 1 || problem.n < 1 || problem.k < 1 || problem.m > kLargest || problem.n > kLargest ||
@@ -96,7 +96,7 @@ std::string find_rejection(GemmConfig const& config, GemmProblem const& problem)
     return check_planes(config, problem);
   }
   if (problem.input == DType::kFloat32 && (problem.m == 1 || problem.n == 1)) {
-    return "multiplies as tf32, and cuBLAS multiplies a single row or column at full precision";
+    return "multiplies in tf32, whereas cuBLAS multiplies a single row or column at full precision";
   }
   for (auto const& fault : {check_pitch("K", problem.k, problem.input),  // CUTLASS wants whole vectors of K too
                             check_pitch("the row pitch of x", problem.lda, problem.input),

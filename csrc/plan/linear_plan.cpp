@@ -5,6 +5,8 @@
 
 #include "common/ceil_divide.h"
 #include "plan/alternatives.h"
+#include "plan/predictions.h"
+#include "reduce/reduce_plan.h"
 #include "reduce/reductions.h"
 
 namespace cutfuse {
@@ -34,6 +36,14 @@ std::string names_of(std::vector<Alternative> const& alternatives) {
     names += (names.empty() ? "" : ", ") + alternative.name + fault;
   }
   return names;
+}
+
+// What the reduction of cuBLAS's result leaves between its launches.
+int64_t reduction_bytes(LinearRequest const& request) {
+  ReduceExtents const extents = {request.x.rows, request.weight.rows, 1};
+  if (extents.outer == 0 || extents.reduced == 0 || request.device.multiprocessors == 0) return 0;
+  return static_cast<int64_t>(
+      reduce_workspace(extents, request.input, request.reduction, request.device.multiprocessors));
 }
 
 }  // namespace
@@ -74,6 +84,7 @@ void add_cublas_launches(LinearPlan& plan, LinearRequest const& request) {
   plan.launches = {CublasProduct{}};
   if (reduces(request)) {
     plan.launches.emplace_back(ReductionPass{});
+    plan.workspace_bytes = reduction_bytes(request);
   } else if (request.epilogue_cost > 0.0f || request.output != request.input) {
     plan.launches.emplace_back(PointwisePass{request.output == request.input});
   }
@@ -87,11 +98,18 @@ LinearPlan plan_without_kernels(LinearRequest const& request, std::string reason
   return plan;
 }
 
+bool training_waits_for_host(int64_t m, int64_t n, int64_t k, DType dtype, int32_t multiprocessors) {
+  constexpr double kHostMicroseconds = 100.0;  // of linear, gelu and their backward pass in PyTorch, beside an H200
+  GemmProblem const problem = {m, n, k, k, k, dtype, dtype, Reduction::kNone, multiprocessors, 0.0f, Product::kDirect};
+  return predict_training_microseconds(problem) < kHostMicroseconds;
+}
+
 LinearPlan plan_linear(LinearRequest const& request, std::string const& only) {
   check(request);
   bool const has_planes = request.input == DType::kFloat32 && request.precision != Precision::kTf32;
   LinearPlan plan = has_planes ? plan_plane_products(request, only) : plan_direct_product(request, only);
   if (!only.empty() && !plan.ruled_out.empty()) throw std::invalid_argument(only + " cannot run: " + plan.ruled_out);
+  plan.request = request;
   plan.output_shape = {request.x.rows};
   if (!reduces(request)) plan.output_shape.push_back(request.weight.rows);
   return plan;

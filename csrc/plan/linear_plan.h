@@ -69,11 +69,12 @@ struct Alternative {
 };
 
 struct LinearPlan {
+  LinearRequest request;
   std::string ruled_out;                  // why no fused kernel is an alternative; empty where some are
   std::vector<Alternative> alternatives;  // fused ones by what is compared, then rejected ones, and cuBLAS last
   int chosen;
   std::vector<Launch> launches;
-  int64_t workspace_bytes;
+  int64_t workspace_bytes;            // of all launches together
   std::vector<int64_t> output_shape;  // [M, N], or [M]
   bool copies_bias;                   // to contiguous, aligned memory first
   bool reads_weight_planes;           // those that the weight has already
@@ -83,6 +84,10 @@ struct LinearPlan {
 
 // Empty on devices that have fused kernels.
 std::string why_no_kernels(DeviceFacts const& device);
+
+// Whether the host takes longer to issue the training step of a layer of 16-bit matrices, forwards and backwards, than
+// the device to run it.
+bool training_waits_for_host(int64_t m, int64_t n, int64_t k, DType dtype, int32_t multiprocessors);
 
 // `only` names the one alternative that is wanted, whatever it would take: for tests and measurements; empty for the
 // fastest. Throws std::invalid_argument for a request that is none, or where `only` cannot run.

@@ -31,6 +31,14 @@ constexpr SplitPlan first_scheme(Precision precision) {
   return precision == Precision::kSplit6 ? SplitPlan::kSplit6 : SplitPlan::kSplit3;
 }
 
+// What issues the launches. It decides what they take of the host, and what the pass behind cuBLAS's product is: a
+// kernel that interprets the program, or one that torch.compile's compiler makes for it.
+enum class Issuer : int32_t {
+  kCall,          // of a public function
+  kCompiledCode,  // of torch.compile's compiler
+  kGraph,         // of CUDA, which holds the launches of such code
+};
+
 // Strides are in elements. aligned: the first element lies at a multiple of kOperandAlignment bytes.
 struct MatrixLayout {
   int64_t rows;
@@ -63,9 +71,11 @@ struct LinearRequest {
   DType output;
   Reduction reduction;  // over N; kNone gives the matrix
   float epilogue_cost;  // see cost_of(Program); 0 for no epilogue
+  float operand_bytes;  // that it reads for each element of [M, N]: of operands that are matrices of that size
   Precision precision;
   bool weight_has_planes;  // those of first_scheme(precision) are in memory of their own already
   DeviceFacts device;
+  Issuer issuer;
 };
 
 }  // namespace cutfuse

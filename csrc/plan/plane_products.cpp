@@ -59,7 +59,8 @@ struct PlaneProduct {
   double microseconds;
 
   GemmConfig const& config() const { return gemm_configs()[kernel.config]; }
-  // At which slices of K arrive; 0 where K is whole.
+  // How many output tiles need memory for the sums of K's slices and for the count of slices that have arrived; 0 where
+  // K is not sliced.
   int64_t tiles() const {
     int64_t const all = ceil_divide(problem.m, config().tile_m) * ceil_divide(problem.n, config().tile_n);
     return kernel.slices > 1 ? all : 0;
@@ -256,15 +257,15 @@ class PlaneLaunches {
 
 std::string why_not(LinearRequest const& request) {
   if (request.precision == Precision::kIeee) return "float32 products run through cuBLAS in precision \"ieee\"";
-  std::string const elsewhere = why_no_kernels(request.device);
+  std::string elsewhere = why_no_kernels(request.device);
   if (!elsewhere.empty() || request.output == DType::kFloat32) return elsewhere;
-  return std::string("products over planes give float32, not ") + name_of(request.output);
+  return std::string("products over planes store float32, not ") + name_of(request.output);
 }
 
 Alternative cublas_for(LinearRequest const& request, GemmProblem const& problem, bool is_alone) {
   bool const is_bare = !reduces(request) && request.epilogue_cost == 0.0f;
   bool const is_asked = request.precision == Precision::kGuarded || is_alone;
-  double const microseconds = predict_unfused_microseconds(problem);
+  double const microseconds = predict_unfused_microseconds(problem, request.operand_bytes);
   return {is_bare ? "cuBLAS in fp32" : "cuBLAS in fp32 and one more kernel", microseconds, kAdvantage * microseconds, 1,
           is_asked ? "" : "precision \"" + std::string(name_of(request.precision)) + "\" leaves no choice"};
 }

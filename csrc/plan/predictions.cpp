@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
+#include <utility>
 
 #include "common/ceil_divide.h"
 
@@ -10,10 +11,11 @@ namespace cutfuse {
 
 namespace {
 
-// Times of one kernel on an H200 in microseconds, fitted to 94 bf16 problems of M 16 to 8192, N and K 1024 to 32768
-// (mean error 7%, 13% for the small tiles). A wave is one tile on every multiprocessor; a pingpong kernel's epilogue
-// hides behind the other warpgroup's product. tf32 takes twice as long for the same K. Over planes: 54
-// problems of M 32 to 4096 (mean error 3%).
+// Times of one kernel on an H200 in microseconds. A wave is one tile on every multiprocessor; a pingpong kernel's
+// epilogue hides behind the other warpgroup's product. Without planes: fitted to 1719 bf16 problems of M 16 to 16384, N
+// and K 256 to 12000, most drawn at random, with five epilogues, weights cold (mean error 6 to 8% for cooperative
+// tiles, 11 to 17% for pingpong ones). tf32 takes twice as long for the same K. Over planes: 54 problems of M 32 to
+// 4096 (mean error 3%).
 struct TileTiming {
   int tile_m;
   int tile_n;
@@ -21,20 +23,35 @@ struct TileTiming {
   double start;
   double per_wave;
   double per_wave_of_1024_k;
+  double per_op;            // of cost 1, interpreted over 128x128 elements
+  double per_operand_byte;  // of an operand that is a matrix, over as many
 };
 
 constexpr TileTiming kTimings[] = {
-    {128, 256, Schedule::kCooperative, 3.4, 6.3, 10.2}, {128, 128, Schedule::kCooperative, 5.5, 3.0, 5.75},
-    {128, 128, Schedule::kPingpong, 8.4, 0.75, 5.65},   {64, 128, Schedule::kPingpong, 5.4, 1.2, 4.35},
-    {64, 64, Schedule::kPingpong, 6.7, 0.2, 3.3},       {128, 128, Schedule::kSplit3, 7.0, 2.6, 16.9},
-    {128, 128, Schedule::kSplit6, 7.0, 2.5, 29.8},      {128, 128, Schedule::kConvert3, 7.0, 3.7, 23.2},
-    {128, 128, Schedule::kConvert6, 4.6, 5.8, 41.4},
+    {128, 256, Schedule::kCooperative, 0.7, 9.6, 10.6, 1.17, 1.25},
+    {128, 128, Schedule::kCooperative, 2.0, 5.8, 5.5, 1.1, 0.95},
+    {128, 128, Schedule::kPingpong, 0.9, 4.4, 5.97, 3.3, 4.45},
+    {64, 128, Schedule::kPingpong, 0.7, 4.2, 3.8, 3.35, 1.95},
+    {64, 64, Schedule::kPingpong, 1.8, 3.1, 2.64, 1.65, 2.05},
+    {128, 128, Schedule::kSplit3, 7.0, 2.6, 16.9, 1.1, 0.0},
+    {128, 128, Schedule::kSplit6, 7.0, 2.5, 29.8, 1.1, 0.0},
+    {128, 128, Schedule::kConvert3, 7.0, 3.7, 23.2, 1.1, 0.0},
+    {128, 128, Schedule::kConvert6, 4.6, 5.8, 41.4, 1.1, 0.0},
+};
+
+// cuBLAS's product of 16-bit matrices, as if it had these tiles: fitted to the same problems (mean error 10%).
+struct CublasTile {
+  int tile_m;
+  int tile_n;
+  double per_wave;
+  double per_wave_of_1024_k;
+};
+
+constexpr CublasTile kCublasTiles[] = {
+    {256, 128, 1.87, 10.3}, {128, 256, 1.87, 10.3}, {128, 128, 0.44, 10.15},
+    {64, 256, 0.95, 5.1},   {64, 128, 0.95, 5.1},   {64, 64, 0.02, 2.71},
 };
 constexpr double kTf32Factor = 2.05;
-// Interpreting an op of cost 1 over 128x128 elements: eight warps share a cooperative tile, and a
-// pingpong kernel's warpgroups take turns.
-constexpr double kCooperativeOp = 1.1;
-constexpr double kPingpongOp = 2.65;
 // The small kernel after a row reduction, and what a wave spends on its partial states.
 constexpr double kFinalize = 4.0;
 constexpr double kRowsPerWave = 2.0;
@@ -42,6 +59,9 @@ constexpr double kRowsPerWave = 2.0;
 constexpr double kFirstSlice = 3.0;
 constexpr double kPerSlice = 0.8;
 constexpr double kBytesPerMicrosecond = 4.0e6;
+// Of a kernel that multiplies what it reads as it is, and of a pass over what another kernel has just written.
+constexpr double kProductBytesPerMicrosecond = 2.1e6;
+constexpr double kPassBytesPerMicrosecond = 2.2e6;
 constexpr double kBytesPerMicrosecondAndMultiprocessor = 45e3;
 
 TileTiming const& timing_of(GemmConfig const& config) {
@@ -69,24 +89,38 @@ double predict_ieee_microseconds(GemmProblem const& problem) {
   return start + std::max(operations / operations_per_microsecond, bytes / bytes_per_microsecond);
 }
 
-double predict_product_microseconds(GemmProblem const& problem) {
-  GemmProblem product = problem;
-  product.reduction = Reduction::kNone;
-  product.output = problem.input;
-  product.epilogue_cost = 0.0f;
-  double best = std::numeric_limits<double>::infinity();
-  for (GemmConfig const& config : gemm_configs()) {
-    if (computes(config, product)) {
-      best = std::min(best, predict_microseconds(config, product, 1));
+// The compute time of a tile's waves where K is cut into so many slices.
+double predict_cublas_waves(CublasTile const& tile, GemmProblem const& problem, int slices) {
+  constexpr double kPerSlice = 0.6;
+  int64_t const tiles = ceil_divide(problem.m, tile.tile_m) * ceil_divide(problem.n, tile.tile_n);
+  auto const waves = static_cast<double>(ceil_divide(tiles * slices, std::max(problem.multiprocessors, 1)));
+  double const factor = problem.input == DType::kFloat32 ? kTf32Factor : 1.0;
+  double const per_wave = factor * tile.per_wave_of_1024_k * static_cast<double>(problem.k) / slices / 1024.0;
+  return waves * (per_wave + tile.per_wave) + (slices > 1 ? kPerSlice * slices : 0.0);
+}
+
+// cuBLAS on tensor cores.
+double predict_cublas_microseconds(GemmProblem const& problem) {
+  constexpr double kStart = 2.55;
+  constexpr double kCublasBytesPerMicrosecond = 3.3e6;
+  constexpr int64_t kLeastSlice = 256;  // of K
+  double compute = std::numeric_limits<double>::infinity();
+  for (CublasTile const& tile : kCublasTiles) {
+    for (int const slices : {1, 2, 4, 8}) {
+      if (slices > 1 && problem.k / slices < kLeastSlice) continue;
+      compute = std::min(compute, predict_cublas_waves(tile, problem, slices));
     }
   }
-  // cuBLAS has more tiles to choose from, and splits K: a sixth of a small product, a few microseconds of a large one.
-  return best - std::min(best / 6.0, 4.3);
+  double const m = static_cast<double>(problem.m);
+  double const n = static_cast<double>(problem.n);
+  double const k = static_cast<double>(problem.k);
+  double const bytes = static_cast<double>(size_of(problem.input)) * (m * k + n * k + m * n);
+  return kStart + std::max(compute, bytes / kCublasBytesPerMicrosecond);
 }
 
 }  // namespace
 
-double predict_microseconds(GemmConfig const& config, GemmProblem const& problem, int slices) {
+double predict_microseconds(GemmConfig const& config, GemmProblem const& problem, int slices, float operand_bytes) {
   TileTiming const& timing = timing_of(config);
   int64_t const tiles_m = ceil_divide(ceil_divide(problem.m, config.tile_m), config.cluster_m) * config.cluster_m;
   int64_t const tiles_n = ceil_divide(ceil_divide(problem.n, config.tile_n), config.cluster_n) * config.cluster_n;
@@ -106,11 +140,14 @@ double predict_microseconds(GemmConfig const& config, GemmProblem const& problem
   double const wave = main_loop + timing.per_wave + (reduces ? kRowsPerWave : 0.0);
   double const area = config.tile_m * config.tile_n / (128.0 * 128.0);
   bool const pingpong = config.schedule == Schedule::kPingpong;
-  double const epilogue = problem.epilogue_cost * area * (pingpong ? kPingpongOp : kCooperativeOp);
+  double const epilogue = area * (problem.epilogue_cost * timing.per_op + operand_bytes * timing.per_operand_byte);
   double const compute = pingpong ? waves * std::max(wave, epilogue) + epilogue : waves * (wave + epilogue);
 
   double const output_bytes = reduces ? 0.0 : static_cast<double>(size_of(problem.output)) * problem.m * problem.n;
-  double const memory = (element_bytes * (problem.m + problem.n) * k + output_bytes) / kBytesPerMicrosecond;
+  bool const over_planes = problem.product != Product::kDirect;
+  double const operands = over_planes ? 0.0 : static_cast<double>(operand_bytes) * problem.m * problem.n;
+  double const memory = (element_bytes * (problem.m + problem.n) * k + output_bytes + operands) /
+                        (over_planes ? kBytesPerMicrosecond : kProductBytesPerMicrosecond);
   double const gathering = slices == 1 ? 0.0 : kFirstSlice + slices * kPerSlice;
   return timing.start + (reduces ? kFinalize : 0.0) + gathering + std::max(compute, memory);
 }
@@ -120,18 +157,59 @@ double predict_split_microseconds(int64_t rows, int64_t columns) {
   return kLaunch + 8.0 * static_cast<double>(rows) * static_cast<double>(columns) / kBytesPerMicrosecond;
 }
 
-double predict_unfused_microseconds(GemmProblem const& problem) {
-  double const product =
-      problem.product == Product::kDirect ? predict_product_microseconds(problem) : predict_ieee_microseconds(problem);
-  bool const is_bare = problem.epilogue_cost == 0.0f && problem.reduction == Reduction::kNone;
-  if (is_bare && problem.product != Product::kDirect) return product;
+namespace {
+
+// One kernel over the result of a product in fp32.
+double predict_second_kernel_microseconds(GemmProblem const& problem) {
   constexpr double kSecondLaunch = 3.5;
   constexpr double kMicrosecondsPerElementAndOp = 0.45e-6;
   double const elements = static_cast<double>(problem.m) * problem.n;
   double const passes = problem.reduction == Reduction::kNone ? 2.0 : 1.0;
   double const memory = passes * elements * static_cast<double>(size_of(problem.input)) / kBytesPerMicrosecond;
   double const interpretation = std::max(problem.epilogue_cost - 1.0f, 0.0f) * elements * kMicrosecondsPerElementAndOp;
-  return product + kSecondLaunch + std::max(memory, interpretation);
+  return kSecondLaunch + std::max(memory, interpretation);
+}
+
+// One kernel over the result of a product on tensor cores that took `product` microseconds. Behind a long product both
+// are slower than alone: the card is at its power limit.
+double predict_pass_microseconds(GemmProblem const& problem, float operand_bytes, bool interprets, double product) {
+  constexpr double kPassLaunch = 2.9;
+  constexpr double kMicrosecondsPerElementAndOp = 0.62e-6;
+  constexpr double kFreeOps = 0.5;  // of cost: a chain that is compiled in
+  constexpr double kLongProduct = 60.0;
+  constexpr double kSlowerPerMicrosecond = 0.08;
+  double const elements = static_cast<double>(problem.m) * problem.n;
+  bool const reduces = problem.reduction != Reduction::kNone;
+  double const written = reduces ? 0.0 : static_cast<double>(size_of(problem.output));
+  double const bytes = static_cast<double>(size_of(problem.input)) + written + operand_bytes;
+  double const interpreted = interprets ? std::max(problem.epilogue_cost - kFreeOps, 0.0) : 0.0;
+  double const interpretation = interpreted * kMicrosecondsPerElementAndOp;
+  double const pass = elements * std::max(bytes / kPassBytesPerMicrosecond, interpretation);
+  return kPassLaunch + pass + kSlowerPerMicrosecond * std::max(product - kLongProduct, 0.0);
+}
+
+}  // namespace
+
+double predict_training_microseconds(GemmProblem const& problem) {
+  constexpr double kPasses = 8.0;  // z and y, then grad, z and grad z, then grad z for the bias and either product
+  GemmProblem of_x = problem;
+  std::swap(of_x.n, of_x.k);
+  GemmProblem of_weight = problem;
+  std::swap(of_weight.m, of_weight.k);
+  double const products =
+      predict_cublas_microseconds(problem) + predict_cublas_microseconds(of_x) + predict_cublas_microseconds(of_weight);
+  double const bytes = static_cast<double>(size_of(problem.output)) * problem.m * problem.n;
+  return products + kPasses * bytes / kPassBytesPerMicrosecond;
+}
+
+double predict_unfused_microseconds(GemmProblem const& problem, float operand_bytes, bool interprets) {
+  bool const over_planes = problem.product != Product::kDirect;
+  bool const is_bare = problem.epilogue_cost == 0.0f && problem.reduction == Reduction::kNone &&
+                       (over_planes || problem.output == problem.input);
+  double const product = over_planes ? predict_ieee_microseconds(problem) : predict_cublas_microseconds(problem);
+  if (is_bare) return product;
+  return product + (over_planes ? predict_second_kernel_microseconds(problem)
+                                : predict_pass_microseconds(problem, operand_bytes, interprets, product));
 }
 
 }  // namespace cutfuse

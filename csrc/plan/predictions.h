@@ -7,12 +7,16 @@
 
 namespace cutfuse {
 
-// One kernel of the table, with K in so many slices.
-double predict_microseconds(GemmConfig const& config, GemmProblem const& problem, int slices);
+// One kernel of the table, with K in so many slices. operand_bytes: see LinearRequest.
+double predict_microseconds(GemmConfig const& config, GemmProblem const& problem, int slices,
+                            float operand_bytes = 0.0f);
 
 // The alternative: cuBLAS, then one pointwise or reduction kernel over its result. A product over planes is compared
-// with cuBLAS in fp32.
-double predict_unfused_microseconds(GemmProblem const& problem);
+// with cuBLAS in fp32. interprets: whether that kernel interprets the program; otherwise it is compiled for it.
+double predict_unfused_microseconds(GemmProblem const& problem, float operand_bytes = 0.0f, bool interprets = true);
+
+// cuBLAS's three products of a trained layer, forwards and backwards, and the passes over its result and gradient.
+double predict_training_microseconds(GemmProblem const& problem);
 
 // One pass that splits an fp32 matrix into planes.
 double predict_split_microseconds(int64_t rows, int64_t columns);

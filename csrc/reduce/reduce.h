@@ -6,22 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "common/dtype.h"
-#include "epilogue/program.h"
-#include "reduce/reduce_plan.h"
+#include "reduce/reduce_problem.h"
 
 namespace cutfuse {
-
-struct ReduceProblem {
-  ReduceExtents extents;
-  Operand x;  // strides: outer, reduced, inner
-  Program program;
-  Operands operands;
-  Reduction reduction;
-  void* out;  // [outer, inner], contiguous
-  DType out_dtype;
-  float* workspace;  // reduce_workspace bytes
-};
 
 // Accumulates in fp32. The result is the same from run to run on one kind of device.
 cudaError_t run_reduce(ReduceProblem const& problem, cudaStream_t stream);

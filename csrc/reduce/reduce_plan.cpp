@@ -93,7 +93,7 @@ ReducePlan plan_strided(ReduceExtents const& extents, int vector, int super_row,
     plan.height = 1;
   }
   int64_t const blocks = ceil_divide(extents.outer * plan.period, plan.width);
-  int64_t const wanted = split_count(blocks, super_rows / (2 * kLoadsInFlight * plan.height), multiprocessors);
+  int64_t const wanted = split_count(blocks, super_rows / (int64_t{2} * kLoadsInFlight * plan.height), multiprocessors);
   plan.chunk = ceil_divide(super_rows, wanted);
   // A misaligned tensor has one super-row more than super_rows: the last split takes it.
   plan.splits = ceil_divide(super_rows, plan.chunk);

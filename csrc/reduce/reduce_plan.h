@@ -53,7 +53,7 @@ struct ReduceLayout {
 // Turns rows that are neighbours in memory (a transposed matrix) into the inner dimension.
 ReduceLayout normalize(ReduceLayout layout);
 
-ReducePlan plan_reduce(ReduceLayout const& normalized, int multiprocessors);
+ReducePlan plan_reduce(ReduceLayout const& layout, int multiprocessors);
 
 // Bytes of workspace that suffice for a tensor of these extents whatever its strides, alignment and program.
 size_t reduce_workspace(ReduceExtents const& extents, DType dtype, Reduction reduction, int multiprocessors);

@@ -1,5 +1,5 @@
-// What the splitting kernels share. Sixteen lanes, a group, hold a block of 64 elements of a row, four neighbouring
-// elements each; all threads of a warp call these functions together.
+// Device functions that both splitting kernels use. A group is sixteen lanes that hold one block of 64 elements, four
+// neighbouring elements in each lane. All threads of a warp have to call these functions together.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,9 +20,10 @@ constexpr int kGroupLanes = 16;
 constexpr int kLaneElements = kSplitBlock / kGroupLanes;
 constexpr unsigned kWholeWarp = 0xffffffffu;
 
-constexpr int kThreadRows = 4;  // blocks, one below the other, that a group takes at once: a byte of a count for each
+constexpr int kThreadRows =
+    4;  // rows of a group in one iteration; count_out_of_range() packs a byte for each into a word
 
-// What a thread saw. out_of_range is the same for all lanes of a group.
+// What a thread found in its elements. All lanes of a group have the same out_of_range.
 struct SplitFindings {
   uint32_t bits = 0;
   uint32_t out_of_range = 0;
@@ -33,13 +34,13 @@ struct SplitFindings {
 using ThreadValues = float[kThreadRows][kLaneElements];
 using ThreadScales = float[kThreadRows];
 
-// A guarded pass follows a product or another guarded pass, and waits for its end in begin_pass().
+// A guarded pass starts while the kernel before it still runs, and waits for its end in begin_pass().
 inline cudaError_t launch_pass(void (*kernel)(SplitParameters), SplitParameters const& parameters,
                                cudaStream_t stream) {
   return launch(kernel, parameters.blocks, kBlockThreads, stream, parameters, parameters.guarded);
 }
 
-// What a pass begins with, by all threads. Whether it is to run.
+// All threads call it first: waits for the kernel before and clears memory. Returns whether the pass has to run.
 __device__ __forceinline__ bool begin_pass(SplitParameters const& parameters) {
   let_next_kernel_start();
   wait_for_previous_kernel();
@@ -51,7 +52,8 @@ __device__ __forceinline__ bool begin_pass(SplitParameters const& parameters) {
   return true;
 }
 
-// A lane's largest finite magnitude of each block. Seldom is one not finite: the largest of all tells.
+// Finds a lane's largest finite magnitude in each row. One comparison with the largest of all rows tells whether any
+// element is infinite or NaN, which is rare; only then are the rows searched again for finite elements.
 template <SplitPlan plan>
 __device__ __forceinline__ void find_largest(ThreadValues const& values, uint32_t (&largest)[kThreadRows],
                                              SplitFindings& findings) {
@@ -76,7 +78,8 @@ __device__ __forceinline__ void find_largest(ThreadValues const& values, uint32_
   }
 }
 
-// Counts the group's elements that are out of split3's range, a byte for each block: it holds up to 64.
+// Counts the elements of a group that are out of split3's range. Each row has one byte of the count, which is at
+// most 64.
 __device__ __forceinline__ void count_out_of_range(ThreadValues const& values, ThreadScales const& scales,
                                                    bool shares_scales, SplitFindings& findings) {
   uint32_t counts = 0;
@@ -90,12 +93,13 @@ __device__ __forceinline__ void count_out_of_range(ThreadValues const& values, T
   }
   CUTFUSE_UNROLL
   for (int lanes = kGroupLanes / 2; lanes > 0; lanes /= 2) counts += __shfl_xor_sync(kWholeWarp, counts, lanes);
-  static_assert(split_math::many_in_block(false) == 4 && split_math::many_in_block(true) == 8, "bytes that reach it");
+  static_assert(split_math::many_in_block(false) == 4 && split_math::many_in_block(true) == 8,
+                "the masks below test for counts >= 4 and >= 8");
   if ((counts & (shares_scales ? 0xf8f8f8f8u : 0xfcfcfcfcu)) != 0) findings.bits |= kOutOfRange;
   findings.out_of_range = __dp4a(counts, 0x01010101u, findings.out_of_range);
 }
 
-// Of all rows of a thread, the same.
+// Gives all rows of a thread the same value.
 __device__ __forceinline__ void set_all(uint32_t (&largest)[kThreadRows], uint32_t value) {
   CUTFUSE_UNROLL
   for (int row = 0; row < kThreadRows; ++row) largest[row] = value;
@@ -106,8 +110,8 @@ __device__ __forceinline__ uint32_t largest_of_all(uint32_t const (&largest)[kTh
   return max(max(largest[0], largest[1]), max(largest[2], largest[3]));
 }
 
-// Finds the scales of a group's blocks, and brings the elements to them. Where rows share scales, `share` makes of each
-// block's largest magnitude that of all rows with its scale.
+// Finds the scales of a group's blocks, and multiplies the elements by their reciprocals. Where rows share scales,
+// `share` replaces each block's largest magnitude by the largest of all rows with the same scale.
 template <SplitPlan plan, class Share>
 __device__ __forceinline__ void scale_blocks(ThreadValues& values, ThreadScales& scales, SplitFindings& findings,
                                              bool shares_scales, Share const& share) {
@@ -137,13 +141,13 @@ __device__ __forceinline__ void scale_blocks(ThreadValues& values, ThreadScales&
   }
 }
 
-// Where an element's first part goes.
+// The address of an element's first part.
 __device__ __forceinline__ uint16_t* first_part(SplitParameters const& parameters, int row, int column) {
   return static_cast<uint16_t*>(parameters.planes.values) + column / kSplitBlock * parameters.block_stride +
          static_cast<int64_t>(row) * kSplitBlock + column % kSplitBlock;
 }
 
-// A lane's four scaled elements to the planes; `high` is where the first goes in the first plane.
+// Splits a lane's four scaled elements and stores their parts. `high`: the address of the first one's first part.
 template <SplitPlan plan>
 __device__ __forceinline__ void store_parts(float const (&values)[kLaneElements], uint16_t* high,
                                             int64_t plane_stride) {
@@ -152,14 +156,14 @@ __device__ __forceinline__ void store_parts(float const (&values)[kLaneElements]
   split_math::PairParts<kParts> const second = split_math::split_pair<kParts>(values[2], values[3]);
   CUTFUSE_UNROLL
   for (int part = 0; part < kParts; ++part) {
-    // One integer: ptxas 13.0 takes a pair of them apart, to two stores, where that saves it a move.
+    // One 64-bit store: ptxas 13.0 makes two stores of a pair of 32-bit words where that saves it a move.
     *reinterpret_cast<uint64_t*>(high + part * plane_stride) =
         first.words[part] | static_cast<uint64_t>(second.words[part]) << 32;
   }
 }
 
-// Writes the thread block's flags; `elements`, the same in all threads, is how many it took: under 2^31, as a
-// device's memory holds less than that for each thread block. All threads call it.
+// Writes the thread block's flag word. All threads call it, with the same `elements`: how many the block has split.
+// That is below 2^31, because a device's memory does not hold 2^31 elements for each thread block.
 __device__ __forceinline__ void write_flags(SplitFindings findings, int elements, uint32_t* flags) {
   __shared__ uint32_t out_of_range;
   if (threadIdx.x == 0) out_of_range = 0;
@@ -174,7 +178,7 @@ __device__ __forceinline__ void write_flags(SplitFindings findings, int elements
   flags[blockIdx.x] = bits;
 }
 
-// Of a tile that reaches from `first` on, how many rows or columns exist.
+// How many of the `size` rows or columns of a tile that begins at `first` are inside the matrix.
 __device__ __forceinline__ int extent_within(int first, int size, int extent) {
   return min(max(extent - first, 0), size);
 }

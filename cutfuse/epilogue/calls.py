@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from cutfuse.epilogue import casts as casts  # registers its compositions
-from cutfuse.epilogue.compositions import compositions, logical
+from cutfuse.epilogue.casts import ROUNDING
+from cutfuse.epilogue.compositions import compositions
 from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.expression import Expr, apply, to_expression, to_number, with_type
+from cutfuse.epilogue.expression import Call, Expr, apply, to_expression, to_number, with_call, with_type
 from cutfuse.epilogue.refused import refusal_of
 from cutfuse.epilogue.symbolic import COMPARISONS, LOGICAL
 from cutfuse.epilogue.table import Op, describe_callable, op_table
@@ -22,13 +22,20 @@ from cutfuse.epilogue.types import UNKNOWN, ValueType, describe_types, promote
 # Arguments that say where a result goes, not what it is. All but in-place are accepted at their default only; an
 # in-place activation is computed out of place, as nothing else can see its argument.
 _PLACEMENT = {"inplace", "out", "memory_format"}
+_BITWISE: dict[str, Callable[..., Any]] = {
+    "&": torch.bitwise_and,
+    "|": torch.bitwise_or,
+    "^": torch.bitwise_xor,
+    "~": torch.bitwise_not,
+}
+_CONSTANTS = bool | int | float | str | None
 _EXACT_INTEGERS = 2**24  # integers below it are exact in fp32
 
 
 def operate(symbol: str, arguments: tuple[Any, ...]) -> Expr:
     """What a Python operator gives."""
     if symbol in LOGICAL:
-        return logical(symbol, *arguments)
+        return call(_BITWISE[symbol], arguments, {})
     table = op_table()
     op = (table.prefix if len(arguments) == 1 else table.infix).get(symbol)
     if op is None:
@@ -43,7 +50,9 @@ def call(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dic
     if composition is not None:
         result = _compose(function, composition, arguments, keywords)
         if result is not NotImplemented:
-            return with_type(to_expression(result), _result_type(function, arguments, keywords))
+            type = _result_type(function, arguments, keywords)
+            found = to_expression(result)
+            return _with_call(found, function, arguments, keywords) if type == UNKNOWN else with_type(found, type)
     candidates = op_table().callables.get(function)
     if candidates is None:
         _refuse_function(function)
@@ -52,6 +61,27 @@ def call(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dic
         _check_exact(op, tensors)
     type = _result_type(function, arguments, keywords)
     return apply(op, tuple(map(to_expression, tensors)), parameters, None if type == UNKNOWN else type)
+
+
+def _with_call(found: Expr, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Expr:
+    """What a composition gives of values of no known type, marked as that: its ops are not typed as the function is.
+
+    Not where it is the op of the function itself, a cast, or a value that has a type or is an argument.
+    """
+    given = (*arguments, *keywords.values())
+    if found.op is None or found.type != UNKNOWN or found.op.name in ROUNDING.values():
+        return found
+    if any(item is found for item in given) or not all(isinstance(item, Expr | _CONSTANTS) for item in given):
+        return found
+    if found.op in op_table().callables.get(function, ()) and _are_given(found.arguments, given):
+        return found
+    return with_call(found, Call(function, arguments, tuple(keywords.items())))
+
+
+def _are_given(arguments: tuple[Expr, ...], given: tuple[Any, ...]) -> bool:
+    """Whether an op's arguments are those of the call, and none is made of them, as alpha * b is."""
+    known = [to_expression(item) for item in given if isinstance(item, Expr | bool | int | float)]
+    return all(any(item is value for value in known) for item in arguments)
 
 
 def _result_type(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> ValueType:

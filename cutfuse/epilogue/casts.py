@@ -17,7 +17,7 @@ from cutfuse.epilogue.table import op_table
 from cutfuse.epilogue.types import INPUTS, InputDtype, ValueType
 
 # The ops that round, by the type to which they do.
-_ROUNDING = {torch.float16: "half", torch.bfloat16: "bfloat16", torch.float32: "float"}
+ROUNDING = {torch.float16: "half", torch.bfloat16: "bfloat16", torch.float32: "float"}
 
 
 def cast(value: Expr, dtype: torch.dtype | InputDtype) -> Expr:
@@ -34,13 +34,13 @@ def cast(value: Expr, dtype: torch.dtype | InputDtype) -> Expr:
             f"the epilogue casts {value.type.dtype} to torch.float64, but its arithmetic is fp32: pass x or the "
             "operand in float64"
         )
-    if dtype not in (*_ROUNDING, torch.float64):
+    if dtype not in (*ROUNDING, torch.float64):
         raise EpilogueError(
             f"the epilogue casts to {dtype}, which it cannot compute in: it casts to torch.bool and to float16, "
             "bfloat16, float32 and float64; out_dtype= is the result's type"
         )
     if is_rounding(value.type.dtype, dtype):
-        return apply(op_table().op(_ROUNDING[dtype]), (value,), (), type)
+        return apply(op_table().op(ROUNDING[dtype]), (value,), (), type)
     # A copy, so that the cast is known apart from the op whose result it is, where the types are not known yet.
     return apply(op_table().identity, (value,), (), type)
 

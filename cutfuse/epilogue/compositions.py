@@ -24,7 +24,7 @@ def infix(symbol: str, a: Any, b: Any) -> Expr:
 
 
 def _both_boolean(a: Any, b: Any) -> bool:
-    return isinstance(a, Expr) and isinstance(b, Expr) and a.is_boolean and b.is_boolean
+    return all(item.is_boolean if isinstance(item, Expr) else isinstance(item, bool) for item in (a, b))
 
 
 def as_mask(what: str, value: Any) -> Any:

@@ -73,6 +73,7 @@ def _truth(value: Any) -> Any:
 @composes("torch.nan_to_num")
 def nan_to_num(input: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Any:
     """a where it is finite; infinities become the type's largest and smallest number where none is given"""
+    # What is replaced has no derivative. PyTorch multiplies by 0 there, which is NaN under an infinite derivative.
     if input.is_boolean:
         return input
     high = torch.finfo(input.dtype).max if posinf is None else to_number(posinf, "posinf of nan_to_num")
@@ -183,6 +184,16 @@ def _log_of_sum(a: Any, b: Any, exponential: Callable[[Any], Any], log_of_base: 
     rest = torch.log1p(exponential(-torch.abs(a - b)))
     larger = torch.maximum(to_symbolic(a), to_symbolic(b))
     return torch.where(a == b, equal, larger + (rest if log_of_base == 1 else rest / log_of_base))
+
+
+@composes("torch.xlogy", "torch.special.xlog1py")
+def times_logarithm_of_nan(input: Any, other: Any) -> Any:
+    """a * NaN where b is the number NaN, at a = 0 with the derivative 0"""
+    # PyTorch asks whether a number is positive, and otherwise has no derivative at a = 0. Of a tensor it asks whether
+    # that is 0 or negative, which NaN is not.
+    if isinstance(other, Expr | torch.Tensor) or not math.isnan(to_number(other, "an argument")):
+        return NotImplemented
+    return torch.where(input == 0, 0.0, input) * math.nan
 
 
 @composes("torch.ldexp")

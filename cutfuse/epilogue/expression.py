@@ -5,13 +5,13 @@ from __future__ import annotations
 import numbers
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from cutfuse.epilogue.errors import EpilogueError
 from cutfuse.epilogue.symbolic import Symbolic
-from cutfuse.epilogue.table import Op, op_table
+from cutfuse.epilogue.table import Op, describe_callable, find_attribute, op_table
 from cutfuse.epilogue.types import (
     BOOLEAN,
     INPUT_DTYPE,
@@ -31,6 +31,23 @@ _nodes: weakref.WeakValueDictionary[tuple[Any, ...], Expr] = weakref.WeakValueDi
 _REPR_LIMIT = 400
 
 
+class Call(NamedTuple):
+    """A call of a torch function, with expressions and constants."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    keywords: tuple[tuple[str, Any], ...]
+
+    @property
+    def inputs(self) -> tuple[Expr, ...]:
+        return tuple(item for item in (*self.arguments, *dict(self.keywords).values()) if isinstance(item, Expr))
+
+    def map(self, replaced: Callable[[Any], Any]) -> Call:
+        """The same call of other values."""
+        keywords = tuple((name, replaced(item)) for name, item in self.keywords)
+        return Call(self.function, tuple(map(replaced, self.arguments)), keywords)
+
+
 class Expr(Symbolic):
     """A node: an op on other nodes, or a leaf, which is `z`, an operand `r0`.. or a number.
 
@@ -38,7 +55,7 @@ class Expr(Symbolic):
     language give further expressions. Made by `input()`, `operand(k)` and those.
     """
 
-    __slots__ = ("__weakref__", "arguments", "leaf", "number", "op", "parameters", "reads", "type")
+    __slots__ = ("__weakref__", "arguments", "call", "leaf", "number", "op", "parameters", "reads", "type")
 
     op: Op | None
     arguments: tuple[Expr, ...]
@@ -47,6 +64,7 @@ class Expr(Symbolic):
     number: float | None
     reads: frozenset[str]  # the leaves other than numbers that it depends on
     type: ValueType  # what PyTorch would give
+    call: Call | None  # of an identity node: the call of the user's callable that its argument spells
 
     @property
     def is_number(self) -> bool:
@@ -87,11 +105,12 @@ class Expr(Symbolic):
         """All nodes in one list, as pickle and deepcopy would recurse into arguments, and a chain may be long."""
         places: dict[int, int] = {}
         records: list[tuple[Any, ...]] = []
-        for node in topological(self):
+        for node in topological(self, lambda node: (*node.arguments, *(node.call.inputs if node.call else ()))):
             places[id(node)] = len(records)
             arguments = tuple(places[id(argument)] for argument in node.arguments)
             name = None if node.op is None else node.op.name
-            records.append((name, arguments, node.parameters, node.leaf, node.number, node.type))
+            call = None if node.call is None else _name_call(node.call, places)
+            records.append((name, arguments, node.parameters, node.leaf, node.number, node.type, call))
         return _rebuild, (tuple(records),)
 
 
@@ -100,6 +119,7 @@ def _make(key: tuple[Any, ...], **fields: Any) -> Expr:
     if found is not None:
         return found
     node = object.__new__(Expr)
+    node.call = None
     for name, value in fields.items():
         setattr(node, name, value)
     return _nodes.setdefault(key, node)
@@ -156,6 +176,15 @@ def with_type(node: Expr, type: ValueType) -> Expr:
     return apply(op_table().identity, (node,), (), type)
 
 
+def with_call(node: Expr, call: Call) -> Expr:
+    """The same value marked as the result of a call, by an identity node, which lowering removes."""
+    op = op_table().identity
+    # repr tells 1 from 1.0 and -0.0 from 0.0
+    key = (op.code, node.type, id(node), *call.map(lambda item: id(item) if isinstance(item, Expr) else repr(item)))
+    fields = {"arguments": (node,), "parameters": (), "leaf": "", "number": None, "reads": node.reads}
+    return _make(key, op=op, type=node.type, call=call, **fields)
+
+
 def to_expression(value: Any) -> Expr:
     """A symbolic value or a number as an expression. Raises EpilogueError for anything else, tensors among them."""
     if isinstance(value, Expr):
@@ -206,7 +235,11 @@ def refuse_captured(description: str) -> NoReturn:
     )
 
 
-def topological(root: Expr) -> Iterator[Expr]:
+def _own_arguments(node: Expr) -> tuple[Expr, ...]:
+    return node.arguments
+
+
+def topological(root: Expr, arguments_of: Callable[[Expr], tuple[Expr, ...]] = _own_arguments) -> Iterator[Expr]:
     """Every node below and including root, arguments before their users. Iterative: a chain may be long."""
     seen: set[int] = set()
     stack = [(root, False)]
@@ -217,7 +250,7 @@ def topological(root: Expr) -> Iterator[Expr]:
         elif id(node) not in seen:
             seen.add(id(node))
             stack.append((node, True))
-            stack.extend((argument, False) for argument in reversed(node.arguments))
+            stack.extend((argument, False) for argument in reversed(arguments_of(node)))
 
 
 def _infix_text(node: Expr, budget: int) -> str:
@@ -225,6 +258,8 @@ def _infix_text(node: Expr, budget: int) -> str:
         return node.leaf or f"{node.number:.12g}"
     if budget <= 0:
         return "..."
+    if node.call is not None:
+        return _infix_text(node.arguments[0], budget)
     parts = [_infix_text(argument, (budget - 8) // len(node.arguments)) for argument in node.arguments]
     if node.op.infix:
         return f"({parts[0]} {node.op.infix} {parts[1]})"
@@ -235,10 +270,28 @@ def _infix_text(node: Expr, budget: int) -> str:
     return f"{node.op.name}({', '.join(parts + keywords)})"
 
 
+class _Place(NamedTuple):
+    """Where an expression stands among a pickle's records."""
+
+    number: int
+
+
+def _name_call(call: Call, places: dict[int, int]) -> Call | None:
+    """The call for a pickle, with its function's path; None where that has none."""
+    op = next(iter(op_table().callables.get(call.function, ())), None)
+    paths = (describe_callable(call.function), *([op.path] if op else []))
+    path = next((path for path in paths if find_attribute(path) is not None), None)
+    placed = call.map(lambda item: _Place(places[id(item)]) if isinstance(item, Expr) else item)
+    return None if path is None else placed._replace(function=path)  # type: ignore[arg-type]  # a path, in a pickle
+
+
 def _rebuild(records: tuple[tuple[Any, ...], ...]) -> Expr:
     nodes: list[Expr] = []
-    for op, arguments, parameters, leaf, number, type in records:
-        if op is not None:
+    for op, arguments, parameters, leaf, number, type, call in records:
+        if call is not None:
+            found = call.map(lambda item: nodes[item.number] if isinstance(item, _Place) else item)
+            nodes.append(with_call(nodes[arguments[0]], found._replace(function=find_attribute(found.function))))
+        elif op is not None:
             nodes.append(apply(op_table().op(op), tuple(nodes[place] for place in arguments), parameters, type))
         else:
             nodes.append(_leaf(leaf, type) if number is None else constant(number, type))

@@ -18,10 +18,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from cutfuse import native
 from cutfuse.epilogue.calls import is_known
 from cutfuse.epilogue.module_class import class_token
 from cutfuse.epilogue.reads import Reads, is_comparable
 from cutfuse.epilogue.trace import Epilogue
+from cutfuse.epilogue.trail import Trail
 
 _CODES_LIMIT = 1024
 # Of one key. With these and the limit on code, a full cache of 1024 entries stays below 100 MB at the very worst.
@@ -55,14 +57,17 @@ _reads_by_identity: dict[int, tuple[types.CodeType, Reads]] = {}
 # written in Python the code and the defaults that they had: their bodies run before `__torch_function__` is called, so
 # one that was patched since has no key.
 _builtins = _PURE_FUNCTIONS.union(value for value in vars(math).values() if isinstance(value, _BUILTINS))
-_functions: dict[types.FunctionType, tuple[Any, ...]] = {}
+_functions: dict[types.FunctionType, tuple[types.CodeType, tuple[Any, ...] | None]] = {}
 _lock = threading.Lock()
 
 
-def fingerprint(fn: Callable[..., Any]) -> Hashable | None:
-    """The key of a callable, or None where it has none."""
+def fingerprint(value: object, trail: Trail | None = None) -> Hashable | None:
+    """The key of a callable, or of numbers in a tuple; None where it has none.
+
+    trail: where to write down what the key was made of.
+    """
     try:
-        return _key(fn)
+        return _key(value, trail)
     except NoKeyError:
         return None
 
@@ -126,54 +131,75 @@ def read_attribute(module: types.ModuleType, name: str) -> Any:
     return value
 
 
-def _key(fn: Callable[..., Any]) -> Hashable:
-    """The parts of all values that fn reaches, breadth first.
+def _key(root: object, trail: Trail | None) -> Hashable:
+    """The parts of all values that a value reaches, breadth first.
 
     Flat, as functions may call each other in long chains, in circles, or share others; one that is reached again is
     named by its number.
     """
     parts: list[Hashable] = []
     numbers: dict[types.FunctionType, int] = {}
-    values: list[Any] = [fn]
+    values: list[Any] = [root]
     text = 0
-    for value in values:
+    for slot, value in enumerate(values):
+        if trail is not None:
+            trail.slot = slot
         kind = type(value)
         if kind is types.FunctionType:
-            body = _functions.get(value)
-            if body is not None:
-                if value.__code__ is not body[0] or value.__defaults__ is not body[1]:
-                    raise NoKeyError
-                parts.append(value)
+            if value in _functions or (value not in numbers and is_known(value)):
+                parts.append(_check_function(value, trail))
             elif value in numbers:
                 parts.append(numbers[value])
-            elif is_known(value):
-                _functions[value] = value.__code__, value.__defaults__
-                parts.append(value)
+                if trail is not None:
+                    trail.add("value", "seen", numbers[value])
             else:
                 numbers[value] = len(numbers)
-                _add_function(value, parts, values)
+                _add_function(value, parts, values, trail)
         elif kind in _BUILTINS:
             parts.append(value if value in _builtins else _check_builtin(value))
+            if trail is not None:
+                trail.add("value", "same", value)
         elif kind is float:
             # 0.0 == -0.0, and NaN differs from itself.
             parts.append((kind, value if value and value == value else struct.pack("d", value)))
+            if trail is not None:
+                trail.add("value", "float", value)
         elif kind in _EXACT_TYPES:
             parts.append((kind, value))
+            if trail is not None:
+                trail.add("value", "same", value)
         elif kind is int:
             if value.bit_length() > _INTEGER_BITS_LIMIT:
                 raise NoKeyError
             parts.append((kind, value))
+            if trail is not None:
+                trail.add("value", "int", value)
         elif kind in _TEXT_TYPES:
             text += len(value)
             if text > _TEXT_LIMIT:
                 raise NoKeyError
             parts.append((kind, value))
+            if trail is not None:
+                trail.add("value", "text", value)
         elif kind is tuple:
             parts.append((kind, len(value)))
             _add_values(value, values)
+            if trail is not None:
+                trail.add("value", "tuple", len(value))
         else:
-            _add_object(value, kind, parts, values)
+            _add_object(value, kind, parts, values, trail)
     return tuple(parts)
+
+
+def _check_function(fn: types.FunctionType, trail: Trail | None) -> types.FunctionType:
+    """A function that stands for itself. Raises NoKeyError where it was patched since it was met first."""
+    body = fn.__code__, fn.__defaults__
+    code, defaults = _functions.setdefault(fn, body)
+    if body[0] is not code or body[1] is not defaults:
+        raise NoKeyError
+    if trail is not None:
+        trail.add_known(fn, code, defaults)
+    return fn
 
 
 def _check_builtin(value: Any) -> Any:
@@ -183,43 +209,64 @@ def _check_builtin(value: Any) -> Any:
     return value
 
 
-def _add_function(fn: types.FunctionType, parts: list[Hashable], values: list[Any]) -> None:
-    reads = reads_of(fn.__code__)
+def _add_function(fn: types.FunctionType, parts: list[Hashable], values: list[Any], trail: Trail | None) -> None:
+    code = fn.__code__
+    reads = reads_of(code)
     if reads.opaque or reads.attributes or fn.__dict__:
         raise NoKeyError
-    _add_reads(fn, reads, parts, values)
+    if trail is not None:
+        trail.add("value", "code", code)
+    _add_reads(fn, reads, parts, values, trail)
 
 
-def _add_reads(fn: types.FunctionType, reads: Reads, parts: list[Hashable], values: list[Any]) -> None:
+def _add_reads(
+    fn: types.FunctionType, reads: Reads, parts: list[Hashable], values: list[Any], trail: Trail | None
+) -> None:
+    name_of_function, defaults, keyword_defaults = fn.__qualname__, fn.__defaults__, fn.__kwdefaults__
     parts.append(reads)
-    parts.append(fn.__qualname__)  # a part of what f"{fn}" gives
-    if len(fn.__qualname__) > _TEXT_LIMIT:
+    parts.append(name_of_function)  # a part of what f"{fn}" gives
+    if len(name_of_function) > _TEXT_LIMIT:
         raise NoKeyError
+    if trail is not None:
+        trail.add("qualname", "text", name_of_function)
     for name, chain in reads.globals:
-        value = read_global(fn, name)
-        values.append(_follow(value, chain) if chain else value)
+        _add_read(read_global(fn, name), chain, parts, values)
+        if trail is not None:
+            trail.add("global", "depth", parts[-1] if chain else 0, (name, *chain))
     for index, chain in reads.free:
-        value = read_free(fn, index)
-        values.append(_follow(value, chain) if chain else value)
-    if fn.__defaults__:
+        _add_read(read_free(fn, index), chain, parts, values)
+        if trail is not None:
+            trail.add("free", "depth", parts[-1] if chain else 0, (index, *chain))
+    if defaults:
         parts.append("defaults")
-        values.append(fn.__defaults__)
-    if fn.__kwdefaults__:
+        values.append(defaults)
+    if trail is not None:
+        trail.add("defaults", "size", 1 if defaults else 0)
+    if keyword_defaults:
         parts.append("keyword defaults")
-        _add_mapping(fn.__kwdefaults__, parts, values)
+        _add_mapping(keyword_defaults, parts, values)
+    if trail is not None:
+        trail.add("keyword defaults", "size", parts[-1] if keyword_defaults else 0)
     if len(values) > _VALUES_LIMIT:
         raise NoKeyError
 
 
-def _follow(value: Any, chain: tuple[str, ...]) -> Any:
-    """What `value.a.b` reads where value is a module, or the first thing on the way that is not one."""
-    for name in chain:
-        if type(value) is not types.ModuleType:
-            if isinstance(value, _CALLABLES) or value is torch.Tensor:
-                raise NoKeyError
-            break
-        value = read_attribute(value, name)
-    return value
+def _add_read(value: Any, chain: tuple[str, ...], parts: list[Hashable], values: list[Any]) -> None:
+    """What `value.a.b` reads where value is a module, or the first thing on the way that is not one.
+
+    How far it came is a part of the key: `a` may be a module with an attribute `imag`, or a number.
+    """
+    if chain:
+        depth = 0
+        for name in chain:
+            if type(value) is not types.ModuleType:
+                if isinstance(value, _CALLABLES) or value is torch.Tensor:
+                    raise NoKeyError
+                break
+            value = read_attribute(value, name)
+            depth += 1
+        parts.append(depth)
+    values.append(value)
 
 
 def _add_values(new: Collection[Any], values: list[Any]) -> None:
@@ -235,48 +282,85 @@ def _add_mapping(new: Mapping[str, Any], parts: list[Hashable], values: list[Any
         values.extend(item)
 
 
-def _add_object(value: Any, kind: type, parts: list[Hashable], values: list[Any]) -> None:
+def _add_object(value: Any, kind: type, parts: list[Hashable], values: list[Any], trail: Trail | None) -> None:
     if value is torch.Tensor or (kind is type and value in _PURE_TYPES):
         parts.append(value)
+        if trail is not None:
+            trail.add("value", "same", value)
     elif kind is Epilogue:
         # Hash-consed, unlike the Epilogue, which may be made anew for every call.
         parts.extend((kind, value.expression, value.operand_count))
+        if trail is not None:
+            trail.add("value", "epilogue", (value.expression, value.operand_count))
     elif kind is functools.partial and not value.__dict__:
         parts.append(kind)
         values.append(value.func)
         values.append(value.args)
         _add_mapping(value.keywords, parts, values)
+        if trail is not None:
+            trail.add("value", "partial", None)
+            trail.add("keywords", "size", parts[-1])
     elif issubclass(kind, torch.nn.Module):
-        _add_module(value, kind, parts, values)
+        _add_module(value, kind, parts, values, trail)
     elif kind.__module__ == "numpy" and issubclass(kind, float):
         parts.append(kind)  # type: ignore[arg-type]  # mypy takes float.__hash__, which is of instances, for the class's
         values.append(float(value))
+        if trail is not None:
+            trail.add_float_type(kind)
     else:
         raise NoKeyError
 
 
-def _add_module(module: torch.nn.Module, kind: type, parts: list[Hashable], values: list[Any]) -> None:
+def _add_module(
+    module: torch.nn.Module, kind: type, parts: list[Hashable], values: list[Any], trail: Trail | None
+) -> None:
     """For PyTorch's own modules without tensors and hooks: their class, what `forward` reads, and their attributes."""
+    if trail is not None:  # before the class is looked at, so that it is a former one's where that changes meanwhile
+        trail.add("value", "module", (kind, native.core.class_version(kind)))
     token = class_token(kind)
     forward = getattr(kind, "forward", None)  # a scripted module's class has none that can be read
-    if token is None or type(forward) is not types.FunctionType or _has_global_hooks():
+    if token is None or type(forward) is not types.FunctionType or _has_global_hooks(trail):
         raise NoKeyError
-    attributes = vars(module)
+    attributes = vars(module).copy()
     parts.append(token)
     parts.append(tuple(attributes))
-    for name, value in tuple(attributes.items()):
+    parts.append(tuple(map(type, attributes.values())))  # an empty container has no part of its own
+    children: dict[str, Any] = {}
+    for name, value in attributes.items():
         if type(value) not in _CONTAINERS:
             values.append(value)
         elif value and name == "_modules":
-            _add_mapping(value, parts, values)
+            children = value.copy()
+            _add_mapping(children, parts, values)
         elif value:
             raise NoKeyError
-    reads = reads_of(forward.__code__)
+    code = forward.__code__
+    reads = reads_of(code)
     if reads.opaque or not reads.attributes <= attributes.keys():
         raise NoKeyError
-    _add_reads(forward, reads, parts, values)
+    if trail is not None:
+        trail.add_attributes(attributes, len(children))
+        trail.add("forward", "code", code)
+    _add_reads(forward, reads, parts, values, trail)
 
 
-def _has_global_hooks() -> bool:
+def _has_global_hooks(trail: Trail | None) -> bool:
     check = getattr(torch.nn.modules.module, "_has_any_global_hook", None)
-    return check is None or bool(check())
+    if check is None or bool(check()):
+        return True
+    if trail is not None:
+        _record_hook_check(check, trail)
+    return False
+
+
+def _record_hook_check(check: Callable[[], Any], trail: Trail) -> None:
+    """Writes down which containers the check asks; it is to be a function that reads nothing else."""
+    if type(check) is types.FunctionType and check.__globals__ is vars(torch.nn.modules.module):
+        code = check.__code__
+        reads = reads_of(code)
+        names = tuple(name for name, _ in reads.globals)
+        is_simple = not (reads.opaque or reads.attributes or reads.free or any(chain for _, chain in reads.globals))
+        if is_simple and all(type(check.__globals__.get(name)) in _CONTAINERS for name in names):
+            trail.add_hook_check(check, code, names)
+            return
+    trail.is_complete = False

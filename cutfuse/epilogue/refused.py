@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import functools
 
-_NO_NATIVE = "CUDA or C++ has no fp32 function for it; compute it before or after with PyTorch"
+# An op needs a function in CUDA and one in C++.
+_NO_CUDA = "CUDA has no fp32 function for it; compute it before or after with PyTorch"
+_NO_HOST = "the host's C++ library has no function for it, although CUDA does; compute it before or after with PyTorch"
+_NOT_ON_EVERY_HOST = (
+    "some hosts' C++ libraries have no function for it, although CUDA does; compute it before or after with PyTorch"
+)
 _NO_DERIVATIVE = "its derivative is no function of the language; compute it before or after with PyTorch"
 _POLYNOMIAL = "polynomials of a variable degree are not in it; write the one that you need with * and +"
 _INTEGERS = "it is for integers, and an epilogue computes with floating-point numbers"
@@ -16,11 +21,12 @@ _QUANTIZED = "its derivative is not that of its value; apply it after the call"
 
 # By the name of the function in torch, torch.nn.functional, torch.special or Tensor.
 _NAMES: dict[str, str] = {
-    _NO_NATIVE: """
-        airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 erfcx erfinv gammainc gammaincc i0 i0e i1 i1e igamma igammac
-        log_ndtr modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 ndtri
+    _NO_CUDA: """
+        airy_ai gammainc gammaincc i0e i1e igamma igammac log_ndtr modified_bessel_k0 modified_bessel_k1
         scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0 zeta
     """,
+    _NO_HOST: "erfcx erfinv ndtri",
+    _NOT_ON_EVERY_HOST: "bessel_j0 bessel_j1 bessel_y0 bessel_y1 i0 i1 modified_bessel_i0 modified_bessel_i1",
     _NO_DERIVATIVE: "digamma gammaln lgamma multigammaln mvlgamma polygamma psi",
     _POLYNOMIAL: """
         chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w

@@ -15,21 +15,26 @@ from cutfuse.epilogue.detach import detach
 from cutfuse.epilogue.errors import EpilogueError, OperandCountError, evaluated_while_compiling, refuse
 from cutfuse.epilogue.expression import input
 from cutfuse.epilogue.fingerprint import NoKeyError, fingerprint, remember
+from cutfuse.epilogue.operand_numbers import Numbers, bind, substitute
 from cutfuse.epilogue.trace import Epilogue, trace
 from cutfuse.epilogue.types import ValueTypes, unknown_types
 
 _EPILOGUES_LIMIT = 1024
 
 _epilogues: dict[Hashable, Epilogue] = {}
-_has_function_modes = torch._C._len_torch_function_stack
+has_function_modes = torch._C._len_torch_function_stack
 
 
 def resolve(
-    epilogue: Callable[..., Any] | Epilogue | None, operand_count: int = 0, types: ValueTypes | None = None
+    epilogue: Callable[..., Any] | Epilogue | None,
+    operand_count: int = 0,
+    types: ValueTypes | None = None,
+    numbers: Numbers = (),
 ) -> Epilogue:
     """The Epilogue for a callable and a number of tensor operands; None is the identity.
 
-    types: of the pre-activation and the operands. Without them it serves tensors of every type.
+    types: of the pre-activation and the tensor operands. Without them it serves tensors of every type.
+    numbers: where operands are numbers, for each operand its number or None. They are put in place, and need `types`.
 
     A callable is traced once, and again whenever anything that its trace could depend on has changed. Works inside a
     function that torch.compile compiles, where the trace is made while compiling and guarded like any Python code.
@@ -38,53 +43,74 @@ def resolve(
     if epilogue is None:
         return identity(operand_count)
     if isinstance(epilogue, Epilogue):
-        check_operands(epilogue, operand_count)
-        if types is None:
-            return epilogue
-        return (
-            compiled.for_types(epilogue.name, types)
-            if torch.compiler.is_dynamo_compiling()
-            else epilogue.for_types(types)
-        )
+        return _resolve_prebuilt(epilogue, operand_count, types, numbers)
     if types is None:
         types = unknown_types(operand_count)
     if torch.compiler.is_dynamo_compiling():
         try:
-            return compiled.trace(epilogue, types)
+            return compiled.trace(bind(epilogue, numbers), types)
         except EpilogueError as error:
             refuse(error.args[0])
-    key = None if _has_function_modes() and _may_change_traces() else fingerprint(epilogue)
+    if has_function_modes() and may_change_traces():
+        return _trace(epilogue, numbers, types)
+    key = fingerprint(epilogue)
     if key is None:
-        return Epilogue.from_expression(trace(epilogue, types), operand_count)
-    found = _epilogues.get((key, types))
-    return _trace_once(epilogue, types) if found is None else found
+        return _trace(epilogue, numbers, types)
+    found = find_traced(key, numbers, types)
+    return _trace_once(epilogue, numbers, types) if found is None else found
+
+
+def find_traced(key: Hashable, numbers: Numbers, types: ValueTypes) -> Epilogue | None:
+    """What the cache holds for a callable with that key."""
+    return _epilogues.get(_complete(key, numbers, types, torch.get_default_dtype()))
+
+
+def _complete(key: Hashable, numbers: Numbers, types: ValueTypes, default_dtype: torch.dtype) -> Hashable:
+    """All that a trace depends on: a mask times a number is of the default dtype."""
+    return key, fingerprint(numbers) if numbers else (), types, default_dtype
+
+
+def _resolve_prebuilt(epilogue: Epilogue, operand_count: int, types: ValueTypes | None, numbers: Numbers) -> Epilogue:
+    check_operands(epilogue, len(numbers) or operand_count)
+    if types is None:
+        return epilogue
+    if numbers:
+        return substitute(epilogue, numbers, types)
+    if torch.compiler.is_dynamo_compiling():
+        return compiled.for_types(epilogue.name, types)
+    return epilogue.for_types(types)
+
+
+def _trace(epilogue: Callable[..., Any], numbers: Numbers, types: ValueTypes) -> Epilogue:
+    return Epilogue.from_expression(trace(bind(epilogue, numbers), types), len(types) - 1)
 
 
 @dynamo.disable  # after a graph break Dynamo would try to compile this
-def _trace_once(epilogue: Callable[..., Any], types: ValueTypes) -> Epilogue:
+def _trace_once(epilogue: Callable[..., Any], numbers: Numbers, types: ValueTypes) -> Epilogue:
     """Traces a callable that has a key, and remembers it.
 
     What is traced is a copy. Were it the callable itself, another thread could change a global while it is traced and
     change it back, and the key, taken before and after, would be that of another trace.
     """
+    default_dtype = torch.get_default_dtype()
     try:
         copy = detach(epilogue)
         key = fingerprint(copy)
     except NoKeyError:  # what it reads has changed since its key was taken
         key = None
-    if key is None:
-        return Epilogue.from_expression(trace(epilogue, types), len(types) - 1)
+    if key is None or fingerprint(numbers) is None:
+        return _trace(epilogue, numbers, types)
     try:
-        traced = Epilogue.from_expression(trace(copy, types), len(types) - 1)
+        traced = _trace(copy, numbers, types)
     except Exception:  # once more, for an error with the callable's own name and lines
-        return Epilogue.from_expression(trace(epilogue, types), len(types) - 1)
+        return _trace(epilogue, numbers, types)
     # The copy shares classes of torch.nn and functions of torch with the callable; they may have changed meanwhile.
-    if fingerprint(copy) != key:
+    if fingerprint(copy) != key or torch.get_default_dtype() is not default_dtype:
         return traced
-    return remember(_epilogues, (key, types), traced, _EPILOGUES_LIMIT)
+    return remember(_epilogues, _complete(key, numbers, types, default_dtype), traced, _EPILOGUES_LIMIT)
 
 
-def _may_change_traces() -> bool:
+def may_change_traces() -> bool:
     """Whether a TorchFunctionMode sees the calls of a trace. The default device's only sees to what makes tensors."""
     modes = torch.overrides._get_current_function_mode_stack()
     return any(type(mode) is not DeviceContext for mode in modes)

@@ -15,7 +15,7 @@ from cutfuse.epilogue.types import ValueTypes, input_types
 
 
 def retype(root: Expr, types: ValueTypes, numbers: Sequence[int | float | None] | None = None) -> Expr:
-    """The expression with z and the operands of these types: each op is called again, as it was in the user's callable.
+    """The expression with z and the operands of these types: each function is called again, as in the user's callable.
 
     numbers: for each operand of the expression the number that replaces it, or None. `types` has those of z and of the
     operands that are not replaced.
@@ -26,9 +26,12 @@ def retype(root: Expr, types: ValueTypes, numbers: Sequence[int | float | None] 
     types = input_types(types)
     leaves = _leaves(types, [None] * (len(types) - 1) if numbers is None else numbers)
     places: dict[int, Expr] = {}
-    for node in topological(root):
-        arguments = tuple(places[id(argument)] for argument in node.arguments)
-        if node.leaf:
+    for node in topological(root, _called_with):
+        arguments = tuple(places[id(argument)] for argument in _called_with(node))
+        if node.call is not None:
+            call = node.call.map(lambda item: places[id(item)] if isinstance(item, Expr) else item)
+            found = calls.call(call.function, call.arguments, dict(call.keywords))
+        elif node.leaf:
             found = leaves[node.leaf]
         elif node.op is None:
             found = calls.call(torch.full_like, (leaves[node.type.like], node.number), {}) if node.type.like else node
@@ -38,6 +41,10 @@ def retype(root: Expr, types: ValueTypes, numbers: Sequence[int | float | None] 
             found = calls.call(node.op.function, arguments, _keywords(node.op, node.parameters, arguments))
         places[id(node)] = found
     return places[id(root)]
+
+
+def _called_with(node: Expr) -> tuple[Expr, ...]:
+    return node.arguments if node.call is None else node.call.inputs
 
 
 def _keywords(op: Op, parameters: tuple[float, ...], arguments: tuple[Expr, ...]) -> dict[str, Any]:

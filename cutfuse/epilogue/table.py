@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cutfuse._C import OpInfo
 
 _HOMES = (torch, torch.nn.functional, torch.special, torch.Tensor)
+_PREFIXES = ("fft", "linalg", "special")
 # The name that PyTorch gives to an argument that has to be boolean.
 CONDITION = "condition"
 _CONSTANTS = {"inf": math.inf, "nan": math.nan}
@@ -197,6 +198,10 @@ def describe_callable(function: Callable[..., Any]) -> str:
         for home in _HOMES[:3]:
             if getattr(home, name, None) == function:
                 return f"{home.__name__}.{name}"
+        # In torch._C, torch.special.bessel_j0 is named special_bessel_j0.
+        home_name, _, bare = name.partition("_")
+        if home_name in _PREFIXES and getattr(getattr(torch, home_name), bare, None) == function:
+            return f"torch.{home_name}.{bare}"
     if getattr(torch.Tensor, name, None) == function:
         return f"torch.Tensor.{name}"
     return f"{getattr(function, '__module__', None) or 'torch'}.{name}"

@@ -59,7 +59,7 @@ class Epilogue:
     affine: Affine | None
     dtype: torch.dtype | None
     name: str
-    _by_types: dict[ValueTypes, Epilogue]
+    _by_types: dict[tuple[ValueTypes, torch.dtype], Epilogue]
 
     def __init__(self, fn: Callable[..., Any], operand_count: int | None = None) -> None:
         count = count_operands(fn) if operand_count is None else operand_count
@@ -109,9 +109,10 @@ class Epilogue:
 
         Raises EpilogueError where PyTorch refuses them, or computes with integers.
         """
-        found = self._by_types.get(types)
+        key = types, torch.get_default_dtype()  # which a mask times a number is of
+        found = self._by_types.get(key)
         if found is None:
-            found = self._by_types[types] = Epilogue.from_expression(retype(self.expression, types), self.operand_count)
+            found = self._by_types[key] = Epilogue.from_expression(retype(self.expression, types), self.operand_count)
         return found
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -127,13 +127,19 @@ def _promote(
 ) -> ValueType:
     given = [item for item in (*arguments, *keywords.values()) if isinstance(item, ValueType)]
     try:
-        # Autocast and function modes are for the user's values, not for these.
-        with torch._C.DisableTorchFunction(), torch.autocast("cpu", enabled=False):
+        # Autocast and modes are for the user's values, not for these, whose types are remembered.
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.autocast("cpu", enabled=False):
             result = _call(function, arguments, keywords)
+            wraps = len(given) == 1 and given[0].is_integer and _wraps_around(function, arguments, keywords, result)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0]
         raise EpilogueError(f"PyTorch refuses {name} of {describe_types(given)}: {reason}") from None
     found = type_of(result)
+    if wraps:
+        raise EpilogueError(
+            f"{name} of {describe_types(given)} computes with integers on the way in PyTorch, modulo the type's range, "
+            "and an epilogue with floating-point numbers: convert to them first (.float()), or compute this before"
+        )
     if found.is_integer:
         raise EpilogueError(
             f"{name} of {describe_types(given)} gives {found.dtype} in PyTorch, exact and modulo the type's range, and "
@@ -141,6 +147,29 @@ def _promote(
             "compute this before"
         )
     return found
+
+
+def _wraps_around(
+    function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any], result: torch.Tensor
+) -> bool:
+    """Whether a function of one integer has another floating-point result at the ends of its range than of a float."""
+    if not result.is_floating_point():
+        return False
+
+    def call(end: int, as_dtype: torch.dtype | None) -> torch.Tensor:
+        def probe(item: Any) -> Any:
+            return torch.full((1,), end, dtype=as_dtype or item.dtype) if isinstance(item, ValueType) else item
+
+        value: torch.Tensor = function(*map(probe, arguments), **{name: probe(item) for name, item in keywords.items()})
+        return value.to(result.dtype)
+
+    given = next(item for item in (*arguments, *keywords.values()) if isinstance(item, ValueType))
+    assert given.dtype is not None
+    limits = torch.iinfo(given.dtype)
+    ends = (limits.min, limits.max) if limits.bits <= 16 else (limits.min,)  # exact in fp32
+    return not all(
+        torch.allclose(call(end, None), call(end, torch.float64), rtol=0.01, atol=1e-3, equal_nan=True) for end in ends
+    )
 
 
 def describe_types(types: list[ValueType]) -> str:

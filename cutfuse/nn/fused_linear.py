@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import arguments
+from ..composed import REDUCTIONS
 from ..epilogue import Epilogue
 from ..epilogue.errors import EpilogueError, OperandCountError, evaluated_while_compiling
 from ..epilogue.types import ValueType, type_of
 from ..linear import linear
-from ..ops.composed import REDUCTIONS
 from ..precision import autocast_dtype
+from ..prepare import PreparedWeight
 from .prepares_weight import PreparesWeight
 
 
@@ -41,6 +42,11 @@ class FusedLinear(PreparesWeight, nn.Linear):
 
     _unfused: Set[tuple[Any, ...]] = frozenset()  # the kinds of calls that could not be fused
     _has_warned = False
+    _has_plain_parameters = True  # whether `weight` and `bias` are what is registered under these names
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._has_plain_parameters = not _defined(cls) & _GIVES_PARAMETERS
 
     def __init__(
         self,
@@ -77,12 +83,14 @@ class FusedLinear(PreparesWeight, nn.Linear):
             # An exception while Dynamo traces the epilogue could not be caught here.
             if self._is_unfused_when_compiled(_input_dtype(x), tuple([_encode(operand) for operand in operands])):
                 return self._forward_unfused(x, *operands)
-            return self._forward_fused(x, *operands)
+            return self._forward_fused(self._weight(), self.bias, x, operands)
         if self._unfused and _kinds(x, operands) in self._unfused:
             return self._forward_unfused(x, *operands)
         try:
-            return self._forward_fused(x, *operands)
+            return self._forward_fused(*self._weight_and_bias(), x, operands)
         except Exception:
+            if not _are_arguments(x, operands):
+                raise
             reason = self._why_unfused(_input_dtype(x), operands) if self.epilogue is not None else ""
             if not reason:
                 raise
@@ -91,6 +99,17 @@ class FusedLinear(PreparesWeight, nn.Linear):
         self._warn(reason, stacklevel=5)
         self.__dict__["_unfused"] = self._unfused | {_kinds(x, operands)}
         return y
+
+    def _weight_and_bias(self) -> tuple[Tensor | PreparedWeight, Tensor | None]:
+        """What `cutfuse.linear` takes. nn.Module looks for parameters last, which takes longer than a direct call."""
+        own = self.__dict__
+        registered = own["_parameters"]
+        if self._has_plain_parameters and self._prepared is None and not ("weight" in own or "bias" in own):
+            try:
+                return registered["weight"], registered["bias"]
+            except KeyError:  # they are computed from others
+                pass
+        return self._weight(), self.bias
 
     @evaluated_while_compiling
     def _is_unfused_when_compiled(self, dtype: torch.dtype, encoded: tuple[int | str | ValueType, ...]) -> bool:
@@ -124,16 +143,11 @@ class FusedLinear(PreparesWeight, nn.Linear):
     def _layer(self) -> nn.Linear:
         return self
 
-    def _forward_fused(self, x: Tensor, *operands: Tensor | float) -> Tensor:
-        return linear(
-            x,
-            self._weight(),
-            self.bias,
-            epilogue=self.epilogue,
-            operands=operands,
-            reduce=self.reduce,
-            keepdim=self.keepdim,
-        )
+    def _forward_fused(
+        self, weight: Tensor | PreparedWeight, bias: Tensor | None, x: Tensor, operands: tuple[Tensor | float, ...]
+    ) -> Tensor:
+        epilogue, reduce, keepdim = self.epilogue, self.reduce, self.keepdim
+        return linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduce, keepdim=keepdim)
 
     def _forward_unfused(self, x: Tensor, *operands: Tensor | float) -> Tensor:
         epilogue: Callable[..., Tensor] | None = self.epilogue
@@ -150,6 +164,7 @@ class FusedLinear(PreparesWeight, nn.Linear):
         return ", ".join(parts)
 
 
+_GIVES_PARAMETERS = {"weight", "bias", "_weight", "__getattr__", "__getattribute__"}
 _SETTINGS = ("epilogue", "reduce", "keepdim")
 
 
@@ -160,6 +175,18 @@ def _check_setting(name: str, value: Any) -> None:
         arguments.check_flag("nn.FusedLinear", name, value)
     elif value is not None:
         arguments.check_reduction("nn.FusedLinear", value)
+
+
+def _defined(cls: type) -> set[str]:
+    """What classes between this one and `FusedLinear` define."""
+    return {name for base in cls.__mro__[: cls.__mro__.index(FusedLinear)] for name in vars(base)}
+
+
+def _are_arguments(x: Any, operands: Sequence[Any]) -> bool:
+    """Whether these can be a call's arguments; otherwise its error says what is wrong with them."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return False
+    return all(isinstance(operand, Tensor | int | float) for operand in operands)
 
 
 def _input_dtype(x: Tensor) -> torch.dtype:

@@ -1,7 +1,7 @@
-"""The operators on CPU tensors: composed operations behind the kernels' signatures, derivatives from the op table.
+"""The operators on CPU tensors: PyTorch's operations forwards, and the op table's derivatives backwards.
 
-The public functions call `composed` itself on a CPU. These make the operators, and the autograd built on them, testable
-without a GPU.
+The public functions do not call these on a CPU, but `composed` directly. They exist so that the operators, and the
+autograd that is built on them, can be tested without a GPU.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .. import native
+from .. import composed, native
 from ..epilogue import Program, evaluate
 from ..epilogue.evaluate import arithmetic_dtype
-from . import composed
+from ..planning.prepared import check_unchanged
 from .fake import sum_dtype
-from .prepared import check_unchanged
 
 
 def linear(
@@ -95,7 +94,7 @@ def pointwise_backward(
     outputs = []
     for k in wanted:
         gradient = (weight * derivatives[k]).sum_to_size(tensors[k].shape)
-        # sums to its own shape leave the strides to chance; the kernels keep x's
+        # the strides that sum_to_size() gives are not defined; the kernels keep those of x
         outputs.append((torch.empty_like(x) if k == 0 else x.new_empty(tensors[k].shape)).copy_(gradient))
     if column_sum:
         outputs.append((weight * derivatives[0]).flatten(end_dim=-2).sum(0).to(sum_dtype(x.dtype)))
@@ -103,7 +102,7 @@ def pointwise_backward(
 
 
 def _reduction_weight(program: Program, inputs: list[Tensor], reduction: str, result: Tensor) -> Tensor:
-    """How much of a reduction's gradient reaches each element."""
+    """The factor by which a reduction multiplies the gradient of each element."""
     y = evaluate(program, inputs[0], inputs[1:])
     if reduction == "logsumexp":
         return torch.exp(y - result)
@@ -113,7 +112,7 @@ def _reduction_weight(program: Program, inputs: list[Tensor], reduction: str, re
 
 
 def _differentiate(program: Program, inputs: list[Tensor], indices: list[int]) -> list[Tensor]:
-    """The program's derivatives with respect to its inputs by the native host evaluator: the kernels' own formulas."""
+    """The program's derivatives with respect to its inputs, in fp32, by the formulas that the kernels use too."""
     operands = [(t.data_ptr(), 1) for t in inputs[1:]]
     derivatives = [torch.empty_like(inputs[0]) for _ in indices]
     for k, derivative in zip(indices, derivatives, strict=True):
@@ -124,11 +123,11 @@ def _differentiate(program: Program, inputs: list[Tensor], indices: list[int]) -
 
 
 def _differentiate_double(program: Program, inputs: list[Tensor], indices: list[int]) -> list[Tensor]:
-    """The same in fp64, which the host evaluator has not, by PyTorch's autograd."""
+    """The same in fp64, by PyTorch's autograd: the native evaluator supports fp32 only."""
     leaves = [t.detach().clone().requires_grad_() for t in inputs]
     with torch.enable_grad():
         y = evaluate(program, leaves[0], leaves[1:])
     wanted = [leaves[k] for k in indices]
-    if not y.requires_grad:  # of comparisons only
+    if not y.requires_grad:  # every op is a comparison
         return [torch.zeros_like(leaf) for leaf in wanted]
     return list(torch.autograd.grad(y, wanted, torch.ones_like(y), allow_unused=True, materialize_grads=True))

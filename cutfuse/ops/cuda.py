@@ -1,6 +1,6 @@
-"""The operators on CUDA tensors: lay out, allocate with PyTorch, launch on the current stream.
+"""The operators on CUDA tensors. Each computes a layout, allocates with PyTorch, and launches on the current stream.
 
-Workspaces come from `torch.empty`, and nothing synchronises, so CUDA graphs capture every operator.
+Workspaces come from `torch.empty` and nothing synchronises, so that CUDA graphs can capture every operator.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .. import native
+from .. import composed, native
 from ..epilogue import Program
+from ..planning.device import dtype_codes, multiprocessors, on_device, reduction_codes, stream_of
+from ..planning.fused import cublas_linear, plan_call
+from ..planning.linear_launch import Matrix, launch_after_product, launch_fused
+from ..planning.linear_plan import LinearArguments
+from ..planning.planes import Planes
+from ..planning.prepared import planes_of
 from ..precision import SPLIT_MODES, product_mode
-from . import composed, schema
-from .device import dtype_codes, multiprocessors, on_device, reduction_codes, stream_of
-from .fused import cublas_linear, plan_call
+from . import schema
 from .layout import Layout, elementwise_layout, reduction_layout, reduction_runs
-from .linear_launch import Matrix, launch_fused
-from .linear_plan import LinearArguments
-from .planes import Planes
-from .prepared import planes_of
 
 _IDENTITY = Program.parse(schema.IDENTITY)
 
@@ -65,28 +65,19 @@ def product(a: Tensor, b: Tensor, mode: str) -> Tensor:
 
 
 def _run(arguments: LinearArguments, kept: Planes | None = None, captured_mode: str = "") -> Tensor:
-    """The launches of the plan. `kept`: the weight's planes."""
+    """Plans the layer and makes the plan's kernel launches. `kept`: the planes of a prepared weight."""
     plan = plan_call(arguments, kept, captured_mode)
     if plan.is_fused:
         return launch_fused(plan, arguments, kept)
-    y = cublas_linear(arguments.x, arguments.weight, arguments.bias, captured_mode)
-    operands, program, out_dtype = arguments.operands, arguments.program.text, arguments.out_dtype
-    for launch in plan.launches:
-        if isinstance(launch, native.core.PointwisePass):
-            y = pointwise(y, operands, program, out_dtype, in_place=launch.in_place)
-        elif isinstance(launch, native.core.ReductionPass):
-            y = reduce(y, operands, program, arguments.reduction, (1,), out_dtype)
-    return y
+    z = cublas_linear(arguments.x, arguments.weight, arguments.bias, captured_mode)
+    return launch_after_product(plan, z, arguments)
 
 
-def pointwise(
-    x: Tensor, operands: Sequence[Tensor], program: str, out_dtype: torch.dtype, *, in_place: bool = False
-) -> Tensor:
-    """`in_place` writes over x, whose lines a product just before has left in the cache."""
+def pointwise(x: Tensor, operands: Sequence[Tensor], program: str, out_dtype: torch.dtype) -> Tensor:
     parsed = Program.parse(program)
+    y = torch.empty_like(x, dtype=out_dtype)
     if not x.numel():
-        return torch.empty_like(x, dtype=out_dtype)
-    y = x if in_place else torch.empty_like(x, dtype=out_dtype)
+        return y
     layout, (x, *operands) = elementwise(y, (x, *operands))
     codes = dtype_codes()
     laid_out = matrices((x, *operands), layout.strides)
@@ -127,7 +118,7 @@ def reduce(
     codes = dtype_codes()
     code = reduction_codes()[reduction]
     with on_device(index):
-        size = _workspace_bytes(layout.extents, codes[x.dtype], code, multiprocessors(index))
+        size = reduction_workspace(layout.extents, codes[x.dtype], code, x.device)
         workspace = torch.empty(size, dtype=torch.uint8, device=x.device) if size else None
         native.core.reduce(
             stream_of(index),
@@ -143,6 +134,11 @@ def reduce(
     return y if layout.result_order is None else y.permute(layout.result_order).reshape(layout.result_shape)
 
 
+def reduction_workspace(extents: tuple[int, ...], dtype: int, reduction: int, device: torch.device) -> int:
+    """The bytes of workspace that a reduction with two kernel launches needs."""
+    return _workspace_bytes(extents, dtype, reduction, multiprocessors(device.index))
+
+
 @functools.lru_cache(maxsize=4096)
 def _workspace_bytes(extents: tuple[int, ...], dtype: int, reduction: int, multiprocessor_count: int) -> int:
     return native.core.reduce_workspace(extents, dtype, reduction, multiprocessor_count)
@@ -151,7 +147,11 @@ def _workspace_bytes(extents: tuple[int, ...], dtype: int, reduction: int, multi
 def _reduce_in_steps(
     tensors: Sequence[Tensor], program: Program, reduction: str, dims: tuple[int, ...], out_dtype: torch.dtype
 ) -> Tensor:
-    """Dimensions that are not one in memory, one after the other; other layouts that do not fit after one copy."""
+    """Reduces layouts that do not fit one kernel launch.
+
+    Reduced dimensions that cannot be merged into one are reduced one after another. Where they can be, the kept
+    dimensions or the operands are what does not fit, and all tensors are copied once.
+    """
     x, *operands = tensors
     *rest, first = reduction_runs(tuple(x.shape), x.stride(), dims)
     if not rest:
@@ -167,18 +167,18 @@ def shapes_and_strides(tensors: Sequence[Tensor]) -> tuple[tuple[torch.Size, ...
 
 
 def elementwise(y: Tensor, tensors: Sequence[Tensor]) -> tuple[Layout, Sequence[Tensor]]:
-    """The layout in which y is contiguous. Tensors that do not fit three dimensions are copied once."""
+    """A layout of at most three dimensions in which y is contiguous. If there is none, the tensors are copied once."""
     layout = elementwise_layout(y.stride(), *shapes_and_strides(tensors), y.shape)
     if layout is not None:
         return layout, tensors
     copies = [torch.empty_like(y, dtype=t.dtype).copy_(t) for t in tensors]
     layout = elementwise_layout(y.stride(), *shapes_and_strides(copies), y.shape)
-    assert layout is not None  # all have y's strides, which are one dimension in memory
+    assert layout is not None  # all have the strides of y, which merge into one dimension
     return layout, copies
 
 
 def _dense_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """All in the layout of the first one, which stays as it is if it has no gaps and no overlaps."""
+    """Copies with the layout of the first tensor, which is itself copied only if its memory has gaps or overlaps."""
     x = tensors[0]
     if torch.empty_like(x, device="meta").stride() != x.stride():
         x = x.clone(memory_format=torch.contiguous_format)
@@ -186,7 +186,7 @@ def _dense_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def matrices(tensors: Sequence[Tensor], strides: Sequence[tuple[int, ...]]) -> list[Matrix]:
-    """As the binding takes them: address, type, three strides."""
+    """Tensors as the native module takes them: address, type and three strides."""
     codes = dtype_codes()
     return [
         (t.data_ptr(), codes[t.dtype], outer, row, column)

@@ -1,4 +1,4 @@
-"""The backward operator on CUDA tensors: one kernel for every gradient that is element by element."""
+"""The backward operator on CUDA tensors: one kernel computes all elementwise gradients."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from .. import native
 from ..epilogue import Epilogue, EpilogueError, Program, operand
+from ..planning.device import dtype_codes, on_device, reduction_codes, stream_of
 from . import cuda
-from .device import dtype_codes, on_device, reduction_codes, stream_of
 from .layout import Layout, broadcast_strides, reduction_layout
 
 
 class _Rows(NamedTuple):
-    """What the kernel needs to weigh gradients by a reduction over the columns of its layout."""
+    """What the kernel needs to multiply gradients by the derivative of a reduction over the columns of its layout."""
 
     reduction: str
     result: Tensor  # fp32, one value a row
@@ -48,7 +48,7 @@ def pointwise_backward(
     if ties is not None:
         grad = grad.float() / ties
     through = _through_reduction(program, reduction)
-    if through is None:  # no room for the result among the operands: through memory
+    if through is None:  # the program has no room for one more operand: compute the factor in memory
         y = cuda.pointwise(x, operands, program, torch.float32)
         weight = torch.exp(y - result) if reduction == "logsumexp" else y == result
         return _launch(grad * weight, x, operands, parsed, wanted, column_sum)
@@ -57,9 +57,10 @@ def pointwise_backward(
 
 @functools.lru_cache(maxsize=1024)
 def _through_reduction(program: str, reduction: str) -> Program | None:
-    """A program of which the derivative is the given one's times a weight from the result, a further operand.
+    """A program whose derivative is that of the given one times that of the reduction.
 
-    None where there is no room for it. Needed where the reduced dimension is not the last one in memory.
+    It takes the reduction's result as one more operand; None if it exceeds a limit of programs then. The kernel
+    multiplies by a reduction's derivative itself only where the reduced dimension is the last one in memory.
     """
     parsed = Program.parse(program)
     value: Any = parsed.expression
@@ -75,7 +76,10 @@ def _through_reduction(program: str, reduction: str) -> Program | None:
 
 @functools.lru_cache(maxsize=1024)
 def _equals_result(program: str) -> str | None:
-    """The program that gives 1 where the given one equals a further operand; None where there is no room for it."""
+    """A program that returns 1 where `program`'s value equals an extra operand, else 0.
+
+    None if it exceeds a limit of programs.
+    """
     parsed = Program.parse(program)
     try:
         equal = parsed.expression == operand(parsed.operand_count)
@@ -90,14 +94,14 @@ def _count_ties(x: Tensor, operands: Sequence[Tensor], program: str, result: Ten
     equals = _equals_result(program)
     if equals is None:
         x, operands, equals = cuda.pointwise(x, operands, program, torch.float32), (), _equals_result("operands=0")
-    assert equals is not None  # the identity leaves room for one more operand
+    assert equals is not None  # the identity has room for one more operand
     if not dims:
         return cuda.pointwise(x, (*operands, result), equals, torch.float32)
     return cuda.reduce(x, (*operands, result), equals, "sum", dims, torch.float32).view(result.shape)
 
 
 def _rows_layout(grad: Tensor, x: Tensor, operands: Sequence[Tensor], result: Tensor) -> Layout | None:
-    """Rows and reduced columns, where everything has them in that order in memory."""
+    """The layout with rows outside and reduced columns inside, or None if a tensor's memory has another order."""
     dims = tuple(d for d in range(x.dim()) if result.shape[d] != x.shape[d])
     dense = torch.empty_like(x, device="meta")
     found = reduction_layout(*cuda.shapes_and_strides((dense, grad, x, *operands)), dims)
@@ -118,7 +122,7 @@ def _launch(
     weights: _Rows | None = None,
 ) -> list[Tensor]:
     if column_sum:
-        x = x.contiguous()  # rows and columns stay apart, in this order
+        x = x.contiguous()  # rows and columns must not be merged or swapped: the sum is over rows
     dense = torch.empty_like(x)
     outputs = [dense if k == 0 else _empty_tangent(dense, operands[k - 1]) for k in wanted]
     tensors: Sequence[Tensor] = (grad, x, *operands)
@@ -156,7 +160,7 @@ def _launch(
 
 
 def _empty_tangent(dense: Tensor, operand: Tensor) -> Tensor:
-    """For an operand's gradient before it is summed to the operand's shape: in fp32 where there is something to sum."""
+    """Memory for an operand's gradient in x's shape: fp32 if it has to be summed to the operand's shape afterwards."""
     return torch.empty_like(dense, dtype=operand.dtype if operand.shape == dense.shape else torch.float32)
 
 

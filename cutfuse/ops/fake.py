@@ -1,4 +1,4 @@
-"""The operators' results without their values, for tracing."""
+"""The operators' fake implementations: shapes, strides and types of results, without values, for tracing."""
 
 from __future__ import annotations
 
@@ -76,5 +76,5 @@ def pointwise_backward(
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which a column sum of tangents is kept."""
+    """The type of a column sum of gradients."""
     return torch.float64 if dtype == torch.float64 else torch.float32

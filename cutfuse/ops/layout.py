@@ -1,4 +1,4 @@
-"""Strides: how tensors of any shape are presented to kernels that see three dimensions. Pure integers, cached."""
+"""Computes three-dimensional layouts of tensors of any shape for the kernels, from integers alone, with a cache."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class Layout(NamedTuple):
 
 
 class ReductionLayout(NamedTuple):
-    """Extents (outer, reduced, inner), and how the result of (outer, inner) becomes the kept dimensions in order."""
+    """Extents (outer, reduced, inner), and how a result of (outer, inner) is permuted to the dimensions' order."""
 
     extents: Sizes
     strides: tuple[Sizes, ...]
     result_shape: Sizes
-    result_sizes: Sizes  # of more than one element each, in the order of (outer, inner)
-    result_order: Sizes | None  # how these are permuted; None where they are in order
+    result_sizes: Sizes  # the kept dimensions of more than one element, in the order of (outer, inner)
+    result_order: Sizes | None  # the permutation of these; None if they are in order
 
 
 def broadcast_strides(shapes: Sequence[Sizes], strides: Sequence[Sizes], target: Sizes) -> tuple[Sizes, ...]:
-    """The strides that tensors have once they are expanded to `target`: 0 along the dimensions that they lack."""
+    """The strides of tensors expanded to `target`: 0 along broadcast dimensions."""
     result = []
     for sizes, own in zip(shapes, strides, strict=True):
         missing = (0,) * (len(target) - len(sizes))
@@ -37,7 +37,7 @@ def broadcast_strides(shapes: Sequence[Sizes], strides: Sequence[Sizes], target:
 
 
 def merge(order: Sequence[int], sizes: Sizes, inputs: tuple[Sizes, ...]) -> tuple[list[int], list[list[int]]]:
-    """Extents and each input's strides after joining neighbours in `order` that are one dimension for every input."""
+    """Merges consecutive dimensions of `order` if every input allows it. Returns extents and each input's strides."""
     extents: list[int] = []
     strides: list[list[int]] = [[] for _ in inputs]
     for d in order:
@@ -63,10 +63,10 @@ def by_stride(sizes: Sizes, strides: Sizes) -> list[int]:
 def elementwise_layout(
     output: Sizes, shapes: tuple[Sizes, ...], strides: tuple[Sizes, ...], target: Sizes
 ) -> Layout | None:
-    """The fewest dimensions in which a result of size `target` and dense strides `output` is contiguous.
+    """The layout of fewest dimensions in which a result of size `target` and dense strides `output` is contiguous.
 
-    `shapes` and `strides` are of the tensors that are read; they broadcast to `target`. None where more than three
-    dimensions are left.
+    `shapes` and `strides` are those of the inputs, which broadcast to `target`. None if it has more than three
+    dimensions.
     """
     inputs = broadcast_strides(shapes, strides, target)
     extents, merged = merge(by_stride(target, output), target, inputs)
@@ -80,8 +80,8 @@ def elementwise_layout(
 def reduction_layout(shapes: tuple[Sizes, ...], strides: tuple[Sizes, ...], dims: Sizes) -> ReductionLayout | None:
     """The layout of a reduction over `dims` of the first tensor, to which the others broadcast.
 
-    None where the dimensions that are outside of the reduced ones in memory, the reduced ones, or those inside of them
-    are not one dimension each for every tensor.
+    The dimensions form three groups: those outside of the reduced ones in memory, the reduced ones, and those inside.
+    None if one of the groups cannot be merged into a single dimension for every tensor.
     """
     sizes, x = shapes[0], strides[0]
     inputs = broadcast_strides(shapes, strides, sizes)
@@ -105,7 +105,7 @@ def reduction_layout(shapes: tuple[Sizes, ...], strides: tuple[Sizes, ...], dims
 
 
 def reduction_runs(sizes: Sizes, strides: Sizes, dims: Sizes) -> tuple[Sizes, ...]:
-    """`dims` split into groups that are one dimension in memory each, outermost first; never empty."""
+    """Splits `dims` into groups that merge into one dimension each, outermost in memory first. At least one group."""
     runs: list[list[int]] = []
     for d in (d for d in by_stride(sizes, strides) if d in dims):
         if runs and strides[runs[-1][-1]] == sizes[d] * strides[d]:
@@ -120,5 +120,5 @@ def reduction_runs(sizes: Sizes, strides: Sizes, dims: Sizes) -> tuple[Sizes, ..
 
 
 def kept_sizes(sizes: Sequence[int], dims: Sequence[int]) -> list[int]:
-    """The shape that a reduction over `dims` leaves."""
+    """The shape of the result of a reduction over `dims`."""
     return [size for d, size in enumerate(sizes) if d not in dims]

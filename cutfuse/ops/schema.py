@@ -1,19 +1,20 @@
 """The operators' names and signatures in PyTorch's dispatcher.
 
-All are functional and private: they have no autograd of their own (`autograd.py` gives it to them), so that a call
-costs the dispatcher and nothing else. `program` is a program's text form. Operands broadcast against `x`, or against
-`[M, N]`; types are those that the kernels take, or any on a CPU.
+All operators are functional and private. They have no autograd formula in the dispatcher, which would cost host time in
+every call; `gradients/autograd.py` differentiates them. `program` is the text form of a program. Operands broadcast
+against `x`, or against `[M, N]`. Types are those that the kernels support; on a CPU any type works.
 
-`snapshot`, `planes` and `plan` are of a weight that was prepared (prepared.py): an operator raises RuntimeError where
-the weight is not what it was.
+`snapshot`, `planes` and `plan` belong to a prepared weight (planning/prepared.py). An operator raises RuntimeError if
+the weight has changed since it was prepared.
 
-`product` is `a @ b.T` of fp32 matrices of any strides, in a precision that a forward captured (empty: what holds when
-it runs).
+`product` is `a @ b.T` of fp32 matrices of any strides, in the precision that the forward pass has captured, or if that
+is empty in the one that holds when the operator runs.
 
-`pointwise_backward` gives for each of `wanted` (0 for x, k for operand k - 1) grad * weight * d program / d it, summed
-to its shape. `grad` broadcasts against x, and so does `result`, the fp32 values of the reduction: with "amax" and
-"amin" the weight is a share of the ties, with "logsumexp" the softmax, with "none" one. With `column_sum` the last
-output is x's gradient summed over all but its last dimension, in fp32.
+`pointwise_backward` returns, for each index in `wanted` (0 for x, k for operand k - 1), the gradient
+`grad * weight * d program / d input`, summed to the input's shape. `grad` and `result`, the fp32 values of the
+reduction, broadcast against x. The weight is the reduction's derivative: 1 over the number of ties for "amax" and
+"amin", the softmax for "logsumexp", and 1 for "none". With `column_sum`, the last output is x's gradient in fp32,
+summed over all dimensions but the last.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-IDENTITY = "operands=0"  # the program that does nothing
+IDENTITY = "operands=0"  # the program without instructions
 LIBRARY = torch.library.Library("cutfuse", "DEF")
 
 _SCHEMAS = (

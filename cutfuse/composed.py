@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..epilogue import Program, evaluate
-from ..epilogue.evaluate import arithmetic_dtype
+from .epilogue import Program, evaluate
+from .epilogue.evaluate import arithmetic_dtype
 
 # Every reduction that there is, by its name.
 REDUCTIONS: dict[str, Callable[..., Tensor]] = {
@@ -57,8 +57,7 @@ def linear(
     program: Program,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    z = F.linear(x, weight, bias)
-    return apply(program, z, operands).to(out_dtype)
+    return after_product(F.linear(x, weight, bias), operands, program, "none", out_dtype)
 
 
 def linear_reduce(
@@ -70,4 +69,13 @@ def linear_reduce(
     reduction: str,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    return reduce(F.linear(x, weight, bias), operands, program, reduction, (1,), out_dtype)
+    return after_product(F.linear(x, weight, bias), operands, program, reduction, out_dtype)
+
+
+def after_product(
+    z: Tensor, operands: Sequence[Tensor], program: Program, reduction: str, out_dtype: torch.dtype
+) -> Tensor:
+    """What follows a product z [M, N]."""
+    if reduction == "none":
+        return apply(program, z, operands).to(out_dtype)
+    return reduce(z, operands, program, reduction, (1,), out_dtype)

@@ -1,12 +1,12 @@
-"""What the planner (csrc/plan) is asked about a linear layer, and what it answered.
+"""Makes requests to the planner (csrc/plan), and caches the plans that it returns.
 
-A plan says which way of computing the layer was chosen, with the reason against each other one, and what is launched.
+A plan names the alternative that was chosen, gives the reason against each other one, and lists the kernel launches.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -20,14 +20,15 @@ from .device import DeviceFacts, device_facts, dtype_codes, reduction_codes
 if TYPE_CHECKING:
     from .._C import LinearPlan
 
-ALIGNMENT = 16  # bytes; the tensor memory accelerator's
+ALIGNMENT = 16  # bytes; the TMA's requirement
 
+Shape = tuple[int, ...]
 MatrixLayout = tuple[int, int, int, int, bool]  # rows, columns, their strides, whether it is aligned
 VectorLayout = tuple[int, bool]
 
 
 class LinearArguments(NamedTuple):
-    """Of `reduce(program(x @ weight.T + bias, operands))`: x `[M, K]` and weight `[N, K]`.
+    """The arguments of `reduce(program(x @ weight.T + bias, operands))`, with x `[M, K]` and weight `[N, K]`.
 
     `reduction` is "none" or a reduction's name; the result is `[M, N]`, or `[M]` with a reduction.
     """
@@ -42,20 +43,20 @@ class LinearArguments(NamedTuple):
 
 
 def precision_of(arguments: LinearArguments, captured_mode: str = "") -> str:
-    """How to multiply. Matrices of 16 bits are multiplied in one way, by the kernels that take fp32 as tf32."""
+    """The product's precision as the planner names it. 16-bit products have only one, which is named "tf32" too."""
     return product_mode(captured_mode) if arguments.x.dtype == torch.float32 else "tf32"
 
 
 def plan_linear(arguments: LinearArguments, precision: str, has_planes: bool = False, only: str = "") -> LinearPlan:
-    """The plan for these arguments; cached by everything that it depends on.
+    """The plan for these arguments, from a cache whose key is everything that a plan depends on.
 
-    `has_planes`: whether the weight's planes are there already. `only` names the one alternative that is wanted.
+    `has_planes`: whether the weight has been split before. `only`: the name of an alternative that has to be chosen.
 
     Raises:
         ValueError: `only` cannot run.
     """
     x, weight, bias = arguments.x, arguments.weight, arguments.bias
-    return _plan(
+    return plan_layouts(
         _matrix_layout(x),
         _matrix_layout(weight),
         None if bias is None else (bias.stride(0), _is_aligned(bias)),
@@ -63,6 +64,7 @@ def plan_linear(arguments: LinearArguments, precision: str, has_planes: bool = F
         arguments.out_dtype,
         arguments.reduction,
         arguments.program.native.cost,
+        _operand_bytes(arguments),
         precision,
         has_planes,
         device_facts(x.device),
@@ -71,19 +73,19 @@ def plan_linear(arguments: LinearArguments, precision: str, has_planes: bool = F
 
 
 def why_no_kernels(device: torch.device) -> str:
-    """Why no fused kernel runs on `device`; empty where they do."""
+    """Why no fused kernel runs on `device`; empty if they do run there."""
     if device.type != "cuda":
         return f"fused products run on CUDA devices, not on {device.type}"
     return native.core.why_no_kernels(device_facts(device))
 
 
 def first_scheme(precision: str) -> int:
-    """The scheme of the planes of a weight that products in `precision` take as a rule."""
+    """The scheme by which a weight is split for products in `precision`, unless the guard chooses another."""
     return int(native.core.first_scheme(native.core.Precision.__members__[precision]))
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan(
+def plan_layouts(
     x: MatrixLayout,
     weight: MatrixLayout,
     bias: VectorLayout | None,
@@ -91,11 +93,14 @@ def _plan(
     out_dtype: torch.dtype,
     reduction: str,
     epilogue_cost: float,
+    operand_bytes: int,
     precision: str,
     weight_has_planes: bool,
     device: DeviceFacts,
-    only: str,
+    only: str = "",
+    issuer: str = "call",
 ) -> LinearPlan:
+    """The plan for tensors of these layouts. `issuer`: the name of the Issuer, which tells who launches the kernels."""
     core = native.core
     codes = dtype_codes()
     request = core.LinearRequest(
@@ -106,11 +111,27 @@ def _plan(
         output=codes[out_dtype],
         reduction=reduction_codes()[reduction],
         epilogue_cost=epilogue_cost,
+        operand_bytes=operand_bytes,
         precision=core.Precision.__members__[precision],
         weight_has_planes=weight_has_planes,
         device=device,
+        issuer=core.Issuer.__members__[issuer],
     )
     return core.plan_linear(request, only)
+
+
+def bytes_of_operands(shape: Shape, operands: Iterable[tuple[Shape, int]]) -> int:
+    """The bytes that the epilogue reads for each element of the output, from operands that are full matrices.
+
+    shape: [M, N] of the output. operands: for each its shape and the bytes of an element. Only full matrices count:
+    scalars and vectors are read once and stay in cache.
+    """
+    return sum(size for extents, size in operands if extents == shape and min(shape) > 1)
+
+
+def _operand_bytes(arguments: LinearArguments) -> int:
+    shape = arguments.x.shape[0], arguments.weight.shape[0]
+    return bytes_of_operands(shape, [(tuple(t.shape), t.element_size()) for t in arguments.operands])
 
 
 def _matrix_layout(matrix: Tensor) -> MatrixLayout:

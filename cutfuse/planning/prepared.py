@@ -1,6 +1,6 @@
-"""What operators take beside a weight that was prepared: the weight as it was then, and its planes.
+"""The arguments that operators take for a prepared weight: a snapshot of the weight, and its planes.
 
-Both are plain tensors, so that compiled code hands them on as it does the weight.
+Both are plain tensors, so that compiled code can pass them on as it passes the weight.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _DEFAULT_STREAM = 0
 
 
 class Prepared(NamedTuple):
-    """The operators' last arguments."""
+    """The last three arguments of the linear operators."""
 
     snapshot: Tensor | None = None
-    planes: Tensor | None = None  # their memory
-    plan: int = 0  # their scheme; 0 without planes
+    planes: Tensor | None = None  # the memory of the planes
+    plan: int = 0  # the scheme of the planes; 0 if there are none
 
 
 UNPREPARED = Prepared()
 
 
 def take_snapshot(weight: Tensor) -> Tensor:
-    """The weight as it is now: an alias that keeps the version, and whose memory nobody else is given meanwhile."""
+    """An alias of the weight that keeps its present version number. It also keeps the memory from being reused."""
     alias = weight.data
     if not weight.is_inference():
         increment_version(itertools.repeat(alias, weight._version))
@@ -40,7 +40,7 @@ def take_snapshot(weight: Tensor) -> Tensor:
 
 
 def make_planes(weight: Tensor, plan: int) -> Tensor:
-    """The memory of the planes of `weight`, fp32 on a CUDA device. They are there when this returns, for every stream.
+    """Splits `weight`, fp32 on a CUDA device, and returns the memory of its planes. Every stream may read them at once.
 
     Raises RuntimeError while the current stream is captured.
     """
@@ -49,7 +49,7 @@ def make_planes(weight: Tensor, plan: int) -> Tensor:
             raise RuntimeError(
                 "cutfuse.prepare: a CUDA graph is being captured on the current stream; prepare the weight before"
             )
-        # Their memory is the default stream's, so that `planes_of` need not be told whose it is.
+        # Allocated on the default stream, so that `planes_of` need not be told which stream has allocated it.
         stream = torch.cuda.default_stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -60,12 +60,12 @@ def make_planes(weight: Tensor, plan: int) -> Tensor:
 
 
 def _share_with_graphs(tensor: Tensor) -> None:
-    """torch.compile's CUDA graphs read it where it is, as they do parameters, instead of copying it for each replay."""
+    """Has torch.compile's CUDA graphs read the tensor in place, as parameters, and not copy it for each replay."""
     torch._dynamo.mark_static_address(tensor, guard=False)
 
 
 def planes_of(weight: Tensor, snapshot: Tensor | None, planes: Tensor | None, plan: int) -> Planes | None:
-    """The planes of a weight, None where none are kept. Raises RuntimeError where it has changed since."""
+    """The planes of a prepared weight, or None if it has none. Raises RuntimeError if the weight has changed since."""
     if snapshot is None:
         return None
     # torch.compile's CUDA graphs may copy their inputs before a capture.
@@ -80,7 +80,7 @@ def planes_of(weight: Tensor, snapshot: Tensor | None, planes: Tensor | None, pl
 
 
 def check_unchanged(weight: Tensor, snapshot: Tensor) -> None:
-    """Raises RuntimeError where the weight is not what it was."""
+    """Raises RuntimeError if the weight has changed since its snapshot."""
     change = _find_change(weight, snapshot)
     if change:
         refuse_changed(snapshot.shape, change)
@@ -93,7 +93,7 @@ def refuse_changed(shape: torch.Size, change: str) -> NoReturn:
 
 
 def _find_change(weight: Tensor, snapshot: Tensor) -> str:
-    """What of the weight is not as it was; empty where nothing is."""
+    """What has changed in the weight since its snapshot; empty if nothing has."""
     if weight.device != snapshot.device:
         return f"it was on {snapshot.device} and is on {weight.device}"
     if weight.dtype != snapshot.dtype:

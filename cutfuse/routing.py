@@ -1,4 +1,4 @@
-"""Switches of the public functions: to take the operators everywhere, for the tests; to be watched, for `explain`."""
+"""Which way calls take where it is not theirs to say: the operators' everywhere, for tests, or none, for `explain`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from . import native
 
 everywhere = False
 # By thread: is given each call of a public function in normal form, before it runs.
@@ -18,9 +20,20 @@ def use_operators_everywhere() -> Iterator[None]:
     global everywhere
     before, everywhere = everywhere, True
     try:
-        yield
+        with _no_direct_calls():
+            yield
     finally:
         everywhere = before
+
+
+@contextlib.contextmanager
+def _no_direct_calls() -> Iterator[None]:
+    """Within it, every call takes the general path, which looks at what is set here."""
+    native.core.pause_calls(True)
+    try:
+        yield
+    finally:
+        native.core.pause_calls(False)
 
 
 def observe(call: Any) -> None:
@@ -36,6 +49,7 @@ def observed_by(observer: Callable[[Any], None]) -> Iterator[None]:
     thread = threading.get_ident()
     observers[thread] = observer
     try:
-        yield
+        with _no_direct_calls():
+            yield
     finally:
         del observers[thread]

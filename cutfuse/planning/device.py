@@ -1,4 +1,4 @@
-"""What a launch needs to know of a CUDA device and of the binding: nothing is touched before a tensor arrives."""
+"""What a kernel launch needs to know of a CUDA device and of the native module. Reads nothing before the first call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def stream_of(index: int) -> int:
 
 
 def on_device(index: int) -> contextlib.AbstractContextManager[object]:
-    """Makes device `index` current. Where it already is, this costs one comparison."""
+    """A context in which device `index` is current. If it already is, this costs one comparison."""
     return _NOTHING if index == torch.cuda.current_device() else torch.cuda.device(index)
 
 
@@ -31,7 +31,7 @@ def multiprocessors(index: int) -> int:
 
 
 def device_facts(device: torch.device) -> DeviceFacts:
-    """What the planner asks of a device: compute capability and multiprocessors."""
+    """What the planner needs to know of a device: its compute capability and number of multiprocessors."""
     return _cuda_device_facts(device.index) if device.type == "cuda" else NOT_CUDA
 
 

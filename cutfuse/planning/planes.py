@@ -1,4 +1,4 @@
-"""The planes of an fp32 weight, 16-bit parts of it (csrc/split/planes.h), in memory of their own."""
+"""Splits fp32 matrices into planes, which hold their 16-bit parts (see csrc/split/planes.h)."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 from .. import native
 from .device import on_device, stream_of
 
-Flags = tuple[int, int]  # address and number of words, as the binding takes them
+Flags = tuple[int, int]  # address and number of words, as the native module takes them
 
 
 class Planes(NamedTuple):
-    """Of a weight: values, scales and flags, laid out as the planner says."""
+    """The planes of a weight: values, scales and flags in one piece of memory, with the planner's layout."""
 
-    scheme: int  # of native.core.SplitScheme
+    scheme: int  # a number of native.core.SplitScheme
     memory: Tensor
 
 
 class PlaneAddresses(NamedTuple):
-    """Where a pass writes planes."""
+    """The addresses to which a splitting kernel writes planes."""
 
     values: int
     scales: int
@@ -29,7 +29,7 @@ class PlaneAddresses(NamedTuple):
 
 
 def split_weight(weight: Tensor, scheme: int) -> Planes:
-    """The planes of `weight` [rows, columns], fp32 of any strides."""
+    """Splits `weight` [rows, columns], an fp32 matrix of any strides, into newly allocated planes."""
     rows, columns = weight.shape
     is_transposed = columns > 1 and weight.stride(1) != 1
     layout = native.core.weight_planes(rows, columns, scheme, is_transposed)
@@ -50,10 +50,10 @@ def split_matrix(
     only_if: list[Flags] | None = None,
     cleared: tuple[int, int] = (0, 0),
 ) -> None:
-    """Splits `matrix` into planes at addresses that its layout fits, on the current device.
+    """Splits `matrix` on the current device, into planes at the addresses `to`, which have to fit its layout.
 
-    With `only_if`, those flags decide on the device whether it does at all. `cleared`, address and number of words, are
-    set to zero in the same pass.
+    only_if: flags in device memory; if they are given, the kernel runs only if one of them says that split3 would lose
+    accuracy. cleared: address and number of words that the kernel sets to zero.
     """
     rows, columns = matrix.shape
     row_stride, column_stride = matrix.stride()

@@ -1,9 +1,10 @@
-"""Gradients of the operators. Entered only where one is needed: an autograd.Function costs 6 us of host time a call.
+"""Gradients of the operators. Used only where a gradient is needed, as an autograd.Function costs 6 us of host time.
 
-Forwards keep the pre-activation, as PyTorch's own linear layer followed by an activation would. Backwards take one
-kernel for everything that is element by element, with the bias gradient's column sum, and cuBLAS for the products but
-where `cutfuse.precision` forces fp32 ones to run otherwise.
-Where a gradient is to be differentiated again, or is batched, it is that of the composed operations.
+The forward pass keeps the pre-activation, as PyTorch's linear layer followed by an activation does. In the backward
+pass, one kernel computes all elementwise gradients and the column sum for the bias. In fp32 at PyTorch's
+"highest" (mode "guarded"), the products are split products where the planner expects those to be faster than cuBLAS;
+cuBLAS computes 16-bit and tf32 products. `cutfuse.precision` forces another mode. Gradients that are batched, or that
+are to be differentiated again, are those of PyTorch's own operations.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import dynamo
+from .. import composed, dynamo
 from ..epilogue import Program
+from ..ops import inductor, schema
+from ..ops.fake import sum_dtype
+from ..planning.prepared import UNPREPARED, Prepared
 from ..precision import SPLIT_MODES, allows_tf32, captured_mode, process, product_mode
-from . import composed, schema
-from .fake import sum_dtype
-from .prepared import UNPREPARED, Prepared
 
-# A gradient through these needs the reduced values themselves; through a sum it does not.
+# The gradients of these reductions depend on their results; that of a sum does not.
 _NEEDS_RESULT = ("amax", "amin", "logsumexp")
 
 
@@ -31,10 +32,10 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
 
 
 def composes_gradient(grad: Tensor) -> bool:
-    """Whether a backward's gradients are those of the composed operations.
+    """Whether a backward pass has to differentiate PyTorch's own operations.
 
-    They are where it runs with create_graph=True, and where `grad` is batched (is_grads_batched=True, vmap over a
-    backward pass), which the operators are not made for.
+    That is so with create_graph=True, and if `grad` is batched (is_grads_batched=True, or vmap over a backward pass):
+    the operators support neither.
     """
     if torch.compiler.is_compiling():
         return False
@@ -45,13 +46,13 @@ def composes_gradient(grad: Tensor) -> bool:
 def differentiate(
     function: Callable[..., Tensor], inputs: Sequence[Tensor | None], needs: Sequence[bool], grad: Tensor
 ) -> list[Tensor | None]:
-    """PyTorch's own gradients of `function`, differentiable again where the backward pass asks for that."""
+    """PyTorch's own gradients of `function`. With create_graph=True they can be differentiated again."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
-        aliases = [t if t is None else t.view_as(t) for t in inputs]  # one tensor may be two inputs
+        aliases = [t if t is None else t.view_as(t) for t in inputs]  # because one tensor may be two of the inputs
         y = function(*aliases)
     wanted = [t for t, needed in zip(aliases, needs, strict=True) if needed and t is not None]
-    if not y.requires_grad:  # of comparisons only
+    if not y.requires_grad:  # every op is a comparison
         return [None] * len(needs)
     found = torch.autograd.grad(y, wanted, grad, create_graph=again, allow_unused=True)
     gradients = iter(found)
@@ -64,7 +65,7 @@ def _inputs_with_gradient(program: str) -> tuple[int, ...]:
 
 
 def _wanted(needs: Sequence[bool], program: str) -> list[int]:
-    """Which gradients to compute: 0 for x, k for operand k - 1. What the result does not read has none."""
+    """Which gradients to compute: 0 for x, k for operand k - 1. Inputs that the result does not depend on have none."""
     reached = _inputs_with_gradient(program)
     return [k for k, needed in enumerate(needs) if needed and k in reached]
 
@@ -86,7 +87,7 @@ def _element_gradients(
         outputs = schema.pointwise_backward(grad, x, operands, program, reduction, result, wanted, column_sum)
     else:
         outputs = schema.pointwise_backward(grad, x, operands, program, "none", None, wanted, column_sum)
-    # Dynamo of PyTorch 2.8 refuses lists of different lengths, whatever strict is.
+    # Dynamo of PyTorch 2.8 rejects zip() of lists of different lengths even with strict=False.
     return dict(zip(wanted, outputs[: len(wanted)], strict=True)), outputs[-1] if column_sum else None
 
 
@@ -204,41 +205,55 @@ class Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         result, x, weight, bias, z, *operands = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias, *needs = ctx.needs_input_grad[6:]
-        if composes_gradient(grad):
-            again = differentiate(
-                lambda x, weight, bias, *operands: _composed_linear(x, weight, bias, operands, ctx, grad.dtype),
-                (x, weight, bias, *operands),
-                ctx.needs_input_grad[6:],
-                grad,
-            )
-            return (*[None] * 6, *again)
-        if ctx.reduction != "none":
-            grad = _spread(grad.unsqueeze(1), ctx.reduction, z.shape[1])
-        if z is None:
-            gradients = {0: grad}
-            column_sum = (
-                schema.reduce(grad, [], schema.IDENTITY, "sum", (0,), sum_dtype(grad.dtype)) if needs_bias else None
-            )
-        else:
-            wanted = _wanted([needs_x or needs_weight or needs_bias, *needs], ctx.program)
-            gradients, column_sum = _element_gradients(
-                grad, z, operands, ctx.program, ctx.reduction, result, wanted, needs_bias and 0 in wanted
-            )
-        grad_z = gradients.get(0)  # None where the result does not come from z
-        return (
-            *[None] * 6,
-            _product(grad_z, weight.t(), ctx.mode) if needs_x and grad_z is not None else None,
-            _product(grad_z.t(), x.t(), ctx.mode) if needs_weight and grad_z is not None else None,
-            None if column_sum is None else column_sum.to(bias.dtype),
-            *(gradients.get(k + 1) for k in range(len(needs))),
+        found = linear_gradients(ctx, grad, result, x, weight, bias, z, operands, ctx.needs_input_grad[6:])
+        return (*[None] * 6, *found)
+
+
+def linear_gradients(
+    forward: Any,
+    grad: Tensor,
+    result: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    z: Tensor | None,
+    operands: Sequence[Tensor],
+    needed: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """The gradients of x, weight, bias and the operands. `forward` has the forward pass's program, reduction and mode.
+
+    result: the reduction's result, if its gradient needs that. z: the pre-activation; None if y is the pre-activation.
+    """
+    if composes_gradient(grad):
+        function = _composed_linear(forward, grad.dtype)
+        return tuple(differentiate(function, (x, weight, bias, *operands), needed, grad))
+    needs_x, needs_weight, needs_bias, *needs = needed
+    if forward.reduction != "none" and z is not None:
+        grad = _spread(grad.unsqueeze(1), forward.reduction, z.shape[1])
+    if z is None:
+        gradients = {0: grad}
+        column_sum = (
+            schema.reduce(grad, [], schema.IDENTITY, "sum", (0,), sum_dtype(grad.dtype)) if needs_bias else None
         )
+    else:
+        wanted = _wanted([needs_x or needs_weight or needs_bias, *needs], forward.program)
+        gradients, column_sum = _element_gradients(
+            grad, z, operands, forward.program, forward.reduction, result, wanted, needs_bias and 0 in wanted
+        )
+    grad_z = gradients.get(0)  # None if the result does not depend on z
+    return (
+        _product(grad_z, weight.t(), forward.mode) if needs_x and grad_z is not None else None,
+        _product(grad_z.t(), x.t(), forward.mode) if needs_weight and grad_z is not None else None,
+        None if column_sum is None or bias is None else column_sum.to(bias.dtype),
+        *(gradients.get(k + 1) for k in range(len(needs))),
+    )
 
 
 def is_forced(x: Tensor, mode: str = "") -> bool:
-    """Whether products of x run in another way than PyTorch runs them: in a captured mode, or the one of now.
+    """Whether products of x need more than cuBLAS with PyTorch's setting: in `mode`, or if that is empty, in the mode
+    that holds now.
 
-    A compiled function may run in any mode once one was asked for: its operators read it when they run.
+    In compiled code the answer is yes as soon as any mode was asked for, because operators read the mode when they run.
     """
     if x.dtype != torch.float32 or x.device.type != "cuda":
         return False
@@ -259,17 +274,20 @@ def _product(a: Tensor, b: Tensor, mode: str) -> Tensor:
     return schema.product(a, b, mode) if is_forced(a, mode) else torch.mm(a, b.t())
 
 
-def _composed_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], ctx: Any, out_dtype: torch.dtype
-) -> Tensor:
-    program = Program.parse(ctx.program)
-    if ctx.reduction == "none":
-        return composed.linear(x, weight, bias, operands, program, out_dtype)
-    return composed.linear_reduce(x, weight, bias, operands, program, ctx.reduction, out_dtype)
+def _composed_linear(forward: Any, out_dtype: torch.dtype) -> Callable[..., Tensor]:
+    """A function of the layer's tensors that computes it by PyTorch's own operations."""
+    program = Program.parse(forward.program)
+
+    def compute(x: Tensor, weight: Tensor, bias: Tensor | None, *operands: Tensor) -> Tensor:
+        if forward.reduction == "none":
+            return composed.linear(x, weight, bias, operands, program, out_dtype)
+        return composed.linear_reduce(x, weight, bias, operands, program, forward.reduction, out_dtype)
+
+    return compute
 
 
 def _spread(grad: Tensor, reduction: str, count: int) -> Tensor:
-    """The gradient that reaches each element of a row, before the reduction's own weight."""
+    """The gradient of each element of a row, before it is multiplied by the reduction's derivative."""
     return grad.to(sum_dtype(grad.dtype)) / count if reduction == "mean" else grad
 
 
@@ -283,11 +301,13 @@ def linear(
     out_dtype: torch.dtype,
     prepared: Prepared = UNPREPARED,
 ) -> Tensor:
-    """The operator, or with `reduction` the one that reduces rows, and its gradient where one is needed."""
+    """Calls the linear operator, or with `reduction` the one that reduces rows; by autograd if a gradient is needed."""
     if needs_gradient(x, weight, bias, *operands):
         y: Tensor = Linear.apply(program, reduction, out_dtype, *prepared, x, weight, bias, *operands)
         return y
     if reduction == "none":
+        if torch.compiler.is_dynamo_compiling():
+            inductor.register()
         return schema.linear(x, weight, bias, operands, program, out_dtype, *prepared)
     return schema.linear_reduce(x, weight, bias, operands, program, reduction, out_dtype, *prepared)
 

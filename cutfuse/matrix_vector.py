@@ -16,15 +16,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import dynamo
-from ..epilogue import Epilogue, Program, evaluate
-from ..epilogue.affine import split_affine
-from ..epilogue.evaluate import arithmetic_dtype
-from ..epilogue.expression import Expr, apply, constant, topological
-from ..epilogue.table import Op, op_table
-from ..precision import autocast_dtype
-from . import autograd, schema
-from .fake import sum_dtype
+from . import dynamo
+from .epilogue import Epilogue, Program, evaluate
+from .epilogue.affine import split_affine
+from .epilogue.evaluate import arithmetic_dtype
+from .epilogue.expression import Expr, apply, constant, topological
+from .epilogue.table import Op, op_table
+from .gradients import autograd
+from .ops import schema
+from .ops.fake import sum_dtype
+from .precision import autocast_dtype
 
 _NOTHING = contextlib.nullcontext()
 
@@ -200,8 +201,10 @@ def _sum_intercept(
         return _evaluate(part, operands, dtype).reshape(-1) * columns
     if not uses_operators:
         return _evaluate(part, operands, dtype).sum(1)
-    # The program does not read z: any tensor of the right shape will do.
-    z = varying[0].detach().expand(torch.broadcast_shapes(*[operands[k].shape for k in part.reads]))
+    # The program does not read z: any tensor of the right shape will do, but in fp64 it says what to compute in.
+    stand_in = varying[0].detach()
+    stand_in = stand_in.to(dtype) if dtype == torch.float64 else stand_in
+    z = stand_in.expand(torch.broadcast_shapes(*[operands[k].shape for k in part.reads]))
     return autograd.reduce(z, _only_read(part, operands, z), part.program.text, "sum", (1,), dtype)
 
 

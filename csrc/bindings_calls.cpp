@@ -1,0 +1,210 @@
+// The direct path of the public functions: its plans, and what it is told about PyTorch.
+#include <optional>
+#include <utility>
+
+#include "bindings.h"
+#include "call/arguments.h"
+#include "call/call_plan.h"
+#include "call/calls.h"
+#include "call/torch_state.h"
+#include "call/training.h"
+
+namespace cutfuse::bindings {
+namespace {
+
+using call::CallKey;
+using call::CallPlan;
+using call::Function;
+using call::PyRef;
+using call::TensorLayout;
+
+// Type and strides, as of an operand.
+using LayoutTuple = std::tuple<int, int64_t, int64_t, int64_t>;
+// Sizes, strides and torch.dtype.
+using Integers = py::typing::Tuple<py::int_, py::ellipsis>;
+using ResultTuple = std::tuple<Integers, Integers, py::object>;
+
+TensorLayout to_layout(LayoutTuple const& layout) {
+  auto const [dtype, outer, row, column] = layout;
+  return {to_dtype(dtype), {outer, row, column}};
+}
+
+CallPlan make_plan(call::Steps steps, Program const& program, std::vector<LayoutTuple> const& operands,
+                   ResultTuple const& result, int64_t workspace_bytes) {
+  check_operand_count(program, operands.size());
+  CallPlan plan = {};
+  plan.steps = std::move(steps);
+  plan.program = program;
+  for (LayoutTuple const& operand : operands) plan.operands.push_back(to_layout(operand));
+  plan.result = {PyRef::share(std::get<0>(result).ptr()), PyRef::share(std::get<1>(result).ptr()),
+                 PyRef::share(std::get<2>(result).ptr())};
+  if (workspace_bytes > 0) plan.workspace_sizes = PyRef::share(py::make_tuple(workspace_bytes).ptr());
+  return plan;
+}
+
+CallPlan linear_call(LinearPlan const& plan, Program const& program, std::vector<LayoutTuple> const& operands,
+                     ResultTuple const& result) {
+  if (plan.copies_bias || plan.reads_weight_planes) {
+    throw py::value_error(
+        "linear_call: a plan that copies the bias or reads planes of the weight is the general path's");
+  }
+  return make_plan(call::LinearSteps{plan}, program, operands, result, plan.workspace_bytes);
+}
+
+CallPlan pointwise_call(Extents const& extents, LayoutTuple const& x, int out_dtype, Program const& program,
+                        std::vector<LayoutTuple> const& operands, ResultTuple const& result) {
+  check_extents("pointwise_call", extents);
+  call::PointwiseSteps const steps = {{extents[0], extents[1], extents[2]}, to_layout(x), to_dtype(out_dtype)};
+  return make_plan(steps, program, operands, result, 0);
+}
+
+CallPlan reduce_call(Extents const& extents, LayoutTuple const& x, int reduction, int out_dtype, Program const& program,
+                     std::vector<LayoutTuple> const& operands, ResultTuple const& result, int64_t workspace_bytes) {
+  check_extents("reduce_call", extents);
+  call::ReduceSteps const steps = {
+      {extents[0], extents[1], extents[2]}, to_layout(x), to_reduction(reduction), to_dtype(out_dtype)};
+  return make_plan(steps, program, operands, result, workspace_bytes);
+}
+
+// Of a tensor that has to be like the one at registration.
+call::TensorFacts facts_of(py::object const& tensor) {
+  call::TensorFacts facts;
+  if (!call::torch_state().read(tensor.ptr(), facts)) throw py::value_error("training_plan: a tensor has no memory");
+  return facts;
+}
+
+call::ResultLayout to_result(ResultTuple const& result) {
+  return {PyRef::share(std::get<0>(result).ptr()), PyRef::share(std::get<1>(result).ptr()),
+          PyRef::share(std::get<2>(result).ptr())};
+}
+
+// wrt, layout and type.
+using GradientTuple = std::tuple<int, ResultTuple, int>;
+// Layout of the partial sums, their number of rows, bytes of workspace of their fold, layout and type of the result.
+using ColumnSumTuple = std::tuple<ResultTuple, int64_t, int64_t, ResultTuple, int>;
+
+py::object training_plan(py::object const& z, std::vector<py::object> const& operand_tensors, py::object const& y,
+                         int64_t rows, int64_t columns, int z_dtype, int out_dtype, Program const& program,
+                         std::vector<LayoutTuple> const& operands, std::vector<GradientTuple> const& outputs,
+                         ResultTuple const& result, std::optional<ColumnSumTuple> const& column_sum) {
+  check_operand_count(program, operands.size());
+  call::TrainingPlan plan = {};
+  plan.rows = rows;
+  plan.columns = columns;
+  plan.program = program;
+  plan.z = facts_of(z);
+  for (py::object const& tensor : operand_tensors) plan.operand_facts.push_back(facts_of(tensor));
+  for (LayoutTuple const& operand : operands) plan.operands.push_back(to_layout(operand));
+  plan.z_dtype = to_dtype(z_dtype);
+  plan.result = to_result(result);
+  plan.result_dtype = to_dtype(out_dtype);
+  plan.grad_dtype = facts_of(y).dtype;
+  for (auto const& [wrt, layout, dtype] : outputs) {
+    if (wrt < 0 || wrt > program.operand_count) throw py::value_error("training_plan: no input " + std::to_string(wrt));
+    plan.outputs.push_back({wrt, to_result(layout), to_dtype(dtype)});
+  }
+  plan.has_column_sum = column_sum.has_value();
+  if (column_sum) {
+    auto const& [partials, row_blocks, workspace_bytes, sums, dtype] = *column_sum;
+    PyRef workspace;
+    if (workspace_bytes > 0) workspace = PyRef::share(py::make_tuple(workspace_bytes).ptr());
+    plan.column_sum = {to_result(partials), row_blocks, std::move(workspace), to_result(sums), to_dtype(dtype)};
+  }
+  PyObject* const handle = call::wrap(std::move(plan));
+  if (handle == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(handle);
+}
+
+CallPlan training_call(py::object const& apply, py::object const& plan) {
+  CallPlan call = {};
+  call.steps = call::TrainingSteps{PyRef::share(apply.ptr()), PyRef::share(plan.ptr())};
+  return call;
+}
+
+CallPlan operation_call(py::object const& function, std::vector<int> const& arguments) {
+  if (arguments.size() > call::Arguments::kMaxTensors) throw py::value_error("operation_call: too many arguments");
+  for (int const k : arguments) {
+    if (k < 0 || k > kMaxOperands) throw py::value_error("operation_call: no tensor " + std::to_string(k));
+  }
+  CallPlan plan = {};
+  plan.steps = call::OperationSteps{PyRef::share(function.ptr()), arguments};
+  return plan;
+}
+
+CallPlan product_call() {
+  CallPlan plan = {};
+  plan.steps = call::ProductSteps{};
+  return plan;
+}
+
+void connect(std::optional<py::typing::Dict<py::str, py::object>> const& functions) {
+  call::torch_state().disconnect();
+  call::plan_table().clear();  // keys of another reader's words mean something else
+  if (functions && !call::torch_state().connect(functions->ptr())) throw py::error_already_set();
+}
+
+using GivenArguments = py::typing::Tuple<py::object, py::ellipsis>;
+
+std::optional<CallKey> read_key(Function function, GivenArguments const& arguments, uint64_t callable) {
+  CallKey key;
+  if (!call::read_key(function, arguments.ptr(), callable, key)) return std::nullopt;
+  return key;
+}
+
+bool remember(Function function, GivenArguments const& arguments, uint64_t callable, CallKey const& before,
+              CallPlan const& plan) {
+  return call::remember_call(function, arguments.ptr(), callable, before, plan);
+}
+
+}  // namespace
+
+void bind_calls(py::module_& module) {
+  for (PyMethodDef const* function = call::call_functions(); function->ml_name != nullptr; ++function) {
+    // The C API takes a pointer that is not const, and does not write.
+    auto* const definition = const_cast<PyMethodDef*>(function);
+    module.add_object(function->ml_name, py::reinterpret_steal<py::object>(PyCFunction_New(definition, nullptr)));
+  }
+  py::enum_<Function>(module, "CallFunction", "A public function with a direct path.")
+      .value("linear", Function::kLinear)
+      .value("pointwise", Function::kPointwise)
+      .value("reduce", Function::kReduce)
+      .value("linear_operator", Function::kLinearOperator);
+  py::class_<CallKey>(module, "CallKey", "All that the plan of a call depends on.");
+  py::class_<CallPlan>(module, "CallPlan", "What a call whose key is known does.");
+  module.def("general_call", [] { return CallPlan{}; }, "The plan of calls that take the general path every time.");
+  module.def("product_call", &product_call, "The plan of PyTorch's own linear layer.");
+  module.def("operation_call", &operation_call, py::arg("function"), py::arg("arguments"),
+             "PyTorch's own linear layer, then function(*arguments): 0 for the layer's result, k for operand k - 1.");
+  module.def("linear_call", &linear_call, py::arg("plan"), py::arg("program"), py::arg("operands"), py::arg("result"),
+             "An operand is (dtype, outer, row and column stride), a result (sizes, strides, torch.dtype).");
+  module.def("training_call", &training_call, py::arg("apply"), py::arg("plan"),
+             "apply(plan, x, weight, bias, *operands), of an autograd.Function.");
+  module.def(
+      "training_plan", &training_plan, py::arg("z"), py::arg("operand_tensors"), py::arg("y"), py::arg("rows"),
+      py::arg("columns"), py::arg("z_dtype"), py::arg("out_dtype"), py::arg("program"), py::arg("operands"),
+      py::arg("outputs"), py::arg("result"), py::arg("column_sum"),
+      "What training_forward and training_backward take: of y = program(z, operands) over tensors like these. An "
+      "output is (wrt, layout of a result, dtype); column_sum is None or (partials' layout, their rows, bytes of "
+      "workspace to fold them, the sum's layout, dtype).");
+  module.def("pointwise_call", &pointwise_call, py::arg("extents"), py::arg("x"), py::arg("out_dtype"),
+             py::arg("program"), py::arg("operands"), py::arg("result"),
+             "As of the function pointwise, with a layout in place of each tensor.");
+  module.def("reduce_call", &reduce_call, py::arg("extents"), py::arg("x"), py::arg("reduction"), py::arg("out_dtype"),
+             py::arg("program"), py::arg("operands"), py::arg("result"), py::arg("workspace_bytes"),
+             "As of the function reduce, with a layout in place of each tensor.");
+  module.def("connect_calls", &connect, py::arg("functions").none(true),
+             "What direct calls ask PyTorch, by name; None makes every call the general path's. Forgets all plans.");
+  module.def("call_key", &read_key, py::arg("function"), py::arg("arguments"), py::arg("callable"),
+             "The key of a call with these arguments, as things are now; None where it has none.");
+  module.def("remember_call", &remember, py::arg("function"), py::arg("arguments"), py::arg("callable"),
+             py::arg("before"), py::arg("plan"),
+             "Puts a plan into the table for calls with these arguments. before: their key before the plan was made. "
+             "False where it is another by now.");
+  module.def("forget_calls", [] { call::plan_table().clear(); }, "Empties the table of plans.");
+  module.def("remembered_calls", [] { return call::plan_table().size(); }, "How many plans the table holds.");
+  module.def("direct_calls", &call::direct_calls, "How many calls ran directly since the process began.");
+  module.def("pause_calls", &call::pause_calls, py::arg("paused"),
+             "Makes every call the general path's, until it is called with False as often as with True.");
+}
+
+}  // namespace cutfuse::bindings

@@ -1,0 +1,219 @@
+// What makes the launches of plans, and what writes them down in its place, for tests: part of every build.
+#include <optional>
+#include <utility>
+
+#include "bindings.h"
+#include "launch/launch_linear.h"
+
+namespace cutfuse::bindings {
+namespace {
+
+using Callback = py::typing::Callable<void(py::str, py::typing::Dict<py::str, py::object>)>;
+
+uintptr_t address(void const* data) { return reinterpret_cast<uintptr_t>(data); }
+
+py::tuple tuple_of(Operand const& operand) {
+  return py::make_tuple(address(operand.data), static_cast<int>(operand.dtype), operand.strides[0], operand.strides[1],
+                        operand.strides[2]);
+}
+
+py::list list_of(Program const& program, Operands const& operands) {
+  py::list list;
+  for (int k = 0; k < program.operand_count; ++k) list.append(tuple_of(operands.items[k]));
+  return list;
+}
+
+py::list list_of(SplitGuard const& guard) {
+  py::list list;
+  for (size_t k = 0; k < std::size(guard.flags); ++k) {
+    if (guard.flags[k] != nullptr) list.append(py::make_tuple(address(guard.flags[k]), guard.counts[k]));
+  }
+  return list;
+}
+
+// Gives a Python function the name and the arguments of each launch, named as those of the functions that launch.
+class Recorder final : public Launcher {
+ public:
+  explicit Recorder(Callback callback) : callback_(std::move(callback)) {}
+
+  void split(SplitProblem const& problem, Stream stream) override {
+    py::gil_scoped_acquire const gil;
+    py::dict launch = begin(stream);
+    launch["plan"] = static_cast<int>(problem.plan);
+    launch["is_weight"] = problem.is_weight;
+    launch["source"] = address(problem.source);
+    launch["rows"] = problem.rows;
+    launch["columns"] = problem.columns;
+    launch["row_stride"] = problem.row_stride;
+    launch["column_stride"] = problem.column_stride;
+    launch["values"] = address(problem.planes.values);
+    launch["scales"] = address(problem.planes.scales);
+    launch["flags"] = address(problem.planes.flags);
+    launch["guard"] = problem.guarded ? py::object(list_of(problem.only_if)) : py::none();
+    launch["cleared"] = py::make_tuple(address(problem.cleared.words), problem.cleared.count);
+    callback_("split", launch);
+  }
+
+  void gemm(GemmConfig const& config, GemmLaunch const& gemm, Stream stream) override {
+    py::gil_scoped_acquire const gil;
+    GemmBuffers const& buffers = gemm.buffers;
+    py::dict launch = begin(stream);
+    launch["problem"] = gemm.problem;
+    launch["kernel"] = config.name;
+    launch["tile_m"] = config.tile_m;
+    launch["tile_n"] = config.tile_n;
+    launch["slice_count"] = buffers.slices.count;
+    launch["bias"] = address(buffers.bias);
+    launch["d"] = address(buffers.d);
+    launch["partials"] = address(buffers.partials);
+    add(launch, gemm.program, gemm.operands);
+    if (product_of(config) == Product::kDirect) {
+      launch["a"] = address(buffers.a);
+      launch["b"] = address(buffers.b);
+      callback_("gemm", launch);
+      return;
+    }
+    launch["a"] = py::make_tuple(address(buffers.planes_a.values), address(buffers.planes_a.scales));
+    launch["slices"] = py::make_tuple(address(buffers.slices.sums), address(buffers.slices.arrived));
+    launch["guard"] = list_of(buffers.guard);
+    launch["run"] = buffers.run;
+    ConvertedOperand const& converted = buffers.converted_b;
+    if (converts_weight(product_of(config))) {
+      launch["b"] = py::make_tuple(address(converted.data), converted.pitch, converted.columns,
+                                   address(converted.flags), converted.flag_count);
+      callback_("gemm_convert", launch);
+    } else {
+      launch["b"] = py::make_tuple(address(buffers.planes_b.values), address(buffers.planes_b.scales));
+      callback_("gemm_planes", launch);
+    }
+  }
+
+  void fold(FoldProblem const& problem, Stream stream) override {
+    py::gil_scoped_acquire const gil;
+    py::dict launch = begin(stream);
+    launch["partials"] = address(problem.partials);
+    launch["tiles"] = problem.tiles;
+    launch["rows"] = problem.rows;
+    launch["reduction"] = static_cast<int>(problem.reduction);
+    launch["count"] = problem.count;
+    launch["out"] = address(problem.out);
+    launch["out_dtype"] = static_cast<int>(problem.out_dtype);
+    callback_("finalize_partials", launch);
+  }
+
+  void pointwise(PointwiseProblem const& problem, Stream stream) override {
+    py::gil_scoped_acquire const gil;
+    py::dict launch = begin(stream);
+    PointwiseExtents const& extents = problem.extents;
+    launch["extents"] = py::make_tuple(extents.outer, extents.rows, extents.columns);
+    launch["x"] = tuple_of(problem.x);
+    add(launch, problem.program, problem.operands);
+    launch["out"] = address(problem.out);
+    launch["out_dtype"] = static_cast<int>(problem.out_dtype);
+    callback_("pointwise", launch);
+  }
+
+  void pointwise_backward(PointwiseBackwardProblem const& problem, Stream stream) override {
+    py::gil_scoped_acquire const gil;
+    py::dict launch = begin(stream);
+    PointwiseExtents const& extents = problem.extents;
+    launch["extents"] = py::make_tuple(extents.outer, extents.rows, extents.columns);
+    launch["grad"] = tuple_of(problem.grad);
+    launch["x"] = tuple_of(problem.x);
+    add(launch, problem.program, problem.operands);
+    py::list outputs;
+    for (int k = 0; k < problem.derivative_count; ++k) {
+      WantedDerivative const& wanted = problem.derivatives[k];
+      outputs.append(py::make_tuple(wanted.wrt, address(wanted.data), static_cast<int>(wanted.dtype)));
+    }
+    launch["outputs"] = outputs;
+    launch["column_partials"] = address(problem.column_partials);
+    launch["reduction"] = static_cast<int>(problem.reduction);
+    launch["row_result"] = address(problem.row_result);
+    launch["tie_count"] = address(problem.tie_count);
+    callback_("pointwise_backward", launch);
+  }
+
+  void reduce(ReduceProblem const& problem, Stream stream) override {
+    py::gil_scoped_acquire const gil;
+    py::dict launch = begin(stream);
+    ReduceExtents const& extents = problem.extents;
+    launch["extents"] = py::make_tuple(extents.outer, extents.reduced, extents.inner);
+    launch["x"] = tuple_of(problem.x);
+    add(launch, problem.program, problem.operands);
+    launch["reduction"] = static_cast<int>(problem.reduction);
+    launch["out"] = address(problem.out);
+    launch["out_dtype"] = static_cast<int>(problem.out_dtype);
+    launch["workspace"] = address(problem.workspace);
+    callback_("reduce", launch);
+  }
+
+ private:
+  static py::dict begin(Stream stream) {
+    py::dict launch;
+    launch["stream"] = address(stream);
+    return launch;
+  }
+
+  static void add(py::dict& launch, Program const& program, Operands const& operands) {
+    launch["program"] = program;
+    launch["operands"] = list_of(program, operands);
+  }
+
+  Callback callback_;
+};
+
+void record_launches(std::optional<Callback> const& callback) {
+  static Recorder* recorder = nullptr;
+  use_launcher(nullptr);
+  delete std::exchange(recorder, callback ? new Recorder(*callback) : nullptr);
+  use_launcher(recorder);
+}
+
+void launch_fused_plan(LinearPlan const& plan, uintptr_t stream, uintptr_t x, uintptr_t weight, uintptr_t bias,
+                       uintptr_t result, uintptr_t workspace, uintptr_t weight_planes, Program const& program,
+                       std::vector<MatrixTuple> const& operands) {
+  if (!plan.is_fused()) throw py::value_error("launch_fused: the plan is not fused");
+  if (x == 0 || weight == 0 || result == 0)
+    throw py::value_error("launch_fused: x, weight or result is a null pointer");
+  if ((workspace == 0) != (plan.workspace_bytes == 0)) {
+    throw py::value_error("launch_fused: the plan needs " + std::to_string(plan.workspace_bytes) +
+                          " bytes of workspace, got address " + std::to_string(workspace));
+  }
+  if ((weight_planes == 0) == plan.reads_weight_planes) {
+    throw py::value_error("launch_fused: planes of the weight are needed only where the plan reads them");
+  }
+  LinearBuffers const buffers = {pointer<void>(x),      pointer<void>(weight),    pointer<void>(bias),
+                                 pointer<void>(result), pointer<void>(workspace), pointer<void>(weight_planes)};
+  launch_fused(plan, buffers, program, to_operands(program, operands), launcher(), pointer<void>(stream));
+}
+
+void launch_after(LinearPlan const& plan, uintptr_t stream, uintptr_t z, uintptr_t result, uintptr_t workspace,
+                  Program const& program, std::vector<MatrixTuple> const& operands) {
+  if (plan.is_fused()) throw py::value_error("launch_after_product: the plan is fused");
+  if (z == 0 || result == 0) throw py::value_error("launch_after_product: z or result is a null pointer");
+  if (workspace == 0 && plan.workspace_bytes > 0) {
+    throw py::value_error("launch_after_product: the plan needs " + std::to_string(plan.workspace_bytes) +
+                          " bytes of workspace");
+  }
+  launch_after_product(plan, pointer<void>(z), pointer<void>(result), pointer<void>(workspace), program,
+                       to_operands(program, operands), launcher(), pointer<void>(stream));
+}
+
+}  // namespace
+
+void bind_launch(py::module_& module) {
+  module.def("launch_fused", &launch_fused_plan, py::arg("plan"), py::arg("stream"), py::arg("x"), py::arg("weight"),
+             py::arg("bias"), py::arg("result"), py::arg("workspace"), py::arg("weight_planes"), py::arg("program"),
+             py::arg("operands"),
+             "The launches of a fused plan. Tensors are addresses, 0 for none, laid out as the plan's request says; an "
+             "operand is (pointer, dtype, 0, row and column stride in elements).");
+  module.def("launch_after_product", &launch_after, py::arg("plan"), py::arg("stream"), py::arg("z"), py::arg("result"),
+             py::arg("workspace"), py::arg("program"), py::arg("operands"),
+             "Of a plan that is not fused, the launches after cuBLAS's: z is its result, contiguous; result may be z.");
+  module.def("record_launches", &record_launches, py::arg("callback").none(true),
+             "Gives callback(function, arguments) each launch instead of making it; None makes launches again. For "
+             "tests.");
+}
+
+}  // namespace cutfuse::bindings

@@ -1,0 +1,246 @@
+#include "call/arguments.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "call/callables.h"
+
+namespace cutfuse::call {
+
+namespace {
+
+// What an argument is, in a key: no two kinds share their words.
+enum Mark : uint64_t { kNone = 1, kTensor, kFloat, kInteger, kBoolean, kSequence };
+
+uint64_t identity_of(PyObject* object) { return reinterpret_cast<uintptr_t>(object); }
+
+class Reader {
+ public:
+  Reader(TorchState const& torch, Arguments& arguments) : torch_(torch), out_(arguments) {}
+
+  // Without its layout in the key.
+  bool take_tensor(PyObject* object) {
+    if (!torch_.is_plain_tensor(object) || out_.tensor_count == Arguments::kMaxTensors) return false;
+    if (!torch_.read(object, out_.facts[out_.tensor_count])) return false;
+    out_.tensors[out_.tensor_count++] = object;
+    return true;
+  }
+
+  void add_last_tensor() {
+    out_.key.add(kTensor);
+    out_.key.add(out_.facts[out_.tensor_count - 1]);
+  }
+
+  bool add_operands(PyObject* operands) {
+    bool const is_tuple = PyTuple_CheckExact(operands);
+    if (!is_tuple && !PyList_CheckExact(operands)) return false;
+    out_.first_operand = out_.tensor_count;
+    Py_ssize_t const count = is_tuple ? PyTuple_GET_SIZE(operands) : PyList_GET_SIZE(operands);
+    if (count > kMaxOperands) return false;
+    out_.key.add(static_cast<uint64_t>(count));
+    for (Py_ssize_t k = 0; k < count; ++k) {
+      if (!add_operand(is_tuple ? PyTuple_GET_ITEM(operands, k) : PyList_GET_ITEM(operands, k))) return false;
+    }
+    return true;
+  }
+
+  bool add_flag(PyObject* flag) {
+    if (!PyBool_Check(flag)) return false;
+    out_.key.add(flag == Py_True ? 1 : 0);
+    return true;
+  }
+
+  // A reduction's name: of at most eight letters, or longer ones' first and last eight.
+  bool add_name(PyObject* name) {
+    if (name == Py_None) {
+      out_.key.add(kNone);
+      return true;
+    }
+    Py_ssize_t length = 0;
+    char const* const text = PyUnicode_CheckExact(name) ? PyUnicode_AsUTF8AndSize(name, &length) : nullptr;
+    if (text == nullptr || length > 16) return false;
+    uint64_t words[2] = {};
+    std::memcpy(words, text, static_cast<size_t>(length));
+    out_.key.add(static_cast<uint64_t>(length) << 8 | kSequence);
+    out_.key.add(words[0]);
+    out_.key.add(words[1]);
+    return true;
+  }
+
+  bool add_integer(PyObject* number) {
+    if (!PyLong_CheckExact(number)) return false;
+    int overflow = 0;
+    long long const value = PyLong_AsLongLongAndOverflow(number, &overflow);
+    if (overflow != 0) return false;
+    out_.key.add(kInteger);
+    out_.key.add(static_cast<uint64_t>(value));
+    return true;
+  }
+
+  bool add_dims(PyObject* dims) {
+    if (dims == Py_None) {
+      out_.key.add(kNone);
+      return true;
+    }
+    if (!PyTuple_CheckExact(dims)) return add_integer(dims);
+    out_.key.add(kSequence);
+    out_.key.add(static_cast<uint64_t>(PyTuple_GET_SIZE(dims)));
+    for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(dims); ++k) {
+      if (!add_integer(PyTuple_GET_ITEM(dims, k))) return false;
+    }
+    return true;
+  }
+
+ private:
+  bool add_operand(PyObject* operand) {
+    if (PyFloat_CheckExact(operand)) {
+      double const value = PyFloat_AS_DOUBLE(operand);
+      uint64_t bits = 0;
+      std::memcpy(&bits, &value, sizeof(bits));
+      out_.key.add(kFloat);
+      out_.key.add(bits);
+      return true;
+    }
+    if (PyBool_Check(operand)) {
+      out_.key.add(kBoolean);
+      return add_flag(operand);
+    }
+    if (PyLong_CheckExact(operand)) return add_integer(operand);
+    if (!take_tensor(operand)) return false;
+    add_last_tensor();
+    return true;
+  }
+
+  TorchState const& torch_;
+  Arguments& out_;
+};
+
+// Whether PyTorch's own linear layer takes the tensors, and as cutfuse.linear takes them: that refuses some shapes and
+// types that PyTorch's does not.
+bool is_linear_layer(Arguments const& arguments) {
+  TensorFacts const& x = arguments.facts[0];
+  TensorFacts const& weight = arguments.facts[1];
+  if (x.ndim == 0 || weight.ndim != 2 || x.sizes[x.ndim - 1] != weight.sizes[1]) return false;
+  if (!is_floating(x.dtype) || weight.dtype != x.dtype) return false;
+  if (!arguments.has_bias) return true;
+  TensorFacts const& bias = arguments.facts[2];
+  return bias.ndim == 1 && bias.sizes[0] == weight.sizes[0] && bias.dtype == x.dtype;
+}
+
+// The number of a callable; kUnnumbered asks for it.
+uint64_t number_of(PyObject* callable, uint64_t known) { return known == kUnnumbered ? recognise(callable) : known; }
+
+// Whether the kernels may run: on their device, and with nobody watching.
+bool runs_kernels(TorchState const& torch, Arguments const& arguments) {
+  PyObject* const* const end = arguments.tensors + arguments.tensor_count;
+  return torch.serves(arguments.facts[0]) && !torch.is_watched() &&
+         std::none_of(arguments.tensors, end, [&](PyObject* tensor) { return torch.is_negated(tensor); });
+}
+
+Reading finish(Arguments const& arguments) { return arguments.key.is_complete() ? Reading::kKeyed : Reading::kGeneral; }
+
+Reading read_linear(PyObject* const* given, uint64_t callable, Arguments& arguments) {
+  auto const& [x, weight, bias, epilogue, operands, reduce, keepdim, out_dtype] =
+      *reinterpret_cast<PyObject* const(*)[8]>(given);
+  TorchState const& torch = torch_state();
+  Reader reader(torch, arguments);
+  arguments.has_bias = bias != Py_None;
+  if (!reader.take_tensor(x) || !reader.take_tensor(weight)) return Reading::kGeneral;
+  if (arguments.has_bias && !reader.take_tensor(bias)) return Reading::kGeneral;
+  if (!is_linear_layer(arguments)) return Reading::kGeneral;
+  TensorFacts const& facts = arguments.facts[0];
+  bool const is_bare = epilogue == Py_None && reduce == Py_None && out_dtype == Py_None && keepdim == Py_False &&
+                       PyTuple_CheckExact(operands) && PyTuple_GET_SIZE(operands) == 0;
+  bool const has_precision = facts.dtype == kFloat32Word && torch.serves(facts);
+  if (is_bare && !has_precision) return Reading::kPlain;
+  for (int k = 0; k < arguments.tensor_count; ++k) arguments.key.add(arguments.facts[k]);
+  arguments.key.add(arguments.has_bias ? kTensor : kNone);
+  if (!reader.add_operands(operands) || !runs_kernels(torch, arguments)) return Reading::kGeneral;
+  uint64_t const wanted = torch.wanted_gradients(arguments.tensors, arguments.tensor_count);
+  if (wanted != 0 && reduce != Py_None) return Reading::kGeneral;
+  arguments.key.add(wanted);
+  uint64_t const number = number_of(epilogue, callable);
+  if (number == 0) return Reading::kUnknown;
+  arguments.key.add(number);
+  if (!reader.add_name(reduce) || !reader.add_flag(keepdim)) return Reading::kGeneral;
+  arguments.key.add(identity_of(out_dtype));
+  arguments.key.add(torch.default_dtype());
+  if (has_precision) arguments.key.add(torch.precision());
+  return finish(arguments);
+}
+
+Reading read_linear_operator(PyObject* const* given, Arguments& arguments) {
+  auto const& [x, weight, bias, operands, program, reduction, out_dtype] =
+      *reinterpret_cast<PyObject* const(*)[7]>(given);
+  TorchState const& torch = torch_state();
+  Reader reader(torch, arguments);
+  arguments.has_bias = bias != Py_None;
+  if (!reader.take_tensor(x) || !reader.take_tensor(weight)) return Reading::kGeneral;
+  if (arguments.has_bias && !reader.take_tensor(bias)) return Reading::kGeneral;
+  if (!is_linear_layer(arguments) || !torch.serves(arguments.facts[0])) return Reading::kGeneral;
+  for (int k = 0; k < arguments.tensor_count; ++k) arguments.key.add(arguments.facts[k]);
+  arguments.key.add(arguments.has_bias ? kTensor : kNone);
+  if (!reader.add_operands(operands) || !reader.add_integer(program)) return Reading::kGeneral;
+  if (!reader.add_name(reduction)) return Reading::kGeneral;
+  arguments.key.add(identity_of(out_dtype));
+  if (arguments.facts[0].dtype == kFloat32Word) arguments.key.add(torch.precision());
+  return finish(arguments);
+}
+
+Reading read_pointwise(PyObject* const* given, uint64_t callable, Arguments& arguments) {
+  auto const& [fn, x, operands, out_dtype] = *reinterpret_cast<PyObject* const(*)[4]>(given);
+  TorchState const& torch = torch_state();
+  Reader reader(torch, arguments);
+  if (fn == Py_None || !reader.take_tensor(x)) return Reading::kGeneral;
+  reader.add_last_tensor();
+  if (!reader.add_operands(operands) || !runs_kernels(torch, arguments)) return Reading::kGeneral;
+  if (torch.wanted_gradients(arguments.tensors, arguments.tensor_count) != 0) return Reading::kGeneral;
+  uint64_t const number = number_of(fn, callable);
+  if (number == 0) return Reading::kUnknown;
+  arguments.key.add(number);
+  arguments.key.add(identity_of(out_dtype));
+  arguments.key.add(torch.default_dtype());
+  return finish(arguments);
+}
+
+Reading read_reduce(PyObject* const* given, uint64_t callable, Arguments& arguments) {
+  auto const& [x, dim, op, keepdim, prologue, operands, out_dtype] = *reinterpret_cast<PyObject* const(*)[7]>(given);
+  TorchState const& torch = torch_state();
+  Reader reader(torch, arguments);
+  if (!reader.take_tensor(x)) return Reading::kGeneral;
+  reader.add_last_tensor();
+  if (!reader.add_operands(operands) || !runs_kernels(torch, arguments)) return Reading::kGeneral;
+  if (torch.wanted_gradients(arguments.tensors, arguments.tensor_count) != 0) return Reading::kGeneral;
+  uint64_t const number = number_of(prologue, callable);
+  if (number == 0) return Reading::kUnknown;
+  arguments.key.add(number);
+  if (!reader.add_dims(dim) || !reader.add_name(op) || !reader.add_flag(keepdim)) return Reading::kGeneral;
+  arguments.key.add(identity_of(out_dtype));
+  arguments.key.add(torch.default_dtype());
+  return finish(arguments);
+}
+
+}  // namespace
+
+Reading read_arguments(Function function, PyObject* const* given, uint64_t callable, Arguments& arguments) {
+  arguments.key.add(static_cast<uint64_t>(function));
+  Reading reading = Reading::kGeneral;
+  switch (function) {
+    case Function::kLinear:
+      reading = read_linear(given, callable, arguments);
+      break;
+    case Function::kPointwise:
+      reading = read_pointwise(given, callable, arguments);
+      break;
+    case Function::kReduce:
+      reading = read_reduce(given, callable, arguments);
+      break;
+    case Function::kLinearOperator:
+      reading = read_linear_operator(given, arguments);
+      break;
+  }
+  PyErr_Clear();
+  return reading;
+}
+
+}  // namespace cutfuse::call

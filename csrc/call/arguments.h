@@ -1,0 +1,48 @@
+// The arguments of a call, read: its key, and its tensors in their order.
+#pragma once
+
+#include <Python.h>
+
+#include "call/call_key.h"
+#include "call/calls.h"
+#include "epilogue/program.h"
+
+namespace cutfuse::call {
+
+// Of a callable whose number is to be asked for.
+constexpr uint64_t kUnnumbered = ~uint64_t{0};
+
+struct Arguments {
+  static constexpr int kMaxTensors = 3 + kMaxOperands;
+
+  CallKey key;
+  int tensor_count = 0;
+  int first_operand = 0;  // among the tensors; those before it are x and, of a linear layer, weight and bias
+  bool has_bias = false;
+  PyObject* tensors[kMaxTensors];
+  TensorFacts facts[kMaxTensors];
+};
+
+enum class Reading {
+  kKeyed,    // the key is complete
+  kGeneral,  // such a call has no plan
+  kUnknown,  // the callable is not known yet
+  kPlain,    // a linear layer that is PyTorch's own, whatever its key
+};
+
+// `given` has as many arguments as the function takes. Leaves no exception.
+Reading read_arguments(Function function, PyObject* const* given, uint64_t callable, Arguments& arguments);
+
+// How many positional arguments a function takes.
+constexpr Py_ssize_t argument_count(Function function) {
+  switch (function) {
+    case Function::kLinear:
+      return 8;
+    case Function::kPointwise:
+      return 4;
+    default:
+      return 7;
+  }
+}
+
+}  // namespace cutfuse::call

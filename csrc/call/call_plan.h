@@ -1,0 +1,94 @@
+// What a call whose key is known does. Made by Python when the first call with that key has run, and never changed.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "call/call_key.h"
+#include "call/py_ref.h"
+#include "launch/launcher.h"
+#include "plan/linear_plan.h"
+
+namespace cutfuse::call {
+
+// How a tensor of a call is presented to the kernels.
+struct TensorLayout {
+  DType dtype;
+  int64_t strides[3];  // see Operand
+};
+
+// Tuples of integers and a torch.dtype.
+struct ResultLayout {
+  PyRef sizes;
+  PyRef strides;
+  PyRef dtype;
+};
+
+// x @ weight.T + bias and what follows it, as the planner says.
+struct LinearSteps {
+  LinearPlan plan;
+};
+
+// PyTorch's own linear layer and nothing else.
+struct ProductSteps {};
+
+// PyTorch's own linear layer, and one function of its result and the operands, for autograd to record.
+struct OperationSteps {
+  PyRef function;
+  std::vector<int> arguments;  // 0 for the layer's result, k for operand k - 1
+};
+
+struct PointwiseSteps {
+  PointwiseExtents extents;
+  TensorLayout x;
+  DType output;
+};
+
+struct ReduceSteps {
+  ReduceExtents extents;
+  TensorLayout x;
+  Reduction reduction;
+  DType output;
+};
+
+// A call that autograd records: `apply` of an autograd.Function, given `plan` and the call's tensors, bias or None
+// among them.
+struct TrainingSteps {
+  PyRef apply;
+  PyRef plan;
+};
+
+// Calls that take the general path every time.
+struct GeneralSteps {};
+
+using Steps =
+    std::variant<GeneralSteps, ProductSteps, OperationSteps, LinearSteps, PointwiseSteps, ReduceSteps, TrainingSteps>;
+
+struct CallPlan {
+  Steps steps;
+  Program program;
+  std::vector<TensorLayout> operands;  // those that are tensors
+  ResultLayout result;
+  PyRef workspace_sizes;  // a tuple of one integer; null for none
+};
+
+// Plans by key. Bounded: a full table is emptied, as a program has either few keys or ever new ones.
+class PlanTable {
+ public:
+  static constexpr size_t kLimit = 8192;
+
+  std::shared_ptr<CallPlan const> find(CallKey const& key) const;
+  void insert(CallKey const& key, std::shared_ptr<CallPlan const> plan);
+  void clear();
+  size_t size() const;
+
+ private:
+  struct State;
+  State& state() const;
+};
+
+PlanTable& plan_table();
+
+}  // namespace cutfuse::call

@@ -1,0 +1,228 @@
+#include "call/callables.h"
+
+#include <utility>
+#include <vector>
+
+#include "call/callable_walk.h"
+#include "call/observations.h"
+#include "call/python_objects.h"
+#include "call/trail.h"
+
+#ifdef Py_GIL_DISABLED
+#include <pthread.h>
+#endif
+
+namespace cutfuse::call {
+namespace {
+
+constexpr size_t kNodesLimit = 16384;  // a table of code that is compiled again and again starts anew here
+constexpr uint64_t kIdentity = 1;
+
+// With a GIL that is the lock: nothing below gives it up. PyMutex lets others stop the world while a thread waits for
+// it.
+#ifdef Py_GIL_DISABLED
+PyMutex mutex = {};
+
+void repair() { mutex = {}; }  // the thread that held it is not in the child
+
+class Lock {
+ public:
+  Lock() { PyMutex_Lock(&mutex); }
+  ~Lock() { PyMutex_Unlock(&mutex); }
+};
+
+[[maybe_unused]] int const registered = pthread_atfork(nullptr, nullptr, repair);
+#else
+class Lock {
+ public:
+  Lock() {}  // NOLINT(modernize-use-equals-default): a defaulted one would make every lock an unused variable
+};
+#endif
+
+std::vector<Node>& nodes = *new std::vector<Node>;  // never freed: Python may be gone by then
+uint64_t numbers = kIdentity;
+uint64_t hits = 0;
+int walks = 0;  // under way: with a GIL a dict's foreign keys may run Python code within one
+
+bool is_same_description(PyObject* first, PyObject* second) {
+  for (Py_ssize_t k = 0; k < 2; ++k) {  // names, then types
+    PyObject* const one = PyTuple_GET_ITEM(first, k);
+    PyObject* const other = PyTuple_GET_ITEM(second, k);
+    Py_ssize_t const size = PyTuple_GET_SIZE(one);
+    for (Py_ssize_t item = 0; item < size; ++item) {
+      if (size != PyTuple_GET_SIZE(other) ||
+          !(k == 0 ? is_equal(PyTuple_GET_ITEM(one, item), PyTuple_GET_ITEM(other, item))
+                   : PyTuple_GET_ITEM(one, item) == PyTuple_GET_ITEM(other, item))) {
+        return false;
+      }
+    }
+    if (size != PyTuple_GET_SIZE(other)) {
+      return false;
+    }
+  }
+  return is_equal(PyTuple_GET_ITEM(first, 2), PyTuple_GET_ITEM(second, 2));
+}
+
+Edge* find_for_learning(Node& node, Token const& token) {
+  if (token.answer != Answer::kNames) {
+    return node.find(token);
+  }
+  for (Edge& edge : node.edges) {
+    if (is_same_description(edge.token.object, token.object)) {
+      return &edge;
+    }
+  }
+  return nullptr;
+}
+
+// Whether a node reads what a step says; one that reads nothing yet does so from now on.
+bool takes(Node& node, Node& wanted) {
+  bool const is_new = node.read == Read::kEnd && node.number == 0;
+  if (is_new) {
+    std::swap(node.read, wanted.read);
+    node.slot = wanted.slot;
+    node.index = wanted.index;
+    node.argument = std::move(wanted.argument);
+    return true;
+  }
+  // The answers so far decide what is read next, and by which name.
+  return node.read == wanted.read && node.slot == wanted.slot;
+}
+
+// Adds a path; under the lock, without a call of Python's that could run code.
+bool add_path(std::vector<Step>& steps, uint64_t number, std::vector<Reference>& dropped) {
+  size_t place = 0;
+  for (Step& step : steps) {
+    if (!takes(nodes[place], step.node)) {
+      return false;
+    }
+    Edge* edge = find_for_learning(nodes[place], step.edge.token);
+    if (edge == nullptr || !edge->is_alive()) {
+      size_t const child = nodes.size();
+      nodes.emplace_back();
+      step.edge.child = child;
+      if (edge == nullptr) {
+        nodes[place].add(std::move(step.edge));
+      } else {  // another object at the address of one that is no more
+        dropped.push_back(std::move(edge->weak));
+        edge->weak = std::move(step.edge.weak);
+        edge->child = child;
+      }
+      place = child;
+    } else {
+      place = edge->child;
+    }
+  }
+  if (nodes[place].read != Read::kEnd) {
+    return false;
+  }
+  nodes[place].number = number;
+  return true;
+}
+
+}  // namespace
+
+uint64_t recognise(PyObject* callable) {
+  if (callable == Py_None) {
+    return kIdentity;
+  }
+  Walk walk(callable);  // ends after the lock is free again
+  Lock const lock;
+  if (nodes.empty()) {
+    return 0;
+  }
+  ++walks;
+  size_t place = 0;
+  while (nodes[place].read != Read::kEnd) {
+    Edge const* const edge = walk.follow(nodes[place]);
+    if (edge == nullptr) {
+      --walks;
+      return 0;
+    }
+    place = edge->child;
+  }
+  --walks;
+  uint64_t const number = nodes[place].number;
+  hits += number != 0;
+  return number;
+}
+
+uint64_t new_number() {
+  Lock const lock;
+  return ++numbers;
+}
+
+bool learn(PyObject* trail, uint64_t number) {
+  std::vector<Step> steps;
+  if (!PyList_Check(trail)) {
+    PyErr_SetString(PyExc_TypeError, "a trail is a list");
+    return false;
+  }
+  if (partial_type == nullptr || parse_trail(trail, steps) != Parsed::kSteps || steps.size() >= kNodesLimit) {
+    return false;
+  }
+  std::vector<Node> former;  // both are dropped after the lock is free again
+  std::vector<Reference> dropped;
+  Lock const lock;
+  if (walks != 0) {
+    return false;
+  }
+  if (nodes.size() + steps.size() + 1 > kNodesLimit) {
+    std::swap(nodes, former);
+  }
+  if (nodes.empty()) {
+    nodes.emplace_back();
+  }
+  return add_path(steps, number, dropped);
+}
+
+bool learn_types(PyObject* partial, PyObject* epilogue) {
+  Reference const function(PyObject_GetAttrString(partial, "func"));
+  Reference const arguments(PyObject_GetAttrString(partial, "args"));
+  Reference const keywords(PyObject_GetAttrString(partial, "keywords"));
+  if (!function || !arguments || !keywords) {
+    return false;
+  }
+  for (Reference const* const descriptor : {&function, &arguments, &keywords}) {
+    if (Py_TYPE(descriptor->get()) != &PyMemberDescr_Type || !PyType_Check(epilogue)) {
+      PyErr_SetString(PyExc_TypeError, "functools.partial has to be C's, and an Epilogue's type a class");
+      return false;
+    }
+  }
+  name_expression = PyUnicode_InternFromString("expression");
+  name_operand_count = PyUnicode_InternFromString("operand_count");
+  name_modules = PyUnicode_InternFromString("_modules");
+  name_forward = PyUnicode_InternFromString("forward");
+  partial_function = Py_NewRef(function.get());
+  partial_arguments = Py_NewRef(arguments.get());
+  partial_keywords = Py_NewRef(keywords.get());
+  epilogue_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(epilogue));
+  partial_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(partial));
+  return name_expression != nullptr && name_operand_count != nullptr && name_modules != nullptr &&
+         name_forward != nullptr;
+}
+
+uint32_t class_version(PyTypeObject* type) {
+#if PY_VERSION_HEX < 0x030C0000
+  static PyObject* const name = PyUnicode_InternFromString("forward");
+  _PyType_Lookup(type, name);  // which gives the class a version
+#else
+  PyUnstable_Type_AssignVersionTag(type);
+#endif
+  return version_of(type);
+}
+
+void forget_callables() {
+  std::vector<Node> former;
+  Lock const lock;
+  if (walks == 0) {
+    std::swap(nodes, former);
+  }
+}
+
+CallableCounts callable_counts() {
+  Lock const lock;
+  return {nodes.size(), numbers - kIdentity, hits};
+}
+
+}  // namespace cutfuse::call

@@ -1,0 +1,231 @@
+#include "call/calls.h"
+
+#include <atomic>
+#include <memory>
+#include <utility>
+
+#include "call/arguments.h"
+#include "call/call_plan.h"
+#include "call/memory.h"
+#include "call/training.h"
+#include "launch/launch_linear.h"
+
+namespace cutfuse::call {
+
+namespace {
+
+std::atomic<uint64_t> direct_call_count{0};
+std::atomic<int> pause_count{0};
+
+// Runs the steps of a plan. Each gives the result, or null with an exception.
+class Run {
+ public:
+  Run(CallPlan const& plan, Arguments const& arguments, Stream stream)
+      : plan_(plan), arguments_(arguments), stream_(stream) {}
+
+  PyRef operator()(GeneralSteps const&) const { return PyRef::share(Py_None); }
+
+  PyRef operator()(ProductSteps const&) const { return multiply(); }
+
+  PyRef operator()(OperationSteps const& steps) const {
+    PyRef const z = multiply();
+    if (!z) return {};
+    PyObject* given[Arguments::kMaxTensors];
+    size_t count = 0;
+    for (int const k : steps.arguments) {
+      given[count++] = k == 0 ? z.get() : arguments_.tensors[arguments_.first_operand + k - 1];
+    }
+    return PyRef::steal(PyObject_Vectorcall(steps.function.get(), given, count, nullptr));
+  }
+
+  PyRef operator()(LinearSteps const& steps) const {
+    return steps.plan.is_fused() ? run_fused(steps.plan) : run_unfused(steps.plan);
+  }
+
+  PyRef operator()(PointwiseSteps const& steps) const {
+    Memory result = allocate_result();
+    if (!result.tensor) return {};
+    PointwiseProblem problem = {};
+    problem.extents = steps.extents;
+    problem.x = presented(steps.x, arguments_.facts[0].data);
+    problem.program = plan_.program;
+    problem.operands = operands();
+    problem.out = result.address;
+    problem.out_dtype = steps.output;
+    bool const done = launch([&] { launcher().pointwise(problem, stream_); });
+    return done ? std::move(result.tensor) : PyRef();
+  }
+
+  PyRef operator()(TrainingSteps const& steps) const {
+    PyObject* given[Arguments::kMaxTensors + 2] = {steps.plan.get(), arguments_.tensors[0], arguments_.tensors[1],
+                                                   arguments_.has_bias ? arguments_.tensors[2] : Py_None};
+    size_t count = 4;
+    for (int k = arguments_.first_operand; k < arguments_.tensor_count; ++k) given[count++] = arguments_.tensors[k];
+    return PyRef::steal(PyObject_Vectorcall(steps.apply.get(), given, count, nullptr));
+  }
+
+  PyRef operator()(ReduceSteps const& steps) const {
+    Memory result = allocate_result();
+    Memory const workspace = allocate_workspace();
+    if (!result.tensor || failed(workspace)) return {};
+    ReduceProblem problem = {};
+    problem.extents = steps.extents;
+    problem.x = presented(steps.x, arguments_.facts[0].data);
+    problem.program = plan_.program;
+    problem.operands = operands();
+    problem.reduction = steps.reduction;
+    problem.out = result.address;
+    problem.out_dtype = steps.output;
+    problem.workspace = static_cast<float*>(workspace.address);
+    bool const done = launch([&] { launcher().reduce(problem, stream_); });
+    return done ? std::move(result.tensor) : PyRef();
+  }
+
+ private:
+  Memory allocate_result() const { return allocate(plan_.result); }
+
+  Memory allocate_workspace() const { return plan_.workspace_sizes ? allocate_bytes(plan_.workspace_sizes) : Memory(); }
+
+  bool failed(Memory const& workspace) const { return plan_.workspace_sizes && !workspace.tensor; }
+
+  Operands operands() const {
+    Operands operands = {};
+    for (size_t k = 0; k < plan_.operands.size(); ++k) {
+      operands.items[k] = presented(plan_.operands[k], arguments_.facts[arguments_.first_operand + k].data);
+    }
+    return operands;
+  }
+
+  void* bias() const { return arguments_.has_bias ? arguments_.facts[2].data : nullptr; }
+
+  PyRef multiply() const {
+    PyObject* const bias = arguments_.has_bias ? arguments_.tensors[2] : Py_None;
+    return torch_state().multiply(arguments_.tensors[0], arguments_.tensors[1], bias);
+  }
+
+  PyRef run_fused(LinearPlan const& plan) const {
+    Memory result = allocate_result();
+    Memory const workspace = allocate_workspace();
+    if (!result.tensor || failed(workspace)) return {};
+    LinearBuffers const buffers = {arguments_.facts[0].data, arguments_.facts[1].data, bias(),
+                                   result.address,           workspace.address,        nullptr};
+    Operands const given = operands();
+    bool const done = launch([&] { launch_fused(plan, buffers, plan_.program, given, launcher(), stream_); });
+    return done ? std::move(result.tensor) : PyRef();
+  }
+
+  PyRef run_unfused(LinearPlan const& plan) const {
+    Memory const z = located(multiply());
+    if (!z.tensor) return {};
+    bool const in_place = plan.launches.size() < 2 || (std::holds_alternative<PointwisePass>(plan.launches[1]) &&
+                                                       std::get<PointwisePass>(plan.launches[1]).in_place);
+    Memory result = in_place ? z : allocate_result();
+    Memory const workspace = allocate_workspace();
+    if (!result.tensor || failed(workspace)) return {};
+    Operands const given = operands();
+    bool const done = launch([&] {
+      launch_after_product(plan, z.address, result.address, workspace.address, plan_.program, given, launcher(),
+                           stream_);
+    });
+    return done ? std::move(result.tensor) : PyRef();
+  }
+
+  CallPlan const& plan_;
+  Arguments const& arguments_;
+  Stream const stream_;
+};
+
+PyObject* run_directly(CallPlan const& plan, Arguments const& arguments) {
+  TorchState const& torch = torch_state();
+  int32_t const device = arguments.facts[0].device_index;
+  if (std::holds_alternative<GeneralSteps>(plan.steps) || !torch.is_current_device(device)) Py_RETURN_NONE;
+  Stream stream = nullptr;
+  if (!torch.current_stream(device, stream)) return nullptr;
+  direct_call_count.fetch_add(1, std::memory_order_relaxed);
+  return std::visit(Run(plan, arguments, stream), plan.steps).release();
+}
+
+// PyTorch's own linear layer; where it refuses, the general path says what is wrong.
+PyObject* run_plainly(Arguments const& arguments) {
+  PyObject* const bias = arguments.has_bias ? arguments.tensors[2] : Py_None;
+  PyRef result = torch_state().multiply(arguments.tensors[0], arguments.tensors[1], bias);
+  if (result) {
+    direct_call_count.fetch_add(1, std::memory_order_relaxed);
+    return result.release();
+  }
+  PyErr_Clear();
+  Py_RETURN_NONE;
+}
+
+template <Function function>
+PyObject* call(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  if (count != argument_count(function)) {
+    PyErr_Format(PyExc_TypeError, "a direct call takes %zd arguments, got %zd", argument_count(function), count);
+    return nullptr;
+  }
+  if (!torch_state().connected() || pause_count.load(std::memory_order_relaxed) > 0) Py_RETURN_NONE;
+  Arguments arguments;
+  switch (read_arguments(function, given, kUnnumbered, arguments)) {
+    case Reading::kGeneral:
+      Py_RETURN_NONE;
+    case Reading::kUnknown:
+      Py_RETURN_NOTIMPLEMENTED;
+    case Reading::kPlain:
+      return run_plainly(arguments);
+    case Reading::kKeyed:
+      break;
+  }
+  std::shared_ptr<CallPlan const> const plan = plan_table().find(arguments.key);
+  if (plan == nullptr) Py_RETURN_NOTIMPLEMENTED;
+  return run_directly(*plan, arguments);
+}
+
+PyCFunction as_method(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
+  // NOLINTNEXTLINE(bugprone-casting-through-void): Python casts it back, by the flag METH_FASTCALL
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
+}
+
+}  // namespace
+
+PyMethodDef const* call_functions() {
+  static PyMethodDef const functions[] = {
+      {"call_linear", as_method(&call<Function::kLinear>), METH_FASTCALL,
+       "call_linear(x: object, weight: object, bias: object, epilogue: object, operands: object, reduce: object, "
+       "keepdim: object, out_dtype: object) -> typing.Any"},
+      {"call_pointwise", as_method(&call<Function::kPointwise>), METH_FASTCALL,
+       "call_pointwise(fn: object, x: object, operands: object, out_dtype: object) -> typing.Any"},
+      {"call_reduce", as_method(&call<Function::kReduce>), METH_FASTCALL,
+       "call_reduce(x: object, dim: object, op: object, keepdim: object, prologue: object, operands: object, "
+       "out_dtype: object) -> typing.Any"},
+      {"call_linear_operator", as_method(&call<Function::kLinearOperator>), METH_FASTCALL,
+       "call_linear_operator(x: object, weight: object, bias: object, operands: object, program: int, "
+       "reduction: object, out_dtype: object) -> typing.Any"},
+      {"training_forward", as_method(&training_forward), METH_FASTCALL,
+       "training_forward(plan: object, z: object, *operands: object) -> typing.Any"},
+      {"training_backward", as_method(&training_backward), METH_FASTCALL,
+       "training_backward(plan: object, grad: object, z: object, *operands: object) -> typing.Any"},
+      {nullptr, nullptr, 0, nullptr}};
+  return functions;
+}
+
+bool read_key(Function function, PyObject* given, uint64_t callable, CallKey& key) {
+  if (!torch_state().connected() || PyTuple_GET_SIZE(given) != argument_count(function)) return false;
+  Arguments arguments;
+  PyObject* const* const items = &PyTuple_GET_ITEM(given, 0);
+  if (read_arguments(function, items, callable, arguments) != Reading::kKeyed) return false;
+  key = arguments.key;
+  return true;
+}
+
+bool remember_call(Function function, PyObject* given, uint64_t callable, CallKey const& before, CallPlan plan) {
+  CallKey key;
+  if (!read_key(function, given, callable, key) || !(key == before)) return false;
+  plan_table().insert(key, std::make_shared<CallPlan const>(std::move(plan)));
+  return true;
+}
+
+uint64_t direct_calls() { return direct_call_count.load(std::memory_order_relaxed); }
+
+void pause_calls(bool paused) { pause_count.fetch_add(paused ? 1 : -1); }
+
+}  // namespace cutfuse::call

@@ -1,0 +1,45 @@
+// The public functions' direct path: a call whose key is in the table of plans runs in one C++ function.
+//
+//   linear(x, ...) -> call_linear -> read the arguments -> key -> plan -> allocate once -> launch -> the result
+//
+// Everything else, and every message, is the general path's, in Python.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+
+namespace cutfuse::call {
+
+// Each takes its arguments as positional ones, and returns the result; None for a call that is the general path's; and
+// NotImplemented for one whose key is not in the table: the general path runs it, and may make a plan for the next.
+//
+// call_linear(x, weight, bias, epilogue, operands, reduce, keepdim, out_dtype)
+// call_pointwise(fn, x, operands, out_dtype)
+// call_reduce(x, dim, op, keepdim, prologue, operands, out_dtype)
+//
+// call_linear_operator(x, weight, bias, operands, program, reduction, out_dtype), of torch.ops.cutfuse's
+// implementation: what PyTorch's dispatcher has seen to is not asked for again. program: a number of
+// new_callable_number's.
+PyMethodDef const* call_functions();
+
+enum class Function : uint64_t { kLinear, kPointwise, kReduce, kLinearOperator };
+
+class CallKey;
+struct CallPlan;
+
+// The key of a call as things are now, of arguments in a tuple as above, whose callable has a number of recognise's.
+// False where such a call has none.
+bool read_key(Function function, PyObject* given, uint64_t callable, CallKey& key);
+
+// Puts a plan into the table for the arguments of a call. `before`: its key before the plan was made. False where it is
+// another one by now: what the plan was made of may be neither's.
+bool remember_call(Function function, PyObject* given, uint64_t callable, CallKey const& before, CallPlan plan);
+
+// Calls that ran directly, since the process began.
+uint64_t direct_calls();
+
+// While paused, every call is the general path's.
+void pause_calls(bool paused);
+
+}  // namespace cutfuse::call

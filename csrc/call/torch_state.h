@@ -1,0 +1,115 @@
+// What a call asks PyTorch, through functions that Python hands over once: this module is not linked with PyTorch, so
+// that one build of it serves every version.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+
+#include "call/exchange_api.h"
+#include "call/py_ref.h"
+
+namespace cutfuse::call {
+
+// Of an element type: DLPack's code and bits; of types that DLPack or this module does not know, some other number.
+constexpr uint64_t dtype_word(uint32_t code, uint32_t bits) { return code << 8 | bits; }
+constexpr uint64_t kFloat32Word = dtype_word(2, 32);
+constexpr uint64_t kFloat64Word = dtype_word(2, 64);
+constexpr uint64_t kFloat16Word = dtype_word(2, 16);
+constexpr uint64_t kBFloat16Word = dtype_word(4, 16);
+
+constexpr bool is_floating(uint64_t dtype) {
+  return dtype == kFloat32Word || dtype == kFloat64Word || dtype == kFloat16Word || dtype == kBFloat16Word;
+}
+
+// Of a tensor's memory.
+struct TensorFacts {
+  static constexpr int kMaxDims = 8;
+
+  void* data;
+  int32_t device_type;
+  int32_t device_index;
+  uint64_t dtype;
+  int ndim;
+  int64_t sizes[kMaxDims];
+  int64_t strides[kMaxDims];
+};
+
+class TorchState {
+ public:
+  // Takes the functions by name. Raises KeyError for one that is missing, and returns false.
+  bool connect(PyObject* functions);
+  void disconnect() { connected_ = false; }
+  bool connected() const { return connected_; }
+
+  // torch.Tensor or torch.nn.Parameter itself: a subclass may mean something else by every operation.
+  bool is_plain_tensor(PyObject* object) const {
+    return Py_TYPE(object) == tensor_type_ || Py_TYPE(object) == parameter_type_;
+  }
+
+  // Of a plain tensor. False where it is no memory with strides, or has too many dimensions.
+  bool read(PyObject* tensor, TensorFacts& facts) const;
+
+  // Whether PyTorch negates what lies in its memory whenever it reads it.
+  bool is_negated(PyObject* tensor) const;
+
+  // Where the memory of a tensor that was just made begins. False, with an exception, where that cannot be read.
+  bool read_address(PyObject* tensor, void*& address) const;
+
+  // The device that the kernels serve: CUDA, or what a test puts in its place.
+  bool serves(TensorFacts const& facts) const { return facts.device_type == device_type_; }
+
+  // Whether anything is to see each operation of PyTorch's, or to change it: a mode, a transform, a profiler, autocast.
+  bool is_watched() const;
+  // Which tensors a gradient is wanted of, a bit each; none where gradients are off.
+  uint64_t wanted_gradients(PyObject* const* tensors, int count) const;
+  bool records_gradients() const;
+  bool is_current_device(int32_t index) const;
+
+  // Identities that a plan depends on: of the default type, and of how fp32 matrices are multiplied.
+  uint64_t default_dtype() const;
+  uint64_t precision() const;
+
+  bool current_stream(int32_t device_index, void*& stream) const;
+  // torch.empty_strided on the current device of the served kind.
+  PyRef allocate(PyObject* sizes, PyObject* strides, PyObject* dtype) const;
+  PyRef allocate_bytes(PyObject* sizes) const;
+  // F.linear.
+  PyRef multiply(PyObject* x, PyObject* weight, PyObject* bias) const;
+
+ private:
+  bool read_exchanged(PyObject* tensor, TensorFacts& facts) const;
+  bool read_attributes(PyObject* tensor, TensorFacts& facts) const;
+
+  bool connected_ = false;
+  PyTypeObject* tensor_type_ = nullptr;
+  PyTypeObject* parameter_type_ = nullptr;
+  ExchangeApi const* exchange_ = nullptr;
+  int32_t device_type_ = kCuda;
+  PyRef kept_;                       // the mapping, which keeps everything below alive
+  PyObject* dtype_words_ = nullptr;  // of dtypes, where there is no exchange API
+  PyObject* function_modes_ = nullptr;
+  PyObject* dispatch_modes_ = nullptr;
+  PyObject* functorch_ = nullptr;
+  PyObject* profiler_ = nullptr;
+  PyObject* tracing_ = nullptr;
+  PyObject* autocast_ = nullptr;
+  PyObject* device_name_ = nullptr;
+  PyObject* forward_ad_ = nullptr;  // a module's dictionary
+  PyObject* grad_enabled_ = nullptr;
+  PyObject* is_neg_ = nullptr;
+  PyObject* default_dtype_ = nullptr;
+  PyObject* current_device_ = nullptr;
+  PyObject* current_stream_ = nullptr;
+  PyObject* empty_strided_ = nullptr;
+  PyObject* linear_ = nullptr;
+  PyObject* bytes_dtype_ = nullptr;
+  PyObject* context_mode_ = nullptr;
+  PyObject* inherited_mode_ = nullptr;
+  PyObject* process_ = nullptr;  // a module's dictionary
+  PyObject* allows_tf32_ = nullptr;
+};
+
+TorchState& torch_state();
+
+}  // namespace cutfuse::call

@@ -1,0 +1,196 @@
+#include "call/training.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "call/memory.h"
+#include "launch/launcher.h"
+
+namespace cutfuse::call {
+
+namespace {
+
+constexpr char const* kCapsule = "cutfuse.TrainingPlan";
+
+TrainingPlan const* plan_of(PyObject* handle) {
+  return static_cast<TrainingPlan const*>(PyCapsule_GetPointer(handle, kCapsule));
+}
+
+bool same_layout(TensorFacts const& facts, TensorFacts const& expected) {
+  return facts.dtype == expected.dtype && facts.device_type == expected.device_type &&
+         facts.device_index == expected.device_index && facts.ndim == expected.ndim &&
+         std::equal(facts.sizes, facts.sizes + facts.ndim, expected.sizes) &&
+         std::equal(facts.strides, facts.strides + facts.ndim, expected.strides);
+}
+
+// The tensors of one call: z, then the operands.
+struct Tensors {
+  void* z;
+  Operands operands;
+};
+
+// False where one is not as planned.
+bool read_tensors(TrainingPlan const& plan, PyObject* const* given, Py_ssize_t count, Tensors& tensors) {
+  TorchState const& torch = torch_state();
+  if (count != static_cast<Py_ssize_t>(plan.operands.size()) + 1) return false;
+  TensorFacts facts;
+  if (!torch.is_plain_tensor(given[0]) || !torch.read(given[0], facts) || !same_layout(facts, plan.z)) return false;
+  tensors.z = facts.data;
+  tensors.operands = {};
+  for (size_t k = 0; k < plan.operands.size(); ++k) {
+    PyObject* const operand = given[k + 1];
+    if (!torch.is_plain_tensor(operand) || !torch.read(operand, facts)) return false;
+    if (!same_layout(facts, plan.operand_facts[k])) return false;
+    tensors.operands.items[k] = presented(plan.operands[k], facts.data);
+  }
+  return true;
+}
+
+Operand matrix(void* data, int64_t columns, DType dtype) { return {data, {0, columns, 1}, dtype}; }
+
+// The gradient of y as a matrix. False where it is not one in memory.
+bool read_gradient(TrainingPlan const& plan, PyObject* given, Operand& grad) {
+  TorchState const& torch = torch_state();
+  TensorFacts facts;
+  if (!torch.is_plain_tensor(given) || !torch.read(given, facts) || torch.is_negated(given)) return false;
+  bool const same_sizes = facts.ndim == plan.z.ndim && std::equal(facts.sizes, facts.sizes + facts.ndim, plan.z.sizes);
+  if (!same_sizes || facts.dtype != plan.grad_dtype || facts.device_index != plan.z.device_index) return false;
+  if (facts.device_type != plan.z.device_type) return false;
+  if (facts.ndim == 2) {
+    grad = {facts.data, {0, facts.strides[0], facts.strides[1]}, plan.result_dtype};
+    return true;
+  }
+  grad = matrix(facts.data, plan.columns, plan.result_dtype);
+  return std::equal(facts.strides, facts.strides + facts.ndim, plan.z.strides);
+}
+
+bool current_stream(TrainingPlan const& plan, Stream& stream) {
+  return torch_state().current_stream(plan.z.device_index, stream);
+}
+
+// What a backward pass allocates.
+struct Gradients {
+  std::vector<Memory> outputs;  // of plan.outputs
+  Memory partials;
+  Memory fold_workspace;
+  Memory column_sum;
+};
+
+bool allocate_gradients(TrainingPlan const& plan, Gradients& gradients) {
+  for (GradientOutput const& output : plan.outputs) {
+    gradients.outputs.push_back(allocate(output.layout));
+    if (!gradients.outputs.back().tensor) return false;
+  }
+  if (!plan.has_column_sum) return true;
+  ColumnSum const& sum = plan.column_sum;
+  gradients.partials = allocate(sum.partials);
+  gradients.column_sum = allocate(sum.result);
+  if (sum.fold_workspace) gradients.fold_workspace = allocate_bytes(sum.fold_workspace);
+  return gradients.partials.tensor && gradients.column_sum.tensor &&
+         (!sum.fold_workspace || gradients.fold_workspace.tensor);
+}
+
+PointwiseBackwardProblem backward_problem(TrainingPlan const& plan, Operand const& grad, Tensors const& tensors,
+                                          Gradients const& gradients) {
+  PointwiseBackwardProblem problem = {};
+  problem.extents = {1, plan.rows, plan.columns};
+  problem.grad = grad;
+  problem.x = matrix(tensors.z, plan.columns, plan.z_dtype);
+  problem.program = plan.program;
+  problem.operands = tensors.operands;
+  for (size_t k = 0; k < plan.outputs.size(); ++k) {
+    GradientOutput const& output = plan.outputs[k];
+    problem.derivatives[problem.derivative_count++] = {output.wrt, gradients.outputs[k].address, output.dtype};
+  }
+  problem.column_partials = static_cast<float*>(gradients.partials.address);
+  problem.reduction = Reduction::kNone;
+  return problem;
+}
+
+ReduceProblem fold_problem(TrainingPlan const& plan, Gradients const& gradients) {
+  ColumnSum const& sum = plan.column_sum;
+  ReduceProblem problem = {};
+  problem.extents = {1, sum.row_blocks, plan.columns};
+  problem.x = {gradients.partials.address, {0, plan.columns, 1}, DType::kFloat32};
+  problem.program.chain = kNoChain;
+  problem.reduction = Reduction::kSum;
+  problem.out = gradients.column_sum.address;
+  problem.out_dtype = sum.dtype;
+  problem.workspace = static_cast<float*>(gradients.fold_workspace.address);
+  return problem;
+}
+
+PyObject* tuple_of(TrainingPlan const& plan, Gradients& gradients) {
+  auto const count = static_cast<Py_ssize_t>(plan.operands.size()) + 2;
+  PyRef tuple = PyRef::steal(PyTuple_New(count));
+  if (!tuple) return nullptr;
+  for (Py_ssize_t k = 0; k < count; ++k) PyTuple_SET_ITEM(tuple.get(), k, Py_NewRef(Py_None));
+  auto const put = [&](Py_ssize_t place, Memory& memory) {
+    Py_DECREF(Py_None);
+    PyTuple_SET_ITEM(tuple.get(), place, memory.tensor.release());
+  };
+  for (size_t k = 0; k < plan.outputs.size(); ++k) {
+    int const wrt = plan.outputs[k].wrt;
+    put(wrt == 0 ? 0 : wrt + 1, gradients.outputs[k]);
+  }
+  if (plan.has_column_sum) put(1, gradients.column_sum);
+  return tuple.release();
+}
+
+}  // namespace
+
+PyObject* wrap(TrainingPlan plan) {
+  auto owned = std::make_unique<TrainingPlan>(std::move(plan));
+  PyObject* const capsule = PyCapsule_New(owned.get(), kCapsule, [](PyObject* handle) {
+    delete static_cast<TrainingPlan*>(PyCapsule_GetPointer(handle, kCapsule));
+  });
+  if (capsule != nullptr) owned.release();  // NOLINT(bugprone-unused-return-value): the capsule owns it now
+  return capsule;
+}
+
+PyObject* training_forward(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  TrainingPlan const* const plan = count > 1 ? plan_of(given[0]) : nullptr;
+  Tensors tensors;
+  Stream stream = nullptr;
+  if (plan == nullptr || !read_tensors(*plan, given + 1, count - 1, tensors)) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "training_forward: a tensor is not as the plan has it");
+    return nullptr;
+  }
+  Memory result = allocate(plan->result);
+  if (!result.tensor || !current_stream(*plan, stream)) return nullptr;
+  PointwiseProblem problem = {};
+  problem.extents = {1, plan->rows, plan->columns};
+  problem.x = matrix(tensors.z, plan->columns, plan->z_dtype);
+  problem.program = plan->program;
+  problem.operands = tensors.operands;
+  problem.out = result.address;
+  problem.out_dtype = plan->result_dtype;
+  return launch([&] { launcher().pointwise(problem, stream); }) ? result.tensor.release() : nullptr;
+}
+
+PyObject* training_backward(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  TrainingPlan const* const plan = count > 2 ? plan_of(given[0]) : nullptr;
+  if (plan == nullptr) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "training_backward(plan, grad, z, *operands)");
+    return nullptr;
+  }
+  TorchState const& torch = torch_state();
+  Tensors tensors;
+  Operand grad;
+  if (torch.records_gradients() || torch.is_watched() || !torch.is_current_device(plan->z.device_index) ||
+      !read_gradient(*plan, given[1], grad) || !read_tensors(*plan, given + 2, count - 2, tensors)) {
+    Py_RETURN_NONE;
+  }
+  Gradients gradients;
+  Stream stream = nullptr;
+  if (!allocate_gradients(*plan, gradients) || !current_stream(*plan, stream)) return nullptr;
+  PointwiseBackwardProblem const problem = backward_problem(*plan, grad, tensors, gradients);
+  bool const done = launch([&] {
+    launcher().pointwise_backward(problem, stream);
+    if (plan->has_column_sum) launcher().reduce(fold_problem(*plan, gradients), stream);
+  });
+  return done ? tuple_of(*plan, gradients) : nullptr;
+}
+
+}  // namespace cutfuse::call

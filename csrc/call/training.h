@@ -1,0 +1,56 @@
+// The element-by-element kernels of a linear layer that is trained: y = program(z, operands), and its gradients.
+#pragma once
+
+#include <Python.h>
+
+#include <vector>
+
+#include "call/call_plan.h"
+#include "call/torch_state.h"
+
+namespace cutfuse::call {
+
+// A derivative that is stored: of z (wrt 0) or of operand wrt - 1, in the result's shape.
+struct GradientOutput {
+  int wrt;
+  ResultLayout layout;
+  DType dtype;
+};
+
+// z's gradient summed over all but its last dimension: by partial sums [row_blocks, columns] that are folded.
+struct ColumnSum {
+  ResultLayout partials;
+  int64_t row_blocks;
+  PyRef fold_workspace;  // a tuple of one integer; null for none
+  ResultLayout result;
+  DType dtype;
+};
+
+struct TrainingPlan {
+  int64_t rows;
+  int64_t columns;
+  Program program;
+  TensorFacts z;  // what the tensors have to be, but for their addresses
+  std::vector<TensorFacts> operand_facts;
+  std::vector<TensorLayout> operands;
+  DType z_dtype;
+  ResultLayout result;
+  DType result_dtype;
+  uint64_t grad_dtype;  // of TensorFacts
+  std::vector<GradientOutput> outputs;
+  bool has_column_sum;
+  ColumnSum column_sum;
+};
+
+// A handle for the functions below; null with an exception where it cannot be made.
+PyObject* wrap(TrainingPlan plan);
+
+// training_forward(plan, z, *operands): y.
+PyObject* training_forward(PyObject*, PyObject* const* given, Py_ssize_t count);
+
+// training_backward(plan, grad, z, *operands): a tuple of z's gradient, its column sum, and each operand's gradient,
+// None for those that are not wanted. None alone where the general path has to run: gradients are recorded again, a
+// mode or a transform is active, or a tensor is not laid out as it was.
+PyObject* training_backward(PyObject*, PyObject* const* given, Py_ssize_t count);
+
+}  // namespace cutfuse::call

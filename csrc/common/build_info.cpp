@@ -1,0 +1,21 @@
+#include "common/build_info.h"
+
+// CutfuseKernels.cmake defines these in a build with kernels.
+#ifndef CUTFUSE_CUDA_COMPILER
+#define CUTFUSE_CUDA_COMPILER ""
+#define CUTFUSE_GEMM_ARCHITECTURES ""
+#define CUTFUSE_STREAM_ARCHITECTURES ""
+#endif
+
+namespace cutfuse {
+
+BuildInfo build_info() {
+#if defined(__clang__)
+  constexpr char const* kCompiler = __VERSION__;
+#else
+  constexpr char const* kCompiler = "GCC " __VERSION__;
+#endif
+  return {kCompiler, CUTFUSE_CUDA_COMPILER, CUTFUSE_GEMM_ARCHITECTURES, CUTFUSE_STREAM_ARCHITECTURES};
+}
+
+}  // namespace cutfuse

@@ -1,0 +1,48 @@
+// What is asked of the pointwise kernels. Host code that knows no CUDA.
+#pragma once
+
+#include <cstdint>
+
+#include "common/dtype.h"
+#include "epilogue/program.h"
+#include "pointwise/pointwise_plan.h"
+
+namespace cutfuse {
+
+struct PointwiseProblem {
+  PointwiseExtents extents;
+  Operand x;  // strides: outer, row, column
+  Program program;
+  Operands operands;
+  void* out;  // contiguous
+  DType out_dtype;
+};
+
+// A derivative that is wanted: with respect to x (wrt = 0) or operand wrt - 1, each once at most.
+struct WantedDerivative {
+  int wrt;
+  void* data;  // contiguous
+  DType dtype;
+};
+
+constexpr int kMaxDerivatives = kMaxOperands + 1;
+
+struct PointwiseBackwardProblem {
+  PointwiseExtents extents;
+  Operand grad;
+  Operand x;
+  Program program;
+  Operands operands;
+  int derivative_count;
+  WantedDerivative derivatives[kMaxDerivatives];
+  // fp32 [row_blocks, columns], or null: sums over a block's rows of the derivative with respect to x. Needs outer
+  // == 1.
+  float* column_partials;
+  // What became of the program's value y after it: nothing, or a reduction over columns, whose weights are
+  //   sum 1, mean 1 / columns, amax and amin (y == row_result) / tie_count, logsumexp exp(y - row_result).
+  Reduction reduction;
+  float const* row_result;  // fp32 [outer, rows]; for amax, amin, logsumexp
+  float const* tie_count;   // fp32 [outer, rows]; for amax, amin
+};
+
+}  // namespace cutfuse

@@ -1,0 +1,35 @@
+// What is asked of the reduction kernels. Host code that knows no CUDA.
+#pragma once
+
+#include <cstdint>
+
+#include "common/dtype.h"
+#include "epilogue/program.h"
+#include "reduce/reduce_plan.h"
+
+namespace cutfuse {
+
+struct ReduceProblem {
+  ReduceExtents extents;
+  Operand x;  // strides: outer, reduced, inner
+  Program program;
+  Operands operands;
+  Reduction reduction;
+  void* out;  // [outer, inner], contiguous
+  DType out_dtype;
+  float* workspace;  // reduce_workspace bytes
+};
+
+// Partial states of a row reduction, fp32 [tiles, rows] (two floats each for logsumexp, one otherwise), to be folded to
+// out [rows], times scale.
+struct FoldProblem {
+  float const* partials;
+  int64_t tiles;
+  int64_t rows;
+  Reduction reduction;
+  int64_t count;  // elements that a row's states cover together, which the mean divides by
+  void* out;
+  DType out_dtype;
+};
+
+}  // namespace cutfuse

@@ -1,0 +1,315 @@
+"""The direct path of the public functions: a call with the same key as an earlier one runs in one C++ function.
+
+`connect` passes that function (csrc/call) what it needs of PyTorch. After a call on the general path,
+`remember_linear`, `remember_pointwise` and `remember_reduce` make the plan for later calls with the same key.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .. import native, precision
+from ..epilogue import Epilogue, Program
+from ..epilogue.operation import Operation
+from ..epilogue.recognition import recognised
+from ..epilogue.types import type_of
+from ..gradients.autograd import is_forced, needs_gradient
+from ..ops.cuda import reduction_workspace, shapes_and_strides
+from ..ops.layout import elementwise_layout, reduction_layout
+from ..planning.device import dtype_codes, reduction_codes
+from ..planning.fused import changes_setting, plan_call
+from ..planning.linear_launch import operand_strides
+from ..planning.linear_plan import LinearArguments
+from .training import plan_training
+
+if TYPE_CHECKING:
+    from .._C import CallFunction, CallPlan
+    from .._C import call_linear as call_linear
+    from .._C import call_pointwise as call_pointwise
+    from .._C import call_reduce as call_reduce
+else:
+    try:
+        from .._C import call_linear, call_pointwise, call_reduce
+    except ImportError:  # the general path raises an ImportError that tells what to do
+        call_linear = call_pointwise = call_reduce = lambda *given: None
+
+CUDA = 2  # DLPack's numbers
+CPU = 1
+
+Layout = tuple[int, int, int, int]  # type, and the strides of three dimensions
+Result = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+def connect() -> None:
+    """Passes PyTorch's functions to the native module. Raises AttributeError if this PyTorch lacks one."""
+    native.core.connect_calls(torch_functions())
+
+
+def torch_functions(device_type: int = CUDA, *, has_exchange_api: bool = True) -> dict[str, Any]:
+    """The functions of PyTorch that a direct call needs, by name. Inductor's code uses the private ones of them too."""
+    core = torch._C
+    guards: Any = core._dynamo.guards
+    exchange_api = getattr(Tensor, "__dlpack_c_exchange_api__", None) if has_exchange_api else None  # torch 2.10
+    on_cuda = device_type == CUDA
+    return {
+        "tensor_type": Tensor,
+        "parameter_type": nn.Parameter,
+        "exchange_api": exchange_api,
+        "device_type": device_type,
+        "dtype_words": _dtype_words(),
+        "function_modes": core._len_torch_function_stack,
+        "dispatch_modes": core._len_torch_dispatch_stack,
+        "functorch": core._functorch.peek_interpreter_stack,
+        "profiler": core._autograd._profiler_enabled,
+        "tracing": core._get_tracing_state,
+        "autocast": torch.is_autocast_enabled,
+        "device_name": "cuda" if on_cuda else "cpu",
+        "forward_ad": vars(forward_ad),
+        "grad_enabled": torch.is_grad_enabled,
+        "is_neg": Tensor.is_neg,
+        "default_dtype": torch.get_default_dtype,
+        # A PyTorch without CUDA has no CUDA tensors either, so the answer does not matter.
+        "current_device": getattr(core, "_cuda_getDevice", _first) if on_cuda else _first,
+        "current_stream": getattr(core, "_cuda_getCurrentRawStream", _first) if on_cuda else _first,
+        "empty_strided": guards._empty_strided_cuda if on_cuda else guards._empty_strided_cpu,
+        "linear": F.linear,
+        "bytes_dtype": torch.uint8,
+        "context_mode": precision._context_mode,
+        "inherited_mode": precision._INHERITED,
+        "process": vars(precision),
+        "allows_tf32": _tf32_getter(),
+    }
+
+
+def _first(*_: Any) -> int:
+    return 0
+
+
+def _dtype_words() -> dict[torch.dtype, int]:
+    """Types by their code and bits in DLPack, packed into a word."""
+    floating, bfloat = 2, 4
+    bits = {torch.float16: 16, torch.float32: 32, torch.float64: 64}
+    return {torch.bfloat16: bfloat << 8 | 16, **{dtype: floating << 8 | size for dtype, size in bits.items()}}
+
+
+def _tf32_getter() -> Any:
+    """A function that returns PyTorch's setting for fp32 products: "tf32" or True if they may run in tf32."""
+    getter = getattr(torch._C, "_get_fp32_precision_getter", None)  # torch 2.9
+    return torch._C._get_cublas_allow_tf32 if getter is None else functools.partial(getter, "cuda", "matmul")
+
+
+def remember_linear(
+    given: tuple[Any, ...],
+    arguments: LinearArguments,
+    epilogue: Epilogue,
+    y: Tensor,
+    is_general: bool,
+) -> None:
+    """Remembers a call of `linear` with the result y. given: the call's arguments. arguments: those of its operator.
+
+    is_general: whether all calls with this key take the general path.
+    """
+    tensors = tensors_of(given[4])
+    presented = (arguments.x, arguments.weight, arguments.bias, *arguments.operands)
+    is_general = is_general or not _same_memory((*given[:3], *tensors), presented)
+
+    adds_bias_apart = _adds_bias_apart(given[0], given[2])
+
+    def make_plan() -> CallPlan:
+        if is_general:
+            return native.core.general_call()
+        if needs_gradient(*given[:3], *tensors):
+            return native.core.general_call() if adds_bias_apart else plan_training(given[:3], tensors, arguments, y)
+        return _linear_plan(arguments, y, adds_bias_apart)
+
+    number_of = functools.partial(_number_of, given[3], given[4], given[0], epilogue)
+    _remember(native.core.CallFunction.linear, given, number_of, make_plan)
+
+
+def remember_plain_linear(given: tuple[Any, ...], epilogue: Epilogue) -> None:
+    """Remembers a call that PyTorch's own linear layer computes."""
+
+    def make_plan() -> CallPlan | None:
+        return None if is_forced(given[0]) else native.core.product_call()
+
+    number_of = functools.partial(_number_of, given[3], given[4], given[0], epilogue)
+    _remember(native.core.CallFunction.linear, given, number_of, make_plan)
+
+
+def remember_operation(given: tuple[Any, ...], epilogue: Epilogue, operation: Operation) -> None:
+    """Remembers a call that PyTorch's own linear layer and one function compute."""
+
+    def make_plan() -> CallPlan:
+        return native.core.operation_call(operation.function, list(operation.arguments))
+
+    number_of = functools.partial(_number_of, given[3], given[4], given[0], epilogue)
+    _remember(native.core.CallFunction.linear, given, number_of, make_plan)
+
+
+def remember_linear_operator(given: tuple[Any, ...], arguments: LinearArguments, y: Tensor) -> None:
+    """Remembers a call of the operator, whose x is a matrix."""
+    is_empty = not all(t.numel() for t in (arguments.x, arguments.weight, *arguments.operands))
+
+    def make_plan() -> CallPlan:
+        return native.core.general_call() if is_empty else _linear_plan(arguments, y)
+
+    _remember(native.core.CallFunction.linear_operator, given, lambda: 0, make_plan)
+
+
+def remember_pointwise(
+    given: tuple[Any, ...],
+    x: Tensor,
+    operands: Sequence[Tensor],
+    epilogue: Epilogue,
+    y: Tensor,
+    is_general: bool,
+) -> None:
+    """Remembers a call of `pointwise`. x and operands: the arguments of its operator."""
+    tensors = (given[1], *tensors_of(given[2]))
+    is_general = is_general or not _same_memory(tensors, (x, *operands))
+
+    def make_plan() -> CallPlan:
+        return native.core.general_call() if is_general else _pointwise_plan(x, operands, epilogue.program, y)
+
+    number_of = functools.partial(_number_of, given[0], given[2], given[1], epilogue)
+    _remember(native.core.CallFunction.pointwise, given, number_of, make_plan)
+
+
+def remember_reduce(
+    given: tuple[Any, ...],
+    x: Tensor,
+    operands: Sequence[Tensor],
+    epilogue: Epilogue,
+    reduction: str,
+    dims: tuple[int, ...],
+    y: Tensor,
+    is_general: bool,
+) -> None:
+    """Remembers a call of `reduce`. x and operands: the arguments of its operator."""
+    tensors = (given[0], *tensors_of(given[5]))
+    is_general = is_general or not _same_memory(tensors, (x, *operands))
+
+    def make_plan() -> CallPlan:
+        if is_general:
+            return native.core.general_call()
+        return _reduce_plan(x, operands, epilogue.program, reduction, dims, y)
+
+    number_of = functools.partial(_number_of, given[4], given[5], given[0], epilogue)
+    _remember(native.core.CallFunction.reduce, given, number_of, make_plan)
+
+
+def _remember(
+    function: CallFunction,
+    given: tuple[Any, ...],
+    number_of: Callable[[], int | None],
+    make_plan: Callable[[], CallPlan | None],
+) -> None:
+    """Makes the plan of a call and adds it to the table, unless its key has changed meanwhile.
+
+    It can change because another thread sets the process's precision or the default type.
+    """
+    core = native.core
+    number = number_of()
+    key = None if number is None else core.call_key(function, given, number)
+    if number is None or key is None or number_of() != number:
+        return
+    plan = make_plan()
+    if plan is not None:
+        core.remember_call(function, given, number, key, plan)
+
+
+def tensors_of(operands: Sequence[Any]) -> tuple[Tensor, ...]:
+    return tuple(operand for operand in operands if isinstance(operand, Tensor))
+
+
+def _number_of(function: Any, operands: Sequence[Any], x: Tensor, epilogue: Epilogue) -> int | None:
+    """The number that stands for the callable in keys. None if it has none, or if its trace has changed since."""
+    tensors = tensors_of(operands)
+    numbers = tuple([None if isinstance(operand, Tensor) else operand for operand in operands])
+    types = tuple([type_of(tensor) for tensor in (x, *tensors)])
+    found = recognised(function, numbers if len(tensors) < len(numbers) else (), types)
+    return found[0] if found is not None and found[1] is epilogue else None
+
+
+def _same_memory(given: Sequence[Tensor | None], presented: Sequence[Tensor | None]) -> bool:
+    """Whether the operator's arguments are the call's own tensors or views of them, and not casts or copies."""
+    for tensor, view in zip(given, presented, strict=True):
+        if tensor is None or view is None:
+            if tensor is not view:
+                return False
+        elif not tensor.numel() or tensor.data_ptr() != view.data_ptr() or tensor.dtype != view.dtype:
+            return False
+    return True
+
+
+def _result_of(y: Tensor) -> Result:
+    return tuple(y.shape), y.stride(), y.dtype
+
+
+def _adds_bias_apart(x: Tensor, bias: Tensor | None) -> bool:
+    """Whether PyTorch rounds the product of x `[..., K]` before it adds the bias, which it does not of a matrix."""
+    return bias is not None and x.dim() > 2 and not x.is_contiguous()
+
+
+def _linear_plan(arguments: LinearArguments, y: Tensor, adds_bias_apart: bool = False) -> CallPlan:
+    core = native.core
+    plan = plan_call(arguments)
+    if adds_bias_apart and not plan.is_fused:
+        return core.general_call()
+    if plan.copies_bias or not y.is_contiguous() or (not plan.is_fused and changes_setting(arguments.x)):
+        return core.general_call()
+    m, n, _ = plan.product_shape
+    codes = dtype_codes()
+    operands = [(codes[t.dtype], 0, *operand_strides(t, m, n)) for t in arguments.operands]
+    return core.linear_call(plan, arguments.program.native, operands, _result_of(y))
+
+
+def _pointwise_plan(x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor) -> CallPlan:
+    core = native.core
+    tensors = (x, *operands)
+    layout = elementwise_layout(y.stride(), *shapes_and_strides(tensors), y.shape)
+    if layout is None:
+        return core.general_call()
+    laid_out = _layouts(tensors, layout.strides)
+    code = dtype_codes()[y.dtype]
+    return core.pointwise_call(layout.extents, laid_out[0], code, program.native, laid_out[1:], _result_of(y))
+
+
+def _reduce_plan(
+    x: Tensor, operands: Sequence[Tensor], program: Program, reduction: str, dims: tuple[int, ...], y: Tensor
+) -> CallPlan:
+    core = native.core
+    tensors = (x, *operands)
+    layout = reduction_layout(*shapes_and_strides(tensors), dims)
+    if layout is None or layout.result_order is not None or not y.is_contiguous():
+        return core.general_call()
+    laid_out = _layouts(tensors, layout.strides)
+    codes, reduction_code = dtype_codes(), reduction_codes()[reduction]
+    workspace = reduction_workspace(layout.extents, codes[x.dtype], reduction_code, x.device)
+    return core.reduce_call(
+        layout.extents,
+        laid_out[0],
+        reduction_code,
+        codes[y.dtype],
+        program.native,
+        laid_out[1:],
+        _result_of(y),
+        workspace,
+    )
+
+
+def _layouts(tensors: Sequence[Tensor], strides: Sequence[tuple[int, ...]]) -> list[Layout]:
+    codes = dtype_codes()
+    return [(codes[t.dtype], outer, row, column) for t, (outer, row, column) in zip(tensors, strides, strict=True)]
+
+
+if sys.modules.get("cutfuse._C") is not None:
+    connect()

@@ -1,0 +1,180 @@
+"""The direct path of a linear layer in training: PyTorch's product, and one kernel launch for the epilogue.
+
+The forward and the backward pass each call csrc/call once. What that does not support, such as a backward pass that is
+to be differentiated again, takes the general path.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import native
+from ..epilogue import Program
+from ..gradients.autograd import is_forced, linear_gradients
+from ..ops import schema
+from ..ops.cuda import reduction_workspace
+from ..planning.device import dtype_codes, reduction_codes
+from ..planning.fused import changes_setting, plan_call
+from ..planning.linear_launch import operand_strides
+from ..planning.linear_plan import LinearArguments
+from ..precision import allows_tf32, captured_mode
+
+if TYPE_CHECKING:
+    from .._C import CallPlan
+
+
+_IDENTITY = Program.parse(schema.IDENTITY)
+
+
+class TrainingPlan(NamedTuple):
+    """What forward and backward passes of layers with the same key need, on the direct and on the general path."""
+
+    handle: Any  # the native plan
+    program: str
+    mode: str  # the precision of fp32 products; empty for other types
+    tf32: bool  # whether PyTorch's setting allowed tf32 in the forward pass
+    reduction: str = "none"
+
+
+class DirectLinear(torch.autograd.Function):
+    """`program(x @ weight.T + bias, operands)`, with x `[..., K]`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, plan: TrainingPlan, x: Tensor, weight: Tensor, bias: Tensor | None, *operands: Tensor
+    ) -> Tensor:
+        z = F.linear(x, weight, bias)
+        ctx.save_for_backward(x, weight, bias, z, *operands)
+        ctx.plan = plan
+        y: Tensor = native.module().training_forward(plan.handle, z, *operands)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        plan = ctx.plan
+        x, weight, bias, *elements = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        found = None
+        if not plan.mode or plan.tf32 == allows_tf32():
+            found = native.module().training_backward(plan.handle, grad, *elements)
+        if found is None:
+            return _general_backward(plan, grad, x, weight, bias, elements, needed)
+        grad_z, grad_bias, *grads = found
+        grad_x = grad_weight = None
+        if x.dim() == 2:
+            if needed[1]:
+                grad_x = torch.mm(grad_z, weight)
+            if needed[2]:
+                grad_weight = torch.mm(grad_z.t(), x)
+            return None, grad_x, grad_weight, grad_bias, *grads
+        rows = grad_z.view(-1, grad_z.shape[-1])
+        if needed[1]:
+            grad_x = torch.mm(rows, weight).view(x.shape)
+        if needed[2]:
+            grad_weight = torch.mm(rows.t(), x.reshape(-1, x.shape[-1]))
+        return None, grad_x, grad_weight, grad_bias, *grads
+
+
+# Calls the C++ apply directly: Function.apply's checks were made already.
+apply = super(torch.autograd.Function, DirectLinear).apply
+
+
+def _general_backward(
+    plan: TrainingPlan,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    elements: Sequence[Tensor],
+    needed: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """The gradients on the general path. elements: z and the operands."""
+    z, *operands = (_as_matrix(tensor) for tensor in elements)
+    found = linear_gradients(plan, _as_matrix(grad), None, _as_matrix(x), weight, bias, z, operands, tuple(needed[1:]))
+    given = (x, weight, bias, *elements[1:])
+    shaped = [None if g is None or t is None else g.reshape(t.shape) for g, t in zip(found, given, strict=True)]
+    return (None, *shaped)
+
+
+def _as_matrix(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
+
+
+def plan_training(
+    given: Sequence[Tensor | None], operands: Sequence[Tensor], arguments: LinearArguments, y: Tensor
+) -> CallPlan:
+    """The plan of a call with the result y. given: x, weight and bias. arguments: those of the call's operator."""
+    core = native.core
+    x, weight, bias = given
+    assert x is not None
+    assert weight is not None
+    if not _takes_cublas(arguments) or not y.is_contiguous():
+        return core.general_call()
+    if len(arguments.program.instructions) == 0 and arguments.out_dtype == x.dtype:
+        return core.product_call()
+    wanted = [k + 1 for k, operand in enumerate(operands) if operand.requires_grad]
+    if any(operands[k - 1].shape != y.shape for k in wanted):  # a broadcast operand's gradient has to be summed
+        return core.general_call()
+    reached = arguments.program.inputs_with_gradient
+    if 0 not in reached or any(k not in reached for k in wanted):
+        return core.general_call()
+    z = torch.empty(y.shape, dtype=x.dtype, device=y.device)
+    m, n, codes = math.prod(y.shape[:-1]), y.shape[-1], dtype_codes()
+    outputs = [(0, _contiguous(z), codes[z.dtype])]
+    outputs += [(k, _contiguous(y, operands[k - 1].dtype), codes[operands[k - 1].dtype]) for k in wanted]
+    handle = core.training_plan(
+        z,
+        list(operands),
+        y,
+        m,
+        n,
+        codes[z.dtype],
+        codes[y.dtype],
+        arguments.program.native,
+        [(codes[t.dtype], 0, *operand_strides(t, m, n)) for t in arguments.operands],
+        outputs,
+        _contiguous(y),
+        None if bias is None or not bias.requires_grad else _column_sum(m, n, bias),
+    )
+    is_fp32 = x.dtype == torch.float32
+    plan = TrainingPlan(handle, arguments.program.text, captured_mode() if is_fp32 else "", allows_tf32())
+    return core.training_call(apply, plan)
+
+
+def _takes_cublas(arguments: LinearArguments) -> bool:
+    """Whether cuBLAS runs all three products of a training step, without a change of PyTorch's setting."""
+    x, weight, bias = arguments.x, arguments.weight, arguments.bias
+    if x.dtype != torch.float32:
+        return True
+    if changes_setting(x):
+        return False
+    if not is_forced(x):
+        return True
+    grad = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
+    products = [(x, weight, bias), (grad, weight.t(), None), (grad.t(), x.t(), None)]
+    return not any(plan_call(_product(a, b, bias)).is_fused for a, b, bias in products)
+
+
+def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> LinearArguments:
+    return LinearArguments(a, b, bias, (), _IDENTITY, "none", a.dtype)
+
+
+def _contiguous(tensor: Tensor, dtype: torch.dtype | None = None) -> tuple[Any, ...]:
+    """Shape, strides and type of a contiguous result in the shape of a tensor."""
+    strides = torch.empty(tensor.shape, device="meta").stride()
+    return tuple(tensor.shape), strides, tensor.dtype if dtype is None else dtype
+
+
+def _column_sum(m: int, n: int, bias: Tensor) -> tuple[Any, ...]:
+    blocks = native.core.pointwise_backward_row_blocks(m, n)
+    codes = dtype_codes()
+    code = codes[torch.float32]
+    workspace = reduction_workspace((1, blocks, n), code, reduction_codes()["sum"], bias.device)
+    partials = ((blocks, n), (n, 1), torch.float32)
+    return partials, blocks, workspace, ((n,), (1,), bias.dtype), codes[bias.dtype]

@@ -1,0 +1,1 @@
+"""Asks the planner for a linear layer's plan, allocates the memory of the plan, and makes its kernel launches."""

@@ -1,0 +1,128 @@
+"""Plans a linear layer, explains the plan, and runs products by cuBLAS where the plan chooses that."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import native
+from ..precision import SPLIT_MODES, allows_tf32, autocast_dtype, product_mode
+from .device import NOT_CUDA, device_facts
+from .linear_plan import LinearArguments, first_scheme, plan_linear, precision_of, why_no_kernels
+from .planes import Planes
+
+if TYPE_CHECKING:
+    from .._C import Alternative, LinearPlan
+
+SPLITS_ON_ITS_WAY = "the kernel of the product splits the weight itself"
+KEEPS = "cutfuse.prepare has split the weight, and keeps its planes"
+
+_SETTING = threading.Lock()
+
+
+def plan_call(arguments: LinearArguments, kept: Planes | None = None, captured_mode: str = "") -> LinearPlan:
+    """The plan of a call. `kept`: the planes of a prepared weight, which the plan may or may not read."""
+    precision = precision_of(arguments, captured_mode)
+    has_planes = kept is not None and precision in SPLIT_MODES and kept.scheme == first_scheme(precision)
+    return plan_linear(arguments, precision, has_planes)
+
+
+def explain_fused(arguments: LinearArguments, kept: Planes | None = None) -> tuple[list[str], list[str], int]:
+    """What a fused call would run (nothing where it would not be fused), the reasons, and its workspace in bytes."""
+    if device_facts(arguments.x.device) == NOT_CUDA:
+        return [], [why_no_kernels(arguments.x.device)], 0
+    plan = plan_call(arguments, kept)
+    *kernels, cublas = plan.alternatives
+    runnable = [kernel for kernel in kernels if not kernel.rejection]
+    if plan.ruled_out:
+        return [], [plan.ruled_out], 0
+    if not runnable:
+        return [], sorted({f"{kernel.name}: {kernel.rejection}" for kernel in kernels}), 0
+    explain = _explain_planes if precision_of(arguments) in SPLIT_MODES else _explain_direct
+    steps, reasons = explain(plan, runnable, cublas)
+    return steps, reasons, plan.workspace_bytes if steps else 0
+
+
+def _explain_direct(plan: LinearPlan, runnable: list[Alternative], cublas: Alternative) -> tuple[list[str], list[str]]:
+    best, *others = runnable[:4]
+    if not plan.is_fused:
+        return [], [_rejected(way) for way in (cublas, best, *others)]
+    (kernel,) = (launch.kernel for launch in plan.launches if isinstance(launch, native.core.FusedProduct))
+    order = "M" if kernel.raster_along_m else "N"
+    step = f"{kernel.name}, tiles along {order} first, swizzle {kernel.swizzle}: {_predicted(best)}"
+    reasons = [cublas.rejection] if cublas.rejection else []
+    return [step], [*reasons, *(_rejected(way) for way in (cublas, *others))]
+
+
+def _explain_planes(plan: LinearPlan, runnable: list[Alternative], cublas: Alternative) -> tuple[list[str], list[str]]:
+    best = runnable[0]
+    if not plan.is_fused:
+        reasons = [_rejected(cublas), _rejected(best)]
+        if best.microseconds < cublas.microseconds:
+            reasons.append("a product of 16-bit parts runs where it is predicted to be at least 10% faster than cuBLAS")
+        return [], reasons
+    slices = f", {best.slices} slices of K" if best.slices > 1 else ""
+    products = [launch for launch in plan.launches if isinstance(launch, native.core.FusedProduct)]
+    weights = "a separate kernel splits the weight"
+    if plan.reads_weight_planes:
+        weights = KEEPS
+    elif products[0].weight_flags.bytes:
+        weights = SPLITS_ON_ITS_WAY
+    others = [
+        f"guarded: {product.kernel.name} runs instead where split3 would lose accuracy" for product in products[1:]
+    ]
+    step = f"{best.name}{slices}, with the kernels that split: {_predicted(best)}"
+    return [step, weights, *others], [_rejected(cublas)]
+
+
+def _predicted(alternative: Alternative) -> str:
+    return f"{alternative.microseconds:.1f} us predicted"
+
+
+def _rejected(alternative: Alternative) -> str:
+    return f"{alternative.name} would take {alternative.microseconds:.1f} us (predicted)"
+
+
+def cublas_linear(x: Tensor, weight: Tensor, bias: Tensor | None, captured_mode: str = "") -> Tensor:
+    """`x @ weight.T + bias` by PyTorch. A product of fp32 matrices has the precision that the caller has asked for."""
+    if x.dtype != torch.float32:
+        return F.linear(x, weight, bias)
+    if autocast_dtype(x.device.type) is not None:  # a backward pass under autocast
+        with torch.autocast(x.device.type, enabled=False):
+            return cublas_linear(x, weight, bias, captured_mode)
+    if not changes_setting(x, captured_mode):
+        return F.linear(x, weight, bias)
+    with _tf32_allowed(not allows_tf32()):
+        return F.linear(x, weight, bias)
+
+
+def changes_setting(x: Tensor, captured_mode: str = "") -> bool:
+    """Whether PyTorch's own setting has to be changed for it to multiply x in the precision that was asked for."""
+    return x.dtype == torch.float32 and (product_mode(captured_mode) == "tf32") != allows_tf32()
+
+
+@contextlib.contextmanager
+def _tf32_allowed(allowed: bool) -> Iterator[None]:
+    """Changes PyTorch's setting, which holds for the whole process, until one product is launched."""
+    settings = torch.backends.cuda.matmul
+    with _SETTING:
+        if not hasattr(settings, "fp32_precision"):  # torch 2.8
+            before, settings.allow_tf32 = torch.get_float32_matmul_precision(), allowed
+            try:
+                yield
+            finally:
+                torch.set_float32_matmul_precision(before)  # setting allow_tf32 back would turn "medium" into "high"
+            return
+        before, settings.fp32_precision = settings.fp32_precision, "tf32" if allowed else "ieee"
+        try:
+            yield
+        finally:
+            settings.fp32_precision = "none"  # inherits the general setting, which may be `before` already
+            if settings.fp32_precision != before:
+                settings.fp32_precision = before

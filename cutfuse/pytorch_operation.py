@@ -1,0 +1,72 @@
+"""Finds 16-bit layers that PyTorch computes faster: a product by cuBLAS, and one of PyTorch's operations behind it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import native, routing
+from .epilogue.operation import Operation, find_operation
+from .gradients.autograd import needs_gradient
+from .planning.device import device_facts, dtype_codes
+from .planning.fused import plan_call
+from .planning.linear_plan import LinearArguments
+from .precision import autocast_dtype
+
+TRAINED = "PyTorch's own operations take less host time to train a layer with one operation behind the product"
+BEHIND_CUBLAS = "behind cuBLAS's product, PyTorch's own kernel of this one operation is faster than our interpreter"
+_DTYPES = (torch.float16, torch.bfloat16)
+
+
+def find_pytorch_operation(
+    arguments: LinearArguments, given_x: Tensor, given_operands: Sequence[Tensor]
+) -> tuple[Operation, str] | None:
+    """The operation behind a layer's product, with the reason, if PyTorch computes it faster than our kernels do.
+
+    The operation runs on x `[..., K]` and the operands as the caller has given them.
+    """
+    x, _, _, operands, program, reduction, out_dtype = arguments
+    if x.dtype not in _DTYPES or out_dtype != x.dtype or reduction != "none" or routing.everywhere:
+        return None
+    if any(t.dtype != x.dtype for t in operands):
+        return None
+    operation = find_operation(program.text)
+    if operation is None or autocast_dtype(x.device.type) is not None:
+        return None
+    if not _gives_rows(operation, given_x.dim(), given_operands):
+        return None
+    reason = _why(arguments, operation)
+    return (operation, reason) if reason else None
+
+
+def _why(arguments: LinearArguments, operation: Operation) -> str:
+    """Why PyTorch computes the operation; empty if a kernel of cutfuse does.
+
+    In training, our kernel also sums the bias's gradient. PyTorch is faster if the host takes longer than the device,
+    or if the operation passes its gradient on unchanged, because then that sum is all that our kernel would compute.
+    """
+    x, weight, bias, operands, *_ = arguments
+    (m, k), n = x.shape, weight.shape[0]
+    has_sizes = all(isinstance(size, int) for size in (m, n, k))  # not while torch.compile traces symbolic sizes
+    if not needs_gradient(x, weight, bias, *operands):
+        return BEHIND_CUBLAS if has_sizes and not plan_call(arguments).is_fused else ""
+    if operation.hands_gradient_on or (has_sizes and _waits_for_host(m, n, k, x.dtype, x.device)):
+        return TRAINED
+    return ""
+
+
+def _gives_rows(operation: Operation, dimensions: int, operands: Sequence[Tensor]) -> bool:
+    """Whether the operation keeps the shape and memory order of the layer's result, which has that many dimensions."""
+    if any(t.dim() > dimensions for t in operands):
+        return False
+    first = operation.arguments[0]  # PyTorch's result has the memory order of its first argument
+    return first == 0 or operands[first - 1].dim() <= 1 or operands[first - 1].is_contiguous()
+
+
+@functools.lru_cache(maxsize=4096)
+def _waits_for_host(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> bool:
+    _, _, multiprocessors = device_facts(device)
+    return native.core.training_waits_for_host(m, n, k, dtype_codes()[dtype], multiprocessors)

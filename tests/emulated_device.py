@@ -1,0 +1,67 @@
+"""CPU memory as a GPU of the direct path: its tensors are an H200's, whose launches PyTorch makes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from emulated_launches import EmulatedLaunches
+from recorded_core import RecordedLaunches, recorded
+from torch import Tensor
+
+from cutfuse import arguments, native
+from cutfuse.direct import calls
+from cutfuse.ops import cuda
+from cutfuse.planning import fused, linear_plan
+
+core = native.module()
+READERS = ["exchange", "attributes"]
+
+
+@contextlib.contextmanager
+def emulated_device(
+    reader: str | None = None, launches: RecordedLaunches | None = None, **functions: Any
+) -> Iterator[Any]:
+    """Within it, calls on CPU tensors run directly, and `launches` is given what is launched.
+
+    `reader`: how tensors are read, by what this PyTorch has where it is None. `functions`: in place of PyTorch's own.
+    """
+    found = EmulatedLaunches() if launches is None else launches
+    has_exchange_api = reader != "attributes" and hasattr(Tensor, "__dlpack_c_exchange_api__")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
+        for module in (fused, linear_plan):
+            patch.setattr(module, "device_facts", lambda device: (9, 0, 132))
+        patch.setattr(cuda, "multiprocessors", lambda index: 132)
+        core.connect_calls({**calls.torch_functions(calls.CPU, has_exchange_api=has_exchange_api), **functions})
+        try:
+            with recorded(found):
+                yield found
+        finally:
+            calls.connect()
+
+
+@pytest.fixture(params=READERS)
+def launches(request: pytest.FixtureRequest) -> Iterator[EmulatedLaunches]:
+    """For a test within `emulated_device`, with each way of reading tensors."""
+    if request.param == "exchange" and not hasattr(Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this PyTorch has no exchange API")
+    with emulated_device(request.param) as found:
+        yield found
+
+
+def direct_calls() -> int:
+    """How many calls ran directly so far."""
+    return core.direct_calls()
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Within it, every call takes the general path."""
+    core.pause_calls(True)
+    try:
+        yield
+    finally:
+        core.pause_calls(False)

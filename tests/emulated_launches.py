@@ -1,0 +1,78 @@
+"""Launches that PyTorch makes on CPU memory, through the addresses and strides that the kernels would be given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from emulated_core import REDUCTIONS, contiguous, matrix, view
+from recorded_core import RecordedLaunches
+from torch import Tensor
+
+from cutfuse import native
+
+
+def evaluate(program: Any, x: Tensor, operands: list[Tensor], wrt: int = -1) -> Tensor:
+    """A native program over fp32 values, or its derivative, by the native module itself."""
+    x = x.contiguous()
+    expanded = [t.expand(x.shape).contiguous() for t in operands]
+    y = torch.empty_like(x)
+    addresses = [(t.data_ptr(), 1) for t in expanded]
+    native.module().evaluate(program, x.data_ptr(), y.data_ptr(), x.numel(), addresses, wrt)
+    return y
+
+
+class EmulatedLaunches(RecordedLaunches):
+    """Writes launches down and makes those of kernels that read tensors as they are."""
+
+    def write_down(self, launch: Any) -> None:
+        super().write_down(launch)
+        emulate = getattr(self, f"_{launch.function}", None)
+        if emulate is not None:
+            emulate(launch)
+
+    def _pointwise(self, launch: Any) -> None:
+        operands = [matrix(item, launch.extents) for item in launch.operands]
+        y = evaluate(launch.program, matrix(launch.x, launch.extents), operands)
+        contiguous(launch.out, launch.out_dtype, launch.extents).copy_(y)
+
+    def _pointwise_backward(self, launch: Any) -> None:
+        extents = launch.extents
+        x, operands = matrix(launch.x, extents), [matrix(item, extents) for item in launch.operands]
+        grad = matrix(launch.grad, extents)
+        for wrt, address, dtype in launch.outputs:
+            contiguous(address, dtype, extents).copy_(grad * evaluate(launch.program, x, operands, wrt))
+        if launch.column_partials:
+            _, rows, columns = extents
+            blocks = native.module().pointwise_backward_row_blocks(rows, columns)
+            partials = contiguous(launch.column_partials, 0, (blocks, columns)).zero_()
+            partials[0] = (grad * evaluate(launch.program, x, operands, 0))[0].sum(0)
+
+    def _reduce(self, launch: Any) -> None:
+        operands = [matrix(item, launch.extents) for item in launch.operands]
+        y = evaluate(launch.program, matrix(launch.x, launch.extents), operands)
+        outer, _, inner = launch.extents
+        result = getattr(torch, REDUCTIONS[launch.reduction])(y, dim=1)
+        contiguous(launch.out, launch.out_dtype, (outer, inner)).copy_(result)
+
+    def _gemm(self, launch: Any) -> None:
+        problem = launch.problem
+        m, n, k = problem.m, problem.n, problem.k
+        a = view(launch.a, problem.input, (m, k), (problem.lda, 1)).float()
+        b = view(launch.b, problem.input, (n, k), (problem.ldb, 1)).float()
+        z = a @ b.t()
+        if launch.bias:
+            z = z + view(launch.bias, problem.input, (n,), (1,)).float()
+        y = evaluate(launch.program, z, [matrix(item, (1, m, n))[0] for item in launch.operands])
+        if not launch.partials:
+            contiguous(launch.d, problem.output, (m, n)).copy_(y)
+            return
+        name = REDUCTIONS[problem.reduction]
+        tiles = [getattr(torch, "sum" if name == "mean" else name)(tile, dim=1) for tile in y.split(launch.tile_n, 1)]
+        contiguous(launch.partials, 0, (len(tiles), m)).copy_(torch.stack(tiles))
+
+    def _finalize_partials(self, launch: Any) -> None:
+        partials = contiguous(launch.partials, 0, (launch.tiles, launch.rows))
+        name = REDUCTIONS[launch.reduction]
+        y = partials.sum(0) / launch.count if name == "mean" else getattr(torch, name)(partials, dim=0)
+        contiguous(launch.out, launch.out_dtype, (launch.rows,)).copy_(y)

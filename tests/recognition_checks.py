@@ -1,0 +1,55 @@
+"""Whether `recognise` gives a number only for callables whose fingerprint is that number's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cutfuse import native
+from cutfuse.epilogue import Epilogue
+from cutfuse.epilogue.fingerprint import fingerprint
+from cutfuse.epilogue.recognition import IDENTITY, recognised
+from cutfuse.epilogue.types import unknown_types
+
+_keys: dict[int, Any] = {}
+
+
+def start() -> None:
+    """Forgets everything. A key names code by an object that a bounded cache holds, so a test of many may change it."""
+    native.core.forget_callables()
+    _keys.clear()
+
+
+def check_number(epilogue: Any) -> int:
+    """The number that is given now."""
+    number = native.core.recognise(epilogue)
+    if number > IDENTITY:
+        assert _keys[number] == fingerprint(epilogue)
+    return number
+
+
+def teach(epilogue: Any, numbers: tuple = (), types: tuple | None = None, operand_count: int = 0) -> int:
+    """The number that a callable has from now on; 0 where it has none."""
+    check_number(epilogue)
+    key = fingerprint(epilogue)
+    taught = recognised(epilogue, numbers, unknown_types(operand_count) if types is None else types)
+    if taught is None:
+        return 0
+    number, found = taught
+    assert isinstance(found, Epilogue)
+    assert _keys.setdefault(number, key) == key
+    assert native.core.recognise(epilogue) == number
+    return number
+
+
+def checked(resolve: Callable[..., Epilogue]) -> Callable[..., Epilogue]:
+    """`resolve`, with what is recognised checked before and after each call."""
+
+    def check(epilogue: Any, operand_count: int = 0, types: tuple | None = None, numbers: tuple = ()) -> Epilogue:
+        check_number(epilogue)
+        result = resolve(epilogue, operand_count, types, numbers)
+        if callable(epilogue):
+            teach(epilogue, numbers, types, operand_count)
+        return result
+
+    return check

@@ -1,0 +1,170 @@
+"""The direct path of the public functions: the same results and launches as the general path's, on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from emulated_device import direct_calls, paused
+from emulated_device import launches as launches
+from emulated_launches import EmulatedLaunches
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import cutfuse
+
+
+def run_three_ways(call: Callable[[], Tensor]) -> tuple[Tensor, Tensor, bool]:
+    """On the general path, directly where there is a plan, and whether there was."""
+    with paused():
+        expected = call()
+    call()
+    before = direct_calls()
+    y = call()
+    return expected, y, direct_calls() > before
+
+
+def steps(tensor: Tensor) -> list[int]:
+    """The strides of the dimensions along which there is a step."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+
+
+def check_same(y: Tensor, expected: Tensor, inputs: torch.dtype = torch.float32) -> None:
+    """`inputs`: a type to which one of the two may round what is in between."""
+    assert (y.shape, steps(y), y.dtype) == (expected.shape, steps(expected), expected.dtype)
+    tolerance = 1e-4 if y.dtype is inputs is torch.float32 else 6e-2
+    torch.testing.assert_close(y.float(), expected.float(), rtol=tolerance, atol=tolerance)
+
+
+EPILOGUES: dict[str, tuple[Callable[..., Tensor] | None, int]] = {
+    "none": (None, 0),
+    "relu": (torch.relu, 0),
+    "lambda": (lambda z: torch.sigmoid(z) * 2, 0),
+    "add": (lambda z, r: torch.relu(z) + r, 1),
+    "two": (lambda z, r, s: z * r + s, 2),
+    "sum alone": (lambda z, r: r + z, 1),
+    "difference from a number": (lambda z: 1 - z, 0),
+}
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def make_operand(kind: str, leading: tuple[int, ...], columns: int, dtype: torch.dtype) -> Any:
+    shapes = {"full": (*leading, columns), "row": (columns,), "column": (*leading, 1), "scalar": ()}
+    return torch.randn(shapes[kind]).to(dtype) if kind in shapes else {"number": 1.5, "integer": 2}[kind]
+
+
+KINDS = ["full", "row", "column", "scalar", "number", "integer"]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_linear_as_on_the_general_path(launches: EmulatedLaunches, data: st.DataObject) -> None:
+    draw = data.draw
+    leading = draw(st.sampled_from([(1,), (5,), (2, 3), (130,)]))
+    columns, depth = draw(st.sampled_from([(8, 16), (24, 8), (1, 8), (264, 72), (7, 5)]))
+    dtype = draw(st.sampled_from(DTYPES))
+    name = draw(st.sampled_from(sorted(EPILOGUES)))
+    epilogue, count = EPILOGUES[name]
+    x = torch.randn(*leading, depth).to(dtype)
+    weight = torch.randn(columns, depth).to(dtype)
+    if draw(st.booleans()):
+        weight = weight.t().contiguous().t()
+    bias = torch.randn(columns).to(dtype) if draw(st.booleans()) else None
+    operands = tuple(
+        make_operand(draw(st.sampled_from(KINDS)), leading, columns, draw(st.sampled_from(DTYPES)))
+        for _ in range(count)
+    )
+    reduce = draw(st.sampled_from([None, None, "sum", "amax"]))
+    options = {"keepdim": draw(st.booleans()), "out_dtype": draw(st.sampled_from([None, torch.float32]))}
+
+    def call() -> Tensor:
+        return cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduce, **options)
+
+    with cutfuse.precision("tf32" if dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"):
+        expected, y, was_direct = run_three_ways(call)
+    check_same(y, expected, dtype)
+    is_affine = reduce == "sum" and name in ("none", "two", "sum alone", "difference from a number")
+    assert was_direct or is_affine, (name, reduce, operands)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_pointwise_as_on_the_general_path(launches: EmulatedLaunches, data: st.DataObject) -> None:
+    draw = data.draw
+    shape = draw(st.sampled_from([(3,), (4, 6), (2, 3, 5), (2, 3, 4, 4)]))
+    x = torch.randn(shape).to(draw(st.sampled_from(DTYPES)))
+    if len(shape) == 4 and draw(st.booleans()):
+        x = x.to(memory_format=torch.channels_last)
+    if len(shape) == 2 and draw(st.booleans()):
+        x = x.t()
+    epilogue, count = EPILOGUES[draw(st.sampled_from(["relu", "lambda", "add", "two"]))]
+    kinds = ["number", "scalar", "full", "row"]
+    operands = [
+        make_operand(draw(st.sampled_from(kinds)), tuple(x.shape[:-1]), x.shape[-1], draw(st.sampled_from(DTYPES)))
+        for _ in range(count)
+    ]
+    out_dtype = draw(st.sampled_from([None, torch.float32]))
+    expected, y, was_direct = run_three_ways(lambda: cutfuse.pointwise(epilogue, x, *operands, out_dtype=out_dtype))
+    check_same(y, expected)
+    assert was_direct or len(shape) == 4, "operands in another order of memory than x are copied first"
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_reduce_as_on_the_general_path(launches: EmulatedLaunches, data: st.DataObject) -> None:
+    draw = data.draw
+    x = torch.randn(draw(st.sampled_from([(4, 6), (2, 3, 5)]))).to(draw(st.sampled_from(DTYPES)))
+    dim = draw(st.sampled_from([None, 0, -1, (0, 1), (-1,)]))
+    op = draw(st.sampled_from(["sum", "mean", "amax", "amin", "logsumexp"]))
+    prologue, _ = EPILOGUES[draw(st.sampled_from(["none", "relu", "lambda"]))]
+    keepdim = draw(st.booleans())
+    expected, y, was_direct = run_three_ways(lambda: cutfuse.reduce(x, dim, op, keepdim, prologue))
+    check_same(y, expected)
+    assert was_direct
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_training_as_on_the_general_path(launches: EmulatedLaunches, data: st.DataObject) -> None:
+    draw = data.draw
+    leading = draw(st.sampled_from([(1,), (5,), (2, 3)]))
+    columns, depth = draw(st.sampled_from([(8, 16), (1, 8), (7, 5)]))
+    dtype = draw(st.sampled_from(DTYPES))
+    epilogue, count = EPILOGUES[draw(st.sampled_from(list(EPILOGUES)))]
+    tensors = [torch.randn(*leading, depth).to(dtype), torch.randn(columns, depth).to(dtype)]
+    has_bias = draw(st.booleans())
+    if has_bias:
+        tensors.append(torch.randn(columns).to(dtype))
+    for tensor in tensors:
+        tensor.requires_grad_(draw(st.booleans()))
+    operands = [make_operand(draw(st.sampled_from(KINDS)), leading, columns, dtype) for _ in range(count)]
+    for operand in operands:
+        if isinstance(operand, Tensor) and operand.shape == (*leading, columns):
+            operand.requires_grad_(draw(st.booleans()))
+    leaves = [t for t in (*tensors, *operands) if isinstance(t, Tensor) and t.requires_grad]
+    layout = draw(st.sampled_from(["dense", "expanded", "transposed"]))
+    again = draw(st.booleans())
+
+    def call() -> tuple[Tensor, ...]:
+        x, weight, *rest = tensors
+        y = cutfuse.linear(x, weight, rest[0] if rest else None, epilogue=epilogue, operands=operands)
+        if not leaves:
+            return (y,)
+        grad = {"dense": torch.ones_like(y), "expanded": torch.ones(()).to(y.dtype).expand(y.shape)}.get(layout)
+        if grad is None:
+            grad = torch.ones(y.shape[::-1]).to(y.dtype).permute(*reversed(range(y.dim())))
+        return (y.detach(), *torch.autograd.grad(y, leaves, grad, create_graph=again, allow_unused=True))
+
+    with cutfuse.precision("ieee"):
+        with paused():
+            expected = call()
+        call()
+        before = direct_calls()
+        found = call()
+    assert direct_calls() == before + 1
+    for y, wanted in zip(found, expected, strict=True):
+        assert (y is None) == (wanted is None)
+        if y is not None:
+            check_same(y, wanted, dtype)

@@ -1,0 +1,286 @@
+"""The direct path on a GPU: bit for bit what the general path gives, on the stream and the device of the call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from emulated_device import READERS, direct_calls, paused
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_direct_calls import DTYPES, EPILOGUES, KINDS, make_operand
+from test_direct_surroundings import Operators, Tagged
+from threads import run_in_threads
+from torch import Tensor
+
+import cutfuse
+from cutfuse import native
+from cutfuse.direct import calls
+
+pytestmark = pytest.mark.gpu
+core = native.module()
+QUICK = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(params=READERS)
+def reader(request: pytest.FixtureRequest) -> Iterator[str]:
+    """How tensors are read."""
+    core.connect_calls(calls.torch_functions(has_exchange_api=request.param == "exchange"))
+    yield request.param
+    calls.connect()
+
+
+def to_device(value: Any) -> Any:
+    return value.cuda() if isinstance(value, Tensor) else value
+
+
+def check_direct(call: Callable[[], Tensor]) -> None:
+    """The general path's result, and that of a call that ran directly."""
+    with paused():
+        expected = call()
+    call()
+    before = direct_calls()
+    y = call()
+    assert direct_calls() == before + 1
+    assert (y.shape, y.stride(), y.dtype, y.device) == (
+        expected.shape,
+        expected.stride(),
+        expected.dtype,
+        expected.device,
+    )
+    torch.testing.assert_close(y, expected, rtol=0, atol=0, equal_nan=True)
+
+
+SHAPES = [((1,), 8, 16), ((130,), 264, 72), ((2, 65), 1024, 512), ((256,), 2048, 1024), ((7,), 5, 3)]
+
+
+@QUICK
+@given(data=st.data())
+def test_linear(reader: str, data: st.DataObject) -> None:
+    draw = data.draw
+    leading, columns, depth = draw(st.sampled_from(SHAPES))
+    dtype = draw(st.sampled_from(DTYPES))
+    name = draw(st.sampled_from(sorted(EPILOGUES)))
+    epilogue, count = EPILOGUES[name]
+    x = torch.randn(*leading, depth).to(dtype).cuda()
+    weight = torch.randn(columns, depth).to(dtype).cuda()
+    bias = torch.randn(columns).to(dtype).cuda() if draw(st.booleans()) else None
+    operands = [
+        to_device(make_operand(draw(st.sampled_from(KINDS)), leading, columns, draw(st.sampled_from(DTYPES))))
+        for _ in range(count)
+    ]
+    reduce = draw(st.sampled_from([None, None, "amax", "logsumexp"]))
+    keepdim = draw(st.booleans())
+    mode = draw(st.sampled_from([None, "ieee", "guarded", "split3", "split6"]))
+
+    def call() -> Tensor:
+        return cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduce, keepdim=keepdim)
+
+    with cutfuse.precision(mode):
+        check_direct(call)
+
+
+@QUICK
+@given(data=st.data())
+def test_pointwise_and_reduce(reader: str, data: st.DataObject) -> None:
+    draw = data.draw
+    x = torch.randn(draw(st.sampled_from([(3,), (40, 66), (2, 3, 515)]))).to(draw(st.sampled_from(DTYPES))).cuda()
+    epilogue, _ = EPILOGUES[draw(st.sampled_from(["relu", "lambda"]))]
+    if draw(st.booleans()):
+        check_direct(lambda: cutfuse.pointwise(epilogue, x))
+        return
+    op = draw(st.sampled_from(["sum", "mean", "amax", "amin", "logsumexp"]))
+    dim = draw(st.sampled_from([None, 0, -1]))
+    prologue, keepdim = draw(st.sampled_from([None, epilogue])), draw(st.booleans())
+    check_direct(lambda: cutfuse.reduce(x, dim, op, keepdim, prologue))
+
+
+@QUICK
+@given(data=st.data())
+def test_training(reader: str, data: st.DataObject) -> None:
+    draw = data.draw
+    leading, columns, depth = draw(st.sampled_from(SHAPES))
+    dtype = draw(st.sampled_from([torch.bfloat16, torch.float16]))
+    epilogue, count = EPILOGUES[draw(st.sampled_from(["relu", "lambda", "add"]))]
+    tensors = [torch.randn(*leading, depth), torch.randn(columns, depth), torch.randn(columns)]
+    tensors = [tensor.to(dtype).cuda().requires_grad_() for tensor in tensors]
+    operands = [torch.randn(*leading, columns).to(dtype).cuda().requires_grad_() for _ in range(count)]
+    leaves = [*tensors, *operands]
+    grad = torch.randn(*leading, columns).to(dtype).cuda()
+
+    def step() -> tuple[Tensor, ...]:
+        y = cutfuse.linear(*tensors, epilogue=epilogue, operands=operands)
+        return (y.detach(), *torch.autograd.grad(y, leaves, grad))
+
+    with paused():
+        expected = step()
+    step()
+    before = direct_calls()
+    found = step()
+    assert direct_calls() == before + 1
+    for y, wanted in zip(found, expected, strict=True):
+        assert (y.shape, y.dtype) == (wanted.shape, wanted.dtype)
+        torch.testing.assert_close(y.float(), wanted.float(), rtol=2e-2, atol=2e-2)
+
+
+@QUICK
+@given(data=st.data())
+def test_the_operator(reader: str, data: st.DataObject) -> None:
+    draw = data.draw
+    leading, columns, depth = draw(st.sampled_from([shape for shape in SHAPES if len(shape[0]) == 1]))
+    dtype = draw(st.sampled_from(DTYPES))
+    x, weight = torch.randn(*leading, depth).to(dtype).cuda(), torch.randn(columns, depth).to(dtype).cuda()
+    program = draw(st.sampled_from(["operands=0; relu z", "operands=0"]))
+    with paused():
+        expected = torch.ops.cutfuse.linear(x, weight, None, [], program, dtype)
+    torch.ops.cutfuse.linear(x, weight, None, [], program, dtype)
+    before = direct_calls()
+    y = torch.ops.cutfuse.linear(x, weight, None, [], program, dtype)
+    assert direct_calls() == before + 1
+    assert torch.equal(y, expected)
+
+
+def test_streams_of_threads(reader: str) -> None:
+    """Each thread's stream holds its call: a graph that is captured there replays it alone."""
+    x, weight = torch.randn(64, 256).bfloat16().cuda(), torch.randn(256, 256).bfloat16().cuda()
+    expected = cutfuse.linear(x, weight, epilogue=torch.relu)
+    cutfuse.linear(x, weight, epilogue=torch.relu)
+    torch.cuda.synchronize()
+    found: list[Tensor] = []
+
+    def work() -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)
+            late = x + 0
+            found.append(cutfuse.linear(late, weight, epilogue=torch.relu))
+        stream.synchronize()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert all(torch.equal(y, expected) for y in found)
+
+
+def test_a_graph_captures_it(reader: str) -> None:
+    x, weight = torch.randn(64, 256).bfloat16().cuda(), torch.randn(256, 256).bfloat16().cuda()
+    for _ in range(2):
+        cutfuse.linear(x, weight, epilogue=torch.relu, reduce="amax")
+    graph = torch.cuda.CUDAGraph()
+    before = direct_calls()
+    with torch.cuda.graph(graph):
+        y = cutfuse.linear(x, weight, epilogue=torch.relu, reduce="amax")
+    assert direct_calls() == before + 1
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    with paused():
+        assert torch.equal(y, cutfuse.linear(x, weight, epilogue=torch.relu, reduce="amax"))
+
+
+def test_results_are_inference_tensors_in_inference_mode(reader: str) -> None:
+    x, weight = torch.randn(64, 256).bfloat16().cuda(), torch.randn(256, 256).bfloat16().cuda()
+    with torch.inference_mode():
+        ys = [cutfuse.linear(x, weight, epilogue=torch.relu) for _ in range(3)]
+    assert all(y.is_inference() for y in ys)
+    assert not cutfuse.linear(x, weight, epilogue=torch.relu).is_inference()
+
+
+def sample_layer(index: int, columns: int = 256) -> tuple[Tensor, Tensor]:
+    x, weight = torch.randn(64, 256), torch.randn(columns, 256)
+    return x.bfloat16().cuda(index), weight.bfloat16().cuda(index)
+
+
+def check_layer(given: tuple[Tensor, Tensor]) -> None:
+    """Against PyTorch's, in higher precision; what is compared is what the current stream has computed."""
+    y = cutfuse.linear(*given, epilogue=torch.relu)
+    expected = torch.relu(given[0].float() @ given[1].float().t())
+    assert y.device == given[0].device
+    torch.testing.assert_close(y.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
+def test_tensors_on_another_device_than_the_current_one(reader: str) -> None:
+    """As with `F.linear`, the tensors' device counts, and the current one stays."""
+    layers = [sample_layer(0), sample_layer(1)]
+    for current in (0, 1, 0):
+        torch.cuda.set_device(current)
+        for layer in layers * 2:
+            check_layer(layer)
+            assert torch.cuda.current_device() == current
+        before = direct_calls()
+        cutfuse.linear(*layers[current], epilogue=torch.relu)
+        assert direct_calls() == before + 1
+        cutfuse.linear(*layers[1 - current], epilogue=torch.relu)
+        assert direct_calls() == before + 1
+    torch.cuda.set_device(0)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
+def test_threads_that_set_their_device(reader: str) -> None:
+    layers = [sample_layer(0), sample_layer(1)]
+    for index in (0, 1):
+        with torch.cuda.device(index):
+            check_layer(layers[index])
+
+    def work(index: int) -> None:
+        torch.cuda.set_device(index)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.default_stream())
+        with torch.cuda.stream(stream):
+            for turn in range(20):
+                check_layer(layers[(index + turn // 15) % 2])  # the last ones on the other device
+        stream.synchronize()
+        assert torch.cuda.current_device() == index
+
+    run_in_threads([lambda index=index: work(index % 2) for index in range(8)])  # type: ignore[misc]
+    assert torch.cuda.current_device() == 0
+
+
+def test_a_fused_layer_is_the_first_work_of_a_thread(reader: str) -> None:
+    """Its memory is there already: nothing that PyTorch does before makes a context current in the thread."""
+    x, weight = sample_layer(0)
+    expected = cutfuse.linear(x, weight, epilogue=torch.relu)
+    kept_by_the_allocator = torch.empty_like(expected)
+    torch.cuda.synchronize()
+    del kept_by_the_allocator
+    found: list[Tensor] = []
+    for _ in range(2):
+        run_in_threads([lambda: found.append(cutfuse.linear(x, weight, epilogue=torch.relu))])
+    torch.cuda.synchronize()
+    assert all(torch.equal(y, expected) for y in found)
+
+
+def test_64_threads_call_different_layers(reader: str) -> None:
+    layers = [sample_layer(0, 8 * (1 + k)) for k in range(64)]
+    torch.cuda.synchronize()
+
+    def work(k: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(10):
+                check_layer(layers[k])
+            torch.cuda.current_stream().synchronize()
+
+    before = direct_calls()
+    run_in_threads([lambda k=k: work(k) for k in range(64)])  # type: ignore[misc]
+    assert direct_calls() - before >= 64 * 8
+
+
+def test_modes_and_subclasses_take_the_general_path(reader: str) -> None:
+    x, weight = sample_layer(0)
+    for _ in range(2):
+        check_layer((x, weight))
+    before = direct_calls()
+    with Operators() as watching:
+        y = cutfuse.linear(x, weight, epilogue=torch.relu)
+    assert any("cutfuse" in str(function) for function in watching.seen)
+    tagged = cutfuse.linear(x.as_subclass(Tagged), weight, epilogue=torch.relu)
+    assert type(tagged) is Tagged
+    assert direct_calls() == before
+    assert torch.equal(y, cutfuse.linear(x, weight, epilogue=torch.relu))
+    assert torch.equal(tagged.as_subclass(Tensor), y)

@@ -1,0 +1,176 @@
+"""What torch.compile's own compiler is given of a layer: the fused operator, or PyTorch's operations in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+import torch._inductor.config
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.utils import run_and_get_code
+from torch._subclasses import FakeTensorMode
+
+import cutfuse
+from cutfuse import arguments
+from cutfuse.linear import LinearCall, normalise_linear
+from cutfuse.ops import inductor, schema
+from cutfuse.planning.device import NOT_CUDA
+from cutfuse.pointwise import prepare_pointwise
+from cutfuse.routing import use_operators_everywhere
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled"),
+]
+
+H200 = (9, 0, 132)
+GENERATOR = torch.Generator().manual_seed(0)
+W, B = (torch.randn(*shape, generator=GENERATOR).bfloat16() for shape in ((24, 16), (24,)))
+
+
+def layer(x: Tensor, r: Tensor) -> Tensor:
+    return cutfuse.linear(x, W, B, epilogue=lambda z, r: F.gelu(z) * r, operands=(r,))
+
+
+def inputs(rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+    return torch.randn(rows, 16).to(dtype), torch.randn(rows, 24).to(dtype)
+
+
+@pytest.fixture(autouse=True)
+def _operators() -> Iterator[None]:
+    """The operators run on a CPU too, and nothing that was compiled before is found again."""
+    torch._dynamo.reset()
+    with use_operators_everywhere(), torch._inductor.config.patch(force_disable_caches=True):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(params=[NOT_CUDA, H200], ids=["cuBLAS", "fused"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
+    """Where small products are cuBLAS's, and where they are fused."""
+    monkeypatch.setattr(inductor, "device_facts", lambda device: request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_the_compiler_is_given_the_faster_one(device: tuple[int, int, int], dynamic: bool | None) -> None:
+    """Sizes that change, which Dynamo makes symbols of, make no more graphs than they do in PyTorch's operations."""
+    graphs = []
+
+    def compile_forward(graph: fx.GraphModule, _: Sequence[object]) -> fx.GraphModule:
+        graphs.append({node.target for node in graph.graph.nodes})
+        return graph
+
+    def backend(graph: fx.GraphModule, given: list[Tensor]) -> Callable[..., object]:
+        own = aot_autograd(fw_compiler=compile_forward, decompositions=select_decomp_table())
+        return own(graph, given)
+
+    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend=backend)
+    for rows in (4, 5, 6, 9, 24):
+        given = inputs(rows)
+        torch.testing.assert_close(compiled(*given), layer(*given))
+    assert len(graphs) == (1 if dynamic else 2)
+    for graph in graphs:
+        assert (schema.linear in graph) == (device == H200)
+        assert (torch.ops.aten.addmm.default in graph) == (device != H200)
+
+
+def test_the_compilers_code(device: tuple[int, int, int]) -> None:
+    torch.compile(torch.sin)(torch.ones(3))  # the compiler has been used before
+    given = inputs(5)
+    y, (code,) = run_and_get_code(torch.compile(layer, fullgraph=True), *given)
+    torch.testing.assert_close(y, layer(*given))
+    assert ("torch.ops.cutfuse.linear" in code) == (device == H200)
+    assert ("extern_kernels.addmm" in code) == (device != H200)
+
+
+def test_it_is_in_either_table_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {}
+    for name in (True, False):
+        with torch._inductor.config.patch(fallback_random=name):
+            tables[name] = select_decomp_table()
+        monkeypatch.delitem(tables[name], schema.linear, raising=False)
+    with torch._inductor.config.patch(fallback_random=True):
+        inductor.register()
+    assert all(schema.linear in table for table in tables.values())
+
+
+def decided(
+    monkeypatch: pytest.MonkeyPatch, m: int, n: int, k: int, epilogue: Callable[..., Tensor], **layout: object
+) -> bool:
+    """Whether the operator stays for a layer of these sizes on an H200."""
+    monkeypatch.setattr(inductor, "device_facts", lambda device: H200)
+    dtype = layout.get("dtype", torch.bfloat16)
+    rows = torch.empty(m, k + 8, dtype=dtype, device="meta")
+    x = rows[:, layout.get("first", 0) :][:, :k]
+    weight, bias = (torch.empty(shape, dtype=dtype, device="meta") for shape in ((n, k), (n,)))
+    text = cutfuse.Epilogue(epilogue).text
+    y = inductor.linear(x, weight, bias, [], text, dtype)
+    assert y is NotImplemented or y.shape == (m, n)
+    return y is NotImplemented
+
+
+def six(z: Tensor) -> Tensor:
+    return torch.sigmoid(torch.tanh(torch.relu(z) * 2 + 1)) - 3
+
+
+def test_it_is_decided_by_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert decided(monkeypatch, 197, 1536, 384, F.gelu)
+    assert not decided(monkeypatch, 1576, 3072, 768, F.gelu)
+    assert not decided(monkeypatch, 197, 1536, 384, F.gelu, first=1)  # misaligned
+    assert not decided(monkeypatch, 197, 1531, 384, F.gelu)
+    assert decided(monkeypatch, 1024, 8192, 8192, torch.relu)
+    assert decided(monkeypatch, 1576, 3072, 768, F.gelu, dtype=torch.float32)  # its precision is chosen when it runs
+    assert decided(monkeypatch, 1576, 3072, 768, F.gelu, dtype=torch.float64)  # which the planner does not know
+
+
+def test_graphs_take_no_time_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = (96, 1032, 1536)
+    assert decided(monkeypatch, *sizes, six)
+    with torch._inductor.config.patch({"triton.cudagraphs": True}):
+        assert not decided(monkeypatch, *sizes, six)
+
+
+def test_what_is_prepared_stays_an_operator() -> None:
+    snapshot = torch.empty(4, 8, dtype=torch.bfloat16, device="meta")
+    x = torch.empty(4, 8, dtype=torch.bfloat16, device="meta")
+    assert inductor.linear(x, snapshot, None, [], "operands=0", torch.bfloat16, snapshot) is NotImplemented
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
+    """Tensors of a GPU that need not be there, in compiled code."""
+    monkeypatch.setattr(arguments.routing, "everywhere", False)
+    monkeypatch.setattr(arguments.native, "serves", lambda device: True)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(cutfuse.gradients.autograd.process, "opted_in", False)
+    with FakeTensorMode() as mode:
+        yield mode
+
+
+def prepared(needs_grad: bool, dtype: torch.dtype = torch.bfloat16) -> LinearCall:
+    x, weight = (torch.empty(8, 8, dtype=dtype, device="cuda") for _ in range(2))
+    return normalise_linear(x, weight.requires_grad_(needs_grad), epilogue=cutfuse.Epilogue(torch.tanh))
+
+
+def test_compiled_training_is_pytorchs_operations(on_a_gpu: FakeTensorMode) -> None:
+    assert "torch.compile" in prepared(needs_grad=True).composed_because
+    assert "torch.compile" in prepared(needs_grad=True, dtype=torch.float32).composed_because
+    assert prepared(needs_grad=False).composed_because == ""
+
+
+def test_compiled_training_in_a_precision_that_is_asked_for_is_operators(
+    on_a_gpu: FakeTensorMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cutfuse.gradients.autograd.process, "opted_in", True)
+    assert prepared(needs_grad=True, dtype=torch.float32).composed_because == ""
+    assert "torch.compile" in prepared(needs_grad=True).composed_because
+
+
+def test_compiled_pointwise_is_pytorchs_operations(on_a_gpu: FakeTensorMode) -> None:
+    x = torch.empty(8, 8, device="cuda")
+    assert "torch.compile" in prepare_pointwise(cutfuse.Epilogue(torch.tanh), x).composed_because

@@ -1,0 +1,239 @@
+"""16-bit layers that PyTorch itself computes: which they are, and that they give what a kernel would."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from emulated_device import direct_calls, emulated_device, paused
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import cutfuse
+from cutfuse import native, pytorch_operation
+from cutfuse.epilogue import Epilogue, Instruction, Program, evaluate, op_table
+from cutfuse.epilogue.operation import find_operation, rounds_once
+from cutfuse.epilogue.table import Op
+from cutfuse.planning import fused, linear_plan
+from cutfuse.planning.linear_plan import LinearArguments
+
+GENERATOR = torch.Generator().manual_seed(0)
+H200 = (9, 0, 132)
+A100 = (8, 0, 108)
+
+
+def values(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=GENERATOR).bfloat16()
+
+
+def program_of(op: Op, *arguments: str | float) -> Program:
+    parameters = tuple(default for _, default in op.parameters)
+    return Program((Instruction(op.name, arguments, parameters),), op.arity - 1)
+
+
+@pytest.mark.parametrize("name", [op.name for op in op_table().ops if rounds_once(op)])
+def test_an_operation_in_16_bits_is_the_program_rounded_once(name: str) -> None:
+    op = op_table().op(name)
+    program = program_of(op, *("z", "r0")[: op.arity])
+    found = find_operation(program.text)
+    assert found is not None
+    for dtype in (torch.bfloat16, torch.float16):
+        z, *operands = (values(4096).to(dtype) for _ in range(op.arity))
+        expected = evaluate(program, z.float(), [t.float() for t in operands]).to(dtype)
+        step = torch.finfo(dtype).eps
+        torch.testing.assert_close(found(z, operands), expected, rtol=step, atol=torch.finfo(dtype).tiny)
+
+
+@pytest.mark.parametrize(
+    ("function", "count", "expected"),
+    [
+        (lambda z: 1 - z, 0, lambda z: 1 - z),
+        (lambda z: z * 3, 0, lambda z: z * 3),
+        (lambda z, r: r - z, 1, lambda z, r: r - z),
+        (lambda z: F.gelu(z, approximate="tanh"), 0, lambda z: F.gelu(z, approximate="tanh")),
+        (lambda z: F.leaky_relu(z, 0.3), 0, lambda z: F.leaky_relu(z, 0.3)),
+        (lambda z, r: torch.mul(z, r), 1, lambda z, r: r * z),
+    ],
+)
+def test_numbers_and_order(function: Callable[..., Tensor], count: int, expected: Callable[..., Tensor]) -> None:
+    found = find_operation(Epilogue(function, count).program.text)
+    assert found is not None
+    tensors = [values(8) for _ in range(1 + count)]
+    assert torch.equal(found(tensors[0], tensors[1:]), expected(*tensors))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "operands=0",
+        "operands=0; tanh z; mul prev 2.0",
+        "operands=0; gt z 0.0",
+        "operands=2; mul r0 r1",
+        "operands=0; maximum z 0.5",
+        "operands=1; where z r0 0.0",
+        "operands=0; half z",
+        "operands=0; tanh z",
+        "operands=1; div r0 z",
+        "operands=0; div z 3.0",
+        "operands=0; div 3.0 z",
+    ],
+)
+def test_other_programs_are_no_operation(text: str) -> None:
+    assert find_operation(text) is None
+
+
+@pytest.fixture(autouse=True)
+def _on_an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for module in (pytorch_operation, linear_plan, fused):
+        monkeypatch.setattr(module, "device_facts", lambda device: H200)
+    pytorch_operation._waits_for_host.cache_clear()
+    yield
+    pytorch_operation._waits_for_host.cache_clear()
+
+
+def is_found(m: int, n: int, k: int, function: Callable[..., Tensor], **options: object) -> bool:
+    dtype = options.get("dtype", torch.bfloat16)
+    x = torch.empty(m, k, dtype=dtype, device="meta", requires_grad=options.get("needs_grad", True))
+    weight = torch.empty(n, k, dtype=dtype, device="meta")
+    operands = options.get("operands", ())
+    program = Epilogue(function, len(operands)).program
+    reduction, out_dtype = options.get("reduction", "none"), options.get("out_dtype", dtype)
+    arguments = LinearArguments(x, weight, None, operands, program, reduction, out_dtype)
+    return pytorch_operation.find_pytorch_operation(arguments, x, operands) is not None
+
+
+def test_which_layers_pytorch_trains() -> None:
+    wide = torch.empty(8, 8, device="meta")
+    assert is_found(197, 1536, 384, F.gelu)
+    assert is_found(197, 1536, 384, F.gelu, dtype=torch.float16)
+    assert not is_found(12608, 3072, 768, F.gelu)
+    assert is_found(12608, 3072, 768, torch.add, operands=(wide.bfloat16(),))
+    assert not is_found(12608, 3072, 768, torch.mul, operands=(wide.bfloat16(),))
+    assert not is_found(8, 8, 8, lambda z: torch.tanh(z) * 2)
+    assert not is_found(8, 8, 8, F.gelu, dtype=torch.float32)
+    assert not is_found(8, 8, 8, F.gelu, out_dtype=torch.float32)
+    assert not is_found(8, 8, 8, F.gelu, reduction="sum")
+    assert not is_found(8, 8, 8, torch.add, operands=(wide,))
+
+
+def test_which_layers_pytorch_computes_without_a_gradient() -> None:
+    residual = torch.empty(1576, 3072, dtype=torch.bfloat16, device="meta")
+    assert is_found(1576, 3072, 768, F.gelu, needs_grad=False)
+    assert is_found(1576, 3072, 768, torch.mul, needs_grad=False, operands=(residual,))
+    assert not is_found(1576, 3072, 768, lambda z: torch.tanh(z) * 2, needs_grad=False)
+    assert not is_found(197, 1536, 384, F.gelu, needs_grad=False)  # fused
+    assert not is_found(1024, 8192, 8192, torch.relu, needs_grad=False)
+
+
+@pytest.fixture(params=["exchange", "attributes"])
+def emulated(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.param == "exchange" and not hasattr(Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this PyTorch has no exchange API")
+    with emulated_device(request.param):
+        yield
+
+
+LAYOUTS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
+    "operand of rows in another order": lambda: (values(2, 3, 16), values(8, 3, 2).permute(2, 1, 0)),
+    "operand of more dimensions": lambda: (values(3, 16), values(1, 3, 8)),
+    "operand of more dimensions than a vector": lambda: (values(16), values(1, 8)),
+    "operand of some leading dimensions": lambda: (values(2, 3, 16), values(3, 1)),
+    "x of rows in another order": lambda: (values(3, 2, 16).transpose(0, 1), values(8)),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("function", [torch.mul, lambda z, r: r - z], ids=["mul", "r - z"])
+def test_the_first_call_is_as_the_others(emulated: None, name: str, function: Callable[..., Tensor]) -> None:
+    x, r = (tensor.requires_grad_() for tensor in LAYOUTS[name]())
+    weight, bias = values(8, 16).requires_grad_(), values(8).requires_grad_()
+    runs = []
+    for _ in range(2):
+        y = cutfuse.linear(x, weight, bias, epilogue=function, operands=(r,))
+        assert y.shape == (*x.shape[:-1], 8)
+        assert y.is_contiguous()
+        grad = torch.linspace(0, 1, y.numel()).bfloat16().reshape(y.shape)
+        runs.append((y, *torch.autograd.grad(y, (x, weight, bias, r), grad)))
+    for first, later in zip(*runs, strict=True):
+        torch.testing.assert_close(later, first, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_calls_without_a_gradient(monkeypatch: pytest.MonkeyPatch, emulated: None, name: str) -> None:
+    """On a GPU without fused kernels, where all are a product of cuBLAS's and what follows it."""
+    for module in (linear_plan, fused):
+        monkeypatch.setattr(module, "device_facts", lambda device: A100)
+    x, r = LAYOUTS[name]()
+    weight, bias = values(8, 16), values(8)
+    expected = F.linear(x, weight, bias) * r
+    for is_direct in (False, True):
+        before = direct_calls()
+        y = cutfuse.linear(x, weight, bias, epilogue=lambda z, r: z * r, operands=(r,))
+        assert direct_calls() == before + is_direct
+        assert y.is_contiguous()
+        torch.testing.assert_close(y, expected.reshape(*x.shape[:-1], 8), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_rows_that_are_far_apart_have_one_rounding(
+    monkeypatch: pytest.MonkeyPatch, emulated: None, needs_gradient: bool
+) -> None:
+    """PyTorch adds the bias of such an x of three dimensions to a rounded product; cutfuse's first call does not."""
+    for module in (linear_plan, fused):
+        monkeypatch.setattr(module, "device_facts", lambda device: A100)
+    x = values(4, 10, 96).chunk(3, -1)[0]
+    weight, bias = values(16, 32).requires_grad_(needs_gradient), values(16) * 30
+    results = [cutfuse.linear(x, weight, bias, epilogue=lambda z: torch.tanh(z / 30) * 2) for _ in range(3)]
+    for later in results[1:]:
+        assert torch.equal(results[0], later)
+
+
+def test_sizes_that_symbols_stand_for(emulated: None) -> None:
+    def layer(x: Tensor, weight: Tensor) -> Tensor:
+        return cutfuse.linear(x, weight, epilogue=F.gelu)
+
+    weight = values(8, 16).requires_grad_()
+    traced = make_fx(layer, tracing_mode="symbolic")(values(3, 16), weight)
+    with paused():
+        for rows in (3, 5):
+            x = values(rows, 16)
+            torch.testing.assert_close(traced(x, weight), layer(x, weight), rtol=1e-2, atol=1e-2)
+
+
+def test_not_under_autocast_which_casts_an_operation() -> None:
+    with torch.autocast("cpu"):
+        x, weight = (torch.ones(8, 8, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+        program = Epilogue(F.gelu, 0).program
+        arguments = LinearArguments(x, weight, None, (), program, "none", torch.bfloat16)
+        assert pytorch_operation.find_pytorch_operation(arguments, x, ()) is None
+
+
+@pytest.mark.parametrize(
+    ("multiprocessors", "sizes", "waits"),
+    [(132, (197, 1536, 384), True), (132, (4096, 8192, 4096), False), (32, (1576, 3072, 768), False)],
+)
+def test_when_a_training_step_waits_for_the_host(
+    multiprocessors: int, sizes: tuple[int, int, int], waits: bool
+) -> None:
+    code = native.core.dtypes()["bfloat16"]
+    assert native.core.training_waits_for_host(*sizes, code, multiprocessors) == waits
+
+
+def test_what_a_direct_call_refuses() -> None:
+    for arguments in ([5], [-1], [0] * 8):
+        with pytest.raises(ValueError, match="operation_call"):
+            native.core.operation_call(torch.relu, arguments)
+
+
+def test_explain_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutfuse.arguments, "why_composed", lambda x, arithmetic: "")
+    x, weight = values(8, 16).requires_grad_(), values(4, 16)
+    assert "less host time to train a layer with one operation" in str(cutfuse.explain(x, weight, epilogue=F.gelu))
+    x, weight = (torch.empty(size, 768, dtype=torch.bfloat16) for size in (1576, 3072))
+    with_predictions = (
+        r"PyTorch's own kernel of this one operation .*\n.*cuBLAS and one more kernel would take [\d.]+ us"
+    )
+    assert re.search(with_predictions, str(cutfuse.explain(x, weight, epilogue=F.gelu)))

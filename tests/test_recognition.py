@@ -1,0 +1,532 @@
+"""The native module gives a number for callables that it has met, and only while their fingerprint is that number's."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+import os
+import random
+import resource
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from recognition_checks import check_number, start, teach
+from recognition_world import World
+from torch import nn
+
+from cutfuse import native
+from cutfuse.epilogue import Epilogue, resolve
+from cutfuse.epilogue.fingerprint import fingerprint
+from cutfuse.epilogue.recognition import recognised
+from cutfuse.epilogue.types import type_of, unknown_types
+
+GLOBAL = 2.0
+HOME: Any = types.ModuleType("home")
+HOME.inner = types.ModuleType("inner")
+HOME.inner.scale = 2.0
+
+Fn = Callable[..., Any]
+
+FINGERPRINT: Any = sys.modules["cutfuse.epilogue.fingerprint"]
+RECOGNITION: Any = sys.modules["cutfuse.epilogue.recognition"]
+
+
+@pytest.fixture(autouse=True)
+def _start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys.modules[__name__], "GLOBAL", GLOBAL)
+    monkeypatch.setattr(HOME.inner, "scale", 2.0)
+    start()
+    yield
+    start()
+
+
+def set_global(value: object) -> None:
+    sys.modules[__name__].GLOBAL = value  # type: ignore[attr-defined]
+
+
+def learn(fn: Any, operand_count: int = 0) -> int:
+    """The number of a callable; that it is recognised is checked, and counted."""
+    resolve(fn, operand_count)
+    before = native.core.callable_counts()["hits"]
+    number = teach(fn, operand_count=operand_count)
+    assert (native.core.callable_counts()["hits"] > before) == (number > 1)
+    return number
+
+
+def helper(z: torch.Tensor, scale: float = 2.0, *, shift: float = 1.0) -> torch.Tensor:
+    return z * scale + shift
+
+
+def recursive(z: torch.Tensor, depth: int = 3) -> torch.Tensor:
+    return z if depth == 0 else recursive(z, depth - 1) * GLOBAL
+
+
+def make(scale: Any) -> Fn:
+    return lambda z: torch.sigmoid(z) * scale
+
+
+def capture(value: object) -> Fn:
+    return lambda z: z * 2 if value else z
+
+
+KNOWN: dict[str, Callable[[], Any]] = {
+    "lambda": lambda: lambda z: z + 2.0 * torch.sigmoid(z),
+    "closure": lambda: make(3.0),
+    "global": lambda: lambda z: z * GLOBAL,
+    "builtins": lambda: lambda z: sum([z * k for k in range(1, 4)], start=z) * len("ab"),
+    "attributes of modules": lambda: lambda z: F.silu(z) * math.pi + HOME.inner.scale,
+    "an attribute of a number": lambda: lambda z: z * GLOBAL.real,
+    "nested": lambda: lambda z: (lambda y: y * GLOBAL)(torch.tanh(z)),
+    "helper": lambda: lambda z: helper(z) + 1,
+    "defaults": lambda: lambda z, scale=2.0, *, shift=1.0: z * scale + shift,
+    "recursive": lambda: recursive,
+    "bool, None, str, bytes, int": lambda: (
+        lambda z, items=(True, None, "ab", b"ab", 3, 1 << 80): z * len(items) if items[0] else z
+    ),
+    "dtype": lambda: (lambda dtype: lambda z: z.to(dtype))(torch.float32),
+    "types": lambda: lambda z: z * 2 if isinstance(z, torch.Tensor) else float(z),
+    "numpy": lambda: make(np.float64(2.0)),
+    "nan": lambda: make(math.nan),
+    "torch function": lambda: torch.sigmoid,
+    "torch function in Python": lambda: F.leaky_relu,
+    "method": lambda: torch.Tensor.tanh,
+    "module": lambda: nn.SiLU(),
+    "module with a number": lambda: nn.LeakyReLU(0.2),
+    "modules": lambda: nn.Sequential(nn.Tanh(), nn.Hardtanh(-2, 2), nn.Sequential(nn.Tanh())),
+    "captured module": lambda: (lambda module: lambda z: module(z) + 1)(nn.Tanh()),
+    "partial": lambda: functools.partial(F.leaky_relu, negative_slope=0.2),
+    "partial with arguments": lambda: functools.partial(lambda scale, z, *, shift: z * scale + shift, 2.0, shift=1.0),
+    "captured partial": lambda: (lambda f: lambda z: f(z) * 2)(functools.partial(F.leaky_relu, negative_slope=0.2)),
+    "Epilogue": lambda: Epilogue(lambda z: z * 2),
+    "captured Epilogue": lambda: (lambda e: lambda z: z * (e.operand_count + 2))(Epilogue(lambda z: z * 2)),
+}
+
+
+@pytest.mark.parametrize("case", KNOWN)
+def test_what_is_recognised(case: str) -> None:
+    fn = KNOWN[case]()
+    number = learn(fn)
+    assert number > 1
+    assert learn(fn) == number
+    again = KNOWN[case]()
+    assert check_number(again) == number
+
+
+def test_the_identity() -> None:
+    assert native.core.recognise(None) == 1
+    taught = recognised(None, (), unknown_types(0))
+    assert taught is not None
+    assert (taught[0], taught[1].text) == (1, "operands=0")
+
+
+def test_different_callables_have_different_numbers() -> None:
+    scales = [2.0, 2, True, None, 0.0, -0.0, math.nan, -math.nan, "a", b"a", (2.0,), ((2.0,),), 1 << 70, -(1 << 70)]
+    fns = [capture(scale) for scale in scales]
+    numbers = [learn(fn) for fn in fns]
+    assert 0 not in numbers
+    assert len(set(numbers)) == len(numbers)
+    assert [check_number(fn) for fn in fns] == numbers
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda z: z * torch.tensor(2.0),
+        lambda z: z * torch.initial_seed(),
+        make([2.0]),
+        make(types.SimpleNamespace(scale=2.0)),
+        lambda z: z * undefined_name,  # type: ignore[name-defined]  # noqa: F821
+    ],
+)
+def test_what_has_no_number(fn: Fn) -> None:
+    nodes = native.core.callable_counts()["nodes"]
+    assert recognised(fn, (), unknown_types(0)) is None
+    assert native.core.recognise(fn) == 0
+    assert native.core.callable_counts()["nodes"] == nodes
+
+
+def test_what_is_no_callable_is_not_known() -> None:
+    for value in (1, 1.5, "a", b"a", (), {}, [], object(), torch.ones(1), int, Ellipsis, sys, HOME):
+        assert native.core.recognise(value) == 0
+
+
+def test_the_epilogue_is_the_one_of_that_key() -> None:
+    x = torch.ones(3)
+    fn = make(2.0)
+    assert recognised(fn, (), (type_of(x),)) is None  # nothing was traced yet
+    for types_ in ((type_of(x),), (type_of(x.double()),), unknown_types(0)):
+        kept = resolve(fn, 0, types_)
+        taught = recognised(fn, (), types_)
+        assert taught is not None
+        assert taught[1] is kept
+    fn = lambda z, scale: z * scale  # noqa: E731
+    kept = resolve(fn, 0, (type_of(x),), (3.0,))
+    taught = recognised(fn, (3.0,), (type_of(x),))
+    assert taught is not None
+    assert taught[1] is kept
+    assert recognised(fn, (-3.0,), (type_of(x),)) is None
+    epilogue = Epilogue(fn, 1)
+    for numbers, wanted in (((3.0,), "operands=0; mul z 3.0"), ((), "operands=1; mul z r0")):
+        taught = recognised(epilogue, numbers, (type_of(x),) * (2 - len(numbers)))
+        assert taught is not None
+        assert taught[1].text == wanted
+
+
+def test_an_epilogue_made_again() -> None:
+    first, second, third = (Epilogue(lambda z: z * 2) for _ in range(3))
+    number = learn(first)
+    assert check_number(second) == number
+    other = Epilogue(lambda z: z * 4)
+    assert check_number(other) == 0
+    assert learn(other) != number
+    assert check_number(third) == number
+
+
+def test_globals_that_are_computed() -> None:
+    class Globals(dict):
+        pass
+
+    fn = eval("lambda z: abs(z)", {})
+    assert learn(fn)
+    other = types.FunctionType(fn.__code__, Globals(__builtins__=fn.__builtins__))
+    other.__qualname__ = fn.__qualname__
+    assert fingerprint(other) is None
+    assert native.core.recognise(other) == 0
+
+
+def test_a_module_that_computes_an_attribute() -> None:
+    class Settings(types.ModuleType):
+        scale = property(lambda self: GLOBAL)
+
+    fn = eval("lambda z: z * home.inner.scale", {"home": HOME})
+    assert learn(fn)
+    for name in ("home", "inner"):
+        computed: Any = Settings("settings")
+        vars(computed).update(scale=2.0, inner=HOME.inner)
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "home":
+                patch.setitem(fn.__globals__, "home", computed)
+            else:
+                patch.setattr(HOME, "inner", computed)
+            assert fingerprint(fn) is None
+            assert native.core.recognise(fn) == 0
+    assert check_number(fn)
+
+
+def test_names_of_attributes() -> None:
+    module: Any = nn.Tanh()
+    module.first, module.second = 1.0, 2.0
+    number = learn(module)
+    del module.first
+    assert check_number(module) == 0
+    module.first = 1.0
+    assert check_number(module) == 0  # in another order
+    del module.second, module.first
+    module.first, module.third = 1.0, 2.0
+    assert check_number(module) == 0
+    del module.third
+    module.second = 2.0
+    assert check_number(module) == number
+
+
+def test_modules_inside_of_a_module() -> None:
+    chain = nn.Sequential(nn.Tanh(), nn.Sigmoid())
+    number = learn(chain)
+    chain.append(nn.Tanh())
+    assert check_number(chain) == 0
+    del chain._modules["2"]
+    assert check_number(chain) == number
+    del chain._modules["1"]
+    assert check_number(chain) == 0
+    chain.append(nn.Tanh())
+    del chain[1]  # leaves an OrderedDict, whose order is not that of the dict inside of it
+    resolve(chain, 0)
+    assert recognised(chain, (), unknown_types(0)) is None
+
+
+def test_the_same_function_twice() -> None:
+    def pair(first: Fn, second: Fn) -> Fn:
+        return lambda z: z * (2.0 if first is second else 3.0)
+
+    one, other = make(2.0), make(2.0)
+    assert learn(pair(one, one)) != learn(pair(one, other)) != 0
+    assert check_number(pair(other, other)) == check_number(pair(one, one))
+
+
+def test_a_global_changed_after_the_key_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another thread may: the number belongs to what was read, not to what there is when it is taught."""
+    fn = KNOWN["global"]()
+    resolve(fn, 0)
+    learn_callable = native.core.learn_callable
+
+    def change_and_learn(trail: list, number: int) -> bool:
+        set_global(3.0)
+        return learn_callable(trail, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(native.core, "learn_callable", change_and_learn)
+        taught = recognised(fn, (), unknown_types(0))
+    assert taught is not None
+    assert taught[1].text == "operands=0; mul z 2.0"
+    assert native.core.recognise(fn) == 0
+    set_global(2.0)
+    assert native.core.recognise(fn) == taught[0]
+
+
+def test_torch_function_modes_are_not_learnt_under() -> None:
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    fn = make(2.0)
+    resolve(fn, 0)
+    with Mode():
+        assert recognised(fn, (), unknown_types(0)) is None
+    assert learn(fn)
+
+
+@pytest.fixture
+def any_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if everything that has a key had been traced."""
+    epilogue = Epilogue(lambda z: z * 2)
+    monkeypatch.setattr(sys.modules["cutfuse.epilogue.recognition"], "find_traced", lambda *_: epilogue)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.usefixtures("any_trace")
+def test_random_changes(seed: int) -> None:
+    """Whatever changes, a number is given only where the fingerprint is that number's."""
+    with pytest.MonkeyPatch.context() as patch:
+        world = World(seed, patch)
+        known, seen = 0, 0
+        try:
+            for fn in world.callables:
+                teach(fn)
+            for _ in range(250):
+                world.change()
+                for fn in world.callables:
+                    number = check_number(fn)
+                    known += number > 0
+                    seen += fingerprint(fn) is not None
+                    if world.random.random() < 0.3:
+                        teach(fn)
+        finally:
+            world.end()
+    assert known > seen * 0.5 > 500
+
+
+@pytest.mark.usefixtures("any_trace")
+def test_code_at_the_address_of_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    reused = 0
+    addresses = set()
+    for k in range(300):
+        fn = eval(f"lambda z: z * {k}.0")
+        assert native.core.recognise(fn) == 0
+        assert teach(fn)
+        reused += id(fn.__code__) in addresses
+        addresses.add(id(fn.__code__))
+        for cache in ("_reads_by_code", "_reads_by_identity"):
+            getattr(FINGERPRINT, cache).clear()
+        del fn
+    assert reused > 10
+
+
+@pytest.mark.usefixtures("any_trace")
+def test_expressions_at_the_address_of_others() -> None:
+    numbers, addresses, reused = set(), set(), 0
+    for k in range(300):
+        epilogue = Epilogue(lambda z, k=k: torch.atan(z) * k)
+        assert native.core.recognise(epilogue) == 0
+        number = teach(epilogue)
+        assert number not in numbers
+        numbers.add(number)
+        reused += id(epilogue.expression) in addresses
+        addresses.add(id(epilogue.expression))
+        start()
+        RECOGNITION._numbers.clear()
+        teach(Epilogue(lambda z: z + 1))
+    assert reused > 10
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads Linux's /proc")
+def test_a_million_fresh_lambdas() -> None:
+    recognise = native.core.recognise
+    number = learn(make(2.0))
+    counts, before = native.core.callable_counts(), resident_bytes()
+    for _ in range(1_000_000):
+        assert recognise(make(2.0)) == number
+    for k in range(100_000):
+        assert recognise(make(k)) == 0
+    assert native.core.callable_counts() == {**counts, "hits": counts["hits"] + 1_000_000}
+    assert resident_bytes() - before < 20e6
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads Linux's /proc")
+@pytest.mark.usefixtures("any_trace")
+def test_the_table_is_bounded() -> None:
+    """Of fresh values, and of code that is compiled again."""
+    makers: list[Callable[[int], Fn]] = [
+        lambda k: make(float(k)),
+        lambda k: make(f"{k}" * 100),
+        lambda k: eval("lambda z: torch.tanh(z) * GLOBAL", {"torch": torch, "GLOBAL": 2.0}),
+    ]
+    for maker in makers:
+        for k in range(4000):
+            recognised(maker(k), (), unknown_types(0))
+    before = resident_bytes()
+    for maker in makers:
+        for k in range(12_000):
+            recognised(maker(-k), (), unknown_types(0))
+            if k % 100 == 0:
+                assert native.core.callable_counts()["nodes"] <= 16384
+    assert resident_bytes() - before < 40e6
+    fn = make(2.0)
+    assert teach(fn) == native.core.recognise(fn)
+
+
+@pytest.mark.parametrize("large", [lambda: torch.ones(12_000_000), lambda: bytes(48_000_000)])
+@pytest.mark.parametrize(
+    "capture",
+    [
+        lambda large: make(large),
+        lambda large: eval("lambda z: z * 2", {"large": large}),
+        lambda large: eval("lambda z: z * scale", {"large": large, "scale": 2.0}),
+        lambda large: eval("(lambda scale: lambda z: z * scale)(2.0)", {"large": large}),
+        lambda large: eval("lambda z: f(z)", {"f": eval("lambda z: z * scale", {"large": large, "scale": 2.0})}),
+        lambda large: with_cell_of(make(2.0), large),
+        lambda large: Epilogue(lambda z: z * (2 if large is not None else 3)),
+        lambda large: module_with(nn.Tanh(), large),
+    ],
+)
+def test_nothing_large_is_kept_alive(capture: Callable[[Any], Any], large: Callable[[], Any]) -> None:
+    value = large()
+    before = sys.getrefcount(value)
+    fn = capture(value)
+    if not isinstance(fn, nn.Module) and fingerprint(fn) is not None:
+        assert learn(fn)
+    else:
+        assert native.core.recognise(fn) == 0
+    del fn
+    gc.collect()
+    assert sys.getrefcount(value) == before
+
+
+def with_cell_of(fn: Any, large: object) -> Fn:
+    """Learnt with a number in the cell, which is a large object from then on."""
+    assert learn(fn)
+    fn.__closure__[0].cell_contents = large
+    assert native.core.recognise(fn) == 0
+    return fn
+
+
+def module_with(module: Any, large: object) -> nn.Module:
+    assert learn(module)
+    module.large = large
+    return module
+
+
+@pytest.mark.usefixtures("any_trace")
+def test_threads() -> None:
+    """Half of 64 redefine what they and others read, forget and learn; the others have callables of their own."""
+    shared: dict[str, Any] = {"torch": torch, "scale": 1.0}
+    fn = eval("lambda z: torch.tanh(z) * scale", shared)
+    keys: dict[int, Any] = {}
+    errors: list[BaseException] = []
+    stop = threading.Event()
+
+    def change(seed: int) -> None:
+        chance = random.Random(seed)
+        while not stop.is_set():
+            shared["scale"] = float(chance.randrange(5))
+            fn.__code__ = eval(f"lambda z: torch.tanh(z) * scale + {chance.randrange(3)}").__code__
+            recognised(fn, (), unknown_types(0))
+            native.core.recognise(fn)
+            if chance.random() < 0.01:
+                native.core.forget_callables()
+
+    def check(seed: int) -> None:
+        try:
+            for k in range(200):
+                own = make((k * seed) % 13)
+                key = fingerprint(own)
+                for _ in range(2):
+                    number = native.core.recognise(own)
+                    assert number == 0 or keys[number] == key
+                    taught = recognised(own, (), unknown_types(0))
+                    assert taught is not None
+                    assert keys.setdefault(taught[0], key) == key
+        except BaseException as error:
+            errors.append(error)
+
+    changers = [threading.Thread(target=change, args=(seed,)) for seed in range(32)]
+    checkers = [threading.Thread(target=check, args=(seed,)) for seed in range(1, 33)]
+    for thread in (*changers, *checkers):
+        thread.start()
+    for thread in checkers:
+        thread.join()
+    stop.set()
+    for thread in changers:
+        thread.join()
+    assert not errors
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of a fork beside threads, which is what is tested
+def test_fork() -> None:
+    fn = make(2.0)
+    number = learn(fn)
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            native.core.recognise(fn)
+            recognised(fn, (), unknown_types(0))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(5):
+            child = os.fork()
+            if child == 0:
+                taught = recognised(fn, (), unknown_types(0))
+                native.core.forget_callables()
+                os._exit(0 if taught and taught[0] == number and native.core.recognise(fn) == 0 else 1)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_forgetting() -> None:
+    fn = make(2.0)
+    number = learn(fn)
+    native.core.forget_callables()
+    assert native.core.callable_counts()["nodes"] == 0
+    assert native.core.recognise(fn) == 0
+    assert learn(fn) == number
+    numbers = native.core.callable_counts()["numbers"]
+    assert learn(make(4.0)) == numbers + 2  # 1 is the identity's
+    assert native.core.callable_counts()["numbers"] == numbers + 1
+
+
+@pytest.mark.parametrize("trail", [None, [1], [()], [("value", 0, None, "no such answer", 1)], [("value", 0, None)]])
+def test_what_is_no_trail(trail: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        native.core.learn_callable(trail, 2)
+    fn = make(2.0)
+    assert learn(fn) == native.core.recognise(fn)
