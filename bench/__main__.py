@@ -1,4 +1,4 @@
-"""The command line: run a suite, or render the results of one again."""
+"""The command line: run a suite, render the results of one again, or make the summary that is committed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bench.timing import Effort
 
-RESULTS = Path(os.path.relpath(Path(__file__).parent / "results"))  # relative: it is printed
+# Relative, as they are printed: what a run writes, which git ignores, and the summaries that are committed.
+RAW = Path(os.path.relpath(Path(__file__).parent / "raw"))
+SUMMARIES = RAW.with_name("results")
 # The reference run on an H200 is to fit into four minutes; the linear suite has 162 cases.
 TIME_LIMITS = {"reference": 240.0, "linear": 540.0, "reduce": 240.0, "pointwise": 240.0, "fp32": 240.0}
 # Suites with tables and plots of their own; a plot is a module's `write_png`, and what is added to its file's name.
@@ -42,7 +44,7 @@ def add_common(command: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="NAME",
-        help="write NAME.json and NAME.png; default: bench/results/SUITE-DEVICE",
+        help="write NAME.json and NAME.png; default: bench/raw/SUITE-DEVICE",
     )
     command.add_argument(
         "--filter", action="append", default=[], metavar="TEXT", help="only cases with TEXT in their title"
@@ -83,12 +85,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     render.add_argument("results", type=Path)
     render.add_argument("--markdown", action="store_true", help="print Markdown")
     render.add_argument(
-        "--summary", action="store_true", help=f"print the short Markdown that the README has, of {', '.join(REPORTS)}"
+        "--summary",
+        action="store_true",
+        help=f"print the documentation's short Markdown, of {', '.join(REPORTS)}",
     )
     render.add_argument(
         "--without", action="append", default=[], metavar="HEADING", help="leave this column out of the Markdown"
     )
     render.add_argument("--png", type=Path, help="where to draw; the default is beside the results file")
+    summary = commands.add_parser("summarise", help="the part of a results file that is committed")
+    summary.add_argument("results", type=Path)
+    summary.add_argument("--output", type=Path, metavar="FOLDER", default=SUMMARIES, help="default: bench/results")
     return parser.parse_args(arguments)
 
 
@@ -131,7 +138,7 @@ def default_output(options: argparse.Namespace, device_name: str) -> Path:
     """Where results go: a name for each suite and device, and another where only a part of the suite was asked for."""
     partial = options.quick or options.filter or options.contenders or options.rounds
     words = [options.command, *device_name.lower().split(), *(["partial"] if partial else [])]
-    return RESULTS / "-".join(words)
+    return RAW / "-".join(words)
 
 
 def settings_of(options: argparse.Namespace, names: tuple[str, ...], effort: Effort, is_cuda: bool) -> dict[str, Any]:
@@ -333,14 +340,33 @@ def run(options: argparse.Namespace) -> int:
     return 1 if has_failures({"cases": [*results["cases"], *trade_off]}) else 0
 
 
-def render(options: argparse.Namespace) -> int:
-    """Print the table of a results file, and draw its PNG unless Markdown was asked for."""
+def load(path: Path, command: str) -> dict[str, Any]:
+    """Read the results that a command was given, or exit with the reason why not."""
     from bench import report
 
     try:
-        results = report.load(options.results)
+        return report.load(path)
     except (OSError, ValueError) as error:
-        raise SystemExit(f"cannot render: {error}") from error
+        raise SystemExit(f"cannot {command}: {error}") from error
+
+
+def summarise(options: argparse.Namespace) -> int:
+    """Write the part of a results file that the tables and plots are made of."""
+    from bench.summarise import summarise
+
+    results = load(options.results, "summarise")
+    written = options.output / options.results.name
+    try:
+        size = summarise(results, written)
+    except ValueError as error:
+        raise SystemExit(f"cannot summarise: {error}") from error
+    print(f"Summary: {written}, {size / 1000:.0f} kB")
+    return 0
+
+
+def render(options: argparse.Namespace) -> int:
+    """Print the table of a results file, and draw its PNG unless Markdown was asked for."""
+    results = load(options.results, "render")
     form = report_of(results["suite"])
     if options.summary:
         if results["suite"] not in REPORTS:
@@ -358,7 +384,7 @@ def render(options: argparse.Namespace) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """The entry point; returns the exit status."""
     options = parse(arguments)
-    commands = {"render": render, "accuracy": run_accuracy, "host": run_host}
+    commands = {"render": render, "summarise": summarise, "accuracy": run_accuracy, "host": run_host}
     return commands.get(options.command, run)(options)
 
 

@@ -10,7 +10,7 @@ from matplotlib.ticker import NullLocator
 
 from bench.accuracy_suite import CUBLAS, GUARDED
 from bench.format import duration, error
-from bench.plot import CONTENDER_COLOURS
+from bench.plot import CONTENDER_COLOURS, GRID, save_png
 from bench.report import heading
 
 ALIGNMENTS = {"split3": "right", "split6": "left"}
@@ -22,29 +22,31 @@ def colour_of(name: str) -> str:
     return CONTENDER_COLOURS[{GUARDED: "cutfuse", CUBLAS: "compile"}.get(name, "eager")]
 
 
-def write_png(results: dict[str, Any], path: Path) -> bool:
-    """Draw `results` into `path`; False where nothing was timed, or no product has an error to draw."""
+def draw(results: dict[str, Any]) -> Figure | None:
+    """The figure; None where nothing was timed, or no product has an error to draw."""
     found = (results["trade_off"] or {"contenders": {}})["contenders"]
     points = {name: entry for name, entry in found.items() if "median_us" in entry and entry["error"]}
     if not points:
-        return False
+        return None
     figure = Figure(figsize=(7.0, 4.6), layout="constrained")
     axes = figure.subplots()
     for name, entry in points.items():
         x, y = entry["median_us"], entry["error"]
-        axes.scatter(x, y, s=46, color=colour_of(name), zorder=3)
+        is_default = name == GUARDED  # drawn last and larger, because split3 lies beneath it
+        axes.scatter(x, y, s=80 if is_default else 46, color=colour_of(name), zorder=4 if is_default else 3)
         # split3 is what "guarded" runs on these inputs: their labels go to opposite sides of their points. split6's is
         # near them both.
         above = name in (GUARDED, CUBLAS)
         axes.annotate(
-            f"{name}\n{duration(x)}, {error(y)}",
+            f"{name}{' (the default)' if is_default else ''}\n{duration(x)}, {error(y)}",
             (x, y),
             xytext=(0, 8 if above else -8),
             textcoords="offset points",
             ha=ALIGNMENTS.get(name, "center"),
             va="bottom" if above else "top",
             size=8,
-            weight="bold" if name == GUARDED else "normal",
+            weight="bold" if is_default else "normal",
+            color=colour_of(name) if is_default else None,
         )
     times = [entry["median_us"] for entry in points.values()]
     errors = [entry["error"] for entry in points.values()]
@@ -59,11 +61,14 @@ def write_png(results: dict[str, Any], path: Path) -> bool:
     axes.set_xlabel("time in µs", size=8)
     axes.set_ylabel("relative Frobenius error against fp64", size=8)
     axes.tick_params(labelsize=8)
-    axes.grid(color="#e4e4e4", linewidth=0.7)
+    axes.grid(**GRID)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(f"fp32 product of {results['trade_off']['shape']}, normal inputs", size=9, loc="left", weight="bold")
     figure.suptitle(heading(results), size=7)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    return True
+    return figure
+
+
+def write_png(results: dict[str, Any], path: Path) -> bool:
+    """Draw `results` into `path`; False where there is nothing to draw."""
+    return save_png(draw(results), path)

@@ -145,7 +145,7 @@ def summary_table(results: dict[str, Any]) -> Grid:
 
 
 def summary(results: dict[str, Any]) -> str:
-    """A row for each distribution, the error against the time and the verdicts as Markdown, for the README."""
+    """A row for each distribution, the error against the time and the verdicts as Markdown, for the documentation."""
     lines = [f"**{heading(results)}**", "", *markdown_table(*summary_table(results), LEFT), ""]
     lines += trade_off_lines(results)
     about = (

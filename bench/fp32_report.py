@@ -153,7 +153,7 @@ def remarks(results: dict[str, Any]) -> list[str]:
 
 
 def summary(results: dict[str, Any]) -> str:
-    """The lines and the error against the time as Markdown, for the README."""
+    """The lines and the error against the time as Markdown, for the documentation."""
     lines = [f"**{heading(results)}**", "", *markdown_table(*table(results), LEFT), "", *trade_off_lines(results)]
     return "\n".join([*lines, *(f"- {line}" for line in [*explanations(results), verdict_line(results)])])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
@@ -16,6 +17,7 @@ from bench.workloads import PRECISIONS
 # The labels of the groups from the top down, and for every bar in a group its length and its text.
 Panel = tuple[list[str], dict[str, list[tuple[float, str] | None]]]
 
+GRID: dict[str, Any] = {"alpha": 0.35, "linewidth": 0.7}  # of the colour that the figure's theme gives it
 BAR = 0.18  # inches of height for a bar with its label
 LINEAR_SCALE_UP_TO = 8.0
 CONTENDER_COLOURS = {
@@ -29,8 +31,10 @@ LABELS = {"mm": "torch.mm alone", "compile": "torch.compile"}
 EPILOGUE_COLOURS = ("#4f81bd", "#8fb3d9", "#e8743b", "#b5502a", "#6a9f58", "#a17fc0", "#8c8c8c", "#d4a72c")
 
 
-def horizontal_bars(axes: Axes, groups: list[str], series: dict[str, list[tuple[float, str] | None]]) -> None:
-    """Grouped bars from the top down, each labelled."""
+def horizontal_bars(
+    axes: Axes, groups: list[str], series: dict[str, list[tuple[float, str] | None]], dots: bool = False
+) -> None:
+    """Grouped bars from the top down, each labelled; `dots` for a log axis, on which a bar's length means nothing."""
     position = 0.0
     ticks = []
     colours = dict(zip(series, EPILOGUE_COLOURS, strict=False))
@@ -44,14 +48,18 @@ def horizontal_bars(axes: Axes, groups: list[str], series: dict[str, list[tuple[
             colour = CONTENDER_COLOURS.get(name, colours.get(name))
             label = None if name in labelled else LABELS.get(name, name)
             labelled.add(name)
-            axes.barh(position, length, height=0.86, color=colour, label=label)
-            axes.annotate(text, (length, position), xytext=(3, 0), textcoords="offset points", va="center", size=7)
+            if dots:
+                axes.plot(length, position, "o", markersize=6, color=colour, label=label)
+            else:
+                axes.barh(position, length, height=0.86, color=colour, label=label)
+            offset = 6 if dots else 3
+            axes.annotate(text, (length, position), xytext=(offset, 0), textcoords="offset points", va="center", size=7)
             position += 1
         position += 0.8
     axes.set_yticks([tick for tick, _ in ticks], [group for _, group in ticks], size=8)
     axes.set_ylim(position - 0.3, -0.9)
     axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", color="#e4e4e4", linewidth=0.7)
+    axes.grid(axis="x", **GRID)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
 
@@ -106,9 +114,14 @@ def panels_of(results: dict[str, Any]) -> dict[str, Panel]:
     return panels
 
 
+def lengths_of(panels: dict[str, Panel]) -> list[float]:
+    """The lengths of all bars."""
+    return [bar[0] for _, series in panels.values() for bars in series.values() for bar in bars if bar]
+
+
 def scale(axes: Axes, panels: dict[str, Panel]) -> None:
     """From zero, or by powers where one bar would make the others too short to tell apart."""
-    lengths = [bar[0] for _, series in panels.values() for bars in series.values() for bar in bars if bar]
+    lengths = lengths_of(panels)
     longest = max(lengths)
     if longest <= LINEAR_SCALE_UP_TO:
         axes.set_xlim(0, longest * 1.16)
@@ -122,11 +135,11 @@ def scale(axes: Axes, panels: dict[str, Panel]) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
 
 
-def write_png(results: dict[str, Any], path: Path) -> bool:
-    """Draw `results` into `path`; False where nothing was measured."""
+def draw(results: dict[str, Any]) -> Figure | None:
+    """The figure; None where nothing was measured."""
     panels = panels_of(results)
     if not panels:
-        return False
+        return None
     columns = min(len(panels), 3 if results["suite"] == "linear" else 2)
     rows = -(-len(panels) // columns)
     bars = max(sum(bar is not None for bars in series.values() for bar in bars) for _, series in panels.values())
@@ -138,10 +151,11 @@ def write_png(results: dict[str, Any], path: Path) -> bool:
     else:
         has_floor = all(case["floor_us"] for case in results["cases"])
         label = "time / floor from the card's measured ceilings" if has_floor else "time / eager"
+    is_log = max(lengths_of(panels)) > LINEAR_SCALE_UP_TO
     for axes, (name, (groups, series)) in zip(grid, panels.items(), strict=False):
-        horizontal_bars(axes, groups, series)
+        horizontal_bars(axes, groups, series, dots=is_log)
         scale(axes, panels)
-        axes.axvline(1, color="#333333", linewidth=0.9)
+        axes.axvline(1, color=rcParams["text.color"], linewidth=0.9)
         axes.set_title(name, size=10, loc="left", weight="bold")
         axes.set_xlabel(label, size=8)
         axes.tick_params(axis="x", labelsize=8)
@@ -155,6 +169,18 @@ def write_png(results: dict[str, Any], path: Path) -> bool:
     }
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
     figure.suptitle(heading(results), size=9)
+    return figure
+
+
+def save_png(figure: Figure | None, path: Path) -> bool:
+    """Write a figure, if there is one, and say whether there is."""
+    if figure is None:
+        return False
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     return True
+
+
+def write_png(results: dict[str, Any], path: Path) -> bool:
+    """Draw `results` into `path`; False where nothing was measured."""
+    return save_png(draw(results), path)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SCHEMA = 1
+RESULTS = Path(__file__).resolve().parent / "results"
 LABELS = {"mm": "torch.mm", "compile": "torch.compile"}
 MOST_TITLES = 8  # A note on more cases than this gives their number only.
 WORDS = ("case", "variant", "shape", "precision", "path", "target")  # columns of text, aligned left
@@ -48,6 +49,11 @@ def load(path: Path) -> dict[str, Any]:
     if not isinstance(results, dict) or results.get("schema") != SCHEMA:
         raise ValueError(f"{path} holds no results of this benchmark (schema {SCHEMA})")
     return results
+
+
+def committed(suite: str) -> dict[str, Any]:
+    """A suite's committed results, of which the documentation's tables and plots are made."""
+    return load(RESULTS / f"{suite}-nvidia-h200.json")
 
 
 def ordered(results: dict[str, Any]) -> list[dict[str, Any]]:

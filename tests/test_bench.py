@@ -91,7 +91,7 @@ def test_render_refuses_other_files(content: str, tmp_path: Path) -> None:
 
 
 def test_default_output_keeps_partial_runs_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.__main__.RESULTS", tmp_path)
+    monkeypatch.setattr("bench.__main__.RAW", tmp_path)
     assert main(["reduce", "--device", "cpu", "--rounds", "2", "--filter", "4096x33"]) == 0
     written = {path.name for path in tmp_path.iterdir()}
     assert written - {"reduce-cpu-partial.png"} == {"reduce-cpu-partial.json"}

@@ -14,7 +14,7 @@ from host_figures import HALF, Figures, contenders, full_cases, results_of
 import cutfuse
 from bench import host_cases as suite
 from bench import host_report, host_suite, machine, report
-from bench.__main__ import RESULTS, default_output, main, parse
+from bench.__main__ import RAW, default_output, main, parse
 from bench.cases import TARGET_DEVICE
 from bench.host_suite import CUTFUSE, PYTORCH, judge
 from bench.timing import Effort
@@ -274,5 +274,5 @@ def test_quick_runs_are_short_and_kept_apart() -> None:
     assert host_suite.effort_of(True, None).seconds < host_suite.effort_of(False, None).seconds / 5
     assert host_suite.effort_of(True, 7) == Effort(host_suite.QUICK_EFFORT.seconds, 7, 7)
     options = parse(["host", "--quick"])
-    assert default_output(options, "NVIDIA H200") == RESULTS / "host-nvidia-h200-partial"
-    assert default_output(parse(["host"]), "NVIDIA H200") == RESULTS / "host-nvidia-h200"
+    assert default_output(options, "NVIDIA H200") == RAW / "host-nvidia-h200-partial"
+    assert default_output(parse(["host"]), "NVIDIA H200") == RAW / "host-nvidia-h200"

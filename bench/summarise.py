@@ -1,0 +1,61 @@
+"""From a raw run to what is committed: the figures that the tables and plots are made of, and nothing else.
+
+A raw file also has how long each case took, every sample count and the host's times; it is several times as large, and
+stays in the ignored folder `bench/raw`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bench.report import tidy
+
+LARGEST_BYTES = 50_000
+# No table and no plot reads these.
+UNREAD = frozenset({"host_us", "rounds", "rounding", "compile_s", "seconds", "reasons", "is_exact"})
+PRODUCT = "product"  # the route of the accuracy suite whose errors are shown; gradients are judged by their ratios
+
+
+def without_unread(value: Any) -> Any:
+    """The results without the fields that nothing reads, settings apart: they say how the run was made."""
+    if isinstance(value, dict):
+        kept = {key: item for key, item in value.items() if key not in UNREAD}
+        return {key: item if key == "settings" else without_unread(item) for key, item in kept.items()}
+    if isinstance(value, list):
+        return [without_unread(item) for item in value]
+    return value
+
+
+def without_gradients_errors(results: dict[str, Any]) -> dict[str, Any]:
+    """The accuracy suite's results with every ratio, and with the errors of the products alone."""
+    if results["suite"] != "accuracy":
+        return results
+    cases = [case if case["route"] == PRODUCT else {**case, "contenders": {}} for case in results["cases"]]
+    return {**results, "cases": cases}
+
+
+def as_text(results: dict[str, Any]) -> str:
+    """JSON with one line for each field, and for each case."""
+    fields = []
+    for key, value in results.items():
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        if isinstance(value, list) and value:
+            items = ",\n".join(json.dumps(item, ensure_ascii=False, separators=(",", ":")) for item in value)
+            text = f"[\n{items}\n]"
+        fields.append(f"{json.dumps(key)}:{text}")
+    return "{\n" + ",\n".join(fields) + "\n}\n"
+
+
+def summarise(results: dict[str, Any], path: Path) -> int:
+    """Write the summary of `results` to `path` and give its size in bytes.
+
+    Raises ValueError where it is larger than what may be committed.
+    """
+    content = as_text(tidy(without_unread(without_gradients_errors(results)))).encode()
+    if len(content) > LARGEST_BYTES:
+        raise ValueError(f"the summary has {len(content)} bytes, and at most {LARGEST_BYTES} are committed")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return len(content)

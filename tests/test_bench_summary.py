@@ -1,0 +1,59 @@
+"""What of a run is committed, and the plots that are made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import report
+from bench.__main__ import load, main, report_of
+from bench.summarise import LARGEST_BYTES, summarise
+
+COMMITTED = sorted((Path(__file__).resolve().parents[1] / "bench" / "results").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("suite", "filters"), [("reference", ["Sigmoid 256"]), ("fp32", ["skinny"]), ("accuracy", ["integers"])]
+)
+def test_a_summary_gives_the_same_tables(
+    suite: str, filters: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [part for text in filters for part in ("--filter", text)]
+    raw = tmp_path / f"{suite}.json"
+    main([suite, "--device", "cpu", "--rounds", "2", "--output", str(raw), *arguments])
+    assert main(["summarise", str(raw), "--output", str(tmp_path / "results")]) == 0
+    committed = tmp_path / "results" / raw.name
+    assert f"Summary: {committed}" in capsys.readouterr().out
+    assert committed.stat().st_size < raw.stat().st_size
+    form = report_of(suite)
+    shown = [getattr(form, "summary", form.markdown)(load(path, "render")) for path in (raw, committed)]
+    assert shown[0] == shown[1]
+
+
+def test_what_is_too_large_is_refused(tmp_path: Path) -> None:
+    results = {"schema": report.SCHEMA, "suite": "reduce", "cases": [{"group": "x" * LARGEST_BYTES}]}
+    with pytest.raises(ValueError, match="at most 50000 are committed"):
+        summarise(results, tmp_path / "reduce.json")
+    assert not (tmp_path / "reduce.json").exists()
+    raw = tmp_path / "raw.json"
+    report.save(results, raw)
+    with pytest.raises(SystemExit, match="cannot summarise"):
+        main(["summarise", str(raw), "--output", str(tmp_path)])
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
+def test_what_is_committed_is_small(path: Path) -> None:
+    assert path.suffix in (".json", ".png")  # PNGs are those of `render`, which git ignores
+    assert path.suffix == ".png" or path.stat().st_size <= LARGEST_BYTES
+
+
+def test_plots_are_of_the_committed_results() -> None:
+    pytest.importorskip("matplotlib")
+    from bench import figures
+
+    for suite, draw in figures.FIGURES.values():
+        results = report.committed(suite)
+        svg = figures.render(draw, results, figures.INKS["dark"])
+        assert report.heading(results) in svg  # digits of its versions too, which are no coordinates
+        assert figures.INKS["dark"] in svg
