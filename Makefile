@@ -1,11 +1,12 @@
 # make demo   the five reference models through cutfuse and through PyTorch, checked and timed
 # make test   the tests
-# Both make a virtual environment in .venv and install cutfuse there, in place: Python edits need no second install.
+# make docs   the documentation, into site/
+# They make a virtual environment in .venv and install cutfuse there, in place: Python edits need no second install.
 # Variables: PYTHON, VENV, TORCH, CUTFUSE_CUDA (AUTO, ON, OFF), PIP_FLAGS, DEMO_FLAGS, PYTEST_FLAGS.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint stub format clean
+.PHONY: help demo test docs lint stub format clean
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 10))
 PYTHON ?= $(shell for python in python3 python python3.13 python3.12 python3.11 python3.10; do \
@@ -13,7 +14,10 @@ PYTHON ?= $(shell for python in python3 python python3.13 python3.12 python3.11 
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 RUN := $(VENV)/bin/python
+# A process for each core, of half a gigabyte; PYTEST_FLAGS="-n 0" runs the tests in one.
+PARALLEL := --numprocesses auto --maxprocesses 4
 CLANG_FORMAT := $(RUN) -c 'import clang_format; clang_format.clang_format()'
+CLANG_TIDY := $(VENV)/bin/clang-tidy
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(RUN) -m pip install $(PIP_FLAGS)
 
 GPU := $(shell if nvidia-smi -L >/dev/null 2>&1 || test -e /dev/nvidia0; then echo yes; fi)
@@ -25,22 +29,35 @@ endif
 
 NATIVE := pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backend/*.py csrc/*.cpp csrc/*/*)
 INSTALLED := $(VENV)/.installed-cuda-$(CUTFUSE_CUDA)
-CPP_FILES := $(wildcard $(foreach suffix,h cuh cpp cu,csrc/*.$(suffix) csrc/*/*.$(suffix)))
+CPP_FILES := $(wildcard $(foreach suffix,h cuh cpp cu def,csrc/*.$(suffix) csrc/*/*.$(suffix)))
+# What a build without CUDA compiles; clang-tidy needs no more to know it, and takes a minute on 2 cores.
+HOST_FILES := $(filter-out %/cuda_launcher.cpp %/bindings_gemm.cpp,$(wildcard csrc/*.cpp $(foreach folder, \
+	common epilogue plan call launch,csrc/$(folder)/*.cpp) csrc/*/*_plan.cpp csrc/*/*_shape.cpp csrc/*/*_reference.cpp))
+CLANG_TIDY_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 help:
-	@sed -n '1,4s/^# //p' Makefile
+	@sed -n '1,5s/^# //p' Makefile
 
 demo: $(INSTALLED)
 	$(RUN) -m cutfuse.demo $(DEMO_FLAGS)
 
 test: $(INSTALLED)
-	$(RUN) -m pytest $(PYTEST_FLAGS)
+	$(RUN) -m pytest $(PARALLEL) $(PYTEST_FLAGS)
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+	@echo "The documentation is in site/index.html"
 
 lint: $(VENV)/.lint
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
 	$(CLANG_FORMAT) --dry-run -Werror $(CPP_FILES)
+	@echo "clang-tidy: $(words $(sort $(HOST_FILES))) files, $(CLANG_TIDY_JOBS) at a time"
+	@includes=$$($(RUN) -c 'import pybind11, sysconfig; \
+	print("-isystem", pybind11.get_include(), "-isystem", sysconfig.get_path("include"))'); \
+	printf '%s\n' $(sort $(HOST_FILES)) | xargs -P $(CLANG_TIDY_JOBS) -I {} \
+	$(CLANG_TIDY) --quiet {} -- -std=c++17 -Icsrc $$includes
 
 stub: $(VENV)/.lint
 	$(RUN) tests/native_stub.py
@@ -52,7 +69,7 @@ format: $(VENV)/.lint
 	$(CLANG_FORMAT) -i $(CPP_FILES)
 
 clean:
-	rm -rf build dist $(VENV)
+	rm -rf build dist site $(VENV)
 
 # A torch that $(PYTHON) already has is used from there, by a .pth file: it is large, and it fits the machine.
 $(VENV)/.torch:
@@ -89,4 +106,8 @@ endif
 
 $(VENV)/.lint: $(INSTALLED)
 	$(PIP) --quiet "cutfuse[lint]"
+	@touch $@
+
+$(VENV)/.docs: $(INSTALLED)
+	$(PIP) --quiet "cutfuse[docs]"
 	@touch $@

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import cutfuse
 from cutfuse import models, native
+from cutfuse.demo_output import Figures, next_steps, progress, show_table
 
 # LinearSigmoidSum in fp64 and Sigmoid's three matrices each take about 25 GiB at full size.
 FULL_SIZE_BYTES = 32 * 2**30
@@ -86,6 +87,11 @@ class Result:
         one_rounding = torch.finfo(self.precision.dtype).eps / 2
         return self.errors[1] <= self.errors[0] + one_rounding
 
+    @property
+    def figures(self) -> Figures:
+        case = self.case
+        return Figures(case.name, case.shape, self.precision.name, self.path, self.errors, self.seconds, self.matches)
+
 
 def measure_errors(model: nn.Module, x: Tensor, outputs: Sequence[Tensor]) -> list[float]:
     """The relative errors of `outputs`, each the model's output for `x`, against the model in fp64."""
@@ -138,52 +144,6 @@ def run_case(case: Case, precision: Precision, device: torch.device) -> Result:
     return Result(case, precision, path, (plain_error, fused_error), (plain_seconds, fused_seconds))
 
 
-def format_seconds(seconds: float) -> str:
-    return f"{seconds * 1e6:.0f} us" if seconds < 0.01 else f"{seconds * 1e3:.0f} ms"
-
-
-def format_table(results: Sequence[Result]) -> str:
-    """The results as aligned columns: text to the left, numbers to the right."""
-    header = [
-        "model",
-        "input",
-        "precision",
-        "path",
-        "error PyTorch",
-        "cutfuse",
-        "time PyTorch",
-        "cutfuse",
-        "ratio",
-        "check",
-    ]
-    rows = [
-        [
-            result.case.name,
-            "x".join(map(str, result.case.shape)),
-            result.precision.name,
-            result.path,
-            f"{result.errors[0]:.1e}",
-            f"{result.errors[1]:.1e}",
-            format_seconds(result.seconds[0]),
-            format_seconds(result.seconds[1]),
-            f"{result.seconds[1] / result.seconds[0]:.2f}",
-            "ok" if result.matches else "MISMATCH",
-        ]
-        for result in results
-    ]
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    text_columns = (0, 1, 2, 3, len(header) - 1)
-
-    def format_row(row: Sequence[str]) -> str:
-        cells = [
-            cell.ljust(width) if column in text_columns else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        return "  ".join(cells).rstrip()
-
-    return "\n".join([format_row(header), "  ".join("-" * width for width in widths), *map(format_row, rows)])
-
-
 def describe(device: torch.device, cases: Sequence[Case]) -> str:
     """What is about to run, and on what."""
     if device.type == "cuda":
@@ -200,14 +160,6 @@ def choose_precisions(case: Case, device: torch.device) -> list[Precision]:
     if device.type == "cuda" and case.has_product:
         return [FLOAT32, TENSOR_FLOAT32, BFLOAT16]
     return [FLOAT32, BFLOAT16]
-
-
-def show_progress(text: str) -> None:
-    """Rewrites one line on a terminal; elsewhere writes a line each."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-    elif text:
-        print(text, file=sys.stderr, flush=True)
 
 
 def parse_device(parser: argparse.ArgumentParser, name: str) -> torch.device:
@@ -234,20 +186,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(describe(device, cases))
     runs = [(case, precision) for case in cases for precision in choose_precisions(case, device)]
     results = []
-    for index, (case, precision) in enumerate(runs, start=1):
-        show_progress(f"[{index}/{len(runs)}] {case.name} {precision.name}")
-        results.append(run_case(case, precision, device))
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-    show_progress("")
+    with progress(len(runs)) as begin:
+        for case, precision in runs:
+            begin(f"{case.name} {precision.name}")
+            results.append(run_case(case, precision, device))
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
 
-    print(format_table(results))
-    print("error: relative to fp64; ratio: time of cutfuse over PyTorch, below 1 is faster")
+    show_table([result.figures for result in results], bars=device.type == "cuda")
+    print("ratio: time of cutfuse over PyTorch, below 1 is faster; errors, where shown, are relative to fp64")
     mismatches = [result for result in results if not result.matches]
     if mismatches:
         print(f"{len(mismatches)} of {len(results)} outputs are less accurate than PyTorch's")
         return 1
-    print(f"all {len(results)} outputs are as accurate as PyTorch's, to one rounding")
+    print(f"all {len(results)} outputs are as accurate as PyTorch's, to one rounding\n")
+    print(next_steps(on_gpu=device.type == "cuda"))
     return 0
 
 

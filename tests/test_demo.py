@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import math
+import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 import cutfuse
-from cutfuse import demo
+from cutfuse import demo, demo_output
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +30,7 @@ def test_every_model_matches_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> N
     table = capsys.readouterr().out
     assert table.count(" ok\n") == 2 * len(demo.SMALL_SIZE)
     assert all(case.name in table for case in demo.SMALL_SIZE)
+    assert table.rstrip().splitlines()[-1].startswith("  python -m cutfuse.report")
 
 
 @pytest.mark.parametrize("device", ["gpu", "meta", "cuda:99"])
@@ -65,3 +68,115 @@ def test_both_sizes_are_the_same_models() -> None:
     names = [case.name for case in demo.FULL_SIZE]
     assert names == [case.name for case in demo.SMALL_SIZE]
     assert sorted(names) == cutfuse.models.__all__
+
+
+@pytest.mark.parametrize(
+    ("ratio", "drawn"),
+    [(0.0, "#" + 19 * "."), (0.25, 5 * "#" + 15 * "."), (1.0, 20 * "#"), (1.02, 20 * "#"), (3.0, 20 * "#" + ">")],
+)
+def test_a_bar_is_a_part_of_pytorchs_time(ratio: float, drawn: str) -> None:
+    assert demo_output.bar(ratio, "#.") == drawn
+
+
+def test_bars_are_of_characters_that_the_output_has() -> None:
+    assert demo_output.bar_characters("utf-8") == "█░"
+    assert demo_output.bar_characters("ascii") == demo_output.bar_characters(None) == "#."
+
+
+def test_the_columns_are_aligned() -> None:
+    results = [make_result(1e-3, 1e-3).figures, make_result(1e-3, 1.0).figures]
+    _, header, rule, *rows = demo_output.format_table(demo_output.arrange(results, "#.", 200, True)).splitlines()
+    assert header.startswith("model")
+    assert header.endswith("check")
+    starts = {line.index(part) for line, part in zip((header, *rows), ("check", "ok", "MISMATCH"), strict=True)}
+    assert starts == {len(rule) - len("MISMATCH")}
+    assert "##########.........." in rows[0]  # 1 ms of 2
+
+
+def wide_figures() -> list[demo_output.Figures]:
+    """The rows of a GPU with the longest texts, one slower than PyTorch and less accurate."""
+    path = "planes of both operands in slices of K"
+    return [
+        demo_output.Figures(case.name, case.shape, "fp32", path, (5.3e-7, error), (1.25e-2, seconds), error < 1)
+        for case, error, seconds in zip(
+            demo.FULL_SIZE, (1e-7, 2e-7, 3e-7, 1.0, 5e-7), (1e-3, 2e-3, 12e-3, 4e-2, 5e-5), strict=True
+        )
+    ]
+
+
+SHOWN = {
+    60: {"model", "precision", "ratio", "check"},
+    80: {"model", "precision", "ratio", demo_output.BAR_HEADING, "check"},
+    100: set(demo_output.HEADINGS) - {"input", "path", "error:\nPyTorch", "error:\ncutfuse"},
+    160: set(demo_output.HEADINGS) - {"input"},
+    200: set(demo_output.HEADINGS),
+}
+
+
+@pytest.mark.parametrize("rich", [False, True])
+@pytest.mark.parametrize("width", SHOWN)
+def test_no_cell_is_truncated(
+    width: int, rich: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures, console = wide_figures(), None
+    if rich:
+        module = pytest.importorskip("rich.console", reason="rich colours the table")
+        console = module.Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+    monkeypatch.setattr(demo_output, "terminal_console", lambda: console)
+    monkeypatch.setenv("COLUMNS", str(width))
+    demo_output.show_table(figures)
+    printed = capsys.readouterr().out
+    shown, _, remark = printed.partition("No room here for: ")
+    if console is not None:
+        shown = console.file.getvalue()
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in shown
+    assert SHOWN[width] == set(demo_output.HEADINGS) - set(demo_output.arrange(figures, "█░", width, True).dropped)
+    for one in figures:
+        texts = demo_output.cells(one, demo_output.bar_characters(sys.stdout.encoding))
+        (line,) = (line for line in lines if line.startswith(one.model + " "))
+        assert [texts[heading] for heading in SHOWN[width] if texts[heading] not in line] == []
+    for heading in SHOWN[width]:
+        assert all(part in shown for part in heading.split("\n"))
+    assert remark.startswith("input") == (width < 200)
+
+
+def test_a_cpu_shows_no_bars(capsys: pytest.CaptureFixture[str]) -> None:
+    demo_output.show_table(wide_figures(), bars=False)
+    shown = capsys.readouterr().out
+    assert "full bar" not in shown
+    assert not set("█#") & set(shown)
+
+
+def test_progress_of_a_pipe_is_a_line_for_each_case(capsys: pytest.CaptureFixture[str]) -> None:
+    with demo_output.progress(2) as begin:
+        begin("first")
+        begin("second")
+    assert capsys.readouterr().err == "[1/2] first\n[2/2] second\n"
+
+
+def test_a_terminal_shows_bars_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    console_module = pytest.importorskip("rich.console", reason="rich colours the table")
+    console = console_module.Console(file=io.StringIO(), force_terminal=True, width=200, color_system="standard")
+    monkeypatch.setattr(demo_output, "terminal_console", lambda: console)
+    with demo_output.progress(1) as begin:
+        begin("first case")
+    demo_output.show_table([make_result(1e-3, 1e-3).figures])
+    shown = console.file.getvalue()
+    assert "first case" in shown
+    assert "\x1b[32m" in shown  # green: faster than PyTorch
+
+
+def test_a_terminal_without_rich_shows_the_plain_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    demo_output.show_table([make_result(1e-3, 1e-3).figures])
+    assert "\nmodel " in capsys.readouterr().out
+
+
+def test_a_gpu_is_told_of_the_benchmarks() -> None:
+    assert "python -m bench reference --quick" in demo_output.next_steps(on_gpu=True)
+    assert "python -m bench" not in demo_output.next_steps(on_gpu=False)

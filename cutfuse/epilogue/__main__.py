@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from cutfuse.epilogue.registry import describe_compositions
 from cutfuse.epilogue.table import Op, op_table
+from cutfuse.printing import print_lines
 
 
 def format_op(op: Op) -> tuple[str, str, str]:
@@ -32,8 +33,7 @@ def listing() -> Iterator[str]:
 
 
 def main() -> None:
-    for line in listing():
-        print(line)
+    print_lines(listing())
 
 
 if __name__ == "__main__":

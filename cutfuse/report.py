@@ -1,0 +1,192 @@
+"""`python -m cutfuse.report`: the build, versions, devices and settings that a bug report needs, as plain text.
+
+Runs on every machine: what cannot be found out is a line that says why. Nothing is sent anywhere.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import cutfuse
+
+from . import native
+from .planning.device import device_facts
+from .precision import allows_tf32, get_precision, product_mode
+from .printing import print_lines
+
+Line = tuple[str, str]
+
+# What changes results, kernels or their times in PyTorch, cuBLAS, the driver and the loader.
+VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_VISIBLE_DEVICES",
+    "LD_PRELOAD",
+    "NVIDIA_TF32_OVERRIDE",
+    "PYTHON_GIL",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "TORCHDYNAMO_DISABLE",
+    "TORCHINDUCTOR_MAX_AUTOTUNE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "TORCH_COMPILE_DISABLE",
+)
+
+
+def build_lines() -> list[Line]:
+    """How the installed cutfuse was built."""
+    lines = [("cutfuse", f"{cutfuse.__version__}, in {Path(__file__).parent}")]
+    try:
+        info = native.core.build_info()
+    except (ImportError, AttributeError) as error:  # AttributeError: a module of an older build
+        return [*lines, ("native module", f"BROKEN: {error}")]
+    if not native.core.cuda_build:
+        return [*lines, ("kernels", "none: a CPU-only build"), ("compiler", info["host_compiler"])]
+    return [
+        *lines,
+        ("kernels", f"CUDA {info['cuda_compiler']}"),
+        ("GEMM kernels", info["gemm_architectures"]),
+        ("other kernels", info["stream_architectures"]),
+        ("compiler", info["host_compiler"]),
+    ]
+
+
+def version_lines() -> list[Line]:
+    """What cutfuse runs on."""
+    implementation = f"{platform.python_implementation()} {platform.python_version()}"
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        implementation += ", without the GIL"
+    return [
+        ("Python", implementation),
+        ("platform", f"{platform.platform()}, {platform.machine()}"),
+        ("torch", torch.__version__),
+        ("torch's CUDA", torch.version.cuda or "none"),
+        ("triton", _version_of("triton")),
+        ("driver", _driver()),
+    ]
+
+
+def device_lines() -> list[Line]:
+    """The GPUs, and what runs on each."""
+    if not torch.cuda.is_available():
+        return [("CUDA devices", "none that PyTorch can use")]
+    lines = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        major, minor, multiprocessors = device_facts(torch.device("cuda", index))
+        memory = properties.total_memory / 2**30
+        what = f"{properties.name}, sm_{major}{minor}, {multiprocessors} multiprocessors, {memory:.0f} GiB"
+        lines.append((f"cuda:{index}", what))
+    return lines
+
+
+def setting_lines() -> list[Line]:
+    """The settings that decide how precise a product is and which way a call takes."""
+    matmul = torch.backends.cuda.matmul
+    autocast = [name for name in ("cuda", "cpu") if torch.is_autocast_enabled(name)]
+    return [
+        ("cutfuse.set_precision", repr(get_precision())),
+        ("fp32 products run in", product_mode()),
+        ("float32_matmul_precision", torch.get_float32_matmul_precision()),
+        ("tf32 in cuBLAS", str(allows_tf32())),
+        ("bf16 reduced precision", str(matmul.allow_bf16_reduced_precision_reduction)),
+        ("fp16 reduced precision", str(matmul.allow_fp16_reduced_precision_reduction)),
+        ("deterministic algorithms", str(torch.are_deterministic_algorithms_enabled())),
+        ("autocast", ", ".join(autocast) or "off"),
+        ("default dtype", str(torch.get_default_dtype())),
+    ]
+
+
+def variable_lines() -> list[Line]:
+    """The variables of VARIABLES that are set."""
+    return [(name, os.environ[name]) for name in VARIABLES if name in os.environ] or [("none", "of those that matter")]
+
+
+def path_lines() -> list[Line]:
+    """Which fast paths calls take here; on a GPU by making a call twice."""
+    devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    if not native.has_kernels():
+        why = "this build has no kernels" if not native.core.cuda_build else "this PyTorch is built without CUDA"
+        return [("kernels", f"inactive: {why}; PyTorch's operations compute every call")]
+    if not devices:
+        return [("kernels", "inactive: there is no CUDA device; PyTorch's operations compute every call")]
+    return [(f"cuda:{index}", describe_paths(torch.device("cuda", index))) for index in devices]
+
+
+def describe_paths(device: torch.device) -> str:
+    """What runs on a CUDA device, and whether a call that is made again takes the direct path."""
+    if not native.serves(device):
+        major, minor = native.OLDEST_CAPABILITY
+        return f"PyTorch's operations: the kernels are for sm_{major}{minor} and later"
+    x = torch.zeros(16, 16, device=device)
+    cutfuse.pointwise(torch.tanh, x)
+    before = native.core.direct_calls()
+    cutfuse.pointwise(torch.tanh, x)
+    direct = "on" if native.core.direct_calls() > before else "OFF"
+    gemm = "in one kernel" if device_facts(device)[0] == 9 else "through cuBLAS, then one kernel"
+    return f"linear layers {gemm}; direct path {direct}"
+
+
+SECTIONS: dict[str, Callable[[], list[Line]]] = {
+    "build": build_lines,
+    "versions": version_lines,
+    "devices": device_lines,
+    "settings": setting_lines,
+    "environment": variable_lines,
+    "fast paths": path_lines,
+}
+
+
+def report() -> str:
+    """The whole report. A section that fails says with which error: reports of broken machines matter most."""
+    text = []
+    for title, section in SECTIONS.items():
+        try:
+            lines = section()
+        except Exception as error:
+            lines = [("FAILED", f"{type(error).__name__}: {error}")]
+        text += [title, *(f"  {name:26}{_as_one_line(value)}" for name, value in lines)]
+    return "\n".join(text)
+
+
+def _as_one_line(value: str) -> str:
+    """A value in printable ASCII, whose paths do not name the user."""
+    home = os.path.expanduser("~")  # itself where there is none
+    named = value if len(home) < 2 else value.replace(home + os.sep, "~" + os.sep)
+    return named.encode("unicode_escape").decode().replace("\\\\", "\\")
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _driver() -> str:
+    """The NVIDIA driver's version, asked of nvidia-smi: PyTorch knows no more than the CUDA version behind it."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=20)
+    except OSError as error:
+        return f"unknown: nvidia-smi does not run, {error.strerror}"
+    except subprocess.TimeoutExpired:
+        return "unknown: nvidia-smi takes more than 20 s"
+    if result.returncode != 0:
+        return f"unknown: nvidia-smi exits with {result.returncode}"
+    return ", ".join(sorted(set(result.stdout.split())))
+
+
+if __name__ == "__main__":
+    print_lines([report()])
