@@ -1,0 +1,183 @@
+"""The text in the documentation's pages that is generated: tables of the benchmarks' results, the op table, sources.
+
+A page has it between `<!-- generate: reference -->` and `<!-- end of generate -->`, each on a line of its own.
+`python tests/documents.py` writes it anew, and `tests/test_docs.py` compares.
+"""
+
+from __future__ import annotations
+
+import html
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# `bench` is no part of the distribution; at the end, an installed cutfuse wins over the sources, which have no module.
+sys.path[:] = [*(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT), str(ROOT)]
+
+from bench import accuracy_report, fp32_report, report  # noqa: E402
+from bench.report import committed  # noqa: E402
+from bench.tables import Cell, Grid, markdown_table  # noqa: E402
+from cutfuse import models, nn  # noqa: E402
+from cutfuse.epilogue.__main__ import format_op  # noqa: E402
+from cutfuse.epilogue.refused import refused_functions  # noqa: E402
+from cutfuse.epilogue.registry import describe_compositions  # noqa: E402
+from cutfuse.epilogue.table import op_table  # noqa: E402
+
+REGION = re.compile(r"^<!-- generate: ([^\n]+) -->\n(.*?)^<!-- end of generate -->$", re.MULTILINE | re.DOTALL)
+NOT_RUN = "source of the package"  # the mark of a block of Python that is not a program
+PRODUCT_MODELS = ("LinearSigmoidSum", "GemmSigmoidScaleResidual")
+
+
+def lines_of(grid: Grid, left: Iterable[str]) -> str:
+    """A table in Markdown."""
+    return "\n".join(markdown_table(*grid, tuple(left)))
+
+
+def reference_table(model: str = "") -> str:
+    """The reference suite's table; of one model where `model` names it."""
+    results = committed("reference")
+    kept = [case for case in results["cases"] if model in ("", case["group"])]
+    without = ("path", *(("case", "shape") if model else ()))
+    return lines_of(report.table({**results, "cases": kept}, without), report.WORDS)
+
+
+def fp32_grids() -> str:
+    """The speed-ups by shape, each with its title."""
+    found = fp32_report.grids(committed("fp32"))
+    tables = {title: lines_of(grid, fp32_report.LEFT) for title, grid in found.items()}
+    parts = [f"{title}, times as fast as cuBLAS in fp32:\n\n{lines}" for title, lines in tables.items()]
+    return "\n\n".join([*parts, f"{fp32_report.OWN_CUBLAS}: cutfuse ran cuBLAS itself."])
+
+
+def code(text: str) -> Cell:
+    """A cell of code, with entities for what Markdown would take: in backticks it would show the backslash of a bar."""
+    entities = {ord(character): f"&#{ord(character)};" for character in "|_*`"}
+    return Cell(f"<code>{html.escape(text).translate(entities)}</code>" if text else "")
+
+
+def functions_table() -> str:
+    """The rows of the op table."""
+    rows = [[code(spelt), code(formula), Cell(special)] for spelt, formula, special in ops()]
+    return lines_of((["function", "value", "special values"], rows), ("function", "value", "special values"))
+
+
+def ops() -> Iterable[tuple[str, str, str]]:
+    """How each op is written, its formula and its special values."""
+    return map(format_op, op_table().ops)
+
+
+def compositions_table() -> str:
+    """The functions that are spelt with ops of the table."""
+    rows = [[code(spelt), Cell(formula)] for spelt, formula in describe_compositions()]
+    return lines_of((["function", "computes"], rows), ("function", "computes"))
+
+
+def refused_table() -> str:
+    """The functions that the language lacks, by reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in refused_functions().items():
+        by_reason.setdefault(reason, []).append(f"`{name}`")
+    rows = [[Cell(reason), Cell(", ".join(names))] for reason, names in by_reason.items()]
+    return lines_of((["why not", "functions"], rows), ("why not", "functions"))
+
+
+def source(name: str) -> str:
+    """The plain model and its drop-in, as they are in the package."""
+    drop_in = getattr(nn, name)
+    first_line = inspect.getsource(drop_in).splitlines()[0]
+    forward = f"{first_line}\n{inspect.getsource(drop_in.forward).rstrip()}"  # indented, as ruff formats pages too
+    plain = inspect.getsource(getattr(models, name)).strip()
+    plain_block, forward_block = (f"<!-- {NOT_RUN} -->\n```python\n{code}\n```" for code in (plain, forward))
+    return f"{plain_block}\n\nThe drop-in's `forward`:\n\n{forward_block}"
+
+
+def plot(name: str, *words: str) -> str:
+    """A plot of `bench.figures`, for light and dark pages."""
+    image = f"images/{name}-{{}}.svg"
+    return "\n".join(
+        [
+            "<picture>",
+            f'  <source media="(prefers-color-scheme: dark)" srcset="{image.format("dark")}">',
+            f'  <img alt="{" ".join(words)}" src="{image.format("light")}">',
+            "</picture>",
+        ]
+    )
+
+
+def sixteen_bit_ratios() -> str:
+    """How long the 16-bit layers of the reference suite take over torch.compile, from the smallest to the largest."""
+    cases = [case for case in committed("reference")["cases"] if case["group"] in PRODUCT_MODELS]
+    ratios = [case["ratios"]["compile"] for case in cases if case["precision"] in ("bf16", "fp16")]
+    names = " and ".join(f"`{name}`" for name in PRODUCT_MODELS)
+    return (
+        f"In the reference suite, {names} in 16 bits take between {min(ratios):.2f} and {max(ratios):.2f} of the time "
+        "of torch.compile, the faster of its two modes."
+    )
+
+
+def under_floor() -> str:
+    """How many times of the reference suite are under the floor, and how far at most."""
+    cases = committed("reference")["cases"]
+    times = [
+        entry["median_us"] / case["floor_us"]
+        for case in cases
+        for entry in case["contenders"].values()
+        if "median_us" in entry and case["floor_us"]
+    ]
+    under = [time for time in times if time < 1]
+    return f"Of the {len(times)} times below, {len(under)} are under the floor, by at most {1 - min(under):.1%}."
+
+
+def machine() -> str:
+    """Where, when and of which commit the results of the pages are."""
+    suites = ("reference", "fp32", "accuracy")
+    return "\n".join(f"- {report.heading(committed(suite))}" for suite in suites)
+
+
+def ceilings() -> str:
+    """The measured rates that the floor is made of."""
+    found = committed("reference")["ceilings"]
+    rows = [[Cell("memory, read and written by a copy"), Cell(f"{found['copy'] / 1e12:.2f} TB/s")]]
+    rows.append([Cell("memory, read only"), Cell(f"{found['read'] / 1e12:.2f} TB/s")])
+    for precision, rate in found["product"].items():
+        rows.append([Cell(f"products, {precision}"), Cell(f"{rate / 1e12:.0f} TFLOP/s")])
+    return lines_of((["of", "rate"], rows), ("of",))
+
+
+GENERATORS: dict[str, Callable[..., str]] = {
+    "reference": reference_table,
+    "reference-heading": lambda: report.heading(committed("reference")),
+    "reference-remarks": lambda: "\n".join(f"- {line}" for line in report.remarks(committed("reference"))),
+    "fp32": lambda: lines_of(fp32_report.table(committed("fp32")), fp32_report.LEFT),
+    "fp32-remarks": lambda: "\n".join(f"- {line}" for line in fp32_report.remarks(committed("fp32"))),
+    "fp32-grids": fp32_grids,
+    "trade-off": lambda: "\n".join(accuracy_report.trade_off_lines(committed("fp32"))),
+    "accuracy": lambda: lines_of(accuracy_report.summary_table(committed("accuracy")), accuracy_report.LEFT),
+    "accuracy-verdicts": lambda: "\n".join(
+        f"- {line}" for line in accuracy_report.verdict_lines(committed("accuracy"))
+    ),
+    "functions": functions_table,
+    "compositions": compositions_table,
+    "refused": refused_table,
+    "source": source,
+    "plot": plot,
+    "16-bit-ratios": sixteen_bit_ratios,
+    "machine": machine,
+    "under-floor": under_floor,
+    "ceilings": ceilings,
+}
+
+
+def text_of(region: re.Match[str]) -> str:
+    """A region with its text written anew; KeyError where nothing has its name."""
+    name, *arguments = region[1].split()
+    text = GENERATORS[name](*arguments).strip()
+    return f"<!-- generate: {region[1]} -->\n\n{text}\n\n<!-- end of generate -->"
+
+
+def fill(markdown: str) -> str:
+    """A page with its generated text written anew."""
+    return REGION.sub(text_of, markdown)

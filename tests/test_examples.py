@@ -1,0 +1,26 @@
+"""The scripts of examples/ run as they stand; each checks its own results."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
+
+
+@pytest.mark.skipif(not EXAMPLES, reason="the examples are only in the source tree")
+def test_the_examples_are_found() -> None:
+    assert len(EXAMPLES) == 4
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs(path: Path) -> None:
+    command = [sys.executable, "-W", "error", str(path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads of small models wait where the machine is busy
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=path.parent, env=environment)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip()
