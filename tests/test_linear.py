@@ -164,6 +164,23 @@ def test_zeros_of_both_signs_are_different_numbers(path: str) -> None:
             torch.testing.assert_close(actual, torch.tensor([[1.0]]) / zero)
 
 
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("number", [1e300, -1e300])
+def test_numbers_beyond_fp32_are_infinities(number: float, is_compiled: bool, path: str) -> None:
+    """As in PyTorch, which rounds a number to the type that it computes in."""
+    x, w = torch.randn(3, 4), torch.randn(5, 4)
+
+    def epilogue(z: Tensor, r: float) -> Tensor:
+        return torch.add(z, r, alpha=2) * torch.sigmoid(z)
+
+    def layer() -> Tensor:
+        return cutfuse.linear(x, w, epilogue=epilogue, operands=(number,))
+
+    y = torch.compile(layer, backend="eager", fullgraph=True)() if is_compiled else layer()
+    assert torch.equal(y, epilogue(F.linear(x, w), number))
+    assert y.isinf().all()
+
+
 def test_prebuilt_epilogue_with_numbers(path: str) -> None:
     x, weight, bias = make_inputs(6, 5, 7, torch.float32)
     residual = torch.randn(6, 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from cutfuse.epilogue.program import Argument, Program
 from cutfuse.epilogue.table import CONDITION, op_table
 
 _ROOTS = {"torch": torch, "operator": operator}
+_LARGEST_FLOAT = torch.finfo(torch.float32).max
 
 Value = torch.Tensor | float
 
@@ -97,5 +99,8 @@ def _as_float(value: Value, like: torch.Tensor) -> Value:
 
 def _as_tensor(value: Value, like: torch.Tensor) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
+        # PyTorch's functions round such a number to an infinity, and new_full refuses it.
+        if like.dtype == torch.float32 and abs(value) > _LARGEST_FLOAT:
+            value = math.inf if value > 0 else -math.inf
         return like.new_full((), value)
     return value if value.dtype == like.dtype else value.to(like.dtype)
