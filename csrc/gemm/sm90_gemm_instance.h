@@ -1,5 +1,5 @@
 // One sm_90a GEMM kernel for each row of plan/gemm_configs.def: CUTLASS's warp-specialised TMA main loop, followed by
-// the epilogue program. Only the generated translation units include this file; each instantiates one row.
+// the epilogue program. Only the generated translation units include this file; each instantiates some rows.
 #pragma once
 
 #include <cuda_runtime.h>
