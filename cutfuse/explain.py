@@ -8,26 +8,46 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from . import routing
 from .epilogue import Program
 from .gradients import autograd
-from .linear import LinearCall, for_operators, is_plain, linear
+from .linear import LinearCall, for_operators, is_plain, linear, prepare_linear
 from .ops import schema
 from .planning.fused import KEEPS, explain_fused
 from .planning.linear_plan import LinearArguments
 from .planning.planes import Planes
-from .pointwise import PointwiseCall, pointwise
+from .pointwise import PointwiseCall, pointwise, prepare_pointwise, prepare_sigmoid, sigmoid
 from .precision import product_mode
 from .prepare import PreparedWeight
 from .pytorch_operation import BEHIND_CUBLAS
-from .reduce import ReduceCall, reduce
+from .reduce import ReduceCall, prepare_reduce, prepare_sum, reduce
+from .reduce import sum as sum_
 
 Call = LinearCall | PointwiseCall | ReduceCall
+Preparation = Callable[..., Call | None]  # takes what a call takes; None where PyTorch's own operations compute it
+
+PREPARATIONS: dict[Callable[..., Tensor], Preparation] = {
+    linear: prepare_linear,
+    pointwise: prepare_pointwise,
+    sigmoid: prepare_sigmoid,
+    reduce: prepare_reduce,
+    sum_: prepare_sum,
+}
+
+
+@runtime_checkable
+class PreparesCalls(Protocol):
+    """A module whose `forward` makes one call of cutfuse, which `prepare_call` gives instead of making it.
+
+    Both are defined by the same class: a subclass that has another `forward` cannot be explained without its own.
+    """
+
+    def prepare_call(self, *args: Any, **kwargs: Any) -> Call | None: ...
+
 
 _COMPILES = "nothing: the kernels are built already, and interpret the program"
 _TERMINAL_WIDTH = 107  # 120 with the titles
@@ -89,56 +109,61 @@ class Explanation:
         return [(title, entries) for title, entries in sections if entries]
 
 
-class _Observed(BaseException):
-    """Raised instead of running a call, which it carries to `explain`."""
-
-    def __init__(self, call: Call) -> None:
-        super().__init__()
-        self.call = call
-
-
 def explain(*args: Any, **kwargs: Any) -> Explanation:
     """What a call would run and why, without running it; print the result.
 
     Takes a function of cutfuse or a module of `cutfuse.nn` and the arguments of its call: `explain(module, x)`,
     `explain(cutfuse.linear, x, w, epilogue=torch.relu)`. Or the arguments alone, of `linear` (a tensor, then a weight),
-    `reduce` (a tensor, then a dimension) or `pointwise` (a function, then a tensor).
+    `reduce` (a tensor, then a dimension) or `pointwise` (a function, then a tensor). A module's hooks do not run.
 
     Raises what the call raises; TypeError where it is no call of cutfuse.
     """
-    function, arguments = _find_function(args, kwargs)
-    _check_signature(function, arguments, kwargs)
-    try:
-        with routing.observed_by(_stop):
-            function(*arguments, **kwargs)
-    except _Observed as observed:
-        return _explain(observed.call)
-    raise TypeError(
-        "cutfuse.explain: the call does not come to a kernel of cutfuse: PyTorch's own operations compute it"
-    )
+    called, prepare, arguments = _find_preparation(args, kwargs)
+    _check_signature(called, prepare, arguments, kwargs)
+    call = prepare(*arguments, **kwargs)
+    if call is None:
+        raise TypeError(
+            "cutfuse.explain: the call does not come to a kernel of cutfuse: PyTorch's own operations compute it"
+        )
+    return _explain(call)
 
 
-def _stop(call: Call) -> NoReturn:
-    raise _Observed(call)
-
-
-def _find_function(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def _find_preparation(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Preparation, tuple[Any, ...]]:
+    """The function or module that is called, what prepares its calls, and the arguments of this one."""
     first = args[0] if args else None
-    if isinstance(first, torch.nn.Module) or getattr(first, "__module__", "").startswith("cutfuse."):
-        from_cutfuse = not isinstance(first, torch.nn.Module) or type(first).__module__.startswith("cutfuse.nn")
-        if from_cutfuse and callable(first) and not hasattr(first, "program"):
-            return first, args[1:]
+    if isinstance(first, torch.nn.Module) and isinstance(first, PreparesCalls):
+        _check_forward(first)
+        return first, first.prepare_call, args[1:]
+    if inspect.isfunction(first) and first.__module__.startswith("cutfuse."):
+        return first, PREPARATIONS.get(first, _prepare_nothing), args[1:]
     if callable(first) and not isinstance(first, Tensor):
-        return pointwise, args
-    second = args[1] if len(args) > 1 else kwargs.get("weight")
-    return (linear if isinstance(second, Tensor | PreparedWeight) else reduce), args
+        function: Callable[..., Tensor] = pointwise
+    else:
+        second = args[1] if len(args) > 1 else kwargs.get("weight")
+        function = linear if isinstance(second, Tensor | PreparedWeight) else reduce
+    return function, PREPARATIONS[function], args
 
 
-def _check_signature(function: Callable[..., Any], arguments: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _prepare_nothing(*_: Any, **__: Any) -> None:
+    """Of a function that makes no call."""
+
+
+def _check_forward(module: torch.nn.Module) -> None:
+    """Raises TypeError where `prepare_call` is of another forward than the one that runs."""
+    own = next(cls for cls in type(module).__mro__ if "forward" in vars(cls))
+    if "forward" in vars(module) or "prepare_call" not in vars(own):
+        raise TypeError(
+            f"cutfuse.explain: {type(module).__name__} has another forward than cutfuse's. Either PyTorch's own "
+            "operations compute it, or it makes calls of cutfuse: explain those"
+        )
+
+
+def _check_signature(called: Any, prepare: Preparation, arguments: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    is_module = isinstance(called, torch.nn.Module)
     try:
-        inspect.signature(function).bind(*arguments, **kwargs)
+        inspect.signature(prepare if is_module else called).bind(*arguments, **kwargs)
     except TypeError as error:
-        name = getattr(function, "__name__", type(function).__name__)
+        name = type(called).__name__ if is_module else called.__name__
         raise TypeError(
             f"cutfuse.explain: {error} in a call of {name}; write explain(module, x), "
             "explain(cutfuse.linear, x, weight), explain(x, weight), explain(x, dim) or explain(fn, x)"

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import arguments, composed, routing
+from . import arguments, composed
 from .direct import calls
 from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
@@ -85,10 +85,9 @@ def linear(
 def _linear_generally(given: tuple[Any, ...], remember: bool = False) -> Tensor:
     """Any call, with every check. `remember`: the next one like it is to run directly."""
     x, weight, bias, epilogue, operands, reduce, keepdim, out_dtype = given
-    arguments.check_flag("linear", "keepdim", keepdim)
-    call = normalise_linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduce, out_dtype=out_dtype)
-    if routing.observers:
-        routing.observe(call)
+    call = prepare_linear(
+        x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduce, keepdim=keepdim, out_dtype=out_dtype
+    )
     if call.operation is None:
         y = _shaped(run_linear(call), x, call, keepdim)
     else:  # of the tensors as they are given, as in a direct call: every call rounds and lays out its results alike
@@ -124,7 +123,7 @@ def _casts_result(call: LinearCall) -> bool:
     return arguments.kernel_out_dtype(call.out_dtype, call.x.dtype) != call.out_dtype
 
 
-def normalise_linear(
+def prepare_linear(
     x: Tensor,
     weight: Tensor | PreparedWeight,
     bias: Tensor | None = None,
@@ -136,6 +135,7 @@ def normalise_linear(
     out_dtype: torch.dtype | None = None,
 ) -> LinearCall:
     """Checks a call of `linear` and decides its path; computes nothing but casts and copies that the path needs."""
+    arguments.check_flag("linear", "keepdim", keepdim)
     prepared, weight = _unwrap(weight)
     _check_tensors(x, weight, bias)
     if reduce is not None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import arguments, composed, routing
+from . import arguments, composed
 from .direct import calls
 from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
@@ -55,8 +55,6 @@ def _pointwise_generally(
 ) -> Tensor:
     """Any call, with every check. `remember`: the next one like it is to run directly."""
     call = prepare_pointwise(fn, x, *operands, out_dtype=out_dtype)
-    if routing.observers:
-        routing.observe(call)
     y = run_pointwise(call)
     if remember:
         casts_result = arguments.kernel_out_dtype(call.out_dtype, call.x.dtype) != call.out_dtype
@@ -91,6 +89,11 @@ def prepare_pointwise(
     if not composed_because:
         tensors = [arguments.to_kernel_dtype(t) for t in tensors]
     return PointwiseCall(x, tensors, resolved, out_dtype, composed_because)
+
+
+def prepare_sigmoid(x: Tensor) -> PointwiseCall:
+    """The same for a call of `sigmoid`."""
+    return prepare_pointwise(torch.sigmoid, x)
 
 
 def run_pointwise(call: PointwiseCall) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import arguments, composed, routing
+from . import arguments, composed
 from .direct import calls
 from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
@@ -72,15 +72,9 @@ def reduce(
 def _reduce_generally(given: tuple[Any, ...], remember: bool = False) -> Tensor:
     """Any call, with every check. `remember`: the next one like it is to run directly."""
     x, dim, op, keepdim, prologue, operands, out_dtype = given
-    arguments.check_tensor("reduce", "x", x)
-    if prologue is None and not x.is_floating_point():
-        arguments.check_reduction("reduce", op)
-        dims = arguments.normalise_dims("reduce", dim, x.dim())
-        arguments.check_flag("reduce", "keepdim", keepdim)
-        return _reduce_as_torch(x, dims, op, keepdim, out_dtype)
     call = prepare_reduce(x, dim, op, keepdim, prologue, operands=operands, out_dtype=out_dtype)
-    if routing.observers:
-        routing.observe(call)
+    if call is None:
+        return _reduce_as_torch(x, arguments.normalise_dims("reduce", dim, x.dim()), op, keepdim, out_dtype)
     y = run_reduce(call)
     if remember:
         casts_result = arguments.kernel_out_dtype(call.out_dtype, call.x.dtype) != call.out_dtype
@@ -103,12 +97,17 @@ def prepare_reduce(
     *,
     operands: Sequence[Tensor | float] = (),
     out_dtype: torch.dtype | None = None,
-) -> ReduceCall:
-    """Checks a call of `reduce` and decides its path; computes nothing but casts that the path needs."""
+) -> ReduceCall | None:
+    """Checks a call of `reduce` and decides its path; computes nothing but casts that the path needs.
+
+    None where it is PyTorch's own reduction: of integers, booleans and complex numbers, without a prologue.
+    """
     arguments.check_tensor("reduce", "x", x)
     arguments.check_reduction("reduce", op)
     arguments.check_flag("reduce", "keepdim", keepdim)
     dims = arguments.normalise_dims("reduce", dim, x.dim())
+    if prologue is None and not x.is_floating_point():
+        return None
     x = arguments.to_floating("reduce", x)
     numbers, tensors = arguments.split_operands("reduce", operands, x.device)
     if tensors and not arguments.is_shape(arguments.broadcast_shape("reduce", x, tensors), x.shape):
@@ -122,6 +121,11 @@ def prepare_reduce(
     if not composed_because:
         tensors = [arguments.to_kernel_dtype(t) for t in tensors]
     return ReduceCall(x, dims, op, keepdim, tensors, resolved, out_dtype, composed_because)
+
+
+def prepare_sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> ReduceCall | None:
+    """The same for a call of `sum`."""
+    return prepare_reduce(x, dim, "sum", keepdim)
 
 
 def run_reduce(call: ReduceCall) -> Tensor:

@@ -88,7 +88,8 @@ def source(name: str) -> str:
     """The plain model and its drop-in, as they are in the package."""
     drop_in = getattr(nn, name)
     first_line = inspect.getsource(drop_in).splitlines()[0]
-    forward = f"{first_line}\n{inspect.getsource(drop_in.forward).rstrip()}"  # indented, as ruff formats pages too
+    methods = [getattr(drop_in, method) for method in ("forward", "_call") if hasattr(drop_in, method)]
+    forward = "\n".join([first_line, *map(inspect.getsource, methods)]).rstrip()  # indented, as ruff formats pages too
     plain = inspect.getsource(getattr(models, name)).strip()
     plain_block, forward_block = (f"<!-- {NOT_RUN} -->\n```python\n{code}\n```" for code in (plain, forward))
     return f"{plain_block}\n\nThe drop-in's `forward`:\n\n{forward_block}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import threading
 from xml.etree import ElementTree
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
+from cutfuse.explain import PREPARATIONS
 from cutfuse.ops import schema
 from cutfuse.routing import use_operators_everywhere
 
@@ -101,11 +103,57 @@ def test_a_wrong_call_raises_what_it_would_raise() -> None:
         cutfuse.explain(X, W, reduce="max")
 
 
-def test_what_is_no_call_of_cutfuse() -> None:
-    module = cutfuse.nn.FusedLinear(7, 5)
+def replace_forward(module: cutfuse.nn.FusedLinear) -> cutfuse.nn.FusedLinear:
     module.forward = lambda x: x
+    return module
+
+
+class OfOneRow(cutfuse.nn.FusedLinear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:1])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (replace_forward(cutfuse.nn.FusedLinear(7, 5)), X),
+        (OfOneRow(7, 5), X),
+        (cutfuse.nn.FusedLinear(7, 5, epilogue=lambda z: torch.softmax(z, -1)), X),
+        (cutfuse.nn.LinearSigmoidSum(7, 5), X[None]),
+        (cutfuse.nn.GemmDivideSumScale(7, 5, 1.5), X[None]),
+        (cutfuse.nn.SumReduction(0), X.int()),
+        (X.int(), 0),
+        (cutfuse.sum, X.bool()),
+        (cutfuse.set_precision, "tf32"),
+    ],
+)
+def test_what_is_no_call_of_cutfuse(nothing_runs: None, arguments) -> None:
+    precision = cutfuse.get_precision()
     with pytest.raises(TypeError, match="PyTorch's own operations compute it"):
-        cutfuse.explain(module, X)
+        cutfuse.explain(*arguments)
+    assert cutfuse.get_precision() == precision
+
+
+class OwnLayer(cutfuse.nn.FusedLinear):
+    """A class of the user's, whose forward is cutfuse's."""
+
+
+def test_a_module_is_explained_without_its_hooks(nothing_runs: None) -> None:
+    module = OwnLayer(7, 5, epilogue=lambda z, r: z * r, reduce="amax")
+    module.register_forward_pre_hook(lambda *_: pytest.fail("a hook ran"))
+    explanation = cutfuse.explain(module, X, 2.0)
+    assert explanation.call.endswith("weight [5, 7] float32 with bias, amax over the last dimension")
+    assert explanation.program.text == "operands=0; mul z 2.0"
+    with pytest.raises(TypeError, match="missing a required argument: 'x' in a call of OwnLayer; write"):
+        cutfuse.explain(module)
+    with pytest.raises(ValueError, match=r"x has to be \[..., K\]"):
+        cutfuse.explain(module, X[:, 1:], 2.0)
+
+
+@pytest.mark.parametrize(("function", "prepare"), PREPARATIONS.items())
+def test_what_prepares_a_call_takes_what_the_call_takes(function, prepare) -> None:
+    given, taken = inspect.signature(function), inspect.signature(prepare)
+    assert list(given.parameters.values()) == list(taken.parameters.values())
 
 
 def test_calls_of_other_threads_run() -> None:

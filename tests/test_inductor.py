@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 
 import cutfuse
 from cutfuse import arguments
-from cutfuse.linear import LinearCall, normalise_linear
+from cutfuse.linear import LinearCall, prepare_linear
 from cutfuse.ops import inductor, schema
 from cutfuse.planning.device import NOT_CUDA
 from cutfuse.pointwise import prepare_pointwise
@@ -154,7 +154,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
 
 def prepared(needs_grad: bool, dtype: torch.dtype = torch.bfloat16) -> LinearCall:
     x, weight = (torch.empty(8, 8, dtype=dtype, device="cuda") for _ in range(2))
-    return normalise_linear(x, weight.requires_grad_(needs_grad), epilogue=cutfuse.Epilogue(torch.tanh))
+    return prepare_linear(x, weight.requires_grad_(needs_grad), epilogue=cutfuse.Epilogue(torch.tanh))
 
 
 def test_compiled_training_is_pytorchs_operations(on_a_gpu: FakeTensorMode) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from .prepares_weight import PreparesWeight
+
+Result = TypeVar("Result")  # of a drop-in's call: a tensor, or for `explain` the call itself
 
 
 class DropIn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Sequence, Set
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +16,12 @@ from ..composed import REDUCTIONS
 from ..epilogue import Epilogue
 from ..epilogue.errors import EpilogueError, OperandCountError, evaluated_while_compiling
 from ..epilogue.types import ValueType, type_of
-from ..linear import linear
+from ..linear import LinearCall, linear, prepare_linear
 from ..precision import autocast_dtype
 from ..prepare import PreparedWeight
 from .prepares_weight import PreparesWeight
+
+_Result = TypeVar("_Result")
 
 
 class FusedLinear(PreparesWeight, nn.Linear):
@@ -83,15 +85,13 @@ class FusedLinear(PreparesWeight, nn.Linear):
             # An exception while Dynamo traces the epilogue could not be caught here.
             if self._is_unfused_when_compiled(_input_dtype(x), tuple([_encode(operand) for operand in operands])):
                 return self._forward_unfused(x, *operands)
-            return self._forward_fused(self._weight(), self.bias, x, operands)
+            return self._call(linear, self._weight(), self.bias, x, operands)
         if self._unfused and _kinds(x, operands) in self._unfused:
             return self._forward_unfused(x, *operands)
         try:
-            return self._forward_fused(*self._weight_and_bias(), x, operands)
+            return self._call(linear, *self._weight_and_bias(), x, operands)
         except Exception:
-            if not _are_arguments(x, operands):
-                raise
-            reason = self._why_unfused(_input_dtype(x), operands) if self.epilogue is not None else ""
+            reason = self._why_failed(x, operands)
             if not reason:
                 raise
             y = self._forward_unfused(x, *operands)
@@ -99,6 +99,26 @@ class FusedLinear(PreparesWeight, nn.Linear):
         self._warn(reason, stacklevel=5)
         self.__dict__["_unfused"] = self._unfused | {_kinds(x, operands)}
         return y
+
+    def prepare_call(self, x: Tensor, *operands: Tensor | float) -> LinearCall | None:
+        """What `cutfuse.explain` describes; None where the epilogue runs unfused."""
+        try:
+            return self._call(prepare_linear, *self._weight_and_bias(), x, operands)
+        except Exception:
+            if not self._why_failed(x, operands):
+                raise
+            return None
+
+    def _call(
+        self,
+        function: Callable[..., _Result],
+        weight: Tensor | PreparedWeight,
+        bias: Tensor | None,
+        x: Tensor,
+        operands: tuple[Tensor | float, ...],
+    ) -> _Result:
+        epilogue, reduce, keepdim = self.epilogue, self.reduce, self.keepdim
+        return function(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduce, keepdim=keepdim)
 
     def _weight_and_bias(self) -> tuple[Tensor | PreparedWeight, Tensor | None]:
         """What `cutfuse.linear` takes. nn.Module looks for parameters last, which takes longer than a direct call."""
@@ -118,6 +138,12 @@ class FusedLinear(PreparesWeight, nn.Linear):
         if reason:
             self._warn(reason, stacklevel=3)
         return bool(reason)
+
+    def _why_failed(self, x: Any, operands: Sequence[Any]) -> str:
+        """Why a call that raised cannot be fused; empty where its error is the caller's."""
+        if self.epilogue is None or not _are_arguments(x, operands):
+            return ""
+        return self._why_unfused(_input_dtype(x), operands)
 
     def _why_unfused(self, dtype: torch.dtype, operands: Sequence[Any]) -> str:
         """Why the epilogue does not become a program for such operands, or their types; empty where it does.
@@ -142,12 +168,6 @@ class FusedLinear(PreparesWeight, nn.Linear):
 
     def _layer(self) -> nn.Linear:
         return self
-
-    def _forward_fused(
-        self, weight: Tensor | PreparedWeight, bias: Tensor | None, x: Tensor, operands: tuple[Tensor | float, ...]
-    ) -> Tensor:
-        epilogue, reduce, keepdim = self.epilogue, self.reduce, self.keepdim
-        return linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduce, keepdim=keepdim)
 
     def _forward_unfused(self, x: Tensor, *operands: Tensor | float) -> Tensor:
         epilogue: Callable[..., Tensor] | None = self.epilogue

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from .. import models
-from ..linear import linear
-from .drop_in import DropIn, is_symbolic
+from ..linear import LinearCall, linear, prepare_linear
+from .drop_in import DropIn, Result, is_symbolic
 
 
 def _divide_scale(z: Tensor, scaling_factor: float) -> Tensor:
@@ -19,6 +21,13 @@ class GemmDivideSumScale(DropIn, models.GemmDivideSumScale):
     def forward(self, x: Tensor) -> Tensor:
         if is_symbolic(x) or x.dim() != 2:  # the sum is over dim 1, which is the rows' only in a matrix
             return super().forward(x)
-        return linear(
+        return self._call(linear, x)
+
+    def prepare_call(self, x: Tensor) -> LinearCall | None:
+        """What `cutfuse.explain` describes."""
+        return self._call(prepare_linear, x) if x.dim() == 2 else None
+
+    def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
+        return function(
             x, self.weight, epilogue=_divide_scale, operands=(self.scaling_factor,), reduce="sum", keepdim=True
         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from .. import models
-from ..linear import linear
-from .drop_in import DropIn, is_symbolic
+from ..linear import LinearCall, linear, prepare_linear
+from .drop_in import DropIn, Result, is_symbolic
 from .prepares_weight import PreparesWeight
 
 
@@ -21,8 +23,15 @@ class GemmSigmoidScaleResidual(DropIn, PreparesWeight, models.GemmSigmoidScaleRe
     def forward(self, x: Tensor) -> Tensor:
         if is_symbolic(x):
             return super().forward(x)
+        return self._call(linear, x)
+
+    def prepare_call(self, x: Tensor) -> LinearCall:
+        """What `cutfuse.explain` describes."""
+        return self._call(prepare_linear, x)
+
+    def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
         operands = (self.scaling_factor,)
-        return linear(x, self._weight(), self.gemm.bias, epilogue=_sigmoid_scale_residual, operands=operands)
+        return function(x, self._weight(), self.gemm.bias, epilogue=_sigmoid_scale_residual, operands=operands)
 
     def _layer(self) -> nn.Linear:
         return self.gemm

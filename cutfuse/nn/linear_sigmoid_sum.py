@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from .. import models
-from ..linear import linear
-from .drop_in import DropIn, is_symbolic
+from ..linear import LinearCall, linear, prepare_linear
+from .drop_in import DropIn, Result, is_symbolic
 from .prepares_weight import PreparesWeight
 
 
@@ -17,7 +19,14 @@ class LinearSigmoidSum(DropIn, PreparesWeight, models.LinearSigmoidSum):
     def forward(self, x: Tensor) -> Tensor:
         if is_symbolic(x) or x.dim() != 2:  # the sum is over dim 1, which is the rows' only in a matrix
             return super().forward(x)
-        return linear(x, self._weight(), self.linear.bias, epilogue=torch.sigmoid, reduce="sum", keepdim=True)
+        return self._call(linear, x)
+
+    def prepare_call(self, x: Tensor) -> LinearCall | None:
+        """What `cutfuse.explain` describes."""
+        return self._call(prepare_linear, x) if x.dim() == 2 else None
+
+    def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
+        return function(x, self._weight(), self.linear.bias, epilogue=torch.sigmoid, reduce="sum", keepdim=True)
 
     def _layer(self) -> nn.Linear:
         return self.linear

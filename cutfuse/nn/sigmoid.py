@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from .. import models
-from ..pointwise import sigmoid
+from ..pointwise import PointwiseCall, prepare_sigmoid, sigmoid
 from .drop_in import DropIn, is_symbolic
 
 
@@ -16,3 +16,7 @@ class Sigmoid(DropIn, models.Sigmoid):
         if is_symbolic(x):
             return super().forward(x)
         return sigmoid(x)
+
+    def prepare_call(self, x: Tensor) -> PointwiseCall:
+        """What `cutfuse.explain` describes."""
+        return prepare_sigmoid(x)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from .. import models
-from ..reduce import reduce
-from .drop_in import DropIn, is_symbolic
+from ..reduce import ReduceCall, prepare_reduce, reduce
+from .drop_in import DropIn, Result, is_symbolic
 
 
 class SumReduction(DropIn, models.SumReduction):
@@ -15,4 +17,11 @@ class SumReduction(DropIn, models.SumReduction):
     def forward(self, x: Tensor) -> Tensor:
         if is_symbolic(x):
             return super().forward(x)
-        return reduce(x, self.dim, "sum", keepdim=True)
+        return self._call(reduce, x)
+
+    def prepare_call(self, x: Tensor) -> ReduceCall | None:
+        """What `cutfuse.explain` describes."""
+        return self._call(prepare_reduce, x)
+
+    def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
+        return function(x, self.dim, "sum", keepdim=True)
