@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <iterator>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "epilogue/host_evaluate.h"
 #include "epilogue/ops.h"
 #include "epilogue/program.h"
+#include "epilogue/scaling.h"
 #include "split/split_reference.h"
 
 namespace cutfuse::bindings {
@@ -58,6 +60,12 @@ Program make_program(std::vector<InstructionTuple> const& instructions, int oper
 bool is_same(Program const& program, Program const& other) {
   return program.length == other.length && program.operand_count == other.operand_count &&
          std::memcmp(program.instructions, other.instructions, program.length * sizeof(Instruction)) == 0;
+}
+
+std::optional<std::tuple<float, int>> scaling_of(Program const& program) {
+  Scaling const scaling = find_scaling(program);
+  if (!scaling.found) return std::nullopt;
+  return std::make_tuple(scaling.scale, scaling.weight);
 }
 
 std::vector<OpInfo> op_table() { return {std::begin(kOps), std::end(kOps)}; }
@@ -151,6 +159,8 @@ void bind_epilogue(py::module_& module) {
       .def(py::init(&make_program), py::arg("instructions"), py::arg("operand_count"))
       .def_property_readonly("operand_count", [](Program const& program) { return program.operand_count; })
       .def_property_readonly("cost", &cost_of)
+      .def_property_readonly("scaling", &scaling_of,
+                             "(scale, weight) where it is scale * z, times operand `weight` unless that is -1.")
       .def("is_same", &is_same, py::arg("other"), "Whether both run the same instructions.")
       .def("__len__", [](Program const& program) { return program.length; });
   module.def("evaluate", &evaluate, py::arg("program"), py::arg("input"), py::arg("output"), py::arg("count"),

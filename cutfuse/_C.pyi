@@ -121,6 +121,11 @@ class Program:
     def cost(self) -> float: ...
     @property
     def operand_count(self) -> int: ...
+    @property
+    def scaling(self) -> tuple[float, int] | None:
+        """
+        (scale, weight) where it is scale * z, times operand `weight` unless that is -1.
+        """
 
 class GemmProblem:
     """

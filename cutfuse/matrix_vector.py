@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from . import dynamo
 from .epilogue import Epilogue, Program, evaluate
-from .epilogue.affine import split_affine
+from .epilogue.affine import is_factor, split_affine
 from .epilogue.evaluate import arithmetic_dtype
 from .epilogue.expression import Expr, apply, constant, topological
 from .epilogue.table import Op, op_table
@@ -75,11 +74,11 @@ def split(program: str, along_rows: tuple[int, ...], along_columns: tuple[int, .
 def _split(program: str, along_rows: tuple[int, ...], along_columns: tuple[int, ...]) -> MatrixVector | None:
     parsed = Program.parse(program)
     form = split_affine(parsed.expression)
-    if form is None or (isinstance(form.slope, float) and form.slope == 0):  # 0 * x is not 0 for every x
+    if form is None or not form.reads_z:
         return None
     rows = frozenset(f"r{k}" for k in along_rows)
     columns = frozenset(f"r{k}" for k in along_columns)
-    factors = _factor(form.slope, rows, columns)
+    factors = _separate(form.slope, rows, columns)
     if factors is None:
         return None
     count = parsed.operand_count
@@ -99,7 +98,7 @@ def _part(expression: Expr | None, operand_count: int) -> Part | None:
     return Part(Epilogue.from_expression(expression, operand_count).program, reads)
 
 
-def _factor(slope: Expr | float, rows: frozenset[str], columns: frozenset[str]) -> _Factors | None:
+def _separate(slope: Expr | float, rows: frozenset[str], columns: frozenset[str]) -> _Factors | None:
     """A number, a factor that is the same along a row of z, and one that is the same along a column of z."""
     if not isinstance(slope, Expr):
         return _Factors(slope, None, None)
@@ -133,8 +132,7 @@ def _combine(op: Op | None, parts: list[_Factors]) -> _Factors | None:
         factors = _Factors(a.scale / b.scale, _quotient(a.outer, b.outer), _quotient(a.inner, b.inner))
     else:
         return None
-    # The numbers' product may be beyond fp64 where that of the factors is not.
-    return factors if math.isfinite(factors.scale) else None
+    return factors if is_factor(factors.scale) else None
 
 
 def _product(a: Expr | None, b: Expr | None) -> Expr | None:

@@ -71,6 +71,10 @@ def test_operands_of_the_parts() -> None:
         # Affine for finite z only, where the product still has to be made: 0 * inf is NaN.
         lambda z: z * 0 + 1,
         lambda z: (z - z) * 2 + z,
+        # Numbers whose product overflows or vanishes in fp32, where those with z may not.
+        lambda z: z * 1e30 * 1e30,
+        lambda z: z * 1e-30 / 1e30,
+        lambda z: (z + 1e30) * 1e30,
     ],
 )
 def test_not_affine(fn: Callable[..., torch.Tensor]) -> None:

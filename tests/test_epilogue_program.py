@@ -177,6 +177,31 @@ def test_encoding_is_the_native_modules() -> None:
     assert isinstance(program.native, module().Program)
 
 
+@pytest.mark.parametrize(
+    ("text", "scaling"),
+    [
+        ("operands=0", (1.0, -1)),
+        ("operands=0; mul z 3.0", (3.0, -1)),
+        ("operands=0; mul 3.0 prev; mul prev 0.5; mul 4.0 prev", (6.0, -1)),
+        ("operands=2; mul r1 z; mul prev -2.0", (-2.0, 1)),
+        ("operands=1; mul z 2.0; mul prev r0; mul prev 2.0", (4.0, 0)),
+        ("operands=0; mul z 3.0; add prev 0.0", (3.0, -1)),
+        ("operands=0; mul z 3.0; add prev 1.0", None),
+        ("operands=0; mul z z", None),
+        ("operands=2; mul z r0; mul prev r1", None),
+        ("operands=0; mul z 2.0 -> s0; mul prev s0", None),
+        ("operands=0; div z 2.0", None),
+        ("operands=0; mul 2.0 3.0", None),
+        ("operands=0; mul z 2.0; mul prev z", None),
+        # The product of the numbers overflows or vanishes in fp32, where those with z may not.
+        ("operands=0; mul z 1e30; mul prev 1e30", None),
+        ("operands=0; mul z 1e-30; mul prev 1e-30; mul prev 1e30", None),
+    ],
+)
+def test_programs_that_only_scale(text: str, scaling: tuple[float, int] | None) -> None:
+    assert Program.parse(text).native.scaling == scaling
+
+
 def test_numbers_only() -> None:
     """An op on numbers alone, which only a text can ask for."""
     program = Program.parse("operands=0; add 1.0 2.0; mul prev z")

@@ -128,6 +128,18 @@ def test_a_scale_beyond_fp64_keeps_the_product(path: str) -> None:
     torch.testing.assert_close(actual, (x @ weight.t()).sum(1))
 
 
+@pytest.mark.parametrize("number", [1e30, 1e-30])
+def test_a_scale_beyond_fp32_keeps_the_product(number: float, path: str) -> None:
+    """As above, in fp32: z is the reciprocal of the number, so that what is summed is finite, and not 0."""
+
+    def epilogue(z: torch.Tensor) -> torch.Tensor:
+        return z * number * number
+
+    x, weight = torch.rand(6, 7) / number, torch.rand(5, 7)
+    actual = cutfuse.linear(x, weight, epilogue=epilogue, reduce="sum")
+    torch.testing.assert_close(actual / number, epilogue(x @ weight.t()).sum(1) / number)
+
+
 def test_gradients_of_the_matrix_vector_form_are_no_products(monkeypatch: pytest.MonkeyPatch, no_product: None) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the matrix product was computed")

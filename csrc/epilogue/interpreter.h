@@ -203,14 +203,14 @@ CUTFUSE_HOST_DEVICE void gather_arguments(Instruction const& instruction, State 
 }
 
 template <int F>
-CUTFUSE_HOST_DEVICE void apply_affine(Fragment<F>& fragment, float scale, float shift) {
+CUTFUSE_HOST_DEVICE void scale_and_shift(Fragment<F>& fragment, float scale, float shift) {
   CUTFUSE_UNROLL
   for (int i = 0; i < F; ++i) fragment.values[i] = ::fmaf(fragment.values[i], scale, shift);
 }
 
 template <int F>
-CUTFUSE_HOST_DEVICE void apply_affine(Dual<F>& fragment, float scale, float shift) {
-  apply_affine(fragment.value, scale, shift);
+CUTFUSE_HOST_DEVICE void scale_and_shift(Dual<F>& fragment, float scale, float shift) {
+  scale_and_shift(fragment.value, scale, shift);
   CUTFUSE_UNROLL
   for (int i = 0; i < F; ++i) fragment.tangent.values[i] = contribution(scale, fragment.tangent.values[i]);
 }
@@ -282,7 +282,7 @@ CUTFUSE_HOST_DEVICE State interpret(Program const& program, Fragment<F> const& z
     }
     dispatch<Primitives>(instruction.op(), width, previous, b,
                          Third<State>{locals, instruction.c(), instruction.immediate[1]}, instruction.immediate);
-    if (instruction.does(kAffine)) apply_affine(previous, instruction.scale, instruction.shift);
+    if (instruction.does(kScaleShift)) scale_and_shift(previous, instruction.scale, instruction.shift);
     if (instruction.does(kKeep)) locals[instruction.slot()] = previous;
   }
   return previous;

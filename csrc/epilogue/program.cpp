@@ -11,12 +11,6 @@ std::string describe(Program const& program, int index) {
   return "instruction " + std::to_string(index) + " (" + kOps[program.instructions[index].op].name + ")";
 }
 
-bool is_slot(int source) { return source >= kSlot0 && source < kSlot0 + kMaxSlots; }
-
-bool is_operand(int source) { return source >= kOperand0 && source < kOperand0 + kMaxOperands; }
-
-bool is_immediate(int source) { return source == kImmediate0 || source == kImmediate1; }
-
 // What is wrong with one source, given the slots written so far (a bit each).
 std::string find_source_fault(Program const& program, OpInfo const& op, char name, int source, unsigned written) {
   std::string const argument = std::string("argument ") + name + " ";
@@ -89,9 +83,8 @@ uint8_t local_of(int source, int argument) {
   return static_cast<uint8_t>(source == kInput ? kInputLocal : kArgumentLocal + argument);
 }
 
-float number_of(Instruction const& instruction, int source) {
-  return instruction.immediate[source == kImmediate1 ? 1 : 0];
-}
+// Adding -0 changes nothing; adding 0 makes 0 of -0.
+bool has_shift(Instruction const& instruction) { return instruction.shift != 0.0f || !std::signbit(instruction.shift); }
 
 void plan_steps(Instruction& instruction, bool has_b) {
   int steps = instruction.slot != kNoSlot ? kKeep : 0;
@@ -104,7 +97,7 @@ void plan_steps(Instruction& instruction, bool has_b) {
     steps |= kFetchB;
     if (is_operand(instruction.b) || instruction.b == kPrevious) steps |= kGather;
   }
-  if (instruction.scale != 1.0f || instruction.shift != 0.0f || !std::signbit(instruction.shift)) steps |= kAffine;
+  if (instruction.scale != 1.0f || has_shift(instruction)) steps |= kScaleShift;
   instruction.steps = static_cast<uint8_t>(steps);
   instruction.a_local = local_of(instruction.a, 0);
   instruction.b_local = local_of(instruction.b, 1);
@@ -112,17 +105,15 @@ void plan_steps(Instruction& instruction, bool has_b) {
 
 // Folds `next` into `instruction` if it multiplies its result by a number or adds one to it, which are then one fused
 // multiply-add: x * scale + -0 and x * 1 + shift are exact, and sign and NaN come out as without the folding.
-bool fold_affine(Instruction& instruction, Instruction const& next) {
-  bool const from_left = next.a == kPrevious && is_immediate(next.b);
-  bool const from_right = next.b == kPrevious && is_immediate(next.a);
-  if (instruction.slot != kNoSlot || (!from_left && !from_right)) return false;
-  float const number = number_of(next, from_left ? next.b : next.a);
-  bool const shifted = instruction.shift != 0.0f || !std::signbit(instruction.shift);
-  if (next.op == static_cast<uint8_t>(OpCode::kMul) && instruction.scale == 1.0f && !shifted) {
+bool fold_number(Instruction& instruction, Instruction const& next) {
+  uint8_t const partner = partner_of_previous(next);
+  if (instruction.slot != kNoSlot || has_shift(instruction) || !is_immediate(partner)) return false;
+  float const number = number_of(next, partner);
+  if (next.op == static_cast<uint8_t>(OpCode::kMul) && instruction.scale == 1.0f) {
     instruction.scale = number;
-  } else if (next.op == static_cast<uint8_t>(OpCode::kAdd) && !shifted) {
+  } else if (next.op == static_cast<uint8_t>(OpCode::kAdd)) {
     instruction.shift = number;
-  } else if (next.op == static_cast<uint8_t>(OpCode::kSub) && from_left && !shifted) {
+  } else if (next.op == static_cast<uint8_t>(OpCode::kSub) && next.a == kPrevious) {
     instruction.shift = -number;
   } else {
     return false;
@@ -149,8 +140,8 @@ void find_chain(Program& program) {
   if (program.length < 1 || program.length > 2 || !is_chain_op(first.op) || first.a != kPrevious) return;
   if (program.length == 2) {
     Instruction const& last = program.instructions[1];
-    bool const sums = (last.a == kPrevious && last.b == kInput) || (last.a == kInput && last.b == kPrevious);
-    if (last.op != static_cast<uint8_t>(OpCode::kAdd) || !sums || (last.steps & kAffine) != 0) return;
+    if (last.op != static_cast<uint8_t>(OpCode::kAdd) || partner_of_previous(last) != kInput) return;
+    if ((last.steps & kScaleShift) != 0) return;
     program.adds_input = 1;
   }
   program.chain = first.op;
@@ -165,7 +156,7 @@ void prepare(Program& program) {
     instruction.scale = 1.0f;
     instruction.shift = -0.0f;
     if (kOps[instruction.op].arity < 2) instruction.b = kInput;  // not read
-    if (length > 0 && fold_affine(program.instructions[length - 1], instruction)) continue;
+    if (length > 0 && fold_number(program.instructions[length - 1], instruction)) continue;
     program.instructions[length++] = instruction;
   }
   program.length = length;

@@ -28,12 +28,12 @@ enum Source : uint8_t {
 // What the interpreter has to do for an instruction beside the op itself. Decided once, on the host: on the device each
 // decision costs as much as a few of the op's own instructions.
 enum Step : uint8_t {
-  kGather = 1,   // arguments have to be brought into local memory first
-  kFetchA = 2,   // a is in local memory; otherwise it is the previous result
-  kFetchB = 4,   // b is in local memory
-  kNumberB = 8,  // b is a number
-  kAffine = 16,  // the result is multiplied by scale, and shift added
-  kKeep = 32,    // the result is also kept in a slot
+  kGather = 1,       // arguments have to be brought into local memory first
+  kFetchA = 2,       // a is in local memory; otherwise it is the previous result
+  kFetchB = 4,       // b is in local memory
+  kNumberB = 8,      // b is a number
+  kScaleShift = 16,  // the result is multiplied by scale, and shift added
+  kKeep = 32,        // the result is also kept in a slot
 };
 
 // What the interpreter keeps in local memory: the program's slots, the input, and the arguments that were gathered.
@@ -57,6 +57,22 @@ struct alignas(16) Instruction {
   int32_t padding;
 };
 static_assert(sizeof(Instruction) == 32, "two 16-byte loads fetch an instruction");
+
+constexpr bool is_immediate(int source) { return source == kImmediate0 || source == kImmediate1; }
+
+constexpr bool is_slot(int source) { return source >= kSlot0 && source < kSlot0 + kMaxSlots; }
+
+constexpr bool is_operand(int source) { return source >= kOperand0 && source < kOperand0 + kMaxOperands; }
+
+inline float number_of(Instruction const& instruction, int immediate) {
+  return instruction.immediate[immediate == kImmediate1 ? 1 : 0];
+}
+
+// The source that a binary instruction combines with the previous result; kPrevious where that is no other one.
+constexpr uint8_t partner_of_previous(Instruction const& instruction) {
+  if (instruction.a == kPrevious) return instruction.b;
+  return instruction.b == kPrevious ? instruction.a : static_cast<uint8_t>(kPrevious);
+}
 
 struct Program {
   int32_t length;

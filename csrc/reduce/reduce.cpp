@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "common/launch.h"
+#include "epilogue/scaling.h"
 #include "reduce/kernels.h"
-#include "reduce/linear_prologue.h"
 #include "reduce/reductions.h"
 
 namespace cutfuse {
@@ -29,16 +29,16 @@ bool is_row_weight(Operand const& operand, ReduceLayout const& layout, ReducePla
 // Takes a program that only scales out of a sum: a number to the end, an operand into the weighted kernel if it fits
 // that.
 void simplify(ReduceProblem& problem, ReduceLayout& layout, ReduceParameters& parameters, int multiprocessors) {
-  LinearPrologue const prologue = find_linear_prologue(problem.program);
-  if (!prologue.found || !is_additive(problem.reduction)) return;
+  Scaling const scaling = find_scaling(problem.program);
+  if (!scaling.found || !is_additive(problem.reduction)) return;
   ReduceLayout plain = layout;
   plain.has_program = false;
-  if (prologue.weight >= 0) {
-    Operand const& weight = problem.operands.items[prologue.weight];
+  if (scaling.weight >= 0) {
+    Operand const& weight = problem.operands.items[scaling.weight];
     if (!is_row_weight(weight, plain, plan_reduce(plain, multiprocessors))) return;
     parameters.weight = static_cast<float const*>(weight.data);
   }
-  parameters.scale = prologue.scale;
+  parameters.scale = scaling.scale;
   problem.program.length = 0;
   layout = plain;
 }

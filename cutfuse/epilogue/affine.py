@@ -1,16 +1,21 @@
 """Recognises an epilogue that is affine in the pre-activation: slope * z + intercept.
 
-A sum or mean of such an epilogue over the columns needs no matrix product.
+A sum or mean of such an epilogue over the columns needs no matrix product. Nothing else decides this: the kernels'
+`find_scaling` looks for a program that is a product, and `prepare` folds an instruction with a number into another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from cutfuse.epilogue.expression import Expr, apply, to_expression, topological
 from cutfuse.epilogue.table import op_table
 
 Part = Expr | float
+
+_FP32 = torch.finfo(torch.float32)
 
 
 class Affine:
@@ -24,6 +29,11 @@ class Affine:
         self.intercept = intercept
         self.slope_operands = _operands(slope)
         self.intercept_operands = _operands(intercept)
+
+    @property
+    def reads_z(self) -> bool:
+        """Whether z is there at all: 0 * z is not 0 for every z."""
+        return not (isinstance(self.slope, float) and self.slope == 0)
 
     def __repr__(self) -> str:
         return f"Affine(slope={self.slope!r}, intercept={self.intercept!r})"
@@ -56,10 +66,20 @@ def split_affine(root: Expr) -> Affine | None:
     return forms[id(root)]
 
 
+def is_factor(number: float) -> bool:
+    """Whether numbers that were multiplied may stand in their product's place, in fp32 too: it is no less exact.
+
+    A product that overflows or vanishes may belong to one with z that does not.
+    """
+    return number == 0 or _FP32.tiny <= abs(number) <= _FP32.max
+
+
 def _is_kept(form: Affine, node: Expr) -> bool:
     """Whether the form is the node at infinities too, where z does not cancel, and a number where it reads nothing."""
-    is_number = not (isinstance(form.intercept, Expr) and not form.intercept.reads)
-    return is_number and ("z" not in node.reads or not _is_free(form))
+    if isinstance(form.intercept, Expr) and not form.intercept.reads:
+        return False
+    numbers = [part for part in (form.slope, form.intercept) if isinstance(part, float)]
+    return all(map(is_factor, numbers)) and ("z" not in node.reads or form.reads_z)
 
 
 def _operands(part: Part) -> tuple[int, ...]:
@@ -94,15 +114,10 @@ def _scale(form: Affine, symbol: str, factor: Part) -> Affine:
 
 def _multiply(items: list[Affine]) -> Affine | None:
     for form, factor in (items, items[::-1]):
-        if _is_free(factor):
+        if not factor.reads_z:
             return _scale(form, "*", factor.intercept)
     return None
 
 
 def _divide(items: list[Affine]) -> Affine | None:
-    return _scale(items[0], "/", items[1].intercept) if _is_free(items[1]) else None
-
-
-def _is_free(form: Affine) -> bool:
-    """Whether z is absent."""
-    return isinstance(form.slope, float) and form.slope == 0
+    return None if items[1].reads_z else _scale(items[0], "/", items[1].intercept)
