@@ -24,4 +24,4 @@ function(cutfuse_add_job_pool name megabytes_each)
 endfunction()
 
 cutfuse_add_job_pool(cutfuse_gemm_jobs 6144)
-cutfuse_add_job_pool(cutfuse_stream_jobs 2048)
+cutfuse_add_job_pool(cutfuse_portable_jobs 2048)

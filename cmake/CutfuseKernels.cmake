@@ -8,11 +8,11 @@ target_link_libraries(cutfuse_kernels PUBLIC cutfuse_options)
 # What `python -m cutfuse.report` tells of the build.
 set(gemm_architecture 90a)
 if(CUTFUSE_WITH_CUDA)
-  list(JOIN CUTFUSE_STREAM_ARCHITECTURES " " stream_architectures)
+  list(JOIN CUTFUSE_PORTABLE_ARCHITECTURES " " portable_architectures)
   set_property(SOURCE csrc/common/build_info.cpp PROPERTY COMPILE_DEFINITIONS
     CUTFUSE_CUDA_COMPILER="${CMAKE_CUDA_COMPILER_VERSION}"
     CUTFUSE_GEMM_ARCHITECTURES="${gemm_architecture}-real"
-    CUTFUSE_STREAM_ARCHITECTURES="${stream_architectures}")
+    CUTFUSE_PORTABLE_ARCHITECTURES="${portable_architectures}")
 endif()
 if(NOT CUTFUSE_WITH_CUDA)
   return()
@@ -46,20 +46,22 @@ function(cutfuse_add_kernels name)
 endfunction()
 
 # Pointwise, reduction and splitting kernels, for every architecture in the list and as PTX for newer ones.
-set(stream_gencode "")
-foreach(architecture IN LISTS CUTFUSE_STREAM_ARCHITECTURES)
+set(portable_gencode "")
+foreach(architecture IN LISTS CUTFUSE_PORTABLE_ARCHITECTURES)
   if(architecture MATCHES "^([0-9]+a?)-real$")
-    list(APPEND stream_gencode "-gencode=arch=compute_${CMAKE_MATCH_1},code=sm_${CMAKE_MATCH_1}")
+    list(APPEND portable_gencode "-gencode=arch=compute_${CMAKE_MATCH_1},code=sm_${CMAKE_MATCH_1}")
   elseif(architecture MATCHES "^([0-9]+)-virtual$")
-    list(APPEND stream_gencode "-gencode=arch=compute_${CMAKE_MATCH_1},code=compute_${CMAKE_MATCH_1}")
+    list(APPEND portable_gencode "-gencode=arch=compute_${CMAKE_MATCH_1},code=compute_${CMAKE_MATCH_1}")
   else()
-    message(FATAL_ERROR "CUTFUSE_STREAM_ARCHITECTURES has '${architecture}'; write 90-real or 90-virtual.")
+    message(FATAL_ERROR "CUTFUSE_PORTABLE_ARCHITECTURES has '${architecture}'; write 90-real or 90-virtual.")
   endif()
 endforeach()
-file(GLOB stream_sources CONFIGURE_DEPENDS csrc/pointwise/*.cu csrc/pointwise/*.cpp csrc/reduce/*.cu csrc/reduce/*.cpp
-     csrc/split/*.cu csrc/split/*.cpp)
-list(REMOVE_ITEM stream_sources ${host_sources})
-cutfuse_add_kernels(cutfuse_stream POOL cutfuse_stream_jobs SOURCES ${stream_sources} GENCODE ${stream_gencode})
+foreach(family IN ITEMS pointwise reduce split)
+  file(GLOB family_sources CONFIGURE_DEPENDS csrc/${family}/*.cu csrc/${family}/*.cpp)
+  list(REMOVE_ITEM family_sources ${host_sources})
+  cutfuse_add_kernels(cutfuse_${family} POOL cutfuse_portable_jobs SOURCES ${family_sources}
+                      GENCODE ${portable_gencode})
+endforeach()
 
 # GEMM kernels: generated translation units, each with as many rows of the table. A unit's first kernel costs nvcc 13.0
 # 45 s of processor time and each further one 10 s, because they share CUTLASS's templates; ptxas makes the same code.

@@ -102,7 +102,7 @@ py::typing::Dict<py::str, py::str> describe_build() {
   result["host_compiler"] = info.host_compiler;
   result["cuda_compiler"] = info.cuda_compiler;
   result["gemm_architectures"] = info.gemm_architectures;
-  result["stream_architectures"] = info.stream_architectures;
+  result["portable_architectures"] = info.portable_architectures;
   return result;
 }
 
@@ -198,7 +198,8 @@ PYBIND11_MODULE(_C_of_main_interpreter, module) {
   cutfuse::bindings::bind_plan(module);
   cutfuse::bindings::bind_callables(module);
   cutfuse::bindings::bind_split(module);
-  cutfuse::bindings::bind_streaming(module);
+  cutfuse::bindings::bind_pointwise(module);
+  cutfuse::bindings::bind_reduce(module);
   cutfuse::bindings::bind_launch(module);
   cutfuse::bindings::bind_calls(module);
 #if CUTFUSE_WITH_CUDA

@@ -73,6 +73,12 @@ inline void check_extents(char const* kernel, Extents const& extents) {
   }
 }
 
+inline void check_pointer(char const* kernel, char const* name, void const* data, Extents const& extents) {
+  if (data == nullptr && !is_empty(extents)) {
+    throw py::value_error(std::string(kernel) + ": " + name + " is a null pointer, extents " + to_string(extents));
+  }
+}
+
 inline void check_operand_count(Program const& program, size_t given) {
   if (static_cast<size_t>(program.operand_count) != given) {
     throw py::value_error("the program has " + std::to_string(program.operand_count) + " operands, got " +
@@ -118,6 +124,7 @@ void bind_launch(py::module_& module);
 void bind_calls(py::module_& module);
 void bind_gemm(py::module_& module);
 void bind_split(py::module_& module);
-void bind_streaming(py::module_& module);
+void bind_pointwise(py::module_& module);
+void bind_reduce(py::module_& module);
 
 }  // namespace cutfuse::bindings

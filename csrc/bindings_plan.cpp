@@ -4,8 +4,6 @@
 #include "bindings.h"
 #include "plan/gemm_candidates.h"
 #include "plan/linear_plan.h"
-#include "pointwise/pointwise_plan.h"
-#include "reduce/reduce_plan.h"
 #include "split/planes_shape.h"
 
 namespace cutfuse::bindings {
@@ -52,13 +50,6 @@ ShapeTuple shape_and_bytes(int64_t rows, int64_t columns, int plan, bool transpo
 WeightPlanes weight_planes(int64_t rows, int64_t columns, int plan, bool transposed) {
   check_shape("weight_planes", rows, columns);
   return lay_weight_planes(planes_shape(rows, columns, to_plan(plan), transposed, true));
-}
-
-size_t workspace_bytes(Extents const& extents, int dtype, int reduction, int multiprocessors) {
-  check_extents("reduce_workspace", extents);
-  if (is_empty(extents)) return 0;
-  return reduce_workspace({extents[0], extents[1], extents[2]}, to_dtype(dtype), to_reduction(reduction),
-                          multiprocessors);
 }
 
 void bind_gemm_choice(py::module_& module) {
@@ -208,13 +199,6 @@ void bind_linear_plan(py::module_& module) {
              "The plan of a request; only: the name of the one alternative that is wanted, whatever it would take.");
 }
 
-void bind_streaming_plans(py::module_& module) {
-  module.def("pointwise_backward_row_blocks", &pointwise_backward_row_blocks, py::arg("rows"), py::arg("columns"),
-             "Rows of column partial sums that pointwise_backward writes.");
-  module.def("reduce_workspace", &workspace_bytes, py::arg("extents"), py::arg("dtype"), py::arg("reduction"),
-             py::arg("multiprocessors"), "Bytes of workspace that reduce needs, 0 for none.");
-}
-
 }  // namespace
 
 void bind_plan(py::module_& module) {
@@ -223,7 +207,6 @@ void bind_plan(py::module_& module) {
   bind_memory(module);
   bind_launches(module);
   bind_linear_plan(module);
-  bind_streaming_plans(module);
 }
 
 }  // namespace cutfuse::bindings

@@ -57,7 +57,7 @@ def build_lines() -> list[Line]:
         *lines,
         ("kernels", f"CUDA {info['cuda_compiler']}"),
         ("GEMM kernels", info["gemm_architectures"]),
-        ("other kernels", info["stream_architectures"]),
+        ("other kernels", info["portable_architectures"]),
         ("compiler", info["host_compiler"]),
     ]
 

@@ -1,4 +1,4 @@
-"""Tensors in every layout that the streaming kernels tell apart, and direct calls of the kernels on them."""
+"""Tensors in every layout that the pointwise and reduction kernels tell apart, and direct calls of these kernels."""
 
 from __future__ import annotations
 

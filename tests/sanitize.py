@@ -27,7 +27,7 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     launched = {name for dtype in (torch.bfloat16, torch.float16, torch.float32) for name in run_gemms(dtype)}
     launched |= set(run_planes())
-    run_streaming()
+    run_pointwise_and_reductions()
     torch.cuda.synchronize()
     print(f"{len(launched)} GEMM kernels, and the pointwise, reduction and backward kernels, ran")
 
@@ -76,7 +76,7 @@ def with_odd_rows(weight: Tensor) -> Tensor:
     return torch.nn.functional.pad(weight, (0, 1))[:, :-1]
 
 
-def run_streaming() -> None:
+def run_pointwise_and_reductions() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for shape in ((37, 128), (3, 50, 33), (2, 4096), (5, 3000, 7)):
             x = torch.randn(*shape, device="cuda").to(dtype).requires_grad_()

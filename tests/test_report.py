@@ -48,14 +48,14 @@ def test_the_native_module_knows_how_it_was_built() -> None:
     if native.core.cuda_build:
         assert info["cuda_compiler"].split(".")[0] >= "12"
         assert "90a" in info["gemm_architectures"]
-        assert re.fullmatch(r"\d+(-real|-virtual)?( \d+(-real|-virtual)?)*", info["stream_architectures"])
+        assert re.fullmatch(r"\d+(-real|-virtual)?( \d+(-real|-virtual)?)*", info["portable_architectures"])
     else:
-        assert info["cuda_compiler"] == info["gemm_architectures"] == info["stream_architectures"] == ""
+        assert info["cuda_compiler"] == info["gemm_architectures"] == info["portable_architectures"] == ""
 
 
 def test_a_build_with_kernels_names_toolkit_and_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
     info = {"host_compiler": "GCC 12", "cuda_compiler": "13.0.88", "gemm_architectures": "90a-real"}
-    info["stream_architectures"] = "80-real 90-real"
+    info["portable_architectures"] = "80-real 90-real"
     core = SimpleNamespace(cuda_build=True, build_info=lambda: info)
     monkeypatch.setattr(native, "module", lambda: core)
     assert lines_of("build")["kernels"] == "CUDA 13.0.88"

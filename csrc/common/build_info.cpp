@@ -4,7 +4,7 @@
 #ifndef CUTFUSE_CUDA_COMPILER
 #define CUTFUSE_CUDA_COMPILER ""
 #define CUTFUSE_GEMM_ARCHITECTURES ""
-#define CUTFUSE_STREAM_ARCHITECTURES ""
+#define CUTFUSE_PORTABLE_ARCHITECTURES ""
 #endif
 
 namespace cutfuse {
@@ -15,7 +15,7 @@ BuildInfo build_info() {
 #else
   constexpr char const* kCompiler = "GCC " __VERSION__;
 #endif
-  return {kCompiler, CUTFUSE_CUDA_COMPILER, CUTFUSE_GEMM_ARCHITECTURES, CUTFUSE_STREAM_ARCHITECTURES};
+  return {kCompiler, CUTFUSE_CUDA_COMPILER, CUTFUSE_GEMM_ARCHITECTURES, CUTFUSE_PORTABLE_ARCHITECTURES};
 }
 
 }  // namespace cutfuse

@@ -8,7 +8,7 @@ struct BuildInfo {
   char const* host_compiler;
   char const* cuda_compiler;  // nvcc's version; empty without kernels, as are the architectures
   char const* gemm_architectures;
-  char const* stream_architectures;  // of the pointwise, reduction and splitting kernels
+  char const* portable_architectures;  // of the pointwise, reduction and splitting kernels
 };
 
 BuildInfo build_info();

@@ -11,7 +11,7 @@
 
 namespace cutfuse {
 
-constexpr int kBlockThreads = 256;  // of every streaming kernel
+constexpr int kBlockThreads = 256;  // of every pointwise, reduction and splitting kernel
 
 #if defined(__CUDACC__)
 // A kernel that is launched early calls wait_for_previous_kernel() before it touches memory.

@@ -1,17 +1,12 @@
-// The streaming kernels' share of cutfuse._C: pointwise programs, their derivatives, reductions.
+// The pointwise kernels' share of cutfuse._C: programs and their derivatives.
 #include "bindings.h"
 #include "launch/launcher.h"
+#include "pointwise/pointwise_plan.h"
 
 namespace cutfuse::bindings {
 namespace {
 
 using DerivativeTuple = std::tuple<int, uintptr_t, int>;  // wrt, pointer, dtype
-
-void check_pointer(char const* kernel, char const* name, void const* data, Extents const& extents) {
-  if (data == nullptr && !is_empty(extents)) {
-    throw py::value_error(std::string(kernel) + ": " + name + " is a null pointer, extents " + to_string(extents));
-  }
-}
 
 void pointwise(uintptr_t stream, Program const& program, Extents const& extents, MatrixTuple const& x,
                std::vector<MatrixTuple> const& operands, uintptr_t out, int out_dtype) {
@@ -78,47 +73,9 @@ void pointwise_backward(uintptr_t stream, Program const& program, Extents const&
   launcher().pointwise_backward(problem, pointer<void>(stream));
 }
 
-void check_reduction(char const* kernel, Reduction reduction) {
-  if (reduction == Reduction::kNone) {
-    throw py::value_error(std::string(kernel) + ": reduction has to be one of reductions(), got 0 (none)");
-  }
-}
-
-void reduce(uintptr_t stream, Program const& program, Extents const& extents, MatrixTuple const& x,
-            std::vector<MatrixTuple> const& operands, int reduction, uintptr_t out, int out_dtype,
-            uintptr_t workspace) {
-  check_extents("reduce", extents);
-  ReduceProblem problem = {};
-  problem.extents = {extents[0], extents[1], extents[2]};
-  problem.x = to_operand(x);
-  problem.program = program;
-  problem.operands = to_operands(program, operands);
-  problem.reduction = to_reduction(reduction);
-  problem.out = pointer<void>(out);
-  problem.out_dtype = to_dtype(out_dtype);
-  problem.workspace = pointer<float>(workspace);
-  check_reduction("reduce", problem.reduction);
-  check_pointer("reduce", "x", problem.x.data, extents);
-  check_pointer("reduce", "out", problem.out, extents);
-  launcher().reduce(problem, pointer<void>(stream));
-}
-
-void finalize(uintptr_t stream, uintptr_t partials, int64_t tiles, int64_t rows, int reduction, int64_t count,
-              uintptr_t out, int out_dtype) {
-  Extents const extents = {tiles, rows, 1};
-  check_extents("finalize_partials", extents);
-  Reduction const to_fold = to_reduction(reduction);
-  DType const dtype = to_dtype(out_dtype);
-  check_reduction("finalize_partials", to_fold);
-  check_pointer("finalize_partials", "partials", pointer<void>(partials), extents);
-  check_pointer("finalize_partials", "out", pointer<void>(out), extents);
-  launcher().fold({pointer<float const>(partials), tiles, rows, to_fold, count, pointer<void>(out), dtype},
-                  pointer<void>(stream));
-}
-
 }  // namespace
 
-void bind_streaming(py::module_& module) {
+void bind_pointwise(py::module_& module) {
   module.def("pointwise", &pointwise, py::arg("stream"), py::arg("program"), py::arg("extents"), py::arg("x"),
              py::arg("operands"), py::arg("out"), py::arg("out_dtype"),
              "out = program(x, operands) over (outer, rows, columns); out is contiguous. A tensor is (pointer, dtype, "
@@ -128,12 +85,8 @@ void bind_streaming(py::module_& module) {
              py::arg("reduction"), py::arg("row_result"), py::arg("tie_count"),
              "For each output (wrt, pointer, dtype): grad * weight * d program / d input, contiguous. column_partials: "
              "fp32 [pointwise_backward_row_blocks, columns] or 0. row_result, tie_count: fp32 [outer, rows] or 0.");
-  module.def("reduce", &reduce, py::arg("stream"), py::arg("program"), py::arg("extents"), py::arg("x"),
-             py::arg("operands"), py::arg("reduction"), py::arg("out"), py::arg("out_dtype"), py::arg("workspace"),
-             "Reduces program(x, operands) over the middle one of (outer, reduced, inner) to out [outer, inner].");
-  module.def("finalize_partials", &finalize, py::arg("stream"), py::arg("partials"), py::arg("tiles"), py::arg("rows"),
-             py::arg("reduction"), py::arg("count"), py::arg("out"), py::arg("out_dtype"),
-             "Folds fp32 partial states [tiles, rows] (pairs for logsumexp) to out [rows]; the mean divides by count.");
+  module.def("pointwise_backward_row_blocks", &pointwise_backward_row_blocks, py::arg("rows"), py::arg("columns"),
+             "Rows of column partial sums that pointwise_backward writes.");
 }
 
 }  // namespace cutfuse::bindings

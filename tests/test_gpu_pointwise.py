@@ -1,0 +1,93 @@
+"""`cutfuse.pointwise` on a GPU: every op, type and layout, against fp64."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from generators import EPILOGUES, FLOATS, assert_no_worse, operands_for, slack_for, to_double
+from gpu_tensors import DEVICE, VIEWS, randn
+from torch import Tensor
+
+import cutfuse
+from cutfuse.epilogue.table import CONDITION, Op, op_table
+
+pytestmark = pytest.mark.gpu
+
+SPECIAL = (
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    0.0,
+    -0.0,
+    1e-40,
+    1e-6,
+    -1e-6,
+    1.0,
+    -1.0,
+    20.5,
+    -20.5,
+    88.8,
+    -88.8,
+    6e4,
+)
+
+
+def call_op(op: Op, *values: Tensor) -> Tensor:
+    """The op on tensors, with its parameters at their defaults, as floats."""
+    tensors = [value > 0 if name == CONDITION else value for name, value in zip(op.tensors, values, strict=True)]
+    return op.compose(tensors, [default for _, default in op.parameters]) * 1.0
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("op", op_table().ops, ids=lambda op: op.name)
+def test_every_op(op: Op, dtype: torch.dtype) -> None:
+    values = [randn(33 + k, 257, dtype=dtype)[:33] * 2 for k in range(op.arity)]
+    actual = cutfuse.pointwise(lambda *tensors: call_op(op, *tensors), *values)
+    eager, exact = call_op(op, *values).to(dtype), call_op(op, *to_double(*values)).double()
+    assert_no_worse(actual, eager, exact, slack=1.0 if dtype != torch.float32 else 3.0)
+
+
+@pytest.mark.parametrize("op", op_table().ops, ids=lambda op: op.name)
+def test_every_op_at_special_values(op: Op) -> None:
+    tensors = [t.to(DEVICE) for t in torch.tensor(list(itertools.product(SPECIAL, repeat=op.arity))).unbind(-1)]
+    actual, expected = cutfuse.pointwise(lambda *values: call_op(op, *values), *tensors), call_op(op, *tensors)
+    torch.testing.assert_close(actual, expected, equal_nan=True, rtol=1e-5, atol=1e-30)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", EPILOGUES)
+@pytest.mark.parametrize("shape", [(1, 1), (33, 47), (300, 4096), (5, 100003)], ids=str)
+def test_epilogues(name: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    fn, count = EPILOGUES[name]
+    x, operands = randn(*shape, dtype=dtype), operands_for(count, *shape, dtype, DEVICE)
+    actual = cutfuse.pointwise(fn, x, *operands)
+    assert_no_worse(actual, fn(x, *operands), fn(x.double(), *to_double(*operands)), slack=slack_for(dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("view", VIEWS)
+def test_any_strides(view: str, dtype: torch.dtype) -> None:
+    x = VIEWS[view](randn(3, 4, 50, 66, dtype=dtype))
+    row = randn(x.shape[1], 1, x.shape[3], dtype=dtype)
+    actual = cutfuse.pointwise(lambda z, r: torch.tanh(z) * r, x, row)
+    assert actual.stride() == torch.empty_like(x).stride()
+    assert_no_worse(actual, torch.tanh(x) * row, torch.tanh(x.double()) * row.double())
+
+
+def test_integers_and_empty_tensors() -> None:
+    torch.testing.assert_close(
+        cutfuse.sigmoid(torch.arange(3, device=DEVICE)), torch.sigmoid(torch.arange(3.0, device=DEVICE))
+    )
+    assert cutfuse.sigmoid(torch.empty(0, 3, device=DEVICE)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_more_than_2_31_elements(dtype: torch.dtype) -> None:
+    rows, columns = 3, 2**30 + 11
+    x = torch.empty(rows, columns, dtype=dtype, device=DEVICE).normal_()
+    y = cutfuse.sigmoid(x)
+    for part in (slice(0, 1000), slice(columns - 1000, columns)):
+        exact = torch.sigmoid(x[:, part].double())
+        assert_no_worse(y[:, part], torch.sigmoid(x[:, part]), exact, slack=2.0)
