@@ -96,6 +96,8 @@ Numbers reductions() {
   return result;
 }
 
+std::vector<ReductionInfo> reduction_table() { return {std::begin(kReductions) + 1, std::end(kReductions)}; }
+
 py::typing::Dict<py::str, py::str> describe_build() {
   BuildInfo const info = build_info();
   py::typing::Dict<py::str, py::str> result;
@@ -154,6 +156,12 @@ void bind_epilogue(py::module_& module) {
   module.def("limits", &limits, "The most instructions, operands and slots that a program has.");
   module.def("dtypes", &dtypes, "The number of each element type.");
   module.def("reductions", &reductions, "The number of each reduction.");
+  py::class_<ReductionInfo>(module, "ReductionInfo", "A row of reductions.def.")
+      .def_readonly("name", &ReductionInfo::name)
+      .def_property_readonly("gradient", [](ReductionInfo const& info) { return name_of(info.gradient); })
+      .def_property_readonly("is_additive", [](ReductionInfo const& info) { return is_additive(info.code); })
+      .def_property_readonly("needs_result", [](ReductionInfo const& info) { return needs_result(info.code); });
+  module.def("reduction_table", &reduction_table, "The rows of reductions.def.");
   module.def("build_info", &describe_build, "What the kernels were compiled with; empty texts where there are none.");
   py::class_<Program>(module, "Program", "An epilogue program, validated.")
       .def(py::init(&make_program), py::arg("instructions"), py::arg("operand_count"))

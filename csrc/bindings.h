@@ -13,6 +13,7 @@
 
 #include "common/dtype.h"
 #include "epilogue/program.h"
+#include "reduce/reduction.h"
 #include "split/planes.h"
 
 namespace cutfuse::bindings {

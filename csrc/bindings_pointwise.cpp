@@ -41,11 +41,10 @@ void set_derivatives(PointwiseBackwardProblem& problem, std::vector<DerivativeTu
 }
 
 void check_weights(PointwiseBackwardProblem const& problem, Extents const& extents) {
-  bool const extreme = problem.reduction == Reduction::kAmax || problem.reduction == Reduction::kAmin;
-  if (extreme || problem.reduction == Reduction::kLogSumExp) {
+  if (needs_result(problem.reduction)) {
     check_pointer("pointwise_backward", "row_result", problem.row_result, extents);
   }
-  if (extreme) check_pointer("pointwise_backward", "tie_count", problem.tie_count, extents);
+  if (counts_ties(problem.reduction)) check_pointer("pointwise_backward", "tie_count", problem.tie_count, extents);
   if (problem.column_partials != nullptr && extents[0] != 1) {
     throw py::value_error("pointwise_backward: column sums need one outer index, got extents " + to_string(extents));
   }

@@ -24,6 +24,7 @@ __all__: list[str] = [
     "PointwisePass",
     "Precision",
     "Program",
+    "ReductionInfo",
     "ReductionPass",
     "RunWhen",
     "SplitPass",
@@ -72,6 +73,7 @@ __all__: list[str] = [
     "reduce",
     "reduce_call",
     "reduce_workspace",
+    "reduction_table",
     "reductions",
     "remember_call",
     "remembered_calls",
@@ -104,6 +106,19 @@ class OpInfo:
     def signature(self) -> str: ...
     @property
     def special(self) -> str: ...
+
+class ReductionInfo:
+    """
+    A row of reductions.def.
+    """
+    @property
+    def gradient(self) -> str: ...
+    @property
+    def is_additive(self) -> bool: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def needs_result(self) -> bool: ...
 
 class Program:
     """
@@ -930,6 +945,11 @@ def reduce_workspace(
 ) -> int:
     """
     Bytes of workspace that reduce needs, 0 for none.
+    """
+
+def reduction_table() -> list[ReductionInfo]:
+    """
+    The rows of reductions.def.
     """
 
 def reductions() -> dict[str, int]:

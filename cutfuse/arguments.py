@@ -13,12 +13,12 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from . import native, routing
-from .composed import REDUCTIONS
 from .epilogue import Epilogue, resolve
 from .epilogue.errors import OperandCountError, evaluated_while_compiling, refuse
 from .epilogue.operand_numbers import Number, Numbers
 from .epilogue.trace import check_arity
 from .epilogue.types import ValueTypes, type_of
+from .reductions import REDUCTIONS
 
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

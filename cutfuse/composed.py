@@ -6,7 +6,7 @@ rounding to the result's type at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -14,15 +14,7 @@ from torch import Tensor
 
 from .epilogue import Program, evaluate
 from .epilogue.evaluate import arithmetic_dtype
-
-# Every reduction that there is, by its name.
-REDUCTIONS: dict[str, Callable[..., Tensor]] = {
-    "sum": torch.sum,
-    "mean": torch.mean,
-    "amax": torch.amax,
-    "amin": torch.amin,
-    "logsumexp": torch.logsumexp,
-}
+from .reductions import REDUCTIONS
 
 
 def apply(program: Program, x: Tensor, operands: Sequence[Tensor]) -> Tensor:

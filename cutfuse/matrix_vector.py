@@ -25,6 +25,7 @@ from .gradients import autograd
 from .ops import schema
 from .ops.fake import sum_dtype
 from .precision import autocast_dtype
+from .reductions import ADDITIVE, GRADIENTS
 
 _NOTHING = contextlib.nullcontext()
 
@@ -56,7 +57,7 @@ def find_matrix_vector(
     epilogue: Epilogue, reduction: str | None, operands: Sequence[Tensor], columns: int
 ) -> MatrixVector | None:
     """How to sum the epilogue over its `columns` without z. None where every element of z has to be seen."""
-    if reduction not in ("sum", "mean") or columns == 0 or epilogue.affine is None:
+    if reduction not in ADDITIVE or columns == 0 or epilogue.affine is None:
         return None
     # Branches, as the comparison of a symbolic size is a symbol itself, and `split` takes constants.
     along_rows = tuple([k for k, t in enumerate(operands) if t.shape[0] != 1])
@@ -160,7 +161,7 @@ def affine_reduce(
     dtype = arithmetic_dtype(x, operands)
     is_last = bias is None and form.outer is None and form.offset == 0 and form.intercept is None
     columns = weight.shape[0]
-    share = 1.0 / columns if reduction == "mean" else 1.0
+    share = 1.0 / columns if GRADIENTS[reduction] == "share" else 1.0
     weighted_sum = _weighted_sum_by_operators if uses_operators else _weighted_sum
     inner = None if form.inner is None else _evaluate(form.inner, operands, dtype).reshape(-1)
     scale = form.scale * share

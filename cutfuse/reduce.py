@@ -14,6 +14,7 @@ from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
 from .gradients import autograd
 from .precision import autocast_dtype
+from .reductions import REDUCTIONS
 
 
 class ReduceCall(NamedTuple):
@@ -148,5 +149,5 @@ def _reduce_as_torch(x: Tensor, dims: tuple[int, ...], op: str, keepdim: bool, o
         if out_dtype is not None:
             arguments.check_floating("reduce", "the mean's out_dtype", out_dtype)
         x = x.to(out_dtype or torch.get_default_dtype())
-    y = composed.REDUCTIONS[op](x, dims, keepdim=keepdim)
+    y = REDUCTIONS[op](x, dims, keepdim=keepdim)
     return y if out_dtype is None else y.to(out_dtype)

@@ -94,15 +94,6 @@ struct Operands {
   Operand items[kMaxOperands];
 };
 
-enum class Reduction : uint8_t { kNone = 0, kSum = 1, kMean = 2, kAmax = 3, kAmin = 4, kLogSumExp = 5 };
-
-constexpr int kReductionCount = 6;
-
-constexpr char const* name_of(Reduction reduction) {
-  constexpr char const* names[kReductionCount] = {"none", "sum", "mean", "amax", "amin", "logsumexp"};
-  return names[static_cast<int>(reduction)];
-}
-
 // Empty when the program is well formed; otherwise what is wrong with it, naming the instruction.
 std::string find_fault(Program const& program);
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "common/dtype.h"
-#include "epilogue/program.h"
+#include "reduce/reduction.h"
 #include "split/planes.h"
 
 namespace cutfuse {

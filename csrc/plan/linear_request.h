@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "common/dtype.h"
-#include "epilogue/program.h"
+#include "reduce/reduction.h"
 #include "split/planes.h"
 
 namespace cutfuse {

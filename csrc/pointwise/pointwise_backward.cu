@@ -12,16 +12,31 @@ namespace {
 constexpr int kFragment = kPointwiseFragment;
 using Values = Fragment<kFragment>;
 
+// The reductions of a gradient, for the labels of a switch.
+constexpr Reduction reduction_with(ReductionGradient gradient, int number = 0) {
+  for (ReductionInfo const& info : kReductions) {
+    if (info.gradient == gradient && number-- == 0) return info.code;
+  }
+  return Reduction::kNone;
+}
+
+constexpr bool has_reductions(ReductionGradient gradient, int count) {
+  return reduction_with(gradient, count - 1) != Reduction::kNone && reduction_with(gradient, count) == Reduction::kNone;
+}
+static_assert(has_reductions(ReductionGradient::kShare, 1) && has_reductions(ReductionGradient::kTies, 2) &&
+                  has_reductions(ReductionGradient::kSoftmax, 1),
+              "apply_weight has a label for each reduction of reductions.def");
+
 // What a row's gradient is multiplied by for each of its elements.
 __device__ __forceinline__ void apply_weight(PointwiseBackwardParameters const& parameters, FragmentLine const& line,
                                              Values const& y, Values& gradient) {
   switch (parameters.reduction) {
-    case Reduction::kMean:
+    case reduction_with(ReductionGradient::kShare):
       CUTFUSE_UNROLL
       for (int i = 0; i < kFragment; ++i) gradient.values[i] /= static_cast<float>(parameters.columns);
       return;
-    case Reduction::kAmax:
-    case Reduction::kAmin: {
+    case reduction_with(ReductionGradient::kTies):
+    case reduction_with(ReductionGradient::kTies, 1): {
       Values const extreme = load_line<kFragment>(parameters.row_result, line);
       Values const ties = load_line<kFragment>(parameters.tie_count, line);
       CUTFUSE_UNROLL
@@ -31,7 +46,7 @@ __device__ __forceinline__ void apply_weight(PointwiseBackwardParameters const& 
       }
       return;
     }
-    case Reduction::kLogSumExp: {
+    case reduction_with(ReductionGradient::kSoftmax): {
       Values const result = load_line<kFragment>(parameters.row_result, line);
       CUTFUSE_UNROLL
       for (int i = 0; i < kFragment; ++i) gradient.values[i] *= expf(y.values[i] - result.values[i]);

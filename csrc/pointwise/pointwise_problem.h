@@ -6,6 +6,7 @@
 #include "common/dtype.h"
 #include "epilogue/program.h"
 #include "pointwise/pointwise_plan.h"
+#include "reduce/reduction.h"
 
 namespace cutfuse {
 
@@ -38,11 +39,11 @@ struct PointwiseBackwardProblem {
   // fp32 [row_blocks, columns], or null: sums over a block's rows of the derivative with respect to x. Needs outer
   // == 1.
   float* column_partials;
-  // What became of the program's value y after it: nothing, or a reduction over columns, whose weights are
-  //   sum 1, mean 1 / columns, amax and amin (y == row_result) / tie_count, logsumexp exp(y - row_result).
+  // What became of the program's value y after it: nothing, or a reduction over columns, whose gradient is that of
+  // reductions.def.
   Reduction reduction;
-  float const* row_result;  // fp32 [outer, rows]; for amax, amin, logsumexp
-  float const* tie_count;   // fp32 [outer, rows]; for amax, amin
+  float const* row_result;  // fp32 [outer, rows]; where needs_result
+  float const* tie_count;   // fp32 [outer, rows]; where counts_ties
 };
 
 }  // namespace cutfuse

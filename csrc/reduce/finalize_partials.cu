@@ -77,7 +77,7 @@ cudaError_t finalize_row_partials(float const* partials, int64_t tiles, int64_t 
                                   int64_t count, float scale, void* out, DType out_dtype, cudaStream_t stream) {
   int const width = choose_width(tiles, rows);
   FinalizeParameters const parameters = {partials, tiles, rows, count, scale, out, reduction, out_dtype, width};
-  return dispatch_state(reduction, [&](auto constant) {
+  return dispatch_fold(reduction, [&](auto constant) {
     return launch(finalize_partials<decltype(constant)::value>, ceil_divide(rows, width), kBlockThreads, stream,
                   parameters);
   });

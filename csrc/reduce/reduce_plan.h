@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "common/dtype.h"
-#include "epilogue/program.h"
+#include "reduce/reduction.h"
 
 namespace cutfuse {
 

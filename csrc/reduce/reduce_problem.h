@@ -6,6 +6,7 @@
 #include "common/dtype.h"
 #include "epilogue/program.h"
 #include "reduce/reduce_plan.h"
+#include "reduce/reduction.h"
 
 namespace cutfuse {
 

@@ -1,11 +1,11 @@
-// The table of reductions: identity, accumulate, combine, finish. Shared by the standalone reductions, the row
+// How states fold and finish: the functions behind reductions.def. Shared by the standalone reductions, the row
 // reduction of the GEMM epilogues and their finaliser. A state is two floats, so that it lives in registers and
 // shuffles cheaply:
 //
-//   reduction    a                 b                                    finish(count)
-//   sum, mean    running total     rounding error of the total          a + b, over count for the mean
-//   amax, amin   extreme so far    unused                               a
-//   logsumexp    maximum so far    sum of exp(x - a)                    a + log(b)      (see exponent_reference)
+//   fold           a                 b                             of
+//   Total          running total     rounding error of the total   sum, mean
+//   Maximum        extreme so far    unused                        amax; Minimum likewise
+//   Exponentials   maximum so far    sum of exp(x - a)             logsumexp      (see exponent_reference)
 //
 // NaN and infinity as PyTorch: sums follow IEEE, amax and amin propagate NaN, logsumexp of nothing but -inf is -inf, of
 // anything with +inf is +inf, of anything with NaN is NaN.
@@ -16,7 +16,7 @@
 #include <limits>
 
 #include "common/macros.h"
-#include "epilogue/program.h"
+#include "reduce/reduction.h"
 
 namespace cutfuse {
 
@@ -92,39 +92,65 @@ CUTFUSE_HOST_DEVICE float tree_sum(Values const& values) {
 
 }  // namespace detail
 
-constexpr bool is_additive(Reduction reduction) {
-  return reduction == Reduction::kSum || reduction == Reduction::kMean;
-}
+// A fold has: kIdentity, the element that changes no state, which an out-of-bounds element is replaced with before
+// accumulate; accumulate, which takes `count` values in, that anything with operator[] holds; combine; store and load
+// of a partial result, of partial_width floats.
+namespace folds {
 
-// The element that changes no state: what an out-of-bounds element is replaced with before accumulate.
-template <Reduction reduction>
-CUTFUSE_HOST_DEVICE constexpr float identity() {
-  if constexpr (is_additive(reduction)) {
-    return 0.0f;
-  } else if constexpr (reduction == Reduction::kAmin) {
-    return std::numeric_limits<float>::infinity();
-  } else {
-    return -std::numeric_limits<float>::infinity();
-  }
-}
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-template <Reduction reduction>
-CUTFUSE_HOST_DEVICE RowState initial_state() {
-  return {identity<reduction>(), 0.0f};
-}
+struct Total {
+  static constexpr float kIdentity = 0.0f;
 
-// Takes `count` values in; anything with operator[] holds them.
-template <Reduction reduction, int count, class Values>
-CUTFUSE_HOST_DEVICE void accumulate(RowState& state, Values const& values) {
-  if constexpr (is_additive(reduction)) {
+  template <int count, class Values>
+  static CUTFUSE_HOST_DEVICE void accumulate(RowState& state, Values const& values) {
     detail::add_compensated(state, detail::tree_sum<0, count>(values));
-  } else if constexpr (reduction == Reduction::kAmax) {
+  }
+  static CUTFUSE_HOST_DEVICE RowState combine(RowState x, RowState y) {
+    detail::add_compensated(x, y.a);
+    return {x.a, x.b + y.b};
+  }
+  static CUTFUSE_HOST_DEVICE void store(float* partials, int64_t index, RowState state) {
+    partials[index] = detail::total_of(state);
+  }
+  static CUTFUSE_HOST_DEVICE RowState load(float const* partials, int64_t index) { return {partials[index], 0.0f}; }
+};
+
+struct Maximum {
+  static constexpr float kIdentity = -kInfinity;
+
+  template <int count, class Values>
+  static CUTFUSE_HOST_DEVICE void accumulate(RowState& state, Values const& values) {
     CUTFUSE_UNROLL
     for (int i = 0; i < count; ++i) state.a = detail::maximum_with_nan(state.a, values[i]);
-  } else if constexpr (reduction == Reduction::kAmin) {
+  }
+  static CUTFUSE_HOST_DEVICE RowState combine(RowState x, RowState y) {
+    return {detail::maximum_with_nan(x.a, y.a), 0.0f};
+  }
+  static CUTFUSE_HOST_DEVICE void store(float* partials, int64_t index, RowState state) { partials[index] = state.a; }
+  static CUTFUSE_HOST_DEVICE RowState load(float const* partials, int64_t index) { return {partials[index], 0.0f}; }
+};
+
+struct Minimum {
+  static constexpr float kIdentity = kInfinity;
+
+  template <int count, class Values>
+  static CUTFUSE_HOST_DEVICE void accumulate(RowState& state, Values const& values) {
     CUTFUSE_UNROLL
     for (int i = 0; i < count; ++i) state.a = detail::minimum_with_nan(state.a, values[i]);
-  } else {
+  }
+  static CUTFUSE_HOST_DEVICE RowState combine(RowState x, RowState y) {
+    return {detail::minimum_with_nan(x.a, y.a), 0.0f};
+  }
+  static CUTFUSE_HOST_DEVICE void store(float* partials, int64_t index, RowState state) { partials[index] = state.a; }
+  static CUTFUSE_HOST_DEVICE RowState load(float const* partials, int64_t index) { return {partials[index], 0.0f}; }
+};
+
+struct Exponentials {
+  static constexpr float kIdentity = -kInfinity;
+
+  template <int count, class Values>
+  static CUTFUSE_HOST_DEVICE void accumulate(RowState& state, Values const& values) {
     float maximum = state.a;
     CUTFUSE_UNROLL
     for (int i = 0; i < count; ++i) maximum = detail::maximum_with_nan(maximum, values[i]);
@@ -134,58 +160,67 @@ CUTFUSE_HOST_DEVICE void accumulate(RowState& state, Values const& values) {
     for (int i = 0; i < count; ++i) sum += detail::exp_relative(values[i], reference);
     state = {maximum, sum};
   }
-}
-
-template <Reduction reduction>
-CUTFUSE_HOST_DEVICE RowState combine(RowState x, RowState y) {
-  if constexpr (is_additive(reduction)) {
-    detail::add_compensated(x, y.a);
-    return {x.a, x.b + y.b};
-  } else if constexpr (reduction == Reduction::kAmax) {
-    return {detail::maximum_with_nan(x.a, y.a), 0.0f};
-  } else if constexpr (reduction == Reduction::kAmin) {
-    return {detail::minimum_with_nan(x.a, y.a), 0.0f};
-  } else {
+  static CUTFUSE_HOST_DEVICE RowState combine(RowState x, RowState y) {
     float const maximum = detail::maximum_with_nan(x.a, y.a);
     float const reference = detail::exponent_reference(maximum);
     return {maximum, x.b * detail::exp_relative(x.a, reference) + y.b * detail::exp_relative(y.a, reference)};
   }
-}
-
-// count: how many elements the whole reduction has; only the mean looks at it.
-template <Reduction reduction>
-CUTFUSE_HOST_DEVICE float finish(RowState state, float count) {
-  if constexpr (reduction == Reduction::kMean) {
-    return detail::total_of(state) / count;
-  } else if constexpr (reduction == Reduction::kSum) {
-    return detail::total_of(state);
-  } else if constexpr (reduction == Reduction::kLogSumExp) {
-    return state.a + std::log(state.b);
-  } else {
-    return state.a;
+  static CUTFUSE_HOST_DEVICE void store(float* partials, int64_t index, RowState state) {
+    partials[2 * index] = state.a;
+    partials[2 * index + 1] = state.b;
   }
+  static CUTFUSE_HOST_DEVICE RowState load(float const* partials, int64_t index) {
+    return {partials[2 * index], partials[2 * index + 1]};
+  }
+};
+
+}  // namespace folds
+
+// A row of reductions.def.
+template <Reduction reduction>
+struct ReductionRow;
+
+#define CUTFUSE_REDUCTION(Camel, name, code, fold, finish_, gradient)                                        \
+  template <>                                                                                                \
+  struct ReductionRow<Reduction::k##Camel> {                                                                 \
+    using Fold = folds::fold;                                                                                \
+    static CUTFUSE_HOST_DEVICE float finish([[maybe_unused]] RowState state, [[maybe_unused]] float count) { \
+      return finish_;                                                                                        \
+    }                                                                                                        \
+  };
+#include "reduce/reductions.def"
+
+template <Reduction reduction>
+using FoldOf = typename ReductionRow<reduction>::Fold;
+
+template <Reduction reduction>
+CUTFUSE_HOST_DEVICE constexpr float identity() {
+  return FoldOf<reduction>::kIdentity;
 }
 
-// Floats that one partial result takes in a workspace: (maximum, sum) for logsumexp, one value for the others.
-constexpr int partial_width(Reduction reduction) { return reduction == Reduction::kLogSumExp ? 2 : 1; }
+template <Reduction reduction>
+CUTFUSE_HOST_DEVICE RowState initial_state() {
+  return {identity<reduction>(), 0.0f};
+}
+
+template <Reduction reduction, int count, class Values>
+CUTFUSE_HOST_DEVICE void accumulate(RowState& state, Values const& values) {
+  FoldOf<reduction>::template accumulate<count>(state, values);
+}
+
+template <Reduction reduction>
+CUTFUSE_HOST_DEVICE RowState combine(RowState x, RowState y) {
+  return FoldOf<reduction>::combine(x, y);
+}
 
 template <Reduction reduction>
 CUTFUSE_HOST_DEVICE void store_partial(float* partials, int64_t index, RowState state) {
-  if constexpr (reduction == Reduction::kLogSumExp) {
-    partials[2 * index] = state.a;
-    partials[2 * index + 1] = state.b;
-  } else {
-    partials[index] = is_additive(reduction) ? detail::total_of(state) : state.a;
-  }
+  FoldOf<reduction>::store(partials, index, state);
 }
 
 template <Reduction reduction>
 CUTFUSE_HOST_DEVICE RowState load_partial(float const* partials, int64_t index) {
-  if constexpr (reduction == Reduction::kLogSumExp) {
-    return {partials[2 * index], partials[2 * index + 1]};
-  } else {
-    return {partials[index], 0.0f};
-  }
+  return FoldOf<reduction>::load(partials, index);
 }
 
 template <Reduction reduction_>
@@ -194,26 +229,33 @@ struct ReductionConstant {
 };
 
 // Calls function(ReductionConstant<r>) for the r that `reduction` is at run time. Until finish a mean is a sum, so
-// `function` is instantiated for the four kinds of state only; finish_any tells them apart.
+// `function` is instantiated once for each fold; finish_any tells them apart.
 template <class Function>
-CUTFUSE_HOST_DEVICE auto dispatch_state(Reduction reduction, Function&& function) {
+CUTFUSE_HOST_DEVICE auto dispatch_fold(Reduction reduction, Function&& function) {
   switch (reduction) {
-    case Reduction::kAmax:
-      return function(ReductionConstant<Reduction::kAmax>{});
-    case Reduction::kAmin:
-      return function(ReductionConstant<Reduction::kAmin>{});
-    case Reduction::kLogSumExp:
-      return function(ReductionConstant<Reduction::kLogSumExp>{});
+#define CUTFUSE_ADDITIVE_REDUCTION(...)
+#define CUTFUSE_REDUCTION(Camel, ...) \
+  case Reduction::k##Camel:           \
+    return function(ReductionConstant<Reduction::k##Camel>{});
+#include "reduce/reductions.def"
     default:
-      return function(ReductionConstant<Reduction::kSum>{});
+      return function(ReductionConstant<first_of(Fold::kTotal)>{});
   }
 }
 
-// The same table with the reduction known at run time only: one uniform branch around each fragment.
+// The same with the reduction known at run time only: one uniform branch around each fragment. Each is a switch of its
+// own over the rows: nvcc makes other code of a common one that calls a function, and of conditions that are functions.
 CUTFUSE_HOST_DEVICE float identity_any(Reduction reduction) {
-  if (reduction == Reduction::kSum || reduction == Reduction::kMean) return 0.0f;
-  float const infinity = std::numeric_limits<float>::infinity();
-  return reduction == Reduction::kAmin ? infinity : -infinity;
+  switch (reduction) {
+#define CUTFUSE_ADDITIVE_REDUCTION(Camel, ...) case Reduction::k##Camel:
+#define CUTFUSE_REDUCTION(...)
+#include "reduce/reductions.def"
+    return folds::Total::kIdentity;
+    default: {
+      constexpr Reduction minimum = first_of(Fold::kMinimum);
+      return reduction == minimum ? folds::Minimum::kIdentity : folds::Maximum::kIdentity;
+    }
+  }
 }
 
 CUTFUSE_HOST_DEVICE RowState initial_state_any(Reduction reduction) { return {identity_any(reduction), 0.0f}; }
@@ -221,48 +263,52 @@ CUTFUSE_HOST_DEVICE RowState initial_state_any(Reduction reduction) { return {id
 template <int count, class Values>
 CUTFUSE_HOST_DEVICE void accumulate_any(Reduction reduction, RowState& state, Values const& values) {
   switch (reduction) {
-    case Reduction::kAmax:
-      return accumulate<Reduction::kAmax, count>(state, values);
-    case Reduction::kAmin:
-      return accumulate<Reduction::kAmin, count>(state, values);
-    case Reduction::kLogSumExp:
-      return accumulate<Reduction::kLogSumExp, count>(state, values);
+#define CUTFUSE_ADDITIVE_REDUCTION(...)
+#define CUTFUSE_REDUCTION(Camel, ...) \
+  case Reduction::k##Camel:           \
+    return accumulate<Reduction::k##Camel, count>(state, values);
+#include "reduce/reductions.def"
     default:
-      return accumulate<Reduction::kSum, count>(state, values);
+      return accumulate<first_of(Fold::kTotal), count>(state, values);
   }
 }
 
 CUTFUSE_HOST_DEVICE RowState combine_any(Reduction reduction, RowState x, RowState y) {
   switch (reduction) {
-    case Reduction::kAmax:
-      return combine<Reduction::kAmax>(x, y);
-    case Reduction::kAmin:
-      return combine<Reduction::kAmin>(x, y);
-    case Reduction::kLogSumExp:
-      return combine<Reduction::kLogSumExp>(x, y);
+#define CUTFUSE_ADDITIVE_REDUCTION(...)
+#define CUTFUSE_REDUCTION(Camel, ...) \
+  case Reduction::k##Camel:           \
+    return combine<Reduction::k##Camel>(x, y);
+#include "reduce/reductions.def"
     default:
-      return combine<Reduction::kSum>(x, y);
+      return combine<first_of(Fold::kTotal)>(x, y);
   }
 }
 
 CUTFUSE_HOST_DEVICE void store_partial_any(Reduction reduction, float* partials, int64_t index, RowState state) {
-  if (reduction == Reduction::kLogSumExp) {
-    store_partial<Reduction::kLogSumExp>(partials, index, state);
-  } else if (reduction == Reduction::kSum || reduction == Reduction::kMean) {
-    store_partial<Reduction::kSum>(partials, index, state);
-  } else {
-    store_partial<Reduction::kAmax>(partials, index, state);
+  constexpr Reduction exponentials = first_of(Fold::kExponentials);
+  if (reduction == exponentials) {
+    folds::Exponentials::store(partials, index, state);
+    return;
+  }
+  switch (reduction) {
+#define CUTFUSE_ADDITIVE_REDUCTION(Camel, ...) case Reduction::k##Camel:
+#define CUTFUSE_REDUCTION(...)
+#include "reduce/reductions.def"
+    folds::Total::store(partials, index, state);
+    return;
+    default:
+      folds::Maximum::store(partials, index, state);  // minima are stored alike
   }
 }
 
+// count: how many elements the whole reduction has; only the mean looks at it.
 CUTFUSE_HOST_DEVICE float finish_any(Reduction reduction, RowState state, float count) {
   switch (reduction) {
-    case Reduction::kMean:
-      return finish<Reduction::kMean>(state, count);
-    case Reduction::kSum:
-      return finish<Reduction::kSum>(state, count);
-    case Reduction::kLogSumExp:
-      return finish<Reduction::kLogSumExp>(state, count);
+#define CUTFUSE_REDUCTION(Camel, ...) \
+  case Reduction::k##Camel:           \
+    return ReductionRow<Reduction::k##Camel>::finish(state, count);
+#include "reduce/reductions.def"
     default:
       return state.a;
   }

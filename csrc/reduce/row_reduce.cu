@@ -109,7 +109,7 @@ int64_t block_count(ReduceParameters const& parameters) {
 cudaError_t launch_row_reduce(ReduceParameters const& parameters, cudaStream_t stream) {
   return dispatch_dtype(parameters.x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    return dispatch_state(parameters.reduction, [&](auto constant) {
+    return dispatch_fold(parameters.reduction, [&](auto constant) {
       return launch(row_reduce<T, decltype(constant)::value>, block_count(parameters), kBlockThreads, stream,
                     parameters);
     });

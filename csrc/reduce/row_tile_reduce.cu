@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kBlockThreads) row_tile_reduce(__grid_constant
 template <class T>
 cudaError_t launch_for(ReduceParameters const& parameters, cudaStream_t stream) {
   int64_t const blocks = ceil_divide(parameters.extents.outer, parameters.plan.tile_rows);
-  return dispatch_state(parameters.reduction, [&](auto constant) {
+  return dispatch_fold(parameters.reduction, [&](auto constant) {
     return launch(row_tile_reduce<T, decltype(constant)::value>, blocks, kBlockThreads, stream, parameters);
   });
 }

@@ -105,7 +105,7 @@ struct ThreadStates {
 };
 
 // Blocks per multiprocessor that leave room for the loads in flight without a spill.
-constexpr int resident_blocks(Reduction reduction) { return reduction == Reduction::kLogSumExp ? 2 : 4; }
+constexpr int resident_blocks(Reduction reduction) { return info_of(reduction).fold == Fold::kExponentials ? 2 : 4; }
 
 template <class T, int vector, Reduction reduction>
 __global__ void __launch_bounds__(kBlockThreads, resident_blocks(reduction))
@@ -148,7 +148,7 @@ template <class T, int vector>
 cudaError_t launch_for(ReduceParameters const& parameters, cudaStream_t stream) {
   ReducePlan const& plan = parameters.plan;
   int64_t const tiles = ceil_divide(parameters.extents.outer * plan.period, plan.width);
-  return dispatch_state(parameters.reduction, [&](auto constant) {
+  return dispatch_fold(parameters.reduction, [&](auto constant) {
     return launch(strided_reduce<T, vector, decltype(constant)::value>, tiles * plan.splits, plan.width * plan.height,
                   stream, parameters);
   });

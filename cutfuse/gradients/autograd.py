@@ -22,9 +22,7 @@ from ..ops import inductor, schema
 from ..ops.fake import sum_dtype
 from ..planning.prepared import UNPREPARED, Prepared
 from ..precision import SPLIT_MODES, allows_tf32, captured_mode, process, product_mode
-
-# The gradients of these reductions depend on their results; that of a sum does not.
-_NEEDS_RESULT = ("amax", "amin", "logsumexp")
+from ..reductions import GRADIENTS, NEEDS_RESULT
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:
@@ -83,7 +81,7 @@ def _element_gradients(
     """Gradients by index (0 for x, k for operand k - 1), and x's gradient summed over all but the last dimension."""
     if not wanted:
         return {}, None
-    if reduction in _NEEDS_RESULT:
+    if reduction in NEEDS_RESULT:
         outputs = schema.pointwise_backward(grad, x, operands, program, reduction, result, wanted, column_sum)
     else:
         outputs = schema.pointwise_backward(grad, x, operands, program, "none", None, wanted, column_sum)
@@ -130,7 +128,7 @@ class Reduce(torch.autograd.Function):
         ctx.program = program
         ctx.reduction = reduction
         ctx.dims = dims
-        if reduction not in _NEEDS_RESULT:
+        if reduction not in NEEDS_RESULT:
             ctx.save_for_backward(None, x, *operands)
             return schema.reduce(x, operands, program, reduction, dims, out_dtype)
         result = schema.reduce(x, operands, program, reduction, dims, sum_dtype(x.dtype))
@@ -194,9 +192,9 @@ class Linear(torch.autograd.Function):
         elif reduction == "none":
             y = schema.pointwise(z, operands, program, out_dtype)
         else:
-            kept = sum_dtype(z.dtype) if reduction in _NEEDS_RESULT else out_dtype
+            kept = sum_dtype(z.dtype) if reduction in NEEDS_RESULT else out_dtype
             y = schema.reduce(z, operands, program, reduction, (1,), kept)
-            if reduction in _NEEDS_RESULT:
+            if reduction in NEEDS_RESULT:
                 result = y.unsqueeze(1)
                 y = y.to(out_dtype, copy=True)
         ctx.save_for_backward(result, x, weight, bias, saved, *operands)
@@ -288,7 +286,7 @@ def _composed_linear(forward: Any, out_dtype: torch.dtype) -> Callable[..., Tens
 
 def _spread(grad: Tensor, reduction: str, count: int) -> Tensor:
     """The gradient of each element of a row, before it is multiplied by the reduction's derivative."""
-    return grad.to(sum_dtype(grad.dtype)) / count if reduction == "mean" else grad
+    return grad.to(sum_dtype(grad.dtype)) / count if GRADIENTS[reduction] == "share" else grad
 
 
 def linear(

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import arguments
-from ..composed import REDUCTIONS
 from ..epilogue import Epilogue
 from ..epilogue.errors import EpilogueError, OperandCountError, evaluated_while_compiling
 from ..epilogue.types import ValueType, type_of
 from ..linear import LinearCall, linear, prepare_linear
 from ..precision import autocast_dtype
 from ..prepare import PreparedWeight
+from ..reductions import REDUCTIONS
 from .prepares_weight import PreparesWeight
 
 _Result = TypeVar("_Result")

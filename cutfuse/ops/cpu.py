@@ -15,6 +15,7 @@ from .. import composed, native
 from ..epilogue import Program, evaluate
 from ..epilogue.evaluate import arithmetic_dtype
 from ..planning.prepared import check_unchanged
+from ..reductions import GRADIENTS
 from .fake import sum_dtype
 
 
@@ -104,7 +105,7 @@ def pointwise_backward(
 def _reduction_weight(program: Program, inputs: list[Tensor], reduction: str, result: Tensor) -> Tensor:
     """The factor by which a reduction multiplies the gradient of each element."""
     y = evaluate(program, inputs[0], inputs[1:])
-    if reduction == "logsumexp":
+    if GRADIENTS[reduction] == "softmax":
         return torch.exp(y - result)
     ties = y == result
     dims = [d for d in range(y.dim()) if result.shape[d] != y.shape[d]]

@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import native
 from ..epilogue import Epilogue, EpilogueError, Program, operand
 from ..planning.device import dtype_codes, on_device, reduction_codes, stream_of
+from ..reductions import GRADIENTS
 from . import cuda
 from .layout import Layout, broadcast_strides, reduction_layout
 
@@ -40,7 +41,7 @@ def pointwise_backward(
         return [*zeros, x.new_zeros(x.shape[-1:], dtype=torch.float32)] if column_sum else zeros
     if result is None:
         return _launch(grad, x, operands, parsed, wanted, column_sum)
-    ties = None if reduction == "logsumexp" else _count_ties(x, operands, program, result)
+    ties = _count_ties(x, operands, program, result) if GRADIENTS[reduction] == "ties" else None
     layout = _rows_layout(grad, x, operands, result)
     if layout is not None:
         rows = _Rows(reduction, result.contiguous(), ties)
@@ -50,7 +51,7 @@ def pointwise_backward(
     through = _through_reduction(program, reduction)
     if through is None:  # the program has no room for one more operand: compute the factor in memory
         y = cuda.pointwise(x, operands, program, torch.float32)
-        weight = torch.exp(y - result) if reduction == "logsumexp" else y == result
+        weight = y == result if GRADIENTS[reduction] == "ties" else torch.exp(y - result)
         return _launch(grad * weight, x, operands, parsed, wanted, column_sum)
     return _launch(grad, x, (*operands, result), through, wanted, column_sum)
 
@@ -67,7 +68,7 @@ def _through_reduction(program: str, reduction: str) -> Program | None:
     try:
         result: Any = operand(parsed.operand_count)
         weighted: Any = (
-            torch.exp(value - result) if reduction == "logsumexp" else torch.where(value == result, value, 0.0)
+            torch.where(value == result, value, 0.0) if GRADIENTS[reduction] == "ties" else torch.exp(value - result)
         )
         return Epilogue.from_expression(weighted, parsed.operand_count + 1).program
     except EpilogueError:
