@@ -131,16 +131,16 @@ void evaluate(Program const& program, uintptr_t input, uintptr_t output, int64_t
   host_evaluate(program, pointer<float const>(input), pointer<float>(output), count, host_operands, wrt);
 }
 
-uint32_t split_on_host(uintptr_t source, int64_t rows, int64_t columns, int plan, bool is_weight, uintptr_t values,
+uint32_t split_on_host(uintptr_t source, int64_t rows, int64_t columns, int scheme, bool is_weight, uintptr_t values,
                        uintptr_t scales) {
-  SplitPlan const scheme = to_plan(plan);
+  SplitScheme const split_scheme = to_scheme(scheme);
   check_shape("split_reference", rows, columns);
   if (rows > 0 && columns > 0 && (source == 0 || values == 0 || scales == 0)) {
     throw py::value_error("source, values and scales must not be null pointers for " + pair_of(rows, columns));
   }
   py::gil_scoped_release release;
-  return split_reference(pointer<float const>(source), rows, columns, scheme, is_weight, pointer<uint16_t>(values),
-                         pointer<float>(scales));
+  return split_reference(pointer<float const>(source), rows, columns, split_scheme, is_weight,
+                         pointer<uint16_t>(values), pointer<float>(scales));
 }
 
 void bind_epilogue(py::module_& module) {
@@ -178,8 +178,8 @@ void bind_epilogue(py::module_& module) {
 }
 
 void bind_split_reference(py::module_& module) {
-  module.def("split_reference", &split_on_host, py::arg("source"), py::arg("rows"), py::arg("columns"), py::arg("plan"),
-             py::arg("is_weight"), py::arg("values"), py::arg("scales"),
+  module.def("split_reference", &split_on_host, py::arg("source"), py::arg("rows"), py::arg("columns"),
+             py::arg("scheme"), py::arg("is_weight"), py::arg("values"), py::arg("scales"),
              "What split does, on the host: splits a contiguous fp32 matrix to values [pitch / 64, 2 or 3, rows, 64] "
              "of 16 bits and scales [pitch / 64, scale_pitch], and returns the flags, for the matrix as a whole.");
 }

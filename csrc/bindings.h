@@ -40,11 +40,11 @@ inline Reduction to_reduction(int value) {
   return static_cast<Reduction>(value);
 }
 
-inline SplitPlan to_plan(int value) {
-  if (value != static_cast<int>(SplitPlan::kSplit3) && value != static_cast<int>(SplitPlan::kSplit6)) {
-    throw py::value_error("plan has to be 3 or 6, got " + std::to_string(value));
+inline SplitScheme to_scheme(int value) {
+  if (value != static_cast<int>(SplitScheme::kSplit3) && value != static_cast<int>(SplitScheme::kSplit6)) {
+    throw py::value_error("scheme has to be 3 or 6, got " + std::to_string(value));
   }
-  return static_cast<SplitPlan>(value);
+  return static_cast<SplitScheme>(value);
 }
 
 inline std::string pair_of(int64_t rows, int64_t columns) {

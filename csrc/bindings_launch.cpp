@@ -39,7 +39,7 @@ class Recorder final : public Launcher {
   void split(SplitProblem const& problem, Stream stream) override {
     py::gil_scoped_acquire const gil;
     py::dict launch = begin(stream);
-    launch["plan"] = static_cast<int>(problem.plan);
+    launch["scheme"] = static_cast<int>(problem.scheme);
     launch["is_weight"] = problem.is_weight;
     launch["source"] = address(problem.source);
     launch["rows"] = problem.rows;

@@ -41,15 +41,15 @@ LinearRequest make_request(MatrixLayoutTuple const& x, MatrixLayoutTuple const& 
   return request;
 }
 
-ShapeTuple shape_and_bytes(int64_t rows, int64_t columns, int plan, bool transposed, bool is_weight) {
+ShapeTuple shape_and_bytes(int64_t rows, int64_t columns, int scheme, bool transposed, bool is_weight) {
   check_shape("planes_shape", rows, columns);
-  PlanesShape const shape = planes_shape(rows, columns, to_plan(plan), transposed, is_weight);
+  PlanesShape const shape = planes_shape(rows, columns, to_scheme(scheme), transposed, is_weight);
   return {shape.pitch, shape.scale_pitch, shape.flag_count, shape.value_bytes, shape.scale_bytes, shape.flag_bytes};
 }
 
-WeightPlanes weight_planes(int64_t rows, int64_t columns, int plan, bool transposed) {
+WeightPlanes weight_planes(int64_t rows, int64_t columns, int scheme, bool transposed) {
   check_shape("weight_planes", rows, columns);
-  return lay_weight_planes(planes_shape(rows, columns, to_plan(plan), transposed, true));
+  return lay_weight_planes(planes_shape(rows, columns, to_scheme(scheme), transposed, true));
 }
 
 void bind_gemm_choice(py::module_& module) {
@@ -76,9 +76,9 @@ void bind_gemm_choice(py::module_& module) {
 }
 
 void bind_request(py::module_& module) {
-  py::enum_<SplitPlan>(module, "SplitScheme", "How an fp32 matrix is split into planes of 16-bit parts.")
-      .value("split3", SplitPlan::kSplit3)
-      .value("split6", SplitPlan::kSplit6);
+  py::enum_<SplitScheme>(module, "SplitScheme", "How an fp32 matrix is split into planes of 16-bit parts.")
+      .value("split3", SplitScheme::kSplit3)
+      .value("split6", SplitScheme::kSplit6);
   py::enum_<SplitRun>(module, "RunWhen", "When a launch over planes runs; otherwise it returns at once.")
       .value("always", SplitRun::kAlways)
       .value("if_clear", SplitRun::kIfClear)
@@ -119,9 +119,9 @@ void bind_memory(py::module_& module) {
   py::class_<WeightPlanes>(module, "WeightPlanes", "The planes of a weight in memory of their own.")
       .def_readonly("pieces", &WeightPlanes::pieces)
       .def_readonly("bytes", &WeightPlanes::bytes);
-  module.def("weight_planes", &weight_planes, py::arg("rows"), py::arg("columns"), py::arg("plan"),
+  module.def("weight_planes", &weight_planes, py::arg("rows"), py::arg("columns"), py::arg("scheme"),
              py::arg("transposed"), "The memory of a weight's planes by plan 3 or 6; transposed as in planes_shape.");
-  module.def("planes_shape", &shape_and_bytes, py::arg("rows"), py::arg("columns"), py::arg("plan"),
+  module.def("planes_shape", &shape_and_bytes, py::arg("rows"), py::arg("columns"), py::arg("scheme"),
              py::arg("transposed"), py::arg("is_weight"),
              "(pitch, scale_pitch, flag_count, bytes of values, of scales, of flags) of a matrix split by plan 3 or 6; "
              "transposed: its column stride is not 1; is_weight: it is a product's second operand.");

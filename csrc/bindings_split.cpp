@@ -18,7 +18,7 @@ void check_cleared(ClearedTuple const& cleared, int64_t rows, int64_t columns) {
                         pair_of(rows, columns));
 }
 
-void split(uintptr_t stream, int plan, bool is_weight, uintptr_t source, int64_t rows, int64_t columns,
+void split(uintptr_t stream, int scheme, bool is_weight, uintptr_t source, int64_t rows, int64_t columns,
            int64_t row_stride, int64_t column_stride, uintptr_t values, uintptr_t scales, uintptr_t flags,
            std::optional<std::vector<FlagsTuple>> const& guard, ClearedTuple const& cleared) {
   check_shape("split", rows, columns);
@@ -29,7 +29,7 @@ void split(uintptr_t stream, int plan, bool is_weight, uintptr_t source, int64_t
   problem.columns = columns;
   problem.row_stride = row_stride;
   problem.column_stride = column_stride;
-  problem.plan = to_plan(plan);
+  problem.scheme = to_scheme(scheme);
   problem.is_weight = is_weight;
   problem.planes = {pointer<void>(values), pointer<float>(scales), pointer<uint32_t>(flags)};
   problem.cleared = {pointer<int32_t>(std::get<0>(cleared)), std::get<1>(cleared)};
@@ -45,7 +45,7 @@ void split(uintptr_t stream, int plan, bool is_weight, uintptr_t source, int64_t
 }  // namespace
 
 void bind_split(py::module_& module) {
-  module.def("split", &split, py::arg("stream"), py::arg("plan"), py::arg("is_weight"), py::arg("source"),
+  module.def("split", &split, py::arg("stream"), py::arg("scheme"), py::arg("is_weight"), py::arg("source"),
              py::arg("rows"), py::arg("columns"), py::arg("row_stride"), py::arg("column_stride"), py::arg("values"),
              py::arg("scales"), py::arg("flags"), py::arg("guard") = py::none(),
              py::arg("cleared") = ClearedTuple(0, 0),

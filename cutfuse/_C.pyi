@@ -840,7 +840,7 @@ def plan_linear(request: LinearRequest, only: str = "") -> LinearPlan:
     """
 
 def planes_shape(
-    rows: int, columns: int, plan: int, transposed: bool, is_weight: bool
+    rows: int, columns: int, scheme: int, transposed: bool, is_weight: bool
 ) -> tuple[int, int, int, int, int, int]:
     """
     (pitch, scale_pitch, flag_count, bytes of values, of scales, of flags) of a matrix split by plan 3 or 6; transposed: its column stride is not 1; is_weight: it is a product's second operand.
@@ -971,7 +971,7 @@ def remembered_calls() -> int:
 
 def split(
     stream: int,
-    plan: int,
+    scheme: int,
     is_weight: bool,
     source: int,
     rows: int,
@@ -988,7 +988,9 @@ def split(
     Splits an fp32 matrix to planes, which are 128-byte aligned. guard: None, or at most two (flags, count) of split3's planes: nothing is written unless a flag says that it would lose accuracy. cleared: address and number of words that are set to zero.
     """
 
-def split_reference(source: int, rows: int, columns: int, plan: int, is_weight: bool, values: int, scales: int) -> int:
+def split_reference(
+    source: int, rows: int, columns: int, scheme: int, is_weight: bool, values: int, scales: int
+) -> int:
     """
     What split does, on the host: splits a contiguous fp32 matrix to values [pitch / 64, 2 or 3, rows, 64] of 16 bits and scales [pitch / 64, scale_pitch], and returns the flags, for the matrix as a whole.
     """
@@ -1030,7 +1032,7 @@ def training_waits_for_host(m: int, n: int, k: int, dtype: int, multiprocessors:
     Whether the host takes longer to issue the training step of a layer of 16-bit matrices than the device to run it.
     """
 
-def weight_planes(rows: int, columns: int, plan: int, transposed: bool) -> WeightPlanes:
+def weight_planes(rows: int, columns: int, scheme: int, transposed: bool) -> WeightPlanes:
     """
     The memory of a weight's planes by plan 3 or 6; transposed as in planes_shape.
     """

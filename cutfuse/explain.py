@@ -272,8 +272,8 @@ def _explain_product(
 ) -> tuple[list[str], list[str], int]:
     operands = call.operands if program.operand_count else []
     arguments = LinearArguments(call.x, call.weight, call.bias, operands, program, reduction, out_dtype)
-    _, planes, plan = for_operators(call)
-    return explain_fused(arguments, None if planes is None else Planes(plan, planes))
+    _, planes, scheme = for_operators(call)
+    return explain_fused(arguments, None if planes is None else Planes(scheme, planes))
 
 
 def _described(name: str, tensor: Tensor) -> str:

@@ -25,11 +25,11 @@ class PreparedWeight:
         self.weight = weight
         self.mode = mode
         self.without_planes = _why_no_planes(weight, mode)  # the reason; empty where there are planes
-        plan = 0 if self.without_planes else linear_plan.first_scheme(mode)
-        planes = make_planes(weight, plan) if plan else None
+        scheme = 0 if self.without_planes else linear_plan.first_scheme(mode)
+        planes = make_planes(weight, scheme) if scheme else None
         self._snapshot = take_snapshot(weight)
         self._address = weight.data_ptr()
-        self.for_operators = Prepared(self._snapshot, planes, plan)
+        self.for_operators = Prepared(self._snapshot, planes, scheme)
 
     @property
     def nbytes(self) -> int:

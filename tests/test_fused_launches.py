@@ -103,7 +103,7 @@ def planes_of(launch: SimpleNamespace) -> list[tuple[int, int]]:
     """The values, the scales and the flags that a pass writes."""
     transposed = launch.columns > 1 and launch.column_stride != 1
     *_, values, scales, flags = native.module().planes_shape(
-        launch.rows, launch.columns, launch.plan, transposed, launch.is_weight
+        launch.rows, launch.columns, launch.scheme, transposed, launch.is_weight
     )
     return [
         (launch.values, launch.values + values),
@@ -124,7 +124,7 @@ def test_guarded_launches_both_products(recorder: Recorder) -> None:
     assert y.shape == (128, 4096)
     assert recorder.names == ["split", "gemm_convert", "split", "gemm_convert"]
     x3, first, x6, fallback = recorder.launches
-    assert [x3.plan, x6.plan] == [3, 6]
+    assert [x3.scheme, x6.scheme] == [3, 6]
     for launch in (x3, x6):
         assert (launch.is_weight, launch.source, launch.rows, launch.columns) == (False, x.data_ptr(), 128, 4096)
         assert (launch.row_stride, launch.column_stride) == (4096, 1)
@@ -293,14 +293,14 @@ def test_weights_that_the_copy_engine_does_not_take_are_split_first(
 def test_split6_of_weights_that_the_copy_engine_takes(recorder: Recorder) -> None:
     run(*inputs(130, 260, 76), "split6")
     assert recorder.names == ["split", "gemm_convert"]
-    assert recorder.launches[0].plan == 6
+    assert recorder.launches[0].scheme == 6
     assert recorder.launches[1].kernel == "sm90_convert6_128x128x64"
 
 
 def test_split6_of_other_weights_takes_planes_of_both(recorder: Recorder) -> None:
     run(*inputs(130, 260, 77), "split6")
     assert recorder.names == ["split", "split", "gemm_planes"]
-    assert [launch.plan for launch in recorder.launches[:2]] == [6, 6]
+    assert [launch.scheme for launch in recorder.launches[:2]] == [6, 6]
 
 
 def test_single_rows_have_a_pitch_of_whole_vectors(recorder: Recorder) -> None:
@@ -384,7 +384,7 @@ def test_kept_planes_spare_the_pass_that_splits_the_weight(recorder: Recorder, l
     weight = weight.t() if layout == "transposed" else weight
     kept = planes.split_weight(weight, linear_plan.first_scheme(mode))
     (made,) = recorder.launches
-    assert (made.source, made.is_weight, made.plan) == (weight.data_ptr(), True, kept.scheme)
+    assert (made.source, made.is_weight, made.scheme) == (weight.data_ptr(), True, kept.scheme)
     begin, end = kept.memory.data_ptr(), kept.memory.data_ptr() + kept.memory.nbytes
     pieces = [(begin, begin), *planes_of(made), (end, end)]
     assert all(first[1] <= second[0] for first, second in itertools.pairwise(pieces))

@@ -9,7 +9,7 @@ import kernel_cases
 import pytest
 import split_cases as cases
 import torch
-from split_cases import NOT_FINITE, OUT_OF_RANGE, PLANS
+from split_cases import NOT_FINITE, OUT_OF_RANGE, SCHEMES
 from torch import Tensor
 
 from cutfuse.native import module
@@ -118,16 +118,18 @@ class Result:
         return all(bool((output.buffer == POISON).all()) for output in self.outputs)
 
 
-def call_split(x: Tensor, plan: int, guard: list[tuple[int, int]] | None = None, *, is_weight: bool = False) -> Result:
+def call_split(
+    x: Tensor, scheme: int, guard: list[tuple[int, int]] | None = None, *, is_weight: bool = False
+) -> Result:
     rows, columns = x.shape
     row_stride, column_stride = x.stride()
-    shape = module().planes_shape(rows, columns, plan, column_stride != 1, is_weight)
+    shape = module().planes_shape(rows, columns, scheme, column_stride != 1, is_weight)
     pitch, scale_pitch, flag_count, *sizes = shape
     outputs = tuple(Output.of(size) for size in sizes)
     values, scales, flags = (output.inside for output in outputs)
     module().split(
         kernel_cases.stream(),
-        plan,
+        scheme,
         is_weight,
         x.data_ptr(),
         rows,
@@ -144,33 +146,33 @@ def call_split(x: Tensor, plan: int, guard: list[tuple[int, int]] | None = None,
         output.check_margins()
     return Result(
         outputs,
-        values.view(cases.DTYPES[plan]).view(pitch // cases.BLOCK, cases.PLANES[plan], rows, cases.BLOCK),
+        values.view(cases.DTYPES[scheme]).view(pitch // cases.BLOCK, cases.PLANES[scheme], rows, cases.BLOCK),
         scales.view(torch.float32).view(pitch // cases.BLOCK, scale_pitch),
         flags.view(torch.int32).view(flag_count),
     )
 
 
-def check(x: Tensor, plan: int, *, is_weight: bool = False) -> Result:
-    result = call_split(x, plan, is_weight=is_weight)
-    expected = cases.emulate(x.cpu(), plan, is_weight)
+def check(x: Tensor, scheme: int, *, is_weight: bool = False) -> Result:
+    result = call_split(x, scheme, is_weight=is_weight)
+    expected = cases.emulate(x.cpu(), scheme, is_weight)
     cases.assert_same_bits(result.values.cpu(), expected.values)
     cases.assert_same_bits(result.scales.cpu(), expected.scales)
     return result
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_split(shape: tuple[int, int], layout: Layout, plan: int) -> None:
+def test_split(shape: tuple[int, int], layout: Layout, scheme: int) -> None:
     for is_weight in cases.ROLES:
-        assert check(layout(*shape), plan, is_weight=is_weight).flags == 0
+        assert check(layout(*shape), scheme, is_weight=is_weight).flags == 0
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("layout", [contiguous, misaligned, transposed, transposed_pitched], ids=lambda f: f.__name__)
-def test_more_tiles_than_thread_blocks(layout: Layout, plan: int) -> None:
+def test_more_tiles_than_thread_blocks(layout: Layout, scheme: int) -> None:
     for is_weight in cases.ROLES:
-        result = check(layout(2200, 4160), plan, is_weight=is_weight)
+        result = check(layout(2200, 4160), scheme, is_weight=is_weight)
         assert len(result.flag_words) == 1056
         assert result.flags == 0
 
@@ -185,9 +187,9 @@ def test_a_weights_rows_share_scales(shape: tuple[int, int], layout: Layout) -> 
     assert result.flags == cases.expected_flags(x.cpu(), 3, is_weight=True)
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("layout", [contiguous, misaligned, transposed], ids=lambda layout: layout.__name__)
-def test_special_values(layout: Layout, plan: int) -> None:
+def test_special_values(layout: Layout, scheme: int) -> None:
     x = layout(300, 520)
     powers = torch.tensor([2.0**exponent for exponent in range(-149, 128)], device=DEVICE)
     x[: len(powers)] = torch.sign(x[: len(powers)]) * powers.unsqueeze(1)
@@ -199,8 +201,8 @@ def test_special_values(layout: Layout, plan: int) -> None:
     special = torch.tensor([float("inf"), float("-inf"), float("nan")], device=DEVICE)
     x[283, 70:73] = special
     x[284] = special.repeat(174)[:520]
-    result = check(x, plan)
-    assert result.flags == (NOT_FINITE | OUT_OF_RANGE if plan == 3 else NOT_FINITE)
+    result = check(x, scheme)
+    assert result.flags == (NOT_FINITE | OUT_OF_RANGE if scheme == 3 else NOT_FINITE)
 
 
 def ones(layout: Layout, rows: int, columns: int) -> Tensor:
@@ -246,17 +248,17 @@ def test_flags_of_rare_elements(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("layout", [contiguous, transposed], ids=lambda layout: layout.__name__)
-@pytest.mark.parametrize("plan", PLANS)
-def test_guard(plan: int, layout: Layout) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_guard(scheme: int, layout: Layout) -> None:
     x = layout(130, 1000)
     calm = torch.zeros(1056, dtype=torch.int32, device=DEVICE)
     finite = torch.full((3000,), NOT_FINITE, dtype=torch.int32, device=DEVICE)
     trips = calm.clone()
     trips[-1] = OUT_OF_RANGE
-    expected = call_split(x, plan)
+    expected = call_split(x, scheme)
 
     def run(*guard: Tensor | None) -> Result:
-        return call_split(x, plan, [(0, 5) if flags is None else (flags.data_ptr(), len(flags)) for flags in guard])
+        return call_split(x, scheme, [(0, 5) if flags is None else (flags.data_ptr(), len(flags)) for flags in guard])
 
     assert run().untouched
     assert run(None, None).untouched
@@ -284,7 +286,7 @@ def test_empty() -> None:
 
 def test_bad_arguments() -> None:
     split = module().split
-    with pytest.raises(ValueError, match="plan has to be 3 or 6, got 5"):
+    with pytest.raises(ValueError, match="scheme has to be 3 or 6, got 5"):
         split(0, 5, False, 0, 1, 1, 1, 1, 0, 0, 0, None)
     with pytest.raises(ValueError, match=r"null pointers for \(2, 3\)"):
         split(0, 3, False, 0, 2, 3, 3, 1, 0, 0, 0, None)

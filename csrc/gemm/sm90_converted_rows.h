@@ -37,16 +37,16 @@ CUTLASS_DEVICE int row_of_slot(int slot) { return (slot & ~15) | (slot & 7) << 1
 
 // A thread's part of an iteration: two neighbouring rows, and of every eight columns two neighbouring ones, which is
 // how wgmma lays out a first operand in registers.
-template <SplitPlan plan, int tile_rows>
+template <SplitScheme scheme, int tile_rows>
 struct ConvertedRows {
-  static constexpr int kParts = plane_count(plan);
+  static constexpr int kParts = plane_count(scheme);
   static constexpr int kRows = 2;
   static constexpr int kPairs = kSplitBlock / 8;
   static constexpr int kHalfBytes = tile_rows * 128;  // bytes of 32 columns: swizzled rows of 128 bytes
-  static_assert(scale_rows(SplitPlan::kSplit3, true) == 16, "a warp's rows have one scale");
+  static_assert(scale_rows(SplitScheme::kSplit3, true) == 16, "a warp's rows have one scale");
 
   // Modes: (element of a pair, row, half of an instruction's columns), 1, instruction, part.
-  using Parts = decltype(cute::make_tensor<typename SplitElement<plan>::type>(
+  using Parts = decltype(cute::make_tensor<typename SplitElement<scheme>::type>(
       cute::Layout<cute::Shape<cute::Shape<cute::_2, cute::_2, cute::_2>, cute::_1, cute::Int<kSplitBlock / 16>,
                                cute::Int<kParts>>>{}));
   Parts parts;
@@ -57,7 +57,7 @@ struct ConvertedRows {
   CUTLASS_DEVICE void convert(char const* ring, int step, int thread, RangeFindings& findings) {
     Elements elements;
     load(ring, step, thread, elements);
-    if constexpr (plan == SplitPlan::kSplit3) {
+    if constexpr (scheme == SplitScheme::kSplit3) {
       split_to_halves(elements, findings);
     } else {
       split_to_bfloat16s(elements);
@@ -172,7 +172,7 @@ struct ConvertedRows {
 
   template <class SeeHigh>
   CUTLASS_DEVICE void split_row(float2 const (&elements)[kPairs], int row, SeeHigh const& see_high) {
-    constexpr bool kFinite = plan == SplitPlan::kSplit3;
+    constexpr bool kFinite = scheme == SplitScheme::kSplit3;
     float const up = split_math::reciprocal(scales[row]);
     auto words = cute::recast<uint32_t>(parts);  // modes: (1, row, half), 1, instruction, part
     CUTFUSE_UNROLL

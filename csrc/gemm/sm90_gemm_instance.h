@@ -55,15 +55,15 @@ struct Pingpong {
 };
 // The schedules of products over planes. The rings of A and B have buffers for this many iterations of K, as many as
 // fit into shared memory beside one subtile of the result.
-template <SplitPlan plan, bool converts_b, int buffers_a, int buffers_b>
+template <SplitScheme scheme, bool converts_b, int buffers_a, int buffers_b>
 struct OverPlanes : Cooperative {
   template <class Tile>
-  using SplitMainloop = sm90::SplitMainloop<plan, converts_b, Tile, buffers_a, buffers_b>;
+  using SplitMainloop = sm90::SplitMainloop<scheme, converts_b, Tile, buffers_a, buffers_b>;
 };
-using Split3 = OverPlanes<SplitPlan::kSplit3, false, 3, 3>;
-using Split6 = OverPlanes<SplitPlan::kSplit6, false, 2, 2>;
-using Convert3 = OverPlanes<SplitPlan::kSplit3, true, 2, 4>;
-using Convert6 = OverPlanes<SplitPlan::kSplit6, true, 2, 3>;
+using Split3 = OverPlanes<SplitScheme::kSplit3, false, 3, 3>;
+using Split6 = OverPlanes<SplitScheme::kSplit6, false, 2, 2>;
+using Convert3 = OverPlanes<SplitScheme::kSplit3, true, 2, 4>;
+using Convert6 = OverPlanes<SplitScheme::kSplit6, true, 2, 3>;
 
 template <class Schedule>
 constexpr bool kIsSplit = !std::is_same_v<Schedule, Cooperative> && !std::is_same_v<Schedule, Pingpong>;

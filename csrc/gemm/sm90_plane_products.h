@@ -12,21 +12,21 @@
 namespace cutfuse {
 namespace sm90 {
 
-template <SplitPlan plan>
+template <SplitScheme scheme>
 struct SplitElement {
   using type = cutlass::half_t;
 };
 template <>
-struct SplitElement<SplitPlan::kSplit6> {
+struct SplitElement<SplitScheme::kSplit6> {
   using type = cutlass::bfloat16_t;
 };
 
 // wgmma takes only its first operand from registers. If the parts of the weight are in registers, the weight is the
 // first operand and the tile of the result is transposed: its first dimension is the weight's rows.
-template <SplitPlan plan, class Tile, bool weight_in_registers>
+template <SplitScheme scheme, class Tile, bool weight_in_registers>
 struct PlaneProducts {
-  static constexpr int kPlanes = plane_count(plan);
-  using Element = typename SplitElement<plan>::type;
+  static constexpr int kPlanes = plane_count(scheme);
+  using Element = typename SplitElement<scheme>::type;
 
   // Layouts, copies and instructions are those of CUTLASS's own main loop for this tile.
   using Plain = typename cutlass::gemm::collective::CollectiveBuilder<
@@ -71,7 +71,7 @@ struct PlaneProducts {
     mma.accumulate_ = cute::GMMA::ScaleOut::Zero;
     cutlass::warpgroup_fence_operand(sum);
     cutlass::warpgroup_arrive();
-    if constexpr (plan == SplitPlan::kSplit6) {
+    if constexpr (scheme == SplitScheme::kSplit6) {
       issue(mma, step, 0, 2, sum);
       issue(mma, step, 2, 0, sum);
       issue(mma, step, 1, 1, sum);

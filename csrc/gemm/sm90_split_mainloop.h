@@ -27,9 +27,9 @@
 namespace cutfuse {
 namespace sm90 {
 
-template <SplitPlan plan, bool converts_b, class Tile, int buffers_a, int buffers_b>
+template <SplitScheme scheme, bool converts_b, class Tile, int buffers_a, int buffers_b>
 struct SplitMainloop {
-  using Products = PlaneProducts<plan, Tile, converts_b>;
+  using Products = PlaneProducts<scheme, Tile, converts_b>;
   using TileShape = Tile;
   using TiledMma = typename Products::TiledMma;
   using Element = typename Products::Element;
@@ -39,7 +39,7 @@ struct SplitMainloop {
   static_assert(decltype(cute::size<2>(Tile{}))::value == kSplitBlock, "a step of K is a block of one scale");
   static_assert(kTileM == kScaleAlignment && kTileN == kScaleAlignment, "scales are copied for whole tiles");
   // Whether infinities and NaN give what fp32 gives. In split3 they do not: its guard has split6 run for such operands.
-  static constexpr bool kTakesNotFinite = plan == SplitPlan::kSplit6;
+  static constexpr bool kTakesNotFinite = scheme == SplitScheme::kSplit6;
 
   using LayoutA = typename Products::template LayoutA<buffers_a * kPlanes>;
   using LayoutB = typename Products::template LayoutB<buffers_b * kPlanes>;
@@ -49,9 +49,9 @@ struct SplitMainloop {
                                                      cute::make_shape(cute::Int<kTileN>{}, cute::Int<kSplitBlock>{})));
   static constexpr int kSourcesB = converts_b ? 1 : kPlanes;
   static constexpr int kSourceSizeB = kTileN * kSplitBlock;  // elements
-  using Rows = ConvertedRows<plan, kTileN>;
-  static constexpr bool kSharesProducts = converts_b && plan == SplitPlan::kSplit3;  // see WarpTileScales
-  static constexpr int kScalesB = kTileN / scale_rows(plan, true);                   // scales of B in a step
+  using Rows = ConvertedRows<scheme, kTileN>;
+  static constexpr bool kSharesProducts = converts_b && scheme == SplitScheme::kSplit3;  // see WarpTileScales
+  static constexpr int kScalesB = kTileN / scale_rows(scheme, true);                     // scales of B in a step
 
   using PositionA = cutlass::PipelineState<buffers_a>;
   using PositionB = cutlass::PipelineState<buffers_b>;
@@ -283,7 +283,7 @@ struct SplitMainloop {
   // The consumers call it after the block's last tile and turn. `elements`: how many elements of B the block has split.
   CUTLASS_DEVICE static void store_flags(Params const& params, SharedStorage const& storage, int thread,
                                          int64_t elements) {
-    if constexpr (converts_b && plan == SplitPlan::kSplit3) {
+    if constexpr (converts_b && scheme == SplitScheme::kSplit3) {
       if (thread == 0 && params.flags_b != nullptr) params.flags_b[blockIdx.x] = storage.range_b.flags_of(elements);
     }
   }
@@ -337,7 +337,7 @@ struct SplitMainloop {
       Products::finish(sum);
       release_step(storage, is_last, progress);
       WarpTileScales<kTileM>::promote(products, thread % 32, sum, total);
-    } else if constexpr (plan == SplitPlan::kSplit3) {
+    } else if constexpr (scheme == SplitScheme::kSplit3) {
       SharedTileScales<kTileN> scales;
       scales.read(scales_a + row, storage.scales_b[progress.b.phase()][progress.b.index()]);
       Products::finish(sum);

@@ -60,7 +60,7 @@ class Kernels final : public Launcher {
     check(status, "split",
           "shape (" + sizes(problem.rows, problem.columns) + "), strides (" +
               sizes(problem.row_stride, problem.column_stride) + "), plan " +
-              std::to_string(static_cast<int>(problem.plan)));
+              std::to_string(static_cast<int>(problem.scheme)));
   }
 
   void gemm(GemmConfig const& config, GemmLaunch const& launch, Stream stream) override {

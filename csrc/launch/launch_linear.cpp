@@ -27,7 +27,7 @@ class FusedLaunches {
     problem.columns = source.columns;
     problem.row_stride = source.row_stride;
     problem.column_stride = source.columns > 1 ? source.column_stride : 1;
-    problem.plan = pass.scheme;
+    problem.scheme = pass.scheme;
     problem.is_weight = pass.is_weight;
     problem.planes = planes_at(pass.planes);
     problem.cleared = {at<int32_t>(pass.cleared), words(pass.cleared)};

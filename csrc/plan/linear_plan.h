@@ -19,7 +19,7 @@ namespace cutfuse {
 // Splits x or the weight into planes.
 struct SplitPass {
   bool is_weight;
-  SplitPlan scheme;
+  SplitScheme scheme;
   PlanesPieces planes;
   Piece cleared;             // set to zero on the way: the arrivals of the product that follows
   std::vector<Piece> guard;  // empty where it always runs

@@ -27,8 +27,8 @@ constexpr char const* name_of(Precision precision) {
 }
 
 // What of a weight is split as a rule; guarded products take split6 for the rest.
-constexpr SplitPlan first_scheme(Precision precision) {
-  return precision == Precision::kSplit6 ? SplitPlan::kSplit6 : SplitPlan::kSplit3;
+constexpr SplitScheme first_scheme(Precision precision) {
+  return precision == Precision::kSplit6 ? SplitScheme::kSplit6 : SplitScheme::kSplit3;
 }
 
 // What issues the launches. It decides what they take of the host, and what the pass behind cuBLAS's product is: a

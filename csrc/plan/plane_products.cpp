@@ -42,17 +42,17 @@ int64_t pitch_for_copies(MatrixLayout const& weight) {
   return weight.row_stride >= weight.columns && bytes % kOperandAlignment == 0 ? weight.row_stride : 0;
 }
 
-PlanesShape x_planes(LinearRequest const& request, SplitPlan scheme) {
+PlanesShape x_planes(LinearRequest const& request, SplitScheme scheme) {
   return planes_shape(request.x.rows, request.x.columns, scheme, is_transposed(request.x), false);
 }
 
-PlanesShape weight_planes(LinearRequest const& request, SplitPlan scheme) {
+PlanesShape weight_planes(LinearRequest const& request, SplitScheme scheme) {
   return planes_shape(request.weight.rows, request.weight.columns, scheme, is_transposed(request.weight), true);
 }
 
 // One product over planes, with the passes before it.
 struct PlaneProduct {
-  SplitPlan scheme;
+  SplitScheme scheme;
   WeightSource source;
   GemmProblem problem;
   GemmCandidate kernel;
@@ -67,11 +67,11 @@ struct PlaneProduct {
   }
 };
 
-Product product_for(SplitPlan scheme, WeightSource source) {
+Product product_for(SplitScheme scheme, WeightSource source) {
   if (source == WeightSource::kOnTheWay) {
-    return scheme == SplitPlan::kSplit3 ? Product::kConvert3 : Product::kConvert6;
+    return scheme == SplitScheme::kSplit3 ? Product::kConvert3 : Product::kConvert6;
   }
-  return scheme == SplitPlan::kSplit3 ? Product::kSplit3 : Product::kSplit6;
+  return scheme == SplitScheme::kSplit3 ? Product::kSplit3 : Product::kSplit6;
 }
 
 GemmCandidate best_candidate(GemmProblem const& problem) {
@@ -82,7 +82,7 @@ GemmCandidate best_candidate(GemmProblem const& problem) {
   return *found;
 }
 
-PlaneProduct plan_product(LinearRequest const& request, SplitPlan scheme, WeightSource source) {
+PlaneProduct plan_product(LinearRequest const& request, SplitScheme scheme, WeightSource source) {
   MatrixLayout const& weight = request.weight;
   int64_t const pitch = whole_blocks(request.x.columns);
   bool const as_it_lies = source == WeightSource::kOnTheWay;
@@ -128,7 +128,7 @@ Alternative describe(Products const& products) {
 // The ways of multiplying, which differ in where the planes of the weight come from.
 std::vector<Products> ways_of(LinearRequest const& request) {
   bool const guarded = request.precision == Precision::kGuarded;
-  SplitPlan const scheme = first_scheme(request.precision);
+  SplitScheme const scheme = first_scheme(request.precision);
   bool const can_copy = pitch_for_copies(request.weight) > 0;
   std::vector<WeightSource> sources = {request.weight_has_planes ? WeightSource::kExisting : WeightSource::kPass};
   if (can_copy) sources.push_back(WeightSource::kOnTheWay);
@@ -137,7 +137,7 @@ std::vector<Products> ways_of(LinearRequest const& request) {
     Products products = {plan_product(request, scheme, source)};
     // What seldom runs is not worth the memory of the weight's planes on every call.
     WeightSource const other = can_copy ? WeightSource::kOnTheWay : WeightSource::kPass;
-    if (guarded) products.push_back(plan_product(request, SplitPlan::kSplit6, other));
+    if (guarded) products.push_back(plan_product(request, SplitScheme::kSplit6, other));
     ways.push_back(std::move(products));
   }
   return ways;

@@ -26,7 +26,7 @@ struct SplitParameters {
   int32_t column_tiles;
   int32_t width_shift;
   int32_t blocks;
-  SplitPlan plan;
+  SplitScheme scheme;
   bool shares_scales;  // groups of kSharedScaleRows rows have one scale
   bool guarded;
 };

@@ -17,7 +17,7 @@
 
 namespace cutfuse {
 
-enum class SplitPlan : int32_t { kSplit3 = 3, kSplit6 = 6 };
+enum class SplitScheme : int32_t { kSplit3 = 3, kSplit6 = 6 };
 
 constexpr int kSplitBlock = 64;       // consecutive elements with one scale; K advances by it in an iteration
 constexpr int kScaleAlignment = 128;  // rows; one bulk copy loads the scales of a tile
@@ -32,11 +32,11 @@ constexpr uint32_t kNotFinite = 2;   // an infinity or NaN
 // the scales, so that fp32 represents the product of any two. Split6 has no such bound.
 constexpr int kSharedScaleRows = 16;
 
-constexpr int scale_rows(SplitPlan plan, bool is_weight) {
-  return is_weight && plan == SplitPlan::kSplit3 ? kSharedScaleRows : 1;
+constexpr int scale_rows(SplitScheme scheme, bool is_weight) {
+  return is_weight && scheme == SplitScheme::kSplit3 ? kSharedScaleRows : 1;
 }
 
-constexpr int plane_count(SplitPlan plan) { return plan == SplitPlan::kSplit3 ? 2 : 3; }
+constexpr int plane_count(SplitScheme scheme) { return scheme == SplitScheme::kSplit3 ? 2 : 3; }
 
 // Sizes of the planes of a matrix [rows, columns].
 struct PlanesShape {

@@ -34,8 +34,8 @@ SplitTiles split_tiles(int64_t rows, int64_t columns, bool transposed) {
   return tiles;
 }
 
-PlanesShape planes_shape(int64_t rows, int64_t columns, SplitPlan plan, bool transposed, bool is_weight) {
-  int64_t const scale_pitch = round_up(rows, kScaleAlignment) / scale_rows(plan, is_weight);
+PlanesShape planes_shape(int64_t rows, int64_t columns, SplitScheme scheme, bool transposed, bool is_weight) {
+  int64_t const scale_pitch = round_up(rows, kScaleAlignment) / scale_rows(scheme, is_weight);
   int64_t const flag_count = split_tiles(rows, columns, transposed).blocks;
   int64_t const pitch = round_up(columns, kSplitBlock);
   constexpr int64_t kValueBytes = 2;
@@ -44,7 +44,7 @@ PlanesShape planes_shape(int64_t rows, int64_t columns, SplitPlan plan, bool tra
           pitch,
           scale_pitch,
           flag_count,
-          plane_count(plan) * rows * pitch * kValueBytes,
+          plane_count(scheme) * rows * pitch * kValueBytes,
           pitch / kSplitBlock * scale_pitch * static_cast<int64_t>(sizeof(float)),
           flag_count * static_cast<int64_t>(sizeof(uint32_t))};
 }

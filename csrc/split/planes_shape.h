@@ -23,6 +23,6 @@ struct SplitTiles {
 SplitTiles split_tiles(int64_t rows, int64_t columns, bool transposed);
 
 // transposed: the elements of a row are not contiguous in memory.
-PlanesShape planes_shape(int64_t rows, int64_t columns, SplitPlan plan, bool transposed, bool is_weight);
+PlanesShape planes_shape(int64_t rows, int64_t columns, SplitScheme scheme, bool transposed, bool is_weight);
 
 }  // namespace cutfuse

@@ -97,22 +97,22 @@ __device__ __forceinline__ void store_scales(SplitParameters const& parameters, 
   *reinterpret_cast<float4*>(parameters.planes.scales + first + at.row) = vector;
 }
 
-template <SplitPlan plan>
+template <SplitScheme scheme>
 __device__ __forceinline__ void split_values(SplitParameters const& parameters, RowsPosition const& at,
                                              ThreadValues& values, SplitFindings& findings, uint32_t* of_groups) {
   bool const inside = at.column < parameters.pitch;
   uint16_t* const high = first_part(parameters, at.row, at.column);
   ThreadScales scales;
-  scale_blocks<plan>(values, scales, findings, parameters.shares_scales,
-                     [&](uint32_t (&largest)[kRows]) { share_largest(largest, parameters.width_shift, of_groups); });
+  scale_blocks<scheme>(values, scales, findings, parameters.shares_scales,
+                       [&](uint32_t (&largest)[kRows]) { share_largest(largest, parameters.width_shift, of_groups); });
   CUTFUSE_UNROLL
   for (int row = 0; row < kRows; ++row) {
-    if (inside && row < at.rows) store_parts<plan>(values[row], high + row * kSplitBlock, parameters.plane_stride);
+    if (inside && row < at.rows) store_parts<scheme>(values[row], high + row * kSplitBlock, parameters.plane_stride);
   }
   if (inside && threadIdx.x % kGroupLanes == 0) store_scales(parameters, at, scales);
 }
 
-template <SplitPlan plan, bool vectors>
+template <SplitScheme scheme, bool vectors>
 __global__ void __launch_bounds__(kBlockThreads, 4) split_rows(__grid_constant__ SplitParameters const parameters) {
   __shared__ uint32_t of_groups[2][kSplitGroups];  // tiles alternate between them
   if (!begin_pass(parameters)) return;
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kBlockThreads, 4) split_rows(__grid_constant__
     at.rows = extent_within(at.row, kRows, parameters.rows);
     ThreadValues values;
     load_rows<vectors>(parameters, at, values);
-    split_values<plan>(parameters, at, values, findings, of_groups[turn]);
+    split_values<scheme>(parameters, at, values, findings, of_groups[turn]);
     turn ^= 1;
   }
   write_flags(findings, elements, parameters.planes.flags);
@@ -150,17 +150,17 @@ bool has_aligned_rows(SplitParameters const& parameters) {
          reinterpret_cast<uintptr_t>(parameters.source) % kVectorBytes == 0;
 }
 
-template <SplitPlan plan>
-cudaError_t launch_plan(SplitParameters const& parameters, cudaStream_t stream) {
-  auto* const kernel = has_aligned_rows(parameters) ? &split_rows<plan, true> : &split_rows<plan, false>;
+template <SplitScheme scheme>
+cudaError_t launch_scheme(SplitParameters const& parameters, cudaStream_t stream) {
+  auto* const kernel = has_aligned_rows(parameters) ? &split_rows<scheme, true> : &split_rows<scheme, false>;
   return launch_pass(kernel, parameters, stream);
 }
 
 }  // namespace
 
 cudaError_t launch_split_rows(SplitParameters const& parameters, cudaStream_t stream) {
-  return parameters.plan == SplitPlan::kSplit3 ? launch_plan<SplitPlan::kSplit3>(parameters, stream)
-                                               : launch_plan<SplitPlan::kSplit6>(parameters, stream);
+  return parameters.scheme == SplitScheme::kSplit3 ? launch_scheme<SplitScheme::kSplit3>(parameters, stream)
+                                                   : launch_scheme<SplitScheme::kSplit6>(parameters, stream);
 }
 
 }  // namespace cutfuse

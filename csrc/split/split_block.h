@@ -54,7 +54,7 @@ __device__ __forceinline__ bool begin_pass(SplitParameters const& parameters) {
 
 // Finds a lane's largest finite magnitude in each row. One comparison with the largest of all rows tells whether any
 // element is infinite or NaN, which is rare; only then are the rows searched again for finite elements.
-template <SplitPlan plan>
+template <SplitScheme scheme>
 __device__ __forceinline__ void find_largest(ThreadValues const& values, uint32_t (&largest)[kThreadRows],
                                              SplitFindings& findings) {
   uint32_t of_all = 0;
@@ -66,7 +66,7 @@ __device__ __forceinline__ void find_largest(ThreadValues const& values, uint32_
     of_all = max(of_all, largest[row]);
   }
   if (split_math::is_finite(of_all)) return;
-  findings.bits |= plan == SplitPlan::kSplit3 ? kNotFinite | kOutOfRange : kNotFinite;
+  findings.bits |= scheme == SplitScheme::kSplit3 ? kNotFinite | kOutOfRange : kNotFinite;
   CUTFUSE_UNROLL
   for (int row = 0; row < kThreadRows; ++row) {
     largest[row] = 0;
@@ -112,11 +112,11 @@ __device__ __forceinline__ uint32_t largest_of_all(uint32_t const (&largest)[kTh
 
 // Finds the scales of a group's blocks, and multiplies the elements by their reciprocals. Where rows share scales,
 // `share` replaces each block's largest magnitude by the largest of all rows with the same scale.
-template <SplitPlan plan, class Share>
+template <SplitScheme scheme, class Share>
 __device__ __forceinline__ void scale_blocks(ThreadValues& values, ThreadScales& scales, SplitFindings& findings,
                                              bool shares_scales, Share const& share) {
   uint32_t largest[kThreadRows];
-  find_largest<plan>(values, largest, findings);
+  find_largest<scheme>(values, largest, findings);
   CUTFUSE_UNROLL
   for (int lanes = kGroupLanes / 2; lanes > 0; lanes /= 2) {
     CUTFUSE_UNROLL
@@ -128,16 +128,16 @@ __device__ __forceinline__ void scale_blocks(ThreadValues& values, ThreadScales&
   CUTFUSE_UNROLL
   for (int row = 0; row < kThreadRows; ++row) {
     int const exponent = split_math::exponent_of(largest[row]);
-    scales[row] = split_math::block_scale<plane_count(plan)>(exponent);
-    if (plan == SplitPlan::kSplit3 && split_math::is_extreme(exponent)) findings.bits |= kOutOfRange;
+    scales[row] = split_math::block_scale<plane_count(scheme)>(exponent);
+    if (scheme == SplitScheme::kSplit3 && split_math::is_extreme(exponent)) findings.bits |= kOutOfRange;
   }
-  if constexpr (plan == SplitPlan::kSplit3) count_out_of_range(values, scales, shares_scales, findings);
+  if constexpr (scheme == SplitScheme::kSplit3) count_out_of_range(values, scales, shares_scales, findings);
   CUTFUSE_UNROLL
   for (int row = 0; row < kThreadRows; ++row) {
     float const up = split_math::reciprocal(scales[row]);
     CUTFUSE_UNROLL
     for (int i = 0; i < kLaneElements; ++i)
-      values[row][i] = split_math::scale_up<plane_count(plan)>(values[row][i], up);
+      values[row][i] = split_math::scale_up<plane_count(scheme)>(values[row][i], up);
   }
 }
 
@@ -148,10 +148,10 @@ __device__ __forceinline__ uint16_t* first_part(SplitParameters const& parameter
 }
 
 // Splits a lane's four scaled elements and stores their parts. `high`: the address of the first one's first part.
-template <SplitPlan plan>
+template <SplitScheme scheme>
 __device__ __forceinline__ void store_parts(float const (&values)[kLaneElements], uint16_t* high,
                                             int64_t plane_stride) {
-  constexpr int kParts = plane_count(plan);
+  constexpr int kParts = plane_count(scheme);
   split_math::PairParts<kParts> const first = split_math::split_pair<kParts>(values[0], values[1]);
   split_math::PairParts<kParts> const second = split_math::split_pair<kParts>(values[2], values[3]);
   CUTFUSE_UNROLL

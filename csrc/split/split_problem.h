@@ -13,7 +13,7 @@ struct SplitProblem {
   int64_t columns;
   int64_t row_stride;
   int64_t column_stride;
-  SplitPlan plan;
+  SplitScheme scheme;
   bool is_weight;  // the matrix is a product's second operand
   Planes planes;
   ClearedWords cleared;

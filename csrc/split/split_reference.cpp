@@ -105,12 +105,12 @@ uint32_t split_matrix(Source const& source, int64_t rows_of_scale, uint16_t* val
 
 }  // namespace
 
-uint32_t split_reference(float const* source, int64_t rows, int64_t columns, SplitPlan plan, bool is_weight,
+uint32_t split_reference(float const* source, int64_t rows, int64_t columns, SplitScheme scheme, bool is_weight,
                          uint16_t* values, float* scales) {
   Source const matrix = {source, rows, columns};
-  int64_t const rows_of_scale = scale_rows(plan, is_weight);
-  return plan == SplitPlan::kSplit3 ? split_matrix<2>(matrix, rows_of_scale, values, scales)
-                                    : split_matrix<3>(matrix, rows_of_scale, values, scales);
+  int64_t const rows_of_scale = scale_rows(scheme, is_weight);
+  return scheme == SplitScheme::kSplit3 ? split_matrix<2>(matrix, rows_of_scale, values, scales)
+                                        : split_matrix<3>(matrix, rows_of_scale, values, scales);
 }
 
 }  // namespace cutfuse

@@ -118,23 +118,23 @@ __device__ __forceinline__ void store_scales(SplitParameters const& parameters, 
   if (lane < kWarpRows) parameters.planes.scales[of_block + at.row + row] = row < at.rows ? scale : 1.0f;
 }
 
-template <SplitPlan plan>
+template <SplitScheme scheme>
 __device__ __forceinline__ void split_tile(SplitParameters const& parameters, TilePosition const& at,
                                            ThreadValues& values, SplitFindings& findings, uint32_t* of_warps) {
   int const column = static_cast<int>(threadIdx.x) % kGroupLanes * kLaneElements;
   uint16_t* const high = first_part(parameters, at.row + row_in_tile(0), at.column + column);
   ThreadScales scales;
-  scale_blocks<plan>(values, scales, findings, parameters.shares_scales,
-                     [&](uint32_t (&largest)[kRows]) { share_largest(largest, of_warps); });
+  scale_blocks<scheme>(values, scales, findings, parameters.shares_scales,
+                       [&](uint32_t (&largest)[kRows]) { share_largest(largest, of_warps); });
   CUTFUSE_UNROLL
   for (int index = 0; index < kRows; ++index) {
     if (row_in_tile(index) >= at.rows) continue;
-    store_parts<plan>(values[index], high + 2 * index * kSplitBlock, parameters.plane_stride);
+    store_parts<scheme>(values[index], high + 2 * index * kSplitBlock, parameters.plane_stride);
   }
   store_scales(parameters, at, scales);
 }
 
-template <SplitPlan plan, bool vectors>
+template <SplitScheme scheme, bool vectors>
 __global__ void __launch_bounds__(kBlockThreads, 4)
     split_transposed(__grid_constant__ SplitParameters const parameters) {
   __shared__ float tile_values[kSplitBlock * kTilePitch];
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kBlockThreads, 4)
       for (int i = 0; i < kLaneElements; ++i) values[index][i] = row[i * kTilePitch];
     }
     __syncthreads();
-    split_tile<plan>(parameters, at, values, findings, of_warps);
+    split_tile<scheme>(parameters, at, values, findings, of_warps);
   }
   write_flags(findings, elements, parameters.planes.flags);
 }
@@ -180,17 +180,18 @@ bool has_aligned_columns(SplitParameters const& parameters) {
          reinterpret_cast<uintptr_t>(parameters.source) % kVectorBytes == 0;
 }
 
-template <SplitPlan plan>
-cudaError_t launch_plan(SplitParameters const& parameters, cudaStream_t stream) {
-  auto* const kernel = has_aligned_columns(parameters) ? &split_transposed<plan, true> : &split_transposed<plan, false>;
+template <SplitScheme scheme>
+cudaError_t launch_scheme(SplitParameters const& parameters, cudaStream_t stream) {
+  auto* const kernel =
+      has_aligned_columns(parameters) ? &split_transposed<scheme, true> : &split_transposed<scheme, false>;
   return launch_pass(kernel, parameters, stream);
 }
 
 }  // namespace
 
 cudaError_t launch_split_transposed(SplitParameters const& parameters, cudaStream_t stream) {
-  return parameters.plan == SplitPlan::kSplit3 ? launch_plan<SplitPlan::kSplit3>(parameters, stream)
-                                               : launch_plan<SplitPlan::kSplit6>(parameters, stream);
+  return parameters.scheme == SplitScheme::kSplit3 ? launch_scheme<SplitScheme::kSplit3>(parameters, stream)
+                                                   : launch_scheme<SplitScheme::kSplit6>(parameters, stream);
 }
 
 }  // namespace cutfuse

@@ -24,10 +24,10 @@ def linear(
     out_dtype: torch.dtype,
     snapshot: Tensor | None = None,
     planes: Tensor | None = None,
-    plan: int = 0,
+    scheme: int = 0,
 ) -> Tensor:
     if snapshot is not None:
-        return cuda.linear(x, weight, bias, operands, program, out_dtype, snapshot, planes, plan)
+        return cuda.linear(x, weight, bias, operands, program, out_dtype, snapshot, planes, scheme)
     arguments = x, weight, bias, operands, program, "none", out_dtype
     return _call(lambda: cuda.linear(x, weight, bias, operands, program, out_dtype), *arguments)
 
@@ -42,10 +42,10 @@ def linear_reduce(
     out_dtype: torch.dtype,
     snapshot: Tensor | None = None,
     planes: Tensor | None = None,
-    plan: int = 0,
+    scheme: int = 0,
 ) -> Tensor:
     if snapshot is not None:
-        return cuda.linear_reduce(x, weight, bias, operands, program, reduction, out_dtype, snapshot, planes, plan)
+        return cuda.linear_reduce(x, weight, bias, operands, program, reduction, out_dtype, snapshot, planes, scheme)
     arguments = x, weight, bias, operands, program, reduction, out_dtype
     return _call(lambda: cuda.linear_reduce(*arguments), *arguments)
 

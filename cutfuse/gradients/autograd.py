@@ -175,7 +175,7 @@ class Linear(torch.autograd.Function):
         out_dtype: torch.dtype,
         snapshot: Tensor | None,
         planes: Tensor | None,
-        plan: int,
+        scheme: int,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -184,7 +184,7 @@ class Linear(torch.autograd.Function):
         ctx.program = program
         ctx.reduction = reduction
         ctx.mode = captured_mode()
-        z = _pre_activation(x, weight, bias, Prepared(snapshot, planes, plan))
+        z = _pre_activation(x, weight, bias, Prepared(snapshot, planes, scheme))
         saved: Tensor | None = z
         result = None
         if program == schema.IDENTITY and reduction == "none" and out_dtype == z.dtype:

@@ -28,7 +28,7 @@ def linear(
     out_dtype: torch.dtype,
     snapshot: Tensor | None = None,
     planes: Tensor | None = None,
-    plan: int = 0,
+    scheme: int = 0,
 ) -> Tensor:
     if snapshot is not None:
         check_unchanged(weight, snapshot)
@@ -45,7 +45,7 @@ def linear_reduce(
     out_dtype: torch.dtype,
     snapshot: Tensor | None = None,
     planes: Tensor | None = None,
-    plan: int = 0,
+    scheme: int = 0,
 ) -> Tensor:
     if snapshot is not None:
         check_unchanged(weight, snapshot)

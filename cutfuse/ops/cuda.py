@@ -35,9 +35,9 @@ def linear(
     out_dtype: torch.dtype,
     snapshot: Tensor | None = None,
     planes: Tensor | None = None,
-    plan: int = 0,
+    scheme: int = 0,
 ) -> Tensor:
-    kept = planes_of(weight, snapshot, planes, plan)
+    kept = planes_of(weight, snapshot, planes, scheme)
     return _run(LinearArguments(x, weight, bias, operands, Program.parse(program), "none", out_dtype), kept)
 
 
@@ -51,9 +51,9 @@ def linear_reduce(
     out_dtype: torch.dtype,
     snapshot: Tensor | None = None,
     planes: Tensor | None = None,
-    plan: int = 0,
+    scheme: int = 0,
 ) -> Tensor:
-    kept = planes_of(weight, snapshot, planes, plan)
+    kept = planes_of(weight, snapshot, planes, scheme)
     return _run(LinearArguments(x, weight, bias, operands, Program.parse(program), reduction, out_dtype), kept)
 
 

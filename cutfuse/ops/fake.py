@@ -19,7 +19,7 @@ def linear(
     out_dtype: torch.dtype,
     snapshot: Tensor | None = None,
     planes: Tensor | None = None,
-    plan: int = 0,
+    scheme: int = 0,
 ) -> Tensor:
     return x.new_empty((x.shape[0], weight.shape[0]), dtype=out_dtype)
 
@@ -34,7 +34,7 @@ def linear_reduce(
     out_dtype: torch.dtype,
     snapshot: Tensor | None = None,
     planes: Tensor | None = None,
-    plan: int = 0,
+    scheme: int = 0,
 ) -> Tensor:
     return x.new_empty((x.shape[0],), dtype=out_dtype)
 

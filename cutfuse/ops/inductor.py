@@ -50,7 +50,7 @@ def linear(
     out_dtype: torch.dtype,
     snapshot: Tensor | None = None,
     planes: Tensor | None = None,
-    plan: int = 0,
+    scheme: int = 0,
 ) -> Any:
     """The operator in PyTorch's operations, or NotImplemented if it has to stay."""
     parsed = Program.parse(program)

@@ -4,7 +4,7 @@ All operators are functional and private. They have no autograd formula in the d
 every call; `gradients/autograd.py` differentiates them. `program` is the text form of a program. Operands broadcast
 against `x`, or against `[M, N]`. Types are those that the kernels support; on a CPU any type works.
 
-`snapshot`, `planes` and `plan` belong to a prepared weight (planning/prepared.py). An operator raises RuntimeError if
+`snapshot`, `planes` and `scheme` belong to a prepared weight (planning/prepared.py). An operator raises RuntimeError if
 the weight has changed since it was prepared.
 
 `product` is `a @ b.T` of fp32 matrices of any strides, in the precision that the forward pass has captured, or if that
@@ -29,9 +29,9 @@ LIBRARY = torch.library.Library("cutfuse", "DEF")
 
 _SCHEMAS = (
     "linear(Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, str program, ScalarType out_dtype, "
-    "Tensor? snapshot=None, Tensor? planes=None, int plan=0) -> Tensor",
+    "Tensor? snapshot=None, Tensor? planes=None, int scheme=0) -> Tensor",
     "linear_reduce(Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, str program, str reduction, "
-    "ScalarType out_dtype, Tensor? snapshot=None, Tensor? planes=None, int plan=0) -> Tensor",
+    "ScalarType out_dtype, Tensor? snapshot=None, Tensor? planes=None, int scheme=0) -> Tensor",
     "product(Tensor a, Tensor b, str mode) -> Tensor",
     "pointwise(Tensor x, Tensor[] operands, str program, ScalarType out_dtype) -> Tensor",
     "reduce(Tensor x, Tensor[] operands, str program, str reduction, int[] dims, ScalarType out_dtype) -> Tensor",

@@ -24,7 +24,7 @@ class Prepared(NamedTuple):
 
     snapshot: Tensor | None = None
     planes: Tensor | None = None  # the memory of the planes
-    plan: int = 0  # the scheme of the planes; 0 if there are none
+    scheme: int = 0  # the scheme of the planes; 0 if there are none
 
 
 UNPREPARED = Prepared()
@@ -39,7 +39,7 @@ def take_snapshot(weight: Tensor) -> Tensor:
     return alias
 
 
-def make_planes(weight: Tensor, plan: int) -> Tensor:
+def make_planes(weight: Tensor, scheme: int) -> Tensor:
     """Splits `weight`, fp32 on a CUDA device, and returns the memory of its planes. Every stream may read them at once.
 
     Raises RuntimeError while the current stream is captured.
@@ -53,7 +53,7 @@ def make_planes(weight: Tensor, plan: int) -> Tensor:
         stream = torch.cuda.default_stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            planes = split_weight(weight, plan)
+            planes = split_weight(weight, scheme)
         stream.synchronize()
     _share_with_graphs(planes.memory)
     return planes.memory
@@ -64,7 +64,7 @@ def _share_with_graphs(tensor: Tensor) -> None:
     torch._dynamo.mark_static_address(tensor, guard=False)
 
 
-def planes_of(weight: Tensor, snapshot: Tensor | None, planes: Tensor | None, plan: int) -> Planes | None:
+def planes_of(weight: Tensor, snapshot: Tensor | None, planes: Tensor | None, scheme: int) -> Planes | None:
     """The planes of a prepared weight, or None if it has none. Raises RuntimeError if the weight has changed since."""
     if snapshot is None:
         return None
@@ -76,7 +76,7 @@ def planes_of(weight: Tensor, snapshot: Tensor | None, planes: Tensor | None, pl
     index = weight.device.index
     if stream_of(index) != _DEFAULT_STREAM:
         planes.record_stream(torch.cuda.current_stream(index))
-    return Planes(plan, planes)
+    return Planes(scheme, planes)
 
 
 def check_unchanged(weight: Tensor, snapshot: Tensor) -> None:
