@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from cutfuse.epilogue.recognition import IDENTITY, recognised
 from cutfuse.epilogue.types import unknown_types
 
 _keys: dict[int, Any] = {}
+# Held from where a number is learnt until its key is written down: another thread may be given the number in between.
+_learning = threading.RLock()
 
 
 def start() -> None:
@@ -24,7 +27,9 @@ def check_number(epilogue: Any) -> int:
     """The number that is given now."""
     number = native.core.recognise(epilogue)
     if number > IDENTITY:
-        assert _keys[number] == fingerprint(epilogue)
+        with _learning:
+            key = _keys[number]
+        assert key == fingerprint(epilogue)
     return number
 
 
@@ -32,12 +37,13 @@ def teach(epilogue: Any, numbers: tuple = (), types: tuple | None = None, operan
     """The number that a callable has from now on; 0 where it has none."""
     check_number(epilogue)
     key = fingerprint(epilogue)
-    taught = recognised(epilogue, numbers, unknown_types(operand_count) if types is None else types)
-    if taught is None:
-        return 0
-    number, found = taught
-    assert isinstance(found, Epilogue)
-    assert _keys.setdefault(number, key) == key
+    with _learning:
+        taught = recognised(epilogue, numbers, unknown_types(operand_count) if types is None else types)
+        if taught is None:
+            return 0
+        number, found = taught
+        assert isinstance(found, Epilogue)
+        assert _keys.setdefault(number, key) == key
     assert native.core.recognise(epilogue) == number
     return number
 

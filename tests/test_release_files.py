@@ -47,10 +47,12 @@ def test_issues_are_asked_for_the_report_and_the_explanation(name: str) -> None:
 
 def test_the_workflow_tests_the_versions_of_pytorch_that_ci_does() -> None:
     ci = re.search(r"TORCH_VERSIONS=\((.*?)\)", (ROOT / ".ci" / "run").read_text())
+    make = re.search(r"^TORCH \?= torch==(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     workflow = re.search(r"torch: \[(.*?)\]", (ROOT / ".github" / "workflows" / "tests.yml").read_text())
     assert ci is not None
+    assert make is not None
     assert workflow is not None
-    assert ci[1].split() == re.findall(r'"(.*?)"', workflow[1])
+    assert {*ci[1].split(), make[1]} == set(re.findall(r'"(.*?)"', workflow[1]))
 
 
 def test_the_workflow_runs_targets_that_make_has() -> None:
