@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
+import torch.compiler.config
 
 from .direct import operators
 from .ops import cpu, cuda, cuda_backward, fake, schema
@@ -20,3 +23,13 @@ for _name, _kernel in _CUDA.items():
     schema.LIBRARY.impl(_name, _kernel, "CUDA")
     schema.LIBRARY.impl(_name, getattr(cpu, _name), "CPU")
     torch.library.register_fake(f"cutfuse::{_name}", getattr(fake, _name), lib=schema.LIBRARY)
+
+
+def cache_tag() -> str:
+    """What compiled code on disk depends on besides the graph: how the operators are called."""
+    return f"cutfuse-{hashlib.sha256(repr(schema.SCHEMAS).encode()).hexdigest()[:16]}"
+
+
+# torch.compile keeps compiled code on disk, and its key has the operators' names only. Code that was compiled by a
+# version of cutfuse whose operators have other arguments would fail. A tag of the user's stays.
+torch.compiler.config.cache_key_tag += cache_tag()

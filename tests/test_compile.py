@@ -236,4 +236,4 @@ def test_every_operator_is_checked() -> None:
     registered = {
         name for name in dir(torch.ops.cutfuse) if isinstance(getattr(schema, name, None), torch._ops.OpOverload)
     }
-    assert set(OPERATOR_INPUTS) == registered == {schema_text.partition("(")[0] for schema_text in schema._SCHEMAS}
+    assert set(OPERATOR_INPUTS) == registered == {schema_text.partition("(")[0] for schema_text in schema.SCHEMAS}

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 import torch
+import torch._functorch.config
 import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor, fx
@@ -20,6 +25,7 @@ from cutfuse.linear import LinearCall, prepare_linear
 from cutfuse.ops import inductor, schema
 from cutfuse.planning.device import NOT_CUDA
 from cutfuse.pointwise import prepare_pointwise
+from cutfuse.registration import cache_tag
 from cutfuse.routing import use_operators_everywhere
 
 pytestmark = [
@@ -174,3 +180,34 @@ def test_compiled_training_in_a_precision_that_is_asked_for_is_operators(
 def test_compiled_pointwise_is_pytorchs_operations(on_a_gpu: FakeTensorMode) -> None:
     x = torch.empty(8, 8, device="cuda")
     assert "torch.compile" in prepare_pointwise(cutfuse.Epilogue(torch.tanh), x).composed_because
+
+
+def test_compiled_code_on_disk_is_of_these_operators(
+    device: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code that was compiled for operators with other arguments would fail."""
+    found = torch.compiler.config.cache_key_tag
+    assert cache_tag() in found
+
+    def hits(tag: str) -> int:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        with torch.no_grad(), torch.compiler.config.patch(cache_key_tag=tag):
+            torch.compile(layer)(*inputs(5))
+        return torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"]
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with (
+        torch._inductor.config.patch(force_disable_caches=False),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+    ):
+        assert [hits(found), hits(found)] == [0, 1]
+        monkeypatch.setattr(schema, "SCHEMAS", (*schema.SCHEMAS, "linear(Tensor x) -> Tensor"))
+        assert hits(cache_tag()) == 0
+
+
+def test_a_users_tag_of_compiled_code_stays() -> None:
+    code = "import cutfuse, torch; print(torch.compiler.config.cache_key_tag)"
+    environment = {**os.environ, "TORCH_COMPILE_CACHE_KEY_TAG": "mine"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "mine" + cache_tag()

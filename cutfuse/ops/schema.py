@@ -27,7 +27,7 @@ from torch import Tensor
 IDENTITY = "operands=0"  # the program without instructions
 LIBRARY = torch.library.Library("cutfuse", "DEF")
 
-_SCHEMAS = (
+SCHEMAS = (
     "linear(Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, str program, ScalarType out_dtype, "
     "Tensor? snapshot=None, Tensor? planes=None, int scheme=0) -> Tensor",
     "linear_reduce(Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, str program, str reduction, "
@@ -39,7 +39,7 @@ _SCHEMAS = (
     "int[] wanted, bool column_sum) -> Tensor[]",
 )
 
-for _schema in _SCHEMAS:
+for _schema in SCHEMAS:
     LIBRARY.define(_schema)
 
 linear: Callable[..., Tensor] = torch.ops.cutfuse.linear.default
