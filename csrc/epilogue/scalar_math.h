@@ -1,6 +1,10 @@
 // Scalar fp32 functions that ops.def is written in, the same on host and device. Each is within a few ulp, like
 // PyTorch's own, and keeps that accuracy in the tails. On the device expf is one ex2 and seven plain instructions, so a
 // sigmoid is two special-function operations.
+//
+// A value has to round alike wherever it is computed: interpreted, in straight-line code, on the host. So where a
+// multiply-add is to be fused, the source says fmaf and does not leave a product and a sum to a compiler, which
+// contracts some of them here and others there.
 #pragma once
 
 #include <cmath>
@@ -167,18 +171,26 @@ CUTFUSE_HOST_DEVICE float sigmoid_slope(float x) {
 CUTFUSE_HOST_DEVICE float hyperbolic_tangent(float x) {
   // Below 0.55, where 1 - 2u/(1+u) cancels: a minimax polynomial of (tanh(x) - x) / x^3 in x^2, relative error 1e-9.
   float const t = x * x;
-  float const p =
-      (((-0.006282472517341375f * t + 0.021077757701277733f) * t - 0.05385385826230049f) * t + 0.13332602381706238f) *
-          t -
-      0.33333319425582886f;
+  float p = ::fmaf(t, -0.006282472517341375f, 0.021077757701277733f);
+  p = ::fmaf(t, p, -0.05385385826230049f);
+  p = ::fmaf(t, p, 0.13332602381706238f);
+  p = ::fmaf(t, p, -0.33333319425582886f);
   float const u = ::expf(-2.0f * absolute(x));
-  float const large = 1.0f - 2.0f * u * fast_reciprocal(1.0f + u);
-  return ::copysignf(choose(absolute(x) < 0.55f, x + x * t * p, large), x);
+  float const large = ::fmaf(-2.0f * u, fast_reciprocal(1.0f + u), 1.0f);
+  return ::copysignf(choose(absolute(x) < 0.55f, ::fmaf(x * t, p, x), large), x);
 }
 
 CUTFUSE_HOST_DEVICE float hyperbolic_tangent_slope(float x) {
   float const u = ::expf(-2.0f * absolute(x));
   return 4.0f * u * square(fast_reciprocal(1.0f + u));
+}
+
+// a + weight * (b - a), from the end that is nearer.
+CUTFUSE_HOST_DEVICE float lerp(float a, float b, float weight) {
+  float const difference = b - a;
+  float const from_a = ::fmaf(difference, weight, a);
+  float const from_b = ::fmaf(-difference, 1.0f - weight, b);
+  return choose(absolute(weight) < 0.5f, from_a, from_b);
 }
 
 // The derivative of copysign(x, y), whose value is `result`, as PyTorch computes it: NaN at infinities.
@@ -269,7 +281,7 @@ CUTFUSE_HOST_DEVICE float gelu_slope(float x) {
 
 // (1 + tanh(v)) / 2 = sigmoid(2v), which spares the tanh; this is 2v = 2 sqrt(2/pi) (x + 0.044715 x^3).
 CUTFUSE_HOST_DEVICE float gelu_tanh_argument(float x) {
-  return x * (1.5957691216057308f + 0.07135481282553784f * x * x);
+  return x * ::fmaf(0.07135481282553784f * x, x, 1.5957691216057308f);
 }
 
 CUTFUSE_HOST_DEVICE float gelu_tanh_slope(float x) {
