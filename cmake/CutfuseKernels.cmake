@@ -1,7 +1,8 @@
 # The kernel library, cutfuse_kernels: knows neither Python nor torch, so one build of it serves every version of both.
 
-file(GLOB host_sources CONFIGURE_DEPENDS csrc/common/*.cpp csrc/epilogue/*.cpp csrc/plan/*.cpp csrc/pointwise/*_plan.cpp
-     csrc/reduce/*_plan.cpp csrc/split/*_reference.cpp csrc/split/*_shape.cpp)
+file(GLOB host_sources CONFIGURE_DEPENDS csrc/common/*.cpp csrc/epilogue/*.cpp csrc/plan/*.cpp
+     csrc/specialize/*.cpp csrc/pointwise/*_plan.cpp csrc/reduce/*_plan.cpp csrc/split/*_reference.cpp
+     csrc/split/*_shape.cpp)
 add_library(cutfuse_kernels STATIC ${host_sources})
 target_link_libraries(cutfuse_kernels PUBLIC cutfuse_options)
 
@@ -98,3 +99,5 @@ message(STATUS "cutfuse: ${gemm_count} GEMM kernels for sm_90a in ${gemm_file_co
 file(GLOB gemm_sources CONFIGURE_DEPENDS csrc/gemm/*.cpp csrc/gemm/*.cu)
 cutfuse_add_kernels(cutfuse_gemm POOL cutfuse_gemm_jobs SOURCES ${gemm_sources} ${gemm_instances}
                     GENCODE -gencode=arch=compute_${gemm_architecture},code=sm_${gemm_architecture})
+
+include(CutfuseSpecialize)

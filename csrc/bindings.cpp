@@ -68,6 +68,8 @@ std::optional<std::tuple<float, int>> scaling_of(Program const& program) {
   return std::make_tuple(scaling.scale, scaling.weight);
 }
 
+py::bytes bytes_of(Program const& program) { return {reinterpret_cast<char const*>(&program), sizeof(program)}; }
+
 std::vector<OpInfo> op_table() { return {std::begin(kOps), std::end(kOps)}; }
 
 using Numbers = py::typing::Dict<py::str, py::int_>;
@@ -169,6 +171,7 @@ void bind_epilogue(py::module_& module) {
       .def_property_readonly("cost", &cost_of)
       .def_property_readonly("scaling", &scaling_of,
                              "(scale, weight) where it is scale * z, times operand `weight` unless that is -1.")
+      .def("__bytes__", &bytes_of, "What a kernel is given.")
       .def("is_same", &is_same, py::arg("other"), "Whether both run the same instructions.")
       .def("__len__", [](Program const& program) { return program.length; });
   module.def("evaluate", &evaluate, py::arg("program"), py::arg("input"), py::arg("output"), py::arg("count"),
@@ -212,6 +215,7 @@ PYBIND11_MODULE(_C_of_main_interpreter, module) {
   cutfuse::bindings::bind_calls(module);
 #if CUTFUSE_WITH_CUDA
   cutfuse::bindings::bind_gemm(module);
+  cutfuse::bindings::bind_specialize(module);
   module.attr("cuda_build") = true;
 #else
   module.attr("cuda_build") = false;

@@ -124,6 +124,7 @@ void bind_callables(py::module_& module);
 void bind_launch(py::module_& module);
 void bind_calls(py::module_& module);
 void bind_gemm(py::module_& module);
+void bind_specialize(py::module_& module);
 void bind_split(py::module_& module);
 void bind_pointwise(py::module_& module);
 void bind_reduce(py::module_& module);

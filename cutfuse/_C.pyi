@@ -58,6 +58,7 @@ __all__: list[str] = [
     "limits",
     "linear_call",
     "new_callable_number",
+    "op_snippets",
     "op_table",
     "operation_call",
     "pause_calls",
@@ -77,6 +78,7 @@ __all__: list[str] = [
     "reductions",
     "remember_call",
     "remembered_calls",
+    "specialize_kernel",
     "split",
     "split_reference",
     "training_backward",
@@ -124,6 +126,10 @@ class Program:
     """
     An epilogue program, validated.
     """
+    def __bytes__(self) -> bytes:
+        """
+        What a kernel is given.
+        """
     def __init__(
         self, instructions: collections.abc.Sequence[tuple[int, int, int, int, int, float, float]], operand_count: int
     ) -> None: ...
@@ -819,6 +825,11 @@ def new_callable_number() -> int:
     A number that no callable has had.
     """
 
+def op_snippets() -> str:
+    """
+    The PTX that specialized epilogues are put together from.
+    """
+
 def op_table() -> list[OpInfo]:
     """
     The rows of ops.def, in the order of their codes.
@@ -967,6 +978,13 @@ def remember_call(
 def remembered_calls() -> int:
     """
     How many plans the table holds.
+    """
+
+def specialize_kernel(
+    kernel: str, program: Program, operand_types: collections.abc.Sequence[int], snippets: str = ""
+) -> str:
+    """
+    A kernel's PTX with a program as its epilogue, given the types of the program's operands; snippets takes the place of op_snippets().
     """
 
 def split(

@@ -1,0 +1,19 @@
+# The op snippets of specialized epilogues: op_snippets.cu as PTX, whose text becomes part of the kernel library.
+
+add_library(cutfuse_op_snippets OBJECT csrc/specialize/op_snippets.cu)
+target_link_libraries(cutfuse_op_snippets PRIVATE cutfuse_options cutfuse_cudart)
+# -rdc=true keeps functions that nothing calls, -fmad=false their roundings apart (see the file's head).
+target_compile_options(cutfuse_op_snippets PRIVATE -arch=compute_${gemm_architecture} -rdc=true -fmad=false
+                       --expt-relaxed-constexpr)
+set_target_properties(cutfuse_op_snippets PROPERTIES CUDA_PTX_COMPILATION ON)
+
+set(embed "${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed_op_snippets.py")
+set(op_snippets_text "${CMAKE_CURRENT_BINARY_DIR}/specialize/op_snippets_text.cpp")
+add_custom_command(OUTPUT "${op_snippets_text}"
+                   COMMAND "${Python_EXECUTABLE}" "${embed}" "$<TARGET_OBJECTS:cutfuse_op_snippets>"
+                           "${op_snippets_text}"
+                   DEPENDS cutfuse_op_snippets "$<TARGET_OBJECTS:cutfuse_op_snippets>" "${embed}"
+                   COMMENT "Embedding the PTX of op_snippets.cu" VERBATIM)
+add_library(cutfuse_op_snippets_text OBJECT "${op_snippets_text}")
+target_link_libraries(cutfuse_op_snippets_text PRIVATE cutfuse_options)
+target_link_libraries(cutfuse_kernels PRIVATE cutfuse_op_snippets_text)

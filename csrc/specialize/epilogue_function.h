@@ -1,0 +1,40 @@
+// A program as straight-line PTX: the body of the function that takes the place of run_epilogue in a kernel.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "epilogue/program.h"
+#include "specialize/op_snippets.h"
+
+namespace cutfuse::specialize {
+
+// A thread's fragment: its elements, and how many a pass of a long program takes, which are those of one group of
+// columns (sm90_fragment_operands.h).
+constexpr int kFragment = 16;
+constexpr int kPass = 4;
+constexpr int kColumnsPerPass = 8;
+
+// run_epilogue as a kernel's PTX has it. Its parameters are <name>_param_0 and so on: the address of EpilogueParams, m,
+// n, and the fragment; `result` is the parameter that takes the result.
+struct EpilogueSignature {
+  std::string name;
+  std::string result;
+  Primitives primitives;
+};
+
+struct EpilogueBody {
+  std::string text;                  // what stands between the function's braces
+  std::vector<std::string> globals;  // the tables that it reads, each once
+};
+
+// The types of a program's operands.
+using OperandTypes = std::array<DType, kMaxOperands>;
+
+// The body for a prepared program. It gives the interpreter's bits: the same functors in the same order, and numbers as
+// the interpreter has them, in fp32.
+EpilogueBody write_epilogue_body(Program const& program, OperandTypes const& operands, OpSnippets const& snippets,
+                                 EpilogueSignature const& signature);
+
+}  // namespace cutfuse::specialize

@@ -1,0 +1,87 @@
+#include "specialize/kernel_text.h"
+
+#include <stdexcept>
+
+#include "specialize/ptx_text.h"
+
+namespace cutfuse::specialize {
+namespace {
+
+[[noreturn]] void refuse(std::string const& why) { throw std::invalid_argument("the kernel's PTX " + why); }
+
+size_t require(std::string_view text, std::string_view wanted, size_t from, char const* meaning) {
+  size_t const at = text.find(wanted, from);
+  if (at == std::string_view::npos) refuse(std::string("has no ") + meaning + " ('" + std::string(wanted) + "')");
+  return at;
+}
+
+// Where the definition of run_epilogue starts: a line that begins with ".func", as the declaration before it does, and
+// has a body.
+size_t find_definition(std::string_view ptx, size_t& open) {
+  bool is_declared = false;
+  for (size_t at = ptx.find("\n.func "); at != std::string_view::npos; at = ptx.find("\n.func ", at + 1)) {
+    size_t const end = ptx.find_first_of("{;", at);
+    std::string_view const head = ptx.substr(at, end - at);
+    if (head.find("run_epilogue") == std::string_view::npos) continue;
+    is_declared = true;
+    if (end == std::string_view::npos || ptx[end] != '{') continue;
+    open = end;
+    return at;
+  }
+  refuse(is_declared ? "declares run_epilogue, but has no body of it" : "has no function run_epilogue");
+}
+
+std::string name_after(std::string_view text, size_t at) {
+  text.remove_prefix(at);
+  return std::string(text.substr(0, name_length(text)));
+}
+
+void check_parameters(std::string_view head, std::string const& name) {
+  for (int index = 0; index < 4; ++index) {
+    std::string const parameter = name + "_param_" + std::to_string(index);
+    if (find_name(head, parameter) == std::string_view::npos) refuse("has no parameter " + parameter);
+  }
+  if (find_name(head, name + "_param_4") != std::string_view::npos) refuse("gives run_epilogue a fifth parameter");
+  if (head.find(name + "_param_3[64]") == std::string_view::npos) refuse("passes no fragment of 64 bytes");
+}
+
+EpilogueSignature read_signature(std::string_view head) {
+  size_t const result = require(head, " func_retval", 0, "result of run_epilogue") + 1;
+  size_t const name = head.find_first_not_of(" \t\n", require(head, ")", result, "result of run_epilogue") + 1);
+  EpilogueSignature signature = {name_after(head, name), name_after(head, result), Primitives::kFast};
+  if (head.find(signature.result + "[64]") == std::string_view::npos) refuse("returns no fragment of 64 bytes");
+  check_parameters(head, signature.name);
+  bool const is_fast = signature.name.find("FastPrimitives") != std::string::npos;
+  bool const is_accurate = signature.name.find("AccuratePrimitives") != std::string::npos;
+  if (is_fast == is_accurate) refuse("does not say in " + signature.name + " which primitives it is compiled with");
+  if (is_accurate) signature.primitives = Primitives::kAccurate;
+  return signature;
+}
+
+}  // namespace
+
+KernelText::KernelText(std::string_view ptx) {
+  constexpr std::string_view kEntry = ".entry ";
+  kernel_ = name_after(ptx, require(ptx, kEntry, 0, "kernel") + kEntry.size());
+  size_t const head_end = ptx.find('\n', require(ptx, ".address_size", 0, "header"));
+  size_t open = 0;
+  size_t const start = find_definition(ptx, open);
+  epilogue_ = read_signature(ptx.substr(start, open - start));
+  size_t const close = find_closing(ptx, open);
+  if (close == std::string_view::npos) refuse("ends inside run_epilogue");
+  head_ = ptx.substr(0, head_end + 1);
+  before_ = ptx.substr(head_.size(), open + 1 - head_.size());
+  after_ = ptx.substr(close);
+}
+
+std::string KernelText::specialize(Program const& program, OperandTypes const& operands,
+                                   OpSnippets const& snippets) const {
+  EpilogueBody const body = write_epilogue_body(program, operands, snippets, epilogue_);
+  std::string text = head_;
+  for (std::string const& global : body.globals) {
+    if (find_name(before_, global) == std::string_view::npos) text += snippets.declaration_of(global) + "\n";
+  }
+  return text + before_ + "\n" + body.text + after_;
+}
+
+}  // namespace cutfuse::specialize

@@ -1,0 +1,34 @@
+// A kernel's PTX with another epilogue in it.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "epilogue/program.h"
+#include "specialize/epilogue_function.h"
+#include "specialize/op_snippets.h"
+
+namespace cutfuse::specialize {
+
+// The text of one kernel as nvcc compiled it, taken apart once. Throws std::invalid_argument where it is not such a
+// text; the message names what is missing.
+class KernelText {
+ public:
+  explicit KernelText(std::string_view ptx);
+
+  // The kernel's symbol.
+  std::string const& kernel() const { return kernel_; }
+  EpilogueSignature const& epilogue() const { return epilogue_; }
+
+  // The kernel with the program, which has to be prepared, as its epilogue.
+  std::string specialize(Program const& program, OperandTypes const& operands, OpSnippets const& snippets) const;
+
+ private:
+  std::string kernel_;
+  EpilogueSignature epilogue_;
+  std::string head_;    // up to the first declaration
+  std::string before_;  // from there to the epilogue function's opening brace
+  std::string after_;   // from its closing brace on
+};
+
+}  // namespace cutfuse::specialize

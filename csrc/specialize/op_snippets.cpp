@@ -1,0 +1,231 @@
+#include "specialize/op_snippets.h"
+
+#include <algorithm>
+#include <cctype>
+#include <stdexcept>
+
+#include "epilogue/ops.h"
+#include "specialize/ptx_text.h"
+
+namespace cutfuse::specialize {
+namespace {
+
+constexpr std::string_view kFunctionStart = ".visible .func";
+
+[[noreturn]] void refuse(std::string const& function, std::string_view line, char const* why) {
+  throw std::invalid_argument("op_snippets.cu: " + function + ": '" + std::string(trimmed(line)) + "' " + why);
+}
+
+// Whether ptxas may contract it with what is next to it: "mul.f32", but neither "mul.rn.f32" nor "mul.lo.s32".
+bool leaves_rounding_open(std::string_view opcode) {
+  if (opcode_of(opcode).find(".f") == std::string_view::npos) return false;
+  for (std::string_view const operation : {"add.", "sub.", "mul."}) {
+    if (!starts_with(opcode, operation)) continue;
+    opcode.remove_prefix(operation.size());
+    return !starts_with(opcode, "rn") && !starts_with(opcode, "rz") && !starts_with(opcode, "rm") &&
+           !starts_with(opcode, "rp");
+  }
+  return false;
+}
+
+std::vector<std::string> split(std::string_view list) {
+  std::vector<std::string> items;
+  while (!list.empty()) {
+    size_t const comma = list.find(',');
+    items.emplace_back(trimmed(list.substr(0, comma)));
+    list.remove_prefix(comma == std::string_view::npos ? list.size() : comma + 1);
+  }
+  return items;
+}
+
+int number_at(std::string_view text) {
+  int value = 0;
+  for (size_t i = 0; i < text.size() && std::isdigit(static_cast<unsigned char>(text[i])) != 0; ++i) {
+    value = value * 10 + (text[i] - '0');
+  }
+  return value;
+}
+
+// Makes a snippet of a function's body, line by line.
+class SnippetReader {
+ public:
+  explicit SnippetReader(std::string function) : function_(std::move(function)) {}
+
+  void read(std::string_view line) {
+    std::string_view const text = trimmed(line);
+    if (text.empty() || starts_with(text, "//")) return;
+    if (starts_with(text, ".local")) {
+      snippet_.locals.emplace_back(text);
+      return;
+    }
+    std::string_view const instruction = instruction_of(text);
+    if (leaves_rounding_open(instruction)) refuse(function_, text, "names no rounding: compile with -fmad=false");
+    if (returns_) leave();
+    snippet_.instructions += instruction.empty() ? 0 : 1;
+    if (starts_with(instruction, "call")) refuse(function_, text, "calls a function, which is not pasted");
+    if (starts_with(instruction, "ld.param.")) {
+      read_argument(text);
+    } else if (starts_with(instruction, "st.param.")) {
+      read_result(text);
+    } else if (starts_with(instruction, "ret;")) {
+      returns_ = true;
+    } else {
+      add_with_labels(text);
+      add("\n");
+    }
+  }
+
+  Snippet finish() {
+    if (!returns_ && !leaves_) refuse(function_, "", "does not return");
+    if (leaves_) {
+      add("$Lpasted_", SnippetPiece::Hole::kNumber);
+      add(":\n");
+    }
+    return std::move(snippet_);
+  }
+
+ private:
+  void add(std::string_view text, SnippetPiece::Hole hole = SnippetPiece::Hole::kNone, int index = 0) {
+    bool const continues = !snippet_.pieces.empty() && snippet_.pieces.back().hole == SnippetPiece::Hole::kNone;
+    if (continues) {
+      snippet_.pieces.back().text += text;
+      snippet_.pieces.back().hole = hole;
+      snippet_.pieces.back().index = index;
+    } else {
+      snippet_.pieces.push_back({std::string(text), hole, index});
+    }
+  }
+
+  // A return with more code behind it.
+  void leave() {
+    add("bra.uni \t$Lpasted_", SnippetPiece::Hole::kNumber);
+    add(";\n");
+    returns_ = false;
+    leaves_ = true;
+  }
+
+  // "ld.param.f32 %f1, [op_fast_add_param_0];" is a move from the argument.
+  void read_argument(std::string_view text) {
+    std::string const parameter = "[" + function_ + "_param_";
+    size_t const type = text.find_last_of('.', text.find_first_of(" \t"));
+    size_t const comma = text.find(',');
+    size_t const index = text.find(parameter);
+    if (index == std::string_view::npos || text.find('{') != std::string_view::npos) {
+      refuse(function_, text, "reads something else than a parameter");
+    }
+    add("mov");
+    add(text.substr(type, comma - type));
+    add(", ", SnippetPiece::Hole::kArgument, number_at(text.substr(index + parameter.size())));
+    add(";\n");
+  }
+
+  // "st.param.v4.f32 [func_retval0+16], {%f1, %f2, %f3, %f4};" are moves to results 4 to 7.
+  void read_result(std::string_view text) {
+    constexpr std::string_view kResult = "[func_retval0";
+    size_t const address = text.find(kResult);
+    size_t const close = text.find(']');
+    size_t const type = text.find_last_of('.', text.find_first_of(" \t"));
+    bool const is_float = starts_with(text.substr(type), ".f32");
+    if (address == std::string_view::npos || close == std::string_view::npos || !is_float) {
+      refuse(function_, text, "writes something else than a result in fp32");
+    }
+    size_t const offset = address + kResult.size() + 1;
+    int index = number_at(text.substr(std::min(offset, close))) / static_cast<int>(sizeof(float));
+    std::string_view values = text.substr(text.find(',', close) + 1);
+    values = trimmed(values.substr(0, values.find(';')));
+    if (starts_with(values, "{")) values = values.substr(1, values.size() - 2);
+    for (std::string const& value : split(values)) {
+      add("mov.f32 \t", SnippetPiece::Hole::kResult, index++);
+      add(", " + value + ";\n");
+    }
+  }
+
+  // A label of the function, wherever it stands, gets the number of the copy.
+  void add_with_labels(std::string_view text) {
+    for (size_t at = text.find('$'); at != std::string_view::npos; at = text.find('$')) {
+      size_t const length = name_length(text.substr(at));
+      add(std::string(text.substr(0, at + length)) + "_", SnippetPiece::Hole::kNumber);
+      text.remove_prefix(at + length);
+    }
+    add(text);
+  }
+
+  std::string function_;
+  Snippet snippet_{{}, {}, {}, 0};
+  bool returns_ = false;  // the last line did
+  bool leaves_ = false;   // an earlier line did
+};
+
+}  // namespace
+
+void paste(Snippet const& snippet, std::vector<std::string> const& arguments, std::vector<std::string> const& results,
+           int number, std::string& text) {
+  text += "{\n";
+  for (SnippetPiece const& piece : snippet.pieces) {
+    text += piece.text;
+    switch (piece.hole) {
+      case SnippetPiece::Hole::kNone:
+        break;
+      case SnippetPiece::Hole::kArgument:
+        text += arguments.at(piece.index);
+        break;
+      case SnippetPiece::Hole::kResult:
+        text += results.at(piece.index);
+        break;
+      case SnippetPiece::Hole::kNumber:
+        text += std::to_string(number);
+        break;
+    }
+  }
+  text += "}\n";
+}
+
+OpSnippets::OpSnippets(std::string_view ptx) {
+  for (std::string_view const line : lines_of(ptx)) {
+    if (!starts_with(line, ".global")) continue;
+    std::string_view const declared = line.substr(0, line.find('['));
+    size_t const name = declared.find_last_of(" \t") + 1;
+    globals_.emplace(declared.substr(name), line);
+  }
+  for (size_t at = ptx.find(kFunctionStart); at != std::string_view::npos; at = ptx.find(kFunctionStart, at + 1)) {
+    add_function(ptx.substr(at));
+  }
+  for (int code = 0; code < kOpCount; ++code) {
+    op(code, Primitives::kFast);
+    op(code, Primitives::kAccurate);
+  }
+  for (DType const dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    load_operand(dtype);
+    load_group(dtype);
+  }
+}
+
+void OpSnippets::add_function(std::string_view text) {
+  size_t const result = text.find(") ");
+  size_t const open = text.find('{');
+  size_t const close = open == std::string_view::npos ? open : find_closing(text, open);
+  if (result == std::string_view::npos || close == std::string_view::npos) {
+    throw std::invalid_argument("op_snippets.cu: a function without a result or a body");
+  }
+  std::string const function(text.substr(result + 2, name_length(text.substr(result + 2))));
+  std::string_view const body = text.substr(open + 1, close - open - 1);
+  SnippetReader reader(function);
+  for (std::string_view const line : lines_of(body)) reader.read(line);
+  Snippet snippet = reader.finish();
+  for (auto const& [global, declaration] : globals_) {
+    if (find_name(body, global) != std::string_view::npos) snippet.globals.push_back(global);
+  }
+  snippets_.emplace(function, std::move(snippet));
+}
+
+Snippet const& OpSnippets::named(std::string const& function) const {
+  auto const found = snippets_.find(function);
+  if (found == snippets_.end()) throw std::invalid_argument("op_snippets.cu: there is no function " + function);
+  return found->second;
+}
+
+Snippet const& OpSnippets::op(int code, Primitives primitives) const {
+  return named(std::string(primitives == Primitives::kFast ? "op_fast_" : "op_accurate_") + kOps[code].name);
+}
+
+}  // namespace cutfuse::specialize

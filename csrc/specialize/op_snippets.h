@@ -1,0 +1,64 @@
+// The functions of op_snippets.cu as text to paste into other functions of PTX.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "common/dtype.h"
+
+namespace cutfuse::specialize {
+
+// Which primitives of scalar_math.h a kernel's epilogue is made of.
+enum class Primitives { kFast, kAccurate };
+
+// Text, and what comes after it where the snippet is pasted.
+struct SnippetPiece {
+  enum class Hole { kNone, kArgument, kResult, kNumber };
+
+  std::string text;
+  Hole hole;
+  int index;  // of the argument or result
+};
+
+struct Snippet {
+  std::vector<SnippetPiece> pieces;
+  std::vector<std::string> locals;   // declarations of its arrays in local memory
+  std::vector<std::string> globals;  // names of the tables that it reads
+  int instructions;
+};
+
+// Appends a copy of the snippet. Arguments are registers or numbers, results registers; `number` is that of the copy,
+// which makes its labels unique. Registers of the copy are its own: PTX scopes them by braces.
+void paste(Snippet const& snippet, std::vector<std::string> const& arguments, std::vector<std::string> const& results,
+           int number, std::string& text);
+
+// Reads the PTX that nvcc made of op_snippets.cu once. Throws std::invalid_argument where the text is not what a paste
+// can be made of, in particular where ptxas would be free to contract: every addition and multiplication of floating
+// point has to name its rounding.
+class OpSnippets {
+ public:
+  explicit OpSnippets(std::string_view ptx);
+
+  Snippet const& op(int code, Primitives primitives) const;
+  // Of (params, m, n, operand): the fragment whose first element is (m, n), and its group of columns whose first is n.
+  Snippet const& load_operand(DType dtype) const { return named(std::string("load_operand_") + name_of(dtype)); }
+  Snippet const& load_group(DType dtype) const { return named(std::string("load_group_") + name_of(dtype)); }
+
+  // How a table is declared.
+  std::string const& declaration_of(std::string const& global) const { return globals_.at(global); }
+
+ private:
+  Snippet const& named(std::string const& function) const;
+  void add_function(std::string_view text);
+
+  std::unordered_map<std::string, Snippet> snippets_;
+  std::unordered_map<std::string, std::string> globals_;
+};
+
+// The PTX of op_snippets.cu, and what is read from it. In builds with kernels only.
+std::string_view op_snippets_text();
+OpSnippets const& op_snippets();
+
+}  // namespace cutfuse::specialize

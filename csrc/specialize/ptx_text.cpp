@@ -1,0 +1,64 @@
+#include "specialize/ptx_text.h"
+
+#include <cctype>
+
+namespace cutfuse::specialize {
+
+std::string_view trimmed(std::string_view text) {
+  size_t const first = text.find_first_not_of(" \t");
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
+}
+
+bool starts_with(std::string_view text, std::string_view prefix) { return text.substr(0, prefix.size()) == prefix; }
+
+std::vector<std::string_view> lines_of(std::string_view text) {
+  std::vector<std::string_view> lines;
+  while (!text.empty()) {
+    size_t const end = text.find('\n');
+    lines.push_back(text.substr(0, end));
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+  }
+  return lines;
+}
+
+bool is_name_character(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '$'; }
+
+size_t name_length(std::string_view text) {
+  size_t length = 0;
+  while (length < text.size() && is_name_character(text[length])) ++length;
+  return length;
+}
+
+size_t find_name(std::string_view text, std::string_view name, size_t from) {
+  for (size_t at = text.find(name, from); at != std::string_view::npos; at = text.find(name, at + 1)) {
+    bool const begins = at == 0 || !is_name_character(text[at - 1]);
+    if (begins && name_length(text.substr(at)) == name.size()) return at;
+  }
+  return std::string_view::npos;
+}
+
+size_t find_closing(std::string_view text, size_t open) {
+  int depth = 0;
+  for (size_t at = open; at < text.size(); ++at) {
+    if (text[at] == '{') ++depth;
+    if (text[at] == '}' && --depth == 0) return at;
+  }
+  return std::string_view::npos;
+}
+
+std::string_view instruction_of(std::string_view line) {
+  std::string_view text = trimmed(line);
+  if (starts_with(text, "@")) {
+    size_t const space = text.find_first_of(" \t");
+    text = space == std::string_view::npos ? std::string_view() : trimmed(text.substr(space));
+  }
+  bool const is_instruction = !text.empty() && std::islower(static_cast<unsigned char>(text[0])) != 0;
+  return is_instruction ? text : std::string_view();
+}
+
+std::string_view opcode_of(std::string_view instruction) {
+  return instruction.substr(0, instruction.find_first_of(" \t;"));
+}
+
+}  // namespace cutfuse::specialize

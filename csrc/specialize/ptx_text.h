@@ -1,0 +1,34 @@
+// Looking through PTX as nvcc writes it: one instruction or declaration a line.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+namespace cutfuse::specialize {
+
+// Without spaces and tabs at both ends.
+std::string_view trimmed(std::string_view text);
+
+bool starts_with(std::string_view text, std::string_view prefix);
+
+// The lines, without their ends.
+std::vector<std::string_view> lines_of(std::string_view text);
+
+bool is_name_character(char c);
+
+// The length of the identifier at the start.
+size_t name_length(std::string_view text);
+
+// Where `name` stands as a whole identifier, from `from` on; npos where it does not.
+size_t find_name(std::string_view text, std::string_view name, size_t from = 0);
+
+// Where the brace that closes the one at `open` stands; npos where it is missing.
+size_t find_closing(std::string_view text, size_t open);
+
+// The first instruction on a line behind its predicate; empty for labels, directives and braces.
+std::string_view instruction_of(std::string_view line);
+
+// The opcode of an instruction, such as "mul.rn.f32".
+std::string_view opcode_of(std::string_view instruction);
+
+}  // namespace cutfuse::specialize

@@ -1,0 +1,177 @@
+"""Kernels around a specialized epilogue: their PTX, what ptxas says of it, and their epilogue's values on the CPU."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from ptx_machine import MEMORY_BASE, Machine
+from ptx_parser import Function, find_function
+
+from cutfuse.epilogue import Program
+from cutfuse.native import module
+
+FRAGMENT = 16
+# A thread's elements in the matrix, relative to its first: sm90_fragment_operands.h.
+ROWS = np.array([i // 2 % 2 * 8 for i in range(FRAGMENT)])
+COLUMNS = np.array([i // 4 * 8 + i % 2 for i in range(FRAGMENT)])
+FIRST_COLUMNS = 128  # of neighbouring threads are this far apart
+MATRIX_ROWS = 9
+
+# sm90::EpilogueParams: the program, four operands of an address, three strides and a type, a pointer, rows, columns.
+PARAMS_BYTES = 1264
+
+ACCUMULATORS = 96  # that a thread still holds of its 128 in the epilogue of a 128x256 tile, after two of eight calls
+
+
+def head() -> str:
+    """The first lines of the snippets' PTX, which the kernels of one build share."""
+    lines = module().op_snippets().splitlines()
+    return "".join(f"{line}\n" for line in lines if line.startswith((".version", ".target", ".address_size")))
+
+
+def signature(name: str) -> str:
+    parameters = [f".param .b64 {name}_param_0", f".param .b32 {name}_param_1", f".param .b32 {name}_param_2"]
+    parameters.append(f".param .align 16 .b8 {name}_param_3[64]")
+    return f".func  (.param .align 16 .b8 func_retval0[64]) {name}(\n\t" + ",\n\t".join(parameters) + "\n)\n"
+
+
+def make_kernel(primitives: str, number: int = 0) -> str:
+    """A kernel of 168 registers a thread like the GEMMs', which holds values of its own across the epilogue's call."""
+    name, kernel = f"run_epilogue{number}_{primitives}Primitives", f"kernel{number}"
+    held = range(ACCUMULATORS)
+    lines = [f".reg .f32 %f<{FRAGMENT + ACCUMULATORS}>;", ".reg .b64 %rd<3>;"]
+    lines += [f"ld.param.u64 %rd1, [{kernel}_param_0];", f"ld.param.u64 %rd2, [{kernel}_param_1];"]
+    lines += [f"ld.f32 %f{i}, [%rd2+{4 * i}];" for i in range(FRAGMENT + ACCUMULATORS)]
+    lines += ["{", ".param .b64 param0;", ".param .b32 param1;", ".param .b32 param2;"]
+    lines += [".param .align 16 .b8 param3[64];", ".param .align 16 .b8 retval0[64];"]
+    lines += ["st.param.b64 [param0+0], %rd1;", "st.param.b32 [param1+0], 3;", "st.param.b32 [param2+0], 5;"]
+    lines += [f"st.param.f32 [param3+{4 * i}], %f{i};" for i in range(FRAGMENT)]
+    lines += [f"call.uni (retval0), {name}, (param0, param1, param2, param3);"]
+    lines += [f"ld.param.f32 %f{i}, [retval0+{4 * i}];" for i in range(FRAGMENT)]
+    lines += ["}", *(f"st.f32 [%rd2+{4 * i}], %f{i};" for i in range(FRAGMENT))]
+    lines += [f"st.f32 [%rd2+{4 * (FRAGMENT + i)}], %f{FRAGMENT + i};" for i in held]
+    entry = f".visible .entry {kernel}(.param .b64 {kernel}_param_0, .param .b64 {kernel}_param_1)\n"
+    entry += ".maxntid 384, 1, 1\n.minnctapersm 1\n{\n" + "\n".join(lines) + "\nret;\n}\n"
+    return f"{head()}\n{signature(name)};\n\n{entry}\n{signature(name)}{{\n\tret;\n}}\n"
+
+
+def operand_types(operands: Sequence[torch.Tensor]) -> list[int]:
+    return [module().dtypes()[str(operand.dtype).removeprefix("torch.")] for operand in operands]
+
+
+def specialize(kernel: str, program: Program, types: Sequence[int] | None = None, snippets: str = "") -> str:
+    """The kernel's text with this program; operands are fp32 unless types are given."""
+    types = [module().dtypes()["float32"]] * program.operand_count if types is None else types
+    return module().specialize_kernel(kernel, program.native, types, snippets)
+
+
+def merge(kernels: Sequence[str]) -> str:
+    """One module of many kernels, which has the first lines and each table once."""
+    tables = {line for kernel in kernels for line in kernel.splitlines() if line.startswith(".global")}
+    bodies = [kernel.removeprefix(head()) for kernel in kernels]
+    bodies = ["\n".join(line for line in body.splitlines() if line not in tables) for body in bodies]
+    return head() + "\n".join([*sorted(tables), *bodies]) + "\n"
+
+
+def find_ptxas() -> str | None:
+    return shutil.which("ptxas", path="/usr/local/cuda/bin") or shutil.which("ptxas")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ptxas -v says of each function: bytes of spills, and registers of the kernel."""
+
+    spills: dict[str, int]
+    registers: dict[str, int]
+    warnings: list[str]
+
+
+def assemble(ptx: str, folder: Path) -> Report:
+    ptxas = find_ptxas()
+    assert ptxas is not None
+    source = folder / "kernels.ptx"
+    source.write_text(ptx)
+    command = [ptxas, "-v", "-arch=sm_90a", "-O3", str(source), "-o", str(folder / "kernels.cubin")]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[:4000]
+    text = result.stderr
+    properties = re.findall(
+        r"Function properties for (\S+)\n.*?(\d+) bytes spill stores, (\d+) bytes spill loads", text
+    )
+    spills = {name: int(stores) + int(loads) for name, stores, loads in properties}
+    registers = dict(re.findall(r"Compiling entry function '(\S+)' [^U]*?Used (\d+) registers", text, re.DOTALL))
+    warnings = [line for line in text.splitlines() if "warning" in line.lower() or re.search(r"\bC75\d\d", line)]
+    return Report(spills, {name: int(count) for name, count in registers.items()}, warnings)
+
+
+def spread(values: torch.Tensor) -> torch.Tensor:
+    """The matrix in which `Epilogue.run` finds an element of [threads, 16] values for each of its own."""
+    threads = len(values)
+    matrix = torch.zeros(MATRIX_ROWS, threads * FIRST_COLUMNS, dtype=values.dtype)
+    matrix[places(threads)] = values
+    return matrix
+
+
+def gather(operand: torch.Tensor, threads: int) -> torch.Tensor:
+    """The elements of a matrix, or of what broadcasts to one, that the threads' fragments have."""
+    return operand.broadcast_to(MATRIX_ROWS, threads * FIRST_COLUMNS)[places(threads)]
+
+
+def places(threads: int) -> tuple[torch.Tensor, torch.Tensor]:
+    first = torch.arange(threads)[:, None] * FIRST_COLUMNS
+    return torch.from_numpy(ROWS).expand(threads, FRAGMENT), first + torch.from_numpy(COLUMNS)
+
+
+class SpecializedEpilogue:
+    """A kernel's epilogue function, run by as many threads as there are fragments."""
+
+    def __init__(self, kernel: str, name: str = "run_epilogue") -> None:
+        self.kernel = kernel
+        self.function: Function = find_function(kernel, name)
+
+    def run(
+        self,
+        program: Program,
+        z: torch.Tensor,
+        operands: Sequence[torch.Tensor] = (),
+        columns: int | None = None,
+    ) -> torch.Tensor:
+        """z is [threads, 16]. Operands are matrices, or broadcast to one: rows, columns, numbers.
+
+        The matrix ends behind the last thread, or after this many columns.
+        """
+        threads = len(z)
+        memory, symbols = self.memory(program, operands, columns or threads * FIRST_COLUMNS)
+        machine = Machine(threads, memory, symbols)
+        first = (np.arange(threads) * FIRST_COLUMNS).astype(np.uint32)
+        parameters = [np.full(threads, MEMORY_BASE, np.uint64), np.zeros(threads, np.uint32), first]
+        rows = [np.ascontiguousarray(value).view(np.uint8).reshape(threads, -1) for value in parameters]
+        fragment = z.contiguous().numpy().view(np.uint8).reshape(threads, -1)
+        return torch.from_numpy(machine.run(self.function, [*rows, fragment]).view(np.float32))
+
+    def memory(self, program: Program, operands: Sequence[torch.Tensor], columns: int) -> tuple[bytes, dict[str, int]]:
+        """EpilogueParams, then the operands, then the tables of the kernel."""
+        head, tail = bytes(program.native), b""
+        records = b""
+        for operand, kind in zip(operands, operand_types(operands), strict=True):
+            address = MEMORY_BASE + PARAMS_BYTES + len(tail)
+            strides = operand.broadcast_to(MATRIX_ROWS, columns).stride()
+            records += struct.pack("<Qqqqb7x", address, 0, *strides, kind)
+            tail += torch.empty(0, dtype=torch.uint8).set_(operand.untyped_storage()).numpy().tobytes()
+            tail += bytes(-len(tail) % 16)
+        params = head + records.ljust(4 * 40, b"\0") + struct.pack("<Qiib15x", 0, MATRIX_ROWS, columns, 0)
+        assert len(params) == PARAMS_BYTES, len(params)
+        symbols, memory = {}, params + tail
+        for name, numbers in re.findall(r"^\.global [^\n]* (\w+)\[\d+\] = \{([\d, ]*)\};", self.kernel, re.MULTILINE):
+            symbols[name] = len(memory)
+            memory += bytes(int(number) for number in numbers.split(","))
+            memory += bytes(-len(memory) % 16)
+        return memory, symbols

@@ -1,0 +1,321 @@
+"""Specialized epilogues without a GPU: the values of the PTX that is put together, and what ptxas makes of it."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from host_program import run_on_host
+from hypothesis import HealthCheck, given, settings
+from random_programs import OPERANDS, OPS, STEADY, Recipe, make_inputs, make_program, recipes, run_with_noise
+from specialized_kernels import (
+    FRAGMENT,
+    SpecializedEpilogue,
+    assemble,
+    find_ptxas,
+    gather,
+    make_kernel,
+    merge,
+    operand_types,
+    specialize,
+    spread,
+)
+
+from cutfuse import native
+from cutfuse.epilogue import Program, op_table
+
+if not native.module().cuda_build:
+    pytest.skip("this build of cutfuse has no CUDA kernels", allow_module_level=True)
+
+PRIMITIVES = ("Accurate", "Fast")
+THREADS = 64
+SPECIAL = [0.0, 1.0, 2.0, 0.5, 3.0, 6.0, 1e-40, 1.2e-38, 1e-20, 88.0, 100.0, 65520.0, 3e38, float("inf")]
+SPECIAL = [*SPECIAL, *(-value for value in SPECIAL), float("nan")]
+
+# Ops that are exact, or rounded once: everywhere the same.
+EXACT_NAMES = (
+    *(
+        "copy",
+        "neg",
+        "abs",
+        "square",
+        "sign",
+        "floor",
+        "ceil",
+        "round",
+        "trunc",
+        "relu",
+        "relu6",
+        "leaky_relu",
+        "clamp",
+    ),
+    *("hardtanh", "hardsigmoid", "hardswish", "logical_not", "add", "sub", "mul", "maximum", "minimum", "clamp_min"),
+    *("clamp_max", "gt", "ge", "lt", "le", "eq", "ne", "logical_and", "logical_or", "where", "clamp_tensor", "lerp"),
+)
+EXACT = tuple(op for op in OPS if op.name in EXACT_NAMES)
+# Of the fast primitives: the argument of ex2 is rounded once, |x| * 2^-24.
+FAST_NAMES = ("exp", "sigmoid", "silu", "gelu_tanh")
+
+# Heavier than what is written element by element.
+LONG = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"] * 4)
+
+
+def order_of(values: torch.Tensor) -> torch.Tensor:
+    """Integers that neighbouring fp32 numbers are neighbours in."""
+    bits = values.view(torch.int32).long()
+    return torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+
+
+def assert_near(got: torch.Tensor, expected: torch.Tensor, ulps: int, floor: float) -> None:
+    """Within `ulps` units in the last place or `floor`, and NaN where NaN is expected."""
+    assert torch.equal(got.isnan(), expected.isnan())
+    near = (order_of(got) - order_of(expected)).abs() <= ulps
+    near |= (got - expected).abs() <= floor
+    wrong = ~(near | got.isnan())
+    assert not wrong.any(), (got[wrong][:4], expected[wrong][:4])
+
+
+def run(program: Program, z: torch.Tensor, operands: list[torch.Tensor], primitives: str = "Accurate") -> torch.Tensor:
+    """The specialized program at z, of any number of elements, and operands of as many: each thread takes 16."""
+    count = -(-len(z) // FRAGMENT) * FRAGMENT
+    fragments = [torch.nn.functional.pad(item, (0, count - len(item))).view(-1, FRAGMENT) for item in (z, *operands)]
+    text = specialize(make_kernel(primitives), program)
+    result = SpecializedEpilogue(text).run(program, fragments[0], [spread(item) for item in fragments[1:]])
+    return result.reshape(-1)[: len(z)]
+
+
+@functools.cache
+def special_inputs() -> list[torch.Tensor]:
+    """Every pair of special values, and ordinary ones."""
+    generator = torch.Generator().manual_seed(1)
+    pairs = torch.cartesian_prod(torch.tensor(SPECIAL), torch.tensor(SPECIAL))
+    others = torch.randn(THREADS * FRAGMENT - len(pairs), 3, generator=generator) * 3
+    z, r, s = pairs[:, 0], pairs[:, 1], pairs[:, 1].roll(7)
+    return [torch.cat([special, other]) for special, other in zip((z, r, s), others.T, strict=True)]
+
+
+def program_of(name: str) -> Program:
+    """One op with each argument from another source: z, an operand and a slot."""
+    op = op_table().op(name)
+    words = [name, *("z", "r0", "s0")[: op.arity], *(repr(float(default)) for _, default in op.parameters)]
+    return Program.parse(f"operands=2; copy r1 -> s0; {' '.join(words)}")
+
+
+@pytest.mark.parametrize("primitives", PRIMITIVES)
+@pytest.mark.parametrize("name", [op.name for op in op_table().ops])
+def test_an_op_gives_what_the_host_does(name: str, primitives: str) -> None:
+    """Up to roundings of the approximations in it, and numbers below the smallest normal one."""
+    z, *operands = special_inputs()
+    program = program_of(name)
+    expected = run_on_host(program, z, operands)
+    # gelu adds 1 and an erf near -1; a quick reciprocal flushes where sigmoid is subnormal, and silu multiplies that.
+    floor = {"gelu": 1e-6, "silu": 1e-35}.get(name, 1.2e-38)
+    ulps = 64 if primitives == "Fast" and name in FAST_NAMES else 0 if name in EXACT_NAMES else 4
+    assert_near(run(program, z, operands, primitives), expected, ulps, floor if ulps else 0.0)
+
+
+@given(recipes(EXACT))
+@settings(max_examples=30)
+def test_exact_programs_have_the_hosts_values(recipe: Recipe) -> None:
+    program = make_program(recipe)
+    z, *operands = [tensor.float() for tensor in make_inputs()]
+    assert_near(run(program, z, operands), run_on_host(program, z, operands), 0, 0.0)
+
+
+@given(recipes(STEADY))
+@settings(max_examples=30)
+def test_programs_are_as_accurate_as_the_host(recipe: Recipe) -> None:
+    """Within what an error of a few units in the last place after every op makes of the value in fp64."""
+    program = make_program(recipe)
+    inputs = make_inputs()
+    expected = run_with_noise(program, inputs, 0.0)
+    noisy = [run_with_noise(program, inputs, 1e-6 * size) for size in (0.5, 1, 1.5, 2, 2.5)]
+    spread_of_errors = (torch.stack(noisy) - expected).abs().amax(0)
+    z, *operands = [tensor.float() for tensor in inputs]
+    error = (run(program, z, operands).double() - expected).abs()
+    known = expected.isfinite() & spread_of_errors.isfinite() & (expected.abs() < 1e30)
+    wrong = ~(error <= 8 * spread_of_errors + 2e-6 * expected.abs() + 1e-7) & known
+    assert wrong.sum() <= 0.1 * len(wrong), program.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "operands=0",
+        "operands=0; add 1.0 2.0; mul prev z",
+        "operands=2; copy r1 -> s5; mul z 3.0 -> s0; sub 1.0 prev; add s0 prev; add prev r0; where prev 2.0 s5",
+        "operands=0; mul z z -> s0; add prev z -> s0; sub s0 1.5",
+        "operands=1; mul z 2.0; add prev 3.0; mul r0 prev; sub prev 0.1",
+        "operands=0; relu z; mul prev 0.3; add prev z",
+    ],
+)
+def test_every_source_of_an_argument(text: str) -> None:
+    program = Program.parse(text)
+    z, *operands = [tensor.float() for tensor in make_inputs()][: 1 + program.operand_count]
+    assert_near(run(program, z, operands), run_on_host(program, z, operands), 0, 0.0)
+
+
+MATRIX = torch.randn(9, 8 * 128, generator=torch.Generator().manual_seed(2))
+LAYOUTS = {
+    "matrix": MATRIX,
+    "transposed": MATRIX.T.contiguous().T,
+    "odd row pitch": torch.nn.functional.pad(MATRIX, (0, 1))[:, :-1],
+    "row": MATRIX[0].clone(),
+    "column": MATRIX[:, :1].clone(),
+    "number": MATRIX[0, 0].clone(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("length", ["short", "long"])
+def test_operands_of_every_layout(dtype: torch.dtype, length: str) -> None:
+    program = Program.parse(
+        "operands=1; mul z r0" if length == "short" else f"operands=1; mul z r0; {LONG}; mul prev r0"
+    )
+    text = None
+    z = torch.randn(8, FRAGMENT, generator=torch.Generator().manual_seed(3))
+    for name, layout in LAYOUTS.items():
+        operand = layout.to(dtype)
+        text = text or specialize(make_kernel("Accurate"), program, operand_types([operand]))
+        values = gather(operand, 8).float()
+        expected = run_on_host(program, z.reshape(-1), [values.reshape(-1)]).view(z.shape)
+        got = SpecializedEpilogue(text).run(program, z, [operand])
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("length", ["short", "long"])
+def test_nothing_is_read_outside_the_matrix(length: str) -> None:
+    """The last threads' fragments lie across its end: there the operand is 0, and its memory ends."""
+    program = Program.parse("operands=1; add z r0" if length == "short" else f"operands=1; {LONG}; add z r0")
+    z = torch.randn(2, FRAGMENT)
+    text = specialize(make_kernel("Accurate"), program)
+    operand = MATRIX[:, : 128 + 11].clone()
+    inside = gather(torch.nn.functional.pad(operand, (0, 256 - operand.shape[1])), 2)
+    got = SpecializedEpilogue(text).run(program, z, [operand], columns=operand.shape[1])
+    assert torch.equal(got, z + inside)
+
+
+def test_long_programs_are_loops() -> None:
+    long = specialize(make_kernel("Fast"), Program.parse(f"operands=0; {LONG}"))
+    short = specialize(make_kernel("Fast"), Program.parse("operands=0; tanh z; gelu prev; erf prev"))
+    assert "$Lpass:" in long
+    assert "$Lpass:" not in short
+    z, *_ = special_inputs()
+    program = Program.parse(f"operands=0; {LONG}")
+    torch.testing.assert_close(run(program, z, []), run_on_host(program, z), rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+def test_every_rounding_is_named() -> None:
+    """Otherwise ptxas may contract a product in one op with a sum in the next."""
+    program = Program.parse("operands=4; mul z r0; add prev r1; mul prev r2; sub prev r3")
+    for text in (specialize(make_kernel("Fast"), program), native.module().op_snippets()):
+        assert not re.search(r"\b(add|sub|mul|mad)(\.ftz)?\.f(32|64)\b", text)
+    contracting = native.module().op_snippets().replace("mul.rn.f32", "mul.f32")
+    with pytest.raises(ValueError, match=r"op_fast_square: 'mul.f32.*names no rounding"):
+        specialize(make_kernel("Fast"), program, snippets=contracting)
+
+
+@pytest.mark.parametrize(
+    ("plant", "text"),
+    [
+        (lambda ptx: ptx.replace("%value0_3;", "%value1_3;", 1), "operands=0; mul z 2.0 -> s0; neg z; mul prev s0"),
+        (lambda ptx: ptx.replace("0f40000000", "0f40000001", 1), "operands=0; mul z 2.0; mul z prev"),
+        (lambda ptx: ptx.replace("%operand0_7", "%operand1_7"), "operands=2; add z r0; mul prev r1"),
+        (lambda ptx: ptx.replace("max.NaN", "min.NaN"), "operands=0; relu z"),
+    ],
+)
+def test_the_comparison_sees_faults(plant, text: str) -> None:
+    program = Program.parse(text)
+    z, *operands = [tensor.float() for tensor in make_inputs()][: 1 + program.operand_count]
+    whole = specialize(make_kernel("Accurate"), program)
+    faulty = plant(whole)
+    assert faulty != whole
+    matrices = [spread(operand.view(-1, FRAGMENT)) for operand in operands]
+    expected = run_on_host(program, z, operands)
+    assert_near(SpecializedEpilogue(whole).run(program, z.view(-1, FRAGMENT), matrices).reshape(-1), expected, 0, 0.0)
+    got = SpecializedEpilogue(faulty).run(program, z.view(-1, FRAGMENT), matrices).reshape(-1)
+    with pytest.raises(AssertionError):
+        assert_near(got, expected, 0, 0.0)
+
+
+KERNEL_FAULTS = {
+    "has no kernel": lambda ptx: ptx.replace(".entry", ".func"),
+    "has no header": lambda ptx: ptx.replace(".address_size", ".size"),
+    "has no function run_epilogue": lambda ptx: ptx.replace("run_epilogue", "epilogue"),
+    "declares run_epilogue, but has no body": lambda ptx: ptx[: ptx.rindex("\n.func")],
+    "ends inside run_epilogue": lambda ptx: ptx[: ptx.rindex("}")],
+    "has no parameter": lambda ptx: ptx.replace("_param_2", "_third"),
+    "returns no fragment of 64 bytes": lambda ptx: ptx.replace("func_retval0[64]", "func_retval0[32]"),
+    "passes no fragment of 64 bytes": lambda ptx: ptx.replace("param_3[64]", "param_3[32]"),
+    "does not say in .* which primitives": lambda ptx: ptx.replace("AccuratePrimitives", "Primitives"),
+}
+
+
+@pytest.mark.parametrize("message", KERNEL_FAULTS)
+def test_errors_name_what_a_kernel_lacks(message: str) -> None:
+    kernel = KERNEL_FAULTS[message](make_kernel("Accurate"))
+    with pytest.raises(ValueError, match=f"the kernel's PTX {message}"):
+        specialize(kernel, Program.parse("operands=0"))
+
+
+SNIPPET_FAULTS = {
+    "there is no function op_fast_tanh": lambda ptx: ptx.replace("op_fast_tanh", "op_fast_other"),
+    "op_fast_neg: .* does not return": lambda ptx: re.sub(r"(op_fast_neg\([^}]*)ret;", r"\1", ptx),
+    "op_fast_neg: 'call": lambda ptx: re.sub(r"(op_fast_neg\([^}]*)ret;", r"\1call.uni other;\nret;", ptx),
+}
+
+
+@pytest.mark.parametrize("message", SNIPPET_FAULTS)
+def test_errors_name_what_the_snippets_lack(message: str) -> None:
+    snippets = SNIPPET_FAULTS[message](native.module().op_snippets())
+    with pytest.raises(ValueError, match=message):
+        specialize(make_kernel("Fast"), Program.parse("operands=0"), snippets=snippets)
+
+
+def test_wrong_operand_types() -> None:
+    with pytest.raises(ValueError, match="the program has 1 operands, got 2"):
+        specialize(make_kernel("Fast"), Program.parse("operands=1; add z r0"), [0, 0])
+
+
+assembled = pytest.mark.skipif(find_ptxas() is None, reason="there is no ptxas here")
+
+
+def assert_assembles(programs: list[Program], folder: Path) -> None:
+    """ptxas takes all of them in one module, each in a kernel like a GEMM, without spills and warnings."""
+    types = [[number % 3 for _ in range(program.operand_count)] for number, program in enumerate(programs)]
+    kernels = [
+        specialize(make_kernel(PRIMITIVES[number % 2], number), program, types[number])
+        for number, program in enumerate(programs)
+    ]
+    report = assemble(merge(kernels), folder)
+    assert not report.warnings
+    assert len(report.registers) == len(programs)
+    spilling = [name for name, spills in report.spills.items() if spills]
+    texts = [programs[int(re.findall(r"\d+", name)[0])].text for name in spilling]
+    assert not spilling, texts
+    assert max(report.registers.values()) <= 168
+
+
+@assembled
+def test_ptxas_takes_every_op(tmp_path: Path) -> None:
+    assert_assembles([program_of(op.name) for op in op_table().ops for _ in PRIMITIVES], tmp_path)
+
+
+@assembled
+def test_ptxas_takes_random_programs(tmp_path: Path) -> None:
+    programs: list[Program] = []
+
+    @given(recipes())
+    @settings(max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+    def collect(recipe: Recipe) -> None:
+        programs.append(make_program(recipe))
+
+    collect()
+    four = "add prev r0; mul prev r1; sub prev r2; div prev r3"
+    programs += [Program.parse(f"operands=4; gelu z; {four}; tanh prev"), Program.parse(f"operands=4; {LONG}; {four}")]
+    assert len(programs) > 100
+    assert max(program.operand_count for program in programs[:-2]) == OPERANDS
+    assert_assembles(programs, tmp_path)
