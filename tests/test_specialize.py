@@ -208,6 +208,13 @@ def test_long_programs_are_loops() -> None:
     torch.testing.assert_close(run(program, z, []), run_on_host(program, z), rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
+def test_ptxas_sees_no_number_that_it_could_approximate() -> None:
+    """It computes ex2.approx and the like of a number by itself, to other bits than a GPU."""
+    for text in ("operands=0; sigmoid 1.5", "operands=0; div z 1.5", "operands=0; softplus z 1.5 20.0"):
+        assert "0f3FC00000" not in specialize(make_kernel("Fast"), Program.parse(text))
+    assert "0f3FC00000" in specialize(make_kernel("Fast"), Program.parse("operands=0; clamp z -1.0 1.5"))
+
+
 def test_every_rounding_is_named() -> None:
     """Otherwise ptxas may contract a product in one op with a sum in the next."""
     program = Program.parse("operands=4; mul z r0; add prev r1; mul prev r2; sub prev r3")

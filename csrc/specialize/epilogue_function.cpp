@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 
@@ -17,11 +18,17 @@ namespace {
 constexpr int kMostStraightLine = 2400;
 constexpr int kMostFragments = 3;
 
-std::string literal(float value) {
-  uint32_t bits = 0;
+template <class Integer>
+Integer bits_of(float value) {
+  Integer bits = 0;
+  static_assert(sizeof(bits) == sizeof(value), "one word");
   std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+std::string literal(float value) {
   std::array<char, 16> text = {};
-  std::snprintf(text.data(), text.size(), "0f%08X", bits);
+  std::snprintf(text.data(), text.size(), "0f%08X", bits_of<uint32_t>(value));
   return text.data();
 }
 
@@ -30,6 +37,8 @@ std::string element(std::string const& registers, int i) { return registers + st
 std::string operand_registers(int operand) { return "%operand" + std::to_string(operand) + "_"; }
 
 std::string value_registers(int instruction) { return "%value" + std::to_string(instruction) + "_"; }
+
+std::string number_registers(int instruction) { return "%number" + std::to_string(instruction) + "_"; }
 
 int operand_of(int source) { return source - kOperand0; }
 
@@ -48,6 +57,7 @@ class BodyWriter {
     elements_ = is_short() ? kFragment : kPass;
     declare();
     read_parameters();
+    hide_numbers();
     if (elements_ == kFragment) {
       load_operands();
       for (int i = 0; i < kFragment; ++i) write_element(i);
@@ -123,6 +133,29 @@ class BodyWriter {
     }
   }
 
+  // ptxas computes an approximation of a number itself, and not as the GPU does (sigmoid of 1.5 leaves no MUFU). So ops
+  // that may have one are given their numbers in registers whose values it cannot know, as n is never negative.
+  void hide_numbers() {
+    line(".reg .b32 %zero;");
+    line("shr.s32 %zero, %n, 31;");
+    for (int index = 0; index < program_.length; ++index) {
+      if (!hides_numbers(program_.instructions[index])) continue;
+      std::string const registers = number_registers(index);
+      line(".reg .b32 " + registers + "<2>;");
+      for (int k = 0; k < 2; ++k) {
+        int32_t const bits = bits_of<int32_t>(program_.instructions[index].immediate[k]);
+        line("add.s32 " + element(registers, k) + ", %zero, " + std::to_string(bits) + ";");
+      }
+    }
+  }
+
+  static bool hides_numbers(Instruction const& instruction) { return kOps[instruction.op].cost != Cost::kLight; }
+
+  std::string number(int index, int k) const {
+    Instruction const& instruction = program_.instructions[index];
+    return hides_numbers(instruction) ? element(number_registers(index), k) : literal(instruction.immediate[k]);
+  }
+
   // Each operand once, before anything is computed, so that the loads of all of them are on their way together: of the
   // fragment, or of one pass.
   void load_operands() {
@@ -138,10 +171,10 @@ class BodyWriter {
   }
 
   // Where element i of an argument is: a register, or a number.
-  std::string argument_at(Instruction const& instruction, int index, int source, int i) const {
+  std::string argument_at(int index, int source, int i) const {
     if (source >= kOperand0) return element(operand_registers(operand_of(source)), i);
     if (source >= kSlot0) return element(value_registers(slots_[source - kSlot0]), i);
-    if (source == kImmediate0 || source == kImmediate1) return literal(instruction.immediate[source - kImmediate0]);
+    if (source == kImmediate0 || source == kImmediate1) return number(index, source - kImmediate0);
     bool const is_input = source == kInput || index == 0;
     return element(is_input ? "%z_" : value_registers(index - 1), i);
   }
@@ -150,10 +183,10 @@ class BodyWriter {
     Instruction const& instruction = program_.instructions[index];
     std::vector<std::string> arguments(3);
     for (int argument = 0; argument < kOps[instruction.op].arity; ++argument) {
-      arguments[argument] = argument_at(instruction, index, argument_source(instruction, argument), i);
+      arguments[argument] = argument_at(index, argument_source(instruction, argument), i);
     }
-    arguments.push_back(literal(instruction.immediate[0]));
-    arguments.push_back(literal(instruction.immediate[1]));
+    arguments.push_back(number(index, 0));
+    arguments.push_back(number(index, 1));
     std::string const result = element(value_registers(index), i);
     paste(snippet_of(index), arguments, {result}, copies_++, body_.text);
     // run_chain makes this multiply-add whatever the numbers are, which makes every NaN the same one.
