@@ -36,25 +36,11 @@ SPECIAL = [0.0, 1.0, 2.0, 0.5, 3.0, 6.0, 1e-40, 1.2e-38, 1e-20, 88.0, 100.0, 655
 SPECIAL = [*SPECIAL, *(-value for value in SPECIAL), float("nan")]
 
 # Ops that are exact, or rounded once: everywhere the same.
-EXACT_NAMES = (
-    *(
-        "copy",
-        "neg",
-        "abs",
-        "square",
-        "sign",
-        "floor",
-        "ceil",
-        "round",
-        "trunc",
-        "relu",
-        "relu6",
-        "leaky_relu",
-        "clamp",
-    ),
-    *("hardtanh", "hardsigmoid", "hardswish", "logical_not", "add", "sub", "mul", "maximum", "minimum", "clamp_min"),
-    *("clamp_max", "gt", "ge", "lt", "le", "eq", "ne", "logical_and", "logical_or", "where", "clamp_tensor", "lerp"),
-)
+ROUNDED_ONCE = """
+copy neg abs square sign floor ceil round trunc relu relu6 leaky_relu clamp hardtanh hardsigmoid hardswish logical_not
+add sub mul maximum minimum clamp_min clamp_max gt ge lt le eq ne logical_and logical_or where clamp_tensor lerp
+"""
+EXACT_NAMES = frozenset(ROUNDED_ONCE.split())
 EXACT = tuple(op for op in OPS if op.name in EXACT_NAMES)
 # Of the fast primitives: the argument of ex2 is rounded once, |x| * 2^-24.
 FAST_NAMES = ("exp", "sigmoid", "silu", "gelu_tanh")
