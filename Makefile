@@ -97,7 +97,7 @@ $(INSTALLED): $(VENV)/.torch $(NATIVE)
 ifeq ($(CUTFUSE_CUDA),OFF)
 	@echo "$(if $(GPU),CUTFUSE_CUDA is OFF,No GPU is visible): installing without the CUDA kernels."
 else
-	@echo "Installing with CUTFUSE_CUDA=$(CUTFUSE_CUDA). Compiling the CUDA kernels can take half an hour on 2 cores."
+	@echo "Installing with CUTFUSE_CUDA=$(CUTFUSE_CUDA). Compiling the CUDA kernels takes about 10 minutes on 2 cores."
 endif
 	$(PIP) $(if $(filter OFF,$(CUTFUSE_CUDA)),--quiet,--verbose) --editable ".[test]" \
 		--config-settings=cmake.define.CUTFUSE_CUDA=$(CUTFUSE_CUDA) \
