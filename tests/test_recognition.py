@@ -444,6 +444,7 @@ def test_threads() -> None:
     shared: dict[str, Any] = {"torch": torch, "scale": 1.0}
     fn = eval("lambda z: torch.tanh(z) * scale", shared)
     keys: dict[int, Any] = {}
+    learning = threading.Lock()  # as in recognition_checks: from where a number is learnt until its key is written down
     errors: list[BaseException] = []
     stop = threading.Event()
 
@@ -464,10 +465,11 @@ def test_threads() -> None:
                 key = fingerprint(own)
                 for _ in range(2):
                     number = native.core.recognise(own)
-                    assert number == 0 or keys[number] == key
-                    taught = recognised(own, (), unknown_types(0))
-                    assert taught is not None
-                    assert keys.setdefault(taught[0], key) == key
+                    with learning:
+                        assert number == 0 or keys[number] == key
+                        taught = recognised(own, (), unknown_types(0))
+                        assert taught is not None
+                        assert keys.setdefault(taught[0], key) == key
         except BaseException as error:
             errors.append(error)
 
