@@ -196,7 +196,7 @@ def run(program: str) -> None:
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str, str]]:
     """Of each program: its status, and what it wrote."""
-    if not hasattr(os, "fork"):
+    if not hasattr(os, "fork"):  # the programs are about what a child inherits; Windows has no such thing
         pytest.skip("has no fork")
     folder = tmp_path_factory.mktemp("children")
     run(START.format(here=str(HERE)) + CHILDREN.format(programs=[*PROGRAMS.values()], folder=str(folder)))

@@ -12,7 +12,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from direct_layers import call_of
-from emulated_device import READERS, direct_calls, emulated_device, paused
+from emulated_device import READERS, direct_calls, emulated_device, needs_exchange_api, paused
 from emulated_device import launches as launches
 from emulated_launches import EmulatedLaunches
 from several_devices import SeveralDevices
@@ -222,8 +222,6 @@ def test_parameters_are_plain_and_their_subclasses_are_not(layer: tuple[Tensor, 
 
 @pytest.fixture(params=READERS)
 def devices(request: pytest.FixtureRequest) -> Iterator[tuple[SeveralDevices, EmulatedLaunches]]:
-    if request.param == "exchange" and not hasattr(Tensor, "__dlpack_c_exchange_api__"):
-        pytest.skip("this PyTorch has no exchange API")
     found = SeveralDevices()
     functions = dict(found.functions)
     if request.param == "attributes":
@@ -286,7 +284,7 @@ def test_a_call_on_another_device_than_the_current_one_is_the_general_paths(
     assert direct_calls() == before + 1
 
 
-@pytest.mark.skipif(not hasattr(Tensor, "__dlpack_c_exchange_api__"), reason="this PyTorch has no exchange API")
+@needs_exchange_api
 def test_each_device_has_plans_and_streams_of_its_own() -> None:
     here = SeveralDevices()
     with emulated_device("exchange", **here.functions) as launches:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from emulated_device import direct_calls, emulated_device, paused
+from emulated_device import READERS, direct_calls, emulated_device, paused
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -128,10 +128,8 @@ def test_which_layers_pytorch_computes_without_a_gradient() -> None:
     assert not is_found(1024, 8192, 8192, torch.relu, needs_grad=False)
 
 
-@pytest.fixture(params=["exchange", "attributes"])
+@pytest.fixture(params=READERS)
 def emulated(request: pytest.FixtureRequest) -> Iterator[None]:
-    if request.param == "exchange" and not hasattr(Tensor, "__dlpack_c_exchange_api__"):
-        pytest.skip("this PyTorch has no exchange API")
     with emulated_device(request.param):
         yield
 
