@@ -8,7 +8,7 @@ the operator stays. It also stays in fp32, whose precision is chosen when the op
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +16,9 @@ from torch import Tensor
 
 from .. import composed, dynamo
 from ..epilogue import Program
-from ..planning.device import device_facts
-from ..planning.linear_plan import ALIGNMENT, LinearArguments, bytes_of_operands, plan_layouts
+from ..planning.linear_plan import LinearArguments
+from ..planning.traced import plan_traced
 from . import schema
-
-if TYPE_CHECKING:
-    from .._C import LinearPlan
 
 
 @dynamo.assume_constant_result
@@ -62,65 +59,5 @@ def linear(
 
 
 def _is_fused(arguments: LinearArguments) -> bool:
-    plan = _plan(arguments)
+    plan = plan_traced(arguments, "tf32")
     return plan is None or plan.is_fused
-
-
-def _plan(arguments: LinearArguments) -> LinearPlan | None:
-    """The plan of a layer. For symbolic sizes it takes the sizes of the call that is traced; None if one is unknown."""
-    x, weight, bias, operands, program, reduction, out_dtype = arguments
-    tensors = [_seen(tensor) for tensor in (x, weight, *([] if bias is None else [bias]), *operands)]
-    known = [tensor for tensor in tensors if tensor is not None]
-    if len(known) < len(tensors):
-        return None
-    seen_x, seen_weight, *rest = known
-    seen_bias = None if bias is None else rest.pop(0)
-    shape = seen_x.shape[0], seen_weight.shape[0]
-    return plan_layouts(
-        (*seen_x.shape, *seen_x.strides, seen_x.is_aligned),
-        (*seen_weight.shape, *seen_weight.strides, seen_weight.is_aligned),
-        None if seen_bias is None else (*seen_bias.strides, seen_bias.is_aligned),
-        x.dtype,
-        out_dtype,
-        reduction,
-        program.native.cost,
-        bytes_of_operands(shape, [(t.shape, t.element_size) for t in rest]),
-        "tf32",
-        False,
-        device_facts(x.device),
-        issuer=_issuer(),
-    )
-
-
-def _issuer() -> str:
-    from torch._inductor import config
-
-    return "graph" if config.triton.cudagraphs else "compiled_code"
-
-
-class _Seen(NamedTuple):
-    """The layout of a tensor. Assumes that its storage is aligned, as PyTorch allocates it."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    element_size: int
-    is_aligned: bool
-
-
-def _seen(tensor: Tensor) -> _Seen | None:
-    sizes = [_seen_size(size) for size in (*tensor.shape, *tensor.stride(), tensor.storage_offset())]
-    known = [size for size in sizes if size is not None]
-    if len(known) < len(sizes):
-        return None
-    *extents, offset = known
-    dimensions, element_size = tensor.dim(), tensor.element_size()
-    is_aligned = offset * element_size % ALIGNMENT == 0
-    return _Seen(tuple(extents[:dimensions]), tuple(extents[dimensions:]), element_size, is_aligned)
-
-
-def _seen_size(size: Any) -> int | None:
-    """A size, or for a symbol its value in the call that is traced. Reading the hint makes no guard."""
-    if isinstance(size, int):
-        return size
-    found = size.node.hint
-    return found if isinstance(found, int) else None

@@ -1,0 +1,97 @@
+"""Plans for layers in graphs of torch.compile, whose tensors have sizes and strides and no values."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from .device import device_facts
+from .linear_plan import ALIGNMENT, LinearArguments, bytes_of_operands, plan_layouts
+
+if TYPE_CHECKING:
+    from .._C import LinearPlan
+
+
+def plan_traced(arguments: LinearArguments, precision: str) -> LinearPlan | None:
+    """The plan of a layer of examples, without values: of compiled code.
+
+    x may have more than two dimensions. For symbolic sizes the plan takes those of the call that is traced; None if one
+    is unknown.
+    """
+    x, weight, bias, operands, program, reduction, out_dtype = arguments
+    tensors = [_seen(tensor) for tensor in (x, weight, *([] if bias is None else [bias]), *operands)]
+    known = [tensor for tensor in tensors if tensor is not None]
+    if len(known) < len(tensors):
+        return None
+    seen_x, seen_weight, *rest = known
+    seen_x = _as_matrix(seen_x)
+    seen_bias = None if bias is None else rest.pop(0)
+    shape = seen_x.shape[0], seen_weight.shape[0]
+    return plan_layouts(
+        (*seen_x.shape, *seen_x.strides, seen_x.is_aligned),
+        (*seen_weight.shape, *seen_weight.strides, seen_weight.is_aligned),
+        None if seen_bias is None else (*seen_bias.strides, seen_bias.is_aligned),
+        x.dtype,
+        out_dtype,
+        reduction,
+        program.native.cost,
+        bytes_of_operands(shape, [(_matrix_shape(t), t.element_size) for t in rest]),
+        precision,
+        False,
+        device_facts(x.device),
+        issuer=_issuer(),
+    )
+
+
+def _issuer() -> str:
+    from torch._inductor import config
+
+    return "graph" if config.triton.cudagraphs else "compiled_code"
+
+
+class _Seen(NamedTuple):
+    """The layout of a tensor. Assumes that its storage is aligned, as PyTorch allocates it."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    element_size: int
+    is_aligned: bool
+
+
+def _as_matrix(seen: _Seen) -> _Seen:
+    """Rows in one dimension: copied where the strides of the others do not allow that."""
+    if len(seen.shape) == 2:
+        return seen
+    *leading, columns = seen.shape
+    inner = seen.strides[-2]
+    is_regular = all(
+        stride == inner * math.prod(leading[place + 1 :]) or size == 1
+        for place, (size, stride) in enumerate(zip(leading, seen.strides, strict=False))
+    )
+    strides = (inner, seen.strides[-1]) if is_regular else (columns, 1)
+    return seen._replace(shape=(math.prod(leading), columns), strides=strides)
+
+
+def _matrix_shape(seen: _Seen) -> tuple[int, ...]:
+    return (math.prod(seen.shape[:-1]), seen.shape[-1]) if seen.shape else ()
+
+
+def _seen(tensor: Tensor) -> _Seen | None:
+    sizes = [_seen_size(size) for size in (*tensor.shape, *tensor.stride(), tensor.storage_offset())]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
+        return None
+    *extents, offset = known
+    dimensions, element_size = tensor.dim(), tensor.element_size()
+    is_aligned = offset * element_size % ALIGNMENT == 0
+    return _Seen(tuple(extents[:dimensions]), tuple(extents[dimensions:]), element_size, is_aligned)
+
+
+def _seen_size(size: Any) -> int | None:
+    """A size, or for a symbol its value in the call that is traced. Reading the hint makes no guard."""
+    if isinstance(size, int):
+        return size
+    found = size.node.hint
+    return found if isinstance(found, int) else None
