@@ -89,7 +89,7 @@ def _linear_generally(given: tuple[Any, ...], remember: bool = False) -> Tensor:
         x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduce, keepdim=keepdim, out_dtype=out_dtype
     )
     if call.operation is None:
-        y = _shaped(run_linear(call), x, call, keepdim)
+        y = shape_result(run_linear(call), x, call, keepdim)
     else:  # of the tensors as they are given, as in a direct call: every call rounds and lays out its results alike
         y = call.operation(F.linear(x, call.weight, bias), calls.tensors_of(operands))
     if remember:
@@ -97,7 +97,7 @@ def _linear_generally(given: tuple[Any, ...], remember: bool = False) -> Tensor:
     return y
 
 
-def _shaped(y: Tensor, x: Tensor, call: LinearCall, keepdim: bool) -> Tensor:
+def shape_result(y: Tensor, x: Tensor, call: LinearCall, keepdim: bool) -> Tensor:
     """What `run_linear` gives, in the shape that x, as it was given, asks for."""
     leading = x.shape[:-1]
     if call.reduction != "none":
@@ -142,12 +142,10 @@ def prepare_linear(
         arguments.check_reduction("linear", reduce)
     numbers, tensors = arguments.split_operands("linear", operands, x.device)
     leading, columns = x.shape[:-1], weight.shape[0]
-    cast = autocast_dtype(x.device.type)
-    if cast is not None:
-        x, weight = _autocast(x, cast), _autocast(weight, cast)
-        bias = None if bias is None else _autocast(bias, cast)
+    x, weight, bias = autocast_inputs(x, weight, bias)
     _check_types(x, weight, bias)
-    if out_dtype is None and cast is not None and reduce == "sum" and x.device.type == "cuda":
+    is_autocast = autocast_dtype(x.device.type) is not None
+    if out_dtype is None and is_autocast and reduce == "sum" and x.device.type == "cuda":
         out_dtype = torch.promote_types(x.dtype, torch.float32)  # as autocast has torch.sum
     resolved = arguments.resolve_epilogue("linear", epilogue, numbers, arguments.types_of(x, *tensors))
     out_dtype = arguments.resolve_out_dtype("linear", out_dtype, x.dtype, resolved, reduce)
@@ -155,7 +153,7 @@ def prepare_linear(
     if not composed_because and prepared is None and not autograd.is_forced(x):
         composed_because = arguments.why_compiled(autograd.needs_gradient(x, weight, bias, *tensors))
     given = x, tensors
-    tensors = [_to_matrix(index, t, leading, columns) for index, t in enumerate(tensors)]
+    tensors = [to_matrix(index, t, leading, columns) for index, t in enumerate(tensors)]
     if not composed_because:
         tensors = [arguments.to_kernel_dtype(t) for t in tensors]
     x = x if x.dim() == 2 else x.reshape(arguments.rows_of(x), x.shape[-1])
@@ -259,6 +257,14 @@ def _check_types(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         )
 
 
+def autocast_inputs(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A product's inputs in the types that autocast gives them; as they are outside of it."""
+    cast = autocast_dtype(x.device.type)
+    if cast is None:
+        return x, weight, bias
+    return _autocast(x, cast), _autocast(weight, cast), None if bias is None else _autocast(bias, cast)
+
+
 def _autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """As autocast casts a product's inputs: every floating-point type but fp64."""
     if not tensor.is_floating_point() or tensor.dtype == torch.float64:
@@ -266,7 +272,7 @@ def _autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype)
 
 
-def _to_matrix(index: int, operand: Tensor, leading: torch.Size, columns: int) -> Tensor:
+def to_matrix(index: int, operand: Tensor, leading: torch.Size, columns: int) -> Tensor:
     """An operand of `[..., N]` as a matrix that broadcasts against `[M, N]`."""
     if operand.dim() <= 1:
         if operand.dim() == 1 and not _broadcasts(operand.shape[0], columns):
