@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from . import epilogue, models, nn
+from . import compile, epilogue, models, nn
 from . import registration as registration
+from .compile import explain_model
 from .epilogue import Epilogue, EpilogueError
 from .explain import explain
 from .linear import linear
@@ -16,8 +17,10 @@ __all__ = [
     "Epilogue",
     "EpilogueError",
     "PreparedWeight",
+    "compile",
     "epilogue",
     "explain",
+    "explain_model",
     "get_precision",
     "linear",
     "models",

@@ -21,3 +21,8 @@ def disable(function: Callable[_P, _R], reason: str | None = None) -> Callable[_
     """`torch.compiler.disable`: Dynamo does not trace `function`, and gives the reason where that is an error."""
     disabled: Callable[_P, _R] = torch.compiler.disable(function, reason=reason)
     return disabled
+
+
+def is_tracing() -> bool:
+    """Whether torch.compile traces: Dynamo, or AOTAutograd, of which `torch.compiler.is_compiling` does not know."""
+    return torch.compiler.is_compiling() or torch._guards.TracingContext.try_get() is not None

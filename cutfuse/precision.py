@@ -14,6 +14,8 @@ from contextvars import ContextVar
 
 import torch
 
+from . import dynamo
+
 # split3 where the operands' range allows it, and split6 elsewhere.
 GUARDED = "guarded"
 SPLIT_MODES = (GUARDED, "split6", "split3")
@@ -80,11 +82,11 @@ def product_mode(captured: str = "") -> str:
 
 
 def captured_mode() -> str:
-    """The mode that a forward hands to its backward; empty while Dynamo traces, which knows no context variables.
+    """The mode that a forward hands to its backward; empty while torch.compile traces, whose graph serves every mode.
 
     The operators of a compiled backward then read the mode themselves, on autograd's threads: the process's.
     """
-    return "" if torch.compiler.is_compiling() else product_mode()
+    return "" if dynamo.is_tracing() else product_mode()
 
 
 def checked_mode(mode: str | None) -> str | None:

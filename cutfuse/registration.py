@@ -7,6 +7,7 @@ import hashlib
 import torch
 import torch.compiler.config
 
+from .compile.layer import layer
 from .direct import operators
 from .ops import cpu, cuda, cuda_backward, fake, schema
 
@@ -23,6 +24,8 @@ for _name, _kernel in _CUDA.items():
     schema.LIBRARY.impl(_name, _kernel, "CUDA")
     schema.LIBRARY.impl(_name, getattr(cpu, _name), "CPU")
     torch.library.register_fake(f"cutfuse::{_name}", getattr(fake, _name), lib=schema.LIBRARY)
+
+schema.LIBRARY.impl("layer", layer, "CompositeImplicitAutograd")
 
 
 def cache_tag() -> str:

@@ -138,6 +138,11 @@ def operand(index: int, type: ValueType = UNKNOWN) -> Expr:
     return _leaf(f"r{index}", type)
 
 
+def unlimited_operand(index: int, type: ValueType) -> Expr:
+    """The same beyond a program's limit, for an expression of which a part is to become a program."""
+    return _leaf(f"r{index}", type)
+
+
 def _leaf(name: str, type: ValueType) -> Expr:
     reads = frozenset({name})
     return _make((name, type), op=None, arguments=(), parameters=(), leaf=name, number=None, reads=reads, type=type)

@@ -106,6 +106,11 @@ class TracedTensor(torch.Tensor):
     __rdivmod__ = __divmod__
 
 
+def is_operator(function: Any) -> bool:
+    """Whether a function is behind one of Python's operators on tensors."""
+    return function in _operators()
+
+
 def wrap(value: Any) -> Any:
     return TracedTensor.of(value) if isinstance(value, Expr) else value
 

@@ -1,11 +1,14 @@
 """The operators' names and signatures in PyTorch's dispatcher.
 
-All operators are functional and private. They have no autograd formula in the dispatcher, which would cost host time in
-every call; `gradients/autograd.py` differentiates them. `program` is the text form of a program. Operands broadcast
-against `x`, or against `[M, N]`. Types are those that the kernels support; on a CPU any type works.
+All operators are functional and private. All but `layer` have no autograd formula in the dispatcher, which would cost
+host time in every call; `gradients/autograd.py` differentiates them. `program` is the text form of a program. Operands
+broadcast against `x`, or against `[M, N]`. Types are those that the kernels support; on a CPU any type works.
 
 `snapshot`, `planes` and `scheme` belong to a prepared weight (planning/prepared.py). An operator raises RuntimeError if
 the weight has changed since it was prepared.
+
+`layer` is what torch.compile's backend puts into a graph (compile/layer.py): a composite of the others, with their
+gradients, for x `[..., K]` and operands that broadcast against `[..., N]`.
 
 `product` is `a @ b.T` of fp32 matrices of any strides, in the precision that the forward pass has captured, or if that
 is empty in the one that holds when the operator runs.
@@ -32,6 +35,8 @@ SCHEMAS = (
     "Tensor? snapshot=None, Tensor? planes=None, int scheme=0) -> Tensor",
     "linear_reduce(Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, str program, str reduction, "
     "ScalarType out_dtype, Tensor? snapshot=None, Tensor? planes=None, int scheme=0) -> Tensor",
+    "layer(Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, str program, str reduction, bool keepdim, "
+    "ScalarType out_dtype) -> Tensor",
     "product(Tensor a, Tensor b, str mode) -> Tensor",
     "pointwise(Tensor x, Tensor[] operands, str program, ScalarType out_dtype) -> Tensor",
     "reduce(Tensor x, Tensor[] operands, str program, str reduction, int[] dims, ScalarType out_dtype) -> Tensor",
@@ -47,4 +52,5 @@ product: Callable[[Tensor, Tensor, str], Tensor] = torch.ops.cutfuse.product.def
 linear_reduce: Callable[..., Tensor] = torch.ops.cutfuse.linear_reduce.default
 pointwise: Callable[..., Tensor] = torch.ops.cutfuse.pointwise.default
 reduce: Callable[..., Tensor] = torch.ops.cutfuse.reduce.default
+layer: Callable[..., Tensor] = torch.ops.cutfuse.layer.default
 pointwise_backward: Callable[..., list[Tensor]] = torch.ops.cutfuse.pointwise_backward.default

@@ -1,0 +1,128 @@
+"""Whether a region is predicted to be faster as one kernel than as cuBLAS's product and a kernel of Inductor's."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, fx
+
+from .. import arguments, routing
+from ..epilogue import Program
+from ..epilogue.evaluate import arithmetic_dtype
+from ..ops import schema
+from ..planning.linear_plan import LinearArguments, precision_of
+from ..planning.traced import plan_traced
+from .lifting import is_row_view
+from .nodes import is_call, name_of, tensor_of
+from .products import find_product, same
+from .regions import Region
+
+BARE = "nothing follows that can be fused"
+TRAINED = "torch.compile differentiates it, and fuses what follows with its gradient"
+UNKNOWN_SIZES = "its sizes are not known at compile time"
+# What Inductor calls and does not generate, so that nothing is fused into it.
+_CALLED = ("attention", "conv", "bmm", "matmul", "einsum", "linear", "lstm", "gru")
+
+
+def why_left(region: Region) -> str:
+    """Why a region is left to the compiler; empty where it is not."""
+    z, operands = _example(region.product.node), [_operand_example(region, k) for k in range(len(region.operands))]
+    if routing.everywhere:
+        return BARE if region.is_bare else ""
+    reason = arguments.why_composed(z, arithmetic_dtype(z, operands)) or _why_unfit(region, z, operands)
+    return reason or _why_slower(region, z, operands)
+
+
+def _why_unfit(region: Region, z: Tensor, operands: list[Tensor]) -> str:
+    is_wide = z.dtype == torch.float32
+    if region.is_bare:
+        return "" if is_wide else BARE
+    if _example(region.out).requires_grad:
+        return TRAINED
+    rows, columns = z.shape[:-1], z.shape[-1]
+    for operand, example in zip(region.operands, operands, strict=True):
+        if not operand.is_matrix or same(example.numel(), columns):
+            continue
+        if example.dtype not in arguments.KERNEL_DTYPES and same(example.shape[-1], columns):
+            return f"{operand.source.name} is a matrix of {example.dtype}, which would have to be converted first"
+        count = math.prod(example.shape[:-1])
+        if not (same(count, math.prod(rows)) or same(count, 1)):
+            return f"{operand.source.name} of shape {tuple(example.shape)} would have to be copied to all rows"
+    return ""
+
+
+def _why_slower(region: Region, z: Tensor, operands: list[Tensor]) -> str:
+    fused_arguments = _arguments(region, z, operands, region.epilogue.program, region.reduction)
+    precision = precision_of(fused_arguments)
+    plan = plan_traced(fused_arguments, precision)
+    if plan is None:
+        return UNKNOWN_SIZES
+    if plan.ruled_out:
+        return plan.ruled_out
+    *kernels, cublas = plan.alternatives
+    if not plan.is_fused:
+        best = min((kernel.compared for kernel in kernels if not kernel.rejection), default=None)
+        if best is None:
+            return "; ".join(sorted({kernel.rejection for kernel in kernels}))
+        return f"cuBLAS and another kernel are predicted to take {cublas.compared:.1f} us, a fused one {best:.1f} us"
+    if region.reduction != "none" or not _is_absorbed(region):
+        return ""
+    bare = plan_traced(_arguments(region, z, [], Program.parse(schema.IDENTITY), "none"), precision)
+    fused, alone = plan.alternatives[plan.chosen].compared, 0.0 if bare is None else bare.alternatives[-1].compared
+    if fused <= alone:
+        return ""
+    return (
+        f"Inductor fuses it with what follows, and cuBLAS's product alone is predicted to take {alone:.1f} us, a fused "
+        f"one {fused:.1f} us"
+    )
+
+
+def _arguments(region: Region, z: Tensor, operands: list[Tensor], program: Program, reduction: str) -> LinearArguments:
+    """What the planner is asked, with x and the weight in the type that autocast gives them."""
+    x, weight = (_of_type(_example(node), z.dtype) for node in (region.product.x, region.product.weight))
+    bias = None if region.product.bias is None else _of_type(_example(region.product.bias), z.dtype)
+    out_dtype = arguments.kernel_out_dtype(region.out_dtype if program.instructions else z.dtype, z.dtype)
+    with torch.no_grad():
+        weight = weight.t() if region.product.is_transposed else weight
+    return LinearArguments(x, weight, bias, operands, program, reduction, out_dtype)
+
+
+def _of_type(example: Tensor, dtype: torch.dtype) -> Tensor:
+    if example.dtype == dtype:
+        return example
+    with torch.no_grad():
+        return example.to(dtype)
+
+
+def _is_absorbed(region: Region) -> bool:
+    """Whether Inductor generates a kernel that reads the region's result anyway, and would compute what is fused."""
+    return any(_is_generated(user) for user in _readers(region.out))
+
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    found = []
+    for user in node.users:
+        found += _readers(user) if is_call(user) and is_row_view(user) else [user]
+    return found
+
+
+def _is_generated(node: fx.Node) -> bool:
+    if not is_call(node) or find_product(node) is not None or node.target is schema.layer:
+        return False
+    return not any(part in name_of(node) for part in _CALLED)
+
+
+def _example(node: fx.Node) -> Tensor:
+    example = tensor_of(node)
+    assert example is not None
+    return example
+
+
+def _operand_example(region: Region, index: int) -> Tensor:
+    """An example of an operand; of a row of a batch norm the running variance, which has its shape."""
+    operand = region.operands[index]
+    if not operand.part:
+        return _example(operand.source)
+    node = operand.source
+    return _example(node.args[2] if len(node.args) > 2 else node.kwargs["running_var"])  # type: ignore[arg-type]

@@ -1,0 +1,79 @@
+"""Fuses what follows the linear layers of a graph, and reports what became of each."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+from torch import fx
+
+from .choice import why_left
+from .epochs import find_epochs, uses_transforms
+from .regions import find_regions
+from .report import ProductReport, report
+from .rewriting import Rewriter, UnfitError
+
+_LOG = logging.getLogger("cutfuse.compile")
+
+
+def fuse(module: fx.GraphModule) -> list[ProductReport]:
+    """Rewrites a graph in place, and the graphs of activation checkpoints in it.
+
+    Never raises: an error leaves the region, or the whole graph, to the compiler, with a warning.
+    """
+    reports = []
+    for graph_module in _graphs(module):
+        try:
+            reports += _fuse_graph(graph_module)
+        except Exception as error:
+            _warn("a graph", error)
+    return reports
+
+
+def _graphs(module: fx.GraphModule) -> list[fx.GraphModule]:
+    """The graph, and those of the bodies of activation checkpoints, which run as they are."""
+    found = [module]
+    for node in module.graph.nodes:
+        if node.op == "call_function" and getattr(node.target, "__name__", "") == "tag_activation_checkpoint":
+            body = node.args[0]
+            inner = getattr(module, str(body.target), None) if isinstance(body, fx.Node) else None
+            if isinstance(inner, fx.GraphModule) and inner not in found:
+                found += _graphs(inner)
+    return found
+
+
+def _fuse_graph(module: fx.GraphModule) -> list[ProductReport]:
+    graph = module.graph
+    if uses_transforms(graph):
+        return []
+    searches = find_regions(graph, find_epochs(graph), why_left)
+    rewriter = Rewriter(graph)
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    failures: dict[int, str] = {}
+    with_region = [search for search in searches if search.region is not None]
+    before = {id(search): report(search) for search in searches}
+    for search in sorted(with_region, key=lambda found: order[found.region.out]):  # type: ignore[union-attr]
+        try:
+            rewriter.rewrite(search.region)  # type: ignore[arg-type]
+        except UnfitError as error:
+            failures[id(search)] = str(error)
+        except Exception as error:
+            failures[id(search)] = f"{type(error).__name__}: {error}".split("\n")[0]
+            _warn(search.module, error)
+    if rewriter.replaced:
+        graph.lint()
+        module.recompile()
+    return [_with_failure(before[id(search)], failures.get(id(search), "")) for search in searches]
+
+
+def _with_failure(found: ProductReport, failure: str) -> ProductReport:
+    return found._replace(is_fused=False, program="", ended_at="", reason=failure) if failure else found
+
+
+def _warn(what: str, error: Exception) -> None:
+    _LOG.debug("cutfuse left %s to the compiler", what, exc_info=error)
+    warnings.warn(
+        f"cutfuse leaves {what} to the compiler, because of an error of its own: {type(error).__name__}: "
+        f"{str(error).splitlines()[0] if str(error) else ''}. Please report it with `python -m cutfuse.report`",
+        stacklevel=2,
+    )

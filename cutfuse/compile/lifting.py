@@ -1,0 +1,165 @@
+"""From a node of Dynamo's graph to an expression of the epilogue language.
+
+The language decides what a node means: every call goes where the calls of a traced epilogue go, so that the op table
+stays the only list of ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from ..epilogue.casts import cast
+from ..epilogue.errors import EpilogueError
+from ..epilogue.expression import Expr
+from ..epilogue.lower import check_length
+from ..epilogue.traced_tensor import evaluate_call
+from ..epilogue.types import ValueType, type_of
+from .nodes import function_of, is_evaluated_norm, name_of, named_arguments, tensor_of
+from .products import same, same_shape
+
+_REASON_LENGTH = 160
+_REFUSED = "is not in the epilogue language"
+_DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
+# Views of rows: they keep the last dimension, hence the matrix.
+_ROW_VIEWS = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"}
+# The two rows that a batch norm in evaluation comes to: z * scale + shift.
+NORM_SCALE, NORM_SHIFT = "scale", "shift"
+
+
+class StopError(Exception):
+    """A region ends before a node; the message says why."""
+
+
+class Operand(NamedTuple):
+    """A value outside of a region that its epilogue reads. part: of a batch norm's node, which of its two rows."""
+
+    source: fx.Node
+    part: str = ""
+
+    @property
+    def type(self) -> ValueType:
+        example = tensor_of(self.source)
+        assert example is not None
+        return ValueType(torch.float32) if self.part else type_of(example)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it has more than one dimension, so that its shape is one of a view of the product."""
+        example = tensor_of(self.source)
+        return not self.part and example is not None and example.dim() > 1
+
+
+def lift(node: fx.Node, values: Callable[[fx.Node], Any], operand: Callable[[Operand], Expr]) -> Expr:
+    """What a node computes. `values`: the expression or number of an argument. Raises StopError."""
+    example = tensor_of(node)
+    if example is None:
+        raise StopError(f"{name_of(node)} gives no tensor")
+    try:
+        found = _evaluate(node, values, operand)
+        if not isinstance(found, Expr):
+            raise StopError(f"{name_of(node)} gives no expression")
+        if found.type.dtype != example.dtype:  # autocast computes some functions in other types than their arguments'
+            found = cast(found, example.dtype)
+        check_length(found)
+    except EpilogueError as error:
+        raise StopError(short_reason(error)) from None
+    return found
+
+
+def short_reason(error: Exception) -> str:
+    """What is refused, without the advice to a user who wrote an epilogue."""
+    line = str(error).split("\n")[0]
+    if _REFUSED in line:
+        return line.partition(_REFUSED)[0] + _REFUSED
+    return line if len(line) <= _REASON_LENGTH else line[: _REASON_LENGTH - 3] + "..."
+
+
+def _evaluate(node: fx.Node, values: Callable[[fx.Node], Any], operand: Callable[[Operand], Expr]) -> Any:
+    name = name_of(node)
+    if name in _DROPOUTS and _is_evaluated_dropout(node):
+        return values(_first(node))
+    if name == "detach":
+        return values(_without_gradient(node))
+    if name == "batch_norm":
+        return _evaluate_norm(node, values, operand)
+    function = function_of(node)
+    if function is None:
+        raise StopError(f"{name} {_REFUSED}")
+    arguments, keywords = fx.node.map_arg((node.args, node.kwargs), values)
+    if name == "contiguous":
+        keywords = {}  # the layout of the result is compared in the end
+    return evaluate_call(function, tuple(arguments), dict(keywords))
+
+
+def _first(node: fx.Node) -> fx.Node:
+    first = node.args[0] if node.args else node.kwargs.get("input")
+    if not isinstance(first, fx.Node):
+        raise StopError(f"{name_of(node)} has no tensor as its first argument")
+    return first
+
+
+def _is_evaluated_dropout(node: fx.Node) -> bool:
+    flag = "train" if isinstance(node.target, str) or node.target is torch.dropout else "training"
+    return named_arguments(node, ("input", "p", flag)).get(flag, True) is False
+
+
+def _without_gradient(node: fx.Node) -> fx.Node:
+    first = _first(node)
+    example = tensor_of(first)
+    if example is None or example.requires_grad:
+        raise StopError("detach cuts the gradient")
+    return first
+
+
+def _evaluate_norm(node: fx.Node, values: Callable[[fx.Node], Any], operand: Callable[[Operand], Expr]) -> Expr:
+    example = tensor_of(node)
+    if not is_evaluated_norm(node):
+        raise StopError("batch_norm in training takes statistics of all rows")
+    if example is None or example.dim() != 2:
+        raise StopError("batch_norm of more than two dimensions does not normalise the last one")
+    found: Expr = values(_first(node)) * operand(Operand(node, NORM_SCALE)) + operand(Operand(node, NORM_SHIFT))
+    return found
+
+
+def is_row_view(node: fx.Node) -> bool:
+    """Whether a node is a view that keeps the last dimension, hence the rows and their order."""
+    if name_of(node) not in _ROW_VIEWS or not node.args or not isinstance(node.args[0], fx.Node):
+        return False
+    if node.kwargs and name_of(node) in ("view", "reshape"):
+        return False
+    source, example = tensor_of(node.args[0]), tensor_of(node)
+    if source is None or example is None or min(source.dim(), example.dim()) < 1 or source.dtype != example.dtype:
+        return False
+    return same(source.shape[-1], example.shape[-1])
+
+
+def broadcasts(shape: torch.Size, target: torch.Size) -> bool:
+    """Whether a tensor of a shape is known to broadcast into the target's."""
+    if len(shape) > len(target):
+        return False
+    pairs = zip(reversed(shape), reversed(target), strict=False)
+    return all(same(size, 1) or same(size, other) for size, other in pairs)
+
+
+def check_operand(source: fx.Node, shape: torch.Size, device: torch.device) -> None:
+    """Raises StopError for a value that a program over a matrix of that shape cannot read."""
+    example = tensor_of(source)
+    if example is None:
+        raise StopError(f"{source.name} is a number that is not known at compile time")
+    if example.is_complex() or example.is_quantized or example.layout is not torch.strided or example.is_nested:
+        raise StopError(f"{source.name} is of {example.dtype} and {example.layout}")
+    if example.device != device:
+        raise StopError(f"{source.name} is on {example.device}")
+    if not broadcasts(example.shape, shape):
+        raise StopError(f"{source.name} of shape {tuple(example.shape)} does not broadcast into {tuple(shape)}")
+
+
+def check_shape(node: fx.Node, argument: fx.Node) -> None:
+    """Raises StopError where a node's result has another shape than its argument."""
+    example, source = tensor_of(node), tensor_of(argument)
+    if example is None or source is None or not same_shape(example.shape, source.shape):
+        raise StopError(f"{name_of(node)} changes the shape")

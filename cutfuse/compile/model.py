@@ -1,0 +1,110 @@
+"""The backend of torch.compile, the pass for Inductor's own, and what explains both.
+
+Imports PyTorch's compilers where they are needed: they take seconds, and `import cutfuse` does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+if TYPE_CHECKING:
+    from .report import ModelExplanation, ProductReport
+
+
+def backend(
+    module: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None, options: dict[str, Any] | None = None
+) -> Callable[..., Any]:
+    """`torch.compile(model, backend="cutfuse")`: fuses what follows linear layers, and gives the rest to Inductor.
+
+    mode, options: Inductor's, as in `torch.compile(model, mode=..., options=...)`.
+    """
+    from ..ops import inductor
+    from .fusion import fuse
+
+    inductor.register()
+    fuse(module)
+    compiled: Callable[..., Any] = _inductor(mode, options)(module, inputs)
+    return compiled
+
+
+def _inductor(mode: str | None, options: dict[str, Any] | None) -> Any:
+    """What torch.compile calls for Inductor with this mode and these options."""
+    return torch._TorchCompileInductorWrapper(mode, options, None)
+
+
+def _reset() -> None:
+    """What torch._dynamo.reset() asks of a backend: Inductor forgets the CUDA graphs that it has recorded."""
+    if torch.cuda.is_available():
+        from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+
+        reset_cudagraph_trees()
+
+
+backend.reset = _reset  # type: ignore[attr-defined]  # PyTorch looks there
+
+
+def install() -> None:
+    """Makes Inductor itself fuse what follows linear layers: every `torch.compile(model)` from now on, in this process.
+
+    Passes that other libraries have installed stay, and run before. Installing twice is installing once.
+    """
+    from torch._inductor import config
+
+    from .inductor_pass import installed_pass
+
+    config.pre_grad_custom_pass = installed_pass(config.pre_grad_custom_pass)
+
+
+def uninstall() -> None:
+    """Undoes `install`. Models that are compiled stay as they are."""
+    from torch._inductor import config
+
+    from .inductor_pass import without_pass
+
+    config.pre_grad_custom_pass = without_pass(config.pre_grad_custom_pass)
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """A context in which models that torch.compile compiles are fused. Compilation is at a model's first call."""
+    from torch._inductor import config
+
+    from .inductor_pass import installed_pass
+
+    with config.patch(pre_grad_custom_pass=installed_pass(config.pre_grad_custom_pass)):
+        yield
+
+
+def explain_model(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModelExplanation:
+    """What `torch.compile(model, backend="cutfuse")` fuses in a call of model, product by product; print the result.
+
+    Runs the model once, by PyTorch's own operations and the fused layers, without Inductor. As in any call, a model in
+    training mode updates its statistics, and random numbers advance.
+
+    Raises what the call raises.
+    """
+    from torch import _dynamo
+
+    from .fusion import fuse
+    from .report import ModelExplanation
+
+    products: list[ProductReport] = []
+    graphs = 0
+
+    def collect(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        nonlocal graphs
+        graphs += 1
+        products.extend(fuse(module))
+        return module.forward
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return model(*args, **kwargs)
+
+    with _dynamo.config.patch(suppress_errors=False):
+        torch.compile(call, backend=collect)(*args, **kwargs)
+    return ModelExplanation(tuple(products), graphs)

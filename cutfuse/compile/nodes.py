@@ -1,0 +1,133 @@
+"""Reads the nodes of Dynamo's graph: what each calls, on what, and what it gives."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+_IN_PLACE_OPERATORS = {
+    getattr(operator, f"i{name}"): getattr(operator, name)
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor")
+    if hasattr(operator, f"i{name}")
+} | {operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor}
+# Dunder methods that write, as Dynamo may spell them.
+_WRITING_DUNDERS = {"__setitem__", "__set__", "__delitem__"}
+# Namespaces whose functions change what later nodes run in, or communicate.
+_STATEFUL_NAMESPACES = ("torch.cuda", "torch.xpu", "torch.accelerator", "torch.distributed", "torch.random")
+_TRAINABLE_NORMS = ("batch_norm", "instance_norm")
+
+
+def tensor_of(node: Any) -> Tensor | None:
+    """The example of what a node gives, if that is one tensor."""
+    if not isinstance(node, fx.Node):
+        return None
+    example = node.meta.get("example_value", node.meta.get("val"))
+    return example if isinstance(example, Tensor) else None
+
+
+def shape_of(node: fx.Node) -> torch.Size:
+    """The shape of a node that gives a tensor."""
+    example = tensor_of(node)
+    assert example is not None
+    return example.shape
+
+
+def is_call(node: fx.Node) -> bool:
+    return node.op in ("call_function", "call_method")
+
+
+def name_of(node: fx.Node) -> str:
+    """The name of what a node calls, without its namespace."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name.split("::")[1]
+    return target if isinstance(target, str) else str(getattr(target, "__name__", target))
+
+
+def function_of(node: fx.Node) -> Callable[..., Any] | None:
+    """The function that a node calls, out of place where it works in place. None if there is no such function."""
+    if node.op == "call_method":
+        name = str(node.target)
+        return getattr(torch.Tensor, name[:-1] if _ends_in_place(name) else name, None)
+    target: Callable[..., Any] = node.target  # type: ignore[assignment]  # the node calls it
+    if target in _IN_PLACE_OPERATORS:
+        return _IN_PLACE_OPERATORS[target]  # type: ignore[no-any-return]
+    name = name_of(node)
+    if not _ends_in_place(name) or isinstance(target, torch._ops.OpOverload):
+        return target
+    return next((getattr(home, name[:-1]) for home in (torch, F) if hasattr(home, name[:-1])), None)
+
+
+def _ends_in_place(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__")
+
+
+def works_in_place(node: fx.Node) -> bool:
+    """Whether a node writes to its first argument and gives that."""
+    if node.target in _IN_PLACE_OPERATORS:
+        return True
+    return _ends_in_place(name_of(node)) or node.kwargs.get("inplace") is True or _is_inplace_activation(node)
+
+
+def _is_inplace_activation(node: fx.Node) -> bool:
+    """An activation of torch.nn.functional whose last argument, by position, is inplace=True."""
+    function: Any = node.target
+    if node.op != "call_function" or getattr(function, "__module__", "") != "torch.nn.functional":
+        return False
+    code = getattr(function, "__code__", None)
+    names = () if code is None else code.co_varnames[: code.co_argcount]
+    return "inplace" in names and names.index("inplace") < len(node.args) and node.args[names.index("inplace")] is True
+
+
+def may_write(node: fx.Node) -> bool:
+    """Whether a node may change a tensor, or the modes in which later nodes run.
+
+    What is not known to do neither counts as if it did: functions from outside of PyTorch, and private ones.
+    """
+    if not is_call(node):
+        return node.op == "call_module"
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return bool(target._schema.is_mutable)
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return any(getattr(target, name)._schema.is_mutable for name in target.overloads())
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return True
+    name = name_of(node)
+    if works_in_place(node) or node.kwargs.get("out") is not None or name in _WRITING_DUNDERS or name == "setitem":
+        return True
+    if name in _TRAINABLE_NORMS and not is_evaluated_norm(node):
+        return True
+    if node.op == "call_method" or (name.startswith("__") and name.endswith("__")):
+        return False
+    module = str(getattr(target, "__module__", None) or "")
+    is_known = module.startswith(("torch", "_operator", "math", "builtins")) or not module
+    return not is_known or name.startswith("_") or module.startswith(_STATEFUL_NAMESPACES)
+
+
+def is_evaluated_norm(node: fx.Node) -> bool:
+    """Whether a call of F.batch_norm or F.instance_norm takes its statistics, and does not change them."""
+    named = named_arguments(node, ("input", "running_mean", "running_var", "weight", "bias", "training"))
+    flag = named.get("training", node.kwargs.get("use_input_stats", name_of(node) == "instance_norm"))
+    return flag is False
+
+
+def named_arguments(node: fx.Node, names: tuple[str, ...]) -> dict[str, Any]:
+    """The arguments of a node by these names of its positional parameters."""
+    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+
+
+def module_of(node: fx.Node) -> str:
+    """The path of the module that a node comes from, such as "layers.0.fc1"; the node's own name outside of any."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return node.name
+    path = str(list(stack.values())[-1][0])
+    path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", re.sub(r"^L\[[^\]]*\]", "", path))
+    return re.sub(r"\.?_modules\.|^\.+", ".", path).strip(".") or node.name

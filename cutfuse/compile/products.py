@@ -1,0 +1,123 @@
+"""The matrix products of a graph by a weight that is one matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from ..arguments import KERNEL_DTYPES
+from .nodes import is_call, name_of, named_arguments, tensor_of
+
+_MATMULS = {"matmul", "mm", "__matmul__"}
+_ADDITIONS = {"add", "__add__", "iadd", "add_"}
+
+
+@dataclass(frozen=True)
+class Product:
+    """`x @ weight.T + bias`, with x `[..., K]` and weight `[N, K]`, or `[K, N]` where `is_transposed`.
+
+    node: what gives the pre-activation. addend: what addmm adds to the product where that is no bias, with its factor.
+    scale: addmm's factor of the product.
+    """
+
+    node: fx.Node
+    x: fx.Node
+    weight: fx.Node
+    is_transposed: bool
+    bias: fx.Node | None = None
+    addend: tuple[fx.Node, float] | None = None
+    scale: float = 1.0
+
+    @property
+    def inputs(self) -> list[fx.Node]:
+        return [self.x, self.weight, *([] if self.bias is None else [self.bias])]
+
+
+def same(size: Any, other: Any) -> bool:
+    """Whether two sizes are known to be equal. Adds no guard."""
+    return bool(statically_known_true(size == other))
+
+
+def same_shape(shape: torch.Size, other: torch.Size) -> bool:
+    return len(shape) == len(other) and all(map(same, shape, other))
+
+
+def find_product(node: fx.Node) -> Product | None:
+    """The product that a node computes, or None."""
+    example = tensor_of(node)
+    if not is_call(node) or example is None or not example.is_floating_point():
+        return None
+    name = name_of(node)
+    if name == "linear" and node.op == "call_function":
+        found = _find_linear(node)
+    elif name in _MATMULS:
+        named = named_arguments(node, ("input", "other"))
+        found = _checked(Product(node, named.get("input"), named.get("other", named.get("mat2")), True))  # type: ignore[arg-type]
+    elif name == "addmm":
+        found = _find_addmm(node)
+    else:
+        return None
+    return found
+
+
+def _find_linear(node: fx.Node) -> Product | None:
+    named = named_arguments(node, ("input", "weight", "bias"))
+    bias = named.get("bias")
+    if bias is not None and tensor_of(bias) is None:
+        return None
+    return _checked(Product(node, named.get("input"), named.get("weight"), False, bias))  # type: ignore[arg-type]
+
+
+def _find_addmm(node: fx.Node) -> Product | None:
+    named = named_arguments(node, ("input", "mat1", "mat2"))
+    added, beta, alpha = named.get("input"), named.get("beta", 1), named.get("alpha", 1)
+    example = tensor_of(added)
+    if example is None or not all(isinstance(item, int | float) for item in (alpha, beta)):
+        return None
+    z = tensor_of(node)
+    assert z is not None
+    is_bias = example.dim() == 1 and same(example.shape[0], z.shape[-1]) and alpha == beta == 1
+    if is_bias:
+        return _checked(Product(node, named.get("mat1"), named.get("mat2"), True, added))  # type: ignore[arg-type]
+    if beta == 0:  # then PyTorch does not read it
+        return _checked(Product(node, named.get("mat1"), named.get("mat2"), True, scale=float(alpha)))  # type: ignore[arg-type]
+    return _checked(
+        Product(node, named.get("mat1"), named.get("mat2"), True, None, (added, float(beta)), float(alpha))  # type: ignore[arg-type]
+    )
+
+
+def _checked(product: Product) -> Product | None:
+    """The product if its inputs are matrices of one type that kernels read."""
+    x, weight = tensor_of(product.x), tensor_of(product.weight)
+    if x is None or weight is None or x.dim() < 2 or weight.dim() != 2:
+        return None
+    if not (x.is_floating_point() and weight.is_floating_point()) or x.device != weight.device:
+        return None
+    return product
+
+
+def row_added_next(product: Product) -> fx.Node | None:
+    """The node that adds a row `[N]` of the product's type to it, where nothing else reads a product without a bias.
+
+    That is a bias that the model adds by itself, and the kernels add one for nothing.
+    """
+    if product.bias is not None or product.addend is not None or product.scale != 1.0 or len(product.node.users) != 1:
+        return None
+    (user,) = product.node.users
+    if not is_call(user) or name_of(user) not in _ADDITIONS or len(user.args) != 2 or user.kwargs:
+        return None
+    row = other_argument(user, product.node)
+    z, example = tensor_of(product.node), tensor_of(row)
+    if z is None or example is None or example.dim() != 1 or not same(example.shape[0], z.shape[-1]):
+        return None
+    is_result = tensor_of(user) is not None and example.dtype == z.dtype and example.device == z.device
+    return user if is_result and z.dtype in KERNEL_DTYPES else None
+
+
+def other_argument(node: fx.Node, argument: fx.Node) -> Any:
+    """Of a node with two arguments the one that is not `argument`."""
+    return node.args[1] if node.args[0] is argument else node.args[0]

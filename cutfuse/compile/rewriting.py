@@ -1,0 +1,161 @@
+"""Puts the operator of a region in the place of the nodes that it covers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..ops import schema
+from .lifting import NORM_SCALE, Operand
+from .nodes import name_of, named_arguments, tensor_of
+from .products import same
+from .regions import Region
+
+
+class UnfitError(Exception):
+    """What was emitted does not give what the graph has; the message says what differs."""
+
+
+class Rewriter:
+    """Emits regions into one graph. A region that fails leaves the graph as it was."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self.replaced: dict[fx.Node, fx.Node] = {}
+
+    def rewrite(self, region: Region) -> None:
+        """Replaces a region's nodes. Raises UnfitError, or what PyTorch raises, where the result would differ."""
+        emitted: list[fx.Node] = []
+        try:
+            with self.graph.inserting_before(region.out), _fake_mode_of(region.out), torch.no_grad():
+                y = _Emission(self, emitted).emit(region)
+            _check_result(y, region.out)
+        except Exception:
+            for node in reversed(emitted):
+                self.graph.erase_node(node)
+            raise
+        y.meta = {**y.meta, **region.out.meta}
+        region.out.replace_all_uses_with(y)
+        self.replaced[region.out] = y
+        for node in (region.out, *reversed(region.cone)):  # in-place nodes are no dead code to FX
+            if not node.users:
+                self.graph.erase_node(node)
+
+    def current(self, node: Any) -> Any:
+        """The node that stands for another one by now."""
+        while node in self.replaced:
+            node = self.replaced[node]
+        return node
+
+
+class _Emission:
+    """The nodes of one region, with their examples."""
+
+    def __init__(self, rewriter: Rewriter, emitted: list[fx.Node]) -> None:
+        self.rewriter = rewriter
+        self.emitted = emitted
+
+    def emit(self, region: Region) -> fx.Node:
+        product = region.product
+        x: fx.Node = self.rewriter.current(product.x)
+        columns = _last_size(product.x)
+        for view in region.rows_before:
+            x = self._view(view, x, columns)
+        weight = self.rewriter.current(product.weight)
+        if product.is_transposed:
+            weight = self._call(torch.Tensor.t, weight)
+        y = self._call(
+            schema.layer,
+            x,
+            weight,
+            self.rewriter.current(product.bias),
+            [self._operand(operand) for operand in region.operands],
+            region.epilogue.text,
+            region.reduction,
+            region.keepdim,
+            region.out_dtype,
+        )
+        for view in region.rows_after:
+            y = self._view(view, y, None)
+        return y
+
+    def _operand(self, operand: Operand) -> fx.Node:
+        source: fx.Node = self.rewriter.current(operand.source)
+        return self._norm_row(source, operand.part) if operand.part else source
+
+    def _norm_row(self, norm: fx.Node, part: str) -> fx.Node:
+        """The row by which a batch norm in evaluation multiplies, or the one that it adds."""
+        names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+        named = {name: self.rewriter.current(node) for name, node in named_arguments(norm, names).items()}
+        variance = self._call(torch.Tensor.float, named["running_var"])
+        scale = self._call(torch.rsqrt, self._call(torch.add, variance, named.get("eps", 1e-5)))
+        if named.get("weight") is not None:
+            scale = self._call(torch.mul, scale, named["weight"])
+        if part == NORM_SCALE:
+            return scale
+        shift = self._call(torch.neg, self._call(torch.mul, scale, named["running_mean"]))
+        return shift if named.get("bias") is None else self._call(torch.add, shift, named["bias"])
+
+    def _view(self, view: fx.Node, source: fx.Node, columns: Any) -> fx.Node:
+        """The view of rows, of another matrix of as many rows. columns: how many it has, if not as many."""
+        arguments: Any = view.args[1:]
+        if columns is not None and name_of(view) in ("view", "reshape"):
+            sizes = arguments[0] if len(arguments) == 1 and isinstance(arguments[0], tuple | list) else arguments
+            arguments = (*sizes[:-1], columns)
+            return self._call(torch.Tensor.reshape, source, *arguments)
+        function: Callable[..., Any] = getattr(torch.Tensor, name_of(view))
+        if name_of(view) == "view":
+            function = torch.Tensor.reshape  # of x, whose strides may be others
+        return self._call(function, source, *arguments, **view.kwargs)
+
+    def _call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> fx.Node:
+        if isinstance(function, type(torch.Tensor.t)):  # methods of Tensor
+            node = self.rewriter.graph.call_method(function.__name__, arguments, keywords)
+        else:
+            node = self.rewriter.graph.call_function(function, arguments, keywords)
+        self.emitted.append(node)
+        given, named = fx.node.map_arg((arguments, keywords), _example)
+        node.meta["example_value"] = function(*given, **named)
+        return node
+
+
+def _example(node: fx.Node) -> Any:
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def _last_size(node: fx.Node) -> Any:
+    example = tensor_of(node)
+    assert example is not None
+    if not isinstance(example.shape[-1], int):
+        raise UnfitError("the product's inner size is not known at compile time")
+    return example.shape[-1]
+
+
+@contextlib.contextmanager
+def _fake_mode_of(node: fx.Node) -> Iterator[None]:
+    example: Any = tensor_of(node)
+    mode = getattr(example, "fake_mode", None)
+    with contextlib.nullcontext() if mode is None else mode:
+        yield
+
+
+def _check_result(emitted: fx.Node, expected: fx.Node) -> None:
+    """Raises UnfitError where shape, type or strides of the new node differ from those of the one it replaces."""
+    found, example = tensor_of(emitted), tensor_of(expected)
+    if found is None or example is None:
+        raise UnfitError("there is no example of the result")
+    if found.dtype != example.dtype or found.device != example.device or found.dim() != example.dim():
+        raise UnfitError(f"the result would be {_describe(found)}, and PyTorch's is {_describe(example)}")
+    for size, other, stride, other_stride in zip(
+        found.shape, example.shape, found.stride(), example.stride(), strict=True
+    ):
+        if not same(size, other) or not (same(stride, other_stride) or same(size, 1)):
+            raise UnfitError(f"the result would be {_describe(found)}, and PyTorch's is {_describe(example)}")
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)} with strides {tuple(tensor.stride())} on {tensor.device}"
