@@ -16,9 +16,8 @@ from ..planning.traced import plan_traced
 from .lifting import is_row_view
 from .nodes import is_call, name_of, tensor_of
 from .products import find_product, same
-from .regions import Region
+from .regions import BARE, Region
 
-BARE = "nothing follows that can be fused"
 TRAINED = "torch.compile differentiates it, and fuses what follows with its gradient"
 UNKNOWN_SIZES = "its sizes are not known at compile time"
 # What Inductor calls and does not generate, so that nothing is fused into it.

@@ -8,7 +8,7 @@ import warnings
 from torch import fx
 
 from .choice import why_left
-from .epochs import find_epochs, uses_transforms
+from .epochs import uses_transforms
 from .regions import find_regions
 from .report import ProductReport, report
 from .rewriting import Rewriter, UnfitError
@@ -46,7 +46,7 @@ def _fuse_graph(module: fx.GraphModule) -> list[ProductReport]:
     graph = module.graph
     if uses_transforms(graph):
         return []
-    searches = find_regions(graph, find_epochs(graph), why_left)
+    searches = find_regions(graph, why_left)
     rewriter = Rewriter(graph)
     order = {node: place for place, node in enumerate(graph.nodes)}
     failures: dict[int, str] = {}

@@ -20,12 +20,14 @@ from ..epilogue import Epilogue, EpilogueError
 from ..epilogue.expression import Expr, input, unlimited_operand
 from ..epilogue.expression import operand as numbered_operand
 from ..epilogue.types import type_of
+from .epochs import find_epochs, find_writes, memory_of
 from .lifting import Operand, StopError, check_operand, check_shape, is_row_view, lift, short_reason
 from .nodes import is_call, module_of, name_of, tensor_of
 from .products import Product, find_product, other_argument, row_added_next, same_shape
 from .row_reductions import reduction_of
 
 _EXPLORED_OPERANDS = 16
+BARE = "nothing follows that can be fused"
 
 
 @dataclass(frozen=True)
@@ -73,29 +75,42 @@ class Search:
 Judge = Callable[[Region], str]  # why a region is better left to the compiler; empty where it is not
 
 
-def find_regions(graph: fx.Graph, epochs: dict[fx.Node, int], judge: Judge) -> list[Search]:
+class _Graph:
+    """What the searches of one graph share. order: of its nodes. taken: the nodes of regions so far."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.order = {node: place for place, node in enumerate(graph.nodes)}
+        self.epochs = find_epochs(graph)
+        self.writes = find_writes(graph)
+        self.taken: set[fx.Node] = set()
+
+    def is_written_after(self, node: fx.Node, end: fx.Node) -> bool:
+        """Whether a node's memory is written to after another node."""
+        last = self.writes.get(memory_of(node))
+        return last is not None and self.order[last] > self.order[end]
+
+
+def find_regions(graph: fx.Graph, judge: Judge) -> list[Search]:
     """The products of a graph, each with its region. Regions do not overlap."""
-    order = {node: place for place, node in enumerate(graph.nodes)}
-    taken: set[fx.Node] = set()
+    shared = _Graph(graph)
     searches = []
     for node in graph.nodes:
         product = find_product(node)
-        if product is None or node in taken:
+        if product is None or node in shared.taken:
             continue
-        search = _Growth(product, order, epochs, taken).search(judge)
+        search = _Growth(product, shared).search(judge)
         searches.append(search)
         if search.region is not None:
-            taken.update(search.region.cone, [search.region.out])
+            shared.taken.update(search.region.cone, [search.region.out])
     return searches
 
 
 class _Growth:
     """The search from one product."""
 
-    def __init__(
-        self, product: Product, order: dict[fx.Node, int], epochs: dict[fx.Node, int], taken: set[fx.Node]
-    ) -> None:
-        self.order, self.epochs, self.taken = order, epochs, taken
+    def __init__(self, product: Product, shared: _Graph) -> None:
+        self.shared = shared
+        self.order, self.epochs, self.taken = shared.order, shared.epochs, shared.taken
         self.start = product.node
         self.product = self._with_row(product)
         self.lifted: dict[fx.Node, tuple[fx.Node, ...]] = {}  # with the views of rows between z and the node
@@ -261,6 +276,9 @@ class _Growth:
             epilogue = Epilogue.from_expression(expression, len(operands))
         except (EpilogueError, StopError) as error:
             return short_reason(error)
+        out = end if reduced is None else reduced
+        if _needs_gradient(out) and any(self.shared.is_written_after(operand.source, out) for operand in operands):
+            return "an operand, which the gradient may need, is written to afterwards"
         name, keepdim = (reduction_of(reductions[0]) if reductions else None) or ("none", False)
         before, after = self._split_views(end, cone, operands, is_reduced=bool(reductions))
         if before is None:
@@ -268,8 +286,8 @@ class _Growth:
         covered = dict.fromkeys([self.start, *cone, *reductions])
         return Region(
             product=self.product,
-            out=end if reduced is None else reduced,
-            cone=tuple(node for node in covered if node is not (reduced or end)),
+            out=out,
+            cone=tuple(node for node in covered if node is not out),
             epilogue=epilogue,
             operands=tuple(operands),
             rows_before=before,
@@ -339,8 +357,9 @@ class _Growth:
 
     def _end(self, last: fx.Node, search: Search) -> tuple[str, str]:
         """What follows the region, and why that is not a part of it."""
-        if search.refusals and search.region is None:
-            return "", search.refusals[0]
+        refusals = [refusal for refusal in search.refusals if refusal != BARE]
+        if refusals and search.region is None:
+            return "", refusals[0]
         for user in _through_views(last):
             if user.op == "output":
                 continue
@@ -348,11 +367,11 @@ class _Growth:
                 return name_of(user), self.stops[user]
             if user in self.taken:
                 return name_of(user), "it is a part of another region"
-        if search.refusals:
-            return "", search.refusals[0]
+        if refusals:
+            return "", refusals[0]
         users = [user for user in _through_views(last) if user.op != "output"]
         if not users:
-            return "", "nothing follows"
+            return "", BARE if search.region is None else "nothing follows"
         reason = "a region ends with its reduction" if search.region and search.region.reduction != "none" else ""
         return name_of(users[0]), reason or self.stops.get(last, "it is not elementwise, or computes with other values")
 
@@ -361,6 +380,11 @@ def _with_first_item(reduced: fx.Node) -> list[fx.Node]:
     """A reduction, and of one that gives indices too also the node that takes its values."""
     first = reduced.args[0]
     return [first, reduced] if reduced.target is operator.getitem and isinstance(first, fx.Node) else [reduced]
+
+
+def _needs_gradient(node: fx.Node) -> bool:
+    example = tensor_of(node)
+    return example is not None and example.requires_grad
 
 
 def _through_views(node: fx.Node) -> Iterator[fx.Node]:

@@ -1,0 +1,90 @@
+"""Checks of compiled models: values, types, gradients and what was written, against the model itself."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
+
+from cutfuse.compile.fusion import fuse
+from cutfuse.compile.report import ProductReport
+
+Model = Callable[..., Any]
+
+
+class Collector:
+    """A backend that fuses, keeps the reports, and runs the rest by AOTAutograd without a compiler."""
+
+    def __init__(self) -> None:
+        self.reports: list[ProductReport] = []
+        self.graphs: list[fx.GraphModule] = []
+
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.reports += fuse(module)
+        self.graphs.append(module)
+        compiled: Callable[..., Any] = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph))(module, inputs)
+        return compiled
+
+    @property
+    def programs(self) -> list[str]:
+        """What was fused, product by product."""
+        return [report.program for report in self.reports if report.is_fused]
+
+
+def run(model: Model, inputs: Sequence[Any]) -> tuple[list[Tensor], list[Tensor | None]]:
+    """The outputs, and after a sum of their squares the gradients of the inputs and parameters that need one."""
+    torch.manual_seed(0)
+    found = model(*inputs)
+    outputs = list(found) if isinstance(found, tuple | list) else [found]
+    leaves = [t for t in inputs if isinstance(t, Tensor) and t.requires_grad and t.is_leaf]
+    leaves += list(model.parameters()) if isinstance(model, nn.Module) else []
+    differentiable = [y for y in outputs if y.requires_grad]
+    if not leaves or not differentiable:
+        return outputs, []
+    loss = torch.stack([y.double().square().sum() for y in differentiable]).sum()
+    return outputs, list(torch.autograd.grad(loss, leaves, allow_unused=True))
+
+
+def compare(model: Model, inputs: Sequence[Any], **options: Any) -> Collector:
+    """Compiles a model with the fusion, and asserts that it does what the model does. Gives what was fused."""
+    torch._dynamo.reset()
+    collector = Collector()
+    own = [copy.deepcopy(model) if isinstance(model, nn.Module) else model for _ in range(2)]
+    given = [_copies(inputs) for _ in range(2)]
+    expected, expected_gradients = run(own[0], given[0])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="cutfuse leaves")
+        actual, gradients = run(torch.compile(own[1], backend=collector, **options), given[1])
+    assert [y.requires_grad for y in actual] == [y.requires_grad for y in expected]
+    for found, reference in zip(actual, expected, strict=True):
+        _assert_close(found, reference)
+    is_rounded = any(report.dtype is torch.bfloat16 for report in collector.reports)
+    for found, reference in zip(gradients, expected_gradients, strict=True):
+        assert (found is None) == (reference is None)
+        if found is not None and reference is not None:
+            _assert_close(found, reference, is_rounded)
+    for found, reference in zip(given[1], given[0], strict=True):  # what was written
+        if isinstance(found, Tensor):
+            _assert_close(found.detach(), reference.detach())
+    return collector
+
+
+def _copies(inputs: Sequence[Any]) -> list[Any]:
+    copies = []
+    for item in inputs:
+        if isinstance(item, Tensor):
+            copies.append(item.detach().clone().requires_grad_(item.requires_grad))
+        else:
+            copies.append(item)
+    return copies
+
+
+def _assert_close(found: Tensor, reference: Tensor, is_rounded: bool = False) -> None:
+    tolerance = 3e-2 if is_rounded or torch.bfloat16 in (found.dtype, reference.dtype) else 1e-4
+    torch.testing.assert_close(found, reference, rtol=tolerance, atol=tolerance)
