@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, fx
@@ -17,6 +18,9 @@ from .lifting import is_row_view
 from .nodes import is_call, name_of, tensor_of
 from .products import find_product, same
 from .regions import BARE, Region
+
+if TYPE_CHECKING:
+    from .._C import LinearPlan
 
 TRAINED = "torch.compile differentiates it, and fuses what follows with its gradient"
 UNKNOWN_SIZES = "its sizes are not known at compile time"
@@ -60,6 +64,8 @@ def _why_slower(region: Region, z: Tensor, operands: list[Tensor]) -> str:
     if plan.ruled_out:
         return plan.ruled_out
     *kernels, cublas = plan.alternatives
+    if region.product.part is not None:
+        return _why_whole(region, z, plan, precision)
     if not plan.is_fused:
         best = min((kernel.compared for kernel in kernels if not kernel.rejection), default=None)
         if best is None:
@@ -77,13 +83,47 @@ def _why_slower(region: Region, z: Tensor, operands: list[Tensor]) -> str:
     )
 
 
+def _why_whole(region: Region, z: Tensor, plan: LinearPlan, precision: str) -> str:
+    """Why a product whose columns are split is left whole: its parts, one of them fused, would take longer."""
+    part = region.product.part
+    assert part is not None
+    identity = Program.parse(schema.IDENTITY)
+    given = _arguments(region, z, [], identity, "none")
+    bare = plan_traced(given, precision)
+    whole = plan_traced(given._replace(weight=_weight(region, z.dtype), bias=None), precision)
+    if bare is None or whole is None:
+        return UNKNOWN_SIZES
+    runnable = [kernel.compared for kernel in plan.alternatives[:-1] if not kernel.rejection]
+    if not runnable:
+        return "; ".join(sorted({kernel.rejection for kernel in plan.alternatives[:-1]}))
+    alone, split_off = bare.alternatives[-1].compared, len(part.siblings)
+    parts = min(runnable) + split_off * alone
+    together = whole.alternatives[-1].compared + plan.alternatives[-1].compared - alone
+    if parts <= together:
+        return ""
+    return (
+        f"cuBLAS's product of all columns and another kernel are predicted to take {together:.1f} us, products of the "
+        f"parts, one of them fused, {parts:.1f} us"
+    )
+
+
+def _weight(region: Region, dtype: torch.dtype) -> Tensor:
+    """All of the weight, as `[N, K]`."""
+    weight = _of_type(_example(region.product.weight), dtype)
+    with torch.no_grad():
+        return weight.t() if region.product.is_transposed else weight
+
+
 def _arguments(region: Region, z: Tensor, operands: list[Tensor], program: Program, reduction: str) -> LinearArguments:
     """What the planner is asked, with x and the weight in the type that autocast gives them."""
-    x, weight = (_of_type(_example(node), z.dtype) for node in (region.product.x, region.product.weight))
+    x, weight = _of_type(_example(region.product.x), z.dtype), _weight(region, z.dtype)
     bias = None if region.product.bias is None else _of_type(_example(region.product.bias), z.dtype)
+    part = region.product.part
+    if part is not None:
+        with torch.no_grad():
+            weight = weight.narrow(0, part.start, part.length)
+            bias = None if bias is None else bias.narrow(0, part.start, part.length)
     out_dtype = arguments.kernel_out_dtype(region.out_dtype if program.instructions else z.dtype, z.dtype)
-    with torch.no_grad():
-        weight = weight.t() if region.product.is_transposed else weight
     return LinearArguments(x, weight, bias, operands, program, reduction, out_dtype)
 
 

@@ -50,6 +50,10 @@ def _fuse_graph(module: fx.GraphModule) -> list[ProductReport]:
     rewriter = Rewriter(graph)
     order = {node: place for place, node in enumerate(graph.nodes)}
     failures: dict[int, str] = {}
+    for search in searches:
+        if search.error is not None:
+            failures[id(search)] = _describe(search.error)
+            _warn(search.module, search.error)
     with_region = [search for search in searches if search.region is not None]
     before = {id(search): report(search) for search in searches}
     for search in sorted(with_region, key=lambda found: order[found.region.out]):  # type: ignore[union-attr]
@@ -58,7 +62,7 @@ def _fuse_graph(module: fx.GraphModule) -> list[ProductReport]:
         except UnfitError as error:
             failures[id(search)] = str(error)
         except Exception as error:
-            failures[id(search)] = f"{type(error).__name__}: {error}".split("\n")[0]
+            failures[id(search)] = _describe(error)
             _warn(search.module, error)
     if rewriter.replaced:
         graph.lint()
@@ -73,7 +77,11 @@ def _with_failure(found: ProductReport, failure: str) -> ProductReport:
 def _warn(what: str, error: Exception) -> None:
     _LOG.debug("cutfuse left %s to the compiler", what, exc_info=error)
     warnings.warn(
-        f"cutfuse leaves {what} to the compiler, because of an error of its own: {type(error).__name__}: "
-        f"{str(error).splitlines()[0] if str(error) else ''}. Please report it with `python -m cutfuse.report`",
+        f"cutfuse leaves {what} to the compiler, because of an error of its own: {_describe(error)}. Please report it "
+        "with what `python -m cutfuse.report` prints",
         stacklevel=2,
     )
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n")[0]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import operator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ class Product:
     """`x @ weight.T + bias`, with x `[..., K]` and weight `[N, K]`, or `[K, N]` where `is_transposed`.
 
     node: what gives the pre-activation. addend: what addmm adds to the product where that is no bias, with its factor.
-    scale: addmm's factor of the product.
+    scale: addmm's factor of the product. part: where the pre-activation is a part of the columns, these; see `Part`.
     """
 
     node: fx.Node
@@ -31,10 +32,26 @@ class Product:
     bias: fx.Node | None = None
     addend: tuple[fx.Node, float] | None = None
     scale: float = 1.0
+    part: Part | None = None
 
     @property
-    def inputs(self) -> list[fx.Node]:
-        return [self.x, self.weight, *([] if self.bias is None else [self.bias])]
+    def is_plain(self) -> bool:
+        """Whether it is `x @ weight.T`, with or without a bias."""
+        return self.addend is None and self.scale == 1.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """Columns of a product that a model splits, as gates do: `a, b = linear(x).chunk(2, -1)`.
+
+    A product of its own, with as many rows of the weight, gives them. whole: the product's node. siblings: the nodes
+    that give the other parts, with their first column and how many they have.
+    """
+
+    whole: fx.Node
+    start: int
+    length: int
+    siblings: tuple[tuple[fx.Node, int, int], ...]
 
 
 def same(size: Any, other: Any) -> bool:
@@ -44,6 +61,44 @@ def same(size: Any, other: Any) -> bool:
 
 def same_shape(shape: torch.Size, other: torch.Size) -> bool:
     return len(shape) == len(other) and all(map(same, shape, other))
+
+
+_SPLITS = {"chunk", "split", "tensor_split"}
+
+
+def find_parts(product: Product) -> list[Product]:
+    """The parts of a product's columns, the last one first, if nothing reads the product but one split of them."""
+    if not product.is_plain or len(product.node.users) != 1:
+        return []
+    (split,) = product.node.users
+    if not is_call(split) or name_of(split) not in _SPLITS or not _splits_columns(split, product.node):
+        return []
+    takes_items = all(item.target is operator.getitem and type(item.args[1]) is int for item in split.users)
+    pieces = split.meta.get("example_value", split.meta.get("val"))
+    if not takes_items or not isinstance(pieces, tuple | list):
+        return []
+    lengths = [piece.shape[-1] for piece in pieces]
+    if not all(isinstance(length, int) for length in lengths):
+        return []
+    starts = [sum(lengths[:index]) for index in range(len(lengths))]
+    columns: dict[fx.Node, tuple[int, int]] = {}
+    for item in split.users:
+        place: Any = item.args[1]
+        columns[item] = starts[place], lengths[place]
+    if len(columns) < 2 or len(set(columns.values())) < len(columns):
+        return []
+    found = []
+    for item, (start, length) in columns.items():
+        siblings = tuple((other, *where) for other, where in columns.items() if other is not item)
+        found.append(replace(product, node=item, part=Part(product.node, start, length, siblings)))
+    return found[::-1]
+
+
+def _splits_columns(split: fx.Node, source: fx.Node) -> bool:
+    example = tensor_of(source)
+    named = named_arguments(split, ("input", "sections", "dim"))
+    dim = named.get("dim", 0)
+    return example is not None and isinstance(dim, int) and dim % example.dim() == example.dim() - 1
 
 
 def find_product(node: fx.Node) -> Product | None:
@@ -105,7 +160,7 @@ def row_added_next(product: Product) -> fx.Node | None:
 
     That is a bias that the model adds by itself, and the kernels add one for nothing.
     """
-    if product.bias is not None or product.addend is not None or product.scale != 1.0 or len(product.node.users) != 1:
+    if product.bias is not None or not product.is_plain or product.part or len(product.node.users) != 1:
         return None
     (user,) = product.node.users
     if not is_call(user) or name_of(user) not in _ADDITIONS or len(user.args) != 2 or user.kwargs:

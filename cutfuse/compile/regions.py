@@ -23,8 +23,9 @@ from ..epilogue.types import type_of
 from .epochs import find_epochs, find_writes, memory_of
 from .lifting import Operand, StopError, check_operand, check_shape, is_row_view, lift, short_reason
 from .nodes import is_call, module_of, name_of, tensor_of
-from .products import Product, find_product, other_argument, row_added_next, same_shape
+from .products import Product, find_parts, find_product, other_argument, row_added_next, same_shape
 from .row_reductions import reduction_of
+from .written_out import recognise
 
 _EXPLORED_OPERANDS = 16
 BARE = "nothing follows that can be fused"
@@ -62,7 +63,11 @@ class Region:
 
 @dataclass
 class Search:
-    """What became of one product. region: what was found, or None. ended_at, reason: where and why the region ends."""
+    """What became of one product.
+
+    region: what was found, or None. ended_at, reason: where and why the region ends. refusals: why longer regions were
+    left. error: what was raised instead.
+    """
 
     product: Product
     module: str
@@ -70,6 +75,7 @@ class Search:
     ended_at: str = ""
     reason: str = ""
     refusals: list[str] = field(default_factory=list)
+    error: Exception | None = None
 
 
 Judge = Callable[[Region], str]  # why a region is better left to the compiler; empty where it is not
@@ -98,11 +104,41 @@ def find_regions(graph: fx.Graph, judge: Judge) -> list[Search]:
         product = find_product(node)
         if product is None or node in shared.taken:
             continue
-        search = _Growth(product, shared).search(judge)
+        search = _search(product, shared, judge)
         searches.append(search)
         if search.region is not None:
             shared.taken.update(search.region.cone, [search.region.out])
     return searches
+
+
+def _search(product: Product, shared: _Graph, judge: Judge) -> Search:
+    """What becomes of a product: of one whose columns are split, the region of the first part that has one."""
+    search = Search(product, module_of(product.node))
+    try:
+        search = _Growth(product, shared).search(judge)
+        for part in [] if search.region is not None else find_parts(product):
+            found = _Growth(part, shared).search(lambda region: _why_not_split(region) or judge(region))
+            if found.region is not None:
+                return found
+            search.refusals += found.refusals
+            if found.refusals:
+                search.reason = found.refusals[0]
+    except Exception as error:  # an error of ours ends a region, and no compilation
+        search.error = error
+    return search
+
+
+def _why_not_split(region: Region) -> str:
+    """Why a part of a product is no product of its own; empty where it is one: where it meets all the others.
+
+    Nothing else may read those, because what takes their place lies in memory otherwise.
+    """
+    part = region.product.part
+    assert part is not None
+    covered = {*region.cone, region.out}
+    operands = {operand.source for operand in region.operands}
+    meets = all(node in operands and covered.issuperset(node.users) for node, _, _ in part.siblings)
+    return "" if meets else BARE
 
 
 class _Growth:
@@ -127,7 +163,7 @@ class _Growth:
 
     def search(self, judge: Judge) -> Search:
         self._grow()
-        search = Search(self.product, module_of(self.start))
+        search = Search(self.product, module_of(self.product.part.whole if self.product.part else self.start))
         for end, reduced in self._candidates():
             region = self._region(end, reduced)
             if isinstance(region, str):
@@ -273,7 +309,7 @@ class _Growth:
                 return f"{name_of(node)} is used outside of the region too"
         try:
             expression, operands = self._lift_again(cone, end)
-            epilogue = Epilogue.from_expression(expression, len(operands))
+            epilogue = Epilogue.from_expression(recognise(expression), len(operands))
         except (EpilogueError, StopError) as error:
             return short_reason(error)
         out = end if reduced is None else reduced

@@ -108,7 +108,8 @@ def _sizes(product: Product) -> tuple[int, int, int]:
     z, x = tensor_of(product.node), tensor_of(product.x)
     assert z is not None
     assert x is not None
-    sizes = [*z.shape[:-1], z.shape[-1], x.shape[-1]]
+    columns = z.shape[-1] if product.part is None else product.part.length
+    sizes = [*z.shape[:-1], columns, x.shape[-1]]
     *rows, n, k = (size if isinstance(size, int) else _hint(size) for size in sizes)
     return math.prod(rows), n, k
 

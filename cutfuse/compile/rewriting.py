@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from ..ops import schema
 from .lifting import NORM_SCALE, Operand
 from .nodes import name_of, named_arguments, tensor_of
-from .products import same
+from .products import Product, same
 from .regions import Region
 
 
@@ -33,7 +33,10 @@ class Rewriter:
         try:
             with self.graph.inserting_before(region.out), _fake_mode_of(region.out), torch.no_grad():
                 y = _Emission(self, emitted).emit(region)
+                siblings = [] if region.product.part is None else self._emit_siblings(region.product, emitted)
             _check_result(y, region.out)
+            for node, sibling in siblings:
+                _check_result(node, sibling, any_strides=True)
         except Exception:
             for node in reversed(emitted):
                 self.graph.erase_node(node)
@@ -41,9 +44,28 @@ class Rewriter:
         y.meta = {**y.meta, **region.out.meta}
         region.out.replace_all_uses_with(y)
         self.replaced[region.out] = y
-        for node in (region.out, *reversed(region.cone)):  # in-place nodes are no dead code to FX
+        for node, sibling in siblings:
+            node.meta = {**node.meta, **sibling.meta}
+            sibling.replace_all_uses_with(node)
+            self.replaced[sibling] = node
+        self._erase([region.out, *reversed(region.cone), *(sibling for _, sibling in siblings)])
+        if region.product.part is not None:
+            whole = region.product.part.whole
+            self._erase([*whole.users, whole])
+
+    def _erase(self, nodes: list[fx.Node]) -> None:
+        for node in nodes:  # in-place nodes are no dead code to FX
             if not node.users:
                 self.graph.erase_node(node)
+
+    def _emit_siblings(self, product: Product, emitted: list[fx.Node]) -> list[tuple[fx.Node, fx.Node]]:
+        """The other parts of a product as products of their own, each with the node that it is to replace."""
+        assert product.part is not None
+        with self.graph.inserting_before(product.part.whole):
+            emission = _Emission(self, emitted)
+            return [
+                (emission.product(product, start, length), sibling) for sibling, start, length in product.part.siblings
+            ]
 
     def current(self, node: Any) -> Any:
         """The node that stands for another one by now."""
@@ -65,14 +87,13 @@ class _Emission:
         columns = _last_size(product.x)
         for view in region.rows_before:
             x = self._view(view, x, columns)
-        weight = self.rewriter.current(product.weight)
-        if product.is_transposed:
-            weight = self._call(torch.Tensor.t, weight)
+        part = product.part
+        weight, bias = self._parameters(product, *((None, None) if part is None else (part.start, part.length)))
         y = self._call(
             schema.layer,
             x,
             weight,
-            self.rewriter.current(product.bias),
+            bias,
             [self._operand(operand) for operand in region.operands],
             region.epilogue.text,
             region.reduction,
@@ -82,6 +103,21 @@ class _Emission:
         for view in region.rows_after:
             y = self._view(view, y, None)
         return y
+
+    def product(self, product: Product, start: int, length: int) -> fx.Node:
+        """PyTorch's own product of some columns."""
+        x = self.rewriter.current(product.x)
+        return self._call(torch._C._nn.linear, x, *self._parameters(product, start, length))
+
+    def _parameters(self, product: Product, start: int | None, length: int | None) -> tuple[fx.Node, fx.Node | None]:
+        """The weight as `[N, K]` and the bias, of some columns of the product or of all."""
+        weight, bias = self.rewriter.current(product.weight), self.rewriter.current(product.bias)
+        if product.is_transposed:
+            weight = self._call(torch.Tensor.t, weight)
+        if start is None:
+            return weight, bias
+        weight = self._call(torch.Tensor.narrow, weight, 0, start, length)
+        return weight, None if bias is None else self._call(torch.Tensor.narrow, bias, 0, start, length)
 
     def _operand(self, operand: Operand) -> fx.Node:
         source: fx.Node = self.rewriter.current(operand.source)
@@ -143,7 +179,7 @@ def _fake_mode_of(node: fx.Node) -> Iterator[None]:
         yield
 
 
-def _check_result(emitted: fx.Node, expected: fx.Node) -> None:
+def _check_result(emitted: fx.Node, expected: fx.Node, any_strides: bool = False) -> None:
     """Raises UnfitError where shape, type or strides of the new node differ from those of the one it replaces."""
     found, example = tensor_of(emitted), tensor_of(expected)
     if found is None or example is None:
@@ -153,7 +189,7 @@ def _check_result(emitted: fx.Node, expected: fx.Node) -> None:
     for size, other, stride, other_stride in zip(
         found.shape, example.shape, found.stride(), example.stride(), strict=True
     ):
-        if not same(size, other) or not (same(stride, other_stride) or same(size, 1)):
+        if not same(size, other) or not (any_strides or same(stride, other_stride) or same(size, 1)):
             raise UnfitError(f"the result would be {_describe(found)}, and PyTorch's is {_describe(example)}")
 
 
