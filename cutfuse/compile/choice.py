@@ -17,7 +17,7 @@ from ..planning.traced import plan_traced
 from .lifting import is_row_view
 from .nodes import is_call, name_of, tensor_of
 from .products import find_product, same
-from .regions import BARE, Region
+from .region import BARE, Region
 
 if TYPE_CHECKING:
     from .._C import LinearPlan

@@ -12,7 +12,7 @@ import torch
 
 from .nodes import tensor_of
 from .products import Product
-from .regions import Search
+from .region import Search
 
 _WIDTH = 120
 

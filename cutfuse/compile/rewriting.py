@@ -13,7 +13,7 @@ from ..ops import schema
 from .lifting import NORM_SCALE, Operand
 from .nodes import name_of, named_arguments, tensor_of
 from .products import Product, same
-from .regions import Region
+from .region import Region
 
 
 class UnfitError(Exception):

@@ -1,0 +1,160 @@
+"""Where a region ends: at the furthest value, or reduction of one, whose inner values nothing else reads."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+from ..epilogue import Epilogue, EpilogueError
+from .growth import Growth
+from .lifting import Operand, StopError, is_row_view, short_reason
+from .nodes import is_call, name_of, tensor_of
+from .products import same_shape
+from .region import BARE, Region, Search
+from .row_reductions import reduction_of
+from .written_out import recognise
+
+
+def candidates(growth: Growth) -> Iterator[tuple[fx.Node, fx.Node | None]]:
+    """Ends of regions with the reduction that follows, if one does; the furthest first, and z last."""
+    for node in reversed(list(growth.lifted)):
+        if node is not growth.product.node and is_row_view(node):
+            continue  # a region ends in a value of its own; its views stay outside
+        for user in node.users:
+            reduced = _reduction_value(growth, user)
+            if reduced is not None and user.args and user.args[0] is node:
+                yield node, reduced
+        yield node, None
+
+
+def _reduction_value(growth: Growth, user: fx.Node) -> fx.Node | None:
+    """The node that gives a reduction's values: for max and min, which give indices too, the first item."""
+    if growth.epochs[user] != growth.epochs[growth.start] or user in growth.taken or reduction_of(user) is None:
+        return None
+    if name_of(user) not in ("max", "min"):
+        return user
+    items = list(user.users)
+    if len(items) == 1 and items[0].target is operator.getitem and items[0].args[1] == 0:
+        return items[0]
+    return None
+
+
+def region_at(growth: Growth, end: fx.Node, reduced: fx.Node | None) -> Region | str:
+    """The region that ends there, or why there is none."""
+    cone = _cone(growth, end)
+    reductions = [] if reduced is None else _with_first_item(reduced)
+    outside = {end, *reductions}
+    for node in cone:
+        if (node is not end or reduced is not None) and any(u not in cone and u not in outside for u in node.users):
+            return f"{name_of(node)} is used outside of the region too"
+    try:
+        expression, operands = growth.expression(cone, end)
+        epilogue = Epilogue.from_expression(recognise(expression), len(operands))
+    except (EpilogueError, StopError) as error:
+        return short_reason(error)
+    out = end if reduced is None else reduced
+    if _needs_gradient(out) and any(growth.schedule.is_written_after(operand.source, out) for operand in operands):
+        return "an operand, which the gradient may need, is written to afterwards"
+    name, keepdim = (reduction_of(reductions[0]) if reductions else None) or ("none", False)
+    before, after = _split_views(growth, end, cone, operands, is_reduced=bool(reductions))
+    if before is None:
+        return "operands belong to different views of the rows"
+    covered = dict.fromkeys([growth.start, *cone, *reductions])
+    return Region(
+        product=growth.product,
+        out=out,
+        cone=tuple(node for node in covered if node is not out),
+        epilogue=epilogue,
+        operands=tuple(operands),
+        rows_before=before,
+        rows_after=after,
+        reduction=name,
+        keepdim=keepdim,
+    )
+
+
+def _cone(growth: Growth, end: fx.Node) -> list[fx.Node]:
+    """The lifted nodes that a node is computed from, in order, with the node."""
+    found, stack = set(), [end]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found.add(node)
+            if node is not growth.product.node:
+                stack.extend(i for i in node.all_input_nodes if i in growth.lifted)
+    return sorted(found, key=growth.order.__getitem__)
+
+
+def _split_views(
+    growth: Growth, end: fx.Node, cone: list[fx.Node], operands: list[Operand], is_reduced: bool
+) -> tuple[tuple[fx.Node, ...] | None, tuple[fx.Node, ...]]:
+    """The views of rows up to the one at which the operands are read, and those that follow it."""
+    views = growth.lifted[end]
+    matrices = {operand.source for operand in operands if operand.is_matrix}
+    readers = [node for node in cone if not matrices.isdisjoint(node.all_input_nodes) and node in growth.lifted]
+    if growth.product.addend is not None and growth.product.addend[0] in matrices:
+        readers.append(growth.product.node)
+    levels = [growth.lifted[node] for node in readers]
+    first = levels[0] if levels else (views if is_reduced else ())
+    shape = _level_shape(growth, first)
+    if not all(same_shape(_level_shape(growth, level), shape) for level in levels):
+        return None, ()
+    if first != views[: len(first)]:  # another way to the same shape
+        prefixes = [views[:count] for count in range(len(views) + 1)]
+        fitting = [prefix for prefix in prefixes if same_shape(_level_shape(growth, prefix), shape)]
+        if not fitting:
+            return None, ()
+        first = fitting[0]
+    if is_reduced and first != views:
+        return None, ()
+    return first, views[len(first) :]
+
+
+def _level_shape(growth: Growth, views: tuple[fx.Node, ...]) -> torch.Size:
+    example = tensor_of(views[-1] if views else growth.product.node)
+    assert example is not None
+    return example.shape
+
+
+def describe_end(growth: Growth, last: fx.Node, search: Search) -> tuple[str, str]:
+    """What follows the region, and why that is not a part of it."""
+    refusals = [refusal for refusal in search.refusals if refusal != BARE]
+    if refusals and search.region is None:
+        return "", refusals[0]
+    for user in _through_views(last):
+        if user.op == "output":
+            continue
+        if user in growth.stops:
+            return name_of(user), growth.stops[user]
+        if user in growth.taken:
+            return name_of(user), "it is a part of another region"
+    if refusals:
+        return "", refusals[0]
+    users = [user for user in _through_views(last) if user.op != "output"]
+    if not users:
+        return "", BARE if search.region is None else "nothing follows"
+    reason = "a region ends with its reduction" if search.region and search.region.reduction != "none" else ""
+    return name_of(users[0]), reason or growth.stops.get(last, "it is not elementwise, or computes with other values")
+
+
+def _with_first_item(reduced: fx.Node) -> list[fx.Node]:
+    """A reduction, and of one that gives indices too also the node that takes its values."""
+    first = reduced.args[0]
+    return [first, reduced] if reduced.target is operator.getitem and isinstance(first, fx.Node) else [reduced]
+
+
+def _needs_gradient(node: fx.Node) -> bool:
+    example = tensor_of(node)
+    return example is not None and example.requires_grad
+
+
+def _through_views(node: fx.Node) -> Iterator[fx.Node]:
+    """The users of a value, and of views of its rows."""
+    for user in node.users:
+        if is_call(user) and is_row_view(user):
+            yield from _through_views(user)
+        else:
+            yield user

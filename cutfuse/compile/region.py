@@ -1,0 +1,62 @@
+"""A region, and what became of the search for one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from ..epilogue import Epilogue
+from .lifting import Operand
+from .nodes import tensor_of
+from .products import Product
+
+BARE = "nothing follows that can be fused"
+
+
+@dataclass(frozen=True)
+class Region:
+    """`reduction(epilogue(x @ weight.T + bias, *operands))`, which takes the place of the node `out`.
+
+    cone: the nodes that the region computes besides out, in order. rows_before: the views of rows that x takes, so that
+    the operands broadcast. rows_after: those that the result takes.
+    """
+
+    product: Product
+    out: fx.Node
+    cone: tuple[fx.Node, ...]
+    epilogue: Epilogue
+    operands: tuple[Operand, ...]
+    rows_before: tuple[fx.Node, ...]
+    rows_after: tuple[fx.Node, ...]
+    reduction: str = "none"
+    keepdim: bool = False
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is a product, and nothing follows."""
+        return self.reduction == "none" and not self.epilogue.program.instructions
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        example = tensor_of(self.out)
+        assert example is not None
+        return example.dtype
+
+
+@dataclass
+class Search:
+    """What became of one product.
+
+    region: what was found, or None. ended_at, reason: where and why the region ends. refusals: why longer regions were
+    left. error: what was raised instead.
+    """
+
+    product: Product
+    module: str
+    region: Region | None = None
+    ended_at: str = ""
+    reason: str = ""
+    refusals: list[str] = field(default_factory=list)
+    error: Exception | None = None
