@@ -84,9 +84,8 @@ class _Emission:
     def emit(self, region: Region) -> fx.Node:
         product = region.product
         x: fx.Node = self.rewriter.current(product.x)
-        columns = _last_size(product.x)
         for view in region.rows_before:
-            x = self._view(view, x, columns)
+            x = self._view_of_x(view, x)
         part = product.part
         weight, bias = self._parameters(product, *((None, None) if part is None else (part.start, part.length)))
         y = self._call(
@@ -101,7 +100,7 @@ class _Emission:
             region.out_dtype,
         )
         for view in region.rows_after:
-            y = self._view(view, y, None)
+            y = self._view(view, y, view.args[1:])
         return y
 
     def product(self, product: Product, start: int, length: int) -> fx.Node:
@@ -136,17 +135,17 @@ class _Emission:
         shift = self._call(torch.neg, self._call(torch.mul, scale, named["running_mean"]))
         return shift if named.get("bias") is None else self._call(torch.add, shift, named["bias"])
 
-    def _view(self, view: fx.Node, source: fx.Node, columns: Any) -> fx.Node:
-        """The view of rows, of another matrix of as many rows. columns: how many it has, if not as many."""
-        arguments: Any = view.args[1:]
-        if columns is not None and name_of(view) in ("view", "reshape"):
-            sizes = arguments[0] if len(arguments) == 1 and isinstance(arguments[0], tuple | list) else arguments
-            arguments = (*sizes[:-1], columns)
-            return self._call(torch.Tensor.reshape, source, *arguments)
-        function: Callable[..., Any] = getattr(torch.Tensor, name_of(view))
-        if name_of(view) == "view":
-            function = torch.Tensor.reshape  # of x, whose strides may be others
-        return self._call(function, source, *arguments, **view.kwargs)
+    def _view_of_x(self, view: fx.Node, x: fx.Node) -> fx.Node:
+        """The view of rows, of a matrix with as many rows and other columns."""
+        if name_of(view) not in ("view", "reshape"):
+            return self._view(view, x, view.args[1:])
+        given: Any = view.args[1:]
+        *leading, _ = given[0] if len(given) == 1 and isinstance(given[0], tuple | list) else given
+        return self._view(view, x, (*leading, _last_size(x) if -1 in leading else -1))
+
+    def _view(self, view: fx.Node, source: fx.Node, arguments: tuple[Any, ...]) -> fx.Node:
+        name = "reshape" if name_of(view) == "view" else name_of(view)  # as the strides of x may be others
+        return self._call(getattr(torch.Tensor, name), source, *arguments, **view.kwargs)
 
     def _call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> fx.Node:
         if isinstance(function, type(torch.Tensor.t)):  # methods of Tensor
