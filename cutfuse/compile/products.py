@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import is_concrete_int, statically_known_true
 
 from ..arguments import KERNEL_DTYPES
 from .nodes import is_call, name_of, named_arguments, tensor_of
@@ -78,8 +78,9 @@ def find_parts(product: Product) -> list[Product]:
     if not takes_items or not isinstance(pieces, tuple | list):
         return []
     lengths = [piece.shape[-1] for piece in pieces]
-    if not all(isinstance(length, int) for length in lengths):
+    if not all(map(is_concrete_int, lengths)):
         return []
+    lengths = [int(length) for length in lengths]
     starts = [sum(lengths[:index]) for index in range(len(lengths))]
     columns: dict[fx.Node, tuple[int, int]] = {}
     for item in split.users:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from ..ops import schema
 from .lifting import NORM_SCALE, Operand
@@ -165,9 +166,9 @@ def _example(node: fx.Node) -> Any:
 def _last_size(node: fx.Node) -> Any:
     example = tensor_of(node)
     assert example is not None
-    if not isinstance(example.shape[-1], int):
+    if not is_concrete_int(example.shape[-1]):
         raise UnfitError("the product's inner size is not known at compile time")
-    return example.shape[-1]
+    return int(example.shape[-1])
 
 
 @contextlib.contextmanager

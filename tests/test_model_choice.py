@@ -1,0 +1,168 @@
+"""Which regions are left to the compiler, by the planner's predictions for an H200."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import cutfuse
+from cutfuse import arguments
+from cutfuse.compile.report import ModelExplanation
+from cutfuse.planning import traced
+
+pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]
+
+H200 = (9, 0, 132)
+
+
+@pytest.fixture(autouse=True)
+def _h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tensors without memory, and the kernels and facts of an H200 for them."""
+    monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
+    monkeypatch.setattr(traced, "device_facts", lambda device: H200)
+    yield
+    torch._dynamo.reset()
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def explain(function: Callable[..., Any], *inputs: Any) -> ModelExplanation:
+    torch._dynamo.reset()
+    with torch.no_grad():
+        return cutfuse.explain_model(function, *inputs)
+
+
+def layer(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor, Tensor]:
+    return empty(m, k, dtype=dtype), empty(n, k, dtype=dtype), empty(n, dtype=dtype)
+
+
+def activated(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.relu(F.linear(x, w, b))
+
+
+def test_a_large_chain_is_fused() -> None:
+    assert explain(activated, *layer(1024, 8192, 8192)).fused == 1
+
+
+def test_leading_dimensions_count_as_rows() -> None:
+    x, w, b = layer(1024, 8192, 8192)
+    flat, deep = (explain(activated, t, w, b).products[0] for t in (x, x.view(4, 256, 8192)))
+    assert deep == flat
+
+
+def test_what_cublas_does_faster_is_left() -> None:
+    """The reason has both predictions."""
+    (product,) = explain(activated, *layer(1576, 3072, 768)).products
+    assert not product.is_fused
+    assert "cuBLAS and another kernel are predicted to take" in product.reason
+
+
+def test_what_no_kernel_takes_is_left() -> None:
+    (product,) = explain(activated, *layer(1024, 8191, 8192)).products
+    assert not product.is_fused
+    assert product.reason
+
+
+def test_what_inductor_fuses_with_a_norm_is_left() -> None:
+    """There the chain costs no kernel of its own."""
+
+    def normed(x: Tensor, w: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+        return F.layer_norm(activated(x, w, b), (8192,), scale)
+
+    (product,) = explain(normed, *layer(1024, 8192, 8192), empty(8192)).products
+    assert not product.is_fused
+    assert "Inductor fuses it with what follows" in product.reason
+
+
+def test_the_next_product_absorbs_nothing() -> None:
+    def two(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.linear(activated(x, w, b), w.t())
+
+    first, second = explain(two, *layer(1024, 8192, 8192)).products
+    assert first.is_fused
+    assert not second.is_fused
+
+
+def test_fp32_products_at_highest_are_regions_of_their_own() -> None:
+    x, w, b = layer(4096, 4096, 4096, torch.float32)
+    (product,) = explain(lambda x, w, b: F.linear(x, w, b).softmax(-1), x, w, b).products
+    assert product.is_fused
+    assert product.program == "z"
+    (small,) = explain(lambda x, w, b: F.linear(x, w, b).softmax(-1), *layer(64, 64, 64, torch.float32)).products
+    assert not small.is_fused
+
+
+def test_products_of_16_bits_alone_are_pytorchs() -> None:
+    (product,) = explain(lambda x, w, b: F.linear(x, w, b).softmax(-1), *layer(4096, 4096, 4096)).products
+    assert not product.is_fused
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_training(dtype: torch.dtype) -> None:
+    """Inductor fuses the chain with its gradient; products of fp32 matrices are faster as ours."""
+    x, w, b = layer(4096, 4096, 4096, dtype)
+    w, b = nn.Parameter(w), nn.Parameter(b)
+    torch._dynamo.reset()
+    (product,) = cutfuse.explain_model(activated, x, w, b).products
+    assert product.is_fused == (dtype is torch.float32)
+    assert product.program == ("z" if dtype is torch.float32 else "")
+    assert "differentiates it" in product.reason
+
+
+def test_a_mask_would_have_to_be_converted() -> None:
+    def masked(x: Tensor, w: Tensor, b: Tensor, m: Tensor) -> Tensor:
+        return F.linear(x, w, b).masked_fill(m, 0.0)
+
+    given = layer(1024, 8192, 8192)
+    (matrix,) = explain(masked, *given, empty(1024, 8192, dtype=torch.bool)).products
+    assert "would have to be converted first" in matrix.reason
+    (row,) = explain(masked, *given, empty(8192, dtype=torch.bool)).products
+    assert "converted" not in row.reason
+
+
+def test_an_operand_is_not_copied_to_all_rows() -> None:
+    def shifted(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+        return F.relu(F.linear(x, w, b) + r)
+
+    _, w, b = layer(1024, 8192, 8192)
+    x = empty(8, 128, 8192)
+    (product,) = explain(shifted, x, w, b, empty(128, 8192)).products
+    assert "would have to be copied to all rows" in product.reason
+    for shape in ((8, 128, 8192), (8, 128, 1), (1, 1, 8192), (8192,), ()):
+        (product,) = explain(shifted, x, w, b, empty(*shape)).products
+        assert "copied" not in product.reason, shape
+
+
+def test_a_product_is_split_only_where_the_parts_are_faster() -> None:
+    def gate(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        left, right = F.linear(x, w, b).chunk(2, -1)
+        return F.silu(left) * right
+
+    large, small = (explain(gate, *layer(*sizes)).products[0] for sizes in ((4096, 22016, 4096), (96, 1024, 512)))
+    assert large.is_fused or "products of the parts" in large.reason
+    assert not small.is_fused
+
+
+def test_autocast_is_planned_in_its_type() -> None:
+    def cast(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        with torch.autocast("meta", torch.bfloat16):
+            return activated(x, w, b)
+
+    if not torch.amp.is_autocast_available("meta"):
+        pytest.skip("PyTorch has no autocast for tensors without memory")
+    assert explain(cast, *layer(1024, 8192, 8192, torch.float32)).products[0].dtype is torch.bfloat16
+
+
+def test_on_a_cpu_everything_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    x, w, b = (torch.randn(shape) for shape in ((8, 16), (32, 16), (32,)))
+    (product,) = explain(activated, x, w, b).products
+    assert not product.is_fused
+    assert product.reason == "x is on cpu; kernels are for CUDA devices"
