@@ -1,0 +1,182 @@
+"""torch.compile's backend "cutfuse" and the pass for Inductor: names, modes, options, caches, and models left alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.config
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch._dynamo.utils import counters
+from torch._inductor.utils import run_and_get_code
+
+import cutfuse
+from cutfuse.compile import inductor_pass
+from cutfuse.routing import use_operators_everywhere
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _operators() -> Iterator[None]:
+    torch._dynamo.reset()
+    with use_operators_everywhere():
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches on disk that start empty."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(8, 16, generator=generator))
+        self.bias = nn.Parameter(torch.randn(8, generator=generator))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(F.linear(x, self.weight, self.bias)) * 2
+
+
+X = torch.randn(5, 16, generator=torch.Generator().manual_seed(1))
+
+
+def step(model: Callable[..., Tensor], parameters: list[Tensor]) -> list[Tensor]:
+    y = model(X)
+    return [y, *torch.autograd.grad(y.square().sum(), parameters)]
+
+
+@pytest.mark.usefixtures("caches")
+def test_training_is_found_in_the_caches_again() -> None:
+    model = Layer()
+    expected = step(model, list(model.parameters()))
+    for hits in (0, 1):
+        torch._dynamo.reset()
+        counters.clear()
+        found = step(torch.compile(model, backend="cutfuse"), list(model.parameters()))
+        torch.testing.assert_close(found, expected)
+        assert counters["aot_autograd"]["autograd_cache_hit"] == hits
+        assert counters["aot_autograd"]["autograd_cache_bypass"] == 0
+
+
+@pytest.mark.usefixtures("caches")
+def test_the_pass_is_found_in_the_caches_again() -> None:
+    model = Layer().requires_grad_(False)
+    for hits in (0, 1):
+        torch._dynamo.reset()
+        counters.clear()
+        with cutfuse.compile.installed():
+            compiled = torch.compile(model)
+            y, codes = run_and_get_code(compiled, X)
+        torch.testing.assert_close(y, model(X))
+        assert counters["aot_autograd"]["autograd_cache_hit"] == hits
+        assert any("torch.ops.cutfuse.linear" in code for code in codes) or hits
+    assert torch._inductor.config.pre_grad_custom_pass is None
+
+
+def test_a_model_with_nothing_to_fuse_compiles_to_what_inductor_makes() -> None:
+    def model(x: Tensor) -> Tensor:
+        return (x @ x.t()).softmax(-1) * 2
+
+    codes = []
+    for backend in ("cutfuse", "inductor"):
+        torch._dynamo.reset()
+        with torch._inductor.config.patch(force_disable_caches=True):
+            _, (code,) = run_and_get_code(torch.compile(model, backend=backend), X)
+        codes.append("\n".join(line for line in code.splitlines() if not line.startswith("#")))
+    assert codes[0] == codes[1]
+
+
+@pytest.fixture
+def patches(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What Inductor is given as its configuration, in place of a compilation."""
+    import torch._inductor.compile_fx
+
+    found: list[dict[str, Any]] = []
+
+    def compile_fx(module: fx.GraphModule, inputs: Any, config_patches: Any = None, **_: Any) -> Callable[..., Any]:
+        found.append(dict(config_patches or {}))
+        return module.forward
+
+    monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", compile_fx)
+    return found
+
+
+@pytest.mark.parametrize("arguments", [{}, {"mode": "default"}, {"mode": "max-autotune-no-cudagraphs"}])
+def test_modes_are_inductors(arguments: dict[str, Any], patches: list[dict[str, Any]]) -> None:
+    for backend in ("cutfuse", "inductor"):
+        torch._dynamo.reset()
+        torch.compile(Layer(), backend=backend, **arguments)(X)
+    assert patches[0] == patches[1]
+
+
+def test_options_are_inductors(patches: list[dict[str, Any]]) -> None:
+    torch.compile(Layer(), backend="cutfuse", options={"max_autotune": True})(X)
+    assert patches == [{"max_autotune": True}]
+    with pytest.raises(Exception, match="Unexpected optimization option no_such_option"):
+        torch.compile(Layer(), backend="cutfuse", options={"no_such_option": True})(X)
+
+
+def test_another_librarys_pass_stays(patches: list[dict[str, Any]]) -> None:
+    seen: list[int] = []
+
+    def other(graph: fx.Graph) -> None:
+        seen.append(len(graph.nodes))
+
+    with torch._inductor.config.patch(pre_grad_custom_pass=other):
+        torch.compile(Layer(), backend="cutfuse")(X)
+        assert torch._inductor.config.pre_grad_custom_pass is other
+        with cutfuse.compile.installed():
+            installed: Any = torch._inductor.config.pre_grad_custom_pass
+            assert installed.before == (other,)
+            assert installed.uuid() is None  # that pass has no number, so nothing may be cached
+            installed(fx.symbolic_trace(Layer()).graph)
+        assert torch._inductor.config.pre_grad_custom_pass is other
+    assert len(seen) == 1
+
+
+def test_installing_twice_is_installing_once() -> None:
+    config = torch._inductor.config
+    try:
+        cutfuse.compile.install()
+        first = config.pre_grad_custom_pass
+        cutfuse.compile.install()
+        assert config.pre_grad_custom_pass is first
+    finally:
+        cutfuse.compile.uninstall()
+    assert config.pre_grad_custom_pass is None
+    cutfuse.compile.uninstall()
+    assert config.pre_grad_custom_pass is None
+
+
+def test_a_pass_has_one_number_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = inductor_pass.installed_pass(None).uuid()
+    assert first == inductor_pass.installed_pass(None).uuid()
+    monkeypatch.setattr(inductor_pass, "cache_tag", lambda: "another version")
+    assert first != inductor_pass.installed_pass(None).uuid()
+
+
+def test_torch_lists_the_backend() -> None:
+    assert "cutfuse" in torch._dynamo.list_backends()
+
+
+def test_importing_cutfuse_imports_no_compiler() -> None:
+    code = "import sys, cutfuse; print([name for name in sys.modules if name.startswith('torch._inductor.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    before = "import sys, torch.library; print([name for name in sys.modules if name.startswith('torch._inductor.')])"
+    alone = subprocess.run([sys.executable, "-c", before], capture_output=True, text=True, check=True)
+    assert "compile_fx" not in done.stdout or done.stdout == alone.stdout
