@@ -116,6 +116,19 @@ def test_training(dtype: torch.dtype) -> None:
     assert "differentiates it" in product.reason
 
 
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_sum_that_needs_no_product(trains: bool) -> None:
+    """It is fused at every size, trained or not."""
+    x, w, b = layer(64, 96, 8)
+    w = nn.Parameter(w) if trains else w
+    torch._dynamo.reset()
+    found = cutfuse.explain_model(lambda x, w, b: (F.linear(x, w, b) / 2 * 1.5).sum(-1), x, w, b)
+    assert [product.program for product in found.products] == ["sum(((z / 2) * 1.5), -1)"]
+    if trains:
+        found = cutfuse.explain_model(lambda x, w, b: F.linear(x, w, b).relu().sum(-1), x, w, b)
+        assert "differentiates it" in found.products[0].reason
+
+
 def test_a_mask_would_have_to_be_converted() -> None:
     def masked(x: Tensor, w: Tensor, b: Tensor, m: Tensor) -> Tensor:
         return F.linear(x, w, b).masked_fill(m, 0.0)

@@ -11,9 +11,11 @@ from torch import Tensor, fx
 from .. import arguments, routing
 from ..epilogue import Program
 from ..epilogue.evaluate import arithmetic_dtype
+from ..matrix_vector import split
 from ..ops import schema
 from ..planning.linear_plan import LinearArguments, precision_of
 from ..planning.traced import plan_traced
+from ..reductions import ADDITIVE
 from .lifting import is_row_view
 from .nodes import is_call, name_of, tensor_of
 from .products import find_product, same
@@ -33,8 +35,19 @@ def why_left(region: Region) -> str:
     z, operands = _example(region.product.node), [_operand_example(region, k) for k in range(len(region.operands))]
     if routing.everywhere:
         return BARE if region.is_bare else ""
-    reason = arguments.why_composed(z, arithmetic_dtype(z, operands)) or _why_unfit(region, z, operands)
-    return reason or _why_slower(region, z, operands)
+    reason = arguments.why_composed(z, arithmetic_dtype(z, operands))
+    if reason or _needs_no_product(region, operands):
+        return reason
+    return _why_unfit(region, z, operands) or _why_slower(region, z, operands)
+
+
+def _needs_no_product(region: Region, operands: list[Tensor]) -> bool:
+    """Whether the sum of an affine chain comes to a product of x and one row: see `matrix_vector`."""
+    if region.reduction not in ADDITIVE:
+        return False
+    rows = [k for k, example in enumerate(operands) if not same(math.prod(example.shape[:-1]), 1)]
+    columns = [k for k, example in enumerate(operands) if example.dim() and not same(example.shape[-1], 1)]
+    return split(region.epilogue.text, tuple(rows), tuple(columns)) is not None
 
 
 def _why_unfit(region: Region, z: Tensor, operands: list[Tensor]) -> str:
