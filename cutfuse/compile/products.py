@@ -83,7 +83,9 @@ def _find_addmm(node: fx.Node) -> Product | None:
     is_bias = example.dim() == 1 and same(example.shape[0], z.shape[-1]) and alpha == beta == 1
     if is_bias:
         return _checked(Product(node, named.get("mat1"), named.get("mat2"), True, added))  # type: ignore[arg-type]
-    if beta == 0:  # then PyTorch does not read it
+    if beta == 0:  # then PyTorch does not read it, and gives it a gradient of zeros
+        if example.requires_grad:
+            return None
         return _checked(Product(node, named.get("mat1"), named.get("mat2"), True, scale=float(alpha)))  # type: ignore[arg-type]
     return _checked(
         Product(node, named.get("mat1"), named.get("mat2"), True, None, (added, float(beta)), float(alpha))  # type: ignore[arg-type]
