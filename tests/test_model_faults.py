@@ -64,6 +64,35 @@ def agree(model: Model, given: Sequence[Tensor], needs_grad: Sequence[int] = ())
 # Gradients
 
 
+def test_a_result_of_comparisons_needs_no_gradient() -> None:
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        return (torch.tanh(F.linear(x, w)) > 0.3).double()
+
+    given = tensors((4, 8), (6, 8))
+    (report,) = agree(model, given, needs_grad=(0, 1))
+    assert report.ended_at == "double"
+    (report,) = agree(model, given)
+    assert not report.ended_at
+
+
+def test_an_operand_that_is_compared_gives_no_gradient() -> None:
+    def model(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+        return torch.where(r > 0, F.linear(x, w), 0.5)
+
+    agree(model, tensors((4, 8), (6, 8), (4, 6)), needs_grad=(2,))
+    (report,) = agree(model, tensors((4, 8), (6, 8), (4, 6)), needs_grad=(1, 2))
+    assert report.is_fused
+
+
+def test_what_has_a_gradient_is_fused_without_one() -> None:
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.tanh(F.linear(x, w)) * 2
+
+    (report,) = agree(model, tensors((4, 8), (6, 8)), needs_grad=(1,))
+    assert report.is_fused
+
+
 def test_an_addend_without_a_say_has_a_gradient_of_zeros() -> None:
     def model(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
         return torch.relu(torch.addmm(r, x, w, beta=0, alpha=2))
@@ -73,3 +102,33 @@ def test_an_addend_without_a_say_has_a_gradient_of_zeros() -> None:
     agree(model, given, needs_grad=(0, 2))
     (report,) = agree(model, given, needs_grad=(0,))
     assert report.is_fused
+
+
+# Writes behind a region
+
+
+@pytest.mark.parametrize(
+    "write", [lambda r: r.mul_(2), lambda r: r.view(-1)[:3].add_(1), lambda r: torch.add(r, 1, out=r)]
+)
+def test_an_operand_is_written_before_the_backward_pass(write: Model) -> None:
+    def model(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+        y = torch.tanh(F.linear(x, w)) + r
+        write(r)
+        return y
+
+    given = tensors((4, 8), (6, 8), (4, 6))
+    (report,) = agree(model, given, needs_grad=(0, 1))
+    assert report.is_fused
+    assert "r0" not in report.program
+    (report,) = agree(model, given)
+    assert "r0" in report.program
+
+
+def test_an_input_is_written_before_the_backward_pass() -> None:
+    def model(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        h = x * 2
+        y = torch.tanh(F.linear(h, w))
+        h += 1
+        return y, h
+
+    agree(model, tensors((4, 8), (6, 8)), needs_grad=(0,))

@@ -20,6 +20,7 @@ from ..epilogue import Epilogue, EpilogueError
 from ..epilogue.expression import Expr, input, unlimited_operand
 from ..epilogue.expression import operand as numbered_operand
 from ..epilogue.types import type_of
+from .differentiation import last_writes, why_changed, why_undifferentiable
 from .lifting import Operand, StopError, check_operand, check_shape, is_row_view, lift, short_reason
 from .nodes import is_call, module_of, name_of, tensor_of
 from .products import Product, find_product, other_argument, row_added_next, same_shape
@@ -76,13 +77,14 @@ Judge = Callable[[Region], str]  # why a region is better left to the compiler; 
 def find_regions(graph: fx.Graph, epochs: dict[fx.Node, int], judge: Judge) -> list[Search]:
     """The products of a graph, each with its region. Regions do not overlap."""
     order = {node: place for place, node in enumerate(graph.nodes)}
+    writes = last_writes(graph)
     taken: set[fx.Node] = set()
     searches = []
     for node in graph.nodes:
         product = find_product(node)
         if product is None or node in taken:
             continue
-        search = _Growth(product, order, epochs, taken).search(judge)
+        search = _Growth(product, order, epochs, taken, writes).search(judge)
         searches.append(search)
         if search.region is not None:
             taken.update(search.region.cone, [search.region.out])
@@ -93,9 +95,14 @@ class _Growth:
     """The search from one product."""
 
     def __init__(
-        self, product: Product, order: dict[fx.Node, int], epochs: dict[fx.Node, int], taken: set[fx.Node]
+        self,
+        product: Product,
+        order: dict[fx.Node, int],
+        epochs: dict[fx.Node, int],
+        taken: set[fx.Node],
+        writes: dict[Any, int],
     ) -> None:
-        self.order, self.epochs, self.taken = order, epochs, taken
+        self.order, self.epochs, self.taken, self.writes = order, epochs, taken, writes
         self.start = product.node
         self.product = self._with_row(product)
         self.lifted: dict[fx.Node, tuple[fx.Node, ...]] = {}  # with the views of rows between z and the node
@@ -261,6 +268,9 @@ class _Growth:
             epilogue = Epilogue.from_expression(expression, len(operands))
         except (EpilogueError, StopError) as error:
             return short_reason(error)
+        unfit = self._why_undifferentiable(end if reduced is None else reduced, operands, epilogue)
+        if unfit:
+            return unfit
         name, keepdim = (reduction_of(reductions[0]) if reductions else None) or ("none", False)
         before, after = self._split_views(end, cone, operands, is_reduced=bool(reductions))
         if before is None:
@@ -277,6 +287,11 @@ class _Growth:
             reduction=name,
             keepdim=keepdim,
         )
+
+    def _why_undifferentiable(self, out: fx.Node, operands: list[Operand], epilogue: Epilogue) -> str:
+        inputs, sources = self.product.inputs, [operand.source for operand in operands]
+        changed = why_changed(out, [*inputs, *sources], self.order[out], self.writes)
+        return changed or why_undifferentiable(out, inputs, sources, epilogue.program)
 
     def _cone(self, end: fx.Node) -> list[fx.Node]:
         """The lifted nodes that a node is computed from, in order, with the node."""
