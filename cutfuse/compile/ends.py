@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from ..epilogue import Epilogue, EpilogueError
+from .differentiation import why_changed, why_undifferentiable
 from .growth import Growth
 from .lifting import Operand, StopError, is_row_view, short_reason
 from .nodes import is_call, name_of, tensor_of
@@ -56,8 +57,9 @@ def region_at(growth: Growth, end: fx.Node, reduced: fx.Node | None) -> Region |
     except (EpilogueError, StopError) as error:
         return short_reason(error)
     out = end if reduced is None else reduced
-    if _needs_gradient(out) and any(growth.schedule.is_written_after(operand.source, out) for operand in operands):
-        return "an operand, which the gradient may need, is written to afterwards"
+    unfit = _why_undifferentiable(growth, out, operands, epilogue)
+    if unfit:
+        return unfit
     name, keepdim = (reduction_of(reductions[0]) if reductions else None) or ("none", False)
     before, after = _split_views(growth, end, cone, operands, is_reduced=bool(reductions))
     if before is None:
@@ -74,6 +76,12 @@ def region_at(growth: Growth, end: fx.Node, reduced: fx.Node | None) -> Region |
         reduction=name,
         keepdim=keepdim,
     )
+
+
+def _why_undifferentiable(growth: Growth, out: fx.Node, operands: list[Operand], epilogue: Epilogue) -> str:
+    inputs, sources = growth.product.inputs, [operand.source for operand in operands]
+    changed = why_changed(out, [*inputs, *sources], growth.order[out], growth.schedule.writes)
+    return changed or why_undifferentiable(out, inputs, sources, epilogue.program)
 
 
 def _cone(growth: Growth, end: fx.Node) -> list[fx.Node]:
@@ -144,11 +152,6 @@ def _with_first_item(reduced: fx.Node) -> list[fx.Node]:
     """A reduction, and of one that gives indices too also the node that takes its values."""
     first = reduced.args[0]
     return [first, reduced] if reduced.target is operator.getitem and isinstance(first, fx.Node) else [reduced]
-
-
-def _needs_gradient(node: fx.Node) -> bool:
-    example = tensor_of(node)
-    return example is not None and example.requires_grad
 
 
 def _through_views(node: fx.Node) -> Iterator[fx.Node]:

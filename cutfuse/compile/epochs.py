@@ -62,23 +62,6 @@ def _is_known(function: Any) -> bool:
         return False
 
 
-def memory_of(node: fx.Node) -> fx.Node:
-    """The node in whose memory a node's result is, as far as views tell."""
-    while is_call(node) and not _allocates(node) and node.args and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    return node
-
-
-def find_writes(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """The last node that writes to the memory of each node that is written to."""
-    writes: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        if may_write(node):
-            written = [node.args[0]] if works_in_place(node) and node.args else node.all_input_nodes
-            writes.update((memory_of(item), node) for item in written if isinstance(item, fx.Node))
-    return writes
-
-
 def uses_transforms(graph: fx.Graph) -> bool:
     """Whether a graph enters transforms of torch.func, inside of which tensors have hidden dimensions."""
     return any(is_call(node) and name_of(node).startswith(_NESTING) for node in graph.nodes) or any(

@@ -35,6 +35,11 @@ class Product:
     part: Part | None = None
 
     @property
+    def inputs(self) -> list[fx.Node]:
+        """x, the weight, and the bias if there is one."""
+        return [self.x, self.weight, *([] if self.bias is None else [self.bias])]
+
+    @property
     def is_plain(self) -> bool:
         """Whether it is `x @ weight.T`, with or without a bias."""
         return self.addend is None and self.scale == 1.0
@@ -139,10 +144,10 @@ def _find_addmm(node: fx.Node) -> Product | None:
     is_bias = example.dim() == 1 and same(example.shape[0], z.shape[-1]) and alpha == beta == 1
     if is_bias:
         return _checked(Product(node, named.get("mat1"), named.get("mat2"), True, added))  # type: ignore[arg-type]
-    if beta == 0 and not example.requires_grad:  # then PyTorch does not read it
+    if beta == 0:  # then PyTorch does not read it, and gives it a gradient of zeros
+        if example.requires_grad:
+            return None
         return _checked(Product(node, named.get("mat1"), named.get("mat2"), True, scale=float(alpha)))  # type: ignore[arg-type]
-    if beta == 0:
-        return None
     return _checked(
         Product(node, named.get("mat1"), named.get("mat2"), True, None, (added, float(beta)), float(alpha))  # type: ignore[arg-type]
     )

@@ -1,0 +1,71 @@
+"""What autograd has to find of a region as it finds it of the nodes that the region replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ..epilogue import Program
+from .nodes import is_call, may_write, tensor_of, works_in_place
+
+
+def last_writes(graph: fx.Graph) -> dict[Any, int]:
+    """The place in the graph of the last node that may write to a memory, by what `_memory` gives of it."""
+    found = {}
+    for place, node in enumerate(graph.nodes):
+        for written in _written(node):
+            example = tensor_of(written)
+            if example is not None:
+                found[_memory(example)] = place
+    return found
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """The tensors that a node may write to. Bodies of higher-order operators write to none: Dynamo refuses those."""
+    if not is_call(node) or not may_write(node) or isinstance(node.target, torch._ops.HigherOrderOperator):
+        return []
+    if works_in_place(node) and node.kwargs.get("out") is None and node.args:
+        return [node.args[0]] if isinstance(node.args[0], fx.Node) else []
+    return node.all_input_nodes
+
+
+def _memory(example: Tensor) -> Any:
+    """What two tensors have in common that are views of the same memory."""
+    return example.untyped_storage()._cdata if example.layout is torch.strided else id(example)
+
+
+def why_changed(out: fx.Node, inputs: Sequence[fx.Node], place: int, writes: Mapping[Any, int]) -> str:
+    """Which of a layer's inputs is written behind `place`, where out needs a gradient; empty if none is.
+
+    The layer keeps its inputs for the backward pass, and PyTorch keeps some: not a residual that is added.
+    """
+    example = tensor_of(out)
+    if example is None or not example.requires_grad:
+        return ""
+    for node in inputs:
+        given = tensor_of(node)
+        if given is not None and writes.get(_memory(given), -1) > place:
+            return f"{node.name} is written before the backward pass reads it"
+    return ""
+
+
+def why_undifferentiable(out: fx.Node, inputs: Sequence[fx.Node], operands: Sequence[fx.Node], program: Program) -> str:
+    """Why a layer's result would need a gradient, and out needs none; empty if it would not. inputs: of the product."""
+    example = tensor_of(out)
+    if example is None or example.requires_grad or not example.is_floating_point():
+        return ""
+    if not any(map(_needs_gradient, (*inputs, *operands))):
+        return ""
+    reached = program.inputs_with_gradient
+    has_gradient = 0 in reached and any(map(_needs_gradient, inputs))
+    has_gradient |= any(k + 1 in reached and _needs_gradient(node) for k, node in enumerate(operands))
+    # Where the nodes have a derivative and their result needs no gradient, gradients are off.
+    return "" if has_gradient else "its result has no gradient, and an operator's would"
+
+
+def _needs_gradient(node: fx.Node) -> bool:
+    example = tensor_of(node)
+    return example is not None and example.requires_grad

@@ -1,0 +1,134 @@
+"""Models that the fusion pass had wrong, each with PyTorch's answer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch._dynamo.backends.debugging import aot_eager
+
+from cutfuse.compile.fusion import fuse
+from cutfuse.compile.report import ProductReport
+from cutfuse.routing import use_operators_everywhere
+
+Model = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _operators(one_thread: None) -> Iterator[None]:
+    """Everything that can be fused is, and a warning of the pass is an error."""
+    torch._dynamo.reset()
+    with use_operators_everywhere(), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="cutfuse leaves")
+        yield
+    torch._dynamo.reset()
+
+
+def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
+
+
+def agree(model: Model, given: Sequence[Tensor], needs_grad: Sequence[int] = ()) -> list[ProductReport]:
+    """Compares a compiled model with itself: results, what is written and gradients. Gives what became of products."""
+    reports: list[ProductReport] = []
+
+    def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        reports.extend(fuse(module))
+        compiled: Callable[..., Any] = aot_eager(module, inputs)
+        return compiled
+
+    answers = []
+    for function in (model, torch.compile(model, backend=backend, fullgraph=True)):
+        inputs = [tensor.clone().requires_grad_(k in needs_grad) for k, tensor in enumerate(given)]
+        found = function(*inputs)
+        results = list(found) if isinstance(found, tuple) else [found]
+        ends, leaves = [y for y in results if y.requires_grad], [inputs[k] for k in needs_grad]
+        loss = sum(y.square().sum() for y in ends)
+        gradients = list(torch.autograd.grad(loss, leaves, allow_unused=True)) if ends else []
+        answers.append((results, inputs, gradients))
+    (results, inputs, gradients), (own, own_inputs, own_gradients) = answers
+    assert [y.requires_grad for y in own] == [y.requires_grad for y in results]
+    torch.testing.assert_close(own, results, check_stride=True)
+    torch.testing.assert_close(own_inputs, inputs)
+    assert [g is None for g in own_gradients] == [g is None for g in gradients]
+    torch.testing.assert_close([g for g in own_gradients if g is not None], [g for g in gradients if g is not None])
+    return reports
+
+
+# Gradients
+
+
+def test_a_result_of_comparisons_needs_no_gradient() -> None:
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        return (torch.tanh(F.linear(x, w)) > 0.3).double()
+
+    given = tensors((4, 8), (6, 8))
+    (report,) = agree(model, given, needs_grad=(0, 1))
+    assert report.ended_at == "double"
+    (report,) = agree(model, given)
+    assert not report.ended_at
+
+
+def test_an_operand_that_is_compared_gives_no_gradient() -> None:
+    def model(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+        return torch.where(r > 0, F.linear(x, w), 0.5)
+
+    agree(model, tensors((4, 8), (6, 8), (4, 6)), needs_grad=(2,))
+    (report,) = agree(model, tensors((4, 8), (6, 8), (4, 6)), needs_grad=(1, 2))
+    assert report.is_fused
+
+
+def test_what_has_a_gradient_is_fused_without_one() -> None:
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.tanh(F.linear(x, w)) * 2
+
+    (report,) = agree(model, tensors((4, 8), (6, 8)), needs_grad=(1,))
+    assert report.is_fused
+
+
+def test_an_addend_without_a_say_has_a_gradient_of_zeros() -> None:
+    def model(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+        return torch.relu(torch.addmm(r, x, w, beta=0, alpha=2))
+
+    given = tensors((4, 8), (8, 6), (4, 6))
+    agree(model, given, needs_grad=(2,))
+    agree(model, given, needs_grad=(0, 2))
+    (report,) = agree(model, given, needs_grad=(0,))
+    assert report.is_fused
+
+
+# Writes behind a region
+
+
+@pytest.mark.parametrize(
+    "write", [lambda r: r.mul_(2), lambda r: r.view(-1)[:3].add_(1), lambda r: torch.add(r, 1, out=r)]
+)
+def test_an_operand_is_written_before_the_backward_pass(write: Model) -> None:
+    def model(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+        y = torch.tanh(F.linear(x, w)) + r
+        write(r)
+        return y
+
+    given = tensors((4, 8), (6, 8), (4, 6))
+    (report,) = agree(model, given, needs_grad=(0, 1))
+    assert report.is_fused
+    assert "r0" not in report.program
+    (report,) = agree(model, given)
+    assert "r0" in report.program
+
+
+def test_an_input_is_written_before_the_backward_pass() -> None:
+    def model(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        h = x * 2
+        y = torch.tanh(F.linear(h, w))
+        h += 1
+        return y, h
+
+    agree(model, tensors((4, 8), (6, 8)), needs_grad=(0,))

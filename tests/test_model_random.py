@@ -1,0 +1,215 @@
+"""Random models against PyTorch: values, types, layouts, writes and gradients of what the fusion pass makes of them.
+
+`pytest tests/test_model_random.py --random-minutes 20` looks for new faults, and `--random-seed` runs one of the seeds
+that it prints again. A fault is reported with the source of its model.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from conftest import RANDOM_RUNS, RandomRun
+from random_models import Program, make_program, namespace
+from torch import Tensor, fx
+from torch._dynamo.backends.debugging import aot_eager
+
+from cutfuse.compile.fusion import fuse
+from cutfuse.ops import schema
+from cutfuse.routing import use_operators_everywhere
+
+PROGRAMS = 70
+Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+@dataclass
+class Outcome:
+    """What a run of a model gives: its results, and what it leaves in its inputs and modules. None: no gradient."""
+
+    results: list[Tensor]
+    written: list[Tensor]
+    gradients: list[Tensor | None]
+    error: str = ""
+
+
+class FusingBackend:
+    """aot_eager behind the fusion pass; no C++ compiler runs. layers: how many layers were fused."""
+
+    def __init__(self) -> None:
+        self.layers = 0
+
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        fuse(module)
+        inner = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
+        found = sum(node.target is schema.layer for part in inner for node in part.graph.nodes)
+        self.layers += found
+        if not found:
+            return module.forward  # it is PyTorch's own
+        compiled: Callable[..., Any] = aot_eager(module, inputs)
+        return compiled
+
+
+def run(
+    program: Program, backend: Backend | None = None, is_reference: bool = False, noise: float = 0.0, grad: bool = True
+) -> Outcome:
+    """One run of a model, on inputs of its own; with torch.compile where there is a backend."""
+    known = namespace(is_reference, noise)
+    source = program.source.replace(".float()", ".double()") if is_reference else program.source
+    exec(source, known)
+    inputs = [known[name] for name in program.names]
+    modules = [value for value in known.values() if isinstance(value, torch.nn.Module)]
+    model = known["model"]
+    if backend is not None:
+        torch._dynamo.reset()
+        model = torch.compile(model, backend=backend, dynamic=program.is_dynamic or None)
+    torch.manual_seed(0)
+    results = list(model(*inputs))
+    written = [*inputs, *(value for module in modules for value in module.state_dict().values())]
+    outcome = Outcome(results, [value.detach().clone() for value in written], [])
+    leaves = [value for value in inputs if value.is_leaf and value.requires_grad]
+    leaves += [parameter for module in modules for parameter in module.parameters()]
+    try:
+        outcome.gradients = _gradients(results, leaves) if grad else []
+    except RuntimeError as error:
+        outcome.error = str(error)
+    return outcome
+
+
+def _gradients(results: list[Tensor], leaves: list[Tensor]) -> list[Tensor | None]:
+    ends = [value for value in results if value.requires_grad]
+    if not ends or not leaves:
+        return []
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(value.shape, generator=generator).to(value.dtype) for value in ends]
+    return list(torch.autograd.grad(ends, leaves, given, allow_unused=True, materialize_grads=True))
+
+
+def find_differences(program: Program, got: Outcome, expected: Outcome) -> list[str]:
+    """How a run differs from PyTorch's, a line for each tensor that does."""
+    differences = []
+    for kind in ("results", "written", "gradients"):
+        if kind == "gradients" and differences:
+            break
+        pairs = zip(getattr(got, kind), getattr(expected, kind), strict=True)
+        for index, (value, other) in enumerate(pairs):
+            found = _describe_difference(value, other, kind)
+            if found == "values" and _is_rounding(program, kind, index, value, other):
+                found = ""
+            if found:
+                differences.append(f"{kind}[{index}] differs in its {found}: {value}\nPyTorch has {other}")
+    return differences
+
+
+def _describe_difference(value: Tensor, other: Tensor, kind: str) -> str:
+    if value.dtype != other.dtype:
+        return f"type, {value.dtype} for {other.dtype}"
+    if value.shape != other.shape:
+        return f"shape, {tuple(value.shape)} for {tuple(other.shape)}"
+    if kind == "results" and value.requires_grad != other.requires_grad:
+        return f"requires_grad, {value.requires_grad} for {other.requires_grad}"
+    if kind == "results" and _strides(value) != _strides(other):
+        return f"strides, {value.stride()} for {other.stride()}"
+    value, other = value.detach(), other.detach()
+    if not value.is_floating_point():
+        return "" if torch.equal(value, other) else "values"
+    bound = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 4e-3}[value.dtype]
+    atol = bound * max(1.0, float(other.abs().max()) if other.numel() else 0.0)
+    return "" if torch.allclose(value, other, rtol=bound, atol=atol, equal_nan=True) else "values"
+
+
+def _strides(value: Tensor) -> list[int]:
+    """The strides that say something."""
+    return [stride for stride, size in zip(value.stride(), value.shape, strict=True) if size != 1 and value.numel()]
+
+
+def _is_rounding(program: Program, kind: str, index: int, value: Tensor, other: Tensor) -> bool:
+    """Whether a value is as near to the exact one as PyTorch's, or as near as the conditioning of the model lets it.
+
+    Fused chains round less often than PyTorch's operations, hence differently.
+    """
+
+    def exact(noise: float) -> Tensor:
+        found: Tensor = getattr(run(program, is_reference=True, noise=noise), kind)[index]
+        return found.detach()
+
+    if not value.is_floating_point():
+        return False
+    noise = (
+        2.0**-9 if program.is_rounded else torch.finfo(torch.float32 if "F32" in program.source else value.dtype).eps
+    )
+    reference = exact(0.0)
+    if reference.shape != value.shape or not value.isfinite().all():
+        return False
+    spread = max(_size(exact(noise) - reference) for _ in range(6))
+    error, own = _size(value.detach().double() - reference), _size(other.detach().double() - reference)
+    return error <= 1.1 * own + 3 * spread + 2 * noise * _size(reference)
+
+
+def _size(value: Tensor) -> float:
+    return float(value.double().square().mean().sqrt()) if value.numel() else 0.0
+
+
+def check(program: Program, backend: FusingBackend) -> str:
+    """What is wrong with a fused program; empty if nothing is, or where PyTorch's own compiler is wrong too."""
+    torch.manual_seed(0)
+    eager = run(program)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = _compare(program, backend, eager)
+    found += [str(item.message) for item in caught if "cutfuse" in str(item.message)]
+    if not found or _compare(program, aot_eager, eager):
+        return ""
+    return "\n".join(found)
+
+
+def _compare(program: Program, backend: Backend, eager: Outcome) -> list[str]:
+    try:
+        outcome = run(program, backend, grad=not eager.error)
+        return find_differences(program, outcome, eager)
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
+
+
+@pytest.fixture(autouse=True)
+def _operators(one_thread: None) -> Iterator[None]:
+    """Everything that can be fused is, and nothing that was compiled before is found again."""
+    torch._dynamo.reset()
+    with use_operators_everywhere(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch._dynamo.reset()
+
+
+def test_random_models(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture) -> None:
+    minutes, only = (request.config.getoption(f"--random-{option}") for option in ("minutes", "seed"))
+    run_of, backend = RandomRun("models"), FusingBackend()
+    end = time.monotonic() + 60 * minutes
+    seeds = iter(range(PROGRAMS)) if not minutes and only is None else _fresh_seeds(only, end)
+    for seed in seeds:
+        program = make_program(seed)
+        run_of.calls += 1
+        found = check(program, backend)
+        if found:
+            run_of.seeds.append(seed)
+            run_of.faults.append(f"--random-seed {seed}\n{program.source}\n\n{found}\n")
+    if minutes or only is not None:
+        request.config.stash[RANDOM_RUNS].append(run_of)
+        with capsys.disabled():
+            print(f"\n{run_of}", flush=True)
+    else:
+        assert backend.layers > PROGRAMS
+    assert not run_of.faults, "\n".join(run_of.faults)
+
+
+def _fresh_seeds(only: int | None, end: float) -> Iterator[int]:
+    if only is not None:
+        yield only
+        return
+    while time.monotonic() < end:
+        yield random.getrandbits(32)
