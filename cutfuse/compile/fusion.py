@@ -6,6 +6,7 @@ import logging
 import warnings
 
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 
 from .choice import why_left
 from .epochs import uses_transforms
@@ -24,7 +25,8 @@ def fuse(module: fx.GraphModule) -> list[ProductReport]:
     reports = []
     for graph_module in _graphs(module):
         try:
-            reports += _fuse_graph(graph_module)
+            with enable_python_dispatcher():  # of which examples with symbolic sizes have need in PyTorch 2.8
+                reports += _fuse_graph(graph_module)
         except Exception as error:
             _warn("a graph", error)
     return reports
