@@ -17,8 +17,9 @@ PARTS = ("module", "n", "k", "fused", "program", "ended_at", "reason")
 
 
 def pattern_of(module: str) -> str:
-    """A module's name with "*" for the numbers of layers."""
-    return ".".join("*" if part.isdigit() else part for part in module.split("."))
+    """A module's name with "*" for the numbers of layers; a name of nothing but numbers stays."""
+    parts = module.split(".")
+    return module if all(map(str.isdigit, parts)) else ".".join("*" if part.isdigit() else part for part in parts)
 
 
 def product_rows(products: Iterable[Any]) -> list[dict[str, Any]]:
