@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from bench import line_plot
 from bench.model_cases import FULL_BATCH, PRECISIONS, SMALL_BATCH
 from bench.model_contenders import COMPILE, CONTENDERS, CUTFUSE, CUTFUSE_GRAPHS
-from bench.model_suite import FIGURES, GPU, MEAN, WALL, covers, ratio_of
+from bench.model_suite import FIGURES, GPU, WALL, covers, ratio_of
 from bench.model_zoo import FORWARD, TRAINING
 from bench.plot import CONTENDER_COLOURS
 from bench.report import heading
@@ -32,8 +32,7 @@ def label_of(line: dict[str, Any]) -> str:
     """A line as its bar is labelled."""
     load = f"{line['load']} batch" if line["load"] else ""
     graphs = "CUDA graphs" if line["own"] == CUTFUSE_GRAPHS.name else ""
-    measure = line["measure"] if line["measure"] == MEAN else ""
-    parts = [line["kind"], line["precision"], load, graphs, FIGURES[line["figure"]], measure]
+    parts = [line["kind"], line["precision"], load, graphs, FIGURES[line["figure"]], line["measure"]]
     return f"{line['line']}  {', '.join(part for part in parts if part)}"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from bench.cases import TARGET_DEVICE
 from bench.format import MISSING, error, microseconds, ratio
 from bench.host_report import verdict_line
-from bench.model_cases import COMPILATION, ERRORS, PASSES, all_cases
+from bench.model_cases import COMPILATION, ERRORS, PASSES, all_cases, title_of
 from bench.model_contenders import COMPILE, COMPILE_GRAPHS, CONTENDERS, CUTFUSE, CUTFUSE_GRAPHS, EAGER
 from bench.model_suite import COLD, ERROR, FIGURES, GPU, GRADIENT_ERROR, GRAPHS, MEAN, WALL, ratio_of
 from bench.model_zoo import PACKAGES, remark_on
@@ -169,7 +169,8 @@ def explanations(results: dict[str, Any]) -> list[str]:
         "GPU: the device's time of a call that is queued behind other work. Wall: from the call until its result is "
         "there. Medians; contenders in turns, in random order, weights and inputs shared.",
         "A training step is the forward pass in train mode with the configuration's dropout, the backward pass and a "
-        "fused AdamW; parameters are of the precision's own type, without autocast. fp32 is at PyTorch's \"highest\".",
+        'fused AdamW. Parameters are of the precision\'s own type, without autocast; fp32 is at "highest", and '
+        "convolutions are in fp32 too.",
         "One token: against a static cache of 2048 positions, which holds 2047. Language models give the logits of the "
         "last word, and in training their loss. The MLPs' small batch is 2048.",
         "Compile time: the first call of a small batch in bf16, without caches. Graphs: of the small model with five "
@@ -189,11 +190,29 @@ def missing_line(results: dict[str, Any]) -> list[str]:
     return lines + [remark_on(package) for package in PACKAGES if results["settings"][package] is None]
 
 
+def graph_lines(results: dict[str, Any]) -> list[str]:
+    """Where a contender with CUDA graphs ran without them."""
+    found: dict[str, list[str]] = {}
+    for case in results["cases"]:
+        for name, entry in case["contenders"].items():
+            if "without_graphs" in entry:
+                found.setdefault(name, []).append(title_of(case))
+    return [
+        f"{CONTENDERS[name].label}: Inductor did without them in {'; '.join(titles)}." for name, titles in found.items()
+    ]
+
+
 def remarks(results: dict[str, Any]) -> list[str]:
     """What the figures are, the verdicts in total, failures, and what is missing."""
     no_verdict = results["settings"]["quick"] and results["machine"]["device"] == TARGET_DEVICE
     verdicts = "No verdict: the targets are those of the whole models." if no_verdict else verdict_line(results)
-    lines = [*explanations(results), verdicts, *note_lines(results["cases"]), *missing_line(results)]
+    lines = [
+        *explanations(results),
+        verdicts,
+        *note_lines(results["cases"]),
+        *graph_lines(results),
+        *missing_line(results),
+    ]
     if results["machine"].get("capability") and not results["machine"]["cutfuse_kernels"]:
         lines.append("cutfuse has no CUDA kernels in this build: its figures are those of composed PyTorch operations.")
     if results["left_out"]:

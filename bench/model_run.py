@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -33,6 +34,17 @@ class Options:
     effort: Effort
     seed: int = 0
     compilations: int = 2
+
+
+@contextmanager
+def convolutions_in_fp32() -> Iterator[None]:
+    """cuDNN takes tf32 for convolutions of fp32 by default, which is not the precision that the suite names."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 def prepare_for(inputs: Inputs) -> Callable[[], None]:
@@ -114,23 +126,29 @@ def expected_of(case: Case, module: nn.Module, inputs: Inputs) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Started:
-    """A contender that is compiled and warm: its call, and the microseconds that the host takes to issue it."""
+    """A contender that is compiled and warm: its call, and the microseconds that the host takes to issue it.
+
+    `without_graphs`: how many graphs Inductor ran without a CUDA graph though the contender asks for them.
+    """
 
     call: Call
     host_us: float
+    without_graphs: int
 
 
 def start(
     case: Case, contender: Contender, call_of: Callable[[Contender], Call], expected: Tensor | None, clock: Clock
 ) -> Started | str:
     """Compile and warm up; or a note on why the contender is not to be timed."""
+    counters = torch._dynamo.utils.counters["inductor"]
+    counters["cudagraph_skips"] = 0
     try:
         call = call_of(contender)
         call.before()
         result = call.run()
         note = "" if contender is EAGER else note_on_result(result, expected, case.precision)
         del result
-        return note or Started(call, warm_up(call, clock))
+        return note or Started(call, warm_up(call, clock), counters["cudagraph_skips"])
     except Exception as error:  # Out of memory or a fault of one compiler must not lose the others' times.
         return f"failed: {one_line(error)}"
 
@@ -149,9 +167,11 @@ def run_times(
     for contender in options.contenders:
         progress.stage(contender.label)
         found = start(case, contender, call_of, expected, clock)
-        entries[contender.name] = {"note": found} if isinstance(found, str) else {}
-        if not isinstance(found, str):
-            started[contender.name] = found
+        if isinstance(found, str):
+            entries[contender.name] = {"note": found}
+            continue
+        started[contender.name] = found
+        entries[contender.name] = {"without_graphs": found.without_graphs} if found.without_graphs else {}
     del expected
     progress.stage("timing")
     calls = {name: own.call for name, own in started.items()}
@@ -208,7 +228,8 @@ def run_case(case: Case, options: Options, clock: Clock, progress: Progress) -> 
     """Build the model and measure what the case is about; its figures as JSON holds them."""
     subject = Subject(case, options, case.is_small)
     needs_grad = case.kind == TRAINING
-    with torch.set_grad_enabled(needs_grad), PRECISIONS[case.precision].active(), quick_compilers(options.device):
+    precision = PRECISIONS[case.precision].active()
+    with torch.set_grad_enabled(needs_grad), precision, convolutions_in_fp32(), quick_compilers(options.device):
         if case.kind == COMPILATION:
             return run_compilation(subject, clock, progress)
         module = subject.build()

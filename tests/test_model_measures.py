@@ -242,6 +242,24 @@ def test_the_optimizer_of_a_training_step_leaves_the_weights() -> None:
     assert model_run.gradient_of(module, loss, seed=0) is None
 
 
+@pytest.mark.usefixtures("stand_ins", "one_thread")
+def test_a_contender_without_its_cuda_graphs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def skip(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] += 1
+        return graph.forward
+
+    torch._dynamo.register_backend(skip, name="without CUDA graphs")
+    graphs = replace(CONTENDERS["cutfuse-graphs"], backend="without CUDA graphs", mode=None)
+    monkeypatch.setitem(CONTENDERS, "cutfuse-graphs", graphs)
+    status, results = run(tmp_path / "run", "--filter", "forward batch 32 fp32", "--contenders", "eager,cutfuse-graphs")
+    assert status == 0
+    assert results["cases"][0]["contenders"]["cutfuse-graphs"]["without_graphs"] == 1
+    text = capsys.readouterr().out
+    assert "cutfuse, CUDA graphs: Inductor did without them in DLRM bottom MLP forward batch 32 fp32." in text
+
+
 def run(output: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     """Run the suite of the bottom MLP; the exit status and what it wrote."""
     command = ["models", "--device", "cpu", "--filter", "bottom", "--rounds", "2", "--output", str(output)]
