@@ -12,8 +12,7 @@ import cutfuse
 from bench.model_zoo import Inputs
 from bench.runner import one_line
 
-# What two products have in common where a table shows them as one; `m` depends on the batch.
-PARTS = ("module", "n", "k", "fused", "program", "ended_at", "reason")
+FATE = ("fused", "program", "ended_at", "reason")
 
 
 def pattern_of(module: str) -> str:
@@ -59,12 +58,9 @@ def fused_of(rows: Sequence[dict[str, Any]]) -> str:
     return f"{fused} of {whole}" if rows else ""
 
 
-def fusion_rows(cases: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every model's products over all of its cases; each row with the cases in which the product was treated so.
-
-    `cases` is "all" where that is every case of the model that has an explanation.
-    """
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+def fates_of(cases: Iterable[dict[str, Any]]) -> dict[tuple[Any, ...], list[str]]:
+    """By model, layer and what became of it: the cases in which that became of it, in one model as "all"."""
+    found: dict[tuple[Any, ...], list[str]] = {}
     titles: dict[str, list[str]] = {}
     for case in cases:
         if not case.get("products"):
@@ -72,15 +68,22 @@ def fusion_rows(cases: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         title = f"{case['variant']} {case['shape']} {case['precision']}"
         titles.setdefault(case["group"], []).append(title)
         for row in case["products"]:
-            key = (case["group"], row["count"], *(row[part] for part in PARTS))
-            about = {"model": case["group"], "count": row["count"], **{part: row[part] for part in PARTS}}
-            own = found.setdefault(key, {**about, "cases": []})["cases"]
+            layer = f"{row['count']} x {row['module']} {row['n']}x{row['k']}"
+            own = found.setdefault((case["group"], layer, *(row[part] for part in FATE)), [])
             if title not in own:
                 own.append(title)
-    for row in found.values():
-        if row["cases"] == titles[row["model"]]:
-            row["cases"] = "all"
-        else:
-            row["cases"] = "; ".join(row["cases"])
-    order = list(titles)
-    return sorted(found.values(), key=lambda row: order.index(row["model"]))
+    return {key: ["all"] if own == titles[key[0]] else own for key, own in found.items()}
+
+
+def fusion_rows(cases: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What became of every model's products over all of its cases: a row for the layers that were treated alike.
+
+    `layers` names them with how often they occur and their N x K. `cases` is "all" where that is every case of the
+    model that has an explanation.
+    """
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for (model, layer, *fate), own in fates_of(cases).items():
+        about = {"model": model, **dict(zip(FATE, fate, strict=True)), "cases": "; ".join(own)}
+        rows.setdefault(tuple(about.values()), {**about, "layers": []})["layers"].append(layer)
+    order = list(dict.fromkeys(row["model"] for row in rows.values()))
+    return sorted(rows.values(), key=lambda row: order.index(row["model"]))

@@ -17,9 +17,9 @@ from bench.report import heading, note_lines
 from bench.tables import Cell, Grid, markdown_table, print_fitting, print_lines, rich_console, rich_table
 
 LEFT = ("line", "what", "figure", "contender", "over", "cases", "target", "model", "pass", "batch", "precision")
-LEFT_OF_FUSION = ("model", "products", "fused", "program", "ended at", "reason", "cases")
+LEFT_OF_FUSION = ("model", "products, N x K", "fused", "program", "ended at", "reason", "cases")
 # What a narrow terminal goes without, the first soonest.
-DROPPABLE = ("line", "over", "contender", "eager ms", "products", "cases", "ended at", "program")
+DROPPABLE = ("line", "over", "contender", "eager ms", "cases", "ended at", "program")
 
 
 def target_cell(line: dict[str, Any]) -> Cell:
@@ -142,8 +142,7 @@ def fusion_table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid
     rows = results["fusion"]
     columns = {
         "model": [Cell(row["model"]) for row in rows],
-        "products": [Cell(f"{row['count']} x {row['module'] or MISSING}") for row in rows],
-        "N x K": [Cell(f"{row['n']}x{row['k']}") for row in rows],
+        "products, N x K": [Cell("; ".join(row["layers"])) for row in rows],
         "fused": [Cell("yes" if row["fused"] else "no", style="green" if row["fused"] else "") for row in rows],
         "program": [Cell(row["program"] or MISSING) for row in rows],
         "ended at": [Cell(row["ended_at"] or MISSING) for row in rows],

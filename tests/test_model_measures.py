@@ -77,15 +77,15 @@ def test_the_table_of_fusion_names_the_cases_where_they_differ() -> None:
 
     rows = fusion_rows(
         [
-            case("batch 1", product("fc", 1), unfused("out", 1)),
-            case("batch 8", product("fc", 8), product("out", 8)),
+            case("batch 1", product("fc", 1), unfused("out", 1), product("up", 1)),
+            case("batch 8", product("fc", 8), product("out", 8), product("up", 8)),
             {**case("batch 9"), "products": []},
         ]
     )
-    assert [(row["module"], row["fused"], row["cases"]) for row in rows] == [
-        ("fc", True, "all"),
-        ("out", False, "forward batch 1 bf16"),
-        ("out", True, "forward batch 8 bf16"),
+    assert [(row["layers"], row["fused"], row["cases"]) for row in rows] == [
+        (["1 x fc 64x16", "1 x up 64x16"], True, "all"),
+        (["1 x out 64x16"], False, "forward batch 1 bf16"),
+        (["1 x out 64x16"], True, "forward batch 8 bf16"),
     ]
 
 
@@ -286,7 +286,7 @@ def test_suite_measures_every_kind_of_case(tmp_path: Path, capsys: pytest.Captur
         for entry in cases["errors", "batch 32", precision]["contenders"].values():
             assert 0 < entry["error"] < limit
             assert 0 < entry["gradient_error"] < limit
-    assert [row["module"] for row in results["fusion"]] == ["0", "2", "4"]
+    assert [row["layers"] for row in results["fusion"]] == [["1 x 0 64x16", "1 x 2 64x16", "1 x 4 64x16"]]
     text = capsys.readouterr().out
     assert "What became of each product" in text
     assert "No verdict: the targets are those of an NVIDIA H200." in text

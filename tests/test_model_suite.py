@@ -313,7 +313,7 @@ def test_tables_show_verdicts_times_errors_and_fusion() -> None:
     assert "| BERT-large | 20.0 s | 8.0 s | 2 | 2 |" in lines
     errors = "| BERT-large | bf16 | 2.0e-03 | 2.0e-03 | 8.0e-04 | 0.400 | 4.0e-03 | 4.0e-03 | 1.6e-03 | 0.400 |"
     assert errors in lines
-    fused = "| ViT-B/16 | 12 x blocks.*.mlp.fc1 | 3072x768 | yes | gelu(z) | linear | a product begins | all |"
+    fused = "| ViT-B/16 | 12 x blocks.*.mlp.fc1 3072x768 | yes | gelu(z) | linear | a product begins | all |"
     assert fused in lines
     assert any("| no | - | reshape | nothing follows the product | all |" in line for line in lines)
     assert "- cutfuse failed: RuntimeError: no kernel (DLRM bottom MLP forward batch 2048 bf16)." in lines
