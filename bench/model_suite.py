@@ -184,6 +184,15 @@ def effort_of(quick: bool, rounds: int | None) -> Effort:
     return Effort(effort.seconds, rounds, rounds) if rounds else effort
 
 
+def free(device: torch.device) -> None:
+    """Free a case's memory, CUDA graphs' too: PyTorch 2.8 keeps those when its compilers are reset."""
+    if device.type == "cuda":
+        from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+
+        reset_cudagraph_trees()
+    release(device)
+
+
 def run_suite(
     cases: Sequence[Case],
     options: Options,
@@ -210,7 +219,7 @@ def run_suite(
             figures.update(run_case(case, options, clock, progress))
         except Exception as error:  # Out of memory while building, say: later cases may still fit.
             figures.update(contenders={}, note=f"failed: {one_line(error)}")
-        release(options.device)
+        free(options.device)
         seconds = time.perf_counter() - before
         budget.note(case.kind, seconds)
         figures["seconds"] = seconds

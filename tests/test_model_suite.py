@@ -192,7 +192,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     fake = Runs()
     monkeypatch.setattr(model_suite, "run_case", fake)
     monkeypatch.setattr(model_suite, "start_compiler", lambda device: None)
-    monkeypatch.setattr(model_suite, "release", lambda device: None)
+    monkeypatch.setattr(model_suite, "free", lambda device: None)
     return fake
 
 
