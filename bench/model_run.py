@@ -117,7 +117,7 @@ def note_on_result(result: Any, expected: Tensor | None, precision: str) -> str:
 
 
 def expected_of(case: Case, module: nn.Module, inputs: Inputs) -> Tensor | None:
-    """Eager's result in fp64's size; None for training, where a model may drop elements at random."""
+    """Eager's result as fp64 numbers; None for training, where a model may drop elements at random."""
     if case.kind == TRAINING:
         return None
     inputs.rewind(inputs)

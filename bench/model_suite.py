@@ -189,8 +189,19 @@ def free(device: torch.device) -> None:
     if device.type == "cuda":
         from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 
+        torch.cuda.synchronize(device)
         reset_cudagraph_trees()
     release(device)
+
+
+def go_on_after(case: Case, device: torch.device) -> None:
+    """Make room for the next case; exits where a kernel's fault has cost the process its device."""
+    try:
+        free(device)
+    except RuntimeError as error:
+        raise SystemExit(
+            f"the device is lost after {case.title}: {one_line(error)}. The same command goes on with the next case."
+        ) from error
 
 
 def run_suite(
@@ -219,12 +230,12 @@ def run_suite(
             figures.update(run_case(case, options, clock, progress))
         except Exception as error:  # Out of memory while building, say: later cases may still fit.
             figures.update(contenders={}, note=f"failed: {one_line(error)}")
-        free(options.device)
         seconds = time.perf_counter() - before
         budget.note(case.kind, seconds)
         figures["seconds"] = seconds
         on_case(figures)
         progress.finish({**figures, "summary": line_of(figures)})
+        go_on_after(case, options.device)
     return left_out
 
 

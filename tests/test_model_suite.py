@@ -245,6 +245,19 @@ def test_a_failing_case_is_recorded_and_may_be_tried_again(
     assert (status, runs.titles, len(results["cases"])) == (0, [failing], 8)
 
 
+def test_a_case_that_costs_the_device_is_recorded_before_the_run_ends(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(device: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model_suite, "free", lose)
+        with pytest.raises(SystemExit, match="the device is lost after DLRM bottom MLP forward batch 32 bf16: Runtime"):
+            run(tmp_path / "run")
+    assert len(run(tmp_path / "run")[1]["cases"]) == len(runs.titles) == 18
+
+
 def test_the_time_limit_leaves_cases_for_the_next_run(
     runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
