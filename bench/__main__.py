@@ -1,4 +1,4 @@
-"""The command line: run a suite, render the results of one again, or make the summary that is committed."""
+"""The command line: run a suite, render the results of one again, merge runs, or make the summary."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.command_line import REPORTS, parse
+
 if TYPE_CHECKING:
     from bench.timing import Effort
 
-# Relative, as they are printed: what a run writes, which git ignores, and the summaries that are committed.
+# Relative, as it is printed: what a run writes, which git ignores.
 RAW = Path(os.path.relpath(Path(__file__).parent / "raw"))
-SUMMARIES = RAW.with_name("results")
-# The reference run on an H200 is to fit into four minutes; the linear suite has 162 cases.
-TIME_LIMITS = {"reference": 240.0, "linear": 540.0, "reduce": 240.0, "pointwise": 240.0, "fp32": 240.0}
-# Suites with tables and plots of their own; a plot is a module's `write_png`, and what is added to its file's name.
-REPORTS = {"accuracy": "bench.accuracy_report", "fp32": "bench.fp32_report", "host": "bench.host_report"}
+# A plot is a module's `write_png`, and what is added to its file's name.
 PLOTS = {
     "accuracy": (("bench.accuracy_plot", ""),),
     "fp32": (("bench.fp32_plot", ""), ("bench.accuracy_plot", "-error")),
     "host": (("bench.host_plot", ""),),
+    "models": (("bench.model_plot", ""),),
 }
 
 
@@ -35,68 +34,6 @@ def prefer_installed_package() -> None:
     root = str(Path(__file__).resolve().parent.parent)
     elsewhere = [entry for entry in sys.path if str(Path(entry or ".").resolve()) != root]
     sys.path[:] = [*elsewhere, root]
-
-
-def add_common(command: argparse.ArgumentParser) -> None:
-    """The options that every suite has."""
-    command.add_argument("--quick", action="store_true", help="fewer cases and rounds, no max-autotune")
-    command.add_argument(
-        "--output",
-        type=Path,
-        metavar="NAME",
-        help="write NAME.json and NAME.png; default: bench/raw/SUITE-DEVICE",
-    )
-    command.add_argument(
-        "--filter", action="append", default=[], metavar="TEXT", help="only cases with TEXT in their title"
-    )
-    command.add_argument("--device", help="cuda or cpu; the default is cuda where there is one")
-    command.add_argument("--rounds", type=int, help="exactly this many timed rounds for each case")
-    command.add_argument(
-        "--seed", type=int, default=0, help="of the launches' order, and of the accuracy suite's inputs"
-    )
-    command.add_argument("--commit", help="the code's commit, where it is not a git checkout")
-
-
-def add_accuracy(command: argparse.ArgumentParser) -> None:
-    """The accuracy suite's options: its contenders are the precisions, and it takes seconds."""
-    add_common(command)
-    command.set_defaults(contenders=None)
-
-
-def add_host(command: argparse.ArgumentParser) -> None:
-    """The host suite's options: its contenders are PyTorch's call and cutfuse's, compiled where the line says so."""
-    add_common(command)
-    command.add_argument("--time-limit", type=float, metavar="SECONDS", help="default 240, and 30 with --quick")
-    command.set_defaults(contenders=None)
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line's arguments."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Benchmarks of cutfuse against PyTorch.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for suite, limit in TIME_LIMITS.items():
-        command = commands.add_parser(suite, help=f"run the {suite} suite")
-        add_common(command)
-        command.add_argument("--time-limit", type=float, default=limit, metavar="SECONDS", help=f"default {limit:.0f}")
-        command.add_argument("--contenders", help="comma-separated: mm,eager,compile,max-autotune,cutfuse,cutfuse-kept")
-    add_accuracy(commands.add_parser("accuracy", help="fp32 products of every precision against fp64"))
-    add_host(commands.add_parser("host", help="the host's time of a call, and stacks of layers from end to end"))
-    render = commands.add_parser("render", help="the table and the PNG from a results file")
-    render.add_argument("results", type=Path)
-    render.add_argument("--markdown", action="store_true", help="print Markdown")
-    render.add_argument(
-        "--summary",
-        action="store_true",
-        help=f"print the documentation's short Markdown, of {', '.join(REPORTS)}",
-    )
-    render.add_argument(
-        "--without", action="append", default=[], metavar="HEADING", help="leave this column out of the Markdown"
-    )
-    render.add_argument("--png", type=Path, help="where to draw; the default is beside the results file")
-    summary = commands.add_parser("summarise", help="the part of a results file that is committed")
-    summary.add_argument("results", type=Path)
-    summary.add_argument("--output", type=Path, metavar="FOLDER", default=SUMMARIES, help="default: bench/results")
-    return parser.parse_args(arguments)
 
 
 def contender_names(options: argparse.Namespace, is_cuda: bool) -> tuple[str, ...]:
@@ -137,7 +74,8 @@ def report_of(suite: str) -> Any:
 def default_output(options: argparse.Namespace, device_name: str) -> Path:
     """Where results go: a name for each suite and device, and another where only a part of the suite was asked for."""
     partial = options.quick or options.filter or options.contenders or options.rounds
-    words = [options.command, *device_name.lower().split(), *(["partial"] if partial else [])]
+    shard = ["shard", *options.shard.split("/")] if options.shard else []
+    words = [options.command, *device_name.lower().split(), *(["partial"] if partial else []), *shard]
     return RAW / "-".join(words)
 
 
@@ -160,8 +98,9 @@ def settings_of(options: argparse.Namespace, names: tuple[str, ...], effort: Eff
 
 def has_failures(results: dict[str, Any]) -> bool:
     """Whether a case could not be built, or a contender failed or gave a wrong result."""
-    entries = [entry for case in results["cases"] for entry in (case, *case["contenders"].values())]
-    return any(entry.get("note", "").startswith(("failed", "wrong")) for entry in entries)
+    from bench.report import has_failed
+
+    return any(has_failed(case) for case in results["cases"])
 
 
 def results_file(options: argparse.Namespace, facts: dict[str, object], is_cuda: bool) -> Path:
@@ -236,6 +175,37 @@ def run_host(options: argparse.Namespace) -> int:
         results["left_out"] = host_suite.run_suite(chosen, device, effort, options.seed, budget, progress, on_case)
     finish(results, written, began)
     return 1 if has_failures(results) else 0
+
+
+def run_models(options: argparse.Namespace) -> int:
+    """Run the models suite, or go on with it; 1 where a contender failed or was wrong."""
+    from bench import model_command
+
+    if options.list:
+        return model_command.list_cases(options)
+    plan = model_command.plan(options)
+    facts = plan.results["machine"]
+    warn_without_kernels(facts, plan.is_cuda)
+    written = results_file(options, facts, plan.is_cuda)
+    began = time.perf_counter()
+    model_command.run(plan, written, fresh=options.fresh, retry=options.retry)
+    finish(plan.results, written, began)
+    return 1 if has_failures(plan.results) else 0
+
+
+def merge(options: argparse.Namespace) -> int:
+    """Put several runs of the models suite into one file, and print and draw it."""
+    from bench import model_command, report
+
+    results = model_command.merge([load(path, "merge") for path in options.results])
+    device = results["machine"]["device"].lower().split()
+    output = options.output or RAW / "-".join([results["suite"], *device, "merged"])
+    written = output.parent / f"{output.name.removesuffix('.json')}.json"
+    report_of(results["suite"]).show(results)
+    report.save(results, written)
+    print(f"Results: {written}")
+    draw(results, written.with_suffix(".png"))
+    return 0
 
 
 def run_accuracy(options: argparse.Namespace) -> int:
@@ -384,7 +354,14 @@ def render(options: argparse.Namespace) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """The entry point; returns the exit status."""
     options = parse(arguments)
-    commands = {"render": render, "summarise": summarise, "accuracy": run_accuracy, "host": run_host}
+    commands = {
+        "render": render,
+        "summarise": summarise,
+        "merge": merge,
+        "accuracy": run_accuracy,
+        "host": run_host,
+        "models": run_models,
+    }
     return commands.get(options.command, run)(options)
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from bench.format import ratio
+from bench import line_plot
 from bench.host_cases import DRAWN_BARE, DRAWN_GELU
 from bench.host_suite import MEAN, PYTORCH, covers
 from bench.host_suite import ratio as ratio_of
@@ -35,30 +35,8 @@ def ratios_of(results: dict[str, Any], line: dict[str, Any]) -> list[float]:
 
 def draw_lines(axes: Axes, results: dict[str, Any], lines: list[dict[str, Any]]) -> None:
     """A bar for each line, a dot for each of its shapes, and a mark at its target."""
-    longest = 1.0
-    for place, line in enumerate(lines):
-        cells = ratios_of(results, line)
-        axes.barh(place, line["ratio"], height=0.7, color=CONTENDER_COLOURS["cutfuse"])
-        axes.plot(cells, [place] * len(cells), ".", color=CONTENDER_COLOURS["max-autotune"], markersize=3)
-        ends = [line["ratio"], *cells]
-        if line["at_most"] is not None:
-            axes.plot([line["at_most"]] * 2, [place - 0.42, place + 0.42], color="#333333", linewidth=1.6)
-            ends.append(line["at_most"])
-        text = f"{ratio(line['ratio'])}, {line['verdict']}" if line["verdict"] else ratio(line["ratio"])
-        axes.annotate(text, (max(ends), place), xytext=(4, 0), textcoords="offset points", va="center", size=7)
-        longest = max(longest, *ends)
-    axes.axvline(1, color="#b8b8b8", linewidth=0.9)
-    axes.set_yticks(range(len(lines)), [label_of(line) for line in lines], size=7)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.25 * longest)
-    axes.set_title(
-        "cutfuse's time / PyTorch's: the mark is the target, dots are shapes", size=8, loc="left", weight="bold"
-    )
-    axes.grid(axis="x", color="#e4e4e4", linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.tick_params(axis="x", labelsize=7)
-    axes.tick_params(axis="y", length=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
+    title = "cutfuse's time / PyTorch's: the mark is the target, dots are shapes"
+    line_plot.draw_lines(axes, lines, list(map(label_of, lines)), [ratios_of(results, line) for line in lines], title)
 
 
 def drawn_points(results: dict[str, Any]) -> dict[str, list[tuple[float, float]]]:

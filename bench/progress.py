@@ -70,7 +70,9 @@ class BarProgress(Progress):
 
 
 def summary(figures: dict[str, Any]) -> str:
-    """One line on a finished case."""
+    """One line on a finished case: its `summary` where a suite gives one, or the medians."""
+    if "summary" in figures:
+        return f"{figures['summary']} ({figures['seconds']:.1f} s)"
     parts = [
         f"{name} {microseconds(entry.get('median_us'))} us" if "median_us" in entry else f"{name} {entry['note']}"
         for name, entry in figures["contenders"].items()

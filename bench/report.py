@@ -167,6 +167,12 @@ def note_lines(cases: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+def has_failed(case: dict[str, Any]) -> bool:
+    """Whether a case could not be built, or one of its contenders failed or gave a wrong result."""
+    entries = (case, *case["contenders"].values())
+    return any(entry.get("note", "").startswith(("failed", "wrong")) for entry in entries)
+
+
 def markdown(results: dict[str, Any], without: tuple[str, ...] = ()) -> str:
     """The table and the remarks as Markdown, medians only, without the columns of the headings in `without`."""
     lines = [f"**{heading(results)}**", "", *markdown_table(*table(results, without), WORDS)]

@@ -15,6 +15,8 @@ from bench.report import tidy
 LARGEST_BYTES = 50_000
 # No table and no plot reads these.
 UNREAD = frozenset({"host_us", "rounds", "rounding", "compile_s", "seconds", "reasons", "is_exact"})
+# Of the models suite: its table of what was fused is made of the products.
+UNREAD |= {"gpu_range_us", "wall_range_us", "products"}
 PRODUCT = "product"  # the route of the accuracy suite whose errors are shown; gradients are judged by their ratios
 
 

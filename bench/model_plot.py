@@ -1,0 +1,109 @@
+"""The models suite's plot: every line's ratio beside its target, and each model's times over torch.compile's."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bench import line_plot
+from bench.model_cases import FULL_BATCH, PRECISIONS, SMALL_BATCH
+from bench.model_contenders import COMPILE, CONTENDERS, CUTFUSE, CUTFUSE_GRAPHS
+from bench.model_suite import FIGURES, GPU, WALL, covers, ratio_of
+from bench.model_zoo import FORWARD, TRAINING
+from bench.plot import CONTENDER_COLOURS
+from bench.report import heading
+
+COLOURS = {
+    "eager": "#8c8c8c",
+    "compile-graphs": CONTENDER_COLOURS["compile"],
+    "cutfuse": CONTENDER_COLOURS["cutfuse"],
+    "cutfuse-graphs": "#b5502a",
+}
+SHOWN = tuple(COLOURS)  # torch.compile itself is the line at 1
+PANELS = ((FORWARD, SMALL_BATCH), (FORWARD, FULL_BATCH), (TRAINING, FULL_BATCH))
+LINE_HEIGHT, MODEL_HEIGHT = 0.26, 0.24  # inches
+
+
+def label_of(line: dict[str, Any]) -> str:
+    """A line as its bar is labelled."""
+    load = f"{line['load']} batch" if line["load"] else ""
+    graphs = "CUDA graphs" if line["own"] == CUTFUSE_GRAPHS.name else ""
+    parts = [line["kind"], line["precision"], load, graphs, FIGURES[line["figure"]], line["measure"]]
+    return f"{line['line']}  {', '.join(part for part in parts if part)}"
+
+
+def ratios_of(results: dict[str, Any], line: dict[str, Any]) -> list[float]:
+    """The ratios of a line's cases."""
+    values = [ratio_of(line, case) for case in results["cases"] if covers(line, case)]
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def quotient(case: dict[str, Any], name: str, figure: str) -> float | None:
+    """A contender's time over torch.compile's."""
+    return ratio_of({"own": name, "rival": COMPILE.name, "figure": figure}, case)
+
+
+def draw_times(axes: Axes, cases: list[dict[str, Any]], title: str) -> None:
+    """Each case's contenders over torch.compile: a dot for the GPU's time, and a ring for the wall clock's."""
+    for place, case in enumerate(cases):
+        for name in SHOWN:
+            for figure, fill in ((GPU, COLOURS[name]), (WALL, "none")):
+                value = quotient(case, name, figure)
+                if value is not None:
+                    axes.plot(value, place, "o", markersize=5, markeredgecolor=COLOURS[name], markerfacecolor=fill)
+    axes.axvline(1, color=CONTENDER_COLOURS["compile"], linewidth=0.9)
+    axes.set_yticks(range(len(cases)), [f"{case['group']}, {case['shape']}" for case in cases], size=6)
+    axes.invert_yaxis()
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_title(title, size=8, loc="left", weight="bold")
+    axes.tick_params(axis="x", labelsize=7)
+    axes.grid(axis="both", color="#e4e4e4", linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def panels_of(results: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """The titles and cases of the panels that have any, a pass and a batch after another, bf16 beside fp32."""
+    found = []
+    for kind, load in PANELS:
+        for precision in PRECISIONS:
+            own = [
+                case
+                for case in results["cases"]
+                if (case["variant"], case["load"], case["precision"]) == (kind, load, precision)
+                and quotient(case, CUTFUSE.name, GPU) is not None
+            ]
+            if own:
+                found.append((f"{kind}, {precision}, {load} batch", own))
+    return found
+
+
+def write_png(results: dict[str, Any], path: Path) -> bool:
+    """Draw `results` into `path`; False where nothing was measured."""
+    lines = [line for line in results["lines"] if line["ratio"] is not None and math.isfinite(line["ratio"])]
+    if not lines:
+        return False
+    panels = panels_of(results)
+    rows = [panels[start : start + 2] for start in range(0, len(panels), 2)]
+    heights = [LINE_HEIGHT * len(lines) + 0.6]
+    heights += [MODEL_HEIGHT * max(len(cases) for _, cases in row) + 0.6 for row in rows]
+    figure = Figure(figsize=(11, sum(heights) + 0.8), layout="constrained")
+    grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
+    title = "cutfuse / the other: the mark is the target, dots are models"
+    cells = [ratios_of(results, line) for line in lines]
+    line_plot.draw_lines(figure.add_subplot(grid[0, :]), lines, list(map(label_of, lines)), cells, title)
+    for place, row in enumerate(rows, start=1):
+        for column, (name, cases) in enumerate(row):
+            draw_times(figure.add_subplot(grid[place, column]), cases, f"{name}: time / torch.compile's")
+    for name in SHOWN:
+        figure.axes[-1].plot([], [], "o", color=COLOURS[name], label=CONTENDERS[name].label)
+    figure.legend(loc="outside lower center", ncols=len(SHOWN), frameon=False, fontsize=7)
+    figure.suptitle(f"{heading(results)}\nFilled: GPU time; rings: wall time", size=7)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    return True

@@ -1,0 +1,267 @@
+"""The models suite's results as tables: lines with verdicts, times, compilation, errors, and what was fused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from bench.cases import TARGET_DEVICE
+from bench.format import MISSING, error, microseconds, ratio
+from bench.host_report import verdict_line
+from bench.model_cases import COMPILATION, ERRORS, PASSES, all_cases, title_of
+from bench.model_contenders import COMPILE, COMPILE_GRAPHS, CONTENDERS, CUTFUSE, CUTFUSE_GRAPHS, EAGER
+from bench.model_suite import COLD, ERROR, FIGURES, GPU, GRADIENT_ERROR, GRAPHS, MEAN, WALL, ratio_of
+from bench.model_zoo import PACKAGES, remark_on
+from bench.report import heading, note_lines
+from bench.tables import Cell, Grid, markdown_table, print_fitting, print_lines, rich_console, rich_table
+
+LEFT = ("line", "what", "figure", "contender", "over", "cases", "target", "model", "pass", "batch", "precision")
+LEFT_OF_FUSION = ("model", "products, N x K", "fused", "program", "ended at", "reason", "cases")
+# What a narrow terminal goes without, the first soonest.
+DROPPABLE = ("line", "over", "contender", "eager ms", "cases", "ended at", "program")
+
+
+def target_cell(line: dict[str, Any]) -> Cell:
+    """The limit and the verdict."""
+    limit = f"≤ {line['at_most']:g}" + (f", or {line['or_more']:g} s more" if line["or_more"] else "")
+    if line["verdict"] is None:
+        return Cell(limit)
+    return Cell(f"{line['verdict']} ({limit})", style="green" if line["verdict"] == "met" else "bold red")
+
+
+def cases_cell(line: dict[str, Any]) -> Cell:
+    """How many of the line's cases were measured, and what of them the ratio is."""
+    counted = f"{line['cases']} of {line['expected']}"
+    if line["measure"] == MEAN:
+        return Cell(f"{counted}: {MEAN}")
+    return Cell(f"{counted}: worst, {line['where']}" if line["where"] else counted)
+
+
+def what_cell(line: dict[str, Any]) -> Cell:
+    """The kind of cases that a line has."""
+    load = f"{line['load']} batch" if line["load"] else ""
+    return Cell(", ".join(part for part in (line["kind"], line["precision"], load) if part))
+
+
+def chosen(columns: dict[str, list[Cell]], without: tuple[str, ...]) -> Grid:
+    """A table of columns but for those named in `without`."""
+    kept = {name: cells for name, cells in columns.items() if name not in without}
+    return list(kept), [list(row) for row in zip(*kept.values(), strict=True)]
+
+
+def table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid:
+    """The lines; columns named in `without` are left out."""
+    lines = results["lines"]
+    columns = {
+        "line": [Cell(str(line["line"])) for line in lines],
+        "what": [what_cell(line) for line in lines],
+        "figure": [Cell(FIGURES[line["figure"]]) for line in lines],
+        "contender": [Cell(CONTENDERS[line["own"]].label) for line in lines],
+        "over": [Cell(CONTENDERS[line["rival"]].label) for line in lines],
+        "cases": [cases_cell(line) for line in lines],
+        "ratio": [Cell(ratio(line["ratio"]), style="bold") for line in lines],
+        "target": [target_cell(line) for line in lines],
+    }
+    return chosen(columns, without)
+
+
+def failed_cell(entry: dict[str, Any] | None) -> Cell:
+    """For a contender without a figure: a dash, or that it failed; notes say more."""
+    if entry is None or "note" not in entry:
+        return Cell(MISSING)
+    return Cell(entry["note"].split(":")[0], style="bold red")
+
+
+def times_cell(case: dict[str, Any], name: str) -> Cell:
+    """A contender's milliseconds: of the device, and of the wall clock."""
+    entry = case["contenders"].get(name)
+    if entry is None or GPU not in entry:
+        return failed_cell(entry)
+    return Cell(" / ".join(microseconds(1e-3 * entry[figure]) for figure in (GPU, WALL)))
+
+
+def quotients_cell(case: dict[str, Any], own: str, rival: str) -> Cell:
+    """The ratios of both times."""
+    found = [ratio_of({"own": own, "rival": rival, "figure": figure}, case) for figure in (GPU, WALL)]
+    return Cell(MISSING if None in found else " / ".join(ratio(value) for value in found), style="bold")
+
+
+def times_table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid:
+    """Every timed case."""
+    cases = [case for case in results["cases"] if case["variant"] in PASSES]
+    present = [name for name in CONTENDERS if any(name in case["contenders"] for case in cases)]
+    columns = {
+        "model": [Cell(case["group"]) for case in cases],
+        "pass": [Cell(case["variant"]) for case in cases],
+        "batch": [Cell(case["shape"].removeprefix("batch ")) for case in cases],
+        "precision": [Cell(case["precision"]) for case in cases],
+        **{f"{CONTENDERS[name].label} ms": [times_cell(case, name) for case in cases] for name in present},
+        "cutfuse / torch.compile": [quotients_cell(case, CUTFUSE.name, COMPILE.name) for case in cases],
+        "with CUDA graphs": [quotients_cell(case, CUTFUSE_GRAPHS.name, COMPILE_GRAPHS.name) for case in cases],
+        "products fused": [Cell(case.get("fused") or MISSING) for case in cases],
+    }
+    return chosen(columns, without)
+
+
+def figure_cell(case: dict[str, Any], name: str, figure: str, text: Callable[[float], str]) -> Cell:
+    """One figure of a contender."""
+    entry = case["contenders"].get(name)
+    return Cell(text(entry[figure])) if entry and figure in entry else failed_cell(entry)
+
+
+def compilation_table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid:
+    """Compile times and numbers of graphs."""
+    cases = [case for case in results["cases"] if case["variant"] == COMPILATION]
+    columns = {"model": [Cell(case["group"]) for case in cases]}
+    for figure, text in ((COLD, "{:.1f} s".format), (GRAPHS, str)):
+        for contender in (COMPILE, CUTFUSE):
+            cells = [figure_cell(case, contender.name, figure, text) for case in cases]
+            columns[f"{FIGURES[figure]}: {contender.label}"] = cells
+    return chosen(columns, without)
+
+
+def errors_table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid:
+    """Errors against fp64, each with its ratio to eager's."""
+    cases = [case for case in results["cases"] if case["variant"] == ERRORS]
+    columns = {
+        "model": [Cell(case["group"]) for case in cases],
+        "precision": [Cell(case["precision"]) for case in cases],
+    }
+    for figure in (ERROR, GRADIENT_ERROR):
+        for contender in (EAGER, COMPILE, CUTFUSE):
+            cells = [figure_cell(case, contender.name, figure, error) for case in cases]
+            columns[f"{FIGURES[figure]}: {contender.label}"] = cells
+        about = {"own": CUTFUSE.name, "rival": EAGER.name, "figure": figure}
+        columns[f"{FIGURES[figure]}: cutfuse / eager"] = [Cell(ratio(ratio_of(about, case))) for case in cases]
+    return chosen(columns, without)
+
+
+def fusion_table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid:
+    """What became of every product of every model."""
+    rows = results["fusion"]
+    columns = {
+        "model": [Cell(row["model"]) for row in rows],
+        "products, N x K": [Cell("; ".join(row["layers"])) for row in rows],
+        "fused": [Cell("yes" if row["fused"] else "no", style="green" if row["fused"] else "") for row in rows],
+        "program": [Cell(row["program"] or MISSING) for row in rows],
+        "ended at": [Cell(row["ended_at"] or MISSING) for row in rows],
+        "reason": [Cell(row["reason"] or MISSING) for row in rows],
+        "cases": [Cell(row["cases"]) for row in rows],
+    }
+    return chosen(columns, without)
+
+
+# Each table with its title and its columns of text; those without rows are left out.
+TABLES: tuple[tuple[str, Callable[..., Grid], tuple[str, ...]], ...] = (
+    ("Times in milliseconds: GPU / wall", times_table, LEFT),
+    ("Compilation", compilation_table, LEFT),
+    ("Relative errors against fp64", errors_table, LEFT),
+    ("What became of each product", fusion_table, LEFT_OF_FUSION),
+)
+
+
+def explanations(results: dict[str, Any]) -> list[str]:
+    """What the figures are."""
+    settings = results["settings"]
+    lines = [
+        "GPU: the device's time of a call that is queued behind other work. Wall: from the call until its result is "
+        "there. Medians; contenders in turns, in random order, weights and inputs shared.",
+        "A training step is the forward pass in train mode with the configuration's dropout, the backward pass and a "
+        'fused AdamW. Parameters are of the precision\'s own type, without autocast; fp32 is at "highest", and '
+        "convolutions are in fp32 too.",
+        "One token: against a static cache of 2048 positions, which holds 2047. Language models give the logits of the "
+        "last word, and in training their loss. The MLPs' small batch is 2048.",
+        "Compile time: the first call of a small batch in bf16, without caches. Graphs: of the small model with five "
+        "batch sizes. Errors: of a small batch in eval mode, of all gradients together.",
+    ]
+    if settings["quick"]:
+        lines.append("A run of small models: less depth and width, and smaller batches.")
+    if not results["machine"].get("capability"):
+        lines.append("On a CPU both compilers call PyTorch's operations, as a C++ compiler would take minutes.")
+    return lines
+
+
+def missing_line(results: dict[str, Any]) -> list[str]:
+    """How much of the suite the results hold, and which packages were not there."""
+    whole = len(all_cases(results["settings"]["quick"]))
+    lines = [f"Cases: {len(results['cases'])} of {whole}."]
+    return lines + [remark_on(package) for package in PACKAGES if results["settings"][package] is None]
+
+
+def graph_lines(results: dict[str, Any]) -> list[str]:
+    """Where a contender with CUDA graphs ran without them."""
+    found: dict[str, list[str]] = {}
+    for case in results["cases"]:
+        for name, entry in case["contenders"].items():
+            if "without_graphs" in entry:
+                found.setdefault(name, []).append(title_of(case))
+    return [
+        f"{CONTENDERS[name].label}: Inductor did without them in {'; '.join(titles)}." for name, titles in found.items()
+    ]
+
+
+def remarks(results: dict[str, Any]) -> list[str]:
+    """What the figures are, the verdicts in total, failures, and what is missing."""
+    no_verdict = results["settings"]["quick"] and results["machine"]["device"] == TARGET_DEVICE
+    verdicts = "No verdict: the targets are those of the whole models." if no_verdict else verdict_line(results)
+    lines = [
+        *explanations(results),
+        verdicts,
+        *note_lines(results["cases"]),
+        *graph_lines(results),
+        *missing_line(results),
+    ]
+    if results["machine"].get("capability") and not results["machine"]["cutfuse_kernels"]:
+        lines.append("cutfuse has no CUDA kernels in this build: its figures are those of composed PyTorch operations.")
+    if results["left_out"]:
+        lines.append(f"Cases left out by the time limit: {'; '.join(results['left_out'])}.")
+    return lines
+
+
+def summary(results: dict[str, Any]) -> str:
+    """The lines and the remarks as Markdown."""
+    lines = [f"**{heading(results)}**", "", *markdown_table(*table(results), LEFT), ""]
+    return "\n".join([*lines, *(f"- {line}" for line in remarks(results))])
+
+
+def markdown(results: dict[str, Any], without: tuple[str, ...] = ()) -> str:
+    """Every table without the columns of the headings in `without`, and the remarks."""
+    lines = [f"**{heading(results)}**", "", *markdown_table(*table(results, without), LEFT), ""]
+    for title, build, left in TABLES:
+        headings, rows = build(results, without)
+        if rows:
+            lines += [f"**{title}**", "", *markdown_table(headings, rows, left), ""]
+    return "\n".join([*lines, *(f"- {line}" for line in remarks(results))])
+
+
+def show(results: dict[str, Any]) -> None:
+    """Print the tables: with rich where it is installed."""
+    console = rich_console()
+    if console is None:
+        print(markdown(results))
+        return
+
+    def grid(title: str, build: Callable[..., Grid], left: tuple[str, ...], without: tuple[str, ...]) -> Any:
+        return rich_table(title, *build(results, without), left, grouped_by=1)
+
+    dropped = []
+    for title, build, left in (*TABLES, (heading(results), table, LEFT)):
+        headings, rows = build(results)
+        if rows:
+            droppable = [name for name in DROPPABLE if name in headings]
+            dropped += print_fitting(console, partial(grid, title, build, left), droppable)
+    print_lines(console, [*remarks(results), *dict.fromkeys(dropped)])
+
+
+def case_line(case: dict[str, Any]) -> str:
+    """A finished case on one line, for the progress."""
+    parts = [case["note"]] if case.get("note") else []
+    for name, entry in case["contenders"].items():
+        if GPU in entry:
+            parts.append(f"{name} {times_cell(case, name).text} ms")
+        elif "note" in entry:
+            parts.append(f"{name} {entry['note']}")
+        else:
+            parts.append(f"{name} {', '.join(f'{value:.3g} {key}' for key, value in entry.items())}")
+    return "; ".join(parts)

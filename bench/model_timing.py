@@ -1,0 +1,114 @@
+"""The device's time of a call of a model, and the time until the caller has its result: contenders in turns."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from bench.host_timing import without_collector
+from bench.timing import Clock, Effort, Launch, percentile
+
+# The second call with CUDA graphs captures them, and the third is the first that replays.
+WARM_UP_CALLS = 4
+# An eager forward pass of 24 layers takes the host 20 ms; a longer spin would cost more than it shows.
+LONGEST_BACKLOG_US = 60_000.0
+
+
+def nothing() -> None:
+    """For calls before which nothing has to be done."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """`before` is done before each `run` and is in no time."""
+
+    run: Launch
+    before: Callable[[], None] = nothing
+
+
+@dataclass(frozen=True)
+class CallTimes:
+    """Microseconds of the device, and from the call until its result is there: medians, 10th and 90th percentiles."""
+
+    gpu_us: float
+    wall_us: float
+    gpu_range_us: tuple[float, float]
+    wall_range_us: tuple[float, float]
+
+
+def wall_turn(call: Call, clock: Clock) -> tuple[float, float]:
+    """One call on an idle device, in microseconds: until it is issued, and until it is done."""
+    call.before()
+    clock.wait()
+    began = time.perf_counter_ns()
+    call.run()
+    issued = time.perf_counter_ns()
+    clock.wait()
+    return 1e-3 * (issued - began), 1e-3 * (time.perf_counter_ns() - began)
+
+
+def warm_up(call: Call, clock: Clock) -> float:
+    """Call until nothing is compiled or captured any more; the microseconds that the host then takes to issue it."""
+    host_us = 0.0
+    for _ in range(WARM_UP_CALLS):
+        host_us, _ = wall_turn(call, clock)
+    return host_us
+
+
+def device_turn(call: Call, clock: Clock, backlog_us: float) -> float:
+    """The device's microseconds of one call that is queued behind other work."""
+    call.before()
+    read = clock.start(call.run, backlog_us)
+    clock.wait()
+    return read()
+
+
+def spread(values: list[float]) -> tuple[float, float]:
+    """The 10th and the 90th percentile."""
+    return percentile(values, 0.1), percentile(values, 0.9)
+
+
+def time_models(
+    calls: Mapping[str, Call], host_us: Mapping[str, float], clock: Clock, effort: Effort, seed: int
+) -> tuple[dict[str, CallTimes], int]:
+    """Both times of every call once in each round, in a new random order; and the number of rounds that count.
+
+    `host_us` is what `warm_up` gave: the device is kept busy for twice as long while a call is issued.
+    """
+    order = random.Random(seed)
+    backlog = {name: min(max(2 * us, 30.0), LONGEST_BACKLOG_US) for name, us in host_us.items()}
+    device: dict[str, list[float]] = {name: [] for name in calls}
+    whole: dict[str, list[float]] = {name: [] for name in calls}
+
+    def run_round() -> float:
+        gc.collect()  # The collector is off within a round, and a model's results may hold cycles with tensors in them.
+        began = time.perf_counter()
+        names = list(calls)
+        order.shuffle(names)
+        for name in names:
+            device[name].append(device_turn(calls[name], clock, backlog[name]))
+            whole[name].append(wall_turn(calls[name], clock)[1])
+        return time.perf_counter() - began
+
+    gc.collect()
+    gc.freeze()
+    try:
+        with without_collector():
+            round_seconds = run_round()
+            for values in (*device.values(), *whole.values()):
+                values.clear()
+            rounds = min(max(int(effort.seconds / round_seconds), effort.least_rounds), effort.most_rounds)
+            for _ in range(rounds):
+                run_round()
+    finally:
+        gc.unfreeze()
+    times = {
+        name: CallTimes(
+            percentile(device[name], 0.5), percentile(whole[name], 0.5), spread(device[name]), spread(whole[name])
+        )
+        for name in calls
+    }
+    return times, rounds

@@ -1,0 +1,314 @@
+"""What the models suite measures, on a CPU: times in turns, errors against fp64, graphs, fused products, a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import cutfuse
+from bench import model_compilation, model_contenders, model_errors, model_run, model_suite, model_timing, timing
+from bench.__main__ import main
+from bench.model_cases import all_cases
+from bench.model_contenders import COMPILE, CONTENDERS, CUTFUSE, EAGER, chosen
+from bench.model_fusion import explained, fused_of, fusion_rows, product_rows
+from bench.model_zoo import FORWARD, MODELS, TRAINING, Inputs
+from bench.progress import Progress
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of PyTorch's own modules, where they are first imported
+
+
+def product(module: str, m: int = 8, **changes: Any) -> SimpleNamespace:
+    """A report on a product, as `cutfuse.explain_model` has it."""
+    about = {"n": 64, "k": 16, "dtype": torch.bfloat16, "is_fused": True, "program": "gelu(z)", "ended_at": "linear"}
+    return SimpleNamespace(**{"module": module, "m": m, "reason": "a product begins", **about, **changes})
+
+
+def unfused(module: str, m: int = 8) -> SimpleNamespace:
+    """A report on a product of which nothing is fused."""
+    return product(module, m, is_fused=False, program="", ended_at="softmax", reason="not in the language")
+
+
+def explain_layers(model: nn.Module, *arguments: Any, **keywords: Any) -> SimpleNamespace:
+    """Stands for `cutfuse.explain_model`: every linear layer is fused."""
+    del arguments, keywords
+    names = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    return SimpleNamespace(products=tuple(map(product, names)))
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Both compilers are Dynamo with PyTorch's operations, and the explanation is of linear layers."""
+    for contender in (COMPILE, CUTFUSE):
+        changed = replace(contender, backend="aot_eager")
+        monkeypatch.setitem(CONTENDERS, contender.name, changed)
+    monkeypatch.setattr(model_suite, "start_compiler", lambda device: None)
+    monkeypatch.setattr(cutfuse, "explain_model", explain_layers, raising=False)
+    yield
+    torch._dynamo.reset()
+
+
+def test_products_that_differ_by_their_layer_are_counted_together() -> None:
+    reports = [product(f"encoder.layer.{index}.fc1") for index in range(12)]
+    rows = product_rows([*reports, unfused("encoder.layer.0.attention.value"), product("head", n=10)])
+    assert [(row["module"], row["count"], row["n"]) for row in rows] == [
+        ("encoder.layer.*.fc1", 12, 64),
+        ("encoder.layer.*.attention.value", 1, 64),
+        ("head", 1, 10),
+    ]
+    assert rows[0]["dtype"] == "bfloat16"
+    assert fused_of(rows) == "13 of 14"
+    assert fused_of([]) == ""
+
+
+def test_the_table_of_fusion_names_the_cases_where_they_differ() -> None:
+    def case(shape: str, *reports: SimpleNamespace) -> dict[str, Any]:
+        about = {"group": "a model", "variant": "forward", "shape": shape, "precision": "bf16"}
+        return {**about, "products": product_rows(reports)}
+
+    rows = fusion_rows(
+        [
+            case("batch 1", product("fc", 1), unfused("out", 1), product("up", 1)),
+            case("batch 8", product("fc", 8), product("out", 8), product("up", 8)),
+            {**case("batch 9"), "products": []},
+        ]
+    )
+    assert [(row["layers"], row["fused"], row["cases"]) for row in rows] == [
+        (["1 x fc 64x16", "1 x up 64x16"], True, "all"),
+        (["1 x out 64x16"], False, "forward batch 1 bf16"),
+        (["1 x out 64x16"], True, "forward batch 8 bf16"),
+    ]
+
+
+def test_a_failing_explanation_is_told() -> None:
+    def explain(*arguments: Any) -> None:
+        raise RuntimeError("no graph")
+
+    assert explained(nn.Linear(2, 2), Inputs(), explain) == ([], "explain failed: RuntimeError: no graph")
+
+
+class FakeClock:
+    """Gives each launch's own number as the device's time."""
+
+    def start(self, launch: timing.Launch, backlog_us: float) -> Callable[[], float]:
+        assert backlog_us >= 30
+        elapsed = float(str(launch()))
+        return lambda: elapsed
+
+    def wait(self) -> None:
+        pass
+
+
+def test_contenders_take_turns_and_are_rewound_before_each_call() -> None:
+    done: list[str] = []
+
+    def call(name: str, elapsed: float) -> model_timing.Call:
+        def run() -> float:
+            done.append(name)
+            return elapsed
+
+        return model_timing.Call(run, lambda: done.append(f"before {name}"))
+
+    calls = {name: call(name, us) for name, us in (("a", 10.0), ("b", 20.0), ("c", 30.0))}
+    times, rounds = model_timing.time_models(
+        calls, {name: 5.0 for name in calls}, FakeClock(), timing.Effort(0.01, 8, 8), seed=1
+    )
+    assert rounds == 8
+    assert {name: found.gpu_us for name, found in times.items()} == {"a": 10.0, "b": 20.0, "c": 30.0}
+    assert all(found.gpu_range_us == (found.gpu_us, found.gpu_us) for found in times.values())
+    assert all(0 < found.wall_us < 1e6 for found in times.values())
+    assert done[::2] == [f"before {name}" for name in done[1::2]]
+    turns = done[1::4]  # each has one call for either time
+    assert turns == done[3::4]
+    orders = [tuple(turns[start : start + 3]) for start in range(0, len(turns), 3)]
+    assert len(orders) == 9  # the first does not count
+    assert all(sorted(order) == ["a", "b", "c"] for order in orders)
+    assert len(set(orders)) > 1
+
+
+def test_warming_up_calls_as_often_as_cuda_graphs_need() -> None:
+    count = 0
+
+    def run() -> None:
+        nonlocal count
+        count += 1
+
+    assert model_timing.warm_up(model_timing.Call(run), FakeClock()) >= 0
+    assert count == model_timing.WARM_UP_CALLS >= 4
+
+
+class NormInFp32(nn.Module):
+    """Computes in fp32 what models of transformers do, whatever the type of their data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.layer(x)
+        return (F.softmax(z, dim=-1, dtype=torch.float32) + z.to(torch.float32).square() + z.float()).to(x.dtype)
+
+
+def test_the_reference_is_in_fp64_throughout() -> None:
+    torch.manual_seed(0)
+    module = NormInFp32()
+    x = torch.randn(4, 16, dtype=torch.float64)
+    wide, call = model_errors.in_fp64(module)
+    z = wide.layer(x)
+    torch.testing.assert_close(call(x), torch.softmax(z, -1) + z.square() + z, rtol=1e-14, atol=1e-14)
+
+
+def errors_with(call: Callable[[nn.Module], Callable[..., Any]]) -> dict[str, Any]:
+    """The entries of eager and of a contender that calls the module so, in fp32."""
+    torch.manual_seed(0)
+    module = NormInFp32()
+    other = SimpleNamespace(name="other", label="other", mode=None, of=call)
+
+    def inputs_for(kind: str) -> Inputs:
+        assert kind in (FORWARD, TRAINING)
+        return Inputs((torch.linspace(-1, 1, 64).reshape(4, 16),))
+
+    contenders: Any = (EAGER, other)
+    return model_errors.run(contenders, module, inputs_for, True, Progress(1))["contenders"]
+
+
+def test_errors_are_of_outputs_and_of_all_gradients() -> None:
+    entries = errors_with(lambda module: lambda x: module(x) * 1.001)
+    assert 0 < entries["eager"]["error"] < 1e-6
+    assert 0 < entries["eager"]["gradient_error"] < 1e-6
+    assert entries["other"]["error"] == pytest.approx(1e-3, rel=1e-3)
+    assert entries["other"]["gradient_error"] == pytest.approx(1e-3, rel=1e-3)
+
+    def fail(module: nn.Module) -> Callable[..., Any]:
+        raise RuntimeError("no kernel")
+
+    assert errors_with(fail)["other"] == {"note": "failed: RuntimeError: no kernel"}
+    assert model_errors.joint_error([torch.tensor([math.nan])], [torch.ones(1)]) == math.inf
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_graphs_are_counted_over_batch_sizes() -> None:
+    layer = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    contender = CONTENDERS["cutfuse"]
+
+    def inputs_of(batch: int) -> Inputs:
+        return Inputs((torch.ones(batch, 4),))
+
+    with torch.no_grad():
+        assert model_compilation.graphs_of(contender, layer, inputs_of) == 2  # of one size, and of any
+        torch._dynamo.mark_static(layer[0].weight)
+
+        class BySize(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                return x * len([0] * x.shape[0])
+
+        assert model_compilation.graphs_of(contender, BySize(), inputs_of) == 5
+        assert model_compilation.cold_seconds(contender, layer, inputs_of(2), timing.HostClock()) > 0
+
+
+def test_modes_with_cuda_graphs_are_for_gpus() -> None:
+    assert [contender.name for contender in chosen(None, True)] == list(CONTENDERS)
+    assert [contender.name for contender in chosen(None, False)] == ["eager", "compile", "cutfuse"]
+    assert chosen("cutfuse,eager", False) == (EAGER, CUTFUSE)
+    with pytest.raises(ValueError, match="unknown contenders fastest; choose from eager"):
+        chosen("eager,fastest", True)
+    assert (CUTFUSE.backend, CUTFUSE.mode) == ("cutfuse", None)
+    graphs = CONTENDERS["cutfuse-graphs"]
+    assert (graphs.backend, graphs.mode) == ("cutfuse", "reduce-overhead")
+
+
+def test_the_optimizer_of_a_training_step_leaves_the_weights() -> None:
+    module = nn.Linear(4, 3)
+    before = [parameter.clone() for parameter in module.parameters()]
+    inputs = Inputs((torch.ones(2, 4),))
+    gradient = model_run.gradient_of(module, inputs, seed=0)
+    assert gradient is not None
+    assert gradient.shape == (2, 3)
+    call = model_run.training_call(EAGER, module, inputs, gradient, model_run.optimizer_for(module))
+    call.before()
+    call.run()
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert all(torch.equal(*pair) for pair in zip(module.parameters(), before, strict=True))
+    loss = Inputs((torch.ones(2, 4),), tensor=lambda result: result.sum())
+    assert model_run.gradient_of(module, loss, seed=0) is None
+
+
+@pytest.mark.usefixtures("stand_ins", "one_thread")
+def test_a_contender_without_its_cuda_graphs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def skip(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] += 1
+        return graph.forward
+
+    torch._dynamo.register_backend(skip, name="without CUDA graphs")
+    graphs = replace(CONTENDERS["cutfuse-graphs"], backend="without CUDA graphs", mode=None)
+    monkeypatch.setitem(CONTENDERS, "cutfuse-graphs", graphs)
+    status, results = run(tmp_path / "run", "--filter", "forward batch 32 fp32", "--contenders", "eager,cutfuse-graphs")
+    assert status == 0
+    assert results["cases"][0]["contenders"]["cutfuse-graphs"]["without_graphs"] == 1
+    text = capsys.readouterr().out
+    assert "cutfuse, CUDA graphs: Inductor did without them in DLRM bottom MLP forward batch 32 fp32." in text
+
+
+def run(output: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run the suite of the bottom MLP; the exit status and what it wrote."""
+    command = ["models", "--device", "cpu", "--filter", "bottom", "--rounds", "2", "--output", str(output)]
+    return main([*command, *arguments]), json.loads(output.with_suffix(".json").read_text())
+
+
+@pytest.mark.usefixtures("stand_ins", "one_thread")
+def test_suite_measures_every_kind_of_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, results = run(tmp_path / "run")
+    assert status == 0
+    cases = {(case["variant"], case["shape"], case["precision"]): case for case in results["cases"]}
+    assert list(cases) == [
+        (case.kind, case.shape, case.precision) for case in all_cases(True) if case.model is MODELS[0]
+    ]
+    for kind, shape in (("forward", "batch 32"), ("training", "batch 128")):
+        case = cases[kind, shape, "fp32"]
+        assert set(case["contenders"]) == {"eager", "compile", "cutfuse"}
+        assert all(entry["gpu_us"] > 0 and entry["wall_us"] > 0 for entry in case["contenders"].values())
+        assert (case["fused"], case["rounds"]) == ("3 of 3", 2)
+    compilation = cases["compilation", "batch 32", "bf16"]["contenders"]
+    assert set(compilation) == {"compile", "cutfuse"}
+    assert all(entry["graphs"] == 2 and entry["cold_s"] > 0 for entry in compilation.values())
+    for precision, limit in (("bf16", 1e-2), ("fp32", 1e-6)):
+        for entry in cases["errors", "batch 32", precision]["contenders"].values():
+            assert 0 < entry["error"] < limit
+            assert 0 < entry["gradient_error"] < limit
+    assert [row["layers"] for row in results["fusion"]] == [["1 x 0 64x16", "1 x 2 64x16", "1 x 4 64x16"]]
+    text = capsys.readouterr().out
+    assert "What became of each product" in text
+    assert "No verdict: the targets are those of an NVIDIA H200." in text
+
+
+@pytest.mark.usefixtures("stand_ins", "one_thread")
+def test_a_wrong_or_failing_contender_is_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        return lambda *arguments: tuple(2 * result for result in graph(*arguments))
+
+    torch._dynamo.register_backend(wrong, name="twice the result")
+    monkeypatch.setitem(CONTENDERS, "cutfuse", replace(CUTFUSE, backend="twice the result"))
+    monkeypatch.setitem(CONTENDERS, "compile", replace(COMPILE, backend="no such backend"))
+    status, results = run(tmp_path / "run", "--filter", "forward batch 32 fp32")
+    assert status == 1
+    (case,) = results["cases"]
+    assert case["contenders"]["cutfuse"] == {"note": "wrong: relative difference 1.0e+00 to eager"}
+    assert case["contenders"]["compile"]["note"].startswith("failed: InvalidBackend: ")
+    assert case["contenders"]["eager"]["gpu_us"] > 0
+    assert "cutfuse wrong: relative difference" in capsys.readouterr().out
+    monkeypatch.setattr(model_contenders, "CONTENDERS", {"compile": CONTENDERS["compile"]})
+    _, results = run(tmp_path / "none", "--filter", "forward batch 32 fp32")
+    assert results["cases"][0]["rounds"] == 0

@@ -1,0 +1,105 @@
+"""The models of the models suite, small, on a CPU: they run and train, and a compiler gets them in one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from bench.model_errors import in_fp64, output_of, widened_inputs
+from bench.model_zoo import FORWARD, MODELS, TRAINING, Batches, Model
+
+CPU = torch.device("cpu")
+pytestmark = [
+    # Of the packages' own, where they are first imported.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.usefixtures("one_thread"),
+]
+PASSES = [
+    pytest.param(
+        model,
+        kind,
+        id=f"{model.name}-{kind}",
+        marks=pytest.mark.skipif(not model.is_installed, reason=f"{model.package} is not installed"),
+    )
+    for model in MODELS
+    for kind in (FORWARD, TRAINING)
+    if kind == FORWARD or model.batches.training is not None
+]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(("model", "kind"), PASSES)
+def test_a_model_runs_and_trains_in_one_graph(model: Model, kind: str) -> None:
+    module = model.build(True, torch.float32, CPU, seed=0)
+    inputs = model.inputs_on(module, 2, torch.float32, kind, CPU, seed=1)
+    compiled = torch.compile(module, backend="aot_eager")
+    with torch.set_grad_enabled(kind == TRAINING):
+        inputs.rewind(inputs)
+        expected = inputs.call(module)
+        inputs.rewind(inputs)
+        result = inputs.call(compiled)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+    counters = torch._dynamo.utils.counters
+    assert dict(counters["graph_break"]) == {}
+    assert counters["stats"]["unique_graphs"] == 1
+    if kind == TRAINING:
+        result.backward(None if result.dim() == 0 else torch.ones_like(result))
+        assert all(own.grad is not None for own in module.parameters() if own.requires_grad)
+    else:
+        exact = output_of(in_fp64(module)[1], widened_inputs(inputs))
+        assert exact.dtype == torch.float64
+        torch.testing.assert_close(expected.double(), exact, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("model", "kind"), PASSES)
+def test_a_model_of_bf16_has_results_of_bf16_and_the_same_inputs_each_time(model: Model, kind: str) -> None:
+    module = model.build(True, torch.bfloat16, CPU, seed=0)
+    found = []
+    for _ in range(2):
+        inputs = model.inputs_on(module, 1, torch.bfloat16, kind, CPU, seed=1)
+        with torch.no_grad():
+            found.append(inputs.call(module))
+    assert torch.equal(*found)
+    assert found[0].dtype == torch.bfloat16 or found[0].dim() == 0  # transformers computes some losses in fp32
+
+
+@pytest.mark.parametrize(("model", "kind"), [pair for pair in PASSES if "one token" in pair.id])
+def test_the_cache_of_one_token_is_rewound(model: Model, kind: str) -> None:
+    module = model.build(True, torch.float32, CPU, seed=0)
+    inputs = model.inputs_on(module, 1, torch.float32, kind, CPU, seed=1)
+    results = []
+    with torch.no_grad():
+        for _ in range(3):
+            inputs.rewind(inputs)
+            results.append(inputs.call(module))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_the_mlps_are_those_of_dlrm() -> None:
+    widths = {}
+    for model in MODELS[:2]:
+        module = model.build(False, torch.float32, CPU, seed=0)
+        layers = [layer for layer in module if isinstance(layer, nn.Linear)]
+        widths[model.name] = [layers[0].in_features, *(layer.out_features for layer in layers)]
+        assert sum(isinstance(layer, nn.ReLU) for layer in module) == (3 if "bottom" in model.name else 4)
+    assert widths["DLRM bottom MLP"] == [13, 512, 256, 128]
+    assert widths["DLRM top MLP"] == [479, 1024, 1024, 512, 256, 1]
+    assert isinstance(module[-1], nn.Sigmoid)
+
+
+def test_small_batches_of_small_models() -> None:
+    assert Batches(1, 256, 64).reduced() == Batches(1, 4, 4)
+    assert Batches(2048, 65536, 65536).reduced() == Batches(32, 128, 128)
+    assert Batches(1, 64, None).reduced() == Batches(1, 4, None)
