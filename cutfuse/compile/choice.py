@@ -148,8 +148,13 @@ def _of_type(example: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _is_absorbed(region: Region) -> bool:
-    """Whether Inductor generates a kernel that reads the region's result anyway, and would compute what is fused."""
-    return any(_is_generated(user) for user in _readers(region.out))
+    """Whether Inductor generates a kernel anyway that would compute what is fused: one that reads the result, or one
+    that computes an operand which nothing else reads."""
+    if any(_is_generated(user) for user in _readers(region.out)):
+        return True
+    covered = {*region.cone, region.out}
+    matrices = [operand.source for operand in region.operands if operand.is_matrix]
+    return any(_is_generated(source) and covered.issuperset(_readers(source)) for source in matrices)
 
 
 def _readers(node: fx.Node) -> list[fx.Node]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import fx
@@ -11,9 +12,9 @@ from torch import fx
 from ..epilogue import Epilogue, EpilogueError
 from .differentiation import why_changed, why_undifferentiable
 from .growth import Growth
-from .lifting import Operand, StopError, is_row_view, short_reason
+from .lifting import COPIES, Operand, StopError, is_row_view, short_reason
 from .nodes import is_call, name_of, tensor_of
-from .products import same_shape
+from .products import same, same_shape
 from .region import BARE, Region, Search
 from .row_reductions import reduction_of
 from .written_out import recognise
@@ -60,6 +61,8 @@ def region_at(growth: Growth, end: fx.Node, reduced: fx.Node | None) -> Region |
     unfit = _why_undifferentiable(growth, out, operands, epilogue)
     if unfit:
         return unfit
+    if not _is_row_major(out):
+        return "PyTorch lays out the result otherwise than by rows"
     name, keepdim = (reduction_of(reductions[0]) if reductions else None) or ("none", False)
     before, after = _split_views(growth, end, cone, operands, is_reduced=bool(reductions))
     if before is None:
@@ -132,7 +135,7 @@ def describe_end(growth: Growth, last: fx.Node, search: Search) -> tuple[str, st
     refusals = [refusal for refusal in search.refusals if refusal != BARE]
     if refusals and search.region is None:
         return "", refusals[0]
-    for user in _through_views(last):
+    for user in _readers(growth, last):
         if user.op == "output":
             continue
         if user in growth.stops:
@@ -141,7 +144,7 @@ def describe_end(growth: Growth, last: fx.Node, search: Search) -> tuple[str, st
             return name_of(user), "it is a part of another region"
     if refusals:
         return "", refusals[0]
-    users = [user for user in _through_views(last) if user.op != "output"]
+    users = [user for user in _readers(growth, last) if user.op != "output"]
     if not users:
         return "", BARE if search.region is None else "nothing follows"
     reason = "a region ends with its reduction" if search.region and search.region.reduction != "none" else ""
@@ -154,10 +157,24 @@ def _with_first_item(reduced: fx.Node) -> list[fx.Node]:
     return [first, reduced] if reduced.target is operator.getitem and isinstance(first, fx.Node) else [reduced]
 
 
-def _through_views(node: fx.Node) -> Iterator[fx.Node]:
-    """The users of a value, and of views of its rows."""
+def _readers(growth: Growth, node: fx.Node) -> Iterator[fx.Node]:
+    """The users of a value, of views of its rows, and of copies such as a dropout's in evaluation."""
     for user in node.users:
-        if is_call(user) and is_row_view(user):
-            yield from _through_views(user)
+        is_copy = user in growth.lifted and name_of(user) in COPIES
+        if is_call(user) and (is_row_view(user) or is_copy):
+            yield from _readers(growth, user)
         else:
             yield user
+
+
+def _is_row_major(node: fx.Node) -> bool:
+    """Whether a result is laid out as kernels store one: by rows, without gaps."""
+    example = tensor_of(node)
+    if example is None:
+        return False
+    stride: Any = 1
+    for size, actual in zip(reversed(example.shape), reversed(example.stride()), strict=True):
+        if not (same(size, 1) or same(actual, stride)):
+            return False
+        stride = stride * size
+    return True

@@ -24,6 +24,8 @@ from .products import same, same_shape
 _REASON_LENGTH = 160
 _REFUSED = "is not in the epilogue language"
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
+# What gives its argument's values, in evaluation or where no gradient is needed.
+COPIES = _DROPOUTS | {"contiguous", "clone", "detach"}
 # Views of rows: they keep the last dimension, hence the matrix.
 _ROW_VIEWS = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"}
 # The two rows that a batch norm in evaluation comes to: z * scale + shift.
@@ -162,4 +164,4 @@ def check_shape(node: fx.Node, argument: fx.Node) -> None:
     """Raises StopError where a node's result has another shape than its argument."""
     example, source = tensor_of(node), tensor_of(argument)
     if example is None or source is None or not same_shape(example.shape, source.shape):
-        raise StopError(f"{name_of(node)} changes the shape")
+        raise StopError(f"{name_of(node)} gives another shape, of which a row is no row of the product")

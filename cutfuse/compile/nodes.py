@@ -128,6 +128,9 @@ def module_of(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return node.name
-    path = str(list(stack.values())[-1][0])
-    path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", re.sub(r"^L\[[^\]]*\]", "", path))
+    paths = [str(path) for path, _ in stack.values()]
+    root, path = paths[0], paths[-1]
+    if path.startswith((f"{root}.", f"{root}[")):
+        path = path.removeprefix(root)
+    path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", re.sub(r"^[LG]\[[^\]]*\]", "", path))
     return re.sub(r"\.?_modules\.|^\.+", ".", path).strip(".") or node.name
