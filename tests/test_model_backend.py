@@ -124,6 +124,22 @@ def test_modes_are_inductors(arguments: dict[str, Any], patches: list[dict[str, 
     assert patches[0] == patches[1]
 
 
+def test_regions_are_chosen_under_the_modes_settings(
+    patches: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that a CUDA graph launches take no time of the host."""
+    seen: list[bool] = []
+    monkeypatch.setattr(
+        "cutfuse.compile.fusion.why_left", lambda _: seen.append(torch._inductor.config.triton.cudagraphs) or "no"
+    )
+    torch.compile(Layer(), backend="cutfuse", options={"triton.cudagraphs": True})(X)
+    torch._dynamo.reset()
+    torch.compile(Layer(), backend="cutfuse")(X)
+    assert set(seen[: len(seen) // 2]) == {True}
+    assert set(seen[len(seen) // 2 :]) == {False}
+    assert patches == [{"triton.cudagraphs": True}, {}]
+
+
 def test_options_are_inductors(patches: list[dict[str, Any]]) -> None:
     torch.compile(Layer(), backend="cutfuse", options={"max_autotune": True})(X)
     assert patches == [{"max_autotune": True}]

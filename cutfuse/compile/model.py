@@ -23,12 +23,16 @@ def backend(
 
     mode, options: Inductor's, as in `torch.compile(model, mode=..., options=...)`.
     """
+    from torch._inductor import config
+
     from ..ops import inductor
     from .fusion import fuse
 
     inductor.register()
-    fuse(module)
-    compiled: Callable[..., Any] = _inductor(mode, options)(module, inputs)
+    compile_rest = _inductor(mode, options)
+    with config.patch(compile_rest.config):  # whether kernels are launched by a graph changes what is faster
+        fuse(module)
+    compiled: Callable[..., Any] = compile_rest(module, inputs)
     return compiled
 
 
