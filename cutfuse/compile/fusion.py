@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import warnings
+from typing import Any
 
 from torch import fx
 
 from .choice import why_left
+from .differentiation import last_writes
 from .epochs import find_epochs, uses_transforms
 from .regions import find_regions
 from .report import ProductReport, report
@@ -22,9 +24,10 @@ def fuse(module: fx.GraphModule) -> list[ProductReport]:
     Never raises: an error leaves the region, or the whole graph, to the compiler, with a warning.
     """
     reports = []
+    written: set[Any] = set()
     for graph_module in _graphs(module):
         try:
-            reports += _fuse_graph(graph_module)
+            reports += _fuse_graph(graph_module, written)
         except Exception as error:
             _warn("a graph", error)
     return reports
@@ -42,11 +45,14 @@ def _graphs(module: fx.GraphModule) -> list[fx.GraphModule]:
     return found
 
 
-def _fuse_graph(module: fx.GraphModule) -> list[ProductReport]:
+def _fuse_graph(module: fx.GraphModule, written: set[Any]) -> list[ProductReport]:
+    """written: the memory that the graphs around this one write to, to which its own is added."""
     graph = module.graph
     if uses_transforms(graph):
         return []
-    searches = find_regions(graph, find_epochs(graph), why_left)
+    writes = last_writes(graph, written)
+    written.update(writes)
+    searches = find_regions(graph, find_epochs(graph), writes, why_left)
     rewriter = Rewriter(graph)
     order = {node: place for place, node in enumerate(graph.nodes)}
     failures: dict[int, str] = {}

@@ -20,7 +20,7 @@ from ..epilogue import Epilogue, EpilogueError
 from ..epilogue.expression import Expr, input, unlimited_operand
 from ..epilogue.expression import operand as numbered_operand
 from ..epilogue.types import type_of
-from .differentiation import last_writes, why_changed, why_undifferentiable
+from .differentiation import why_changed, why_undifferentiable
 from .lifting import Operand, StopError, check_operand, check_shape, is_row_view, lift, short_reason
 from .nodes import is_call, module_of, name_of, tensor_of
 from .products import Product, find_product, other_argument, row_added_next, same_shape
@@ -74,10 +74,9 @@ class Search:
 Judge = Callable[[Region], str]  # why a region is better left to the compiler; empty where it is not
 
 
-def find_regions(graph: fx.Graph, epochs: dict[fx.Node, int], judge: Judge) -> list[Search]:
+def find_regions(graph: fx.Graph, epochs: dict[fx.Node, int], writes: dict[Any, float], judge: Judge) -> list[Search]:
     """The products of a graph, each with its region. Regions do not overlap."""
     order = {node: place for place, node in enumerate(graph.nodes)}
-    writes = last_writes(graph)
     taken: set[fx.Node] = set()
     searches = []
     for node in graph.nodes:
@@ -100,7 +99,7 @@ class _Growth:
         order: dict[fx.Node, int],
         epochs: dict[fx.Node, int],
         taken: set[fx.Node],
-        writes: dict[Any, int],
+        writes: dict[Any, float],
     ) -> None:
         self.order, self.epochs, self.taken, self.writes = order, epochs, taken, writes
         self.start = product.node
