@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from ..ops import schema
 from .lifting import NORM_SCALE, Operand
 from .nodes import name_of, named_arguments, tensor_of
-from .products import same
+from .products import same, same_shape
 from .regions import Region
 
 
@@ -102,15 +102,31 @@ class _Emission:
 
     def _view(self, view: fx.Node, source: fx.Node, columns: Any) -> fx.Node:
         """The view of rows, of another matrix of as many rows. columns: how many it has, if not as many."""
+        example = tensor_of(view)
+        assert example is not None
+        shape = tuple(example.shape) if columns is None else (*example.shape[:-1], columns)
+        if all(isinstance(size, int) for size in shape):
+            found = tensor_of(source)
+            if columns is None and found is not None and found.is_contiguous():  # a result, which is to be no view
+                return self._call(torch.ops.aten._unsafe_view.default, source, shape)
+            return self._call(torch.Tensor.reshape, source, shape)
+        return self._dynamic_view(view, source, shape)
+
+    def _dynamic_view(self, view: fx.Node, source: fx.Node, shape: tuple[Any, ...]) -> fx.Node:
+        """A view with sizes that are symbols, by the arguments of the view that there was."""
         arguments: Any = view.args[1:]
-        if columns is not None and name_of(view) in ("view", "reshape"):
+        name = "reshape" if name_of(view) == "view" else name_of(view)  # of x, whose strides may be others
+        if name == "reshape":
             sizes = arguments[0] if len(arguments) == 1 and isinstance(arguments[0], tuple | list) else arguments
-            arguments = (*sizes[:-1], columns)
-            return self._call(torch.Tensor.reshape, source, *arguments)
-        function: Callable[..., Any] = getattr(torch.Tensor, name_of(view))
-        if name_of(view) == "view":
-            function = torch.Tensor.reshape  # of x, whose strides may be others
-        return self._call(function, source, *arguments, **view.kwargs)
+            arguments = (*sizes[:-1], shape[-1])
+        try:
+            y = self._call(getattr(torch.Tensor, name), source, *arguments, **view.kwargs)
+        except (RuntimeError, IndexError) as error:
+            raise UnfitError(f"{name_of(view)} of the product's input fails: {error}".split("\n")[0]) from None
+        found = tensor_of(y)
+        if found is None or not same_shape(found.shape, torch.Size(shape)):
+            raise UnfitError(f"{name_of(view)} of the product's input gives other rows")
+        return y
 
     def _call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> fx.Node:
         if isinstance(function, type(torch.Tensor.t)):  # methods of Tensor
