@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from ..ops import schema
-from .lifting import NORM_SCALE, Operand
+from .lifting import NORM_SCALE, Operand, norm_dtype
 from .nodes import name_of, named_arguments, tensor_of
 from .products import same, same_shape
 from .regions import Region
@@ -91,7 +91,9 @@ class _Emission:
         """The row by which a batch norm in evaluation multiplies, or the one that it adds."""
         names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
         named = {name: self.rewriter.current(node) for name, node in named_arguments(norm, names).items()}
-        variance = self._call(torch.Tensor.float, named["running_var"])
+        example = tensor_of(norm)
+        assert example is not None
+        variance = self._call(torch.Tensor.to, named["running_var"], norm_dtype(example))
         scale = self._call(torch.rsqrt, self._call(torch.add, variance, named.get("eps", 1e-5)))
         if named.get("weight") is not None:
             scale = self._call(torch.mul, scale, named["weight"])
