@@ -143,7 +143,7 @@ _IN_PLACE = (
     *("{v}[0] = 0.5", "{v}[..., :2] *= 2", "{v}.view(-1).mul_(2)", "{v}[:] = {r}", "{v}.view(-1)[0] = 2"),
     *("{v}.transpose(0, -1).add_(1)", "{v}.t().mul_(2)", "{v}.chunk(2)[0].neg_()", "torch.add({r}, 1, out={v})"),
     *("{v}.squeeze(0).add_(1)", "{v}.addcmul_({r}, {s})", "{v}.detach().mul_(2)", "F.hardtanh({v}, -1, 1, True)"),
-    *("F.dropout({v}, 0.5, False, True)", "{v}.data.add_(1)", "{v}.lerp_({r}, 0.3)"),
+    *("F.dropout({v}, 0.5, False, True)", "{v}.lerp_({r}, 0.3)"),
 )
 
 

@@ -47,6 +47,7 @@ def namespace(is_reference: bool = False, noise: float = 0.0) -> dict[str, Any]:
     In a reference every floating-point type is fp64, and autocast does nothing. noise: by how much, relatively, the
     inputs are wrong, so as to see how far an error goes.
     """
+    errors = torch.Generator().manual_seed(int(noise * 2**40))
     types = dict.fromkeys(TYPES, torch.float64) if is_reference else dict(TYPES)
 
     def tensor(seed: int, shape: tuple[int, ...], dtype: str, needs_grad: bool = False) -> Tensor:
@@ -66,7 +67,8 @@ def namespace(is_reference: bool = False, noise: float = 0.0) -> dict[str, Any]:
         return made
 
     def noisy(values: Tensor) -> Tensor:
-        return values * (1 + noise * torch.randn_like(values)) if noise else values
+        wrong = torch.randn(values.shape, generator=errors, dtype=torch.float64)
+        return (values * (1 + noise * wrong)).to(values.dtype) if noise else values
 
     def autocast() -> torch.autocast:
         return torch.autocast("cpu", torch.bfloat16, enabled=not is_reference)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._dynamo.backends.debugging import aot_eager
+from torch.utils.checkpoint import checkpoint
 
 from cutfuse.compile.fusion import fuse
 from cutfuse.compile.report import ProductReport
@@ -132,3 +133,73 @@ def test_an_input_is_written_before_the_backward_pass() -> None:
         return y, h
 
     agree(model, tensors((4, 8), (6, 8)), needs_grad=(0,))
+
+
+# Views
+
+
+@pytest.mark.parametrize("view", [lambda z: z, lambda z: z.flatten(0, 1)])
+def test_a_result_made_without_gradients_can_be_written_to(view: Model) -> None:
+    """It is no view, as autograd refuses to write to a view that was made without gradients."""
+
+    def model(x: Tensor, w: Tensor, r: Tensor, s: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = torch.tanh(view(torch.tanh(F.linear(x, w)) + r))
+        y += s
+        return y
+
+    (report,) = agree(model, tensors((2, 3, 8), (6, 8), (2, 1, 6), (6,)), needs_grad=(3,))
+    assert report.is_fused
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda z: z.squeeze(-1),
+        lambda z: z.unflatten(-1, (1, 6)),
+        lambda z: z.flatten(1),
+        lambda z: z.view(z.dtype),
+        lambda z: z.squeeze(),
+    ],
+)
+@pytest.mark.parametrize("inner", [1, 8])
+def test_a_view_of_rows_is_one_of_the_products_input(view: Model, inner: int) -> None:
+    """Whatever its arguments would be of a matrix with as many columns as the input."""
+
+    def model(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+        return torch.tanh(view(F.linear(x, w)) + r)
+
+    x, w = tensors((4, inner), (6, inner))
+    (r,) = tensors(tuple(view(F.linear(x, w)).shape))
+    (report,) = agree(model, [x, w, r])
+    assert report.is_fused
+
+
+# Types
+
+
+def test_a_batch_norm_in_double_precision_is_one() -> None:
+    def model(x: Tensor, w: Tensor, mean: Tensor, variance: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return F.batch_norm(F.linear(x, w), mean, variance.abs(), scale, shift, False, 0.1, 1e-5)
+
+    (report,) = agree(model, tensors((4, 8), (6, 8), (6,), (6,), (6,), (6,)), needs_grad=(0, 1, 4, 5))
+    assert report.is_fused
+
+
+def test_the_largest_of_a_wider_type_has_a_gradient() -> None:
+    def model(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+        return torch.addcmul(F.linear(x, w), r, r, value=0.5).amax(-1)
+
+    x, w = tensors((4, 8), (6, 8), dtype=torch.float32)
+    (report,) = agree(model, [x, w, *tensors((4, 6))], needs_grad=(0, 1, 2))
+    assert report.program.startswith("amax")
+
+
+def test_an_operand_of_a_checkpoint_is_written_behind_it() -> None:
+    def model(x: Tensor, w: Tensor, r: Tensor, s: Tensor) -> Tensor:
+        y = checkpoint(lambda x: torch.tanh(F.linear(x, w) + s) * 2 + r, x, use_reentrant=False)
+        r.mul_(2)
+        return y
+
+    (report,) = agree(model, tensors((4, 8), (6, 8), (4, 6), (4, 6)), needs_grad=(0, 3))
+    assert report.is_fused

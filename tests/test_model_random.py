@@ -64,6 +64,8 @@ def run(
     exec(source, known)
     inputs = [known[name] for name in program.names]
     modules = [value for value in known.values() if isinstance(value, torch.nn.Module)]
+    leaves = [value for value in inputs if value.requires_grad]
+    leaves += [parameter for module in modules for parameter in module.parameters()]
     model = known["model"]
     if backend is not None:
         torch._dynamo.reset()
@@ -72,8 +74,6 @@ def run(
     results = list(model(*inputs))
     written = [*inputs, *(value for module in modules for value in module.state_dict().values())]
     outcome = Outcome(results, [value.detach().clone() for value in written], [])
-    leaves = [value for value in inputs if value.is_leaf and value.requires_grad]
-    leaves += [parameter for module in modules for parameter in module.parameters()]
     try:
         outcome.gradients = _gradients(results, leaves) if grad else []
     except RuntimeError as error:
@@ -94,8 +94,8 @@ def find_differences(program: Program, got: Outcome, expected: Outcome) -> list[
     """How a run differs from PyTorch's, a line for each tensor that does."""
     differences = []
     for kind in ("results", "written", "gradients"):
-        if kind == "gradients" and differences:
-            break
+        if kind == "gradients" and (differences or got.error != expected.error):
+            return differences + [f"the backward pass fails: {got.error}"] * bool(got.error)
         pairs = zip(getattr(got, kind), getattr(expected, kind), strict=True)
         for index, (value, other) in enumerate(pairs):
             found = _describe_difference(value, other, kind)
@@ -134,25 +134,26 @@ def _is_rounding(program: Program, kind: str, index: int, value: Tensor, other: 
     Fused chains round less often than PyTorch's operations, hence differently.
     """
 
-    def exact(noise: float) -> Tensor:
-        found: Tensor = getattr(run(program, is_reference=True, noise=noise), kind)[index]
-        return found.detach()
+    if not value.is_floating_point() or not value.isfinite().all():
+        return False
 
-    if not value.is_floating_point():
-        return False
-    noise = (
-        2.0**-9 if program.is_rounded else torch.finfo(torch.float32 if "F32" in program.source else value.dtype).eps
-    )
-    reference = exact(0.0)
-    if reference.shape != value.shape or not value.isfinite().all():
-        return False
-    spread = max(_size(exact(noise) - reference) for _ in range(6))
-    error, own = _size(value.detach().double() - reference), _size(other.detach().double() - reference)
-    return error <= 1.1 * own + 3 * spread + 2 * noise * _size(reference)
+    def again(is_reference: bool, noise: float = 0.0) -> Tensor | None:
+        found = getattr(run(program, is_reference=is_reference, noise=noise), kind)
+        return found[index].detach().double() if index < len(found) else None
+
+    narrowest = torch.float32 if "F32" in program.source else value.dtype
+    noise = 2.0**-9 if program.is_rounded else torch.finfo(narrowest).eps
+    value, other, reference = value.detach().double(), other.detach().double(), again(is_reference=True)
+    if reference is None:  # a cast that is none in fp64 gives its argument, which is written to
+        return _size(value - other) <= 30 * noise * _size(other)
+    # PyTorch's own error, of the inputs and of others that are as wrong as they may be.
+    errors = [found - reference for k in range(1, 7) if (found := again(False, noise * k / 3)) is not None]
+    own = max(map(_size, (other - reference, *errors)))
+    return _size(value - reference) <= max(1.1 * _size(other - reference), 2 * own) + 2 * noise * _size(reference)
 
 
 def _size(value: Tensor) -> float:
-    return float(value.double().square().mean().sqrt()) if value.numel() else 0.0
+    return float(value.square().mean().sqrt()) if value.numel() else 0.0
 
 
 def check(program: Program, backend: FusingBackend) -> str:
@@ -165,7 +166,8 @@ def check(program: Program, backend: FusingBackend) -> str:
     found += [str(item.message) for item in caught if "cutfuse" in str(item.message)]
     if not found or _compare(program, aot_eager, eager):
         return ""
-    return "\n".join(found)
+    # PyTorch fails likewise where an input is written that needs no gradient with one that does.
+    return "" if "CopyBackwards" in found[0] else "\n".join(found)
 
 
 def _compare(program: Program, backend: Backend, eager: Outcome) -> list[str]:
