@@ -203,3 +203,23 @@ def test_an_operand_of_a_checkpoint_is_written_behind_it() -> None:
 
     (report,) = agree(model, tensors((4, 8), (6, 8), (4, 6), (4, 6)), needs_grad=(0, 3))
     assert report.is_fused
+
+
+# In place
+
+
+def test_a_product_that_is_written_to_a_tensor_stays() -> None:
+    def model(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
+        z = torch.mm(x, w, out=y)
+        return torch.relu(z) * 2
+
+    agree(model, tensors((4, 8), (8, 6), (4, 6)))
+
+
+def test_parameters_of_an_in_place_function_alone() -> None:
+    """F.elu_ has scale where F.elu has inplace."""
+
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        return F.elu_(F.linear(x, w), 1.0, 2.0) * 3
+
+    agree(model, tensors((4, 8), (6, 8)))
