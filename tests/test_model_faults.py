@@ -35,8 +35,13 @@ def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> lis
     return [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
 
 
-def agree(model: Model, given: Sequence[Tensor], needs_grad: Sequence[int] = ()) -> list[ProductReport]:
-    """Compares a compiled model with itself: results, what is written and gradients. Gives what became of products."""
+def agree(
+    model: Model, given: Sequence[Tensor], needs_grad: Sequence[int] = (), dynamic_columns: bool = False
+) -> list[ProductReport]:
+    """Compares a compiled model with itself: results, what is written and gradients. Gives what became of products.
+
+    dynamic_columns: whether the number of the weight's rows, the second tensor's, is a symbol.
+    """
     reports: list[ProductReport] = []
 
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -47,6 +52,8 @@ def agree(model: Model, given: Sequence[Tensor], needs_grad: Sequence[int] = ())
     answers = []
     for function in (model, torch.compile(model, backend=backend, fullgraph=True)):
         inputs = [tensor.clone().requires_grad_(k in needs_grad) for k, tensor in enumerate(given)]
+        if dynamic_columns:
+            torch._dynamo.mark_dynamic(inputs[1], 0)
         found = function(*inputs)
         results = list(found) if isinstance(found, tuple) else [found]
         ends, leaves = [y for y in results if y.requires_grad], [inputs[k] for k in needs_grad]
@@ -223,3 +230,14 @@ def test_parameters_of_an_in_place_function_alone() -> None:
         return F.elu_(F.linear(x, w), 1.0, 2.0) * 3
 
     agree(model, tensors((4, 8), (6, 8)))
+
+
+# Sizes that change
+
+
+def test_a_mean_of_a_size_that_changes_is_fused() -> None:
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        return (F.linear(x, w) * 2).mean(-1)
+
+    (report,) = agree(model, tensors((4, 8), (6, 8)), dynamic_columns=True)
+    assert report.is_fused
