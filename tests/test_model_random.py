@@ -24,7 +24,7 @@ from cutfuse.compile.fusion import fuse
 from cutfuse.ops import schema
 from cutfuse.routing import use_operators_everywhere
 
-PROGRAMS = 70
+PROGRAMS = 36
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
