@@ -24,6 +24,7 @@ class Maker(Protocol):
     is_pure: bool
     is_focused: bool
     live: dict[str, Any]
+    names: list[str]
     values: list[str]
 
     def name(self, prefix: str) -> str: ...
@@ -280,17 +281,18 @@ def _add_layer(made: Maker) -> None:
     made.is_focused = True
     steps = made.choose.choices(list(_STEPS), list(_STEPS.values()), k=made.choose.randint(2, 5))
     for step in steps:
-        if not (made.is_pure and step.writes):
-            step.add(made) if step is not _WRITE else _add_write_to(made, [n for n in made.live if n not in before])
-    if made.choose.random() < 0.25:
+        if step is _WRITE and not made.is_pure:
+            _add_write_to(made, [name for name in (*made.values, *made.names) if name not in before])
+        elif not (made.is_pure and step.writes):
+            step.add(made)
+    if made.choose.random() < 0.35:
         _add_of(_REDUCTIONS)(made)
     made.is_focused = False
 
 
 def _add_write_to(made: Maker, names: list[str]) -> None:
     """Of what a layer has read, or of an input of the model."""
-    given = [name for name in made.live if name[0] == "r" and name[1:].isdigit()]
-    names = [name for name in (*names, *made.choose.sample(given, 1)) if _is_writable(made.live[name])]
+    names = [name for name in (*names, made.choose.choice(made.names)) if _is_writable(made.live[name])]
     if names:
         _write(made, made.choose.choice(names))
 

@@ -24,7 +24,9 @@ from cutfuse.compile.fusion import fuse
 from cutfuse.ops import schema
 from cutfuse.routing import use_operators_everywhere
 
-PROGRAMS = 36
+# Among the first are models that find planted faults: modes that are crossed, operands that are read at another view or
+# kept though they are written, addmm's factors, detach, results of comparisons. The last finds that writes are crossed.
+SEEDS = (*range(36), 95)
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
@@ -138,7 +140,10 @@ def _is_rounding(program: Program, kind: str, index: int, value: Tensor, other: 
         return False
 
     def again(is_reference: bool, noise: float = 0.0) -> Tensor | None:
-        found = getattr(run(program, is_reference=is_reference, noise=noise), kind)
+        try:
+            found = getattr(run(program, is_reference=is_reference, noise=noise), kind)
+        except RuntimeError:  # in fp64 a value is a view, to which autograd refuses to write
+            return None
         return found[index].detach().double() if index < len(found) else None
 
     narrowest = torch.float32 if "F32" in program.source else value.dtype
@@ -194,7 +199,7 @@ def test_random_models(request: pytest.FixtureRequest, capsys: pytest.CaptureFix
     minutes, only = (request.config.getoption(f"--random-{option}") for option in ("minutes", "seed"))
     run_of, backend = RandomRun("models"), FusingBackend()
     end = time.monotonic() + 60 * minutes
-    seeds = iter(range(PROGRAMS)) if not minutes and only is None else _fresh_seeds(only, end)
+    seeds = iter(SEEDS) if not minutes and only is None else _fresh_seeds(only, end)
     for seed in seeds:
         program = make_program(seed)
         run_of.calls += 1
@@ -207,7 +212,7 @@ def test_random_models(request: pytest.FixtureRequest, capsys: pytest.CaptureFix
         with capsys.disabled():
             print(f"\n{run_of}", flush=True)
     else:
-        assert backend.layers > PROGRAMS
+        assert backend.layers > len(SEEDS)
     assert not run_of.faults, "\n".join(run_of.faults)
 
 
