@@ -59,6 +59,8 @@ def find_matrix_vector(
     """How to sum the epilogue over its `columns` without z. None where every element of z has to be seen."""
     if reduction not in ADDITIVE or columns == 0 or epilogue.affine is None:
         return None
+    if GRADIENTS[reduction] == "share" and not isinstance(columns, int):
+        return None  # its share is a number of the program
     # Branches, as the comparison of a symbolic size is a symbol itself, and `split` takes constants.
     along_rows = tuple([k for k, t in enumerate(operands) if t.shape[0] != 1])
     along_columns = tuple([k for k, t in enumerate(operands) if t.shape[1] != 1])

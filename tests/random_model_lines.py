@@ -24,6 +24,7 @@ class Maker(Protocol):
     is_pure: bool
     is_focused: bool
     live: dict[str, Any]
+    names: list[str]
     values: list[str]
 
     def name(self, prefix: str) -> str: ...
@@ -31,7 +32,9 @@ class Maker(Protocol):
     def module(self, kind: str, *sizes: int) -> str: ...
     def recent(self, wanted: Callable[[Tensor], bool] = ...) -> str | None: ...
     def line(self, text: str, result: str = "") -> bool: ...
-    def block(self, opening: str, context: contextlib.AbstractContextManager[Any], steps: int) -> None: ...
+    def block(
+        self, opening: str, context: contextlib.AbstractContextManager[Any], steps: int, line: Line | None = None
+    ) -> None: ...
     def checkpoint(self, steps: int) -> None: ...
 
 
@@ -143,7 +146,7 @@ _IN_PLACE = (
     *("{v}[0] = 0.5", "{v}[..., :2] *= 2", "{v}.view(-1).mul_(2)", "{v}[:] = {r}", "{v}.view(-1)[0] = 2"),
     *("{v}.transpose(0, -1).add_(1)", "{v}.t().mul_(2)", "{v}.chunk(2)[0].neg_()", "torch.add({r}, 1, out={v})"),
     *("{v}.squeeze(0).add_(1)", "{v}.addcmul_({r}, {s})", "{v}.detach().mul_(2)", "F.hardtanh({v}, -1, 1, True)"),
-    *("F.dropout({v}, 0.5, False, True)", "{v}.data.add_(1)", "{v}.lerp_({r}, 0.3)"),
+    *("F.dropout({v}, 0.5, False, True)", "{v}.lerp_({r}, 0.3)"),
 )
 
 
@@ -191,12 +194,6 @@ def _add_in_place(made: Maker) -> None:
     if v is None:
         return
     _write(made, v)
-
-
-def _add_write_to_input(made: Maker) -> None:
-    """Of what was read before: an input, an operand or a weight."""
-    names = [name for name in made.live if name[0] == "r" and name[1:].isdigit()]
-    _write(made, made.choose.choice(names))
 
 
 def _write(made: Maker, v: str) -> None:
@@ -273,39 +270,74 @@ def _add_norm(made: Maker) -> None:
 
 
 def _add_layer(made: Maker) -> None:
-    """A product and what follows it, with something in between at times."""
-    _add_product(made)
+    """A product and what follows it: mostly what a region takes, and something that ends one in between."""
+    before = set(made.live)
+    choice = made.choose.random()
+    if choice < 0.2 and not made.is_pure:
+        opening = _choose(made, _MODES)
+        made.block(opening, eval(opening, made.live), 1, LAYER_PRODUCT)
+    else:
+        _add_product(made)
     made.is_focused = True
-    for _ in range(made.choose.randint(1, 4)):
-        choice = made.choose.random()
-        if choice < 0.6:
-            _add_elementwise(made)
-        elif choice < 0.72:
-            _add_in_place(made) if not made.is_pure else None
-        elif choice < 0.78:
-            _add_write_to_input(made) if not made.is_pure else None
-        else:
-            _add_of(_VIEWS if choice < 0.9 else _CASTS)(made)
-    if made.choose.random() < 0.25:
+    steps = made.choose.choices(list(_STEPS), list(_STEPS.values()), k=made.choose.randint(2, 5))
+    for step in steps:
+        if step is _WRITE and not made.is_pure:
+            _add_write_to(made, [name for name in (*made.values, *made.names) if name not in before])
+        elif not (made.is_pure and step.writes):
+            step.add(made)
+    if made.choose.random() < 0.35:
         _add_of(_REDUCTIONS)(made)
     made.is_focused = False
 
 
+def _add_write_to(made: Maker, names: list[str]) -> None:
+    """Of what a layer has read, or of an input of the model."""
+    names = [name for name in (*names, made.choose.choice(made.names)) if _is_writable(made.live[name])]
+    if names:
+        _write(made, made.choose.choice(names))
+
+
+def _is_writable(value: Any) -> bool:
+    return isinstance(value, Tensor) and not (value.is_leaf and value.requires_grad) and value.is_floating_point()
+
+
+def _add_reuse(made: Maker) -> None:
+    """The latest value with an earlier one: what a region may not take in."""
+    v = made.values[-1]
+    earlier = [name for name in made.values[-6:-1] if made.live[name].shape == made.live[v].shape]
+    if earlier:
+        template = _choose(
+            made, ("{v} + {e}", "{e} * {v}", "torch.sub({e}, {v}, alpha=2)", "torch.where({v} > 0, {e}, {v})")
+        )
+        _value(made, template.format(v=v, e=made.choose.choice(earlier)))
+
+
 def _add_mode(made: Maker) -> None:
-    opening = _choose(made, ("torch.no_grad()", "torch.enable_grad()", "autocast()", "autocast()"))
+    opening = _choose(made, _MODES)
     made.block(opening, eval(opening, made.live), made.choose.randint(1, 3))
 
 
+_MODES = ("torch.no_grad()", "torch.enable_grad()", "autocast()", "autocast()")
+LAYER_PRODUCT = Line(_add_product)
 LAYER = Line(_add_layer)
+_WRITE = Line(_add_write_to, writes=True)
+_STEPS = {
+    Line(_add_elementwise): 8,
+    Line(_add_of(_VIEWS)): 3,
+    Line(_add_reuse): 1.5,
+    Line(_add_in_place, writes=True): 1.5,
+    _WRITE: 3,
+    Line(_add_of(_CASTS)): 0.8,
+    Line(_add_mode, writes=True): 0.7,
+}
 LINES: dict[Line, float] = {
     LAYER: 7,
     Line(_add_product_of_values): 0.5,
     Line(_add_elementwise): 2,
     Line(_add_chain): 2,
-    Line(_add_in_place, writes=True): 1.5,
-    Line(_add_write_to_input, writes=True): 1.5,
-    Line(_add_of(_VIEWS)): 2.5,
-    Line(_add_of(_CASTS)): 1.5,
+    Line(_add_in_place, writes=True): 0.5,
+    Line(_add_of(_VIEWS)): 1,
+    Line(_add_of(_CASTS)): 1,
     Line(_add_of(_REDUCTIONS)): 1.5,
     Line(_add_dropout, writes=True): 0.7,
     Line(_add_norm, writes=True): 0.7,

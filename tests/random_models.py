@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from random_model_lines import LAYER, LINES, WIDTHS, Maker
+from random_model_lines import LAYER, LINES, WIDTHS, Line, Maker
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -47,6 +47,7 @@ def namespace(is_reference: bool = False, noise: float = 0.0) -> dict[str, Any]:
     In a reference every floating-point type is fp64, and autocast does nothing. noise: by how much, relatively, the
     inputs are wrong, so as to see how far an error goes.
     """
+    errors = torch.Generator().manual_seed(int(noise * 2**40))
     types = dict.fromkeys(TYPES, torch.float64) if is_reference else dict(TYPES)
 
     def tensor(seed: int, shape: tuple[int, ...], dtype: str, needs_grad: bool = False) -> Tensor:
@@ -66,7 +67,8 @@ def namespace(is_reference: bool = False, noise: float = 0.0) -> dict[str, Any]:
         return made
 
     def noisy(values: Tensor) -> Tensor:
-        return values * (1 + noise * torch.randn_like(values)) if noise else values
+        wrong = torch.randn(values.shape, generator=errors, dtype=torch.float64)
+        return (values * (1 + noise * wrong)).to(values.dtype) if noise else values
 
     def autocast() -> torch.autocast:
         return torch.autocast("cpu", torch.bfloat16, enabled=not is_reference)
@@ -136,13 +138,15 @@ class _Writer(Maker):
             self.values.append(result)
         return True
 
-    def block(self, opening: str, context: contextlib.AbstractContextManager[Any], steps: int) -> None:
-        """A `with` statement around some lines."""
+    def block(
+        self, opening: str, context: contextlib.AbstractContextManager[Any], steps: int, line: Line | None = None
+    ) -> None:
+        """A `with` statement around some lines, or around one."""
         start = len(self.body)
         self.body.append("    " * self.indent + f"with {opening}:")
         self.indent += 1
         with context:
-            self.steps(steps)
+            self.steps(steps) if line is None else line.add(self)
         self.indent -= 1
         if len(self.body) == start + 1:
             self.body.pop()
@@ -178,7 +182,7 @@ def _is_tame(value: Any) -> bool:
     return bool(value.isfinite().all()) and (value.numel() == 0 or value.abs().max().item() < _LARGEST)
 
 
-def make_program(seed: int, longest: int = 7) -> Program:
+def make_program(seed: int, longest: int = 5) -> Program:
     """The program of a seed."""
     choose = random.Random(seed)
     dtype = choose.choice(("F32", "F32", "F64", "BF16"))

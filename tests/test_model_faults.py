@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 from torch._dynamo.backends.debugging import aot_eager
+from torch.utils.checkpoint import checkpoint
 
 from cutfuse.compile.fusion import fuse
 from cutfuse.compile.report import ProductReport
@@ -34,8 +35,13 @@ def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> lis
     return [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
 
 
-def agree(model: Model, given: Sequence[Tensor], needs_grad: Sequence[int] = ()) -> list[ProductReport]:
-    """Compares a compiled model with itself: results, what is written and gradients. Gives what became of products."""
+def agree(
+    model: Model, given: Sequence[Tensor], needs_grad: Sequence[int] = (), dynamic_columns: bool = False
+) -> list[ProductReport]:
+    """Compares a compiled model with itself: results, what is written and gradients. Gives what became of products.
+
+    dynamic_columns: whether the number of the weight's rows, the second tensor's, is a symbol.
+    """
     reports: list[ProductReport] = []
 
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -46,6 +52,8 @@ def agree(model: Model, given: Sequence[Tensor], needs_grad: Sequence[int] = ())
     answers = []
     for function in (model, torch.compile(model, backend=backend, fullgraph=True)):
         inputs = [tensor.clone().requires_grad_(k in needs_grad) for k, tensor in enumerate(given)]
+        if dynamic_columns:
+            torch._dynamo.mark_dynamic(inputs[1], 0)
         found = function(*inputs)
         results = list(found) if isinstance(found, tuple) else [found]
         ends, leaves = [y for y in results if y.requires_grad], [inputs[k] for k in needs_grad]
@@ -132,3 +140,104 @@ def test_an_input_is_written_before_the_backward_pass() -> None:
         return y, h
 
     agree(model, tensors((4, 8), (6, 8)), needs_grad=(0,))
+
+
+# Views
+
+
+@pytest.mark.parametrize("view", [lambda z: z, lambda z: z.flatten(0, 1)])
+def test_a_result_made_without_gradients_can_be_written_to(view: Model) -> None:
+    """It is no view, as autograd refuses to write to a view that was made without gradients."""
+
+    def model(x: Tensor, w: Tensor, r: Tensor, s: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = torch.tanh(view(torch.tanh(F.linear(x, w)) + r))
+        y += s
+        return y
+
+    (report,) = agree(model, tensors((2, 3, 8), (6, 8), (2, 1, 6), (6,)), needs_grad=(3,))
+    assert report.is_fused
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda z: z.squeeze(-1),
+        lambda z: z.unflatten(-1, (1, 6)),
+        lambda z: z.flatten(1),
+        lambda z: z.view(z.dtype),
+        lambda z: z.squeeze(),
+    ],
+)
+@pytest.mark.parametrize("inner", [1, 8])
+def test_a_view_of_rows_is_one_of_the_products_input(view: Model, inner: int) -> None:
+    """Whatever its arguments would be of a matrix with as many columns as the input."""
+
+    def model(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+        return torch.tanh(view(F.linear(x, w)) + r)
+
+    x, w = tensors((4, inner), (6, inner))
+    (r,) = tensors(tuple(view(F.linear(x, w)).shape))
+    (report,) = agree(model, [x, w, r])
+    assert report.is_fused
+
+
+# Types
+
+
+def test_a_batch_norm_in_double_precision_is_one() -> None:
+    def model(x: Tensor, w: Tensor, mean: Tensor, variance: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return F.batch_norm(F.linear(x, w), mean, variance.abs(), scale, shift, False, 0.1, 1e-5)
+
+    (report,) = agree(model, tensors((4, 8), (6, 8), (6,), (6,), (6,), (6,)), needs_grad=(0, 1, 4, 5))
+    assert report.is_fused
+
+
+def test_the_largest_of_a_wider_type_has_a_gradient() -> None:
+    def model(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+        return torch.addcmul(F.linear(x, w), r, r, value=0.5).amax(-1)
+
+    x, w = tensors((4, 8), (6, 8), dtype=torch.float32)
+    (report,) = agree(model, [x, w, *tensors((4, 6))], needs_grad=(0, 1, 2))
+    assert report.program.startswith("amax")
+
+
+def test_an_operand_of_a_checkpoint_is_written_behind_it() -> None:
+    def model(x: Tensor, w: Tensor, r: Tensor, s: Tensor) -> Tensor:
+        y = checkpoint(lambda x: torch.tanh(F.linear(x, w) + s) * 2 + r, x, use_reentrant=False)
+        r.mul_(2)
+        return y
+
+    (report,) = agree(model, tensors((4, 8), (6, 8), (4, 6), (4, 6)), needs_grad=(0, 3))
+    assert report.is_fused
+
+
+# In place
+
+
+def test_a_product_that_is_written_to_a_tensor_stays() -> None:
+    def model(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
+        z = torch.mm(x, w, out=y)
+        return torch.relu(z) * 2
+
+    agree(model, tensors((4, 8), (8, 6), (4, 6)))
+
+
+def test_parameters_of_an_in_place_function_alone() -> None:
+    """F.elu_ has scale where F.elu has inplace."""
+
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        return F.elu_(F.linear(x, w), 1.0, 2.0) * 3
+
+    agree(model, tensors((4, 8), (6, 8)))
+
+
+# Sizes that change
+
+
+def test_a_mean_of_a_size_that_changes_is_fused() -> None:
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        return (F.linear(x, w) * 2).mean(-1)
+
+    (report,) = agree(model, tensors((4, 8), (6, 8)), dynamic_columns=True)
+    assert report.is_fused

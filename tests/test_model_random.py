@@ -24,7 +24,9 @@ from cutfuse.compile.fusion import fuse
 from cutfuse.ops import schema
 from cutfuse.routing import use_operators_everywhere
 
-PROGRAMS = 70
+# Among the first are models that find planted faults: modes that are crossed, operands that are read at another view or
+# kept though they are written, addmm's factors, detach, results of comparisons. The last finds that writes are crossed.
+SEEDS = (*range(36), 95)
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
@@ -64,6 +66,8 @@ def run(
     exec(source, known)
     inputs = [known[name] for name in program.names]
     modules = [value for value in known.values() if isinstance(value, torch.nn.Module)]
+    leaves = [value for value in inputs if value.requires_grad]
+    leaves += [parameter for module in modules for parameter in module.parameters()]
     model = known["model"]
     if backend is not None:
         torch._dynamo.reset()
@@ -72,8 +76,6 @@ def run(
     results = list(model(*inputs))
     written = [*inputs, *(value for module in modules for value in module.state_dict().values())]
     outcome = Outcome(results, [value.detach().clone() for value in written], [])
-    leaves = [value for value in inputs if value.is_leaf and value.requires_grad]
-    leaves += [parameter for module in modules for parameter in module.parameters()]
     try:
         outcome.gradients = _gradients(results, leaves) if grad else []
     except RuntimeError as error:
@@ -94,8 +96,8 @@ def find_differences(program: Program, got: Outcome, expected: Outcome) -> list[
     """How a run differs from PyTorch's, a line for each tensor that does."""
     differences = []
     for kind in ("results", "written", "gradients"):
-        if kind == "gradients" and differences:
-            break
+        if kind == "gradients" and (differences or got.error != expected.error):
+            return differences + [f"the backward pass fails: {got.error}"] * bool(got.error)
         pairs = zip(getattr(got, kind), getattr(expected, kind), strict=True)
         for index, (value, other) in enumerate(pairs):
             found = _describe_difference(value, other, kind)
@@ -134,25 +136,29 @@ def _is_rounding(program: Program, kind: str, index: int, value: Tensor, other: 
     Fused chains round less often than PyTorch's operations, hence differently.
     """
 
-    def exact(noise: float) -> Tensor:
-        found: Tensor = getattr(run(program, is_reference=True, noise=noise), kind)[index]
-        return found.detach()
+    if not value.is_floating_point() or not value.isfinite().all():
+        return False
 
-    if not value.is_floating_point():
-        return False
-    noise = (
-        2.0**-9 if program.is_rounded else torch.finfo(torch.float32 if "F32" in program.source else value.dtype).eps
-    )
-    reference = exact(0.0)
-    if reference.shape != value.shape or not value.isfinite().all():
-        return False
-    spread = max(_size(exact(noise) - reference) for _ in range(6))
-    error, own = _size(value.detach().double() - reference), _size(other.detach().double() - reference)
-    return error <= 1.1 * own + 3 * spread + 2 * noise * _size(reference)
+    def again(is_reference: bool, noise: float = 0.0) -> Tensor | None:
+        try:
+            found = getattr(run(program, is_reference=is_reference, noise=noise), kind)
+        except RuntimeError:  # in fp64 a value is a view, to which autograd refuses to write
+            return None
+        return found[index].detach().double() if index < len(found) else None
+
+    narrowest = torch.float32 if "F32" in program.source else value.dtype
+    noise = 2.0**-9 if program.is_rounded else torch.finfo(narrowest).eps
+    value, other, reference = value.detach().double(), other.detach().double(), again(is_reference=True)
+    if reference is None:  # a cast that is none in fp64 gives its argument, which is written to
+        return _size(value - other) <= 30 * noise * _size(other)
+    # PyTorch's own error, of the inputs and of others that are as wrong as they may be.
+    errors = [found - reference for k in range(1, 7) if (found := again(False, noise * k / 3)) is not None]
+    own = max(map(_size, (other - reference, *errors)))
+    return _size(value - reference) <= max(1.1 * _size(other - reference), 2 * own) + 2 * noise * _size(reference)
 
 
 def _size(value: Tensor) -> float:
-    return float(value.double().square().mean().sqrt()) if value.numel() else 0.0
+    return float(value.square().mean().sqrt()) if value.numel() else 0.0
 
 
 def check(program: Program, backend: FusingBackend) -> str:
@@ -162,10 +168,13 @@ def check(program: Program, backend: FusingBackend) -> str:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = _compare(program, backend, eager)
-    found += [str(item.message) for item in caught if "cutfuse" in str(item.message)]
+    warned = [str(item.message) for item in caught if "cutfuse" in str(item.message)]
+    if warned:
+        return "\n".join(warned)
     if not found or _compare(program, aot_eager, eager):
         return ""
-    return "\n".join(found)
+    # PyTorch fails likewise where an input is written that needs no gradient with one that does.
+    return "" if "CopyBackwards" in found[0] else "\n".join(found)
 
 
 def _compare(program: Program, backend: Backend, eager: Outcome) -> list[str]:
@@ -190,7 +199,7 @@ def test_random_models(request: pytest.FixtureRequest, capsys: pytest.CaptureFix
     minutes, only = (request.config.getoption(f"--random-{option}") for option in ("minutes", "seed"))
     run_of, backend = RandomRun("models"), FusingBackend()
     end = time.monotonic() + 60 * minutes
-    seeds = iter(range(PROGRAMS)) if not minutes and only is None else _fresh_seeds(only, end)
+    seeds = iter(SEEDS) if not minutes and only is None else _fresh_seeds(only, end)
     for seed in seeds:
         program = make_program(seed)
         run_of.calls += 1
@@ -203,7 +212,7 @@ def test_random_models(request: pytest.FixtureRequest, capsys: pytest.CaptureFix
         with capsys.disabled():
             print(f"\n{run_of}", flush=True)
     else:
-        assert backend.layers > PROGRAMS
+        assert backend.layers > len(SEEDS)
     assert not run_of.faults, "\n".join(run_of.faults)
 
 

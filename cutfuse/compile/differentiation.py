@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,14 +13,17 @@ from ..epilogue import Program
 from .nodes import is_call, may_write, tensor_of, works_in_place
 
 
-def last_writes(graph: fx.Graph) -> dict[Any, int]:
-    """The place in the graph of the last node that may write to a memory, by what `_memory` gives of it."""
-    found = {}
+def last_writes(graph: fx.Graph, outside: Iterable[Any] = ()) -> dict[Any, float]:
+    """The place in the graph of the last node that may write to a memory, by what `_memory` gives of it.
+
+    outside: the memory that the graph around the body of a checkpoint writes to, which may be behind the body.
+    """
+    found = dict.fromkeys(outside, math.inf)
     for place, node in enumerate(graph.nodes):
         for written in _written(node):
             example = tensor_of(written)
             if example is not None:
-                found[_memory(example)] = place
+                found[_memory(example)] = max(place, found.get(_memory(example), -1))
     return found
 
 
@@ -37,7 +41,7 @@ def _memory(example: Tensor) -> Any:
     return example.untyped_storage()._cdata if example.layout is torch.strided else id(example)
 
 
-def why_changed(out: fx.Node, inputs: Sequence[fx.Node], place: int, writes: Mapping[Any, int]) -> str:
+def why_changed(out: fx.Node, inputs: Sequence[fx.Node], place: int, writes: Mapping[Any, float]) -> str:
     """Which of a layer's inputs is written behind `place`, where out needs a gradient; empty if none is.
 
     The layer keeps its inputs for the backward pass, and PyTorch keeps some: not a residual that is added.

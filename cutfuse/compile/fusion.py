@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import warnings
+from typing import Any
 
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 
 from .choice import why_left
+from .differentiation import last_writes
 from .epochs import uses_transforms
 from .regions import find_regions
 from .report import ProductReport, report
@@ -23,10 +25,11 @@ def fuse(module: fx.GraphModule) -> list[ProductReport]:
     Never raises: an error leaves the region, or the whole graph, to the compiler, with a warning.
     """
     reports = []
+    written: set[Any] = set()
     for graph_module in _graphs(module):
         try:
             with enable_python_dispatcher():  # of which examples with symbolic sizes have need in PyTorch 2.8
-                reports += _fuse_graph(graph_module)
+                reports += _fuse_graph(graph_module, written)
         except Exception as error:
             _warn("a graph", error)
     return reports
@@ -44,11 +47,14 @@ def _graphs(module: fx.GraphModule) -> list[fx.GraphModule]:
     return found
 
 
-def _fuse_graph(module: fx.GraphModule) -> list[ProductReport]:
+def _fuse_graph(module: fx.GraphModule, written: set[Any]) -> list[ProductReport]:
+    """written: the memory that the graphs around this one write to, to which its own is added."""
     graph = module.graph
     if uses_transforms(graph):
         return []
-    searches = find_regions(graph, why_left)
+    writes = last_writes(graph, written)
+    written.update(writes)
+    searches = find_regions(graph, writes, why_left)
     rewriter = Rewriter(graph)
     order = {node: place for place, node in enumerate(graph.nodes)}
     failures: dict[int, str] = {}

@@ -17,7 +17,7 @@ from .. import arguments
 from ..epilogue import Epilogue
 from ..epilogue.evaluate import arithmetic_dtype
 from ..gradients import autograd
-from ..linear import LinearCall, autocast_inputs, run_linear, shape_result, to_matrix
+from ..linear import LinearCall, autocast_inputs, run_linear, to_matrix
 from ..matrix_vector import find_matrix_vector
 from ..ops import schema
 from ..precision import captured_mode
@@ -34,7 +34,6 @@ def layer(
     out_dtype: torch.dtype,
 ) -> Tensor:
     """`reduction(program(x @ weight.T + bias, operands))` for x `[..., K]`, with operands against `[..., N]`."""
-    given = x
     x, weight, bias = autocast_inputs(x, weight, bias)
     composed_because = arguments.why_composed(x, arithmetic_dtype(x, operands))
     leading, columns = x.shape[:-1], weight.shape[0]
@@ -55,7 +54,13 @@ def layer(
         matrix_vector=find_matrix_vector(epilogue, None if reduction == "none" else reduction, matrices, columns),
         prepared=None,
     )
-    return shape_result(_run(call), given, call, keepdim)
+    last = (columns,) if reduction == "none" else (1,) * keepdim
+    return _shaped(_run(call), (*leading, *last))
+
+
+def _shaped(y: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A result in another shape, and no view: autograd refuses to write to one that was made without gradients."""
+    return y if len(shape) == y.dim() else torch.ops.aten._unsafe_view(y.contiguous(), shape)
 
 
 def _run(call: LinearCall) -> Tensor:

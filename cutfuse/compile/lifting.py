@@ -36,6 +36,11 @@ class StopError(Exception):
     """A region ends before a node; the message says why."""
 
 
+def norm_dtype(example: torch.Tensor) -> torch.dtype:
+    """The type in which the rows of a batch norm are computed, by an example of its result."""
+    return torch.float64 if example.dtype == torch.float64 else torch.float32
+
+
 class Operand(NamedTuple):
     """A value outside of a region that its epilogue reads. part: of a batch norm's node, which of its two rows."""
 
@@ -46,7 +51,7 @@ class Operand(NamedTuple):
     def type(self) -> ValueType:
         example = tensor_of(self.source)
         assert example is not None
-        return ValueType(torch.float32) if self.part else type_of(example)
+        return ValueType(norm_dtype(example)) if self.part else type_of(example)
 
     @property
     def is_matrix(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +62,9 @@ def function_of(node: fx.Node) -> Callable[..., Any] | None:
     name = name_of(node)
     if not _ends_in_place(name) or isinstance(target, torch._ops.OpOverload):
         return target
-    return next((getattr(home, name[:-1]) for home in (torch, F) if hasattr(home, name[:-1])), None)
+    found = next((getattr(home, name[:-1]) for home in (torch, F) if hasattr(home, name[:-1])), None)
+    # F.elu_ has parameters where F.elu has `inplace`.
+    return None if _place_of_inplace(found) < len(node.args) else found
 
 
 def _ends_in_place(name: str) -> bool:
@@ -80,9 +83,15 @@ def _is_inplace_activation(node: fx.Node) -> bool:
     function: Any = node.target
     if node.op != "call_function" or getattr(function, "__module__", "") != "torch.nn.functional":
         return False
+    place = _place_of_inplace(function)
+    return place < len(node.args) and node.args[place] is True
+
+
+def _place_of_inplace(function: Any) -> int:
+    """The place of a Python function's parameter `inplace`; behind all where it has none."""
     code = getattr(function, "__code__", None)
     names = () if code is None else code.co_varnames[: code.co_argcount]
-    return "inplace" in names and names.index("inplace") < len(node.args) and node.args[names.index("inplace")] is True
+    return names.index("inplace") if "inplace" in names else sys.maxsize
 
 
 def may_write(node: fx.Node) -> bool:

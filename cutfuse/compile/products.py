@@ -110,7 +110,7 @@ def _splits_columns(split: fx.Node, source: fx.Node) -> bool:
 def find_product(node: fx.Node) -> Product | None:
     """The product that a node computes, or None."""
     example = tensor_of(node)
-    if not is_call(node) or example is None or not example.is_floating_point():
+    if not is_call(node) or example is None or not example.is_floating_point() or node.kwargs.get("out") is not None:
         return None
     name = name_of(node)
     if name == "linear" and node.op == "call_function":

@@ -8,6 +8,7 @@ lifted, the furthest whose inner values nothing else reads becomes the end of th
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import fx
 
@@ -21,9 +22,9 @@ from .schedule import Schedule
 Judge = Callable[[Region], str]  # why a region is better left to the compiler; empty where it is not
 
 
-def find_regions(graph: fx.Graph, judge: Judge) -> list[Search]:
-    """The products of a graph, each with its region. Regions do not overlap."""
-    schedule = Schedule(graph)
+def find_regions(graph: fx.Graph, writes: dict[Any, float], judge: Judge) -> list[Search]:
+    """The products of a graph, each with its region. Regions do not overlap. writes: see `last_writes`."""
+    schedule = Schedule(graph, writes)
     searches = []
     for node in graph.nodes:
         product = find_product(node)

@@ -11,9 +11,9 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from ..ops import schema
-from .lifting import NORM_SCALE, Operand
+from .lifting import NORM_SCALE, Operand, norm_dtype
 from .nodes import name_of, named_arguments, tensor_of
-from .products import Product, same
+from .products import Product, same, same_shape
 from .region import Region
 
 
@@ -101,7 +101,7 @@ class _Emission:
             region.out_dtype,
         )
         for view in region.rows_after:
-            y = self._view(view, y, view.args[1:])
+            y = self._view(view, y)
         return y
 
     def product(self, product: Product, start: int, length: int) -> fx.Node:
@@ -127,7 +127,9 @@ class _Emission:
         """The row by which a batch norm in evaluation multiplies, or the one that it adds."""
         names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
         named = {name: self.rewriter.current(node) for name, node in named_arguments(norm, names).items()}
-        variance = self._call(torch.Tensor.float, named["running_var"])
+        example = tensor_of(norm)
+        assert example is not None
+        variance = self._call(torch.Tensor.to, named["running_var"], norm_dtype(example))
         scale = self._call(torch.rsqrt, self._call(torch.add, variance, named.get("eps", 1e-5)))
         if named.get("weight") is not None:
             scale = self._call(torch.mul, scale, named["weight"])
@@ -138,15 +140,39 @@ class _Emission:
 
     def _view_of_x(self, view: fx.Node, x: fx.Node) -> fx.Node:
         """The view of rows, of a matrix with as many rows and other columns."""
-        if name_of(view) not in ("view", "reshape"):
-            return self._view(view, x, view.args[1:])
-        given: Any = view.args[1:]
-        *leading, _ = given[0] if len(given) == 1 and isinstance(given[0], tuple | list) else given
-        return self._view(view, x, (*leading, _last_size(x) if -1 in leading else -1))
+        return self._view(view, x, _columns(x))
 
-    def _view(self, view: fx.Node, source: fx.Node, arguments: tuple[Any, ...]) -> fx.Node:
-        name = "reshape" if name_of(view) == "view" else name_of(view)  # as the strides of x may be others
-        return self._call(getattr(torch.Tensor, name), source, *arguments, **view.kwargs)
+    def _view(self, view: fx.Node, source: fx.Node, columns: int | None = None) -> fx.Node:
+        """The view of rows, of another matrix of as many rows. columns: how many it has, -1 for a symbol's; None: as
+        many."""
+        example = tensor_of(view)
+        assert example is not None
+        leading, last = example.shape[:-1], example.shape[-1] if columns is None else columns
+        if all(map(is_concrete_int, (*leading, last))):
+            shape = [int(size) for size in (*leading, last)]
+            found = tensor_of(source)
+            if columns is None and found is not None and found.is_contiguous():  # a result, which is to be no view
+                return self._call(torch.ops.aten._unsafe_view.default, source, shape)
+            return self._call(torch.Tensor.reshape, source, shape)
+        return self._dynamic_view(view, source, columns)
+
+    def _dynamic_view(self, view: fx.Node, source: fx.Node, columns: int | None) -> fx.Node:
+        """A view with sizes that are symbols, by the arguments of the view that there was."""
+        arguments: Any = view.args[1:]
+        name = "reshape" if name_of(view) == "view" else name_of(view)  # of x, whose strides may be others
+        if name == "reshape":
+            sizes = arguments[0] if len(arguments) == 1 and isinstance(arguments[0], tuple | list) else arguments
+            arguments = sizes if columns is None else (*sizes[:-1], columns)
+            if list(arguments).count(-1) > 1:
+                raise UnfitError("the product's inner size is not known at compile time")
+        try:
+            y = self._call(getattr(torch.Tensor, name), source, *arguments, **view.kwargs)
+        except (RuntimeError, IndexError) as error:
+            raise UnfitError(f"{name_of(view)} of the product's input fails: {error}".split("\n")[0]) from None
+        found, example = tensor_of(y), tensor_of(view)
+        if found is None or example is None or not same_shape(found.shape[:-1], example.shape[:-1]):
+            raise UnfitError(f"{name_of(view)} of the product's input gives other rows")
+        return y
 
     def _call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> fx.Node:
         if isinstance(function, type(torch.Tensor.t)):  # methods of Tensor
@@ -163,12 +189,11 @@ def _example(node: fx.Node) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
 
-def _last_size(node: fx.Node) -> Any:
+def _columns(node: fx.Node) -> int:
+    """How many columns a matrix has; -1 where that is a symbol."""
     example = tensor_of(node)
     assert example is not None
-    if not is_concrete_int(example.shape[-1]):
-        raise UnfitError("the product's inner size is not known at compile time")
-    return int(example.shape[-1])
+    return int(example.shape[-1]) if is_concrete_int(example.shape[-1]) else -1
 
 
 @contextlib.contextmanager

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import fx
 
-from .differentiation import last_writes
 from .epochs import find_epochs
 
 
@@ -15,8 +16,8 @@ class Schedule:
     far.
     """
 
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, writes: dict[Any, float]) -> None:
         self.order = {node: place for place, node in enumerate(graph.nodes)}
         self.epochs = find_epochs(graph)
-        self.writes = last_writes(graph)
+        self.writes = writes
         self.taken: set[fx.Node] = set()

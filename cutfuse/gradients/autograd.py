@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .. import composed, dynamo
 from ..epilogue import Program
+from ..epilogue.evaluate import arithmetic_dtype
 from ..ops import inductor, schema
 from ..ops.fake import sum_dtype
 from ..planning.prepared import UNPREPARED, Prepared
@@ -89,6 +90,11 @@ def _element_gradients(
     return dict(zip(wanted, outputs[: len(wanted)], strict=True)), outputs[-1] if column_sum else None
 
 
+def _kept_dtype(x: Tensor, operands: Sequence[Tensor]) -> torch.dtype:
+    """The type of a reduction's result whose gradient compares the elements with it: what they are computed in."""
+    return sum_dtype(arithmetic_dtype(x, operands))
+
+
 class Pointwise(torch.autograd.Function):
     """`program(x, operands)`."""
 
@@ -131,7 +137,7 @@ class Reduce(torch.autograd.Function):
         if reduction not in NEEDS_RESULT:
             ctx.save_for_backward(None, x, *operands)
             return schema.reduce(x, operands, program, reduction, dims, out_dtype)
-        result = schema.reduce(x, operands, program, reduction, dims, sum_dtype(x.dtype))
+        result = schema.reduce(x, operands, program, reduction, dims, _kept_dtype(x, operands))
         ctx.save_for_backward(result, x, *operands)
         return result.to(out_dtype, copy=True)
 
@@ -192,7 +198,7 @@ class Linear(torch.autograd.Function):
         elif reduction == "none":
             y = schema.pointwise(z, operands, program, out_dtype)
         else:
-            kept = sum_dtype(z.dtype) if reduction in NEEDS_RESULT else out_dtype
+            kept = _kept_dtype(z, operands) if reduction in NEEDS_RESULT else out_dtype
             y = schema.reduce(z, operands, program, reduction, (1,), kept)
             if reduction in NEEDS_RESULT:
                 result = y.unsqueeze(1)
