@@ -89,7 +89,7 @@ def _linear_generally(given: tuple[Any, ...], remember: bool = False) -> Tensor:
         x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduce, keepdim=keepdim, out_dtype=out_dtype
     )
     if call.operation is None:
-        y = shape_result(run_linear(call), x, call, keepdim)
+        y = _shaped(run_linear(call), x, call, keepdim)
     else:  # of the tensors as they are given, as in a direct call: every call rounds and lays out its results alike
         y = call.operation(F.linear(x, call.weight, bias), calls.tensors_of(operands))
     if remember:
@@ -97,7 +97,7 @@ def _linear_generally(given: tuple[Any, ...], remember: bool = False) -> Tensor:
     return y
 
 
-def shape_result(y: Tensor, x: Tensor, call: LinearCall, keepdim: bool) -> Tensor:
+def _shaped(y: Tensor, x: Tensor, call: LinearCall, keepdim: bool) -> Tensor:
     """What `run_linear` gives, in the shape that x, as it was given, asks for."""
     leading = x.shape[:-1]
     if call.reduction != "none":
