@@ -39,6 +39,7 @@ def draw(*shape: int) -> Tensor:
 
 X, W, B, R, C = draw(6, 32), draw(16, 32), draw(16), draw(6, 16), draw(6, 1)
 X3, R3 = draw(2, 3, 32), draw(2, 3, 16)
+X4 = draw(2, 3, 4, 32)
 
 
 class Case(NamedTuple):
@@ -108,6 +109,35 @@ def norm(x: Tensor, w: Tensor, b: Tensor, mean: Tensor, variance: Tensor) -> Ten
     return torch.relu(F.batch_norm(F.linear(x, w), mean, variance, b, b, eps=0.1))
 
 
+def channels_last(x: Tensor, w: Tensor, b: Tensor, gamma: Tensor, r: Tensor) -> Tensor:
+    """The end of a ConvNeXt's block; r is [B, N, H, W] in channels_last."""
+    y = F.linear(x, w, b).permute(0, 3, 1, 2)
+    return y * gamma.reshape(1, -1, 1, 1) + r
+
+
+def residual_in_another_layout(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+    return r + torch.tanh(F.linear(x, w, b)).permute(0, 3, 1, 2)
+
+
+def transposed_and_back(x: Tensor, w: Tensor, b: Tensor, r: Tensor, c: Tensor) -> Tensor:
+    y = F.linear(x, w, b).t() * r
+    return (y + c.t()).transpose(0, 1) * c
+
+
+def added_to_its_own_transpose(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    y = F.linear(x, w, b)[:16]
+    z = F.linear(x[:16], w, b)
+    return (z + z.t()) * y.sum()
+
+
+def sum_of_columns_by_transposition(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.relu(F.linear(x, w, b)).t().sum(-1)
+
+
+def view_of_a_permutation(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.linear(x, w, b).transpose(0, 1).reshape(-1, 16) * 2
+
+
 def too_many_operands(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
     y = F.linear(x, w) * b
     for factor in range(2, 7):
@@ -155,6 +185,14 @@ CASES = {
     "addmm with factors": Case(addmm_with_factors, ["relu(((z * 3) + (r0 * 0.5)))"], (X, W, B, R)),
     "addmm that reads nothing": Case(addmm_that_reads_nothing, ["relu(z)"], (X, W, B, torch.arange(16))),
     "norm in evaluation": Case(norm, ["relu(((z * r0) + r1))"], (X, W, B, B.clone(), B.abs() + 0.5)),
+    "channels last": Case(
+        channels_last, ["((z * r0) + r1)"], (X4, W, B, B, draw(2, 16, 3, 4).to(memory_format=torch.channels_last))
+    ),
+    "residual in another layout": Case(residual_in_another_layout, ["tanh(z)"], (X4, W, B, draw(2, 16, 3, 4))),
+    "transposed and back": Case(transposed_and_back, ["(((z * r0) + r1) * r2)"], (X, W, B, draw(6), R)),
+    "added to its own transpose": Case(added_to_its_own_transpose, [], (draw(20, 32), W, B)),
+    "sum of columns by a transposition": Case(sum_of_columns_by_transposition, ["relu(z)"]),
+    "view of a permutation": Case(view_of_a_permutation, [], (X3, W, B)),
     "too many operands": Case(too_many_operands, ["((((z * r0) + r1) + r2) + r3)"], (X, W, B, R)),
     "too long": Case(too_long, ["sin("], (X, W, B)),
     "dropout in evaluation": Case(

@@ -14,9 +14,9 @@ from ..epilogue.evaluate import arithmetic_dtype
 from ..matrix_vector import split
 from ..ops import schema
 from ..planning.linear_plan import LinearArguments, precision_of
-from ..planning.traced import plan_traced
+from ..planning.traced import lies_in_rows, plan_traced
 from ..reductions import ADDITIVE
-from .lifting import is_row_view
+from .lifting import inverse, is_row_view
 from .nodes import is_call, name_of, tensor_of
 from .products import find_product, same
 from .region import BARE, Region
@@ -65,6 +65,8 @@ def _why_unfit(region: Region, z: Tensor, operands: list[Tensor]) -> str:
         count = math.prod(example.shape[:-1])
         if not (same(count, math.prod(rows)) or same(count, 1)):
             return f"{operand.source.name} of shape {tuple(example.shape)} would have to be copied to all rows"
+        if same(count, math.prod(rows)) and same(example.shape[-1], columns) and not lies_in_rows(example):
+            return f"{operand.source.name} with strides {tuple(example.stride())} would have to be copied into rows"
     return ""
 
 
@@ -180,6 +182,10 @@ def _operand_example(region: Region, index: int) -> Tensor:
     """An example of an operand; of a row of a batch norm the running variance, which has its shape."""
     operand = region.operands[index]
     if not operand.part:
-        return _example(operand.source)
+        example = _example(operand.source)
+        if not operand.axes or example.dim() == 0:
+            return example
+        with torch.no_grad():
+            return example[(None,) * (len(operand.axes) - example.dim())].permute(inverse(operand.axes))
     node = operand.source
     return _example(node.args[2] if len(node.args) > 2 else node.kwargs["running_var"])  # type: ignore[arg-type]

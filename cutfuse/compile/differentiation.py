@@ -14,7 +14,7 @@ from .nodes import is_call, may_write, tensor_of, works_in_place
 
 
 def last_writes(graph: fx.Graph, outside: Iterable[Any] = ()) -> dict[Any, float]:
-    """The place in the graph of the last node that may write to a memory, by what `_memory` gives of it.
+    """The place in the graph of the last node that may write to a memory, by what `memory_of` gives of it.
 
     outside: the memory that the graph around the body of a checkpoint writes to, which may be behind the body.
     """
@@ -23,7 +23,7 @@ def last_writes(graph: fx.Graph, outside: Iterable[Any] = ()) -> dict[Any, float
         for written in _written(node):
             example = tensor_of(written)
             if example is not None:
-                found[_memory(example)] = max(place, found.get(_memory(example), -1))
+                found[memory_of(example)] = max(place, found.get(memory_of(example), -1))
     return found
 
 
@@ -36,7 +36,7 @@ def _written(node: fx.Node) -> list[fx.Node]:
     return node.all_input_nodes
 
 
-def _memory(example: Tensor) -> Any:
+def memory_of(example: Tensor) -> Any:
     """What two tensors have in common that are views of the same memory."""
     return example.untyped_storage()._cdata if example.layout is torch.strided else id(example)
 
@@ -51,7 +51,7 @@ def why_changed(out: fx.Node, inputs: Sequence[fx.Node], place: int, writes: Map
         return ""
     for node in inputs:
         given = tensor_of(node)
-        if given is not None and writes.get(_memory(given), -1) > place:
+        if given is not None and writes.get(memory_of(given), -1) > place:
             return f"{node.name} is written before the backward pass reads it"
     return ""
 

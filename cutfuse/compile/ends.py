@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from ..epilogue import Epilogue, EpilogueError
-from .differentiation import why_changed, why_undifferentiable
+from .differentiation import memory_of, why_changed, why_undifferentiable
 from .growth import Growth
-from .lifting import COPIES, Operand, StopError, is_row_view, short_reason
+from .lifting import COPIES, Operand, StopError, inverse, is_row_view, permutation_of, short_reason
 from .nodes import is_call, name_of, tensor_of
 from .products import same, same_shape
 from .region import BARE, Region, Search
@@ -23,9 +23,9 @@ from .written_out import recognise
 def candidates(growth: Growth) -> Iterator[tuple[fx.Node, fx.Node | None]]:
     """Ends of regions with the reduction that follows, if one does; the furthest first, and z last."""
     for node in reversed(list(growth.lifted)):
-        if node is not growth.product.node and is_row_view(node):
+        if growth.lifted[node] and growth.lifted[node][-1] is node:
             continue  # a region ends in a value of its own; its views stay outside
-        for user in node.users:
+        for user in node.users if not growth.axes[node] else ():
             reduced = _reduction_value(growth, user)
             if reduced is not None and user.args and user.args[0] is node:
                 yield node, reduced
@@ -61,7 +61,10 @@ def region_at(growth: Growth, end: fx.Node, reduced: fx.Node | None) -> Region |
     unfit = _why_undifferentiable(growth, out, operands, epilogue)
     if unfit:
         return unfit
-    if not _is_row_major(out):
+    axes = growth.axes[end]
+    if axes and _is_written(growth, out):
+        return "its result, which would be a view, is written to"
+    if not _is_row_major(out, axes):
         return "PyTorch lays out the result otherwise than by rows"
     name, keepdim = (reduction_of(reductions[0]) if reductions else None) or ("none", False)
     before, after = _split_views(growth, end, cone, operands, is_reduced=bool(reductions))
@@ -108,20 +111,26 @@ def _split_views(
     readers = [node for node in cone if not matrices.isdisjoint(node.all_input_nodes) and node in growth.lifted]
     if growth.product.addend is not None and growth.product.addend[0] in matrices:
         readers.append(growth.product.node)
-    levels = [growth.lifted[node] for node in readers]
-    first = levels[0] if levels else (views if is_reduced else ())
+    rows = _views_of_rows(views)
+    levels = [_views_of_rows(growth.lifted[node]) for node in readers]
+    first = levels[0] if levels else (rows if is_reduced else ())
     shape = _level_shape(growth, first)
     if not all(same_shape(_level_shape(growth, level), shape) for level in levels):
         return None, ()
-    if first != views[: len(first)]:  # another way to the same shape
-        prefixes = [views[:count] for count in range(len(views) + 1)]
+    if first != rows[: len(first)]:  # another way to the same shape
+        prefixes = [rows[:count] for count in range(len(rows) + 1)]
         fitting = [prefix for prefix in prefixes if same_shape(_level_shape(growth, prefix), shape)]
         if not fitting:
             return None, ()
         first = fitting[0]
-    if is_reduced and first != views:
+    if is_reduced and first != rows:
         return None, ()
     return first, views[len(first) :]
+
+
+def _views_of_rows(views: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
+    """Those before the permutations."""
+    return tuple(view for view in views if permutation_of(view) is None)
 
 
 def _level_shape(growth: Growth, views: tuple[fx.Node, ...]) -> torch.Size:
@@ -160,20 +169,27 @@ def _with_first_item(reduced: fx.Node) -> list[fx.Node]:
 def _readers(growth: Growth, node: fx.Node) -> Iterator[fx.Node]:
     """The users of a value, of views of its rows, and of copies such as a dropout's in evaluation."""
     for user in node.users:
-        is_copy = user in growth.lifted and name_of(user) in COPIES
+        is_copy = user in growth.lifted and (name_of(user) in COPIES or user in growth.lifted[user])
         if is_call(user) and (is_row_view(user) or is_copy):
             yield from _readers(growth, user)
         else:
             yield user
 
 
-def _is_row_major(node: fx.Node) -> bool:
-    """Whether a result is laid out as kernels store one: by rows, without gaps."""
+def _is_written(growth: Growth, node: fx.Node) -> bool:
+    example = tensor_of(node)
+    return example is not None and memory_of(example) in growth.schedule.writes
+
+
+def _is_row_major(node: fx.Node, axes: tuple[int, ...]) -> bool:
+    """Whether a result is laid out as kernels store one: by the product's rows, without gaps."""
     example = tensor_of(node)
     if example is None:
         return False
+    places = inverse(axes) if axes else range(example.dim())
     stride: Any = 1
-    for size, actual in zip(reversed(example.shape), reversed(example.stride()), strict=True):
+    for place in reversed(places):
+        size, actual = example.shape[place], example.stride(place)
         if not (same(size, 1) or same(actual, stride)):
             return False
         stride = stride * size

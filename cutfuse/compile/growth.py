@@ -11,7 +11,7 @@ from torch import fx
 from ..epilogue.expression import Expr, input, unlimited_operand
 from ..epilogue.expression import operand as numbered_operand
 from ..epilogue.types import type_of
-from .lifting import Operand, StopError, check_operand, check_shape, is_row_view, lift
+from .lifting import Operand, StopError, check_operand, check_shape, is_row_view, lift, permutation_of
 from .nodes import is_call, name_of, tensor_of
 from .products import Product, find_product, other_argument, row_added_next
 from .row_reductions import reduction_of
@@ -23,8 +23,9 @@ _EXPLORED_OPERANDS = 16
 class Growth:
     """What was lifted behind one product, and where that stopped.
 
-    product: with the row that is added next as its bias. lifted: the nodes, each with the views of rows between z and
-    it. stops: why other nodes could not be lifted.
+    product: with the row that is added next as its bias. lifted: the nodes, each with the views of rows, and then the
+    permutations, between z and it. axes: for each of them z's dimensions in the order that they have there; empty where
+    none was permuted. stops: why other nodes could not be lifted.
     """
 
     def __init__(self, product: Product, schedule: Schedule) -> None:
@@ -33,6 +34,7 @@ class Growth:
         self.start = product.node
         self.product = self._with_row(product)
         self.lifted: dict[fx.Node, tuple[fx.Node, ...]] = {}
+        self.axes: dict[fx.Node, tuple[int, ...]] = {}
         self.stops: dict[fx.Node, str] = {}
         self.operands: list[Operand] = []
         self.reaches = {self.start, self.product.node}
@@ -47,7 +49,7 @@ class Growth:
 
     def _grow(self) -> None:
         expressions = {self.product.node: self._first_expression(self._explored)}
-        self.lifted[self.product.node] = ()
+        self.lifted[self.product.node] = self.axes[self.product.node] = ()
         queue: list[tuple[int, int]] = []
         nodes: dict[int, fx.Node] = {}
         self._enqueue(self.product.node, queue, nodes)
@@ -90,16 +92,31 @@ class Growth:
         return True
 
     def _lift(self, node: fx.Node, expressions: dict[fx.Node, Expr]) -> None:
-        source = next(i for i in node.all_input_nodes if i in self.lifted)
-        if is_row_view(node) and node.args[0] is source:
-            if any(isinstance(item, fx.Node) and tensor_of(item) is not None for item in node.args[1:]):
-                raise StopError(f"{name_of(node)} takes a tensor")
-            expressions[node] = expressions[source]
-            self.lifted[node] = (*self.lifted[source], node)
+        sources = [i for i in node.all_input_nodes if i in self.lifted]
+        source, axes = sources[0], self.axes[sources[0]]
+        permutation = permutation_of(node) if node.args[0] is source else None
+        if permutation is not None:
+            permuted = tuple(axes[place] for place in permutation) if axes else permutation
+            self.axes[node] = () if permuted == tuple(sorted(permuted)) else permuted
+        elif is_row_view(node) and node.args[0] is source:
+            self._check_view(node, axes)
+            self.axes[node] = ()
+        else:
+            check_shape(node, source)
+            if any(self.axes[item] != axes for item in sources) or (axes and name_of(node) == "batch_norm"):
+                raise StopError(f"{name_of(node)} reads the product in different orders of its dimensions")
+            self.axes[node] = axes
+            expressions[node] = lift(node, self._values(node, expressions, self._explored), self._explored)
+            self.lifted[node] = self.lifted[source]
             return
-        check_shape(node, source)
-        expressions[node] = lift(node, self._values(node, expressions, self._explored), self._explored)
-        self.lifted[node] = self.lifted[source]
+        expressions[node] = expressions[source]
+        self.lifted[node] = (*self.lifted[source], node)
+
+    def _check_view(self, node: fx.Node, axes: tuple[int, ...]) -> None:
+        if axes:
+            raise StopError(f"{name_of(node)} of permuted dimensions gives other rows")
+        if any(isinstance(item, fx.Node) and tensor_of(item) is not None for item in node.args[1:]):
+            raise StopError(f"{name_of(node)} takes a tensor")
 
     def _values(
         self, node: fx.Node, expressions: dict[fx.Node, Expr], operand: Callable[[Operand], Expr]
@@ -117,7 +134,7 @@ class Growth:
             if argument in self.reaches:
                 raise StopError(f"{argument.name} depends on the product in another way")
             check_operand(argument, example.shape, example.device)
-            return operand(Operand(argument))
+            return operand(Operand(argument, axes=self.axes[node]))
 
         return value
 
@@ -153,7 +170,7 @@ class Growth:
         for node in cone:
             if node is self.product.node:
                 continue
-            if is_row_view(node) and node.all_input_nodes[0] in expressions:
+            if self.lifted[node] and self.lifted[node][-1] is node:  # a view
                 expressions[node] = expressions[node.all_input_nodes[0]]
             else:
                 expressions[node] = lift(node, self._values(node, expressions, numbered), numbered)

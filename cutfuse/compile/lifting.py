@@ -28,6 +28,7 @@ _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", 
 COPIES = _DROPOUTS | {"contiguous", "clone", "detach"}
 # Views of rows: they keep the last dimension, hence the matrix.
 _ROW_VIEWS = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"}
+_PERMUTATIONS = {"permute", "transpose", "t", "swapaxes", "swapdims", "movedim", "moveaxis"}
 # The two rows that a batch norm in evaluation comes to: z * scale + shift.
 NORM_SCALE, NORM_SHIFT = "scale", "shift"
 
@@ -42,10 +43,15 @@ def norm_dtype(example: torch.Tensor) -> torch.dtype:
 
 
 class Operand(NamedTuple):
-    """A value outside of a region that its epilogue reads. part: of a batch norm's node, which of its two rows."""
+    """A value outside of a region that its epilogue reads.
+
+    part: of a batch norm's node, which of its two rows. axes: where it is read behind a permutation, the dimensions of
+    the product in the order that they have there.
+    """
 
     source: fx.Node
     part: str = ""
+    axes: tuple[int, ...] = ()
 
     @property
     def type(self) -> ValueType:
@@ -57,7 +63,7 @@ class Operand(NamedTuple):
     def is_matrix(self) -> bool:
         """Whether it has more than one dimension, so that its shape is one of a view of the product."""
         example = tensor_of(self.source)
-        return not self.part and example is not None and example.dim() > 1
+        return not self.part and example is not None and example.dim() > (0 if self.axes else 1)
 
 
 def lift(node: fx.Node, values: Callable[[fx.Node], Any], operand: Callable[[Operand], Expr]) -> Expr:
@@ -142,6 +148,23 @@ def is_row_view(node: fx.Node) -> bool:
     if source is None or example is None or min(source.dim(), example.dim()) < 1 or source.dtype != example.dtype:
         return False
     return same(source.shape[-1], example.shape[-1])
+
+
+def permutation_of(node: fx.Node) -> tuple[int, ...] | None:
+    """The order in which a node puts the dimensions of its argument; None if it is no permutation."""
+    source = tensor_of(node.args[0]) if node.args else None
+    given = (*node.args[1:], *node.kwargs.values())
+    if name_of(node) not in _PERMUTATIONS or source is None or any(isinstance(item, fx.Node) for item in given):
+        return None
+    strides = [2**place for place in range(source.dim())]
+    probe = torch.empty_strided([2] * source.dim(), strides, device="meta")
+    permuted: torch.Tensor = getattr(torch.Tensor, name_of(node))(probe, *node.args[1:], **node.kwargs)
+    return tuple(strides.index(stride) for stride in permuted.stride())
+
+
+def inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
+    """The permutation that undoes another."""
+    return tuple(sorted(range(len(axes)), key=axes.__getitem__))
 
 
 def broadcasts(shape: torch.Size, target: torch.Size) -> bool:

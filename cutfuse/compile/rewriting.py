@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from ..ops import schema
-from .lifting import NORM_SCALE, Operand, norm_dtype
+from .lifting import NORM_SCALE, Operand, inverse, norm_dtype, permutation_of
 from .nodes import name_of, named_arguments, tensor_of
 from .products import Product, same, same_shape
 from .region import Region
@@ -121,7 +121,14 @@ class _Emission:
 
     def _operand(self, operand: Operand) -> fx.Node:
         source: fx.Node = self.rewriter.current(operand.source)
-        return self._norm_row(source, operand.part) if operand.part else source
+        if operand.part:
+            return self._norm_row(source, operand.part)
+        example = tensor_of(source)
+        if not operand.axes or example is None or example.dim() == 0:
+            return source
+        for _ in range(len(operand.axes) - example.dim()):
+            source = self._call(torch.Tensor.unsqueeze, source, 0)
+        return self._call(torch.Tensor.permute, source, *inverse(operand.axes))
 
     def _norm_row(self, norm: fx.Node, part: str) -> fx.Node:
         """The row by which a batch norm in evaluation multiplies, or the one that it adds."""
@@ -145,6 +152,8 @@ class _Emission:
     def _view(self, view: fx.Node, source: fx.Node, columns: int | None = None) -> fx.Node:
         """The view of rows, of another matrix of as many rows. columns: how many it has, -1 for a symbol's; None: as
         many."""
+        if permutation_of(view) is not None:
+            return self._call(getattr(torch.Tensor, name_of(view)), source, *view.args[1:], **view.kwargs)
         example = tensor_of(view)
         assert example is not None
         leading, last = example.shape[:-1], example.shape[-1] if columns is None else columns

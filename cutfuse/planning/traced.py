@@ -60,18 +60,30 @@ class _Seen(NamedTuple):
     is_aligned: bool
 
 
+def lies_in_rows(tensor: Tensor) -> bool:
+    """Whether a tensor is a matrix of contiguous rows, its leading dimensions taken together, without a copy."""
+    seen = _seen(tensor)
+    if seen is None or len(seen.shape) < 2:
+        return False
+    return (seen.strides[-1] == 1 or seen.shape[-1] == 1) and _is_regular(seen)
+
+
 def _as_matrix(seen: _Seen) -> _Seen:
     """Rows in one dimension: copied where the strides of the others do not allow that."""
     if len(seen.shape) == 2:
         return seen
     *leading, columns = seen.shape
-    inner = seen.strides[-2]
-    is_regular = all(
-        stride == inner * math.prod(leading[place + 1 :]) or size == 1
+    strides = (seen.strides[-2], seen.strides[-1]) if _is_regular(seen) else (columns, 1)
+    return seen._replace(shape=(math.prod(leading), columns), strides=strides)
+
+
+def _is_regular(seen: _Seen) -> bool:
+    """Whether the leading dimensions are one with one stride."""
+    *leading, _ = seen.shape
+    return all(
+        stride == seen.strides[-2] * math.prod(leading[place + 1 :]) or size == 1
         for place, (size, stride) in enumerate(zip(leading, seen.strides, strict=False))
     )
-    strides = (inner, seen.strides[-1]) if is_regular else (columns, 1)
-    return seen._replace(shape=(math.prod(leading), columns), strides=strides)
 
 
 def _matrix_shape(seen: _Seen) -> tuple[int, ...]:
