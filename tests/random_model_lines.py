@@ -298,7 +298,10 @@ def _add_write_to(made: Maker, names: list[str]) -> None:
 
 
 def _is_writable(value: Any) -> bool:
-    return isinstance(value, Tensor) and not (value.is_leaf and value.requires_grad) and value.is_floating_point()
+    try:
+        return isinstance(value, Tensor) and value.is_floating_point() and not (value.is_leaf and value.requires_grad)
+    except RuntimeError:  # a view that was made without gradients, of what has been written with them
+        return False
 
 
 def _add_reuse(made: Maker) -> None:
