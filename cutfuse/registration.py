@@ -7,7 +7,7 @@ import hashlib
 import torch
 import torch.compiler.config
 
-from .compile.layer import layer
+from .compile.composites import layer, layer_cross_entropy
 from .direct import operators
 from .ops import cpu, cuda, cuda_backward, fake, schema
 
@@ -26,6 +26,7 @@ for _name, _kernel in _CUDA.items():
     torch.library.register_fake(f"cutfuse::{_name}", getattr(fake, _name), lib=schema.LIBRARY)
 
 schema.LIBRARY.impl("layer", layer, "CompositeImplicitAutograd")
+schema.LIBRARY.impl("layer_cross_entropy", layer_cross_entropy, "CompositeImplicitAutograd")
 
 
 def cache_tag() -> str:

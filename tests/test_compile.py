@@ -209,6 +209,10 @@ OPERATOR_INPUTS = {
         (X.unsqueeze(1), W, B, [R.unsqueeze(1)], PROGRAM, "none", False, torch.float32),
         (X, W, None, [C], PROGRAM, "logsumexp", True, torch.bfloat16),
     ],
+    "layer_cross_entropy": [
+        (X, W, B, torch.tensor([0, 5, -100, 2, 3]), -100, "mean", torch.float32),
+        (X.unsqueeze(1), W, None, torch.tensor([0, 5, 1, 2, 3]), 2, "none", torch.float32),
+    ],
     "product": [(X, W, ""), (X.t(), R.t(), "ieee")],
     "pointwise": [
         (X, [X], PROGRAM, torch.float32),

@@ -138,6 +138,30 @@ def view_of_a_permutation(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.linear(x, w, b).transpose(0, 1).reshape(-1, 16) * 2
 
 
+TARGET = torch.tensor([3, 15, -100, 0, 7, 7])
+
+
+def loss_of_a_language_model(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(x, w).float().view(-1, 16), TARGET)
+
+
+def loss_and_logits(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    logits = F.linear(x, w, b)
+    return F.cross_entropy(logits, TARGET), logits
+
+
+def smoothed_loss(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(x, w, b), TARGET, label_smoothing=0.1)
+
+
+def weighted_loss(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(x, w, b), TARGET, b.detach().abs())
+
+
+def loss_of_probabilities(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(x, w, b), r.softmax(-1))
+
+
 def too_many_operands(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
     y = F.linear(x, w) * b
     for factor in range(2, 7):
@@ -193,6 +217,21 @@ CASES = {
     "added to its own transpose": Case(added_to_its_own_transpose, [], (draw(20, 32), W, B)),
     "sum of columns by a transposition": Case(sum_of_columns_by_transposition, ["relu(z)"]),
     "view of a permutation": Case(view_of_a_permutation, [], (X3, W, B)),
+    "loss": Case(lambda x, w, b: F.cross_entropy(F.linear(x, w, b), TARGET), ["cross_entropy(z, target)"]),
+    "loss of a language model": Case(loss_of_a_language_model, ["cross_entropy(z, target)"], (X3, W, B)),
+    "loss of each row": Case(
+        lambda x, w, b: F.cross_entropy(F.linear(x, w, b), TARGET % 16, ignore_index=7, reduction="none"),
+        ["cross_entropy(z, target)"],
+    ),
+    "summed loss": Case(
+        lambda x, w, b: F.cross_entropy(F.linear(x, w, b), TARGET, reduction="sum"), ["cross_entropy(z, target)"]
+    ),
+    "loss of scaled logits": Case(lambda x, w, b: F.cross_entropy(F.linear(x, w, b) * 2, TARGET), ["(z * 2)"]),
+    "loss and logits": Case(loss_and_logits, []),
+    "smoothed loss": Case(smoothed_loss, []),
+    "weighted loss": Case(weighted_loss, []),
+    "loss of probabilities": Case(loss_of_probabilities, [], (X, W, B, R)),
+    "sum of a view": Case(lambda x, w, b: F.linear(x, w, b).view(2, 3, 16).sum(-1), ["sum(z, -1)"]),
     "too many operands": Case(too_many_operands, ["((((z * r0) + r1) + r2) + r3)"], (X, W, B, R)),
     "too long": Case(too_long, ["sin("], (X, W, B)),
     "dropout in evaluation": Case(

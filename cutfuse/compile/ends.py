@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from ..epilogue import Epilogue, EpilogueError
+from .cross_entropy import cross_entropy_of
 from .differentiation import memory_of, why_changed, why_undifferentiable
 from .growth import Growth
 from .lifting import COPIES, Operand, StopError, inverse, is_row_view, permutation_of, short_reason
@@ -23,18 +24,17 @@ from .written_out import recognise
 def candidates(growth: Growth) -> Iterator[tuple[fx.Node, fx.Node | None]]:
     """Ends of regions with the reduction that follows, if one does; the furthest first, and z last."""
     for node in reversed(list(growth.lifted)):
-        if growth.lifted[node] and growth.lifted[node][-1] is node:
-            continue  # a region ends in a value of its own; its views stay outside
         for user in node.users if not growth.axes[node] else ():
             reduced = _reduction_value(growth, user)
             if reduced is not None and user.args and user.args[0] is node:
                 yield node, reduced
-        yield node, None
+        if node not in growth.lifted[node]:  # a region ends in a value of its own; its views stay outside
+            yield node, None
 
 
 def _reduction_value(growth: Growth, user: fx.Node) -> fx.Node | None:
     """The node that gives a reduction's values: for max and min, which give indices too, the first item."""
-    if growth.epochs[user] != growth.epochs[growth.start] or user in growth.taken or reduction_of(user) is None:
+    if growth.epochs[user] != growth.epochs[growth.start] or user in growth.taken or _reduced_by(user) is None:
         return None
     if name_of(user) not in ("max", "min"):
         return user
@@ -42,6 +42,11 @@ def _reduction_value(growth: Growth, user: fx.Node) -> fx.Node | None:
     if len(items) == 1 and items[0].target is operator.getitem and items[0].args[1] == 0:
         return items[0]
     return None
+
+
+def _reduced_by(node: fx.Node) -> tuple[str, bool] | None:
+    """The reduction of rows that a node computes, or of which it is made, and whether it keeps the dimension."""
+    return ("logsumexp", False) if cross_entropy_of(node) is not None else reduction_of(node)
 
 
 def region_at(growth: Growth, end: fx.Node, reduced: fx.Node | None) -> Region | str:
@@ -66,7 +71,10 @@ def region_at(growth: Growth, end: fx.Node, reduced: fx.Node | None) -> Region |
         return "its result, which would be a view, is written to"
     if not _is_row_major(out, axes):
         return "PyTorch lays out the result otherwise than by rows"
-    name, keepdim = (reduction_of(reductions[0]) if reductions else None) or ("none", False)
+    name, keepdim = (_reduced_by(reductions[0]) if reductions else None) or ("none", False)
+    cross_entropy = cross_entropy_of(reductions[0]) if reductions else None
+    if cross_entropy is not None and epilogue.program.instructions:
+        return "the logits are more than a product"
     before, after = _split_views(growth, end, cone, operands, is_reduced=bool(reductions))
     if before is None:
         return "operands belong to different views of the rows"
@@ -81,6 +89,7 @@ def region_at(growth: Growth, end: fx.Node, reduced: fx.Node | None) -> Region |
         rows_after=after,
         reduction=name,
         keepdim=keepdim,
+        cross_entropy=cross_entropy,
     )
 
 

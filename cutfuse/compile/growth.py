@@ -11,6 +11,7 @@ from torch import fx
 from ..epilogue.expression import Expr, input, unlimited_operand
 from ..epilogue.expression import operand as numbered_operand
 from ..epilogue.types import type_of
+from .cross_entropy import cross_entropy_of
 from .lifting import Operand, StopError, check_operand, check_shape, is_row_view, lift, permutation_of
 from .nodes import is_call, name_of, tensor_of
 from .products import Product, find_product, other_argument, row_added_next
@@ -83,7 +84,7 @@ class Growth:
         if self.epochs[node] != self.epochs[self.start]:
             self.stops[node] = "a tensor is written, or a mode such as autocast changes, in between"
             return False
-        if reduction_of(node) is not None:
+        if reduction_of(node) is not None or cross_entropy_of(node) is not None:
             self.stops[node] = "another value of the region is used beside the reduction"
             return False
         if find_product(node) is not None:

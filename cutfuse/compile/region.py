@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from ..epilogue import Epilogue
+from .cross_entropy import CrossEntropy
 from .lifting import Operand
 from .nodes import tensor_of
 from .products import Product
@@ -20,7 +21,7 @@ class Region:
     """`reduction(epilogue(x @ weight.T + bias, *operands))`, which takes the place of the node `out`.
 
     cone: the nodes that the region computes besides out, in order. rows_before: the views of rows that x takes, so that
-    the operands broadcast. rows_after: those that the result takes.
+    the operands broadcast. rows_after: those that the result takes. cross_entropy: what takes the place of a reduction.
     """
 
     product: Product
@@ -32,6 +33,7 @@ class Region:
     rows_after: tuple[fx.Node, ...]
     reduction: str = "none"
     keepdim: bool = False
+    cross_entropy: CrossEntropy | None = None
 
     @property
     def is_bare(self) -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from .nodes import tensor_of
 from .products import Product
-from .region import Search
+from .region import Region, Search
 
 _WIDTH = 120
 
@@ -94,14 +94,17 @@ def report(search: Search) -> ProductReport:
         k=k,
         dtype=z.dtype,
         is_fused=region is not None,
-        program="" if region is None else _expression(region.epilogue.expression, region.reduction),
+        program="" if region is None else _expression(region),
         ended_at=search.ended_at,
         reason=search.reason,
     )
 
 
-def _expression(expression: Any, reduction: str) -> str:
-    return repr(expression) if reduction == "none" else f"{reduction}({expression!r}, -1)"
+def _expression(region: Region) -> str:
+    expression = repr(region.epilogue.expression)
+    if region.cross_entropy is not None:
+        return f"cross_entropy({expression}, target)"
+    return expression if region.reduction == "none" else f"{region.reduction}({expression}, -1)"
 
 
 def _sizes(product: Product) -> tuple[int, int, int]:

@@ -89,6 +89,10 @@ class _Emission:
             x = self._view_of_x(view, x)
         part = product.part
         weight, bias = self._parameters(product, *((None, None) if part is None else (part.start, part.length)))
+        if region.cross_entropy is not None:
+            target, *rest = region.cross_entropy
+            target = self.rewriter.current(target)
+            return self._call(schema.layer_cross_entropy, x, weight, bias, target, *rest, region.out_dtype)
         y = self._call(
             schema.layer,
             x,

@@ -1,14 +1,15 @@
 """The operators' names and signatures in PyTorch's dispatcher.
 
-All operators are functional and private. All but `layer` have no autograd formula in the dispatcher, which would cost
-host time in every call; `gradients/autograd.py` differentiates them. `program` is the text form of a program. Operands
-broadcast against `x`, or against `[M, N]`. Types are those that the kernels support; on a CPU any type works.
+All operators are functional and private. All but the composites have no autograd formula in the dispatcher, which
+would cost host time in every call; `gradients/autograd.py` differentiates them. `program` is the text form of a
+program. Operands broadcast against `x`, or against `[M, N]`. Types are those that the kernels support; on a CPU any
+type works.
 
 `snapshot`, `planes` and `scheme` belong to a prepared weight (planning/prepared.py). An operator raises RuntimeError if
 the weight has changed since it was prepared.
 
-`layer` is what torch.compile's backend puts into a graph (compile/layer.py): a composite of the others, with their
-gradients, for x `[..., K]` and operands that broadcast against `[..., N]`.
+`layer` and `layer_cross_entropy` are what torch.compile's backend puts into a graph (compile/layer.py): composites of
+the others, with their gradients, for x `[..., K]` and operands that broadcast against `[..., N]`.
 
 `product` is `a @ b.T` of fp32 matrices of any strides, in the precision that the forward pass has captured, or if that
 is empty in the one that holds when the operator runs.
@@ -37,6 +38,8 @@ SCHEMAS = (
     "ScalarType out_dtype, Tensor? snapshot=None, Tensor? planes=None, int scheme=0) -> Tensor",
     "layer(Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, str program, str reduction, bool keepdim, "
     "ScalarType out_dtype) -> Tensor",
+    "layer_cross_entropy(Tensor x, Tensor weight, Tensor? bias, Tensor target, int ignore_index, str reduction, "
+    "ScalarType out_dtype) -> Tensor",
     "product(Tensor a, Tensor b, str mode) -> Tensor",
     "pointwise(Tensor x, Tensor[] operands, str program, ScalarType out_dtype) -> Tensor",
     "reduce(Tensor x, Tensor[] operands, str program, str reduction, int[] dims, ScalarType out_dtype) -> Tensor",
@@ -53,4 +56,5 @@ linear_reduce: Callable[..., Tensor] = torch.ops.cutfuse.linear_reduce.default
 pointwise: Callable[..., Tensor] = torch.ops.cutfuse.pointwise.default
 reduce: Callable[..., Tensor] = torch.ops.cutfuse.reduce.default
 layer: Callable[..., Tensor] = torch.ops.cutfuse.layer.default
+layer_cross_entropy: Callable[..., Tensor] = torch.ops.cutfuse.layer_cross_entropy.default
 pointwise_backward: Callable[..., list[Tensor]] = torch.ops.cutfuse.pointwise_backward.default
