@@ -283,6 +283,21 @@ def test_it_tells_of_each_product() -> None:
     ]
 
 
+@pytest.mark.parametrize("repeats", [1, 10])
+def test_it_tells_of_the_reference_models(repeats: int) -> None:
+    """Also of many models one after the other, of which Dynamo remembers nothing."""
+    models = {
+        cutfuse.models.LinearSigmoidSum(7, 6): ["sum(sigmoid(z), -1)"],
+        cutfuse.models.GemmDivideSumScale(7, 6, 1.5): ["sum((z / 2), -1)"],
+        cutfuse.models.GemmSigmoidScaleResidual(7, 6, 2.0): ["((sigmoid(z) * 2) + z)"],
+        cutfuse.models.Sigmoid(): [],
+        cutfuse.models.SumReduction(1): [],
+    }
+    for _ in range(repeats):
+        for model, programs in models.items():
+            assert [product.program for product in cutfuse.explain_model(model, draw(5, 7)).products] == programs
+
+
 def test_it_tells_why_a_region_ends() -> None:
     found = cutfuse.explain_model(operands_at_two_shapes, X, W, B, R, R3)
     assert found.products[0].reason == "operands belong to different views of the rows"

@@ -6,6 +6,8 @@ Imports PyTorch's compilers where they are needed: they take seconds, and `impor
 from __future__ import annotations
 
 import contextlib
+import itertools
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -110,5 +112,17 @@ def explain_model(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Model
         return model(*args, **kwargs)
 
     with _dynamo.config.patch(suppress_errors=False):
-        torch.compile(call, backend=collect)(*args, **kwargs)
+        torch.compile(_renewed(call), backend=collect)(*args, **kwargs)
     return ModelExplanation(tuple(products), graphs)
+
+
+_calls = itertools.count()
+
+
+def _renewed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with code of its own: what Dynamo remembers by code, such as which numbers have changed, is not of
+    the models before."""
+    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_calls)}")
+    renewed = types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
+    renewed.__kwdefaults__ = function.__kwdefaults__
+    return renewed
