@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from functorch.compile import make_boxed_func
+from functorch.compile import default_partition, make_boxed_func
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
@@ -16,6 +16,16 @@ from cutfuse.compile.fusion import fuse
 from cutfuse.compile.report import ProductReport
 
 Model = Callable[..., Any]
+
+
+def aot_saving(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """AOTAutograd without a compiler, which saves what the backward pass needs and computes nothing again.
+
+    PyTorch 2.13's own partitioner computes values again from inputs that the forward pass has written to since.
+    """
+    own = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph), partition_fn=default_partition)
+    compiled: Callable[..., Any] = own(module, inputs)
+    return compiled
 
 
 class Collector:
@@ -28,8 +38,7 @@ class Collector:
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self.reports += fuse(module)
         self.graphs.append(module)
-        compiled: Callable[..., Any] = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph))(module, inputs)
-        return compiled
+        return aot_saving(module, inputs)
 
     @property
     def programs(self) -> list[str]:

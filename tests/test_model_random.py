@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 from conftest import RANDOM_RUNS, RandomRun
+from model_checks import aot_saving
 from random_models import Program, make_program, namespace
 from torch import Tensor, fx
-from torch._dynamo.backends.debugging import aot_eager
 
 from cutfuse.compile.fusion import fuse
 from cutfuse.ops import schema
@@ -41,7 +41,7 @@ class Outcome:
 
 
 class FusingBackend:
-    """aot_eager behind the fusion pass; no C++ compiler runs. layers: how many layers were fused."""
+    """AOTAutograd behind the fusion pass; no C++ compiler runs. layers: how many layers were fused."""
 
     def __init__(self) -> None:
         self.layers = 0
@@ -53,8 +53,7 @@ class FusingBackend:
         self.layers += found
         if not found:
             return module.forward  # it is PyTorch's own
-        compiled: Callable[..., Any] = aot_eager(module, inputs)
-        return compiled
+        return aot_saving(module, inputs)
 
 
 def run(
@@ -171,7 +170,7 @@ def check(program: Program, backend: FusingBackend) -> str:
     warned = [str(item.message) for item in caught if "cutfuse" in str(item.message)]
     if warned:
         return "\n".join(warned)
-    if not found or _compare(program, aot_eager, eager):
+    if not found or _compare(program, aot_saving, eager):
         return ""
     # PyTorch fails likewise where an input is written that needs no gradient with one that does.
     return "" if "CopyBackwards" in found[0] else "\n".join(found)
