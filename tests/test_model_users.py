@@ -1,0 +1,94 @@
+"""Models as users write and call them: what they met with the compiled model and with `explain_model`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import cutfuse
+from cutfuse.routing import use_operators_everywhere
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _operators(one_thread: None) -> Iterator[None]:
+    torch._dynamo.reset()
+    with use_operators_everywhere():
+        yield
+    torch._dynamo.reset()
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+X = draw(4, 8)
+
+
+class Broken(nn.Module):
+    """Two graphs, as torch.compile makes of a model that prints."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.gelu(self.first(x))
+        torch._dynamo.graph_break()
+        return F.relu(self.second(y))
+
+
+# explain_model
+
+
+def test_a_model_is_explained_any_number_of_times() -> None:
+    """Dynamo compiles one code eight times, and then no more."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    for rows in range(2, 12):
+        found = cutfuse.explain_model(model, draw(rows, 8))
+        assert (found.fused, found.graphs, found.products[0].m) == (1, 1, rows)
+
+
+def test_a_model_with_graph_breaks_is_explained_any_number_of_times() -> None:
+    model = Broken().requires_grad_(False)
+    for rows in range(2, 12):
+        found = cutfuse.explain_model(model, draw(rows, 8))
+        assert (found.fused, found.graphs) == (2, 2)
+
+
+def test_an_explanation_after_an_error_is_complete() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+    def fails(x: Tensor) -> Tensor:
+        raise ValueError("of the model")
+
+    with pytest.raises(ValueError, match="of the model"):
+        cutfuse.explain_model(fails, X)
+    assert cutfuse.explain_model(model, X).fused == 1
+
+
+def test_each_explanation_is_of_a_first_call() -> None:
+    """Sizes of earlier calls do not make a size vary."""
+
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return F.linear(x, w) * x.shape[0]
+
+    programs = [cutfuse.explain_model(model, draw(rows, 8), X).products[0].program for rows in (4, 5, 6)]
+    assert programs == ["(z * 4)", "(z * 5)", "(z * 6)"]
+
+
+def test_it_tells_where_no_graph_is() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    model[0].register_full_backward_hook(lambda *_: None)
+    found = cutfuse.explain_model(model, X)
+    if not found.graphs:  # of PyTorch's choosing
+        assert "torch.compile made no graph of it" in str(found)
