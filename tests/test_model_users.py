@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
+from model_checks import compare
 from torch import Tensor, nn
 
 import cutfuse
@@ -92,3 +93,27 @@ def test_it_tells_where_no_graph_is() -> None:
     found = cutfuse.explain_model(model, X)
     if not found.graphs:  # of PyTorch's choosing
         assert "torch.compile made no graph of it" in str(found)
+
+
+# Sizes and types of tensors
+
+
+class Experts(nn.Module):
+    """Rows go to experts by their contents, so that nobody knows how many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        for index, expert in enumerate(self.experts):
+            (rows,) = torch.where(x[:, 0].gt(0) == bool(index))
+            y.index_add_(0, rows, F.silu(expert(x[rows])) * scale[rows, None])
+        return y
+
+
+def test_rows_of_an_expert_are_unknown() -> None:
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        collector = compare(Experts(), (X, draw(4)), fullgraph=True)
+    assert collector.programs == ["(silu(z) * r0)"] * 2

@@ -7,8 +7,9 @@ import warnings
 
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from .choice import why_left
+from .choice import UNKNOWN_SIZES, why_left
 from .epochs import uses_transforms
 from .regions import find_regions
 from .report import ProductReport, report
@@ -63,6 +64,8 @@ def _fuse_graph(module: fx.GraphModule) -> list[ProductReport]:
             rewriter.rewrite(search.region)  # type: ignore[arg-type]
         except UnfitError as error:
             failures[id(search)] = str(error)
+        except GuardOnDataDependentSymNode:
+            failures[id(search)] = UNKNOWN_SIZES
         except Exception as error:
             failures[id(search)] = _describe(error)
             _warn(search.module, error)
