@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from model_checks import compare
+from model_checks import Collector, compare
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import cutfuse
 from cutfuse.routing import use_operators_everywhere
@@ -117,3 +119,16 @@ def test_rows_of_an_expert_are_unknown() -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         collector = compare(Experts(), (X, draw(4)), fullgraph=True)
     assert collector.programs == ["(silu(z) * r0)"] * 2
+
+
+@pytest.mark.parametrize("place", ["x", "weight"])
+def test_tensors_that_compute_in_their_own_way_are_left(place: str) -> None:
+    """As DTensor and quantized weights, whose operations PyTorch asks of them."""
+    weight = draw(6, 8)
+    x: Any = TwoTensor(X, X.clone()) if place == "x" else X
+    w: Any = weight if place == "x" else TwoTensor(weight, weight.clone())
+    collector = Collector()
+    y: Any = torch.compile(lambda x, w: F.relu(F.linear(x, w)) * 2, backend=collector)(x, w)
+    torch.testing.assert_close(y.a, F.relu(F.linear(X, weight)) * 2)
+    assert collector.programs == []
+    assert "is a TwoTensor" in collector.reports[0].reason
