@@ -296,8 +296,13 @@ def to_matrix(index: int, operand: Tensor, leading: torch.Size, columns: int) ->
 
 
 def _broadcasts(size: int, target: int) -> bool:
-    """Two comparisons, as `size in (1, target)` would be one guard on both, which PyTorch warns about."""
-    return size == 1 or size == target
+    """Two comparisons, as `size in (1, target)` would be one guard on both, which PyTorch warns about.
+
+    A symbol is compared with the target first, as whether it is 1 may be unknown, and a guard where it is known.
+    """
+    if isinstance(size, int):
+        return size == 1 or size == target
+    return size == target or size == 1
 
 
 def _refuse_operand(index: int, operand: Tensor, leading: torch.Size, columns: int) -> None:

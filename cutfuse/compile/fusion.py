@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from .choice import why_left
+from .choice import UNKNOWN_SIZES, why_left
 from .differentiation import last_writes
 from .epochs import uses_transforms
 from .regions import find_regions
@@ -69,6 +70,8 @@ def _fuse_graph(module: fx.GraphModule, written: set[Any]) -> list[ProductReport
             rewriter.rewrite(search.region)  # type: ignore[arg-type]
         except UnfitError as error:
             failures[id(search)] = str(error)
+        except GuardOnDataDependentSymNode:
+            failures[id(search)] = UNKNOWN_SIZES
         except Exception as error:
             failures[id(search)] = _describe(error)
             _warn(search.module, error)

@@ -6,7 +6,7 @@ Imports PyTorch's compilers where they are needed: they take seconds, and `impor
 from __future__ import annotations
 
 import contextlib
-import itertools
+import inspect
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,8 @@ from torch import fx
 
 if TYPE_CHECKING:
     from .report import ModelExplanation, ProductReport
+
+_UNLIMITED = 1 << 30
 
 
 def backend(
@@ -111,18 +113,20 @@ def explain_model(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Model
     def call(*args: Any, **kwargs: Any) -> Any:
         return model(*args, **kwargs)
 
-    with _dynamo.config.patch(suppress_errors=False):
-        torch.compile(_renewed(call), backend=collect)(*args, **kwargs)
+    # Each call is traced as a first one: no earlier call counts against a limit, or makes a size vary.
+    limits: dict[str, Any] = {"recompile_limit": _UNLIMITED, "accumulated_recompile_limit": _UNLIMITED}
+    with _dynamo.config.patch(suppress_errors=False, automatic_dynamic_shapes=False, **limits):
+        torch.compile(_with_own_code(call), backend=collect, **_own_limit())(*args, **kwargs)
     return ModelExplanation(tuple(products), graphs)
 
 
-_calls = itertools.count()
+def _own_limit() -> dict[str, Any]:
+    """What keeps an explanation from counting against the limits of the model's own code, from PyTorch 2.13 on."""
+    name = "isolate_recompiles"
+    return {name: True} if name in inspect.signature(torch.compile).parameters else {}
 
 
-def _renewed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with code of its own: what Dynamo remembers by code, such as which numbers have changed, is not of
-    the models before."""
-    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_calls)}")
-    renewed = types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
-    renewed.__kwdefaults__ = function.__kwdefaults__
-    return renewed
+def _with_own_code(function: Any) -> Callable[..., Any]:
+    """A copy of a function that Dynamo has not seen: it keeps by code what it compiled, and which code failed."""
+    code = function.__code__.replace()
+    return types.FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)

@@ -54,6 +54,8 @@ class ModelExplanation:
     def __str__(self) -> str:
         graphs = f"{self.graphs} graph{'s' if self.graphs != 1 else ''}"
         lines = [f"{self.fused} of {len(self.products)} products are fused, in {graphs}"]
+        if not self.graphs:
+            lines.append("torch.compile made no graph of it, as it does for a module with full backward hooks")
         for count, product in _grouped(self.products):
             lines += _described(count, product)
         return "\n".join(lines)

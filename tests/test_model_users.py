@@ -1,0 +1,134 @@
+"""Models as users write and call them: what they met with the compiled model and with `explain_model`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from model_checks import Collector, compare
+from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+import cutfuse
+from cutfuse.routing import use_operators_everywhere
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _operators(one_thread: None) -> Iterator[None]:
+    torch._dynamo.reset()
+    with use_operators_everywhere():
+        yield
+    torch._dynamo.reset()
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+X = draw(4, 8)
+
+
+class Broken(nn.Module):
+    """Two graphs, as torch.compile makes of a model that prints."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.gelu(self.first(x))
+        torch._dynamo.graph_break()
+        return F.relu(self.second(y))
+
+
+# explain_model
+
+
+def test_a_model_is_explained_any_number_of_times() -> None:
+    """Dynamo compiles one code eight times, and then no more."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    for rows in range(2, 12):
+        found = cutfuse.explain_model(model, draw(rows, 8))
+        assert (found.fused, found.graphs, found.products[0].m) == (1, 1, rows)
+
+
+def test_a_model_with_graph_breaks_is_explained_any_number_of_times() -> None:
+    model = Broken().requires_grad_(False)
+    for rows in range(2, 12):
+        found = cutfuse.explain_model(model, draw(rows, 8))
+        assert (found.fused, found.graphs) == (2, 2)
+
+
+def test_an_explanation_after_an_error_is_complete() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+    def fails(x: Tensor) -> Tensor:
+        raise ValueError("of the model")
+
+    with pytest.raises(ValueError, match="of the model"):
+        cutfuse.explain_model(fails, X)
+    assert cutfuse.explain_model(model, X).fused == 1
+
+
+def test_each_explanation_is_of_a_first_call() -> None:
+    """Sizes of earlier calls do not make a size vary."""
+
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return F.linear(x, w) * x.shape[0]
+
+    programs = [cutfuse.explain_model(model, draw(rows, 8), X).products[0].program for rows in (4, 5, 6)]
+    assert programs == ["(z * 4)", "(z * 5)", "(z * 6)"]
+
+
+def test_it_tells_where_no_graph_is() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    model[0].register_full_backward_hook(lambda *_: None)
+    found = cutfuse.explain_model(model, X)
+    if not found.graphs:  # of PyTorch's choosing
+        assert "torch.compile made no graph of it" in str(found)
+
+
+# Sizes and types of tensors
+
+
+class Experts(nn.Module):
+    """Rows go to experts by their contents, so that nobody knows how many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        for index, expert in enumerate(self.experts):
+            (rows,) = torch.where(x[:, 0].gt(0) == bool(index))
+            y.index_add_(0, rows, F.silu(expert(x[rows])) * scale[rows, None])
+        return y
+
+
+def test_rows_of_an_expert_are_unknown() -> None:
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        collector = compare(Experts(), (X, draw(4)), fullgraph=True)
+    assert collector.programs == ["(silu(z) * r0)"] * 2
+
+
+@pytest.mark.parametrize("place", ["x", "weight"])
+def test_tensors_that_compute_in_their_own_way_are_left(place: str) -> None:
+    """As DTensor and quantized weights, whose operations PyTorch asks of them."""
+    weight = draw(6, 8)
+    x: Any = TwoTensor(X, X.clone()) if place == "x" else X
+    w: Any = weight if place == "x" else TwoTensor(weight, weight.clone())
+    collector = Collector()
+    y: Any = torch.compile(lambda x, w: F.relu(F.linear(x, w)) * 2, backend=collector)(x, w)
+    torch.testing.assert_close(y.a, F.relu(F.linear(X, weight)) * 2)
+    assert collector.programs == []
+    assert "is a TwoTensor" in collector.reports[0].reason
