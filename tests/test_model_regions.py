@@ -283,6 +283,14 @@ def test_it_tells_of_each_product() -> None:
     ]
 
 
+def test_notebooks_show_a_table() -> None:
+    found = cutfuse.explain_model(lambda x, w: torch.where(F.linear(x, w) < 1, 0.0, 1.0) * 2, X, W)
+    table = found._repr_html_()
+    assert table.count("<tr>") == 1 + len(found.products)
+    assert "1 of 1 products are fused, in 1 graph" in table
+    assert "(z &lt; 1)" in table
+
+
 @pytest.mark.parametrize("repeats", [1, 10])
 def test_it_tells_of_the_reference_models(repeats: int) -> None:
     """Also of many models one after the other, of which Dynamo remembers nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import textwrap
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from .products import Product
 from .region import Region, Search
 
 _WIDTH = 120
+_HTML_TITLES = ("module", "times", "M x N x K", "fused", "ends at", "because")
 
 
 class ProductReport(NamedTuple):
@@ -62,6 +64,14 @@ class ModelExplanation:
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        """For notebooks. It has no colour of its own, so that it can be read on light and dark pages."""
+        first, *_ = str(self).splitlines()
+        rows = "".join(_html_row(count, product) for count, product in _grouped(self.products))
+        head = "".join(f"<th>{title}</th>" for title in _HTML_TITLES)
+        caption = f'<caption style="text-align: left; font-weight: bold">{html.escape(first)}</caption>'
+        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
 
 def _grouped(products: Sequence[ProductReport]) -> list[tuple[int, ProductReport]]:
     """Products that differ in the numbers of their modules alone, as those of equal layers do, counted once."""
@@ -70,6 +80,12 @@ def _grouped(products: Sequence[ProductReport]) -> list[tuple[int, ProductReport
         key = product._replace(module=".".join(part for part in product.module.split(".") if not part.isdigit()))
         groups.setdefault(key, []).append(product)
     return [(len(found), found[0]) for found in groups.values()]
+
+
+def _html_row(count: int, product: ProductReport) -> str:
+    sizes = f"{product.m} x {product.n} x {product.k} {str(product.dtype).removeprefix('torch.')}"
+    cells = (product.module, str(count), sizes, product.program, product.ended_at, product.reason)
+    return f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
 
 
 def _described(count: int, product: ProductReport) -> list[str]:
