@@ -191,8 +191,7 @@ def test_torch_lists_the_backend() -> None:
 
 
 def test_importing_cutfuse_imports_no_compiler() -> None:
-    code = "import sys, cutfuse; print([name for name in sys.modules if name.startswith('torch._inductor.')])"
+    """It takes seconds."""
+    code = "import sys, cutfuse; print('torch._inductor.compile_fx' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    before = "import sys, torch.library; print([name for name in sys.modules if name.startswith('torch._inductor.')])"
-    alone = subprocess.run([sys.executable, "-c", before], capture_output=True, text=True, check=True)
-    assert "compile_fx" not in done.stdout or done.stdout == alone.stdout
+    assert done.stdout.strip() == "False"
