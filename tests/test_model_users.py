@@ -89,6 +89,47 @@ def test_each_explanation_is_of_a_first_call() -> None:
     assert programs == ["(z * 4)", "(z * 5)", "(z * 6)"]
 
 
+class Method:
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    @torch.compile(backend="eager")
+    def call(self, x: Tensor) -> Tensor:
+        return self.model(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("how", ["wrapper", "in place", "function", "method"])
+def test_a_model_that_is_compiled_is_explained_as_itself(how: str) -> None:
+    """Behind a graph break, its own backend would get the graphs."""
+    model = Broken().requires_grad_(False)
+    compiled: Any = Method(model).call
+    if how == "wrapper":
+        compiled = torch.compile(model, backend="eager")
+    elif how == "function":
+        compiled = torch.compile(lambda x: model(x), backend="eager")
+    elif how == "in place":
+        model.compile(backend="eager")
+        compiled = model
+    found = cutfuse.explain_model(compiled, X)
+    assert (found.fused, found.graphs) == (2, 2)
+
+
+def test_modules_are_named_from_the_model_on_behind_graph_breaks_too() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = (nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.left(x)
+            torch._dynamo.graph_break()
+            return self.right(y)  # type: ignore[no-any-return]
+
+    model = Two().requires_grad_(False)
+    for call in (model, lambda x: model(x)):
+        assert [product.module for product in cutfuse.explain_model(call, X).products] == ["left.0", "right.0"]
+
+
 def test_it_tells_where_no_graph_is() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     model[0].register_full_backward_hook(lambda *_: None)

@@ -110,6 +110,8 @@ def explain_model(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Model
         products.extend(fuse(module))
         return module.forward
 
+    model = _uncompiled(model)
+
     def call(*args: Any, **kwargs: Any) -> Any:
         return model(*args, **kwargs)
 
@@ -118,6 +120,18 @@ def explain_model(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Model
     with _dynamo.config.patch(suppress_errors=False, automatic_dynamic_shapes=False, **limits):
         torch.compile(_with_own_code(call), backend=collect, **_own_limit())(*args, **kwargs)
     return ModelExplanation(tuple(products), graphs)
+
+
+def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch.compile or a module's compile() was given: compiled, it would call a backend of its own."""
+    if isinstance(model, types.MethodType):
+        return types.MethodType(_uncompiled(model.__func__), model.__self__)
+    if isinstance(model, torch._dynamo.OptimizedModule):
+        model = model._orig_mod
+    found: Any = model
+    if isinstance(model, torch.nn.Module):
+        return found if model._compiled_call_impl is None else found._call_impl  # type: ignore[no-any-return]
+    return getattr(found, "_torchdynamo_orig_callable", found)  # type: ignore[no-any-return]
 
 
 def _own_limit() -> dict[str, Any]:

@@ -21,6 +21,8 @@ _IN_PLACE_OPERATORS = {
 _WRITING_DUNDERS = {"__setitem__", "__set__", "__delitem__"}
 # Namespaces whose functions change what later nodes run in, or communicate.
 _STATEFUL_NAMESPACES = ("torch.cuda", "torch.xpu", "torch.accelerator", "torch.distributed", "torch.random")
+# How Dynamo writes an attribute of a local value: of the model itself where a graph begins in its forward method.
+_OF_LOCAL = re.compile(r"L\['\w+'\]\.(?!_orig_mod\b|__)\w")
 _TRAINABLE_NORMS = ("batch_norm", "instance_norm")
 
 
@@ -139,7 +141,7 @@ def module_of(node: fx.Node) -> str:
         return node.name
     paths = [str(path) for path, _ in stack.values()]
     root, path = paths[0], paths[-1]
-    if path.startswith((f"{root}.", f"{root}[")):
+    if path.startswith((f"{root}.", f"{root}[")) and not _OF_LOCAL.match(root):
         path = path.removeprefix(root)
     path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", re.sub(r"^[LG]\[[^\]]*\]", "", path))
-    return re.sub(r"\.?_modules\.|^\.+", ".", path).strip(".") or node.name
+    return re.sub(r"\.?\b(_modules|_orig_mod)\.|^\.+", ".", path).strip(".") or node.name
