@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 
 import cutfuse
 from cutfuse import arguments
+from cutfuse.compile.fusion import fuse
 from cutfuse.compile.report import ModelExplanation
 from cutfuse.planning import traced
 
@@ -127,6 +130,36 @@ def test_a_sum_that_needs_no_product(trains: bool) -> None:
     if trains:
         found = cutfuse.explain_model(lambda x, w, b: F.linear(x, w, b).relu().sum(-1), x, w, b)
         assert "differentiates it" in found.products[0].reason
+
+
+def test_a_trained_sum_without_a_product_is_pytorchs_operations() -> None:
+    """Which Inductor fuses and differentiates. A trained fp32 product is an operator, forwards and backwards."""
+    x, w, b = torch.randn(8, 16), nn.Parameter(torch.randn(32, 16)), nn.Parameter(torch.randn(32))
+    names: list[set[str]] = []
+
+    def collect(graph: torch.fx.GraphModule, _: Any) -> Any:
+        names.append({str(node.target) for node in graph.graph.nodes if "cutfuse" in str(node.target)})
+        return make_boxed_func(graph)
+
+    for model, expected in (
+        (lambda x, w, b: (F.linear(x, w, b) * 2).sum(-1), [set(), set()]),
+        (lambda x, w, b: F.linear(x, w, b).softmax(-1), [{"cutfuse.linear.default"}, {"cutfuse.product.default"}]),
+    ):
+        torch._dynamo.reset()
+        names.clear()
+
+        def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+            assert [report.is_fused for report in fuse(module)] == [True]
+            return aot_autograd(fw_compiler=collect)(module, inputs)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("cutfuse.compile.choice._why_slower", lambda *_: "")
+            y = torch.compile(model, backend=backend)(x, w, b)
+        found = torch.autograd.grad(y.square().sum(), (w, b))
+        reference = model(x, w, b)
+        torch.testing.assert_close(y, reference)
+        torch.testing.assert_close(found, torch.autograd.grad(reference.square().sum(), (w, b)), rtol=1e-4, atol=1e-4)
+        assert names == expected
 
 
 def test_a_mask_would_have_to_be_converted() -> None:

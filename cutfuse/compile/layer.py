@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import arguments
+from .. import arguments, routing
 from ..epilogue import Epilogue
 from ..epilogue.evaluate import arithmetic_dtype
 from ..gradients import autograd
@@ -21,6 +21,8 @@ from ..linear import LinearCall, autocast_inputs, run_linear, to_matrix
 from ..matrix_vector import find_matrix_vector
 from ..ops import schema
 from ..precision import captured_mode
+
+DIFFERENTIATED = "torch.compile differentiates it, and fuses it with the operations around it"
 
 
 def layer(
@@ -64,10 +66,13 @@ def _shaped(y: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _run(call: LinearCall) -> Tensor:
-    is_bare = call.reduction == "none" and not call.epilogue.program.instructions and call.out_dtype == call.x.dtype
-    if is_bare and not call.composed_because and autograd.needs_gradient(call.x, call.weight, call.bias):
+    if call.composed_because or not autograd.needs_gradient(call.x, call.weight, call.bias, *call.operands):
+        return run_linear(call)
+    if call.reduction == "none" and not call.epilogue.program.instructions and call.out_dtype == call.x.dtype:
         y: Tensor = _Product.apply(call.x, call.weight, call.bias)
         return y
+    if call.matrix_vector is not None and not routing.everywhere:
+        call = call._replace(composed_because=DIFFERENTIATED)
     return run_linear(call)
 
 
