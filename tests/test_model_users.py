@@ -173,3 +173,57 @@ def test_tensors_that_compute_in_their_own_way_are_left(place: str) -> None:
     torch.testing.assert_close(y.a, F.relu(F.linear(X, weight)) * 2)
     assert collector.programs == []
     assert "is a TwoTensor" in collector.reports[0].reason
+
+
+# Operations of other libraries
+
+
+@torch.library.custom_op("cutfuse_test_users::mm", mutates_args=())
+def other_product(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w + 100
+
+
+@other_product.register_fake
+def _(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w
+
+
+@torch.library.custom_op("cutfuse_test_users::sum", mutates_args=())
+def other_sum(x: Tensor, dim: int) -> Tensor:
+    return x.sum(dim) + 100
+
+
+@other_sum.register_fake
+def _(x: Tensor, dim: int) -> Tensor:
+    return x.sum(dim)
+
+
+@torch.library.custom_op("cutfuse_test_users::view", mutates_args=())
+def other_view(x: Tensor, shape: list[int]) -> Tensor:
+    return x.view(shape) + 100
+
+
+@other_view.register_fake
+def _(x: Tensor, shape: list[int]) -> Tensor:
+    return x.clone().view(shape)
+
+
+@torch.compiler.allow_in_graph
+def addmm(bias: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    return torch.addmm(bias, x, w) + 100
+
+
+NAMESAKES = {
+    "operator mm": lambda x, w: torch.ops.cutfuse_test_users.mm(x, w).relu(),
+    "operator sum": lambda x, w: torch.ops.cutfuse_test_users.sum((x @ w).relu(), -1),
+    "operator view": lambda x, w: torch.ops.cutfuse_test_users.view(x @ w, [2, -1]).relu(),
+    "function addmm": lambda x, w: addmm(w[0], x, w).relu(),
+    "cutfuse.linear": lambda x, w: cutfuse.linear(x, w, epilogue=torch.sigmoid) + 1,
+}
+
+
+@pytest.mark.parametrize("name", NAMESAKES)
+def test_another_librarys_operation_is_none_of_pytorchs(name: str) -> None:
+    """Though it has the name of one."""
+    collector = compare(NAMESAKES[name], (X, draw(8, 8)))
+    assert collector.programs == (["relu(z)"] if name == "operator sum" else [])
