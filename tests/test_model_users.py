@@ -227,3 +227,28 @@ def test_another_librarys_operation_is_none_of_pytorchs(name: str) -> None:
     """Though it has the name of one."""
     collector = compare(NAMESAKES[name], (X, draw(8, 8)))
     assert collector.programs == (["relu(z)"] if name == "operator sum" else [])
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 3
+
+
+def test_products_beside_an_autograd_function_are_fused() -> None:
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        y: Tensor = Doubled.apply(F.gelu(F.linear(x, w)))
+        return F.relu(F.linear(y, w))
+
+    needed = [tensor.clone().requires_grad_() for tensor in (X, draw(8, 8))]
+    assert compare(model, needed).programs == ["gelu(z)", "relu(z)"]
+
+
+def test_products_under_transforms_are_reported() -> None:
+    found = cutfuse.explain_model(torch.vmap(nn.Linear(8, 8)), draw(2, 4, 8))
+    assert [product.is_fused for product in found.products] == [False]
+    assert "torch.func" in found.products[0].reason

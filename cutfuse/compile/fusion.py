@@ -11,10 +11,14 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from .choice import UNKNOWN_SIZES, why_left
 from .epochs import uses_transforms
+from .nodes import module_of
+from .products import find_product
+from .region import Search
 from .regions import find_regions
 from .report import ProductReport, report
 from .rewriting import Rewriter, UnfitError
 
+_TRANSFORMED = "a transform of torch.func, such as vmap or grad, is in the same graph"
 _LOG = logging.getLogger("cutfuse.compile")
 
 
@@ -48,7 +52,7 @@ def _graphs(module: fx.GraphModule) -> list[fx.GraphModule]:
 def _fuse_graph(module: fx.GraphModule) -> list[ProductReport]:
     graph = module.graph
     if uses_transforms(graph):
-        return []
+        return [report(search) for search in _left_searches(graph)]
     searches = find_regions(graph, why_left)
     rewriter = Rewriter(graph)
     order = {node: place for place, node in enumerate(graph.nodes)}
@@ -73,6 +77,12 @@ def _fuse_graph(module: fx.GraphModule) -> list[ProductReport]:
         graph.lint()
         module.recompile()
     return [_with_failure(before[id(search)], failures.get(id(search), "")) for search in searches]
+
+
+def _left_searches(graph: fx.Graph) -> list[Search]:
+    """The products of a graph in which nothing may be fused."""
+    products = [find_product(node) for node in graph.nodes]
+    return [Search(found, module_of(found.node), reason=_TRANSFORMED) for found in products if found is not None]
 
 
 def _with_failure(found: ProductReport, failure: str) -> ProductReport:
