@@ -229,6 +229,17 @@ def test_another_librarys_operation_is_none_of_pytorchs(name: str) -> None:
     assert collector.programs == (["relu(z)"] if name == "operator sum" else [])
 
 
+def test_a_batch_norm_with_its_arguments_in_another_order() -> None:
+    """That of torch.batch_norm: the weight and the bias, and then the statistics."""
+
+    def model(x: Tensor, w: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        y = torch.batch_norm(x @ w, scale, shift, mean, variance, False, 0.1, 1e-5, False)
+        return torch.ops.aten.batch_norm(y @ w, scale, shift, mean, variance, False, 0.1, 1e-5, False).relu()
+
+    collector = compare(model, (X, draw(8, 8), *(draw(8) * k for k in (1, 2, 3)), draw(8).abs() + 1))
+    assert collector.programs == []
+
+
 class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
