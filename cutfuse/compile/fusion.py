@@ -99,4 +99,4 @@ def _warn(what: str, error: Exception) -> None:
 
 
 def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".split("\n")[0]
+    return f"{type(error).__name__}: {error}".split("\n")[0].rstrip(" .:")
