@@ -229,6 +229,23 @@ def test_another_librarys_operation_is_none_of_pytorchs(name: str) -> None:
     assert collector.programs == (["relu(z)"] if name == "operator sum" else [])
 
 
+@torch.library.custom_op("cutfuse_test_users::count_", mutates_args=("to",))
+def count_(x: Tensor, to: Tensor) -> None:
+    to.add_(x.sum())
+
+
+def test_another_librarys_operation_writes_to_its_second_argument() -> None:
+    """The row is written before the backward pass would read it."""
+
+    def model(x: Tensor, w: Tensor, row: Tensor, numbers: Tensor) -> Tensor:
+        y = torch.tanh(x @ w) * 2 + row
+        torch.ops.cutfuse_test_users.count_(numbers, row)
+        return y
+
+    collector = compare(model, (X, draw(8, 8).requires_grad_(), draw(8), draw(3)))
+    assert collector.programs == ["(tanh(z) * 2)"]
+
+
 def test_a_batch_norm_with_its_arguments_in_another_order() -> None:
     """That of torch.batch_norm: the weight and the bias, and then the statistics."""
 

@@ -85,7 +85,10 @@ def works_in_place(node: fx.Node) -> bool:
     """Whether a node writes to its first argument and gives that."""
     if node.target in _IN_PLACE_OPERATORS:
         return True
-    return _ends_in_place(name_of(node)) or node.kwargs.get("inplace") is True or _is_inplace_activation(node)
+    name = name_of(node)
+    if "." in name or "::" in name:  # another library's may write to any of its arguments
+        return False
+    return _ends_in_place(name) or node.kwargs.get("inplace") is True or _is_inplace_activation(node)
 
 
 def _is_inplace_activation(node: fx.Node) -> bool:
