@@ -162,6 +162,18 @@ def test_rows_of_an_expert_are_unknown() -> None:
     assert collector.programs == ["(silu(z) * r0)"] * 2
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_view_of_sizes_that_the_model_computes(dynamic: bool | None) -> None:
+    """As the layers of GPT-2 in transformers have one: of varying sizes it is one node of the graph."""
+
+    def model(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        y = torch.addmm(b, x.view(-1, x.size(-1)), w).view(x.size()[:-1] + (8,))  # noqa: RUF005, which makes no such node
+        return x + F.gelu(y)
+
+    collector = compare(model, (draw(2, 3, 8), draw(8, 8), draw(8)), dynamic=dynamic)
+    assert collector.programs == ["(r0 + gelu(z))"]
+
+
 @pytest.mark.parametrize("place", ["x", "weight"])
 def test_tensors_that_compute_in_their_own_way_are_left(place: str) -> None:
     """As DTensor and quantized weights, whose operations PyTorch asks of them."""
@@ -277,6 +289,6 @@ def test_products_beside_an_autograd_function_are_fused() -> None:
 
 
 def test_products_under_transforms_are_reported() -> None:
-    found = cutfuse.explain_model(torch.vmap(nn.Linear(8, 8)), draw(2, 4, 8))
+    found = cutfuse.explain_model(torch.vmap(lambda x: F.linear(x, X)), draw(2, 4, 8))
     assert [product.is_fused for product in found.products] == [False]
     assert "torch.func" in found.products[0].reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -140,9 +141,19 @@ class _Emission:
         """The view of rows, of a matrix with as many rows and other columns."""
         if name_of(view) not in ("view", "reshape"):
             return self._view(view, x, view.args[1:])
-        given: Any = view.args[1:]
-        *leading, _ = given[0] if len(given) == 1 and isinstance(given[0], tuple | list) else given
+        *leading, _ = self._sizes(view.args[1:])
         return self._view(view, x, (*leading, _last_size(x) if -1 in leading else -1))
+
+    def _sizes(self, given: Any) -> Any:
+        """The sizes of a view: its arguments, the items of one, or those of a node that gives them all."""
+        if len(given) != 1:
+            return given
+        if isinstance(given[0], tuple | list):
+            return given[0]
+        sizes = _example(given[0]) if isinstance(given[0], fx.Node) else None
+        if not isinstance(sizes, tuple | list):
+            return given
+        return [self._call(operator.getitem, given[0], index) for index in range(len(sizes))]
 
     def _view(self, view: fx.Node, source: fx.Node, arguments: tuple[Any, ...]) -> fx.Node:
         name = "reshape" if name_of(view) == "view" else name_of(view)  # as the strides of x may be others
