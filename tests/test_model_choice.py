@@ -73,6 +73,14 @@ def test_what_no_kernel_takes_is_left() -> None:
     assert product.reason
 
 
+def test_a_weight_that_is_stored_by_columns_is_left() -> None:
+    """The reason tells of the weight that the kernels read, as the model's own is contiguous."""
+    x, w, _ = layer(1024, 8192, 8192)
+    (product,) = explain(lambda x, w: F.relu(x @ w), x, w).products
+    assert product.reason == "weight as [N, K] has strides (1, 8192): its rows are not contiguous"
+    assert explain(lambda x, w: F.relu(x @ w.t()), x, w).fused == 1
+
+
 def test_what_inductor_fuses_with_a_norm_is_left() -> None:
     """There the chain costs no kernel of its own."""
 

@@ -162,6 +162,18 @@ def test_rows_of_an_expert_are_unknown() -> None:
     assert collector.programs == ["(silu(z) * r0)"] * 2
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_view_of_sizes_that_the_model_computes(dynamic: bool | None) -> None:
+    """As the layers of GPT-2 in transformers have one: of varying sizes it is one node of the graph."""
+
+    def model(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        y = torch.addmm(b, x.view(-1, x.size(-1)), w).view(x.size()[:-1] + (8,))  # noqa: RUF005, which makes no such node
+        return x + F.gelu(y)
+
+    collector = compare(model, (draw(2, 3, 8), draw(8, 8), draw(8)), dynamic=dynamic)
+    assert collector.programs == ["(r0 + gelu(z))"]
+
+
 @pytest.mark.parametrize("place", ["x", "weight"])
 def test_tensors_that_compute_in_their_own_way_are_left(place: str) -> None:
     """As DTensor and quantized weights, whose operations PyTorch asks of them."""
@@ -173,3 +185,110 @@ def test_tensors_that_compute_in_their_own_way_are_left(place: str) -> None:
     torch.testing.assert_close(y.a, F.relu(F.linear(X, weight)) * 2)
     assert collector.programs == []
     assert "is a TwoTensor" in collector.reports[0].reason
+
+
+# Operations of other libraries
+
+
+@torch.library.custom_op("cutfuse_test_users::mm", mutates_args=())
+def other_product(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w + 100
+
+
+@other_product.register_fake
+def _(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w
+
+
+@torch.library.custom_op("cutfuse_test_users::sum", mutates_args=())
+def other_sum(x: Tensor, dim: int) -> Tensor:
+    return x.sum(dim) + 100
+
+
+@other_sum.register_fake
+def _(x: Tensor, dim: int) -> Tensor:
+    return x.sum(dim)
+
+
+@torch.library.custom_op("cutfuse_test_users::view", mutates_args=())
+def other_view(x: Tensor, shape: list[int]) -> Tensor:
+    return x.view(shape) + 100
+
+
+@other_view.register_fake
+def _(x: Tensor, shape: list[int]) -> Tensor:
+    return x.clone().view(shape)
+
+
+@torch.compiler.allow_in_graph
+def addmm(bias: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    return torch.addmm(bias, x, w) + 100
+
+
+NAMESAKES = {
+    "operator mm": lambda x, w: torch.ops.cutfuse_test_users.mm(x, w).relu(),
+    "operator sum": lambda x, w: torch.ops.cutfuse_test_users.sum((x @ w).relu(), -1),
+    "operator view": lambda x, w: torch.ops.cutfuse_test_users.view(x @ w, [2, -1]).relu(),
+    "function addmm": lambda x, w: addmm(w[0], x, w).relu(),
+    "cutfuse.linear": lambda x, w: cutfuse.linear(x, w, epilogue=torch.sigmoid) + 1,
+}
+
+
+@pytest.mark.parametrize("name", NAMESAKES)
+def test_another_librarys_operation_is_none_of_pytorchs(name: str) -> None:
+    """Though it has the name of one."""
+    collector = compare(NAMESAKES[name], (X, draw(8, 8)))
+    assert collector.programs == (["relu(z)"] if name == "operator sum" else [])
+
+
+@torch.library.custom_op("cutfuse_test_users::count_", mutates_args=("to",))
+def count_(x: Tensor, to: Tensor) -> None:
+    to.add_(x.sum())
+
+
+def test_another_librarys_operation_writes_to_its_second_argument() -> None:
+    """The row is written before the backward pass would read it."""
+
+    def model(x: Tensor, w: Tensor, row: Tensor, numbers: Tensor) -> Tensor:
+        y = torch.tanh(x @ w) * 2 + row
+        torch.ops.cutfuse_test_users.count_(numbers, row)
+        return y
+
+    collector = compare(model, (X, draw(8, 8).requires_grad_(), draw(8), draw(3)))
+    assert collector.programs == ["(tanh(z) * 2)"]
+
+
+def test_a_batch_norm_with_its_arguments_in_another_order() -> None:
+    """That of torch.batch_norm: the weight and the bias, and then the statistics."""
+
+    def model(x: Tensor, w: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        y = torch.batch_norm(x @ w, scale, shift, mean, variance, False, 0.1, 1e-5, False)
+        return torch.ops.aten.batch_norm(y @ w, scale, shift, mean, variance, False, 0.1, 1e-5, False).relu()
+
+    collector = compare(model, (X, draw(8, 8), *(draw(8) * k for k in (1, 2, 3)), draw(8).abs() + 1))
+    assert collector.programs == []
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 3
+
+
+def test_products_beside_an_autograd_function_are_fused() -> None:
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        y: Tensor = Doubled.apply(F.gelu(F.linear(x, w)))
+        return F.relu(F.linear(y, w))
+
+    needed = [tensor.clone().requires_grad_() for tensor in (X, draw(8, 8))]
+    assert compare(model, needed).programs == ["gelu(z)", "relu(z)"]
+
+
+def test_products_under_transforms_are_reported() -> None:
+    found = cutfuse.explain_model(torch.vmap(lambda x: F.linear(x, X)), draw(2, 4, 8))
+    assert [product.is_fused for product in found.products] == [False]
+    assert "torch.func" in found.products[0].reason

@@ -81,8 +81,9 @@ def _why_slower(region: Region, z: Tensor, operands: list[Tensor]) -> str:
     plan = plan_traced(fused_arguments, precision)
     if plan is None:
         return UNKNOWN_SIZES
-    if plan.ruled_out:
-        return plan.ruled_out
+    if plan.ruled_out:  # of x @ w, the planner is given w.t()
+        turned = region.product.is_transposed
+        return plan.ruled_out.replace("weight has", "weight as [N, K] has") if turned else plan.ruled_out
     *kernels, cublas = plan.alternatives
     if region.product.part is not None:
         return _why_whole(region, z, plan, precision)

@@ -64,7 +64,12 @@ def _is_known(function: Any) -> bool:
 
 def uses_transforms(graph: fx.Graph) -> bool:
     """Whether a graph enters transforms of torch.func, inside of which tensors have hidden dimensions."""
-    return any(is_call(node) and name_of(node).startswith(_NESTING) for node in graph.nodes) or any(
-        isinstance(node.target, torch._ops.HigherOrderOperator) and "functorch" in str(type(node.target).__module__)
-        for node in graph.nodes
-    )
+    return any(is_call(node) and _is_transform(node) for node in graph.nodes)
+
+
+def _is_transform(node: fx.Node) -> bool:
+    name, target = name_of(node), node.target
+    if not isinstance(target, torch._ops.HigherOrderOperator):
+        return name.startswith(_NESTING)
+    # An autograd.Function is a call like any other, though it comes from the same modules.
+    return name != "autograd_function_apply" and "functorch" in str(type(target).__module__)

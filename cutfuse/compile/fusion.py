@@ -13,10 +13,14 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from .choice import UNKNOWN_SIZES, why_left
 from .differentiation import last_writes
 from .epochs import uses_transforms
+from .nodes import module_of
+from .products import find_product
+from .region import Search
 from .regions import find_regions
 from .report import ProductReport, report
 from .rewriting import Rewriter, UnfitError
 
+_TRANSFORMED = "a transform of torch.func, such as vmap or grad, is in the same graph"
 _LOG = logging.getLogger("cutfuse.compile")
 
 
@@ -52,7 +56,7 @@ def _fuse_graph(module: fx.GraphModule, written: set[Any]) -> list[ProductReport
     """written: the memory that the graphs around this one write to, to which its own is added."""
     graph = module.graph
     if uses_transforms(graph):
-        return []
+        return [report(search) for search in _left_searches(graph)]
     writes = last_writes(graph, written)
     written.update(writes)
     searches = find_regions(graph, writes, why_left)
@@ -81,6 +85,12 @@ def _fuse_graph(module: fx.GraphModule, written: set[Any]) -> list[ProductReport
     return [_with_failure(before[id(search)], failures.get(id(search), "")) for search in searches]
 
 
+def _left_searches(graph: fx.Graph) -> list[Search]:
+    """The products of a graph in which nothing may be fused."""
+    products = [find_product(node) for node in graph.nodes]
+    return [Search(found, module_of(found.node), reason=_TRANSFORMED) for found in products if found is not None]
+
+
 def _with_failure(found: ProductReport, failure: str) -> ProductReport:
     return found._replace(is_fused=False, program="", ended_at="", reason=failure) if failure else found
 
@@ -95,4 +105,4 @@ def _warn(what: str, error: Exception) -> None:
 
 
 def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".split("\n")[0]
+    return f"{type(error).__name__}: {error}".split("\n")[0].rstrip(" .:")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import fx
 
 from ..epilogue.casts import cast
@@ -130,6 +131,8 @@ def _without_gradient(node: fx.Node) -> fx.Node:
 
 def _evaluate_norm(node: fx.Node, values: Callable[[fx.Node], Any], operand: Callable[[Operand], Expr]) -> Expr:
     example = tensor_of(node)
+    if node.target is not F.batch_norm:
+        raise StopError("torch.batch_norm takes its arguments in another order than torch.nn.functional.batch_norm")
     if not is_evaluated_norm(node):
         raise StopError("batch_norm in training takes statistics of all rows")
     if example is None or example.dim() != 2:

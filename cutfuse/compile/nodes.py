@@ -23,6 +23,7 @@ _WRITING_DUNDERS = {"__setitem__", "__set__", "__delitem__"}
 _STATEFUL_NAMESPACES = ("torch.cuda", "torch.xpu", "torch.accelerator", "torch.distributed", "torch.random")
 # How Dynamo writes an attribute of a local value: of the model itself where a graph begins in its forward method.
 _OF_LOCAL = re.compile(r"L\['\w+'\]\.(?!_orig_mod\b|__)\w")
+_PYTHONS_MODULES = ("_operator", "operator", "math", "builtins")
 _TRAINABLE_NORMS = ("batch_norm", "instance_norm")
 
 
@@ -46,11 +47,21 @@ def is_call(node: fx.Node) -> bool:
 
 
 def name_of(node: fx.Node) -> str:
-    """The name of what a node calls, without its namespace."""
-    target = node.target
+    """The name of what a node calls, without PyTorch's namespaces. Another library's "linear" is none of PyTorch's."""
+    target: Any = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return target._schema.name.split("::")[1]
-    return target if isinstance(target, str) else str(getattr(target, "__name__", target))
+        return str(target._schema.name).removeprefix("aten::")
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return str(target._qualified_op_name).removeprefix("aten::")
+    if isinstance(target, str):
+        return target
+    module, name = str(getattr(target, "__module__", None) or ""), str(getattr(target, "__name__", target))
+    return name if _is_pytorchs(module) else f"{module}.{name}"
+
+
+def _is_pytorchs(module: str) -> bool:
+    """Whether a module is PyTorch's or one of those of Python that Dynamo's graphs call."""
+    return not module or module in _PYTHONS_MODULES or module == "torch" or module.startswith("torch.")
 
 
 def function_of(node: fx.Node) -> Callable[..., Any] | None:
@@ -77,7 +88,10 @@ def works_in_place(node: fx.Node) -> bool:
     """Whether a node writes to its first argument and gives that."""
     if node.target in _IN_PLACE_OPERATORS:
         return True
-    return _ends_in_place(name_of(node)) or node.kwargs.get("inplace") is True or _is_inplace_activation(node)
+    name = name_of(node)
+    if "." in name or "::" in name:  # another library's may write to any of its arguments
+        return False
+    return _ends_in_place(name) or node.kwargs.get("inplace") is True or _is_inplace_activation(node)
 
 
 def _is_inplace_activation(node: fx.Node) -> bool:
@@ -118,8 +132,7 @@ def may_write(node: fx.Node) -> bool:
     if node.op == "call_method" or (name.startswith("__") and name.endswith("__")):
         return False
     module = str(getattr(target, "__module__", None) or "")
-    is_known = module.startswith(("torch", "_operator", "math", "builtins")) or not module
-    return not is_known or name.startswith("_") or module.startswith(_STATEFUL_NAMESPACES)
+    return not _is_pytorchs(module) or name.startswith("_") or module.startswith(_STATEFUL_NAMESPACES)
 
 
 def is_evaluated_norm(node: fx.Node) -> bool:

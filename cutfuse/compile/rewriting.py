@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -174,7 +175,7 @@ class _Emission:
         arguments: Any = view.args[1:]
         name = "reshape" if name_of(view) == "view" else name_of(view)  # of x, whose strides may be others
         if name == "reshape":
-            sizes = arguments[0] if len(arguments) == 1 and isinstance(arguments[0], tuple | list) else arguments
+            sizes = self._sizes(arguments)
             arguments = sizes if columns is None else (*sizes[:-1], columns)
             if list(arguments).count(-1) > 1:
                 raise UnfitError("the product's inner size is not known at compile time")
@@ -186,6 +187,17 @@ class _Emission:
         if found is None or example is None or not same_shape(found.shape[:-1], example.shape[:-1]):
             raise UnfitError(f"{name_of(view)} of the product's input gives other rows")
         return y
+
+    def _sizes(self, given: Any) -> Any:
+        """The sizes of a view: its arguments, the items of one, or those of a node that gives them all."""
+        if len(given) != 1:
+            return given
+        if isinstance(given[0], tuple | list):
+            return given[0]
+        sizes = _example(given[0]) if isinstance(given[0], fx.Node) else None
+        if not isinstance(sizes, tuple | list):
+            return given
+        return [self._call(operator.getitem, given[0], index) for index in range(len(sizes))]
 
     def _call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> fx.Node:
         if isinstance(function, type(torch.Tensor.t)):  # methods of Tensor
