@@ -27,7 +27,7 @@ _LOG = logging.getLogger("cutfuse.compile")
 def fuse(module: fx.GraphModule) -> list[ProductReport]:
     """Rewrites a graph in place, and the graphs of activation checkpoints in it.
 
-    Never raises: an error leaves the region, or the whole graph, to the compiler, with a warning.
+    An error leaves the region, or the whole graph, to the compiler, with a warning.
     """
     reports = []
     written: set[Any] = set()

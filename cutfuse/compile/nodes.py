@@ -35,13 +35,6 @@ def tensor_of(node: Any) -> Tensor | None:
     return example if isinstance(example, Tensor) else None
 
 
-def shape_of(node: fx.Node) -> torch.Size:
-    """The shape of a node that gives a tensor."""
-    example = tensor_of(node)
-    assert example is not None
-    return example.shape
-
-
 def is_call(node: fx.Node) -> bool:
     return node.op in ("call_function", "call_method")
 
