@@ -105,7 +105,12 @@ def verdict_line(results: dict[str, Any]) -> str:
 
 def remarks(results: dict[str, Any]) -> list[str]:
     """What the figures are, the verdicts in total, failures, and what was left out."""
-    lines = [*explanations(results), verdict_line(results), *note_lines(results["cases"])]
+    return [*explanations(results), verdict_line(results), *note_lines(results["cases"]), *limit_lines(results)]
+
+
+def limit_lines(results: dict[str, Any]) -> list[str]:
+    """That the build has no kernels, and which cases the time did not allow."""
+    lines = []
     if results["machine"].get("capability") and not results["machine"]["cutfuse_kernels"]:
         lines.append("cutfuse has no CUDA kernels in this build: its figures are those of composed PyTorch operations.")
     if results["left_out"]:

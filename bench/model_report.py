@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.cases import TARGET_DEVICE
 from bench.format import MISSING, error, microseconds, ratio
-from bench.host_report import verdict_line
+from bench.host_report import limit_lines, verdict_line
 from bench.model_cases import COMPILATION, ERRORS, PASSES, all_cases, title_of
 from bench.model_contenders import COMPILE, COMPILE_GRAPHS, CONTENDERS, CUTFUSE, CUTFUSE_GRAPHS, EAGER
 from bench.model_suite import COLD, ERROR, FIGURES, GPU, GRADIENT_ERROR, GRAPHS, MEAN, WALL, ratio_of
@@ -205,18 +205,14 @@ def remarks(results: dict[str, Any]) -> list[str]:
     """What the figures are, the verdicts in total, failures, and what is missing."""
     no_verdict = results["settings"]["quick"] and results["machine"]["device"] == TARGET_DEVICE
     verdicts = "No verdict: the targets are those of the whole models." if no_verdict else verdict_line(results)
-    lines = [
+    return [
         *explanations(results),
         verdicts,
         *note_lines(results["cases"]),
         *graph_lines(results),
         *missing_line(results),
+        *limit_lines(results),
     ]
-    if results["machine"].get("capability") and not results["machine"]["cutfuse_kernels"]:
-        lines.append("cutfuse has no CUDA kernels in this build: its figures are those of composed PyTorch operations.")
-    if results["left_out"]:
-        lines.append(f"Cases left out by the time limit: {'; '.join(results['left_out'])}.")
-    return lines
 
 
 def summary(results: dict[str, Any]) -> str:

@@ -145,3 +145,12 @@ def guarded_products(hopper_at_highest: None) -> Iterator[None]:
     gc.collect()
     with cutfuse.precision("guarded"):
         yield
+
+
+@pytest.fixture
+def everything_fuses() -> Iterator[None]:
+    """The operators run on a CPU too, so that torch.compile's backend fuses there, and nothing compiled is kept."""
+    torch._dynamo.reset()
+    with use_operators_everywhere():
+        yield
+    torch._dynamo.reset()

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from functorch.compile import default_partition, make_boxed_func
 from torch import Tensor, fx, nn
@@ -16,6 +17,12 @@ from cutfuse.compile.fusion import fuse
 from cutfuse.compile.report import ProductReport
 
 Model = Callable[..., Any]
+
+# Raised by PyTorch itself: when Inductor is imported, and when Dynamo meets an autograd.Function.
+PYTORCH_WARNINGS = (
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"),
+)
 
 
 def aot_saving(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

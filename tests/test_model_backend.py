@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +12,19 @@ import pytest
 import torch
 import torch._inductor.config
 import torch.nn.functional as F
+from model_checks import PYTORCH_WARNINGS
 from torch import Tensor, fx, nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
 
 import cutfuse
 from cutfuse.compile import inductor_pass
-from cutfuse.routing import use_operators_everywhere
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"),
+    *PYTORCH_WARNINGS,
+    pytest.mark.usefixtures("everything_fuses"),
     pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _operators() -> Iterator[None]:
-    torch._dynamo.reset()
-    with use_operators_everywhere():
-        yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

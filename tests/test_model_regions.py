@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
-from model_checks import compare
+from model_checks import PYTORCH_WARNINGS, compare
 from torch import Tensor, nn
 
 import cutfuse
@@ -18,19 +18,11 @@ from cutfuse.epilogue import input, op_table
 from cutfuse.epilogue.expression import apply
 from cutfuse.epilogue.trace import trace
 from cutfuse.epilogue.types import ValueType
-from cutfuse.routing import use_operators_everywhere
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"),
+    *PYTORCH_WARNINGS,
+    pytest.mark.usefixtures("everything_fuses"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _operators() -> Iterator[None]:
-    with use_operators_everywhere():
-        yield
-    torch._dynamo.reset()
 
 
 def draw(*shape: int) -> Tensor:

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
-from model_checks import compare
+from model_checks import PYTORCH_WARNINGS, compare
 from torch import Tensor
 
 import cutfuse.compile
-from cutfuse.routing import use_operators_everywhere
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"),
+    *PYTORCH_WARNINGS,
+    pytest.mark.usefixtures("everything_fuses"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _operators() -> Iterator[None]:
-    """The operators run on a CPU too, so that regions are fused there."""
-    with use_operators_everywhere():
-        yield
-    torch._dynamo.reset()
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from model_checks import Collector, compare
+from model_checks import PYTORCH_WARNINGS, Collector, compare
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import cutfuse
-from cutfuse.routing import use_operators_everywhere
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"),
+    *PYTORCH_WARNINGS,
+    pytest.mark.usefixtures("one_thread", "everything_fuses"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _operators(one_thread: None) -> Iterator[None]:
-    torch._dynamo.reset()
-    with use_operators_everywhere():
-        yield
-    torch._dynamo.reset()
 
 
 def draw(*shape: int) -> Tensor:
