@@ -283,9 +283,12 @@ def test_suite_measures_every_kind_of_case(tmp_path: Path, capsys: pytest.Captur
     assert set(compilation) == {"compile", "cutfuse"}
     assert all(entry["graphs"] == 2 and entry["cold_s"] > 0 for entry in compilation.values())
     for precision, limit in (("bf16", 1e-2), ("fp32", 1e-6)):
-        for entry in cases["errors", "batch 32", precision]["contenders"].values():
+        errors = cases["errors", "batch 32", precision]["contenders"]
+        for entry in errors.values():
             assert 0 < entry["error"] < limit
-            assert 0 < entry["gradient_error"] < 30 * limit  # a ReLU whose input is about 0 has either derivative
+            # A ReLU whose input rounds across 0 has the other derivative: in PyTorch 2.8's bf16, 0.13 of all here.
+            bound = 1.1 * errors["eager"]["gradient_error"] if precision == "bf16" else limit
+            assert 0 < entry["gradient_error"] < bound
     assert [row["layers"] for row in results["fusion"]] == [["1 x 0 64x16", "1 x 2 64x16", "1 x 4 64x16"]]
     text = capsys.readouterr().out
     assert "What became of each product" in text
