@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstring>
 
 #include "epilogue/ops.h"
 
@@ -17,20 +16,17 @@ namespace {
 // spill in a kernel with a tile of 128x256.
 constexpr int kMostStraightLine = 2400;
 constexpr int kMostFragments = 3;
+// Numbers that stay in registers throughout, of a program written for each element and of one written for passes; a
+// fragment of an operand takes the place of as many as it has elements.
+constexpr int kMostNumbers = 48;
+constexpr int kMostNumbersOfPasses = 16;
 
-template <class Integer>
-Integer bits_of(float value) {
-  Integer bits = 0;
-  static_assert(sizeof(bits) == sizeof(value), "one word");
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
+// The numbers of an instruction that its op or its step reads.
+enum Number : int { kFirstImmediate, kSecondImmediate, kScale, kShift, kNumbers };
 
-std::string literal(float value) {
-  std::array<char, 16> text = {};
-  std::snprintf(text.data(), text.size(), "0f%08X", bits_of<uint32_t>(value));
-  return text.data();
-}
+constexpr std::array<size_t, kNumbers> kNumberOffsets = {
+    offsetof(Instruction, immediate), offsetof(Instruction, immediate) + sizeof(float), offsetof(Instruction, scale),
+    offsetof(Instruction, shift)};
 
 std::string element(std::string const& registers, int i) { return registers + std::to_string(i); }
 
@@ -57,7 +53,7 @@ class BodyWriter {
     elements_ = is_short() ? kFragment : kPass;
     declare();
     read_parameters();
-    hide_numbers();
+    load_resident_numbers();
     if (elements_ == kFragment) {
       load_operands();
       for (int i = 0; i < kFragment; ++i) write_element(i);
@@ -79,7 +75,33 @@ class BodyWriter {
     for (int index = 0; index < program_.length; ++index) instructions += snippet_of(index).instructions;
     int operands = 0;
     for (int operand = 0; operand < program_.operand_count; ++operand) operands += reads_operand(operand) ? 1 : 0;
-    return instructions * kFragment <= kMostStraightLine && operands <= kMostFragments;
+    return instructions * kFragment <= kMostStraightLine && operands <= kMostFragments &&
+           number_count() + operands * kFragment <= kMostNumbers;
+  }
+
+  bool reads_number(int index, int number) const {
+    Instruction const& instruction = program_.instructions[index];
+    if (number >= kScale) return multiplies_and_adds(index);
+    if (number < kOps[instruction.op].parameter_count) return true;
+    for (int argument = 0; argument < kOps[instruction.op].arity; ++argument) {
+      int const source = argument_source(instruction, argument);
+      if (is_immediate(source) && source - kImmediate0 == number) return true;
+    }
+    return false;
+  }
+
+  // run_chain makes this multiply-add whatever the numbers are, which makes every NaN the same one.
+  bool multiplies_and_adds(int index) const {
+    bool const is_chain = program_.chain != kNoChain && index == 0;
+    return is_chain || (program_.instructions[index].steps & kScaleShift) != 0;
+  }
+
+  int number_count() const {
+    int count = 0;
+    for (int index = 0; index < program_.length; ++index) {
+      for (int number = 0; number < kNumbers; ++number) count += reads_number(index, number) ? 1 : 0;
+    }
+    return count;
   }
 
   bool reads_operand(int operand) const {
@@ -109,6 +131,7 @@ class BodyWriter {
     std::vector<std::string> locals;
     for (int index = 0; index < program_.length; ++index) {
       declare_floats(value_registers(index), elements_);
+      declare_floats(number_registers(index), kNumbers);
       Snippet const& snippet = snippet_of(index);
       add_new(locals, snippet.locals);
       add_new(body_.globals, snippet.globals);
@@ -133,28 +156,32 @@ class BodyWriter {
     }
   }
 
-  // ptxas computes an approximation of a number itself, and not as the GPU does (sigmoid of 1.5 leaves no MUFU). So ops
-  // that may have one are given their numbers in registers whose values it cannot know, as n is never negative.
-  void hide_numbers() {
-    line(".reg .b32 %zero;");
-    line("shr.s32 %zero, %n, 31;");
-    for (int index = 0; index < program_.length; ++index) {
-      if (!hides_numbers(program_.instructions[index])) continue;
-      std::string const registers = number_registers(index);
-      line(".reg .b32 " + registers + "<2>;");
-      for (int k = 0; k < 2; ++k) {
-        int32_t const bits = bits_of<int32_t>(program_.instructions[index].immediate[k]);
-        line("add.s32 " + element(registers, k) + ", %zero, " + std::to_string(bits) + ";");
-      }
+  // The program's numbers come from the kernel's parameters, so that one kernel serves programs that differ in numbers
+  // alone. It also keeps from ptxas what a number is: it would compute approximations of one itself, and not as the GPU
+  // does (sigmoid of 1.5 leaves no MUFU).
+  void load_number(int index, int number) {
+    size_t const instruction = offsetof(Program, instructions) + sizeof(Instruction) * index;
+    line("ld.f32 " + element(number_registers(index), number) + ", [%params+" +
+         std::to_string(instruction + kNumberOffsets[number]) + "];");
+  }
+
+  void load_numbers(int index) {
+    for (int number = 0; number < kNumbers; ++number) {
+      if (reads_number(index, number)) load_number(index, number);
     }
   }
 
-  static bool hides_numbers(Instruction const& instruction) { return kOps[instruction.op].cost != Cost::kLight; }
-
-  std::string number(int index, int k) const {
-    Instruction const& instruction = program_.instructions[index];
-    return hides_numbers(instruction) ? element(number_registers(index), k) : literal(instruction.immediate[k]);
+  // Those that are loaded before anything is computed; others are where they are read.
+  void load_resident_numbers() {
+    int room = elements_ == kFragment ? kMostNumbers : kMostNumbersOfPasses;
+    for (resident_end_ = 0; resident_end_ < program_.length; ++resident_end_) {
+      for (int number = 0; number < kNumbers; ++number) room -= reads_number(resident_end_, number) ? 1 : 0;
+      if (room < 0) return;
+      load_numbers(resident_end_);
+    }
   }
+
+  static std::string number(int index, int k) { return element(number_registers(index), k); }
 
   // Each operand once, before anything is computed, so that the loads of all of them are on their way together: of the
   // fragment, or of one pass.
@@ -181,19 +208,17 @@ class BodyWriter {
 
   void write_instruction(int index, int i) {
     Instruction const& instruction = program_.instructions[index];
+    if (index >= resident_end_) load_numbers(index);
     std::vector<std::string> arguments(3);
     for (int argument = 0; argument < kOps[instruction.op].arity; ++argument) {
       arguments[argument] = argument_at(index, argument_source(instruction, argument), i);
     }
-    arguments.push_back(number(index, 0));
-    arguments.push_back(number(index, 1));
+    arguments.push_back(number(index, kFirstImmediate));
+    arguments.push_back(number(index, kSecondImmediate));
     std::string const result = element(value_registers(index), i);
     paste(snippet_of(index), arguments, {result}, copies_++, body_.text);
-    // run_chain makes this multiply-add whatever the numbers are, which makes every NaN the same one.
-    bool const is_chain = program_.chain != kNoChain && index == 0;
-    if ((instruction.steps & kScaleShift) != 0 || is_chain) {
-      line("fma.rn.f32 " + result + ", " + result + ", " + literal(instruction.scale) + ", " +
-           literal(instruction.shift) + ";");
+    if (multiplies_and_adds(index)) {
+      line("fma.rn.f32 " + result + ", " + result + ", " + number(index, kScale) + ", " + number(index, kShift) + ";");
     }
   }
 
@@ -247,6 +272,7 @@ class BodyWriter {
   EpilogueBody body_;
   int elements_ = 0;  // that the program is written for
   int copies_ = 0;
+  int resident_end_ = 0;  // of the instructions whose numbers stay in registers
   std::array<int, kMaxSlots> slots_ = {};  // the instruction whose result each slot holds
 };
 
