@@ -21,11 +21,12 @@ endif()
 target_link_libraries(cutfuse_kernels PUBLIC cutfuse_cudart)
 
 find_program(CUTFUSE_CCACHE ccache)
-set(launcher "${Python_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/cmake/checked_nvcc.py")
+set(checked_nvcc "${Python_EXECUTABLE}" "${CMAKE_CURRENT_SOURCE_DIR}/cmake/checked_nvcc.py")
+set(compiler_cache "")
 if(CMAKE_CUDA_COMPILER_LAUNCHER)
-  list(APPEND launcher ${CMAKE_CUDA_COMPILER_LAUNCHER})
+  set(compiler_cache ${CMAKE_CUDA_COMPILER_LAUNCHER})
 elseif(CUTFUSE_CCACHE)
-  list(APPEND launcher "${CUTFUSE_CCACHE}")
+  set(compiler_cache "${CUTFUSE_CCACHE}")
 endif()
 
 # The interpreter dispatches by a switch over ops. nvcc makes a binary search of branches of it unless it is told how
@@ -35,8 +36,13 @@ if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)
   set(jump_tables --jump-table-density=50)
 endif()
 
+# KEEP_PTX: the PTX of each source stays beside its object. A compiler cache knows nothing of it, and has no part in it.
 function(cutfuse_add_kernels name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "POOL" "SOURCES;GENCODE")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "KEEP_PTX" "POOL" "SOURCES;GENCODE")
+  set(launcher ${checked_nvcc} ${compiler_cache})
+  if(arg_KEEP_PTX)
+    set(launcher ${checked_nvcc} --keep-ptx)
+  endif()
   add_library(${name} OBJECT ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE cutfuse_options cutfuse_cudart cutfuse_cutlass)
   # "#pragma unroll" is for the device compiler; the host compiler does not know it.
@@ -97,7 +103,7 @@ endforeach()
 list(LENGTH gemm_instances gemm_file_count)
 message(STATUS "cutfuse: ${gemm_count} GEMM kernels for sm_90a in ${gemm_file_count} files, from csrc/plan/gemm_configs.def")
 file(GLOB gemm_sources CONFIGURE_DEPENDS csrc/gemm/*.cpp csrc/gemm/*.cu)
-cutfuse_add_kernels(cutfuse_gemm POOL cutfuse_gemm_jobs SOURCES ${gemm_sources} ${gemm_instances}
+cutfuse_add_kernels(cutfuse_gemm KEEP_PTX POOL cutfuse_gemm_jobs SOURCES ${gemm_sources} ${gemm_instances}
                     GENCODE -gencode=arch=compute_${gemm_architecture},code=sm_${gemm_architecture})
 
 include(CutfuseSpecialize)

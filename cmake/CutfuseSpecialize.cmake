@@ -1,4 +1,5 @@
-# The op snippets of specialized epilogues: op_snippets.cu as PTX, whose text becomes part of the kernel library.
+# What specialized epilogues are made of, as PTX whose text becomes part of the kernel library: the op snippets of
+# op_snippets.cu, and the GEMM kernels, which nvcc leaves beside their objects.
 
 add_library(cutfuse_op_snippets OBJECT csrc/specialize/op_snippets.cu)
 target_link_libraries(cutfuse_op_snippets PRIVATE cutfuse_options cutfuse_cudart)
@@ -14,6 +15,15 @@ add_custom_command(OUTPUT "${op_snippets_text}"
                            "${op_snippets_text}"
                    DEPENDS cutfuse_op_snippets "$<TARGET_OBJECTS:cutfuse_op_snippets>" "${embed}"
                    COMMENT "Embedding the PTX of op_snippets.cu" VERBATIM)
-add_library(cutfuse_op_snippets_text OBJECT "${op_snippets_text}")
-target_link_libraries(cutfuse_op_snippets_text PRIVATE cutfuse_options)
-target_link_libraries(cutfuse_kernels PRIVATE cutfuse_op_snippets_text)
+
+set(embed "${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed_kernel_templates.py")
+set(kernel_templates "${CMAKE_CURRENT_BINARY_DIR}/specialize/kernel_templates.cpp")
+add_custom_command(OUTPUT "${kernel_templates}"
+                   COMMAND "${Python_EXECUTABLE}" "${embed}" "${kernel_templates}" "$<TARGET_OBJECTS:cutfuse_gemm>"
+                   DEPENDS cutfuse_gemm "$<TARGET_OBJECTS:cutfuse_gemm>" "${embed}"
+                           "${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed_op_snippets.py"
+                   COMMENT "Embedding the PTX of the GEMM kernels" COMMAND_EXPAND_LISTS VERBATIM)
+
+add_library(cutfuse_specialize_text OBJECT "${op_snippets_text}" "${kernel_templates}")
+target_link_libraries(cutfuse_specialize_text PRIVATE cutfuse_options)
+target_link_libraries(cutfuse_kernels PRIVATE cutfuse_specialize_text)

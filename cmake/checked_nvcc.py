@@ -1,7 +1,8 @@
 """Runs nvcc and fails the compilation when ptxas spilled registers or gave up on asynchronous matrix instructions.
 
-Used as the CUDA compiler launcher: `checked_nvcc.py [ccache] nvcc ... -Xptxas=-v ... -o OBJECT`. ptxas's resource
-report is kept in OBJECT.ptxas.txt; only other output and what is wrong are shown.
+Used as the CUDA compiler launcher: `checked_nvcc.py [--keep-ptx] [ccache] nvcc ... -Xptxas=-v ... -o OBJECT`. ptxas's
+resource report is kept in OBJECT.ptxas.txt; only other output and what is wrong are shown. --keep-ptx keeps the PTX of
+a source for one architecture in OBJECT.ptx, which takes no time: nvcc makes it anyway.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 # C7507 and C7508: setmaxnreg ignored; C7510: wgmma serialised. A pingpong GEMM with C7510 runs 1.8x slower on an H200.
@@ -36,15 +38,38 @@ def find_faults(output: str) -> list[str]:
     return faults
 
 
-def main(command: list[str]) -> int:
+def compile_source(command: list[str]) -> subprocess.CompletedProcess[str]:
     # ccache's preprocessor mode sees one architecture's code only and so takes two sources that differ under
     # `#if __CUDA_ARCH__` for one (seen with 4.7); its depend mode hashes the files themselves.
     environment = {**os.environ, "CCACHE_DEPEND": "1"}
-    result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def compile_and_keep_ptx(command: list[str], target: Path) -> subprocess.CompletedProcess[str]:
+    """Compiles, and moves the PTX among nvcc's intermediate files, which take 100 MB and more, to `target`."""
+    target.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        result = compile_source([*command, "--keep", f"--keep-dir={folder}"])
+        found = [path for path in Path(folder).iterdir() if path.suffix == ".ptx"]
+        if result.returncode == 0 and len(found) == 1:
+            found[0].rename(target)
+    return result
+
+
+def main(command: list[str]) -> int:
+    keeps_ptx = command[0] == "--keep-ptx"
+    command = command[1:] if keeps_ptx else command
+    target = command[command.index("-o") + 1] if "-o" in command else None
+    if keeps_ptx and target:
+        result = compile_and_keep_ptx(command, Path(f"{target}.ptx"))
+    else:
+        result = compile_source(command)
     faults = find_faults(result.stdout)
+    if keeps_ptx and target and not result.returncode and not Path(f"{target}.ptx").is_file():
+        faults.append(f"nvcc kept no PTX for {target}, or that of several architectures")
     shown = [line for line in result.stdout.splitlines() if not REPORT_LINE.match(line)]
-    if "-o" in command:
-        Path(command[command.index("-o") + 1] + ".ptxas.txt").write_text(result.stdout)
+    if target:
+        Path(f"{target}.ptxas.txt").write_text(result.stdout)
     for line in shown + [f"error: {fault}" for fault in faults]:
         print(line, file=sys.stderr)
     return result.returncode or (1 if faults else 0)

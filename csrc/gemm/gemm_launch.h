@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "common/loaded_kernel.h"
 #include "epilogue/program.h"
 #include "plan/gemm_problem.h"
 #include "split/planes.h"
@@ -38,6 +39,8 @@ struct GemmLaunch {
   Operands operands;
   int swizzle;          // tiles along one dimension that are kept together for the L2
   bool raster_along_m;  // which dimension the tile scheduler walks first
+  // Launched in the kernel's place: the same kernel with this program compiled in. Null for the one that interprets it.
+  LoadedKernel* specialized;
 };
 
 }  // namespace cutfuse

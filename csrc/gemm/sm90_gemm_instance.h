@@ -5,7 +5,6 @@
 #include <cuda_runtime.h>
 #include <cutlass/cutlass.h>
 
-#include <atomic>
 #include <cstdint>
 #include <cute/tensor.hpp>
 #include <cutlass/epilogue/collective/collective_builder.hpp>
@@ -14,6 +13,7 @@
 #include <cutlass/util/packed_stride.hpp>
 
 #include "common/early_launch.h"
+#include "common/loaded_kernel.h"
 #include "epilogue/sm90_program_visitor.h"
 #include "gemm/launch.h"
 #include "gemm/sm90_split_kernel.h"
@@ -184,18 +184,15 @@ typename Kernel::Arguments make_arguments(GemmLaunch const& launch) {
   return arguments;
 }
 
-// Allows the kernel its shared memory on the current device. It remembers the first 64 devices for which it has done
-// so, because setting an attribute takes the host about a microsecond.
-template <class Kernel>
-cudaError_t allow_shared_memory() {
-  static std::atomic<uint64_t> allowed{0};
+// Allows a kernel its shared memory on the current device. It remembers the first 64 devices for which it has done so,
+// because setting an attribute takes the host about a microsecond.
+inline cudaError_t allow_shared_memory(LoadedKernel& kernel, int bytes) {
   int device = 0;
   cudaError_t status = cudaGetDevice(&device);
   uint64_t const bit = device < 64 ? uint64_t{1} << device : 0;
-  if (status != cudaSuccess || (allowed.load(std::memory_order_relaxed) & bit) != 0) return status;
-  auto const kernel = reinterpret_cast<void const*>(sm90_gemm<Kernel>);
-  status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::SharedStorageSize);
-  if (status == cudaSuccess) allowed.fetch_or(bit, std::memory_order_relaxed);
+  if (status != cudaSuccess || (kernel.prepared_devices.load(std::memory_order_relaxed) & bit) != 0) return status;
+  status = cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (status == cudaSuccess) kernel.prepared_devices.fetch_or(bit, std::memory_order_relaxed);
   return status;
 }
 
@@ -207,7 +204,9 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
   }
   static_assert(Kernel::SharedStorageSize <= 227 * 1024, "more shared memory than a multiprocessor has");
   auto params = Kernel::to_underlying_arguments(arguments, nullptr);
-  cudaError_t status = allow_shared_memory<Kernel>();
+  static LoadedKernel interpreting{reinterpret_cast<void const*>(sm90_gemm<Kernel>)};
+  LoadedKernel& kernel = launch.specialized == nullptr ? interpreting : *launch.specialized;
+  cudaError_t status = allow_shared_memory(kernel, Kernel::SharedStorageSize);
   if (status != cudaSuccess) {
     return {status, "setting the shared memory size"};
   }
@@ -225,8 +224,7 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
   config.attrs = attributes;
   config.numAttrs = Kernel::kSplit ? 2 : 1;  // a product over planes is launched early, behind the kernel that splits
   void* kernel_arguments[] = {&params};
-  auto const kernel = reinterpret_cast<void const*>(sm90_gemm<Kernel>);
-  status = cudaLaunchKernelExC(&config, kernel, kernel_arguments);
+  status = cudaLaunchKernelExC(&config, kernel.function, kernel_arguments);
   if (status != cudaSuccess) cudaGetLastError();  // clears the error, which the next launch would otherwise report
   return {status, "launching the kernel"};
 }
