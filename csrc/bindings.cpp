@@ -169,6 +169,7 @@ void bind_epilogue(py::module_& module) {
       .def(py::init(&make_program), py::arg("instructions"), py::arg("operand_count"))
       .def_property_readonly("operand_count", [](Program const& program) { return program.operand_count; })
       .def_property_readonly("cost", &cost_of)
+      .def_property_readonly("specialized_cost", &specialized_cost_of)
       .def_property_readonly("scaling", &scaling_of,
                              "(scale, weight) where it is scale * z, times operand `weight` unless that is -1.")
       .def("__bytes__", &bytes_of, "What a kernel is given.")
@@ -207,6 +208,7 @@ PYBIND11_MODULE(_C_of_main_interpreter, module) {
   cutfuse::bindings::bind_epilogue(module);
   cutfuse::bindings::bind_split_reference(module);
   cutfuse::bindings::bind_plan(module);
+  cutfuse::bindings::bind_specialize(module);
   cutfuse::bindings::bind_callables(module);
   cutfuse::bindings::bind_split(module);
   cutfuse::bindings::bind_pointwise(module);
@@ -215,7 +217,7 @@ PYBIND11_MODULE(_C_of_main_interpreter, module) {
   cutfuse::bindings::bind_calls(module);
 #if CUTFUSE_WITH_CUDA
   cutfuse::bindings::bind_gemm(module);
-  cutfuse::bindings::bind_specialize(module);
+  cutfuse::bindings::bind_kernel_text(module);
   module.attr("cuda_build") = true;
 #else
   module.attr("cuda_build") = false;

@@ -13,6 +13,7 @@
 
 #include "common/dtype.h"
 #include "epilogue/program.h"
+#include "launch/launch_linear.h"
 #include "reduce/reduction.h"
 #include "split/planes.h"
 
@@ -104,6 +105,13 @@ inline Operands to_operands(Program const& program, std::vector<MatrixTuple> con
   return operands;
 }
 
+inline specialize::OperandTypes to_operand_types(Program const& program, std::vector<int> const& dtypes) {
+  check_operand_count(program, dtypes.size());
+  specialize::OperandTypes types = {};
+  for (size_t k = 0; k < dtypes.size(); ++k) types[k] = to_dtype(dtypes[k]);
+  return types;
+}
+
 // Addresses of flags that splitting kernels wrote, and their numbers: of two operands at most.
 using FlagsTuple = std::tuple<uintptr_t, int>;
 
@@ -119,12 +127,16 @@ inline SplitGuard to_guard(std::vector<FlagsTuple> const& flags) {
   return guard;
 }
 
+// As many as the plan has fused products, or none.
+void check_epilogues(char const* function, LinearPlan const& plan, SpecializedEpilogues const& epilogues);
+
 void bind_plan(py::module_& module);
 void bind_callables(py::module_& module);
 void bind_launch(py::module_& module);
 void bind_calls(py::module_& module);
 void bind_gemm(py::module_& module);
 void bind_specialize(py::module_& module);
+void bind_kernel_text(py::module_& module);
 void bind_split(py::module_& module);
 void bind_pointwise(py::module_& module);
 void bind_reduce(py::module_& module);

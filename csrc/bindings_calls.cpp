@@ -43,12 +43,13 @@ CallPlan make_plan(call::Steps steps, Program const& program, std::vector<Layout
 }
 
 CallPlan linear_call(LinearPlan const& plan, Program const& program, std::vector<LayoutTuple> const& operands,
-                     ResultTuple const& result) {
+                     SpecializedEpilogues const& epilogues, ResultTuple const& result) {
   if (plan.copies_bias || plan.reads_weight_planes) {
     throw py::value_error(
         "linear_call: a plan that copies the bias or reads planes of the weight is the general path's");
   }
-  return make_plan(call::LinearSteps{plan}, program, operands, result, plan.workspace_bytes);
+  check_epilogues("linear_call", plan, epilogues);
+  return make_plan(call::LinearSteps{plan, epilogues}, program, operands, result, plan.workspace_bytes);
 }
 
 CallPlan pointwise_call(Extents const& extents, LayoutTuple const& x, int out_dtype, Program const& program,
@@ -175,7 +176,8 @@ void bind_calls(py::module_& module) {
   module.def("product_call", &product_call, "The plan of PyTorch's own linear layer.");
   module.def("operation_call", &operation_call, py::arg("function"), py::arg("arguments"),
              "PyTorch's own linear layer, then function(*arguments): 0 for the layer's result, k for operand k - 1.");
-  module.def("linear_call", &linear_call, py::arg("plan"), py::arg("program"), py::arg("operands"), py::arg("result"),
+  module.def("linear_call", &linear_call, py::arg("plan"), py::arg("program"), py::arg("operands"),
+             py::arg("epilogues"), py::arg("result"),
              "An operand is (dtype, outer, row and column stride), a result (sizes, strides, torch.dtype).");
   module.def("training_call", &training_call, py::arg("apply"), py::arg("plan"),
              "apply(plan, x, weight, bias, *operands), of an autograd.Function.");

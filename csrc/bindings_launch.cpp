@@ -66,6 +66,7 @@ class Recorder final : public Launcher {
     launch["bias"] = address(buffers.bias);
     launch["d"] = address(buffers.d);
     launch["partials"] = address(buffers.partials);
+    launch["specialized"] = address(gemm.specialized == nullptr ? nullptr : gemm.specialized->function);
     add(launch, gemm.program, gemm.operands);
     if (product_of(config) == Product::kDirect) {
       launch["a"] = address(buffers.a);
@@ -172,7 +173,7 @@ void record_launches(std::optional<Callback> const& callback) {
 
 void launch_fused_plan(LinearPlan const& plan, uintptr_t stream, uintptr_t x, uintptr_t weight, uintptr_t bias,
                        uintptr_t result, uintptr_t workspace, uintptr_t weight_planes, Program const& program,
-                       std::vector<MatrixTuple> const& operands) {
+                       std::vector<MatrixTuple> const& operands, SpecializedEpilogues const& epilogues) {
   if (!plan.is_fused()) throw py::value_error("launch_fused: the plan is not fused");
   if (x == 0 || weight == 0 || result == 0)
     throw py::value_error("launch_fused: x, weight or result is a null pointer");
@@ -185,7 +186,8 @@ void launch_fused_plan(LinearPlan const& plan, uintptr_t stream, uintptr_t x, ui
   }
   LinearBuffers const buffers = {pointer<void>(x),      pointer<void>(weight),    pointer<void>(bias),
                                  pointer<void>(result), pointer<void>(workspace), pointer<void>(weight_planes)};
-  launch_fused(plan, buffers, program, to_operands(program, operands), launcher(), pointer<void>(stream));
+  check_epilogues("launch_fused", plan, epilogues);
+  launch_fused(plan, buffers, program, to_operands(program, operands), epilogues, launcher(), pointer<void>(stream));
 }
 
 void launch_after(LinearPlan const& plan, uintptr_t stream, uintptr_t z, uintptr_t result, uintptr_t workspace,
@@ -205,9 +207,10 @@ void launch_after(LinearPlan const& plan, uintptr_t stream, uintptr_t z, uintptr
 void bind_launch(py::module_& module) {
   module.def("launch_fused", &launch_fused_plan, py::arg("plan"), py::arg("stream"), py::arg("x"), py::arg("weight"),
              py::arg("bias"), py::arg("result"), py::arg("workspace"), py::arg("weight_planes"), py::arg("program"),
-             py::arg("operands"),
+             py::arg("operands"), py::arg("epilogues"),
              "The launches of a fused plan. Tensors are addresses, 0 for none, laid out as the plan's request says; an "
-             "operand is (pointer, dtype, 0, row and column stride in elements).");
+             "operand is (pointer, dtype, 0, row and column stride in elements). epilogues: the program in the kernel of "
+             "each FusedProduct, None for one that interprets it for good; empty where all do.");
   module.def("launch_after_product", &launch_after, py::arg("plan"), py::arg("stream"), py::arg("z"), py::arg("result"),
              py::arg("workspace"), py::arg("program"), py::arg("operands"),
              "Of a plan that is not fused, the launches after cuBLAS's: z is its result, contiguous; result may be z.");

@@ -23,7 +23,7 @@ MatrixLayout to_layout(MatrixLayoutTuple const& matrix) {
 
 LinearRequest make_request(MatrixLayoutTuple const& x, MatrixLayoutTuple const& weight,
                            std::optional<VectorLayoutTuple> const& bias, int input, int output, int reduction,
-                           float epilogue_cost, float operand_bytes, Precision precision, bool weight_has_planes,
+                           float epilogue_cost, std::optional<float> specialized_cost, float operand_bytes, Precision precision, bool weight_has_planes,
                            DeviceTuple const& device, Issuer issuer) {
   LinearRequest request = {};
   request.x = to_layout(x);
@@ -33,6 +33,7 @@ LinearRequest make_request(MatrixLayoutTuple const& x, MatrixLayoutTuple const& 
   request.output = to_dtype(output);
   request.reduction = to_reduction(reduction);
   request.epilogue_cost = epilogue_cost;
+  request.specialized_cost = specialized_cost;
   request.operand_bytes = operand_bytes;
   request.precision = precision;
   request.weight_has_planes = weight_has_planes;
@@ -95,11 +96,13 @@ void bind_request(py::module_& module) {
   py::class_<LinearRequest>(module, "LinearRequest",
                             "What the plan of reduce(program(x @ weight.T + bias, operands)) depends on.")
       .def(py::init(&make_request), py::kw_only(), py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("input"),
-           py::arg("output"), py::arg("reduction"), py::arg("epilogue_cost"), py::arg("operand_bytes"),
+           py::arg("output"), py::arg("reduction"), py::arg("epilogue_cost"),
+           py::arg("specialized_cost"), py::arg("operand_bytes"),
            py::arg("precision"), py::arg("weight_has_planes"), py::arg("device"), py::arg("issuer"),
            "A matrix is (rows, columns, row stride, column stride, whether it begins at a multiple of 16 bytes), bias "
            "None or (stride, the same), device (compute capability's two numbers, multiprocessors). Strides are in "
            "elements; types and the reduction are codes of dtypes() and reductions(), 0 for no reduction. "
+           "specialized_cost: None where the fused kernels are to interpret the program. "
            "weight_has_planes: those of the scheme that the precision takes first. In compiled code the kernel behind "
            "cuBLAS's product is torch.compile's, and a graph's launches take nothing of the host.");
 }
@@ -178,6 +181,8 @@ void bind_linear_plan(py::module_& module) {
       .def_property_readonly("output", [](LinearPlan const& plan) { return static_cast<int>(plan.request.output); })
       .def_property_readonly("reduction",
                              [](LinearPlan const& plan) { return static_cast<int>(plan.request.reduction); })
+      .def_property_readonly("specializes",
+                             [](LinearPlan const& plan) { return plan.request.specialized_cost.has_value(); })
       .def_readonly("copies_bias", &LinearPlan::copies_bias)
       .def_readonly("reads_weight_planes", &LinearPlan::reads_weight_planes)
       .def_property_readonly("is_fused", &LinearPlan::is_fused);

@@ -1,36 +1,114 @@
-// The share of cutfuse._C that specialized epilogues have.
+// Kernels with a program compiled in: part of every build.
+#include <optional>
+#include <utility>
+
 #include "bindings.h"
-#include "specialize/kernel_text.h"
-#include "specialize/op_snippets.h"
+#include "plan/gemm_configs.h"
+#include "specialize/kernel_compiler.h"
+#include "specialize/mode.h"
+#include "specialize/specialization.h"
 
 namespace cutfuse::bindings {
 namespace {
 
 namespace sp = cutfuse::specialize;
 
-sp::OperandTypes to_operand_types(Program const& program, std::vector<int> const& dtypes) {
-  check_operand_count(program, dtypes.size());
-  sp::OperandTypes types = {};
-  for (size_t k = 0; k < dtypes.size(); ++k) types[k] = to_dtype(dtypes[k]);
-  return types;
+using Compile = py::typing::Callable<py::int_(py::str, py::int_, Program, py::list)>;
+
+// A Python function in the driver's place: it is given the kernel, the device, the program and its operands' types, and
+// gives what is launched as a number.
+class FakeCompiler final : public sp::KernelCompiler {
+ public:
+  explicit FakeCompiler(Compile compile) : compile_(std::move(compile)) {}
+
+  std::string why_not() const override { return {}; }
+
+  void const* compile(std::string_view kernel, int device, Program const& program,
+                      sp::OperandTypes const& types) override {
+    py::gil_scoped_acquire const gil;
+    py::list codes;
+    for (int k = 0; k < program.operand_count; ++k) codes.append(static_cast<int>(types[k]));
+    try {
+      return pointer<void const>(compile_(kernel, device, program, codes).cast<uintptr_t>());
+    } catch (py::error_already_set const& error) {
+      throw std::runtime_error(error.what());
+    }
+  }
+
+ private:
+  Compile compile_;
+};
+
+void fake_compiler(std::optional<Compile> const& compile) {
+  static FakeCompiler* fake = nullptr;
+  sp::use_kernel_compiler(nullptr);
+  delete std::exchange(fake, compile ? new FakeCompiler(*compile) : nullptr);
+  sp::use_kernel_compiler(fake);
 }
 
-std::string specialize_kernel(std::string const& kernel, Program const& program, std::vector<int> const& dtypes,
-                              std::string const& snippets) {
-  sp::OperandTypes const types = to_operand_types(program, dtypes);
-  sp::KernelText const text(kernel);
-  if (snippets.empty()) return text.specialize(program, types, sp::op_snippets());
-  return text.specialize(program, types, sp::OpSnippets(snippets));
+sp::Specialization* find_specialization(std::string const& kernel, int device, Program const& program,
+                                        std::vector<int> const& dtypes) {
+  return sp::find_specialization(kernel, device, program, to_operand_types(program, dtypes));
+}
+
+std::string describe(sp::Specialization const& specialization) {
+  std::string const failure = specialization.failure();
+  char const* const state = specialization.loaded() != nullptr ? "compiled" : failure.empty() ? "waiting" : "failed";
+  return "<" + specialization.kernel() + " on device " + std::to_string(specialization.device()) + ", " + state + ">";
 }
 
 }  // namespace
 
+void check_epilogues(char const* function, LinearPlan const& plan, SpecializedEpilogues const& epilogues) {
+  size_t products = 0;
+  for (Launch const& launch : plan.launches) products += std::holds_alternative<FusedProduct>(launch) ? 1 : 0;
+  if (!epilogues.empty() && epilogues.size() != products) {
+    throw py::value_error(std::string(function) + ": the plan has " + std::to_string(products) +
+                          " fused products, got " + std::to_string(epilogues.size()) + " specialized epilogues");
+  }
+}
+
 void bind_specialize(py::module_& module) {
-  module.def("op_snippets", &sp::op_snippets_text, "The PTX that specialized epilogues are put together from.");
-  module.def("specialize_kernel", &specialize_kernel, py::arg("kernel"), py::arg("program"), py::arg("operand_types"),
-             py::arg("snippets") = "",
-             "A kernel's PTX with a program as its epilogue, given the types of the program's operands; snippets takes "
-             "the place of op_snippets().");
+  py::enum_<sp::Mode> mode(module, "SpecializationMode", "What is asked for of specialized epilogues.");
+  for (int value = 0; value < sp::kModeCount; ++value) {
+    mode.value(sp::name_of(static_cast<sp::Mode>(value)), static_cast<sp::Mode>(value));
+  }
+  module.def("specialization_mode", &sp::mode, "This thread's mode where it has one, and the process's elsewhere.");
+  module.def("process_specialization_mode", &sp::process_mode);
+  module.def("set_process_specialization_mode", &sp::set_process_mode, py::arg("mode"));
+  module.def("thread_specialization_mode", &sp::thread_mode, "None where this thread follows the process.");
+  module.def("set_thread_specialization_mode", &sp::set_thread_mode, py::arg("mode").none(true));
+
+  py::class_<sp::Specialization, std::unique_ptr<sp::Specialization, py::nodelete>>(
+      module, "Specialization", "A kernel with a program compiled in, on one device: one for all numbers of the program.")
+      .def_property_readonly("kernel", &sp::Specialization::kernel)
+      .def_property_readonly("device", &sp::Specialization::device)
+      .def("claim", &sp::Specialization::claim, "True for the first who asks, and who is to have the kernel compiled.")
+      .def_property_readonly("is_claimed", &sp::Specialization::is_claimed)
+      .def_property_readonly(
+          "is_ready", [](sp::Specialization const& specialization) { return specialization.loaded() != nullptr; },
+          "Whether launches take the compiled kernel.")
+      .def_property_readonly("failure", &sp::Specialization::failure,
+                             "Why the kernel could not be compiled; empty before that, and where it could.")
+      .def_property_readonly("seconds", &sp::Specialization::seconds, "What compiling took; 0 before.")
+      .def(
+          "compile", [](sp::Specialization& specialization) { return specialization.compile(sp::kernel_compiler()); },
+          py::call_guard<py::gil_scoped_release>(),
+          "Compiles the kernel, unless that has been done or tried; whether it is there now.")
+      .def("__repr__", &describe);
+  module.def("find_specialization", &find_specialization, py::arg("kernel"), py::arg("device"), py::arg("program"),
+             py::arg("operand_types"), py::return_value_policy::reference,
+             "The one specialization of these, made now if there is none yet. None beyond most_specializations, and for "
+             "a program that no kernel interprets.");
+  module.def(
+      "why_not_specialized", [] { return sp::kernel_compiler().why_not(); },
+      "Why no program can be compiled into a kernel; empty where it can.");
+  module.def("specialization_count", &sp::specialization_count);
+  module.attr("most_specializations") = sp::kMostSpecializations;
+  module.def("use_compiler", &fake_compiler, py::arg("compile").none(true),
+             "Gives compile(kernel, device, program, operand types) what the driver would compile; None gives it to the "
+             "driver again. For tests.");
+  module.def("forget_specializations", &sp::forget_specializations, "Forgets all of them, and frees none. For tests.");
 }
 
 }  // namespace cutfuse::bindings

@@ -27,6 +27,8 @@ __all__: list[str] = [
     "ReductionInfo",
     "ReductionPass",
     "RunWhen",
+    "Specialization",
+    "SpecializationMode",
     "SplitPass",
     "SplitScheme",
     "WeightPlanes",
@@ -44,19 +46,23 @@ __all__: list[str] = [
     "dtypes",
     "evaluate",
     "finalize_partials",
+    "find_specialization",
     "first_scheme",
     "forget_callables",
     "forget_calls",
+    "forget_specializations",
     "gemm",
     "gemm_convert",
     "gemm_planes",
     "general_call",
+    "kernel_template",
     "launch_after_product",
     "launch_fused",
     "learn_callable",
     "learn_callable_types",
     "limits",
     "linear_call",
+    "most_specializations",
     "new_callable_number",
     "op_snippets",
     "op_table",
@@ -68,6 +74,7 @@ __all__: list[str] = [
     "pointwise_backward",
     "pointwise_backward_row_blocks",
     "pointwise_call",
+    "process_specialization_mode",
     "product_call",
     "recognise",
     "record_launches",
@@ -78,16 +85,23 @@ __all__: list[str] = [
     "reductions",
     "remember_call",
     "remembered_calls",
+    "set_process_specialization_mode",
+    "set_thread_specialization_mode",
+    "specialization_count",
+    "specialization_mode",
     "specialize_kernel",
     "split",
     "split_reference",
+    "thread_specialization_mode",
     "training_backward",
     "training_call",
     "training_forward",
     "training_plan",
     "training_waits_for_host",
+    "use_compiler",
     "weight_planes",
     "why_no_kernels",
+    "why_not_specialized",
 ]
 
 class OpInfo:
@@ -147,6 +161,8 @@ class Program:
         """
         (scale, weight) where it is scale * z, times operand `weight` unless that is -1.
         """
+    @property
+    def specialized_cost(self) -> float: ...
 
 class GemmProblem:
     """
@@ -366,6 +382,7 @@ class LinearRequest:
         output: int,
         reduction: int,
         epilogue_cost: float,
+        specialized_cost: float | None,
         operand_bytes: float,
         precision: Precision,
         weight_has_planes: bool,
@@ -373,7 +390,7 @@ class LinearRequest:
         issuer: Issuer,
     ) -> None:
         """
-        A matrix is (rows, columns, row stride, column stride, whether it begins at a multiple of 16 bytes), bias None or (stride, the same), device (compute capability's two numbers, multiprocessors). Strides are in elements; types and the reduction are codes of dtypes() and reductions(), 0 for no reduction. weight_has_planes: those of the scheme that the precision takes first. In compiled code the kernel behind cuBLAS's product is torch.compile's, and a graph's launches take nothing of the host.
+        A matrix is (rows, columns, row stride, column stride, whether it begins at a multiple of 16 bytes), bias None or (stride, the same), device (compute capability's two numbers, multiprocessors). Strides are in elements; types and the reduction are codes of dtypes() and reductions(), 0 for no reduction. specialized_cost: None where the fused kernels are to interpret the program. weight_has_planes: those of the scheme that the precision takes first. In compiled code the kernel behind cuBLAS's product is torch.compile's, and a graph's launches take nothing of the host.
         """
 
 class Memory:
@@ -556,7 +573,82 @@ class LinearPlan:
     @property
     def ruled_out(self) -> str: ...
     @property
+    def specializes(self) -> bool: ...
+    @property
     def workspace_bytes(self) -> int: ...
+
+class SpecializationMode:
+    """
+    What is asked for of specialized epilogues.
+
+    Members:
+
+      off
+
+      background
+
+      now
+    """
+
+    __members__: typing.ClassVar[dict[str, SpecializationMode]]
+    background: typing.ClassVar[SpecializationMode]
+    now: typing.ClassVar[SpecializationMode]
+    off: typing.ClassVar[SpecializationMode]
+    @typing.overload
+    def __eq__(self, other: SpecializationMode) -> bool: ...
+    @typing.overload
+    def __eq__(self, other: typing.Any) -> bool: ...
+    def __getstate__(self) -> int: ...
+    def __hash__(self) -> int: ...
+    def __index__(self) -> int: ...
+    def __init__(self, value: int) -> None: ...
+    def __int__(self) -> int: ...
+    @typing.overload
+    def __ne__(self, other: SpecializationMode) -> bool: ...
+    @typing.overload
+    def __ne__(self, other: typing.Any) -> bool: ...
+    def __repr__(self) -> str: ...
+    def __setstate__(self, state: int) -> None: ...
+    def __str__(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+class Specialization:
+    """
+    A kernel with a program compiled in, on one device: one for all numbers of the program.
+    """
+    def __repr__(self) -> str: ...
+    def claim(self) -> bool:
+        """
+        True for the first who asks, and who is to have the kernel compiled.
+        """
+    def compile(self) -> bool:
+        """
+        Compiles the kernel, unless that has been done or tried; whether it is there now.
+        """
+    @property
+    def device(self) -> int: ...
+    @property
+    def failure(self) -> str:
+        """
+        Why the kernel could not be compiled; empty before that, and where it could.
+        """
+    @property
+    def is_claimed(self) -> bool: ...
+    @property
+    def is_ready(self) -> bool:
+        """
+        Whether launches take the compiled kernel.
+        """
+    @property
+    def kernel(self) -> str: ...
+    @property
+    def seconds(self) -> float:
+        """
+        What compiling took; 0 before.
+        """
 
 class CallFunction:
     """
@@ -692,6 +784,13 @@ def finalize_partials(
     Folds fp32 partial states [tiles, rows] (pairs for logsumexp) to out [rows]; the mean divides by count.
     """
 
+def find_specialization(
+    kernel: str, device: int, program: Program, operand_types: collections.abc.Sequence[int]
+) -> Specialization:
+    """
+    The one specialization of these, made now if there is none yet. None beyond most_specializations, and for a program that no kernel interprets.
+    """
+
 def first_scheme(precision: Precision) -> SplitScheme:
     """
     What of a weight is split as a rule.
@@ -705,6 +804,11 @@ def forget_callables() -> None:
 def forget_calls() -> None:
     """
     Empties the table of plans.
+    """
+
+def forget_specializations() -> None:
+    """
+    Forgets all of them, and frees none. For tests.
     """
 
 def gemm(
@@ -766,6 +870,11 @@ def general_call() -> CallPlan:
     The plan of calls that take the general path every time.
     """
 
+def kernel_template(kernel: str) -> str:
+    """
+    The PTX of a GEMM kernel, by its name in the table; empty for another name.
+    """
+
 def launch_after_product(
     plan: LinearPlan,
     stream: int,
@@ -790,9 +899,10 @@ def launch_fused(
     weight_planes: int,
     program: Program,
     operands: collections.abc.Sequence[tuple[int, int, int, int, int]],
+    epilogues: collections.abc.Sequence[Specialization],
 ) -> None:
     """
-    The launches of a fused plan. Tensors are addresses, 0 for none, laid out as the plan's request says; an operand is (pointer, dtype, 0, row and column stride in elements).
+    The launches of a fused plan. Tensors are addresses, 0 for none, laid out as the plan's request says; an operand is (pointer, dtype, 0, row and column stride in elements). epilogues: the program in the kernel of each FusedProduct, None for one that interprets it for good; empty where all do.
     """
 
 def learn_callable(trail: typing.Any, number: int) -> bool:
@@ -814,6 +924,7 @@ def linear_call(
     plan: LinearPlan,
     program: Program,
     operands: collections.abc.Sequence[tuple[int, int, int, int]],
+    epilogues: collections.abc.Sequence[Specialization],
     result: tuple[tuple[int, ...], tuple[int, ...], typing.Any],
 ) -> CallPlan:
     """
@@ -904,6 +1015,7 @@ def pointwise_call(
     As of the function pointwise, with a layout in place of each tensor.
     """
 
+def process_specialization_mode() -> SpecializationMode: ...
 def product_call() -> CallPlan:
     """
     The plan of PyTorch's own linear layer.
@@ -980,6 +1092,14 @@ def remembered_calls() -> int:
     How many plans the table holds.
     """
 
+def set_process_specialization_mode(mode: SpecializationMode) -> None: ...
+def set_thread_specialization_mode(mode: SpecializationMode | None) -> None: ...
+def specialization_count() -> int: ...
+def specialization_mode() -> SpecializationMode:
+    """
+    This thread's mode where it has one, and the process's elsewhere.
+    """
+
 def specialize_kernel(
     kernel: str, program: Program, operand_types: collections.abc.Sequence[int], snippets: str = ""
 ) -> str:
@@ -1011,6 +1131,11 @@ def split_reference(
 ) -> int:
     """
     What split does, on the host: splits a contiguous fp32 matrix to values [pitch / 64, 2 or 3, rows, 64] of 16 bits and scales [pitch / 64, scale_pitch], and returns the flags, for the matrix as a whole.
+    """
+
+def thread_specialization_mode() -> SpecializationMode | None:
+    """
+    None where this thread follows the process.
     """
 
 def training_backward(plan: typing.Any, grad: typing.Any, z: typing.Any, *operands: typing.Any) -> typing.Any: ...
@@ -1050,6 +1175,11 @@ def training_waits_for_host(m: int, n: int, k: int, dtype: int, multiprocessors:
     Whether the host takes longer to issue the training step of a layer of 16-bit matrices than the device to run it.
     """
 
+def use_compiler(compile: collections.abc.Callable[[str, int, Program, list], int] | None) -> None:
+    """
+    Gives compile(kernel, device, program, operand types) what the driver would compile; None gives it to the driver again. For tests.
+    """
+
 def weight_planes(rows: int, columns: int, scheme: int, transposed: bool) -> WeightPlanes:
     """
     The memory of a weight's planes by plan 3 or 6; transposed as in planes_shape.
@@ -1060,4 +1190,10 @@ def why_no_kernels(device: tuple[int, int, int]) -> str:
     Why no fused kernel runs on a device, described as in a request; empty where they do.
     """
 
+def why_not_specialized() -> str:
+    """
+    Why no program can be compiled into a kernel; empty where it can.
+    """
+
 cuda_build: bool
+most_specializations: int = 512

@@ -12,6 +12,7 @@ from .pointwise import pointwise, sigmoid
 from .precision import get_precision, precision, set_precision
 from .prepare import PreparedWeight, prepare
 from .reduce import reduce, sum
+from .specialization import get_specialization, set_specialization, specialization, wait
 
 __all__ = [
     "Epilogue",
@@ -22,6 +23,7 @@ __all__ = [
     "explain",
     "explain_model",
     "get_precision",
+    "get_specialization",
     "linear",
     "models",
     "nn",
@@ -30,8 +32,11 @@ __all__ = [
     "prepare",
     "reduce",
     "set_precision",
+    "set_specialization",
     "sigmoid",
+    "specialization",
     "sum",
+    "wait",
 ]
 
 __version__ = "0.2.0"  # the build takes the distribution's version from here

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "call/callables.h"
+#include "specialize/mode.h"
 
 namespace cutfuse::call {
 
@@ -166,6 +167,7 @@ Reading read_linear(PyObject* const* given, uint64_t callable, Arguments& argume
   arguments.key.add(identity_of(out_dtype));
   arguments.key.add(torch.default_dtype());
   if (has_precision) arguments.key.add(torch.precision());
+  arguments.key.add(static_cast<uint64_t>(specialize::mode()));
   return finish(arguments);
 }
 
@@ -184,6 +186,7 @@ Reading read_linear_operator(PyObject* const* given, Arguments& arguments) {
   if (!reader.add_name(reduction)) return Reading::kGeneral;
   arguments.key.add(identity_of(out_dtype));
   if (arguments.facts[0].dtype == kFloat32Word) arguments.key.add(torch.precision());
+  arguments.key.add(static_cast<uint64_t>(specialize::mode()));
   return finish(arguments);
 }
 

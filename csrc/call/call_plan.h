@@ -8,7 +8,7 @@
 
 #include "call/call_key.h"
 #include "call/py_ref.h"
-#include "launch/launcher.h"
+#include "launch/launch_linear.h"
 #include "plan/linear_plan.h"
 
 namespace cutfuse::call {
@@ -29,6 +29,7 @@ struct ResultLayout {
 // x @ weight.T + bias and what follows it, as the planner says.
 struct LinearSteps {
   LinearPlan plan;
+  SpecializedEpilogues epilogues;
 };
 
 // PyTorch's own linear layer and nothing else.

@@ -39,7 +39,7 @@ class Run {
   }
 
   PyRef operator()(LinearSteps const& steps) const {
-    return steps.plan.is_fused() ? run_fused(steps.plan) : run_unfused(steps.plan);
+    return steps.plan.is_fused() ? run_fused(steps) : run_unfused(steps.plan);
   }
 
   PyRef operator()(PointwiseSteps const& steps) const {
@@ -103,14 +103,16 @@ class Run {
     return torch_state().multiply(arguments_.tensors[0], arguments_.tensors[1], bias);
   }
 
-  PyRef run_fused(LinearPlan const& plan) const {
+  PyRef run_fused(LinearSteps const& steps) const {
     Memory result = allocate_result();
     Memory const workspace = allocate_workspace();
     if (!result.tensor || failed(workspace)) return {};
     LinearBuffers const buffers = {arguments_.facts[0].data, arguments_.facts[1].data, bias(),
                                    result.address,           workspace.address,        nullptr};
     Operands const given = operands();
-    bool const done = launch([&] { launch_fused(plan, buffers, plan_.program, given, launcher(), stream_); });
+    bool const done = launch([&] {
+      launch_fused(steps.plan, buffers, plan_.program, given, steps.epilogues, launcher(), stream_);
+    });
     return done ? std::move(result.tensor) : PyRef();
   }
 

@@ -104,4 +104,7 @@ void prepare(Program& program);
 // What interpreting a prepared program takes, in units of one light op; 0 for the identity.
 float cost_of(Program const& program);
 
+// What a prepared program takes that is compiled into the kernel, in the same units.
+float specialized_cost_of(Program const& program);
+
 }  // namespace cutfuse

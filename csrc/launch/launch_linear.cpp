@@ -11,11 +11,12 @@ constexpr int64_t kWord = 4;  // bytes of a flag, and of what counts arrivals
 class FusedLaunches {
  public:
   FusedLaunches(LinearPlan const& plan, LinearBuffers const& buffers, Program const& program, Operands const& operands,
-                Launcher& launcher, Stream stream)
+                SpecializedEpilogues const& epilogues, Launcher& launcher, Stream stream)
       : request_(plan.request),
         buffers_(buffers),
         program_(program),
         operands_(operands),
+        epilogues_(epilogues),
         launcher_(launcher),
         stream_(stream) {}
 
@@ -36,8 +37,9 @@ class FusedLaunches {
     launcher_.split(problem, stream_);
   }
 
-  void operator()(FusedProduct const& product) const {
+  void operator()(FusedProduct const& product) {
     GemmLaunch launch = {};
+    launch.specialized = next_epilogue();
     launch.problem = product.problem;
     launch.program = program_;
     launch.operands = operands_;
@@ -65,6 +67,11 @@ class FusedLaunches {
   void operator()(ReductionPass const&) const {}
 
  private:
+  LoadedKernel* next_epilogue() {
+    specialize::Specialization const* const epilogue = epilogues_.empty() ? nullptr : epilogues_[products_++];
+    return epilogue == nullptr ? nullptr : epilogue->loaded();
+  }
+
   template <class T>
   T* at(Piece const& piece) const {
     if (piece.bytes == 0) return nullptr;
@@ -106,8 +113,10 @@ class FusedLaunches {
   LinearBuffers const& buffers_;
   Program const& program_;
   Operands const& operands_;
+  SpecializedEpilogues const& epilogues_;
   Launcher& launcher_;
   Stream const stream_;
+  size_t products_ = 0;  // launched so far
 };
 
 // z as the pointwise and reduction kernels take it: outer, row and column strides.
@@ -153,8 +162,8 @@ ReduceProblem reduce_of(LinearRequest const& request, void const* z, void* resul
 }  // namespace
 
 void launch_fused(LinearPlan const& plan, LinearBuffers const& buffers, Program const& program,
-                  Operands const& operands, Launcher& launcher, Stream stream) {
-  FusedLaunches const launches(plan, buffers, program, operands, launcher, stream);
+                  Operands const& operands, SpecializedEpilogues const& epilogues, Launcher& launcher, Stream stream) {
+  FusedLaunches launches(plan, buffers, program, operands, epilogues, launcher, stream);
   for (Launch const& launch : plan.launches) std::visit(launches, launch);
 }
 

@@ -3,6 +3,7 @@
 
 #include "launch/launcher.h"
 #include "plan/linear_plan.h"
+#include "specialize/specialization.h"
 
 namespace cutfuse {
 
@@ -16,9 +17,13 @@ struct LinearBuffers {
   void* weight_planes;  // null where the plan reads none
 };
 
-// The launches of a fused plan, in their order.
+// The program in the kernel of each FusedProduct of a plan, in their order. Null for a kernel that interprets it for
+// good; empty where all do.
+using SpecializedEpilogues = std::vector<specialize::Specialization const*>;
+
+// The launches of a fused plan, in their order. A product whose epilogue is not compiled yet interprets the program.
 void launch_fused(LinearPlan const& plan, LinearBuffers const& buffers, Program const& program,
-                  Operands const& operands, Launcher& launcher, Stream stream);
+                  Operands const& operands, SpecializedEpilogues const& epilogues, Launcher& launcher, Stream stream);
 
 // Of a plan that is not fused, the launches after cuBLAS's: z is its result, contiguous, in the input's type. Nothing
 // where the plan has none. `result` may be z.

@@ -1,7 +1,8 @@
-// The launcher of a build without CUDA kernels.
+// The launcher and the compiler of a build without CUDA kernels.
 #include <stdexcept>
 
 #include "launch/launcher.h"
+#include "specialize/kernel_compiler.h"
 
 namespace cutfuse {
 
@@ -25,5 +26,26 @@ Launcher& kernels() {
   static NoKernels found;
   return found;
 }
+
+namespace specialize {
+
+namespace {
+
+class NoTemplates final : public KernelCompiler {
+ public:
+  std::string why_not() const override { return "cutfuse was built without CUDA kernels"; }
+  void const* compile(std::string_view, int, Program const&, OperandTypes const&) override {
+    throw std::runtime_error(why_not() + ": there is nothing to compile a program into");
+  }
+};
+
+}  // namespace
+
+KernelCompiler& driver_compiler() {
+  static NoTemplates found;
+  return found;
+}
+
+}  // namespace specialize
 
 }  // namespace cutfuse

@@ -58,7 +58,7 @@ GemmProblem problem_of(LinearRequest const& request) {
   return {request.x.rows,        request.weight.rows,   k,
           pitch(request.x),      pitch(request.weight), request.input,
           request.output,        request.reduction,     request.device.multiprocessors,
-          request.epilogue_cost, Product::kDirect};
+          request.fused_cost(),  Product::kDirect};
 }
 
 // Kernels that compute what is asked for; all of them where none does, so that each says what it computes instead.
@@ -75,7 +75,8 @@ double compared(double device_microseconds, double host_microseconds) {
   return std::max(device_microseconds, host_microseconds);
 }
 
-Alternative cublas_for(LinearRequest const& request, GemmProblem const& problem, bool is_alone) {
+Alternative cublas_for(LinearRequest const& request, GemmProblem problem, bool is_alone) {
+  problem.epilogue_cost = request.epilogue_cost;  // which the pass behind it interprets
   bool const interprets = request.issuer == Issuer::kCall;
   double const microseconds = predict_unfused_microseconds(problem, request.operand_bytes, interprets);
   bool const reduces = problem.reduction != Reduction::kNone;

@@ -33,7 +33,7 @@ struct GemmProblem {
   DType output;         // of the stored matrix; partials of a row reduction are always fp32
   Reduction reduction;  // kNone stores the matrix, anything else one partial state per row and N tile
   int32_t multiprocessors;
-  float epilogue_cost;  // see cost_of(Program)
+  float epilogue_cost;  // see cost_of(Program) and specialized_cost_of(Program)
   Product product;
 };
 

@@ -71,11 +71,16 @@ struct LinearRequest {
   DType output;
   Reduction reduction;  // over N; kNone gives the matrix
   float epilogue_cost;  // see cost_of(Program); 0 for no epilogue
+  // See specialized_cost_of(Program), where fused kernels run it compiled in as soon as it is; they interpret it first.
+  std::optional<float> specialized_cost;
   float operand_bytes;  // that it reads for each element of [M, N]: of operands that are matrices of that size
   Precision precision;
   bool weight_has_planes;  // those of first_scheme(precision) are in memory of their own already
   DeviceFacts device;
   Issuer issuer;
+
+  // What the epilogue takes in a fused kernel.
+  float fused_cost() const { return specialized_cost.value_or(epilogue_cost); }
 };
 
 }  // namespace cutfuse

@@ -98,7 +98,7 @@ PlaneProduct plan_product(LinearRequest const& request, SplitScheme scheme, Weig
                      DType::kFloat32,
                      request.reduction,
                      request.device.multiprocessors,
-                     request.epilogue_cost,
+                     request.fused_cost(),
                      product_for(scheme, source)};
   product.kernel = best_candidate(product.problem);
   product.microseconds = predict_split_microseconds(request.x.rows, request.x.columns) + product.kernel.microseconds;
@@ -262,7 +262,8 @@ std::string why_not(LinearRequest const& request) {
   return std::string("products over planes store float32, not ") + name_of(request.output);
 }
 
-Alternative cublas_for(LinearRequest const& request, GemmProblem const& problem, bool is_alone) {
+Alternative cublas_for(LinearRequest const& request, GemmProblem problem, bool is_alone) {
+  problem.epilogue_cost = request.epilogue_cost;  // which the pass behind it interprets
   bool const is_bare = !reduces(request) && request.epilogue_cost == 0.0f;
   bool const is_asked = request.precision == Precision::kGuarded || is_alone;
   double const microseconds = predict_unfused_microseconds(problem, request.operand_bytes);

@@ -1,12 +1,12 @@
 // A program as straight-line PTX: the body of the function that takes the place of run_epilogue in a kernel.
 #pragma once
 
-#include <array>
 #include <string>
 #include <vector>
 
 #include "epilogue/program.h"
 #include "specialize/op_snippets.h"
+#include "specialize/operand_types.h"
 
 namespace cutfuse::specialize {
 
@@ -29,11 +29,8 @@ struct EpilogueBody {
   std::vector<std::string> globals;  // the tables that it reads, each once
 };
 
-// The types of a program's operands.
-using OperandTypes = std::array<DType, kMaxOperands>;
-
-// The body for a prepared program. It gives the interpreter's bits: the same functors in the same order, and numbers as
-// the interpreter has them, in fp32.
+// The body for a prepared program, and for every other of the same structure (program_structure.h): it reads the
+// program's numbers from the kernel's parameters. It gives the interpreter's bits: the same functors in the same order.
 EpilogueBody write_epilogue_body(Program const& program, OperandTypes const& operands, OpSnippets const& snippets,
                                  EpilogueSignature const& signature);
 

@@ -28,6 +28,7 @@ from ..planning.device import dtype_codes, reduction_codes
 from ..planning.fused import changes_setting, plan_call
 from ..planning.linear_launch import operand_strides
 from ..planning.linear_plan import LinearArguments
+from ..planning.specialize import are_requested, find_epilogues
 from .training import plan_training
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def remember_linear(
 
     adds_bias_apart = _adds_bias_apart(given[0], given[2])
 
-    def make_plan() -> CallPlan:
+    def make_plan() -> CallPlan | None:
         if is_general:
             return native.core.general_call()
         if needs_gradient(*given[:3], *tensors):
@@ -158,7 +159,7 @@ def remember_linear_operator(given: tuple[Any, ...], arguments: LinearArguments,
     """Remembers a call of the operator, whose x is a matrix."""
     is_empty = not all(t.numel() for t in (arguments.x, arguments.weight, *arguments.operands))
 
-    def make_plan() -> CallPlan:
+    def make_plan() -> CallPlan | None:
         return native.core.general_call() if is_empty else _linear_plan(arguments, y)
 
     _remember(native.core.CallFunction.linear_operator, given, lambda: 0, make_plan)
@@ -259,7 +260,7 @@ def _adds_bias_apart(x: Tensor, bias: Tensor | None) -> bool:
     return bias is not None and x.dim() > 2 and not x.is_contiguous()
 
 
-def _linear_plan(arguments: LinearArguments, y: Tensor, adds_bias_apart: bool = False) -> CallPlan:
+def _linear_plan(arguments: LinearArguments, y: Tensor, adds_bias_apart: bool = False) -> CallPlan | None:
     core = native.core
     plan = plan_call(arguments)
     if adds_bias_apart and not plan.is_fused:
@@ -269,7 +270,11 @@ def _linear_plan(arguments: LinearArguments, y: Tensor, adds_bias_apart: bool = 
     m, n, _ = plan.product_shape
     codes = dtype_codes()
     operands = [(codes[t.dtype], 0, *operand_strides(t, m, n)) for t in arguments.operands]
-    return core.linear_call(plan, arguments.program.native, operands, _result_of(y))
+    dtypes = [t.dtype for t in arguments.operands]
+    epilogues = find_epilogues(plan, arguments.x.device.index or 0, arguments.program, dtypes)
+    if not are_requested(epilogues):
+        return None  # the call was captured in a graph; a later one asks for them
+    return core.linear_call(plan, arguments.program.native, operands, epilogues, _result_of(y))
 
 
 def _pointwise_plan(x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor) -> CallPlan:

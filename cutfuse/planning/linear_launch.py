@@ -11,6 +11,7 @@ from .. import composed, native
 from .device import dtype_codes, on_device, stream_of
 from .linear_plan import LinearArguments
 from .planes import Planes
+from .specialize import find_epilogues, request
 
 if TYPE_CHECKING:
     from .._C import LinearPlan
@@ -27,6 +28,8 @@ def launch_fused(plan: LinearPlan, arguments: LinearArguments, planes: Planes | 
     workspace = _empty_workspace(plan, x.device)
     index = x.device.index
     reads_planes = plan.reads_weight_planes and planes is not None
+    epilogues = find_epilogues(plan, index or 0, arguments.program, [t.dtype for t in arguments.operands])
+    request(epilogues)
     with on_device(index):
         native.core.launch_fused(
             plan,
@@ -39,6 +42,7 @@ def launch_fused(plan: LinearPlan, arguments: LinearArguments, planes: Planes | 
             _address(planes.memory if reads_planes and planes is not None else None),
             arguments.program.native,
             _operands(arguments),
+            epilogues,
         )
     return y
 

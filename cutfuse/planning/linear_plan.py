@@ -16,6 +16,7 @@ from .. import native
 from ..epilogue import Program
 from ..precision import product_mode
 from .device import DeviceFacts, device_facts, dtype_codes, reduction_codes
+from .specialize import cost_when_specialized
 
 if TYPE_CHECKING:
     from .._C import LinearPlan
@@ -64,6 +65,7 @@ def plan_linear(arguments: LinearArguments, precision: str, has_planes: bool = F
         arguments.out_dtype,
         arguments.reduction,
         arguments.program.native.cost,
+        cost_when_specialized(arguments.program),
         _operand_bytes(arguments),
         precision,
         has_planes,
@@ -93,6 +95,7 @@ def plan_layouts(
     out_dtype: torch.dtype,
     reduction: str,
     epilogue_cost: float,
+    specialized_cost: float | None,
     operand_bytes: int,
     precision: str,
     weight_has_planes: bool,
@@ -100,7 +103,10 @@ def plan_layouts(
     only: str = "",
     issuer: str = "call",
 ) -> LinearPlan:
-    """The plan for tensors of these layouts. `issuer`: the name of the Issuer, which tells who launches the kernels."""
+    """The plan for tensors of these layouts. `issuer`: the name of the Issuer, which tells who launches the kernels.
+
+    `specialized_cost`: see `cost_when_specialized`.
+    """
     core = native.core
     codes = dtype_codes()
     request = core.LinearRequest(
@@ -111,6 +117,7 @@ def plan_layouts(
         output=codes[out_dtype],
         reduction=reduction_codes()[reduction],
         epilogue_cost=epilogue_cost,
+        specialized_cost=specialized_cost,
         operand_bytes=operand_bytes,
         precision=core.Precision.__members__[precision],
         weight_has_planes=weight_has_planes,

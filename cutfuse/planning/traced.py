@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .device import device_facts
 from .linear_plan import ALIGNMENT, LinearArguments, bytes_of_operands, plan_layouts
+from .specialize import cost_when_specialized
 
 if TYPE_CHECKING:
     from .._C import LinearPlan
@@ -37,6 +38,7 @@ def plan_traced(arguments: LinearArguments, precision: str) -> LinearPlan | None
         out_dtype,
         reduction,
         program.native.cost,
+        cost_when_specialized(program),
         bytes_of_operands(shape, [(_matrix_shape(t), t.element_size) for t in rest]),
         precision,
         False,

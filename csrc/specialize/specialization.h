@@ -1,0 +1,70 @@
+// A kernel with a program compiled in, and all of them in this process. Part of every build.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "common/loaded_kernel.h"
+#include "epilogue/program.h"
+#include "specialize/kernel_compiler.h"
+#include "specialize/operand_types.h"
+
+namespace cutfuse::specialize {
+
+// A program in a kernel, on one device. It serves every program that differs in numbers alone.
+class Specialization {
+ public:
+  Specialization(std::string kernel, int device, Program const& program, OperandTypes const& types)
+      : kernel_(std::move(kernel)), device_(device), program_(program), types_(types) {}
+
+  std::string const& kernel() const { return kernel_; }
+  int device() const { return device_; }
+
+  // True for the first who asks, and who is to have the kernel compiled.
+  bool claim() { return !is_claimed_.exchange(true); }
+  bool is_claimed() const { return is_claimed_.load(); }
+
+  // Null until the kernel is compiled, and for good where that failed. Any thread may ask at any time.
+  LoadedKernel* loaded() const { return loaded_.load(std::memory_order_acquire); }
+
+  // Compiles the kernel, unless that has been done or tried. Takes the driver some 0.3 s where its cache has no such
+  // kernel. Returns whether the kernel is there now.
+  bool compile(KernelCompiler& compiler);
+
+  // Why the kernel could not be compiled; empty before that, and where it could.
+  std::string failure() const;
+  // What compiling took; 0 before.
+  double seconds() const;
+
+ private:
+  std::string const kernel_;
+  int const device_;
+  Program const program_;
+  OperandTypes const types_;
+  std::atomic<LoadedKernel*> loaded_ = nullptr;  // never freed: plans, streams and graphs may still launch it
+  std::atomic<bool> is_claimed_ = false;
+  std::mutex compiling_;
+  bool is_tried_ = false;
+  mutable std::mutex mutex_;  // of what follows; never held while something is compiled
+  std::string failure_;
+  double seconds_ = 0.0;
+};
+
+// Specializations are kept for good, as their kernels are. So there is a limit, which a program that keeps making up
+// new chains would pass.
+constexpr size_t kMostSpecializations = 512;
+
+// The one specialization of these, made now if there is none yet. Null beyond the limit, and for a program that no
+// kernel interprets: one without instructions, and one that the kernels have compiled in.
+Specialization* find_specialization(std::string_view kernel, int device, Program const& program,
+                                    OperandTypes const& types);
+
+size_t specialization_count();
+
+// For tests: forgets all of them without freeing any.
+void forget_specializations();
+
+}  // namespace cutfuse::specialize

@@ -1,0 +1,94 @@
+"""Which kernels of a plan run its epilogue compiled in, and having them compiled."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from .. import native
+from ..epilogue import Program
+from .background import background
+from .device import dtype_codes
+
+if TYPE_CHECKING:
+    from .._C import LinearPlan, Specialization
+
+Epilogues = list["Specialization | None"]
+
+
+def cost_when_specialized(program: Program) -> float | None:
+    """What a program takes that is compiled into its kernel; None where kernels are to interpret it."""
+    core = native.core
+    if core.specialization_mode() == core.SpecializationMode.off:
+        return None
+    reason = core.why_not_specialized()
+    if reason:
+        if native.has_kernels():
+            _warn_without_compiler(reason)
+        return None
+    return program.native.specialized_cost
+
+
+def why_not_specialized() -> str:
+    """Why no epilogue is compiled into a kernel in this thread's mode; empty where they are."""
+    core = native.core
+    if core.specialization_mode() == core.SpecializationMode.off:
+        return 'cutfuse.specialization is "off"'
+    return core.why_not_specialized()
+
+
+def find_epilogues(plan: LinearPlan, device: int, program: Program, dtypes: Sequence[torch.dtype]) -> Epilogues:
+    """The program in the kernel of each product of a fused plan; empty where all interpret it.
+
+    dtypes: those of the program's operands. An epilogue that nobody has asked for before is neither compiled nor queued
+    here: see `request`.
+    """
+    core = native.core
+    if not plan.specializes:
+        return []
+    codes = dtype_codes()
+    types = [codes[dtype] for dtype in dtypes]
+    kernels = [launch.kernel.name for launch in plan.launches if isinstance(launch, core.FusedProduct)]
+    found = [core.find_specialization(kernel, device, program.native, types) for kernel in kernels]
+    return found if any(found) else []
+
+
+def request(epilogues: Epilogues) -> None:
+    """Has epilogues compiled: by the background thread, or before this returns in the mode "now".
+
+    Nothing is started while the current stream is captured, whose graph has what is ready.
+    """
+    missing = [epilogue for epilogue in epilogues if epilogue is not None and not epilogue.is_ready]
+    if not missing or _is_capturing():
+        return
+    core = native.core
+    is_now = core.specialization_mode() == core.SpecializationMode.now
+    for epilogue in missing:
+        is_first = epilogue.claim()
+        if is_now:
+            background.compile(epilogue)
+        elif is_first:
+            background.add(epilogue)
+
+
+def are_requested(epilogues: Epilogues) -> bool:
+    """Whether each is compiled, or will be."""
+    return all(epilogue is None or epilogue.is_claimed for epilogue in epilogues)
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+@functools.lru_cache(maxsize=1)
+def _warn_without_compiler(reason: str) -> None:
+    warnings.warn(
+        f"cutfuse: epilogues are interpreted, which is slower than running them compiled: {reason}. Update the driver, "
+        'or call cutfuse.set_specialization("off") to say that this is known.',
+        RuntimeWarning,
+        stacklevel=4,
+    )

@@ -1,0 +1,76 @@
+"""Epilogues compiled into the kernels: which mode is asked for, and waiting for them.
+
+A kernel can run any epilogue at once because it interprets it. Compiled into the kernel, the same epilogue gives the
+same bits and is faster; the CUDA driver takes about a quarter of a second for that, and a millisecond where its cache on
+disk has the kernel. A mode is "background" (the first calls interpret, while a thread has the kernel compiled), "now"
+(a first call waits for it) or "off" (every call interprets). A thread's innermost `with specialization(mode)` decides,
+then the process's `set_specialization`; "background" where neither was called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from . import native
+from .planning.background import background
+
+if TYPE_CHECKING:
+    from ._C import SpecializationMode
+
+MODES = ("background", "now", "off")
+
+
+def specialization(mode: str) -> contextlib.AbstractContextManager[None]:
+    """A context in which this thread's calls run their epilogues in `mode`.
+
+    Contexts nest, and the result decorates functions too. A result's bits depend on "off" or not, and on nothing else:
+    where epilogues may be compiled, the kernel of a product is chosen for that from the first call on.
+
+    Raises:
+        ValueError: `mode` is not "background", "now" or "off".
+    """
+    return _entered(_checked(mode))
+
+
+def set_specialization(mode: str) -> None:
+    """Makes `mode` that of every thread outside of `specialization`'s contexts.
+
+    Raises:
+        ValueError: `mode` is not "background", "now" or "off".
+    """
+    native.core.set_process_specialization_mode(_checked(mode))
+
+
+def get_specialization() -> str:
+    """The mode that `set_specialization` was given last, whatever context this is; "background" before that."""
+    return native.core.process_specialization_mode().name
+
+
+def wait(timeout: float | None = None) -> int:
+    """Waits until every epilogue that calls have asked for so far is compiled: before a measurement or a capture.
+
+    timeout: in seconds; None waits as long as it takes. Returns how many compiled kernels this process has.
+
+    Raises:
+        TimeoutError: some are still being compiled.
+    """
+    return background.wait(timeout)
+
+
+def _checked(mode: str) -> SpecializationMode:
+    if mode not in MODES:
+        choices = ", ".join(f'"{choice}"' for choice in MODES)
+        raise ValueError(f"cutfuse: a specialization is one of {choices}, got {mode!r}")
+    return native.core.SpecializationMode.__members__[mode]
+
+
+@contextlib.contextmanager
+def _entered(mode: SpecializationMode) -> Iterator[None]:
+    before = native.core.thread_specialization_mode()
+    native.core.set_thread_specialization_mode(mode)
+    try:
+        yield
+    finally:
+        native.core.set_thread_specialization_mode(before)
