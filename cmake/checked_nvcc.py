@@ -45,28 +45,26 @@ def compile_source(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def compile_and_keep_ptx(command: list[str], target: Path) -> subprocess.CompletedProcess[str]:
-    """Compiles, and moves the PTX among nvcc's intermediate files, which take 100 MB and more, to `target`."""
-    target.unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+def compile_and_keep_ptx(command: list[str], kept: Path) -> subprocess.CompletedProcess[str]:
+    """Compiles, and moves the PTX among nvcc's intermediate files, which take 100 MB and more, to `kept`."""
+    kept.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
         result = compile_source([*command, "--keep", f"--keep-dir={folder}"])
         found = [path for path in Path(folder).iterdir() if path.suffix == ".ptx"]
         if result.returncode == 0 and len(found) == 1:
-            found[0].rename(target)
+            found[0].rename(kept)
     return result
 
 
 def main(command: list[str]) -> int:
     keeps_ptx = command[0] == "--keep-ptx"
     command = command[1:] if keeps_ptx else command
-    target = command[command.index("-o") + 1] if "-o" in command else None
-    if keeps_ptx and target:
-        result = compile_and_keep_ptx(command, Path(f"{target}.ptx"))
-    else:
-        result = compile_source(command)
+    target = command[command.index("-o") + 1] if "-o" in command else ""
+    kept = Path(f"{target}.ptx") if keeps_ptx and target else None
+    result = compile_and_keep_ptx(command, kept) if kept else compile_source(command)
     faults = find_faults(result.stdout)
-    if keeps_ptx and target and not result.returncode and not Path(f"{target}.ptx").is_file():
-        faults.append(f"nvcc kept no PTX for {target}, or that of several architectures")
+    if kept and result.returncode == 0 and not kept.is_file():
+        faults.append(f"nvcc kept no PTX of {target}, or that of several architectures")
     shown = [line for line in result.stdout.splitlines() if not REPORT_LINE.match(line)]
     if target:
         Path(f"{target}.ptxas.txt").write_text(result.stdout)

@@ -1,8 +1,8 @@
 """Writes the C++ file that holds the PTX of each GEMM kernel: `embed_kernel_templates.py CPP OBJECT...`.
 
 Each OBJECT has its PTX beside it, in OBJECT.ptx (checked_nvcc.py keeps it). A source holds several kernels, which
-share functions. A template is one kernel with what it needs of them, and with an empty body of run_epilogue: that is
-replaced anyway (csrc/specialize/kernel_text.h).
+share functions. A template is one kernel, under the name of its row in gemm_configs.def, with what it needs of them,
+and with an empty body of run_epilogue: that is replaced anyway (csrc/specialize/kernel_text.h).
 """
 
 from __future__ import annotations
@@ -110,7 +110,9 @@ def templates(ptx: str) -> dict[str, str]:
         row = KERNEL.search(kernel.name)
         if row is None:
             raise ValueError(f"the kernel {kernel.name} is of no row of gemm_configs.def")
-        found[row[1]] = head + "".join(item.text for item in items if item in _needed(kernel, items))
+        needed = _needed(kernel, items)
+        text = head + "".join(item.text for item in items if item in needed)
+        found[row[1]] = text.replace(kernel.name, row[1])  # what a profiler shows
     return found
 
 

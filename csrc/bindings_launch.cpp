@@ -210,7 +210,7 @@ void bind_launch(py::module_& module) {
              py::arg("operands"), py::arg("epilogues"),
              "The launches of a fused plan. Tensors are addresses, 0 for none, laid out as the plan's request says; an "
              "operand is (pointer, dtype, 0, row and column stride in elements). epilogues: the program in the kernel of "
-             "each FusedProduct, None for one that interprets it for good; empty where all do.");
+             "each FusedProduct; empty where they interpret it for good.");
   module.def("launch_after_product", &launch_after, py::arg("plan"), py::arg("stream"), py::arg("z"), py::arg("result"),
              py::arg("workspace"), py::arg("program"), py::arg("operands"),
              "Of a plan that is not fused, the launches after cuBLAS's: z is its result, contiguous; result may be z.");

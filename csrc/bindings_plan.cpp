@@ -65,6 +65,14 @@ void bind_gemm_choice(py::module_& module) {
       .def_property_readonly("reduction",
                              [](GemmProblem const& problem) { return static_cast<int>(problem.reduction); })
       .def("__repr__", [](GemmProblem const& problem) { return describe(problem); });
+  module.def(
+      "gemm_kernels",
+      [] {
+        std::vector<std::string> names;
+        for (GemmConfig const& config : gemm_configs()) names.emplace_back(config.name);
+        return names;
+      },
+      "The names of the GEMM kernels of the table, also of those that this build does not have.");
   py::class_<GemmCandidate>(module, "GemmCandidate", "A GEMM kernel, how it is launched and what it takes.")
       .def_property_readonly("name", [](GemmCandidate const& candidate) { return config_of(candidate).name; })
       .def_property_readonly("tile_m", [](GemmCandidate const& candidate) { return config_of(candidate).tile_m; })

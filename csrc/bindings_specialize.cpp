@@ -1,4 +1,5 @@
 // Kernels with a program compiled in: part of every build.
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -13,7 +14,7 @@ namespace {
 
 namespace sp = cutfuse::specialize;
 
-using Compile = py::typing::Callable<py::int_(py::str, py::int_, Program, py::list)>;
+using Compile = py::typing::Callable<py::int_(py::str, py::int_, Program, py::typing::List<py::int_>)>;
 
 // A Python function in the driver's place: it is given the kernel, the device, the program and its operands' types, and
 // gives what is launched as a number.
@@ -62,9 +63,10 @@ std::string describe(sp::Specialization const& specialization) {
 void check_epilogues(char const* function, LinearPlan const& plan, SpecializedEpilogues const& epilogues) {
   size_t products = 0;
   for (Launch const& launch : plan.launches) products += std::holds_alternative<FusedProduct>(launch) ? 1 : 0;
-  if (!epilogues.empty() && epilogues.size() != products) {
+  bool const has_null = std::find(epilogues.begin(), epilogues.end(), nullptr) != epilogues.end();
+  if (!epilogues.empty() && (epilogues.size() != products || has_null)) {
     throw py::value_error(std::string(function) + ": the plan has " + std::to_string(products) +
-                          " fused products, got " + std::to_string(epilogues.size()) + " specialized epilogues");
+                          " fused products, got " + std::to_string(epilogues.size()) + " specialized epilogues or None");
   }
 }
 

@@ -53,6 +53,7 @@ __all__: list[str] = [
     "forget_specializations",
     "gemm",
     "gemm_convert",
+    "gemm_kernels",
     "gemm_planes",
     "general_call",
     "kernel_template",
@@ -846,6 +847,11 @@ def gemm_convert(
     Like gemm_planes, with b in fp32: its address, row pitch and columns, and address and number of the flags that converting it leaves (0 for none).
     """
 
+def gemm_kernels() -> list[str]:
+    """
+    The names of the GEMM kernels of the table, also of those that this build does not have.
+    """
+
 def gemm_planes(
     stream: int,
     problem: GemmProblem,
@@ -902,7 +908,7 @@ def launch_fused(
     epilogues: collections.abc.Sequence[Specialization],
 ) -> None:
     """
-    The launches of a fused plan. Tensors are addresses, 0 for none, laid out as the plan's request says; an operand is (pointer, dtype, 0, row and column stride in elements). epilogues: the program in the kernel of each FusedProduct, None for one that interprets it for good; empty where all do.
+    The launches of a fused plan. Tensors are addresses, 0 for none, laid out as the plan's request says; an operand is (pointer, dtype, 0, row and column stride in elements). epilogues: the program in the kernel of each FusedProduct; empty where they interpret it for good.
     """
 
 def learn_callable(trail: typing.Any, number: int) -> bool:
@@ -1175,7 +1181,7 @@ def training_waits_for_host(m: int, n: int, k: int, dtype: int, multiprocessors:
     Whether the host takes longer to issue the training step of a layer of 16-bit matrices than the device to run it.
     """
 
-def use_compiler(compile: collections.abc.Callable[[str, int, Program, list], int] | None) -> None:
+def use_compiler(compile: collections.abc.Callable[[str, int, Program, list[int]], int] | None) -> None:
     """
     Gives compile(kernel, device, program, operand types) what the driver would compile; None gives it to the driver again. For tests.
     """

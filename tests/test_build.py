@@ -175,6 +175,31 @@ def test_the_launcher_fails_a_compilation_that_spills(tmp_path: Path, capfd: pyt
     assert "Used 168 registers" in (tmp_path / "kernel.o.ptxas.txt").read_text()
 
 
+# Writes one intermediate file for each of the names given last into the folder of --keep-dir.
+COMPILER = """\
+import sys
+from pathlib import Path
+folder = next(word.removeprefix("--keep-dir=") for word in sys.argv if word.startswith("--keep-dir="))
+for name in {names}:
+    (Path(folder) / name).write_text("of " + name)
+"""
+
+
+def test_the_launcher_keeps_the_ptx(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """And nothing else of what nvcc leaves."""
+    target = str(tmp_path / "kernel.o")
+    program = COMPILER.format(names=["kernel.ptx", "kernel.cubin"])
+    assert checked_nvcc.main(["--keep-ptx", sys.executable, "-c", program, "-o", target]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kernel.o.ptx", "kernel.o.ptxas.txt"]
+    assert (tmp_path / "kernel.o.ptx").read_text() == "of kernel.ptx"
+    assert checked_nvcc.main(["--keep-ptx", sys.executable, "-c", "raise SystemExit(3)", "-o", target]) == 3
+    assert not (tmp_path / "kernel.o.ptx").exists(), "the PTX of an earlier source"
+    for names in ([], ["kernel.compute_80.ptx", "kernel.compute_90a.ptx"]):
+        program = COMPILER.format(names=names)
+        assert checked_nvcc.main(["--keep-ptx", sys.executable, "-c", program, "-o", target]) == 1
+        assert "nvcc kept no PTX" in capfd.readouterr().err
+
+
 def test_pybind11_is_the_builds_where_the_stub_is_made() -> None:
     """How it writes types down differs between versions."""
     assert len(re.findall(r'"pybind11==([\d.]+)"', (ROOT / "pyproject.toml").read_text())) == 2

@@ -207,9 +207,7 @@ NUMBERED = (
 def test_programs_that_differ_in_numbers_have_one_text(form: str) -> None:
     """So a number that changes needs no other kernel, and ptxas has none to approximate otherwise than a GPU does."""
     count = form.count("{}")
-    first, second = (
-        Program.parse(form.format(*(start + k / 8 for k in range(count)))) for start in (0.25, 1.5)
-    )
+    first, second = (Program.parse(form.format(*(start + k / 8 for k in range(count)))) for start in (0.25, 1.5))
     text = specialize(make_kernel("Accurate"), first)
     assert text == specialize(make_kernel("Accurate"), second)
     z, *operands = [tensor.float() for tensor in make_inputs()][: 1 + first.operand_count]

@@ -88,7 +88,7 @@ class Driver final : public KernelCompiler {
     OnDevice const on_device(device);
     cudaLibrary_t const library = load(ptx);
     cudaKernel_t found = nullptr;
-    check(cudaLibraryGetKernel(&found, library, text.kernel().c_str()), "cudaLibraryGetKernel");
+    check(cudaLibraryGetKernel(&found, library, text.name_with(program).c_str()), "cudaLibraryGetKernel");
     auto const* const function = reinterpret_cast<void const*>(found);
     // The driver compiles for a device when the kernel is first needed there: now, and not at its first launch.
     cudaFuncAttributes attributes = {};

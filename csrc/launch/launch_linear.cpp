@@ -68,8 +68,7 @@ class FusedLaunches {
 
  private:
   LoadedKernel* next_epilogue() {
-    specialize::Specialization const* const epilogue = epilogues_.empty() ? nullptr : epilogues_[products_++];
-    return epilogue == nullptr ? nullptr : epilogue->loaded();
+    return epilogues_.empty() ? nullptr : epilogues_[products_++]->loaded();
   }
 
   template <class T>

@@ -17,8 +17,7 @@ struct LinearBuffers {
   void* weight_planes;  // null where the plan reads none
 };
 
-// The program in the kernel of each FusedProduct of a plan, in their order. Null for a kernel that interprets it for
-// good; empty where all do.
+// The program in the kernel of each FusedProduct of a plan, in their order; empty where they interpret it for good.
 using SpecializedEpilogues = std::vector<specialize::Specialization const*>;
 
 // The launches of a fused plan, in their order. A product whose epilogue is not compiled yet interprets the program.

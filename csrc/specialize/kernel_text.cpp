@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 
+#include "epilogue/ops.h"
 #include "specialize/ptx_text.h"
 
 namespace cutfuse::specialize {
@@ -74,6 +75,15 @@ KernelText::KernelText(std::string_view ptx) {
   after_ = ptx.substr(close);
 }
 
+std::string KernelText::name_with(Program const& program) const {
+  constexpr size_t kLongest = 200;
+  std::string name = kernel_ + "_";
+  for (int index = 0; index < program.length && name.size() < kLongest; ++index) {
+    name += std::string("_") + kOps[program.instructions[index].op].name;
+  }
+  return name;
+}
+
 std::string KernelText::specialize(Program const& program, OperandTypes const& operands,
                                    OpSnippets const& snippets) const {
   EpilogueBody const body = write_epilogue_body(program, operands, snippets, epilogue_);
@@ -81,7 +91,8 @@ std::string KernelText::specialize(Program const& program, OperandTypes const& o
   for (std::string const& global : body.globals) {
     if (find_name(before_, global) == std::string_view::npos) text += snippets.declaration_of(global) + "\n";
   }
-  return text + before_ + "\n" + body.text + after_;
+  std::string const name = name_with(program);
+  return text + replace_all(before_, kernel_, name) + "\n" + body.text + replace_all(after_, kernel_, name);
 }
 
 }  // namespace cutfuse::specialize

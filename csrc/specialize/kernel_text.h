@@ -16,15 +16,16 @@ class KernelText {
  public:
   explicit KernelText(std::string_view ptx);
 
-  // The kernel's symbol.
-  std::string const& kernel() const { return kernel_; }
   EpilogueSignature const& epilogue() const { return epilogue_; }
+
+  // What the kernel with this program is called, in its text and by profilers: its own name and the program's ops.
+  std::string name_with(Program const& program) const;
 
   // The kernel with the program, which has to be prepared, as its epilogue.
   std::string specialize(Program const& program, OperandTypes const& operands, OpSnippets const& snippets) const;
 
  private:
-  std::string kernel_;
+  std::string kernel_;  // the kernel's symbol
   EpilogueSignature epilogue_;
   std::string head_;    // up to the first declaration
   std::string before_;  // from there to the epilogue function's opening brace

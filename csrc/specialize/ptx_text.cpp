@@ -38,6 +38,16 @@ size_t find_name(std::string_view text, std::string_view name, size_t from) {
   return std::string_view::npos;
 }
 
+std::string replace_all(std::string_view text, std::string_view what, std::string_view with) {
+  std::string replaced;
+  for (size_t at = text.find(what); at != std::string_view::npos; at = text.find(what)) {
+    replaced += text.substr(0, at);
+    replaced += with;
+    text.remove_prefix(at + what.size());
+  }
+  return replaced += text;
+}
+
 size_t find_closing(std::string_view text, size_t open) {
   int depth = 0;
   for (size_t at = open; at < text.size(); ++at) {

@@ -1,6 +1,7 @@
 // Looking through PTX as nvcc writes it: one instruction or declaration a line.
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -21,6 +22,9 @@ size_t name_length(std::string_view text);
 
 // Where `name` stands as a whole identifier, from `from` on; npos where it does not.
 size_t find_name(std::string_view text, std::string_view name, size_t from = 0);
+
+// The text with `with` wherever it has `what`, also as the first part of a longer name.
+std::string replace_all(std::string_view text, std::string_view what, std::string_view with);
 
 // Where the brace that closes the one at `open` stands; npos where it is missing.
 size_t find_closing(std::string_view text, size_t open);

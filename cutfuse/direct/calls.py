@@ -28,7 +28,7 @@ from ..planning.device import dtype_codes, reduction_codes
 from ..planning.fused import changes_setting, plan_call
 from ..planning.linear_launch import operand_strides
 from ..planning.linear_plan import LinearArguments
-from ..planning.specialize import are_requested, find_epilogues
+from ..planning.specialize import are_requested, find_epilogues, request
 from .training import plan_training
 
 if TYPE_CHECKING:
@@ -272,6 +272,7 @@ def _linear_plan(arguments: LinearArguments, y: Tensor, adds_bias_apart: bool = 
     operands = [(codes[t.dtype], 0, *operand_strides(t, m, n)) for t in arguments.operands]
     dtypes = [t.dtype for t in arguments.operands]
     epilogues = find_epilogues(plan, arguments.x.device.index or 0, arguments.program, dtypes)
+    request(epilogues)
     if not are_requested(epilogues):
         return None  # the call was captured in a graph; a later one asks for them
     return core.linear_call(plan, arguments.program.native, operands, epilogues, _result_of(y))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
@@ -101,11 +102,10 @@ class Background:
             if self._has_warned:
                 return
             self._has_warned = True
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")  # an error would end the thread
+        with contextlib.suppress(RuntimeWarning):  # where warnings are errors, one would end the thread
             warnings.warn(
-                f"cutfuse: an epilogue could not be compiled into {specialization.kernel}, and is interpreted, which is "
-                f"slower: {specialization.failure}",
+                f"cutfuse: an epilogue could not be compiled into {specialization.kernel}, and is interpreted, which "
+                f"is slower: {specialization.failure}",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -17,7 +17,7 @@ from .device import dtype_codes
 if TYPE_CHECKING:
     from .._C import LinearPlan, Specialization
 
-Epilogues = list["Specialization | None"]
+Epilogues = list["Specialization"]
 
 
 def cost_when_specialized(program: Program) -> float | None:
@@ -42,7 +42,7 @@ def why_not_specialized() -> str:
 
 
 def find_epilogues(plan: LinearPlan, device: int, program: Program, dtypes: Sequence[torch.dtype]) -> Epilogues:
-    """The program in the kernel of each product of a fused plan; empty where all interpret it.
+    """The program in the kernel of each product of a fused plan; empty where they interpret it for good.
 
     dtypes: those of the program's operands. An epilogue that nobody has asked for before is neither compiled nor queued
     here: see `request`.
@@ -54,7 +54,7 @@ def find_epilogues(plan: LinearPlan, device: int, program: Program, dtypes: Sequ
     types = [codes[dtype] for dtype in dtypes]
     kernels = [launch.kernel.name for launch in plan.launches if isinstance(launch, core.FusedProduct)]
     found = [core.find_specialization(kernel, device, program.native, types) for kernel in kernels]
-    return found if any(found) else []
+    return [epilogue for epilogue in found if epilogue is not None] if all(found) else []
 
 
 def request(epilogues: Epilogues) -> None:
@@ -62,7 +62,7 @@ def request(epilogues: Epilogues) -> None:
 
     Nothing is started while the current stream is captured, whose graph has what is ready.
     """
-    missing = [epilogue for epilogue in epilogues if epilogue is not None and not epilogue.is_ready]
+    missing = [epilogue for epilogue in epilogues if not epilogue.is_ready]
     if not missing or _is_capturing():
         return
     core = native.core
@@ -77,7 +77,7 @@ def request(epilogues: Epilogues) -> None:
 
 def are_requested(epilogues: Epilogues) -> bool:
     """Whether each is compiled, or will be."""
-    return all(epilogue is None or epilogue.is_claimed for epilogue in epilogues)
+    return all(epilogue.is_claimed for epilogue in epilogues)
 
 
 def _is_capturing() -> bool:

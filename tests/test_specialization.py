@@ -1,0 +1,308 @@
+"""When an epilogue is compiled into its kernel and when that kernel runs, on CPU memory that stands for a GPU's."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from compiled_epilogues import FakeCompiler, compiled_by, core, kernels_of
+from emulated_device import READERS, direct_calls, emulated_device
+from emulated_launches import EmulatedLaunches
+from torch import Tensor
+
+import cutfuse
+from cutfuse.epilogue import Epilogue, Program
+from cutfuse.ops import cuda
+from cutfuse.planning import linear_launch, specialize
+from cutfuse.planning.background import background
+from cutfuse.planning.linear_plan import LinearArguments
+
+M, N, K = 512, 2048, 64
+INTERPRETED = 0
+
+
+@pytest.fixture
+def compiler() -> Iterator[FakeCompiler]:
+    with compiled_by(FakeCompiler()) as found:
+        yield found
+
+
+@pytest.fixture(params=READERS)
+def launches(request: pytest.FixtureRequest) -> Iterator[EmulatedLaunches]:
+    with emulated_device(request.param) as found:
+        yield found
+
+
+def tensors() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((M, K), (N, K), (M, N))
+    x, weight, r = (torch.randn(shape, generator=generator).bfloat16() for shape in shapes)
+    return x, weight, r
+
+
+def layer(z: Tensor, r: Tensor) -> Tensor:
+    return torch.relu(z) * 0.5 + r
+
+
+def call_generally() -> Tensor:
+    """What the operator does on CUDA tensors. The public functions run PyTorch's operations here when they are called
+    first, and their plan from then on."""
+    x, weight, r = tensors()
+    program = Epilogue(layer, 1).program
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear_launch, "stream_of", lambda index: 0)
+        patch.setattr(linear_launch, "on_device", lambda index: contextlib.nullcontext())
+        return cuda._run(LinearArguments(x, weight, None, [r], program, "none", torch.bfloat16))
+
+
+def call() -> Tensor:
+    x, weight, r = tensors()
+    y = cutfuse.linear(x, weight, epilogue=layer, operands=(r,))
+    expected = layer(x.float() @ weight.float().T, r.float())
+    torch.testing.assert_close(y.float(), expected, rtol=1e-2, atol=1e-2)
+    return y
+
+
+def test_calls_interpret_until_the_epilogue_is_compiled(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
+    compiler.may_go_on.clear()
+    call()
+    before = direct_calls()
+    results = [call_generally(), call()]
+    assert direct_calls() == before + 1
+    assert kernels_of(launches) == [INTERPRETED, INTERPRETED]
+    compiler.may_go_on.set()
+    assert cutfuse.wait(30) == 1
+    results += [call_generally(), call()]
+    assert direct_calls() == before + 2
+    assert kernels_of(launches) == [0x1001, 0x1001]
+    assert all(torch.equal(results[0], result) for result in results)
+    assert len(compiler.compiled) == 1
+
+
+def test_now_waits_for_the_first_kernel(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
+    with cutfuse.specialization("now"):
+        call_generally()
+        call()
+        call()
+    assert kernels_of(launches) == [0x1001, 0x1001]
+
+
+def test_now_waits_for_what_the_background_has_begun(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
+    compiler.may_go_on.clear()
+    call()
+    assert compiler.has_begun.wait(30)
+    call()
+    threading.Timer(0.2, compiler.may_go_on.set).start()
+    with cutfuse.specialization("now"):
+        call_generally()
+    assert kernels_of(launches) == [INTERPRETED, 0x1001]
+    assert len(compiler.compiled) == 1
+
+
+def test_off_interprets(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
+    with cutfuse.specialization("off"):
+        call_generally()
+        call()
+        call()
+    assert cutfuse.wait(30) == 0
+    assert kernels_of(launches) == [INTERPRETED, INTERPRETED]
+    assert core.specialization_count() == 0
+
+
+def test_off_after_a_kernel_is_compiled(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
+    for mode in ("now", "off", "now"):
+        with cutfuse.specialization(mode):
+            call()
+            call()
+    assert kernels_of(launches) == [0x1001, INTERPRETED, 0x1001, 0x1001]
+
+
+def test_a_number_that_changes_needs_no_other_kernel(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
+    x, weight, r = tensors()
+    with cutfuse.specialization("now"):
+        for scale in (0.25, 0.5, 3.0):
+            y = cutfuse.linear(x, weight, epilogue=lambda z, r, s=scale: torch.relu(z) * s + r, operands=(r,))
+            expected = torch.relu(x.float() @ weight.float().T) * scale + r.float()
+            torch.testing.assert_close(y.float(), expected, rtol=1e-2, atol=1e-2)
+            call()
+            call()
+    assert set(kernels_of(launches)) == {0x1001}
+    assert len(compiler.compiled) == 1
+
+
+def test_chains_that_every_kernel_has_compiled_in(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
+    x, weight, _ = tensors()
+    with cutfuse.specialization("now"):
+        cutfuse.linear(x, weight, epilogue=torch.relu)
+        cutfuse.linear(x, weight, epilogue=torch.nn.functional.gelu)
+    assert not compiler.compiled
+
+
+def test_both_products_of_a_guarded_layer(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
+    x, weight, r = torch.zeros(128, 4096), torch.zeros(4096, 4096), torch.zeros(128, 4096)
+    with cutfuse.precision("guarded"), cutfuse.specialization("now"):
+        for _ in range(3):
+            cutfuse.linear(x, weight, epilogue=layer, operands=(r,))
+    assert kernels_of(launches) == [0x1001, 0x1002] * 2
+    first, second = (kernel for kernel, _, _ in compiler.compiled)
+    assert "3" in first
+    assert "6" in second
+
+
+def test_a_failure_is_told_once_and_interprets(launches: EmulatedLaunches) -> None:
+    x, weight, r = tensors()
+    message = r"could not be compiled into sm90_bf16.*: no driver for this"
+    with compiled_by(FakeCompiler(lambda kernel: True), "now"):
+        with pytest.warns(RuntimeWarning, match=message):
+            call_generally()
+        call()
+        call()
+        cutfuse.linear(x, weight, epilogue=lambda z, r: torch.tanh(z) + r, operands=(r,))
+        assert kernels_of(launches) == [INTERPRETED] * 2
+
+
+@pytest.mark.parametrize("action", ["always", "error"])
+def test_a_failure_in_the_background(launches: EmulatedLaunches, action: str) -> None:
+    """The thread goes on, also where warnings are errors."""
+    failing = FakeCompiler(lambda kernel: not has_failed)
+    has_failed: list[bool] = []
+    x, weight, r = tensors()
+    with compiled_by(failing), warnings.catch_warnings(record=action == "always") as told:
+        warnings.simplefilter(action)  # type: ignore[arg-type]
+        call()
+        cutfuse.wait(30)
+        has_failed.append(True)
+        cutfuse.linear(x, weight, epilogue=lambda z, r: torch.tanh(z) + r, operands=(r,))
+        assert cutfuse.wait(30) == 1
+    assert told is None or ["no driver for this" in str(warning.message) for warning in told] == [True]
+
+
+def test_an_old_driver_interprets_and_says_so(launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specialize.native, "has_kernels", lambda: True)
+    specialize._warn_without_compiler.cache_clear()
+    with pytest.warns(RuntimeWarning, match="epilogues are interpreted"):
+        call_generally()
+    call()
+    call()
+    assert kernels_of(launches) == [INTERPRETED, INTERPRETED]
+    specialize._warn_without_compiler.cache_clear()
+
+
+def test_waiting_has_a_limit(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
+    compiler.may_go_on.clear()
+    call()
+    with pytest.raises(TimeoutError, match=r"1 epilogues are still being compiled after 0\.05 s"):
+        cutfuse.wait(0.05)
+    compiler.may_go_on.set()
+    assert cutfuse.wait() == 1
+
+
+def test_nothing_is_started_while_a_graph_is_captured(
+    compiler: FakeCompiler, launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(specialize, "_is_capturing", lambda: True)
+        for mode in ("background", "now"):
+            with cutfuse.specialization(mode):
+                call()
+                call_generally()
+    assert not compiler.compiled
+    before = direct_calls()
+    call()
+    assert direct_calls() == before, "a captured call is not remembered with an epilogue that nobody has asked for"
+    cutfuse.wait(30)
+    call()
+    assert direct_calls() == before + 1
+    assert kernels_of(launches) == [INTERPRETED, INTERPRETED, 0x1001]
+
+
+def test_many_threads_compile_once(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
+    def call_now(_: int) -> None:
+        with cutfuse.specialization("now"):
+            call()
+            call()
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(call_now, range(32)))
+    assert len(compiler.compiled) == 1
+    assert set(kernels_of(launches)) == {0x1001}
+
+
+def test_ever_new_chains(compiler: FakeCompiler, launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit they are interpreted; nothing grows with their number."""
+    compiler.may_go_on.clear()
+    limit = core.most_specializations
+    ops = ("relu", "neg", "abs", "square", "tanh", "sigmoid", "floor", "ceil")
+    kernel = "sm90_bf16_128x128x64_2x1_cooperative"
+    found = []
+    for number in range(limit + 100):
+        chain = "; ".join(f"{ops[number // 8**place % 8]} {'prev' if place else 'z'}" for place in range(5))
+        found.append(core.find_specialization(kernel, 0, Program.parse(f"operands=0; {chain}; neg prev").native, []))
+        specialize.request([found[-1]])
+    assert all(found[:limit])
+    assert not any(found[limit:])
+    assert core.specialization_count() == limit
+    compiler.may_go_on.set()
+    assert cutfuse.wait(60) == limit
+
+
+def test_what_one_kernel_serves() -> None:
+    def find(text: str, kernel: str = "a", device: int = 0, types: tuple[int, ...] = ()) -> object:
+        return core.find_specialization(kernel, device, Program.parse(text).native, list(types))
+
+    with compiled_by(FakeCompiler()):
+        first = find("operands=1; mul z 2.0; add prev r0; clamp prev 0.0 1.0", types=(0,))
+        assert first is find("operands=1; mul z 3.0; add prev r0; clamp prev -1.0 7.0", types=(0,))
+        assert first is not find("operands=1; mul z 2.0; sub prev r0; clamp prev 0.0 1.0", types=(0,))
+        assert first is not find("operands=1; mul z 2.0; add r0 prev; clamp prev 0.0 1.0", types=(0,))
+        assert first is not find("operands=1; mul z 2.0; add prev r0; clamp prev 0.0 1.0", types=(1,))
+        assert first is not find("operands=1; mul z 2.0; add prev r0; clamp prev 0.0 1.0", kernel="b", types=(0,))
+        assert first is not find("operands=1; mul z 2.0; add prev r0; clamp prev 0.0 1.0", device=1, types=(0,))
+        assert find("operands=0") is None
+        assert find("operands=0; relu z") is None
+
+
+def test_modes(compiler: FakeCompiler) -> None:
+    assert cutfuse.get_specialization() == "background"
+    seen = []
+    with cutfuse.specialization("off"):
+        with cutfuse.specialization("now"):
+            seen.append(core.specialization_mode().name)
+        seen.append(core.specialization_mode().name)
+        thread = threading.Thread(target=lambda: seen.append(core.specialization_mode().name))
+        thread.start()
+        thread.join()
+    cutfuse.set_specialization("now")
+    seen += [core.specialization_mode().name, cutfuse.get_specialization()]
+    assert seen == ["now", "off", "background", "now", "now"]
+
+    @cutfuse.specialization("off")
+    def decorated() -> str:
+        return core.specialization_mode().name
+
+    assert decorated() == decorated() == "off"
+    for wrong in ("on", "", None):
+        with pytest.raises(ValueError, match=f'one of "background", "now", "off", got {wrong!r}'):
+            cutfuse.specialization(wrong)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="a specialization is one of"):
+            cutfuse.set_specialization(wrong)  # type: ignore[arg-type]
+
+
+def test_an_exception_in_the_thread_leaves_it_able_to_go_on(
+    compiler: FakeCompiler, launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = []
+    monkeypatch.setattr(threading, "excepthook", printed.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(background, "compile", lambda specialization: 1 / 0)
+        call()
+        cutfuse.wait(30)
+    assert [type(given.exc_value) for given in printed] == [ZeroDivisionError]
+    x, weight, r = tensors()
+    cutfuse.linear(x, weight, epilogue=lambda z, r: torch.tanh(z) + r, operands=(r,))
+    assert cutfuse.wait(30) == 1
