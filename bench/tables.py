@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,12 @@ class Cell:
 
 
 Grid = tuple[list[str], list[list[Cell]]]  # the headings, and the rows
+
+
+def grid_of(columns: Mapping[str, Sequence[Cell]], without: Sequence[str] = ()) -> Grid:
+    """A table of columns by their headings, but for those named in `without`."""
+    kept = {name: cells for name, cells in columns.items() if name not in without}
+    return list(kept), [list(row) for row in zip(*kept.values(), strict=True)]
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[Cell]], left: Sequence[str]) -> list[str]:
