@@ -47,7 +47,7 @@ MODEL = f"{MODEL_CHAINS} chains"
 class Case:
     """One row. `build` makes the tensors on a device; nothing is allocated before.
 
-    `work`: what it moves at the least; of a product the operands alone. `label`: the operands.
+    `work`: what it moves at the least; of a product, its operands alone. `has_full`: one of them is as large as z.
     """
 
     group: str
@@ -57,7 +57,7 @@ class Case:
     contenders: tuple[str, ...] = ()
     build: Callable[[torch.device], ChainWorkload] | None = None
     work: Work = NO_WORK
-    label: str = ""
+    has_full: bool = False
 
     @property
     def title(self) -> str:
@@ -73,7 +73,7 @@ class Case:
         """What its figures begin with."""
         shape = dimensions(self.size)
         own = {"group": self.group, "variant": self.variant, "shape": shape, "precision": self.precision}
-        return {**own, "operands": self.label}
+        return {**own, "full": True} if self.has_full else own
 
 
 def gflop(shape: Shape) -> float:
@@ -99,7 +99,7 @@ def linear_case(shape: Shape, chain: Chain, precision: str) -> Case:
     build = partial(workloads.linear, shape, chain, precision, extras, (POINTWISE, PRODUCT))
     contenders = (MM, EAGER, COMPILE, *CUTFUSE, *extras)
     work = Work(operand_bytes(chain, shape, precision), 0)
-    return Case(LINEAR, chain.name, shape, precision, contenders, build, work, chain.operand_labels)
+    return Case(LINEAR, chain.name, shape, precision, contenders, build, work, chain.has_full)
 
 
 def chains_of(seed: int) -> tuple[Chain, ...]:
@@ -181,10 +181,10 @@ def linear_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
         yield replace(case, contenders=(*case.contenders, AUTOTUNE)) if is_autotuned else case
 
 
-def stream_case(group: str, variant: str, shape: Shape, precision: str, build: Any, work: Work, label: str) -> Case:
+def stream_case(group: str, variant: str, shape: Shape, precision: str, build: Any, work: Work) -> Case:
     """What reads and writes tensors of `shape`; backward passes are not compiled, as the compiler frees their graph."""
     contenders = (EAGER, *CUTFUSE) if group == BACKWARD else (EAGER, COMPILE, *CUTFUSE)
-    return Case(group, variant, shape, precision, contenders, build, work, label)
+    return Case(group, variant, shape, precision, contenders, build, work)
 
 
 def stream_cases(small: bool, quick: bool) -> Iterator[Case]:
@@ -195,22 +195,22 @@ def stream_cases(small: bool, quick: bool) -> Iterator[Case]:
             size = element_size(precision) * shape[0] * shape[1]
             build = partial(workloads.pointwise, shape, chain, precision)
             work = Work(2 * size, size)
-            yield stream_case(STREAM, chain.name, shape, precision, build, work, chain.operand_labels)
+            yield stream_case(STREAM, chain.name, shape, precision, build, work)
         for precision in ("bf16", "fp32"):
             size = element_size(precision) * shape[0] * shape[1]
             build = partial(workloads.backward, shape, LIGHT_ALONE, precision)
-            yield stream_case(BACKWARD, LIGHT_ALONE.name, shape, precision, build, Work(2 * size, size), "")
+            yield stream_case(BACKWARD, LIGHT_ALONE.name, shape, precision, build, Work(2 * size, size))
             for op, dim in REDUCTIONS:
                 build = partial(workloads.reduction, shape, dim, op, LIGHT_ALONE, precision)
                 work = Work(size, element_size(precision) * shape[1 - dim])
-                yield stream_case(REDUCE, f"{op} of dim {dim}", shape, precision, build, work, "")
+                yield stream_case(REDUCE, f"{op} of dim {dim}", shape, precision, build, work)
 
 
 def training_cases(small: bool, quick: bool) -> Iterator[Case]:
     """A training step of a linear layer and gelu."""
     for shape in (SMALL_TRAINING if small else TRAINING_SHAPES)[: 1 if quick else None]:
         build = partial(workloads.training, shape, COMPILE, "bf16")
-        yield Case(TRAINING, "linear, gelu", shape, "bf16", (EAGER, COMPILE, *CUTFUSE), build)
+        yield Case(TRAINING, "layer, gelu", shape, "bf16", (EAGER, COMPILE, *CUTFUSE), build)
 
 
 @lru_cache(maxsize=8)

@@ -83,7 +83,7 @@ class Chain:
     def as_dict(self) -> dict[str, Any]:
         """What results say of it."""
         own = {"name": self.name, "ops": self.ops, "operands": self.operand_labels, "reduce": self.reduce}
-        return {**own, "text": "; ".join(self.lines)}
+        return {**own, "text": "; ".join(self.lines).replace("torch.", "").replace("F.", "")}
 
 
 GELU_WRITTEN_OUT = (

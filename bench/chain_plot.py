@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib import rcParams
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 
@@ -15,7 +15,7 @@ from bench import line_plot
 from bench.chain_cases import LINEAR, gflop
 from bench.chain_contenders import INTERPRETED, MM, SPECIALIZED
 from bench.chain_report import fastest_compiled, quotient
-from bench.chain_suite import GOALS, MEAN, RATIO, SHARE, median, sizes_of
+from bench.chain_suite import GOALS, RATIO, SHARE, median, sizes_of
 from bench.plot import CONTENDER_COLOURS, GRID, save_png
 from bench.report import heading
 
@@ -25,7 +25,7 @@ PRECISION_COLOURS = {
     "tf32": CONTENDER_COLOURS["compile"],
     "fp32": "#6a9f58",
 }
-LINE_HEIGHT, SCATTER_HEIGHT = 0.26, 3.4  # inches
+LINE_HEIGHT, SCATTER_HEIGHT = 0.26, 4.4  # inches
 # Products of one shape lie side by side, by precision: factors of their place on the axis.
 PLACES = {name: 1.09 ** (place - 1.5) for place, name in enumerate(PRECISION_COLOURS)}
 TICKS = (5, 10, 20, 50, 100, 200, 500)
@@ -40,8 +40,7 @@ Point = tuple[float, float]
 def label_of(line: dict[str, Any]) -> str:
     """A line as its bar is labelled."""
     over = f" / {line['against']}" if line["unit"] == RATIO else ""
-    measure = f", {MEAN}" if line["measure"] == MEAN else ""
-    return f"{line['line']}  {line['what']}{over}{measure}"
+    return f"{line['line']}  {line['what']}{over}, {line['measure']}"
 
 
 def lines_of(results: dict[str, Any], unit: str) -> list[tuple[dict[str, Any], list[float]]]:
@@ -108,7 +107,7 @@ def draw_products(axes: Axes, cases: list[dict[str, Any]], subject: str) -> bool
     return True
 
 
-def draw_legend(figure: Figure) -> None:
+def draw_legend(figure: SubFigure) -> None:
     """Colours are precisions; filled is specialized."""
     handles = [
         Line2D([], [], color=colour, marker="o", linestyle="", markersize=4, label=name)
@@ -131,16 +130,16 @@ def draw(results: dict[str, Any]) -> Figure | None:
     if not units and not has_points:
         return None
     heights = [LINE_HEIGHT * len(lines_of(results, unit)) + 0.6 for unit in units] + [SCATTER_HEIGHT] * has_points
-    figure = Figure(figsize=(10, sum(heights) + 0.7), layout="constrained")
-    grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
-    for place, unit in enumerate(units):
-        draw_lines(figure.add_subplot(grid[place, :]), results, unit)
+    figure = Figure(figsize=(10, sum(heights) + 0.3), layout="constrained")
+    parts = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights).ravel()
+    for part, unit in zip(parts, units, strict=False):
+        draw_lines(part.subplots(), results, unit)
     if has_points:
-        for column, subject in enumerate(SUBJECTS):
-            axes = figure.add_subplot(grid[-1, column])
+        panels = parts[-1].subplots(1, len(SUBJECTS))
+        for axes, subject in zip(panels, SUBJECTS, strict=True):
             if not draw_products(axes, products, subject):
                 axes.remove()
-        draw_legend(figure)
+        draw_legend(parts[-1])
     figure.suptitle(heading(results), size=7)
     return figure
 

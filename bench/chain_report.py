@@ -91,11 +91,12 @@ def quotient(case: dict[str, Any], own: str, base: float | None) -> float | None
 def products_table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid:
     """Every product with a chain behind it."""
     cases = [case for case in results["cases"] if case["group"] == LINEAR]
+    operands = {chain["name"]: chain["operands"] for chain in results["chains"]}
     columns = {
         "shape": [Cell(case["shape"]) for case in cases],
         "precision": [Cell(case["precision"]) for case in cases],
         "chain": [Cell(case["variant"]) for case in cases],
-        "operands": [Cell(case["operands"] or MISSING) for case in cases],
+        "operands": [Cell(operands[case["variant"]] or MISSING) for case in cases],
         **time_columns(cases),
     }
     for name in (INTERPRETED, SPECIALIZED):

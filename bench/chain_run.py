@@ -11,7 +11,7 @@ import torch
 from bench import chain_start
 from bench.accuracy import WRONG_ABOVE
 from bench.ceilings import Ceilings
-from bench.chain_cases import LINEAR, REDUCE, START, Case
+from bench.chain_cases import LINEAR, NO_WORK, REDUCE, START, Case
 from bench.chain_check import poison, worst_line_error
 from bench.chain_contenders import CUTFUSE, contender
 from bench.chain_workloads import ChainWorkload
@@ -76,7 +76,9 @@ def run_calls(case: Case, options: Options, clock: Clock, progress: Progress) ->
                 entries[name] = entry
             if launch is not None:
                 launches[name] = launch
-        figures: dict[str, Any] = {"memory_us": memory_us(case, options.ceilings), "contenders": entries}
+        figures: dict[str, Any] = {"contenders": entries}
+        if case.work != NO_WORK:
+            figures["memory_us"] = memory_us(case, options.ceilings)
         if case.group == LINEAR and any(name in CUTFUSE for name in entries):
             figures["path"] = in_mode(SPECIALIZED, lambda: chosen_path(workload)[0])()
         progress.stage("timing")

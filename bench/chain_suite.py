@@ -27,7 +27,7 @@ from bench.chain_cases import (
     gflop,
 )
 from bench.chain_contenders import AUTOTUNE, COMPILE, EAGER, MM, POINTWISE, PRODUCT, SPECIALIZED
-from bench.chain_functions import FULL, LIGHT, SPECIAL
+from bench.chain_functions import LIGHT, SPECIAL
 from bench.chain_run import Options, run_case
 from bench.chain_start import COLD, SECOND
 from bench.host_suite import MEAN, WORST
@@ -64,7 +64,7 @@ def is_large(case: Figures) -> bool:
 
 def has_full(case: Figures) -> bool:
     """Whether an operand is as large as the result."""
-    return FULL in case["operands"]
+    return bool(case.get("full"))
 
 
 def over(case: Figures, base: float | None) -> float | None:
@@ -86,7 +86,7 @@ def over_product_or_chain(case: Figures) -> float | None:
 
 def over_product_and_operands(name: str, case: Figures) -> float | None:
     """Over a product, and reading the operands at the copy ceiling."""
-    product, reading = median(case, name), case.get("memory_us")
+    product, reading = median(case, name), case.get("memory_us", 0.0)  # without operands there is nothing to read
     return None if product is None or reading is None else over(case, product + reading)
 
 
