@@ -215,10 +215,10 @@ def training_cases(small: bool, quick: bool) -> Iterator[Case]:
 
 @lru_cache(maxsize=8)
 def all_cases(small: bool, quick: bool, seed: int) -> tuple[Case, ...]:
-    """In the order in which they are run. A run on a CPU is small, and without the start of processes."""
+    """In the order in which they are run. Small and quick runs are without the start of processes."""
     start = [Case(START, variant, START_SHAPE, "bf16") for variant in (ONE_CHAIN, MODEL)]
     fixed = (*stream_cases(small, quick), *training_cases(small, quick))
-    return (*fixed, *linear_cases(small, quick, seed), *(() if small else start))
+    return (*fixed, *linear_cases(small, quick, seed), *(() if small or quick else start))
 
 
 def select(small: bool, quick: bool, seed: int, filters: Sequence[str], shard: Shard) -> list[Case]:

@@ -262,8 +262,9 @@ def test_one_chain_waits_in_its_call_and_many_in_the_background(small_start: Any
 
 
 def test_chains_of_the_start_are_different_ones() -> None:
-    chains = chain_start.new_chains(MODEL_CHAINS + 1)
-    assert len({chain.lines for chain in chains}) == MODEL_CHAINS + 1
+    chains = chain_start.new_chains(MODEL_CHAINS)
+    assert len({chain.lines for chain in chains}) == MODEL_CHAINS
+    assert (chains[0].ops, chains[0].reduce) == (6, None)
     assert min(chain.ops for chain in chains) == 3
     assert not {chain.lines for chain in chains} & {chain.lines for chain in chains_of(0)}
 
