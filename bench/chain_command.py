@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +17,10 @@ from bench.chain_contenders import COMPILERS, chosen
 from bench.chain_report import case_line
 from bench.chain_run import Options
 from bench.progress import Progress
-from bench.run_files import RunFiles, shard_of
+from bench.run_files import Plan, RunFiles, shard_of
 from bench.runner import Budget, compile_something
 
 FILES = RunFiles("chains", ("small", "quick", "seed", "contenders", "seconds_per_case", "rounds"))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a command line asks for, and the results file's content before the first case."""
-
-    cases: list[Case]
-    options: Options
-    time_limit_s: float
-    results: dict[str, Any]
-
-    @property
-    def is_cuda(self) -> bool:
-        """Whether it is for a GPU."""
-        return self.options.device.type == "cuda"
 
 
 def device_of(options: argparse.Namespace) -> torch.device:
@@ -59,7 +43,7 @@ def list_cases(options: argparse.Namespace) -> int:
     return 0
 
 
-def plan(options: argparse.Namespace) -> Plan:
+def plan(options: argparse.Namespace) -> Plan[Case, Options]:
     """What to run; exits with the reason where the command line is wrong."""
     device = device_of(options)
     is_small = device.type != "cuda"
@@ -84,7 +68,7 @@ def plan(options: argparse.Namespace) -> Plan:
     return Plan(selected(options, is_small), own, limit, results)
 
 
-def run(plan: Plan, path: Path, *, fresh: bool, retry: bool) -> None:
+def run(plan: Plan[Case, Options], path: Path, *, fresh: bool, retry: bool) -> None:
     """Run the cases that the results file at `path` does not have yet, and write it after each."""
     options = plan.options
     budget = Budget(plan.time_limit_s)

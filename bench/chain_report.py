@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 from bench.cases import TARGET_DEVICE
@@ -14,7 +13,7 @@ from bench.format import MISSING, microseconds, ratio
 from bench.host_report import limit_lines, verdict_line
 from bench.report import heading, note_lines
 from bench.run_files import title_of
-from bench.tables import Cell, Grid, grid_of, markdown_table, print_fitting, print_lines, rich_console, rich_table
+from bench.tables import Cell, Grid, TitledTable, grid_of, markdown_table, print_lines, rich_console
 
 LEFT = ("line", "what", "over", "cases", "target", "case", "chain", "shape", "precision", "operands", "reduce", "text")
 # What a narrow terminal goes without, the first soonest.
@@ -135,12 +134,11 @@ def chains_table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid
     return grid_of(columns, without)
 
 
-# Each table with its title; those without rows are left out.
-TABLES: tuple[tuple[str, Callable[..., Grid]], ...] = (
-    ("Chains behind products", products_table),
-    ("Without a chain behind a product", others_table),
-    ("The chains: z is the product, a, b, c are the operands", chains_table),
+TIMES = (
+    TitledTable("Chains behind products", products_table, LEFT),
+    TitledTable("Without a chain behind a product", others_table, LEFT),
 )
+CHAINS = TitledTable("The chains: z is the product, a, b, c are the operands", chains_table, LEFT)
 
 
 def explanations(results: dict[str, Any]) -> list[str]:
@@ -195,30 +193,21 @@ def summary(results: dict[str, Any]) -> str:
 
 def markdown(results: dict[str, Any], without: tuple[str, ...] = ()) -> str:
     """Every table without the columns of the headings in `without`, and the remarks."""
-    lines = [f"**{heading(results)}**", "", *markdown_table(*table(results, without), LEFT), ""]
-    for title, build in TABLES:
-        headings, rows = build(results, without)
-        if rows:
-            lines += [f"**{title}**", "", *markdown_table(headings, rows, LEFT), ""]
+    tables = (TitledTable(heading(results), table, LEFT), *TIMES, CHAINS)
+    lines = [line for own in tables for line in own.markdown(results, without)]
     return "\n".join([*lines, *(f"- {line}" for line in remarks(results))])
 
 
 def show(results: dict[str, Any]) -> None:
-    """Print the tables: with rich where it is installed."""
+    """Print the tables: with rich where it is installed, and then without the chains, which are long."""
     console = rich_console()
     if console is None:
         print(markdown(results))
         return
 
-    def grid(title: str, build: Callable[..., Grid], without: tuple[str, ...]) -> Any:
-        return rich_table(title, *build(results, without), LEFT, grouped_by=1)
-
     dropped = []
-    for title, build in (*TABLES, (heading(results), table)):
-        headings, rows = build(results)
-        if rows:
-            droppable = [name for name in DROPPABLE if name in headings]
-            dropped += print_fitting(console, partial(grid, title, build), droppable)
+    for own in (*TIMES, TitledTable(heading(results), table, LEFT)):
+        dropped += own.print(results, console, DROPPABLE)
     print_lines(console, [*remarks(results), *dict.fromkeys(dropped)])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,8 @@ from bench.model_report import case_line
 from bench.model_run import Options
 from bench.model_zoo import remarks_on_missing
 from bench.progress import Progress
-from bench.run_files import shard_of
+from bench.run_files import Plan, shard_of
 from bench.runner import Budget
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a command line asks for, and the results file's content before the first case."""
-
-    cases: list[Case]
-    options: Options
-    time_limit_s: float
-    results: dict[str, Any]
-
-    @property
-    def is_cuda(self) -> bool:
-        """Whether it is for a GPU."""
-        return self.options.device.type == "cuda"
 
 
 def selected(options: argparse.Namespace, is_small: bool) -> list[Case]:
@@ -52,7 +36,7 @@ def list_cases(options: argparse.Namespace) -> int:
     return 0
 
 
-def plan(options: argparse.Namespace) -> Plan:
+def plan(options: argparse.Namespace) -> Plan[Case, Options]:
     """What to run; exits with the reason where the command line is wrong."""
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     is_cuda = device.type == "cuda"
@@ -78,7 +62,7 @@ def plan(options: argparse.Namespace) -> Plan:
     return Plan(cases, Options(device, contenders, effort, options.seed, compilations), limit, results)
 
 
-def run(plan: Plan, path: Path, *, fresh: bool, retry: bool) -> None:
+def run(plan: Plan[Case, Options], path: Path, *, fresh: bool, retry: bool) -> None:
     """Run the cases that the results file at `path` does not have yet, and write it after each."""
     for line in remarks_on_missing():
         print(line)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from bench.cases import TARGET_DEVICE
@@ -15,7 +14,7 @@ from bench.model_suite import COLD, ERROR, FIGURES, GPU, GRADIENT_ERROR, GRAPHS,
 from bench.model_zoo import PACKAGES, remark_on
 from bench.report import heading, note_lines
 from bench.run_files import title_of
-from bench.tables import Cell, Grid, grid_of, markdown_table, print_fitting, print_lines, rich_console, rich_table
+from bench.tables import Cell, Grid, TitledTable, grid_of, markdown_table, print_lines, rich_console
 
 LEFT = ("line", "what", "figure", "contender", "over", "cases", "target", "model", "pass", "batch", "precision")
 LEFT_OF_FUSION = ("model", "products, N x K", "fused", "program", "ended at", "reason", "cases")
@@ -147,12 +146,11 @@ def fusion_table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid
     return grid_of(columns, without)
 
 
-# Each table with its title and its columns of text; those without rows are left out.
-TABLES: tuple[tuple[str, Callable[..., Grid], tuple[str, ...]], ...] = (
-    ("Times in milliseconds: GPU / wall", times_table, LEFT),
-    ("Compilation", compilation_table, LEFT),
-    ("Relative errors against fp64", errors_table, LEFT),
-    ("What became of each product", fusion_table, LEFT_OF_FUSION),
+TABLES = (
+    TitledTable("Times in milliseconds: GPU / wall", times_table, LEFT),
+    TitledTable("Compilation", compilation_table, LEFT),
+    TitledTable("Relative errors against fp64", errors_table, LEFT),
+    TitledTable("What became of each product", fusion_table, LEFT_OF_FUSION),
 )
 
 
@@ -218,11 +216,8 @@ def summary(results: dict[str, Any]) -> str:
 
 def markdown(results: dict[str, Any], without: tuple[str, ...] = ()) -> str:
     """Every table without the columns of the headings in `without`, and the remarks."""
-    lines = [f"**{heading(results)}**", "", *markdown_table(*table(results, without), LEFT), ""]
-    for title, build, left in TABLES:
-        headings, rows = build(results, without)
-        if rows:
-            lines += [f"**{title}**", "", *markdown_table(headings, rows, left), ""]
+    tables = (TitledTable(heading(results), table, LEFT), *TABLES)
+    lines = [line for own in tables for line in own.markdown(results, without)]
     return "\n".join([*lines, *(f"- {line}" for line in remarks(results))])
 
 
@@ -233,15 +228,9 @@ def show(results: dict[str, Any]) -> None:
         print(markdown(results))
         return
 
-    def grid(title: str, build: Callable[..., Grid], left: tuple[str, ...], without: tuple[str, ...]) -> Any:
-        return rich_table(title, *build(results, without), left, grouped_by=1)
-
     dropped = []
-    for title, build, left in (*TABLES, (heading(results), table, LEFT)):
-        headings, rows = build(results)
-        if rows:
-            droppable = [name for name in DROPPABLE if name in headings]
-            dropped += print_fitting(console, partial(grid, title, build, left), droppable)
+    for own in (*TABLES, TitledTable(heading(results), table, LEFT)):
+        dropped += own.print(results, console, DROPPABLE)
     print_lines(console, [*remarks(results), *dict.fromkeys(dropped)])
 
 

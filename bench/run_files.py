@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
 
 from bench import report
 from bench.case_loop import CaseT, Figures
@@ -158,6 +160,33 @@ class RunFiles:
             raise SystemExit(f"cannot merge: {error}") from error
         complete(results)
         return results
+
+
+class AnyOptions(Protocol):
+    """How cases are measured, of which every suite has its own."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where."""
+        ...
+
+
+OptionsT = TypeVar("OptionsT", bound=AnyOptions)
+
+
+@dataclass(frozen=True)
+class Plan(Generic[CaseT, OptionsT]):
+    """What a command line asks for, and the results file's content before the first case."""
+
+    cases: list[CaseT]
+    options: OptionsT
+    time_limit_s: float
+    results: Results
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is for a GPU."""
+        return self.options.device.type == "cuda"
 
 
 def shard_of(text: str | None) -> Shard:
