@@ -107,7 +107,7 @@ def chains_of(seed: int) -> tuple[Chain, ...]:
     return (*HAND_WRITTEN, *drawn_chains(seed))
 
 
-def strata(chain: Chain) -> list[Hashable]:
+def strata(chain: Chain) -> list[tuple[str, Hashable]]:
     """What cases of a chain are to be spread over."""
     return [("ops", chain.ops), ("operands", len(chain.operands)), ("full", chain.has_full), ("reduce", chain.reduce)]
 

@@ -86,7 +86,10 @@ def scale(axes: Axes, points: list[Point]) -> None:
 
 def draw_products(axes: Axes, cases: list[dict[str, Any]], subject: str) -> bool:
     """A filled point for each specialized kernel, and a ring for the same interpreted; False where there is none."""
-    styles = {INTERPRETED: {"facecolors": "none", "linewidths": 0.8}, SPECIALIZED: {"linewidths": 0.0}}
+    styles: dict[str, dict[str, Any]] = {
+        INTERPRETED: {"facecolors": "none", "linewidths": 0.8},
+        SPECIALIZED: {"linewidths": 0.0},
+    }
     drawn = []
     for name, style in styles.items():
         for precision, points in points_of(cases, name, SUBJECTS[subject]).items():

@@ -8,9 +8,10 @@ from typing import Any
 from bench.cases import TARGET_DEVICE
 from bench.chain_cases import LINEAR, START, all_cases
 from bench.chain_contenders import AUTOTUNE, COMPILE, INTERPRETED, LABELS, MM, NAMES, SPECIALIZED
-from bench.chain_suite import MEAN, SECONDS, SHARE, median, share_of_ceiling
+from bench.chain_suite import SECONDS, SHARE, median, share_of_ceiling
 from bench.format import MISSING, microseconds, ratio
 from bench.host_report import limit_lines, verdict_line
+from bench.host_suite import MEAN
 from bench.report import heading, note_lines
 from bench.run_files import title_of
 from bench.tables import Cell, Grid, TitledTable, grid_of, markdown_table, print_lines, rich_console
