@@ -20,10 +20,14 @@ RAW = Path(os.path.relpath(Path(__file__).parent / "raw"))
 # A plot is a module's `write_png`, and what is added to its file's name.
 PLOTS = {
     "accuracy": (("bench.accuracy_plot", ""),),
+    "chains": (("bench.chain_plot", ""),),
     "fp32": (("bench.fp32_plot", ""), ("bench.accuracy_plot", "-error")),
     "host": (("bench.host_plot", ""),),
     "models": (("bench.model_plot", ""),),
 }
+
+# Suites whose runs are continued and merged: the module of their commands.
+CONTINUED = {"models": "bench.model_command", "chains": "bench.chain_command"}
 
 
 def prefer_installed_package() -> None:
@@ -177,27 +181,30 @@ def run_host(options: argparse.Namespace) -> int:
     return 1 if has_failures(results) else 0
 
 
-def run_models(options: argparse.Namespace) -> int:
-    """Run the models suite, or go on with it; 1 where a contender failed or was wrong."""
-    from bench import model_command
-
+def run_continued(options: argparse.Namespace) -> int:
+    """Run a suite of `CONTINUED`, or go on with it; 1 where a contender failed or was wrong."""
+    command = importlib.import_module(CONTINUED[options.command])
     if options.list:
-        return model_command.list_cases(options)
-    plan = model_command.plan(options)
+        return int(command.list_cases(options))
+    plan = command.plan(options)
     facts = plan.results["machine"]
     warn_without_kernels(facts, plan.is_cuda)
     written = results_file(options, facts, plan.is_cuda)
     began = time.perf_counter()
-    model_command.run(plan, written, fresh=options.fresh, retry=options.retry)
+    command.run(plan, written, fresh=options.fresh, retry=options.retry)
     finish(plan.results, written, began)
     return 1 if has_failures(plan.results) else 0
 
 
 def merge(options: argparse.Namespace) -> int:
-    """Put several runs of the models suite into one file, and print and draw it."""
-    from bench import model_command, report
+    """Put several runs of a suite of `CONTINUED` into one file, and print and draw it."""
+    from bench import report
 
-    results = model_command.merge([load(path, "merge") for path in options.results])
+    runs = [load(path, "merge") for path in options.results]
+    suite = runs[0]["suite"]
+    if suite not in CONTINUED:
+        raise SystemExit(f"cannot merge: the suite is {suite}, and only runs of {' or '.join(CONTINUED)} go together")
+    results = importlib.import_module(CONTINUED[suite]).merge(runs)
     device = results["machine"]["device"].lower().split()
     output = options.output or RAW / "-".join([results["suite"], *device, "merged"])
     written = output.parent / f"{output.name.removesuffix('.json')}.json"
@@ -360,7 +367,7 @@ def main(arguments: list[str] | None = None) -> int:
         "merge": merge,
         "accuracy": run_accuracy,
         "host": run_host,
-        "models": run_models,
+        **dict.fromkeys(CONTINUED, run_continued),
     }
     return commands.get(options.command, run)(options)
 

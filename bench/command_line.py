@@ -13,6 +13,7 @@ TIME_LIMITS = {"reference": 240.0, "linear": 540.0, "reduce": 240.0, "pointwise"
 # Suites with tables of their own.
 REPORTS = {
     "accuracy": "bench.accuracy_report",
+    "chains": "bench.chain_report",
     "fp32": "bench.fp32_report",
     "host": "bench.host_report",
     "models": "bench.model_report",
@@ -34,7 +35,7 @@ def add_common(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", help="cuda or cpu; the default is cuda where there is one")
     command.add_argument("--rounds", type=int, help="exactly this many timed rounds for each case")
     command.add_argument(
-        "--seed", type=int, default=0, help="of the launches' order, and of the accuracy suite's inputs"
+        "--seed", type=int, default=0, help="of the launches' order, the accuracy suite's inputs, the chains"
     )
     command.add_argument("--commit", help="the code's commit, where it is not a git checkout")
     command.set_defaults(shard=None)
@@ -53,8 +54,8 @@ def add_host(command: argparse.ArgumentParser) -> None:
     command.set_defaults(contenders=None)
 
 
-def add_models(command: argparse.ArgumentParser) -> None:
-    """The models suite's options: it takes hours, so a run can be cut short, continued, and divided among machines."""
+def add_continued(command: argparse.ArgumentParser, contenders: str) -> None:
+    """The options of a suite that takes long: a run can be cut short, continued, and divided among machines."""
     add_common(command)
     command.add_argument("--list", action="store_true", help="print the cases' titles and run nothing")
     command.add_argument(
@@ -63,9 +64,7 @@ def add_models(command: argparse.ArgumentParser) -> None:
     command.add_argument("--fresh", action="store_true", help="begin anew, instead of continuing the results file")
     command.add_argument("--retry", action="store_true", help="run those cases of the results file again that failed")
     command.add_argument("--time-limit", type=float, metavar="SECONDS", help="begin no case that would end later")
-    command.add_argument(
-        "--contenders", help="comma-separated: eager,compile,compile-graphs,cutfuse,cutfuse-graphs; default: all"
-    )
+    command.add_argument("--contenders", help=f"comma-separated: {contenders}; default: all")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -79,7 +78,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         command.add_argument("--contenders", help="comma-separated: mm,eager,compile,max-autotune,cutfuse,cutfuse-kept")
     add_accuracy(commands.add_parser("accuracy", help="fp32 products of every precision against fp64"))
     add_host(commands.add_parser("host", help="the host's time of a call, and stacks of layers from end to end"))
-    add_models(commands.add_parser("models", help="whole models through torch.compile, with cutfuse and without"))
+    add_continued(
+        commands.add_parser("models", help="whole models through torch.compile, with cutfuse and without"),
+        "eager,compile,compile-graphs,cutfuse,cutfuse-graphs",
+    )
+    add_continued(
+        commands.add_parser("chains", help="chains of operations behind products, interpreted and specialized"),
+        "mm,eager,compile,max-autotune,interpreted,specialized,pointwise,product",
+    )
     render = commands.add_parser("render", help="the table and the PNG from a results file")
     render.add_argument("results", type=Path)
     render.add_argument("--markdown", action="store_true", help="print Markdown")
@@ -95,7 +101,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     summary = commands.add_parser("summarise", help="the part of a results file that is committed")
     summary.add_argument("results", type=Path)
     summary.add_argument("--output", type=Path, metavar="FOLDER", default=SUMMARIES, help="default: bench/results")
-    merge = commands.add_parser("merge", help="one results file of several runs of the models suite")
+    merge = commands.add_parser("merge", help="one results file of several runs of the models or the chains suite")
     merge.add_argument("results", type=Path, nargs="+")
-    merge.add_argument("--output", type=Path, metavar="NAME", help="default: bench/raw/models-DEVICE-merged")
+    merge.add_argument("--output", type=Path, metavar="NAME", help="default: bench/raw/SUITE-DEVICE-merged")
     return parser.parse_args(arguments)

@@ -12,7 +12,7 @@ from bench.host_suite import CUTFUSE, MEAN, PYTORCH
 from bench.host_suite import ratio as ratio_of
 from bench.host_timing import HOST, TURNS
 from bench.report import heading, note_lines, time_cell
-from bench.tables import Cell, Grid, markdown_table, print_fitting, print_lines, rich_console, rich_table
+from bench.tables import Cell, Grid, grid_of, markdown_table, print_fitting, print_lines, rich_console, rich_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -57,8 +57,7 @@ def table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid:
         "ratio": [Cell(ratio(line["ratio"]), style="bold") for line in lines],
         "target": [target_cell(line) for line in lines],
     }
-    kept = {name: cells for name, cells in columns.items() if name not in without}
-    return list(kept), [list(row) for row in zip(*kept.values(), strict=True)]
+    return grid_of(columns, without)
 
 
 def case_table(results: dict[str, Any]) -> Grid:

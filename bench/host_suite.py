@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor
 from bench import host_cases as suite
 from bench.accuracy import WRONG_ABOVE
 from bench.accuracy_suite import frobenius_error
+from bench.case_loop import run_cases
 from bench.cases import TARGET_DEVICE
 from bench.host_calls import Result
 from bench.host_cases import Case, Group
@@ -200,23 +200,18 @@ def run_suite(
     on_case: Callable[[dict[str, Any]], None],
 ) -> list[str]:
     """Run `cases`, handing each one's figures to `on_case`; returns the titles of those that the time did not allow."""
-    left_out = []
     gc.collect()
-    for case in cases:
-        if not fits(case, budget):
-            left_out.append(case.title)
-            continue
-        progress.begin(case.title)
-        before = time.perf_counter()
-        figures: dict[str, Any] = case.as_dict()
-        try:
-            figures.update(run_case(case, device, effort, seed))
-        except Exception as error:  # Out of memory while building, say: later cases may still fit.
-            figures.update(contenders={}, note=f"failed: {one_line(error)}")
-        seconds = time.perf_counter() - before
+
+    def after(case: Case, seconds: float) -> None:
         if case.group.compiles:
             budget.note("compile", seconds)
             release(device)
-        on_case(figures)
-        progress.finish({**figures, "seconds": seconds})
-    return left_out
+
+    return run_cases(
+        cases,
+        lambda case: run_case(case, device, effort, seed),
+        lambda case: fits(case, budget),
+        after,
+        progress,
+        on_case,
+    )

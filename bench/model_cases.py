@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bench.model_zoo import FORWARD, MODELS, TRAINING, Model
+from bench.run_files import Shard, title_of
+from bench.run_files import key_of as key_of
 
 COMPILATION, ERRORS = "compilation", "errors"
 PASSES = (FORWARD, TRAINING)
@@ -50,16 +51,6 @@ class Case:
         }
 
 
-def key_of(figures: dict[str, Any]) -> tuple[str, ...]:
-    """What tells a case's figures from another's."""
-    return tuple(figures[name] for name in ("group", "variant", "shape", "precision"))
-
-
-def title_of(figures: dict[str, Any]) -> str:
-    """A case's title, of its figures."""
-    return " ".join(key_of(figures))
-
-
 def cases_of(model: Model, is_small: bool) -> Iterator[Case]:
     """A model's cases: times first, the smaller batch before the larger."""
     batches = model.batches.reduced() if is_small else model.batches
@@ -76,30 +67,6 @@ def cases_of(model: Model, is_small: bool) -> Iterator[Case]:
 def all_cases(is_small: bool) -> list[Case]:
     """Those of every model, installed or not, in the order in which they are run."""
     return [case for model in MODELS for case in cases_of(model, is_small)]
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Part `index` of `count` parts, counted from 1."""
-
-    index: int = 1
-    count: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        """From "1/4"; raises ValueError for what is no part."""
-        found = re.fullmatch(r"(\d+)/(\d+)", text)
-        index, count = (int(number) for number in found.groups()) if found else (0, 0)
-        if not 1 <= index <= count:
-            raise ValueError(f"a shard is written as 1/4 or 4/4, not {text}")
-        return cls(index, count)
-
-    def of(self, cases: Sequence[Case]) -> list[Case]:
-        """Its cases: every `count`-th, so that each part has some of each model."""
-        return list(cases[self.index - 1 :: self.count])
-
-    def __str__(self) -> str:
-        return f"{self.index}/{self.count}"
 
 
 def select(*, is_small: bool, filters: Sequence[str], shard: Shard) -> list[Case]:

@@ -3,44 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench import machine, model_files, model_suite, report
-from bench.model_cases import Case, Shard, key_of, select
+from bench.case_loop import Figures
+from bench.model_cases import Case, select
 from bench.model_contenders import chosen
 from bench.model_report import case_line
 from bench.model_run import Options
 from bench.model_zoo import remarks_on_missing
-from bench.progress import progress_for
+from bench.progress import Progress
+from bench.run_files import Plan, shard_of
 from bench.runner import Budget
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a command line asks for, and the results file's content before the first case."""
-
-    cases: list[Case]
-    options: Options
-    time_limit_s: float
-    results: dict[str, Any]
-
-    @property
-    def is_cuda(self) -> bool:
-        """Whether it is for a GPU."""
-        return self.options.device.type == "cuda"
 
 
 def selected(options: argparse.Namespace, is_small: bool) -> list[Case]:
     """The cases that the command line chooses; exits where there is none."""
-    try:
-        shard = Shard.parse(options.shard) if options.shard else Shard()
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
-    cases = select(is_small=is_small, filters=options.filter, shard=shard)
+    cases = select(is_small=is_small, filters=options.filter, shard=shard_of(options.shard))
     if not cases:
         raise SystemExit(f"no case of models holds {' and '.join(options.filter)} in its title in this shard")
     return cases
@@ -53,7 +36,7 @@ def list_cases(options: argparse.Namespace) -> int:
     return 0
 
 
-def plan(options: argparse.Namespace) -> Plan:
+def plan(options: argparse.Namespace) -> Plan[Case, Options]:
     """What to run; exits with the reason where the command line is wrong."""
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     is_cuda = device.type == "cuda"
@@ -79,48 +62,19 @@ def plan(options: argparse.Namespace) -> Plan:
     return Plan(cases, Options(device, contenders, effort, options.seed, compilations), limit, results)
 
 
-def take_up(results: dict[str, Any], path: Path, retry: bool) -> None:
-    """Put the cases of an earlier run into `results`, where there is one; exits where it was of something else."""
-    if not path.exists():
-        return
-    try:
-        earlier = report.load(path)
-        results["cases"] = model_files.finished_cases(report.tidy(results), earlier, retry)
-    except (OSError, ValueError) as error:
-        raise SystemExit(
-            f"cannot continue {path}: {error}. Give --fresh to begin anew, or --output for another file."
-        ) from error
-    print(f"Continuing {path}, which has {len(results['cases'])} cases.")
-
-
-def run(plan: Plan, path: Path, *, fresh: bool, retry: bool) -> None:
+def run(plan: Plan[Case, Options], path: Path, *, fresh: bool, retry: bool) -> None:
     """Run the cases that the results file at `path` does not have yet, and write it after each."""
-    results = plan.results
-    if not fresh:
-        take_up(results, path, retry)
-    done = {key_of(case) for case in results["cases"]}
-    cases = [case for case in plan.cases if key_of(case.as_dict()) not in done]
-
-    def on_case(figures: dict[str, Any]) -> None:
-        results["cases"].append(figures)
-        model_suite.complete(results)
-        report.save(results, path)  # After each case, so that a run that is cut short keeps what it measured.
-
-    model_suite.complete(results)
     for line in remarks_on_missing():
         print(line)
-    if cases:
-        model_suite.start_compiler(plan.options.device)
-    with progress_for(len(cases)) as progress:
-        budget = Budget(plan.time_limit_s)
-        results["left_out"] = model_suite.run_suite(cases, plan.options, budget, progress, on_case, case_line)
+    options = plan.options
+
+    def measure(cases: list[Case], on_case: Callable[[Figures], None], progress: Progress) -> list[str]:
+        model_suite.start_compiler(options.device)
+        return model_suite.run_suite(cases, options, Budget(plan.time_limit_s), progress, on_case, case_line)
+
+    model_files.FILES.go_on(plan.results, plan.cases, path, measure, model_suite.complete, fresh=fresh, retry=retry)
 
 
 def merge(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """One run of several; exits with the reason where they do not go together."""
-    try:
-        results = model_files.merged(runs)
-    except ValueError as error:
-        raise SystemExit(f"cannot merge: {error}") from error
-    model_suite.complete(results)
-    return results
+    return model_files.FILES.merge(runs, model_suite.complete)

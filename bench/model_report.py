@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from bench.cases import TARGET_DEVICE
 from bench.format import MISSING, error, microseconds, ratio
 from bench.host_report import limit_lines, verdict_line
-from bench.model_cases import COMPILATION, ERRORS, PASSES, all_cases, title_of
+from bench.model_cases import COMPILATION, ERRORS, PASSES, all_cases
 from bench.model_contenders import COMPILE, COMPILE_GRAPHS, CONTENDERS, CUTFUSE, CUTFUSE_GRAPHS, EAGER
 from bench.model_suite import COLD, ERROR, FIGURES, GPU, GRADIENT_ERROR, GRAPHS, MEAN, WALL, ratio_of
 from bench.model_zoo import PACKAGES, remark_on
 from bench.report import heading, note_lines
-from bench.tables import Cell, Grid, markdown_table, print_fitting, print_lines, rich_console, rich_table
+from bench.run_files import title_of
+from bench.tables import Cell, Grid, TitledTable, grid_of, markdown_table, print_lines, rich_console
 
 LEFT = ("line", "what", "figure", "contender", "over", "cases", "target", "model", "pass", "batch", "precision")
 LEFT_OF_FUSION = ("model", "products, N x K", "fused", "program", "ended at", "reason", "cases")
@@ -44,12 +44,6 @@ def what_cell(line: dict[str, Any]) -> Cell:
     return Cell(", ".join(part for part in (line["kind"], line["precision"], load) if part))
 
 
-def chosen(columns: dict[str, list[Cell]], without: tuple[str, ...]) -> Grid:
-    """A table of columns but for those named in `without`."""
-    kept = {name: cells for name, cells in columns.items() if name not in without}
-    return list(kept), [list(row) for row in zip(*kept.values(), strict=True)]
-
-
 def table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid:
     """The lines; columns named in `without` are left out."""
     lines = results["lines"]
@@ -63,7 +57,7 @@ def table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid:
         "ratio": [Cell(ratio(line["ratio"]), style="bold") for line in lines],
         "target": [target_cell(line) for line in lines],
     }
-    return chosen(columns, without)
+    return grid_of(columns, without)
 
 
 def failed_cell(entry: dict[str, Any] | None) -> Cell:
@@ -101,7 +95,7 @@ def times_table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid:
         "with CUDA graphs": [quotients_cell(case, CUTFUSE_GRAPHS.name, COMPILE_GRAPHS.name) for case in cases],
         "products fused": [Cell(case.get("fused") or MISSING) for case in cases],
     }
-    return chosen(columns, without)
+    return grid_of(columns, without)
 
 
 def figure_cell(case: dict[str, Any], name: str, figure: str, text: Callable[[float], str]) -> Cell:
@@ -118,7 +112,7 @@ def compilation_table(results: dict[str, Any], without: tuple[str, ...] = ()) ->
         for contender in (COMPILE, CUTFUSE):
             cells = [figure_cell(case, contender.name, figure, text) for case in cases]
             columns[f"{FIGURES[figure]}: {contender.label}"] = cells
-    return chosen(columns, without)
+    return grid_of(columns, without)
 
 
 def errors_table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid:
@@ -134,7 +128,7 @@ def errors_table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid
             columns[f"{FIGURES[figure]}: {contender.label}"] = cells
         about = {"own": CUTFUSE.name, "rival": EAGER.name, "figure": figure}
         columns[f"{FIGURES[figure]}: cutfuse / eager"] = [Cell(ratio(ratio_of(about, case))) for case in cases]
-    return chosen(columns, without)
+    return grid_of(columns, without)
 
 
 def fusion_table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid:
@@ -149,15 +143,14 @@ def fusion_table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid
         "reason": [Cell(row["reason"] or MISSING) for row in rows],
         "cases": [Cell(row["cases"]) for row in rows],
     }
-    return chosen(columns, without)
+    return grid_of(columns, without)
 
 
-# Each table with its title and its columns of text; those without rows are left out.
-TABLES: tuple[tuple[str, Callable[..., Grid], tuple[str, ...]], ...] = (
-    ("Times in milliseconds: GPU / wall", times_table, LEFT),
-    ("Compilation", compilation_table, LEFT),
-    ("Relative errors against fp64", errors_table, LEFT),
-    ("What became of each product", fusion_table, LEFT_OF_FUSION),
+TABLES = (
+    TitledTable("Times in milliseconds: GPU / wall", times_table, LEFT),
+    TitledTable("Compilation", compilation_table, LEFT),
+    TitledTable("Relative errors against fp64", errors_table, LEFT),
+    TitledTable("What became of each product", fusion_table, LEFT_OF_FUSION),
 )
 
 
@@ -223,11 +216,8 @@ def summary(results: dict[str, Any]) -> str:
 
 def markdown(results: dict[str, Any], without: tuple[str, ...] = ()) -> str:
     """Every table without the columns of the headings in `without`, and the remarks."""
-    lines = [f"**{heading(results)}**", "", *markdown_table(*table(results, without), LEFT), ""]
-    for title, build, left in TABLES:
-        headings, rows = build(results, without)
-        if rows:
-            lines += [f"**{title}**", "", *markdown_table(headings, rows, left), ""]
+    tables = (TitledTable(heading(results), table, LEFT), *TABLES)
+    lines = [line for own in tables for line in own.markdown(results, without)]
     return "\n".join([*lines, *(f"- {line}" for line in remarks(results))])
 
 
@@ -238,15 +228,9 @@ def show(results: dict[str, Any]) -> None:
         print(markdown(results))
         return
 
-    def grid(title: str, build: Callable[..., Grid], left: tuple[str, ...], without: tuple[str, ...]) -> Any:
-        return rich_table(title, *build(results, without), left, grouped_by=1)
-
     dropped = []
-    for title, build, left in (*TABLES, (heading(results), table, LEFT)):
-        headings, rows = build(results)
-        if rows:
-            droppable = [name for name in DROPPABLE if name in headings]
-            dropped += print_fitting(console, partial(grid, title, build, left), droppable)
+    for own in (*TABLES, TitledTable(heading(results), table, LEFT)):
+        dropped += own.print(results, console, DROPPABLE)
     print_lines(console, [*remarks(results), *dict.fromkeys(dropped)])
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
+from bench.case_loop import go_on_after, run_cases
 from bench.cases import TARGET_DEVICE
 from bench.host_suite import MEAN, WORST
 from bench.model_cases import COMPILATION, ERRORS, FULL_BATCH, SMALL_BATCH, Case, all_cases, key_of
@@ -194,16 +194,6 @@ def free(device: torch.device) -> None:
     release(device)
 
 
-def go_on_after(case: Case, device: torch.device) -> None:
-    """Make room for the next case; exits where a kernel's fault has cost the process its device."""
-    try:
-        free(device)
-    except RuntimeError as error:
-        raise SystemExit(
-            f"the device is lost after {case.title}: {one_line(error)}. The same command goes on with the next case."
-        ) from error
-
-
 def run_suite(
     cases: Sequence[Case],
     options: Options,
@@ -217,26 +207,18 @@ def run_suite(
     `line_of` says on one line what came out of a case.
     """
     clock = clock_for(options.device)
-    left_out = []
-    for case in cases:
+
+    def fits(case: Case) -> bool:
         guess = QUICK_CASE_GUESS_S if case.is_small else CASE_GUESS_S
-        if budget.elapsed() + budget.expected(case.kind, guess) > budget.limit_s:
-            left_out.append(case.title)
-            continue
-        progress.begin(case.title)
-        before = time.perf_counter()
-        figures: dict[str, Any] = case.as_dict()
-        try:
-            figures.update(run_case(case, options, clock, progress))
-        except Exception as error:  # Out of memory while building, say: later cases may still fit.
-            figures.update(contenders={}, note=f"failed: {one_line(error)}")
-        seconds = time.perf_counter() - before
+        return budget.elapsed() + budget.expected(case.kind, guess) <= budget.limit_s
+
+    def after(case: Case, seconds: float) -> None:
         budget.note(case.kind, seconds)
-        figures["seconds"] = seconds
-        on_case(figures)
-        progress.finish({**figures, "summary": line_of(figures)})
-        go_on_after(case, options.device)
-    return left_out
+        go_on_after(case.title, lambda: free(options.device))
+
+    return run_cases(
+        cases, lambda case: run_case(case, options, clock, progress), fits, after, progress, on_case, line_of
+    )
 
 
 def start_compiler(device: torch.device) -> None:

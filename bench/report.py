@@ -26,14 +26,14 @@ WORDS = ("case", "variant", "shape", "precision", "path", "target")  # columns o
 DROPPABLE = ("path", "error eager", "error cutfuse", "floor us", "max-autotune us", "torch.mm us", "eager us", "target")
 
 
-def tidy(value: Any) -> Any:
-    """Numbers cut to six digits for JSON, and null for infinities, which JSON does not have."""
+def tidy(value: Any, digits: int = 6) -> Any:
+    """Numbers cut to `digits` for JSON, and null for infinities, which JSON does not have."""
     if isinstance(value, dict):
-        return {key: tidy(item) for key, item in value.items()}
+        return {key: tidy(item, digits) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [tidy(item) for item in value]
+        return [tidy(item, digits) for item in value]
     if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     return value
 
 

@@ -169,14 +169,19 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def start_compiler(options: Options, progress: Progress) -> None:
+def compile_something(device: torch.device, progress: Progress) -> None:
     """Compile something small: the first compilation also starts the compiler's processes, which is no case's cost."""
+    progress.stage("starting the compiler")
+    try:
+        torch.compile(torch.nn.functional.softplus)(torch.ones(64, device=device))
+    except Exception as error:  # Without a C++ compiler, say: each case then shows it.
+        progress.stage(one_line(error))
+
+
+def start_compiler(options: Options, progress: Progress) -> None:
+    """The same, where a contender compiles."""
     if any(CONTENDERS[name].compile_guess_s for name in options.contenders):
-        progress.stage("starting the compiler")
-        try:
-            torch.compile(torch.nn.functional.softplus)(torch.ones(64, device=options.device))
-        except Exception as error:  # Without a C++ compiler, say: each case then shows it.
-            progress.stage(one_line(error))
+        compile_something(options.device, progress)
 
 
 def run_suite(

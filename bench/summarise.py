@@ -17,16 +17,18 @@ LARGEST_BYTES = 50_000
 UNREAD = frozenset({"host_us", "rounds", "rounding", "compile_s", "seconds", "reasons", "is_exact"})
 # Of the models suite: its table of what was fused is made of the products.
 UNREAD |= {"gpu_range_us", "wall_range_us", "products"}
+# Of the chains suite: its tables have medians, and a case has up to eight contenders.
+UNREAD_OF_CHAINS = frozenset({"p10_us", "p90_us", "error", "path", "kernels"})
 PRODUCT = "product"  # the route of the accuracy suite whose errors are shown; gradients are judged by their ratios
 
 
-def without_unread(value: Any) -> Any:
+def without_unread(value: Any, unread: frozenset[str] = UNREAD) -> Any:
     """The results without the fields that nothing reads, settings apart: they say how the run was made."""
     if isinstance(value, dict):
-        kept = {key: item for key, item in value.items() if key not in UNREAD}
-        return {key: item if key == "settings" else without_unread(item) for key, item in kept.items()}
+        kept = {key: item for key, item in value.items() if key not in unread}
+        return {key: item if key == "settings" else without_unread(item, unread) for key, item in kept.items()}
     if isinstance(value, list):
-        return [without_unread(item) for item in value]
+        return [without_unread(item, unread) for item in value]
     return value
 
 
@@ -55,7 +57,9 @@ def summarise(results: dict[str, Any], path: Path) -> int:
 
     Raises ValueError where it is larger than what may be committed.
     """
-    content = as_text(tidy(without_unread(without_gradients_errors(results)))).encode()
+    is_long = results["suite"] == "chains"
+    kept = without_unread(without_gradients_errors(results), UNREAD | UNREAD_OF_CHAINS if is_long else UNREAD)
+    content = as_text(tidy(kept, 4 if is_long else 6)).encode()
     if len(content) > LARGEST_BYTES:
         raise ValueError(f"the summary has {len(content)} bytes, and at most {LARGEST_BYTES} are committed")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,6 +23,12 @@ class Cell:
 
 
 Grid = tuple[list[str], list[list[Cell]]]  # the headings, and the rows
+
+
+def grid_of(columns: Mapping[str, Sequence[Cell]], without: Sequence[str] = ()) -> Grid:
+    """A table of columns by their headings, but for those named in `without`."""
+    kept = {name: cells for name, cells in columns.items() if name not in without}
+    return list(kept), [list(row) for row in zip(*kept.values(), strict=True)]
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[Cell]], left: Sequence[str]) -> list[str]:
@@ -80,6 +86,31 @@ def print_fitting(console: Console, build: Callable[[tuple[str, ...]], Table], d
         count += 1
     console.print(build(tuple(droppable[:count])))
     return [f"No room here for: {', '.join(droppable[:count])}."] if count else []
+
+
+@dataclass(frozen=True)
+class TitledTable:
+    """A table of a suite's results: `build` makes it without some columns, and those in `left` are text."""
+
+    title: str
+    build: Callable[[dict[str, Any], tuple[str, ...]], Grid]
+    left: Sequence[str]
+
+    def markdown(self, results: dict[str, Any], without: tuple[str, ...] = ()) -> list[str]:
+        """Its lines in Markdown; none where it has no rows."""
+        headings, rows = self.build(results, without)
+        return [f"**{self.title}**", "", *markdown_table(headings, rows, self.left), ""] if rows else []
+
+    def print(self, results: dict[str, Any], console: Console, droppable: Sequence[str]) -> list[str]:
+        """Print it as wide as the terminal allows, if it has rows; names the columns that had to go."""
+        headings, rows = self.build(results, ())
+        if not rows:
+            return []
+
+        def fitting(without: tuple[str, ...]) -> Table:
+            return rich_table(self.title, *self.build(results, without), self.left, grouped_by=1)
+
+        return print_fitting(console, fitting, [name for name in droppable if name in headings])
 
 
 def print_lines(console: Console, lines: Sequence[str]) -> None:

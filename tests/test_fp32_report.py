@@ -155,5 +155,5 @@ def test_a_failing_contender_fails_the_run_and_leaves_its_line_unmeasured(
 
 def test_other_suites_have_no_summary(tmp_path: Path) -> None:
     report.save({"schema": report.SCHEMA, "suite": "reduce", "cases": []}, tmp_path / "other.json")
-    with pytest.raises(SystemExit, match="only accuracy, fp32, host, models have a summary, not reduce"):
+    with pytest.raises(SystemExit, match="only accuracy, chains, fp32, host, models have a summary, not reduce"):
         main(["render", str(tmp_path / "other.json"), "--summary"])

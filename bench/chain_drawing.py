@@ -1,0 +1,167 @@
+"""Chains drawn at random from the op table, tame enough that every contender computes them without large errors.
+
+A draw keeps an interval that holds the chain's value while z and the operands lie within `NORMAL`. It takes an
+operation only where it changes something, where the value stays small and varies, and where errors do not grow much.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from bench.chain_functions import COLUMN, FULL, ROW, SCALAR, Chain, Operand
+from cutfuse.epilogue import op_table
+from cutfuse.epilogue.table import Op
+
+# Operations without jumps, and without the long functions that few chains have.
+UNARY = (
+    *("abs", "square", "relu", "relu6", "leaky_relu", "clamp", "hardtanh", "hardsigmoid", "hardswish"),
+    *("exp", "exp2", "expm1", "log1p", "sqrt", "sin", "cos", "tanh", "erf", "sigmoid", "logsigmoid", "silu", "mish"),
+    *("gelu", "gelu_tanh", "softplus", "softsign", "elu", "selu", "celu"),
+)
+WITH_OPERAND = ("add", "sub", "mul", "mul", "maximum", "minimum")
+# Of z and a function of z: the larger of the two may be z itself, and a difference may be nothing but rounding.
+WITH_Z = ("add", "mul")
+WITH_NUMBER = ("add", "sub", "mul")
+NUMBERS = (0.25, 0.5, 0.75, 1.25, 1.5)
+PARAMETERS = {"clamp": "min=-2.0, max=3.0", "leaky_relu": "negative_slope=0.1"}
+
+Interval = tuple[float, float]
+NORMAL: Interval = (-6.0, 6.0)  # holds all but two in 10**9 of normal values
+LARGEST, NARROWEST = 40.0, 0.5
+# How much an operation may make of its argument's error, both relative to the width of their intervals.
+STEEPEST = 8.0
+LEAST_CHANGE = 0.1  # by an operation: relu of what is positive is none
+POINTS = 1001
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a drawn chain has to have."""
+
+    ops: int
+    operands: tuple[Operand, ...] = ()
+    reduce: str | None = None
+
+
+MIXED_FULL, MIXED_ROW = Operand(FULL, is_mixed=True), Operand(ROW, is_mixed=True)
+DRAWS = (
+    Draw(1, (Operand(ROW),), "amax"),
+    Draw(3, (), "amax"),
+    Draw(3, (Operand(FULL),)),
+    Draw(3, (Operand(COLUMN), Operand(ROW), Operand(FULL))),
+    Draw(6),
+    Draw(6, (), "logsumexp"),
+    Draw(6, (MIXED_FULL,)),
+    Draw(6, (Operand(SCALAR), Operand(ROW), Operand(COLUMN)), "sum"),
+    Draw(6, (Operand(COLUMN), Operand(ROW), Operand(FULL))),
+    Draw(12),
+    Draw(12, (Operand(COLUMN),)),
+    Draw(12, (Operand(FULL), MIXED_ROW, Operand(SCALAR))),
+)
+
+
+def spelling(op: Op, arguments: Sequence[str]) -> str:
+    """An operation as a user writes it."""
+    if op.infix:
+        return f" {op.infix} ".join(arguments)
+    literals = [f"{name}={value!r}" for name, value in op.literals]
+    given = [*arguments, *literals, *([PARAMETERS[op.name]] if op.name in PARAMETERS else [])]
+    return f"{op.path.replace('torch.nn.functional', 'F')}({', '.join(given)})"
+
+
+def evaluator(op: Op) -> Callable[..., torch.Tensor]:
+    """The operation as `spelling` has it, of tensors."""
+    names = "abc"[: op.arity]
+    scope = {"torch": torch, "F": torch.nn.functional}
+    return eval(f"lambda {', '.join(names)}: {spelling(op, names)}", scope)
+
+
+def image(op: Op, interval: Interval) -> Interval | None:
+    """The values of a unary operation over an interval; None where it is not tame there."""
+    low, high = interval
+    x = torch.linspace(low, high, POINTS, dtype=torch.float64)
+    y = evaluator(op)(x)
+    if not y.isfinite().all():
+        return None
+    least, most = y.min().item(), y.max().item()
+    slope = (y.diff() / x.diff()).abs().max().item()
+    if (
+        (y - x).abs().max() < LEAST_CHANGE
+        or not is_tame((least, most))
+        or slope * (high - low) > STEEPEST * (most - least)
+    ):
+        return None
+    return least, most
+
+
+def combined(op: Op, interval: Interval, other: Interval) -> Interval | None:
+    """The values of a binary operation over two intervals: its extremes are at their ends."""
+    pairs = [torch.tensor(ends, dtype=torch.float64) for ends in (interval, other)]
+    y = evaluator(op)(pairs[0][:, None], pairs[1][None, :])
+    found = y.min().item(), y.max().item()
+    return found if is_tame(found) else None
+
+
+def is_tame(interval: Interval) -> bool:
+    """Whether values stay small, and vary."""
+    low, high = interval
+    return max(abs(low), abs(high)) <= LARGEST and high - low >= NARROWEST
+
+
+Step = tuple[str, Interval | None]
+
+
+def unary_step(value: str, interval: Interval, generator: random.Random) -> Step:
+    """An operation of the value before alone."""
+    op = op_table().op(generator.choice(UNARY))
+    return spelling(op, (value,)), image(op, interval)
+
+
+def number_step(value: str, interval: Interval, generator: random.Random) -> Step:
+    """An operation of the value before and a number."""
+    op, number = op_table().op(generator.choice(WITH_NUMBER)), generator.choice(NUMBERS)
+    return spelling(op, (value, str(number))), combined(op, interval, (number, number))
+
+
+def tensor_step(value: str, other: str, interval: Interval, generator: random.Random) -> Step:
+    """An operation of the value before and z or an operand."""
+    op = op_table().op(generator.choice(WITH_Z if other == "z" else WITH_OPERAND))
+    return spelling(op, (value, other)), combined(op, interval, NORMAL)
+
+
+def steps_of(draw: Draw, generator: random.Random) -> Iterator[str]:
+    """The operations of a drawn chain, each of v, the one before, and the first of z."""
+    interval, waiting, value = NORMAL, list("abc"[: len(draw.operands)]), "z"
+    for left in range(draw.ops, 0, -1):
+        found, taken = None, ""
+        while found is None:
+            choice = generator.random()
+            taken = waiting[0] if choice < len(waiting) / left else ""
+            if taken:
+                text, found = tensor_step(value, taken, interval, generator)
+            elif value == "z" or choice < 0.7:  # z and a number, or itself, would be a poor beginning
+                text, found = unary_step(value, interval, generator)
+            elif choice < 0.85:
+                text, found = number_step(value, interval, generator)
+            else:
+                text, found = tensor_step(value, "z", interval, generator)
+        interval, value = found, "v"
+        waiting = waiting[1:] if taken else waiting
+        yield text
+
+
+def drawn_chain(name: str, draw: Draw, generator: random.Random) -> Chain:
+    """A chain of operations at random. One with a mixed operand ends with a cast, as a layer of a model does."""
+    lines = [f"v = {text}" for text in steps_of(draw, generator)]
+    is_mixed = any(operand.is_mixed for operand in draw.operands)
+    return Chain(name, draw.ops, draw.operands, (*lines, f"return v{'.to(z.dtype)' * is_mixed}"), draw.reduce)
+
+
+def drawn_chains(seed: int) -> list[Chain]:
+    """One for each of `DRAWS`, always the same ones for a seed."""
+    generator = random.Random(seed)
+    return [drawn_chain(f"drawn-{place:02}", draw, generator) for place, draw in enumerate(DRAWS, 1)]

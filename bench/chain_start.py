@@ -1,0 +1,117 @@
+"""How long it takes until chains run specialized, in a process of its own: `python -m bench.chain_start COUNT`.
+
+Everything else that a first call pays for is paid before: the context, the kernels' module, and a plan.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import cutfuse
+from bench import specialized
+from bench.cases import Shape
+from bench.chain_cases import MODEL, MODEL_CHAINS, START_SHAPE, Case
+from bench.chain_drawing import DRAWS, drawn_chain
+from bench.chain_functions import HAND_WRITTEN, Chain
+from bench.chain_workloads import operands_of
+from bench.host_calls import product_tensors
+from bench.host_timing import wait_for
+
+COLD, SECOND = "cold", "second process"
+REPETITIONS = 3
+PROCESS_TIMEOUT_S = 180.0
+SEED = 2026  # of chains that no other case has
+FIRST_CHAIN = "squash"  # interpreted, before the clock starts
+# One operation behind a product may be PyTorch's own kernel, which is never specialized. The first one is of six.
+LONG_DRAWS = sorted((draw for draw in DRAWS if draw.ops > 1), key=lambda draw: (draw.ops != 6, bool(draw.reduce)))
+
+
+def new_chains(count: int) -> list[Chain]:
+    """Chains of three to twelve operations, and of every kind of operand."""
+    generator = random.Random(SEED)
+    return [drawn_chain(f"start-{place:02}", LONG_DRAWS[place % len(LONG_DRAWS)], generator) for place in range(count)]
+
+
+def measure(count: int, shape: Shape, device: torch.device) -> dict[str, Any]:
+    """Seconds until `count` chains behind a product run specialized, and how many kernels then do.
+
+    Of one chain it is the first call's time, which waits for the kernel; several are called once each, and waited for.
+    """
+    wait = wait_for(device)
+    x, weight = product_tensors(shape, "bf16", device)
+    chains = new_chains(count)
+    first = next(chain for chain in HAND_WRITTEN if chain.name == FIRST_CHAIN)
+    operands = {chain.name: operands_of(chain, *shape[:2], "bf16", device) for chain in (first, *chains)}
+
+    def call(chain: Chain) -> None:
+        cutfuse.linear(x, weight, epilogue=chain.function, operands=operands[chain.name], reduce=chain.reduce)
+
+    specialized.in_mode(specialized.INTERPRETED, call)(first)
+    wait()
+    mode = specialized.SPECIALIZED if count == 1 else specialized.BACKGROUND
+    began = time.perf_counter()
+    for chain in chains:
+        specialized.in_mode(mode, call)(chain)
+    ready = 0 if count == 1 else specialized.wait()
+    wait()
+    seconds = time.perf_counter() - began
+    return {"wait_s": seconds, "kernels": ready or specialized.wait()}
+
+
+def command(count: int) -> list[str]:
+    """The command line of a process that prints what `measure` gives."""
+    return [sys.executable, "-m", "bench.chain_start", str(count)]
+
+
+def run_process(arguments: Sequence[str], folder: Path) -> dict[str, Any]:
+    """What a fresh process prints as its last line, whose caches are in `folder`.
+
+    Raises RuntimeError with the end of its errors where it fails.
+    """
+    # In this process's order: the installed cutfuse before the sources.
+    paths = os.pathsep.join(str(Path(entry or ".").resolve()) for entry in sys.path)
+    environment = {**os.environ, **specialized.cache_environment(folder), "PYTHONPATH": paths}
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, timeout=PROCESS_TIMEOUT_S, cwd=folder, env=environment, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"a process ended with {done.returncode}: {done.stderr.strip()[-400:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def entry_of(found: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
+    """A contender's entry of several processes: the median, or a note where chains were left to the interpreter."""
+    fewest = min(one["kernels"] for one in found)
+    if fewest < count:
+        return {"note": f"failed: {fewest} of {count} chains ran specialized"}
+    return {"wait_s": statistics.median(one["wait_s"] for one in found), "kernels": fewest}
+
+
+def run_case(case: Case) -> dict[str, Any]:
+    """The figures of a case: in processes without a cache, and for one chain in processes that find one."""
+    count = MODEL_CHAINS if case.variant == MODEL else 1
+    found: dict[str, list[dict[str, Any]]] = {COLD: []}
+    for _ in range(REPETITIONS if count == 1 else 1):
+        with tempfile.TemporaryDirectory() as folder:
+            found[COLD].append(run_process(command(count), Path(folder)))
+            if count == 1:
+                found.setdefault(SECOND, []).append(run_process(command(count), Path(folder)))
+    return {"contenders": {name: entry_of(own, count) for name, own in found.items()}}
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        print(json.dumps(measure(int(sys.argv[1]), START_SHAPE, torch.device("cuda"))))

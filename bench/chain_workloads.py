@@ -1,0 +1,212 @@
+"""What the chains suite's contenders run on: tensors, the calls, and their results in fp64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import cutfuse
+from bench import host_calls, specialized
+from bench.cases import Shape, random_tensor
+from bench.chain_functions import Chain
+from bench.contenders import Run
+from bench.workloads import REDUCTIONS, Reference, Workload, product_reference, product_rows, rows_of
+
+Function = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class ChainWorkload(Workload):
+    """`in_mode` gives cutfuse's call in a mode of `bench.specialized`; `extras` are contenders that this case adds."""
+
+    in_mode: Callable[[str], Callable[[], Any]] = field(kw_only=True)
+    extras: Mapping[str, Run] = field(default_factory=dict)
+
+
+def fused_in_mode(fused: Function, arguments: tuple[Tensor, ...]) -> Callable[[str], Callable[[], Any]]:
+    """The call of `fused` in a mode."""
+    return lambda mode: specialized.in_mode(mode, lambda: fused(*arguments))
+
+
+def operands_of(chain: Chain, m: int, n: int, precision: str, device: torch.device) -> tuple[Tensor, ...]:
+    """The chain's operands beside z `[M, N]`."""
+    return tuple(
+        random_tensor(operand.shape(m, n), operand.precision(precision), device, seed=10 + index)
+        for index, operand in enumerate(chain.operands)
+    )
+
+
+def finished(chain: Chain, y: Tensor) -> Tensor:
+    """The chain's reduction of what its function gives."""
+    return y if chain.reduce is None else REDUCTIONS[chain.reduce](y, -1)
+
+
+def pointwise_run(chain: Chain, z: Tensor, operands: tuple[Tensor, ...]) -> Run:
+    """`cutfuse.pointwise` of the chain's function over z, whose kernel is specialized."""
+
+    def rows(start: int, stop: int) -> Tensor:
+        return chain.function(*(rows_of(tensor, 2, start, stop) for tensor in (z, *operands)))
+
+    call = specialized.in_mode(specialized.SPECIALIZED, lambda: cutfuse.pointwise(chain.function, z, *operands))
+    return Run(call, Reference(rows, *z.shape))
+
+
+def product_run(x: Tensor, weight: Tensor) -> Run:
+    """cutfuse's product with nothing behind it."""
+    return Run(lambda: cutfuse.linear(x, weight), product_reference(x, weight))
+
+
+def linear(
+    shape: Shape, chain: Chain, precision: str, extras: tuple[str, ...], names: tuple[str, str], device: torch.device
+) -> ChainWorkload:
+    """A product of `shape` (M, N, K) with the chain behind it; the weight is scaled so that z is about normal.
+
+    `names`: of the extra contenders that are `pointwise_run` and `product_run`; those that are in `extras` are built.
+    """
+    m, n, k = shape
+    x = random_tensor((m, k), precision, device, seed=1)
+    weight = random_tensor((n, k), precision, device, seed=2).mul_(k**-0.5)
+    operands = operands_of(chain, m, n, precision, device)
+    settings: dict[str, Any] = {"epilogue": chain.function, "operands": operands, "reduce": chain.reduce}
+
+    def eager(x: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
+        return finished(chain, chain.function(F.linear(x, weight), *operands))
+
+    def rows(start: int, stop: int) -> Tensor:
+        values = (rows_of(operand, 2, start, stop) for operand in operands)
+        return finished(chain, chain.function(product_rows(x, weight, None, start, stop), *values))
+
+    def fused(x: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
+        return cutfuse.linear(x, weight, epilogue=chain.function, operands=operands, reduce=chain.reduce)
+
+    pointwise, product = names
+    own: dict[str, Run] = {}
+    if pointwise in extras:
+        own[pointwise] = pointwise_run(chain, torch.mm(x, weight.t()), operands)
+    if product in extras:
+        own[product] = product_run(x, weight)
+    arguments = (x, weight, *operands)
+    return ChainWorkload(
+        arguments=arguments,
+        eager=eager,
+        fused=fused,
+        explain=lambda: cutfuse.explain(cutfuse.linear, x, weight, **settings),
+        reference=Reference(rows, m, max(weight.shape)),
+        product=(x, weight),
+        product_reference=product_reference(x, weight),
+        in_mode=fused_in_mode(fused, arguments),
+        extras=own,
+    )
+
+
+def pointwise(shape: Shape, chain: Chain, precision: str, device: torch.device) -> ChainWorkload:
+    """`cutfuse.pointwise` of the chain over x of `shape`."""
+    x = random_tensor(shape, precision, device, seed=1)
+    arguments = (x, *operands_of(chain, *shape, precision, device))
+
+    def fused(*tensors: Tensor) -> Tensor:
+        return cutfuse.pointwise(chain.function, *tensors)
+
+    return ChainWorkload(
+        arguments=arguments,
+        eager=chain.function,
+        fused=fused,
+        explain=lambda: cutfuse.explain(cutfuse.pointwise, chain.function, *arguments),
+        reference=Reference(
+            lambda start, stop: chain.function(*(rows_of(tensor, 2, start, stop) for tensor in arguments)), *shape
+        ),
+        in_mode=fused_in_mode(fused, arguments),
+    )
+
+
+def reduction(shape: Shape, dim: int, op: str, chain: Chain, precision: str, device: torch.device) -> ChainWorkload:
+    """`cutfuse.reduce` over a dimension of x with the chain before it."""
+    x = random_tensor(shape, precision, device, seed=1)
+    kept = 1 - dim
+
+    def eager(x: Tensor) -> Tensor:
+        return REDUCTIONS[op](chain.function(x), dim)
+
+    def fused(x: Tensor) -> Tensor:
+        return cutfuse.reduce(x, dim, op, prologue=chain.function)
+
+    return ChainWorkload(
+        arguments=(x,),
+        eager=eager,
+        fused=fused,
+        explain=lambda: cutfuse.explain(cutfuse.reduce, x, dim, op, prologue=chain.function),
+        reference=Reference(
+            lambda start, stop: eager(x.narrow(kept, start, stop - start).double()), shape[kept], shape[dim]
+        ),
+        in_mode=fused_in_mode(fused, (x,)),
+    )
+
+
+@torch.enable_grad()
+def gradient_call(function: Function, x: Tensor, arriving: Tensor) -> Callable[[], Tensor]:
+    """The gradient of x alone: the forward pass is run here, once."""
+    leaf = x.detach().requires_grad_()
+    y = function(leaf)
+    return lambda: torch.autograd.grad(y, leaf, arriving, retain_graph=True)[0]
+
+
+def backward(shape: Shape, chain: Chain, precision: str, device: torch.device) -> ChainWorkload:
+    """The backward pass of `cutfuse.pointwise` of the chain, which has no operand."""
+    x, arriving = (random_tensor(shape, precision, device, seed) for seed in (1, 2))
+
+    def fused(x: Tensor) -> Tensor:
+        return cutfuse.pointwise(chain.function, x)
+
+    def in_mode(mode: str) -> Callable[[], Any]:
+        call = specialized.in_mode(mode, lambda: gradient_call(fused, x, arriving))()
+        return specialized.in_mode(mode, call)
+
+    def rows(start: int, stop: int) -> Tensor:
+        return gradient_call(chain.function, x[start:stop].double(), arriving[start:stop].double())()
+
+    eager = gradient_call(chain.function, x, arriving)
+    return ChainWorkload(
+        arguments=(),
+        eager=eager,
+        fused=fused,
+        explain=lambda: cutfuse.explain(cutfuse.pointwise, chain.function, x),
+        reference=Reference(rows, *shape),
+        in_mode=in_mode,
+    )
+
+
+def training(shape: Shape, compiled: str, precision: str, device: torch.device) -> ChainWorkload:
+    """A linear layer and gelu, forwards and backwards; `compiled` is the name of torch.compile's contender."""
+    arguments = tuple(host_calls.training_tensors(shape, precision, device))
+
+    def step_of(layer: Function) -> Callable[..., Any]:
+        return torch.enable_grad()(host_calls.training_step(layer))
+
+    eager, fused = step_of(host_calls.linear_gelu), step_of(host_calls.fused_linear_gelu)
+    compiled_step = step_of(torch.compile(host_calls.linear_gelu, fullgraph=True, dynamic=False))
+    wide = tuple(tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in arguments)
+    exact = [part.detach() for part in eager(*wide)]
+    norms = [part.norm() for part in exact]
+
+    def collect(parts: tuple[Tensor, ...]) -> Tensor:
+        """The result and the gradients as one tensor, each divided by its norm: their errors weigh alike."""
+        pieces = [part.detach().double() / norm for part, norm in zip(parts, norms, strict=True)]
+        return torch.cat([piece.flatten() for piece in pieces])
+
+    joint = collect(tuple(exact))
+    reference = Reference(lambda start, stop: joint[start:stop], joint.numel(), 1)
+    return ChainWorkload(
+        arguments=arguments,
+        eager=eager,
+        fused=fused,
+        explain=lambda: cutfuse.explain(cutfuse.linear, *arguments[:3], epilogue=F.gelu),
+        reference=reference,
+        collect=collect,
+        in_mode=fused_in_mode(fused, arguments),
+        extras={compiled: Run(lambda: compiled_step(*arguments), reference)},
+    )
