@@ -17,7 +17,7 @@ from .epilogue import Program
 from .gradients import autograd
 from .linear import LinearCall, for_operators, is_plain, linear, prepare_linear
 from .ops import schema
-from .planning.fused import KEEPS, explain_fused
+from .planning.fused import KEEPS, FusedExplanation, explain_fused
 from .planning.linear_plan import LinearArguments
 from .planning.planes import Planes
 from .pointwise import PointwiseCall, pointwise, prepare_pointwise, prepare_sigmoid, sigmoid
@@ -64,7 +64,8 @@ class Explanation:
     "matrix-vector" (no matrix product is needed), "kernel" (the call has no product) or "composed" (PyTorch's own
     operations). steps: what runs, in order. reasons: why this path was chosen. program: the epilogue as the kernels
     interpret it. bytes: the least that the call reads and writes. flops: multiplications and additions of its products.
-    workspace_bytes: what a fused product allocates beside its result and frees again.
+    workspace_bytes: what a fused product allocates beside its result and frees again. compiles: what is compiled into a
+    kernel because of this call, and when; or why nothing is.
     """
 
     call: str
@@ -75,6 +76,7 @@ class Explanation:
     bytes: int
     flops: int
     workspace_bytes: int = 0
+    compiles: str = _COMPILES
 
     def __str__(self) -> str:
         lines = [self.call]
@@ -102,7 +104,7 @@ class Explanation:
             ("runs", self.steps),
             ("because", self.reasons),
             ("program", self.program.pretty().splitlines()),
-            ("compiles", () if self.path == "composed" else (_COMPILES,)),
+            ("compiles", () if self.path == "composed" else (self.compiles,)),
             ("at least", (quantities,)),
             ("workspace", (_quantity(self.workspace_bytes, "B"),) if self.workspace_bytes else ()),
         ]
@@ -203,7 +205,7 @@ def _explain_linear(call: LinearCall) -> Explanation:
     described = [_described("x", call.x), _described(weight, call.weight)]
     described += [_described(f"operand {k}", t) for k, t in enumerate(call.operands)]
     reduced = "" if call.reduction == "none" else f", {call.reduction} over the last dimension"
-    path, steps, reasons, workspace_bytes = _linear_path(call)
+    path, steps, reasons, workspace_bytes, compiles = _linear_path(call)
     stored = rows if reduced else rows * columns
     products = 2 * (rows + columns) * depth if path == "matrix-vector" else 2 * rows * columns * depth
     return Explanation(
@@ -215,6 +217,7 @@ def _explain_linear(call: LinearCall) -> Explanation:
         bytes=_bytes(inputs) + stored * call.out_dtype.itemsize,
         flops=products,
         workspace_bytes=workspace_bytes,
+        compiles=compiles,
     )
 
 
@@ -233,6 +236,7 @@ class _Path(NamedTuple):
     steps: Sequence[str]
     reasons: Sequence[str]
     workspace_bytes: int = 0
+    compiles: str = _COMPILES
 
 
 def _linear_path(call: LinearCall) -> _Path:
@@ -247,7 +251,7 @@ def _linear_path(call: LinearCall) -> _Path:
     if composed:
         reasons = [composed]
         if composed == BEHIND_CUBLAS:
-            reasons += _explain_product(call, call.epilogue.program, call.reduction, call.out_dtype)[1]
+            reasons += _explain_product(call, call.epilogue.program, call.reduction, call.out_dtype).reasons
         return _Path("composed", ["torch.nn.functional.linear", "PyTorch's own operations"], reasons)
     after = "pointwise kernel, in place" if call.reduction == "none" else f"reduction kernel ({call.reduction})"
     product = "cuBLAS: torch.addmm" if call.bias is not None else "cuBLAS: torch.mm"
@@ -258,18 +262,16 @@ def _linear_path(call: LinearCall) -> _Path:
         product = f'product in precision "{product_mode()}"' if forced else product
         backward = f"backward: pointwise_backward kernel (with the bias gradient's sum), {products} for x and weight"
         reasons = ["the backward pass needs the pre-activation, which a fused kernel does not store"]
-        if forced and KEEPS in _explain_product(call, Program.parse(schema.IDENTITY), "none", call.x.dtype)[0]:
+        if forced and KEEPS in _explain_product(call, Program.parse(schema.IDENTITY), "none", call.x.dtype).steps:
             reasons.append(KEEPS)
         return _Path("unfused", [product, after.removesuffix(", in place"), backward], reasons)
-    fused, reasons, workspace_bytes = _explain_product(call, call.epilogue.program, call.reduction, call.out_dtype)
-    if not fused:
-        return _Path("unfused", [product, after], reasons)
-    return _Path("fused", fused, reasons, workspace_bytes)
+    fused = _explain_product(call, call.epilogue.program, call.reduction, call.out_dtype)
+    if not fused.steps:
+        return _Path("unfused", [product, after], fused.reasons)
+    return _Path("fused", *fused)
 
 
-def _explain_product(
-    call: LinearCall, program: Program, reduction: str, out_dtype: torch.dtype
-) -> tuple[list[str], list[str], int]:
+def _explain_product(call: LinearCall, program: Program, reduction: str, out_dtype: torch.dtype) -> FusedExplanation:
     operands = call.operands if program.operand_count else []
     arguments = LinearArguments(call.x, call.weight, call.bias, operands, program, reduction, out_dtype)
     _, planes, scheme = for_operators(call)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from cutfuse import composed, native
 from cutfuse.ops import cuda, schema
 from cutfuse.planning import linear_plan, prepared
-from cutfuse.planning.fused import KEEPS
+from cutfuse.planning.fused import KEEPS, FusedExplanation
 from cutfuse.planning.linear_plan import LinearArguments, first_scheme, plan_linear, precision_of
 from cutfuse.planning.planes import Planes
 from cutfuse.precision import SPLIT_MODES
@@ -89,11 +89,11 @@ class Device:
             return composed.linear(x, weight, bias, operands, program, out_dtype)
         return composed.linear_reduce(x, weight, bias, operands, program, reduction, out_dtype)
 
-    def explain_fused(self, arguments: LinearArguments, kept: Planes | None = None) -> tuple[list[str], list[str], int]:
+    def explain_fused(self, arguments: LinearArguments, kept: Planes | None = None) -> FusedExplanation:
         if precision_of(arguments) not in SPLIT_MODES:
-            return [], [], 0
+            return FusedExplanation([], [])
         plan = self.plan_call(arguments, kept)
-        return ["kernel", KEEPS if plan.reads_weight_planes else "the weight is split"], [], 0
+        return FusedExplanation(["kernel", KEEPS if plan.reads_weight_planes else "the weight is split"], [])
 
 
 def launch_after_product(plan: LinearPlan, z: Tensor, arguments: LinearArguments) -> Tensor:

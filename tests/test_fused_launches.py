@@ -89,8 +89,9 @@ def explain(
 ) -> tuple[str | None, list[str]]:
     """The kernel, None where none runs, and what is said beside."""
     with cutfuse.precision(mode):
-        steps, reasons, workspace_bytes = fused.explain_fused(arguments_of(x, weight, reduction, **options), kept)
-    assert (workspace_bytes > 0) <= bool(steps)
+        explained = fused.explain_fused(arguments_of(x, weight, reduction, **options), kept)
+    steps, reasons = explained.steps, explained.reasons
+    assert (explained.workspace_bytes > 0) <= bool(steps)
     return (steps[0], [*steps[1:], *reasons]) if steps else (None, reasons)
 
 
@@ -444,7 +445,7 @@ def test_explain_says_why_a_faster_kernel_does_not_run() -> None:
 def test_explain_gives_the_workspace() -> None:
     x, weight = inputs(1024, 4096, 4096)
     with cutfuse.precision("split3"):
-        *_, workspace_bytes = fused.explain_fused(arguments_of(x, weight, "none"))
+        workspace_bytes = fused.explain_fused(arguments_of(x, weight, "none")).workspace_bytes
     assert (
         workspace_bytes == fused.plan_call(arguments_of(x, weight, "none"), captured_mode="split3").workspace_bytes > 0
     )

@@ -13,6 +13,7 @@ import torch
 import torch._functorch.config
 import torch._inductor.config
 import torch.nn.functional as F
+from compiled_epilogues import FakeCompiler, compiled_by, core
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
@@ -86,6 +87,23 @@ def test_the_compiler_is_given_the_faster_one(device: tuple[int, int, int], dyna
         assert (torch.ops.aten.addmm.default in graph) == (device != H200)
 
 
+@pytest.mark.parametrize("reduction", [None, "amax"])
+def test_the_epilogue_is_compiled_beside_the_graph(device: tuple[int, int, int], reduction: str | None) -> None:
+    """Where the operator stays; a reduction always does."""
+
+    def reduced(x: Tensor, r: Tensor) -> Tensor:
+        return cutfuse.linear(x, W, B, epilogue=lambda z, r: F.gelu(z) * r, operands=(r,), reduce=reduction)
+
+    backend = aot_autograd(fw_compiler=lambda graph, _: graph, decompositions=select_decomp_table())
+    with compiled_by(FakeCompiler()) as compiler:
+        given = inputs(16)
+        torch.testing.assert_close(torch.compile(reduced, backend=backend)(*given), reduced(*given))
+        cutfuse.wait(30)
+        kernels = [kernel for kernel, _, _ in compiler.compiled]
+        assert core.specialization_count() == len(kernels) == (device == H200)
+        assert all(("rows" in kernel) == (reduction is not None) for kernel in kernels)
+
+
 def test_the_compilers_code(device: tuple[int, int, int]) -> None:
     torch.compile(torch.sin)(torch.ones(3))  # the compiler has been used before
     given = inputs(5)
@@ -100,10 +118,11 @@ def test_it_is_in_either_table_of_the_compiler(monkeypatch: pytest.MonkeyPatch) 
     for name in (True, False):
         with torch._inductor.config.patch(fallback_random=name):
             tables[name] = select_decomp_table()
-        monkeypatch.delitem(tables[name], schema.linear, raising=False)
+        for operator in (schema.linear, schema.linear_reduce):
+            monkeypatch.delitem(tables[name], operator, raising=False)
     with torch._inductor.config.patch(fallback_random=True):
         inductor.register()
-    assert all(schema.linear in table for table in tables.values())
+    assert all(schema.linear in table and schema.linear_reduce in table for table in tables.values())
 
 
 def decided(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -243,7 +244,7 @@ def test_ever_new_chains(compiler: FakeCompiler, launches: EmulatedLaunches, mon
     for number in range(limit + 100):
         chain = "; ".join(f"{ops[number // 8**place % 8]} {'prev' if place else 'z'}" for place in range(5))
         found.append(core.find_specialization(kernel, 0, Program.parse(f"operands=0; {chain}; neg prev").native, []))
-        specialize.request([found[-1]])
+        specialize.request([] if found[-1] is None else [found[-1]])
     assert all(found[:limit])
     assert not any(found[limit:])
     assert core.specialization_count() == limit
@@ -306,3 +307,37 @@ def test_an_exception_in_the_thread_leaves_it_able_to_go_on(
     x, weight, r = tensors()
     cutfuse.linear(x, weight, epilogue=lambda z, r: torch.tanh(z) + r, operands=(r,))
     assert cutfuse.wait(30) == 1
+
+
+def explained() -> str:
+    x, weight, r = tensors()
+    return cutfuse.explain(x, weight, epilogue=layer, operands=(r,)).compiles
+
+
+def test_explain_says_what_is_compiled_and_when(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
+    compiler.may_go_on.clear()
+    assert re.fullmatch(r"the program into sm90_bf16_\w+, in the background; until then it is interpreted", explained())
+    with cutfuse.specialization("now"):
+        assert explained().endswith("before the first call runs")
+    with cutfuse.specialization("off"):
+        assert explained() == 'nothing: the kernel interprets the program, because cutfuse.specialization is "off"'
+    call()
+    assert "at this moment" in explained()
+    compiler.may_go_on.set()
+    cutfuse.wait(30)
+    assert re.search(r"^nothing: sm90_bf16_\w+ has the program compiled in, which took \d\.\d\d s$", explained())
+    x, weight, _ = tensors()
+    assert cutfuse.explain(x, weight, epilogue=torch.relu).compiles.endswith("and have the program compiled in")
+    assert f"  compiles   {explained()}" in str(cutfuse.explain(x, weight, epilogue=layer, operands=(tensors()[2],)))
+
+
+def test_explain_says_why_nothing_is_compiled(launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not core.cuda_build:
+        assert explained().endswith("because cutfuse was built without CUDA kernels")
+    with compiled_by(FakeCompiler(lambda kernel: True)), contextlib.suppress(RuntimeWarning):
+        call()
+        cutfuse.wait(30)
+        assert re.search(r"because compiling it failed: .*no driver for this", explained(), re.DOTALL)
+    with compiled_by(FakeCompiler()):
+        monkeypatch.setattr(core, "find_specialization", lambda *_: None)
+        assert explained().endswith(f"because this process has compiled {core.most_specializations} others already")

@@ -58,7 +58,8 @@ GemmProblem problem_of(LinearRequest const& request) {
   return {request.x.rows,        request.weight.rows,   k,
           pitch(request.x),      pitch(request.weight), request.input,
           request.output,        request.reduction,     request.device.multiprocessors,
-          request.fused_cost(),  Product::kDirect};
+          request.fused_cost(),  Product::kDirect,
+          request.specialized_cost.has_value()};
 }
 
 // Kernels that compute what is asked for; all of them where none does, so that each says what it computes instead.

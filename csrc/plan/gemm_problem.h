@@ -35,6 +35,7 @@ struct GemmProblem {
   int32_t multiprocessors;
   float epilogue_cost;  // see cost_of(Program) and specialized_cost_of(Program)
   Product product;
+  bool specializes;  // the kernel has the epilogue compiled in, as soon as it is
 };
 
 // When a kernel over planes runs: always, or if the guard leaves split3 or trips it. Otherwise it returns at once.

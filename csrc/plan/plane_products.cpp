@@ -99,7 +99,8 @@ PlaneProduct plan_product(LinearRequest const& request, SplitScheme scheme, Weig
                      request.reduction,
                      request.device.multiprocessors,
                      request.fused_cost(),
-                     product_for(scheme, source)};
+                     product_for(scheme, source),
+                     request.specialized_cost.has_value()};
   product.kernel = best_candidate(product.problem);
   product.microseconds = predict_split_microseconds(request.x.rows, request.x.columns) + product.kernel.microseconds;
   if (source == WeightSource::kPass) {

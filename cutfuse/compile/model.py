@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from ..planning.background import background
+
 if TYPE_CHECKING:
     from .report import ModelExplanation, ProductReport
 
@@ -37,6 +39,7 @@ def backend(
     with config.patch(compile_rest.config):  # whether kernels are launched by a graph changes what is faster
         fuse(module)
     compiled: Callable[..., Any] = compile_rest(module, inputs)
+    background.wait()  # for what has been compiled beside it: a graph that is captured has what is ready
     return compiled
 
 

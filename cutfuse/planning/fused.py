@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from ..precision import SPLIT_MODES, allows_tf32, autocast_dtype, product_mode
 from .device import NOT_CUDA, device_facts
 from .linear_plan import LinearArguments, first_scheme, plan_linear, precision_of, why_no_kernels
 from .planes import Planes
+from .specialize import explain_epilogues
 
 if TYPE_CHECKING:
     from .._C import Alternative, LinearPlan
@@ -33,20 +34,34 @@ def plan_call(arguments: LinearArguments, kept: Planes | None = None, captured_m
     return plan_linear(arguments, precision, has_planes)
 
 
-def explain_fused(arguments: LinearArguments, kept: Planes | None = None) -> tuple[list[str], list[str], int]:
-    """What a fused call would run (nothing where it would not be fused), the reasons, and its workspace in bytes."""
-    if device_facts(arguments.x.device) == NOT_CUDA:
-        return [], [why_no_kernels(arguments.x.device)], 0
+class FusedExplanation(NamedTuple):
+    """What a fused call would run (nothing where it would not be fused), why, what it allocates beside its result in
+    bytes, and what it has compiled."""
+
+    steps: list[str]
+    reasons: list[str]
+    workspace_bytes: int = 0
+    compiles: str = ""
+
+
+def explain_fused(arguments: LinearArguments, kept: Planes | None = None) -> FusedExplanation:
+    device = arguments.x.device
+    if device_facts(device) == NOT_CUDA:
+        return FusedExplanation([], [why_no_kernels(device)])
     plan = plan_call(arguments, kept)
     *kernels, cublas = plan.alternatives
     runnable = [kernel for kernel in kernels if not kernel.rejection]
     if plan.ruled_out:
-        return [], [plan.ruled_out], 0
+        return FusedExplanation([], [plan.ruled_out])
     if not runnable:
-        return [], sorted({f"{kernel.name}: {kernel.rejection}" for kernel in kernels}), 0
+        return FusedExplanation([], sorted({f"{kernel.name}: {kernel.rejection}" for kernel in kernels}))
     explain = _explain_planes if precision_of(arguments) in SPLIT_MODES else _explain_direct
     steps, reasons = explain(plan, runnable, cublas)
-    return steps, reasons, plan.workspace_bytes if steps else 0
+    if not steps:
+        return FusedExplanation(steps, reasons)
+    dtypes = [operand.dtype for operand in arguments.operands]
+    compiles = explain_epilogues(plan, device.index or 0, arguments.program, dtypes)
+    return FusedExplanation(steps, reasons, plan.workspace_bytes, compiles)
 
 
 def _explain_direct(plan: LinearPlan, runnable: list[Alternative], cublas: Alternative) -> tuple[list[str], list[str]]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Epilogues = list["Specialization"]
 
+COMPILED_IN = "nothing: the kernels are built already, and have the program compiled in"
+
 
 def cost_when_specialized(program: Program) -> float | None:
     """What a program takes that is compiled into its kernel; None where kernels are to interpret it."""
@@ -33,12 +35,35 @@ def cost_when_specialized(program: Program) -> float | None:
     return program.native.specialized_cost
 
 
-def why_not_specialized() -> str:
-    """Why no epilogue is compiled into a kernel in this thread's mode; empty where they are."""
+def explain_epilogues(plan: LinearPlan, device: int, program: Program, dtypes: Sequence[torch.dtype]) -> str:
+    """What a call with this fused plan has compiled, or why nothing. dtypes: those of the program's operands."""
     core = native.core
-    if core.specialization_mode() == core.SpecializationMode.off:
-        return 'cutfuse.specialization is "off"'
-    return core.why_not_specialized()
+    if not program.instructions or program.native.is_compiled_in:
+        return COMPILED_IN
+    if not plan.specializes:
+        is_off = core.specialization_mode() == core.SpecializationMode.off
+        reason = 'cutfuse.specialization is "off"' if is_off else core.why_not_specialized()
+        return f"nothing: the kernel interprets the program, because {reason}"
+    epilogues = find_epilogues(plan, device, program, dtypes)
+    if not epilogues:
+        return (
+            "nothing: the kernel interprets the program, because this process has compiled "
+            f"{core.most_specializations} others already"
+        )
+    return "; ".join(_explain(epilogue) for epilogue in epilogues)
+
+
+def _explain(epilogue: Specialization) -> str:
+    core = native.core
+    if epilogue.is_ready:
+        return f"nothing: {epilogue.kernel} has the program compiled in, which took {epilogue.seconds:.2f} s"
+    if epilogue.failure:
+        return f"nothing: {epilogue.kernel} interprets the program, because compiling it failed: {epilogue.failure}"
+    if epilogue.is_claimed:
+        return f"the program into {epilogue.kernel}, at this moment; until then it is interpreted"
+    if core.specialization_mode() == core.SpecializationMode.now:
+        return f"the program into {epilogue.kernel}, before the first call runs"
+    return f"the program into {epilogue.kernel}, in the background; until then it is interpreted"
 
 
 def find_epilogues(plan: LinearPlan, device: int, program: Program, dtypes: Sequence[torch.dtype]) -> Epilogues:
