@@ -205,12 +205,13 @@ void launch_after(LinearPlan const& plan, uintptr_t stream, uintptr_t z, uintptr
 }  // namespace
 
 void bind_launch(py::module_& module) {
-  module.def("launch_fused", &launch_fused_plan, py::arg("plan"), py::arg("stream"), py::arg("x"), py::arg("weight"),
-             py::arg("bias"), py::arg("result"), py::arg("workspace"), py::arg("weight_planes"), py::arg("program"),
-             py::arg("operands"), py::arg("epilogues"),
-             "The launches of a fused plan. Tensors are addresses, 0 for none, laid out as the plan's request says; an "
-             "operand is (pointer, dtype, 0, row and column stride in elements). epilogues: the program in the kernel of "
-             "each FusedProduct; empty where they interpret it for good.");
+  module.def(
+      "launch_fused", &launch_fused_plan, py::arg("plan"), py::arg("stream"), py::arg("x"), py::arg("weight"),
+      py::arg("bias"), py::arg("result"), py::arg("workspace"), py::arg("weight_planes"), py::arg("program"),
+      py::arg("operands"), py::arg("epilogues"),
+      "The launches of a fused plan. Tensors are addresses, 0 for none, laid out as the plan's request says; an "
+      "operand is (pointer, dtype, 0, row and column stride in elements). epilogues: the program in the kernel of "
+      "each FusedProduct; empty where they interpret it for good.");
   module.def("launch_after_product", &launch_after, py::arg("plan"), py::arg("stream"), py::arg("z"), py::arg("result"),
              py::arg("workspace"), py::arg("program"), py::arg("operands"),
              "Of a plan that is not fused, the launches after cuBLAS's: z is its result, contiguous; result may be z.");

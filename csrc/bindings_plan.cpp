@@ -23,8 +23,8 @@ MatrixLayout to_layout(MatrixLayoutTuple const& matrix) {
 
 LinearRequest make_request(MatrixLayoutTuple const& x, MatrixLayoutTuple const& weight,
                            std::optional<VectorLayoutTuple> const& bias, int input, int output, int reduction,
-                           float epilogue_cost, std::optional<float> specialized_cost, float operand_bytes, Precision precision, bool weight_has_planes,
-                           DeviceTuple const& device, Issuer issuer) {
+                           float epilogue_cost, std::optional<float> specialized_cost, float operand_bytes,
+                           Precision precision, bool weight_has_planes, DeviceTuple const& device, Issuer issuer) {
   LinearRequest request = {};
   request.x = to_layout(x);
   request.weight = to_layout(weight);
@@ -104,9 +104,9 @@ void bind_request(py::module_& module) {
   py::class_<LinearRequest>(module, "LinearRequest",
                             "What the plan of reduce(program(x @ weight.T + bias, operands)) depends on.")
       .def(py::init(&make_request), py::kw_only(), py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("input"),
-           py::arg("output"), py::arg("reduction"), py::arg("epilogue_cost"),
-           py::arg("specialized_cost"), py::arg("operand_bytes"),
-           py::arg("precision"), py::arg("weight_has_planes"), py::arg("device"), py::arg("issuer"),
+           py::arg("output"), py::arg("reduction"), py::arg("epilogue_cost"), py::arg("specialized_cost"),
+           py::arg("operand_bytes"), py::arg("precision"), py::arg("weight_has_planes"), py::arg("device"),
+           py::arg("issuer"),
            "A matrix is (rows, columns, row stride, column stride, whether it begins at a multiple of 16 bytes), bias "
            "None or (stride, the same), device (compute capability's two numbers, multiprocessors). Strides are in "
            "elements; types and the reduction are codes of dtypes() and reductions(), 0 for no reduction. "

@@ -66,7 +66,8 @@ void check_epilogues(char const* function, LinearPlan const& plan, SpecializedEp
   bool const has_null = std::find(epilogues.begin(), epilogues.end(), nullptr) != epilogues.end();
   if (!epilogues.empty() && (epilogues.size() != products || has_null)) {
     throw py::value_error(std::string(function) + ": the plan has " + std::to_string(products) +
-                          " fused products, got " + std::to_string(epilogues.size()) + " specialized epilogues or None");
+                          " fused products, got " + std::to_string(epilogues.size()) +
+                          " specialized epilogues or None");
   }
 }
 
@@ -82,7 +83,8 @@ void bind_specialize(py::module_& module) {
   module.def("set_thread_specialization_mode", &sp::set_thread_mode, py::arg("mode").none(true));
 
   py::class_<sp::Specialization, std::unique_ptr<sp::Specialization, py::nodelete>>(
-      module, "Specialization", "A kernel with a program compiled in, on one device: one for all numbers of the program.")
+      module, "Specialization",
+      "A kernel with a program compiled in, on one device: one for all numbers of the program.")
       .def_property_readonly("kernel", &sp::Specialization::kernel)
       .def_property_readonly("device", &sp::Specialization::device)
       .def("claim", &sp::Specialization::claim, "True for the first who asks, and who is to have the kernel compiled.")
@@ -98,18 +100,20 @@ void bind_specialize(py::module_& module) {
           py::call_guard<py::gil_scoped_release>(),
           "Compiles the kernel, unless that has been done or tried; whether it is there now.")
       .def("__repr__", &describe);
-  module.def("find_specialization", &find_specialization, py::arg("kernel"), py::arg("device"), py::arg("program"),
-             py::arg("operand_types"), py::return_value_policy::reference,
-             "The one specialization of these, made now if there is none yet. None beyond most_specializations, and for "
-             "a program that no kernel interprets.");
+  module.def(
+      "find_specialization", &find_specialization, py::arg("kernel"), py::arg("device"), py::arg("program"),
+      py::arg("operand_types"), py::return_value_policy::reference,
+      "The one specialization of these, made now if there is none yet. None beyond most_specializations, and for "
+      "a program that no kernel interprets.");
   module.def(
       "why_not_specialized", [] { return sp::kernel_compiler().why_not(); },
       "Why no program can be compiled into a kernel; empty where it can.");
   module.def("specialization_count", &sp::specialization_count);
   module.attr("most_specializations") = sp::kMostSpecializations;
-  module.def("use_compiler", &fake_compiler, py::arg("compile").none(true),
-             "Gives compile(kernel, device, program, operand types) what the driver would compile; None gives it to the "
-             "driver again. For tests.");
+  module.def(
+      "use_compiler", &fake_compiler, py::arg("compile").none(true),
+      "Gives compile(kernel, device, program, operand types) what the driver would compile; None gives it to the "
+      "driver again. For tests.");
   module.def("forget_specializations", &sp::forget_specializations, "Forgets all of them, and frees none. For tests.");
 }
 

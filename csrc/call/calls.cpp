@@ -110,9 +110,8 @@ class Run {
     LinearBuffers const buffers = {arguments_.facts[0].data, arguments_.facts[1].data, bias(),
                                    result.address,           workspace.address,        nullptr};
     Operands const given = operands();
-    bool const done = launch([&] {
-      launch_fused(steps.plan, buffers, plan_.program, given, steps.epilogues, launcher(), stream_);
-    });
+    bool const done =
+        launch([&] { launch_fused(steps.plan, buffers, plan_.program, given, steps.epilogues, launcher(), stream_); });
     return done ? std::move(result.tensor) : PyRef();
   }
 

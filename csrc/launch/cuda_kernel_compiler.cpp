@@ -80,8 +80,7 @@ class Driver final : public KernelCompiler {
            version_of(CUDART_VERSION);
   }
 
-  void const* compile(std::string_view kernel, int device, Program const& program,
-                      OperandTypes const& types) override {
+  void const* compile(std::string_view kernel, int device, Program const& program, OperandTypes const& types) override {
     KernelText const& text = text_of(kernel);
     std::string const ptx = text.specialize(program, types, op_snippets());
     WithoutCapture const relaxed;

@@ -67,9 +67,7 @@ class FusedLaunches {
   void operator()(ReductionPass const&) const {}
 
  private:
-  LoadedKernel* next_epilogue() {
-    return epilogues_.empty() ? nullptr : epilogues_[products_++]->loaded();
-  }
+  LoadedKernel* next_epilogue() { return epilogues_.empty() ? nullptr : epilogues_[products_++]->loaded(); }
 
   template <class T>
   T* at(Piece const& piece) const {

@@ -24,9 +24,9 @@ constexpr int kMostNumbersOfPasses = 16;
 // The numbers of an instruction that its op or its step reads.
 enum Number : int { kFirstImmediate, kSecondImmediate, kScale, kShift, kNumbers };
 
-constexpr std::array<size_t, kNumbers> kNumberOffsets = {
-    offsetof(Instruction, immediate), offsetof(Instruction, immediate) + sizeof(float), offsetof(Instruction, scale),
-    offsetof(Instruction, shift)};
+constexpr std::array<size_t, kNumbers> kNumberOffsets = {offsetof(Instruction, immediate),
+                                                         offsetof(Instruction, immediate) + sizeof(float),
+                                                         offsetof(Instruction, scale), offsetof(Instruction, shift)};
 
 std::string element(std::string const& registers, int i) { return registers + std::to_string(i); }
 
@@ -272,7 +272,7 @@ class BodyWriter {
   EpilogueBody body_;
   int elements_ = 0;  // that the program is written for
   int copies_ = 0;
-  int resident_end_ = 0;  // of the instructions whose numbers stay in registers
+  int resident_end_ = 0;                   // of the instructions whose numbers stay in registers
   std::array<int, kMaxSlots> slots_ = {};  // the instruction whose result each slot holds
 };
 

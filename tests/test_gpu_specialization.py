@@ -1,0 +1,262 @@
+"""On a GPU: kernels with an epilogue compiled in give the interpreting kernels' bits, and run when they are said to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from generators import REDUCTIONS
+from hypothesis import HealthCheck, given, settings
+from random_programs import Recipe, make_program, recipes
+from torch import Tensor
+
+import cutfuse
+from cutfuse import native
+from cutfuse.epilogue import Program, op_table
+from cutfuse.planning.linear_launch import launch_fused
+from cutfuse.planning.linear_plan import LinearArguments, plan_linear
+from cutfuse.planning.specialize import find_epilogues
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda"
+MODES = {torch.bfloat16: "tf32", torch.float16: "tf32", torch.float32: "split3"}
+SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, 3.0, 6.0, 1e-20, 88.0, -100.0, 3e4, float("inf"), -float("inf"), float("nan"))
+LONG = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"] * 3)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    native.core.forget_specializations()
+
+
+def layer(
+    program: Program,
+    operands: Sequence[Tensor] = (),
+    dtype: torch.dtype = torch.bfloat16,
+    reduction: str = "none",
+    out_dtype: torch.dtype | None = None,
+) -> LinearArguments:
+    """z is random but for columns of special values, and its tiles lie across the matrix's end."""
+    m, n, k = 200, 264, 136
+    generator = torch.Generator(DEVICE).manual_seed(7)
+    x, weight = (torch.randn(shape, generator=generator, device=DEVICE).to(dtype) for shape in ((m, k), (n, k)))
+    weight[: len(SPECIAL)] = 0
+    bias = torch.randn(n, generator=generator, device=DEVICE)
+    bias[: len(SPECIAL)] = torch.tensor(SPECIAL, device=DEVICE)
+    return LinearArguments(x, weight, bias.to(dtype), operands, program, reduction, out_dtype or dtype)
+
+
+def run(arguments: LinearArguments, mode: str, only: str = "") -> Tensor:
+    """By the kernel of this name, or by the one that is fastest with the epilogue compiled in."""
+    with cutfuse.specialization(mode):
+        return launch_fused(plan_linear(arguments, MODES[arguments.x.dtype], only=only), arguments)
+
+
+def kernels_for(arguments: LinearArguments) -> list[str]:
+    with cutfuse.specialization("now"):
+        *kernels, _ = plan_linear(arguments, MODES[arguments.x.dtype]).alternatives
+    return [kernel.name for kernel in kernels if not kernel.rejection]
+
+
+def assert_same_bits(arguments: LinearArguments, kernels: Sequence[str]) -> None:
+    for kernel in kernels:
+        interpreted, compiled = (run(arguments, mode, kernel) for mode in ("off", "now"))
+        integers = torch.int16 if interpreted.element_size() == 2 else torch.int32
+        wrong = interpreted.view(integers) != compiled.view(integers)
+        where = (kernel, arguments.program.text, interpreted[wrong][:4], compiled[wrong][:4])
+        assert not wrong.any(), where
+    with cutfuse.specialization("now"):
+        plan = plan_linear(arguments, MODES[arguments.x.dtype], only=kernels[0])
+    types = [operand.dtype for operand in arguments.operands]
+    epilogues = find_epilogues(plan, 0, arguments.program, types)
+    assert epilogues
+    assert all(epilogue.is_ready for epilogue in epilogues), [epilogue.failure for epilogue in epilogues]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["fast", "accurate"])
+@pytest.mark.parametrize("name", [op.name for op in op_table().ops])
+def test_every_op(name: str, dtype: torch.dtype) -> None:
+    op = op_table().op(name)
+    words = [name, *("z", "r0", "s0")[: op.arity], *(repr(float(default)) for _, default in op.parameters)]
+    program = Program.parse(f"operands=2; copy r1 -> s0; {' '.join(words)}; copy prev")
+    generator = torch.Generator(DEVICE).manual_seed(8)
+    operands = [torch.randn(200, 264, generator=generator, device=DEVICE).to(dtype) for _ in range(2)]
+    operands[0][:, ::3] = torch.tensor(SPECIAL, device=DEVICE).repeat(15)[:200, None].to(dtype)
+    arguments = layer(program, operands, dtype)
+    assert_same_bits(arguments, kernels_for(arguments)[:1])
+
+
+@pytest.mark.parametrize("length", ["short", "long"])
+@pytest.mark.parametrize("reduction", ["none", *REDUCTIONS])
+@pytest.mark.parametrize("dtype", MODES, ids=str)
+def test_every_kernel(dtype: torch.dtype, reduction: str, length: str) -> None:
+    """With a row, a column and a full operand of three types."""
+    tail = "mul prev r0; add prev r1; sub prev r2"
+    program = Program.parse(f"operands=3; {'tanh z' if length == 'short' else LONG.replace('prev', 'z', 1)}; {tail}")
+    row, column, full = (torch.randn(shape, device=DEVICE) for shape in ((1, 264), (200, 1), (200, 264)))
+    for out_dtype in {dtype, torch.float32}:
+        arguments = layer(program, (row.half(), column, full.bfloat16()), dtype, reduction, out_dtype)
+        assert_same_bits(arguments, kernels_for(arguments))
+
+
+@given(recipe=recipes())
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+def test_random_programs(recipe: Recipe) -> None:
+    native.core.forget_specializations()
+    program = make_program(recipe)
+    if not program.instructions or program.native.is_compiled_in:
+        return
+    operands = [torch.randn(200, 264, device=DEVICE) for _ in range(program.operand_count)]
+    for dtype in (torch.bfloat16, torch.float32):
+        arguments = layer(program, operands, dtype)
+        assert_same_bits(arguments, kernels_for(arguments)[:1])
+
+
+def test_one_kernel_serves_all_numbers() -> None:
+    for number in (0.25, 1.5, -3.0):
+        program = Program.parse(f"operands=0; softplus z {number} 20.0; mul prev {number}; clamp prev {-number} 9.0")
+        assert_same_bits(arguments := layer(program), kernels_for(arguments)[:1])
+    assert native.core.specialization_count() == 1
+
+
+def chain(z: Tensor, r: Tensor) -> Tensor:
+    return torch.tanh(z) * r + torch.sigmoid(z)
+
+
+def inputs() -> list[Tensor]:
+    return [torch.randn(shape, device=DEVICE).bfloat16() for shape in ((512, 256), (1024, 256), (512, 1024))]
+
+
+def test_a_profiler_shows_the_program() -> None:
+    x, weight, r = inputs()
+    with cutfuse.specialization("now"):
+        cutfuse.linear(x, weight, epilogue=chain, operands=(r,))
+        with torch.profiler.profile() as profile:
+            cutfuse.linear(x, weight, epilogue=chain, operands=(r,))
+            torch.cuda.synchronize()
+    assert any("__tanh_mul_sigmoid" in event.key for event in profile.key_averages())
+
+
+def test_a_graph_has_what_is_ready() -> None:
+    """And a kernel that is compiled during the capture does not disturb it."""
+    x, weight, r = inputs()
+    with cutfuse.specialization("now"):
+        expected = cutfuse.linear(x, weight, epilogue=chain, operands=(r,))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = cutfuse.linear(x, weight, epilogue=chain, operands=(r,))
+    y.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(y, expected)
+    native.core.forget_specializations()
+    cutfuse.linear(x, weight, epilogue=lambda z, r: torch.cos(z) - r, operands=(r,))  # is being compiled
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = cutfuse.linear(x, weight, epilogue=lambda z, r: torch.cos(z) - r, operands=(r,))
+    cutfuse.wait(60)
+    expected = cutfuse.linear(x, weight, epilogue=lambda z, r: torch.cos(z) - r, operands=(r,))
+    y.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(y, expected)
+
+
+def test_streams_and_threads() -> None:
+    x, weight, r = inputs()
+    with cutfuse.specialization("off"):
+        expected = cutfuse.linear(x, weight, epilogue=chain, operands=(r,))
+    torch.cuda.synchronize()
+
+    def call(_: int) -> bool:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            results = [cutfuse.linear(x, weight, epilogue=chain, operands=(r,)) for _ in range(20)]
+            stream.synchronize()
+        return all(torch.allclose(expected, y, rtol=2e-2, atol=2e-2) for y in results)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(call, range(32)))
+    assert cutfuse.wait(60) >= 1
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
+def test_every_device_has_its_own() -> None:
+    program = Program.parse("operands=0; tanh z; mul prev z")
+    for device in range(2):
+        with torch.cuda.device(device):
+            arguments = layer(program)
+            moved = [t.to(f"cuda:{device}") for t in (arguments.x, arguments.weight, arguments.bias)]  # type: ignore[union-attr]
+            arguments = arguments._replace(x=moved[0], weight=moved[1], bias=moved[2])
+            kernel = kernels_for(arguments)[0]
+            assert torch.equal(run(arguments, "off", kernel).nan_to_num(), run(arguments, "now", kernel).nan_to_num())
+    assert native.core.specialization_count() == 2
+
+
+PROGRAM = """
+import time, torch, cutfuse
+x, w, r = (torch.randn(shape, device="cuda").bfloat16() for shape in ((512, 256), (1024, 256), (512, 1024)))
+chain = lambda z, r: torch.tanh(z) * r + torch.sigmoid(z)
+with cutfuse.specialization("now"):
+    y = cutfuse.linear(x, w, epilogue=chain, operands=(r,))
+    z = torch.nn.functional.linear(x.double(), w.double())
+    assert torch.allclose(y.double(), chain(z, r.double()), rtol=2e-2, atol=2e-2)
+    print(cutfuse.explain(x, w, epilogue=chain, operands=(r,)).compiles)
+"""
+
+
+def start(environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM)],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert "has the program compiled in" in output
+
+
+@pytest.mark.parametrize("cache", ["cold", "disabled", "read-only", "truncated", "missing"])
+def test_the_drivers_cache(cache: str, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    environment = {"CUDA_CACHE_PATH": str(folder)}
+    if cache == "disabled":
+        environment["CUDA_CACHE_DISABLE"] = "1"
+    elif cache == "read-only":
+        folder.mkdir(mode=0o500)
+    elif cache == "truncated":
+        finish(start(environment))
+        for path in folder.rglob("*"):
+            if path.is_file():
+                with contextlib.suppress(OSError):
+                    os.truncate(path, path.stat().st_size // 2)
+    elif cache == "missing":
+        environment["CUDA_CACHE_PATH"] = "/nowhere/at/all"
+    finish(start(environment))
+
+
+def test_many_processes_at_once(tmp_path: Path) -> None:
+    processes = [start({"CUDA_CACHE_PATH": str(tmp_path / "cache")}) for _ in range(16)]
+    for process in processes:
+        finish(process)
+
+
+def test_requesting_under_every_mode() -> None:
+    arguments = layer(Program.parse("operands=0; tanh z; mul prev z"))
+    (kernel, *_) = kernels_for(arguments)
+    results = [run(arguments, mode, kernel) for mode in ("off", "background", "now")]
+    cutfuse.wait(60)
+    results.append(run(arguments, "background", kernel))
+    assert all(torch.equal(results[0].nan_to_num(), result.nan_to_num()) for result in results)
