@@ -1,7 +1,7 @@
 // Kernels with a program compiled in: part of every build.
-#include <algorithm>
 #include <optional>
 #include <utility>
+#include <variant>
 
 #include "bindings.h"
 #include "plan/gemm_configs.h"
@@ -61,14 +61,20 @@ std::string describe(sp::Specialization const& specialization) {
 }  // namespace
 
 void check_epilogues(char const* function, LinearPlan const& plan, SpecializedEpilogues const& epilogues) {
-  size_t products = 0;
-  for (Launch const& launch : plan.launches) products += std::holds_alternative<FusedProduct>(launch) ? 1 : 0;
-  bool const has_null = std::find(epilogues.begin(), epilogues.end(), nullptr) != epilogues.end();
-  if (!epilogues.empty() && (epilogues.size() != products || has_null)) {
-    throw py::value_error(std::string(function) + ": the plan has " + std::to_string(products) +
-                          " fused products, got " + std::to_string(epilogues.size()) +
-                          " specialized epilogues or None");
+  if (epilogues.empty()) return;
+  std::vector<std::string> kernels;
+  for (Launch const& launch : plan.launches) {
+    auto const* const product = std::get_if<FusedProduct>(&launch);
+    if (product != nullptr) kernels.emplace_back(gemm_configs()[product->kernel.config].name);
   }
+  bool fits = kernels.size() == epilogues.size();
+  for (size_t k = 0; fits && k < kernels.size(); ++k) {
+    fits = epilogues[k] != nullptr && epilogues[k]->kernel() == kernels[k];
+  }
+  if (fits) return;
+  std::string wanted;
+  for (std::string const& kernel : kernels) wanted += (wanted.empty() ? "" : ", ") + kernel;
+  throw py::value_error(std::string(function) + ": specialized epilogues have to be of the plan's kernels, " + wanted);
 }
 
 void bind_specialize(py::module_& module) {
@@ -89,6 +95,8 @@ void bind_specialize(py::module_& module) {
       .def_property_readonly("device", &sp::Specialization::device)
       .def("claim", &sp::Specialization::claim, "True for the first who asks, and who is to have the kernel compiled.")
       .def_property_readonly("is_claimed", &sp::Specialization::is_claimed)
+      .def_property_readonly("is_pending", &sp::Specialization::is_pending,
+                             "Whether compiling has been neither done nor tried.")
       .def_property_readonly(
           "is_ready", [](sp::Specialization const& specialization) { return specialization.loaded() != nullptr; },
           "Whether launches take the compiled kernel.")
@@ -109,6 +117,7 @@ void bind_specialize(py::module_& module) {
       "why_not_specialized", [] { return sp::kernel_compiler().why_not(); },
       "Why no program can be compiled into a kernel; empty where it can.");
   module.def("specialization_count", &sp::specialization_count);
+  module.def("compiled_count", &sp::compiled_count, "How many specializations are compiled.");
   module.attr("most_specializations") = sp::kMostSpecializations;
   module.def(
       "use_compiler", &fake_compiler, py::arg("compile").none(true),

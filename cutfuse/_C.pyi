@@ -40,6 +40,7 @@ __all__: list[str] = [
     "call_reduce",
     "callable_counts",
     "class_version",
+    "compiled_count",
     "connect_calls",
     "cuda_build",
     "direct_calls",
@@ -641,6 +642,11 @@ class Specialization:
     @property
     def is_claimed(self) -> bool: ...
     @property
+    def is_pending(self) -> bool:
+        """
+        Whether compiling has been neither done nor tried.
+        """
+    @property
     def is_ready(self) -> bool:
         """
         Whether launches take the compiled kernel.
@@ -751,6 +757,11 @@ def callable_counts() -> dict[str, int]:
 def class_version(type: type) -> int:
     """
     A number that a class has until anything about it or a base changes; 0 where it has none.
+    """
+
+def compiled_count() -> int:
+    """
+    How many specializations are compiled.
     """
 
 def connect_calls(functions: dict[str, typing.Any] | None) -> None:

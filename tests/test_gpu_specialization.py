@@ -36,6 +36,7 @@ LONG = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
     native.core.forget_specializations()
+    native.core.forget_calls()
 
 
 def layer(
@@ -136,6 +137,7 @@ def inputs() -> list[Tensor]:
     return [torch.randn(shape, device=DEVICE).bfloat16() for shape in ((512, 256), (1024, 256), (512, 1024))]
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
 def test_a_profiler_shows_the_program() -> None:
     x, weight, r = inputs()
     with cutfuse.specialization("now"):
@@ -184,7 +186,7 @@ def test_streams_and_threads() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(call, range(32)))
-    assert cutfuse.wait(60) >= 1
+    assert cutfuse.wait(60) == 1
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")

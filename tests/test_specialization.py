@@ -19,7 +19,7 @@ from torch import Tensor
 import cutfuse
 from cutfuse.epilogue import Epilogue, Program
 from cutfuse.ops import cuda
-from cutfuse.planning import linear_launch, specialize
+from cutfuse.planning import linear_launch, linear_plan, specialize
 from cutfuse.planning.background import background
 from cutfuse.planning.linear_plan import LinearArguments
 
@@ -70,16 +70,18 @@ def call() -> Tensor:
 
 
 def test_calls_interpret_until_the_epilogue_is_compiled(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
+    """Until then they take the general path."""
     compiler.may_go_on.clear()
     call()
     before = direct_calls()
-    results = [call_generally(), call()]
-    assert direct_calls() == before + 1
-    assert kernels_of(launches) == [INTERPRETED, INTERPRETED]
+    results = [call_generally()]
+    call()
+    assert direct_calls() == before
+    assert kernels_of(launches) == [INTERPRETED]
     compiler.may_go_on.set()
     assert cutfuse.wait(30) == 1
     results += [call_generally(), call()]
-    assert direct_calls() == before + 2
+    assert direct_calls() == before + 1
     assert kernels_of(launches) == [0x1001, 0x1001]
     assert all(torch.equal(results[0], result) for result in results)
     assert len(compiler.compiled) == 1
@@ -97,7 +99,7 @@ def test_now_waits_for_what_the_background_has_begun(compiler: FakeCompiler, lau
     compiler.may_go_on.clear()
     call()
     assert compiler.has_begun.wait(30)
-    call()
+    call_generally()
     threading.Timer(0.2, compiler.may_go_on.set).start()
     with cutfuse.specialization("now"):
         call_generally()
@@ -142,6 +144,13 @@ def test_chains_that_every_kernel_has_compiled_in(compiler: FakeCompiler, launch
         cutfuse.linear(x, weight, epilogue=torch.relu)
         cutfuse.linear(x, weight, epilogue=torch.nn.functional.gelu)
     assert not compiler.compiled
+    program = Epilogue(torch.nn.functional.gelu, 0).program
+    arguments = LinearArguments(x, weight, None, (), program, "none", torch.bfloat16)
+    plans = []
+    for mode in ("off", "now"):
+        with cutfuse.specialization(mode):
+            plans.append(linear_plan.plan_linear(arguments, "tf32"))
+    assert plans[0] is plans[1], "one kernel, whatever the mode: so the same bits"
 
 
 def test_both_products_of_a_guarded_layer(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
@@ -185,13 +194,13 @@ def test_a_failure_in_the_background(launches: EmulatedLaunches, action: str) ->
 
 def test_an_old_driver_interprets_and_says_so(launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specialize.native, "has_kernels", lambda: True)
-    specialize._warn_without_compiler.cache_clear()
+    specialize._warned_of.clear()
     with pytest.warns(RuntimeWarning, match="epilogues are interpreted"):
         call_generally()
     call()
     call()
     assert kernels_of(launches) == [INTERPRETED, INTERPRETED]
-    specialize._warn_without_compiler.cache_clear()
+    specialize._warned_of.clear()
 
 
 def test_waiting_has_a_limit(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
@@ -220,6 +229,20 @@ def test_nothing_is_started_while_a_graph_is_captured(
     call()
     assert direct_calls() == before + 1
     assert kernels_of(launches) == [INTERPRETED, INTERPRETED, 0x1001]
+
+
+def test_a_capture_waits_for_what_has_been_started(
+    compiler: FakeCompiler, launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on the direct path, whose plan is known already."""
+    compiler.may_go_on.clear()
+    call()
+    assert compiler.has_begun.wait(30)
+    monkeypatch.setattr(specialize, "_is_capturing", lambda: True)
+    threading.Timer(0.2, compiler.may_go_on.set).start()
+    call_generally()
+    call()
+    assert kernels_of(launches) == [0x1001, 0x1001]
 
 
 def test_many_threads_compile_once(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
@@ -304,9 +327,45 @@ def test_an_exception_in_the_thread_leaves_it_able_to_go_on(
         call()
         cutfuse.wait(30)
     assert [type(given.exc_value) for given in printed] == [ZeroDivisionError]
+
+
+def test_what_is_queued_behind_an_exception_is_compiled(
+    compiler: FakeCompiler, launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda given: None)
+    real = background.compile
+    monkeypatch.setattr(background, "compile", lambda found: real(found) if compiler.has_begun.is_set() else fail())
+
+    def fail() -> None:
+        compiler.may_go_on.wait(30)
+        compiler.has_begun.set()
+        raise ZeroDivisionError
+
+    compiler.may_go_on.clear()
+    call()
     x, weight, r = tensors()
     cutfuse.linear(x, weight, epilogue=lambda z, r: torch.tanh(z) + r, operands=(r,))
+    compiler.may_go_on.set()
     assert cutfuse.wait(30) == 1
+
+
+def test_a_process_that_can_start_no_thread(
+    compiler: FakeCompiler, launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls interpret, nobody waits, and the next chain tries again."""
+    with monkeypatch.context() as patch:
+
+        def refuse(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patch.setattr(threading.Thread, "start", refuse)
+        call()
+        call_generally()
+        assert cutfuse.wait(1) == 0
+        assert kernels_of(launches) == [INTERPRETED]
+    x, weight, r = tensors()
+    cutfuse.linear(x, weight, epilogue=lambda z, r: torch.tanh(z) + r, operands=(r,))
+    assert cutfuse.wait(30) == 2
 
 
 def explained() -> str:
@@ -325,7 +384,7 @@ def test_explain_says_what_is_compiled_and_when(compiler: FakeCompiler, launches
     assert "at this moment" in explained()
     compiler.may_go_on.set()
     cutfuse.wait(30)
-    assert re.search(r"^nothing: sm90_bf16_\w+ has the program compiled in, which took \d\.\d\d s$", explained())
+    assert re.search(r"^done: sm90_bf16_\w+ has the program compiled in, which took \d\.\d\d s$", explained())
     x, weight, _ = tensors()
     assert cutfuse.explain(x, weight, epilogue=torch.relu).compiles.endswith("and have the program compiled in")
     assert f"  compiles   {explained()}" in str(cutfuse.explain(x, weight, epilogue=layer, operands=(tensors()[2],)))
@@ -340,4 +399,4 @@ def test_explain_says_why_nothing_is_compiled(launches: EmulatedLaunches, monkey
         assert re.search(r"because compiling it failed: .*no driver for this", explained(), re.DOTALL)
     with compiled_by(FakeCompiler()):
         monkeypatch.setattr(core, "find_specialization", lambda *_: None)
-        assert explained().endswith(f"because this process has compiled {core.most_specializations} others already")
+        assert explained().endswith(f"because this process has asked for {core.most_specializations} others already")

@@ -1,5 +1,6 @@
 #include "call/calls.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <utility>
@@ -136,10 +137,19 @@ class Run {
   Stream const stream_;
 };
 
+// Until its epilogue is compiled, a call takes the general path, which waits for it in captures and where that is asked
+// for.
+bool waits_for_epilogue(CallPlan const& plan) {
+  auto const* const steps = std::get_if<LinearSteps>(&plan.steps);
+  return steps != nullptr && std::any_of(steps->epilogues.begin(), steps->epilogues.end(),
+                                         [](auto const* epilogue) { return epilogue->is_pending(); });
+}
+
 PyObject* run_directly(CallPlan const& plan, Arguments const& arguments) {
   TorchState const& torch = torch_state();
   int32_t const device = arguments.facts[0].device_index;
   if (std::holds_alternative<GeneralSteps>(plan.steps) || !torch.is_current_device(device)) Py_RETURN_NONE;
+  if (waits_for_epilogue(plan)) Py_RETURN_NONE;
   Stream stream = nullptr;
   if (!torch.current_stream(device, stream)) return nullptr;
   direct_call_count.fetch_add(1, std::memory_order_relaxed);

@@ -36,19 +36,45 @@ class WithoutCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// Makes a device current in this thread while it lives.
-class OnDevice {
+// What the driver's compiler says, in memory that outlives the compilation: it may be put off until a kernel is needed.
+class CompilerLog {
  public:
-  explicit OnDevice(int device) {
-    check(cudaGetDevice(&before_), "cudaGetDevice");
-    check(cudaSetDevice(device), "cudaSetDevice");
-  }
-  ~OnDevice() { cudaSetDevice(before_); }
-  OnDevice(OnDevice const&) = delete;
-  OnDevice& operator=(OnDevice const&) = delete;
+  // Of the JIT options, which the driver writes through.
+  std::array<cudaJitOption, 4> const& options() const { return options_; }
+  std::array<void*, 4>& values() { return values_; }
+
+  std::string text() const { return (std::string(errors_.data()) + notes_.data()).substr(0, kShown); }
 
  private:
-  int before_ = 0;
+  static constexpr size_t kBytes = 8192;
+  static constexpr size_t kShown = 500;
+  std::array<char, kBytes> errors_ = {};
+  std::array<char, kBytes> notes_ = {};
+  std::array<cudaJitOption, 4> options_ = {cudaJitErrorLogBuffer, cudaJitErrorLogBufferSizeBytes, cudaJitInfoLogBuffer,
+                                           cudaJitInfoLogBufferSizeBytes};
+  std::array<void*, 4> values_ = {errors_.data(), reinterpret_cast<void*>(kBytes), notes_.data(),
+                                  reinterpret_cast<void*>(kBytes)};
+};
+
+// A library that is unloaded again unless it is kept.
+class Library {
+ public:
+  Library() = default;
+  ~Library() {
+    if (library_ != nullptr) cudaLibraryUnload(library_);
+  }
+  Library(Library const&) = delete;
+  Library& operator=(Library const&) = delete;
+
+  cudaError_t load(std::string const& ptx, CompilerLog& log) {
+    return cudaLibraryLoadData(&library_, ptx.c_str(), const_cast<cudaJitOption*>(log.options().data()),
+                               log.values().data(), static_cast<unsigned>(log.options().size()), nullptr, nullptr, 0);
+  }
+  cudaLibrary_t get() const { return library_; }
+  void keep() { library_ = nullptr; }
+
+ private:
+  cudaLibrary_t library_ = nullptr;
 };
 
 KernelText const& text_of(std::string_view kernel) {
@@ -64,7 +90,7 @@ KernelText const& text_of(std::string_view kernel) {
 
 // The driver's ptxas says so where it gives up on asynchronous matrix instructions or on registers of a warp group's:
 // such a kernel would be slower than the one that interprets.
-constexpr std::string_view kSlowKernel = "C75";
+constexpr std::string_view kSlowKernel = "(C75";
 
 std::string version_of(int number) { return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10); }
 
@@ -80,40 +106,28 @@ class Driver final : public KernelCompiler {
            version_of(CUDART_VERSION);
   }
 
+  // Leaves the device current in this thread.
   void const* compile(std::string_view kernel, int device, Program const& program, OperandTypes const& types) override {
     KernelText const& text = text_of(kernel);
     std::string const ptx = text.specialize(program, types, op_snippets());
     WithoutCapture const relaxed;
-    OnDevice const on_device(device);
-    cudaLibrary_t const library = load(ptx);
+    check(cudaSetDevice(device), "cudaSetDevice");
+    CompilerLog log;
+    Library library;
+    cudaError_t status = library.load(ptx, log);
     cudaKernel_t found = nullptr;
-    check(cudaLibraryGetKernel(&found, library, text.name_with(program).c_str()), "cudaLibraryGetKernel");
+    if (status == cudaSuccess) status = cudaLibraryGetKernel(&found, library.get(), text.name_with(program).c_str());
     auto const* const function = reinterpret_cast<void const*>(found);
-    // The driver compiles for a device when the kernel is first needed there: now, and not at its first launch.
+    // The driver may put off compiling until the kernel is needed: now, and not at its first launch.
     cudaFuncAttributes attributes = {};
-    check(cudaFuncGetAttributes(&attributes, function), "compiling the kernel");
-    return function;
-  }
-
- private:
-  static cudaLibrary_t load(std::string const& ptx) {
-    constexpr size_t kLogBytes = 8192;
-    std::array<char, kLogBytes> errors = {};
-    std::array<char, kLogBytes> notes = {};
-    auto* const size = reinterpret_cast<void*>(kLogBytes);
-    std::array<cudaJitOption, 4> options = {cudaJitErrorLogBuffer, cudaJitErrorLogBufferSizeBytes, cudaJitInfoLogBuffer,
-                                            cudaJitInfoLogBufferSizeBytes};
-    std::array<void*, 4> values = {errors.data(), size, notes.data(), size};
-    cudaLibrary_t library = nullptr;
-    cudaError_t const status = cudaLibraryLoadData(&library, ptx.c_str(), options.data(), values.data(),
-                                                   static_cast<unsigned>(options.size()), nullptr, nullptr, 0);
-    std::string const log = std::string(errors.data()) + notes.data();
-    if (status != cudaSuccess) check(status, ("cudaLibraryLoadData (" + log.substr(0, 500) + ")").c_str());
-    if (log.find(kSlowKernel) != std::string::npos) {
-      cudaLibraryUnload(library);
-      throw std::runtime_error("the driver's compiler warns of a slow kernel: " + log.substr(0, 500));
+    if (status == cudaSuccess) status = cudaFuncGetAttributes(&attributes, function);
+    std::string const said = log.text();
+    check(status, ("compiling the kernel (" + said + ")").c_str());
+    if (said.find(kSlowKernel) != std::string::npos) {
+      throw std::runtime_error("the driver's compiler warns of a slow kernel: " + said);
     }
-    return library;
+    library.keep();
+    return function;
   }
 };
 

@@ -25,6 +25,7 @@ namespace cutfuse::sm90 {
 static_assert(specialize::kFragment == kFragmentSize && specialize::kPass == kElementsPerGroup &&
                   specialize::kColumnsPerPass == kColumnsPerGroup,
               "the generator writes functions for this layout of fragments");
+static_assert(offsetof(EpilogueParams, program) == 0, "the generator reads the program's numbers from there");
 
 template <class T>
 __device__ __forceinline__ Fragment<kFragmentSize> load_operand(EpilogueParams const* params, int m, int n, int index) {

@@ -29,6 +29,13 @@ class Registry {
     return specializations_.size();
   }
 
+  size_t compiled() const {
+    std::lock_guard const lock(mutex_);
+    size_t count = 0;
+    for (auto const& [key, specialization] : specializations_) count += specialization->loaded() != nullptr ? 1 : 0;
+    return count;
+  }
+
   void forget() {
     std::lock_guard const lock(mutex_);
     specializations_.clear();
@@ -48,8 +55,7 @@ Registry& registry() {
 
 bool Specialization::compile(KernelCompiler& compiler) {
   std::lock_guard const compiling(compiling_);
-  if (is_tried_) return loaded() != nullptr;
-  is_tried_ = true;
+  if (!is_pending()) return loaded() != nullptr;
   auto const start = std::chrono::steady_clock::now();
   LoadedKernel* made = nullptr;
   std::string failure;
@@ -64,6 +70,7 @@ bool Specialization::compile(KernelCompiler& compiler) {
     seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
   loaded_.store(made, std::memory_order_release);
+  is_pending_.store(false, std::memory_order_release);
   return made != nullptr;
 }
 
@@ -84,6 +91,8 @@ Specialization* find_specialization(std::string_view kernel, int device, Program
 }
 
 size_t specialization_count() { return registry().size(); }
+
+size_t compiled_count() { return registry().compiled(); }
 
 void forget_specializations() { registry().forget(); }
 

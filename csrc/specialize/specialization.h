@@ -30,6 +30,9 @@ class Specialization {
   // Null until the kernel is compiled, and for good where that failed. Any thread may ask at any time.
   LoadedKernel* loaded() const { return loaded_.load(std::memory_order_acquire); }
 
+  // Whether compiling has been neither done nor tried.
+  bool is_pending() const { return is_pending_.load(std::memory_order_acquire); }
+
   // Compiles the kernel, unless that has been done or tried. Takes the driver some 0.3 s where its cache has no such
   // kernel. Returns whether the kernel is there now.
   bool compile(KernelCompiler& compiler);
@@ -47,7 +50,7 @@ class Specialization {
   std::atomic<LoadedKernel*> loaded_ = nullptr;  // never freed: plans, streams and graphs may still launch it
   std::atomic<bool> is_claimed_ = false;
   std::mutex compiling_;
-  bool is_tried_ = false;
+  std::atomic<bool> is_pending_ = true;
   mutable std::mutex mutex_;  // of what follows; never held while something is compiled
   std::string failure_;
   double seconds_ = 0.0;
@@ -63,6 +66,8 @@ Specialization* find_specialization(std::string_view kernel, int device, Program
                                     OperandTypes const& types);
 
 size_t specialization_count();
+// Those that are compiled.
+size_t compiled_count();
 
 // For tests: forgets all of them without freeing any.
 void forget_specializations();

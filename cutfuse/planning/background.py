@@ -6,10 +6,14 @@ import atexit
 import contextlib
 import os
 import threading
-import time
 import warnings
 from collections import deque
 from typing import TYPE_CHECKING
+
+import torch
+
+from .. import native
+from .device import on_device
 
 if TYPE_CHECKING:
     from .._C import Specialization
@@ -31,7 +35,6 @@ class Background:
         self._changed = threading.Condition()
         self._waiting: deque[Specialization] = deque()
         self._thread: threading.Thread | None = None
-        self._compiled = 0
         self._has_warned = False
         self._stops = False
 
@@ -41,31 +44,30 @@ class Background:
             if self._stops:
                 return
             self._waiting.append(specialization)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="cutfuse-specialization", daemon=True)
-                self._thread.start()
+            self._start()
 
     def compile(self, specialization: Specialization) -> None:
         """Compiles a specialization in this thread, or waits for the one that does so already."""
-        was_ready = specialization.is_ready
-        is_ready = specialization.compile()
+        with _on_device(specialization.device):
+            is_ready = specialization.compile()
         with self._changed:
-            self._compiled += is_ready and not was_ready
+            self._changed.notify_all()
         if not is_ready:
             self._warn(specialization)
 
     def wait(self, timeout: float | None = None) -> int:
         """Waits until nothing is queued. Returns how many kernels are compiled. Raises TimeoutError."""
-        end = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            while self._thread is not None:
-                left = None if end is None else end - time.monotonic()
-                if left is not None and left <= 0:
-                    raise TimeoutError(
-                        f"cutfuse.wait: {len(self._waiting) + 1} epilogues are still being compiled after {timeout} s"
-                    )
-                self._changed.wait(left)
-            return self._compiled
+            if not self._changed.wait_for(lambda: self._thread is None, timeout):
+                raise TimeoutError(
+                    f"cutfuse.wait: {len(self._waiting) + 1} epilogues are still being compiled after {timeout} s"
+                )
+        return native.core.compiled_count()
+
+    def wait_for(self, specialization: Specialization) -> None:
+        """Waits for a specialization that is queued or being compiled; not for one that nobody has asked for."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._thread is None or not specialization.is_pending)
 
     def stop(self) -> None:
         """Lets the thread finish what it compiles, and nothing more: CUDA must not be shut down beneath it."""
@@ -76,11 +78,21 @@ class Background:
         if thread is not None:
             thread.join()
 
+    def _start(self) -> None:
+        """Starts the thread where there is none. Where none can be started, what is queued waits for the next attempt,
+        and is interpreted meanwhile: a limit of threads, or a process that is about to end."""
+        if self._thread is not None:
+            return
+        thread = threading.Thread(target=self._run, name="cutfuse-specialization", daemon=True)
+        with contextlib.suppress(RuntimeError):
+            thread.start()
+            self._thread = thread
+
     def _run(self) -> None:
         try:
             while (specialization := self._next()) is not None:
                 self.compile(specialization)
-        except BaseException:  # which threading prints; what is queued waits for the next thread
+        except BaseException:  # which threading prints; the next thread goes on
             self._end()
             raise
 
@@ -94,6 +106,8 @@ class Background:
     def _end(self) -> None:
         with self._changed:
             self._thread = None
+            if self._waiting:
+                self._start()
             self._changed.notify_all()
 
     def _warn(self, specialization: Specialization) -> None:
@@ -109,6 +123,11 @@ class Background:
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+
+def _on_device(index: int) -> contextlib.AbstractContextManager[object]:
+    """PyTorch's context for a device: leaving it opens no CUDA context on a device that has none."""
+    return on_device(index) if torch.cuda.is_available() else contextlib.nullcontext()
 
 
 background = Background()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,12 +18,16 @@ if TYPE_CHECKING:
 
 Epilogues = list["Specialization"]
 
+_warned_of: set[str] = set()
+
 COMPILED_IN = "nothing: the kernels are built already, and have the program compiled in"
 
 
 def cost_when_specialized(program: Program) -> float | None:
-    """What a program takes that is compiled into its kernel; None where kernels are to interpret it."""
+    """What a program takes that is compiled into its kernel; None where kernels are to run it as they are."""
     core = native.core
+    if not program.instructions or program.native.is_compiled_in:
+        return None
     if core.specialization_mode() == core.SpecializationMode.off:
         return None
     reason = core.why_not_specialized()
@@ -47,7 +50,7 @@ def explain_epilogues(plan: LinearPlan, device: int, program: Program, dtypes: S
     epilogues = find_epilogues(plan, device, program, dtypes)
     if not epilogues:
         return (
-            "nothing: the kernel interprets the program, because this process has compiled "
+            "nothing: the kernel interprets the program, because this process has asked for "
             f"{core.most_specializations} others already"
         )
     return "; ".join(_explain(epilogue) for epilogue in epilogues)
@@ -56,7 +59,7 @@ def explain_epilogues(plan: LinearPlan, device: int, program: Program, dtypes: S
 def _explain(epilogue: Specialization) -> str:
     core = native.core
     if epilogue.is_ready:
-        return f"nothing: {epilogue.kernel} has the program compiled in, which took {epilogue.seconds:.2f} s"
+        return f"done: {epilogue.kernel} has the program compiled in, which took {epilogue.seconds:.2f} s"
     if epilogue.failure:
         return f"nothing: {epilogue.kernel} interprets the program, because compiling it failed: {epilogue.failure}"
     if epilogue.is_claimed:
@@ -85,14 +88,19 @@ def find_epilogues(plan: LinearPlan, device: int, program: Program, dtypes: Sequ
 def request(epilogues: Epilogues) -> None:
     """Has epilogues compiled: by the background thread, or before this returns in the mode "now".
 
-    Nothing is started while the current stream is captured, whose graph has what is ready.
+    While the current stream is captured nothing is started, and what has been started is waited for: the graph keeps
+    the kernels that it captures.
     """
-    missing = [epilogue for epilogue in epilogues if not epilogue.is_ready]
-    if not missing or _is_capturing():
+    pending = [epilogue for epilogue in epilogues if epilogue.is_pending]
+    if not pending:
         return
     core = native.core
+    if _is_capturing():
+        for epilogue in pending:
+            background.wait_for(epilogue)
+        return
     is_now = core.specialization_mode() == core.SpecializationMode.now
-    for epilogue in missing:
+    for epilogue in pending:
         is_first = epilogue.claim()
         if is_now:
             background.compile(epilogue)
@@ -109,8 +117,11 @@ def _is_capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-@functools.lru_cache(maxsize=1)
 def _warn_without_compiler(reason: str) -> None:
+    """Once a process, also where warnings are errors."""
+    if reason in _warned_of:
+        return
+    _warned_of.add(reason)
     warnings.warn(
         f"cutfuse: epilogues are interpreted, which is slower than running them compiled: {reason}. Update the driver, "
         'or call cutfuse.set_specialization("off") to say that this is known.',
