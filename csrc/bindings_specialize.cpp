@@ -61,12 +61,14 @@ std::string describe(sp::Specialization const& specialization) {
 }  // namespace
 
 void check_epilogues(char const* function, LinearPlan const& plan, SpecializedEpilogues const& epilogues) {
-  size_t products = 0;
-  for (Launch const& launch : plan.launches) products += std::holds_alternative<FusedProduct>(launch) ? 1 : 0;
+  size_t programs = 0;
+  for (Launch const& launch : plan.launches) {
+    programs += std::holds_alternative<FusedProduct>(launch) || std::holds_alternative<PointwisePass>(launch) ? 1 : 0;
+  }
   bool const has_null = std::find(epilogues.begin(), epilogues.end(), nullptr) != epilogues.end();
-  if (!epilogues.empty() && (epilogues.size() != products || has_null)) {
-    throw py::value_error(std::string(function) + ": the plan has " + std::to_string(products) +
-                          " fused products, got " + std::to_string(epilogues.size()) +
+  if (!epilogues.empty() && (epilogues.size() != programs || has_null)) {
+    throw py::value_error(std::string(function) + ": the plan has " + std::to_string(programs) +
+                          " fused products or passes, got " + std::to_string(epilogues.size()) +
                           " specialized epilogues or None");
   }
 }

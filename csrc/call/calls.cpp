@@ -39,7 +39,7 @@ class Run {
   }
 
   PyRef operator()(LinearSteps const& steps) const {
-    return steps.plan.is_fused() ? run_fused(steps) : run_unfused(steps.plan);
+    return steps.plan.is_fused() ? run_fused(steps) : run_unfused(steps);
   }
 
   PyRef operator()(PointwiseSteps const& steps) const {
@@ -52,6 +52,7 @@ class Run {
     problem.operands = operands();
     problem.out = result.address;
     problem.out_dtype = steps.output;
+    problem.specialized = specialize::loaded(steps.specialization);
     bool const done = launch([&] { launcher().pointwise(problem, stream_); });
     return done ? std::move(result.tensor) : PyRef();
   }
@@ -115,7 +116,8 @@ class Run {
     return done ? std::move(result.tensor) : PyRef();
   }
 
-  PyRef run_unfused(LinearPlan const& plan) const {
+  PyRef run_unfused(LinearSteps const& steps) const {
+    LinearPlan const& plan = steps.plan;
     Memory const z = located(multiply());
     if (!z.tensor) return {};
     bool const in_place = plan.launches.size() < 2 || (std::holds_alternative<PointwisePass>(plan.launches[1]) &&
@@ -125,8 +127,8 @@ class Run {
     if (!result.tensor || failed(workspace)) return {};
     Operands const given = operands();
     bool const done = launch([&] {
-      launch_after_product(plan, z.address, result.address, workspace.address, plan_.program, given, launcher(),
-                           stream_);
+      launch_after_product(plan, z.address, result.address, workspace.address, plan_.program, given, steps.epilogues,
+                           launcher(), stream_);
     });
     return done ? std::move(result.tensor) : PyRef();
   }
