@@ -1,5 +1,5 @@
-# What specialized epilogues are made of, as PTX whose text becomes part of the kernel library: the op snippets of
-# op_snippets.cu, and the GEMM kernels, which nvcc leaves beside their objects.
+# What specialized kernels are made of, as PTX whose text becomes part of the kernel library: the op snippets of
+# op_snippets.cu, the GEMM kernels, which nvcc leaves beside their objects, and kernels that are compiled for nothing else.
 
 add_library(cutfuse_op_snippets OBJECT csrc/specialize/op_snippets.cu)
 target_link_libraries(cutfuse_op_snippets PRIVATE cutfuse_options cutfuse_cudart)
@@ -16,13 +16,21 @@ add_custom_command(OUTPUT "${op_snippets_text}"
                    DEPENDS cutfuse_op_snippets "$<TARGET_OBJECTS:cutfuse_op_snippets>" "${embed}"
                    COMMENT "Embedding the PTX of op_snippets.cu" VERBATIM)
 
+# For every GPU that the portable kernels run on: what it is compiled for at last is the driver's to know.
+add_library(cutfuse_kernel_templates OBJECT csrc/specialize/pointwise_templates.cu)
+target_link_libraries(cutfuse_kernel_templates PRIVATE cutfuse_options cutfuse_cudart)
+target_compile_options(cutfuse_kernel_templates PRIVATE -arch=compute_80 -fmad=false --expt-relaxed-constexpr)
+set_target_properties(cutfuse_kernel_templates PROPERTIES CUDA_PTX_COMPILATION ON)
+
 set(embed "${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed_kernel_templates.py")
 set(kernel_templates "${CMAKE_CURRENT_BINARY_DIR}/specialize/kernel_templates.cpp")
 add_custom_command(OUTPUT "${kernel_templates}"
                    COMMAND "${Python_EXECUTABLE}" "${embed}" "${kernel_templates}" "$<TARGET_OBJECTS:cutfuse_gemm>"
-                   DEPENDS cutfuse_gemm "$<TARGET_OBJECTS:cutfuse_gemm>" "${embed}"
+                           "$<TARGET_OBJECTS:cutfuse_kernel_templates>"
+                   DEPENDS cutfuse_gemm "$<TARGET_OBJECTS:cutfuse_gemm>" cutfuse_kernel_templates
+                           "$<TARGET_OBJECTS:cutfuse_kernel_templates>" "${embed}"
                            "${CMAKE_CURRENT_SOURCE_DIR}/cmake/embed_op_snippets.py"
-                   COMMENT "Embedding the PTX of the GEMM kernels" COMMAND_EXPAND_LISTS VERBATIM)
+                   COMMENT "Embedding the PTX of the kernels" COMMAND_EXPAND_LISTS VERBATIM)
 
 add_library(cutfuse_specialize_text OBJECT "${op_snippets_text}" "${kernel_templates}")
 target_link_libraries(cutfuse_specialize_text PRIVATE cutfuse_options)

@@ -1,8 +1,9 @@
-"""Writes the C++ file that holds the PTX of each GEMM kernel: `embed_kernel_templates.py CPP OBJECT...`.
+"""Writes the C++ file that holds the PTX of kernels: `embed_kernel_templates.py CPP OBJECT...`.
 
-Each OBJECT has its PTX beside it, in OBJECT.ptx (checked_nvcc.py keeps it). A source holds several kernels, which
-share functions. A template is one kernel, under the name of its row in gemm_configs.def, with what it needs of them,
-and with an empty body of run_epilogue: that is replaced anyway (csrc/specialize/kernel_text.h).
+An OBJECT of GEMM kernels has its PTX beside it, in OBJECT.ptx (checked_nvcc.py keeps it); one that is called *.ptx is
+PTX itself, of kernels that are compiled for nothing else. A source holds several kernels, which share functions. A
+template is one kernel, under the name of its row in gemm_configs.def or its own, with what it needs of them, and with
+an empty body of run_epilogue: that is replaced anyway (csrc/specialize/kernel_text.h).
 """
 
 from __future__ import annotations
@@ -99,21 +100,29 @@ def without_body(item: Item) -> Item:
     return Item(item.text[: open_brace + 1] + "\n}\n", item.name, item.is_kernel)
 
 
-def templates(ptx: str) -> dict[str, str]:
-    """The template of each kernel in one source's PTX, by the name of its row in gemm_configs.def."""
+def templates(ptx: str, are_named: bool = False) -> dict[str, str]:
+    """The template of each kernel in one source's PTX, by the name of its row in gemm_configs.def.
+
+    are_named: by its own name instead.
+    """
     head, items = split_items(INTERNAL.sub("_INTERNAL_", without_comments(ptx)))
     items = [without_body(item) if REPLACED in item.name and item.is_body else item for item in items]
     found = {}
     for kernel in items:
         if not kernel.is_kernel:
             continue
-        row = KERNEL.search(kernel.name)
-        if row is None:
-            raise ValueError(f"the kernel {kernel.name} is of no row of gemm_configs.def")
+        name = kernel.name if are_named else _row_of(kernel)
         needed = _needed(kernel, items)
         text = head + "".join(item.text for item in items if item in needed)
-        found[row[1]] = text.replace(kernel.name, row[1])  # what a profiler shows
+        found[name] = text.replace(kernel.name, name)  # what a profiler shows
     return found
+
+
+def _row_of(kernel: Item) -> str:
+    row = KERNEL.search(kernel.name)
+    if row is None:
+        raise ValueError(f"the kernel {kernel.name} is of no row of gemm_configs.def")
+    return row[1]
 
 
 def _needed(kernel: Item, items: list[Item]) -> list[Item]:
@@ -139,9 +148,10 @@ def embed(found: dict[str, str]) -> str:
 def main(target: str, *objects: str) -> None:
     found: dict[str, str] = {}
     for source in objects:
-        ptx = Path(f"{source}.ptx")
+        is_ptx = source.endswith(".ptx")
+        ptx = Path(source if is_ptx else f"{source}.ptx")
         if ptx.is_file():  # the objects of C++ sources have none
-            found.update(templates(ptx.read_text()))
+            found.update(templates(ptx.read_text(), are_named=is_ptx))
     if not found:
         raise FileNotFoundError(f"none of {len(objects)} objects has its PTX beside it")
     Path(target).parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -125,6 +126,13 @@ inline SplitGuard to_guard(std::vector<FlagsTuple> const& flags) {
     guard.counts[k] = std::get<1>(flags[k]);
   }
   return guard;
+}
+
+// None for a program that is interpreted for good.
+using OptionalSpecialization = std::optional<specialize::Specialization const*>;
+
+inline LoadedKernel const* loaded(OptionalSpecialization const& specialization) {
+  return specialize::loaded(specialization.value_or(nullptr));
 }
 
 // As many as the plan has fused products, or none.

@@ -53,9 +53,11 @@ CallPlan linear_call(LinearPlan const& plan, Program const& program, std::vector
 }
 
 CallPlan pointwise_call(Extents const& extents, LayoutTuple const& x, int out_dtype, Program const& program,
-                        std::vector<LayoutTuple> const& operands, ResultTuple const& result) {
+                        std::vector<LayoutTuple> const& operands, ResultTuple const& result,
+                        OptionalSpecialization const& specialization) {
   check_extents("pointwise_call", extents);
-  call::PointwiseSteps const steps = {{extents[0], extents[1], extents[2]}, to_layout(x), to_dtype(out_dtype)};
+  call::PointwiseSteps const steps = {
+      {extents[0], extents[1], extents[2]}, to_layout(x), to_dtype(out_dtype), specialization.value_or(nullptr)};
   return make_plan(steps, program, operands, result, 0);
 }
 
@@ -87,12 +89,14 @@ using ColumnSumTuple = std::tuple<ResultTuple, int64_t, int64_t, ResultTuple, in
 py::object training_plan(py::object const& z, std::vector<py::object> const& operand_tensors, py::object const& y,
                          int64_t rows, int64_t columns, int z_dtype, int out_dtype, Program const& program,
                          std::vector<LayoutTuple> const& operands, std::vector<GradientTuple> const& outputs,
-                         ResultTuple const& result, std::optional<ColumnSumTuple> const& column_sum) {
+                         ResultTuple const& result, std::optional<ColumnSumTuple> const& column_sum,
+                         OptionalSpecialization const& forward) {
   check_operand_count(program, operands.size());
   call::TrainingPlan plan = {};
   plan.rows = rows;
   plan.columns = columns;
   plan.program = program;
+  plan.forward = forward.value_or(nullptr);
   plan.z = facts_of(z);
   for (py::object const& tensor : operand_tensors) plan.operand_facts.push_back(facts_of(tensor));
   for (LayoutTuple const& operand : operands) plan.operands.push_back(to_layout(operand));
@@ -184,12 +188,12 @@ void bind_calls(py::module_& module) {
   module.def(
       "training_plan", &training_plan, py::arg("z"), py::arg("operand_tensors"), py::arg("y"), py::arg("rows"),
       py::arg("columns"), py::arg("z_dtype"), py::arg("out_dtype"), py::arg("program"), py::arg("operands"),
-      py::arg("outputs"), py::arg("result"), py::arg("column_sum"),
+      py::arg("outputs"), py::arg("result"), py::arg("column_sum"), py::arg("forward"),
       "What training_forward and training_backward take: of y = program(z, operands) over tensors like these. An "
       "output is (wrt, layout of a result, dtype); column_sum is None or (partials' layout, their rows, bytes of "
-      "workspace to fold them, the sum's layout, dtype).");
+      "workspace to fold them, the sum's layout, dtype). forward: the program in the kernel of the forward pass.");
   module.def("pointwise_call", &pointwise_call, py::arg("extents"), py::arg("x"), py::arg("out_dtype"),
-             py::arg("program"), py::arg("operands"), py::arg("result"),
+             py::arg("program"), py::arg("operands"), py::arg("result"), py::arg("specialization"),
              "As of the function pointwise, with a layout in place of each tensor.");
   module.def("reduce_call", &reduce_call, py::arg("extents"), py::arg("x"), py::arg("reduction"), py::arg("out_dtype"),
              py::arg("program"), py::arg("operands"), py::arg("result"), py::arg("workspace_bytes"),

@@ -1,5 +1,6 @@
 // The texts that specialized kernels are put together from: of builds with kernels.
 #include "bindings.h"
+#include "pointwise/kernels.h"
 #include "specialize/kernel_template.h"
 #include "specialize/kernel_text.h"
 #include "specialize/op_snippets.h"
@@ -17,16 +18,42 @@ std::string specialize_kernel(std::string const& kernel, Program const& program,
   return text.specialize(program, types, sp::OpSnippets(snippets));
 }
 
+// Fields of the struct that are padding hold what they held.
+std::tuple<py::bytes, int64_t, int> pointwise_parameters(Program const& program, Extents const& extents,
+                                                         MatrixTuple const& x, std::vector<MatrixTuple> const& operands,
+                                                         uintptr_t out, int out_dtype) {
+  check_extents("pointwise_parameters", extents);
+  if (is_empty(extents)) throw py::value_error("pointwise_parameters: nothing is launched for " + to_string(extents));
+  LoadedKernel const specialized = {nullptr};
+  PointwiseProblem problem = {};
+  problem.extents = {extents[0], extents[1], extents[2]};
+  problem.x = to_operand(x);
+  problem.program = program;
+  problem.operands = to_operands(program, operands);
+  problem.out = pointer<void>(out);
+  problem.out_dtype = to_dtype(out_dtype);
+  problem.specialized = &specialized;
+  PointwiseParameters const parameters = parameters_of(problem, 1);
+  return {py::bytes(reinterpret_cast<char const*>(&parameters), sizeof(parameters)), block_count(parameters.plan),
+          parameters.plan.width * parameters.plan.height};
+}
+
 }  // namespace
 
 void bind_kernel_text(py::module_& module) {
   module.def("op_snippets", &sp::op_snippets_text, "The PTX that specialized epilogues are put together from.");
   module.def("kernel_template", &sp::kernel_template, py::arg("kernel"),
-             "The PTX of a GEMM kernel, by its name in the table; empty for another name.");
+             "The PTX of a kernel: of a GEMM by its name in the table, of another by what pointwise_kernel says; empty "
+             "for another name.");
   module.def("specialize_kernel", &specialize_kernel, py::arg("kernel"), py::arg("program"), py::arg("operand_types"),
              py::arg("snippets") = "",
-             "A kernel's PTX with a program as its epilogue, given the types of the program's operands; snippets takes "
+             "A kernel's PTX with a program compiled in, given the types of the program's operands; snippets takes "
              "the place of op_snippets().");
+  module.def(
+      "pointwise_parameters", &pointwise_parameters, py::arg("program"), py::arg("extents"), py::arg("x"),
+      py::arg("operands"), py::arg("out"), py::arg("out_dtype"),
+      "What the specialized kernel of such a call of pointwise is given, and how many blocks and threads of a block "
+      "are launched, on a device of one multiprocessor. For tests.");
 }
 
 }  // namespace cutfuse::bindings

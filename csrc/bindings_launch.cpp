@@ -111,6 +111,7 @@ class Recorder final : public Launcher {
     add(launch, problem.program, problem.operands);
     launch["out"] = address(problem.out);
     launch["out_dtype"] = static_cast<int>(problem.out_dtype);
+    launch["specialized"] = address(problem.specialized == nullptr ? nullptr : problem.specialized->function);
     callback_("pointwise", launch);
   }
 
@@ -191,15 +192,17 @@ void launch_fused_plan(LinearPlan const& plan, uintptr_t stream, uintptr_t x, ui
 }
 
 void launch_after(LinearPlan const& plan, uintptr_t stream, uintptr_t z, uintptr_t result, uintptr_t workspace,
-                  Program const& program, std::vector<MatrixTuple> const& operands) {
+                  Program const& program, std::vector<MatrixTuple> const& operands,
+                  SpecializedEpilogues const& epilogues) {
   if (plan.is_fused()) throw py::value_error("launch_after_product: the plan is fused");
   if (z == 0 || result == 0) throw py::value_error("launch_after_product: z or result is a null pointer");
   if (workspace == 0 && plan.workspace_bytes > 0) {
     throw py::value_error("launch_after_product: the plan needs " + std::to_string(plan.workspace_bytes) +
                           " bytes of workspace");
   }
+  check_epilogues("launch_after_product", plan, epilogues);
   launch_after_product(plan, pointer<void>(z), pointer<void>(result), pointer<void>(workspace), program,
-                       to_operands(program, operands), launcher(), pointer<void>(stream));
+                       to_operands(program, operands), epilogues, launcher(), pointer<void>(stream));
 }
 
 }  // namespace
@@ -213,8 +216,9 @@ void bind_launch(py::module_& module) {
       "operand is (pointer, dtype, 0, row and column stride in elements). epilogues: the program in the kernel of "
       "each FusedProduct; empty where they interpret it for good.");
   module.def("launch_after_product", &launch_after, py::arg("plan"), py::arg("stream"), py::arg("z"), py::arg("result"),
-             py::arg("workspace"), py::arg("program"), py::arg("operands"),
-             "Of a plan that is not fused, the launches after cuBLAS's: z is its result, contiguous; result may be z.");
+             py::arg("workspace"), py::arg("program"), py::arg("operands"), py::arg("epilogues"),
+             "Of a plan that is not fused, the launches after cuBLAS's: z is its result, contiguous; result may be z. "
+             "epilogues: the program in the kernel of the pass; empty where that interprets it for good.");
   module.def("record_launches", &record_launches, py::arg("callback").none(true),
              "Gives callback(function, arguments) each launch instead of making it; None makes launches again. For "
              "tests.");

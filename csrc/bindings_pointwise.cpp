@@ -2,14 +2,15 @@
 #include "bindings.h"
 #include "launch/launcher.h"
 #include "pointwise/pointwise_plan.h"
+#include "pointwise/specialized_plan.h"
 
 namespace cutfuse::bindings {
 namespace {
 
 using DerivativeTuple = std::tuple<int, uintptr_t, int>;  // wrt, pointer, dtype
 
-void pointwise(uintptr_t stream, Program const& program, Extents const& extents, MatrixTuple const& x,
-               std::vector<MatrixTuple> const& operands, uintptr_t out, int out_dtype) {
+PointwiseProblem to_problem(Program const& program, Extents const& extents, MatrixTuple const& x,
+                            std::vector<MatrixTuple> const& operands, uintptr_t out, int out_dtype) {
   check_extents("pointwise", extents);
   PointwiseProblem problem = {};
   problem.extents = {extents[0], extents[1], extents[2]};
@@ -18,6 +19,19 @@ void pointwise(uintptr_t stream, Program const& program, Extents const& extents,
   problem.operands = to_operands(program, operands);
   problem.out = pointer<void>(out);
   problem.out_dtype = to_dtype(out_dtype);
+  return problem;
+}
+
+std::string find_kernel(Program const& program, Extents const& extents, MatrixTuple const& x,
+                        std::vector<MatrixTuple> const& operands, uintptr_t out, int out_dtype) {
+  return specialized_kernel(to_problem(program, extents, x, operands, out, out_dtype));
+}
+
+void pointwise(uintptr_t stream, Program const& program, Extents const& extents, MatrixTuple const& x,
+               std::vector<MatrixTuple> const& operands, uintptr_t out, int out_dtype,
+               OptionalSpecialization const& specialization) {
+  PointwiseProblem problem = to_problem(program, extents, x, operands, out, out_dtype);
+  problem.specialized = loaded(specialization);
   check_pointer("pointwise", "x", problem.x.data, extents);
   check_pointer("pointwise", "out", problem.out, extents);
   launcher().pointwise(problem, pointer<void>(stream));
@@ -76,9 +90,15 @@ void pointwise_backward(uintptr_t stream, Program const& program, Extents const&
 
 void bind_pointwise(py::module_& module) {
   module.def("pointwise", &pointwise, py::arg("stream"), py::arg("program"), py::arg("extents"), py::arg("x"),
-             py::arg("operands"), py::arg("out"), py::arg("out_dtype"),
+             py::arg("operands"), py::arg("out"), py::arg("out_dtype"), py::arg("specialization"),
              "out = program(x, operands) over (outer, rows, columns); out is contiguous. A tensor is (pointer, dtype, "
-             "outer, row and column stride in elements).");
+             "outer, row and column stride in elements). specialization: the program in the kernel that "
+             "pointwise_kernel names; None to interpret it.");
+  module.def(
+      "pointwise_kernel", &find_kernel, py::arg("program"), py::arg("extents"), py::arg("x"), py::arg("operands"),
+      py::arg("out"), py::arg("out_dtype"),
+      "The kernel that such a call of pointwise runs with its program compiled in; empty where the program has to "
+      "be interpreted. Of an address no more counts than whether it is a multiple of 16.");
   module.def("pointwise_backward", &pointwise_backward, py::arg("stream"), py::arg("program"), py::arg("extents"),
              py::arg("grad"), py::arg("x"), py::arg("operands"), py::arg("outputs"), py::arg("column_partials"),
              py::arg("reduction"), py::arg("row_result"), py::arg("tie_count"),

@@ -76,6 +76,8 @@ __all__: list[str] = [
     "pointwise_backward",
     "pointwise_backward_row_blocks",
     "pointwise_call",
+    "pointwise_kernel",
+    "pointwise_parameters",
     "process_specialization_mode",
     "product_call",
     "recognise",
@@ -891,7 +893,7 @@ def general_call() -> CallPlan:
 
 def kernel_template(kernel: str) -> str:
     """
-    The PTX of a GEMM kernel, by its name in the table; empty for another name.
+    The PTX of a kernel: of a GEMM by its name in the table, of another by what pointwise_kernel says; empty for another name.
     """
 
 def launch_after_product(
@@ -902,9 +904,10 @@ def launch_after_product(
     workspace: int,
     program: Program,
     operands: collections.abc.Sequence[tuple[int, int, int, int, int]],
+    epilogues: collections.abc.Sequence[Specialization],
 ) -> None:
     """
-    Of a plan that is not fused, the launches after cuBLAS's: z is its result, contiguous; result may be z.
+    Of a plan that is not fused, the launches after cuBLAS's: z is its result, contiguous; result may be z. epilogues: the program in the kernel of the pass; empty where that interprets it for good.
     """
 
 def launch_fused(
@@ -995,9 +998,10 @@ def pointwise(
     operands: collections.abc.Sequence[tuple[int, int, int, int, int]],
     out: int,
     out_dtype: int,
+    specialization: Specialization | None,
 ) -> None:
     """
-    out = program(x, operands) over (outer, rows, columns); out is contiguous. A tensor is (pointer, dtype, outer, row and column stride in elements).
+    out = program(x, operands) over (outer, rows, columns); out is contiguous. A tensor is (pointer, dtype, outer, row and column stride in elements). specialization: the program in the kernel that pointwise_kernel names; None to interpret it.
     """
 
 def pointwise_backward(
@@ -1029,9 +1033,34 @@ def pointwise_call(
     program: Program,
     operands: collections.abc.Sequence[tuple[int, int, int, int]],
     result: tuple[tuple[int, ...], tuple[int, ...], typing.Any],
+    specialization: Specialization | None,
 ) -> CallPlan:
     """
     As of the function pointwise, with a layout in place of each tensor.
+    """
+
+def pointwise_kernel(
+    program: Program,
+    extents: typing.Annotated[collections.abc.Sequence[int], "FixedSize(3)"],
+    x: tuple[int, int, int, int, int],
+    operands: collections.abc.Sequence[tuple[int, int, int, int, int]],
+    out: int,
+    out_dtype: int,
+) -> str:
+    """
+    The kernel that such a call of pointwise runs with its program compiled in; empty where the program has to be interpreted. Of an address no more counts than whether it is a multiple of 16.
+    """
+
+def pointwise_parameters(
+    program: Program,
+    extents: typing.Annotated[collections.abc.Sequence[int], "FixedSize(3)"],
+    x: tuple[int, int, int, int, int],
+    operands: collections.abc.Sequence[tuple[int, int, int, int, int]],
+    out: int,
+    out_dtype: int,
+) -> tuple[bytes, int, int]:
+    """
+    What the specialized kernel of such a call of pointwise is given, and how many blocks and threads of a block are launched, on a device of one multiprocessor. For tests.
     """
 
 def process_specialization_mode() -> SpecializationMode: ...
@@ -1123,7 +1152,7 @@ def specialize_kernel(
     kernel: str, program: Program, operand_types: collections.abc.Sequence[int], snippets: str = ""
 ) -> str:
     """
-    A kernel's PTX with a program as its epilogue, given the types of the program's operands; snippets takes the place of op_snippets().
+    A kernel's PTX with a program compiled in, given the types of the program's operands; snippets takes the place of op_snippets().
     """
 
 def split(
@@ -1184,9 +1213,10 @@ def training_plan(
         int,
     ]
     | None,
+    forward: Specialization | None,
 ) -> typing.Any:
     """
-    What training_forward and training_backward take: of y = program(z, operands) over tensors like these. An output is (wrt, layout of a result, dtype); column_sum is None or (partials' layout, their rows, bytes of workspace to fold them, the sum's layout, dtype).
+    What training_forward and training_backward take: of y = program(z, operands) over tensors like these. An output is (wrt, layout of a result, dtype); column_sum is None or (partials' layout, their rows, bytes of workspace to fold them, the sum's layout, dtype). forward: the program in the kernel of the forward pass.
     """
 
 def training_waits_for_host(m: int, n: int, k: int, dtype: int, multiprocessors: int) -> bool:

@@ -56,16 +56,19 @@ class EmulatedCore:
     def __getattr__(self, name: str) -> Any:
         return getattr(native.module(), name)
 
-    def pointwise(self, stream, program, extents, x, operands, out, out_dtype) -> None:
+    def pointwise_kernel(self, program, extents, x, operands, out, out_dtype) -> str:
+        return ""
+
+    def pointwise(self, stream, program, extents, x, operands, out, out_dtype, specialization) -> None:
         self.launches.append(("pointwise", extents))
         y = evaluate(program.program, matrix(x, extents), [matrix(item, extents) for item in operands])
         contiguous(out, out_dtype, extents).copy_(y)
 
-    def launch_after_product(self, plan, stream, z, result, workspace, program, operands) -> None:
+    def launch_after_product(self, plan, stream, z, result, workspace, program, operands, epilogues) -> None:
         m, n, _ = plan.product_shape
         dtype = plan.input
         if isinstance(plan.launches[-1], native.module().PointwisePass):
-            self.pointwise(stream, program, (1, m, n), (z, dtype, 0, n, 1), operands, result, plan.output)
+            self.pointwise(stream, program, (1, m, n), (z, dtype, 0, n, 1), operands, result, plan.output, None)
             return
         turned = [(address, code, row, column, 0) for address, code, _, row, column in operands]
         x = (z, dtype, n, 1, 0)

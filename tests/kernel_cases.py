@@ -145,6 +145,7 @@ def call_pointwise(x: Tensor, program: Program, operands: Sequence[Tensor], out_
         [matrix(operand, x.shape) for operand in operands],
         out.data_ptr(),
         dtype_code(out_dtype),
+        None,  # interpreted
     )
     check_margins(out, buffer)
     return out

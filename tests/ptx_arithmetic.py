@@ -96,8 +96,16 @@ def compare(name: str, a: Array, b: Array) -> Array:
     return COMPARISONS[name[:2]](a, b) | np.isnan(a) | np.isnan(b)  # equ, neu, ltu and so on: true where unordered
 
 
+def rounded_to_bfloat16(bits: Array) -> Array:
+    """Of fp32 bits, to nearest even."""
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isnan(float_of(bits)), np.uint32(0x7FFF), rounded).astype(np.uint16)
+
+
 def convert(source: Array, to: str, origin: str, modifiers: Sequence[str]) -> Array:
     """cvt between bits of one type and bits of another."""
+    if to == "bf16":
+        return rounded_to_bfloat16(source)
     if origin == "bf16":
         return source.astype(np.uint32) << np.uint32(16)
     if origin[0] == "f":

@@ -1,4 +1,4 @@
-"""Runs a function of PTX on the CPU, for many threads at once: what the text says, in IEEE fp32, bit by bit.
+"""Runs a function or a kernel of PTX on the CPU, for many threads at once: what the text says, bit by bit.
 
 Approximations (ex2.approx, rcp.approx, div.full and the like) are computed in fp64 and rounded, which is within what
 PTX promises of them; a GPU's own last bits may differ. Everything else is exact, and NaN is 7FFFFFFF wherever
@@ -33,16 +33,29 @@ from ptx_parser import Address, Function, Operand, Register, Statement
 MEMORY_BASE = 1 << 16
 LOCAL_BASE = 1 << 40
 LOCAL_BYTES = 2048
+PARAMETER_BASE = 1 << 50  # of a kernel's one parameter
 PARAMETER = re.compile(r"_param_(\d+)$")
 
 
 class Machine:
-    """Threads that run one function. Memory is one array of bytes for all, local memory one for each."""
+    """Threads that run one function. Memory is one array of bytes for all, local memory one for each.
 
-    def __init__(self, threads: int, memory: bytes = b"", symbols: dict[str, int] | None = None) -> None:
+    `special`: the values of special registers, such as %tid.x. `stores`: where the threads may write.
+    """
+
+    def __init__(
+        self,
+        threads: int,
+        memory: bytes = b"",
+        symbols: dict[str, int] | None = None,
+        special: dict[str, Array] | None = None,
+        stores: range = range(0),
+    ) -> None:
         self.threads = threads
-        self.memory = np.frombuffer(memory or bytes(16), np.uint8)
+        self.memory = np.frombuffer(memory or bytes(16), np.uint8).copy()
         self.symbols = symbols or {}
+        self.special = special or {}
+        self.stores = stores
         self.local = np.zeros((threads, LOCAL_BYTES), np.uint8)
         self.registers: dict[Register, Array] = {}
         self.active = np.ones(threads, bool)
@@ -102,12 +115,16 @@ class Machine:
             parts = [self.read(item, f"b{size_of(kind) * 8 // len(operand)}") for item in operand]
             return np.ascontiguousarray(np.stack(parts, axis=-1)).view(UNSIGNED[size_of(kind)])[:, 0]
         if isinstance(operand, str):
+            if operand in self.special:
+                return self.special[operand].astype(UNSIGNED[size_of(kind)])
             number = int(operand[2:], 16) if operand[:2] in ("0f", "0d") else self.address_of(operand)
         else:
             number = operand
         return np.full(self.threads, number & (1 << 8 * size_of(kind)) - 1, UNSIGNED[size_of(kind)])
 
     def address_of(self, symbol: str) -> int:
+        if PARAMETER.search(symbol):
+            return PARAMETER_BASE
         if symbol in self.function.locals:
             return LOCAL_BASE + self.function.locals[symbol]
         return MEMORY_BASE + self.symbols[symbol]
@@ -220,7 +237,14 @@ class Machine:
         result = exact.astype(np.float32)
         self.write(statement.operands[0], bits_of(flushed(result) if "ftz" in statement.parts else result))
 
-    do_ex2 = do_lg2 = do_rcp = do_rsqrt = do_sqrt = do_sin = do_cos = do_tanh = do_div = approximate
+    do_ex2 = do_lg2 = do_rcp = do_rsqrt = do_sqrt = do_sin = do_cos = do_tanh = approximate
+
+    def do_div(self, statement: Statement) -> None:
+        if statement.parts[-1] != "u32":
+            self.approximate(statement)
+            return
+        a, b = (self.read(item, "u32") for item in statement.operands[1:])
+        self.write(statement.operands[0], a // b)
 
     def do_setp(self, statement: Statement) -> None:
         kind = statement.parts[-1]
@@ -272,6 +296,11 @@ class Machine:
     def do_cvt(self, statement: Statement) -> None:
         to, origin = statement.parts[-2:]
         modifiers = statement.parts[1:-2]
+        if to.endswith("x2"):  # the first source becomes the upper half
+            sources = [self.read(item, origin) for item in statement.operands[1:]]
+            high, low = (convert(item, to[:-2], origin, modifiers).view(np.uint16) for item in sources)
+            self.write(statement.operands[0], high.astype(np.uint32) << np.uint32(16) | low)
+            return
         source = self.read(statement.operands[1], "b16" if origin == "bf16" else origin)
         self.write(statement.operands[0], convert(source, to, origin, modifiers))
 
@@ -297,15 +326,22 @@ class Machine:
         address = statement.operands[1]
         assert isinstance(address, Address), statement.opcode
         if "param" in statement.parts:
-            number = PARAMETER.search(str(address.base))
-            assert number, f"no parameter {address.base}"
-            data = self.parameters[int(number[1])][:, address.offset : address.offset + size * len(targets)]
+            data = self.parameter_at(address, size * len(targets))
         else:
             columns, rows, local = self.places(address, size * len(targets))
             data = self.local[rows, columns] if local else self.memory[columns]
         values = np.ascontiguousarray(data).view(UNSIGNED[size])
         for item, value in zip(targets, values.T, strict=True):
             self.write(item, np.ascontiguousarray(value) if size > 1 else value.astype(np.uint16))
+
+    def parameter_at(self, address: Address, count: int) -> Array:
+        if isinstance(address.base, Register):
+            start = self.registers[address.base].astype(np.int64) - PARAMETER_BASE + address.offset
+            start = np.where(self.active, start, 0)
+            return self.parameters[0][np.arange(self.threads)[:, None], start[:, None] + np.arange(count)]
+        number = PARAMETER.search(address.base)
+        assert number, f"no parameter {address.base}"
+        return self.parameters[int(number[1])][:, address.offset : address.offset + count]
 
     def do_st(self, statement: Statement) -> None:
         kind, (address, source) = statement.parts[-1], statement.operands
@@ -317,5 +353,10 @@ class Machine:
             self.result[self.active, place] = data[self.active]
             return
         columns, rows, local = self.places(address, data.shape[1])
-        assert local, "a store to memory"
-        self.local[rows[self.active], columns[self.active]] = data[self.active]
+        if local:
+            self.local[rows[self.active], columns[self.active]] = data[self.active]
+            return
+        taken = columns[self.active]
+        assert taken.min() >= self.stores.start, "a store outside the result"
+        assert taken.max() < self.stores.stop, "a store outside the result"
+        self.memory[taken] = data[self.active]

@@ -123,7 +123,15 @@ def split_operands(text: str) -> list[str]:
 
 def find_function(ptx: str, name: str) -> Function:
     """The function whose name contains `name`."""
-    found = re.search(r"^\.func[^;{]*?\w*" + name + r"\w*\([^;{]*\{", ptx, re.MULTILINE)
+    return _parse_behind(re.search(r"^\.func[^;{]*?\w*" + name + r"\w*\([^;{]*\{", ptx, re.MULTILINE), ptx, name)
+
+
+def find_kernel(ptx: str, name: str) -> Function:
+    """The kernel whose name starts with `name`."""
+    return _parse_behind(re.search(r"\.entry\s+" + name + r"[^;{]*\{", ptx), ptx, name)
+
+
+def _parse_behind(found: re.Match[str] | None, ptx: str, name: str) -> Function:
     assert found, f"no function {name}"
     depth, end = 1, found.end()
     while depth:

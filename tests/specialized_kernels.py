@@ -94,12 +94,12 @@ class Report:
     warnings: list[str]
 
 
-def assemble(ptx: str, folder: Path) -> Report:
+def assemble(ptx: str, folder: Path, architecture: str = "sm_90a") -> Report:
     ptxas = find_ptxas()
     assert ptxas is not None
     source = folder / "kernels.ptx"
     source.write_text(ptx)
-    command = [ptxas, "-v", "-arch=sm_90a", "-O3", str(source), "-o", str(folder / "kernels.cubin")]
+    command = [ptxas, "-v", f"-arch={architecture}", "-O3", str(source), "-o", str(folder / "kernels.cubin")]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[:4000]
     text = result.stderr

@@ -225,7 +225,7 @@ def test_pointwise_in_place() -> None:
     arguments = cases.matrix(x, x.shape)
     core = cases.module()
     core.pointwise(
-        cases.stream(), Epilogue(chain).program.native, tuple(x.shape), arguments, [], x.data_ptr(), arguments[1]
+        cases.stream(), Epilogue(chain).program.native, tuple(x.shape), arguments, [], x.data_ptr(), arguments[1], None
     )
     assert_within(x, expected, 4e-6)
 
@@ -327,7 +327,7 @@ def test_bad_arguments() -> None:
     x = cases.contiguous((1, 4, 4), torch.float32)
     arguments = cases.matrix(x, x.shape)
     with pytest.raises(ValueError, match=r"out is a null pointer, extents \(1, 4, 4\)"):
-        core.pointwise(0, cases.IDENTITY.native, (1, 4, 4), arguments, [], 0, 0)
+        core.pointwise(0, cases.IDENTITY.native, (1, 4, 4), arguments, [], 0, 0, None)
     with pytest.raises(ValueError, match="reduction has to be one of"):
         core.reduce(0, cases.IDENTITY.native, (1, 4, 4), arguments, [], 0, x.data_ptr(), 0, 0)
     with pytest.raises(ValueError, match=r"extents have to be at least 0, got \(1, -4, 4\)"):

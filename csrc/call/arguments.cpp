@@ -203,6 +203,7 @@ Reading read_pointwise(PyObject* const* given, uint64_t callable, Arguments& arg
   arguments.key.add(number);
   arguments.key.add(identity_of(out_dtype));
   arguments.key.add(torch.default_dtype());
+  arguments.key.add(static_cast<uint64_t>(specialize::mode()));
   return finish(arguments);
 }
 

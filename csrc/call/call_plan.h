@@ -45,6 +45,7 @@ struct PointwiseSteps {
   PointwiseExtents extents;
   TensorLayout x;
   DType output;
+  specialize::Specialization const* specialization;  // null where the program is interpreted for good
 };
 
 struct ReduceSteps {

@@ -40,7 +40,7 @@ class Run {
   }
 
   PyRef operator()(LinearSteps const& steps) const {
-    return steps.plan.is_fused() ? run_fused(steps) : run_unfused(steps.plan);
+    return steps.plan.is_fused() ? run_fused(steps) : run_unfused(steps);
   }
 
   PyRef operator()(PointwiseSteps const& steps) const {
@@ -53,6 +53,7 @@ class Run {
     problem.operands = operands();
     problem.out = result.address;
     problem.out_dtype = steps.output;
+    problem.specialized = specialize::loaded(steps.specialization);
     bool const done = launch([&] { launcher().pointwise(problem, stream_); });
     return done ? std::move(result.tensor) : PyRef();
   }
@@ -116,7 +117,8 @@ class Run {
     return done ? std::move(result.tensor) : PyRef();
   }
 
-  PyRef run_unfused(LinearPlan const& plan) const {
+  PyRef run_unfused(LinearSteps const& steps) const {
+    LinearPlan const& plan = steps.plan;
     Memory const z = located(multiply());
     if (!z.tensor) return {};
     bool const in_place = plan.launches.size() < 2 || (std::holds_alternative<PointwisePass>(plan.launches[1]) &&
@@ -126,8 +128,8 @@ class Run {
     if (!result.tensor || failed(workspace)) return {};
     Operands const given = operands();
     bool const done = launch([&] {
-      launch_after_product(plan, z.address, result.address, workspace.address, plan_.program, given, launcher(),
-                           stream_);
+      launch_after_product(plan, z.address, result.address, workspace.address, plan_.program, given, steps.epilogues,
+                           launcher(), stream_);
     });
     return done ? std::move(result.tensor) : PyRef();
   }
@@ -140,9 +142,14 @@ class Run {
 // Until its epilogue is compiled, a call takes the general path, which waits for it in captures and where that is asked
 // for.
 bool waits_for_epilogue(CallPlan const& plan) {
-  auto const* const steps = std::get_if<LinearSteps>(&plan.steps);
-  return steps != nullptr && std::any_of(steps->epilogues.begin(), steps->epilogues.end(),
-                                         [](auto const* epilogue) { return epilogue->is_pending(); });
+  auto const is_pending = [](specialize::Specialization const* found) {
+    return found != nullptr && found->is_pending();
+  };
+  if (auto const* const steps = std::get_if<LinearSteps>(&plan.steps)) {
+    return std::any_of(steps->epilogues.begin(), steps->epilogues.end(), is_pending);
+  }
+  auto const* const steps = std::get_if<PointwiseSteps>(&plan.steps);
+  return steps != nullptr && is_pending(steps->specialization);
 }
 
 PyObject* run_directly(CallPlan const& plan, Arguments const& arguments) {

@@ -166,6 +166,7 @@ PyObject* training_forward(PyObject*, PyObject* const* given, Py_ssize_t count) 
   problem.operands = tensors.operands;
   problem.out = result.address;
   problem.out_dtype = plan->result_dtype;
+  problem.specialized = specialize::loaded(plan->forward);
   return launch([&] { launcher().pointwise(problem, stream); }) ? result.tensor.release() : nullptr;
 }
 

@@ -30,7 +30,8 @@ struct TrainingPlan {
   int64_t rows;
   int64_t columns;
   Program program;
-  TensorFacts z;  // what the tensors have to be, but for their addresses
+  specialize::Specialization const* forward;  // of the program alone; null where it is interpreted for good
+  TensorFacts z;                              // what the tensors have to be, but for their addresses
   std::vector<TensorFacts> operand_facts;
   std::vector<TensorLayout> operands;
   DType z_dtype;

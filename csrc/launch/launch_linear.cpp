@@ -165,10 +165,13 @@ void launch_fused(LinearPlan const& plan, LinearBuffers const& buffers, Program 
 }
 
 void launch_after_product(LinearPlan const& plan, void const* z, void* result, void* workspace, Program const& program,
-                          Operands const& operands, Launcher& launcher, Stream stream) {
+                          Operands const& operands, SpecializedEpilogues const& epilogues, Launcher& launcher,
+                          Stream stream) {
   for (Launch const& launch : plan.launches) {
     if (std::holds_alternative<PointwisePass>(launch)) {
-      launcher.pointwise(pointwise_of(plan.request, z, result, program, operands), stream);
+      PointwiseProblem problem = pointwise_of(plan.request, z, result, program, operands);
+      problem.specialized = epilogues.empty() ? nullptr : epilogues[0]->loaded();
+      launcher.pointwise(problem, stream);
     } else if (std::holds_alternative<ReductionPass>(launch)) {
       launcher.reduce(reduce_of(plan.request, z, result, workspace, program, operands), stream);
     }

@@ -17,7 +17,8 @@ struct LinearBuffers {
   void* weight_planes;  // null where the plan reads none
 };
 
-// The program in the kernel of each FusedProduct of a plan, in their order; empty where they interpret it for good.
+// The program in the kernel of each FusedProduct of a plan, in their order, or in that of the pass after cuBLAS's
+// product; empty where they interpret it for good.
 using SpecializedEpilogues = std::vector<specialize::Specialization const*>;
 
 // The launches of a fused plan, in their order. A product whose epilogue is not compiled yet interprets the program.
@@ -27,6 +28,7 @@ void launch_fused(LinearPlan const& plan, LinearBuffers const& buffers, Program 
 // Of a plan that is not fused, the launches after cuBLAS's: z is its result, contiguous, in the input's type. Nothing
 // where the plan has none. `result` may be z.
 void launch_after_product(LinearPlan const& plan, void const* z, void* result, void* workspace, Program const& program,
-                          Operands const& operands, Launcher& launcher, Stream stream);
+                          Operands const& operands, SpecializedEpilogues const& epilogues, Launcher& launcher,
+                          Stream stream);
 
 }  // namespace cutfuse

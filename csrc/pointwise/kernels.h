@@ -7,6 +7,7 @@
 #include "epilogue/fragment_line.h"
 #include "epilogue/program.h"
 #include "pointwise/pointwise.h"
+#include "pointwise/specialized_plan.h"
 
 namespace cutfuse {
 
@@ -84,18 +85,18 @@ inline int64_t block_count(PointwisePlan const& plan) {
   return plan.extents.outer * plan.row_tiles * plan.column_tiles;
 }
 
-// Vectors of a thread and row where the chain is compiled in, and threads of a block. Chosen for a sigmoid of
-// 4096x393216 on an H200, with a kernel of that op alone: 3003 us in fp32 and 1500 us in bf16 (a copy takes 3021 and
-// 1511), with 256 threads 3070 and 1540, with loads that are evicted first 3290 and 1625, with a loop over eight rows
-// 3480 and 1720.
-constexpr int kChainVectors = 2;
-constexpr int kVectorThreads = 128;
 template <class T>
 constexpr int chain_elements() {
   return kChainVectors * kVectorSize<T>;
 }
 
-// The first two need plan.vectors, and the chain a program of chains.def; lines take anything.
+// What the kernel of a problem that is not empty is given.
+PointwiseParameters parameters_of(PointwiseProblem const& problem, int multiprocessors);
+
+// All but lines need plan.vectors, the chain a program of chains.def, and the specialized kernel the plan of its block;
+// lines take anything.
+cudaError_t launch_pointwise_specialized(LoadedKernel const& kernel, PointwiseParameters const& parameters,
+                                         cudaStream_t stream);
 cudaError_t launch_pointwise_vectors(PointwiseParameters const& parameters, cudaStream_t stream);
 cudaError_t launch_pointwise_chain(PointwiseParameters const& parameters, cudaStream_t stream);
 cudaError_t launch_pointwise_lines(PointwiseParameters const& parameters, cudaStream_t stream);

@@ -71,14 +71,20 @@ std::vector<WantedDerivative> derivatives_of(PointwiseBackwardProblem const& pro
   return derivatives;
 }
 
+// The interpreter's start is worth eight rows.
+constexpr PointwiseBlock kInterpretedBlock = {kVectorElements, kVectorThreads, 8};
+
+cudaError_t launch_planned(PointwiseProblem const& problem, PointwiseParameters const& parameters,
+                           cudaStream_t stream) {
+  if (!parameters.plan.vectors) return launch_pointwise_lines(parameters, stream);
+  if (problem.program.chain != kNoChain) return launch_pointwise_chain(parameters, stream);
+  if (problem.specialized == nullptr) return launch_pointwise_vectors(parameters, stream);
+  return launch_pointwise_specialized(*problem.specialized, parameters, stream);
+}
+
 }  // namespace
 
-cudaError_t run_pointwise(PointwiseProblem const& problem, cudaStream_t stream) {
-  if (is_empty(problem.extents)) return cudaSuccess;
-  int multiprocessors = 0;
-  cudaError_t const query = multiprocessor_count(multiprocessors);
-  if (query != cudaSuccess) return query;
-
+PointwiseParameters parameters_of(PointwiseProblem const& problem, int multiprocessors) {
   PointwiseParameters parameters = {};
   parameters.x = problem.x;
   parameters.program = problem.program;
@@ -86,18 +92,23 @@ cudaError_t run_pointwise(PointwiseProblem const& problem, cudaStream_t stream) 
   Operand out = contiguous(problem.out, problem.out_dtype, problem.extents);
   std::vector<PointwiseTensor> tensors = {tensor_of(problem.x), tensor_of(out)};
   bool const is_chain = problem.program.chain != kNoChain;
-  int const vector = problem.x.dtype == DType::kFloat32 ? kVectorSize<float> : kVectorSize<__half>;
-  // Compiled in, a short block without a loop reaches the copy bandwidth; the interpreter's start is worth eight rows.
-  PointwiseBlock const block = is_chain ? PointwiseBlock{kChainVectors * vector, kVectorThreads, 1}
-                                        : PointwiseBlock{kVectorElements, kVectorThreads, 8};
+  bool const is_compiled = is_chain || problem.specialized != nullptr;
+  PointwiseBlock const block = is_compiled ? compiled_block(problem.x.dtype) : kInterpretedBlock;
   parameters.plan = plan_pointwise(problem.extents, tensors, strides_of(problem.program, parameters.operands), block,
                                    multiprocessors);
   take_strides(parameters.x, tensors[0]);
   take_strides(out, tensors[1]);
   parameters.out = output_of(out);
-  if (!parameters.plan.vectors) return launch_pointwise_lines(parameters, stream);
-  cudaError_t const status =
-      is_chain ? launch_pointwise_chain(parameters, stream) : launch_pointwise_vectors(parameters, stream);
+  return parameters;
+}
+
+cudaError_t run_pointwise(PointwiseProblem const& problem, cudaStream_t stream) {
+  if (is_empty(problem.extents)) return cudaSuccess;
+  int multiprocessors = 0;
+  cudaError_t const query = multiprocessor_count(multiprocessors);
+  if (query != cudaSuccess) return query;
+  PointwiseParameters const parameters = parameters_of(problem, multiprocessors);
+  cudaError_t const status = launch_planned(problem, parameters, stream);
   if (status != cudaSuccess || parameters.plan.tail == 0) return status;
   return run_pointwise(tail_of(parameters), stream);
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "common/dtype.h"
+#include "common/loaded_kernel.h"
 #include "epilogue/program.h"
 #include "pointwise/pointwise_plan.h"
 #include "reduce/reduction.h"
@@ -17,6 +18,9 @@ struct PointwiseProblem {
   Operands operands;
   void* out;  // contiguous
   DType out_dtype;
+  // Launched where rows are whole vectors: the kernel that specialized_kernel names with this program compiled in. Null
+  // for those that interpret it.
+  LoadedKernel const* specialized;
 };
 
 // A derivative that is wanted: with respect to x (wrt = 0) or operand wrt - 1, each once at most.

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "epilogue/program.h"
 #include "specialize/op_snippets.h"
 #include "specialize/operand_types.h"
+#include "specialize/program_writer.h"
 
 namespace cutfuse::specialize {
 
@@ -24,14 +24,9 @@ struct EpilogueSignature {
   Primitives primitives;
 };
 
-struct EpilogueBody {
-  std::string text;                  // what stands between the function's braces
-  std::vector<std::string> globals;  // the tables that it reads, each once
-};
-
-// The body for a prepared program, and for every other of the same structure (program_structure.h): it reads the
-// program's numbers from the kernel's parameters. It gives the interpreter's bits: the same functors in the same order.
-EpilogueBody write_epilogue_body(Program const& program, OperandTypes const& operands, OpSnippets const& snippets,
-                                 EpilogueSignature const& signature);
+// What stands between the function's braces for a prepared program, and for every other of the same structure
+// (program_structure.h).
+ProgramText write_epilogue_body(Program const& program, OperandTypes const& operands, OpSnippets const& snippets,
+                                EpilogueSignature const& signature);
 
 }  // namespace cutfuse::specialize

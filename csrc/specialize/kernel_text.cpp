@@ -65,12 +65,16 @@ KernelText::KernelText(std::string_view ptx) {
   constexpr std::string_view kEntry = ".entry ";
   kernel_ = name_after(ptx, require(ptx, kEntry, 0, "kernel") + kEntry.size());
   size_t const head_end = ptx.find('\n', require(ptx, ".address_size", 0, "header"));
+  head_ = ptx.substr(0, head_end + 1);
+  if (MarkedKernel::is_marked(ptx)) {
+    marked_.emplace(ptx.substr(head_.size()));
+    return;
+  }
   size_t open = 0;
   size_t const start = find_definition(ptx, open);
   epilogue_ = read_signature(ptx.substr(start, open - start));
   size_t const close = find_closing(ptx, open);
   if (close == std::string_view::npos) refuse("ends inside run_epilogue");
-  head_ = ptx.substr(0, head_end + 1);
   before_ = ptx.substr(head_.size(), open + 1 - head_.size());
   after_ = ptx.substr(close);
 }
@@ -86,12 +90,14 @@ std::string KernelText::name_with(Program const& program) const {
 
 std::string KernelText::specialize(Program const& program, OperandTypes const& operands,
                                    OpSnippets const& snippets) const {
-  EpilogueBody const body = write_epilogue_body(program, operands, snippets, epilogue_);
+  ProgramText body = marked_ ? marked_->specialize(kernel_, program, operands, snippets)
+                             : write_epilogue_body(program, operands, snippets, epilogue_);
   std::string text = head_;
   for (std::string const& global : body.globals) {
     if (find_name(before_, global) == std::string_view::npos) text += snippets.declaration_of(global) + "\n";
   }
   std::string const name = name_with(program);
+  if (marked_) return text + replace_all(body.text, kernel_, name);
   return text + replace_all(before_, kernel_, name) + "\n" + body.text + replace_all(after_, kernel_, name);
 }
 

@@ -1,11 +1,13 @@
-// A kernel's PTX with another epilogue in it.
+// A kernel's PTX with a program in it: in the place of its function run_epilogue, or at marks in its body.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "epilogue/program.h"
 #include "specialize/epilogue_function.h"
+#include "specialize/marked_kernel.h"
 #include "specialize/op_snippets.h"
 
 namespace cutfuse::specialize {
@@ -16,16 +18,15 @@ class KernelText {
  public:
   explicit KernelText(std::string_view ptx);
 
-  EpilogueSignature const& epilogue() const { return epilogue_; }
-
   // What the kernel with this program is called, in its text and by profilers: its own name and the program's ops.
   std::string name_with(Program const& program) const;
 
-  // The kernel with the program, which has to be prepared, as its epilogue.
+  // The kernel with the program, which has to be prepared, compiled in.
   std::string specialize(Program const& program, OperandTypes const& operands, OpSnippets const& snippets) const;
 
  private:
-  std::string kernel_;  // the kernel's symbol
+  std::string kernel_;                  // the kernel's symbol
+  std::optional<MarkedKernel> marked_;  // in place of what follows, where the kernel has marks
   EpilogueSignature epilogue_;
   std::string head_;    // up to the first declaration
   std::string before_;  // from there to the epilogue function's opening brace

@@ -104,7 +104,7 @@ class SnippetReader {
     leaves_ = true;
   }
 
-  // "ld.param.f32 %f1, [op_fast_add_param_0];" is a move from the argument.
+  // "ld.param.f32 %f1, [op_fast_add_param_0];" is a move from the argument, whose register may be of another type.
   void read_argument(std::string_view text) {
     std::string const parameter = "[" + function_ + "_param_";
     size_t const type = text.find_last_of('.', text.find_first_of(" \t"));
@@ -113,8 +113,9 @@ class SnippetReader {
     if (index == std::string_view::npos || text.find('{') != std::string_view::npos) {
       refuse(function_, text, "reads something else than a parameter");
     }
-    add("mov");
-    add(text.substr(type, comma - type));
+    bool const is_wide = text.substr(type + 2, 2) == "64";
+    add(is_wide ? "mov.b64" : "mov.b32");
+    add(text.substr(type + 4, comma - type - 4));
     add(", ", SnippetPiece::Hole::kArgument, number_at(text.substr(index + parameter.size())));
     add(";\n");
   }
@@ -197,6 +198,10 @@ OpSnippets::OpSnippets(std::string_view ptx) {
   for (DType const dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     load_operand(dtype);
     load_group(dtype);
+    for (int const elements : {4, 8}) {
+      load_words(dtype, elements);
+      if (dtype != DType::kFloat32) unpack(dtype, elements);
+    }
   }
 }
 

@@ -65,3 +65,61 @@ __device__ __forceinline__ Fragment<kElementsPerGroup> load_group(EpilogueParams
 CUTFUSE_LOADERS(float32, float)
 CUTFUSE_LOADERS(float16, __half)
 CUTFUSE_LOADERS(bfloat16, __nv_bfloat16)
+
+namespace cutfuse {
+
+// A word holds one element of four bytes or two of two. A stride of 0 is that of copies of one element.
+template <class Bits, int N>
+__device__ __forceinline__ Fragment<N* static_cast<int>(sizeof(Bits)) / 4> load_words(Bits const* data,
+                                                                                      int64_t stride) {
+  constexpr int kPerWord = 4 / static_cast<int>(sizeof(Bits));
+  Fragment<N / kPerWord> words;
+  if (stride == 0) {
+    uint32_t const bits = *data;
+    interpreter::fill(words, detail::from_bits<float>(kPerWord == 2 ? bits * 0x10001u : bits));
+    return words;
+  }
+  CUTFUSE_UNROLL
+  for (int i = 0; i < N / kPerWord; ++i) {
+    uint32_t bits = data[i * kPerWord * stride];
+    if constexpr (kPerWord == 2) bits |= static_cast<uint32_t>(data[(i * kPerWord + 1) * stride]) << 16;
+    words.values[i] = detail::from_bits<float>(bits);
+  }
+  return words;
+}
+
+template <class T, int N>
+__device__ __forceinline__ Fragment<N> unpack_words(float const* words) {
+  Vector<T, N> vector;
+  CUTFUSE_UNROLL
+  for (int i = 0; i < N / 2; ++i) vector.words[i] = detail::to_bits(words[i]);
+  Fragment<N> values;
+  unpack(vector, values.values);
+  return values;
+}
+
+}  // namespace cutfuse
+
+#define CUTFUSE_LOAD_WORDS(bits, count)                                                                \
+  extern "C" __device__ __noinline__ cutfuse::Fragment<count * bits / 32> load_words_##bits##_##count( \
+      uint##bits##_t const* data, int64_t stride) {                                                    \
+    return cutfuse::load_words<uint##bits##_t, count>(data, stride);                                   \
+  }
+
+CUTFUSE_LOAD_WORDS(16, 4)
+CUTFUSE_LOAD_WORDS(16, 8)
+CUTFUSE_LOAD_WORDS(32, 4)
+CUTFUSE_LOAD_WORDS(32, 8)
+
+#define CUTFUSE_UNPACK(name, Element)                                                                                 \
+  extern "C" __device__ __noinline__ cutfuse::Fragment<4> unpack_##name##_4(float w0, float w1) {                     \
+    float const words[] = {w0, w1};                                                                                   \
+    return cutfuse::unpack_words<Element, 4>(words);                                                                  \
+  }                                                                                                                   \
+  extern "C" __device__ __noinline__ cutfuse::Fragment<8> unpack_##name##_8(float w0, float w1, float w2, float w3) { \
+    float const words[] = {w0, w1, w2, w3};                                                                           \
+    return cutfuse::unpack_words<Element, 8>(words);                                                                  \
+  }
+
+CUTFUSE_UNPACK(float16, __half)
+CUTFUSE_UNPACK(bfloat16, __nv_bfloat16)

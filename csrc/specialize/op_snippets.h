@@ -45,6 +45,14 @@ class OpSnippets {
   // Of (params, m, n, operand): the fragment whose first element is (m, n), and its group of columns whose first is n.
   Snippet const& load_operand(DType dtype) const { return named(std::string("load_operand_") + name_of(dtype)); }
   Snippet const& load_group(DType dtype) const { return named(std::string("load_group_") + name_of(dtype)); }
+  // Of (address, stride in elements): so many elements as they lie in memory, in words. Of words: the elements in fp32.
+  // A piece has 4 or 8 elements.
+  Snippet const& load_words(DType dtype, int elements) const {
+    return named("load_words_" + std::to_string(8 * size_of(dtype)) + "_" + std::to_string(elements));
+  }
+  Snippet const& unpack(DType dtype, int elements) const {
+    return named(std::string("unpack_") + name_of(dtype) + "_" + std::to_string(elements));
+  }
 
   // How a table is declared.
   std::string const& declaration_of(std::string const& global) const { return globals_.at(global); }

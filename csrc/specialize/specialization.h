@@ -56,6 +56,11 @@ class Specialization {
   double seconds_ = 0.0;
 };
 
+// What a launch takes now: null where there is no specialization, or none yet.
+inline LoadedKernel* loaded(Specialization const* specialization) {
+  return specialization == nullptr ? nullptr : specialization->loaded();
+}
+
 // Specializations are kept for good, as their kernels are. So there is a limit, which a program that keeps making up
 // new chains would pass.
 constexpr size_t kMostSpecializations = 512;

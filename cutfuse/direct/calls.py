@@ -28,7 +28,7 @@ from ..planning.device import dtype_codes, reduction_codes
 from ..planning.fused import changes_setting, plan_call
 from ..planning.linear_launch import operand_strides
 from ..planning.linear_plan import LinearArguments
-from ..planning.specialize import are_requested, find_epilogues, request
+from ..planning.specialize import are_requested, find_epilogues, find_pass, find_pointwise, request
 from .training import plan_training
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def remember_pointwise(
     tensors = (given[1], *tensors_of(given[2]))
     is_general = is_general or not _same_memory(tensors, (x, *operands))
 
-    def make_plan() -> CallPlan:
+    def make_plan() -> CallPlan | None:
         return native.core.general_call() if is_general else _pointwise_plan(x, operands, epilogue.program, y)
 
     number_of = functools.partial(_number_of, given[0], given[2], given[1], epilogue)
@@ -270,15 +270,18 @@ def _linear_plan(arguments: LinearArguments, y: Tensor, adds_bias_apart: bool = 
     m, n, _ = plan.product_shape
     codes = dtype_codes()
     operands = [(codes[t.dtype], 0, *operand_strides(t, m, n)) for t in arguments.operands]
-    dtypes = [t.dtype for t in arguments.operands]
-    epilogues = find_epilogues(plan, arguments.x.device.index or 0, arguments.program, dtypes)
+    device = arguments.x.device.index or 0
+    if plan.is_fused:
+        epilogues = find_epilogues(plan, device, arguments.program, [t.dtype for t in arguments.operands])
+    else:
+        epilogues = find_pass(plan, device, arguments.program, [(0, *operand) for operand in operands])
     request(epilogues)
     if not are_requested(epilogues):
         return None  # the call was captured in a graph; a later one asks for them
     return core.linear_call(plan, arguments.program.native, operands, epilogues, _result_of(y))
 
 
-def _pointwise_plan(x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor) -> CallPlan:
+def _pointwise_plan(x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor) -> CallPlan | None:
     core = native.core
     tensors = (x, *operands)
     layout = elementwise_layout(y.stride(), *shapes_and_strides(tensors), y.shape)
@@ -286,7 +289,16 @@ def _pointwise_plan(x: Tensor, operands: Sequence[Tensor], program: Program, y: 
         return core.general_call()
     laid_out = _layouts(tensors, layout.strides)
     code = dtype_codes()[y.dtype]
-    return core.pointwise_call(layout.extents, laid_out[0], code, program.native, laid_out[1:], _result_of(y))
+    matrices = [(t.data_ptr(), *fields) for t, fields in zip(tensors, laid_out, strict=True)]
+    device = x.device.index or 0
+    epilogues = find_pointwise(device, program, layout.extents, matrices[0], matrices[1:], y.data_ptr(), code)
+    request(epilogues)
+    if not are_requested(epilogues):
+        return None  # as of a linear layer
+    specialization = epilogues[0] if epilogues else None
+    return core.pointwise_call(
+        layout.extents, laid_out[0], code, program.native, laid_out[1:], _result_of(y), specialization
+    )
 
 
 def _reduce_plan(

@@ -23,6 +23,7 @@ from ..planning.device import dtype_codes, reduction_codes
 from ..planning.fused import changes_setting, plan_call
 from ..planning.linear_launch import operand_strides
 from ..planning.linear_plan import LinearArguments
+from ..planning.specialize import are_requested, find_pointwise, request
 from ..precision import allows_tf32, captured_mode
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def _as_matrix(tensor: Tensor) -> Tensor:
 
 def plan_training(
     given: Sequence[Tensor | None], operands: Sequence[Tensor], arguments: LinearArguments, y: Tensor
-) -> CallPlan:
+) -> CallPlan | None:
     """The plan of a call with the result y. given: x, weight and bias. arguments: those of the call's operator."""
     core = native.core
     x, weight, bias = given
@@ -128,6 +129,13 @@ def plan_training(
     m, n, codes = math.prod(y.shape[:-1]), y.shape[-1], dtype_codes()
     outputs = [(0, _contiguous(z), codes[z.dtype])]
     outputs += [(k, _contiguous(y, operands[k - 1].dtype), codes[operands[k - 1].dtype]) for k in wanted]
+    laid_out = [(codes[t.dtype], 0, *operand_strides(t, m, n)) for t in arguments.operands]
+    matrices = [(0, *operand) for operand in laid_out]
+    program, matrix = arguments.program, (0, codes[z.dtype], 0, n, 1)
+    epilogues = find_pointwise(x.device.index or 0, program, (1, m, n), matrix, matrices, 0, codes[y.dtype])
+    request(epilogues)
+    if not are_requested(epilogues):
+        return None  # the call is captured in a graph; a later one asks for it
     handle = core.training_plan(
         z,
         list(operands),
@@ -137,10 +145,11 @@ def plan_training(
         codes[z.dtype],
         codes[y.dtype],
         arguments.program.native,
-        [(codes[t.dtype], 0, *operand_strides(t, m, n)) for t in arguments.operands],
+        laid_out,
         outputs,
         _contiguous(y),
         None if bias is None or not bias.requires_grad else _column_sum(m, n, bias),
+        epilogues[0] if epilogues else None,
     )
     is_fp32 = x.dtype == torch.float32
     plan = TrainingPlan(handle, arguments.program.text, captured_mode() if is_fp32 else "", allows_tf32())

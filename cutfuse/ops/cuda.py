@@ -15,10 +15,11 @@ from .. import composed, native
 from ..epilogue import Program
 from ..planning.device import dtype_codes, multiprocessors, on_device, reduction_codes, stream_of
 from ..planning.fused import cublas_linear, plan_call
-from ..planning.linear_launch import Matrix, launch_after_product, launch_fused
+from ..planning.linear_launch import launch_after_product, launch_fused
 from ..planning.linear_plan import LinearArguments
 from ..planning.planes import Planes
 from ..planning.prepared import planes_of
+from ..planning.specialize import Matrix, find_pointwise, request
 from ..precision import SPLIT_MODES, product_mode
 from . import schema
 from .layout import Layout, elementwise_layout, reduction_layout, reduction_runs
@@ -82,16 +83,11 @@ def pointwise(x: Tensor, operands: Sequence[Tensor], program: str, out_dtype: to
     codes = dtype_codes()
     laid_out = matrices((x, *operands), layout.strides)
     index = x.device.index
+    problem = layout.extents, laid_out[0], laid_out[1:], y.data_ptr(), codes[out_dtype]
+    epilogues = find_pointwise(index or 0, parsed, *problem)
+    request(epilogues)
     with on_device(index):
-        native.core.pointwise(
-            stream_of(index),
-            parsed.native,
-            layout.extents,
-            laid_out[0],
-            laid_out[1:],
-            y.data_ptr(),
-            codes[out_dtype],
-        )
+        native.core.pointwise(stream_of(index), parsed.native, *problem, epilogues[0] if epilogues else None)
     return y
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,12 +11,10 @@ from .. import composed, native
 from .device import dtype_codes, on_device, stream_of
 from .linear_plan import LinearArguments
 from .planes import Planes
-from .specialize import find_epilogues, request
+from .specialize import Matrix, find_epilogues, find_pass, request
 
 if TYPE_CHECKING:
     from .._C import LinearPlan
-
-Matrix: TypeAlias = tuple[int, int, int, int, int]  # address, type and strides, as the native module takes them
 
 
 def launch_fused(plan: LinearPlan, arguments: LinearArguments, planes: Planes | None = None) -> Tensor:
@@ -60,6 +58,9 @@ def launch_after_product(plan: LinearPlan, z: Tensor, arguments: LinearArguments
     y = z if in_place else _empty_result(plan, arguments)
     workspace = _empty_workspace(plan, z.device)
     index = z.device.index
+    matrices = _operands(arguments)
+    epilogues = find_pass(plan, index or 0, arguments.program, matrices)
+    request(epilogues)
     with on_device(index):
         core.launch_after_product(
             plan,
@@ -68,7 +69,8 @@ def launch_after_product(plan: LinearPlan, z: Tensor, arguments: LinearArguments
             y.data_ptr(),
             _address(workspace),
             arguments.program.native,
-            _operands(arguments),
+            matrices,
+            epilogues,
         )
     return y
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .._C import LinearPlan, Specialization
 
 Epilogues = list["Specialization"]
+Matrix: TypeAlias = tuple[int, int, int, int, int]  # address, type and strides, as the native module takes them
 
 _warned_of: set[str] = set()
 
@@ -83,6 +84,34 @@ def find_epilogues(plan: LinearPlan, device: int, program: Program, dtypes: Sequ
     kernels = [launch.kernel.name for launch in plan.launches if isinstance(launch, core.FusedProduct)]
     found = [core.find_specialization(kernel, device, program.native, types) for kernel in kernels]
     return [epilogue for epilogue in found if epilogue is not None] if all(found) else []
+
+
+def find_pass(plan: LinearPlan, device: int, program: Program, operands: Sequence[Matrix]) -> Epilogues:
+    """The same for a plan that is not fused: the program in the kernel of the pass after the product."""
+    core = native.core
+    if len(plan.launches) < 2 or not isinstance(plan.launches[-1], core.PointwisePass):
+        return []
+    m, n, _ = plan.product_shape
+    return find_pointwise(device, program, (1, m, n), (0, plan.input, 0, n, 1), operands, 0, plan.output)
+
+
+def find_pointwise(
+    device: int,
+    program: Program,
+    extents: tuple[int, ...],
+    x: Matrix,
+    operands: Sequence[Matrix],
+    out: int,
+    out_dtype: int,
+) -> Epilogues:
+    """The program in the kernel of such a call of the native `pointwise`; empty where it is interpreted for good."""
+    core = native.core
+    if core.specialization_mode() == core.SpecializationMode.off or core.why_not_specialized():
+        return []
+    kernel = core.pointwise_kernel(program.native, extents, x, list(operands), out, out_dtype)
+    types = [dtype for _, dtype, *_ in operands]
+    found = core.find_specialization(kernel, device, program.native, types) if kernel else None
+    return [] if found is None else [found]
 
 
 def request(epilogues: Epilogues) -> None:

@@ -1,0 +1,90 @@
+// The kernels that programs over aligned, contiguous rows are compiled into. No kernel is linked with this file: the
+// build compiles it to PTX and embeds the text, which marked_kernel.h reads. Like op_snippets.cu it is compiled with
+// -fmad=false.
+//
+// An asm statement marks where the program goes, as an instruction that no GPU has. It names the registers that nvcc
+// has chosen, so that the program becomes part of the kernel's body and nothing is called.
+#include <cstddef>
+
+#include "pointwise/kernels.h"
+#include "pointwise/vector_kernel.h"
+
+namespace cutfuse {
+namespace {
+
+static_assert(kChainVectors == 2, "the marks are of two pieces");
+
+// The offsets of what a program reads in the kernel's parameters, elements of a piece, pieces, and whether primitives
+// are the fast ones.
+template <class T>
+__device__ __forceinline__ void mark_layout() {
+  asm volatile("cutfuse.layout %0, %1, %2, %3, %4;" ::"n"(offsetof(PointwiseParameters, program)),
+               "n"(offsetof(PointwiseParameters, operands)), "n"(kVectorSize<T>), "n"(kChainVectors),
+               "n"(std::is_same_v<PrimitivesFor<T>, FastPrimitives> ? 1 : 0));
+}
+
+// Has the operands loaded: the first piece at `at`, the second so many columns behind it.
+__device__ __forceinline__ void mark_load(VectorPosition const& at, int second) {
+  asm volatile("cutfuse.load %0, %1, %2, {0, %3};" ::"l"(at.outer), "l"(at.row), "l"(at.column), "r"(second));
+}
+
+// Has a piece computed in place.
+template <int piece>
+__device__ __forceinline__ void mark_compute(float (&values)[4]) {
+  asm volatile("cutfuse.compute %4, {%0, %1, %2, %3};"
+               : "+f"(values[0]), "+f"(values[1]), "+f"(values[2]), "+f"(values[3])
+               : "n"(piece));
+}
+
+template <int piece>
+__device__ __forceinline__ void mark_compute(float (&values)[8]) {
+  asm volatile("cutfuse.compute %8, {%0, %1, %2, %3, %4, %5, %6, %7};"
+               : "+f"(values[0]), "+f"(values[1]), "+f"(values[2]), "+f"(values[3]), "+f"(values[4]), "+f"(values[5]),
+                 "+f"(values[6]), "+f"(values[7])
+               : "n"(piece));
+}
+
+template <int piece, class T>
+__device__ __forceinline__ Vector<T> compute(Vector<T> const& input) {
+  float values[kVectorSize<T>];
+  unpack(input, values);
+  mark_compute<piece>(values);
+  Vector<T> result;
+  pack(values, result);
+  return result;
+}
+
+// A thread takes two pieces of one row, without a loop: see kChainVectors. Where the row ends before the second, it
+// reads the first again and drops the result, so that no load waits for a comparison.
+template <class T>
+__device__ __forceinline__ void run(PointwiseParameters const& parameters) {
+  mark_layout<T>();
+  PointwisePlan const& plan = parameters.plan;
+  PointwisePosition const start = pointwise_position(plan);
+  if (start.row >= start.row_end) return;
+  int const count = columns_left(plan, start.row, start.column);
+  if (count <= 0) return;
+  VectorPosition const at = {start.outer, start.row, start.column, count};
+  bool const has_second = plan.step < count;
+  int const second = has_second ? plan.step : 0;
+  T const* const input = static_cast<T const*>(parameters.x.data) + offset_at(parameters.x, at);
+  Vector<T> const pieces[2] = {load_vector(input), load_vector(input + second)};
+  mark_load(at, second);
+  T* const out = static_cast<T*>(parameters.out.data) + offset_at(parameters.out, at);
+  store_vector(out, compute<0>(pieces[0]));
+  Vector<T> const result = compute<1>(pieces[1]);
+  if (has_second) store_vector(out + second, result);
+}
+
+}  // namespace
+}  // namespace cutfuse
+
+#define CUTFUSE_TEMPLATE(name, T)                                                         \
+  extern "C" __global__ void __launch_bounds__(cutfuse::kVectorThreads, 10)               \
+      pointwise_##name(__grid_constant__ cutfuse::PointwiseParameters const parameters) { \
+    cutfuse::run<T>(parameters);                                                          \
+  }
+
+CUTFUSE_TEMPLATE(float32, float)
+CUTFUSE_TEMPLATE(float16, __half)
+CUTFUSE_TEMPLATE(bfloat16, __nv_bfloat16)

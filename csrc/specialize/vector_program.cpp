@@ -1,0 +1,253 @@
+#include "specialize/vector_program.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "epilogue/ops.h"
+
+namespace cutfuse::specialize {
+namespace {
+
+// Instructions of PTX up to which the program is written once for each element of a thread. Longer ones are written for
+// a pass of elements, in a loop through whose first registers each piece is rotated: see epilogue_function.cpp.
+constexpr int kMostStraightLine = 2400;
+constexpr int kPass = 2;
+
+constexpr int kWordBytes = 4;
+
+std::string word_registers(int operand) { return "%word" + std::to_string(operand) + "_"; }
+
+std::string address_register(int operand, int piece) {
+  return "%address" + std::to_string(operand) + "_" + std::to_string(piece);
+}
+
+std::string stride_register(int operand) { return "%stride" + std::to_string(operand); }
+
+std::string vector_predicate(int operand) { return "%vectors" + std::to_string(operand); }
+
+std::string offset_register(int piece) { return "%offset" + std::to_string(piece); }
+
+std::string joined(std::vector<std::string> const& registers, int from, int count) {
+  std::string text = registers[from];
+  for (int i = 1; i < count; ++i) text += ", " + registers[from + i];
+  return text;
+}
+
+}  // namespace
+
+VectorProgram::VectorProgram(MarkedLayout const& layout, std::string parameter, Program const& program,
+                             OperandTypes const& operands, OpSnippets const& snippets)
+    : layout_(layout),
+      parameter_(std::move(parameter)),
+      program_(program),
+      operands_(operands),
+      snippets_(snippets),
+      writer_(program, snippets, layout.primitives, {".param", parameter_, static_cast<size_t>(layout.program)}) {}
+
+std::string VectorProgram::write(Mark const& mark) {
+  if (mark.opcode == "cutfuse.layout") {
+    declare();
+  } else if (mark.opcode == "cutfuse.load") {
+    load(mark);
+  } else if (mark.opcode == "cutfuse.compute") {
+    compute(mark);
+  } else {
+    throw std::invalid_argument("the kernel's PTX has an unknown mark " + mark.opcode);
+  }
+  return writer_.take_text();
+}
+
+bool VectorProgram::is_short() const {
+  return writer_.instructions() * layout_.elements * layout_.pieces <= kMostStraightLine;
+}
+
+int VectorProgram::blocks(int threads) const {
+  constexpr int kRegisters = 65536;  // of a multiprocessor
+  constexpr int kOwn = 40;           // the kernel's, and an op's
+  constexpr int kOfLongOps = 16;     // erfc of two elements at once: spills without them
+  constexpr int kLongOp = 64;        // instructions
+  int held = kOwn + layout_.elements + (writer_.longest_op() > kLongOp ? kOfLongOps : 0);
+  for (int operand = 0; operand < program_.operand_count; ++operand) {
+    if (!writer_.reads_operand(operand)) continue;
+    held += words_of(operand) * layout_.pieces + 4;
+    if (!is_short()) held += layout_.elements;
+  }
+  return std::max(1, kRegisters / (threads * held));
+}
+
+int VectorProgram::size_of(int operand) const { return static_cast<int>(cutfuse::size_of(operands_[operand])); }
+
+int VectorProgram::words_of(int operand) const { return layout_.elements * size_of(operand) / kWordBytes; }
+
+int VectorProgram::vector_bytes(int operand) const {
+  constexpr int kWidest = 16;
+  return std::min(kWidest, words_of(operand) * kWordBytes);
+}
+
+std::string VectorProgram::operand_field(int operand, size_t offset) const {
+  size_t const at = layout_.operands + sizeof(Operand) * static_cast<size_t>(operand) + offset;
+  return "[" + parameter_ + "+" + std::to_string(at) + "]";
+}
+
+void VectorProgram::declare() {
+  writer_.declare(layout_.elements, layout_.elements, is_short() ? layout_.elements : kPass);
+  for (char const* name : {"%outer", "%row", "%column", "%place"}) {
+    writer_.line(".reg .b64 " + std::string(name) + ";");
+  }
+  for (int piece = 0; piece < layout_.pieces; ++piece) writer_.line(".reg .b64 " + offset_register(piece) + ";");
+  writer_.line(".reg .pred %aligned;");
+  writer_.line(".reg .b32 %passes;");
+  writer_.line(".reg .pred %more;");
+  for (int operand = 0; operand < program_.operand_count; ++operand) {
+    if (!writer_.reads_operand(operand)) continue;
+    writer_.declare_floats(word_registers(operand), words_of(operand) * layout_.pieces);
+    writer_.line(".reg .pred " + vector_predicate(operand) + ";");
+    writer_.line(".reg .b64 " + stride_register(operand) + ";");
+    for (int piece = 0; piece < layout_.pieces; ++piece) {
+      writer_.line(".reg .b64 " + address_register(operand, piece) + ";");
+    }
+  }
+  // All numbers: they are in the constant bank, from which an instruction takes its argument without a register.
+  writer_.load_numbers(writer_.number_count());
+}
+
+void VectorProgram::load(Mark const& mark) {
+  if (mark.arguments.size() != 3 + static_cast<size_t>(layout_.pieces)) {
+    throw std::invalid_argument("the kernel's PTX has a cutfuse.load without an offset of each piece");
+  }
+  writer_.line("mov.b64 %outer, " + mark.arguments[0] + ";");
+  writer_.line("mov.b64 %row, " + mark.arguments[1] + ";");
+  writer_.line("mov.b64 %column, " + mark.arguments[2] + ";");
+  for (int piece = 0; piece < layout_.pieces; ++piece) {
+    std::string const& given = mark.arguments[3 + static_cast<size_t>(piece)];
+    bool const is_number = given[0] != '%';
+    writer_.line((is_number ? "mov.s64 " : "cvt.s64.s32 ") + offset_register(piece) + ", " + given + ";");
+  }
+  for (int operand = 0; operand < program_.operand_count; ++operand) {
+    if (writer_.reads_operand(operand)) load_vectors(operand);
+  }
+  for (int operand = 0; operand < program_.operand_count; ++operand) {
+    if (writer_.reads_operand(operand)) load_others(operand);
+  }
+}
+
+// Where each piece of an operand begins, and whether its elements are neighbours that begin on a vector's boundary.
+void VectorProgram::locate(int operand) {
+  std::string const first = address_register(operand, 0);
+  std::string const stride = stride_register(operand);
+  std::string const is_vector = vector_predicate(operand);
+  std::string const size = std::to_string(size_of(operand));
+  char const* const places[] = {"%outer", "%row", "%column"};
+  writer_.line("mov.s64 %place, 0;");
+  for (int dimension = 0; dimension < 3; ++dimension) {
+    size_t const field = offsetof(Operand, strides) + sizeof(int64_t) * static_cast<size_t>(dimension);
+    writer_.line("ld.param.s64 " + stride + ", " + operand_field(operand, field) + ";");
+    writer_.line("mad.lo.s64 %place, " + std::string(places[dimension]) + ", " + stride + ", %place;");
+  }
+  writer_.line("ld.param.u64 " + first + ", " + operand_field(operand, offsetof(Operand, data)) + ";");
+  writer_.line("cvta.to.global.u64 " + first + ", " + first + ";");
+  writer_.line("mad.lo.s64 " + first + ", %place, " + size + ", " + first + ";");
+  std::string const from_first = ", %place, " + size + ", " + first + ";";
+  for (int piece = 1; piece < layout_.pieces; ++piece) {
+    writer_.line("mul.lo.s64 %place, " + offset_register(piece) + ", " + stride + ";");
+    writer_.line("mad.lo.s64 " + address_register(operand, piece) + from_first);
+  }
+  writer_.line("and.b64 %place, " + first + ", " + std::to_string(vector_bytes(operand) - 1) + ";");
+  writer_.line("setp.eq.s64 %aligned, %place, 0;");
+  writer_.line("setp.eq.s64 " + is_vector + ", " + stride + ", 1;");
+  writer_.line("and.pred " + is_vector + ", " + is_vector + ", %aligned;");
+}
+
+// Vectors are loaded before anything else, so that all of them are on their way together.
+void VectorProgram::load_vectors(int operand) {
+  locate(operand);
+  std::string const end = "$Lvectors" + std::to_string(operand);
+  int const width = vector_bytes(operand) / kWordBytes;
+  writer_.line("@!" + vector_predicate(operand) + " bra " + end + ";");
+  for (int piece = 0; piece < layout_.pieces; ++piece) {
+    std::vector<std::string> const targets = words(operand, piece);
+    for (int first = 0; first < words_of(operand); first += width) {
+      writer_.line("ld.global.v" + std::to_string(width) + ".f32 {" + joined(targets, first, width) + "}, [" +
+                   address_register(operand, piece) + "+" + std::to_string(first * kWordBytes) + "];");
+    }
+  }
+  writer_.label(end);
+}
+
+void VectorProgram::load_others(int operand) {
+  std::string const end = "$Lloaded" + std::to_string(operand);
+  writer_.line("@" + vector_predicate(operand) + " bra " + end + ";");
+  for (int piece = 0; piece < layout_.pieces; ++piece) {
+    writer_.add(snippets_.load_words(operands_[operand], layout_.elements),
+                {address_register(operand, piece), stride_register(operand)}, words(operand, piece));
+  }
+  writer_.label(end);
+}
+
+std::vector<std::string> VectorProgram::words(int operand, int piece) const {
+  std::vector<std::string> registers;
+  int const count = words_of(operand);
+  registers.reserve(count);
+  for (int i = 0; i < count; ++i) registers.push_back(element(word_registers(operand), piece * count + i));
+  return registers;
+}
+
+void VectorProgram::unpack(int operand, int piece) {
+  std::vector<std::string> const packed = words(operand, piece);
+  std::vector<std::string> values;
+  values.reserve(layout_.elements);
+  for (int i = 0; i < layout_.elements; ++i) values.push_back(element(operand_registers(operand), i));
+  DType const dtype = operands_[operand];
+  if (dtype == DType::kFloat32) {
+    for (int i = 0; i < layout_.elements; ++i) writer_.move(values[i], packed[i]);
+  } else {
+    writer_.add(snippets_.unpack(dtype, layout_.elements), packed, values);
+  }
+}
+
+void VectorProgram::compute(Mark const& mark) {
+  int const elements = layout_.elements;
+  if (mark.arguments.size() != 1 + static_cast<size_t>(elements)) {
+    throw std::invalid_argument("the kernel's PTX has a cutfuse.compute of another length than its pieces");
+  }
+  int const piece = std::stoi(mark.arguments[0]);
+  std::string const* const values = &mark.arguments[1];
+  for (int i = 0; i < elements; ++i) writer_.move(element(kInputRegisters, i), values[i]);
+  for (int operand = 0; operand < program_.operand_count; ++operand) {
+    if (writer_.reads_operand(operand)) unpack(operand, piece);
+  }
+  if (is_short()) {
+    for (int i = 0; i < elements; ++i) writer_.write_element(i);
+  } else {
+    write_passes(piece);
+  }
+  std::string const results = is_short() ? writer_.results() : kInputRegisters;
+  for (int i = 0; i < elements; ++i) writer_.move(values[i], element(results, i));
+}
+
+void VectorProgram::write_passes(int piece) {
+  int const elements = layout_.elements;
+  std::string const label = "$Lpass" + std::to_string(piece);
+  // A constant that ptxas cannot see, as there is no negative number of operands: it unrolls a loop whose count it
+  // knows.
+  size_t const count = static_cast<size_t>(layout_.program) + offsetof(Program, operand_count);
+  writer_.line("ld.param.s32 %passes, [" + parameter_ + "+" + std::to_string(count) + "];");
+  writer_.line("shr.s32 %passes, %passes, 31;");
+  writer_.line("add.s32 %passes, %passes, " + std::to_string(elements / kPass) + ";");
+  writer_.label(label);
+  writer_.line(".pragma \"nounroll\";");
+  for (int i = 0; i < kPass; ++i) writer_.write_element(i);
+  writer_.rotate(kInputRegisters, elements, kPass);
+  for (int i = 0; i < kPass; ++i) {
+    writer_.move(element(kInputRegisters, elements - kPass + i), element(writer_.results(), i));
+  }
+  for (int operand = 0; operand < program_.operand_count; ++operand) {
+    if (writer_.reads_operand(operand)) writer_.rotate(operand_registers(operand), elements, kPass);
+  }
+  writer_.line("add.s32 %passes, %passes, -1;");
+  writer_.line("setp.gt.s32 %more, %passes, 0;");
+  writer_.line("@%more bra " + label + ";");
+}
+
+}  // namespace cutfuse::specialize
