@@ -101,17 +101,17 @@ def test_what_rules_fused_kernels_out(options: dict[str, Any], words: str) -> No
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_compiled_epilogue_is_predicted_to_take_less(dtype: str) -> None:
-    """Of the fused kernels; the kernel behind cuBLAS's product goes on interpreting."""
+    """Of every kernel: those behind cuBLAS's product of 16-bit matrices are compiled too."""
     interpreted = plan(4096, 4096, 4096, dtype=dtype, epilogue_cost=12.0)
     compiled = plan(4096, 4096, 4096, dtype=dtype, epilogue_cost=12.0, specialized_cost=2.0)
     assert not interpreted.specializes
     assert compiled.specializes
     times = {way.name: way.microseconds for way in interpreted.alternatives if not way.rejection}
     for way in compiled.alternatives:
-        is_cublas = way.name.startswith("cuBLAS")
-        assert way.rejection or (
-            way.microseconds == times[way.name] if is_cublas else way.microseconds < times[way.name]
-        )
+        if way.name.startswith("cuBLAS"):
+            assert (way.microseconds < times[way.name]) == (dtype == "bfloat16")
+        elif not way.rejection:
+            assert way.microseconds < times[way.name]
 
 
 # Microseconds on an H200 in bf16 of kernels that had been compiled with a chain: gelu and a column operand, five ops
@@ -126,7 +126,7 @@ COMPILED_CHAINS = {
 
 @pytest.mark.parametrize("shape", COMPILED_CHAINS)
 def test_predictions_of_compiled_epilogues_against_measurements(shape: tuple[int, int, int]) -> None:
-    for measured, cost, operand_bytes in zip(COMPILED_CHAINS[shape], (0.75, 1.5, 1.2), (0, 0, 2), strict=True):
+    for measured, cost, operand_bytes in zip(COMPILED_CHAINS[shape], (0.95, 1.9, 1.4), (0, 0, 2), strict=True):
         best = plan(*shape, epilogue_cost=6.0, specialized_cost=cost, operand_bytes=operand_bytes).alternatives[0]
         assert best.microseconds == pytest.approx(measured, rel=0.12)
 

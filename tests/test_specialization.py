@@ -194,6 +194,8 @@ def test_a_failure_in_the_background(launches: EmulatedLaunches, action: str) ->
 
 def test_an_old_driver_interprets_and_says_so(launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specialize.native, "has_kernels", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(specialize, "_is_capturing", lambda: False)
     specialize._warned_of.clear()
     with pytest.warns(RuntimeWarning, match="epilogues are interpreted"):
         call_generally()

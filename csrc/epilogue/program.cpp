@@ -200,7 +200,7 @@ float specialized_cost_of(Program const& program) {
   // From three chains in bf16 on an H200 whose kernels were compiled with them: what of the interpreted ones' time they
   // took less, over two shapes. A light op is 40 cycles or so.
   constexpr float kLightCost = 0.15f;
-  constexpr float kSpecialCost = 0.6f;
+  constexpr float kSpecialCost = 0.8f;
   return sum_of_costs(program, kLightCost, kSpecialCost);
 }
 

@@ -1,5 +1,6 @@
 // Plans of one kernel that takes the operands as they are.
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -76,10 +77,12 @@ double compared(double device_microseconds, double host_microseconds) {
 }
 
 Alternative cublas_for(LinearRequest const& request, GemmProblem problem, bool is_alone) {
-  problem.epilogue_cost = request.epilogue_cost;  // which the pass behind it interprets
-  bool const interprets = request.issuer == Issuer::kCall;
-  double const microseconds = predict_unfused_microseconds(problem, request.operand_bytes, interprets);
+  problem.epilogue_cost = request.epilogue_cost;
   bool const reduces = problem.reduction != Reduction::kNone;
+  std::optional<float> compiled_cost;  // a reduction's kernel interprets
+  if (!reduces) compiled_cost = request.specialized_cost;
+  if (request.issuer != Issuer::kCall) compiled_cost = request.specialized_cost.value_or(0.0f);
+  double const microseconds = predict_unfused_microseconds(problem, request.operand_bytes, compiled_cost);
   bool const is_bare = problem.epilogue_cost == 0.0f && !reduces && problem.output == problem.input;
   HostTimes const host_time = host_times(request.issuer);
   double const host = host_time.product + (is_bare ? 0.0 : host_time.pass);

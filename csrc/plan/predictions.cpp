@@ -186,19 +186,21 @@ double predict_second_kernel_microseconds(GemmProblem const& problem) {
 
 // One kernel over the result of a product on tensor cores that took `product` microseconds. Behind a long product both
 // are slower than alone: the card is at its power limit.
-double predict_pass_microseconds(GemmProblem const& problem, float operand_bytes, bool interprets, double product) {
+double predict_pass_microseconds(GemmProblem const& problem, float operand_bytes, std::optional<float> compiled_cost,
+                                 double product) {
   constexpr double kPassLaunch = 2.9;
   constexpr double kMicrosecondsPerElementAndOp = 0.62e-6;
-  constexpr double kFreeOps = 0.5;  // of cost: a chain that is compiled in
+  constexpr double kMicrosecondsPerElementAndCompiledOp = 1.3e-6;  // of cost 1 where it is compiled
+  constexpr double kFreeOps = 0.5;                                 // of cost: a chain that is compiled in
   constexpr double kLongProduct = 60.0;
   constexpr double kSlowerPerMicrosecond = 0.08;
   double const elements = static_cast<double>(problem.m) * problem.n;
   bool const reduces = problem.reduction != Reduction::kNone;
   double const written = reduces ? 0.0 : static_cast<double>(size_of(problem.output));
   double const bytes = static_cast<double>(size_of(problem.input)) + written + operand_bytes;
-  double const interpreted = interprets ? std::max(problem.epilogue_cost - kFreeOps, 0.0) : 0.0;
-  double const interpretation = interpreted * kMicrosecondsPerElementAndOp;
-  double const pass = elements * std::max(bytes / kPassBytesPerMicrosecond, interpretation);
+  double const interpretation = std::max(problem.epilogue_cost - kFreeOps, 0.0) * kMicrosecondsPerElementAndOp;
+  double const arithmetic = compiled_cost ? *compiled_cost * kMicrosecondsPerElementAndCompiledOp : interpretation;
+  double const pass = elements * std::max(bytes / kPassBytesPerMicrosecond, arithmetic);
   return kPassLaunch + pass + kSlowerPerMicrosecond * std::max(product - kLongProduct, 0.0);
 }
 
@@ -216,14 +218,15 @@ double predict_training_microseconds(GemmProblem const& problem) {
   return products + kPasses * bytes / kPassBytesPerMicrosecond;
 }
 
-double predict_unfused_microseconds(GemmProblem const& problem, float operand_bytes, bool interprets) {
+double predict_unfused_microseconds(GemmProblem const& problem, float operand_bytes,
+                                    std::optional<float> compiled_cost) {
   bool const over_planes = problem.product != Product::kDirect;
   bool const is_bare = problem.epilogue_cost == 0.0f && problem.reduction == Reduction::kNone &&
                        (over_planes || problem.output == problem.input);
   double const product = over_planes ? predict_ieee_microseconds(problem) : predict_cublas_microseconds(problem);
   if (is_bare) return product;
   return product + (over_planes ? predict_second_kernel_microseconds(problem)
-                                : predict_pass_microseconds(problem, operand_bytes, interprets, product));
+                                : predict_pass_microseconds(problem, operand_bytes, compiled_cost, product));
 }
 
 }  // namespace cutfuse

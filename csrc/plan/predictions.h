@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "plan/gemm_configs.h"
 
@@ -12,8 +13,10 @@ double predict_microseconds(GemmConfig const& config, GemmProblem const& problem
                             float operand_bytes = 0.0f);
 
 // The alternative: cuBLAS, then one pointwise or reduction kernel over its result. A product over planes is compared
-// with cuBLAS in fp32. interprets: whether that kernel interprets the program; otherwise it is compiled for it.
-double predict_unfused_microseconds(GemmProblem const& problem, float operand_bytes = 0.0f, bool interprets = true);
+// with cuBLAS in fp32. compiled_cost: see specialized_cost_of(Program), of a kernel that has the program compiled in;
+// empty for one that interprets it.
+double predict_unfused_microseconds(GemmProblem const& problem, float operand_bytes = 0.0f,
+                                    std::optional<float> compiled_cost = {});
 
 // cuBLAS's three products of a trained layer, forwards and backwards, and the passes over its result and gradient.
 double predict_training_microseconds(GemmProblem const& problem);

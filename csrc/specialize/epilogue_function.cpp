@@ -8,13 +8,15 @@ namespace {
 // Instructions of PTX, and operands, up to which the program is written once for each element. Longer ones are written
 // for a pass of elements, in a loop through whose first registers the fragment is rotated: ptxas takes time in
 // proportion to the text, and what a small product waits for is the first fetch of the code. Fragments of four operands
-// spill in a kernel with a tile of 128x256.
+// spill in a kernel with a tile of 128x256; those of three spill up to 92 bytes in four kernels.
 constexpr int kMostStraightLine = 2400;
 constexpr int kMostFragments = 3;
-// Numbers that stay in registers throughout, of a program written for each element and of one written for passes; a
-// fragment of an operand takes the place of as many as it has elements.
-constexpr int kMostNumbers = 48;
-constexpr int kMostNumbersOfPasses = 16;
+// A loop holds fragments of this many operands, and loads others in each pass, which is slow: one by one.
+constexpr int kMostFragmentsOfPasses = 2;
+// Numbers and elements of operands' fragments that stay in registers throughout; further numbers are loaded where they
+// are read. Of a program written for each element, and of one written for passes.
+constexpr int kMostResident = 64;
+constexpr int kMostResidentOfPasses = 40;
 
 class BodyWriter {
  public:
@@ -31,11 +33,14 @@ class BodyWriter {
     line(".reg .b64 %params;");
     line(".reg .b32 %m;");
     line(".reg .b32 %n;");
-    writer_.declare(kFragment, elements_, elements_);
+    bool const holds = elements_ == kFragment || writer_.operand_count() <= kMostFragmentsOfPasses;
+    operand_elements_ = holds ? kFragment : kPass;
+    writer_.declare(kFragment, operand_elements_, elements_);
     read_parameters();
-    writer_.load_numbers(elements_ == kFragment ? kMostNumbers : kMostNumbersOfPasses);
+    int const resident = elements_ == kFragment ? kMostResident : kMostResidentOfPasses;
+    writer_.load_numbers(resident - (holds ? writer_.operand_count() * kFragment : 0));
+    if (holds) load_operands();
     if (elements_ == kFragment) {
-      load_operands();
       for (int i = 0; i < kFragment; ++i) writer_.write_element(i);
       return_fragment(writer_.results());
     } else {
@@ -47,9 +52,7 @@ class BodyWriter {
 
  private:
   bool is_short() const {
-    int const operands = writer_.operand_count();
-    return writer_.instructions() * kFragment <= kMostStraightLine && operands <= kMostFragments &&
-           writer_.number_count() + operands * kFragment <= kMostNumbers;
+    return writer_.instructions() * kFragment <= kMostStraightLine && writer_.operand_count() <= kMostFragments;
   }
 
   void line(std::string const& text) { writer_.line(text); }
@@ -71,10 +74,11 @@ class BodyWriter {
     for (int operand = 0; operand < program_.operand_count; ++operand) {
       if (!writer_.reads_operand(operand)) continue;
       std::vector<std::string> results;
-      results.reserve(elements_);
-      for (int i = 0; i < elements_; ++i) results.push_back(element(operand_registers(operand), i));
+      results.reserve(operand_elements_);
+      for (int i = 0; i < operand_elements_; ++i) results.push_back(element(operand_registers(operand), i));
       DType const dtype = operands_[operand];
-      Snippet const& load = elements_ == kFragment ? snippets_.load_operand(dtype) : snippets_.load_group(dtype);
+      Snippet const& load =
+          operand_elements_ == kFragment ? snippets_.load_operand(dtype) : snippets_.load_group(dtype);
       writer_.add(load, {"%params", "%m", "%n", std::to_string(operand)}, results);
     }
   }
@@ -83,6 +87,9 @@ class BodyWriter {
   // result stands where its element did.
   void rotate() {
     writer_.rotate(kInputRegisters, kFragment, kPass);
+    for (int operand = 0; operand_elements_ == kFragment && operand < program_.operand_count; ++operand) {
+      if (writer_.reads_operand(operand)) writer_.rotate(operand_registers(operand), kFragment, kPass);
+    }
     for (int i = 0; i < kPass; ++i) {
       writer_.move(element(kInputRegisters, kFragment - kPass + i), element(writer_.results(), i));
     }
@@ -96,7 +103,7 @@ class BodyWriter {
     line("add.s32 %passes, %passes, " + std::to_string(kFragment / kPass) + ";");
     writer_.label("$Lpass");
     line(".pragma \"nounroll\";");
-    load_operands();
+    if (operand_elements_ == kPass) load_operands();
     for (int i = 0; i < kPass; ++i) writer_.write_element(i);
     rotate();
     line("add.s32 %n, %n, " + std::to_string(kColumnsPerPass) + ";");
@@ -117,7 +124,8 @@ class BodyWriter {
   OpSnippets const& snippets_;
   EpilogueSignature const& signature_;
   ProgramWriter writer_;
-  int elements_ = 0;  // that the program is written for
+  int elements_ = 0;          // that the program is written for
+  int operand_elements_ = 0;  // of each operand that are in registers
 };
 
 }  // namespace

@@ -33,7 +33,7 @@ def cost_when_specialized(program: Program) -> float | None:
         return None
     reason = core.why_not_specialized()
     if reason:
-        if native.has_kernels():
+        if native.has_kernels() and torch.cuda.is_available():
             _warn_without_compiler(reason)
         return None
     return program.native.specialized_cost
