@@ -15,7 +15,8 @@ class KernelCompiler {
   // Why it can compile nothing; empty where it can.
   virtual std::string why_not() const = 0;
   // The kernel with the program compiled in, loaded on the device, as cudaLaunchKernelExC takes it. Any thread may
-  // call it, in which the device may be current afterwards. Throws std::runtime_error with the reason where it cannot be had.
+  // call it, in which the device may be current afterwards. Throws std::runtime_error with the reason where it cannot
+  // be had.
   virtual void const* compile(std::string_view kernel, int device, Program const& program,
                               OperandTypes const& types) = 0;
 };
