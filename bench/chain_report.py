@@ -14,7 +14,7 @@ from bench.host_report import limit_lines, verdict_line
 from bench.host_suite import MEAN
 from bench.report import heading, note_lines
 from bench.run_files import title_of
-from bench.tables import Cell, Grid, TitledTable, grid_of, markdown_table, print_lines, rich_console
+from bench.tables import Cell, Grid, TitledTable, grid_of, markdown_of, markdown_table, print_tables, rich_console
 
 LEFT = ("line", "what", "over", "cases", "target", "case", "chain", "shape", "precision", "operands", "reduce", "text")
 # What a narrow terminal goes without, the first soonest.
@@ -195,8 +195,7 @@ def summary(results: dict[str, Any]) -> str:
 def markdown(results: dict[str, Any], without: tuple[str, ...] = ()) -> str:
     """Every table without the columns of the headings in `without`, and the remarks."""
     tables = (TitledTable(heading(results), table, LEFT), *TIMES, CHAINS)
-    lines = [line for own in tables for line in own.markdown(results, without)]
-    return "\n".join([*lines, *(f"- {line}" for line in remarks(results))])
+    return markdown_of(tables, results, remarks(results), without)
 
 
 def show(results: dict[str, Any]) -> None:
@@ -205,11 +204,8 @@ def show(results: dict[str, Any]) -> None:
     if console is None:
         print(markdown(results))
         return
-
-    dropped = []
-    for own in (*TIMES, TitledTable(heading(results), table, LEFT)):
-        dropped += own.print(results, console, DROPPABLE)
-    print_lines(console, [*remarks(results), *dict.fromkeys(dropped)])
+    tables = (*TIMES, TitledTable(heading(results), table, LEFT))
+    print_tables(console, tables, results, remarks(results), DROPPABLE)
 
 
 def case_line(case: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from bench.model_suite import COLD, ERROR, FIGURES, GPU, GRADIENT_ERROR, GRAPHS,
 from bench.model_zoo import PACKAGES, remark_on
 from bench.report import heading, note_lines
 from bench.run_files import title_of
-from bench.tables import Cell, Grid, TitledTable, grid_of, markdown_table, print_lines, rich_console
+from bench.tables import Cell, Grid, TitledTable, grid_of, markdown_of, markdown_table, print_tables, rich_console
 
 LEFT = ("line", "what", "figure", "contender", "over", "cases", "target", "model", "pass", "batch", "precision")
 LEFT_OF_FUSION = ("model", "products, N x K", "fused", "program", "ended at", "reason", "cases")
@@ -217,8 +217,7 @@ def summary(results: dict[str, Any]) -> str:
 def markdown(results: dict[str, Any], without: tuple[str, ...] = ()) -> str:
     """Every table without the columns of the headings in `without`, and the remarks."""
     tables = (TitledTable(heading(results), table, LEFT), *TABLES)
-    lines = [line for own in tables for line in own.markdown(results, without)]
-    return "\n".join([*lines, *(f"- {line}" for line in remarks(results))])
+    return markdown_of(tables, results, remarks(results), without)
 
 
 def show(results: dict[str, Any]) -> None:
@@ -227,11 +226,8 @@ def show(results: dict[str, Any]) -> None:
     if console is None:
         print(markdown(results))
         return
-
-    dropped = []
-    for own in (*TABLES, TitledTable(heading(results), table, LEFT)):
-        dropped += own.print(results, console, DROPPABLE)
-    print_lines(console, [*remarks(results), *dict.fromkeys(dropped)])
+    tables = (*TABLES, TitledTable(heading(results), table, LEFT))
+    print_tables(console, tables, results, remarks(results), DROPPABLE)
 
 
 def case_line(case: dict[str, Any]) -> str:

@@ -113,6 +113,26 @@ class TitledTable:
         return print_fitting(console, fitting, [name for name in droppable if name in headings])
 
 
+def markdown_of(
+    tables: Sequence[TitledTable], results: dict[str, Any], remarks: Sequence[str], without: tuple[str, ...] = ()
+) -> str:
+    """Every table without the columns of the headings in `without`, and the remarks."""
+    lines = [line for table in tables for line in table.markdown(results, without)]
+    return "\n".join([*lines, *(f"- {line}" for line in remarks)])
+
+
+def print_tables(
+    console: Console,
+    tables: Sequence[TitledTable],
+    results: dict[str, Any],
+    remarks: Sequence[str],
+    droppable: Sequence[str],
+) -> None:
+    """Print the tables, the remarks, and which columns had to go."""
+    dropped = [name for table in tables for name in table.print(results, console, droppable)]
+    print_lines(console, [*remarks, *dict.fromkeys(dropped)])
+
+
 def print_lines(console: Console, lines: Sequence[str]) -> None:
     """Print remarks as they are."""
     for line in lines:

@@ -138,6 +138,10 @@ inline LoadedKernel const* loaded(OptionalSpecialization const& specialization) 
 // As many as the plan has fused products, or none.
 void check_epilogues(char const* function, LinearPlan const& plan, SpecializedEpilogues const& epilogues);
 
+// A call of pointwise, without a specialization.
+PointwiseProblem to_problem(Program const& program, Extents const& extents, MatrixTuple const& x,
+                            std::vector<MatrixTuple> const& operands, uintptr_t out, int out_dtype);
+
 void bind_plan(py::module_& module);
 void bind_callables(py::module_& module);
 void bind_launch(py::module_& module);

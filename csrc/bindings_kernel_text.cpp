@@ -22,16 +22,9 @@ std::string specialize_kernel(std::string const& kernel, Program const& program,
 std::tuple<py::bytes, int64_t, int> pointwise_parameters(Program const& program, Extents const& extents,
                                                          MatrixTuple const& x, std::vector<MatrixTuple> const& operands,
                                                          uintptr_t out, int out_dtype) {
-  check_extents("pointwise_parameters", extents);
   if (is_empty(extents)) throw py::value_error("pointwise_parameters: nothing is launched for " + to_string(extents));
   LoadedKernel const specialized = {nullptr};
-  PointwiseProblem problem = {};
-  problem.extents = {extents[0], extents[1], extents[2]};
-  problem.x = to_operand(x);
-  problem.program = program;
-  problem.operands = to_operands(program, operands);
-  problem.out = pointer<void>(out);
-  problem.out_dtype = to_dtype(out_dtype);
+  PointwiseProblem problem = to_problem(program, extents, x, operands, out, out_dtype);
   problem.specialized = &specialized;
   PointwiseParameters const parameters = parameters_of(problem, 1);
   return {py::bytes(reinterpret_cast<char const*>(&parameters), sizeof(parameters)), block_count(parameters.plan),

@@ -9,19 +9,6 @@ namespace {
 
 using DerivativeTuple = std::tuple<int, uintptr_t, int>;  // wrt, pointer, dtype
 
-PointwiseProblem to_problem(Program const& program, Extents const& extents, MatrixTuple const& x,
-                            std::vector<MatrixTuple> const& operands, uintptr_t out, int out_dtype) {
-  check_extents("pointwise", extents);
-  PointwiseProblem problem = {};
-  problem.extents = {extents[0], extents[1], extents[2]};
-  problem.x = to_operand(x);
-  problem.program = program;
-  problem.operands = to_operands(program, operands);
-  problem.out = pointer<void>(out);
-  problem.out_dtype = to_dtype(out_dtype);
-  return problem;
-}
-
 std::string find_kernel(Program const& program, Extents const& extents, MatrixTuple const& x,
                         std::vector<MatrixTuple> const& operands, uintptr_t out, int out_dtype) {
   return specialized_kernel(to_problem(program, extents, x, operands, out, out_dtype));
@@ -87,6 +74,19 @@ void pointwise_backward(uintptr_t stream, Program const& program, Extents const&
 }
 
 }  // namespace
+
+PointwiseProblem to_problem(Program const& program, Extents const& extents, MatrixTuple const& x,
+                            std::vector<MatrixTuple> const& operands, uintptr_t out, int out_dtype) {
+  check_extents("pointwise", extents);
+  PointwiseProblem problem = {};
+  problem.extents = {extents[0], extents[1], extents[2]};
+  problem.x = to_operand(x);
+  problem.program = program;
+  problem.operands = to_operands(program, operands);
+  problem.out = pointer<void>(out);
+  problem.out_dtype = to_dtype(out_dtype);
+  return problem;
+}
 
 void bind_pointwise(py::module_& module) {
   module.def("pointwise", &pointwise, py::arg("stream"), py::arg("program"), py::arg("extents"), py::arg("x"),

@@ -159,7 +159,10 @@ class Program:
     @property
     def cost(self) -> float: ...
     @property
-    def is_compiled_in(self) -> bool: ...
+    def is_interpreted(self) -> bool:
+        """
+        Whether kernels interpret it, unless specialized.
+        """
     @property
     def operand_count(self) -> int: ...
     @property

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 from emulated_launches import EmulatedLaunches
 
 import cutfuse
@@ -53,6 +54,12 @@ def compiled_by(compiler: FakeCompiler, mode: str = "background") -> Iterator[Fa
         cutfuse.set_specialization(before)
         core.forget_specializations()
         core.forget_calls()
+
+
+@pytest.fixture
+def compiler() -> Iterator[FakeCompiler]:
+    with compiled_by(FakeCompiler()) as found:
+        yield found
 
 
 def kernels_of(launches: EmulatedLaunches) -> list[int]:

@@ -45,7 +45,7 @@ class EmulatedProgram:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.cost = float(len(program.instructions))
-        self.is_compiled_in = False
+        self.is_interpreted = True
 
 
 class EmulatedCore:

@@ -101,6 +101,9 @@ std::string find_fault(Program const& program);
 // into the instruction before them; to be done once for a well-formed program.
 void prepare(Program& program);
 
+// Whether kernels interpret a prepared program: it has instructions, and is no chain that they have compiled in.
+constexpr bool is_interpreted(Program const& program) { return program.length > 0 && program.chain == kNoChain; }
+
 // What interpreting a prepared program takes, in units of one light op; 0 for the identity.
 float cost_of(Program const& program);
 

@@ -40,7 +40,7 @@ class WithoutCapture {
 class CompilerLog {
  public:
   // Of the JIT options, which the driver writes through.
-  std::array<cudaJitOption, 4> const& options() const { return options_; }
+  std::array<cudaJitOption, 4>& options() { return options_; }
   std::array<void*, 4>& values() { return values_; }
 
   std::string text() const { return (std::string(errors_.data()) + notes_.data()).substr(0, kShown); }
@@ -67,8 +67,8 @@ class Library {
   Library& operator=(Library const&) = delete;
 
   cudaError_t load(std::string const& ptx, CompilerLog& log) {
-    return cudaLibraryLoadData(&library_, ptx.c_str(), const_cast<cudaJitOption*>(log.options().data()),
-                               log.values().data(), static_cast<unsigned>(log.options().size()), nullptr, nullptr, 0);
+    return cudaLibraryLoadData(&library_, ptx.c_str(), log.options().data(), log.values().data(),
+                               static_cast<unsigned>(log.options().size()), nullptr, nullptr, 0);
   }
   cudaLibrary_t get() const { return library_; }
   void keep() { library_ = nullptr; }

@@ -26,7 +26,7 @@ std::string specialized_template(DType dtype) { return std::string("pointwise_")
 std::string specialized_kernel(PointwiseProblem const& problem) {
   Program const& program = problem.program;
   PointwiseExtents const& extents = problem.extents;
-  if (program.length == 0 || program.chain != kNoChain || is_empty(extents)) return {};
+  if (!is_interpreted(program) || is_empty(extents)) return {};
   Operands operands = problem.operands;
   StrideList others;
   for (int k = 0; k < program.operand_count; ++k) others.push_back(operands.items[k].strides);

@@ -86,7 +86,7 @@ double Specialization::seconds() const {
 
 Specialization* find_specialization(std::string_view kernel, int device, Program const& program,
                                     OperandTypes const& types) {
-  if (program.length == 0 || program.chain != kNoChain) return nullptr;
+  if (!is_interpreted(program)) return nullptr;
   return registry().find(kernel, device, program, types);
 }
 

@@ -21,38 +21,42 @@ Matrix: TypeAlias = tuple[int, int, int, int, int]  # address, type and strides,
 
 _warned_of: set[str] = set()
 
+OFF = 'cutfuse.specialization is "off"'
 COMPILED_IN = "nothing: the kernels are built already, and have the program compiled in"
 
 
 def cost_when_specialized(program: Program) -> float | None:
     """What a program takes that is compiled into its kernel; None where kernels are to run it as they are."""
-    core = native.core
-    if not program.instructions or program.native.is_compiled_in:
+    if not program.native.is_interpreted:
         return None
-    if core.specialization_mode() == core.SpecializationMode.off:
-        return None
-    reason = core.why_not_specialized()
-    if reason:
-        if native.has_kernels() and torch.cuda.is_available():
-            _warn_without_compiler(reason)
-        return None
-    return program.native.specialized_cost
+    if not why_interpreted():
+        return program.native.specialized_cost
+    reason = native.core.why_not_specialized()
+    if reason and not _is_off() and native.has_kernels() and torch.cuda.is_available():
+        _warn_without_compiler(reason)
+    return None
+
+
+def why_interpreted() -> str:
+    """Why no program is compiled into its kernel in this thread's mode; empty where programs are."""
+    return OFF if _is_off() else native.core.why_not_specialized()
+
+
+def _is_off() -> bool:
+    return native.core.specialization_mode() == native.core.SpecializationMode.off
 
 
 def explain_epilogues(plan: LinearPlan, device: int, program: Program, dtypes: Sequence[torch.dtype]) -> str:
     """What a call with this fused plan has compiled, or why nothing. dtypes: those of the program's operands."""
-    core = native.core
-    if not program.instructions or program.native.is_compiled_in:
+    if not program.native.is_interpreted:
         return COMPILED_IN
     if not plan.specializes:
-        is_off = core.specialization_mode() == core.SpecializationMode.off
-        reason = 'cutfuse.specialization is "off"' if is_off else core.why_not_specialized()
-        return f"nothing: the kernel interprets the program, because {reason}"
+        return f"nothing: the kernel interprets the program, because {why_interpreted()}"
     epilogues = find_epilogues(plan, device, program, dtypes)
     if not epilogues:
         return (
             "nothing: the kernel interprets the program, because this process has asked for "
-            f"{core.most_specializations} others already"
+            f"{native.core.most_specializations} others already"
         )
     return "; ".join(_explain(epilogue) for epilogue in epilogues)
 
@@ -105,9 +109,9 @@ def find_pointwise(
     out_dtype: int,
 ) -> Epilogues:
     """The program in the kernel of such a call of the native `pointwise`; empty where it is interpreted for good."""
-    core = native.core
-    if core.specialization_mode() == core.SpecializationMode.off or core.why_not_specialized():
+    if why_interpreted():
         return []
+    core = native.core
     kernel = core.pointwise_kernel(program.native, extents, x, list(operands), out, out_dtype)
     types = [dtype for _, dtype, *_ in operands]
     found = core.find_specialization(kernel, device, program.native, types) if kernel else None

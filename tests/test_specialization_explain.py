@@ -1,0 +1,50 @@
+"""What `explain` says of epilogues that are compiled into their kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+import pytest
+import torch
+from compiled_epilogues import FakeCompiler, compiled_by, core
+from compiled_epilogues import compiler as compiler
+from emulated_device import launches as launches
+from emulated_launches import EmulatedLaunches
+from test_specialization import call, layer, tensors
+
+import cutfuse
+
+
+def explained() -> str:
+    x, weight, r = tensors()
+    return cutfuse.explain(x, weight, epilogue=layer, operands=(r,)).compiles
+
+
+def test_explain_says_what_is_compiled_and_when(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
+    compiler.may_go_on.clear()
+    assert re.fullmatch(r"the program into sm90_bf16_\w+, in the background; until then it is interpreted", explained())
+    with cutfuse.specialization("now"):
+        assert explained().endswith("before the first call runs")
+    with cutfuse.specialization("off"):
+        assert explained() == 'nothing: the kernel interprets the program, because cutfuse.specialization is "off"'
+    call()
+    assert "at this moment" in explained()
+    compiler.may_go_on.set()
+    cutfuse.wait(30)
+    assert re.search(r"^done: sm90_bf16_\w+ has the program compiled in, which took \d\.\d\d s$", explained())
+    x, weight, _ = tensors()
+    assert cutfuse.explain(x, weight, epilogue=torch.relu).compiles.endswith("and have the program compiled in")
+    assert f"  compiles   {explained()}" in str(cutfuse.explain(x, weight, epilogue=layer, operands=(tensors()[2],)))
+
+
+def test_explain_says_why_nothing_is_compiled(launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not core.cuda_build:
+        assert explained().endswith("because cutfuse was built without CUDA kernels")
+    with compiled_by(FakeCompiler(lambda kernel: True)), contextlib.suppress(RuntimeWarning):
+        call()
+        cutfuse.wait(30)
+        assert re.search(r"because compiling it failed: .*no driver for this", explained(), re.DOTALL)
+    with compiled_by(FakeCompiler()):
+        monkeypatch.setattr(core, "find_specialization", lambda *_: None)
+        assert explained().endswith(f"because this process has asked for {core.most_specializations} others already")
