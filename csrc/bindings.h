@@ -109,7 +109,7 @@ inline Operands to_operands(Program const& program, std::vector<MatrixTuple> con
 inline specialize::OperandTypes to_operand_types(Program const& program, std::vector<int> const& dtypes) {
   check_operand_count(program, dtypes.size());
   specialize::OperandTypes types = {};
-  for (size_t k = 0; k < dtypes.size(); ++k) types[k] = to_dtype(dtypes[k]);
+  for (size_t k = 0; k < dtypes.size(); ++k) types[k].dtype = to_dtype(dtypes[k]);
   return types;
 }
 

@@ -11,8 +11,10 @@ namespace {
 namespace sp = cutfuse::specialize;
 
 std::string specialize_kernel(std::string const& kernel, Program const& program, std::vector<int> const& dtypes,
-                              std::string const& snippets) {
-  sp::OperandTypes const types = to_operand_types(program, dtypes);
+                              std::string const& snippets, std::vector<sp::OperandKind> const& kinds) {
+  sp::OperandTypes types = to_operand_types(program, dtypes);
+  if (!kinds.empty()) check_operand_count(program, kinds.size());
+  for (size_t k = 0; k < kinds.size(); ++k) types[k].kind = kinds[k];
   sp::KernelText const text(kernel);
   if (snippets.empty()) return text.specialize(program, types, sp::op_snippets());
   return text.specialize(program, types, sp::OpSnippets(snippets));
@@ -39,9 +41,9 @@ void bind_kernel_text(py::module_& module) {
              "The PTX of a kernel: of a GEMM by its name in the table, of another by what pointwise_kernel says; empty "
              "for another name.");
   module.def("specialize_kernel", &specialize_kernel, py::arg("kernel"), py::arg("program"), py::arg("operand_types"),
-             py::arg("snippets") = "",
-             "A kernel's PTX with a program compiled in, given the types of the program's operands; snippets takes "
-             "the place of op_snippets().");
+             py::arg("snippets") = "", py::arg("kinds") = std::vector<sp::OperandKind>(),
+             "A kernel's PTX with a program compiled in, given the types of the program's operands and how they lie "
+             "(all strided unless that is said); snippets takes the place of op_snippets().");
   module.def(
       "pointwise_parameters", &pointwise_parameters, py::arg("program"), py::arg("extents"), py::arg("x"),
       py::arg("operands"), py::arg("out"), py::arg("out_dtype"),

@@ -6,6 +6,7 @@
 #include "bindings.h"
 #include "plan/gemm_configs.h"
 #include "pointwise/specialized_plan.h"
+#include "specialize/epilogue_operands.h"
 #include "specialize/kernel_compiler.h"
 #include "specialize/mode.h"
 #include "specialize/specialization.h"
@@ -29,7 +30,7 @@ class FakeCompiler final : public sp::KernelCompiler {
                       sp::OperandTypes const& types) override {
     py::gil_scoped_acquire const gil;
     py::list codes;
-    for (int k = 0; k < program.operand_count; ++k) codes.append(static_cast<int>(types[k]));
+    for (int k = 0; k < program.operand_count; ++k) codes.append(static_cast<int>(types[k].dtype));
     try {
       return pointer<void const>(compile_(kernel, device, program, codes).cast<uintptr_t>());
     } catch (py::error_already_set const& error) {
@@ -51,6 +52,17 @@ void fake_compiler(std::optional<Compile> const& compile) {
 sp::Specialization* find_specialization(std::string const& kernel, int device, Program const& program,
                                         std::vector<int> const& dtypes) {
   return sp::find_specialization(kernel, device, program, to_operand_types(program, dtypes));
+}
+
+std::vector<sp::Specialization*> find_epilogues(LinearPlan const& plan, int device, Program const& program,
+                                                std::vector<MatrixTuple> const& operands) {
+  return sp::find_epilogues(plan, device, program, to_operands(program, operands));
+}
+
+std::vector<sp::OperandKind> kinds_of(sp::Specialization const& specialization) {
+  std::vector<sp::OperandKind> kinds;
+  for (int k = 0; k < specialization.operand_count(); ++k) kinds.push_back(specialization.operand_types()[k].kind);
+  return kinds;
 }
 
 std::string describe(sp::Specialization const& specialization) {
@@ -90,11 +102,19 @@ void bind_specialize(py::module_& module) {
   module.def("thread_specialization_mode", &sp::thread_mode, "None where this thread follows the process.");
   module.def("set_thread_specialization_mode", &sp::set_thread_mode, py::arg("mode").none(true));
 
+  py::enum_<sp::OperandKind>(module, "OperandKind", "How a kernel with a program compiled in takes an operand.")
+      .value("strided", sp::OperandKind::kStrided)
+      .value("scalar", sp::OperandKind::kScalar)
+      .value("row", sp::OperandKind::kRow)
+      .value("column", sp::OperandKind::kColumn)
+      .value("source", sp::OperandKind::kSource);
+
   py::class_<sp::Specialization, std::unique_ptr<sp::Specialization, py::nodelete>>(
       module, "Specialization",
       "A kernel with a program compiled in, on one device: one for all numbers of the program.")
       .def_property_readonly("kernel", &sp::Specialization::kernel)
       .def_property_readonly("device", &sp::Specialization::device)
+      .def_property_readonly("operand_kinds", &kinds_of, "How the kernel takes each operand.")
       .def("claim", &sp::Specialization::claim, "True for the first who asks, and who is to have the kernel compiled.")
       .def_property_readonly("is_claimed", &sp::Specialization::is_claimed)
       .def_property_readonly("is_pending", &sp::Specialization::is_pending,
@@ -115,6 +135,11 @@ void bind_specialize(py::module_& module) {
       py::arg("operand_types"), py::return_value_policy::reference,
       "The one specialization of these, made now if there is none yet. None beyond most_specializations, and for "
       "a program that no kernel interprets.");
+  module.def(
+      "find_epilogues", &find_epilogues, py::arg("plan"), py::arg("device"), py::arg("program"), py::arg("operands"),
+      py::return_value_policy::reference,
+      "The program in the kernel of each product of a fused plan; empty where they interpret it for good. Operands of "
+      "which the address is not known yet have address 0, and are taken for aligned.");
   module.def(
       "why_not_specialized", [] { return sp::kernel_compiler().why_not(); },
       "Why no program can be compiled into a kernel; empty where it can.");

@@ -19,6 +19,7 @@ __all__: list[str] = [
     "LinearRequest",
     "Memory",
     "OpInfo",
+    "OperandKind",
     "Piece",
     "PlanesPieces",
     "PointwisePass",
@@ -47,6 +48,7 @@ __all__: list[str] = [
     "dtypes",
     "evaluate",
     "finalize_partials",
+    "find_epilogues",
     "find_specialization",
     "first_scheme",
     "forget_callables",
@@ -393,13 +395,14 @@ class LinearRequest:
         epilogue_cost: float,
         specialized_cost: float | None,
         operand_bytes: float,
+        fetched_bytes: float,
         precision: Precision,
         weight_has_planes: bool,
         device: tuple[int, int, int],
         issuer: Issuer,
     ) -> None:
         """
-        A matrix is (rows, columns, row stride, column stride, whether it begins at a multiple of 16 bytes), bias None or (stride, the same), device (compute capability's two numbers, multiprocessors). Strides are in elements; types and the reduction are codes of dtypes() and reductions(), 0 for no reduction. specialized_cost: None where the fused kernels are to interpret the program. weight_has_planes: those of the scheme that the precision takes first. In compiled code the kernel behind cuBLAS's product is torch.compile's, and a graph's launches take nothing of the host.
+        A matrix is (rows, columns, row stride, column stride, whether it begins at a multiple of 16 bytes), bias None or (stride, the same), device (compute capability's two numbers, multiprocessors). Strides are in elements; types and the reduction are codes of dtypes() and reductions(), 0 for no reduction. specialized_cost: None where the fused kernels are to interpret the program. fetched_bytes: of operand_bytes, those of a matrix that a kernel's copy engine may bring. weight_has_planes: those of the scheme that the precision takes first. In compiled code the kernel behind cuBLAS's product is torch.compile's, and a graph's launches take nothing of the host.
         """
 
 class Memory:
@@ -624,6 +627,50 @@ class SpecializationMode:
     @property
     def value(self) -> int: ...
 
+class OperandKind:
+    """
+    How a kernel with a program compiled in takes an operand.
+
+    Members:
+
+      strided
+
+      scalar
+
+      row
+
+      column
+
+      source
+    """
+
+    __members__: typing.ClassVar[dict[str, OperandKind]]
+    column: typing.ClassVar[OperandKind]
+    row: typing.ClassVar[OperandKind]
+    scalar: typing.ClassVar[OperandKind]
+    source: typing.ClassVar[OperandKind]
+    strided: typing.ClassVar[OperandKind]
+    @typing.overload
+    def __eq__(self, other: OperandKind) -> bool: ...
+    @typing.overload
+    def __eq__(self, other: typing.Any) -> bool: ...
+    def __getstate__(self) -> int: ...
+    def __hash__(self) -> int: ...
+    def __index__(self) -> int: ...
+    def __init__(self, value: int) -> None: ...
+    def __int__(self) -> int: ...
+    @typing.overload
+    def __ne__(self, other: OperandKind) -> bool: ...
+    @typing.overload
+    def __ne__(self, other: typing.Any) -> bool: ...
+    def __repr__(self) -> str: ...
+    def __setstate__(self, state: int) -> None: ...
+    def __str__(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
 class Specialization:
     """
     A kernel with a program compiled in, on one device: one for all numbers of the program.
@@ -658,6 +705,11 @@ class Specialization:
         """
     @property
     def kernel(self) -> str: ...
+    @property
+    def operand_kinds(self) -> list[OperandKind]:
+        """
+        How the kernel takes each operand.
+        """
     @property
     def seconds(self) -> float:
         """
@@ -801,6 +853,13 @@ def finalize_partials(
 ) -> None:
     """
     Folds fp32 partial states [tiles, rows] (pairs for logsumexp) to out [rows]; the mean divides by count.
+    """
+
+def find_epilogues(
+    plan: LinearPlan, device: int, program: Program, operands: collections.abc.Sequence[tuple[int, int, int, int, int]]
+) -> list[Specialization]:
+    """
+    The program in the kernel of each product of a fused plan; empty where they interpret it for good. Operands of which the address is not known yet have address 0, and are taken for aligned.
     """
 
 def find_specialization(
@@ -1152,10 +1211,14 @@ def specialization_mode() -> SpecializationMode:
     """
 
 def specialize_kernel(
-    kernel: str, program: Program, operand_types: collections.abc.Sequence[int], snippets: str = ""
+    kernel: str,
+    program: Program,
+    operand_types: collections.abc.Sequence[int],
+    snippets: str = "",
+    kinds: collections.abc.Sequence[OperandKind] = [],
 ) -> str:
     """
-    A kernel's PTX with a program compiled in, given the types of the program's operands; snippets takes the place of op_snippets().
+    A kernel's PTX with a program compiled in, given the types of the program's operands and how they lie (all strided unless that is said); snippets takes the place of op_snippets().
     """
 
 def split(

@@ -44,6 +44,7 @@ def request(m: int = 1024, n: int = 8192, k: int = 8192, dtype: str = "bfloat16"
         epilogue_cost=options.get("epilogue_cost", 2.5),
         specialized_cost=options.get("specialized_cost"),
         operand_bytes=options.get("operand_bytes", 0.0),
+        fetched_bytes=options.get("fetched_bytes", 0.0),
         precision=getattr(MODULE.Precision, precision),
         weight_has_planes=options.get("weight_has_planes", False),
         device=options.get("device", H200),

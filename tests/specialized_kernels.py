@@ -37,14 +37,19 @@ def head() -> str:
     return "".join(f"{line}\n" for line in lines if line.startswith((".version", ".target", ".address_size")))
 
 
-def signature(name: str) -> str:
+def signature(name: str, source_bytes: int = 0) -> str:
     parameters = [f".param .b64 {name}_param_0", f".param .b32 {name}_param_1", f".param .b32 {name}_param_2"]
     parameters.append(f".param .align 16 .b8 {name}_param_3[64]")
+    if source_bytes:
+        parameters.append(f".param .align 4 .b8 {name}_param_4[{source_bytes}]")
     return f".func  (.param .align 16 .b8 func_retval0[64]) {name}(\n\t" + ",\n\t".join(parameters) + "\n)\n"
 
 
-def make_kernel(primitives: str, number: int = 0) -> str:
-    """A kernel of 168 registers a thread like the GEMMs', which holds values of its own across the epilogue's call."""
+def make_kernel(primitives: str, number: int = 0, source_bytes: int = 0) -> str:
+    """A kernel of 168 registers a thread like the GEMMs', which holds values of its own across the epilogue's call.
+
+    source_bytes: of the fragment that it fetches ahead, if it does.
+    """
     name, kernel = f"run_epilogue{number}_{primitives}Primitives", f"kernel{number}"
     held = range(ACCUMULATORS)
     lines = [f".reg .f32 %f<{FRAGMENT + ACCUMULATORS}>;", ".reg .b64 %rd<3>;"]
@@ -54,23 +59,30 @@ def make_kernel(primitives: str, number: int = 0) -> str:
     lines += [".param .align 16 .b8 param3[64];", ".param .align 16 .b8 retval0[64];"]
     lines += ["st.param.b64 [param0+0], %rd1;", "st.param.b32 [param1+0], 3;", "st.param.b32 [param2+0], 5;"]
     lines += [f"st.param.f32 [param3+{4 * i}], %f{i};" for i in range(FRAGMENT)]
-    lines += [f"call.uni (retval0), {name}, (param0, param1, param2, param3);"]
+    if source_bytes:
+        lines += [f".param .align 4 .b8 param4[{source_bytes}];"]
+        lines += [f"st.param.f32 [param4+{4 * i}], %f{FRAGMENT + i};" for i in range(source_bytes // 4)]
+    lines += [f"call.uni (retval0), {name}, (param0, param1, param2, param3{', param4' * bool(source_bytes)});"]
     lines += [f"ld.param.f32 %f{i}, [retval0+{4 * i}];" for i in range(FRAGMENT)]
     lines += ["}", *(f"st.f32 [%rd2+{4 * i}], %f{i};" for i in range(FRAGMENT))]
     lines += [f"st.f32 [%rd2+{4 * (FRAGMENT + i)}], %f{FRAGMENT + i};" for i in held]
     entry = f".visible .entry {kernel}(.param .b64 {kernel}_param_0, .param .b64 {kernel}_param_1)\n"
     entry += ".maxntid 384, 1, 1\n.minnctapersm 1\n{\n" + "\n".join(lines) + "\nret;\n}\n"
-    return f"{head()}\n{signature(name)};\n\n{entry}\n{signature(name)}{{\n\tret;\n}}\n"
+    declared = signature(name, source_bytes)
+    return f"{head()}\n{declared};\n\n{entry}\n{declared}{{\n\tret;\n}}\n"
 
 
 def operand_types(operands: Sequence[torch.Tensor]) -> list[int]:
     return [module().dtypes()[str(operand.dtype).removeprefix("torch.")] for operand in operands]
 
 
-def specialize(kernel: str, program: Program, types: Sequence[int] | None = None, snippets: str = "") -> str:
-    """The kernel's text with this program; operands are fp32 unless types are given."""
+def specialize(
+    kernel: str, program: Program, types: Sequence[int] | None = None, snippets: str = "", kinds: Sequence[str] = ()
+) -> str:
+    """The kernel's text with this program; operands are fp32 unless types are given, and strided unless kinds are."""
     types = [module().dtypes()["float32"]] * program.operand_count if types is None else types
-    return module().specialize_kernel(kernel, program.native, types, snippets)
+    named = [module().OperandKind.__members__[kind] for kind in kinds]
+    return module().specialize_kernel(kernel, program.native, types, snippets, named)
 
 
 def merge(kernels: Sequence[str]) -> str:
@@ -143,8 +155,10 @@ class SpecializedEpilogue:
         z: torch.Tensor,
         operands: Sequence[torch.Tensor] = (),
         columns: int | None = None,
+        source: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """z is [threads, 16]. Operands are matrices, or broadcast to one: rows, columns, numbers.
+        """z is [threads, 16], as the fragments of a source are. Operands are matrices, or broadcast to one: rows,
+        columns, numbers.
 
         The matrix ends behind the last thread, or after this many columns.
         """
@@ -154,8 +168,10 @@ class SpecializedEpilogue:
         first = (np.arange(threads) * FIRST_COLUMNS).astype(np.uint32)
         parameters = [np.full(threads, MEMORY_BASE, np.uint64), np.zeros(threads, np.uint32), first]
         rows = [np.ascontiguousarray(value).view(np.uint8).reshape(threads, -1) for value in parameters]
-        fragment = z.contiguous().numpy().view(np.uint8).reshape(threads, -1)
-        return torch.from_numpy(machine.run(self.function, [*rows, fragment]).view(np.float32))
+        fragments = [
+            t.contiguous().view(torch.uint8).numpy().reshape(threads, -1) for t in (z, source) if t is not None
+        ]
+        return torch.from_numpy(machine.run(self.function, [*rows, *fragments]).view(np.float32))
 
     def memory(self, program: Program, operands: Sequence[torch.Tensor], columns: int) -> tuple[bytes, dict[str, int]]:
         """EpilogueParams, then the operands, then the tables of the kernel."""

@@ -21,7 +21,7 @@ from torch import Tensor
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Program, op_table
-from cutfuse.planning.linear_launch import launch_fused
+from cutfuse.planning.linear_launch import launch_fused, matrices_of
 from cutfuse.planning.linear_plan import LinearArguments, plan_linear
 from cutfuse.planning.specialize import find_epilogues
 
@@ -45,14 +45,16 @@ def layer(
     dtype: torch.dtype = torch.bfloat16,
     reduction: str = "none",
     out_dtype: torch.dtype | None = None,
+    shape: tuple[int, int] = (200, 264),
 ) -> LinearArguments:
-    """z is random but for columns of special values, and its tiles lie across the matrix's end."""
-    m, n, k = 200, 264, 136
+    """z `[M, N]` is random but for columns of special values, and its tiles lie across the matrix's end."""
+    (m, n), k = shape, 136
+    special = torch.tensor(SPECIAL, device=DEVICE)[:n]
     generator = torch.Generator(DEVICE).manual_seed(7)
     x, weight = (torch.randn(shape, generator=generator, device=DEVICE).to(dtype) for shape in ((m, k), (n, k)))
-    weight[: len(SPECIAL)] = 0
+    weight[: len(special)] = 0
     bias = torch.randn(n, generator=generator, device=DEVICE)
-    bias[: len(SPECIAL)] = torch.tensor(SPECIAL, device=DEVICE)
+    bias[: len(special)] = special
     return LinearArguments(x, weight, bias.to(dtype), operands, program, reduction, out_dtype or dtype)
 
 
@@ -77,8 +79,7 @@ def assert_same_bits(arguments: LinearArguments, kernels: Sequence[str]) -> None
         assert not wrong.any(), where
     with cutfuse.specialization("now"):
         plan = plan_linear(arguments, MODES[arguments.x.dtype], only=kernels[0])
-    types = [operand.dtype for operand in arguments.operands]
-    epilogues = find_epilogues(plan, 0, arguments.program, types)
+    epilogues = find_epilogues(plan, 0, arguments.program, matrices_of(arguments))
     assert epilogues
     assert all(epilogue.is_ready for epilogue in epilogues), [epilogue.failure for epilogue in epilogues]
 
@@ -106,6 +107,25 @@ def test_every_kernel(dtype: torch.dtype, reduction: str, length: str) -> None:
     row, column, full = (torch.randn(shape, device=DEVICE) for shape in ((1, 264), (200, 1), (200, 264)))
     for out_dtype in {dtype, torch.float32}:
         arguments = layer(program, (row.half(), column, full.bfloat16()), dtype, reduction, out_dtype)
+        assert_same_bits(arguments, kernels_for(arguments))
+
+
+@pytest.mark.parametrize("length", ["short", "long"])
+@pytest.mark.parametrize("dtype", MODES, ids=str)
+@pytest.mark.parametrize("shape", [(200, 264), (3000, 2056), (8, 8)], ids=str)
+def test_operands_that_the_copy_engine_brings(shape: tuple[int, int], dtype: torch.dtype, length: str) -> None:
+    """The first of two matrices that it takes: whole, with a pitch, or behind one in rows that it does not take.
+
+    (3000, 2056) has more tiles than a GPU has multiprocessors.
+    """
+    tail = "mul prev r0; sub prev r1"
+    program = Program.parse(f"operands=2; {'tanh z' if length == 'short' else LONG.replace('prev', 'z', 1)}; {tail}")
+    rows, columns = shape
+    plain, other = (torch.randn(shape, device=DEVICE).to(dtype) for _ in range(2))
+    pitched = torch.randn(rows, columns + 24, device=DEVICE).to(dtype)[:, 16:-8]
+    odd = torch.randn(rows, columns + 1, device=DEVICE).to(dtype)[:, 1:]
+    for operands in ((plain, other), (pitched, other), (odd, plain), (odd, odd), (plain.t().contiguous().t(), plain)):
+        arguments = layer(program, operands, dtype, shape=shape)
         assert_same_bits(arguments, kernels_for(arguments))
 
 

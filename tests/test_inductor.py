@@ -146,7 +146,7 @@ def six(z: Tensor) -> Tensor:
 
 def test_it_is_decided_by_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decided(monkeypatch, 197, 1536, 384, F.gelu)
-    assert not decided(monkeypatch, 1576, 3072, 768, F.gelu)
+    assert not decided(monkeypatch, 1024, 32768, 1024, six)
     assert not decided(monkeypatch, 197, 1536, 384, F.gelu, first=1)  # misaligned
     assert not decided(monkeypatch, 197, 1531, 384, F.gelu)
     assert decided(monkeypatch, 1024, 8192, 8192, torch.relu)

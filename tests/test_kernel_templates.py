@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -122,10 +123,21 @@ def test_a_kernel_of_no_row_is_an_error() -> None:
         embed_kernel_templates.main("/nowhere/templates.cpp", "/nowhere/kernels.cu.o")
 
 
-def specialized(kernel: str, text: str) -> str:
+def specialized(kernel: str, text: str, kinds: Sequence[str] = ()) -> str:
+    """Operands are in bf16, or in the kernel's type where it is said how they lie."""
     program = Program.parse(text)
-    types = [core.dtypes()["bfloat16"]] * program.operand_count
-    return core.specialize_kernel(core.kernel_template(kernel), program.native, types)
+    types = [core.dtypes()[element_type(kernel) if kinds else "bfloat16"]] * program.operand_count
+    named = [core.OperandKind.__members__[kind] for kind in kinds]
+    return core.specialize_kernel(core.kernel_template(kernel), program.native, types, kinds=named)
+
+
+def element_type(kernel: str) -> str:
+    return {"bf16": "bfloat16", "f16": "float16"}.get(kernel.split("_")[1], "float32")
+
+
+def fetches_operand(kernel: str) -> bool:
+    """Whether the copy engine brings one."""
+    return "_param_4[" in core.kernel_template(kernel).split("run_epilogue", 1)[1]
 
 
 @needs_kernels
@@ -154,6 +166,30 @@ PROGRAMS = {
     "short": "operands=3; mul z r0 -> s0; add prev 1.5; relu prev; mul prev r1; sub prev s0; maximum prev r2; neg prev",
     "long": "operands=1; " + "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0"] * 3) + "; mul prev r0",
 }
+
+
+FETCHING = [kernel for kernel in core.gemm_kernels() if fetches_operand(kernel)] if core.cuda_build else []
+# How operands lie, by how many there are.
+KINDS = {1: ["source"], 3: ["column", "source", "row"]}
+
+
+@needs_kernels
+def test_which_kernels_fetch_an_operand() -> None:
+    assert "sm90_bf16_128x256x64_2x1_cooperative" in FETCHING
+    assert "sm90_tf32_128x128x32_2x1_pingpong" in FETCHING
+    assert not any("rows" in kernel or "f32_" in kernel.replace("tf32_", "") for kernel in FETCHING)
+    assert not any("split" in kernel or "convert" in kernel for kernel in FETCHING)
+
+
+@needs_kernels
+@needs_ptxas
+@pytest.mark.parametrize("kernel", FETCHING)
+def test_ptxas_takes_a_kernel_that_fetches_an_operand(kernel: str, tmp_path: Path) -> None:
+    for name, text in PROGRAMS.items():
+        report = assemble(specialized(kernel, text, KINDS[Program.parse(text).operand_count]), tmp_path)
+        assert not report.warnings, name
+        assert not sum(report.spills.values()), name
+        assert list(report.registers.values()) == [168], name
 
 
 @needs_kernels

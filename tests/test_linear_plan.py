@@ -26,13 +26,13 @@ import cutfuse
 
 GUARDED = {"dtype": "float32"}
 CUBLAS = "cuBLAS and one more kernel"
-CHAIN = {"epilogue_cost": 0.5}  # compiled in
+CHAIN = {"epilogue_cost": 0.5, "specialized_cost": 0.5}  # compiled in
 
 
 @pytest.mark.parametrize(
     ("shape", "options", "chosen"),
     [
-        ((1024, 8192, 8192), CHAIN, "sm90_bf16_128x256x64_2x1_cooperative"),
+        ((1024, 8192, 8192), CHAIN, "sm90_bf16_128x128x64_1x2_pingpong"),
         ((1024, 8192, 8192), {}, CUBLAS),
         ((1024, 8192, 8192), {**CHAIN, "operand_bytes": 8.0}, CUBLAS),
         ((1024, 8192, 8192), {"epilogue_cost": 0.0}, "cuBLAS"),

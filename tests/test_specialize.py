@@ -172,6 +172,61 @@ def test_operands_of_every_layout(dtype: torch.dtype, length: str) -> None:
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
 
 
+KINDS = {"row": MATRIX[0].clone(), "odd row": MATRIX[0, 1:].clone(), "column": MATRIX[:, :1].clone()}
+KINDS["scalar"] = MATRIX[0, 0].clone()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("length", ["short", "long"])
+@pytest.mark.parametrize("name", KINDS)
+def test_operands_of_every_kind(name: str, dtype: torch.dtype, length: str) -> None:
+    """Of few elements, which are loaded once and held: as matrices of them are."""
+    middle = f"{LONG}; " if length == "long" else ""
+    program = Program.parse(f"operands=3; mul z r0; {middle}mul prev r1; add prev r2")
+    operands = [MATRIX.bfloat16(), KINDS[name].to(dtype), MATRIX[0].half()]
+    z = torch.randn(8, FRAGMENT, generator=torch.Generator().manual_seed(3))
+    columns = len(KINDS["odd row"]) if name == "odd row" else None
+    kinds = ["strided", name.split()[-1], "row"]
+    if columns:
+        operands = [operands[0][:, :columns], operands[1], operands[2][:columns]]
+    results = [
+        SpecializedEpilogue(specialize(make_kernel("Accurate"), program, operand_types(operands), kinds=own)).run(
+            program, z, operands, columns=columns
+        )
+        for own in (kinds, ())
+    ]
+    assert torch.equal(results[0], results[1])
+    assert results[0].unique().numel() > 100
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("length", ["short", "long"])
+def test_a_source_is_a_fragment(dtype: torch.dtype, length: str) -> None:
+    """Between two operands that are loaded."""
+    middle = f"{LONG}; " if length == "long" else ""
+    program = Program.parse(f"operands=3; mul z r0; {middle}mul prev r1; add prev r2")
+    operands = [MATRIX, MATRIX.flip(0).contiguous().to(dtype), MATRIX[:, :1].clone()]
+    z = torch.randn(8, FRAGMENT, generator=torch.Generator().manual_seed(3))
+    types = operand_types(operands)
+    plain = SpecializedEpilogue(specialize(make_kernel("Accurate"), program, types)).run(program, z, operands)
+    kernel = make_kernel("Accurate", source_bytes=FRAGMENT * dtype.itemsize)
+    fetching = SpecializedEpilogue(specialize(kernel, program, types, kinds=["strided", "source", "column"]))
+    unread = [operands[0], torch.full_like(operands[1], torch.nan), operands[2]]
+    got = fetching.run(program, z, unread, source=gather(operands[1], 8))
+    assert torch.equal(got, plain)
+
+
+def test_a_source_has_to_be_what_the_kernel_fetches() -> None:
+    program = Program.parse("operands=1; mul z r0")
+    half = operand_types([MATRIX.half()])
+    with pytest.raises(ValueError, match="operand 0 has 16 bits, and the kernel fetches 0 words of a source"):
+        specialize(make_kernel("Fast"), program, half, kinds=["source"])
+    with pytest.raises(ValueError, match="operand 0 has 32 bits, and the kernel fetches 8 words of a source"):
+        specialize(make_kernel("Fast", source_bytes=32), program, kinds=["source"])
+    with pytest.raises(ValueError, match="no fragment of 32 or 64 bytes"):
+        specialize(make_kernel("Fast", source_bytes=16), program)
+
+
 @pytest.mark.parametrize("length", ["short", "long"])
 def test_nothing_is_read_outside_the_matrix(length: str) -> None:
     """The last threads' fragments lie across its end: there the operand is 0, and its memory ends."""

@@ -18,6 +18,14 @@ struct alignas(16) EpilogueParams {
   int rows;  // M and N: where the output matrix ends
   int columns;
   Reduction reduction;
+  bool reads_source;  // the copy engine brings an operand ahead of its use: see SourceFragment
+};
+
+// The fragment of the operand that the copy engine brings to shared memory: a matrix as large as the result and of its
+// type. Fetched for programs that are compiled into a kernel, whose text reads it; the interpreter loads all operands.
+template <int words>
+struct SourceFragment {
+  uint32_t values[words];
 };
 
 __device__ __forceinline__ void copy_to_shared(EpilogueParams const& params, EpilogueParams* shared, int thread) {
@@ -50,11 +58,19 @@ __device__ __forceinline__ Fragment<kFragmentSize> run_chain(Program const& prog
   return y;
 }
 
+// Keeps the source a parameter of run_epilogue where nothing reads it: a program that is compiled in may.
+template <int words>
+__device__ __forceinline__ void keep(SourceFragment<words> const& source) {
+  CUTFUSE_UNROLL
+  for (int i = 0; i < words; ++i) asm volatile("" ::"r"(source.values[i]));
+}
+
 // Not inlined: CUTLASS unrolls the loop over subtiles, and one copy of the op switch per kernel keeps it in the
 // instruction cache (6-10 us on a one-wave product otherwise, H200).
-template <class Primitives>
+template <class Primitives, class... Source>
 static __device__ __noinline__ Fragment<kFragmentSize> run_epilogue(EpilogueParams const* params, int m, int n,
-                                                                    Fragment<kFragmentSize> z) {
+                                                                    Fragment<kFragmentSize> z, Source... source) {
+  (keep(source), ...);
   switch (params->program.chain) {
 #define CUTFUSE_CHAIN(Camel)                   \
   case static_cast<int32_t>(OpCode::k##Camel): \

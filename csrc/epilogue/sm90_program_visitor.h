@@ -40,8 +40,9 @@ static __device__ __noinline__ void reduce_rows(EpilogueParams const* params, in
 namespace fusion = cutlass::epilogue::fusion;
 
 // ElementOutput: what the fragment is rounded to for the store. reduced_rows: 0 stores the tile; otherwise the rows of
-// a tile, whose partial states are written instead. Primitives: see scalar_math.h.
-template <class ElementOutput, int reduced_rows, class Primitives>
+// a tile, whose partial states are written instead. Primitives: see scalar_math.h. has_source: CUTLASS's C is the
+// operand that EpilogueParams::reads_source asks for.
+template <class ElementOutput, int reduced_rows, class Primitives, bool has_source>
 struct Sm90ProgramVisitor : fusion::Sm90VisitorImpl<> {
   static constexpr bool kReduceRows = reduced_rows > 0;
   struct SharedStorage {
@@ -78,15 +79,16 @@ struct Sm90ProgramVisitor : fusion::Sm90VisitorImpl<> {
   Params const* params = nullptr;
   SharedStorage* shared = nullptr;
 
-  CUTLASS_DEVICE bool is_producer_load_needed() const { return false; }
-  CUTLASS_DEVICE bool is_C_load_needed() const { return false; }
+  CUTLASS_DEVICE bool is_producer_load_needed() const { return has_source && params->reads_source; }
+  CUTLASS_DEVICE bool is_C_load_needed() const { return is_producer_load_needed(); }
 
   template <class... Args>
   CUTLASS_DEVICE auto get_producer_load_callbacks(fusion::ProducerLoadArgs<Args...> const&) {
     return fusion::EmptyProducerLoadCallbacks{};
   }
 
-  template <class CoordTensor, int subtiles_m>
+  // source: this thread's elements of the subtile that CUTLASS has fetched of C.
+  template <class CoordTensor, int subtiles_m, class SourceTensor>
   struct Callbacks : fusion::EmptyConsumerStoreCallbacks {
     Params const* kernel_params;
     Params* params;           // the copy in shared memory
@@ -97,6 +99,7 @@ struct Sm90ProgramVisitor : fusion::Sm90VisitorImpl<> {
     int tile_n;
     int thread;
     bool tile_inside;  // a cluster may hold a tile that lies past the last column
+    SourceTensor const* source;
 
     CUTLASS_DEVICE auto relative_position(int epi_v, int epi_m, int epi_n) const {
       return coordinates(cute::_, cute::_, cute::_, epi_m, epi_n)(epi_v * sm90::kFragmentSize);
@@ -127,7 +130,7 @@ struct Sm90ProgramVisitor : fusion::Sm90VisitorImpl<> {
       auto const relative = relative_position(epi_v, epi_m, epi_n);
       int const m = first_m + static_cast<int>(cute::get<0>(relative));
       int const n = first_n + static_cast<int>(cute::get<1>(relative));
-      Fragment<FragmentSize> const y = sm90::run_epilogue<Primitives>(params, m, n, z);
+      Fragment<FragmentSize> const y = run(m, n, z);
       cutlass::Array<float, FragmentSize> result;
       if constexpr (kReduceRows) {
         sm90::reduce_rows(params, n, y, states_of(epi_m));
@@ -139,6 +142,21 @@ struct Sm90ProgramVisitor : fusion::Sm90VisitorImpl<> {
         }
       }
       return cutlass::NumericArrayConverter<ElementOutput, float, FragmentSize>{}(result);
+    }
+
+    template <int FragmentSize>
+    CUTLASS_DEVICE Fragment<FragmentSize> run(int m, int n, Fragment<FragmentSize> const& z) const {
+      if constexpr (has_source) {
+        static_assert(cute::cosize_v<typename SourceTensor::layout_type> == FragmentSize, "one fragment of a subtile");
+        constexpr int kWords = FragmentSize * sizeof(typename SourceTensor::value_type) / sizeof(uint32_t);
+        auto const words = cute::recast<uint32_t>(*source);
+        sm90::SourceFragment<kWords> fragment;
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kWords; ++i) fragment.values[i] = words(i);
+        return sm90::run_epilogue<Primitives>(params, m, n, z, fragment);
+      } else {
+        return sm90::run_epilogue<Primitives>(params, m, n, z);
+      }
     }
 
     // The four lanes that share a row hold its columns of this tile between them; a butterfly folds their states in an
@@ -178,19 +196,22 @@ struct Sm90ProgramVisitor : fusion::Sm90VisitorImpl<> {
   template <bool ReferenceSrc, class... Args>
   CUTLASS_DEVICE auto get_consumer_store_callbacks(fusion::ConsumerStoreArgs<Args...> const& args) {
     using CoordTensor = cute::remove_cvref_t<decltype(args.tCcD)>;
+    using SourceTensor = cute::remove_cvref_t<decltype(args.tCrC)>;
     constexpr int kSubtilesM = decltype(cute::size<3>(args.tCcD))::value;
     int const row_in_tile = static_cast<int>(cute::get<0>(args.residue_cD) - cute::get<0>(args.residue_tCcD));
     int const first_state = row_in_tile * sm90::kLanesPerRow + cutlass::canonical_lane_idx() % sm90::kLanesPerRow;
-    return Callbacks<CoordTensor, kSubtilesM>{{},
-                                              params,
-                                              &shared->params,
-                                              args.tCcD,
-                                              params->rows - static_cast<int>(cute::get<0>(args.residue_tCcD)),
-                                              params->columns - static_cast<int>(cute::get<1>(args.residue_tCcD)),
-                                              shared->states + (kReduceRows ? first_state : 0),
-                                              static_cast<int>(cute::get<1>(args.tile_coord_mnkl)),
-                                              args.thread_idx,
-                                              cute::get<1>(args.residue_cD) > 0};
+    return Callbacks<CoordTensor, kSubtilesM, SourceTensor>{
+        {},
+        params,
+        &shared->params,
+        args.tCcD,
+        params->rows - static_cast<int>(cute::get<0>(args.residue_tCcD)),
+        params->columns - static_cast<int>(cute::get<1>(args.residue_tCcD)),
+        shared->states + (kReduceRows ? first_state : 0),
+        static_cast<int>(cute::get<1>(args.tile_coord_mnkl)),
+        args.thread_idx,
+        cute::get<1>(args.residue_cD) > 0,
+        &args.tCrC};
   }
 };
 

@@ -17,6 +17,7 @@
 #include "epilogue/sm90_program_visitor.h"
 #include "gemm/launch.h"
 #include "gemm/sm90_split_kernel.h"
+#include "plan/gemm_configs.h"
 
 namespace cutfuse {
 namespace sm90 {
@@ -46,10 +47,12 @@ struct OutputElement<GemmOutput::kFloat32, Element> {
 };
 
 struct Cooperative {
+  static constexpr Schedule kSchedule = Schedule::kCooperative;
   using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedCooperative;
   using Epilogue = cutlass::epilogue::TmaWarpSpecializedCooperative;
 };
 struct Pingpong {
+  static constexpr Schedule kSchedule = Schedule::kPingpong;
   using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedPingpong;
   using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
 };
@@ -79,6 +82,21 @@ struct WithOneStore<cutlass::epilogue::collective::CollectiveEpilogue<
       cutlass::epilogue::Sm90TmaWarpSpecialized<stages_c, 1, fragment, reuse, false>, Rest...>;
 };
 
+// CUTLASS's epilogue with so many subtiles of C on their way, in buffers that the stores then take over. Stores are put
+// off by a subtile, as CUTLASS does without a C.
+template <class Element>
+constexpr int kSourceStages = sizeof(Element) == 2 ? 4 : 3;
+constexpr int kEnoughStages = 8;  // of a main loop, which one more would not make faster
+template <class Epilogue, int stages>
+struct WithSource;
+template <int stages_c, int stages_d, int fragment, bool reuse, bool delay, class... Rest, int stages>
+struct WithSource<cutlass::epilogue::collective::CollectiveEpilogue<
+                      cutlass::epilogue::Sm90TmaWarpSpecialized<stages_c, stages_d, fragment, reuse, delay>, Rest...>,
+                  stages> {
+  using type = cutlass::epilogue::collective::CollectiveEpilogue<
+      cutlass::epilogue::Sm90TmaWarpSpecialized<stages, stages_d, fragment, true, true>, Rest...>;
+};
+
 // The CUTLASS collectives of one row of the table. The TMA rounds fp32 operands to the nearest tf32 number when it
 // copies them to shared memory.
 template <DType input, GemmOutput output, int tile_m, int tile_n, int tile_k, int cluster_m, int cluster_n,
@@ -98,8 +116,11 @@ struct GemmTypes {
                       fusion::Sm90AccFetch, Bias>;
   // With fp32 operands or an fp32 result, the epilogue uses accurate functions instead of fast ones.
   static constexpr bool kAccurate = input == DType::kFloat32 || output == GemmOutput::kFloat32;
+  static constexpr bool kSplit = kIsSplit<Schedule>;
+  static constexpr bool kHasSource = !kSplit && fetches_operand({nullptr, input, output, tile_m, tile_n, tile_k,
+                                                                 cluster_m, cluster_n, Schedule::kSchedule});
   using Visitor = Sm90ProgramVisitor<OutElement, kReduceRows ? tile_m : 0,
-                                     cute::conditional_t<kAccurate, AccuratePrimitives, FastPrimitives>>;
+                                     cute::conditional_t<kAccurate, AccuratePrimitives, FastPrimitives>, kHasSource>;
   // CUTLASS asks for the element type of the staging buffers even where the epilogue stores no matrix.
   struct Callbacks : fusion::Sm90EVT<Visitor, PreActivation> {
     using Base = fusion::Sm90EVT<Visitor, PreActivation>;
@@ -107,27 +128,38 @@ struct GemmTypes {
     using ElementAux = OutElement;
   };
 
+  template <class SourceElement>
   using BuiltEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
-      cutlass::epilogue::collective::EpilogueTileAuto, float, float, void, cutlass::layout::RowMajor, kOutAlignment,
-      cute::conditional_t<kReduceRows, void, OutElement>, cutlass::layout::RowMajor, kOutAlignment,
+      cutlass::epilogue::collective::EpilogueTileAuto, float, float, SourceElement, cutlass::layout::RowMajor,
+      kOutAlignment, cute::conditional_t<kReduceRows, void, OutElement>, cutlass::layout::RowMajor, kOutAlignment,
       typename Schedule::Epilogue, Callbacks>::CollectiveOp;
 
-  static constexpr bool kSplit = kIsSplit<Schedule>;
+  template <class Epilogue>
+  using MainloopBeside = typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor, kAlignment, Element,
+      cutlass::layout::ColumnMajor, kAlignment, float, Tile, Cluster,
+      cutlass::gemm::collective::StageCountAutoCarveout<sizeof(typename Epilogue::SharedStorage)>,
+      typename Schedule::Mainloop>::CollectiveOp;
+
+  template <class Epilogue>
+  using KernelWith = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, MainloopBeside<Epilogue>,
+                                                          Epilogue, cutlass::gemm::PersistentScheduler>;
 
   static auto kernel() {
+    using Plain = BuiltEpilogue<void>;
     if constexpr (kSplit) {
       using Mainloop = typename Schedule::template SplitMainloop<Tile>;
       static_assert(cute::size(Cluster{}) == 1, "products over planes run without clusters");
-      return SplitKernel<Mainloop, typename WithOneStore<BuiltEpilogue>::type>{};
+      return SplitKernel<Mainloop, typename WithOneStore<Plain>::type>{};
+    } else if constexpr (kHasSource) {
+      using Epilogue = typename WithSource<BuiltEpilogue<OutElement>, kSourceStages<OutElement>>::type;
+      constexpr int kStages = MainloopBeside<Epilogue>::DispatchPolicy::Stages;
+      static_assert(kStages >= kEnoughStages || kStages == MainloopBeside<Plain>::DispatchPolicy::Stages,
+                    "the buffers of the source cost the main loop a stage that it needs");
+      return KernelWith<Epilogue>{};
     } else {
-      using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-          cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor, kAlignment, Element,
-          cutlass::layout::ColumnMajor, kAlignment, float, Tile, Cluster,
-          cutlass::gemm::collective::StageCountAutoCarveout<sizeof(typename BuiltEpilogue::SharedStorage)>,
-          typename Schedule::Mainloop>::CollectiveOp;
-      return cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, BuiltEpilogue,
-                                                  cutlass::gemm::PersistentScheduler>{};
+      return KernelWith<Plain>{};
     }
   }
   using Kernel = decltype(kernel());
@@ -178,9 +210,19 @@ typename Kernel::Arguments make_arguments(GemmLaunch const& launch) {
     arguments.epilogue.ptr_D = static_cast<typename Kernel::ElementD*>(buffers.d);
   }
   arguments.epilogue.dD = cute::make_stride(problem.n, cute::_1{}, int64_t{0});
+  bool reads_source = false;
+  if constexpr (Kernel::kHasSource) {
+    // Where nothing is fetched, a descriptor is made all the same: of memory that can have one.
+    int const source = source_of(launch.specialized);
+    reads_source = source >= 0;
+    Operand const& operand = launch.operands.items[reads_source ? source : 0];
+    void const* const data = reads_source ? operand.data : buffers.d;
+    arguments.epilogue.ptr_C = static_cast<typename Kernel::ElementC const*>(data);
+    arguments.epilogue.dC = cute::make_stride(reads_source ? operand.strides[1] : problem.n, cute::_1{}, int64_t{0});
+  }
   arguments.epilogue.thread = {{{}, {static_cast<Element const*>(buffers.bias), Element(0), {}}, {}},
                                {launch.program, launch.operands, buffers.partials, static_cast<int>(problem.m),
-                                static_cast<int>(problem.n), problem.reduction}};
+                                static_cast<int>(problem.n), problem.reduction, reads_source}};
   return arguments;
 }
 
@@ -240,6 +282,7 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
   struct name : name##_types::Kernel {                                                                                 \
     using Element = name##_types::Element;                                                                             \
     static constexpr bool kSplit = name##_types::kSplit;                                                               \
+    static constexpr bool kHasSource = name##_types::kHasSource;                                                       \
   };                                                                                                                   \
   LaunchStatus launch_##name(GemmLaunch const& launch, cudaStream_t stream) {                                          \
     return sm90::launch_gemm<name>(launch, stream);                                                                    \

@@ -63,7 +63,7 @@ GemmProblem problem_of(LinearRequest const& request) {
 }
 
 // Kernels that compute what is asked for; all of them where none does, so that each says what it computes instead.
-std::vector<GemmCandidate> candidates_for(GemmProblem const& problem, float operand_bytes) {
+std::vector<GemmCandidate> candidates_for(GemmProblem const& problem, OperandBytes operand_bytes) {
   std::vector<GemmCandidate> const all = rank_gemm_configs(problem, operand_bytes);
   std::vector<GemmCandidate> fitting;
   std::copy_if(all.begin(), all.end(), std::back_inserter(fitting),
@@ -110,7 +110,7 @@ LinearPlan plan_direct_product(LinearRequest const& request, std::string const& 
   std::string const reason = why_not(request);
   if (!reason.empty()) return plan_without_kernels(request, reason);
   GemmProblem const problem = problem_of(request);
-  std::vector<GemmCandidate> const candidates = candidates_for(problem, request.operand_bytes);
+  std::vector<GemmCandidate> const candidates = candidates_for(problem, {request.operand_bytes, request.fetched_bytes});
   double const host = host_times(request.issuer).fused;
   LinearPlan plan = {};
   for (GemmCandidate const& candidate : candidates) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "common/ceil_divide.h"
-#include "plan/predictions.h"
 
 namespace cutfuse {
 
@@ -57,7 +56,7 @@ int slices_for(GemmConfig config, GemmProblem const& problem) {
 
 }  // namespace
 
-std::vector<GemmCandidate> rank_gemm_configs(GemmProblem const& problem, float operand_bytes) {
+std::vector<GemmCandidate> rank_gemm_configs(GemmProblem const& problem, OperandBytes operand_bytes) {
   auto const& configs = gemm_configs();
   std::vector<GemmCandidate> candidates;
   candidates.reserve(configs.size());

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "plan/gemm_configs.h"
+#include "plan/predictions.h"
 
 namespace cutfuse {
 
@@ -19,7 +20,6 @@ struct GemmCandidate {
 };
 
 // Runnable kernels first, by predicted time; rejected ones after them.
-// operand_bytes: see LinearRequest.
-std::vector<GemmCandidate> rank_gemm_configs(GemmProblem const& problem, float operand_bytes = 0.0f);
+std::vector<GemmCandidate> rank_gemm_configs(GemmProblem const& problem, OperandBytes operand_bytes = {});
 
 }  // namespace cutfuse

@@ -40,6 +40,13 @@ constexpr Product product_of(GemmConfig const& config) {
   }
 }
 
+// Whether the copy engine can bring an operand of the epilogue, a matrix like the result, ahead of its use. In fp32 a
+// cooperative kernel's main loop would lose a stage to its buffers.
+constexpr bool fetches_operand(GemmConfig const& config) {
+  if (config.output != GemmOutput::kSame || product_of(config) != Product::kDirect) return false;
+  return config.input != DType::kFloat32 || config.schedule == Schedule::kPingpong;
+}
+
 // Whether a kernel computes what a problem asks for: by the operands' type, the product and what is written. It may
 // still not take the problem's sizes.
 bool computes(GemmConfig const& config, GemmProblem const& problem);

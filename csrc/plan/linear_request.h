@@ -71,9 +71,11 @@ struct LinearRequest {
   DType output;
   Reduction reduction;  // over N; kNone gives the matrix
   float epilogue_cost;  // see cost_of(Program); 0 for no epilogue
-  // See specialized_cost_of(Program), where fused kernels run it compiled in as soon as it is; they interpret it first.
+  // See specialized_cost_of(Program), where fused kernels have it compiled in, or will as soon as it is. Empty where
+  // they interpret it for good.
   std::optional<float> specialized_cost;
   float operand_bytes;  // that it reads for each element of [M, N]: of operands that are matrices of that size
+  float fetched_bytes;  // of these: of a matrix that a kernel's copy engine may bring (fetches_operand)
   Precision precision;
   bool weight_has_planes;  // those of first_scheme(precision) are in memory of their own already
   DeviceFacts device;

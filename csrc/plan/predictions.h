@@ -8,9 +8,15 @@
 
 namespace cutfuse {
 
-// One kernel of the table, with K in so many slices. operand_bytes: see LinearRequest.
+// What an epilogue reads for each element of the result: see LinearRequest.
+struct OperandBytes {
+  float all = 0.0f;
+  float fetched = 0.0f;
+};
+
+// One kernel of the table, with K in so many slices.
 double predict_microseconds(GemmConfig const& config, GemmProblem const& problem, int slices,
-                            float operand_bytes = 0.0f);
+                            OperandBytes operand_bytes = {});
 
 // The alternative: cuBLAS, then one pointwise or reduction kernel over its result. A product over planes is compared
 // with cuBLAS in fp32. compiled_cost: see specialized_cost_of(Program), of a kernel that has the program compiled in;

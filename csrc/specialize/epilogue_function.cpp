@@ -1,22 +1,28 @@
 #include "specialize/epilogue_function.h"
 
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+
 #include "specialize/program_writer.h"
 
 namespace cutfuse::specialize {
 namespace {
 
-// Instructions of PTX, and operands, up to which the program is written once for each element. Longer ones are written
-// for a pass of elements, in a loop through whose first registers the fragment is rotated: ptxas takes time in
-// proportion to the text, and what a small product waits for is the first fetch of the code. Fragments of four operands
-// spill in a kernel with a tile of 128x256; those of three spill up to 92 bytes in four kernels.
+// Instructions of PTX, and registers of operands, up to which the program is written once for each element. Longer ones
+// are written for a pass of elements, in a loop through whose first registers the fragment is rotated: ptxas takes time
+// in proportion to the text, and what a small product waits for is the first fetch of the code. Fragments of four
+// matrices spill in a kernel with a tile of 128x256; those of three spill up to 92 bytes in four kernels.
 constexpr int kMostStraightLine = 2400;
-constexpr int kMostFragments = 3;
-// A loop holds fragments of this many operands, and loads others in each pass, which is slow: one by one.
-constexpr int kMostFragmentsOfPasses = 2;
-// Numbers and elements of operands' fragments that stay in registers throughout; further numbers are loaded where they
-// are read. Of a program written for each element, and of one written for passes.
+constexpr int kMostRegisters = 3 * kFragment;
+// A loop holds as many, and loads what is left in each pass, which is slow: one by one.
+constexpr int kMostRegistersOfPasses = 2 * kFragment;
+// Numbers and operands' elements that stay in registers throughout; further numbers are loaded where they are read. Of
+// a program written for each element, and of one written for passes.
 constexpr int kMostResident = 64;
 constexpr int kMostResidentOfPasses = 40;
+
+constexpr char const* kSourceRegisters = "%source_";
 
 class BodyWriter {
  public:
@@ -29,18 +35,19 @@ class BodyWriter {
         writer_(program, snippets, signature.primitives, {"", "%params", 0}) {}
 
   ProgramText write() {
+    check_source();
     elements_ = is_short() ? kFragment : kPass;
     line(".reg .b64 %params;");
     line(".reg .b32 %m;");
     line(".reg .b32 %n;");
-    bool const holds = elements_ == kFragment || writer_.operand_count() <= kMostFragmentsOfPasses;
-    operand_elements_ = holds ? kFragment : kPass;
-    writer_.declare(kFragment, operand_elements_, elements_);
+    choose_held();
+    for (int operand = 0; operand < program_.operand_count; ++operand) writer_.set_kind(operand, kind_of(operand));
+    writer_.declare(kFragment, kFragment, elements_);
     read_parameters();
-    int const resident = elements_ == kFragment ? kMostResident : kMostResidentOfPasses;
-    writer_.load_numbers(resident - (holds ? writer_.operand_count() * kFragment : 0));
-    if (holds) load_operands();
+    writer_.load_numbers((elements_ == kFragment ? kMostResident : kMostResidentOfPasses) - held_registers_);
+    load_operands(true);
     if (elements_ == kFragment) {
+      unpack_source();
       for (int i = 0; i < kFragment; ++i) writer_.write_element(i);
       return_fragment(writer_.results());
     } else {
@@ -51,8 +58,50 @@ class BodyWriter {
   }
 
  private:
+  OperandKind kind_of(int operand) const { return operands_[operand].kind; }
+  bool is_source(int operand) const { return kind_of(operand) == OperandKind::kSource; }
+  bool reads(int operand) const { return writer_.reads_operand(operand); }
+
+  // The source; -1 where the program reads none.
+  int read_source() const {
+    int const source = source_among(operands_);
+    return source >= 0 && reads(source) ? source : -1;
+  }
+
+  void check_source() const {
+    int const source = read_source();
+    if (source < 0) return;
+    int const bits = 8 * static_cast<int>(size_of(operands_[source].dtype));
+    if (signature_.source_words * 32 != kFragment * bits) {
+      throw std::invalid_argument("operand " + std::to_string(source) + " has " + std::to_string(bits) +
+                                  " bits, and the kernel fetches " + std::to_string(signature_.source_words) +
+                                  " words of a source");
+    }
+  }
+
+  int registers_of(int operand) const {
+    return is_source(operand) ? signature_.source_words : distinct_elements(kind_of(operand), kFragment);
+  }
+
   bool is_short() const {
-    return writer_.instructions() * kFragment <= kMostStraightLine && writer_.operand_count() <= kMostFragments;
+    int registers = 0;
+    for (int operand = 0; operand < program_.operand_count; ++operand) {
+      if (reads(operand)) registers += is_source(operand) ? kFragment : registers_of(operand);
+    }
+    return writer_.instructions() * kFragment <= kMostStraightLine && registers <= kMostRegisters;
+  }
+
+  // Everything where the program is straight, and else what takes few registers before strided matrices.
+  void choose_held() {
+    int const most = elements_ == kFragment ? kMostRegisters : kMostRegistersOfPasses;
+    for (bool const takes_strided : {false, true}) {
+      for (int operand = 0; operand < program_.operand_count; ++operand) {
+        bool const is_strided = kind_of(operand) == OperandKind::kStrided;
+        if (!reads(operand) || is_strided != takes_strided) continue;
+        held_[operand] = !is_strided || held_registers_ + registers_of(operand) <= most;
+        if (held_[operand]) held_registers_ += registers_of(operand);
+      }
+    }
   }
 
   void line(std::string const& text) { writer_.line(text); }
@@ -63,23 +112,65 @@ class BodyWriter {
     line("ld.param.u64 %params, [" + parameter(0) + "];");
     line("ld.param.u32 %m, [" + parameter(1) + "];");
     line("ld.param.u32 %n, [" + parameter(2) + "];");
-    for (int i = 0; i < kFragment; ++i) {
-      line("ld.param.f32 " + element(kInputRegisters, i) + ", [" + parameter(3) + "+" + std::to_string(4 * i) + "];");
+    read_fragment(kInputRegisters, kFragment, parameter(3));
+    int const source = read_source();
+    if (source < 0) return;
+    if (is_packed(source)) writer_.declare_floats(kSourceRegisters, signature_.source_words);
+    read_fragment(is_packed(source) ? kSourceRegisters : operand_registers(source), signature_.source_words,
+                  parameter(4));
+  }
+
+  void read_fragment(std::string const& registers, int words, std::string const& from) {
+    for (int i = 0; i < words; ++i) {
+      line("ld.param.f32 " + element(registers, i) + ", [" + from + "+" + std::to_string(4 * i) + "];");
     }
   }
 
-  // Each operand once, before anything is computed, so that the loads of all of them are on their way together: of the
-  // fragment, or of one pass.
-  void load_operands() {
+  // Whether a word of the source holds two elements.
+  bool is_packed(int source) const { return size_of(operands_[source].dtype) == 2; }
+
+  // The source's elements for which the program is written, from its first words.
+  void unpack_source() {
+    int const source = read_source();
+    if (source < 0 || !is_packed(source)) return;
+    constexpr int kMost = 8;  // elements that are unpacked at once
+    for (int first = 0; first < elements_; first += kMost) {
+      int const count = std::min(kMost, elements_);
+      writer_.add(snippets_.unpack(operands_[source].dtype, count), registers(kSourceRegisters, first / 2, count / 2),
+                  registers(operand_registers(source), first, count));
+    }
+  }
+
+  static std::vector<std::string> registers(std::string const& family, int first, int count) {
+    std::vector<std::string> names;
+    names.reserve(count);
+    for (int i = 0; i < count; ++i) names.push_back(element(family, first + i));
+    return names;
+  }
+
+  // All that are held, once and before anything is computed, so that their loads are on their way together; or those of
+  // one pass.
+  void load_operands(bool held) {
     for (int operand = 0; operand < program_.operand_count; ++operand) {
-      if (!writer_.reads_operand(operand)) continue;
-      std::vector<std::string> results;
-      results.reserve(operand_elements_);
-      for (int i = 0; i < operand_elements_; ++i) results.push_back(element(operand_registers(operand), i));
-      DType const dtype = operands_[operand];
-      Snippet const& load =
-          operand_elements_ == kFragment ? snippets_.load_operand(dtype) : snippets_.load_group(dtype);
-      writer_.add(load, {"%params", "%m", "%n", std::to_string(operand)}, results);
+      if (reads(operand) && held_[operand] == held && !is_source(operand)) load_operand(operand);
+    }
+  }
+
+  void load_operand(int operand) {
+    auto const& [dtype, kind] = operands_[operand];
+    int const count = held_[operand] ? registers_of(operand) : kPass;
+    std::vector<std::string> const results = registers(operand_registers(operand), 0, count);
+    std::string const index = std::to_string(operand);
+    switch (kind) {
+      case OperandKind::kScalar:
+        return writer_.add(snippets_.load_scalar(dtype), {"%params", index}, results);
+      case OperandKind::kColumn:
+        return writer_.add(snippets_.load_column(dtype), {"%params", "%m", index}, results);
+      case OperandKind::kRow:
+        return writer_.add(snippets_.load_row(dtype), {"%params", "%n", index}, results);
+      default:
+        return writer_.add(held_[operand] ? snippets_.load_operand(dtype) : snippets_.load_group(dtype),
+                           {"%params", "%m", "%n", index}, results);
     }
   }
 
@@ -87,8 +178,14 @@ class BodyWriter {
   // result stands where its element did.
   void rotate() {
     writer_.rotate(kInputRegisters, kFragment, kPass);
-    for (int operand = 0; operand_elements_ == kFragment && operand < program_.operand_count; ++operand) {
-      if (writer_.reads_operand(operand)) writer_.rotate(operand_registers(operand), kFragment, kPass);
+    for (int operand = 0; operand < program_.operand_count; ++operand) {
+      if (!reads(operand) || !held_[operand]) continue;
+      if (is_source(operand) && is_packed(operand)) {
+        writer_.rotate(kSourceRegisters, signature_.source_words, kPass / 2);
+      } else if (kind_of(operand) != OperandKind::kScalar && kind_of(operand) != OperandKind::kColumn) {
+        int const count = registers_of(operand);
+        writer_.rotate(operand_registers(operand), count, count * kPass / kFragment);
+      }
     }
     for (int i = 0; i < kPass; ++i) {
       writer_.move(element(kInputRegisters, kFragment - kPass + i), element(writer_.results(), i));
@@ -103,7 +200,8 @@ class BodyWriter {
     line("add.s32 %passes, %passes, " + std::to_string(kFragment / kPass) + ";");
     writer_.label("$Lpass");
     line(".pragma \"nounroll\";");
-    if (operand_elements_ == kPass) load_operands();
+    load_operands(false);
+    unpack_source();
     for (int i = 0; i < kPass; ++i) writer_.write_element(i);
     rotate();
     line("add.s32 %n, %n, " + std::to_string(kColumnsPerPass) + ";");
@@ -124,8 +222,9 @@ class BodyWriter {
   OpSnippets const& snippets_;
   EpilogueSignature const& signature_;
   ProgramWriter writer_;
-  int elements_ = 0;          // that the program is written for
-  int operand_elements_ = 0;  // of each operand that are in registers
+  int elements_ = 0;  // that the program is written for
+  std::array<bool, kMaxOperands> held_ = {};
+  int held_registers_ = 0;
 };
 
 }  // namespace

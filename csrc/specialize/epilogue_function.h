@@ -17,11 +17,12 @@ constexpr int kPass = 4;
 constexpr int kColumnsPerPass = 8;
 
 // run_epilogue as a kernel's PTX has it. Its parameters are <name>_param_0 and so on: the address of EpilogueParams, m,
-// n, and the fragment; `result` is the parameter that takes the result.
+// n, the fragment, and in some kernels the source's; `result` is the parameter that takes the result.
 struct EpilogueSignature {
   std::string name;
   std::string result;
   Primitives primitives;
+  int source_words;  // of 4 bytes; 0 where there is no source
 };
 
 // What stands between the function's braces for a prepared program, and for every other of the same structure

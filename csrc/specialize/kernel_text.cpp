@@ -8,6 +8,9 @@
 namespace cutfuse::specialize {
 namespace {
 
+constexpr int kWordBytes = 4;
+constexpr int kFragmentBytes = kFragment * kWordBytes;
+
 [[noreturn]] void refuse(std::string const& why) { throw std::invalid_argument("the kernel's PTX " + why); }
 
 size_t require(std::string_view text, std::string_view wanted, size_t from, char const* meaning) {
@@ -37,21 +40,39 @@ std::string name_after(std::string_view text, size_t at) {
   return std::string(text.substr(0, name_length(text)));
 }
 
+// How many bytes the fragment in a parameter has; 0 where there is no such parameter.
+int fragment_bytes(std::string_view head, std::string const& parameter) {
+  size_t const at = head.find(parameter + "[");
+  return at == std::string_view::npos ? 0 : number_at(head.substr(at + parameter.size() + 1));
+}
+
 void check_parameters(std::string_view head, std::string const& name) {
   for (int index = 0; index < 4; ++index) {
     std::string const parameter = name + "_param_" + std::to_string(index);
     if (find_name(head, parameter) == std::string_view::npos) refuse("has no parameter " + parameter);
   }
-  if (find_name(head, name + "_param_4") != std::string_view::npos) refuse("gives run_epilogue a fifth parameter");
-  if (head.find(name + "_param_3[64]") == std::string_view::npos) refuse("passes no fragment of 64 bytes");
+  if (fragment_bytes(head, name + "_param_3") != kFragmentBytes) refuse("passes no fragment of 64 bytes");
+}
+
+// A source of 16 bits or of 32.
+int read_source_words(std::string_view head, std::string const& name) {
+  std::string const parameter = name + "_param_4";
+  if (find_name(head, parameter) == std::string_view::npos) return 0;
+  int const bytes = fragment_bytes(head, parameter);
+  if (bytes != kFragmentBytes && bytes != kFragmentBytes / 2) {
+    refuse("gives run_epilogue a fifth parameter that is no fragment of 32 or 64 bytes");
+  }
+  if (find_name(head, name + "_param_5") != std::string_view::npos) refuse("gives run_epilogue a sixth parameter");
+  return bytes / kWordBytes;
 }
 
 EpilogueSignature read_signature(std::string_view head) {
   size_t const result = require(head, " func_retval", 0, "result of run_epilogue") + 1;
   size_t const name = head.find_first_not_of(" \t\n", require(head, ")", result, "result of run_epilogue") + 1);
-  EpilogueSignature signature = {name_after(head, name), name_after(head, result), Primitives::kFast};
+  EpilogueSignature signature = {name_after(head, name), name_after(head, result), Primitives::kFast, 0};
   if (head.find(signature.result + "[64]") == std::string_view::npos) refuse("returns no fragment of 64 bytes");
   check_parameters(head, signature.name);
+  signature.source_words = read_source_words(head, signature.name);
   bool const is_fast = signature.name.find("FastPrimitives") != std::string::npos;
   bool const is_accurate = signature.name.find("AccuratePrimitives") != std::string::npos;
   if (is_fast == is_accurate) refuse("does not say in " + signature.name + " which primitives it is compiled with");

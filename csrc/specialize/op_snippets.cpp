@@ -38,14 +38,6 @@ std::vector<std::string> split(std::string_view list) {
   return items;
 }
 
-int number_at(std::string_view text) {
-  int value = 0;
-  for (size_t i = 0; i < text.size() && std::isdigit(static_cast<unsigned char>(text[i])) != 0; ++i) {
-    value = value * 10 + (text[i] - '0');
-  }
-  return value;
-}
-
 // Makes a snippet of a function's body, line by line.
 class SnippetReader {
  public:
@@ -198,6 +190,9 @@ OpSnippets::OpSnippets(std::string_view ptx) {
   for (DType const dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     load_operand(dtype);
     load_group(dtype);
+    load_scalar(dtype);
+    load_column(dtype);
+    load_row(dtype);
     for (int const elements : {4, 8}) {
       load_words(dtype, elements);
       if (dtype != DType::kFloat32) unpack(dtype, elements);

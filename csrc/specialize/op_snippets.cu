@@ -49,9 +49,56 @@ __device__ __forceinline__ Fragment<kElementsPerGroup> load_group(EpilogueParams
   return group;
 }
 
+template <class T>
+__device__ __forceinline__ T const* elements_of(Operand const& operand) {
+  return static_cast<T const*>(operand.data);
+}
+
+template <class T>
+__device__ __forceinline__ Fragment<1> load_scalar(EpilogueParams const* params, int index) {
+  return {{to_float(*elements_of<T>(params->operands.items[index]))}};
+}
+
+// The two rows of a fragment.
+template <class T>
+__device__ __forceinline__ Fragment<kRowsPerFragment> load_column(EpilogueParams const* params, int m, int index) {
+  Operand const& operand = params->operands.items[index];
+  Fragment<kRowsPerFragment> column;
+  CUTFUSE_UNROLL
+  for (int i = 0; i < kRowsPerFragment; ++i) {
+    int const row = m + fragment_row(2 * i);
+    column.values[i] = row < params->rows ? to_float(elements_of<T>(operand)[row * operand.strides[1]]) : 0.0f;
+  }
+  return column;
+}
+
+// The columns of a fragment, of a contiguous row: neighbours in one load where their place allows that.
+template <class T>
+__device__ __forceinline__ Fragment<kColumnsPerFragment> load_row(EpilogueParams const* params, int n, int index) {
+  T const* const first = elements_of<T>(params->operands.items[index]) + n;
+  bool const whole = n + fragment_column(kFragmentSize - 1) < params->columns;
+  bool const aligned = reinterpret_cast<uintptr_t>(first) % (2 * sizeof(T)) == 0;
+  Fragment<kColumnsPerFragment> row;
+  if (whole && aligned) {
+    CUTFUSE_UNROLL
+    for (int i = 0; i < kColumnsPerFragment; i += 2) {
+      float2 const pair = detail::load_pair(first + fragment_column(2 * i));
+      row.values[i] = pair.x;
+      row.values[i + 1] = pair.y;
+    }
+    return row;
+  }
+  CUTFUSE_UNROLL
+  for (int i = 0; i < kColumnsPerFragment; ++i) {
+    int const column = fragment_column(2 * (i & ~1) + (i & 1));
+    row.values[i] = n + column < params->columns ? to_float(first[column]) : 0.0f;
+  }
+  return row;
+}
+
 }  // namespace cutfuse::sm90
 
-// The two loaders of an operand, for each type of its elements by the name of the type.
+// The loaders of an operand, for each type of its elements by the name of the type.
 #define CUTFUSE_LOADERS(name, Element)                                                                      \
   extern "C" __device__ __noinline__ cutfuse::Fragment<cutfuse::sm90::kFragmentSize> load_operand_##name(   \
       cutfuse::sm90::EpilogueParams const* params, int m, int n, int index) {                               \
@@ -60,6 +107,18 @@ __device__ __forceinline__ Fragment<kElementsPerGroup> load_group(EpilogueParams
   extern "C" __device__ __noinline__ cutfuse::Fragment<cutfuse::sm90::kElementsPerGroup> load_group_##name( \
       cutfuse::sm90::EpilogueParams const* params, int m, int n, int index) {                               \
     return cutfuse::sm90::load_group<Element>(params, m, n, index);                                         \
+  }                                                                                                         \
+  extern "C" __device__ __noinline__ cutfuse::Fragment<1> load_scalar_##name(                               \
+      cutfuse::sm90::EpilogueParams const* params, int index) {                                             \
+    return cutfuse::sm90::load_scalar<Element>(params, index);                                              \
+  }                                                                                                         \
+  extern "C" __device__ __noinline__ cutfuse::Fragment<cutfuse::sm90::kRowsPerFragment> load_column_##name( \
+      cutfuse::sm90::EpilogueParams const* params, int m, int index) {                                      \
+    return cutfuse::sm90::load_column<Element>(params, m, index);                                           \
+  }                                                                                                         \
+  extern "C" __device__ __noinline__ cutfuse::Fragment<cutfuse::sm90::kColumnsPerFragment> load_row_##name( \
+      cutfuse::sm90::EpilogueParams const* params, int n, int index) {                                      \
+    return cutfuse::sm90::load_row<Element>(params, n, index);                                              \
   }
 
 CUTFUSE_LOADERS(float32, float)

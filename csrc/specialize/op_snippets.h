@@ -45,6 +45,11 @@ class OpSnippets {
   // Of (params, m, n, operand): the fragment whose first element is (m, n), and its group of columns whose first is n.
   Snippet const& load_operand(DType dtype) const { return named(std::string("load_operand_") + name_of(dtype)); }
   Snippet const& load_group(DType dtype) const { return named(std::string("load_group_") + name_of(dtype)); }
+  // Of (params, operand): its one element. Of (params, m, operand): those of the fragment's rows. Of (params, n,
+  // operand): those of its columns.
+  Snippet const& load_scalar(DType dtype) const { return named(std::string("load_scalar_") + name_of(dtype)); }
+  Snippet const& load_column(DType dtype) const { return named(std::string("load_column_") + name_of(dtype)); }
+  Snippet const& load_row(DType dtype) const { return named(std::string("load_row_") + name_of(dtype)); }
   // Of (address, stride in elements): so many elements as they lie in memory, in words. Of words: the elements in fp32.
   // A piece has 4 or 8 elements.
   Snippet const& load_words(DType dtype, int elements) const {

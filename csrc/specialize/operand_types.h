@@ -1,13 +1,53 @@
-// The types of a program's operands, which a specialized program has compiled in.
+// What a specialized program has compiled in of its operands: the types of their elements, and how they lie.
 #pragma once
 
 #include <array>
+#include <cstdint>
 
 #include "common/dtype.h"
 #include "epilogue/program.h"
 
 namespace cutfuse::specialize {
 
-using OperandTypes = std::array<DType, kMaxOperands>;
+// Of an operand of a GEMM's epilogue. Others are always kStrided.
+enum class OperandKind : uint8_t {
+  kStrided,  // loaded by its strides, whatever they are
+  kScalar,   // one element
+  kRow,      // one contiguous row
+  kColumn,   // one element for each row
+  kSource,   // a matrix that the kernel's copy engine brings ahead of its use: see sm90::SourceFragment
+};
+
+struct OperandType {
+  DType dtype = DType::kFloat32;
+  OperandKind kind = OperandKind::kStrided;
+
+  constexpr bool operator==(OperandType const& other) const { return dtype == other.dtype && kind == other.kind; }
+};
+
+using OperandTypes = std::array<OperandType, kMaxOperands>;
+
+// The operand that is the source; -1 for none.
+constexpr int source_among(OperandTypes const& types) {
+  for (int k = 0; k < kMaxOperands; ++k) {
+    if (types[k].kind == OperandKind::kSource) return k;
+  }
+  return -1;
+}
+
+// A thread's fragment of n elements (sm90_fragment_operands.h) has fewer different ones of some kinds: how many, and
+// which of them its element i is.
+constexpr int distinct_elements(OperandKind kind, int n) {
+  constexpr int kRows = 2;
+  if (kind == OperandKind::kScalar) return 1;
+  if (kind == OperandKind::kColumn) return kRows;
+  return kind == OperandKind::kRow ? n / kRows : n;
+}
+
+constexpr int distinct_element(OperandKind kind, int i) {
+  if (kind == OperandKind::kScalar) return 0;
+  if (kind == OperandKind::kColumn) return i >> 1 & 1;
+  return kind == OperandKind::kRow ? (i >> 2) * 2 + (i & 1) : i;
+}
 
 }  // namespace cutfuse::specialize

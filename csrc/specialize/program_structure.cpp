@@ -8,7 +8,10 @@ std::string structure_of(Program const& program, OperandTypes const& types) {
   add(program.length);
   add(program.chain);
   add(program.operand_count);
-  for (int k = 0; k < program.operand_count; ++k) add(static_cast<int>(types[k]));
+  for (int k = 0; k < program.operand_count; ++k) {
+    add(static_cast<int>(types[k].dtype));
+    add(static_cast<int>(types[k].kind));
+  }
   for (int index = 0; index < program.length; ++index) {
     Instruction const& instruction = program.instructions[index];
     for (int const part : {instruction.op, instruction.a, instruction.b, instruction.c, instruction.slot}) add(part);

@@ -79,12 +79,6 @@ bool ProgramWriter::reads_operand(int operand) const {
   return false;
 }
 
-int ProgramWriter::operand_count() const {
-  int count = 0;
-  for (int operand = 0; operand < program_.operand_count; ++operand) count += reads_operand(operand) ? 1 : 0;
-  return count;
-}
-
 bool ProgramWriter::reads_number(int index, int number) const {
   Instruction const& instruction = program_.instructions[index];
   if (number >= kScale) return multiplies_and_adds(index);
@@ -109,7 +103,9 @@ void ProgramWriter::declare_floats(std::string const& registers, int count) {
 void ProgramWriter::declare(int inputs, int operands, int elements) {
   declare_floats(kInputRegisters, inputs);
   for (int operand = 0; operand < program_.operand_count; ++operand) {
-    if (reads_operand(operand)) declare_floats(operand_registers(operand), operands);
+    if (reads_operand(operand)) {
+      declare_floats(operand_registers(operand), distinct_elements(kinds_[operand], operands));
+    }
   }
   std::vector<std::string> locals;
   for (int index = 0; index < program_.length; ++index) {
@@ -147,7 +143,10 @@ void ProgramWriter::load_numbers(int room) {
 
 // Where element i of an argument is: a register, or a number.
 std::string ProgramWriter::argument_at(int index, int source, int i) const {
-  if (source >= kOperand0) return element(operand_registers(operand_of(source)), i);
+  if (source >= kOperand0) {
+    int const operand = operand_of(source);
+    return element(operand_registers(operand), distinct_element(kinds_[operand], i));
+  }
   if (source >= kSlot0) return element(value_registers(slots_[source - kSlot0]), i);
   if (source == kImmediate0 || source == kImmediate1) return number(index, source - kImmediate0);
   bool const is_input = source == kInput || index == 0;

@@ -10,6 +10,7 @@
 
 #include "epilogue/program.h"
 #include "specialize/op_snippets.h"
+#include "specialize/operand_types.h"
 
 namespace cutfuse::specialize {
 
@@ -44,8 +45,9 @@ class ProgramWriter {
   int longest_op() const;
   int number_count() const;
   bool reads_operand(int operand) const;
-  // Operands that an instruction reads.
-  int operand_count() const;
+
+  // How an operand's elements lie in its registers; kStrided unless it is said.
+  void set_kind(int operand, OperandKind kind) { kinds_[operand] = kind; }
 
   // Registers: of so many elements of the input and of operands, and of so many that the program is written for.
   void declare(int inputs, int operands, int elements);
@@ -85,6 +87,7 @@ class ProgramWriter {
   ProgramAddress const address_;
   ProgramText written_;
   int copies_ = 0;
+  std::array<OperandKind, kMaxOperands> kinds_ = {};
   int resident_end_ = 0;                   // of the instructions whose numbers stay in registers
   std::array<int, kMaxSlots> slots_ = {};  // the instruction whose result each slot holds
 };

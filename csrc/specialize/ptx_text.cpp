@@ -48,6 +48,14 @@ std::string replace_all(std::string_view text, std::string_view what, std::strin
   return replaced += text;
 }
 
+int number_at(std::string_view text) {
+  int value = 0;
+  for (size_t i = 0; i < text.size() && std::isdigit(static_cast<unsigned char>(text[i])) != 0; ++i) {
+    value = value * 10 + (text[i] - '0');
+  }
+  return value;
+}
+
 size_t find_closing(std::string_view text, size_t open) {
   int depth = 0;
   for (size_t at = open; at < text.size(); ++at) {

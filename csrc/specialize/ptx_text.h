@@ -26,6 +26,9 @@ size_t find_name(std::string_view text, std::string_view name, size_t from = 0);
 // The text with `with` wherever it has `what`, also as the first part of a longer name.
 std::string replace_all(std::string_view text, std::string_view what, std::string_view with);
 
+// The number at the start; 0 where there is no digit.
+int number_at(std::string_view text);
+
 // Where the brace that closes the one at `open` stands; npos where it is missing.
 size_t find_closing(std::string_view text, size_t open);
 

@@ -22,6 +22,8 @@ class Specialization {
 
   std::string const& kernel() const { return kernel_; }
   int device() const { return device_; }
+  int operand_count() const { return program_.operand_count; }
+  OperandTypes const& operand_types() const { return types_; }
 
   // True for the first who asks, and who is to have the kernel compiled.
   bool claim() { return !is_claimed_.exchange(true); }

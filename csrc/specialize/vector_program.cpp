@@ -76,7 +76,7 @@ int VectorProgram::blocks(int threads) const {
   return std::max(1, kRegisters / (threads * held));
 }
 
-int VectorProgram::size_of(int operand) const { return static_cast<int>(cutfuse::size_of(operands_[operand])); }
+int VectorProgram::size_of(int operand) const { return static_cast<int>(cutfuse::size_of(operands_[operand].dtype)); }
 
 int VectorProgram::words_of(int operand) const { return layout_.elements * size_of(operand) / kWordBytes; }
 
@@ -179,7 +179,7 @@ void VectorProgram::load_others(int operand) {
   std::string const end = "$Lloaded" + std::to_string(operand);
   writer_.line("@" + vector_predicate(operand) + " bra " + end + ";");
   for (int piece = 0; piece < layout_.pieces; ++piece) {
-    writer_.add(snippets_.load_words(operands_[operand], layout_.elements),
+    writer_.add(snippets_.load_words(operands_[operand].dtype, layout_.elements),
                 {address_register(operand, piece), stride_register(operand)}, words(operand, piece));
   }
   writer_.label(end);
@@ -198,7 +198,7 @@ void VectorProgram::unpack(int operand, int piece) {
   std::vector<std::string> values;
   values.reserve(layout_.elements);
   for (int i = 0; i < layout_.elements; ++i) values.push_back(element(operand_registers(operand), i));
-  DType const dtype = operands_[operand];
+  DType const dtype = operands_[operand].dtype;
   if (dtype == DType::kFloat32) {
     for (int i = 0; i < layout_.elements; ++i) writer_.move(values[i], packed[i]);
   } else {

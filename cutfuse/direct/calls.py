@@ -26,7 +26,7 @@ from ..ops.cuda import reduction_workspace, shapes_and_strides
 from ..ops.layout import elementwise_layout, reduction_layout
 from ..planning.device import dtype_codes, reduction_codes
 from ..planning.fused import changes_setting, plan_call
-from ..planning.linear_launch import operand_strides
+from ..planning.linear_launch import matrices_of
 from ..planning.linear_plan import LinearArguments
 from ..planning.specialize import are_requested, find_epilogues, find_pass, find_pointwise, request
 from .training import plan_training
@@ -267,18 +267,15 @@ def _linear_plan(arguments: LinearArguments, y: Tensor, adds_bias_apart: bool = 
         return core.general_call()
     if plan.copies_bias or not y.is_contiguous() or (not plan.is_fused and changes_setting(arguments.x)):
         return core.general_call()
-    m, n, _ = plan.product_shape
-    codes = dtype_codes()
-    operands = [(codes[t.dtype], 0, *operand_strides(t, m, n)) for t in arguments.operands]
+    matrices = matrices_of(arguments)
     device = arguments.x.device.index or 0
-    if plan.is_fused:
-        epilogues = find_epilogues(plan, device, arguments.program, [t.dtype for t in arguments.operands])
-    else:
-        epilogues = find_pass(plan, device, arguments.program, [(0, *operand) for operand in operands])
+    find = find_epilogues if plan.is_fused else find_pass
+    epilogues = find(plan, device, arguments.program, matrices)
     request(epilogues)
     if not are_requested(epilogues):
         return None  # the call was captured in a graph; a later one asks for them
-    return core.linear_call(plan, arguments.program.native, operands, epilogues, _result_of(y))
+    layouts = [matrix[1:] for matrix in matrices]
+    return core.linear_call(plan, arguments.program.native, layouts, epilogues, _result_of(y))
 
 
 def _pointwise_plan(x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor) -> CallPlan | None:

@@ -20,7 +20,7 @@ from ..epilogue import Program
 from ..planning.device import dtype_codes
 from ..planning.linear_plan import LinearArguments, precision_of
 from ..planning.specialize import find_epilogues, request
-from ..planning.traced import plan_traced
+from ..planning.traced import plan_traced, traced_matrices
 from . import schema
 
 
@@ -87,6 +87,6 @@ def _stays(arguments: LinearArguments) -> bool:
     if plan is None:
         return True
     if plan.is_fused:
-        types = [operand.dtype for operand in arguments.operands]
-        request(find_epilogues(plan, arguments.x.device.index or 0, arguments.program, types))
+        operands = traced_matrices(arguments)
+        request(find_epilogues(plan, arguments.x.device.index or 0, arguments.program, operands))
     return plan.is_fused or arguments.x.element_size() != 2

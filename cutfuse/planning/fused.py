@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import native
 from ..precision import SPLIT_MODES, allows_tf32, autocast_dtype, product_mode
 from .device import NOT_CUDA, device_facts
+from .linear_launch import matrices_of
 from .linear_plan import LinearArguments, first_scheme, plan_linear, precision_of, why_no_kernels
 from .planes import Planes
 from .specialize import explain_epilogues
@@ -59,8 +60,7 @@ def explain_fused(arguments: LinearArguments, kept: Planes | None = None) -> Fus
     steps, reasons = explain(plan, runnable, cublas)
     if not steps:
         return FusedExplanation(steps, reasons)
-    dtypes = [operand.dtype for operand in arguments.operands]
-    compiles = explain_epilogues(plan, device.index or 0, arguments.program, dtypes)
+    compiles = explain_epilogues(plan, device.index or 0, arguments.program, matrices_of(arguments))
     return FusedExplanation(steps, reasons, plan.workspace_bytes, compiles)
 
 

@@ -26,7 +26,8 @@ def launch_fused(plan: LinearPlan, arguments: LinearArguments, planes: Planes | 
     workspace = _empty_workspace(plan, x.device)
     index = x.device.index
     reads_planes = plan.reads_weight_planes and planes is not None
-    epilogues = find_epilogues(plan, index or 0, arguments.program, [t.dtype for t in arguments.operands])
+    operands = matrices_of(arguments)
+    epilogues = find_epilogues(plan, index or 0, arguments.program, operands)
     request(epilogues)
     with on_device(index):
         native.core.launch_fused(
@@ -39,7 +40,7 @@ def launch_fused(plan: LinearPlan, arguments: LinearArguments, planes: Planes | 
             _address(workspace),
             _address(planes.memory if reads_planes and planes is not None else None),
             arguments.program.native,
-            _operands(arguments),
+            operands,
             epilogues,
         )
     return y
@@ -58,7 +59,7 @@ def launch_after_product(plan: LinearPlan, z: Tensor, arguments: LinearArguments
     y = z if in_place else _empty_result(plan, arguments)
     workspace = _empty_workspace(plan, z.device)
     index = z.device.index
-    matrices = _operands(arguments)
+    matrices = matrices_of(arguments)
     epilogues = find_pass(plan, index or 0, arguments.program, matrices)
     request(epilogues)
     with on_device(index):
@@ -88,7 +89,8 @@ def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _operands(arguments: LinearArguments) -> list[Matrix]:
+def matrices_of(arguments: LinearArguments) -> list[Matrix]:
+    """The operands as the native module takes them."""
     m, n = arguments.x.shape[0], arguments.weight.shape[0]
     codes = dtype_codes()
     return [(t.data_ptr(), codes[t.dtype], 0, *operand_strides(t, m, n)) for t in arguments.operands]

@@ -66,7 +66,7 @@ def plan_linear(arguments: LinearArguments, precision: str, has_planes: bool = F
         arguments.reduction,
         arguments.program.native.cost,
         cost_when_specialized(arguments.program),
-        _operand_bytes(arguments),
+        *_operand_bytes(arguments),
         precision,
         has_planes,
         device_facts(x.device),
@@ -97,6 +97,7 @@ def plan_layouts(
     epilogue_cost: float,
     specialized_cost: float | None,
     operand_bytes: int,
+    fetched_bytes: int,
     precision: str,
     weight_has_planes: bool,
     device: DeviceFacts,
@@ -105,7 +106,7 @@ def plan_layouts(
 ) -> LinearPlan:
     """The plan for tensors of these layouts. `issuer`: the name of the Issuer, which tells who launches the kernels.
 
-    `specialized_cost`: see `cost_when_specialized`.
+    `specialized_cost`: see `cost_when_specialized`. `operand_bytes`, `fetched_bytes`: see `bytes_of_operands`.
     """
     core = native.core
     codes = dtype_codes()
@@ -119,6 +120,7 @@ def plan_layouts(
         epilogue_cost=epilogue_cost,
         specialized_cost=specialized_cost,
         operand_bytes=operand_bytes,
+        fetched_bytes=fetched_bytes,
         precision=core.Precision.__members__[precision],
         weight_has_planes=weight_has_planes,
         device=device,
@@ -127,18 +129,22 @@ def plan_layouts(
     return core.plan_linear(request, only)
 
 
-def bytes_of_operands(shape: Shape, operands: Iterable[tuple[Shape, int]]) -> int:
+def bytes_of_operands(
+    shape: Shape, dtype: torch.dtype, operands: Iterable[tuple[Shape, torch.dtype]]
+) -> tuple[int, int]:
     """The bytes that the epilogue reads for each element of the output, from operands that are full matrices.
 
-    shape: [M, N] of the output. operands: for each its shape and the bytes of an element. Only full matrices count:
-    scalars and vectors are read once and stay in cache.
+    The second number is of these: what a kernel's copy engine may bring, which is one matrix in the product's type.
+    shape: [M, N] of the output. operands: shape and type of each. Only full matrices count: scalars and vectors are
+    read once and stay in cache.
     """
-    return sum(size for extents, size in operands if extents == shape and min(shape) > 1)
+    full = [own for extents, own in operands if extents == shape and min(shape) > 1]
+    return sum(own.itemsize for own in full), dtype.itemsize if dtype in full else 0
 
 
-def _operand_bytes(arguments: LinearArguments) -> int:
+def _operand_bytes(arguments: LinearArguments) -> tuple[int, int]:
     shape = arguments.x.shape[0], arguments.weight.shape[0]
-    return bytes_of_operands(shape, [(tuple(t.shape), t.element_size()) for t in arguments.operands])
+    return bytes_of_operands(shape, arguments.x.dtype, [(tuple(t.shape), t.dtype) for t in arguments.operands])
 
 
 def _matrix_layout(matrix: Tensor) -> MatrixLayout:

@@ -11,7 +11,6 @@ import torch
 from .. import native
 from ..epilogue import Program
 from .background import background
-from .device import dtype_codes
 
 if TYPE_CHECKING:
     from .._C import LinearPlan, Specialization
@@ -26,10 +25,8 @@ COMPILED_IN = "nothing: the kernels are built already, and have the program comp
 
 
 def cost_when_specialized(program: Program) -> float | None:
-    """What a program takes that is compiled into its kernel; None where kernels are to run it as they are."""
-    if not program.native.is_interpreted:
-        return None
-    if not why_interpreted():
+    """What a program takes that kernels have compiled in, or will have; None where they interpret it for good."""
+    if not program.native.is_interpreted or not why_interpreted():
         return program.native.specialized_cost
     reason = native.core.why_not_specialized()
     if reason and not _is_off() and native.has_kernels() and torch.cuda.is_available():
@@ -46,13 +43,13 @@ def _is_off() -> bool:
     return native.core.specialization_mode() == native.core.SpecializationMode.off
 
 
-def explain_epilogues(plan: LinearPlan, device: int, program: Program, dtypes: Sequence[torch.dtype]) -> str:
-    """What a call with this fused plan has compiled, or why nothing. dtypes: those of the program's operands."""
+def explain_epilogues(plan: LinearPlan, device: int, program: Program, operands: Sequence[Matrix]) -> str:
+    """What a call with this fused plan has compiled, or why nothing."""
     if not program.native.is_interpreted:
         return COMPILED_IN
     if not plan.specializes:
         return f"nothing: the kernel interprets the program, because {why_interpreted()}"
-    epilogues = find_epilogues(plan, device, program, dtypes)
+    epilogues = find_epilogues(plan, device, program, operands)
     if not epilogues:
         return (
             "nothing: the kernel interprets the program, because this process has asked for "
@@ -74,20 +71,13 @@ def _explain(epilogue: Specialization) -> str:
     return f"the program into {epilogue.kernel}, in the background; until then it is interpreted"
 
 
-def find_epilogues(plan: LinearPlan, device: int, program: Program, dtypes: Sequence[torch.dtype]) -> Epilogues:
+def find_epilogues(plan: LinearPlan, device: int, program: Program, operands: Sequence[Matrix]) -> Epilogues:
     """The program in the kernel of each product of a fused plan; empty where they interpret it for good.
 
-    dtypes: those of the program's operands. An epilogue that nobody has asked for before is neither compiled nor queued
-    here: see `request`.
+    operands: with address 0 where that is not known yet. An epilogue that nobody has asked for before is neither
+    compiled nor queued here: see `request`.
     """
-    core = native.core
-    if not plan.specializes:
-        return []
-    codes = dtype_codes()
-    types = [codes[dtype] for dtype in dtypes]
-    kernels = [launch.kernel.name for launch in plan.launches if isinstance(launch, core.FusedProduct)]
-    found = [core.find_specialization(kernel, device, program.native, types) for kernel in kernels]
-    return [epilogue for epilogue in found if epilogue is not None] if all(found) else []
+    return native.core.find_epilogues(plan, device, program.native, list(operands))
 
 
 def find_pass(plan: LinearPlan, device: int, program: Program, operands: Sequence[Matrix]) -> Epilogues:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from .device import device_facts
+from .device import device_facts, dtype_codes
 from .linear_plan import ALIGNMENT, LinearArguments, bytes_of_operands, plan_layouts
-from .specialize import cost_when_specialized
+from .specialize import Matrix, cost_when_specialized
 
 if TYPE_CHECKING:
     from .._C import LinearPlan
@@ -39,7 +39,9 @@ def plan_traced(arguments: LinearArguments, precision: str) -> LinearPlan | None
         reduction,
         program.native.cost,
         cost_when_specialized(program),
-        bytes_of_operands(shape, [(_matrix_shape(t), t.element_size) for t in rest]),
+        *bytes_of_operands(
+            shape, x.dtype, [(_matrix_shape(seen), t.dtype) for seen, t in zip(rest, operands, strict=True)]
+        ),
         precision,
         False,
         device_facts(x.device),
@@ -53,12 +55,24 @@ def _issuer() -> str:
     return "graph" if config.triton.cudagraphs else "compiled_code"
 
 
+def traced_matrices(arguments: LinearArguments) -> list[Matrix]:
+    """The operands of a layer that has a plan, as the native module takes them, with no address yet."""
+    codes = dtype_codes()
+    found = []
+    for tensor in arguments.operands:
+        seen = _seen(tensor)
+        assert seen is not None, "a layer with a plan has sizes"
+        (rows, columns), strides = _as_matrix(seen)[:2]
+        row, column = (stride if size > 1 else 0 for size, stride in zip((rows, columns), strides, strict=True))
+        found.append((0, codes[tensor.dtype], 0, row, column))
+    return found
+
+
 class _Seen(NamedTuple):
     """The layout of a tensor. Assumes that its storage is aligned, as PyTorch allocates it."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    element_size: int
     is_aligned: bool
 
 
@@ -98,9 +112,9 @@ def _seen(tensor: Tensor) -> _Seen | None:
     if len(known) < len(sizes):
         return None
     *extents, offset = known
-    dimensions, element_size = tensor.dim(), tensor.element_size()
-    is_aligned = offset * element_size % ALIGNMENT == 0
-    return _Seen(tuple(extents[:dimensions]), tuple(extents[dimensions:]), element_size, is_aligned)
+    dimensions = tensor.dim()
+    is_aligned = offset * tensor.element_size() % ALIGNMENT == 0
+    return _Seen(tuple(extents[:dimensions]), tuple(extents[dimensions:]), is_aligned)
 
 
 def _seen_size(size: Any) -> int | None:
