@@ -152,7 +152,7 @@ class SnippetReader {
   }
 
   std::string function_;
-  Snippet snippet_{{}, {}, {}, 0};
+  Snippet snippet_{{}, {}, {}, 0, false};
   bool returns_ = false;  // the last line did
   bool leaves_ = false;   // an earlier line did
 };
@@ -194,6 +194,7 @@ OpSnippets::OpSnippets(std::string_view ptx) {
   for (int code = 0; code < kOpCount; ++code) {
     op(code, Primitives::kFast);
     op(code, Primitives::kAccurate);
+    for (int argument = 0; argument < kOps[code].arity; ++argument) derivative(code, argument);
   }
   for (DType const dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     load_operand(dtype);
@@ -217,6 +218,8 @@ void OpSnippets::add_function(std::string_view text) {
   SnippetReader reader(function);
   for (std::string_view const line : lines_of(body)) reader.read(line);
   Snippet snippet = reader.finish();
+  // A move, the result's store and the return.
+  snippet.is_one = snippet.instructions == 3 && body.find(", 0f3F800000;") != std::string_view::npos;
   for (auto const& [global, declaration] : globals_) {
     if (find_name(body, global) != std::string_view::npos) snippet.globals.push_back(global);
   }
@@ -231,6 +234,11 @@ Snippet const& OpSnippets::named(std::string const& function) const {
 
 Snippet const& OpSnippets::op(int code, Primitives primitives) const {
   return named(std::string(primitives == Primitives::kFast ? "op_fast_" : "op_accurate_") + kOps[code].name);
+}
+
+Snippet const& OpSnippets::derivative(int code, int argument) const {
+  constexpr std::string_view kArguments = "abc";
+  return named(std::string("derivative_") + kArguments[argument] + "_" + kOps[code].name);
 }
 
 }  // namespace cutfuse::specialize

@@ -20,6 +20,30 @@
   }
 #include "epilogue/ops.def"
 
+namespace cutfuse {
+
+// What compiled derivatives take of an op's derivative with respect to one argument: a factor, which they multiply by
+// any tangent themselves, or where masks decide, what it adds to the result's tangent, given one that is not masked.
+__device__ __forceinline__ float factor_or_contribution(float derivative, float) { return derivative; }
+__device__ __forceinline__ float factor_or_contribution(MaskedDerivative derivative, float tangent) {
+  return unmasked_contribution(derivative, tangent);
+}
+__device__ __forceinline__ float factor_or_contribution(NoDerivative, float) { return kMaskedTangent; }
+
+}  // namespace cutfuse
+
+// Of the arguments, the op's value y and the tangent t, for each argument of an op.
+#define CUTFUSE_DERIVATIVE(Camel, name, argument)                                                            \
+  extern "C" __device__ __noinline__ float derivative_##argument##_##name(float a, float b, float c, float p0, \
+                                                                          float p1, float y, float t) {        \
+    return cutfuse::factor_or_contribution(cutfuse::ops::Camel::derivative_##argument(a, b, c, p0, p1, y), t); \
+  }
+#define CUTFUSE_DERIVATIVES_1(Camel, name) CUTFUSE_DERIVATIVE(Camel, name, a)
+#define CUTFUSE_DERIVATIVES_2(Camel, name) CUTFUSE_DERIVATIVES_1(Camel, name) CUTFUSE_DERIVATIVE(Camel, name, b)
+#define CUTFUSE_DERIVATIVES_3(Camel, name) CUTFUSE_DERIVATIVES_2(Camel, name) CUTFUSE_DERIVATIVE(Camel, name, c)
+#define CUTFUSE_OP(Camel, name, arity, ...) CUTFUSE_DERIVATIVES_##arity(Camel, name)
+#include "epilogue/ops.def"
+
 namespace cutfuse::sm90 {
 
 static_assert(specialize::kFragment == kFragmentSize && specialize::kPass == kElementsPerGroup &&
