@@ -28,8 +28,9 @@ constexpr int kPointwiseFragment = 8;
 // wider fragment is faster (six ops, 4096x393216 bf16, H200: 4.1 ms, with 8 elements 5.5 ms).
 constexpr int kVectorElements = 16;
 
-// Threads of a block of the backward kernel.
-constexpr int kBackwardThreads = 256;
+// Threads of a block of the backward kernels. Few, because a loop over rows takes registers, of which whole blocks are
+// given to a multiprocessor.
+constexpr int kBackwardThreads = 128;
 
 struct PointwisePlan {
   PointwiseExtents extents;

@@ -30,14 +30,14 @@ void BackwardProgram::declare_program() {
   for (int w = 0; w < derivatives_.derivative_count(); ++w) writer_.declare_floats(kept_registers(w), elements());
 }
 
-// The second input of the pieces, the gradients that arrive, and tangents. A loop over rows has less room beside it
-// where there are more tensors than a program of one input has.
+// The second input of the pieces, the gradients that arrive, and tangents; in a loop over rows also sums, and what is
+// kept of each tensor.
 int BackwardProgram::own_registers() const {
   constexpr int kPieceWords = 4;
   constexpr int kOfLoop = 8;
-  int const further = derivatives_.operand_count() + derivatives_.derivative_count() - 1;
+  int const tensors = derivatives_.operand_count() + derivatives_.derivative_count();
   return elements() * (1 + derivatives_.derivative_count()) + pieces() * kPieceWords +
-         (sums_columns_ ? kOfLoop * further : 0);
+         (sums_columns_ ? kOfLoop * tensors : 0);
 }
 
 bool BackwardProgram::write_program(Mark const& mark) {
@@ -57,11 +57,7 @@ void BackwardProgram::differentiate(Mark const& mark) {
   check_length(mark, elements());
   int const piece = std::stoi(mark.arguments[0]);
   take_input(&mark.arguments[1], piece);
-  if (is_short()) {
-    for (int i = 0; i < elements(); ++i) writer_.write_element(i);
-  } else {
-    write_passes(piece);
-  }
+  if (!is_short()) write_passes(piece);
 }
 
 void BackwardProgram::write_passes(int piece) {
@@ -76,7 +72,8 @@ void BackwardProgram::write_passes(int piece) {
   end_passes(label);
 }
 
-// Of a derivative that is not wanted the kernel runs no mark.
+// Of a derivative that is not wanted the kernel runs no mark. In a short program the first one computes all of them: an
+// element that is done before the next one begins leaves its masks in predicates, of which a thread has seven.
 void BackwardProgram::multiply(Mark const& mark) {
   check_length(mark, elements());
   int const w = std::stoi(mark.arguments[0]);
@@ -84,6 +81,7 @@ void BackwardProgram::multiply(Mark const& mark) {
   for (int i = 0; i < elements(); ++i) {
     std::string const& gradient = mark.arguments[1 + static_cast<size_t>(i)];
     if (is_short()) {
+      if (w == 0) writer_.write_element(i);
       derivatives_.multiply_gradient(w, i, gradient);
     } else {
       derivatives_.multiply_gradient_kept(w, element(kept_registers(w), i), gradient);

@@ -200,7 +200,7 @@ __device__ __forceinline__ void run_columns(PointwiseBackwardParameters const& p
       pointwise_backward_##name(__grid_constant__ cutfuse::PointwiseBackwardParameters const parameters) { \
     cutfuse::run<T>(parameters);                                                                          \
   }                                                                                                       \
-  extern "C" __global__ void __launch_bounds__(cutfuse::kBackwardThreads, 5)                              \
+  extern "C" __global__ void __launch_bounds__(cutfuse::kBackwardThreads, 10)                             \
       pointwise_backward_columns_##name(                                                                  \
           __grid_constant__ cutfuse::PointwiseBackwardParameters const parameters) {                      \
     cutfuse::run_columns<T>(parameters);                                                                  \

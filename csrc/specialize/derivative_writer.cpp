@@ -10,16 +10,17 @@ namespace {
 
 constexpr char const* kOne = "0f3F800000";
 constexpr char const* kZero = "0f00000000";
-constexpr char const* kMaskedLiteral = "0f80000000";
-constexpr char const* kMaskedBits = "2147483648";
+constexpr char const* kMaskedTangentText = "0f80000000";
 constexpr int kArguments = 3;
+constexpr std::string_view kArgumentNames = "abc";
+
+std::string const& add_new(std::vector<std::string>& list, std::string const& item) {
+  if (std::find(list.begin(), list.end(), item) == list.end()) list.push_back(item);
+  return item;
+}
 
 std::string tangent_name(int w, int index, std::string const& part) {
   return "%tangent" + std::to_string(w) + "_" + std::to_string(index) + part + "_";
-}
-
-std::string factor_name(int index, int argument) {
-  return "%factor" + std::to_string(index) + "abc"[argument] + "_";
 }
 
 int source_of(Instruction const& instruction, int argument) {
@@ -34,8 +35,8 @@ DerivativeWriter::DerivativeWriter(Program const& program, OpSnippets const& sni
                                    Inputs wrt)
     : ProgramWriter(program, snippets, Primitives::kAccurate, std::move(address)),
       wrt_(std::move(wrt)),
-      tangents_(wrt_.size(), std::vector<Tangent>(program.length)) {
-  longest_snippet_ = longest_op();
+      tangents_(wrt_.size(), std::vector<Tangent>(program.length)),
+      longest_snippet_(longest_op()) {
   write_element(0);
   for (int w = 0; w < derivative_count(); ++w) {
     keep_tangent(w, 0, kZero);
@@ -47,17 +48,21 @@ DerivativeWriter::DerivativeWriter(Program const& program, OpSnippets const& sni
 
 void DerivativeWriter::declare_all(int inputs, int operands, int elements) {
   declare(inputs, operands, elements);
-  for (std::string const& family : families_) declare_floats(family, elements);
+  for (std::string const& registers : families_) declare_floats(registers, elements);
+  for (std::string const& registers : predicates_) {
+    line(".reg .pred " + registers + "<" + std::to_string(elements) + ">;");
+  }
+  line(".reg .pred %is_kept_masked;");
   declare_needs(snippets_used_);
 }
 
-std::string DerivativeWriter::family(std::string const& name) {
-  if (std::find(families_.begin(), families_.end(), name) == families_.end()) families_.push_back(name);
-  return name;
-}
+std::string const& DerivativeWriter::family(std::string const& name) { return add_new(families_, name); }
+
+std::string const& DerivativeWriter::predicates(std::string const& name) { return add_new(predicates_, name); }
 
 DerivativeWriter::Tangent DerivativeWriter::tangent_of(int w, int index, int source) const {
-  Tangent const one = {Tangent::Kind::kOne, {}, {}, false};
+  Tangent one;
+  one.kind = Tangent::Kind::kOne;
   if (is_operand(source)) return wrt_[w] == source - kOperand0 + 1 ? one : Tangent();
   if (is_slot(source)) return tangents_[w][slot_holder(source - kSlot0)];
   if (is_immediate(source)) return {};
@@ -72,140 +77,176 @@ void DerivativeWriter::after_op(int index, int i, std::vector<std::string> const
     Tangent sum;
     for (int argument = 0; argument < kOps[instruction.op].arity; ++argument) {
       Tangent const tangent = tangent_of(w, index, source_of(instruction, argument));
-      if (tangent.kind == Tangent::Kind::kMasked) continue;
-      Tangent const term = contribution(w, index, argument, i, arguments, tangent);
-      if (term.kind == Tangent::Kind::kMasked) continue;
-      sum = sum.kind == Tangent::Kind::kMasked
-                ? term
-                : add_tangents(sum, term, tangent_name(w, index, "sum" + std::to_string(argument)), i);
+      bool const propagates = kDerivativeKinds[instruction.op][argument] != DerivativeKind::kNone;
+      if (tangent.kind == Tangent::Kind::kMasked || !propagates) continue;
+      std::string const name = tangent_name(w, index, std::string(1, kArgumentNames[argument]));
+      Factor const factor = factor_of(index, argument, i, arguments);
+      Tangent term = multiplied(tangent, factor, name, i);
+      if (!factor.masked.empty()) term = masked_by(tangent, term, factor.masked, name, i);
+      bool const is_first = sum.kind == Tangent::Kind::kMasked;
+      sum = is_first ? term : added(sum, term, tangent_name(w, index, "sum" + std::to_string(argument)), i);
     }
     if (multiplies_and_adds(index) && sum.kind != Tangent::Kind::kMasked) {
-      sum = product(scale_of(index), sum, tangent_name(w, index, "scaled"), i);
+      std::string const scale = family("%scale" + std::to_string(index) + "_");
+      move(element(scale, i), scale_of(index));
+      sum = multiplied(sum, {scale, false, {}}, tangent_name(w, index, "scaled"), i);
     }
     tangents_[w][index] = sum;
   }
 }
 
-// What contribution() of derivative.h gives for a tangent that is not masked for good.
-DerivativeWriter::Tangent DerivativeWriter::contribution(int w, int index, int argument, int i,
-                                                         std::vector<std::string> const& arguments,
-                                                         Tangent const& tangent) {
+// Written once for all derivatives.
+DerivativeWriter::Factor DerivativeWriter::factor_of(int index, int argument, int i,
+                                                     std::vector<std::string> const& arguments) {
   int const op = program().instructions[index].op;
-  DerivativeKind const kind = kDerivativeKinds[op][argument];
-  if (kind == DerivativeKind::kNone) return {};
   Snippet const& snippet = snippets().derivative(op, argument);
-  if (kind == DerivativeKind::kFactor && snippet.is_one) return tangent;
+  std::string const name = "%factor" + std::to_string(index) + kArgumentNames[argument];
+  Factor factor = {name + "_", snippet.is_one, {}};
+  bool const has_mask = kDerivativeKinds[op][argument] == DerivativeKind::kMasked;
+  if (has_mask) factor.masked = name + "masked_";
+  if (has_factor_[argument] || (factor.is_one && !has_mask)) return factor;
+  has_factor_[argument] = true;
   snippets_used_.push_back(&snippet);
   longest_snippet_ = std::max(longest_snippet_, snippet.instructions);
+  std::vector<std::string> results = {element(family(factor.registers), i)};
+  if (has_mask) results.push_back(element(family(name + "bits_"), i));
   std::vector<std::string> given = arguments;
   given.push_back(value_of(index, i));
-  std::string const name = tangent_name(w, index, std::string(1, "abc"[argument]));
-  if (kind == DerivativeKind::kMasked) return masked_contribution(snippet, name, i, given, tangent);
-  std::string const factor = family(factor_name(index, argument));
-  if (!has_factor_[argument]) add(snippet, given, {element(factor, i)});
-  has_factor_[argument] = true;
-  if (tangent.kind == Tangent::Kind::kOne) return {Tangent::Kind::kPlain, factor, {}, true};
-  return product(element(factor, i), tangent, name, i);
+  add(snippet, given, results);
+  if (has_mask) line("setp.ne.b32 " + element(predicates(factor.masked), i) + ", " + results[1] + ", 0;");
+  return factor;
 }
 
-DerivativeWriter::Tangent DerivativeWriter::masked_contribution(Snippet const& snippet, std::string const& name, int i,
-                                                                std::vector<std::string> const& arguments,
-                                                                Tangent const& tangent) {
-  std::vector<std::string> given = arguments;
-  given.push_back(unsigned_value(tangent, i));
-  std::string const result = family(name);
-  add(snippet, given, {element(result, i)});
-  if (tangent.kind == Tangent::Kind::kMaybeMasked) {
-    select_masked(element(result, i), element(tangent.origin, i), kMaskedLiteral, element(result, i));
-  }
-  return {Tangent::Kind::kMaybeMasked, result, result, false};
-}
-
-DerivativeWriter::Tangent DerivativeWriter::product(std::string const& factor, Tangent const& tangent,
-                                                    std::string const& name, int i) {
-  std::string const result = family(name);
+DerivativeWriter::Tangent DerivativeWriter::multiplied(Tangent const& tangent, Factor const& factor,
+                                                       std::string const& name, int i) {
+  if (factor.is_one) return tangent;
+  Tangent product = tangent;
+  product.is_signed = true;
   if (tangent.kind == Tangent::Kind::kOne) {
-    move(element(result, i), factor);
-    return {Tangent::Kind::kPlain, result, {}, true};
+    product.kind = Tangent::Kind::kPlain;
+    product.value = factor.registers;
+    return product;
   }
-  line("mul.rn.f32 " + element(result, i) + ", " + factor + ", " + element(tangent.value, i) + ";");
-  return {tangent.kind, result, tangent.origin, true};
+  product.value = family(name);
+  line("mul.rn.f32 " + element(product.value, i) + ", " + element(factor.registers, i) + ", " +
+       element(tangent.value, i) + ";");
+  return product;
 }
 
-DerivativeWriter::Tangent DerivativeWriter::add_tangents(Tangent const& a, Tangent const& b, std::string const& name,
-                                                         int i) {
-  std::string const result = family(name);
+// A tangent behind a mask. `passed`: where the mask passes it.
+DerivativeWriter::Tangent DerivativeWriter::masked_by(Tangent const& before, Tangent const& passed,
+                                                      std::string const& masked, std::string const& name, int i) {
+  Tangent result = {Tangent::Kind::kMaybeMasked, passed.value, passed.is_signed, masked, {}};
+  if (passed.kind == Tangent::Kind::kOne) {
+    result.value = family("%one_");
+    move(element(result.value, i), kOne);
+  }
+  if (before.kind == Tangent::Kind::kOne) return result;
+  result.zero = family(name + "zero_");
+  std::string const zero = element(result.zero, i);
+  line("mul.rn.f32 " + zero + ", " + element(before.value, i) + ", " + kZero + ";");
+  if (before.kind == Tangent::Kind::kPlain) return result;
+  set_where(element(before.masked, i), zero, before.zero.empty() ? kZero : element(before.zero, i), zero);
+  result.masked = predicates(name + "masked_");
+  line("or.pred " + element(result.masked, i) + ", " + element(before.masked, i) + ", " + element(masked, i) + ";");
+  return result;
+}
+
+DerivativeWriter::Tangent DerivativeWriter::added(Tangent const& a, Tangent const& b, std::string const& name,
+                                                  int i) {
   auto const term = [&](Tangent const& tangent) {
     return tangent.kind == Tangent::Kind::kPlain ? element(tangent.value, i) : exact(tangent, i);
   };
   std::string const first = term(a);
   std::string const second = term(b);
-  line("add.rn.f32 " + element(result, i) + ", " + first + ", " + second + ";");
+  Tangent sum;
+  sum.value = family(name);
+  std::string const value = element(sum.value, i);
+  line("add.rn.f32 " + value + ", " + first + ", " + second + ";");
   bool const may_be_masked = a.kind == Tangent::Kind::kMaybeMasked && b.kind == Tangent::Kind::kMaybeMasked;
-  if (may_be_masked) return {Tangent::Kind::kMaybeMasked, result, result, false};
-  return {Tangent::Kind::kPlain, result, {}, a.is_signed || b.is_signed};
+  if (!may_be_masked) {
+    auto const has_sign = [](Tangent const& tangent) {
+      return tangent.kind == Tangent::Kind::kPlain && tangent.is_signed;
+    };
+    sum.kind = Tangent::Kind::kPlain;
+    sum.is_signed = has_sign(a) || has_sign(b);
+    return sum;
+  }
+  sum.kind = Tangent::Kind::kMaybeMasked;
+  sum.masked = predicates(name + "masked_");
+  sum.zero = sum.value;
+  find_masked(element(sum.masked, i), value);
+  return sum;
 }
 
-// A register with the tangent's value, whose zero is +0; junk where the tangent is masked.
-std::string DerivativeWriter::unsigned_value(Tangent const& tangent, int i) {
+// A register with the value of a tangent that is not masked.
+std::string DerivativeWriter::with_positive_zero(Tangent const& tangent, int i) {
   if (tangent.kind == Tangent::Kind::kOne) return kOne;
   if (!tangent.is_signed) return element(tangent.value, i);
-  std::string const result = element(family(tangent.value + "unsigned_"), i);
+  std::string const result = element(family(tangent.value + "positive_"), i);
   line("add.rn.f32 " + result + ", " + element(tangent.value, i) + ", " + kZero + ";");
   return result;
 }
 
 // A register with the interpreter's tangent: -0 where it is masked.
 std::string DerivativeWriter::exact(Tangent const& tangent, int i) {
-  std::string const value = unsigned_value(tangent, i);
-  bool const is_literal = tangent.kind == Tangent::Kind::kOne;
-  bool const is_exact = tangent.kind != Tangent::Kind::kMaybeMasked || !tangent.is_signed;
-  if (!is_literal && is_exact) return value;
-  std::string const result = element(family(is_literal ? "%one_" : tangent.value + "exact_"), i);
-  if (is_literal) {
-    move(result, value);
+  std::string const value = with_positive_zero(tangent, i);
+  if (tangent.kind == Tangent::Kind::kPlain) return value;
+  bool const is_one = tangent.kind == Tangent::Kind::kOne;
+  // Two masks may be of one value.
+  std::string const name = is_one ? "%one_" : tangent.value + tangent.masked.substr(1) + "exact_";
+  std::string const result = element(family(name), i);
+  if (is_one) {
+    move(result, kOne);
+  } else if (tangent.zero.empty()) {
+    set_where(element(tangent.masked, i), result, kMaskedTangentText, value);
   } else {
-    select_masked(result, element(tangent.origin, i), kMaskedLiteral, value);
+    line("abs.f32 " + result + ", " + element(tangent.zero, i) + ";");
+    line("neg.f32 " + result + ", " + result + ";");
+    set_where(element(tangent.masked, i), result, result, value);
   }
   return result;
 }
 
-void DerivativeWriter::select_masked(std::string const& target, std::string const& origin, std::string const& masked,
-                                     std::string const& otherwise) {
-  line("{");
-  line(".reg .pred is_masked;");
-  line("setp.eq.b32 is_masked, " + origin + ", " + kMaskedBits + ";");
-  line("selp.f32 " + target + ", " + masked + ", " + otherwise + ", is_masked;");
-  line("}");
+void DerivativeWriter::set_where(std::string const& condition, std::string const& target, std::string const& yes,
+                                 std::string const& no) {
+  line("selp.f32 " + target + ", " + yes + ", " + no + ", " + condition + ";");
+}
+
+void DerivativeWriter::find_masked(std::string const& target, std::string const& tangent) {
+  line("setp.eq.b32 " + target + ", " + tangent + ", 2147483648;");
 }
 
 // input_gradient() of derivative.h.
-void DerivativeWriter::multiply(Tangent const& tangent, int i, std::string const& gradient) {
+void DerivativeWriter::multiply_gradient(int w, int i, std::string const& gradient) {
+  Tangent const& tangent = tangents_[w][program().length - 1];
   if (tangent.kind == Tangent::Kind::kMasked) {
     move(gradient, kZero);
     return;
   }
-  std::string const value = unsigned_value(tangent, i);
+  std::string const value = with_positive_zero(tangent, i);
   line("mul.rn.f32 " + gradient + ", " + gradient + ", " + value + ";");
-  if (tangent.kind == Tangent::Kind::kMaybeMasked) {
-    select_masked(gradient, element(tangent.origin, i), kZero, gradient);
+  if (tangent.kind != Tangent::Kind::kMaybeMasked) return;
+  std::string zero = kZero;
+  if (!tangent.zero.empty()) {
+    zero = element(family(tangent.zero + "positive_"), i);
+    line("abs.f32 " + zero + ", " + element(tangent.zero, i) + ";");
   }
-}
-
-void DerivativeWriter::multiply_gradient(int w, int i, std::string const& gradient) {
-  multiply(tangents_[w][program().length - 1], i, gradient);
+  set_where(element(tangent.masked, i), gradient, zero, gradient);
 }
 
 void DerivativeWriter::keep_tangent(int w, int i, std::string const& to) {
   Tangent const& tangent = tangents_[w][program().length - 1];
-  move(to, tangent.kind == Tangent::Kind::kMasked ? kMaskedLiteral : exact(tangent, i));
+  move(to, tangent.kind == Tangent::Kind::kMasked ? kMaskedTangentText : exact(tangent, i));
 }
 
 void DerivativeWriter::multiply_gradient_kept(int w, std::string const& kept, std::string const& gradient) {
   Tangent::Kind const kind = tangents_[w][program().length - 1].kind;
   line("mul.rn.f32 " + gradient + ", " + gradient + ", " + kept + ";");
   bool const may_be_masked = kind == Tangent::Kind::kMaybeMasked || kind == Tangent::Kind::kMasked;
-  if (may_be_masked) select_masked(gradient, kept, kZero, gradient);
+  if (!may_be_masked) return;
+  find_masked("%is_kept_masked", kept);
+  set_where("%is_kept_masked", gradient, kZero, gradient);
 }
 
 }  // namespace cutfuse::specialize

@@ -5,9 +5,9 @@
 // known of a tangent when the text is written spares most of that:
 //  - A tangent is masked (-0) for good where nothing propagates to it: an addition of -0 changes nothing.
 //  - That of the input itself is 1.
-//  - Others are masked only where a masked derivative has been. Behind it factors leave that as it is, so whether it is
-//    masked is asked of the tangent that the mask made, and once: where the tangent is added to another one, where the
-//    next mask takes it, or at the end.
+//  - Others are masked only where a masked derivative has been. Behind it factors leave that as it is, so a tangent is
+//    carried in parts: what it is if nothing is masked, whether it is, and what it is then, -0 or NaN. They are put
+//    together where the tangent is added to another one, and at the end.
 //  - The sign of a tangent's zero, which contribution() makes positive, means nothing to products and sums. It is made
 //    positive at the same places.
 #pragma once
@@ -34,41 +34,52 @@ class DerivativeWriter final : public ProgramWriter {
   void declare_all(int inputs, int operands, int elements);
 
   int derivative_count() const { return static_cast<int>(wrt_.size()); }
-  // After write_element(i): moves what multiply_gradient takes of derivative w to another register.
-  void keep_tangent(int w, int i, std::string const& to);
-  // gradient *= derivative w, whose tangent is that of element i, or has been kept.
+  // gradient *= derivative w of element i, which has been written.
   void multiply_gradient(int w, int i, std::string const& gradient);
+  // The same in two steps: the tangent may be moved to other registers in between.
+  void keep_tangent(int w, int i, std::string const& to);
   void multiply_gradient_kept(int w, std::string const& kept, std::string const& gradient);
 
  private:
+  // Families of registers, of an element each.
   struct Tangent {
     enum class Kind { kMasked, kOne, kPlain, kMaybeMasked };
     Kind kind = Kind::kMasked;
-    std::string value;       // a family of registers, as all that follow
-    std::string origin;      // masked where this one is
-    bool is_signed = false;  // a zero may be -0
+    std::string value;       // where it is not masked
+    bool is_signed = false;  // a zero of it may be -0
+    std::string masked;      // of kMaybeMasked: predicates, whether it is masked
+    std::string zero;        // and a zero or NaN, which it is then; empty for a zero
+  };
+
+  // An op's derivative with respect to an argument.
+  struct Factor {
+    std::string registers;
+    bool is_one;
+    std::string masked;  // predicates; empty for a derivative without a mask
   };
 
   void after_op(int index, int i, std::vector<std::string> const& arguments) override;
   Tangent tangent_of(int w, int index, int source) const;
-  Tangent contribution(int w, int index, int argument, int i, std::vector<std::string> const& arguments,
-                       Tangent const& tangent);
-  Tangent masked_contribution(Snippet const& snippet, std::string const& name, int i,
-                              std::vector<std::string> const& arguments, Tangent const& tangent);
-  Tangent add_tangents(Tangent const& a, Tangent const& b, std::string const& name, int i);
-  Tangent product(std::string const& factor, Tangent const& tangent, std::string const& name, int i);
+  Factor factor_of(int index, int argument, int i, std::vector<std::string> const& arguments);
+  Tangent multiplied(Tangent const& tangent, Factor const& factor, std::string const& name, int i);
+  Tangent masked_by(Tangent const& before, Tangent const& passed, std::string const& masked, std::string const& name,
+                    int i);
+  Tangent added(Tangent const& a, Tangent const& b, std::string const& name, int i);
+  std::string with_positive_zero(Tangent const& tangent, int i);
   std::string exact(Tangent const& tangent, int i);
-  std::string unsigned_value(Tangent const& tangent, int i);
-  void select_masked(std::string const& target, std::string const& origin, std::string const& masked,
-                     std::string const& otherwise);
-  void multiply(Tangent const& tangent, int i, std::string const& gradient);
-  std::string family(std::string const& name);
+  void set_where(std::string const& condition, std::string const& target, std::string const& yes,
+                 std::string const& no);
+  // A predicate: whether a tangent is masked.
+  void find_masked(std::string const& target, std::string const& tangent);
+  std::string const& family(std::string const& name);
+  std::string const& predicates(std::string const& name);
 
   Inputs const wrt_;
   std::vector<std::vector<Tangent>> tangents_;  // of each derivative, after each instruction
   std::vector<std::string> families_;
+  std::vector<std::string> predicates_;
   std::vector<Snippet const*> snippets_used_;
-  std::vector<bool> has_factor_;  // of each instruction's arguments, for the element that is written
+  std::vector<bool> has_factor_;  // of each argument of the instruction that is written
   int element_instructions_ = 0;
   int longest_snippet_ = 0;
 };

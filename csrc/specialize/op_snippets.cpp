@@ -46,6 +46,18 @@ int number_at(std::string_view text) {
   return value;
 }
 
+// Whether the first result is stored from a register that is set once, to 1.
+bool gives_one(std::string_view body) {
+  constexpr std::string_view kStore = "st.param.f32 \t[func_retval0+0], ";
+  size_t const store = body.find(kStore);
+  if (store == std::string_view::npos) return false;
+  std::string_view const stored = body.substr(store + kStore.size());
+  std::string const target = "\t" + std::string(stored.substr(0, stored.find(';'))) + ", ";
+  size_t const set = body.find(target);
+  return set != std::string_view::npos && starts_with(body.substr(set + target.size()), "0f3F800000;") &&
+         body.find(target, set + 1) == std::string_view::npos;
+}
+
 // Makes a snippet of a function's body, line by line.
 class SnippetReader {
  public:
@@ -218,8 +230,7 @@ void OpSnippets::add_function(std::string_view text) {
   SnippetReader reader(function);
   for (std::string_view const line : lines_of(body)) reader.read(line);
   Snippet snippet = reader.finish();
-  // A move, the result's store and the return.
-  snippet.is_one = snippet.instructions == 3 && body.find(", 0f3F800000;") != std::string_view::npos;
+  snippet.is_one = gives_one(body);
   for (auto const& [global, declaration] : globals_) {
     if (find_name(body, global) != std::string_view::npos) snippet.globals.push_back(global);
   }

@@ -22,21 +22,21 @@
 
 namespace cutfuse {
 
-// What compiled derivatives take of an op's derivative with respect to one argument: a factor, which they multiply by
-// any tangent themselves, or where masks decide, what it adds to the result's tangent, given one that is not masked.
-__device__ __forceinline__ float factor_or_contribution(float derivative, float) { return derivative; }
-__device__ __forceinline__ float factor_or_contribution(MaskedDerivative derivative, float tangent) {
-  return unmasked_contribution(derivative, tangent);
+// What compiled derivatives take of an op's derivative with respect to one argument: the factor of its tangent, and
+// where a mask passes that one or not, the bits 1 for an element that is masked.
+__device__ __forceinline__ float terms_of(float derivative) { return derivative; }
+__device__ __forceinline__ Fragment<2> terms_of(MaskedDerivative derivative) {
+  return {derivative.factor, detail::from_bits<float>(derivative.passes ? 0u : 1u)};
 }
-__device__ __forceinline__ float factor_or_contribution(NoDerivative, float) { return kMaskedTangent; }
+__device__ __forceinline__ float terms_of(NoDerivative) { return kMaskedTangent; }
 
 }  // namespace cutfuse
 
-// Of the arguments, the op's value y and the tangent t, for each argument of an op.
-#define CUTFUSE_DERIVATIVE(Camel, name, argument)                                                            \
-  extern "C" __device__ __noinline__ float derivative_##argument##_##name(float a, float b, float c, float p0, \
-                                                                          float p1, float y, float t) {        \
-    return cutfuse::factor_or_contribution(cutfuse::ops::Camel::derivative_##argument(a, b, c, p0, p1, y), t); \
+// Of the arguments and the op's value y, for each argument of an op.
+#define CUTFUSE_DERIVATIVE(Camel, name, argument)                                                              \
+  extern "C" __device__ __noinline__ auto derivative_##argument##_##name(float a, float b, float c, float p0,    \
+                                                                         float p1, float y) {                    \
+    return cutfuse::terms_of(cutfuse::ops::Camel::derivative_##argument(a, b, c, p0, p1, y));                    \
   }
 #define CUTFUSE_DERIVATIVES_1(Camel, name) CUTFUSE_DERIVATIVE(Camel, name, a)
 #define CUTFUSE_DERIVATIVES_2(Camel, name) CUTFUSE_DERIVATIVES_1(Camel, name) CUTFUSE_DERIVATIVE(Camel, name, b)
