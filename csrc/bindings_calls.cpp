@@ -192,7 +192,8 @@ void bind_calls(py::module_& module) {
       py::arg("outputs"), py::arg("result"), py::arg("column_sum"), py::arg("forward"), py::arg("backward"),
       "What training_forward and training_backward take: of y = program(z, operands) over tensors like these. An "
       "output is (wrt, layout of a result, dtype); column_sum is None or (partials' layout, their rows, bytes of "
-      "workspace to fold them, the sum's layout, dtype). forward, backward: the program in the kernels of the two passes.");
+      "workspace to fold them, the sum's layout, dtype). forward, backward: the program in the kernels of the two "
+      "passes.");
   module.def("pointwise_call", &pointwise_call, py::arg("extents"), py::arg("x"), py::arg("out_dtype"),
              py::arg("program"), py::arg("operands"), py::arg("result"), py::arg("specialization"),
              "As of the function pointwise, with a layout in place of each tensor.");

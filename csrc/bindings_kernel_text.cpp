@@ -31,9 +31,11 @@ std::tuple<py::bytes, int64_t, int> pointwise_parameters(Program const& program,
           parameters.plan.width * parameters.plan.height};
 }
 
-std::tuple<py::bytes, int64_t, int> pointwise_backward_parameters(
-    Program const& program, Extents const& extents, MatrixTuple const& grad, MatrixTuple const& x,
-    std::vector<MatrixTuple> const& operands, std::vector<DerivativeTuple> const& outputs, uintptr_t column_partials) {
+std::tuple<py::bytes, int64_t, int> pointwise_backward_parameters(Program const& program, Extents const& extents,
+                                                                  MatrixTuple const& grad, MatrixTuple const& x,
+                                                                  std::vector<MatrixTuple> const& operands,
+                                                                  std::vector<DerivativeTuple> const& outputs,
+                                                                  uintptr_t column_partials) {
   PointwiseBackwardProblem problem = to_backward_problem(program, extents, grad, x, operands, outputs);
   problem.column_partials = pointer<float>(column_partials);
   PointwiseBackwardParameters const parameters = specialized_parameters_of(problem);

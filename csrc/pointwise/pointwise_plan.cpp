@@ -12,9 +12,9 @@ constexpr int64_t kVectorBytes = 16;
 constexpr int kLineVector = 4;          // neighbours of a fragment that are loaded together where alignment allows it
 constexpr int64_t kBlocksInFlight = 8;  // per multiprocessor: below, more blocks are worth more than more rows each
 constexpr int64_t kWorthTwoLaunches = 1 << 20;  // elements: what the vector kernel saves is worth a second launch
-constexpr int64_t kBackwardColumns = 256;  // of a block
-constexpr int64_t kBackwardBlocks = 4096;  // wanted: many per multiprocessor, so that the last ones end together
-constexpr int64_t kBackwardRows = 32;      // of a block, at least: keeps column partials under 7% of a bf16 tensor
+constexpr int64_t kBackwardColumns = 256;       // of a block
+constexpr int64_t kBackwardBlocks = 4096;       // wanted: many per multiprocessor, so that the last ones end together
+constexpr int64_t kBackwardRows = 32;           // of a block, at least: keeps column partials under 7% of a bf16 tensor
 
 int elements_per_vector(DType dtype) { return static_cast<int>(kVectorBytes / static_cast<int64_t>(size_of(dtype))); }
 

@@ -56,7 +56,8 @@ std::vector<WantedDerivative> derivatives_of(PointwiseBackwardProblem const& pro
 }
 
 BackwardPlan specialized_backward_plan(PointwiseBackwardProblem const& problem) {
-  BackwardPlan result = {{}, derivatives_of(problem), {tensor_of(problem.x), tensor_of(problem.grad)}, problem.operands};
+  BackwardPlan result = {
+      {}, derivatives_of(problem), {tensor_of(problem.x), tensor_of(problem.grad)}, problem.operands};
   std::sort(result.derivatives.begin(), result.derivatives.end(),
             [](WantedDerivative const& a, WantedDerivative const& b) { return a.wrt < b.wrt; });
   for (WantedDerivative const& wanted : result.derivatives) {

@@ -32,8 +32,9 @@ std::string specialized_kernel(PointwiseProblem const& problem);
 // A backward problem over the extents and with the strides of a plan.
 struct BackwardPlan {
   PointwisePlan plan;
-  std::vector<WantedDerivative> derivatives;  // ascending in wrt; column sums need that of x, which may be stored nowhere
-  std::vector<PointwiseTensor> tensors;       // x, grad and the derivatives
+  std::vector<WantedDerivative>
+      derivatives;                       // ascending in wrt; column sums need that of x, which may be stored nowhere
+  std::vector<PointwiseTensor> tensors;  // x, grad and the derivatives
   Operands operands;
 };
 

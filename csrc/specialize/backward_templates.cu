@@ -195,15 +195,14 @@ __device__ __forceinline__ void run_columns(PointwiseBackwardParameters const& p
 }  // namespace
 }  // namespace cutfuse
 
-#define CUTFUSE_TEMPLATE(name, T)                                                                         \
-  extern "C" __global__ void __launch_bounds__(cutfuse::kVectorThreads, 10)                               \
-      pointwise_backward_##name(__grid_constant__ cutfuse::PointwiseBackwardParameters const parameters) { \
-    cutfuse::run<T>(parameters);                                                                          \
-  }                                                                                                       \
-  extern "C" __global__ void __launch_bounds__(cutfuse::kBackwardThreads, 10)                             \
-      pointwise_backward_columns_##name(                                                                  \
-          __grid_constant__ cutfuse::PointwiseBackwardParameters const parameters) {                      \
-    cutfuse::run_columns<T>(parameters);                                                                  \
+#define CUTFUSE_TEMPLATE(name, T)                                                                                  \
+  extern "C" __global__ void __launch_bounds__(cutfuse::kVectorThreads, 10)                                        \
+      pointwise_backward_##name(__grid_constant__ cutfuse::PointwiseBackwardParameters const parameters) {         \
+    cutfuse::run<T>(parameters);                                                                                   \
+  }                                                                                                                \
+  extern "C" __global__ void __launch_bounds__(cutfuse::kBackwardThreads, 10)                                      \
+      pointwise_backward_columns_##name(__grid_constant__ cutfuse::PointwiseBackwardParameters const parameters) { \
+    cutfuse::run_columns<T>(parameters);                                                                           \
   }
 
 CUTFUSE_TEMPLATE(float32, float)

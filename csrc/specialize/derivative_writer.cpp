@@ -152,8 +152,7 @@ DerivativeWriter::Tangent DerivativeWriter::masked_by(Tangent const& before, Tan
   return result;
 }
 
-DerivativeWriter::Tangent DerivativeWriter::added(Tangent const& a, Tangent const& b, std::string const& name,
-                                                  int i) {
+DerivativeWriter::Tangent DerivativeWriter::added(Tangent const& a, Tangent const& b, std::string const& name, int i) {
   auto const term = [&](Tangent const& tangent) {
     return tangent.kind == Tangent::Kind::kPlain ? element(tangent.value, i) : exact(tangent, i);
   };

@@ -26,7 +26,7 @@ class KernelText {
   std::string specialize(Program const& program, OperandTypes const& operands, OpSnippets const& snippets) const;
 
  private:
-  std::string kernel_;                  // the kernel's symbol
+  std::string kernel_;  // the kernel's symbol
   Inputs wrt_;
   std::optional<MarkedKernel> marked_;  // in place of what follows, where the kernel has marks
   EpilogueSignature epilogue_;

@@ -50,9 +50,9 @@ VectorProgram::VectorProgram(MarkedLayout const& layout, std::string parameter, 
 
 VectorProgram::VectorProgram(MarkedLayout const& layout, std::string const& parameter, Program const& program,
                              OperandTypes const& operands, OpSnippets const& snippets)
-    : VectorProgram(layout, parameter, program, operands, snippets,
-                    std::make_unique<ProgramWriter>(program, snippets, layout.primitives,
-                                                    layout.program_address(parameter))) {}
+    : VectorProgram(
+          layout, parameter, program, operands, snippets,
+          std::make_unique<ProgramWriter>(program, snippets, layout.primitives, layout.program_address(parameter))) {}
 
 std::string VectorProgram::write(Mark const& mark) {
   if (mark.opcode == "cutfuse.layout") {

@@ -12,8 +12,8 @@ namespace cutfuse::specialize {
 class VectorProgram {
  public:
   // parameter: the kernel's, whose layout is given.
-  VectorProgram(MarkedLayout const& layout, std::string const& parameter, Program const& program, OperandTypes const& operands,
-                OpSnippets const& snippets);
+  VectorProgram(MarkedLayout const& layout, std::string const& parameter, Program const& program,
+                OperandTypes const& operands, OpSnippets const& snippets);
   virtual ~VectorProgram() = default;
 
   // What takes the place of a mark. The first is cutfuse.layout.
