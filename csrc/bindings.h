@@ -142,6 +142,13 @@ void check_epilogues(char const* function, LinearPlan const& plan, SpecializedEp
 PointwiseProblem to_problem(Program const& program, Extents const& extents, MatrixTuple const& x,
                             std::vector<MatrixTuple> const& operands, uintptr_t out, int out_dtype);
 
+using DerivativeTuple = std::tuple<int, uintptr_t, int>;  // wrt, pointer, dtype
+
+// A call of pointwise_backward, without column sums, a reduction and a specialization.
+PointwiseBackwardProblem to_backward_problem(Program const& program, Extents const& extents, MatrixTuple const& grad,
+                                             MatrixTuple const& x, std::vector<MatrixTuple> const& operands,
+                                             std::vector<DerivativeTuple> const& outputs);
+
 void bind_plan(py::module_& module);
 void bind_callables(py::module_& module);
 void bind_launch(py::module_& module);

@@ -90,13 +90,14 @@ py::object training_plan(py::object const& z, std::vector<py::object> const& ope
                          int64_t rows, int64_t columns, int z_dtype, int out_dtype, Program const& program,
                          std::vector<LayoutTuple> const& operands, std::vector<GradientTuple> const& outputs,
                          ResultTuple const& result, std::optional<ColumnSumTuple> const& column_sum,
-                         OptionalSpecialization const& forward) {
+                         OptionalSpecialization const& forward, OptionalSpecialization const& backward) {
   check_operand_count(program, operands.size());
   call::TrainingPlan plan = {};
   plan.rows = rows;
   plan.columns = columns;
   plan.program = program;
   plan.forward = forward.value_or(nullptr);
+  plan.backward = backward.value_or(nullptr);
   plan.z = facts_of(z);
   for (py::object const& tensor : operand_tensors) plan.operand_facts.push_back(facts_of(tensor));
   for (LayoutTuple const& operand : operands) plan.operands.push_back(to_layout(operand));
@@ -188,10 +189,11 @@ void bind_calls(py::module_& module) {
   module.def(
       "training_plan", &training_plan, py::arg("z"), py::arg("operand_tensors"), py::arg("y"), py::arg("rows"),
       py::arg("columns"), py::arg("z_dtype"), py::arg("out_dtype"), py::arg("program"), py::arg("operands"),
-      py::arg("outputs"), py::arg("result"), py::arg("column_sum"), py::arg("forward"),
+      py::arg("outputs"), py::arg("result"), py::arg("column_sum"), py::arg("forward"), py::arg("backward"),
       "What training_forward and training_backward take: of y = program(z, operands) over tensors like these. An "
       "output is (wrt, layout of a result, dtype); column_sum is None or (partials' layout, their rows, bytes of "
-      "workspace to fold them, the sum's layout, dtype). forward: the program in the kernel of the forward pass.");
+      "workspace to fold them, the sum's layout, dtype). forward, backward: the program in the kernels of the two "
+      "passes.");
   module.def("pointwise_call", &pointwise_call, py::arg("extents"), py::arg("x"), py::arg("out_dtype"),
              py::arg("program"), py::arg("operands"), py::arg("result"), py::arg("specialization"),
              "As of the function pointwise, with a layout in place of each tensor.");

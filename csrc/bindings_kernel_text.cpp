@@ -11,11 +11,12 @@ namespace {
 namespace sp = cutfuse::specialize;
 
 std::string specialize_kernel(std::string const& kernel, Program const& program, std::vector<int> const& dtypes,
-                              std::string const& snippets, std::vector<sp::OperandKind> const& kinds) {
+                              std::string const& snippets, std::vector<sp::OperandKind> const& kinds,
+                              sp::Inputs const& derivatives) {
   sp::OperandTypes types = to_operand_types(program, dtypes);
   if (!kinds.empty()) check_operand_count(program, kinds.size());
   for (size_t k = 0; k < kinds.size(); ++k) types[k].kind = kinds[k];
-  sp::KernelText const text(kernel);
+  sp::KernelText const text(kernel, derivatives);
   if (snippets.empty()) return text.specialize(program, types, sp::op_snippets());
   return text.specialize(program, types, sp::OpSnippets(snippets));
 }
@@ -33,6 +34,18 @@ std::tuple<py::bytes, int64_t, int> pointwise_parameters(Program const& program,
           parameters.plan.width * parameters.plan.height};
 }
 
+std::tuple<py::bytes, int64_t, int> pointwise_backward_parameters(Program const& program, Extents const& extents,
+                                                                  MatrixTuple const& grad, MatrixTuple const& x,
+                                                                  std::vector<MatrixTuple> const& operands,
+                                                                  std::vector<DerivativeTuple> const& outputs,
+                                                                  uintptr_t column_partials) {
+  PointwiseBackwardProblem problem = to_backward_problem(program, extents, grad, x, operands, outputs);
+  problem.column_partials = pointer<float>(column_partials);
+  PointwiseBackwardParameters const parameters = specialized_parameters_of(problem);
+  return {py::bytes(reinterpret_cast<char const*>(&parameters), sizeof(parameters)), block_count(parameters.plan),
+          parameters.plan.width * parameters.plan.height};
+}
+
 }  // namespace
 
 void bind_kernel_text(py::module_& module) {
@@ -42,13 +55,18 @@ void bind_kernel_text(py::module_& module) {
              "for another name.");
   module.def("specialize_kernel", &specialize_kernel, py::arg("kernel"), py::arg("program"), py::arg("operand_types"),
              py::arg("snippets") = "", py::arg("kinds") = std::vector<sp::OperandKind>(),
+             py::arg("derivatives") = sp::Inputs(),
              "A kernel's PTX with a program compiled in, given the types of the program's operands and how they lie "
-             "(all strided unless that is said); snippets takes the place of op_snippets().");
+             "(all strided unless that is said); snippets takes the place of op_snippets(). derivatives: of a kernel of "
+             "such, what they are with respect to, ascending: 0 for x, k for operand k - 1.");
   module.def(
       "pointwise_parameters", &pointwise_parameters, py::arg("program"), py::arg("extents"), py::arg("x"),
       py::arg("operands"), py::arg("out"), py::arg("out_dtype"),
       "What the specialized kernel of such a call of pointwise is given, and how many blocks and threads of a block "
       "are launched, on a device of one multiprocessor. For tests.");
+  module.def("pointwise_backward_parameters", &pointwise_backward_parameters, py::arg("program"), py::arg("extents"),
+             py::arg("grad"), py::arg("x"), py::arg("operands"), py::arg("outputs"), py::arg("column_partials"),
+             "The same of a call of pointwise_backward that has a specialized kernel. For tests.");
 }
 
 }  // namespace cutfuse::bindings

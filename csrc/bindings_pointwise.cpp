@@ -7,11 +7,18 @@
 namespace cutfuse::bindings {
 namespace {
 
-using DerivativeTuple = std::tuple<int, uintptr_t, int>;  // wrt, pointer, dtype
-
 std::string find_kernel(Program const& program, Extents const& extents, MatrixTuple const& x,
                         std::vector<MatrixTuple> const& operands, uintptr_t out, int out_dtype) {
   return specialized_kernel(to_problem(program, extents, x, operands, out, out_dtype));
+}
+
+std::string find_backward_kernel(Program const& program, Extents const& extents, MatrixTuple const& grad,
+                                 MatrixTuple const& x, std::vector<MatrixTuple> const& operands,
+                                 std::vector<DerivativeTuple> const& outputs, bool column_sum) {
+  PointwiseBackwardProblem problem = to_backward_problem(program, extents, grad, x, operands, outputs);
+  float sums = 0.0f;
+  if (column_sum) problem.column_partials = &sums;
+  return specialized_kernel(problem);
 }
 
 void pointwise(uintptr_t stream, Program const& program, Extents const& extents, MatrixTuple const& x,
@@ -24,8 +31,7 @@ void pointwise(uintptr_t stream, Program const& program, Extents const& extents,
   launcher().pointwise(problem, pointer<void>(stream));
 }
 
-void set_derivatives(PointwiseBackwardProblem& problem, std::vector<DerivativeTuple> const& derivatives,
-                     Extents const& extents) {
+void set_derivatives(PointwiseBackwardProblem& problem, std::vector<DerivativeTuple> const& derivatives) {
   if (derivatives.size() > static_cast<size_t>(kMaxDerivatives)) {
     throw py::value_error("pointwise_backward: at most " + std::to_string(kMaxDerivatives) + " outputs, got " +
                           std::to_string(derivatives.size()));
@@ -37,7 +43,6 @@ void set_derivatives(PointwiseBackwardProblem& problem, std::vector<DerivativeTu
     }
     WantedDerivative& wanted = problem.derivatives[problem.derivative_count++];
     wanted = {wrt, pointer<void>(data), to_dtype(dtype)};
-    check_pointer("pointwise_backward", "an output", wanted.data, extents);
   }
 }
 
@@ -54,19 +59,17 @@ void check_weights(PointwiseBackwardProblem const& problem, Extents const& exten
 void pointwise_backward(uintptr_t stream, Program const& program, Extents const& extents, MatrixTuple const& grad,
                         MatrixTuple const& x, std::vector<MatrixTuple> const& operands,
                         std::vector<DerivativeTuple> const& outputs, uintptr_t column_partials, int reduction,
-                        uintptr_t row_result, uintptr_t tie_count) {
-  check_extents("pointwise_backward", extents);
-  PointwiseBackwardProblem problem = {};
-  problem.extents = {extents[0], extents[1], extents[2]};
-  problem.grad = to_operand(grad);
-  problem.x = to_operand(x);
-  problem.program = program;
-  problem.operands = to_operands(program, operands);
+                        uintptr_t row_result, uintptr_t tie_count, OptionalSpecialization const& specialization) {
+  PointwiseBackwardProblem problem = to_backward_problem(program, extents, grad, x, operands, outputs);
   problem.column_partials = pointer<float>(column_partials);
   problem.reduction = to_reduction(reduction);
   problem.row_result = pointer<float const>(row_result);
   problem.tie_count = pointer<float const>(tie_count);
-  set_derivatives(problem, outputs, extents);
+  problem.specialized = loaded(specialization);
+  for (WantedDerivative const* wanted = problem.derivatives; wanted < problem.derivatives + problem.derivative_count;
+       ++wanted) {
+    check_pointer("pointwise_backward", "an output", wanted->data, extents);
+  }
   check_pointer("pointwise_backward", "x", problem.x.data, extents);
   check_pointer("pointwise_backward", "grad", problem.grad.data, extents);
   check_weights(problem, extents);
@@ -74,6 +77,21 @@ void pointwise_backward(uintptr_t stream, Program const& program, Extents const&
 }
 
 }  // namespace
+
+PointwiseBackwardProblem to_backward_problem(Program const& program, Extents const& extents, MatrixTuple const& grad,
+                                             MatrixTuple const& x, std::vector<MatrixTuple> const& operands,
+                                             std::vector<DerivativeTuple> const& outputs) {
+  check_extents("pointwise_backward", extents);
+  PointwiseBackwardProblem problem = {};
+  problem.extents = {extents[0], extents[1], extents[2]};
+  problem.grad = to_operand(grad);
+  problem.x = to_operand(x);
+  problem.program = program;
+  problem.operands = to_operands(program, operands);
+  problem.reduction = Reduction::kNone;
+  set_derivatives(problem, outputs);
+  return problem;
+}
 
 PointwiseProblem to_problem(Program const& program, Extents const& extents, MatrixTuple const& x,
                             std::vector<MatrixTuple> const& operands, uintptr_t out, int out_dtype) {
@@ -101,9 +119,15 @@ void bind_pointwise(py::module_& module) {
       "be interpreted. Of an address no more counts than whether it is a multiple of 16.");
   module.def("pointwise_backward", &pointwise_backward, py::arg("stream"), py::arg("program"), py::arg("extents"),
              py::arg("grad"), py::arg("x"), py::arg("operands"), py::arg("outputs"), py::arg("column_partials"),
-             py::arg("reduction"), py::arg("row_result"), py::arg("tie_count"),
+             py::arg("reduction"), py::arg("row_result"), py::arg("tie_count"), py::arg("specialization"),
              "For each output (wrt, pointer, dtype): grad * weight * d program / d input, contiguous. column_partials: "
-             "fp32 [pointwise_backward_row_blocks, columns] or 0. row_result, tie_count: fp32 [outer, rows] or 0.");
+             "fp32 [pointwise_backward_row_blocks, columns] or 0. row_result, tie_count: fp32 [outer, rows] or 0. "
+             "specialization: the program in the kernel that pointwise_backward_kernel names; None to interpret it.");
+  module.def("pointwise_backward_kernel", &find_backward_kernel, py::arg("program"), py::arg("extents"),
+             py::arg("grad"), py::arg("x"), py::arg("operands"), py::arg("outputs"), py::arg("column_sum"),
+             "The kernel that such a call of pointwise_backward, without a reduction, runs with the program's "
+             "derivatives compiled in; empty where they have to be interpreted. Of an address no more counts than "
+             "whether it is a multiple of 32.");
   module.def("pointwise_backward_row_blocks", &pointwise_backward_row_blocks, py::arg("rows"), py::arg("columns"),
              "Rows of column partial sums that pointwise_backward writes.");
 }

@@ -76,6 +76,8 @@ __all__: list[str] = [
     "planes_shape",
     "pointwise",
     "pointwise_backward",
+    "pointwise_backward_kernel",
+    "pointwise_backward_parameters",
     "pointwise_backward_row_blocks",
     "pointwise_call",
     "pointwise_kernel",
@@ -1078,9 +1080,36 @@ def pointwise_backward(
     reduction: int,
     row_result: int,
     tie_count: int,
+    specialization: Specialization | None,
 ) -> None:
     """
-    For each output (wrt, pointer, dtype): grad * weight * d program / d input, contiguous. column_partials: fp32 [pointwise_backward_row_blocks, columns] or 0. row_result, tie_count: fp32 [outer, rows] or 0.
+    For each output (wrt, pointer, dtype): grad * weight * d program / d input, contiguous. column_partials: fp32 [pointwise_backward_row_blocks, columns] or 0. row_result, tie_count: fp32 [outer, rows] or 0. specialization: the program in the kernel that pointwise_backward_kernel names; None to interpret it.
+    """
+
+def pointwise_backward_kernel(
+    program: Program,
+    extents: typing.Annotated[collections.abc.Sequence[int], "FixedSize(3)"],
+    grad: tuple[int, int, int, int, int],
+    x: tuple[int, int, int, int, int],
+    operands: collections.abc.Sequence[tuple[int, int, int, int, int]],
+    outputs: collections.abc.Sequence[tuple[int, int, int]],
+    column_sum: bool,
+) -> str:
+    """
+    The kernel that such a call of pointwise_backward, without a reduction, runs with the program's derivatives compiled in; empty where they have to be interpreted. Of an address no more counts than whether it is a multiple of 32.
+    """
+
+def pointwise_backward_parameters(
+    program: Program,
+    extents: typing.Annotated[collections.abc.Sequence[int], "FixedSize(3)"],
+    grad: tuple[int, int, int, int, int],
+    x: tuple[int, int, int, int, int],
+    operands: collections.abc.Sequence[tuple[int, int, int, int, int]],
+    outputs: collections.abc.Sequence[tuple[int, int, int]],
+    column_partials: int,
+) -> tuple[bytes, int, int]:
+    """
+    The same of a call of pointwise_backward that has a specialized kernel. For tests.
     """
 
 def pointwise_backward_row_blocks(rows: int, columns: int) -> int:
@@ -1216,9 +1245,10 @@ def specialize_kernel(
     operand_types: collections.abc.Sequence[int],
     snippets: str = "",
     kinds: collections.abc.Sequence[OperandKind] = [],
+    derivatives: collections.abc.Sequence[int] = [],
 ) -> str:
     """
-    A kernel's PTX with a program compiled in, given the types of the program's operands and how they lie (all strided unless that is said); snippets takes the place of op_snippets().
+    A kernel's PTX with a program compiled in, given the types of the program's operands and how they lie (all strided unless that is said); snippets takes the place of op_snippets(). derivatives: of a kernel of such, what they are with respect to, ascending: 0 for x, k for operand k - 1.
     """
 
 def split(
@@ -1280,9 +1310,10 @@ def training_plan(
     ]
     | None,
     forward: Specialization | None,
+    backward: Specialization | None,
 ) -> typing.Any:
     """
-    What training_forward and training_backward take: of y = program(z, operands) over tensors like these. An output is (wrt, layout of a result, dtype); column_sum is None or (partials' layout, their rows, bytes of workspace to fold them, the sum's layout, dtype). forward: the program in the kernel of the forward pass.
+    What training_forward and training_backward take: of y = program(z, operands) over tensors like these. An output is (wrt, layout of a result, dtype); column_sum is None or (partials' layout, their rows, bytes of workspace to fold them, the sum's layout, dtype). forward, backward: the program in the kernels of the two passes.
     """
 
 def training_waits_for_host(m: int, n: int, k: int, dtype: int, multiprocessors: int) -> bool:

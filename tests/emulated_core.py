@@ -88,8 +88,23 @@ class EmulatedCore:
     def pointwise_backward_row_blocks(self, rows: int, columns: int) -> int:
         return ROW_BLOCKS
 
+    def pointwise_backward_kernel(self, program, extents, grad, x, operands, outputs, column_sum) -> str:
+        return ""
+
     def pointwise_backward(
-        self, stream, program, extents, grad, x, operands, outputs, partials, reduction, row_result, tie_count
+        self,
+        stream,
+        program,
+        extents,
+        grad,
+        x,
+        operands,
+        outputs,
+        partials,
+        reduction,
+        row_result,
+        tie_count,
+        specialization,
     ) -> None:
         name = REDUCTIONS[reduction]
         self.launches.append((f"backward {name}", extents))

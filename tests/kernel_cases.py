@@ -181,6 +181,7 @@ def call_backward(
         {"none": 0, **module().reductions()}[reduction],
         0 if row_result is None else row_result.data_ptr(),
         0 if tie_count is None else tie_count.data_ptr(),
+        None,
     )
     for out, buffer in outputs:
         check_margins(out, buffer)

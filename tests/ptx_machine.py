@@ -33,6 +33,7 @@ from ptx_parser import Address, Function, Operand, Register, Statement
 MEMORY_BASE = 1 << 16
 LOCAL_BASE = 1 << 40
 LOCAL_BYTES = 2048
+SHARED_BASE = 1 << 45
 PARAMETER_BASE = 1 << 50  # of a kernel's one parameter
 PARAMETER = re.compile(r"_param_(\d+)$")
 
@@ -40,7 +41,8 @@ PARAMETER = re.compile(r"_param_(\d+)$")
 class Machine:
     """Threads that run one function. Memory is one array of bytes for all, local memory one for each.
 
-    `special`: the values of special registers, such as %tid.x. `stores`: where the threads may write.
+    `special`: the values of special registers, such as %tid.x. `stores`: where the threads may write. Shared memory is
+    that of each `block_threads` neighbours; all of them have to reach a barrier together.
     """
 
     def __init__(
@@ -50,12 +52,14 @@ class Machine:
         symbols: dict[str, int] | None = None,
         special: dict[str, Array] | None = None,
         stores: range = range(0),
+        block_threads: int = 1,
     ) -> None:
         self.threads = threads
         self.memory = np.frombuffer(memory or bytes(16), np.uint8).copy()
         self.symbols = symbols or {}
         self.special = special or {}
         self.stores = stores
+        self.blocks = np.arange(threads) // block_threads
         self.local = np.zeros((threads, LOCAL_BYTES), np.uint8)
         self.registers: dict[Register, Array] = {}
         self.active = np.ones(threads, bool)
@@ -67,6 +71,7 @@ class Machine:
         self.result = np.zeros((self.threads, result_bytes), np.uint8)
         self.function = function
         end = len(function.statements)
+        self.shared = np.zeros((self.blocks[-1] + 1, function.shared_bytes), np.uint8)
         self.counters = np.zeros(self.threads, np.int64)
         with np.errstate(all="ignore"):
             while (at := int(self.counters.min())) < end:
@@ -127,6 +132,8 @@ class Machine:
             return PARAMETER_BASE
         if symbol in self.function.locals:
             return LOCAL_BASE + self.function.locals[symbol]
+        if symbol in self.function.shared:
+            return SHARED_BASE + self.function.shared[symbol]
         return MEMORY_BASE + self.symbols[symbol]
 
     def read_float(self, operand: Operand, kind: str) -> Array:
@@ -304,6 +311,18 @@ class Machine:
         source = self.read(statement.operands[1], "b16" if origin == "bf16" else origin)
         self.write(statement.operands[0], convert(source, to, origin, modifiers))
 
+    def do_bar(self, statement: Statement) -> None:
+        assert (self.active | (self.counters == len(self.function.statements))).all(), "a barrier for some threads"
+
+    def shared_places(self, address: Address, count: int) -> tuple[Array, Array]:
+        if isinstance(address.base, Register):
+            start = self.read(address.base, "u64").astype(np.int64) + address.offset
+        else:
+            start = np.full(self.threads, self.address_of(address.base) + address.offset)
+        offsets = np.where(self.active, start & (1 << 32) - 1, 0)
+        assert (offsets + count <= self.function.shared_bytes).all(), "an address behind the shared memory"
+        return offsets[:, None] + np.arange(count), self.blocks[:, None]
+
     def places(self, address: Address, count: int) -> tuple[Array, Array, bool]:
         """Where the bytes of each active thread are, and whether that is local memory."""
         if isinstance(address.base, Register):
@@ -327,6 +346,9 @@ class Machine:
         assert isinstance(address, Address), statement.opcode
         if "param" in statement.parts:
             data = self.parameter_at(address, size * len(targets))
+        elif "shared" in statement.parts:
+            columns, rows = self.shared_places(address, size * len(targets))
+            data = self.shared[rows, columns]
         else:
             columns, rows, local = self.places(address, size * len(targets))
             data = self.local[rows, columns] if local else self.memory[columns]
@@ -351,6 +373,10 @@ class Machine:
         if "param" in statement.parts:
             place = slice(address.offset, address.offset + data.shape[1])
             self.result[self.active, place] = data[self.active]
+            return
+        if "shared" in statement.parts:
+            columns, rows = self.shared_places(address, data.shape[1])
+            self.shared[np.broadcast_to(rows, columns.shape)[self.active], columns[self.active]] = data[self.active]
             return
         columns, rows, local = self.places(address, data.shape[1])
         if local:

@@ -35,12 +35,14 @@ class Statement:
 
 @dataclass
 class Function:
-    """The body of a function, its labels, its jump tables, and where its arrays lie in local memory."""
+    """The body of a function, its labels, its jump tables, and where its arrays lie in local and shared memory."""
 
     statements: list[Statement]
     labels: dict[str, int]
     tables: dict[str, list[str]]
     locals: dict[str, int]
+    shared: dict[str, int] = field(default_factory=dict)
+    shared_bytes: int = 0
 
 
 class Parser:
@@ -91,6 +93,10 @@ class Parser:
             name, count = re.findall(r"(\w+)\[(\d+)\]", text)[0]
             self.function.locals[name] = self.local_bytes
             self.local_bytes += int(count) + 15 & ~15
+        elif text.startswith(".shared"):
+            name, count = re.findall(r"(\w+)\[(\d+)\]", text)[0]
+            self.function.shared[name] = self.function.shared_bytes
+            self.function.shared_bytes += int(count) + 15 & ~15
         elif not text.startswith("."):
             guard = re.match(r"@(!?)([%\w]+)\s+", text)
             opcode, _, rest = (text[guard.end() :] if guard else text).partition(" ")

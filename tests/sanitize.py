@@ -29,7 +29,7 @@ def main() -> None:
         cutfuse.set_specialization(mode)
         launched = {name for dtype in (torch.bfloat16, torch.float16, torch.float32) for name in run_gemms(dtype)}
         launched |= set(run_planes())
-    run_pointwise_and_reductions()
+        run_pointwise_and_reductions()
     torch.cuda.synchronize()
     print(f"{len(launched)} GEMM kernels, with epilogues interpreted and compiled in, and all other kernels ran")
 
@@ -84,7 +84,8 @@ def run_pointwise_and_reductions() -> None:
             x = torch.randn(*shape, device="cuda").to(dtype).requires_grad_()
             row = torch.randn(shape[-1], device="cuda").to(dtype).requires_grad_()
             y = cutfuse.pointwise(lambda z, r: torch.tanh(z) * r + z, x, row)
-            y.sum().backward()
+            y.sum().backward(retain_graph=True)  # of a gradient that no compiled kernel takes
+            y.backward(torch.ones_like(y))
             check(y, "pointwise")
             check(cutfuse.sigmoid(x.detach()), "pointwise_specialised")
             for dim in range(len(shape)):
@@ -94,6 +95,11 @@ def run_pointwise_and_reductions() -> None:
     layer = cutfuse.nn.FusedLinear(40, 24, epilogue=torch.nn.functional.silu, reduce="logsumexp").cuda()
     layer(torch.randn(65, 40, device="cuda")).sum().backward()
     check(layer.bias.grad, "pointwise_backward")
+    for dtype in (torch.float32, torch.bfloat16):
+        layer = cutfuse.nn.FusedLinear(40, 264, epilogue=lambda z: torch.tanh(z) * z).to("cuda", dtype)
+        y = layer(torch.randn(65, 40, device="cuda").to(dtype))
+        y.backward(torch.ones_like(y))
+        check(layer.bias.grad, "pointwise_backward, with column sums")
 
 
 def check(result: Tensor, kernel: str) -> None:

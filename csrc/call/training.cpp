@@ -105,6 +105,7 @@ PointwiseBackwardProblem backward_problem(TrainingPlan const& plan, Operand cons
   }
   problem.column_partials = static_cast<float*>(gradients.partials.address);
   problem.reduction = Reduction::kNone;
+  problem.specialized = specialize::loaded(plan.backward);
   return problem;
 }
 

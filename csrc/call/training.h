@@ -30,8 +30,9 @@ struct TrainingPlan {
   int64_t rows;
   int64_t columns;
   Program program;
-  specialize::Specialization const* forward;  // of the program alone; null where it is interpreted for good
-  TensorFacts z;                              // what the tensors have to be, but for their addresses
+  specialize::Specialization const* forward;   // of the program alone; null where it is interpreted for good
+  specialize::Specialization const* backward;  // of its derivatives; also of gradients that it may not take
+  TensorFacts z;                               // what the tensors have to be, but for their addresses
   std::vector<TensorFacts> operand_facts;
   std::vector<TensorLayout> operands;
   DType z_dtype;

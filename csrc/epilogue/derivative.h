@@ -46,23 +46,48 @@ CUTFUSE_HOST_DEVICE bool is_masked(float tangent) {
 #endif
 }
 
-// What an argument with this tangent adds to the tangent of a result. The addition of +0 makes -0 of arithmetic +0.
-CUTFUSE_HOST_DEVICE float contribution(float derivative, float tangent) {
-  return is_masked(tangent) ? tangent : ::fmaf(derivative, tangent, 0.0f);
+// Rounded before anything is added to it, whatever a compiler would contract.
+CUTFUSE_HOST_DEVICE float rounded_product(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+CUTFUSE_HOST_DEVICE float with_positive_zero(float x) {
+#if defined(__CUDA_ARCH__)
+  return __fadd_rn(x, 0.0f);
+#else
+  return x == 0.0f ? 0.0f : x;
+#endif
+}
+
+// What an argument adds to the tangent of a result, by a tangent that is not masked. A zero that comes out of
+// arithmetic, be it out of an underflow, becomes +0: so a tangent is masked only where a mask has been, which the
+// generator of compiled derivatives relies on (specialize/derivative_writer.h).
+CUTFUSE_HOST_DEVICE float unmasked_contribution(float derivative, float tangent) {
+  return with_positive_zero(rounded_product(derivative, tangent));
 }
 
 // A masked element is 0 times the tangent: NaN where that is infinite.
-CUTFUSE_HOST_DEVICE float contribution(MaskedDerivative derivative, float tangent) {
-  float const passed = contribution(derivative.factor, tangent);
+CUTFUSE_HOST_DEVICE float unmasked_contribution(MaskedDerivative derivative, float tangent) {
+  float const passed = unmasked_contribution(derivative.factor, tangent);
   float const masked = -::fabsf(tangent * 0.0f);
   return derivative.passes ? passed : masked;
 }
 
-CUTFUSE_HOST_DEVICE float contribution(NoDerivative, float) { return kMaskedTangent; }
+CUTFUSE_HOST_DEVICE float unmasked_contribution(NoDerivative, float) { return kMaskedTangent; }
+
+// The same by any tangent.
+template <class Derivative>
+CUTFUSE_HOST_DEVICE float contribution(Derivative derivative, float tangent) {
+  return is_masked(tangent) ? tangent : unmasked_contribution(derivative, tangent);
+}
 
 // The gradient of an input: the incoming gradient times the program's tangent.
 CUTFUSE_HOST_DEVICE float input_gradient(float gradient, float tangent) {
-  return is_masked(tangent) ? 0.0f : gradient * tangent;
+  return is_masked(tangent) ? 0.0f : rounded_product(gradient, tangent);
 }
 
 }  // namespace cutfuse

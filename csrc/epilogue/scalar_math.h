@@ -222,7 +222,13 @@ CUTFUSE_HOST_DEVICE float floor_divide(float a, float b) {
 
 // 1 / (a^2 + b^2), and 0 at the origin, where PyTorch's derivatives of atan2 are 0.
 CUTFUSE_HOST_DEVICE float inverse_square_radius(float a, float b) {
-  return a == 0.0f && b == 0.0f ? 0.0f : divide(1.0f, a * a + b * b);
+  return a == 0.0f && b == 0.0f ? 0.0f : divide(1.0f, ::fmaf(a, a, b * b));
+}
+
+// Of the value y: NaN at infinities.
+CUTFUSE_HOST_DEVICE float softsign_slope(float x, float y) {
+  float const inverse = divide(1.0f, 1.0f + absolute(x));
+  return ::fmaf(inverse, inverse, y - y);
 }
 
 // x * ln(y) by the logarithm.
@@ -271,12 +277,13 @@ CUTFUSE_HOST_DEVICE float mish_gate(float x) { return mish_terms(x).value; }
 
 CUTFUSE_HOST_DEVICE float mish_slope(float x) {
   MishGate const gate = mish_terms(x);
-  return gate.value + x * gate.complement * (1.0f + gate.value) * sigmoid(x);
+  float const sum = ::fmaf(gate.value, gate.complement, gate.complement);
+  return ::fmaf(x * sum, sigmoid(x), gate.value);
 }
 
 CUTFUSE_HOST_DEVICE float gelu_slope(float x) {
   float const density = kInverseSqrtTwoPi * ::expf(-0.5f * x * x);
-  return 0.5f * (1.0f + ::erff(x * kSqrtHalf)) + x * density;
+  return ::fmaf(x, density, 0.5f * (1.0f + ::erff(x * kSqrtHalf)));
 }
 
 // (1 + tanh(v)) / 2 = sigmoid(2v), which spares the tanh; this is 2v = 2 sqrt(2/pi) (x + 0.044715 x^3).
@@ -286,8 +293,8 @@ CUTFUSE_HOST_DEVICE float gelu_tanh_argument(float x) {
 
 CUTFUSE_HOST_DEVICE float gelu_tanh_slope(float x) {
   float const v = gelu_tanh_argument(x);
-  float const dv = 1.5957691216057308f + 0.21406443847661353f * x * x;
-  return sigmoid(v) + x * sigmoid_slope(v) * dv;
+  float const dv = ::fmaf(0.21406443847661353f * x, x, 1.5957691216057308f);
+  return ::fmaf(x * sigmoid_slope(v), dv, sigmoid(v));
 }
 
 }  // namespace cutfuse::math

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "specialize/kernel_compiler.h"
+#include "specialize/kernel_name.h"
 #include "specialize/kernel_template.h"
 #include "specialize/kernel_text.h"
 #include "specialize/op_snippets.h"
@@ -83,9 +84,10 @@ KernelText const& text_of(std::string_view kernel) {
   std::lock_guard const lock(mutex);
   auto const found = texts->find(kernel);
   if (found != texts->end()) return found->second;
-  std::string_view const ptx = kernel_template(kernel);
+  KernelName const name = read_kernel_name(kernel);
+  std::string_view const ptx = kernel_template(name.kernel_template);
   if (ptx.empty()) throw std::runtime_error("there is no PTX of " + std::string(kernel) + " in this build");
-  return texts->emplace(kernel, KernelText(ptx)).first->second;
+  return texts->emplace(kernel, KernelText(ptx, name.wrt)).first->second;
 }
 
 // The driver's ptxas says so where it gives up on asynchronous matrix instructions or on registers of a warp group's:

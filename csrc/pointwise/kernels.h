@@ -117,6 +117,13 @@ struct PointwiseBackwardParameters {
   Operand tie_count;
 };
 
+// What the kernel of a problem that is not empty is given, where it interprets the derivatives. And where it has them
+// compiled in; plan.vectors is not set for a problem that such a kernel does not take.
+PointwiseBackwardParameters interpreted_parameters_of(PointwiseBackwardProblem const& problem);
+PointwiseBackwardParameters specialized_parameters_of(PointwiseBackwardProblem const& problem);
+
 cudaError_t launch_pointwise_backward(PointwiseBackwardParameters const& parameters, cudaStream_t stream);
+cudaError_t launch_pointwise_backward_specialized(LoadedKernel const& kernel,
+                                                  PointwiseBackwardParameters const& parameters, cudaStream_t stream);
 
 }  // namespace cutfuse

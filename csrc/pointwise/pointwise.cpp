@@ -8,16 +8,6 @@
 namespace cutfuse {
 namespace {
 
-PointwiseTensor tensor_of(Operand const& operand) {
-  return {{operand.strides[0], operand.strides[1], operand.strides[2]},
-          operand.dtype,
-          reinterpret_cast<uintptr_t>(operand.data)};
-}
-
-Operand contiguous(void const* data, DType dtype, PointwiseExtents const& extents) {
-  return {data, {extents.rows * extents.columns, extents.columns, 1}, dtype};
-}
-
 Output output_of(Operand const& operand) {
   return {const_cast<void*>(operand.data), {operand.strides[0], operand.strides[1], operand.strides[2]}, operand.dtype};
 }
@@ -55,20 +45,6 @@ PointwiseProblem tail_of(PointwiseParameters const& parameters) {
   tail.out = const_cast<void*>(rest.data);
   tail.out_dtype = out.dtype;
   return tail;
-}
-
-bool is_empty(PointwiseExtents const& extents) {
-  return extents.outer == 0 || extents.rows == 0 || extents.columns == 0;
-}
-
-// Column sums are of the derivative with respect to x, which has to be computed for them even where nobody wants it
-// stored.
-std::vector<WantedDerivative> derivatives_of(PointwiseBackwardProblem const& problem) {
-  std::vector<WantedDerivative> derivatives(problem.derivatives, problem.derivatives + problem.derivative_count);
-  bool const has_x = std::any_of(derivatives.begin(), derivatives.end(),
-                                 [](WantedDerivative const& wanted) { return wanted.wrt == 0; });
-  if (problem.column_partials != nullptr && !has_x) derivatives.push_back({0, nullptr, DType::kFloat32});
-  return derivatives;
 }
 
 // The interpreter's start is worth eight rows.
@@ -111,43 +87,6 @@ cudaError_t run_pointwise(PointwiseProblem const& problem, cudaStream_t stream) 
   cudaError_t const status = launch_planned(problem, parameters, stream);
   if (status != cudaSuccess || parameters.plan.tail == 0) return status;
   return run_pointwise(tail_of(parameters), stream);
-}
-
-cudaError_t run_pointwise_backward(PointwiseBackwardProblem const& problem, cudaStream_t stream) {
-  PointwiseExtents const& extents = problem.extents;
-  if (is_empty(extents)) return cudaSuccess;
-  PointwiseBackwardParameters parameters = {};
-  parameters.grad = problem.grad;
-  parameters.x = problem.x;
-  parameters.program = problem.program;
-  parameters.operands = problem.operands;
-  parameters.column_partials = problem.column_partials;
-  parameters.columns = extents.columns;
-  parameters.reduction = problem.reduction;
-  parameters.row_result = {problem.row_result, {extents.rows, 1, 0}, DType::kFloat32};
-  parameters.tie_count = {problem.tie_count, {extents.rows, 1, 0}, DType::kFloat32};
-
-  std::vector<WantedDerivative> const derivatives = derivatives_of(problem);
-  std::vector<PointwiseTensor> tensors = {tensor_of(problem.x)};
-  for (WantedDerivative const& wanted : derivatives) {
-    tensors.push_back(tensor_of(contiguous(wanted.data, wanted.dtype, extents)));
-  }
-  StrideList others = strides_of(problem.program, parameters.operands);
-  for (Operand* operand : {&parameters.grad, &parameters.row_result, &parameters.tie_count}) {
-    others.push_back(operand->strides);
-  }
-  bool const keep_columns = problem.column_partials != nullptr;
-  parameters.plan = plan_pointwise_backward(extents, tensors, others, keep_columns);
-  take_strides(parameters.x, tensors[0]);
-  for (WantedDerivative const& wanted : derivatives) {
-    int const w = parameters.derivative_count++;
-    parameters.wrt[w] = wanted.wrt;
-    Output& output = parameters.outputs[w];
-    output.data = wanted.data;
-    output.dtype = wanted.dtype;
-    std::copy_n(tensors[w + 1].strides, 3, output.strides);
-  }
-  return launch_pointwise_backward(parameters, stream);
 }
 
 }  // namespace cutfuse

@@ -12,12 +12,13 @@ constexpr int64_t kVectorBytes = 16;
 constexpr int kLineVector = 4;          // neighbours of a fragment that are loaded together where alignment allows it
 constexpr int64_t kBlocksInFlight = 8;  // per multiprocessor: below, more blocks are worth more than more rows each
 constexpr int64_t kWorthTwoLaunches = 1 << 20;  // elements: what the vector kernel saves is worth a second launch
-constexpr int kBackwardThreads = 256;
-constexpr int64_t kBackwardColumns = 256;  // of a block
-constexpr int64_t kBackwardBlocks = 1024;  // wanted: a few per multiprocessor of any device
-constexpr int64_t kBackwardRows = 32;      // of a block, at least: keeps column partials under 3% of a bf16 tensor
+constexpr int64_t kBackwardColumns = 256;       // of a block
+constexpr int64_t kBackwardBlocks = 4096;       // wanted: many per multiprocessor, so that the last ones end together
+constexpr int64_t kBackwardRows = 32;           // of a block, at least: keeps column partials under 7% of a bf16 tensor
 
 int elements_per_vector(DType dtype) { return static_cast<int>(kVectorBytes / static_cast<int64_t>(size_of(dtype))); }
+
+int vector_shift(DType dtype) { return size_of(dtype) == 4 ? 2 : 3; }
 
 StrideList all_strides(std::vector<PointwiseTensor>& tensors, StrideList const& others) {
   StrideList all = others;
@@ -54,6 +55,18 @@ bool all_vectors(std::vector<PointwiseTensor> const& tensors, PointwiseExtents c
   return std::all_of(tensors.begin(), tensors.end(),
                      [&](PointwiseTensor const& tensor) { return tensor.dtype == dtype && tensor.strides[2] == 1; }) &&
          all_allow_groups(tensors, extents, elements_per_vector(dtype));
+}
+
+// Whether derivatives are computed by vectors of the first tensor's type. An output of fp32 takes several stores.
+bool all_backward_vectors(std::vector<PointwiseTensor> const& tensors, PointwiseExtents const& extents) {
+  DType const dtype = tensors[0].dtype;
+  int const elements = elements_per_vector(dtype);
+  for (size_t k = 0; k < tensors.size(); ++k) {
+    bool const is_output = k >= 2;
+    bool const has_type = tensors[k].dtype == dtype || (is_output && tensors[k].dtype == DType::kFloat32);
+    if (!has_type || tensors[k].strides[2] != 1 || !allows_groups(tensors[k], extents, elements)) return false;
+  }
+  return true;
 }
 
 // Splits positions along a row into the fewest tiles of at most a block, evenly, in whole warps where there are
@@ -128,9 +141,10 @@ void collapse(PointwiseExtents& extents, StrideList const& tensors) {
   extents = {sizes[0], sizes[1], sizes[2]};
 }
 
-PointwisePlan plan_pointwise(PointwiseExtents extents, std::vector<PointwiseTensor>& tensors, StrideList const& others,
-                             PointwiseBlock const& block, int multiprocessors) {
-  StrideList const all = all_strides(tensors, others);
+namespace {
+
+// Collapsed, and folded for blocks of vectors.
+PointwisePlan begin_plan(PointwiseExtents extents, StrideList const& all, PointwiseBlock const& block) {
   collapse(extents, all);
   if (extents.outer > extents.rows) {  // blocks cover several rows, never several outer indices
     std::swap(extents.outer, extents.rows);
@@ -139,6 +153,19 @@ PointwisePlan plan_pointwise(PointwiseExtents extents, std::vector<PointwiseTens
   PointwisePlan plan = {};
   plan.extents = extents;
   fold(plan, all, static_cast<int64_t>(block.threads) * block.elements);
+  return plan;
+}
+
+void lay_vectors(PointwisePlan& plan, DType dtype, PointwiseBlock const& block) {
+  lay_along_columns(plan, block.elements, vector_shift(dtype),
+                    even_width(ceil_divide(plan.extents.columns, block.elements), block.threads), block.threads);
+}
+
+}  // namespace
+
+PointwisePlan plan_pointwise(PointwiseExtents extents, std::vector<PointwiseTensor>& tensors, StrideList const& others,
+                             PointwiseBlock const& block, int multiprocessors) {
+  PointwisePlan plan = begin_plan(extents, all_strides(tensors, others), block);
   if (all_vectors(tensors, plan.extents)) {
     int64_t const ragged = plan.last_columns % elements_per_vector(tensors[0].dtype);
     plan.vectors = ragged == 0 || plan.extents.rows * plan.extents.columns >= kWorthTwoLaunches;
@@ -148,9 +175,7 @@ PointwisePlan plan_pointwise(PointwiseExtents extents, std::vector<PointwiseTens
     }
   }
   if (plan.vectors) {
-    int const shift = size_of(tensors[0].dtype) == 4 ? 2 : 3;
-    lay_along_columns(plan, block.elements, shift,
-                      even_width(ceil_divide(plan.extents.columns, block.elements), block.threads), block.threads);
+    lay_vectors(plan, tensors[0].dtype, block);
   } else {
     lay_lines(plan, tensors, block.threads,
               [&](int64_t positions, int) { return even_width(positions, block.threads); });
@@ -181,6 +206,40 @@ PointwisePlan plan_pointwise_backward(PointwiseExtents extents, std::vector<Poin
   plan.column_tiles = ceil_divide(plan.extents.columns, kBackwardColumns);
   plan.row_tiles = pointwise_backward_row_blocks(plan.extents.rows, plan.extents.columns);
   plan.tile_rows = ceil_divide(plan.extents.rows, plan.row_tiles);
+  return plan;
+}
+
+namespace {
+
+// A thread takes a vector of each of its rows. What a column's sum depends on, the rows of a block and of a step of its
+// threads, stays as it is.
+PointwisePlan plan_columns(PointwiseExtents const& extents, std::vector<PointwiseTensor>& tensors,
+                           StrideList const& others) {
+  PointwisePlan plan = plan_pointwise_backward(extents, tensors, others, true);
+  int64_t const elements = elements_per_vector(tensors[0].dtype);
+  plan.vectors = all_backward_vectors(tensors, plan.extents) && extents.columns % elements == 0;
+  if (!plan.vectors) return plan;
+  plan.shift = vector_shift(tensors[0].dtype);
+  plan.step = 0;
+  plan.tile_columns = plan.width * elements;
+  plan.column_tiles = ceil_divide(extents.columns, plan.tile_columns);
+  return plan;
+}
+
+}  // namespace
+
+PointwisePlan plan_backward_vectors(PointwiseExtents extents, std::vector<PointwiseTensor>& tensors,
+                                    StrideList const& others, PointwiseBlock const& block, bool keep_columns) {
+  if (keep_columns) return plan_columns(extents, tensors, others);
+  PointwisePlan plan = begin_plan(extents, all_strides(tensors, others), block);
+  plan.vectors = all_backward_vectors(tensors, plan.extents) &&
+                 plan.last_columns % elements_per_vector(tensors[0].dtype) == 0 &&
+                 plan.extents.columns % elements_per_vector(tensors[0].dtype) == 0;
+  if (!plan.vectors) return plan;
+  lay_vectors(plan, tensors[0].dtype, block);
+  plan.column_tiles = ceil_divide(plan.extents.columns, plan.tile_columns);
+  plan.tile_rows = plan.height;
+  plan.row_tiles = ceil_divide(plan.extents.rows, plan.tile_rows);
   return plan;
 }
 

@@ -28,6 +28,10 @@ constexpr int kPointwiseFragment = 8;
 // wider fragment is faster (six ops, 4096x393216 bf16, H200: 4.1 ms, with 8 elements 5.5 ms).
 constexpr int kVectorElements = 16;
 
+// Threads of a block of the backward kernels. Few, because a loop over rows takes registers, of which whole blocks are
+// given to a multiprocessor.
+constexpr int kBackwardThreads = 128;
+
 struct PointwisePlan {
   PointwiseExtents extents;
   int64_t last_columns;  // of the last row: one long row is folded to many, and the last is shorter
@@ -67,6 +71,12 @@ PointwisePlan plan_pointwise(PointwiseExtents extents, std::vector<PointwiseTens
 // block's column sums are an output. keep_columns: do not merge or fold columns.
 PointwisePlan plan_pointwise_backward(PointwiseExtents extents, std::vector<PointwiseTensor>& tensors,
                                       StrideList const& others, bool keep_columns);
+
+// The same for the kernels that have the derivatives compiled in: `tensors` are x, the gradient and the outputs, an
+// output of fp32 or x's type. Not for them where `vectors` is not set. With keep_columns each column is added up in the
+// order of plan_pointwise_backward.
+PointwisePlan plan_backward_vectors(PointwiseExtents extents, std::vector<PointwiseTensor>& tensors,
+                                    StrideList const& others, PointwiseBlock const& block, bool keep_columns);
 
 // Rows of column partial sums that pointwise_backward writes.
 int64_t pointwise_backward_row_blocks(int64_t rows, int64_t columns);

@@ -48,6 +48,9 @@ struct PointwiseBackwardProblem {
   Reduction reduction;
   float const* row_result;  // fp32 [outer, rows]; where needs_result
   float const* tie_count;   // fp32 [outer, rows]; where counts_ties
+  // Launched where the problem takes it: the kernel that specialized_kernel names with the program's derivatives
+  // compiled in. Null for the one that interprets them, whose results are the same.
+  LoadedKernel const* specialized;
 };
 
 }  // namespace cutfuse

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "pointwise/pointwise_problem.h"
 
@@ -14,6 +15,9 @@ namespace cutfuse {
 constexpr int kChainVectors = 2;
 constexpr int kVectorThreads = 128;
 
+// Pieces of a vector of a thread at a time, in the kernels of derivatives.
+constexpr int kBackwardPieces = kChainVectors;
+
 // What a block of such a kernel takes: a short block without a loop reaches the copy bandwidth.
 PointwiseBlock compiled_block(DType dtype);
 
@@ -24,5 +28,31 @@ std::string specialized_template(DType dtype);
 // interpreted, because rows are no whole vectors or there is nothing to interpret. Whether it is empty depends on
 // strides, types and the alignment of x and the result to 16 bytes alone.
 std::string specialized_kernel(PointwiseProblem const& problem);
+
+// A backward problem over the extents and with the strides of a plan.
+struct BackwardPlan {
+  PointwisePlan plan;
+  std::vector<WantedDerivative>
+      derivatives;                       // ascending in wrt; column sums need that of x, which may be stored nowhere
+  std::vector<PointwiseTensor> tensors;  // x, grad and the derivatives
+  Operands operands;
+};
+
+// For the kernel with the derivatives compiled in; plan.vectors is not set where it takes no such problem.
+BackwardPlan specialized_backward_plan(PointwiseBackwardProblem const& problem);
+
+// The kernel that runs the problem with its derivatives compiled in; empty where they have to be interpreted, because
+// rows are no whole vectors or a reduction gives weights to elements. It depends on the same, and on which derivatives
+// are wanted.
+std::string specialized_kernel(PointwiseBackwardProblem const& problem);
+
+// Column sums are of the derivative with respect to x, which has to be computed for them even where nobody wants it
+// stored.
+std::vector<WantedDerivative> derivatives_of(PointwiseBackwardProblem const& problem);
+
+// As the planner takes it.
+PointwiseTensor tensor_of(Operand const& operand);
+Operand contiguous(void const* data, DType dtype, PointwiseExtents const& extents);
+bool is_empty(PointwiseExtents const& extents);
 
 }  // namespace cutfuse

@@ -1,6 +1,7 @@
 #include "specialize/kernel_text.h"
 
 #include <stdexcept>
+#include <utility>
 
 #include "epilogue/ops.h"
 #include "specialize/ptx_text.h"
@@ -82,7 +83,7 @@ EpilogueSignature read_signature(std::string_view head) {
 
 }  // namespace
 
-KernelText::KernelText(std::string_view ptx) {
+KernelText::KernelText(std::string_view ptx, Inputs wrt) : wrt_(std::move(wrt)) {
   constexpr std::string_view kEntry = ".entry ";
   kernel_ = name_after(ptx, require(ptx, kEntry, 0, "kernel") + kEntry.size());
   size_t const head_end = ptx.find('\n', require(ptx, ".address_size", 0, "header"));
@@ -102,7 +103,7 @@ KernelText::KernelText(std::string_view ptx) {
 
 std::string KernelText::name_with(Program const& program) const {
   constexpr size_t kLongest = 200;
-  std::string name = kernel_ + "_";
+  std::string name = derivative_kernel(kernel_, wrt_) + "_";
   for (int index = 0; index < program.length && name.size() < kLongest; ++index) {
     name += std::string("_") + kOps[program.instructions[index].op].name;
   }
@@ -111,7 +112,7 @@ std::string KernelText::name_with(Program const& program) const {
 
 std::string KernelText::specialize(Program const& program, OperandTypes const& operands,
                                    OpSnippets const& snippets) const {
-  ProgramText body = marked_ ? marked_->specialize(kernel_, program, operands, snippets)
+  ProgramText body = marked_ ? marked_->specialize(kernel_, wrt_, program, operands, snippets)
                              : write_epilogue_body(program, operands, snippets, epilogue_);
   std::string text = head_;
   for (std::string const& global : body.globals) {

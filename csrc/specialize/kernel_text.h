@@ -16,7 +16,8 @@ namespace cutfuse::specialize {
 // text; the message names what is missing.
 class KernelText {
  public:
-  explicit KernelText(std::string_view ptx);
+  // wrt: the derivatives that are wanted of a kernel of such.
+  explicit KernelText(std::string_view ptx, Inputs wrt = {});
 
   // What the kernel with this program is called, in its text and by profilers: its own name and the program's ops.
   std::string name_with(Program const& program) const;
@@ -25,7 +26,8 @@ class KernelText {
   std::string specialize(Program const& program, OperandTypes const& operands, OpSnippets const& snippets) const;
 
  private:
-  std::string kernel_;                  // the kernel's symbol
+  std::string kernel_;  // the kernel's symbol
+  Inputs wrt_;
   std::optional<MarkedKernel> marked_;  // in place of what follows, where the kernel has marks
   EpilogueSignature epilogue_;
   std::string head_;    // up to the first declaration

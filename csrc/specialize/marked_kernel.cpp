@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cctype>
+#include <memory>
 #include <stdexcept>
 
+#include "specialize/backward_program.h"
 #include "specialize/ptx_text.h"
 #include "specialize/vector_program.h"
 
@@ -81,15 +83,28 @@ void MarkedKernel::read_layout() {
   directive(texts_[0], kThreads);
 }
 
-ProgramText MarkedKernel::specialize(std::string const& kernel, Program const& program, OperandTypes const& operands,
-                                     OpSnippets const& snippets) const {
-  VectorProgram vectors(layout_, kernel + "_param_0", program, operands, snippets);
+bool MarkedKernel::has_mark(std::string_view opcode) const {
+  return std::any_of(marks_.begin(), marks_.end(), [&](Mark const& mark) { return mark.opcode == opcode; });
+}
+
+ProgramText MarkedKernel::specialize(std::string const& kernel, Inputs const& wrt, Program const& program,
+                                     OperandTypes const& operands, OpSnippets const& snippets) const {
+  if (has_mark(kDerivativeMark) == wrt.empty()) {
+    refuse(wrt.empty() ? "is of derivatives, and none is asked for" : "has no marks of derivatives");
+  }
+  std::string const parameter = kernel + "_param_0";
+  Program plain = program;
+  if (!wrt.empty()) plain.chain = kNoChain;  // the interpreter of derivatives has no chain compiled in
+  std::unique_ptr<VectorProgram> const vectors =
+      wrt.empty() ? std::make_unique<VectorProgram>(layout_, parameter, plain, operands, snippets)
+                  : std::make_unique<BackwardProgram>(layout_, parameter, plain, operands, snippets, wrt,
+                                                      has_mark(kLoadRowsMark));
   int const most = directive(texts_[0], kBlocks);
-  int const blocks = vectors.blocks(directive(texts_[0], kThreads));
+  int const blocks = vectors->blocks(directive(texts_[0], kThreads));
   ProgramText result;
   result.text = with_blocks(texts_[0], std::min(blocks, most));
-  for (size_t k = 0; k < marks_.size(); ++k) result.text += vectors.write(marks_[k]) + texts_[k + 1];
-  result.globals = vectors.globals();
+  for (size_t k = 0; k < marks_.size(); ++k) result.text += vectors->write(marks_[k]) + texts_[k + 1];
+  result.globals = vectors->globals();
   return result;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "epilogue/program.h"
+#include "specialize/kernel_name.h"
 #include "specialize/op_snippets.h"
 #include "specialize/operand_types.h"
 #include "specialize/program_writer.h"
@@ -19,6 +20,10 @@ struct MarkedLayout {
   int elements;  // of a piece: neighbours of a thread, a vector of the kernel's type
   int pieces;    // of a thread
   Primitives primitives;
+
+  ProgramAddress program_address(std::string const& parameter) const {
+    return {".param", parameter, static_cast<size_t>(program)};
+  }
 };
 
 // A mark: its opcode, such as "cutfuse.load", and what stands behind it, one register or number each.
@@ -35,12 +40,14 @@ class MarkedKernel {
 
   static bool is_marked(std::string_view ptx);
 
-  // The kernel with the program, which has to be prepared. `kernel`: the kernel's symbol.
-  ProgramText specialize(std::string const& kernel, Program const& program, OperandTypes const& operands,
-                         OpSnippets const& snippets) const;
+  // The kernel with the program, which has to be prepared. `kernel`: the kernel's symbol. wrt: what a kernel of
+  // derivatives gives.
+  ProgramText specialize(std::string const& kernel, Inputs const& wrt, Program const& program,
+                         OperandTypes const& operands, OpSnippets const& snippets) const;
 
  private:
   void read_layout();
+  bool has_mark(std::string_view opcode) const;
 
   std::vector<std::string> texts_;  // before, between and behind the marks
   std::vector<Mark> marks_;

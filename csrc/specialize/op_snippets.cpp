@@ -38,6 +38,18 @@ std::vector<std::string> split(std::string_view list) {
   return items;
 }
 
+// Whether the first result is stored from a register that is set once, to 1.
+bool gives_one(std::string_view body) {
+  constexpr std::string_view kStore = "st.param.f32 \t[func_retval0+0], ";
+  size_t const store = body.find(kStore);
+  if (store == std::string_view::npos) return false;
+  std::string_view const stored = body.substr(store + kStore.size());
+  std::string const target = "\t" + std::string(stored.substr(0, stored.find(';'))) + ", ";
+  size_t const set = body.find(target);
+  return set != std::string_view::npos && starts_with(body.substr(set + target.size()), "0f3F800000;") &&
+         body.find(target, set + 1) == std::string_view::npos;
+}
+
 // Makes a snippet of a function's body, line by line.
 class SnippetReader {
  public:
@@ -144,7 +156,7 @@ class SnippetReader {
   }
 
   std::string function_;
-  Snippet snippet_{{}, {}, {}, 0};
+  Snippet snippet_{{}, {}, {}, 0, false};
   bool returns_ = false;  // the last line did
   bool leaves_ = false;   // an earlier line did
 };
@@ -186,6 +198,7 @@ OpSnippets::OpSnippets(std::string_view ptx) {
   for (int code = 0; code < kOpCount; ++code) {
     op(code, Primitives::kFast);
     op(code, Primitives::kAccurate);
+    for (int argument = 0; argument < kOps[code].arity; ++argument) derivative(code, argument);
   }
   for (DType const dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     load_operand(dtype);
@@ -212,6 +225,7 @@ void OpSnippets::add_function(std::string_view text) {
   SnippetReader reader(function);
   for (std::string_view const line : lines_of(body)) reader.read(line);
   Snippet snippet = reader.finish();
+  snippet.is_one = gives_one(body);
   for (auto const& [global, declaration] : globals_) {
     if (find_name(body, global) != std::string_view::npos) snippet.globals.push_back(global);
   }
@@ -226,6 +240,11 @@ Snippet const& OpSnippets::named(std::string const& function) const {
 
 Snippet const& OpSnippets::op(int code, Primitives primitives) const {
   return named(std::string(primitives == Primitives::kFast ? "op_fast_" : "op_accurate_") + kOps[code].name);
+}
+
+Snippet const& OpSnippets::derivative(int code, int argument) const {
+  constexpr std::string_view kArguments = "abc";
+  return named(std::string("derivative_") + kArguments[argument] + "_" + kOps[code].name);
 }
 
 }  // namespace cutfuse::specialize

@@ -20,6 +20,30 @@
   }
 #include "epilogue/ops.def"
 
+namespace cutfuse {
+
+// What compiled derivatives take of an op's derivative with respect to one argument: the factor of its tangent, and
+// where a mask passes that one or not, the bits 1 for an element that is masked.
+__device__ __forceinline__ float terms_of(float derivative) { return derivative; }
+__device__ __forceinline__ Fragment<2> terms_of(MaskedDerivative derivative) {
+  return {derivative.factor, detail::from_bits<float>(derivative.passes ? 0u : 1u)};
+}
+__device__ __forceinline__ float terms_of(NoDerivative) { return kMaskedTangent; }
+
+}  // namespace cutfuse
+
+// Of the arguments and the op's value y, for each argument of an op.
+#define CUTFUSE_DERIVATIVE(Camel, name, argument)                                                             \
+  extern "C" __device__ __noinline__ auto derivative_##argument##_##name(float a, float b, float c, float p0, \
+                                                                         float p1, float y) {                 \
+    return cutfuse::terms_of(cutfuse::ops::Camel::derivative_##argument(a, b, c, p0, p1, y));                 \
+  }
+#define CUTFUSE_DERIVATIVES_1(Camel, name) CUTFUSE_DERIVATIVE(Camel, name, a)
+#define CUTFUSE_DERIVATIVES_2(Camel, name) CUTFUSE_DERIVATIVES_1(Camel, name) CUTFUSE_DERIVATIVE(Camel, name, b)
+#define CUTFUSE_DERIVATIVES_3(Camel, name) CUTFUSE_DERIVATIVES_2(Camel, name) CUTFUSE_DERIVATIVE(Camel, name, c)
+#define CUTFUSE_OP(Camel, name, arity, ...) CUTFUSE_DERIVATIVES_##arity(Camel, name)
+#include "epilogue/ops.def"
+
 namespace cutfuse::sm90 {
 
 static_assert(specialize::kFragment == kFragmentSize && specialize::kPass == kElementsPerGroup &&

@@ -27,6 +27,7 @@ struct Snippet {
   std::vector<std::string> locals;   // declarations of its arrays in local memory
   std::vector<std::string> globals;  // names of the tables that it reads
   int instructions;
+  bool is_one;  // the first result is 1 whatever the arguments are
 };
 
 // Appends a copy of the snippet. Arguments are registers or numbers, results registers; `number` is that of the copy,
@@ -42,6 +43,9 @@ class OpSnippets {
   explicit OpSnippets(std::string_view ptx);
 
   Snippet const& op(int code, Primitives primitives) const;
+  // Of (a, b, c, p0, p1, value): the op's derivative with respect to an argument, and for one with a mask the bits 1
+  // where it does not pass, 0 elsewhere.
+  Snippet const& derivative(int code, int argument) const;
   // Of (params, m, n, operand): the fragment whose first element is (m, n), and its group of columns whose first is n.
   Snippet const& load_operand(DType dtype) const { return named(std::string("load_operand_") + name_of(dtype)); }
   Snippet const& load_group(DType dtype) const { return named(std::string("load_group_") + name_of(dtype)); }

@@ -79,6 +79,12 @@ bool ProgramWriter::reads_operand(int operand) const {
   return false;
 }
 
+int ProgramWriter::operand_count() const {
+  int count = 0;
+  for (int operand = 0; operand < program_.operand_count; ++operand) count += reads_operand(operand) ? 1 : 0;
+  return count;
+}
+
 bool ProgramWriter::reads_number(int index, int number) const {
   Instruction const& instruction = program_.instructions[index];
   if (number >= kScale) return multiplies_and_adds(index);
@@ -107,16 +113,27 @@ void ProgramWriter::declare(int inputs, int operands, int elements) {
       declare_floats(operand_registers(operand), distinct_elements(kinds_[operand], operands));
     }
   }
-  std::vector<std::string> locals;
+  std::vector<Snippet const*> snippets;
   for (int index = 0; index < program_.length; ++index) {
     declare_floats(value_registers(index), elements);
     declare_floats(number_registers(index), kNumbers);
-    Snippet const& snippet = snippet_of(index);
-    add_new(locals, snippet.locals);
-    add_new(written_.globals, snippet.globals);
+    snippets.push_back(&snippet_of(index));
+  }
+  declare_needs(snippets);
+}
+
+void ProgramWriter::declare_needs(std::vector<Snippet const*> const& snippets) {
+  std::vector<std::string> locals;
+  for (Snippet const* snippet : snippets) {
+    add_new(locals, snippet->locals);
+    add_new(written_.globals, snippet->globals);
   }
   for (std::string const& local : locals) line(local);
 }
+
+std::string ProgramWriter::scale_of(int index) const { return number(index, kScale); }
+
+std::string ProgramWriter::value_of(int index, int i) const { return element(value_registers(index), i); }
 
 // The program's numbers come from the kernel's parameters, so that one kernel serves programs that differ in numbers
 // alone. It also keeps from ptxas what a number is: it would compute approximations of one itself, and not as the GPU
@@ -164,6 +181,7 @@ void ProgramWriter::write_instruction(int index, int i) {
   arguments.push_back(number(index, kSecondImmediate));
   std::string const result = element(value_registers(index), i);
   add(snippet_of(index), arguments, {result});
+  after_op(index, i, arguments);
   if (multiplies_and_adds(index)) {
     line("fma.rn.f32 " + result + ", " + result + ", " + number(index, kScale) + ", " + number(index, kShift) + ";");
   }

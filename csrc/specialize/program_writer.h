@@ -38,6 +38,7 @@ std::string operand_registers(int operand);
 class ProgramWriter {
  public:
   ProgramWriter(Program const& program, OpSnippets const& snippets, Primitives primitives, ProgramAddress address);
+  virtual ~ProgramWriter() = default;
 
   // Instructions of PTX that one element takes.
   int instructions() const;
@@ -45,6 +46,8 @@ class ProgramWriter {
   int longest_op() const;
   int number_count() const;
   bool reads_operand(int operand) const;
+  // Operands that an instruction reads.
+  int operand_count() const;
 
   // How an operand's elements lie in its registers; kStrided unless it is said.
   void set_kind(int operand, OperandKind kind) { kinds_[operand] = kind; }
@@ -72,10 +75,24 @@ class ProgramWriter {
   std::string take_text() { return std::exchange(written_.text, std::string()); }
   ProgramText take() { return std::move(written_); }
 
+  // Tables and arrays of snippets.
+  void declare_needs(std::vector<Snippet const*> const& snippets);
+
+ protected:
+  // Told of an instruction whose op has given its value, which has not been scaled and shifted yet.
+  virtual void after_op(int /*index*/, int /*i*/, std::vector<std::string> const& /*arguments*/) {}
+
+  bool multiplies_and_adds(int index) const;
+  std::string scale_of(int index) const;
+  std::string value_of(int index, int i) const;
+  Program const& program() const { return program_; }
+  OpSnippets const& snippets() const { return snippets_; }
+  // The instruction whose result a slot holds.
+  int slot_holder(int slot) const { return slots_[slot]; }
+
  private:
   Snippet const& snippet_of(int index) const;
   bool reads_number(int index, int number) const;
-  bool multiplies_and_adds(int index) const;
   void load_number(int index, int which);
   void load_numbers_of(int index);
   std::string argument_at(int index, int source, int i) const;

@@ -12,9 +12,10 @@ namespace {
 // Instructions of PTX up to which the program is written once for each element of a thread. Longer ones are written for
 // a pass of elements, in a loop through whose first registers each piece is rotated: see epilogue_function.cpp.
 constexpr int kMostStraightLine = 2400;
-constexpr int kPass = 2;
 
 constexpr int kWordBytes = 4;
+
+constexpr int kRowDimension = 1;  // of Operand::strides
 
 std::string word_registers(int operand) { return "%word" + std::to_string(operand) + "_"; }
 
@@ -37,29 +38,44 @@ std::string joined(std::vector<std::string> const& registers, int from, int coun
 }  // namespace
 
 VectorProgram::VectorProgram(MarkedLayout const& layout, std::string parameter, Program const& program,
-                             OperandTypes const& operands, OpSnippets const& snippets)
+                             OperandTypes const& operands, OpSnippets const& snippets,
+                             std::unique_ptr<ProgramWriter> writer)
     : layout_(layout),
       parameter_(std::move(parameter)),
       program_(program),
       operands_(operands),
       snippets_(snippets),
-      writer_(program, snippets, layout.primitives, {".param", parameter_, static_cast<size_t>(layout.program)}) {}
+      owned_(std::move(writer)),
+      writer_(*owned_) {}
+
+VectorProgram::VectorProgram(MarkedLayout const& layout, std::string const& parameter, Program const& program,
+                             OperandTypes const& operands, OpSnippets const& snippets)
+    : VectorProgram(
+          layout, parameter, program, operands, snippets,
+          std::make_unique<ProgramWriter>(program, snippets, layout.primitives, layout.program_address(parameter))) {}
 
 std::string VectorProgram::write(Mark const& mark) {
   if (mark.opcode == "cutfuse.layout") {
     declare();
   } else if (mark.opcode == "cutfuse.load") {
     load(mark);
-  } else if (mark.opcode == "cutfuse.compute") {
-    compute(mark);
-  } else {
+  } else if (mark.opcode == "cutfuse.load_rows") {
+    piece_dimension_ = kRowDimension;
+    load(mark);
+  } else if (!write_program(mark)) {
     throw std::invalid_argument("the kernel's PTX has an unknown mark " + mark.opcode);
   }
   return writer_.take_text();
 }
 
+bool VectorProgram::write_program(Mark const& mark) {
+  if (mark.opcode != "cutfuse.compute") return false;
+  compute(mark);
+  return true;
+}
+
 bool VectorProgram::is_short() const {
-  return writer_.instructions() * layout_.elements * layout_.pieces <= kMostStraightLine;
+  return element_instructions() * layout_.elements * layout_.pieces <= kMostStraightLine;
 }
 
 int VectorProgram::blocks(int threads) const {
@@ -67,7 +83,7 @@ int VectorProgram::blocks(int threads) const {
   constexpr int kOwn = 40;           // the kernel's, and an op's
   constexpr int kOfLongOps = 16;     // erfc of two elements at once: spills without them
   constexpr int kLongOp = 64;        // instructions
-  int held = kOwn + layout_.elements + (writer_.longest_op() > kLongOp ? kOfLongOps : 0);
+  int held = kOwn + own_registers() + (longest_snippet() > kLongOp ? kOfLongOps : 0);
   for (int operand = 0; operand < program_.operand_count; ++operand) {
     if (!writer_.reads_operand(operand)) continue;
     held += words_of(operand) * layout_.pieces + 4;
@@ -90,9 +106,17 @@ std::string VectorProgram::operand_field(int operand, size_t offset) const {
   return "[" + parameter_ + "+" + std::to_string(at) + "]";
 }
 
-void VectorProgram::declare() {
+std::string VectorProgram::stride_field(int operand, int dimension) const {
+  return operand_field(operand, offsetof(Operand, strides) + sizeof(int64_t) * static_cast<size_t>(dimension));
+}
+
+void VectorProgram::declare_program() {
   writer_.declare(layout_.elements, layout_.elements, is_short() ? layout_.elements : kPass);
-  for (char const* name : {"%outer", "%row", "%column", "%place"}) {
+}
+
+void VectorProgram::declare() {
+  declare_program();
+  for (char const* name : {"%outer", "%row", "%column", "%place", "%jump"}) {
     writer_.line(".reg .b64 " + std::string(name) + ";");
   }
   for (int piece = 0; piece < layout_.pieces; ++piece) writer_.line(".reg .b64 " + offset_register(piece) + ";");
@@ -141,22 +165,35 @@ void VectorProgram::locate(int operand) {
   char const* const places[] = {"%outer", "%row", "%column"};
   writer_.line("mov.s64 %place, 0;");
   for (int dimension = 0; dimension < 3; ++dimension) {
-    size_t const field = offsetof(Operand, strides) + sizeof(int64_t) * static_cast<size_t>(dimension);
-    writer_.line("ld.param.s64 " + stride + ", " + operand_field(operand, field) + ";");
+    writer_.line("ld.param.s64 " + stride + ", " + stride_field(operand, dimension) + ";");
     writer_.line("mad.lo.s64 %place, " + std::string(places[dimension]) + ", " + stride + ", %place;");
   }
   writer_.line("ld.param.u64 " + first + ", " + operand_field(operand, offsetof(Operand, data)) + ";");
   writer_.line("cvta.to.global.u64 " + first + ", " + first + ";");
   writer_.line("mad.lo.s64 " + first + ", %place, " + size + ", " + first + ";");
-  std::string const from_first = ", %place, " + size + ", " + first + ";";
-  for (int piece = 1; piece < layout_.pieces; ++piece) {
-    writer_.line("mul.lo.s64 %place, " + offset_register(piece) + ", " + stride + ";");
-    writer_.line("mad.lo.s64 " + address_register(operand, piece) + from_first);
-  }
-  writer_.line("and.b64 %place, " + first + ", " + std::to_string(vector_bytes(operand) - 1) + ";");
+  locate_pieces(operand);
+  writer_.line("and.b64 %place, %place, " + std::to_string(vector_bytes(operand) - 1) + ";");
   writer_.line("setp.eq.s64 %aligned, %place, 0;");
   writer_.line("setp.eq.s64 " + is_vector + ", " + stride + ", 1;");
   writer_.line("and.pred " + is_vector + ", " + is_vector + ", %aligned;");
+}
+
+// The pieces behind the first, and in %place the bits that are set in any address. Pieces that lie in a row begin on a
+// vector's boundary where the first does.
+void VectorProgram::locate_pieces(int operand) {
+  std::string const first = address_register(operand, 0);
+  bool const in_rows = piece_dimension_ == kRowDimension;
+  std::string const jump = in_rows ? "%jump" : stride_register(operand);
+  if (in_rows) writer_.line("ld.param.s64 %jump, " + stride_field(operand, kRowDimension) + ";");
+  for (int piece = 1; piece < layout_.pieces; ++piece) {
+    writer_.line("mul.lo.s64 %place, " + offset_register(piece) + ", " + jump + ";");
+    writer_.line("mad.lo.s64 " + address_register(operand, piece) + ", %place, " + std::to_string(size_of(operand)) +
+                 ", " + first + ";");
+  }
+  writer_.line("mov.b64 %place, " + first + ";");
+  for (int piece = 1; in_rows && piece < layout_.pieces; ++piece) {
+    writer_.line("or.b64 %place, %place, " + address_register(operand, piece) + ";");
+  }
 }
 
 // Vectors are loaded before anything else, so that all of them are on their way together.
@@ -206,6 +243,13 @@ void VectorProgram::unpack(int operand, int piece) {
   }
 }
 
+void VectorProgram::take_input(std::string const* values, int piece) {
+  for (int i = 0; i < layout_.elements; ++i) writer_.move(element(kInputRegisters, i), values[i]);
+  for (int operand = 0; operand < program_.operand_count; ++operand) {
+    if (writer_.reads_operand(operand)) unpack(operand, piece);
+  }
+}
+
 void VectorProgram::compute(Mark const& mark) {
   int const elements = layout_.elements;
   if (mark.arguments.size() != 1 + static_cast<size_t>(elements)) {
@@ -213,10 +257,7 @@ void VectorProgram::compute(Mark const& mark) {
   }
   int const piece = std::stoi(mark.arguments[0]);
   std::string const* const values = &mark.arguments[1];
-  for (int i = 0; i < elements; ++i) writer_.move(element(kInputRegisters, i), values[i]);
-  for (int operand = 0; operand < program_.operand_count; ++operand) {
-    if (writer_.reads_operand(operand)) unpack(operand, piece);
-  }
+  take_input(values, piece);
   if (is_short()) {
     for (int i = 0; i < elements; ++i) writer_.write_element(i);
   } else {
@@ -226,28 +267,36 @@ void VectorProgram::compute(Mark const& mark) {
   for (int i = 0; i < elements; ++i) writer_.move(values[i], element(results, i));
 }
 
-void VectorProgram::write_passes(int piece) {
-  int const elements = layout_.elements;
-  std::string const label = "$Lpass" + std::to_string(piece);
+void VectorProgram::begin_passes(std::string const& label) {
   // A constant that ptxas cannot see, as there is no negative number of operands: it unrolls a loop whose count it
   // knows.
   size_t const count = static_cast<size_t>(layout_.program) + offsetof(Program, operand_count);
   writer_.line("ld.param.s32 %passes, [" + parameter_ + "+" + std::to_string(count) + "];");
   writer_.line("shr.s32 %passes, %passes, 31;");
-  writer_.line("add.s32 %passes, %passes, " + std::to_string(elements / kPass) + ";");
+  writer_.line("add.s32 %passes, %passes, " + std::to_string(layout_.elements / kPass) + ";");
   writer_.label(label);
   writer_.line(".pragma \"nounroll\";");
   for (int i = 0; i < kPass; ++i) writer_.write_element(i);
-  writer_.rotate(kInputRegisters, elements, kPass);
-  for (int i = 0; i < kPass; ++i) {
-    writer_.move(element(kInputRegisters, elements - kPass + i), element(writer_.results(), i));
-  }
+}
+
+void VectorProgram::end_passes(std::string const& label) {
   for (int operand = 0; operand < program_.operand_count; ++operand) {
-    if (writer_.reads_operand(operand)) writer_.rotate(operand_registers(operand), elements, kPass);
+    if (writer_.reads_operand(operand)) writer_.rotate(operand_registers(operand), layout_.elements, kPass);
   }
   writer_.line("add.s32 %passes, %passes, -1;");
   writer_.line("setp.gt.s32 %more, %passes, 0;");
   writer_.line("@%more bra " + label + ";");
+}
+
+void VectorProgram::write_passes(int piece) {
+  int const elements = layout_.elements;
+  std::string const label = "$Lpass" + std::to_string(piece);
+  begin_passes(label);
+  writer_.rotate(kInputRegisters, elements, kPass);
+  for (int i = 0; i < kPass; ++i) {
+    writer_.move(element(kInputRegisters, elements - kPass + i), element(writer_.results(), i));
+  }
+  end_passes(label);
 }
 
 }  // namespace cutfuse::specialize

@@ -1,6 +1,10 @@
 // A program in the marks of a kernel: for pieces of aligned rows, with their operands loaded ahead.
 #pragma once
 
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "specialize/marked_kernel.h"
 
 namespace cutfuse::specialize {
@@ -8,8 +12,9 @@ namespace cutfuse::specialize {
 class VectorProgram {
  public:
   // parameter: the kernel's, whose layout is given.
-  VectorProgram(MarkedLayout const& layout, std::string parameter, Program const& program, OperandTypes const& operands,
-                OpSnippets const& snippets);
+  VectorProgram(MarkedLayout const& layout, std::string const& parameter, Program const& program,
+                OperandTypes const& operands, OpSnippets const& snippets);
+  virtual ~VectorProgram() = default;
 
   // What takes the place of a mark. The first is cutfuse.layout.
   std::string write(Mark const& mark);
@@ -20,8 +25,31 @@ class VectorProgram {
   // Blocks of a multiprocessor that have the registers it needs.
   int blocks(int threads) const;
 
- private:
+ protected:
+  // The program as `writer` writes it.
+  VectorProgram(MarkedLayout const& layout, std::string parameter, Program const& program, OperandTypes const& operands,
+                OpSnippets const& snippets, std::unique_ptr<ProgramWriter> writer);
+
+  virtual void declare_program();
+  virtual int element_instructions() const { return writer_.instructions(); }
+  virtual int longest_snippet() const { return writer_.longest_op(); }
+  // Registers of a thread beside those of operands.
+  virtual int own_registers() const { return layout_.elements; }
+  // The marks of the program itself; false for another one.
+  virtual bool write_program(Mark const& mark);
+
   bool is_short() const;
+  int elements() const { return layout_.elements; }
+  int pieces() const { return layout_.pieces; }
+  // A piece's input and operands, as the program reads them.
+  void take_input(std::string const* values, int piece);
+  // A loop over passes of kPass elements through whose first registers a piece is rotated: its program and operands.
+  static constexpr int kPass = 2;
+  void begin_passes(std::string const& label);
+  void end_passes(std::string const& label);
+
+ private:
+  std::string stride_field(int operand, int dimension) const;
   int words_of(int operand) const;
   int size_of(int operand) const;
   int vector_bytes(int operand) const;
@@ -29,6 +57,7 @@ class VectorProgram {
   void declare();
   void load(Mark const& mark);
   void locate(int operand);
+  void locate_pieces(int operand);
   void load_vectors(int operand);
   void load_others(int operand);
   std::vector<std::string> words(int operand, int piece) const;
@@ -41,7 +70,11 @@ class VectorProgram {
   Program const& program_;
   OperandTypes const& operands_;
   OpSnippets const& snippets_;
-  ProgramWriter writer_;
+  std::unique_ptr<ProgramWriter> const owned_;
+  int piece_dimension_ = 2;  // of a tensor, in which a thread's pieces lie
+
+ protected:
+  ProgramWriter& writer_;
 };
 
 }  // namespace cutfuse::specialize

@@ -23,7 +23,7 @@ from ..planning.device import dtype_codes, reduction_codes
 from ..planning.fused import changes_setting, plan_call
 from ..planning.linear_launch import operand_strides
 from ..planning.linear_plan import LinearArguments
-from ..planning.specialize import are_requested, find_pointwise, request
+from ..planning.specialize import are_requested, find_backward, find_pointwise, request
 from ..precision import allows_tf32, captured_mode
 
 if TYPE_CHECKING:
@@ -132,9 +132,14 @@ def plan_training(
     laid_out = [(codes[t.dtype], 0, *operand_strides(t, m, n)) for t in arguments.operands]
     matrices = [(0, *operand) for operand in laid_out]
     program, matrix = arguments.program, (0, codes[z.dtype], 0, n, 1)
-    epilogues = find_pointwise(x.device.index or 0, program, (1, m, n), matrix, matrices, 0, codes[y.dtype])
-    request(epilogues)
-    if not are_requested(epilogues):
+    has_sum = bias is not None and bias.requires_grad
+    device = x.device.index or 0
+    forward = find_pointwise(device, program, (1, m, n), matrix, matrices, 0, codes[y.dtype])
+    grad = (0, codes[y.dtype], 0, n, 1)
+    derivatives = [(wrt, 0, code) for wrt, _, code in outputs]
+    backward = find_backward(device, program, (1, m, n), grad, matrix, matrices, derivatives, has_sum)
+    request([*forward, *backward])
+    if not are_requested([*forward, *backward]):
         return None  # the call is captured in a graph; a later one asks for it
     handle = core.training_plan(
         z,
@@ -148,8 +153,9 @@ def plan_training(
         laid_out,
         outputs,
         _contiguous(y),
-        None if bias is None or not bias.requires_grad else _column_sum(m, n, bias),
-        epilogues[0] if epilogues else None,
+        _column_sum(m, n, bias) if has_sum and bias is not None else None,
+        forward[0] if forward else None,
+        backward[0] if backward else None,
     )
     is_fp32 = x.dtype == torch.float32
     plan = TrainingPlan(handle, arguments.program.text, captured_mode() if is_fp32 else "", allows_tf32())

@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import native
 from ..epilogue import Epilogue, EpilogueError, Program, operand
 from ..planning.device import dtype_codes, on_device, reduction_codes, stream_of
+from ..planning.specialize import find_backward, request
 from ..reductions import GRADIENTS
 from . import cuda
 from .layout import Layout, broadcast_strides, reduction_layout
@@ -138,21 +139,27 @@ def _launch(
     if column_sum:
         blocks = native.core.pointwise_backward_row_blocks(rows, columns)
         partials = torch.empty((blocks, columns), dtype=torch.float32, device=x.device)
-    laid_out = cuda.matrices(tensors, layout.strides)
+    grad_matrix, x_matrix, *operand_matrices = cuda.matrices(tensors, layout.strides)
     index = x.device.index
+    problem = (
+        layout.extents,
+        grad_matrix,
+        x_matrix,
+        operand_matrices,
+        [(k, t.data_ptr(), codes[t.dtype]) for k, t in zip(wanted, outputs, strict=True)],
+    )
+    epilogues = [] if weights is not None else find_backward(index or 0, program, *problem, column_sum)
+    request(epilogues)
     with on_device(index):
         native.core.pointwise_backward(
             stream_of(index),
             program.native,
-            layout.extents,
-            laid_out[0],
-            laid_out[1],
-            laid_out[2:],
-            [(k, t.data_ptr(), codes[t.dtype]) for k, t in zip(wanted, outputs, strict=True)],
+            *problem,
             0 if partials is None else partials.data_ptr(),
             reduction_codes()["none" if weights is None else weights.reduction],
             0 if weights is None else weights.result.data_ptr(),
             0 if weights is None or weights.ties is None else weights.ties.data_ptr(),
+            epilogues[0] if epilogues else None,
         )
     gradients = [t if k == 0 else _sum_to(t, operands[k - 1]) for k, t in zip(wanted, outputs, strict=True)]
     if partials is not None:

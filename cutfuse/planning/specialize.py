@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Epilogues = list["Specialization"]
 Matrix: TypeAlias = tuple[int, int, int, int, int]  # address, type and strides, as the native module takes them
+Output: TypeAlias = tuple[int, int, int]  # the input that a derivative is of, address and type
 
 _warned_of: set[str] = set()
 
@@ -103,6 +104,29 @@ def find_pointwise(
         return []
     core = native.core
     kernel = core.pointwise_kernel(program.native, extents, x, list(operands), out, out_dtype)
+    types = [dtype for _, dtype, *_ in operands]
+    found = core.find_specialization(kernel, device, program.native, types) if kernel else None
+    return [] if found is None else [found]
+
+
+def find_backward(
+    device: int,
+    program: Program,
+    extents: tuple[int, ...],
+    grad: Matrix,
+    x: Matrix,
+    operands: Sequence[Matrix],
+    outputs: Sequence[Output],
+    column_sum: bool,
+) -> Epilogues:
+    """The program's derivatives in the kernel of such a call of the native `pointwise_backward` without a reduction.
+
+    Empty where they are interpreted for good.
+    """
+    if why_interpreted():
+        return []
+    core = native.core
+    kernel = core.pointwise_backward_kernel(program.native, extents, grad, x, list(operands), list(outputs), column_sum)
     types = [dtype for _, dtype, *_ in operands]
     found = core.find_specialization(kernel, device, program.native, types) if kernel else None
     return [] if found is None else [found]

@@ -1,0 +1,94 @@
+"""Kernels of derivatives with a program compiled in: their PTX, run on the CPU as a GPU would launch them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from ptx_machine import MEMORY_BASE, Machine
+from ptx_parser import Function, find_kernel
+from specialized_kernels import operand_types
+from specialized_pointwise import Memory
+from torch import Tensor
+
+from cutfuse.epilogue import Program
+from cutfuse.native import module
+
+
+def backward_text(
+    program: Program,
+    x: torch.dtype,
+    operands: Sequence[Tensor] = (),
+    wanted: Sequence[int] = (0,),
+    column_sum: bool = False,
+) -> str:
+    name = str(x).removeprefix("torch.")
+    template = module().kernel_template(f"pointwise_backward_{'columns_' if column_sum else ''}{name}")
+    assert template
+    return module().specialize_kernel(template, program.native, operand_types(operands), derivatives=list(wanted))
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradient of each wanted input, and the partial sums of x's columns, `[row_blocks, columns]`."""
+
+    of: list[Tensor]
+    partials: Tensor | None
+
+
+class SpecializedBackward:
+    """A specialized kernel. `run` gives its results for x `[rows, columns]`, or with an outer dimension before them."""
+
+    def __init__(self, text: str, wanted: Sequence[int] = (0,), column_sum: bool = False) -> None:
+        self.text = text
+        self.wanted = wanted
+        self.column_sum = column_sum
+        self.function: Function = find_kernel(text, "pointwise_backward_")
+
+    def run(
+        self,
+        program: Program,
+        grad: Tensor,
+        x: Tensor,
+        operands: Sequence[Tensor] = (),
+        dtypes: Sequence[torch.dtype] | None = None,
+    ) -> Gradients:
+        """dtypes: of the gradients; that of x if they are not given."""
+        extents = [1] * (3 - x.dim()) + list(x.shape)
+        memory = Memory()
+        symbols = memory.add_tables(self.text)
+        grad_matrix, x_matrix, *matrices = [memory.add_tensor(item, extents) for item in (grad, x, *operands)]
+        results = [torch.empty(x.shape, dtype=dtype) for dtype in dtypes or [x.dtype] * len(self.wanted)]
+        if self.column_sum:
+            blocks = module().pointwise_backward_row_blocks(*x.shape)
+            results.append(torch.empty(blocks, x.shape[1]))
+        first = len(memory.image)
+        places = [memory.add(b"\xff" * (item.numel() * item.itemsize)) for item in results]
+        outputs = [
+            (wrt, place, operand_types([item])[0])
+            for wrt, place, item in zip(self.wanted, places, results, strict=False)
+        ]
+        problem = (program.native, extents, grad_matrix, x_matrix, matrices, outputs)
+        assert module().pointwise_backward_kernel(*problem, self.column_sum), "the launch would interpret the program"
+        partials = places[-1] if self.column_sum else 0
+        parameters, blocks, threads = module().pointwise_backward_parameters(*problem, partials)
+        machine = self.machine(memory, symbols, blocks, threads, first)
+        row = np.frombuffer(parameters, np.uint8)
+        machine.run(self.function, [np.broadcast_to(row, (blocks * threads, len(row)))])
+        for place, item in zip(places, results, strict=True):
+            start = place - MEMORY_BASE
+            stored = machine.memory[start : start + item.numel() * item.itemsize].copy()
+            item.copy_(torch.from_numpy(stored).view(item.dtype).view(item.shape))
+        return Gradients(results[: len(self.wanted)], results[-1] if self.column_sum else None)
+
+    def machine(self, memory: Memory, symbols: dict[str, int], blocks: int, threads: int, first: int) -> Machine:
+        lanes = np.arange(blocks * threads)
+        special = {
+            "%tid.x": lanes % threads,
+            "%ctaid.x": lanes // threads,
+            "%ntid.x": np.full(blocks * threads, threads),
+        }
+        stores = range(first, len(memory.image))
+        return Machine(len(lanes), bytes(memory.image), symbols, special, stores, threads)
