@@ -76,6 +76,14 @@ void pointwise_backward(uintptr_t stream, Program const& program, Extents const&
   launcher().pointwise_backward(problem, pointer<void>(stream));
 }
 
+std::tuple<int64_t, int, int64_t, int64_t> backward_launch(Extents const& extents, int dtype, int64_t pitch,
+                                                           bool keep_columns) {
+  std::vector<PointwiseTensor> tensors = {{{extents[1] * pitch, pitch, 1}, to_dtype(dtype), 0}};
+  PointwisePlan const plan = plan_pointwise_backward({extents[0], extents[1], extents[2]}, tensors, {}, keep_columns);
+  return {plan.extents.outer * plan.row_tiles * plan.column_tiles, plan.width * plan.height, plan.tile_columns,
+          plan.column_tiles};
+}
+
 }  // namespace
 
 PointwiseBackwardProblem to_backward_problem(Program const& program, Extents const& extents, MatrixTuple const& grad,
@@ -128,6 +136,10 @@ void bind_pointwise(py::module_& module) {
              "The kernel that such a call of pointwise_backward, without a reduction, runs with the program's "
              "derivatives compiled in; empty where they have to be interpreted. Of an address no more counts than "
              "whether it is a multiple of 32.");
+  module.def("pointwise_backward_launch", &backward_launch, py::arg("extents"), py::arg("dtype"), py::arg("pitch"),
+             py::arg("keep_columns"),
+             "How the kernel that interprets is launched for rows of such a pitch in elements: blocks, threads of a "
+             "block, columns of a block, and blocks beside each other. For tests.");
   module.def("pointwise_backward_row_blocks", &pointwise_backward_row_blocks, py::arg("rows"), py::arg("columns"),
              "Rows of column partial sums that pointwise_backward writes.");
 }

@@ -12,6 +12,8 @@ from compiled_epilogues import FakeCompiler, compiled_by
 from emulated_device import core, direct_calls
 from emulated_device import launches as launches
 from emulated_launches import EmulatedLaunches
+from hypothesis import example, given
+from hypothesis import strategies as st
 from torch import Tensor
 
 import cutfuse
@@ -111,6 +113,26 @@ def test_columns_are_added_up_in_one_order(shape: tuple[int, int]) -> None:
     assert rest == 0
     assert tiles * min(256, -(-columns // 8) * 8) >= columns
     assert threads <= 128
+
+
+@given(
+    st.tuples(st.integers(1, 3), st.integers(1, 5000), st.integers(1, 3000)),
+    st.integers(0, 9),
+    st.booleans(),
+    st.sampled_from([BFLOAT16, FLOAT32]),
+)
+@example((1, 77, 131), 0, False, FLOAT32)
+def test_the_interpreting_kernel_is_launched_for_all_columns(
+    extents: tuple[int, int, int], gap: int, keep_columns: bool, dtype: int
+) -> None:
+    """Along rows where these are not aligned, with a thread for each column."""
+    columns = extents[2]
+    launch = core.pointwise_backward_launch(extents, dtype, columns + gap, keep_columns)
+    blocks, threads, block_columns, blocks_beside = launch
+    assert 1 <= threads <= 128
+    assert blocks >= blocks_beside >= 1
+    if keep_columns:
+        assert block_columns * (blocks_beside - 1) < columns <= block_columns * blocks_beside
 
 
 LAYER = (16, 64, 63)  # rows, columns, depth

@@ -200,10 +200,9 @@ PointwisePlan plan_pointwise_backward(PointwiseExtents extents, std::vector<Poin
   plan.last_columns = extents.columns;
   if (!keep_columns) fold(plan, all, kBackwardColumns);
   lay_lines(plan, tensors, kBackwardThreads, [](int64_t positions, int elements) {
-    return static_cast<int>(std::min<int64_t>(positions, kBackwardColumns / elements));
+    return static_cast<int>(std::min<int64_t>({positions, kBackwardColumns / elements, kBackwardThreads}));
   });
-  plan.tile_columns = kBackwardColumns;
-  plan.column_tiles = ceil_divide(plan.extents.columns, kBackwardColumns);
+  plan.column_tiles = ceil_divide(plan.extents.columns, plan.tile_columns);
   plan.row_tiles = pointwise_backward_row_blocks(plan.extents.rows, plan.extents.columns);
   plan.tile_rows = ceil_divide(plan.extents.rows, plan.row_tiles);
   return plan;

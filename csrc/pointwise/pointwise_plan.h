@@ -67,8 +67,8 @@ struct PointwiseBlock {
 PointwisePlan plan_pointwise(PointwiseExtents extents, std::vector<PointwiseTensor>& tensors, StrideList const& others,
                              PointwiseBlock const& block, int multiprocessors);
 
-// The backward kernel's: blocks of 256 columns by a number of rows that depends on nothing but the extents, as a
-// block's column sums are an output. keep_columns: do not merge or fold columns.
+// The backward kernel's: blocks of at most 256 columns by a number of rows that depends on nothing but the extents, as
+// a block's column sums are an output. keep_columns: do not merge or fold columns.
 PointwisePlan plan_pointwise_backward(PointwiseExtents extents, std::vector<PointwiseTensor>& tensors,
                                       StrideList const& others, bool keep_columns);
 
