@@ -1,6 +1,8 @@
 // The texts that specialized kernels are put together from: of builds with kernels.
 #include "bindings.h"
+#include "common/launch.h"
 #include "pointwise/kernels.h"
+#include "reduce/kernels.h"
 #include "specialize/kernel_template.h"
 #include "specialize/kernel_text.h"
 #include "specialize/op_snippets.h"
@@ -31,6 +33,19 @@ std::tuple<py::bytes, int64_t, int> pointwise_parameters(Program const& program,
           parameters.plan.width * parameters.plan.height};
 }
 
+std::tuple<py::bytes, int64_t, int> reduce_parameters(Program const& program, Extents const& extents,
+                                                      MatrixTuple const& x, std::vector<MatrixTuple> const& operands,
+                                                      int reduction, uintptr_t out, int out_dtype, uintptr_t workspace,
+                                                      int multiprocessors) {
+  if (is_empty(extents)) throw py::value_error("reduce_parameters: nothing is launched for " + to_string(extents));
+  ReduceProblem const problem = to_problem(program, extents, x, operands, reduction, out, out_dtype, workspace);
+  PlannedReduce const planned = plan_program(problem, multiprocessors);
+  ReduceProgramParameters const parameters = {parameters_of(planned), planned.problem.program,
+                                              planned.problem.operands};
+  return {py::bytes(reinterpret_cast<char const*>(&parameters), sizeof(parameters)), row_blocks(parameters.reduce),
+          kBlockThreads};
+}
+
 }  // namespace
 
 void bind_kernel_text(py::module_& module) {
@@ -47,6 +62,10 @@ void bind_kernel_text(py::module_& module) {
       py::arg("operands"), py::arg("out"), py::arg("out_dtype"),
       "What the specialized kernel of such a call of pointwise is given, and how many blocks and threads of a block "
       "are launched, on a device of one multiprocessor. For tests.");
+  module.def("reduce_parameters", &reduce_parameters, py::arg("program"), py::arg("extents"), py::arg("x"),
+             py::arg("operands"), py::arg("reduction"), py::arg("out"), py::arg("out_dtype"), py::arg("workspace"),
+             py::arg("multiprocessors"),
+             "The same of such a call of reduce, on a device of so many multiprocessors. For tests.");
 }
 
 }  // namespace cutfuse::bindings

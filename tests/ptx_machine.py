@@ -33,6 +33,7 @@ from ptx_parser import Address, Function, Operand, Register, Statement
 MEMORY_BASE = 1 << 16
 LOCAL_BASE = 1 << 40
 LOCAL_BYTES = 2048
+SHARED_BYTES = 4096
 PARAMETER_BASE = 1 << 50  # of a kernel's one parameter
 PARAMETER = re.compile(r"_param_(\d+)$")
 
@@ -40,7 +41,8 @@ PARAMETER = re.compile(r"_param_(\d+)$")
 class Machine:
     """Threads that run one function. Memory is one array of bytes for all, local memory one for each.
 
-    `special`: the values of special registers, such as %tid.x. `stores`: where the threads may write.
+    `special`: the values of special registers, such as %tid.x. `stores`: where the threads may write. `shared`: where the
+    arrays of a block lie, in threads that come block by block.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class Machine:
         symbols: dict[str, int] | None = None,
         special: dict[str, Array] | None = None,
         stores: range = range(0),
+        shared: dict[str, int] | None = None,
+        block: int = 1,
     ) -> None:
         self.threads = threads
         self.memory = np.frombuffer(memory or bytes(16), np.uint8).copy()
@@ -57,6 +61,9 @@ class Machine:
         self.special = special or {}
         self.stores = stores
         self.local = np.zeros((threads, LOCAL_BYTES), np.uint8)
+        self.shared_symbols = shared or {}
+        self.block_of = np.arange(threads) // block
+        self.shared = np.zeros((-(-threads // block), SHARED_BYTES), np.uint8)
         self.registers: dict[Register, Array] = {}
         self.active = np.ones(threads, bool)
         self.uniform = True
@@ -84,10 +91,17 @@ class Machine:
         if root in ("bra", "brx", "ret"):
             self.jump(statement, at)
             return True
-        assert statement.guard is None, f"{statement.opcode} under a predicate"
         handler = getattr(self, f"do_{root}", None)
         assert handler, f"the machine does not know {statement.opcode}"
-        handler(statement)
+        if statement.guard is None:
+            handler(statement)
+            return False
+        active, uniform = self.active, self.uniform
+        self.active = active & (self.registers[statement.guard] ^ statement.negated)
+        self.uniform = bool(self.active.all())
+        if self.active.any():
+            handler(statement)
+        self.active, self.uniform = active, uniform
         return False
 
     def jump(self, statement: Statement, at: int) -> None:
@@ -125,6 +139,8 @@ class Machine:
     def address_of(self, symbol: str) -> int:
         if PARAMETER.search(symbol):
             return PARAMETER_BASE
+        if symbol in self.shared_symbols:
+            return self.shared_symbols[symbol]
         if symbol in self.function.locals:
             return LOCAL_BASE + self.function.locals[symbol]
         return MEMORY_BASE + self.symbols[symbol]
@@ -240,11 +256,37 @@ class Machine:
     do_ex2 = do_lg2 = do_rcp = do_rsqrt = do_sqrt = do_sin = do_cos = do_tanh = approximate
 
     def do_div(self, statement: Statement) -> None:
-        if statement.parts[-1] != "u32":
+        kind = statement.parts[-1]
+        if kind == "f32":
             self.approximate(statement)
             return
-        a, b = (self.read(item, "u32") for item in statement.operands[1:])
-        self.write(statement.operands[0], a // b)
+        a, b = (self.read_signed(item, kind) for item in statement.operands[1:])
+        assert kind[0] == "u" or (a[self.active] >= 0).all(), "the machine divides no negative numbers"
+        self.write(statement.operands[0], (a // np.where(self.active, b, 1)).view(UNSIGNED[a.itemsize]))
+
+    def do_rem(self, statement: Statement) -> None:
+        kind = statement.parts[-1]
+        a, b = (self.read_signed(item, kind) for item in statement.operands[1:])
+        assert kind[0] == "u" or (a[self.active] >= 0).all(), "the machine divides no negative numbers"
+        self.write(statement.operands[0], (a % np.where(self.active, b, 1)).view(UNSIGNED[a.itemsize]))
+
+    def do_popc(self, statement: Statement) -> None:
+        bits = self.read(statement.operands[1], statement.parts[-1]).view(np.uint8).reshape(self.threads, -1)
+        self.write(statement.operands[0], np.unpackbits(bits, axis=1).sum(axis=1, dtype=np.uint32))
+
+    def do_shfl(self, statement: Statement) -> None:
+        assert statement.parts[1:3] == ["sync", "bfly"], statement.opcode
+        target, source, distance = statement.operands[:3]
+        lanes = np.arange(self.threads)
+        others = lanes ^ self.read(distance, "u32").astype(np.int64)
+        assert self.active[others[self.active]].all(), "a thread asks one that is elsewhere"
+        assert (others // 32 == lanes // 32).all(), "a thread asks one of another warp"
+        self.write(target, self.read(source, "b32")[others])
+
+    def do_bar(self, statement: Statement) -> None:
+        """Threads meet again at the first instruction that any of them waits for, and so at this one."""
+        here = np.bincount(self.block_of, self.active)
+        assert np.isin(here, (0, np.bincount(self.block_of).max())).all(), "a part of a block waits at a barrier"
 
     def do_setp(self, statement: Statement) -> None:
         kind = statement.parts[-1]
@@ -319,6 +361,12 @@ class Machine:
         assert (offsets + count <= limit).all(), "an address behind the memory"
         return offsets[:, None] + np.arange(count), np.arange(self.threads)[:, None], local
 
+    def shared_places(self, address: Address, count: int) -> Array:
+        start = np.full(self.threads, address.offset, np.int64)
+        start += self.registers[address.base] if isinstance(address.base, Register) else self.address_of(address.base)
+        assert (start[self.active] + count <= SHARED_BYTES).all(), "an address behind a block's memory"
+        return np.where(self.active, start, 0)[:, None] + np.arange(count)
+
     def do_ld(self, statement: Statement) -> None:
         kind, target = statement.parts[-1], statement.operands[0]
         targets = target if isinstance(target, list) else [target]
@@ -327,6 +375,8 @@ class Machine:
         assert isinstance(address, Address), statement.opcode
         if "param" in statement.parts:
             data = self.parameter_at(address, size * len(targets))
+        elif "shared" in statement.parts:
+            data = self.shared[self.block_of[:, None], self.shared_places(address, size * len(targets))]
         else:
             columns, rows, local = self.places(address, size * len(targets))
             data = self.local[rows, columns] if local else self.memory[columns]
@@ -351,6 +401,10 @@ class Machine:
         if "param" in statement.parts:
             place = slice(address.offset, address.offset + data.shape[1])
             self.result[self.active, place] = data[self.active]
+            return
+        if "shared" in statement.parts:
+            columns = self.shared_places(address, data.shape[1])
+            self.shared[self.block_of[self.active, None], columns[self.active]] = data[self.active]
             return
         columns, rows, local = self.places(address, data.shape[1])
         if local:

@@ -114,6 +114,7 @@ class Parser:
             return Address(self.register(base) or base, int(offset or 0))
         if re.fullmatch(r"-?\d+", text):
             return int(text)
+        text, _, _ = text.partition("|")  # of a shuffle's two results nobody reads the second
         return self.register(text) or text
 
 

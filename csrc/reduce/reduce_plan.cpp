@@ -13,7 +13,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kVectorBytes = 16;
 constexpr int kLoadsInFlight = 8;       // vectors that a thread of the strided kernel loads before it uses the first
-constexpr int kProgramFragment = 8;     // elements that a program runs over at once
+constexpr int kProgramFragment = 8;     // elements that the strided kernel's program runs over at once
 constexpr int64_t kBlocksInFlight = 4;  // per multiprocessor: fewer cannot keep the memory busy
 // Per multiprocessor, once a reduction is split: one wave. Column sums of 8192x8192 bf16 take 46 us with 4, 51 with 8
 // and 58 with 16 (H200): more splits are more partial rows.
@@ -22,6 +22,10 @@ constexpr int64_t kSplitBytes = 32768;      // of a row that are worth a block
 constexpr int64_t kLongestChunk = 1 << 30;  // elements: counts within a chunk fit an int
 constexpr int64_t kVectorsPerLane = 8;      // of a row: a thread's start costs as much as four
 constexpr int64_t kFewestLanes = 4;         // of a row that has as many vectors: a load takes 64 neighbouring bytes
+// The same where a program comes first, as long as so many blocks a multiprocessor are left: a row's beginning and end
+// cost its threads some 200 instructions, and a vector of six light ops 100.
+constexpr int64_t kProgramVectorsPerLane = 32;
+constexpr int64_t kProgramBlocks = 16;
 constexpr int64_t kLongReduction =
     64;  // super-rows from which threads also lie side by side along the reduced dimension
 constexpr int64_t kManySuperRows = 128;  // super-rows from which their partial rows are under 4% of the traffic
@@ -44,16 +48,33 @@ int64_t split_count(int64_t blocks, int64_t most, int multiprocessors) {
                              std::max<int64_t>(most, 1));
 }
 
-ReducePlan plan_rows(ReduceExtents const& extents, DType dtype, int multiprocessors) {
+int64_t lanes_of(int64_t rows, int64_t vectors, bool has_program, int multiprocessors) {
+  int64_t const fewest = std::min<int64_t>(vectors, kFewestLanes);
+  int64_t lanes = power_of_two_at_least(std::max(ceil_divide(vectors, kVectorsPerLane), fewest));
+  lanes = std::min<int64_t>(lanes, kThreads);
+  auto const is_better = [&](int64_t fewer) {
+    return fewer >= fewest && vectors <= fewer * kProgramVectorsPerLane &&
+           rows * fewer >= kProgramBlocks * multiprocessors * kThreads;
+  };
+  while (has_program && is_better(lanes / 2)) lanes /= 2;
+  return lanes;
+}
+
+// Whether rows begin on a boundary of 16 bytes and end on one.
+bool has_whole_vectors(ReduceLayout const& layout, int vector) {
+  ReduceExtents const& extents = layout.extents;
+  return layout.aligned && extents.reduced % vector == 0 && (extents.outer == 1 || layout.strides[0] % vector == 0) &&
+         (extents.inner == 1 || layout.strides[2] % vector == 0);
+}
+
+ReducePlan plan_rows(ReduceExtents const& extents, DType dtype, bool has_program, int multiprocessors) {
   int64_t const rows = extents.outer * extents.inner;
   int const vector = elements_per_vector(dtype);
   int64_t const vectors = ceil_divide(extents.reduced, vector);
-  int64_t const lanes =
-      power_of_two_at_least(std::max(ceil_divide(vectors, kVectorsPerLane), std::min<int64_t>(vectors, kFewestLanes)));
   ReducePlan plan = {};
   plan.path = ReducePath::kRows;
   plan.vector = vector;
-  plan.lanes = static_cast<int>(std::min<int64_t>(lanes, kThreads));
+  plan.lanes = static_cast<int>(lanes_of(rows, vectors, has_program, multiprocessors));
   int64_t const bytes = extents.reduced * static_cast<int64_t>(size_of(dtype));
   int64_t const wanted = plan.lanes == kThreads ? split_count(rows, bytes / kSplitBytes, multiprocessors) : int64_t{1};
   int64_t const granule = static_cast<int64_t>(kThreads) * vector;
@@ -149,11 +170,14 @@ ReducePlan plan_reduce(ReduceLayout const& layout, int multiprocessors) {
   if (packed && !layout.has_program && bytes <= kTileRowBytes && (bytes % kVectorBytes != 0 || !layout.aligned)) {
     return plan_row_tiles(extents, layout.dtype);
   }
-  return plan_rows(extents, layout.dtype, multiprocessors);
+  ReducePlan plan = plan_rows(extents, layout.dtype, layout.has_program, multiprocessors);
+  plan.whole_vectors = has_whole_vectors(layout, plan.vector);
+  return plan;
 }
 
 size_t reduce_workspace(ReduceExtents const& extents, DType dtype, Reduction reduction, int multiprocessors) {
-  int64_t rows = plan_rows(extents, dtype, multiprocessors).partial_rows;
+  constexpr bool kHasProgram = false;  // a program changes nothing where rows are few enough to be split
+  int64_t rows = plan_rows(extents, dtype, kHasProgram, multiprocessors).partial_rows;
   ReduceExtents const turned = {1, extents.reduced, extents.outer};  // see normalize
   for (ReduceExtents const& candidate : {extents, extents.inner == 1 ? turned : extents}) {
     int const vector = elements_per_vector(dtype);

@@ -16,6 +16,9 @@ constexpr int kPass = 2;
 
 constexpr int kWordBytes = 4;
 
+constexpr size_t kPosition = 3;  // the first arguments of a mark: outer, row, column
+constexpr int kColumns = 2;      // the dimension of an operand that a row lies along
+
 std::string word_registers(int operand) { return "%word" + std::to_string(operand) + "_"; }
 
 std::string address_register(int operand, int piece) {
@@ -25,6 +28,8 @@ std::string address_register(int operand, int piece) {
 std::string stride_register(int operand) { return "%stride" + std::to_string(operand); }
 
 std::string vector_predicate(int operand) { return "%vectors" + std::to_string(operand); }
+
+std::string gather_predicate(int operand) { return "%gathers" + std::to_string(operand); }
 
 std::string offset_register(int piece) { return "%offset" + std::to_string(piece); }
 
@@ -50,6 +55,10 @@ std::string VectorProgram::write(Mark const& mark) {
     declare();
   } else if (mark.opcode == "cutfuse.load") {
     load(mark);
+  } else if (mark.opcode == "cutfuse.locate") {
+    locate_line(mark);
+  } else if (mark.opcode == "cutfuse.fetch") {
+    fetch(mark);
   } else if (mark.opcode == "cutfuse.compute") {
     compute(mark);
   } else {
@@ -64,10 +73,11 @@ bool VectorProgram::is_short() const {
 
 int VectorProgram::blocks(int threads) const {
   constexpr int kRegisters = 65536;  // of a multiprocessor
-  constexpr int kOwn = 40;           // the kernel's, and an op's
+  constexpr int kOwn = 32;           // the kernel's, and an op's
+  constexpr int kPiece = 4;          // of 16 bytes
   constexpr int kOfLongOps = 16;     // erfc of two elements at once: spills without them
   constexpr int kLongOp = 64;        // instructions
-  int held = kOwn + layout_.elements + (writer_.longest_op() > kLongOp ? kOfLongOps : 0);
+  int held = kOwn + kPiece * layout_.pieces + layout_.elements + (writer_.longest_op() > kLongOp ? kOfLongOps : 0);
   for (int operand = 0; operand < program_.operand_count; ++operand) {
     if (!writer_.reads_operand(operand)) continue;
     held += words_of(operand) * layout_.pieces + 4;
@@ -99,10 +109,12 @@ void VectorProgram::declare() {
   writer_.line(".reg .pred %aligned;");
   writer_.line(".reg .b32 %passes;");
   writer_.line(".reg .pred %more;");
+  for (char const* name : {"%exists", "%loads", "%gathers"}) writer_.line(".reg .pred " + std::string(name) + ";");
   for (int operand = 0; operand < program_.operand_count; ++operand) {
     if (!writer_.reads_operand(operand)) continue;
     writer_.declare_floats(word_registers(operand), words_of(operand) * layout_.pieces);
     writer_.line(".reg .pred " + vector_predicate(operand) + ";");
+    writer_.line(".reg .pred " + gather_predicate(operand) + ";");
     writer_.line(".reg .b64 " + stride_register(operand) + ";");
     for (int piece = 0; piece < layout_.pieces; ++piece) {
       writer_.line(".reg .b64 " + address_register(operand, piece) + ";");
@@ -112,15 +124,19 @@ void VectorProgram::declare() {
   writer_.load_numbers(writer_.number_count());
 }
 
-void VectorProgram::load(Mark const& mark) {
-  if (mark.arguments.size() != 3 + static_cast<size_t>(layout_.pieces)) {
-    throw std::invalid_argument("the kernel's PTX has a cutfuse.load without an offset of each piece");
-  }
+void VectorProgram::read_position(Mark const& mark) {
   writer_.line("mov.b64 %outer, " + mark.arguments[0] + ";");
   writer_.line("mov.b64 %row, " + mark.arguments[1] + ";");
   writer_.line("mov.b64 %column, " + mark.arguments[2] + ";");
+}
+
+void VectorProgram::load(Mark const& mark) {
+  if (mark.arguments.size() != kPosition + static_cast<size_t>(layout_.pieces)) {
+    throw std::invalid_argument("the kernel's PTX has a cutfuse.load without an offset of each piece");
+  }
+  read_position(mark);
   for (int piece = 0; piece < layout_.pieces; ++piece) {
-    std::string const& given = mark.arguments[3 + static_cast<size_t>(piece)];
+    std::string const& given = mark.arguments[kPosition + static_cast<size_t>(piece)];
     bool const is_number = given[0] != '%';
     writer_.line((is_number ? "mov.s64 " : "cvt.s64.s32 ") + offset_register(piece) + ", " + given + ";");
   }
@@ -132,45 +148,126 @@ void VectorProgram::load(Mark const& mark) {
   }
 }
 
-// Where each piece of an operand begins, and whether its elements are neighbours that begin on a vector's boundary.
-void VectorProgram::locate(int operand) {
+// Where an operand begins, and whether the elements that follow along the dimension are neighbours that begin on a
+// vector's boundary.
+void VectorProgram::locate(int operand, int dimension) {
   std::string const first = address_register(operand, 0);
   std::string const stride = stride_register(operand);
   std::string const is_vector = vector_predicate(operand);
   std::string const size = std::to_string(size_of(operand));
   char const* const places[] = {"%outer", "%row", "%column"};
-  writer_.line("mov.s64 %place, 0;");
-  for (int dimension = 0; dimension < 3; ++dimension) {
-    size_t const field = offsetof(Operand, strides) + sizeof(int64_t) * static_cast<size_t>(dimension);
+  auto const load_stride = [&](int of) {
+    size_t const field = offsetof(Operand, strides) + sizeof(int64_t) * static_cast<size_t>(of);
     writer_.line("ld.param.s64 " + stride + ", " + operand_field(operand, field) + ";");
-    writer_.line("mad.lo.s64 %place, " + std::string(places[dimension]) + ", " + stride + ", %place;");
+  };
+  writer_.line("mov.s64 %place, 0;");
+  for (int of = 0; of < 3; ++of) {
+    load_stride(of);
+    writer_.line("mad.lo.s64 %place, " + std::string(places[of]) + ", " + stride + ", %place;");
   }
+  if (dimension != kColumns) load_stride(dimension);
   writer_.line("ld.param.u64 " + first + ", " + operand_field(operand, offsetof(Operand, data)) + ";");
   writer_.line("cvta.to.global.u64 " + first + ", " + first + ";");
   writer_.line("mad.lo.s64 " + first + ", %place, " + size + ", " + first + ";");
-  std::string const from_first = ", %place, " + size + ", " + first + ";";
-  for (int piece = 1; piece < layout_.pieces; ++piece) {
-    writer_.line("mul.lo.s64 %place, " + offset_register(piece) + ", " + stride + ";");
-    writer_.line("mad.lo.s64 " + address_register(operand, piece) + from_first);
-  }
   writer_.line("and.b64 %place, " + first + ", " + std::to_string(vector_bytes(operand) - 1) + ";");
   writer_.line("setp.eq.s64 %aligned, %place, 0;");
   writer_.line("setp.eq.s64 " + is_vector + ", " + stride + ", 1;");
   writer_.line("and.pred " + is_vector + ", " + is_vector + ", %aligned;");
 }
 
+// Where each further piece of a located operand begins.
+void VectorProgram::locate_pieces(int operand) {
+  std::string const size = std::to_string(size_of(operand));
+  std::string const from_first = ", %place, " + size + ", " + address_register(operand, 0) + ";";
+  for (int piece = 1; piece < layout_.pieces; ++piece) {
+    writer_.line("mul.lo.s64 %place, " + offset_register(piece) + ", " + stride_register(operand) + ";");
+    writer_.line("mad.lo.s64 " + address_register(operand, piece) + from_first);
+  }
+}
+
+// Beside where each operand begins: which have to be gathered piece by piece, and those that do not change at all.
+void VectorProgram::locate_line(Mark const& mark) {
+  if (mark.arguments.size() != kPosition + 1) {
+    throw std::invalid_argument("the kernel's PTX has a cutfuse.locate without a position and a dimension");
+  }
+  read_position(mark);
+  writer_.line("setp.ne.s32 %gathers, 0, 0;");
+  for (int operand = 0; operand < program_.operand_count; ++operand) {
+    if (!writer_.reads_operand(operand)) continue;
+    std::string const gathers = gather_predicate(operand);
+    std::string const end = "$Lchanging" + std::to_string(operand);
+    locate(operand, std::stoi(mark.arguments[kPosition]));
+    writer_.line("not.pred %loads, " + vector_predicate(operand) + ";");
+    writer_.line("setp.ne.s64 " + gathers + ", " + stride_register(operand) + ", 0;");
+    writer_.line("and.pred %loads, %loads, " + gathers + ";");
+    writer_.line("@" + gathers + " bra " + end + ";");
+    writer_.add(snippets_.load_words(operands_[operand], layout_.elements),
+                {address_register(operand, 0), stride_register(operand)}, words(operand, 0));
+    for (int piece = 1; piece < layout_.pieces; ++piece) {
+      for (int i = 0; i < words_of(operand); ++i) writer_.move(words(operand, piece)[i], words(operand, 0)[i]);
+    }
+    writer_.label(end);
+    writer_.line("and.pred " + gathers + ", " + gathers + ", %loads;");
+    writer_.line("or.pred %gathers, %gathers, " + gathers + ";");
+  }
+}
+
+// Has the words of one piece loaded, so many elements along the line, if there is such a piece: vectors without a
+// branch, and others behind one that is common to all operands.
+void VectorProgram::fetch(Mark const& mark) {
+  if (mark.arguments.size() != 3) {
+    throw std::invalid_argument("the kernel's PTX has a cutfuse.fetch without a piece, its offset and whether it is");
+  }
+  if (writer_.operand_count() == 0) return;
+  int const piece = std::stoi(mark.arguments[0]);
+  std::string const& offset = mark.arguments[1];
+  std::string const number = std::to_string(fetches_++);
+  writer_.line("setp.ne.s32 %exists, " + mark.arguments[2] + ", 0;");
+  for (int operand = 0; operand < program_.operand_count; ++operand) {
+    if (!writer_.reads_operand(operand)) continue;
+    writer_.line("and.pred %loads, %exists, " + vector_predicate(operand) + ";");
+    writer_.line("mad.wide.s32 %place, " + offset + ", " + std::to_string(size_of(operand)) + ", " +
+                 address_register(operand, 0) + ";");
+    load_words(operand, piece, "%place", "@%loads ");
+  }
+  writer_.line("and.pred %loads, %exists, %gathers;");
+  writer_.line("@!%loads bra $Lfetched" + number + ";");
+  for (int operand = 0; operand < program_.operand_count; ++operand) {
+    if (writer_.reads_operand(operand)) gather(operand, piece, offset, "$Lgathered" + number);
+  }
+  writer_.label("$Lfetched" + number);
+}
+
+void VectorProgram::gather(int operand, int piece, std::string const& offset, std::string const& label) {
+  std::string const end = label + "_" + std::to_string(operand);
+  writer_.line("@!" + gather_predicate(operand) + " bra " + end + ";");
+  writer_.line("cvt.s64.s32 %place, " + offset + ";");
+  writer_.line("mul.lo.s64 %place, %place, " + stride_register(operand) + ";");
+  writer_.line("mad.lo.s64 %place, %place, " + std::to_string(size_of(operand)) + ", " + address_register(operand, 0) +
+               ";");
+  writer_.add(snippets_.load_words(operands_[operand], layout_.elements), {"%place", stride_register(operand)},
+              words(operand, piece));
+  writer_.label(end);
+}
+
+// The neighbours at an address, as vectors.
+void VectorProgram::load_words(int operand, int piece, std::string const& address, std::string const& guard) {
+  int const width = vector_bytes(operand) / kWordBytes;
+  std::vector<std::string> const targets = words(operand, piece);
+  for (int first = 0; first < words_of(operand); first += width) {
+    writer_.line(guard + "ld.global.v" + std::to_string(width) + ".f32 {" + joined(targets, first, width) + "}, [" +
+                 address + "+" + std::to_string(first * kWordBytes) + "];");
+  }
+}
+
 // Vectors are loaded before anything else, so that all of them are on their way together.
 void VectorProgram::load_vectors(int operand) {
-  locate(operand);
+  locate(operand, kColumns);
+  locate_pieces(operand);
   std::string const end = "$Lvectors" + std::to_string(operand);
-  int const width = vector_bytes(operand) / kWordBytes;
   writer_.line("@!" + vector_predicate(operand) + " bra " + end + ";");
   for (int piece = 0; piece < layout_.pieces; ++piece) {
-    std::vector<std::string> const targets = words(operand, piece);
-    for (int first = 0; first < words_of(operand); first += width) {
-      writer_.line("ld.global.v" + std::to_string(width) + ".f32 {" + joined(targets, first, width) + "}, [" +
-                   address_register(operand, piece) + "+" + std::to_string(first * kWordBytes) + "];");
-    }
+    load_words(operand, piece, address_register(operand, piece), "");
   }
   writer_.label(end);
 }

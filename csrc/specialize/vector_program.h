@@ -1,4 +1,6 @@
-// A program in the marks of a kernel: for pieces of aligned rows, with their operands loaded ahead.
+// A program in the marks of a kernel: for pieces of aligned rows, with their operands loaded ahead. A kernel that has all
+// of a thread's elements at once marks where they are loaded (cutfuse.load), one with a loop over a line of them where it
+// begins (cutfuse.locate) and where each piece's are (cutfuse.fetch).
 #pragma once
 
 #include "specialize/marked_kernel.h"
@@ -27,8 +29,14 @@ class VectorProgram {
   int vector_bytes(int operand) const;
   std::string operand_field(int operand, size_t offset) const;
   void declare();
+  void read_position(Mark const& mark);
   void load(Mark const& mark);
-  void locate(int operand);
+  void locate(int operand, int dimension);
+  void locate_pieces(int operand);
+  void locate_line(Mark const& mark);
+  void fetch(Mark const& mark);
+  void gather(int operand, int piece, std::string const& offset, std::string const& label);
+  void load_words(int operand, int piece, std::string const& address, std::string const& guard);
   void load_vectors(int operand);
   void load_others(int operand);
   std::vector<std::string> words(int operand, int piece) const;
@@ -42,6 +50,7 @@ class VectorProgram {
   OperandTypes const& operands_;
   OpSnippets const& snippets_;
   ProgramWriter writer_;
+  int fetches_ = 0;
 };
 
 }  // namespace cutfuse::specialize

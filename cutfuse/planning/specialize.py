@@ -15,6 +15,7 @@ from .device import dtype_codes
 
 if TYPE_CHECKING:
     from .._C import LinearPlan, Specialization
+    from .._C import Program as NativeProgram
 
 Epilogues = list["Specialization"]
 Matrix: TypeAlias = tuple[int, int, int, int, int]  # address, type and strides, as the native module takes them
@@ -111,10 +112,23 @@ def find_pointwise(
     """The program in the kernel of such a call of the native `pointwise`; empty where it is interpreted for good."""
     if why_interpreted():
         return []
-    core = native.core
-    kernel = core.pointwise_kernel(program.native, extents, x, list(operands), out, out_dtype)
+    kernel = native.core.pointwise_kernel(program.native, extents, x, list(operands), out, out_dtype)
+    return _find_alone(kernel, device, program.native, operands)
+
+
+def find_reduce(
+    device: int, program: Program, extents: tuple[int, ...], x: Matrix, operands: Sequence[Matrix], reduction: int
+) -> Epilogues:
+    """The same for a call of the native `reduce`, whose kernels have no chains compiled in."""
+    if why_interpreted():
+        return []
+    kernel = native.core.reduce_kernel(program.native, extents, x, list(operands), reduction)
+    return _find_alone(kernel, device, program.native.without_chain, operands)
+
+
+def _find_alone(kernel: str, device: int, program: NativeProgram, operands: Sequence[Matrix]) -> Epilogues:
     types = [dtype for _, dtype, *_ in operands]
-    found = core.find_specialization(kernel, device, program.native, types) if kernel else None
+    found = native.core.find_specialization(kernel, device, program, types) if kernel else None
     return [] if found is None else [found]
 
 

@@ -1,0 +1,208 @@
+"""Reductions with a program compiled in: their PTX, run on the CPU as a GPU would launch them, and what they are to give.
+
+What they are to give is what row_reduce_program does, written down a second time: the elements of a thread in their
+order, and how they and the threads are folded.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from ptx_machine import MEMORY_BASE, Machine
+from ptx_parser import Function, find_kernel
+from specialized_kernels import operand_types
+from specialized_pointwise import Matrix, Memory
+from torch import Tensor
+
+from cutfuse.epilogue import Program
+from cutfuse.native import module
+
+THREADS = 256
+FRAGMENT = 16
+WARP = 32
+PLAN = 24  # where ReducePlan begins in the parameters, behind the extents
+Array = np.ndarray
+
+
+class Rows(NamedTuple):
+    """How ReducePlan shares rows out."""
+
+    splits: int
+    chunk: int
+    lanes: int
+    vector: int
+
+    @classmethod
+    def read(cls, parameters: bytes) -> Rows:
+        splits, chunk, lanes, _, vector = struct.unpack_from("<qqiii", parameters, PLAN + 8)
+        return cls(splits, chunk, lanes, vector)
+
+
+def kernel_text(program: Program, x: torch.dtype, reduction: str, operands: Sequence[Tensor] = ()) -> str:
+    template = module().kernel_template(row_kernel(x, reduction))
+    assert template
+    return module().specialize_kernel(template, program.native.without_chain, operand_types(operands))
+
+
+def row_kernel(x: torch.dtype, reduction: str) -> str:
+    return f"row_reduce_{'sum' if reduction == 'mean' else reduction}_{str(x).removeprefix('torch.')}"
+
+
+class SpecializedReduce:
+    """A specialized kernel. `run` gives its result for x `[rows, reduced]`, or `[outer, inner, reduced]`."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.function: Function = find_kernel(text, "row_reduce_")
+
+    def run(
+        self,
+        program: Program,
+        x: Tensor,
+        operands: Sequence[Tensor] = (),
+        reduction: str = "sum",
+        multiprocessors: int = 1,
+        out_dtype: torch.dtype = torch.float32,
+    ) -> tuple[Tensor, Rows]:
+        """The result, or the partial states of each split where a second kernel folds them, and the plan."""
+        extents = [*([1] * (3 - x.dim())), *x.shape]
+        memory = Memory()
+        symbols = memory.add_tables(self.text)
+        fields = [turned(memory.add_tensor(tensor, extents), x.dim()) for tensor in (x, *operands)]
+        outer, inner, reduced = extents if x.dim() == 3 else (extents[1], 1, extents[2])
+        code = module().reductions()[reduction]
+        problem = program.native, (outer, reduced, inner), fields[0], fields[1:], code
+        assert module().reduce_kernel(*problem) == row_kernel(x.dtype, reduction), "the launch would interpret it"
+        rows, kinds = outer * inner, operand_types([torch.empty(0, dtype=out_dtype)])
+        out = memory.add(b"\xff" * (rows * out_dtype.itemsize))
+        workspace_bytes = module().reduce_workspace(problem[1], fields[0][1], code, multiprocessors)
+        workspace = memory.add(b"\xff" * workspace_bytes) if workspace_bytes else 0
+        parameters, blocks, threads = module().reduce_parameters(*problem, out, kinds[0], workspace, multiprocessors)
+        plan = Rows.read(parameters)
+        width = 2 if reduction == "logsumexp" else 1
+        start = (workspace if plan.splits > 1 else out) - MEMORY_BASE
+        size = plan.splits * rows * width * 4 if plan.splits > 1 else rows * out_dtype.itemsize
+        lanes = np.arange(blocks * threads)
+        special = {"%tid.x": lanes % threads, "%ctaid.x": lanes // threads, "%ntid.x": np.full_like(lanes, threads)}
+        shared = dict.fromkeys(re.findall(r"^\.shared \S+ \S+ \S+ (\w+)\[", self.text, re.MULTILINE), 0)
+        stores = range(start, start + size)
+        machine = Machine(len(lanes), bytes(memory.image), symbols, special, stores, shared, threads)
+        row = np.frombuffer(parameters, np.uint8)
+        machine.run(self.function, [np.broadcast_to(row, (len(lanes), len(row)))])
+        result = torch.from_numpy(machine.memory[start : stores.stop].copy())
+        if plan.splits > 1:
+            return result.view(torch.float32).view(plan.splits, rows, width), plan
+        return result.view(out_dtype).view(rows), plan
+
+
+def turned(matrix: Matrix, dimensions: int) -> Matrix:
+    """Strides of (outer, inner, reduced) or (1, outer, reduced) as those of (outer, reduced, inner)."""
+    address, code, outer, row, column = matrix
+    return (address, code, outer, column, row) if dimensions == 3 else (address, code, row, column, 0)
+
+
+State = tuple[Array, Array]
+
+
+def fold_in_order(values: Tensor, reduction: str, plan: Rows) -> Tensor:
+    """The states of rows `[rows, reduced]` of fp32: finished, or `[splits, rows, width]` where there are several."""
+    fold = FOLDS[reduction]
+    columns = values.numpy()
+    states = []
+    for begin in range(0, columns.shape[1], plan.chunk):
+        state = fold_threads(fold, [take_lane(fold, columns[:, begin : begin + plan.chunk], plan, lane)
+                                    for lane in range(plan.lanes)])
+        states.append(state)
+    if plan.splits > 1:
+        return torch.from_numpy(np.stack([fold.partial(state) for state in states]))
+    return torch.from_numpy(fold.finish(states[0], np.float32(columns.shape[1]), reduction))
+
+
+class Total:
+    fill = np.float32(0)
+    start = np.float32(0)
+
+    @staticmethod
+    def add(state: State, x: Array) -> State:
+        a, b = state
+        total = a + x
+        added = total - a
+        return total, b + ((a - (total - added)) + (x - added))
+
+    @classmethod
+    def take(cls, state: State, values: list[Array]) -> State:
+        while len(values) > 1:
+            values = [values[k] + values[k + 1] for k in range(0, len(values), 2)]
+        return cls.add(state, values[0])
+
+    @classmethod
+    def combine(cls, x: State, y: State) -> State:
+        a, b = cls.add(x, y[0])
+        return a, b + y[1]
+
+    @classmethod
+    def total(cls, state: State) -> Array:
+        total = state[0] + state[1]
+        return np.where(total - total == 0, total, state[0])
+
+    @classmethod
+    def partial(cls, state: State) -> Array:
+        return cls.total(state)[:, None]
+
+    @classmethod
+    def finish(cls, state: State, count: np.float32, reduction: str) -> Array:
+        return cls.total(state) / count if reduction == "mean" else cls.total(state)
+
+
+class Extreme:
+    def __init__(self, choose: Callable[[Array, Array], Array], fill: float) -> None:
+        self.choose = choose
+        self.fill = self.start = np.float32(fill)
+
+    def take(self, state: State, values: list[Array]) -> State:
+        a = state[0]
+        for value in values:
+            a = self.choose(a, value)
+        return a, state[1]
+
+    def combine(self, x: State, y: State) -> State:
+        return self.choose(x[0], y[0]), np.zeros_like(x[0])
+
+    def partial(self, state: State) -> Array:
+        return state[0][:, None]
+
+    def finish(self, state: State, count: np.float32, reduction: str) -> Array:
+        return state[0]
+
+
+FOLDS = {"sum": Total(), "mean": Total(), "amax": Extreme(np.maximum, -np.inf), "amin": Extreme(np.minimum, np.inf)}
+
+
+def take_lane(fold: Total | Extreme, chunk: Array, plan: Rows, lane: int) -> State:
+    """What one thread of each row takes: vectors that lie `lanes` vectors apart, in fragments."""
+    rows, count = chunk.shape
+    state = np.full(rows, fold.start), np.zeros(rows, np.float32)
+    step = plan.lanes * plan.vector
+    for first in range(lane * plan.vector, count, step * FRAGMENT // plan.vector):
+        places = [first + piece * step + k for piece in range(FRAGMENT // plan.vector) for k in range(plan.vector)]
+        fill = np.full(rows, fold.fill)
+        state = fold.take(state, [chunk[:, place] if place < count else fill for place in places])
+    return state
+
+
+def fold_threads(fold: Total | Extreme, states: list[State]) -> State:
+    """As combine_threads: pairs of a warp at growing distances, then one warp after another."""
+    lanes = len(states)
+    distance = 1
+    while distance < min(lanes, WARP):
+        states = [fold.combine(states[k], states[k ^ distance]) for k in range(lanes)]
+        distance *= 2
+    state = states[0]
+    for first in range(WARP, lanes, WARP):
+        state = fold.combine(state, states[first])
+    return state
