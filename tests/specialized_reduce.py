@@ -6,6 +6,7 @@ order, and how they and the threads are folded.
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from ptx_arithmetic import APPROXIMATIONS, exact_sum, flushed, to_single
 from ptx_machine import MEMORY_BASE, Machine
 from ptx_parser import Function, find_kernel
 from specialized_kernels import operand_types
@@ -113,14 +115,12 @@ def fold_in_order(values: Tensor, reduction: str, plan: Rows) -> Tensor:
     """The states of rows `[rows, reduced]` of fp32: finished, or `[splits, rows, width]` where there are several."""
     fold = FOLDS[reduction]
     columns = values.numpy()
-    states = []
-    for begin in range(0, columns.shape[1], plan.chunk):
-        state = fold_threads(fold, [take_lane(fold, columns[:, begin : begin + plan.chunk], plan, lane)
-                                    for lane in range(plan.lanes)])
-        states.append(state)
-    if plan.splits > 1:
-        return torch.from_numpy(np.stack([fold.partial(state) for state in states]))
-    return torch.from_numpy(fold.finish(states[0], np.float32(columns.shape[1]), reduction))
+    chunks = [columns[:, begin : begin + plan.chunk] for begin in range(0, columns.shape[1], plan.chunk)]
+    with np.errstate(all="ignore"):
+        states = [fold_threads(fold, [take_lane(fold, chunk, plan, k) for k in range(plan.lanes)]) for chunk in chunks]
+        if plan.splits > 1:
+            return torch.from_numpy(np.stack([fold.partial(state) for state in states]))
+        return torch.from_numpy(fold.finish(states[0], np.float32(columns.shape[1]), reduction))
 
 
 class Total:
@@ -180,10 +180,54 @@ class Extreme:
         return state[0]
 
 
-FOLDS = {"sum": Total(), "mean": Total(), "amax": Extreme(np.maximum, -np.inf), "amin": Extreme(np.minimum, np.inf)}
+class Exponentials:
+    fill = start = np.float32(-np.inf)
+
+    @staticmethod
+    def relative(x: Array, reference: Array) -> Array:
+        exponent = flushed((x - reference) * np.float32(1.4426950408889634))
+        return flushed(APPROXIMATIONS["ex2"](exponent.astype(np.float64)).astype(np.float32))
+
+    @staticmethod
+    def reference(maximum: Array) -> Array:
+        return np.where(np.isinf(maximum), np.float32(0), maximum)
+
+    @classmethod
+    def take(cls, state: State, values: list[Array]) -> State:
+        maximum = functools.reduce(np.maximum, values, state[0])
+        reference = cls.reference(maximum)
+        carried = state[1].astype(np.float64) * cls.relative(state[0], reference)
+        total = to_single(exact_sum(carried, cls.relative(values[0], reference).astype(np.float64)), "rn")
+        for value in values[1:]:
+            total = total + cls.relative(value, reference)
+        return maximum, total
+
+    @classmethod
+    def combine(cls, x: State, y: State) -> State:
+        maximum = np.maximum(x[0], y[0])
+        reference = cls.reference(maximum)
+        return maximum, x[1] * cls.relative(x[0], reference) + y[1] * cls.relative(y[0], reference)
+
+    @staticmethod
+    def partial(state: State) -> Array:
+        return np.stack(state, axis=-1)
+
+    @staticmethod
+    def finish(state: State, count: np.float32, reduction: str) -> Array:
+        return state[0] + np.log(state[1].astype(np.float64)).astype(np.float32)  # its last bit may differ
 
 
-def take_lane(fold: Total | Extreme, chunk: Array, plan: Rows, lane: int) -> State:
+Fold = Total | Extreme | Exponentials
+FOLDS: dict[str, Fold] = {
+    "sum": Total(),
+    "mean": Total(),
+    "amax": Extreme(np.maximum, -np.inf),
+    "amin": Extreme(np.minimum, np.inf),
+    "logsumexp": Exponentials(),
+}
+
+
+def take_lane(fold: Fold, chunk: Array, plan: Rows, lane: int) -> State:
     """What one thread of each row takes: vectors that lie `lanes` vectors apart, in fragments."""
     rows, count = chunk.shape
     state = np.full(rows, fold.start), np.zeros(rows, np.float32)
@@ -195,7 +239,7 @@ def take_lane(fold: Total | Extreme, chunk: Array, plan: Rows, lane: int) -> Sta
     return state
 
 
-def fold_threads(fold: Total | Extreme, states: list[State]) -> State:
+def fold_threads(fold: Fold, states: list[State]) -> State:
     """As combine_threads: pairs of a warp at growing distances, then one warp after another."""
     lanes = len(states)
     distance = 1

@@ -28,7 +28,7 @@ __device__ __forceinline__ void mark_locate(int64_t outer, int64_t row, int64_t 
 
 // Has the operands of a piece loaded, so many elements along the line, if there is such a piece.
 template <int piece>
-__device__ __forceinline__ void mark_fetch(int offset, bool exists) {
+__device__ __forceinline__ void mark_fetch(uint32_t offset, bool exists) {
   asm volatile("cutfuse.fetch %2, %0, %1;" ::"r"(offset), "r"(static_cast<int>(exists)), "n"(piece));
 }
 
@@ -69,15 +69,17 @@ struct Line {
 
   StaticOperations<reduction> operations;
   T const* data;
-  int step;
+  // Unsigned, so that nvcc does not keep the address of each piece in two registers.
+  uint32_t step;
+  uint32_t offset = 0;
   int left;  // pieces from the first one on that is under way
-  int offset = 0;
   Vector<T> pieces[kPieces] = {};
 
   template <int piece>
   __device__ __forceinline__ void fetch() {
-    load_if(piece < left, data + offset + piece * step, pieces[piece]);
-    mark_fetch<piece>(offset + piece * step, piece < left);
+    uint32_t const place = offset + piece * step;
+    load_if(piece < left, data + place, pieces[piece]);
+    mark_fetch<piece>(place, piece < left);
   }
 
   template <int piece>
@@ -150,7 +152,7 @@ __device__ __forceinline__ void run(ReduceProgramParameters const& parameters) {
                           inner * reduce.x.strides[2] + begin;
     int const shift = __popc(plan.lanes - 1);
     int const left = (vectors - task.lane + plan.lanes - 1) >> shift;
-    Line<reduction, T> line = {operations, data, plan.lanes * kVectorSize<T>, left};
+    Line<reduction, T> line = {operations, data, static_cast<uint32_t>(plan.lanes * kVectorSize<T>), 0, left};
     line.take_all(state);
   }
   state = combine_threads(operations, state, plan.lanes);

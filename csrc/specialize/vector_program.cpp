@@ -75,12 +75,13 @@ int VectorProgram::blocks(int threads) const {
   constexpr int kRegisters = 65536;  // of a multiprocessor
   constexpr int kOwn = 32;           // the kernel's, and an op's
   constexpr int kPiece = 4;          // of 16 bytes
+  constexpr int kAddress = 4;        // of an operand's piece, and what else it has at work
   constexpr int kOfLongOps = 16;     // erfc of two elements at once: spills without them
   constexpr int kLongOp = 64;        // instructions
   int held = kOwn + kPiece * layout_.pieces + layout_.elements + (writer_.longest_op() > kLongOp ? kOfLongOps : 0);
   for (int operand = 0; operand < program_.operand_count; ++operand) {
     if (!writer_.reads_operand(operand)) continue;
-    held += words_of(operand) * layout_.pieces + 4;
+    held += words_of(operand) * layout_.pieces + kAddress * (layout_.pieces - 1);
     if (!is_short()) held += layout_.elements;
   }
   return std::max(1, kRegisters / (threads * held));
