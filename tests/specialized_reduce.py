@@ -62,6 +62,10 @@ class SpecializedReduce:
         self.text = text
         self.function: Function = find_kernel(text, "row_reduce_")
 
+    def given(self, parameters: bytes) -> bytes:
+        """What the kernel is given."""
+        return parameters
+
     def run(
         self,
         program: Program,
@@ -91,15 +95,35 @@ class SpecializedReduce:
         size = plan.splits * rows * width * 4 if plan.splits > 1 else rows * out_dtype.itemsize
         lanes = np.arange(blocks * threads)
         special = {"%tid.x": lanes % threads, "%ctaid.x": lanes // threads, "%ntid.x": np.full_like(lanes, threads)}
-        shared = dict.fromkeys(re.findall(r"^\.shared \S+ \S+ \S+ (\w+)\[", self.text, re.MULTILINE), 0)
         stores = range(start, start + size)
-        machine = Machine(len(lanes), bytes(memory.image), symbols, special, stores, shared, threads)
-        row = np.frombuffer(parameters, np.uint8)
+        machine = Machine(len(lanes), bytes(memory.image), symbols, special, stores, shared_arrays(self.text), threads)
+        row = np.frombuffer(self.given(parameters), np.uint8)
         machine.run(self.function, [np.broadcast_to(row, (len(lanes), len(row)))])
         result = torch.from_numpy(machine.memory[start : stores.stop].copy())
         if plan.splits > 1:
             return result.view(torch.float32).view(plan.splits, rows, width), plan
         return result.view(out_dtype).view(rows), plan
+
+
+class InterpretingReduce(SpecializedReduce):
+    """The kernel of row_reduce_program.cu, with what it calls in its own body, for the same calls."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.function = find_kernel(text, r"\w*row_reduce_program")
+
+    def given(self, parameters: bytes) -> bytes:
+        """RowProgramParameters: a shift follows, of lines whose neighbours fill a vector."""
+        return parameters + struct.pack("<i12x", Rows.read(parameters).vector.bit_length() - 1)
+
+
+def shared_arrays(ptx: str) -> dict[str, int]:
+    """Where a block has each."""
+    places, end = {}, 0
+    for name, size in re.findall(r"^\s*\.shared [^\n]* (\w+)\[(\d+)\];", ptx, re.MULTILINE):
+        places[name] = end
+        end += int(size) + 15 & ~15
+    return places
 
 
 def turned(matrix: Matrix, dimensions: int) -> Matrix:
