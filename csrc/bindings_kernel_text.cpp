@@ -1,6 +1,5 @@
 // The texts that specialized kernels are put together from: of builds with kernels.
 #include "bindings.h"
-#include "common/launch.h"
 #include "pointwise/kernels.h"
 #include "reduce/kernels.h"
 #include "specialize/kernel_template.h"
@@ -42,8 +41,8 @@ std::tuple<py::bytes, int64_t, int> reduce_parameters(Program const& program, Ex
   PlannedReduce const planned = plan_program(problem, multiprocessors);
   ReduceProgramParameters const parameters = {parameters_of(planned), planned.problem.program,
                                               planned.problem.operands};
-  return {py::bytes(reinterpret_cast<char const*>(&parameters), sizeof(parameters)), row_blocks(parameters.reduce),
-          kBlockThreads};
+  return {py::bytes(reinterpret_cast<char const*>(&parameters), sizeof(parameters)), block_count(parameters.reduce),
+          threads_of(parameters.reduce.plan)};
 }
 
 }  // namespace

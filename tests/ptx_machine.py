@@ -33,7 +33,7 @@ from ptx_parser import Address, Function, Operand, Register, Statement
 MEMORY_BASE = 1 << 16
 LOCAL_BASE = 1 << 40
 LOCAL_BYTES = 2048
-SHARED_BYTES = 4096
+SHARED_BYTES = 32768
 PARAMETER_BASE = 1 << 50  # of a kernel's one parameter
 PARAMETER = re.compile(r"_param_(\d+)$")
 

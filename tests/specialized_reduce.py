@@ -1,7 +1,7 @@
 """Reductions with a program compiled in: their PTX, run on the CPU as a GPU would launch them, and what they are to give.
 
-What they are to give is what row_reduce_program does, written down a second time: the elements of a thread in their
-order, and how they and the threads are folded.
+What they are to give is what row_reduce_program and strided_reduce_program do, written down a second time: the elements
+of a thread in their order, and how they and the threads are folded.
 """
 
 from __future__ import annotations
@@ -26,41 +26,54 @@ from cutfuse.native import module
 
 THREADS = 256
 FRAGMENT = 16
+COLUMN_FRAGMENT = 4
+STRIDED = 2  # ReducePath
 WARP = 32
 PLAN = 24  # where ReducePlan begins in the parameters, behind the extents
 Array = np.ndarray
 
 
-class Rows(NamedTuple):
-    """How ReducePlan shares rows out."""
+class Plan(NamedTuple):
+    """What ReducePlan says of how rows and columns are shared out."""
 
+    is_strided: bool
     splits: int
     chunk: int
     lanes: int
     vector: int
+    width: int
+    height: int
 
     @classmethod
-    def read(cls, parameters: bytes) -> Rows:
-        splits, chunk, lanes, _, vector = struct.unpack_from("<qqiii", parameters, PLAN + 8)
-        return cls(splits, chunk, lanes, vector)
+    def read(cls, parameters: bytes) -> Plan:
+        path, splits, chunk, lanes, _, vector = struct.unpack_from("<i4xqqiii", parameters, PLAN)
+        return cls(path == STRIDED, splits, chunk, lanes, vector, *struct.unpack_from("<ii", parameters, PLAN + 56))
 
 
-def kernel_text(program: Program, x: torch.dtype, reduction: str, operands: Sequence[Tensor] = ()) -> str:
-    template = module().kernel_template(row_kernel(x, reduction))
+def kernel_text(
+    program: Program, x: torch.dtype, reduction: str, operands: Sequence[Tensor] = (), columns: bool = False
+) -> str:
+    template = module().kernel_template(template_name(x, reduction, columns))
     assert template
     return module().specialize_kernel(template, program.native.without_chain, operand_types(operands))
 
 
-def row_kernel(x: torch.dtype, reduction: str) -> str:
-    return f"row_reduce_{'sum' if reduction == 'mean' else reduction}_{str(x).removeprefix('torch.')}"
+def template_name(x: torch.dtype, reduction: str, columns: bool = False) -> str:
+    fold = "sum" if reduction == "mean" else reduction
+    return f"{'strided' if columns else 'row'}_reduce_{fold}_{str(x).removeprefix('torch.')}"
 
 
 class SpecializedReduce:
-    """A specialized kernel. `run` gives its result for x `[rows, reduced]`, or `[outer, inner, reduced]`."""
+    """A specialized kernel.
+
+    `run` gives its result for x `[rows, reduced]` or `[outer, inner, reduced]`, and of one that reduces columns for x
+    `[reduced, inner]` or `[outer, reduced, inner]`.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.function: Function = find_kernel(text, "row_reduce_")
+        self.columns = ".entry strided_reduce_" in text
+        self.function: Function = find_kernel(text, "strided_reduce_" if self.columns else "row_reduce_")
 
     def given(self, parameters: bytes) -> bytes:
         """What the kernel is given."""
@@ -74,22 +87,26 @@ class SpecializedReduce:
         reduction: str = "sum",
         multiprocessors: int = 1,
         out_dtype: torch.dtype = torch.float32,
-    ) -> tuple[Tensor, Rows]:
+    ) -> tuple[Tensor, Plan]:
         """The result, or the partial states of each split where a second kernel folds them, and the plan."""
         extents = [*([1] * (3 - x.dim())), *x.shape]
         memory = Memory()
         symbols = memory.add_tables(self.text)
-        fields = [turned(memory.add_tensor(tensor, extents), x.dim()) for tensor in (x, *operands)]
-        outer, inner, reduced = extents if x.dim() == 3 else (extents[1], 1, extents[2])
+        fields = [memory.add_tensor(tensor, extents) for tensor in (x, *operands)]
+        outer, reduced, inner = extents
+        if not self.columns:
+            fields = [turned(matrix, x.dim()) for matrix in fields]
+            outer, inner, reduced = extents if x.dim() == 3 else (extents[1], 1, extents[2])
         code = module().reductions()[reduction]
         problem = program.native, (outer, reduced, inner), fields[0], fields[1:], code
-        assert module().reduce_kernel(*problem) == row_kernel(x.dtype, reduction), "the launch would interpret it"
+        name = template_name(x.dtype, reduction, self.columns)
+        assert module().reduce_kernel(*problem) == name, "the launch would interpret it"
         rows, kinds = outer * inner, operand_types([torch.empty(0, dtype=out_dtype)])
         out = memory.add(b"\xff" * (rows * out_dtype.itemsize))
         workspace_bytes = module().reduce_workspace(problem[1], fields[0][1], code, multiprocessors)
         workspace = memory.add(b"\xff" * workspace_bytes) if workspace_bytes else 0
         parameters, blocks, threads = module().reduce_parameters(*problem, out, kinds[0], workspace, multiprocessors)
-        plan = Rows.read(parameters)
+        plan = Plan.read(parameters)
         width = 2 if reduction == "logsumexp" else 1
         start = (workspace if plan.splits > 1 else out) - MEMORY_BASE
         size = plan.splits * rows * width * 4 if plan.splits > 1 else rows * out_dtype.itemsize
@@ -106,15 +123,16 @@ class SpecializedReduce:
 
 
 class InterpretingReduce(SpecializedReduce):
-    """The kernel of row_reduce_program.cu, with what it calls in its own body, for the same calls."""
+    """A kernel of row_reduce_program.cu or strided_reduce_program.cu, with what it calls in its body, for the same calls."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.function = find_kernel(text, r"\w*row_reduce_program")
+        self.columns = "strided_reduce_program" in text
+        self.function = find_kernel(text, rf"\w*{'strided_reduce_programILi8E' if self.columns else 'row_reduce_program'}")
 
     def given(self, parameters: bytes) -> bytes:
-        """RowProgramParameters: a shift follows, of lines whose neighbours fill a vector."""
-        return parameters + struct.pack("<i12x", Rows.read(parameters).vector.bit_length() - 1)
+        """Of rows, RowProgramParameters: a shift follows, of lines whose neighbours fill a vector."""
+        return parameters if self.columns else parameters + struct.pack("<i12x", Plan.read(parameters).vector.bit_length() - 1)
 
 
 def shared_arrays(ptx: str) -> dict[str, int]:
@@ -135,13 +153,14 @@ def turned(matrix: Matrix, dimensions: int) -> Matrix:
 State = tuple[Array, Array]
 
 
-def fold_in_order(values: Tensor, reduction: str, plan: Rows) -> Tensor:
+def fold_in_order(values: Tensor, reduction: str, plan: Plan) -> Tensor:
     """The states of rows `[rows, reduced]` of fp32: finished, or `[splits, rows, width]` where there are several."""
     fold = FOLDS[reduction]
     columns = values.numpy()
     chunks = [columns[:, begin : begin + plan.chunk] for begin in range(0, columns.shape[1], plan.chunk)]
+    fold_chunk = fold_column if plan.is_strided else fold_row
     with np.errstate(all="ignore"):
-        states = [fold_threads(fold, [take_lane(fold, chunk, plan, k) for k in range(plan.lanes)]) for chunk in chunks]
+        states = [fold_chunk(fold, chunk, plan) for chunk in chunks]
         if plan.splits > 1:
             return torch.from_numpy(np.stack([fold.partial(state) for state in states]))
         return torch.from_numpy(fold.finish(states[0], np.float32(columns.shape[1]), reduction))
@@ -251,15 +270,31 @@ FOLDS: dict[str, Fold] = {
 }
 
 
-def take_lane(fold: Fold, chunk: Array, plan: Rows, lane: int) -> State:
+def fold_row(fold: Fold, chunk: Array, plan: Plan) -> State:
+    return fold_threads(fold, [take_lane(fold, chunk, plan, lane) for lane in range(plan.lanes)])
+
+
+def fold_column(fold: Fold, chunk: Array, plan: Plan) -> State:
+    """Threads above each other, each of which takes a few rows at once, and then pairs of them as combine_height."""
+    states = [take_places(fold, chunk, range(y, chunk.shape[1], plan.height), COLUMN_FRAGMENT) for y in range(plan.height)]
+    while len(states) > 1:
+        half = (len(states) + 1) // 2
+        states = [fold.combine(*states[k::half]) if k + half < len(states) else states[k] for k in range(half)]
+    return states[0]
+
+
+def take_lane(fold: Fold, chunk: Array, plan: Plan, lane: int) -> State:
     """What one thread of each row takes: vectors that lie `lanes` vectors apart, in fragments."""
-    rows, count = chunk.shape
+    vectors = range(lane * plan.vector, chunk.shape[1], plan.lanes * plan.vector)
+    return take_places(fold, chunk, [first + k for first in vectors for k in range(plan.vector)], FRAGMENT)
+
+
+def take_places(fold: Fold, chunk: Array, places: Sequence[int], fragment: int) -> State:
+    rows = len(chunk)
     state = np.full(rows, fold.start), np.zeros(rows, np.float32)
-    step = plan.lanes * plan.vector
-    for first in range(lane * plan.vector, count, step * FRAGMENT // plan.vector):
-        places = [first + piece * step + k for piece in range(FRAGMENT // plan.vector) for k in range(plan.vector)]
-        fill = np.full(rows, fold.fill)
-        state = fold.take(state, [chunk[:, place] if place < count else fill for place in places])
+    for first in range(0, len(places), fragment):
+        values = [chunk[:, place] for place in places[first : first + fragment]]
+        state = fold.take(state, values + [np.full(rows, fold.fill)] * (fragment - len(values)))
     return state
 
 

@@ -1,4 +1,4 @@
-"""Row reductions with a program compiled in, without a GPU: their bits, and what ptxas makes of them."""
+"""Reductions with a program compiled in, without a GPU: their bits, and what ptxas makes of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from host_program import run_on_host
 from hypothesis import HealthCheck, given, settings
 from random_programs import OPERANDS, Recipe, make_program, recipes
 from specialized_kernels import SpecializedEpilogue, assemble, find_ptxas, make_kernel, specialize, spread
-from specialized_reduce import SpecializedReduce, fold_in_order, kernel_text, row_kernel
+from specialized_reduce import SpecializedReduce, fold_in_order, kernel_text, template_name
 from torch import Tensor
 
 from cutfuse import native
@@ -40,7 +40,7 @@ def values_of(program: Program, x: Tensor, operands: list[Tensor]) -> Tensor:
     values = [item.expand(x.shape).reshape(-1).float() for item in (x, *operands)]
     padded = [torch.nn.functional.pad(item, (0, count - x.numel())).view(-1, EPILOGUE) for item in values]
     result = function.run(program, padded[0], [spread(item) for item in padded[1:]])
-    return result.reshape(-1)[: x.numel()].view(-1, x.shape[-1])
+    return result.reshape(-1)[: x.numel()].view(x.shape)
 
 
 def assert_same_bits(got: Tensor, expected: Tensor) -> None:
@@ -49,9 +49,12 @@ def assert_same_bits(got: Tensor, expected: Tensor) -> None:
 
 
 def check(program: Program, x: Tensor, operands: list[Tensor], reduction: str = "sum", **given: Any) -> None:
-    kernel = given.pop("kernel", None) or SpecializedReduce(kernel_text(program, x.dtype, reduction, operands))
+    columns = given.pop("columns", False)
+    kernel = given.pop("kernel", None) or SpecializedReduce(kernel_text(program, x.dtype, reduction, operands, columns))
     got, plan = kernel.run(program, x, operands, reduction, **given)
-    expected = fold_in_order(values_of(program, x, operands), reduction, plan)
+    values = values_of(program, x, operands)
+    values = (values.transpose(-1, -2) if kernel.columns else values).reshape(-1, x.shape[-2 if kernel.columns else -1])
+    expected = fold_in_order(values, reduction, plan)
     if reduction == "logsumexp" and plan.splits == 1:
         torch.testing.assert_close(got, expected, rtol=3e-7, atol=3e-7, equal_nan=True)
     else:
@@ -72,11 +75,29 @@ def test_every_reduction(dtype: torch.dtype, reduction: str) -> None:
         check(program, x, [r], reduction, kernel=kernel, multiprocessors=multiprocessors)
 
 
+# Of one row of threads and several, of blocks that are not full, of a part of a fragment and of several chunks.
+COLUMNS = [((1, 8), 1), ((5, 64), 1), ((70, 520), 1), ((130, 8), 1), ((3, 66, 24), 1), ((700, 104), 8)]
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_reduction_of_columns(dtype: torch.dtype, reduction: str) -> None:
+    program = Program.parse(LIGHT)
+    kernel = SpecializedReduce(kernel_text(program, dtype, reduction, [random(1, dtype=dtype)], columns=True))
+    for shape, multiprocessors in COLUMNS:
+        x, r = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
+        check(program, x, [r], reduction, kernel=kernel, multiprocessors=multiprocessors)
+
+
 def test_shapes_reach_every_plan() -> None:
     program = Program.parse("operands=0; relu z")
     kernel = SpecializedReduce(kernel_text(program, torch.float32, "sum"))
     plans = [kernel.run(program, random(*shape), multiprocessors=count)[1] for shape, count in SHAPES]
     assert {plan.lanes for plan in plans} >= {2, 4, 16, 256}
+    assert {plan.splits > 1 for plan in plans} == {False, True}
+    kernel = SpecializedReduce(kernel_text(program, torch.float32, "sum", columns=True))
+    plans = [kernel.run(program, random(*shape), multiprocessors=count)[1] for shape, count in COLUMNS]
+    assert {plan.height for plan in plans} >= {1, 4, 8, 16}
     assert {plan.splits > 1 for plan in plans} == {False, True}
 
 
@@ -182,8 +203,9 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("operand_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("length", ["short", "long"])
-def test_operands_of_every_layout(dtype: torch.dtype, operand_dtype: torch.dtype, length: str) -> None:
+def test_operands_of_every_layout(dtype: torch.dtype, operand_dtype: torch.dtype, length: str, columns: bool) -> None:
     """Each is read as it lies in memory, which ends with it."""
     program = Program.parse(GATED if length == "short" else f"operands=1; mul z r0; {LONG}; mul prev r0")
     x = random(5, 264, dtype=dtype, seed=3)
@@ -191,7 +213,7 @@ def test_operands_of_every_layout(dtype: torch.dtype, operand_dtype: torch.dtype
     for name, layout in LAYOUTS.items():
         storage = torch.empty(0).set_(layout.untyped_storage()).to(operand_dtype)
         operand = storage.as_strided(layout.shape, layout.stride(), layout.storage_offset())
-        kernel = kernel or SpecializedReduce(kernel_text(program, dtype, "sum", [operand]))
+        kernel = kernel or SpecializedReduce(kernel_text(program, dtype, "sum", [operand], columns))
         try:
             check(program, x, [operand], kernel=kernel)
         except AssertionError as error:
@@ -204,7 +226,8 @@ def test_operands_of_several_layouts_at_once() -> None:
     x = random(5, 264, dtype=torch.bfloat16)
     for turn in range(4):
         operands = [LAYOUTS[name] for name in names[turn:] + names[:turn]]
-        check(program, x, operands)
+        for columns in (False, True):
+            check(program, x, operands, columns=columns)
 
 
 def test_numbers_and_means_have_one_text() -> None:
@@ -220,7 +243,7 @@ def test_numbers_and_means_have_one_text() -> None:
 FAULTS = {
     "a value for another": ("%value0_3;", "%value1_3;"),
     "an operand's element for another": ("%operand0_2, %word0_2", "%operand0_2, %word0_1"),
-    "another place of a piece": (r"mad.wide.s32 %place, (%r\d+), 4", r"mad.wide.s32 %place, \1, 8"),
+    "another place of a piece": (r"mul.lo.s64 %step0, %step0, 4", "mul.lo.s64 %step0, %step0, 8"),
     "a thread's own state for another's": (r"(shfl\.sync\.bfly\.b32 [^,]+, %r\d+), %r\d+", r"\1, 0"),
     "another fill": ("mov.f32 \t(%f\\d+), 0f00000000", "mov.f32 \t\\1, 0f3F800000"),
 }
@@ -247,18 +270,20 @@ KERNEL_FAULTS = {
 
 @pytest.mark.parametrize("message", KERNEL_FAULTS)
 def test_errors_name_what_a_kernel_lacks(message: str) -> None:
-    template = native.module().kernel_template(row_kernel(torch.float32, "amax"))
+    template = native.module().kernel_template(template_name(torch.float32, "amax"))
     kernel, count = re.subn(*KERNEL_FAULTS[message], template)
     assert count
     with pytest.raises(ValueError, match=f"the kernel's PTX {message}"):
         native.module().specialize_kernel(kernel, Program.parse("operands=0; tanh z; neg prev").native, [])
 
 
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_reduction_has_a_template(dtype: torch.dtype, reduction: str) -> None:
-    template = native.module().kernel_template(row_kernel(dtype, reduction))
-    assert re.findall(r"\.entry (\w+)\(", template) == [row_kernel(dtype, reduction)]
+def test_every_reduction_has_a_template(dtype: torch.dtype, reduction: str, columns: bool) -> None:
+    name = template_name(dtype, reduction, columns)
+    template = native.module().kernel_template(name)
+    assert re.findall(r"\.entry (\w+)\(", template) == [name]
     assert not re.search(r"\b(add|sub|mul|mad)(\.ftz)?\.f(32|64)\b", template), "a rounding is left open"
 
 
@@ -280,13 +305,14 @@ def programs_to_assemble() -> list[Program]:
 
 @pytest.mark.skipif(find_ptxas() is None, reason="there is no ptxas here")
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("reduction", [name for name in REDUCTIONS if name != "mean"])
-def test_ptxas_takes_programs(tmp_path: Path, reduction: str, architecture: str) -> None:
+@pytest.mark.parametrize("reduction", ["sum", "amax", "logsumexp"])
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_ptxas_takes_programs(tmp_path: Path, reduction: str, architecture: str, columns: bool) -> None:
     """Without spills, warnings and calls, and with room for blocks as the text asks."""
     for number, program in enumerate(programs_to_assemble()):
         for dtype in DTYPES[number % 2 :: 2]:
             operands = [random(1, 8, dtype=DTYPES[(number + k) % 3]) for k in range(program.operand_count)]
-            text = kernel_text(program, dtype, reduction, operands)
+            text = kernel_text(program, dtype, reduction, operands, columns)
             assert "call" not in text
             report = assemble(text, tmp_path, architecture)
             assert not report.warnings

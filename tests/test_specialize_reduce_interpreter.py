@@ -1,6 +1,7 @@
-"""Row reductions with a program compiled in and the kernel that interprets it: the same bits, from the PTX of both.
+"""Reductions with a program compiled in and the kernels that interpret it: the same bits, from the PTX of both.
 
-The interpreting kernel is compiled here with the kernels' options, but for its functions, which become part of its body.
+The interpreting kernels are compiled here with their options, but for their functions, which become part of their
+bodies.
 What PTX leaves open is the same in both runs; what ptxas may do with it is for a GPU to tell.
 """
 
@@ -43,10 +44,13 @@ PROGRAMS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def interpreter(tmp_path_factory: pytest.TempPathFactory) -> InterpretingReduce:
+COLUMNS = [((1, 8), 1), ((5, 64), 1), ((70, 520), 1), ((130, 8), 1), ((700, 104), 8)]
+
+
+@pytest.fixture(scope="module", params=["row_reduce_program", "strided_reduce_program"])
+def interpreter(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> InterpretingReduce:
     folder = tmp_path_factory.mktemp("interpreter")
-    source = (ROOT / "csrc" / "reduce" / "row_reduce_program.cu").read_text()
+    source = (ROOT / "csrc" / "reduce" / f"{request.param}.cu").read_text()
     assert "__noinline__" in source
     (folder / "interpreter.cu").write_text(source.replace("__noinline__", "__forceinline__"))
     options = ["-arch=compute_80", "--jump-table-density=50", "--expt-relaxed-constexpr", "-std=c++17", "-DNDEBUG"]
@@ -66,7 +70,7 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 def check(
     interpreter: InterpretingReduce, program: Program, x: Tensor, operands: list[Tensor], reduction: str, count: int = 1
 ) -> None:
-    compiled = SpecializedReduce(kernel_text(program, x.dtype, reduction, operands))
+    compiled = SpecializedReduce(kernel_text(program, x.dtype, reduction, operands, interpreter.columns))
     results = [kernel.run(program, x, operands, reduction, count)[0] for kernel in (compiled, interpreter)]
     bits = [result.view(torch.int32) for result in results]
     same = (bits[0] == bits[1]) | (results[0].isnan() & results[1].isnan())
@@ -78,7 +82,7 @@ def check(
 def test_every_reduction(interpreter: InterpretingReduce, dtype: torch.dtype, reduction: str) -> None:
     for text in PROGRAMS:
         program = Program.parse(text)
-        for shape, count in SHAPES:
+        for shape, count in COLUMNS if interpreter.columns else SHAPES:
             operands = [random(*shape, dtype=dtype, seed=1)] * program.operand_count
             check(interpreter, program, random(*shape, dtype=dtype), operands, reduction, count)
 

@@ -36,12 +36,12 @@ def reduce(x: Tensor, *operands: Tensor, dim: int | None = -1, op: str = "sum", 
     return cutfuse.reduce(x, dim, op, prologue=gated, operands=operands, **given)
 
 
-def run_generally(monkeypatch: pytest.MonkeyPatch, x: Tensor, *operands: Tensor, dim: int = 1) -> None:
+def run_generally(monkeypatch: pytest.MonkeyPatch, x: Tensor, *operands: Tensor) -> None:
     """What the operator does on a GPU; `emulated_device` leaves it to PyTorch."""
     with monkeypatch.context() as patch:
         patch.setattr(cuda, "stream_of", lambda index: 0)
         patch.setattr(cuda, "on_device", lambda index: contextlib.nullcontext())
-        cuda.reduce(x, operands, cutfuse.Epilogue(gated, 1).program.text, "sum", (dim,), x.dtype)
+        cuda.reduce(x, operands, cutfuse.Epilogue(gated, 1).program.text, "sum", (1,), x.dtype)
 
 
 def inputs(*shape: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
@@ -67,7 +67,7 @@ def test_the_general_path(launches: EmulatedLaunches, monkeypatch: pytest.Monkey
     x, r = inputs(8, 64)
     with compiler() as compiled, cutfuse.specialization("now"):
         run_generally(monkeypatch, x, r)
-        run_generally(monkeypatch, x, r, dim=0)
+        run_generally(monkeypatch, x[:, :-1], r[:, :-1])
         with cutfuse.specialization("off"):
             run_generally(monkeypatch, x, r)
     assert len(compiled.asked) == 1
@@ -126,9 +126,12 @@ def test_a_kernel_for_each_fold_and_type(launches: EmulatedLaunches) -> None:
         for op in REDUCTIONS:
             for dtype in (torch.float32, torch.bfloat16):
                 reduce(x.to(dtype), r, op=op)
-    folds = ["sum", "amax", "amin", "logsumexp"]
+                reduce(x.to(dtype), r, op=op, dim=0)
     assert [kernel for kernel, _, _ in compiled.asked] == [
-        f"row_reduce_{fold}_{dtype}" for fold in folds for dtype in ("float32", "bfloat16")
+        f"{kernel}_reduce_{fold}_{dtype}"
+        for fold in ("sum", "amax", "amin", "logsumexp")
+        for dtype in ("float32", "bfloat16")
+        for kernel in ("row", "strided")
     ], "a mean is a sum until it is divided"
 
 
@@ -152,8 +155,10 @@ INTERPRETED: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "rows of no whole vectors": lambda x, r: reduce(x[:, :-1], r[:, :-1]),
     "rows that begin off a boundary": lambda x, r: reduce(x[:, 1:9], r[:, 1:9]),
     "rows of an odd pitch": lambda x, r: reduce(x.view(-1)[:-8].view(8, 63)[:, :56], r[:, :56]),
-    "a reduction over columns": lambda x, r: reduce(x, r, dim=0),
-    "rows that are transposed": lambda x, r: reduce(columns_first(x), r),
+    "columns of no whole vectors": lambda x, r: reduce(x[:, :-1], r[:, :-1], dim=0),
+    "columns that begin off a boundary": lambda x, r: reduce(x[:, 1:9], r[:, 1:9], dim=0),
+    "four columns": lambda x, r: reduce(x.view(128, 4), r.view(128, 4), dim=0),
+    "every second column": lambda x, r: reduce(x[:, ::2], r[:, ::2], dim=0),
 }
 
 
@@ -174,6 +179,10 @@ TAKEN: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "an operand off a boundary": lambda x, r: reduce(x[:, :56].clone(), r[:, 1:57]),
     "rows with gaps of whole vectors": lambda x, r: reduce(x[:, :56], r[:, :56]),
     "a transposed x": lambda x, r: reduce(x.t(), r.t(), dim=0),
+    "columns": lambda x, r: reduce(x, r, dim=0),
+    "columns with gaps of whole vectors": lambda x, r: reduce(x[:, :40], r[:, :40], dim=0),
+    "columns of several matrices": lambda x, r: reduce(x.view(4, 2, 64), r.view(4, 2, 64), dim=1),
+    "rows that are transposed": lambda x, r: reduce(columns_first(x), r),
     "everything": lambda x, r: reduce(x, r, dim=None),
     "another type of result": lambda x, r: reduce(x, r, out_dtype=torch.float32),
     "a maximum of products with a number": lambda x, r: cutfuse.reduce(x, -1, "amax", prologue=lambda z: z * 0.5),

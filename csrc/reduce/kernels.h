@@ -29,8 +29,9 @@ struct ReduceProgramParameters {
 // What the kernels of a planned problem are given.
 ReduceParameters parameters_of(PlannedReduce const& planned);
 
-// Threads of a block share rows out as plan.lanes says.
-int64_t row_blocks(ReduceParameters const& parameters);
+// Of the row kernels and the strided ones.
+int64_t block_count(ReduceParameters const& parameters);
+int threads_of(ReducePlan const& plan);
 
 cudaError_t launch_row_reduce(ReduceParameters const& parameters, cudaStream_t stream);
 cudaError_t launch_weighted_row_sum(ReduceParameters const& parameters, cudaStream_t stream);

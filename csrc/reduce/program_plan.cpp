@@ -61,20 +61,19 @@ PlannedReduce plan_program(ReduceProblem const& problem, int multiprocessors) {
   return planned;
 }
 
-std::string row_template(DType dtype, Reduction reduction) {
-  Reduction const folded = first_of(info_of(reduction).fold);
-  return std::string("row_reduce_") + name_of(folded) + "_" + name_of(dtype);
+std::string reduce_template(ReducePath path, DType dtype, Reduction reduction) {
+  std::string const kernel = path == ReducePath::kStrided ? "strided_reduce_" : "row_reduce_";
+  return kernel + name_of(first_of(info_of(reduction).fold)) + "_" + name_of(dtype);
 }
 
 std::string specialized_kernel(ReduceProblem const& problem) {
   ReduceExtents const& extents = problem.extents;
   bool const is_empty = extents.outer == 0 || extents.reduced == 0 || extents.inner == 0;
   if (is_empty || problem.program.length == 0 || problem.reduction == Reduction::kNone) return {};
-  constexpr int kMultiprocessors = 1;  // how a row is shared out depends on them, and which kernel takes it does not
+  constexpr int kMultiprocessors = 1;  // how work is shared out depends on them, and which kernel takes it does not
   PlannedReduce const planned = plan_program(problem, kMultiprocessors);
-  bool const has_program = planned.problem.program.length > 0;
-  bool const fits = planned.plan.path == ReducePath::kRows && planned.plan.whole_vectors;
-  return has_program && fits ? row_template(problem.x.dtype, problem.reduction) : std::string();
+  if (planned.problem.program.length == 0 || !planned.plan.whole_vectors) return {};
+  return reduce_template(planned.plan.path, problem.x.dtype, problem.reduction);
 }
 
 }  // namespace cutfuse

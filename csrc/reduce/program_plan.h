@@ -20,8 +20,8 @@ struct PlannedReduce {
 // Of a problem that is not empty.
 PlannedReduce plan_program(ReduceProblem const& problem, int multiprocessors);
 
-// The name of the template for rows of this type.
-std::string row_template(DType dtype, Reduction reduction);
+// The name of the template for tensors of this type.
+std::string reduce_template(ReducePath path, DType dtype, Reduction reduction);
 
 // The template of the kernel that runs the problem with its program compiled in; empty where the program has to be
 // interpreted, because rows are no whole vectors or there is nothing to interpret. Whether it is empty depends on the

@@ -10,11 +10,12 @@ namespace {
 
 cudaError_t launch_program(ReduceProblem const& problem, ReduceParameters const& parameters, cudaStream_t stream) {
   ReduceProgramParameters const with_program = {parameters, problem.program, problem.operands};
-  if (parameters.plan.path == ReducePath::kStrided) return launch_strided_reduce_program(with_program, stream);
-  if (problem.specialized == nullptr || !parameters.plan.whole_vectors) {
-    return launch_row_reduce_program(with_program, stream);
+  if (problem.specialized != nullptr && parameters.plan.whole_vectors) {
+    return launch_loaded(*problem.specialized, block_count(parameters), threads_of(parameters.plan), stream,
+                         with_program);
   }
-  return launch_loaded(*problem.specialized, row_blocks(parameters), kBlockThreads, stream, with_program);
+  return parameters.plan.path == ReducePath::kStrided ? launch_strided_reduce_program(with_program, stream)
+                                                      : launch_row_reduce_program(with_program, stream);
 }
 
 cudaError_t launch_path(ReduceProblem const& problem, ReduceParameters const& parameters, cudaStream_t stream) {
@@ -46,9 +47,15 @@ ReduceParameters parameters_of(PlannedReduce const& planned) {
   return parameters;
 }
 
-int64_t row_blocks(ReduceParameters const& parameters) {
-  int64_t const tasks = parameters.extents.outer * parameters.extents.inner * parameters.plan.splits;
-  return ceil_divide(tasks, kBlockThreads / parameters.plan.lanes);
+int64_t block_count(ReduceParameters const& parameters) {
+  ReduceExtents const& extents = parameters.extents;
+  ReducePlan const& plan = parameters.plan;
+  if (plan.path == ReducePath::kStrided) return ceil_divide(extents.outer * plan.period, plan.width) * plan.splits;
+  return ceil_divide(extents.outer * extents.inner * plan.splits, kBlockThreads / plan.lanes);
+}
+
+int threads_of(ReducePlan const& plan) {
+  return plan.path == ReducePath::kStrided ? plan.width * plan.height : kBlockThreads;
 }
 
 cudaError_t run_reduce(ReduceProblem const& problem, cudaStream_t stream) {

@@ -15,8 +15,11 @@ struct ReduceExtents {
   int64_t inner;
 };
 
-// Elements that the row kernels take into a state at once where a program comes first.
+// What the kernels take into a state at once where a program comes first: elements of a row, and rows of a column. The
+// strided kernels have so many columns a thread, where rows are whole vectors.
 constexpr int kRowFragment = 16;
+constexpr int kColumnFragment = 4;
+constexpr int kProgramColumns = 8;
 
 enum class ReducePath {
   kRows,      // the reduced dimension is contiguous: a power of two of threads per row
@@ -39,7 +42,7 @@ struct ReducePlan {
   int lanes;
   int tile_rows;
   int vector;
-  bool whole_vectors;  // of the row kernels: rows begin on a 16-byte boundary and hold nothing but vectors
+  bool whole_vectors;  // rows begin on a boundary of 16 bytes and hold nothing but a thread's vectors
   int rows_per_super_row;
   int64_t period;
   int width;

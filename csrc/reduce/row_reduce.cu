@@ -105,7 +105,7 @@ cudaError_t launch_row_reduce(ReduceParameters const& parameters, cudaStream_t s
   return dispatch_dtype(parameters.x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     return dispatch_fold(parameters.reduction, [&](auto constant) {
-      return launch(row_reduce<T, decltype(constant)::value>, row_blocks(parameters), kBlockThreads, stream,
+      return launch(row_reduce<T, decltype(constant)::value>, block_count(parameters), kBlockThreads, stream,
                     parameters);
     });
   });
@@ -113,7 +113,7 @@ cudaError_t launch_row_reduce(ReduceParameters const& parameters, cudaStream_t s
 
 cudaError_t launch_weighted_row_sum(ReduceParameters const& parameters, cudaStream_t stream) {
   return dispatch_dtype(parameters.x.dtype, [&](auto tag) {
-    return launch(weighted_row_sum<typename decltype(tag)::type>, row_blocks(parameters), kBlockThreads, stream,
+    return launch(weighted_row_sum<typename decltype(tag)::type>, block_count(parameters), kBlockThreads, stream,
                   parameters);
   });
 }

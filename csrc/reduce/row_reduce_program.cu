@@ -79,7 +79,7 @@ int shift_of(ReduceParameters const& reduce) {
 
 cudaError_t launch_row_reduce_program(ReduceProgramParameters const& problem, cudaStream_t stream) {
   RowProgramParameters const parameters = {problem, shift_of(problem.reduce)};
-  return launch(row_reduce_program, row_blocks(problem.reduce), kBlockThreads, stream, parameters);
+  return launch(row_reduce_program, block_count(problem.reduce), kBlockThreads, stream, parameters);
 }
 
 }  // namespace cutfuse

@@ -19,6 +19,7 @@ struct MarkedLayout {
   int elements;  // of a piece: neighbours of a thread, a vector of the kernel's type
   int pieces;    // of a thread
   Primitives primitives;
+  int registers;  // that the kernel needs for itself and an op
 };
 
 // A mark: its opcode, such as "cutfuse.load", and what stands behind it, one register or number each.

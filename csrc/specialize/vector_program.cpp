@@ -27,6 +27,8 @@ std::string address_register(int operand, int piece) {
 
 std::string stride_register(int operand) { return "%stride" + std::to_string(operand); }
 
+std::string step_register(int operand) { return "%step" + std::to_string(operand); }
+
 std::string vector_predicate(int operand) { return "%vectors" + std::to_string(operand); }
 
 std::string gather_predicate(int operand) { return "%gathers" + std::to_string(operand); }
@@ -73,12 +75,10 @@ bool VectorProgram::is_short() const {
 
 int VectorProgram::blocks(int threads) const {
   constexpr int kRegisters = 65536;  // of a multiprocessor
-  constexpr int kOwn = 32;           // the kernel's, and an op's
-  constexpr int kPiece = 4;          // of 16 bytes
   constexpr int kAddress = 4;        // of an operand's piece, and what else it has at work
   constexpr int kOfLongOps = 16;     // erfc of two elements at once: spills without them
   constexpr int kLongOp = 64;        // instructions
-  int held = kOwn + kPiece * layout_.pieces + layout_.elements + (writer_.longest_op() > kLongOp ? kOfLongOps : 0);
+  int held = layout_.registers + layout_.elements + (writer_.longest_op() > kLongOp ? kOfLongOps : 0);
   for (int operand = 0; operand < program_.operand_count; ++operand) {
     if (!writer_.reads_operand(operand)) continue;
     held += words_of(operand) * layout_.pieces + kAddress * (layout_.pieces - 1);
@@ -117,6 +117,7 @@ void VectorProgram::declare() {
     writer_.line(".reg .pred " + vector_predicate(operand) + ";");
     writer_.line(".reg .pred " + gather_predicate(operand) + ";");
     writer_.line(".reg .b64 " + stride_register(operand) + ";");
+    writer_.line(".reg .b64 " + step_register(operand) + ";");
     for (int piece = 0; piece < layout_.pieces; ++piece) {
       writer_.line(".reg .b64 " + address_register(operand, piece) + ";");
     }
@@ -186,21 +187,22 @@ void VectorProgram::locate_pieces(int operand) {
   }
 }
 
-// Beside where each operand begins: which have to be gathered piece by piece, and those that do not change at all.
+// Beside where each operand begins: how far the next piece is, which have to be gathered piece by piece, and those that
+// do not change at all, which are loaded here.
 void VectorProgram::locate_line(Mark const& mark) {
-  if (mark.arguments.size() != kPosition + 1) {
-    throw std::invalid_argument("the kernel's PTX has a cutfuse.locate without a position and a dimension");
+  if (mark.arguments.size() != kPosition + 3) {
+    throw std::invalid_argument("the kernel's PTX has a cutfuse.locate without a position, two dimensions and a step");
   }
   read_position(mark);
   writer_.line("setp.ne.s32 %gathers, 0, 0;");
   for (int operand = 0; operand < program_.operand_count; ++operand) {
     if (!writer_.reads_operand(operand)) continue;
+    locate(operand, std::stoi(mark.arguments[kPosition]));
+    measure_step(operand, std::stoi(mark.arguments[kPosition + 1]), mark.arguments[kPosition + 2]);
     std::string const gathers = gather_predicate(operand);
     std::string const end = "$Lchanging" + std::to_string(operand);
-    locate(operand, std::stoi(mark.arguments[kPosition]));
-    writer_.line("not.pred %loads, " + vector_predicate(operand) + ";");
-    writer_.line("setp.ne.s64 " + gathers + ", " + stride_register(operand) + ", 0;");
-    writer_.line("and.pred %loads, %loads, " + gathers + ";");
+    writer_.line("or.b64 %place, " + stride_register(operand) + ", " + step_register(operand) + ";");
+    writer_.line("setp.ne.s64 " + gathers + ", %place, 0;");
     writer_.line("@" + gathers + " bra " + end + ";");
     writer_.add(snippets_.load_words(operands_[operand], layout_.elements),
                 {address_register(operand, 0), stride_register(operand)}, words(operand, 0));
@@ -208,47 +210,56 @@ void VectorProgram::locate_line(Mark const& mark) {
       for (int i = 0; i < words_of(operand); ++i) writer_.move(words(operand, piece)[i], words(operand, 0)[i]);
     }
     writer_.label(end);
+    writer_.line("not.pred %loads, " + vector_predicate(operand) + ";");
     writer_.line("and.pred " + gathers + ", " + gathers + ", %loads;");
     writer_.line("or.pred %gathers, %gathers, " + gathers + ";");
   }
 }
 
-// Has the words of one piece loaded, so many elements along the line, if there is such a piece: vectors without a
-// branch, and others behind one that is common to all operands.
+// The bytes from one piece to the next, which is a vector too where they are whole ones.
+void VectorProgram::measure_step(int operand, int dimension, std::string const& count) {
+  std::string const step = step_register(operand);
+  size_t const field = offsetof(Operand, strides) + sizeof(int64_t) * static_cast<size_t>(dimension);
+  writer_.line("ld.param.s64 " + step + ", " + operand_field(operand, field) + ";");
+  writer_.line("cvt.s64.s32 %place, " + count + ";");
+  writer_.line("mul.lo.s64 " + step + ", " + step + ", %place;");
+  writer_.line("mul.lo.s64 " + step + ", " + step + ", " + std::to_string(size_of(operand)) + ";");
+  writer_.line("and.b64 %place, " + step + ", " + std::to_string(vector_bytes(operand) - 1) + ";");
+  writer_.line("setp.eq.s64 %aligned, %place, 0;");
+  writer_.line("and.pred " + vector_predicate(operand) + ", " + vector_predicate(operand) + ", %aligned;");
+}
+
+// Has the words of the next piece loaded, if there is one: vectors without a branch, and others behind one that is
+// common to all operands.
 void VectorProgram::fetch(Mark const& mark) {
-  if (mark.arguments.size() != 3) {
-    throw std::invalid_argument("the kernel's PTX has a cutfuse.fetch without a piece, its offset and whether it is");
+  if (mark.arguments.size() != 2) {
+    throw std::invalid_argument("the kernel's PTX has a cutfuse.fetch without a piece and whether there is one");
   }
   if (writer_.operand_count() == 0) return;
   int const piece = std::stoi(mark.arguments[0]);
-  std::string const& offset = mark.arguments[1];
   std::string const number = std::to_string(fetches_++);
-  writer_.line("setp.ne.s32 %exists, " + mark.arguments[2] + ", 0;");
+  writer_.line("setp.ne.s32 %exists, " + mark.arguments[1] + ", 0;");
   for (int operand = 0; operand < program_.operand_count; ++operand) {
     if (!writer_.reads_operand(operand)) continue;
     writer_.line("and.pred %loads, %exists, " + vector_predicate(operand) + ";");
-    writer_.line("mad.wide.s32 %place, " + offset + ", " + std::to_string(size_of(operand)) + ", " +
-                 address_register(operand, 0) + ";");
-    load_words(operand, piece, "%place", "@%loads ");
+    load_words(operand, piece, address_register(operand, 0), "@%loads ");
   }
   writer_.line("and.pred %loads, %exists, %gathers;");
   writer_.line("@!%loads bra $Lfetched" + number + ";");
   for (int operand = 0; operand < program_.operand_count; ++operand) {
-    if (writer_.reads_operand(operand)) gather(operand, piece, offset, "$Lgathered" + number);
+    if (!writer_.reads_operand(operand)) continue;
+    std::string const end = "$Lgathered" + number + "_" + std::to_string(operand);
+    writer_.line("@!" + gather_predicate(operand) + " bra " + end + ";");
+    writer_.add(snippets_.load_words(operands_[operand], layout_.elements),
+                {address_register(operand, 0), stride_register(operand)}, words(operand, piece));
+    writer_.label(end);
   }
   writer_.label("$Lfetched" + number);
-}
-
-void VectorProgram::gather(int operand, int piece, std::string const& offset, std::string const& label) {
-  std::string const end = label + "_" + std::to_string(operand);
-  writer_.line("@!" + gather_predicate(operand) + " bra " + end + ";");
-  writer_.line("cvt.s64.s32 %place, " + offset + ";");
-  writer_.line("mul.lo.s64 %place, %place, " + stride_register(operand) + ";");
-  writer_.line("mad.lo.s64 %place, %place, " + std::to_string(size_of(operand)) + ", " + address_register(operand, 0) +
-               ";");
-  writer_.add(snippets_.load_words(operands_[operand], layout_.elements), {"%place", stride_register(operand)},
-              words(operand, piece));
-  writer_.label(end);
+  for (int operand = 0; operand < program_.operand_count; ++operand) {
+    if (!writer_.reads_operand(operand)) continue;
+    std::string const address = address_register(operand, 0);
+    writer_.line("add.s64 " + address + ", " + address + ", " + step_register(operand) + ";");
+  }
 }
 
 // The neighbours at an address, as vectors.

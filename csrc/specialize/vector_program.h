@@ -35,7 +35,7 @@ class VectorProgram {
   void locate_pieces(int operand);
   void locate_line(Mark const& mark);
   void fetch(Mark const& mark);
-  void gather(int operand, int piece, std::string const& offset, std::string const& label);
+  void measure_step(int operand, int dimension, std::string const& count);
   void load_words(int operand, int piece, std::string const& address, std::string const& guard);
   void load_vectors(int operand);
   void load_others(int operand);
