@@ -329,15 +329,15 @@ void VectorProgram::compute(Mark const& mark) {
   if (is_short()) {
     for (int i = 0; i < elements; ++i) writer_.write_element(i);
   } else {
-    write_passes(piece);
+    write_passes();
   }
   std::string const results = is_short() ? writer_.results() : kInputRegisters;
   for (int i = 0; i < elements; ++i) writer_.move(values[i], element(results, i));
 }
 
-void VectorProgram::write_passes(int piece) {
+void VectorProgram::write_passes() {
   int const elements = layout_.elements;
-  std::string const label = "$Lpass" + std::to_string(piece);
+  std::string const label = "$Lpass" + std::to_string(loops_++);
   // A constant that ptxas cannot see, as there is no negative number of operands: it unrolls a loop whose count it
   // knows.
   size_t const count = static_cast<size_t>(layout_.program) + offsetof(Program, operand_count);

@@ -42,7 +42,7 @@ class VectorProgram {
   std::vector<std::string> words(int operand, int piece) const;
   void unpack(int operand, int piece);
   void compute(Mark const& mark);
-  void write_passes(int piece);
+  void write_passes();
 
   MarkedLayout const layout_;
   std::string const parameter_;
@@ -50,7 +50,8 @@ class VectorProgram {
   OperandTypes const& operands_;
   OpSnippets const& snippets_;
   ProgramWriter writer_;
-  int fetches_ = 0;
+  int fetches_ = 0;  // marks that have been written, each with labels of its own
+  int loops_ = 0;
 };
 
 }  // namespace cutfuse::specialize
