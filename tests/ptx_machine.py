@@ -28,21 +28,21 @@ from ptx_arithmetic import (
     size_of,
     to_single,
 )
+from ptx_block import Block
 from ptx_parser import Address, Function, Operand, Register, Statement
 
 MEMORY_BASE = 1 << 16
 LOCAL_BASE = 1 << 40
 LOCAL_BYTES = 2048
-SHARED_BYTES = 32768
 PARAMETER_BASE = 1 << 50  # of a kernel's one parameter
 PARAMETER = re.compile(r"_param_(\d+)$")
 
 
-class Machine:
+class Machine(Block):
     """Threads that run one function. Memory is one array of bytes for all, local memory one for each.
 
-    `special`: the values of special registers, such as %tid.x. `stores`: where the threads may write. `shared`: where the
-    arrays of a block lie, in threads that come block by block.
+    `special`: the values of special registers, such as %tid.x. `stores`: where the threads may write. `shared`: where
+    the arrays of a block are, in threads that come block by block.
     """
 
     def __init__(
@@ -61,9 +61,7 @@ class Machine:
         self.special = special or {}
         self.stores = stores
         self.local = np.zeros((threads, LOCAL_BYTES), np.uint8)
-        self.shared_symbols = shared or {}
-        self.block_of = np.arange(threads) // block
-        self.shared = np.zeros((-(-threads // block), SHARED_BYTES), np.uint8)
+        self.share(threads, shared or {}, block)
         self.registers: dict[Register, Array] = {}
         self.active = np.ones(threads, bool)
         self.uniform = True
@@ -274,20 +272,6 @@ class Machine:
         bits = self.read(statement.operands[1], statement.parts[-1]).view(np.uint8).reshape(self.threads, -1)
         self.write(statement.operands[0], np.unpackbits(bits, axis=1).sum(axis=1, dtype=np.uint32))
 
-    def do_shfl(self, statement: Statement) -> None:
-        assert statement.parts[1:3] == ["sync", "bfly"], statement.opcode
-        target, source, distance = statement.operands[:3]
-        lanes = np.arange(self.threads)
-        others = lanes ^ self.read(distance, "u32").astype(np.int64)
-        assert self.active[others[self.active]].all(), "a thread asks one that is elsewhere"
-        assert (others // 32 == lanes // 32).all(), "a thread asks one of another warp"
-        self.write(target, self.read(source, "b32")[others])
-
-    def do_bar(self, statement: Statement) -> None:
-        """Threads meet again at the first instruction that any of them waits for, and so at this one."""
-        here = np.bincount(self.block_of, self.active)
-        assert np.isin(here, (0, np.bincount(self.block_of).max())).all(), "a part of a block waits at a barrier"
-
     def do_setp(self, statement: Statement) -> None:
         kind = statement.parts[-1]
         a, b = (self.read_number(item, kind) for item in statement.operands[1:])
@@ -361,12 +345,6 @@ class Machine:
         assert (offsets + count <= limit).all(), "an address behind the memory"
         return offsets[:, None] + np.arange(count), np.arange(self.threads)[:, None], local
 
-    def shared_places(self, address: Address, count: int) -> Array:
-        start = np.full(self.threads, address.offset, np.int64)
-        start += self.registers[address.base] if isinstance(address.base, Register) else self.address_of(address.base)
-        assert (start[self.active] + count <= SHARED_BYTES).all(), "an address behind a block's memory"
-        return np.where(self.active, start, 0)[:, None] + np.arange(count)
-
     def do_ld(self, statement: Statement) -> None:
         kind, target = statement.parts[-1], statement.operands[0]
         targets = target if isinstance(target, list) else [target]
@@ -376,7 +354,7 @@ class Machine:
         if "param" in statement.parts:
             data = self.parameter_at(address, size * len(targets))
         elif "shared" in statement.parts:
-            data = self.shared[self.block_of[:, None], self.shared_places(address, size * len(targets))]
+            data = self.load_shared(self.shared_places(address, size * len(targets)))
         else:
             columns, rows, local = self.places(address, size * len(targets))
             data = self.local[rows, columns] if local else self.memory[columns]
@@ -403,8 +381,7 @@ class Machine:
             self.result[self.active, place] = data[self.active]
             return
         if "shared" in statement.parts:
-            columns = self.shared_places(address, data.shape[1])
-            self.shared[self.block_of[self.active, None], columns[self.active]] = data[self.active]
+            self.store_shared(self.shared_places(address, data.shape[1]), data)
             return
         columns, rows, local = self.places(address, data.shape[1])
         if local:

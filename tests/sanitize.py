@@ -29,7 +29,7 @@ def main() -> None:
         cutfuse.set_specialization(mode)
         launched = {name for dtype in (torch.bfloat16, torch.float16, torch.float32) for name in run_gemms(dtype)}
         launched |= set(run_planes())
-    run_pointwise_and_reductions()
+        run_pointwise_and_reductions()
     torch.cuda.synchronize()
     print(f"{len(launched)} GEMM kernels, with epilogues interpreted and compiled in, and all other kernels ran")
 
@@ -80,7 +80,7 @@ def with_odd_rows(weight: Tensor) -> Tensor:
 
 def run_pointwise_and_reductions() -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        for shape in ((37, 128), (3, 50, 33), (2, 4096), (5, 3000, 7)):
+        for shape in ((37, 128), (3, 50, 33), (2, 4096), (300, 1096), (5, 3000, 7)):
             x = torch.randn(*shape, device="cuda").to(dtype).requires_grad_()
             row = torch.randn(shape[-1], device="cuda").to(dtype).requires_grad_()
             y = cutfuse.pointwise(lambda z, r: torch.tanh(z) * r + z, x, row)
@@ -91,6 +91,9 @@ def run_pointwise_and_reductions() -> None:
                 for op in REDUCTIONS:
                     check(cutfuse.reduce(x.detach(), dim, op), "reduce")
                     cutfuse.reduce(x, dim, op, prologue=torch.sigmoid).sum().backward()
+                    given = x.detach(), dim, op
+                    gated = cutfuse.reduce(*given, prologue=lambda z, r: torch.tanh(z) * r, operands=(row.detach(),))
+                    check(gated, "reduce with a program")
     layer = cutfuse.nn.FusedLinear(40, 24, epilogue=torch.nn.functional.silu, reduce="logsumexp").cuda()
     layer(torch.randn(65, 40, device="cuda")).sum().backward()
     check(layer.bias.grad, "pointwise_backward")

@@ -1,6 +1,6 @@
-"""Reductions with a program compiled in: their PTX, run on the CPU as a GPU would launch them, and what they are to give.
+"""Reductions with a program compiled in: their PTX, run on the CPU as a GPU would launch it, and what it is to give.
 
-What they are to give is what row_reduce_program and strided_reduce_program do, written down a second time: the elements
+What it is to give is what row_reduce_program and strided_reduce_program do, written down a second time: the elements
 of a thread in their order, and how they and the threads are folded.
 """
 
@@ -123,16 +123,22 @@ class SpecializedReduce:
 
 
 class InterpretingReduce(SpecializedReduce):
-    """A kernel of row_reduce_program.cu or strided_reduce_program.cu, with what it calls in its body, for the same calls."""
+    """A kernel of row_reduce_program.cu or strided_reduce_program.cu, what it calls in its body, for such calls."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.columns = "strided_reduce_program" in text
-        self.function = find_kernel(text, rf"\w*{'strided_reduce_programILi8E' if self.columns else 'row_reduce_program'}")
+        self.function = find_kernel(
+            text, rf"\w*{'strided_reduce_programILi8E' if self.columns else 'row_reduce_program'}"
+        )
 
     def given(self, parameters: bytes) -> bytes:
         """Of rows, RowProgramParameters: a shift follows, of lines whose neighbours fill a vector."""
-        return parameters if self.columns else parameters + struct.pack("<i12x", Plan.read(parameters).vector.bit_length() - 1)
+        return (
+            parameters
+            if self.columns
+            else parameters + struct.pack("<i12x", Plan.read(parameters).vector.bit_length() - 1)
+        )
 
 
 def shared_arrays(ptx: str) -> dict[str, int]:
@@ -276,7 +282,9 @@ def fold_row(fold: Fold, chunk: Array, plan: Plan) -> State:
 
 def fold_column(fold: Fold, chunk: Array, plan: Plan) -> State:
     """Threads above each other, each of which takes a few rows at once, and then pairs of them as combine_height."""
-    states = [take_places(fold, chunk, range(y, chunk.shape[1], plan.height), COLUMN_FRAGMENT) for y in range(plan.height)]
+    states = [
+        take_places(fold, chunk, range(y, chunk.shape[1], plan.height), COLUMN_FRAGMENT) for y in range(plan.height)
+    ]
     while len(states) > 1:
         half = (len(states) + 1) // 2
         states = [fold.combine(*states[k::half]) if k + half < len(states) else states[k] for k in range(half)]

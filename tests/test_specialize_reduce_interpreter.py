@@ -1,8 +1,7 @@
 """Reductions with a program compiled in and the kernels that interpret it: the same bits, from the PTX of both.
 
 The interpreting kernels are compiled here with their options, but for their functions, which become part of their
-bodies.
-What PTX leaves open is the same in both runs; what ptxas may do with it is for a GPU to tell.
+bodies. What PTX leaves open is the same in both runs; what ptxas may do with it is for a GPU to tell.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs before a reduction that are compiled into its kernel: when launches take them, with a function for the driver."""
+"""Programs before reductions that are compiled into their kernels: when launches take them, without a driver."""
 
 from __future__ import annotations
 

@@ -192,7 +192,8 @@ size_t reduce_workspace(ReduceExtents const& extents, DType dtype, Reduction red
     int const vector = elements_per_vector(dtype);
     int const super_row = super_row_of(candidate.inner, vector);
     rows = std::max(rows, plan_strided(candidate, 1, 1, kSplitBlocks, multiprocessors).partial_rows);
-    rows = std::max(rows, plan_strided(candidate, kProgramColumns, 1, kProgramSplitBlocks, multiprocessors).partial_rows);
+    rows =
+        std::max(rows, plan_strided(candidate, kProgramColumns, 1, kProgramSplitBlocks, multiprocessors).partial_rows);
     rows = std::max(rows, plan_strided(candidate, vector, 1, kSplitBlocks, multiprocessors).partial_rows);
     if (worth_super_rows(candidate, vector, super_row)) {
       rows = std::max(rows, plan_strided(candidate, vector, super_row, kSplitBlocks, multiprocessors).partial_rows);

@@ -27,9 +27,9 @@ enum class ReducePath {
   kStrided,   // threads side by side along the inner dimension
 };
 
-// The row kernels: `lanes` threads per row; a long row is split among `splits` blocks of `chunk` elements. With a program
-// a thread takes kRowFragment elements at a time: where rows are whole aligned vectors, vectors that lie `lanes` vectors
-// apart, and elsewhere what row_reduce_program.cu says.
+// The row kernels: `lanes` threads per row; a long row is split among `splits` blocks of `chunk` elements. With a
+// program a thread takes kRowFragment elements at a time: where rows are whole aligned vectors, vectors that lie
+// `lanes` vectors apart, and elsewhere what row_reduce_program.cu says.
 //
 // The strided kernel: a thread reads `vector` neighbouring elements of every super-row. A super-row is the fewest rows
 // that hold a whole number of vectors (8 rows of 4095 bf16): whatever the alignment of a single row, element j of a

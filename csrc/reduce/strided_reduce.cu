@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(kBlockThreads, resident_blocks(reduction))
 template <class T, int vector>
 cudaError_t launch_for(ReduceParameters const& parameters, cudaStream_t stream) {
   return dispatch_fold(parameters.reduction, [&](auto constant) {
-    return launch(strided_reduce<T, vector, decltype(constant)::value>, block_count(parameters), threads_of(parameters.plan),
-                  stream, parameters);
+    return launch(strided_reduce<T, vector, decltype(constant)::value>, block_count(parameters),
+                  threads_of(parameters.plan), stream, parameters);
   });
 }
 

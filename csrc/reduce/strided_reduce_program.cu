@@ -1,5 +1,5 @@
-// strided_reduce with a program over every element first: fragments lie along aligned inner rows, of which a thread takes
-// a few into its states at once, or, where rows are not aligned, along the reduced dimension.
+// strided_reduce with a program over every element first: fragments lie along aligned inner rows, of which a thread
+// takes a few into its states at once, or, where rows are not aligned, along the reduced dimension.
 #include "common/shared_copy.h"
 #include "epilogue/fragment_line.h"
 #include "epilogue/interpreter.h"
@@ -25,8 +25,8 @@ struct RowsColumn {
   __device__ __forceinline__ float operator[](int u) const { return rows[u].values[j]; }
 };
 
-// So many rows of whole vectors, `height` apart, of which those from `existing` rows on do not exist. They wait in local memory for each
-// other, as the interpreter's slots do.
+// So many rows of whole vectors, `height` apart, of which those from `existing` rows on do not exist. They wait in
+// local memory for each other, as the interpreter's slots do.
 __device__ __forceinline__ void take_rows(ReduceProgramParameters const& parameters, FragmentLine line, int existing,
                                           ColumnStates<kProgramColumns>& states) {
   RuntimeOperations const operations = {parameters.reduce.reduction};
@@ -105,8 +105,7 @@ __global__ void __launch_bounds__(kBlockThreads, vector == 1 ? 3 : 2)
 cudaError_t launch_strided_reduce_program(ReduceProgramParameters const& parameters, cudaStream_t stream) {
   ReducePlan const& plan = parameters.reduce.plan;
   auto const kernel = plan.vector == 1 ? strided_reduce_program<1> : strided_reduce_program<kFragment>;
-  return launch(kernel, block_count(parameters.reduce), threads_of(parameters.reduce.plan),
-                  stream, parameters);
+  return launch(kernel, block_count(parameters.reduce), threads_of(parameters.reduce.plan), stream, parameters);
 }
 
 }  // namespace cutfuse

@@ -1,4 +1,4 @@
-// A kernel with marks where a program goes, such as those of pointwise_templates.cu: its PTX with a program in it.
+// A kernel with marks where a program goes, such as those of *_templates.cu: its PTX with a program in it.
 #pragma once
 
 #include <string>

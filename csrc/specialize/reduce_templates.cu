@@ -1,5 +1,5 @@
-// The kernels that programs before a reduction are compiled into: row_reduce_* of rows, and strided_reduce_* of columns,
-// where rows are whole aligned vectors. As pointwise_templates.cu, and with the bits of row_reduce_program and
+// The kernels that programs before a reduction are compiled into: row_reduce_* of rows, and strided_reduce_* of
+// columns, where rows are whole aligned vectors. As pointwise_templates.cu, and with the bits of row_reduce_program and
 // strided_reduce_program: the same elements of a thread in the same order, the same folds, and the same combination of
 // threads.
 #include <cstddef>
@@ -51,8 +51,8 @@ __device__ __forceinline__ void mark_compute(float* values) {
   } else {
     static_assert(elements == 8, "a mark names each element");
     asm volatile("cutfuse.compute %8, {%0, %1, %2, %3, %4, %5, %6, %7};"
-                 : "+f"(values[0]), "+f"(values[1]), "+f"(values[2]), "+f"(values[3]), "+f"(values[4]),
-                   "+f"(values[5]), "+f"(values[6]), "+f"(values[7])
+                 : "+f"(values[0]), "+f"(values[1]), "+f"(values[2]), "+f"(values[3]), "+f"(values[4]), "+f"(values[5]),
+                   "+f"(values[6]), "+f"(values[7])
                  : "n"(piece));
   }
 }
@@ -101,8 +101,8 @@ struct Line {
     }
   }
 
-  // Piece `index` of the step, and then the load of the one that takes its place: kPieces - 1 others are under way while
-  // it is computed.
+  // Piece `index` of the step, and then the load of the one that takes its place: kPieces - 1 others are under way
+  // while it is computed.
   template <int index>
   __device__ __forceinline__ void compute(float* values) {
     constexpr int kPiece = index % kPieces;
@@ -173,8 +173,8 @@ __device__ __forceinline__ void reduce_rows(ReduceProgramParameters const& param
     int64_t const inner = task.row - outer * extents.inner;
     int const step = plan.lanes * kSize;
     mark_locate<1>(outer, begin, inner, step);
-    T const* const data = static_cast<T const*>(reduce.x.data) + outer * reduce.x.strides[0] +
-                          inner * reduce.x.strides[2] + begin;
+    T const* const data =
+        static_cast<T const*>(reduce.x.data) + outer * reduce.x.strides[0] + inner * reduce.x.strides[2] + begin;
     RowLine line = {data, step, (vectors - task.lane + plan.lanes - 1) >> __popc(plan.lanes - 1)};
     line.take_all(fold);
   }

@@ -1,6 +1,6 @@
-// A program in the marks of a kernel: for pieces of aligned rows, with their operands loaded ahead. A kernel that has all
-// of a thread's elements at once marks where they are loaded (cutfuse.load), one with a loop over a line of them where it
-// begins (cutfuse.locate) and where each piece's are (cutfuse.fetch).
+// A program in the marks of a kernel: for pieces of aligned rows, with their operands loaded ahead. A kernel that has
+// all of a thread's elements at once marks where they are loaded (cutfuse.load), one with a loop over a line of them
+// where it begins (cutfuse.locate) and where each piece's are (cutfuse.fetch).
 #pragma once
 
 #include "specialize/marked_kernel.h"
