@@ -17,7 +17,8 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse.ops import cuda
-from cutfuse.planning import specialize
+from cutfuse.planning import linear_launch, specialize
+from cutfuse.planning.linear_plan import LinearArguments
 
 KERNEL = 0x1000
 DTYPES = core.dtypes()
@@ -197,6 +198,24 @@ def test_what_is_compiled(launches: EmulatedLaunches, case: str) -> None:
         TAKEN[case](x, r)
         TAKEN[case](x, r)
     assert kernels_of(launches) == [KERNEL + 1]
+
+
+def test_the_reduction_after_a_product(launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows that no GEMM kernel takes, so cuBLAS and one more kernel run."""
+    x, weight, r = torch.randn(16, 63).bfloat16(), torch.randn(64, 63).bfloat16(), torch.randn(16, 64).bfloat16()
+    with compiler() as compiled, cutfuse.specialization("now"):
+        with monkeypatch.context() as patch:
+            patch.setattr(linear_launch, "stream_of", lambda index: 0)
+            patch.setattr(linear_launch, "on_device", lambda index: contextlib.nullcontext())
+            program = cutfuse.Epilogue(gated, 1).program
+            cuda._run(LinearArguments(x, weight, None, [r], program, "amax", x.dtype))
+        before = direct_calls()
+        for _ in range(2):
+            cutfuse.linear(x, weight, epilogue=gated, operands=(r,), reduce="amax")
+        assert direct_calls() == before + 1
+    assert launches.names == ["reduce"] * 2
+    assert compiled.asked == [("row_reduce_amax_bfloat16", 3, [DTYPES["bfloat16"]])]
+    assert kernels_of(launches) == [KERNEL + 1] * 2
 
 
 def test_a_capture_asks_for_nothing(monkeypatch: pytest.MonkeyPatch, launches: EmulatedLaunches) -> None:

@@ -94,10 +94,13 @@ def find_epilogues(plan: LinearPlan, device: int, program: Program, dtypes: Sequ
 def find_pass(plan: LinearPlan, device: int, program: Program, operands: Sequence[Matrix]) -> Epilogues:
     """The same for a plan that is not fused: the program in the kernel of the pass after the product."""
     core = native.core
-    if len(plan.launches) < 2 or not isinstance(plan.launches[-1], core.PointwisePass):
+    if len(plan.launches) < 2:
         return []
     m, n, _ = plan.product_shape
-    return find_pointwise(device, program, (1, m, n), (0, plan.input, 0, n, 1), operands, 0, plan.output)
+    if isinstance(plan.launches[-1], core.PointwisePass):
+        return find_pointwise(device, program, (1, m, n), (0, plan.input, 0, n, 1), operands, 0, plan.output)
+    turned = [(address, dtype, row, column, 0) for address, dtype, _, row, column in operands]
+    return find_reduce(device, program, (m, n, 1), (0, plan.input, n, 1, 0), turned, int(plan.reduction))
 
 
 def find_pointwise(
