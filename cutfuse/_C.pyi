@@ -88,6 +88,8 @@ __all__: list[str] = [
     "record_launches",
     "reduce",
     "reduce_call",
+    "reduce_kernel",
+    "reduce_parameters",
     "reduce_workspace",
     "reduction_table",
     "reductions",
@@ -176,6 +178,11 @@ class Program:
         """
     @property
     def specialized_cost(self) -> float: ...
+    @property
+    def without_chain(self) -> Program:
+        """
+        The same program for kernels that have no chain compiled in, but interpret each.
+        """
 
 class GemmProblem:
     """
@@ -1180,9 +1187,10 @@ def reduce(
     out: int,
     out_dtype: int,
     workspace: int,
+    specialization: Specialization | None,
 ) -> None:
     """
-    Reduces program(x, operands) over the middle one of (outer, reduced, inner) to out [outer, inner].
+    Reduces program(x, operands) over the middle one of (outer, reduced, inner) to out [outer, inner]. specialization: the program in the kernel that reduce_kernel names; None to interpret it.
     """
 
 def reduce_call(
@@ -1194,9 +1202,36 @@ def reduce_call(
     operands: collections.abc.Sequence[tuple[int, int, int, int]],
     result: tuple[tuple[int, ...], tuple[int, ...], typing.Any],
     workspace_bytes: int,
+    specialization: Specialization | None,
 ) -> CallPlan:
     """
     As of the function reduce, with a layout in place of each tensor.
+    """
+
+def reduce_kernel(
+    program: Program,
+    extents: typing.Annotated[collections.abc.Sequence[int], "FixedSize(3)"],
+    x: tuple[int, int, int, int, int],
+    operands: collections.abc.Sequence[tuple[int, int, int, int, int]],
+    reduction: int,
+) -> str:
+    """
+    The kernel that such a call of reduce runs with its program compiled in; empty where the program has to be interpreted. Of an address no more counts than whether it is a multiple of 16.
+    """
+
+def reduce_parameters(
+    program: Program,
+    extents: typing.Annotated[collections.abc.Sequence[int], "FixedSize(3)"],
+    x: tuple[int, int, int, int, int],
+    operands: collections.abc.Sequence[tuple[int, int, int, int, int]],
+    reduction: int,
+    out: int,
+    out_dtype: int,
+    workspace: int,
+    multiprocessors: int,
+) -> tuple[bytes, int, int]:
+    """
+    The same of such a call of reduce, on a device of so many multiprocessors. For tests.
     """
 
 def reduce_workspace(
