@@ -17,7 +17,8 @@ add_custom_command(OUTPUT "${op_snippets_text}"
                    COMMENT "Embedding the PTX of op_snippets.cu" VERBATIM)
 
 # For every GPU that the portable kernels run on: what it is compiled for at last is the driver's to know.
-add_library(cutfuse_kernel_templates OBJECT csrc/specialize/pointwise_templates.cu csrc/specialize/backward_templates.cu)
+file(GLOB kernel_template_sources CONFIGURE_DEPENDS csrc/specialize/*_templates.cu)
+add_library(cutfuse_kernel_templates OBJECT ${kernel_template_sources})
 target_link_libraries(cutfuse_kernel_templates PRIVATE cutfuse_options cutfuse_cudart)
 target_compile_options(cutfuse_kernel_templates PRIVATE -arch=compute_80 -fmad=false --expt-relaxed-constexpr)
 set_target_properties(cutfuse_kernel_templates PROPERTIES CUDA_PTX_COMPILATION ON)

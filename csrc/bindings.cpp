@@ -171,6 +171,13 @@ void bind_epilogue(py::module_& module) {
       .def_property_readonly("cost", &cost_of)
       .def_property_readonly("specialized_cost", &specialized_cost_of)
       .def_property_readonly("is_interpreted", &is_interpreted, "Whether kernels interpret it, unless specialized.")
+      .def_property_readonly(
+          "without_chain",
+          [](Program program) {
+            program.chain = kNoChain;
+            return program;
+          },
+          "The same program for kernels that have no chain compiled in, but interpret each.")
       .def_property_readonly("scaling", &scaling_of,
                              "(scale, weight) where it is scale * z, times operand `weight` unless that is -1.")
       .def("__bytes__", &bytes_of, "What a kernel is given.")

@@ -149,6 +149,11 @@ PointwiseBackwardProblem to_backward_problem(Program const& program, Extents con
                                              MatrixTuple const& x, std::vector<MatrixTuple> const& operands,
                                              std::vector<DerivativeTuple> const& outputs);
 
+// A call of reduce, without a specialization.
+ReduceProblem to_problem(Program const& program, Extents const& extents, MatrixTuple const& x,
+                         std::vector<MatrixTuple> const& operands, int reduction, uintptr_t out, int out_dtype,
+                         uintptr_t workspace);
+
 void bind_plan(py::module_& module);
 void bind_callables(py::module_& module);
 void bind_launch(py::module_& module);

@@ -62,10 +62,14 @@ CallPlan pointwise_call(Extents const& extents, LayoutTuple const& x, int out_dt
 }
 
 CallPlan reduce_call(Extents const& extents, LayoutTuple const& x, int reduction, int out_dtype, Program const& program,
-                     std::vector<LayoutTuple> const& operands, ResultTuple const& result, int64_t workspace_bytes) {
+                     std::vector<LayoutTuple> const& operands, ResultTuple const& result, int64_t workspace_bytes,
+                     OptionalSpecialization const& specialization) {
   check_extents("reduce_call", extents);
-  call::ReduceSteps const steps = {
-      {extents[0], extents[1], extents[2]}, to_layout(x), to_reduction(reduction), to_dtype(out_dtype)};
+  call::ReduceSteps const steps = {{extents[0], extents[1], extents[2]},
+                                   to_layout(x),
+                                   to_reduction(reduction),
+                                   to_dtype(out_dtype),
+                                   specialization.value_or(nullptr)};
   return make_plan(steps, program, operands, result, workspace_bytes);
 }
 
@@ -199,7 +203,7 @@ void bind_calls(py::module_& module) {
              "As of the function pointwise, with a layout in place of each tensor.");
   module.def("reduce_call", &reduce_call, py::arg("extents"), py::arg("x"), py::arg("reduction"), py::arg("out_dtype"),
              py::arg("program"), py::arg("operands"), py::arg("result"), py::arg("workspace_bytes"),
-             "As of the function reduce, with a layout in place of each tensor.");
+             py::arg("specialization"), "As of the function reduce, with a layout in place of each tensor.");
   module.def("connect_calls", &connect, py::arg("functions").none(true),
              "What direct calls ask PyTorch, by name; None makes every call the general path's. Forgets all plans.");
   module.def("call_key", &read_key, py::arg("function"), py::arg("arguments"), py::arg("callable"),

@@ -1,6 +1,7 @@
 // The texts that specialized kernels are put together from: of builds with kernels.
 #include "bindings.h"
 #include "pointwise/kernels.h"
+#include "reduce/kernels.h"
 #include "specialize/kernel_template.h"
 #include "specialize/kernel_text.h"
 #include "specialize/op_snippets.h"
@@ -46,6 +47,19 @@ std::tuple<py::bytes, int64_t, int> pointwise_backward_parameters(Program const&
           parameters.plan.width * parameters.plan.height};
 }
 
+std::tuple<py::bytes, int64_t, int> reduce_parameters(Program const& program, Extents const& extents,
+                                                      MatrixTuple const& x, std::vector<MatrixTuple> const& operands,
+                                                      int reduction, uintptr_t out, int out_dtype, uintptr_t workspace,
+                                                      int multiprocessors) {
+  if (is_empty(extents)) throw py::value_error("reduce_parameters: nothing is launched for " + to_string(extents));
+  ReduceProblem const problem = to_problem(program, extents, x, operands, reduction, out, out_dtype, workspace);
+  PlannedReduce const planned = plan_program(problem, multiprocessors);
+  ReduceProgramParameters const parameters = {parameters_of(planned), planned.problem.program,
+                                              planned.problem.operands};
+  return {py::bytes(reinterpret_cast<char const*>(&parameters), sizeof(parameters)), block_count(parameters.reduce),
+          threads_of(parameters.reduce.plan)};
+}
+
 }  // namespace
 
 void bind_kernel_text(py::module_& module) {
@@ -53,12 +67,13 @@ void bind_kernel_text(py::module_& module) {
   module.def("kernel_template", &sp::kernel_template, py::arg("kernel"),
              "The PTX of a kernel: of a GEMM by its name in the table, of another by what pointwise_kernel says; empty "
              "for another name.");
-  module.def("specialize_kernel", &specialize_kernel, py::arg("kernel"), py::arg("program"), py::arg("operand_types"),
-             py::arg("snippets") = "", py::arg("kinds") = std::vector<sp::OperandKind>(),
-             py::arg("derivatives") = sp::Inputs(),
-             "A kernel's PTX with a program compiled in, given the types of the program's operands and how they lie "
-             "(all strided unless that is said); snippets takes the place of op_snippets(). derivatives: of a kernel of "
-             "such, what they are with respect to, ascending: 0 for x, k for operand k - 1.");
+  module.def(
+      "specialize_kernel", &specialize_kernel, py::arg("kernel"), py::arg("program"), py::arg("operand_types"),
+      py::arg("snippets") = "", py::arg("kinds") = std::vector<sp::OperandKind>(),
+      py::arg("derivatives") = sp::Inputs(),
+      "A kernel's PTX with a program compiled in, given the types of the program's operands and how they lie "
+      "(all strided unless that is said); snippets takes the place of op_snippets(). derivatives: of a kernel of "
+      "such, what they are with respect to, ascending: 0 for x, k for operand k - 1.");
   module.def(
       "pointwise_parameters", &pointwise_parameters, py::arg("program"), py::arg("extents"), py::arg("x"),
       py::arg("operands"), py::arg("out"), py::arg("out_dtype"),
@@ -67,6 +82,10 @@ void bind_kernel_text(py::module_& module) {
   module.def("pointwise_backward_parameters", &pointwise_backward_parameters, py::arg("program"), py::arg("extents"),
              py::arg("grad"), py::arg("x"), py::arg("operands"), py::arg("outputs"), py::arg("column_partials"),
              "The same of a call of pointwise_backward that has a specialized kernel. For tests.");
+  module.def("reduce_parameters", &reduce_parameters, py::arg("program"), py::arg("extents"), py::arg("x"),
+             py::arg("operands"), py::arg("reduction"), py::arg("out"), py::arg("out_dtype"), py::arg("workspace"),
+             py::arg("multiprocessors"),
+             "The same of such a call of reduce, on a device of so many multiprocessors. For tests.");
 }
 
 }  // namespace cutfuse::bindings

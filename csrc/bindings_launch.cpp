@@ -148,6 +148,7 @@ class Recorder final : public Launcher {
     launch["out"] = address(problem.out);
     launch["out_dtype"] = static_cast<int>(problem.out_dtype);
     launch["workspace"] = address(problem.workspace);
+    launch["specialized"] = address(problem.specialized == nullptr ? nullptr : problem.specialized->function);
     callback_("reduce", launch);
   }
 

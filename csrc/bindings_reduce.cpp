@@ -1,6 +1,7 @@
 // The reduction kernels' share of cutfuse._C.
 #include "bindings.h"
 #include "launch/launcher.h"
+#include "reduce/program_plan.h"
 #include "reduce/reduce_plan.h"
 
 namespace cutfuse::bindings {
@@ -12,19 +13,17 @@ void check_reduction(char const* kernel, Reduction reduction) {
   }
 }
 
+std::string find_kernel(Program const& program, Extents const& extents, MatrixTuple const& x,
+                        std::vector<MatrixTuple> const& operands, int reduction) {
+  constexpr int kAnyType = static_cast<int>(DType::kFloat32);
+  return specialized_kernel(to_problem(program, extents, x, operands, reduction, 0, kAnyType, 0));
+}
+
 void reduce(uintptr_t stream, Program const& program, Extents const& extents, MatrixTuple const& x,
-            std::vector<MatrixTuple> const& operands, int reduction, uintptr_t out, int out_dtype,
-            uintptr_t workspace) {
-  check_extents("reduce", extents);
-  ReduceProblem problem = {};
-  problem.extents = {extents[0], extents[1], extents[2]};
-  problem.x = to_operand(x);
-  problem.program = program;
-  problem.operands = to_operands(program, operands);
-  problem.reduction = to_reduction(reduction);
-  problem.out = pointer<void>(out);
-  problem.out_dtype = to_dtype(out_dtype);
-  problem.workspace = pointer<float>(workspace);
+            std::vector<MatrixTuple> const& operands, int reduction, uintptr_t out, int out_dtype, uintptr_t workspace,
+            OptionalSpecialization const& specialization) {
+  ReduceProblem problem = to_problem(program, extents, x, operands, reduction, out, out_dtype, workspace);
+  problem.specialized = loaded(specialization);
   check_reduction("reduce", problem.reduction);
   check_pointer("reduce", "x", problem.x.data, extents);
   check_pointer("reduce", "out", problem.out, extents);
@@ -53,10 +52,32 @@ size_t workspace_bytes(Extents const& extents, int dtype, int reduction, int mul
 
 }  // namespace
 
+ReduceProblem to_problem(Program const& program, Extents const& extents, MatrixTuple const& x,
+                         std::vector<MatrixTuple> const& operands, int reduction, uintptr_t out, int out_dtype,
+                         uintptr_t workspace) {
+  check_extents("reduce", extents);
+  ReduceProblem problem = {};
+  problem.extents = {extents[0], extents[1], extents[2]};
+  problem.x = to_operand(x);
+  problem.program = program;
+  problem.operands = to_operands(program, operands);
+  problem.reduction = to_reduction(reduction);
+  problem.out = pointer<void>(out);
+  problem.out_dtype = to_dtype(out_dtype);
+  problem.workspace = pointer<float>(workspace);
+  return problem;
+}
+
 void bind_reduce(py::module_& module) {
   module.def("reduce", &reduce, py::arg("stream"), py::arg("program"), py::arg("extents"), py::arg("x"),
              py::arg("operands"), py::arg("reduction"), py::arg("out"), py::arg("out_dtype"), py::arg("workspace"),
-             "Reduces program(x, operands) over the middle one of (outer, reduced, inner) to out [outer, inner].");
+             py::arg("specialization"),
+             "Reduces program(x, operands) over the middle one of (outer, reduced, inner) to out [outer, inner]. "
+             "specialization: the program in the kernel that reduce_kernel names; None to interpret it.");
+  module.def("reduce_kernel", &find_kernel, py::arg("program"), py::arg("extents"), py::arg("x"), py::arg("operands"),
+             py::arg("reduction"),
+             "The kernel that such a call of reduce runs with its program compiled in; empty where the program has to "
+             "be interpreted. Of an address no more counts than whether it is a multiple of 16.");
   module.def("finalize_partials", &finalize, py::arg("stream"), py::arg("partials"), py::arg("tiles"), py::arg("rows"),
              py::arg("reduction"), py::arg("count"), py::arg("out"), py::arg("out_dtype"),
              "Folds fp32 partial states [tiles, rows] (pairs for logsumexp) to out [rows]; the mean divides by count.");

@@ -6,6 +6,7 @@
 #include "bindings.h"
 #include "plan/gemm_configs.h"
 #include "pointwise/specialized_plan.h"
+#include "reduce/program_plan.h"
 #include "specialize/epilogue_operands.h"
 #include "specialize/kernel_compiler.h"
 #include "specialize/mode.h"
@@ -80,6 +81,9 @@ void check_epilogues(char const* function, LinearPlan const& plan, SpecializedEp
     auto const* const product = std::get_if<FusedProduct>(&launch);
     if (product != nullptr) kernels.emplace_back(gemm_configs()[product->kernel.config].name);
     if (std::holds_alternative<PointwisePass>(launch)) kernels.push_back(specialized_template(plan.request.input));
+    if (std::holds_alternative<ReductionPass>(launch)) {
+      kernels.push_back(reduce_template(ReducePath::kRows, plan.request.input, plan.request.reduction));
+    }
   }
   bool fits = kernels.size() == epilogues.size();
   for (size_t k = 0; fits && k < kernels.size(); ++k) {

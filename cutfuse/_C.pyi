@@ -77,6 +77,7 @@ __all__: list[str] = [
     "pointwise",
     "pointwise_backward",
     "pointwise_backward_kernel",
+    "pointwise_backward_launch",
     "pointwise_backward_parameters",
     "pointwise_backward_row_blocks",
     "pointwise_call",
@@ -88,6 +89,8 @@ __all__: list[str] = [
     "record_launches",
     "reduce",
     "reduce_call",
+    "reduce_kernel",
+    "reduce_parameters",
     "reduce_workspace",
     "reduction_table",
     "reductions",
@@ -176,6 +179,11 @@ class Program:
         """
     @property
     def specialized_cost(self) -> float: ...
+    @property
+    def without_chain(self) -> Program:
+        """
+        The same program for kernels that have no chain compiled in, but interpret each.
+        """
 
 class GemmProblem:
     """
@@ -1099,6 +1107,13 @@ def pointwise_backward_kernel(
     The kernel that such a call of pointwise_backward, without a reduction, runs with the program's derivatives compiled in; empty where they have to be interpreted. Of an address no more counts than whether it is a multiple of 32.
     """
 
+def pointwise_backward_launch(
+    extents: typing.Annotated[collections.abc.Sequence[int], "FixedSize(3)"], dtype: int, pitch: int, keep_columns: bool
+) -> tuple[int, int, int, int]:
+    """
+    How the kernel that interprets is launched for rows of such a pitch in elements: blocks, threads of a block, columns of a block, and blocks beside each other. For tests.
+    """
+
 def pointwise_backward_parameters(
     program: Program,
     extents: typing.Annotated[collections.abc.Sequence[int], "FixedSize(3)"],
@@ -1180,9 +1195,10 @@ def reduce(
     out: int,
     out_dtype: int,
     workspace: int,
+    specialization: Specialization | None,
 ) -> None:
     """
-    Reduces program(x, operands) over the middle one of (outer, reduced, inner) to out [outer, inner].
+    Reduces program(x, operands) over the middle one of (outer, reduced, inner) to out [outer, inner]. specialization: the program in the kernel that reduce_kernel names; None to interpret it.
     """
 
 def reduce_call(
@@ -1194,9 +1210,36 @@ def reduce_call(
     operands: collections.abc.Sequence[tuple[int, int, int, int]],
     result: tuple[tuple[int, ...], tuple[int, ...], typing.Any],
     workspace_bytes: int,
+    specialization: Specialization | None,
 ) -> CallPlan:
     """
     As of the function reduce, with a layout in place of each tensor.
+    """
+
+def reduce_kernel(
+    program: Program,
+    extents: typing.Annotated[collections.abc.Sequence[int], "FixedSize(3)"],
+    x: tuple[int, int, int, int, int],
+    operands: collections.abc.Sequence[tuple[int, int, int, int, int]],
+    reduction: int,
+) -> str:
+    """
+    The kernel that such a call of reduce runs with its program compiled in; empty where the program has to be interpreted. Of an address no more counts than whether it is a multiple of 16.
+    """
+
+def reduce_parameters(
+    program: Program,
+    extents: typing.Annotated[collections.abc.Sequence[int], "FixedSize(3)"],
+    x: tuple[int, int, int, int, int],
+    operands: collections.abc.Sequence[tuple[int, int, int, int, int]],
+    reduction: int,
+    out: int,
+    out_dtype: int,
+    workspace: int,
+    multiprocessors: int,
+) -> tuple[bytes, int, int]:
+    """
+    The same of such a call of reduce, on a device of so many multiprocessors. For tests.
     """
 
 def reduce_workspace(

@@ -36,6 +36,18 @@ class FakeCompiler:
         return 0x1000 + len(self.compiled)
 
 
+class TypedCompiler(FakeCompiler):
+    """`asked`: the kernel, the length of the program and the types of its operands, in order."""
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__(lambda kernel: fails)
+        self.asked: list[tuple[str, int, list[int]]] = []
+
+    def __call__(self, kernel: str, device: int, program: Any, types: list[int]) -> int:
+        self.asked.append((kernel, len(program), types))
+        return super().__call__(kernel, device, program, types)
+
+
 @contextlib.contextmanager
 def compiled_by(compiler: FakeCompiler, mode: str = "background") -> Iterator[FakeCompiler]:
     """Within it, epilogues are compiled by `compiler`, and none has been before."""

@@ -46,6 +46,7 @@ class EmulatedProgram:
         self.program = program
         self.cost = float(len(program.instructions))
         self.is_interpreted = True
+        self.without_chain = self
 
 
 class EmulatedCore:
@@ -73,12 +74,17 @@ class EmulatedCore:
             return
         turned = [(address, code, row, column, 0) for address, code, _, row, column in operands]
         x = (z, dtype, n, 1, 0)
-        self.reduce(stream, program, (m, n, 1), x, turned, int(plan.reduction), result, plan.output, 1 if n > 2 else 0)
+        self.reduce(stream, program, (m, n, 1), x, turned, int(plan.reduction), result, plan.output, int(n > 2), None)
 
     def reduce_workspace(self, extents, dtype, reduction, multiprocessors) -> int:
         return 16 if extents[1] > 2 else 0
 
-    def reduce(self, stream, program, extents, x, operands, reduction, out, out_dtype, workspace) -> None:
+    def reduce_kernel(self, program, extents, x, operands, reduction) -> str:
+        return ""
+
+    def reduce(
+        self, stream, program, extents, x, operands, reduction, out, out_dtype, workspace, specialization
+    ) -> None:
         self.launches.append(("reduce", extents))
         assert (workspace != 0) == (extents[1] > 2)
         y = evaluate(program.program, matrix(x, extents), [matrix(item, extents) for item in operands])

@@ -28,21 +28,21 @@ from ptx_arithmetic import (
     size_of,
     to_single,
 )
+from ptx_block import Block
 from ptx_parser import Address, Function, Operand, Register, Statement
 
 MEMORY_BASE = 1 << 16
 LOCAL_BASE = 1 << 40
 LOCAL_BYTES = 2048
-SHARED_BASE = 1 << 45
 PARAMETER_BASE = 1 << 50  # of a kernel's one parameter
 PARAMETER = re.compile(r"_param_(\d+)$")
 
 
-class Machine:
+class Machine(Block):
     """Threads that run one function. Memory is one array of bytes for all, local memory one for each.
 
-    `special`: the values of special registers, such as %tid.x. `stores`: where the threads may write. Shared memory is
-    that of each `block_threads` neighbours; all of them have to reach a barrier together.
+    `special`: the values of special registers, such as %tid.x. `stores`: where the threads may write. `block_threads`:
+    of the blocks that they come in, one block after another.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Machine:
         self.symbols = symbols or {}
         self.special = special or {}
         self.stores = stores
-        self.blocks = np.arange(threads) // block_threads
+        self.block_of = np.arange(threads) // block_threads
         self.local = np.zeros((threads, LOCAL_BYTES), np.uint8)
         self.registers: dict[Register, Array] = {}
         self.active = np.ones(threads, bool)
@@ -71,7 +71,7 @@ class Machine:
         self.result = np.zeros((self.threads, result_bytes), np.uint8)
         self.function = function
         end = len(function.statements)
-        self.shared = np.zeros((self.blocks[-1] + 1, function.shared_bytes), np.uint8)
+        self.shared = np.zeros((self.block_of[-1] + 1, function.shared_bytes), np.uint8)
         self.counters = np.zeros(self.threads, np.int64)
         with np.errstate(all="ignore"):
             while (at := int(self.counters.min())) < end:
@@ -89,10 +89,17 @@ class Machine:
         if root in ("bra", "brx", "ret"):
             self.jump(statement, at)
             return True
-        assert statement.guard is None, f"{statement.opcode} under a predicate"
         handler = getattr(self, f"do_{root}", None)
         assert handler, f"the machine does not know {statement.opcode}"
-        handler(statement)
+        if statement.guard is None:
+            handler(statement)
+            return False
+        active, uniform = self.active, self.uniform
+        self.active = active & (self.registers[statement.guard] ^ statement.negated)
+        self.uniform = bool(self.active.all())
+        if self.active.any():
+            handler(statement)
+        self.active, self.uniform = active, uniform
         return False
 
     def jump(self, statement: Statement, at: int) -> None:
@@ -133,7 +140,7 @@ class Machine:
         if symbol in self.function.locals:
             return LOCAL_BASE + self.function.locals[symbol]
         if symbol in self.function.shared:
-            return SHARED_BASE + self.function.shared[symbol]
+            return self.function.shared[symbol]
         return MEMORY_BASE + self.symbols[symbol]
 
     def read_float(self, operand: Operand, kind: str) -> Array:
@@ -247,11 +254,23 @@ class Machine:
     do_ex2 = do_lg2 = do_rcp = do_rsqrt = do_sqrt = do_sin = do_cos = do_tanh = approximate
 
     def do_div(self, statement: Statement) -> None:
-        if statement.parts[-1] != "u32":
+        kind = statement.parts[-1]
+        if kind == "f32":
             self.approximate(statement)
             return
-        a, b = (self.read(item, "u32") for item in statement.operands[1:])
-        self.write(statement.operands[0], a // b)
+        a, b = (self.read_signed(item, kind) for item in statement.operands[1:])
+        assert kind[0] == "u" or (a[self.active] >= 0).all(), "the machine divides no negative numbers"
+        self.write(statement.operands[0], (a // np.where(self.active, b, 1)).view(UNSIGNED[a.itemsize]))
+
+    def do_rem(self, statement: Statement) -> None:
+        kind = statement.parts[-1]
+        a, b = (self.read_signed(item, kind) for item in statement.operands[1:])
+        assert kind[0] == "u" or (a[self.active] >= 0).all(), "the machine divides no negative numbers"
+        self.write(statement.operands[0], (a % np.where(self.active, b, 1)).view(UNSIGNED[a.itemsize]))
+
+    def do_popc(self, statement: Statement) -> None:
+        bits = self.read(statement.operands[1], statement.parts[-1]).view(np.uint8).reshape(self.threads, -1)
+        self.write(statement.operands[0], np.unpackbits(bits, axis=1).sum(axis=1, dtype=np.uint32))
 
     def do_setp(self, statement: Statement) -> None:
         kind = statement.parts[-1]
@@ -311,18 +330,6 @@ class Machine:
         source = self.read(statement.operands[1], "b16" if origin == "bf16" else origin)
         self.write(statement.operands[0], convert(source, to, origin, modifiers))
 
-    def do_bar(self, statement: Statement) -> None:
-        assert (self.active | (self.counters == len(self.function.statements))).all(), "a barrier for some threads"
-
-    def shared_places(self, address: Address, count: int) -> tuple[Array, Array]:
-        if isinstance(address.base, Register):
-            start = self.read(address.base, "u64").astype(np.int64) + address.offset
-        else:
-            start = np.full(self.threads, self.address_of(address.base) + address.offset)
-        offsets = np.where(self.active, start & (1 << 32) - 1, 0)
-        assert (offsets + count <= self.function.shared_bytes).all(), "an address behind the shared memory"
-        return offsets[:, None] + np.arange(count), self.blocks[:, None]
-
     def places(self, address: Address, count: int) -> tuple[Array, Array, bool]:
         """Where the bytes of each active thread are, and whether that is local memory."""
         if isinstance(address.base, Register):
@@ -347,8 +354,7 @@ class Machine:
         if "param" in statement.parts:
             data = self.parameter_at(address, size * len(targets))
         elif "shared" in statement.parts:
-            columns, rows = self.shared_places(address, size * len(targets))
-            data = self.shared[rows, columns]
+            data = self.load_shared(self.shared_places(address, size * len(targets)))
         else:
             columns, rows, local = self.places(address, size * len(targets))
             data = self.local[rows, columns] if local else self.memory[columns]
@@ -375,8 +381,7 @@ class Machine:
             self.result[self.active, place] = data[self.active]
             return
         if "shared" in statement.parts:
-            columns, rows = self.shared_places(address, data.shape[1])
-            self.shared[np.broadcast_to(rows, columns.shape)[self.active], columns[self.active]] = data[self.active]
+            self.store_shared(self.shared_places(address, data.shape[1]), data)
             return
         columns, rows, local = self.places(address, data.shape[1])
         if local:

@@ -120,6 +120,7 @@ class Parser:
             return Address(self.register(base) or base, int(offset or 0))
         if re.fullmatch(r"-?\d+", text):
             return int(text)
+        text, _, _ = text.partition("|")  # of a shuffle's two results nobody reads the second
         return self.register(text) or text
 
 
@@ -143,4 +144,9 @@ def _parse_behind(found: re.Match[str] | None, ptx: str, name: str) -> Function:
     while depth:
         depth += {"{": 1, "}": -1}.get(ptx[end], 0)
         end += 1
-    return Parser(ptx[found.end() : end - 1]).parse()
+    body = ptx[found.end() : end - 1]
+    parser = Parser(body)
+    for array, symbol in re.findall(r"^(\.shared [^;]*?(\w+)\[\d+\]);", ptx, re.MULTILINE):
+        if symbol in body:  # which the kernels of a module may share
+            parser.read(array)
+    return parser.parse()

@@ -80,7 +80,7 @@ def with_odd_rows(weight: Tensor) -> Tensor:
 
 def run_pointwise_and_reductions() -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        for shape in ((37, 128), (3, 50, 33), (2, 4096), (5, 3000, 7)):
+        for shape in ((37, 128), (3, 50, 33), (2, 4096), (300, 1096), (5, 3000, 7)):
             x = torch.randn(*shape, device="cuda").to(dtype).requires_grad_()
             row = torch.randn(shape[-1], device="cuda").to(dtype).requires_grad_()
             y = cutfuse.pointwise(lambda z, r: torch.tanh(z) * r + z, x, row)
@@ -92,6 +92,9 @@ def run_pointwise_and_reductions() -> None:
                 for op in REDUCTIONS:
                     check(cutfuse.reduce(x.detach(), dim, op), "reduce")
                     cutfuse.reduce(x, dim, op, prologue=torch.sigmoid).sum().backward()
+                    given = x.detach(), dim, op
+                    gated = cutfuse.reduce(*given, prologue=lambda z, r: torch.tanh(z) * r, operands=(row.detach(),))
+                    check(gated, "reduce with a program")
     layer = cutfuse.nn.FusedLinear(40, 24, epilogue=torch.nn.functional.silu, reduce="logsumexp").cuda()
     layer(torch.randn(65, 40, device="cuda")).sum().backward()
     check(layer.bias.grad, "pointwise_backward")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_epilogues import FakeCompiler, compiled_by
+from compiled_epilogues import TypedCompiler, compiled_by
 from emulated_device import core, direct_calls
 from emulated_device import launches as launches
 from emulated_launches import EmulatedLaunches
@@ -21,18 +21,6 @@ from cutfuse.planning import linear_launch, specialize
 from cutfuse.planning.linear_plan import LinearArguments
 
 KERNEL = 0x1000
-
-
-class TypedCompiler(FakeCompiler):
-    """`asked`: the kernel, the length of the program and the types of its operands, in order."""
-
-    def __init__(self, fails: bool = False) -> None:
-        super().__init__(lambda kernel: fails)
-        self.asked: list[tuple[str, int, list[int]]] = []
-
-    def __call__(self, kernel: str, device: int, program: Any, types: list[int]) -> int:
-        self.asked.append((kernel, len(program), types))
-        return super().__call__(kernel, device, program, types)
 
 
 def compiler(fails: bool = False) -> contextlib.AbstractContextManager[TypedCompiler]:

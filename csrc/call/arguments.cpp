@@ -221,6 +221,7 @@ Reading read_reduce(PyObject* const* given, uint64_t callable, Arguments& argume
   if (!reader.add_dims(dim) || !reader.add_name(op) || !reader.add_flag(keepdim)) return Reading::kGeneral;
   arguments.key.add(identity_of(out_dtype));
   arguments.key.add(torch.default_dtype());
+  arguments.key.add(static_cast<uint64_t>(specialize::mode()));
   return finish(arguments);
 }
 

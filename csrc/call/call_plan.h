@@ -53,6 +53,7 @@ struct ReduceSteps {
   TensorLayout x;
   Reduction reduction;
   DType output;
+  specialize::Specialization const* specialization;  // as of PointwiseSteps
 };
 
 // A call that autograd records: `apply` of an autograd.Function, given `plan` and the call's tensors, bias or None

@@ -79,6 +79,7 @@ class Run {
     problem.out = result.address;
     problem.out_dtype = steps.output;
     problem.workspace = static_cast<float*>(workspace.address);
+    problem.specialized = specialize::loaded(steps.specialization);
     bool const done = launch([&] { launcher().reduce(problem, stream_); });
     return done ? std::move(result.tensor) : PyRef();
   }
@@ -148,7 +149,8 @@ bool waits_for_epilogue(CallPlan const& plan) {
   if (auto const* const steps = std::get_if<LinearSteps>(&plan.steps)) {
     return std::any_of(steps->epilogues.begin(), steps->epilogues.end(), is_pending);
   }
-  auto const* const steps = std::get_if<PointwiseSteps>(&plan.steps);
+  if (auto const* const steps = std::get_if<PointwiseSteps>(&plan.steps)) return is_pending(steps->specialization);
+  auto const* const steps = std::get_if<ReduceSteps>(&plan.steps);
   return steps != nullptr && is_pending(steps->specialization);
 }
 

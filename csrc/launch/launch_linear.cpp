@@ -173,7 +173,9 @@ void launch_after_product(LinearPlan const& plan, void const* z, void* result, v
       problem.specialized = epilogues.empty() ? nullptr : epilogues[0]->loaded();
       launcher.pointwise(problem, stream);
     } else if (std::holds_alternative<ReductionPass>(launch)) {
-      launcher.reduce(reduce_of(plan.request, z, result, workspace, program, operands), stream);
+      ReduceProblem problem = reduce_of(plan.request, z, result, workspace, program, operands);
+      problem.specialized = epilogues.empty() ? nullptr : epilogues[0]->loaded();
+      launcher.reduce(problem, stream);
     }
   }
 }

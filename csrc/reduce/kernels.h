@@ -1,6 +1,7 @@
 // The launchers behind run_reduce(): one per kernel file.
 #pragma once
 
+#include "reduce/program_plan.h"
 #include "reduce/reduce.h"
 
 namespace cutfuse {
@@ -24,6 +25,13 @@ struct ReduceProgramParameters {
   Program program;
   Operands operands;
 };
+
+// What the kernels of a planned problem are given.
+ReduceParameters parameters_of(PlannedReduce const& planned);
+
+// Of the row kernels and the strided ones.
+int64_t block_count(ReduceParameters const& parameters);
+int threads_of(ReducePlan const& plan);
 
 cudaError_t launch_row_reduce(ReduceParameters const& parameters, cudaStream_t stream);
 cudaError_t launch_weighted_row_sum(ReduceParameters const& parameters, cudaStream_t stream);

@@ -15,13 +15,21 @@ struct ReduceExtents {
   int64_t inner;
 };
 
+// What the kernels take into a state at once where a program comes first: elements of a row, and rows of a column. The
+// strided kernels have so many columns a thread, where rows are whole vectors.
+constexpr int kRowFragment = 16;
+constexpr int kColumnFragment = 4;
+constexpr int kProgramColumns = 8;
+
 enum class ReducePath {
   kRows,      // the reduced dimension is contiguous: a power of two of threads per row
   kRowTiles,  // short contiguous rows that are not 16-byte aligned: a block of rows through shared memory
   kStrided,   // threads side by side along the inner dimension
 };
 
-// The row kernels: `lanes` threads per row; a long row is split among `splits` blocks of `chunk` elements.
+// The row kernels: `lanes` threads per row; a long row is split among `splits` blocks of `chunk` elements. With a
+// program a thread takes kRowFragment elements at a time: where rows are whole aligned vectors, vectors that lie
+// `lanes` vectors apart, and elsewhere what row_reduce_program.cu says.
 //
 // The strided kernel: a thread reads `vector` neighbouring elements of every super-row. A super-row is the fewest rows
 // that hold a whole number of vectors (8 rows of 4095 bf16): whatever the alignment of a single row, element j of a
@@ -34,6 +42,7 @@ struct ReducePlan {
   int lanes;
   int tile_rows;
   int vector;
+  bool whole_vectors;  // rows begin on a boundary of 16 bytes and hold nothing but a thread's vectors
   int rows_per_super_row;
   int64_t period;
   int width;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "common/dtype.h"
+#include "common/loaded_kernel.h"
 #include "epilogue/program.h"
 #include "reduce/reduce_plan.h"
 #include "reduce/reduction.h"
@@ -19,6 +20,9 @@ struct ReduceProblem {
   void* out;  // [outer, inner], contiguous
   DType out_dtype;
   float* workspace;  // reduce_workspace bytes
+  // Launched where rows are whole vectors: the kernel that specialized_kernel names with this program compiled in. Null
+  // for those that interpret it.
+  LoadedKernel const* specialized;
 };
 
 // Partial states of a row reduction, fp32 [tiles, rows] (two floats each for logsumexp, one otherwise), to be folded to

@@ -66,6 +66,16 @@ CUTFUSE_HOST_DEVICE float exp_relative(float x, float reference) {
 #endif
 }
 
+// A product that no compiler contracts with the addition behind it: every kernel that folds these states gets the same
+// bits, whatever it is compiled with.
+CUTFUSE_HOST_DEVICE float product(float x, float y) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(x, y);
+#else
+  return x * y;
+#endif
+}
+
 // Knuth's two-sum: the total is rounded once and the rounding error is kept.
 CUTFUSE_HOST_DEVICE void add_compensated(RowState& state, float x) {
   float const total = state.a + x;
@@ -155,15 +165,17 @@ struct Exponentials {
     CUTFUSE_UNROLL
     for (int i = 0; i < count; ++i) maximum = detail::maximum_with_nan(maximum, values[i]);
     float const reference = detail::exponent_reference(maximum);
-    float sum = state.b * detail::exp_relative(state.a, reference);
+    float sum = ::fmaf(state.b, detail::exp_relative(state.a, reference), detail::exp_relative(values[0], reference));
     CUTFUSE_UNROLL
-    for (int i = 0; i < count; ++i) sum += detail::exp_relative(values[i], reference);
+    for (int i = 1; i < count; ++i) sum += detail::exp_relative(values[i], reference);
     state = {maximum, sum};
   }
   static CUTFUSE_HOST_DEVICE RowState combine(RowState x, RowState y) {
     float const maximum = detail::maximum_with_nan(x.a, y.a);
     float const reference = detail::exponent_reference(maximum);
-    return {maximum, x.b * detail::exp_relative(x.a, reference) + y.b * detail::exp_relative(y.a, reference)};
+    float const of_x = detail::product(x.b, detail::exp_relative(x.a, reference));
+    float const of_y = detail::product(y.b, detail::exp_relative(y.a, reference));
+    return {maximum, of_x + of_y};
   }
   static CUTFUSE_HOST_DEVICE void store(float* partials, int64_t index, RowState state) {
     partials[2 * index] = state.a;

@@ -99,11 +99,6 @@ __global__ void __launch_bounds__(kBlockThreads) weighted_row_sum(__grid_constan
   reduce_row<T, Reduction::kSum, true>(parameters);
 }
 
-int64_t block_count(ReduceParameters const& parameters) {
-  int64_t const tasks = parameters.extents.outer * parameters.extents.inner * parameters.plan.splits;
-  return ceil_divide(tasks, kBlockThreads / parameters.plan.lanes);
-}
-
 }  // namespace
 
 cudaError_t launch_row_reduce(ReduceParameters const& parameters, cudaStream_t stream) {

@@ -10,7 +10,7 @@
 namespace cutfuse {
 namespace {
 
-constexpr int kFragment = 8;
+constexpr int kFragment = kRowFragment;
 
 struct RowProgramParameters {
   ReduceProgramParameters problem;
@@ -33,7 +33,7 @@ __device__ __noinline__ RowState take_fragment(RowProgramParameters const& param
   return state;
 }
 
-__global__ void __launch_bounds__(kBlockThreads, 3)
+__global__ void __launch_bounds__(kBlockThreads, 2)
     row_reduce_program(__grid_constant__ RowProgramParameters const parameters) {
   __shared__ RowProgramParameters shared;
   copy_to_shared(parameters, shared);
@@ -64,18 +64,22 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
   if (active && task.lane == 0) store_result(reduce, task.split, task.row, state);
 }
 
-}  // namespace
-
-cudaError_t launch_row_reduce_program(ReduceProgramParameters const& problem, cudaStream_t stream) {
-  ReduceParameters const& reduce = problem.reduce;
-  int64_t const rows = reduce.extents.outer * reduce.extents.inner;
-  int64_t const blocks = ceil_divide(rows * reduce.plan.splits, kBlockThreads / reduce.plan.lanes);
+// 2^shift neighbours of a thread: a vector, as the kernel has that the program is compiled into, or as many as a load
+// of a line takes.
+int shift_of(ReduceParameters const& reduce) {
+  if (reduce.plan.whole_vectors) return reduce.plan.vector == 4 ? 2 : 3;
   size_t const vector_bytes = kLineVector * size_of(reduce.x.dtype);
   bool const aligned = reinterpret_cast<uintptr_t>(reduce.x.data) % vector_bytes == 0 &&
                        (reduce.extents.outer == 1 || reduce.x.strides[0] % kLineVector == 0) &&
                        (reduce.extents.inner == 1 || reduce.x.strides[2] % kLineVector == 0);
-  RowProgramParameters const parameters = {problem, aligned ? 2 : 0};
-  return launch(row_reduce_program, blocks, kBlockThreads, stream, parameters);
+  return aligned ? 2 : 0;
+}
+
+}  // namespace
+
+cudaError_t launch_row_reduce_program(ReduceProgramParameters const& problem, cudaStream_t stream) {
+  RowProgramParameters const parameters = {problem, shift_of(problem.reduce)};
+  return launch(row_reduce_program, block_count(problem.reduce), kBlockThreads, stream, parameters);
 }
 
 }  // namespace cutfuse

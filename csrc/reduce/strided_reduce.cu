@@ -146,11 +146,9 @@ __global__ void __launch_bounds__(kBlockThreads, resident_blocks(reduction))
 
 template <class T, int vector>
 cudaError_t launch_for(ReduceParameters const& parameters, cudaStream_t stream) {
-  ReducePlan const& plan = parameters.plan;
-  int64_t const tiles = ceil_divide(parameters.extents.outer * plan.period, plan.width);
   return dispatch_fold(parameters.reduction, [&](auto constant) {
-    return launch(strided_reduce<T, vector, decltype(constant)::value>, tiles * plan.splits, plan.width * plan.height,
-                  stream, parameters);
+    return launch(strided_reduce<T, vector, decltype(constant)::value>, block_count(parameters),
+                  threads_of(parameters.plan), stream, parameters);
   });
 }
 

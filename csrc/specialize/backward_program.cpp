@@ -55,14 +55,12 @@ bool BackwardProgram::write_program(Mark const& mark) {
 
 void BackwardProgram::differentiate(Mark const& mark) {
   check_length(mark, elements());
-  int const piece = std::stoi(mark.arguments[0]);
-  take_input(&mark.arguments[1], piece);
-  if (!is_short()) write_passes(piece);
+  take_input(&mark.arguments[1], std::stoi(mark.arguments[0]));
+  if (!is_short()) write_passes();
 }
 
-void BackwardProgram::write_passes(int piece) {
-  std::string const label = "$Lpass" + std::to_string(piece);
-  begin_passes(label);
+void BackwardProgram::write_passes() {
+  std::string const label = begin_passes();
   writer_.rotate(kInputRegisters, elements(), kPass);
   for (int w = 0; w < derivatives_.derivative_count(); ++w) {
     std::string const kept = kept_registers(w);

@@ -25,7 +25,7 @@ class BackwardProgram final : public VectorProgram {
   bool write_program(Mark const& mark) override;
 
   void differentiate(Mark const& mark);
-  void write_passes(int piece);
+  void write_passes();
   void multiply(Mark const& mark);
 
   bool const sums_columns_;

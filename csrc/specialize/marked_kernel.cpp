@@ -71,14 +71,15 @@ MarkedKernel::MarkedKernel(std::string_view ptx) {
 }
 
 void MarkedKernel::read_layout() {
-  constexpr size_t kNumbers = 5;
-  if (marks_.empty() || marks_[0].opcode != "cutfuse.layout" || marks_[0].arguments.size() != kNumbers) {
-    refuse("does not begin with a cutfuse.layout of 5 numbers");
-  }
-  int numbers[kNumbers];
+  constexpr size_t kNumbers = 6;
+  constexpr int kRegisters = 40;  // where no number says how many
+  int numbers[kNumbers] = {0, 0, 0, 0, 0, kRegisters};
+  size_t const given = marks_.empty() || marks_[0].opcode != "cutfuse.layout" ? 0 : marks_[0].arguments.size();
+  if (given != kNumbers && given != kNumbers - 1) refuse("does not begin with a cutfuse.layout of 5 or 6 numbers");
   std::transform(marks_[0].arguments.begin(), marks_[0].arguments.end(), numbers, number_in);
-  layout_ = {numbers[0], numbers[1], numbers[2], numbers[3],
-             numbers[4] != 0 ? Primitives::kFast : Primitives::kAccurate};
+  layout_ = {
+      numbers[0], numbers[1], numbers[2], numbers[3], numbers[4] != 0 ? Primitives::kFast : Primitives::kAccurate,
+      numbers[5]};
   directive(texts_[0], kBlocks);
   directive(texts_[0], kThreads);
 }

@@ -1,4 +1,4 @@
-// A kernel with marks where a program goes, such as those of pointwise_templates.cu: its PTX with a program in it.
+// A kernel with marks where a program goes, such as those of *_templates.cu: its PTX with a program in it.
 #pragma once
 
 #include <string>
@@ -20,6 +20,7 @@ struct MarkedLayout {
   int elements;  // of a piece: neighbours of a thread, a vector of the kernel's type
   int pieces;    // of a thread
   Primitives primitives;
+  int registers;  // that the kernel needs for itself and an op
 
   ProgramAddress program_address(std::string const& parameter) const {
     return {".param", parameter, static_cast<size_t>(program)};

@@ -28,7 +28,7 @@ from ..planning.device import dtype_codes, reduction_codes
 from ..planning.fused import changes_setting, plan_call
 from ..planning.linear_launch import matrices_of
 from ..planning.linear_plan import LinearArguments
-from ..planning.specialize import are_requested, find_epilogues, find_pass, find_pointwise, request
+from ..planning.specialize import Matrix, are_requested, find_epilogues, find_pass, find_pointwise, find_reduce, request
 from .training import plan_training
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def remember_reduce(
     tensors = (given[0], *tensors_of(given[5]))
     is_general = is_general or not _same_memory(tensors, (x, *operands))
 
-    def make_plan() -> CallPlan:
+    def make_plan() -> CallPlan | None:
         if is_general:
             return native.core.general_call()
         return _reduce_plan(x, operands, epilogue.program, reduction, dims, y)
@@ -286,7 +286,7 @@ def _pointwise_plan(x: Tensor, operands: Sequence[Tensor], program: Program, y: 
         return core.general_call()
     laid_out = _layouts(tensors, layout.strides)
     code = dtype_codes()[y.dtype]
-    matrices = [(t.data_ptr(), *fields) for t, fields in zip(tensors, laid_out, strict=True)]
+    matrices = _matrices(tensors, laid_out)
     device = x.device.index or 0
     epilogues = find_pointwise(device, program, layout.extents, matrices[0], matrices[1:], y.data_ptr(), code)
     request(epilogues)
@@ -300,7 +300,7 @@ def _pointwise_plan(x: Tensor, operands: Sequence[Tensor], program: Program, y: 
 
 def _reduce_plan(
     x: Tensor, operands: Sequence[Tensor], program: Program, reduction: str, dims: tuple[int, ...], y: Tensor
-) -> CallPlan:
+) -> CallPlan | None:
     core = native.core
     tensors = (x, *operands)
     layout = reduction_layout(*shapes_and_strides(tensors), dims)
@@ -308,6 +308,12 @@ def _reduce_plan(
         return core.general_call()
     laid_out = _layouts(tensors, layout.strides)
     codes, reduction_code = dtype_codes(), reduction_codes()[reduction]
+    matrices = _matrices(tensors, laid_out)
+    device = x.device.index or 0
+    epilogues = find_reduce(device, program, layout.extents, matrices[0], matrices[1:], reduction_code)
+    request(epilogues)
+    if not are_requested(epilogues):
+        return None  # as of a linear layer
     workspace = reduction_workspace(layout.extents, codes[x.dtype], reduction_code, x.device)
     return core.reduce_call(
         layout.extents,
@@ -318,12 +324,17 @@ def _reduce_plan(
         laid_out[1:],
         _result_of(y),
         workspace,
+        epilogues[0] if epilogues else None,
     )
 
 
 def _layouts(tensors: Sequence[Tensor], strides: Sequence[tuple[int, ...]]) -> list[Layout]:
     codes = dtype_codes()
     return [(codes[t.dtype], outer, row, column) for t, (outer, row, column) in zip(tensors, strides, strict=True)]
+
+
+def _matrices(tensors: Sequence[Tensor], layouts: Sequence[Layout]) -> list[Matrix]:
+    return [(t.data_ptr(), *layout) for t, layout in zip(tensors, layouts, strict=True)]
 
 
 if sys.modules.get("cutfuse._C") is not None:

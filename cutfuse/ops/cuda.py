@@ -19,7 +19,7 @@ from ..planning.linear_launch import launch_after_product, launch_fused
 from ..planning.linear_plan import LinearArguments
 from ..planning.planes import Planes
 from ..planning.prepared import planes_of
-from ..planning.specialize import Matrix, find_pointwise, request
+from ..planning.specialize import Matrix, find_pointwise, find_reduce, request
 from ..precision import SPLIT_MODES, product_mode
 from . import schema
 from .layout import Layout, elementwise_layout, reduction_layout, reduction_runs
@@ -113,6 +113,8 @@ def reduce(
     laid_out = matrices(tensors, layout.strides)
     codes = dtype_codes()
     code = reduction_codes()[reduction]
+    epilogues = find_reduce(index or 0, parsed, layout.extents, laid_out[0], laid_out[1:], code)
+    request(epilogues)
     with on_device(index):
         size = reduction_workspace(layout.extents, codes[x.dtype], code, x.device)
         workspace = torch.empty(size, dtype=torch.uint8, device=x.device) if size else None
@@ -126,6 +128,7 @@ def reduce(
             y.data_ptr(),
             codes[out_dtype],
             0 if workspace is None else workspace.data_ptr(),
+            epilogues[0] if epilogues else None,
         )
     return y if layout.result_order is None else y.permute(layout.result_order).reshape(layout.result_shape)
 

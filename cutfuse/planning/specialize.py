@@ -14,6 +14,7 @@ from .background import background
 
 if TYPE_CHECKING:
     from .._C import LinearPlan, Specialization
+    from .._C import Program as NativeProgram
 
 Epilogues = list["Specialization"]
 Matrix: TypeAlias = tuple[int, int, int, int, int]  # address, type and strides, as the native module takes them
@@ -84,10 +85,13 @@ def find_epilogues(plan: LinearPlan, device: int, program: Program, operands: Se
 def find_pass(plan: LinearPlan, device: int, program: Program, operands: Sequence[Matrix]) -> Epilogues:
     """The same for a plan that is not fused: the program in the kernel of the pass after the product."""
     core = native.core
-    if len(plan.launches) < 2 or not isinstance(plan.launches[-1], core.PointwisePass):
+    if len(plan.launches) < 2:
         return []
     m, n, _ = plan.product_shape
-    return find_pointwise(device, program, (1, m, n), (0, plan.input, 0, n, 1), operands, 0, plan.output)
+    if isinstance(plan.launches[-1], core.PointwisePass):
+        return find_pointwise(device, program, (1, m, n), (0, plan.input, 0, n, 1), operands, 0, plan.output)
+    turned = [(address, dtype, row, column, 0) for address, dtype, _, row, column in operands]
+    return find_reduce(device, program, (m, n, 1), (0, plan.input, n, 1, 0), turned, int(plan.reduction))
 
 
 def find_pointwise(
@@ -102,11 +106,18 @@ def find_pointwise(
     """The program in the kernel of such a call of the native `pointwise`; empty where it is interpreted for good."""
     if why_interpreted():
         return []
-    core = native.core
-    kernel = core.pointwise_kernel(program.native, extents, x, list(operands), out, out_dtype)
-    types = [dtype for _, dtype, *_ in operands]
-    found = core.find_specialization(kernel, device, program.native, types) if kernel else None
-    return [] if found is None else [found]
+    kernel = native.core.pointwise_kernel(program.native, extents, x, list(operands), out, out_dtype)
+    return _find_alone(kernel, device, program.native, operands)
+
+
+def find_reduce(
+    device: int, program: Program, extents: tuple[int, ...], x: Matrix, operands: Sequence[Matrix], reduction: int
+) -> Epilogues:
+    """The same for a call of the native `reduce`, whose kernels have no chains compiled in."""
+    if why_interpreted():
+        return []
+    kernel = native.core.reduce_kernel(program.native, extents, x, list(operands), reduction)
+    return _find_alone(kernel, device, program.native.without_chain, operands)
 
 
 def find_backward(
@@ -125,10 +136,15 @@ def find_backward(
     """
     if why_interpreted():
         return []
-    core = native.core
-    kernel = core.pointwise_backward_kernel(program.native, extents, grad, x, list(operands), list(outputs), column_sum)
+    kernel = native.core.pointwise_backward_kernel(
+        program.native, extents, grad, x, list(operands), list(outputs), column_sum
+    )
+    return _find_alone(kernel, device, program.native, operands)
+
+
+def _find_alone(kernel: str, device: int, program: NativeProgram, operands: Sequence[Matrix]) -> Epilogues:
     types = [dtype for _, dtype, *_ in operands]
-    found = core.find_specialization(kernel, device, program.native, types) if kernel else None
+    found = native.core.find_specialization(kernel, device, program, types) if kernel else None
     return [] if found is None else [found]
 
 

@@ -1,0 +1,79 @@
+#include "reduce/program_plan.h"
+
+#include <utility>
+
+#include "epilogue/scaling.h"
+
+namespace cutfuse {
+namespace {
+
+constexpr uintptr_t kAlignment = 16;
+
+// The operands' dimensions follow the input's.
+void turn(Operand& operand) { std::swap(operand.strides[0], operand.strides[2]); }
+
+bool is_aligned(void const* data) { return reinterpret_cast<uintptr_t>(data) % kAlignment == 0; }
+
+// Whether weighted_row_sum takes the operand: the same fp32 vector for every row, in step with rows of whole vectors.
+bool is_row_weight(Operand const& operand, ReduceLayout const& layout, ReducePlan const& plan) {
+  ReduceExtents const& extents = layout.extents;
+  bool const same_for_rows = extents.outer == 1 || operand.strides[0] == 0;
+  bool const aligned_rows = layout.aligned && (extents.outer == 1 || layout.strides[0] % plan.vector == 0);
+  return plan.path == ReducePath::kRows && extents.inner == 1 && same_for_rows && aligned_rows &&
+         operand.dtype == DType::kFloat32 && operand.strides[1] == 1 && is_aligned(operand.data);
+}
+
+// Takes a program that only scales out of a sum: a number to the end, an operand into the weighted kernel if it fits
+// that.
+void simplify(PlannedReduce& planned, int multiprocessors) {
+  Scaling const scaling = find_scaling(planned.problem.program);
+  if (!scaling.found || !is_additive(planned.problem.reduction)) return;
+  ReduceLayout plain = planned.layout;
+  plain.has_program = false;
+  if (scaling.weight >= 0) {
+    Operand const& weight = planned.problem.operands.items[scaling.weight];
+    if (!is_row_weight(weight, plain, plan_reduce(plain, multiprocessors))) return;
+    planned.weight = static_cast<float const*>(weight.data);
+  }
+  planned.scale = scaling.scale;
+  planned.problem.program.length = 0;
+  planned.layout = plain;
+}
+
+}  // namespace
+
+PlannedReduce plan_program(ReduceProblem const& problem, int multiprocessors) {
+  PlannedReduce planned = {};
+  planned.problem = problem;
+  planned.scale = 1.0f;
+  int64_t const* const strides = problem.x.strides;
+  planned.layout = normalize({problem.extents,
+                              {strides[0], strides[1], strides[2]},
+                              problem.x.dtype,
+                              is_aligned(problem.x.data),
+                              problem.program.length > 0});
+  if (planned.layout.extents.inner != problem.extents.inner) {
+    turn(planned.problem.x);
+    for (Operand& operand : planned.problem.operands.items) turn(operand);
+  }
+  if (planned.layout.has_program) simplify(planned, multiprocessors);
+  planned.plan = plan_reduce(planned.layout, multiprocessors);
+  return planned;
+}
+
+std::string reduce_template(ReducePath path, DType dtype, Reduction reduction) {
+  std::string const kernel = path == ReducePath::kStrided ? "strided_reduce_" : "row_reduce_";
+  return kernel + name_of(first_of(info_of(reduction).fold)) + "_" + name_of(dtype);
+}
+
+std::string specialized_kernel(ReduceProblem const& problem) {
+  ReduceExtents const& extents = problem.extents;
+  bool const is_empty = extents.outer == 0 || extents.reduced == 0 || extents.inner == 0;
+  if (is_empty || problem.program.length == 0 || problem.reduction == Reduction::kNone) return {};
+  constexpr int kMultiprocessors = 1;  // how work is shared out depends on them, and which kernel takes it does not
+  PlannedReduce const planned = plan_program(problem, kMultiprocessors);
+  if (planned.problem.program.length == 0 || !planned.plan.whole_vectors) return {};
+  return reduce_template(planned.plan.path, problem.x.dtype, problem.reduction);
+}
+
+}  // namespace cutfuse

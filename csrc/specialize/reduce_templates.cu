@@ -1,0 +1,286 @@
+// The kernels that programs before a reduction are compiled into: row_reduce_* of rows, and strided_reduce_* of
+// columns, where rows are whole aligned vectors. As pointwise_templates.cu, and with the bits of row_reduce_program and
+// strided_reduce_program: the same elements of a thread in the same order, the same folds, and the same combination of
+// threads.
+#include <cstddef>
+
+#include "reduce/block_combine.h"
+#include "reduce/combine_columns.h"
+#include "reduce/kernels.h"
+#include "reduce/store_result.h"
+
+namespace cutfuse {
+namespace {
+
+// Bytes of x that a thread has under way. An H200 needs some 40 KB a multiprocessor to read at its full rate: three
+// blocks have 48 KB, and four 64 KB.
+constexpr int kBytesInFlight = 64;
+constexpr int kRowBlocks = 4;
+constexpr int kColumnBlocks = 3;  // eight states of a thread are 16 registers
+
+// Registers beside a program's: those of the pieces and a fragment's values among them.
+constexpr int kRowRegisters = 48;
+constexpr int kColumnRegisters = 76;
+constexpr int kExponentialRegisters = 16;  // more of columns: all rows of a fragment wait for their maximum
+
+template <int elements, int pieces, int registers>
+__device__ __forceinline__ void mark_layout() {
+  asm volatile("cutfuse.layout %0, %1, %2, %3, 0, %4;" ::"n"(offsetof(ReduceProgramParameters, program)),
+               "n"(offsetof(ReduceProgramParameters, operands)), "n"(elements), "n"(pieces), "n"(registers));
+}
+
+// Says where the thread's first piece begins, and how far the next one is: `step` along the reduced dimension. The
+// elements of a piece lie along dimension `along`.
+template <int along>
+__device__ __forceinline__ void mark_locate(int64_t outer, int64_t row, int64_t inner, int step) {
+  asm volatile("cutfuse.locate %0, %1, %2, %4, 1, %3;" ::"l"(outer), "l"(row), "l"(inner), "r"(step), "n"(along));
+}
+
+// Has the operands of the next piece loaded, if there is one.
+template <int piece>
+__device__ __forceinline__ void mark_fetch(bool exists) {
+  asm volatile("cutfuse.fetch %1, %0;" ::"r"(static_cast<int>(exists)), "n"(piece));
+}
+
+template <int piece, int elements>
+__device__ __forceinline__ void mark_compute(float* values) {
+  if constexpr (elements == 4) {
+    asm volatile("cutfuse.compute %4, {%0, %1, %2, %3};"
+                 : "+f"(values[0]), "+f"(values[1]), "+f"(values[2]), "+f"(values[3])
+                 : "n"(piece));
+  } else {
+    static_assert(elements == 8, "a mark names each element");
+    asm volatile("cutfuse.compute %8, {%0, %1, %2, %3, %4, %5, %6, %7};"
+                 : "+f"(values[0]), "+f"(values[1]), "+f"(values[2]), "+f"(values[3]), "+f"(values[4]), "+f"(values[5]),
+                   "+f"(values[6]), "+f"(values[7])
+                 : "n"(piece));
+  }
+}
+
+// A statement, as the marks are, so that it stays where it stands among them.
+template <class T>
+__device__ __forceinline__ void load_if(bool exists, T const* data, Vector<T>& vector) {
+  asm volatile(
+      "{\n"
+      ".reg .pred exists;\n"
+      "setp.ne.s32 exists, %5, 0;\n"
+      "@exists ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "+r"(vector.words[0]), "+r"(vector.words[1]), "+r"(vector.words[2]), "+r"(vector.words[3])
+      : "l"(__cvta_generic_to_global(data)), "r"(static_cast<int>(exists)));
+}
+
+// A thread's pieces of so many elements, `step` apart, in fragments of so many pieces. It computes a part of a fragment
+// at a time, whose values wait for each other.
+template <class T, int elements, int fragment, int part = fragment>
+struct Line {
+  static constexpr int kSize = kVectorSize<T>;
+  static constexpr int kVectors = elements / kSize;
+  static constexpr int kPieces = kBytesInFlight / (kVectors * kVectorBytes);
+  static constexpr int kStep = kPieces > fragment ? kPieces : fragment;  // pieces between two tests for the end
+  static_assert(kStep % kPieces == 0 && kStep % fragment == 0 && fragment % part == 0, "a step is of whole fragments");
+
+  T const* data;
+  int64_t step;
+  int rest;  // pieces from the step's first one on
+  Vector<T> loaded[kPieces][kVectors] = {};
+
+  template <int piece>
+  __device__ __forceinline__ void fetch(bool exists) {
+    CUTFUSE_UNROLL
+    for (int k = 0; k < kVectors; ++k) load_if(exists, data + k * kSize, loaded[piece][k]);
+    data += step;
+    mark_fetch<piece>(exists);
+  }
+
+  template <int piece>
+  __device__ __forceinline__ void begin() {
+    if constexpr (piece < kPieces) {
+      fetch<piece>(piece < rest);
+      begin<piece + 1>();
+    }
+  }
+
+  // Piece `index` of the step, and then the load of the one that takes its place: kPieces - 1 others are under way
+  // while it is computed.
+  template <int index>
+  __device__ __forceinline__ void compute(float* values) {
+    constexpr int kPiece = index % kPieces;
+    CUTFUSE_UNROLL
+    for (int k = 0; k < kVectors; ++k) unpack(loaded[kPiece][k], values + k * kSize);
+    mark_compute<kPiece, elements>(values);
+    fetch<kPiece>(index + kPieces < rest);
+    if constexpr ((index + 1) % part != 0) compute<index + 1>(values + elements);
+  }
+
+  template <int first, class Fold>
+  __device__ __forceinline__ void take(float fill, Fold& fold) {
+    float values[part * elements];
+    compute<first>(values);
+    // A loop, which ptxas does not turn into selects in every fragment's way.
+    CUTFUSE_NO_UNROLL
+    for (int missing = rest; missing < first + part; ++missing) {
+      CUTFUSE_UNROLL
+      for (int i = 0; i < part * elements; ++i) {
+        if (first + i / elements == missing) values[i] = fill;
+      }
+    }
+    constexpr int kNext = first + part;
+    fold.template take<first % fragment>(values);
+    if constexpr (kNext < kStep) {
+      if (kNext % fragment != 0 || kNext < rest) take<kNext>(fill, fold);
+    }
+  }
+
+  // fold.take<k>(values) is given the part of a fragment that begins with its piece k.
+  template <class Fold>
+  __device__ __forceinline__ void take_all(Fold& fold) {
+    float const fill = fold.operations.fill();
+    begin<0>();
+    CUTFUSE_NO_UNROLL
+    for (; rest > 0; rest -= kStep) take<0>(fill, fold);
+  }
+};
+
+template <Reduction reduction>
+struct RowFold {
+  StaticOperations<reduction> operations;
+  RowState state = operations.initial();
+
+  template <int>
+  __device__ __forceinline__ void take(float const* values) {
+    operations.template take<kRowFragment>(state, values);
+  }
+};
+
+template <Reduction reduction, class T>
+__device__ __forceinline__ void reduce_rows(ReduceProgramParameters const& parameters) {
+  constexpr int kSize = kVectorSize<T>;
+  using RowLine = Line<T, kSize, kRowFragment / kSize>;
+  mark_layout<kSize, RowLine::kPieces, kRowRegisters>();
+  ReduceParameters const& reduce = parameters.reduce;
+  ReduceExtents const& extents = reduce.extents;
+  ReducePlan const& plan = reduce.plan;
+  RowFold<reduction> fold;
+  RowTask const task = row_task(plan);
+  int64_t const result = task.row < extents.outer * extents.inner ? task.row : -1;
+  if (result >= 0) {
+    int64_t const chunk = task.split * plan.chunk;
+    int64_t const room = extents.reduced - chunk;
+    int const vectors = static_cast<int>(room < plan.chunk ? room : plan.chunk) / kSize;
+    int64_t const begin = chunk + task.lane * kSize;
+    int64_t const outer = extents.inner == 1 ? task.row : task.row / extents.inner;
+    int64_t const inner = task.row - outer * extents.inner;
+    int const step = plan.lanes * kSize;
+    mark_locate<1>(outer, begin, inner, step);
+    T const* const data =
+        static_cast<T const*>(reduce.x.data) + outer * reduce.x.strides[0] + inner * reduce.x.strides[2] + begin;
+    RowLine line = {data, step, (vectors - task.lane + plan.lanes - 1) >> __popc(plan.lanes - 1)};
+    line.take_all(fold);
+  }
+  RowState const state = combine_threads(fold.operations, fold.state, plan.lanes);
+  if (result >= 0 && task.lane == 0) store_result(reduce, task.split, result, state);
+}
+
+// Column j of a few rows.
+struct RowsColumn {
+  float const* values;
+  int j;
+
+  __device__ __forceinline__ float operator[](int u) const { return values[u * kProgramColumns + j]; }
+};
+
+// A fragment's rows come in two parts where its values need not all be there at once, which saves 16 registers.
+template <Reduction reduction>
+struct ColumnFold {
+  static constexpr Fold kFold = info_of(reduction).fold;
+  static constexpr int kPart = kFold == Fold::kExponentials ? kColumnFragment : 2;
+  static_assert(kFold != Fold::kTotal || kColumnFragment == 2 * kPart, "a tree of four elements is one of two halves");
+  StaticOperations<reduction> operations;
+  RowState states[kProgramColumns];
+  float halves[kProgramColumns];
+
+  __device__ __forceinline__ ColumnFold() {
+    CUTFUSE_UNROLL
+    for (int j = 0; j < kProgramColumns; ++j) states[j] = operations.initial();
+  }
+
+  template <int first>
+  __device__ __forceinline__ void take(float const* values) {
+    CUTFUSE_UNROLL
+    for (int j = 0; j < kProgramColumns; ++j) {
+      RowsColumn const column = {values, j};
+      if constexpr (kFold != Fold::kTotal) {
+        operations.template take<kPart>(states[j], column);
+      } else if constexpr (first == 0) {
+        halves[j] = detail::tree_sum<0, kPart>(column);
+      } else {
+        float const sum[1] = {halves[j] + detail::tree_sum<0, kPart>(column)};
+        operations.template take<1>(states[j], sum);
+      }
+    }
+  }
+};
+
+// threadIdx.x, which nvcc does not know to be it: it would keep what lies there in registers.
+__device__ __forceinline__ int own_thread() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
+template <Reduction reduction, class T>
+__device__ __forceinline__ void reduce_columns(ReduceProgramParameters const& parameters) {
+  using Columns = ColumnFold<reduction>;
+  using ColumnLine = Line<T, kProgramColumns, kColumnFragment, Columns::kPart>;
+  constexpr bool kWaits = Columns::kPart == kColumnFragment;
+  mark_layout<kProgramColumns, ColumnLine::kPieces, kColumnRegisters + (kWaits ? kExponentialRegisters : 0)>();
+  ReduceParameters const& reduce = parameters.reduce;
+  ReduceExtents const& extents = reduce.extents;
+  ReducePlan const& plan = reduce.plan;
+  // What the loop does not need waits for its end in shared memory: the registers are the states'.
+  __shared__ BlockPosition waiting[kBlockThreads];
+  BlockPosition const position = block_position(extents, plan);
+  waiting[threadIdx.x] = position;
+  Columns fold;
+  if (position.active) {
+    int64_t const begin = position.split * plan.chunk + position.y;
+    int64_t const split_end = (position.split + 1) * plan.chunk;
+    int64_t const rows = (split_end < extents.reduced ? split_end : extents.reduced) - begin;
+    int64_t const column = position.column * kProgramColumns;
+    mark_locate<2>(position.outer, begin, column, plan.height);
+    T const* const data = static_cast<T const*>(reduce.x.data) + position.outer * reduce.x.strides[0] +
+                          begin * reduce.x.strides[1] + column;
+    uint32_t const height = static_cast<uint32_t>(plan.height);
+    int const count = rows <= 0 ? 0 : static_cast<int>((static_cast<uint32_t>(rows) + height - 1) / height);
+    ColumnLine line = {data, plan.height * reduce.x.strides[1], count};
+    line.take_all(fold);
+  }
+  BlockPosition const same = waiting[own_thread()];
+  StridedThread const thread = strided_thread(extents, plan, same.column, 0);
+  combine_columns<kProgramColumns>(fold.operations, fold.states, reduce, same, thread);
+}
+
+}  // namespace
+}  // namespace cutfuse
+
+#define CUTFUSE_TEMPLATE(Camel, name, type, T)                                                           \
+  extern "C" __global__ void __launch_bounds__(cutfuse::kBlockThreads, cutfuse::kRowBlocks)              \
+      row_reduce_##name##_##type(__grid_constant__ cutfuse::ReduceProgramParameters const problem) {     \
+    cutfuse::reduce_rows<cutfuse::Reduction::k##Camel, T>(problem);                                      \
+  }                                                                                                      \
+  extern "C" __global__ void __launch_bounds__(cutfuse::kBlockThreads, cutfuse::kColumnBlocks)           \
+      strided_reduce_##name##_##type(__grid_constant__ cutfuse::ReduceProgramParameters const problem) { \
+    cutfuse::reduce_columns<cutfuse::Reduction::k##Camel, T>(problem);                                   \
+  }
+
+#define CUTFUSE_TEMPLATES(Camel, name)           \
+  CUTFUSE_TEMPLATE(Camel, name, float32, float)  \
+  CUTFUSE_TEMPLATE(Camel, name, float16, __half) \
+  CUTFUSE_TEMPLATE(Camel, name, bfloat16, __nv_bfloat16)
+
+// One for each fold, by the name of its first reduction: until finish a mean is a sum.
+CUTFUSE_TEMPLATES(Sum, sum)
+#define CUTFUSE_ADDITIVE_REDUCTION(...)
+#define CUTFUSE_REDUCTION(Camel, name, ...) CUTFUSE_TEMPLATES(Camel, name)
+#include "reduce/reductions.def"

@@ -1,0 +1,121 @@
+"""On a GPU: reductions with a program compiled in give the interpreting kernels' bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from generators import FLOATS, REDUCTIONS
+from gpu_tensors import DEVICE, randn
+from hypothesis import HealthCheck, given, settings
+from random_programs import OPERANDS, Recipe, make_program, recipes
+from torch import Tensor
+
+import cutfuse
+from cutfuse import native
+from cutfuse.epilogue import Program, op_table
+from cutfuse.ops import cuda
+
+pytestmark = pytest.mark.gpu
+
+LONG = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"] * 3)
+GATED = "operands=1; sigmoid z -> s0; mul prev r0 -> s1; sub 1.0 s0; mul prev z; add prev s1"
+LIGHT = "operands=1; mul z 1.5; add prev 0.25; relu prev; minimum prev r0; mul prev 0.75; hardswish prev"
+# Rows and columns of one block and many, of whole steps and of none, of one chunk and several.
+SHAPES = [(3, 8), (70, 72), (513, 264), (2, 70000), (40000, 16), (4096, 8192), (8192, 1096), (5, 3000, 24)]
+SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-40, 1e-20, 88.0, 3e4, 3e38, float("inf"), -float("inf"), float("nan"))
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    native.core.forget_specializations()
+    native.core.forget_calls()
+
+
+def run(program: Program, x: Tensor, operands: Sequence[Tensor], reduction: str, dim: int, mode: str) -> Tensor:
+    with cutfuse.specialization(mode):
+        return cuda.reduce(x, operands, program.text, reduction, (dim % x.dim(),), torch.float32)
+
+
+def assert_same_bits(program: Program, x: Tensor, operands: Sequence[Tensor], reduction: str, dim: int) -> None:
+    interpreted = run(program, x, operands, reduction, dim, "off")
+    compiled = run(program, x, operands, reduction, dim, "now")
+    assert native.core.compiled_count() > 0, "nothing has been compiled"
+    wrong = (interpreted.view(torch.int32) != compiled.view(torch.int32)) & ~(interpreted.isnan() & compiled.isnan())
+    where = (program.text, tuple(x.shape), x.dtype, reduction, dim, interpreted[wrong][:4], compiled[wrong][:4])
+    assert not wrong.any(), where
+
+
+@pytest.mark.parametrize("dim", [-1, -2], ids=["rows", "columns"])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_every_reduction(dtype: torch.dtype, reduction: str, dim: int) -> None:
+    for shape in SHAPES:
+        for text in (LIGHT, GATED):
+            operand = randn(*shape, dtype=dtype, seed=1)
+            assert_same_bits(Program.parse(text), randn(*shape, dtype=dtype), [operand], reduction, dim)
+
+
+@pytest.mark.parametrize("dim", [-1, -2], ids=["rows", "columns"])
+@pytest.mark.parametrize("reduction", ["sum", "logsumexp"])
+def test_long_programs(reduction: str, dim: int) -> None:
+    program = Program.parse(f"operands=1; copy z; {LONG}; mul prev r0")
+    for dtype in FLOATS:
+        assert_same_bits(program, randn(513, 264, dtype=dtype), [randn(513, 264, seed=1)], reduction, dim)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", [op.name for op in op_table().ops])
+def test_every_op(name: str, dtype: torch.dtype) -> None:
+    op = op_table().op(name)
+    words = [name, *("z", "r0", "s0")[: op.arity], *(repr(float(default)) for _, default in op.parameters)]
+    program = Program.parse(f"operands=2; copy r1 -> s0; {' '.join(words)}; copy prev")
+    x, *operands = (randn(200, 264, dtype=dtype, seed=seed) for seed in range(3))
+    x[: len(SPECIAL)] = torch.tensor(SPECIAL, device=DEVICE).to(dtype)[:, None]
+    operands[0][:, ::3] = torch.tensor(SPECIAL, device=DEVICE).repeat(16)[:200, None].to(dtype)
+    for dim in (-1, -2):
+        for reduction in ("sum", "amax"):
+            assert_same_bits(program, x, operands, reduction, dim)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "matrix": lambda r: r[:, :264].contiguous(),
+    "with gaps": lambda r: r[:, 8:],
+    "off a boundary": lambda r: r[:, 1:265],
+    "transposed": lambda r: r[:, :264].t().contiguous().t(),
+    "row": lambda r: r[:1, :264].contiguous(),
+    "column": lambda r: r[:, :1].contiguous(),
+    "number": lambda r: r[:1, :1].contiguous(),
+}
+
+
+@pytest.mark.parametrize("dim", [-1, -2], ids=["rows", "columns"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_operands_of_every_layout(layout: str, dtype: torch.dtype, dim: int) -> None:
+    for operand_dtype in FLOATS:
+        operand = LAYOUTS[layout](randn(200, 272, dtype=operand_dtype, seed=1))
+        assert_same_bits(Program.parse(GATED), randn(200, 264, dtype=dtype), [operand], "sum", dim)
+
+
+@given(recipe=recipes())
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+def test_random_programs(recipe: Recipe) -> None:
+    native.core.forget_specializations()
+    program = make_program(recipe)
+    if not len(program.native) or program.native.scaling is not None:
+        return
+    operands = [randn(200, 264, seed=seed + 1) for seed in range(OPERANDS)]
+    for dtype in (torch.bfloat16, torch.float32):
+        for dim in (-1, -2):
+            assert_same_bits(program, randn(200, 264, dtype=dtype), operands, "sum", dim)
+
+
+def test_values() -> None:
+    """Against fp64, through the public function."""
+    x, r = randn(1000, 4096), randn(1000, 4096, seed=1)
+    for dim in (0, 1):
+        with cutfuse.specialization("now"):
+            y = cutfuse.reduce(x, dim, prologue=lambda z, r: torch.tanh(z) * r, operands=(r,))
+        torch.testing.assert_close(y.double(), (torch.tanh(x.double()) * r).sum(dim), rtol=1e-5, atol=1e-3)

@@ -1,0 +1,319 @@
+"""Reductions with a program compiled in, without a GPU: their bits, and what ptxas makes of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from host_program import run_on_host
+from hypothesis import HealthCheck, given, settings
+from random_programs import OPERANDS, Recipe, make_program, recipes
+from specialized_kernels import SpecializedEpilogue, assemble, find_ptxas, make_kernel, specialize, spread
+from specialized_reduce import SpecializedReduce, fold_in_order, kernel_text, template_name
+from torch import Tensor
+
+from cutfuse import native
+from cutfuse.epilogue import Program, op_table
+
+if not native.module().cuda_build:
+    pytest.skip("this build of cutfuse has no CUDA kernels", allow_module_level=True)
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+REDUCTIONS = tuple(native.module().reductions())
+EPILOGUE = 16  # elements of a thread of the function that GEMM kernels call
+LONG = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"] * 4)
+GATED = "operands=1; sigmoid z -> s0; mul prev r0 -> s1; sub 1.0 s0; mul prev z; add prev s1"
+LIGHT = "operands=1; mul z 1.5; add prev 0.25; relu prev; minimum prev r0; mul prev 0.75; hardswish prev"
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 1.5).to(dtype)
+
+
+def values_of(program: Program, x: Tensor, operands: list[Tensor]) -> Tensor:
+    """The program's values in fp32, of the function that a GEMM kernel calls, with the primitives of reductions."""
+    function = SpecializedEpilogue(specialize(make_kernel("Accurate"), program))
+    count = -(-x.numel() // EPILOGUE) * EPILOGUE
+    values = [item.expand(x.shape).reshape(-1).float() for item in (x, *operands)]
+    padded = [torch.nn.functional.pad(item, (0, count - x.numel())).view(-1, EPILOGUE) for item in values]
+    result = function.run(program, padded[0], [spread(item) for item in padded[1:]])
+    return result.reshape(-1)[: x.numel()].view(x.shape)
+
+
+def assert_same_bits(got: Tensor, expected: Tensor) -> None:
+    same = (got.view(torch.int32) == expected.view(torch.int32)) | (got.isnan() & expected.isnan())
+    assert same.all(), (got[~same][:4], expected[~same][:4])
+
+
+def check(program: Program, x: Tensor, operands: list[Tensor], reduction: str = "sum", **given: Any) -> None:
+    columns = given.pop("columns", False)
+    kernel = given.pop("kernel", None) or SpecializedReduce(kernel_text(program, x.dtype, reduction, operands, columns))
+    got, plan = kernel.run(program, x, operands, reduction, **given)
+    values = values_of(program, x, operands)
+    values = (values.transpose(-1, -2) if kernel.columns else values).reshape(-1, x.shape[-2 if kernel.columns else -1])
+    expected = fold_in_order(values, reduction, plan)
+    if reduction == "logsumexp" and plan.splits == 1:
+        torch.testing.assert_close(got, expected, rtol=3e-7, atol=3e-7, equal_nan=True)
+    else:
+        assert_same_bits(got, expected)
+
+
+# Of one thread a row and of a block, of several chunks, of steps that are whole and not; multiprocessors.
+SHAPES = [((3, 8), 1), ((9, 40), 1), ((5, 264), 1), ((70, 72), 1), ((2, 8192 + 104), 1), ((1, 2 * 16384 + 1096), 8)]
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_reduction(dtype: torch.dtype, reduction: str) -> None:
+    program = Program.parse(LIGHT)
+    kernel = SpecializedReduce(kernel_text(program, dtype, reduction, [random(1, dtype=dtype)]))
+    for shape, multiprocessors in SHAPES:
+        x, r = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
+        check(program, x, [r], reduction, kernel=kernel, multiprocessors=multiprocessors)
+
+
+# Of one row of threads and several, of blocks that are not full, of a part of a fragment and of several chunks.
+COLUMNS = [((1, 8), 1), ((5, 64), 1), ((70, 520), 1), ((130, 8), 1), ((3, 66, 24), 1), ((700, 104), 8)]
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_reduction_of_columns(dtype: torch.dtype, reduction: str) -> None:
+    program = Program.parse(LIGHT)
+    kernel = SpecializedReduce(kernel_text(program, dtype, reduction, [random(1, dtype=dtype)], columns=True))
+    for shape, multiprocessors in COLUMNS:
+        x, r = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
+        check(program, x, [r], reduction, kernel=kernel, multiprocessors=multiprocessors)
+
+
+def test_shapes_reach_every_plan() -> None:
+    program = Program.parse("operands=0; relu z")
+    kernel = SpecializedReduce(kernel_text(program, torch.float32, "sum"))
+    plans = [kernel.run(program, random(*shape), multiprocessors=count)[1] for shape, count in SHAPES]
+    assert {plan.lanes for plan in plans} >= {2, 4, 16, 256}
+    assert {plan.splits > 1 for plan in plans} == {False, True}
+    kernel = SpecializedReduce(kernel_text(program, torch.float32, "sum", columns=True))
+    plans = [kernel.run(program, random(*shape), multiprocessors=count)[1] for shape, count in COLUMNS]
+    assert {plan.height for plan in plans} >= {1, 4, 8, 16}
+    assert {plan.splits > 1 for plan in plans} == {False, True}
+
+
+@pytest.mark.parametrize("rows", [64, 1024])
+def test_fewer_threads_of_more_rows(rows: int) -> None:
+    """With a program a thread takes up to 32 vectors of a row, where rows are many."""
+    program, x = Program.parse(LIGHT), random(rows, 512, dtype=torch.bfloat16)
+    kernel = SpecializedReduce(kernel_text(program, x.dtype, "sum", [x]))
+    _, plan = kernel.run(program, x, [x])
+    assert plan.lanes == (8 if rows == 64 else 4)
+    check(program, x, [x], kernel=kernel)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_op(dtype: torch.dtype) -> None:
+    special = torch.tensor([0.0, 1.0, -0.5, 1e-40, 88.0, 65520.0, 3e38, float("inf"), float("-inf"), float("nan")])
+    pairs = torch.cartesian_prod(special, special).T
+    x, *operands = (item.reshape(-1, 1).expand(-1, 8).to(dtype).contiguous() for item in (*pairs, pairs[1].roll(7)))
+    for op in op_table().ops:
+        words = [op.name, *("z", "r0", "s0")[: op.arity], *(repr(float(default)) for _, default in op.parameters)]
+        check(Program.parse(f"operands=2; copy r1 -> s0; {' '.join(words)}"), x, operands, "amax")
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_special_values(reduction: str) -> None:
+    special = torch.tensor([0.0, -0.0, 1.0, 3e38, float("inf"), float("-inf"), float("nan")])
+    x = torch.cartesian_prod(special, special, special).T.contiguous().view(3, -1)[:, :336].T.reshape(-1, 24)
+    check(Program.parse("operands=0; neg z; neg prev"), x.contiguous(), [], reduction)
+
+
+@given(recipe=recipes())
+@settings(max_examples=20)
+def test_random_programs(recipe: Recipe) -> None:
+    program = make_program(recipe)
+    if not len(program.native) or program.native.scaling is not None:
+        return
+    for dtype in (torch.float32, torch.bfloat16):
+        operands = [random(2, 88, dtype=dtype, seed=k + 1) for k in range(OPERANDS)]
+        check(program, random(2, 88, dtype=dtype), operands)
+
+
+@given(recipe=recipes())
+@settings(max_examples=5)
+def test_long_programs(recipe: Recipe) -> None:
+    """What is written as a loop over passes."""
+    head, *steps = make_program(recipe).text.split("; ")
+    program = Program.parse("; ".join([head, f"copy z; {LONG}", "mul prev z", "add prev r0", *steps][:33]))
+    for dtype in (torch.float32, torch.float16):
+        operands = [random(1, 144, dtype=dtype, seed=k + 1) for k in range(OPERANDS)]
+        assert "$Lpass3:" in kernel_text(program, dtype, "sum", operands)
+        check(program, random(1, 144, dtype=dtype), operands)
+
+
+def test_the_host_has_the_values_too() -> None:
+    """So that not everything rests on the other generated function."""
+    x, r = random(3, 264), random(3, 264, seed=1)
+    program = Program.parse("operands=1; mul z r0; clamp prev -0.5 2.0 -> s0; sub z s0; maximum prev r0")
+    got, plan = SpecializedReduce(kernel_text(program, x.dtype, "sum", [r])).run(program, x, [r])
+    host = run_on_host(program, x.view(-1), [r.view(-1)]).view(x.shape)
+    assert_same_bits(got, fold_in_order(host, "sum", plan))
+    torch.testing.assert_close(got, host.sum(1))
+
+
+def test_one_op_is_compiled_too() -> None:
+    """The kernels of reductions have no chain compiled in, and round as they interpret it."""
+    program = Program.parse("operands=0; tanh z; add prev z")
+    assert not program.native.is_interpreted
+    check(program, random(5, 264, dtype=torch.bfloat16), [])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_inside_of_others(dtype: torch.dtype) -> None:
+    """x of (outer, inner, reduced), whose rows have gaps between them."""
+    program = Program.parse(GATED)
+    x = random(3, 5, 48, dtype=dtype)[:, :, :40]
+    for operand in (random(3, 5, 40, seed=1), random(1, 5, 1, seed=1), random(3, 1, 40, seed=1)):
+        check(program, x, [operand.to(dtype)])
+
+
+def test_types_of_results() -> None:
+    program, x = Program.parse("operands=0; relu z"), random(4, 264, dtype=torch.bfloat16)
+    kernel = SpecializedReduce(kernel_text(program, x.dtype, "mean"))
+    exact, _ = kernel.run(program, x, reduction="mean")
+    for dtype in (torch.bfloat16, torch.float16):
+        got, _ = kernel.run(program, x, reduction="mean", out_dtype=dtype)
+        assert torch.equal(got, exact.to(dtype))
+
+
+MATRIX = random(5, 272, seed=2)
+LAYOUTS = {
+    "matrix": MATRIX[:, :264].clone(),
+    "with gaps": MATRIX[:, 8:],
+    "off a boundary": MATRIX[:, 1:265],
+    "odd row pitch": torch.nn.functional.pad(MATRIX, (0, 1))[:, :264],
+    "transposed": MATRIX[:, :264].T.contiguous().T,
+    "row": MATRIX[:1, :264].clone(),
+    "row off a boundary": MATRIX[0].clone()[3:267].view(1, 264),
+    "column": MATRIX[:, :1].clone(),
+    "column with gaps": MATRIX[:, 5:6],
+    "number": MATRIX[:1, :1].clone(),
+}
+
+
+@pytest.mark.parametrize("operand_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("length", ["short", "long"])
+def test_operands_of_every_layout(dtype: torch.dtype, operand_dtype: torch.dtype, length: str, columns: bool) -> None:
+    """Each is read as it lies in memory, which ends with it."""
+    program = Program.parse(GATED if length == "short" else f"operands=1; mul z r0; {LONG}; mul prev r0")
+    x = random(5, 264, dtype=dtype, seed=3)
+    kernel = None
+    for name, layout in LAYOUTS.items():
+        storage = torch.empty(0).set_(layout.untyped_storage()).to(operand_dtype)
+        operand = storage.as_strided(layout.shape, layout.stride(), layout.storage_offset())
+        kernel = kernel or SpecializedReduce(kernel_text(program, dtype, "sum", [operand], columns))
+        try:
+            check(program, x, [operand], kernel=kernel)
+        except AssertionError as error:
+            raise AssertionError(name) from error
+
+
+def test_operands_of_several_layouts_at_once() -> None:
+    program = Program.parse("operands=4; mul z r0; add prev r1; mul prev r2; sub prev r3")
+    names = ["matrix", "transposed", "number", "row off a boundary"]
+    x = random(5, 264, dtype=torch.bfloat16)
+    for turn in range(4):
+        operands = [LAYOUTS[name] for name in names[turn:] + names[:turn]]
+        for columns in (False, True):
+            check(program, x, operands, columns=columns)
+
+
+def test_numbers_and_means_have_one_text() -> None:
+    form = "operands=1; mul z {} -> s0; clamp prev {} {}; mul prev r0; mul prev {}; add prev {}; add prev s0"
+    x, r = random(2, 40), random(2, 40, seed=1)
+    first, second = (Program.parse(form.format(*(start + k / 8 for k in range(5)))) for start in (0.25, 1.5))
+    text = kernel_text(first, x.dtype, "sum", [r])
+    assert text == kernel_text(second, x.dtype, "mean", [r])
+    for program in (first, second):
+        check(program, x, [r], "mean", kernel=SpecializedReduce(text))
+
+
+FAULTS = {
+    "a value for another": ("%value0_3;", "%value1_3;"),
+    "an operand's element for another": ("%operand0_2, %word0_2", "%operand0_2, %word0_1"),
+    "another place of a piece": (r"mul.lo.s64 %step0, %step0, 4", "mul.lo.s64 %step0, %step0, 8"),
+    "a thread's own state for another's": (r"(shfl\.sync\.bfly\.b32 [^,]+, %r\d+), %r\d+", r"\1, 0"),
+    "another fill": ("mov.f32 \t(%f\\d+), 0f00000000", "mov.f32 \t\\1, 0f3F800000"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_comparison_sees_faults(fault: str) -> None:
+    program = Program.parse("operands=1; leaky_relu z 0.25 -> s0; neg z; mul prev s0; add prev r0")
+    x, r = random(2, 40), random(2, 40, seed=1)
+    whole = kernel_text(program, x.dtype, "sum", [r])
+    check(program, x, [r], kernel=SpecializedReduce(whole))
+    pattern, other = FAULTS[fault]
+    faulty, count = re.subn(pattern, other, whole)
+    assert count
+    with pytest.raises(AssertionError):
+        check(program, x, [r], kernel=SpecializedReduce(faulty))
+
+
+KERNEL_FAULTS = {
+    "has a cutfuse.locate without a position": (r"cutfuse\.locate [^;]*", "cutfuse.locate %rd1, %rd2, %rd3"),
+    "has a cutfuse.fetch without a piece": (r"cutfuse\.fetch [^;]*", "cutfuse.fetch 0"),
+}
+
+
+@pytest.mark.parametrize("message", KERNEL_FAULTS)
+def test_errors_name_what_a_kernel_lacks(message: str) -> None:
+    template = native.module().kernel_template(template_name(torch.float32, "amax"))
+    kernel, count = re.subn(*KERNEL_FAULTS[message], template)
+    assert count
+    with pytest.raises(ValueError, match=f"the kernel's PTX {message}"):
+        native.module().specialize_kernel(kernel, Program.parse("operands=0; tanh z; neg prev").native, [])
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_reduction_has_a_template(dtype: torch.dtype, reduction: str, columns: bool) -> None:
+    name = template_name(dtype, reduction, columns)
+    template = native.module().kernel_template(name)
+    assert re.findall(r"\.entry (\w+)\(", template) == [name]
+    assert not re.search(r"\b(add|sub|mul|mad)(\.ftz)?\.f(32|64)\b", template), "a rounding is left open"
+
+
+FOUR = "add prev r0; mul prev r1; sub prev r2; div prev r3"
+
+
+def programs_to_assemble() -> list[Program]:
+    programs = [Program.parse(text) for text in (LIGHT, GATED, "operands=0; tanh z", f"operands=1; mul z r0; {LONG}")]
+    programs += [Program.parse(f"operands=4; {text}") for text in (f"gelu z; {FOUR}", f"copy z; {LONG}; {FOUR}")]
+
+    @given(recipes())
+    @settings(max_examples=8, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+    def collect(recipe: Recipe) -> None:
+        programs.append(make_program(recipe))
+
+    collect()
+    return programs
+
+
+@pytest.mark.skipif(find_ptxas() is None, reason="there is no ptxas here")
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("reduction", ["sum", "amax", "logsumexp"])
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_ptxas_takes_programs(tmp_path: Path, reduction: str, architecture: str, columns: bool) -> None:
+    """Without spills, warnings and calls, and with room for blocks as the text asks."""
+    for number, program in enumerate(programs_to_assemble()):
+        dtype = DTYPES[number % 3]
+        operands = [random(1, 8, dtype=DTYPES[(number + k) % 3]) for k in range(program.operand_count)]
+        text = kernel_text(program, dtype, reduction, operands, columns)
+        assert "call" not in text
+        report = assemble(text, tmp_path, architecture)
+        assert not report.warnings
+        assert not any(report.spills.values()), (program.text, dtype, report)
