@@ -62,7 +62,7 @@ def test_leading_dimensions_count_as_rows() -> None:
 
 def test_what_cublas_does_faster_is_left() -> None:
     """The reason has both predictions."""
-    (product,) = explain(activated, *layer(1576, 3072, 768)).products
+    (product,) = explain(activated, *layer(96, 4096, 4096)).products
     assert not product.is_fused
     assert "cuBLAS and another kernel are predicted to take" in product.reason
 

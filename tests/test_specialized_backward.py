@@ -101,6 +101,7 @@ def test_what_is_compiled(case: str) -> None:
     assert kernel_for(**TAKEN[case])
 
 
+@pytest.mark.skipif(not core.cuda_build, reason="this build of cutfuse has no CUDA kernels")
 @pytest.mark.parametrize("shape", [(1, 8), (70, 24), (333, 264), (8192, 16384), (100000, 8)])
 def test_columns_are_added_up_in_one_order(shape: tuple[int, int]) -> None:
     """Whichever kernel runs, a block has as many rows: as the partial sums' memory has been allocated for."""
