@@ -1,6 +1,4 @@
-// A program in the marks of a kernel: for pieces of aligned rows, with their operands loaded ahead. A kernel that has
-// all of a thread's elements at once marks where they are loaded (cutfuse.load), one with a loop over a line of them
-// where it begins (cutfuse.locate) and where each piece's are (cutfuse.fetch).
+// A program in the marks of a kernel: for pieces of aligned rows, whose operands are loaded ahead.
 #pragma once
 
 #include <memory>
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "specialize/marked_kernel.h"
+#include "specialize/operand_loads.h"
 
 namespace cutfuse::specialize {
 
@@ -51,43 +50,21 @@ class VectorProgram {
   void end_passes(std::string const& label);
 
  private:
-  static constexpr int kRowDimension = 1;  // of Operand::strides
-  static constexpr int kColumnDimension = 2;
-
-  int words_of(int operand) const;
-  int size_of(int operand) const;
-  int vector_bytes(int operand) const;
-  std::string operand_field(int operand, size_t offset) const;
   void declare();
-  void read_position(Mark const& mark);
-  void load(Mark const& mark);
-  void load_stride(std::string const& into, int operand, int dimension);
-  void require_aligned(int operand, std::string const& bytes);
-  void locate(int operand, int dimension);
-  void locate_pieces(int operand);
-  void locate_line(Mark const& mark);
-  void fetch(Mark const& mark);
-  void measure_step(int operand, int dimension, std::string const& count);
-  void load_words(int operand, int piece, std::string const& address, std::string const& guard);
-  void load_vectors(int operand);
-  void load_others(int operand);
-  std::vector<std::string> words(int operand, int piece) const;
-  void unpack(int operand, int piece);
   void compute(Mark const& mark);
   void write_passes();
 
   MarkedLayout const layout_;
   std::string const parameter_;
   Program const& program_;
-  OperandTypes const& operands_;
-  OpSnippets const& snippets_;
   std::unique_ptr<ProgramWriter> const owned_;
-  int piece_dimension_ = kColumnDimension;  // in which a thread's pieces lie
-  int fetches_ = 0;                         // marks that have been written, each with labels of its own
-  int loops_ = 0;
+  int loops_ = 0;  // that have been written, each with a label of its own
 
  protected:
   ProgramWriter& writer_;
+
+ private:
+  OperandLoads loads_;
 };
 
 }  // namespace cutfuse::specialize

@@ -1,0 +1,55 @@
+// The operands of a program in the marks of a kernel: pieces of aligned rows, loaded ahead of the program. A kernel
+// that has all of a thread's elements at once marks where they are loaded (cutfuse.load, or cutfuse.load_rows of pieces
+// that lie in several rows), one with a loop over a line of them where it begins (cutfuse.locate) and where each
+// piece's are (cutfuse.fetch).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "specialize/marked_kernel.h"
+
+namespace cutfuse::specialize {
+
+class OperandLoads {
+ public:
+  OperandLoads(MarkedLayout const& layout, std::string parameter, Program const& program, OperandTypes const& operands,
+               OpSnippets const& snippets, ProgramWriter& writer);
+
+  void declare();
+  // What takes the place of a mark; false for one that is not of operands.
+  bool write(Mark const& mark);
+  // A piece of each operand, as the program reads it.
+  void unpack(int piece);
+  // Registers of a piece of an operand before that.
+  int words_of(int operand) const;
+
+ private:
+  int size_of(int operand) const;
+  int vector_bytes(int operand) const;
+  std::string operand_field(int operand, size_t offset) const;
+  void load_stride(std::string const& into, int operand, int dimension);
+  void read_position(Mark const& mark);
+  void load(Mark const& mark, int piece_dimension);
+  void locate(int operand, int dimension);
+  void require_aligned(int operand, std::string const& bytes);
+  void locate_pieces(int operand, int dimension);
+  void locate_line(Mark const& mark);
+  void measure_step(int operand, int dimension, std::string const& count);
+  void fetch(Mark const& mark);
+  void load_words(int operand, int piece, std::string const& address, std::string const& guard);
+  void load_vectors(int operand, int piece_dimension);
+  void load_others(int operand);
+  std::vector<std::string> words(int operand, int piece) const;
+  void unpack_operand(int operand, int piece);
+
+  MarkedLayout const layout_;
+  std::string const parameter_;
+  Program const& program_;
+  OperandTypes const& operands_;
+  OpSnippets const& snippets_;
+  ProgramWriter& writer_;
+  int fetches_ = 0;  // marks that have been written, each with labels of its own
+};
+
+}  // namespace cutfuse::specialize
