@@ -198,11 +198,13 @@ def test_ptxas_takes_a_kernel_that_fetches_an_operand(kernel: str, tmp_path: Pat
 def test_ptxas_takes_the_kernel_with_a_program(kernel: str, tmp_path: Path) -> None:
     """Without a warning that wgmma or registers of warp groups are given up, in as many registers, and without spills.
 
-    Three operands' fragments spill up to 92 bytes a call in four kernels, less than loading them one by one takes.
+    Three matrices' fragments spill up to 92 bytes a call in four kernels that reduce rows and in two that may fetch an
+    operand in fp32, less than loading them one by one takes.
     """
+    spills = "rows_128x128" in kernel or ("sm90_tf32_128x128" in kernel and kernel in FETCHING)
     for name, text in PROGRAMS.items():
         report = assemble(specialized(kernel, text), tmp_path)
         assert not report.warnings, name
         spilled = sum(report.spills.values())
-        assert spilled <= (92 if name == "short" and "rows_128x128" in kernel else 0), (name, spilled)
+        assert spilled <= (92 if name == "short" and spills else 0), (name, spilled)
         assert list(report.registers.values()) == [168], name

@@ -12,7 +12,7 @@ namespace {
 // Instructions of PTX, and registers of operands, up to which the program is written once for each element. Longer ones
 // are written for a pass of elements, in a loop through whose first registers the fragment is rotated: ptxas takes time
 // in proportion to the text, and what a small product waits for is the first fetch of the code. Fragments of four
-// matrices spill in a kernel with a tile of 128x256; those of three spill up to 92 bytes in four kernels.
+// matrices spill in a kernel with a tile of 128x256; those of three spill up to 92 bytes in six kernels.
 constexpr int kMostStraightLine = 2400;
 constexpr int kMostRegisters = 3 * kFragment;
 // A loop holds as many, and loads what is left in each pass, which is slow: one by one.
