@@ -20,6 +20,7 @@ from .ops import schema
 from .planning.fused import KEEPS, FusedExplanation, explain_fused
 from .planning.linear_plan import LinearArguments
 from .planning.planes import Planes
+from .planning.specialize import explain_pass
 from .pointwise import PointwiseCall, pointwise, prepare_pointwise, prepare_sigmoid, sigmoid
 from .precision import product_mode
 from .prepare import PreparedWeight
@@ -49,7 +50,6 @@ class PreparesCalls(Protocol):
     def prepare_call(self, *args: Any, **kwargs: Any) -> Call | None: ...
 
 
-_COMPILES = "nothing: the kernels are built already, and interpret the program"
 _TERMINAL_WIDTH = 107  # 120 with the titles
 _HTML_CALL = "text-align: left; font-weight: bold"
 _HTML_TITLE = "text-align: left; vertical-align: top"
@@ -76,7 +76,7 @@ class Explanation:
     bytes: int
     flops: int
     workspace_bytes: int = 0
-    compiles: str = _COMPILES
+    compiles: str = ""
 
     def __str__(self) -> str:
         lines = [self.call]
@@ -194,6 +194,7 @@ def _explain(call: Call) -> Explanation:
         program=program,
         bytes=_bytes(inputs) + stored * call.out_dtype.itemsize,
         flops=0,
+        compiles=explain_pass(program),
     )
 
 
@@ -217,7 +218,7 @@ def _explain_linear(call: LinearCall) -> Explanation:
         bytes=_bytes(inputs) + stored * call.out_dtype.itemsize,
         flops=products,
         workspace_bytes=workspace_bytes,
-        compiles=compiles,
+        compiles=compiles or explain_pass(call.epilogue.program),
     )
 
 
@@ -236,7 +237,7 @@ class _Path(NamedTuple):
     steps: Sequence[str]
     reasons: Sequence[str]
     workspace_bytes: int = 0
-    compiles: str = _COMPILES
+    compiles: str = ""  # where that is what kernels that do not multiply do
 
 
 def _linear_path(call: LinearCall) -> _Path:

@@ -129,6 +129,7 @@ def call_reduce(
         out.data_ptr(),
         dtype_code(out_dtype),
         workspace.data_ptr() if size else 0,
+        None,
     )
     check_margins(out, buffer)
     check_margins(workspace, workspace_buffer)

@@ -189,7 +189,7 @@ def test_compiles_to_one_graph(name: str, backend: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(("sizes", "stays"), [((197, 1536, 384), True), ((1576, 3072, 768), False)])
+@pytest.mark.parametrize(("sizes", "stays"), [((197, 1536, 384), True), ((96, 4096, 4096), False)])
 def test_compiled_code_has_the_faster_one(sizes: tuple[int, int, int], stays: bool) -> None:
     from torch._inductor.utils import run_and_get_code
 
@@ -277,7 +277,8 @@ def test_a_custom_epilogue_waits_for_no_compiler() -> None:
     explanation = cutfuse.explain(x, w, b, epilogue=epilogue, operands=(r,))
     assert explanation.path in ("fused", "unfused")
     assert len(explanation.program.instructions) == 7
-    assert re.search("in the background; until then it is interpreted", str(explanation))
+    if explanation.path == "fused":
+        assert re.search("in the background; until then it is interpreted", str(explanation))
     actual = cutfuse.linear(x, w, b, epilogue=epilogue, operands=(r,))
     exact = epilogue(torch.nn.functional.linear(x.double(), w.double(), b.double()), r.double())
     torch.testing.assert_close(actual.double(), exact, rtol=2e-2, atol=2e-2)

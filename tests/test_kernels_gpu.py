@@ -329,6 +329,6 @@ def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match=r"out is a null pointer, extents \(1, 4, 4\)"):
         core.pointwise(0, cases.IDENTITY.native, (1, 4, 4), arguments, [], 0, 0, None)
     with pytest.raises(ValueError, match="reduction has to be one of"):
-        core.reduce(0, cases.IDENTITY.native, (1, 4, 4), arguments, [], 0, x.data_ptr(), 0, 0)
+        core.reduce(0, cases.IDENTITY.native, (1, 4, 4), arguments, [], 0, x.data_ptr(), 0, 0, None)
     with pytest.raises(ValueError, match=r"extents have to be at least 0, got \(1, -4, 4\)"):
-        core.reduce(0, cases.IDENTITY.native, (1, -4, 4), arguments, [], 1, x.data_ptr(), 0, 0)
+        core.reduce(0, cases.IDENTITY.native, (1, -4, 4), arguments, [], 1, x.data_ptr(), 0, 0, None)

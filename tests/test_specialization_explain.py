@@ -48,3 +48,14 @@ def test_explain_says_why_nothing_is_compiled(launches: EmulatedLaunches, monkey
     with compiled_by(FakeCompiler()):
         monkeypatch.setattr(core, "find_epilogues", lambda *_: [])
         assert explained().endswith(f"because this process has asked for {core.most_specializations} others already")
+
+
+def test_explain_says_what_passes_compile(compiler: FakeCompiler) -> None:
+    x = torch.randn(16, 16)
+    found = cutfuse.explain(cutfuse.pointwise, lambda z: torch.tanh(z) * z, x).compiles
+    assert found.startswith("the program into its kernel, where that takes whole aligned vectors, in the background")
+    assert cutfuse.explain(cutfuse.reduce, x, 1, "sum", prologue=lambda z: torch.tanh(z) * z).compiles == found
+    with cutfuse.specialization("off"):
+        off = cutfuse.explain(cutfuse.pointwise, lambda z: torch.tanh(z) * z, x).compiles
+    assert off == 'nothing: the kernels interpret the program, because cutfuse.specialization is "off"'
+    assert cutfuse.explain(cutfuse.pointwise, torch.relu, x).compiles.endswith("and have the program compiled in")

@@ -278,6 +278,18 @@ def test_gradients_and_inputs_with_gaps(interpreter: Interpreter) -> None:
     check(interpreter, Program.parse(GATED), grad[:, 8:], x[:, :40], [r[:, :40]], [0, 1])
 
 
+def test_what_passes_rotate_is_set_before_them() -> None:
+    """ptxas takes a register that nothing has set before a loop for any value: a mask of all elements was lost."""
+    text = backward_text(Program.parse(f"operands=0; trunc z; {LONG}"), torch.bfloat16)
+    before, *passes = re.split(r"^\$Lpass\d+:", text, flags=re.MULTILINE)
+    assert passes
+    for body in (before, *passes[:-1]):
+        start = body.splitlines()[-40:]
+        assert [
+            register for register in range(8) if not any(f"mov.f32 %kept0_{register}, " in line for line in start)
+        ] == []
+
+
 def test_tangents_cost_nothing_where_they_are_known() -> None:
     """One that is 1 or masked for good is no instruction, and a factor is computed once for all derivatives."""
     program = Program.parse("operands=2; add z r0; add prev r1; mul prev 2.0; tanh prev")

@@ -60,6 +60,11 @@ void BackwardProgram::differentiate(Mark const& mark) {
 }
 
 void BackwardProgram::write_passes() {
+  // ptxas takes a register that nothing has set before a loop for any value, and behind the loop too: it lost tangents
+  // that are the same in each pass.
+  for (int w = 0; w < derivatives_.derivative_count(); ++w) {
+    for (int i = 0; i < elements(); ++i) writer_.move(element(kept_registers(w), i), "0f00000000");
+  }
   std::string const label = begin_passes();
   writer_.rotate(kInputRegisters, elements(), kPass);
   for (int w = 0; w < derivatives_.derivative_count(); ++w) {

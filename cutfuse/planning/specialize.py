@@ -60,6 +60,19 @@ def explain_epilogues(plan: LinearPlan, device: int, program: Program, operands:
     return "; ".join(_explain(epilogue) for epilogue in epilogues)
 
 
+def explain_pass(program: Program) -> str:
+    """What kernels that do not multiply have compiled of a program, in this thread's mode."""
+    if not program.native.is_interpreted:
+        return COMPILED_IN
+    reason = why_interpreted()
+    if reason:
+        return f"nothing: the kernels interpret the program, because {reason}"
+    core = native.core
+    is_now = core.specialization_mode() == core.SpecializationMode.now
+    when = "before the first call runs" if is_now else "in the background; until then it is interpreted"
+    return f"the program into its kernel, where that takes whole aligned vectors, {when}"
+
+
 def _explain(epilogue: Specialization) -> str:
     core = native.core
     if epilogue.is_ready:
