@@ -62,6 +62,7 @@ std::vector<sp::Specialization*> find_epilogues(LinearPlan const& plan, int devi
 
 std::vector<sp::OperandKind> kinds_of(sp::Specialization const& specialization) {
   std::vector<sp::OperandKind> kinds;
+  kinds.reserve(specialization.operand_count());
   for (int k = 0; k < specialization.operand_count(); ++k) kinds.push_back(specialization.operand_types()[k].kind);
   return kinds;
 }

@@ -14,7 +14,7 @@ constexpr char const* kMaskedTangentText = "0f80000000";
 constexpr int kArguments = 3;
 constexpr std::string_view kArgumentNames = "abc";
 
-std::string const& add_new(std::vector<std::string>& list, std::string const& item) {
+std::string add_new(std::vector<std::string>& list, std::string const& item) {
   if (std::find(list.begin(), list.end(), item) == list.end()) list.push_back(item);
   return item;
 }
@@ -56,9 +56,9 @@ void DerivativeWriter::declare_all(int inputs, int operands, int elements) {
   declare_needs(snippets_used_);
 }
 
-std::string const& DerivativeWriter::family(std::string const& name) { return add_new(families_, name); }
+std::string DerivativeWriter::family(std::string const& name) { return add_new(families_, name); }
 
-std::string const& DerivativeWriter::predicates(std::string const& name) { return add_new(predicates_, name); }
+std::string DerivativeWriter::predicates(std::string const& name) { return add_new(predicates_, name); }
 
 DerivativeWriter::Tangent DerivativeWriter::tangent_of(int w, int index, int source) const {
   Tangent one;
@@ -189,7 +189,7 @@ std::string DerivativeWriter::with_positive_zero(Tangent const& tangent, int i) 
 
 // A register with the interpreter's tangent: -0 where it is masked.
 std::string DerivativeWriter::exact(Tangent const& tangent, int i) {
-  std::string const value = with_positive_zero(tangent, i);
+  std::string value = with_positive_zero(tangent, i);
   if (tangent.kind == Tangent::Kind::kPlain) return value;
   bool const is_one = tangent.kind == Tangent::Kind::kOne;
   // Two masks may be of one value.

@@ -71,8 +71,8 @@ class DerivativeWriter final : public ProgramWriter {
                  std::string const& no);
   // A predicate: whether a tangent is masked.
   void find_masked(std::string const& target, std::string const& tangent);
-  std::string const& family(std::string const& name);
-  std::string const& predicates(std::string const& name);
+  std::string family(std::string const& name);
+  std::string predicates(std::string const& name);
 
   Inputs const wrt_;
   std::vector<std::vector<Tangent>> tangents_;  // of each derivative, after each instruction

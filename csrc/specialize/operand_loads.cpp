@@ -36,6 +36,14 @@ std::string joined(std::vector<std::string> const& registers, int from, int coun
   return text;
 }
 
+// The parts of an instruction.
+template <class... Parts>
+std::string text_of(Parts const&... parts) {
+  std::string text;
+  (text.append(parts), ...);
+  return text;
+}
+
 }  // namespace
 
 OperandLoads::OperandLoads(MarkedLayout const& layout, std::string parameter, Program const& program,
@@ -164,7 +172,7 @@ void OperandLoads::locate_pieces(int operand, int dimension) {
   for (int piece = 1; piece < layout_.pieces; ++piece) {
     std::string const address = address_register(operand, piece);
     writer_.line("mul.lo.s64 %place, " + offset_register(piece) + ", " + jump + ";");
-    writer_.line("mad.lo.s64 " + address + from_first);
+    writer_.line(text_of("mad.lo.s64 ", address, from_first));
     if (in_rows) require_aligned(operand, address);
   }
 }
@@ -185,7 +193,7 @@ void OperandLoads::locate_line(Mark const& mark) {
     std::string const end = "$Lchanging" + std::to_string(operand);
     writer_.line("or.b64 %place, " + stride_register(operand) + ", " + step_register(operand) + ";");
     writer_.line("setp.ne.s64 " + gathers + ", %place, 0;");
-    writer_.line("@" + gathers + " bra " + end + ";");
+    writer_.line(text_of("@", gathers, " bra ", end, ";"));
     writer_.add(snippets_.load_words(operands_[operand].dtype, layout_.elements),
                 {address_register(operand, 0), stride_register(operand)}, words(operand, 0));
     for (int piece = 1; piece < layout_.pieces; ++piece) {
@@ -193,7 +201,7 @@ void OperandLoads::locate_line(Mark const& mark) {
     }
     writer_.label(end);
     writer_.line("not.pred %loads, " + vector_predicate(operand) + ";");
-    writer_.line("and.pred " + gathers + ", " + gathers + ", %loads;");
+    writer_.line(text_of("and.pred ", gathers, ", ", gathers, ", %loads;"));
     writer_.line("or.pred %gathers, %gathers, " + gathers + ";");
   }
 }
@@ -237,7 +245,7 @@ void OperandLoads::fetch(Mark const& mark) {
   for (int operand = 0; operand < program_.operand_count; ++operand) {
     if (!writer_.reads_operand(operand)) continue;
     std::string const address = address_register(operand, 0);
-    writer_.line("add.s64 " + address + ", " + address + ", " + step_register(operand) + ";");
+    writer_.line(text_of("add.s64 ", address, ", ", address, ", ", step_register(operand), ";"));
   }
 }
 
@@ -246,8 +254,8 @@ void OperandLoads::load_words(int operand, int piece, std::string const& address
   int const width = vector_bytes(operand) / kWordBytes;
   std::vector<std::string> const targets = words(operand, piece);
   for (int first = 0; first < words_of(operand); first += width) {
-    writer_.line(guard + "ld.global.v" + std::to_string(width) + ".f32 {" + joined(targets, first, width) + "}, [" +
-                 address + "+" + std::to_string(first * kWordBytes) + "];");
+    writer_.line(text_of(guard, "ld.global.v", std::to_string(width), ".f32 {", joined(targets, first, width), "}, [",
+                         address, "+", std::to_string(first * kWordBytes), "];"));
   }
 }
 
