@@ -4,6 +4,7 @@
 
 #include "pointwise/kernels.h"
 #include "pointwise/vector_kernel.h"
+#include "specialize/template_marks.h"
 
 namespace cutfuse {
 namespace {
@@ -25,12 +26,7 @@ __device__ __forceinline__ int mark_count() {
   return count;
 }
 
-// Has the operands loaded: the first piece at `at`, the second so many columns behind it.
-__device__ __forceinline__ void mark_load(VectorPosition const& at, int second) {
-  asm volatile("cutfuse.load %0, %1, %2, {0, %3};" ::"l"(at.outer), "l"(at.row), "l"(at.column), "r"(second));
-}
-
-// The same for a second piece so many rows below.
+// As mark_load, for a second piece so many rows below.
 __device__ __forceinline__ void mark_load_rows(VectorPosition const& at, int second) {
   asm volatile("cutfuse.load_rows %0, %1, %2, {0, %3};" ::"l"(at.outer), "l"(at.row), "l"(at.column), "r"(second));
 }
@@ -45,22 +41,6 @@ template <int piece>
 __device__ __forceinline__ void mark_differentiate(float const (&x)[8]) {
   asm volatile("cutfuse.differentiate %8, {%0, %1, %2, %3, %4, %5, %6, %7};" ::"f"(x[0]), "f"(x[1]), "f"(x[2]),
                "f"(x[3]), "f"(x[4]), "f"(x[5]), "f"(x[6]), "f"(x[7]), "n"(piece));
-}
-
-// Has gradients multiplied by derivative `w` of the piece that was differentiated last.
-template <int w>
-__device__ __forceinline__ void mark_derivative(float (&values)[4]) {
-  asm volatile("cutfuse.derivative %4, {%0, %1, %2, %3};"
-               : "+f"(values[0]), "+f"(values[1]), "+f"(values[2]), "+f"(values[3])
-               : "n"(w));
-}
-
-template <int w>
-__device__ __forceinline__ void mark_derivative(float (&values)[8]) {
-  asm volatile("cutfuse.derivative %8, {%0, %1, %2, %3, %4, %5, %6, %7};"
-               : "+f"(values[0]), "+f"(values[1]), "+f"(values[2]), "+f"(values[3]), "+f"(values[4]), "+f"(values[5]),
-                 "+f"(values[6]), "+f"(values[7])
-               : "n"(w));
 }
 
 // A derivative of another type than x is in fp32: plan_backward_vectors has seen to it.
@@ -93,7 +73,7 @@ __device__ __forceinline__ void store_derivatives(PointwiseBackwardParameters co
     Output const& output = parameters.outputs[w];
     float values[kVectorSize<T>];
     unpack(gradients, values);
-    mark_derivative<w>(values);
+    mark_derivative<w, kVectorSize<T>>(values);
     if (stores) {
       if (output.data != nullptr) store_output<T>(output, offset_at(output, at), values);
       if (w == 0 && sums != nullptr) {

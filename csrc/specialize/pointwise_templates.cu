@@ -8,6 +8,7 @@
 
 #include "pointwise/kernels.h"
 #include "pointwise/vector_kernel.h"
+#include "specialize/template_marks.h"
 
 namespace cutfuse {
 namespace {
@@ -23,32 +24,11 @@ __device__ __forceinline__ void mark_layout() {
                "n"(std::is_same_v<PrimitivesFor<T>, FastPrimitives> ? 1 : 0));
 }
 
-// Has the operands loaded: the first piece at `at`, the second so many columns behind it.
-__device__ __forceinline__ void mark_load(VectorPosition const& at, int second) {
-  asm volatile("cutfuse.load %0, %1, %2, {0, %3};" ::"l"(at.outer), "l"(at.row), "l"(at.column), "r"(second));
-}
-
-// Has a piece computed in place.
-template <int piece>
-__device__ __forceinline__ void mark_compute(float (&values)[4]) {
-  asm volatile("cutfuse.compute %4, {%0, %1, %2, %3};"
-               : "+f"(values[0]), "+f"(values[1]), "+f"(values[2]), "+f"(values[3])
-               : "n"(piece));
-}
-
-template <int piece>
-__device__ __forceinline__ void mark_compute(float (&values)[8]) {
-  asm volatile("cutfuse.compute %8, {%0, %1, %2, %3, %4, %5, %6, %7};"
-               : "+f"(values[0]), "+f"(values[1]), "+f"(values[2]), "+f"(values[3]), "+f"(values[4]), "+f"(values[5]),
-                 "+f"(values[6]), "+f"(values[7])
-               : "n"(piece));
-}
-
 template <int piece, class T>
 __device__ __forceinline__ Vector<T> compute(Vector<T> const& input) {
   float values[kVectorSize<T>];
   unpack(input, values);
-  mark_compute<piece>(values);
+  mark_compute<piece, kVectorSize<T>>(values);
   Vector<T> result;
   pack(values, result);
   return result;

@@ -8,6 +8,7 @@
 #include "reduce/combine_columns.h"
 #include "reduce/kernels.h"
 #include "reduce/store_result.h"
+#include "specialize/template_marks.h"
 
 namespace cutfuse {
 namespace {
@@ -40,21 +41,6 @@ __device__ __forceinline__ void mark_locate(int64_t outer, int64_t row, int64_t 
 template <int piece>
 __device__ __forceinline__ void mark_fetch(bool exists) {
   asm volatile("cutfuse.fetch %1, %0;" ::"r"(static_cast<int>(exists)), "n"(piece));
-}
-
-template <int piece, int elements>
-__device__ __forceinline__ void mark_compute(float* values) {
-  if constexpr (elements == 4) {
-    asm volatile("cutfuse.compute %4, {%0, %1, %2, %3};"
-                 : "+f"(values[0]), "+f"(values[1]), "+f"(values[2]), "+f"(values[3])
-                 : "n"(piece));
-  } else {
-    static_assert(elements == 8, "a mark names each element");
-    asm volatile("cutfuse.compute %8, {%0, %1, %2, %3, %4, %5, %6, %7};"
-                 : "+f"(values[0]), "+f"(values[1]), "+f"(values[2]), "+f"(values[3]), "+f"(values[4]), "+f"(values[5]),
-                   "+f"(values[6]), "+f"(values[7])
-                 : "n"(piece));
-  }
 }
 
 // A statement, as the marks are, so that it stays where it stands among them.
