@@ -27,7 +27,8 @@ def backward_text(
     name = str(x).removeprefix("torch.")
     template = module().kernel_template(f"pointwise_backward_{'columns_' if column_sum else ''}{name}")
     assert template
-    return module().specialize_kernel(template, program.native, operand_types(operands), derivatives=list(wanted))
+    native = program.native.without_chain
+    return module().specialize_kernel(template, native, operand_types(operands), derivatives=list(wanted))
 
 
 @dataclass(frozen=True)

@@ -94,11 +94,9 @@ ProgramText MarkedKernel::specialize(std::string const& kernel, Inputs const& wr
     refuse(wrt.empty() ? "is of derivatives, and none is asked for" : "has no marks of derivatives");
   }
   std::string const parameter = kernel + "_param_0";
-  Program plain = program;
-  if (!wrt.empty()) plain.chain = kNoChain;  // the interpreter of derivatives has no chain compiled in
   std::unique_ptr<VectorProgram> const vectors =
-      wrt.empty() ? std::make_unique<VectorProgram>(layout_, parameter, plain, operands, snippets)
-                  : std::make_unique<BackwardProgram>(layout_, parameter, plain, operands, snippets, wrt,
+      wrt.empty() ? std::make_unique<VectorProgram>(layout_, parameter, program, operands, snippets)
+                  : std::make_unique<BackwardProgram>(layout_, parameter, program, operands, snippets, wrt,
                                                       has_mark(kLoadRowsMark));
   int const most = directive(texts_[0], kBlocks);
   int const blocks = vectors->blocks(directive(texts_[0], kThreads));

@@ -5,7 +5,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "specialize/kernel_name.h"
 #include "specialize/program_structure.h"
 
 namespace cutfuse::specialize {
@@ -87,8 +86,7 @@ double Specialization::seconds() const {
 
 Specialization* find_specialization(std::string_view kernel, int device, Program const& program,
                                     OperandTypes const& types) {
-  bool const is_differentiated = !read_kernel_name(kernel).wrt.empty();
-  if (is_differentiated ? program.length == 0 : !is_interpreted(program)) return nullptr;
+  if (!is_interpreted(program)) return nullptr;
   return registry().find(kernel, device, program, types);
 }
 

@@ -152,7 +152,7 @@ def find_backward(
     kernel = native.core.pointwise_backward_kernel(
         program.native, extents, grad, x, list(operands), list(outputs), column_sum
     )
-    return _find_alone(kernel, device, program.native, operands)
+    return _find_alone(kernel, device, program.native.without_chain, operands)
 
 
 def _find_alone(kernel: str, device: int, program: NativeProgram, operands: Sequence[Matrix]) -> Epilogues:
