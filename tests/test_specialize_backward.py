@@ -6,8 +6,6 @@ The interpreter over dual numbers is compiled here to PTX, with the kernels' opt
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
+from interpreter_ptx import compile_ptx
 from ptx_machine import MEMORY_BASE, Machine
 from ptx_parser import Function, find_kernel
 from random_programs import OPERANDS, Recipe, make_program, recipes
@@ -26,11 +25,8 @@ from torch import Tensor
 from cutfuse import native
 from cutfuse.epilogue import Program, op_table
 
-ROOT = Path(__file__).resolve().parents[1]
 if not native.module().cuda_build:
     pytest.skip("this build of cutfuse has no CUDA kernels", allow_module_level=True)
-
-sys.path.append(str(ROOT / "build_backend"))
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FRAGMENT = 8
@@ -107,18 +103,7 @@ class Interpreter:
 
 @pytest.fixture(scope="session")
 def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Interpreter:
-    if not (ROOT / "csrc").is_dir():
-        pytest.skip("the interpreter's source is only in the source tree")
-    import toolchain
-
-    nvcc = toolchain.find_nvcc()
-    if nvcc is None:
-        pytest.skip("there is no nvcc here")
-    folder = tmp_path_factory.mktemp("interpreter")
-    (folder / "interpreter.cu").write_text(SOURCE)
-    options = ["-std=c++17", "-O3", "-DNDEBUG", f"-I{ROOT / 'csrc'}", "--expt-relaxed-constexpr"]
-    subprocess.run([nvcc, *options, "-arch=compute_90a", "-ptx", "interpreter.cu"], cwd=folder, check=True)
-    return Interpreter((folder / "interpreter.ptx").read_text())
+    return Interpreter(compile_ptx(SOURCE, tmp_path_factory.mktemp("interpreter"), ["-arch=compute_90a"]))
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

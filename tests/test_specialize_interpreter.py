@@ -6,31 +6,18 @@ in both runs; what ptxas may do with it is for a GPU to tell.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given, settings
+from interpreter_ptx import compile_ptx
 from random_programs import Recipe, make_inputs, make_program, recipes
 from specialized_kernels import FRAGMENT, SpecializedEpilogue, make_kernel, specialize, spread
 
 from cutfuse import native
 from cutfuse.epilogue import Program, op_table
 
-ROOT = Path(__file__).resolve().parents[1]
 if not native.module().cuda_build:
     pytest.skip("this build of cutfuse has no CUDA kernels", allow_module_level=True)
-if not (ROOT / "csrc").is_dir():
-    pytest.skip("the interpreter's source is only in the source tree", allow_module_level=True)
-
-sys.path.append(str(ROOT / "build_backend"))
-import toolchain  # noqa: E402
-
-NVCC = toolchain.find_nvcc()
-if NVCC is None:
-    pytest.skip("there is no nvcc here", allow_module_level=True)
 
 SOURCE = """
 #include "epilogue/sm90_epilogue_function.h"
@@ -56,12 +43,7 @@ SPECIAL = [*SPECIAL, *(-value for value in SPECIAL), float("nan")]
 
 @pytest.fixture(scope="module")
 def interpreters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SpecializedEpilogue]:
-    folder = tmp_path_factory.mktemp("interpreter")
-    (folder / "interpreter.cu").write_text(SOURCE)
-    options = ["-std=c++17", "-O3", "-DNDEBUG", f"-I{ROOT / 'csrc'}", "--expt-relaxed-constexpr"]
-    command = [NVCC, *options, "-arch=compute_90a", "-ptx", "interpreter.cu"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    ptx = (folder / "interpreter.ptx").read_text()
+    ptx = compile_ptx(SOURCE, tmp_path_factory.mktemp("interpreter"), ["-arch=compute_90a"])
     return {name: SpecializedEpilogue(ptx, f"run_epilogue\\w*{name}Primitives") for name in ("Fast", "Accurate")}
 
 

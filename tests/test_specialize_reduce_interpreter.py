@@ -6,13 +6,10 @@ bodies. What PTX leaves open is the same in both runs; what ptxas may do with it
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import assume, given, settings
+from interpreter_ptx import CSRC, compile_ptx
 from random_programs import OPERANDS, Recipe, make_program, recipes
 from specialized_reduce import InterpretingReduce, SpecializedReduce, kernel_text
 from torch import Tensor
@@ -20,18 +17,8 @@ from torch import Tensor
 from cutfuse import native
 from cutfuse.epilogue import Program
 
-ROOT = Path(__file__).resolve().parents[1]
 if not native.module().cuda_build:
     pytest.skip("this build of cutfuse has no CUDA kernels", allow_module_level=True)
-if not (ROOT / "csrc").is_dir():
-    pytest.skip("the interpreter's source is only in the source tree", allow_module_level=True)
-
-sys.path.append(str(ROOT / "build_backend"))
-import toolchain  # noqa: E402
-
-NVCC = toolchain.find_nvcc()
-if NVCC is None:
-    pytest.skip("there is no nvcc here", allow_module_level=True)
 
 REDUCTIONS = tuple(native.module().reductions())
 # Of a few threads a row and of a block, of one step and several, of a row in several chunks; multiprocessors.
@@ -48,18 +35,12 @@ COLUMNS = [((1, 8), 1), ((5, 64), 1), ((70, 520), 1), ((130, 8), 1), ((700, 104)
 
 @pytest.fixture(scope="module", params=["row_reduce_program", "strided_reduce_program"])
 def interpreter(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> InterpretingReduce:
-    folder = tmp_path_factory.mktemp("interpreter")
-    source = (ROOT / "csrc" / "reduce" / f"{request.param}.cu").read_text()
-    assert "__noinline__" in source
-    (folder / "interpreter.cu").write_text(source.replace("__noinline__", "__forceinline__"))
-    options = ["-arch=compute_80", "--jump-table-density=50", "--expt-relaxed-constexpr", "-std=c++17", "-DNDEBUG"]
-    command = [str(NVCC), *options, f"-I{ROOT / 'csrc'}", "-ptx", "interpreter.cu"]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    if "jump-table-density" in result.stderr:  # before CUDA 13
-        command.remove("--jump-table-density=50")
-        result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return InterpretingReduce((folder / "interpreter.ptx").read_text())
+    file = CSRC / "reduce" / f"{request.param}.cu"
+    source = file.read_text() if file.exists() else ""
+    assert "__noinline__" in source or not source
+    options = ["-arch=compute_80", "--jump-table-density=50"]
+    inlined = source.replace("__noinline__", "__forceinline__")
+    return InterpretingReduce(compile_ptx(inlined, tmp_path_factory.mktemp("interpreter"), options))
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
