@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench import chain_suite, machine, report
-from bench.case_loop import Figures
 from bench.ceilings import ceilings_for
-from bench.chain_cases import Case, select
+from bench.chain_cases import START, Case, select
 from bench.chain_contenders import COMPILERS, chosen
+from bench.chain_jobs import OnCase, run_jobs
 from bench.chain_report import case_line
 from bench.chain_run import Options
 from bench.progress import Progress
@@ -63,6 +62,7 @@ def plan(options: argparse.Namespace) -> Plan[Case, Options]:
         "cases": [],
         "left_out": [],
     }
+    results["settings"]["jobs"] = options.jobs
     limit = chain_suite.TIME_LIMIT_S if options.time_limit is None else options.time_limit
     own = Options(device, contenders, effort, ceilings_for(str(facts["device"])), options.seed)
     return Plan(selected(options, is_small), own, limit, results)
@@ -73,10 +73,19 @@ def run(plan: Plan[Case, Options], path: Path, *, fresh: bool, retry: bool) -> N
     options = plan.options
     budget = Budget(plan.time_limit_s)
 
-    def measure(cases: list[Case], on_case: Callable[[Figures], None], progress: Progress) -> list[str]:
-        if set(COMPILERS).intersection(options.contenders):
+    def measure_here(cases: list[Case], on_case: OnCase, progress: Progress) -> list[str]:
+        if any(case.build for case in cases) and set(COMPILERS).intersection(options.contenders):
             compile_something(options.device, progress)
         return chain_suite.run_suite(cases, options, budget, progress, on_case, case_line)
+
+    def measure(cases: list[Case], on_case: OnCase, progress: Progress) -> list[str]:
+        jobs = plan.results["settings"]["jobs"]
+        if jobs == 1:
+            return measure_here(cases, on_case, progress)
+        calls = [case for case in cases if case.group != START]
+        limit = plan.time_limit_s - budget.elapsed()
+        left_out = run_jobs(calls, jobs, plan.results, options, limit, progress, on_case, case_line)
+        return [*left_out, *measure_here([case for case in cases if case.group == START], on_case, progress)]
 
     FILES.go_on(plan.results, plan.cases, path, measure, chain_suite.complete, fresh=fresh, retry=retry)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -62,26 +63,47 @@ def checked(case: Case, own: Contender, workload: ChainWorkload, clock: Clock) -
     return ({**entry, "note": note}, None) if note else (entry, launch)
 
 
-def run_calls(case: Case, options: Options, clock: Clock, progress: Progress) -> dict[str, Any]:
-    """Check and time every contender of a case."""
+@dataclass
+class Prepared:
+    """A case whose contenders are compiled and checked: their entries, and the launches of those that are right."""
+
+    case: Case
+    workload: ChainWorkload
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    launches: dict[str, Launch] = field(default_factory=dict)
+
+    def add(self, names: Sequence[str], options: Options, clock: Clock, progress: Progress) -> None:
+        """Compile and check those contenders of the case that are among `names`."""
+        with torch.no_grad(), PRECISIONS[self.case.precision].active():
+            for name in (name for name in self.case.contenders if name in names):
+                progress.stage(name)
+                entry, launch = checked(self.case, contender(name, self.workload), self.workload, clock)
+                if entry:
+                    self.entries[name] = entry
+                if launch is not None:
+                    self.launches[name] = launch
+
+
+def prepare(case: Case, names: Sequence[str], options: Options, clock: Clock, progress: Progress) -> Prepared:
+    """Build a case, and compile and check those of its contenders that are among `names`."""
     assert case.build is not None
-    entries: dict[str, dict[str, Any]] = {}
-    launches: dict[str, Launch] = {}
     with torch.no_grad(), PRECISIONS[case.precision].active():
-        workload = case.build(options.device)
-        for name in (name for name in case.contenders if name in options.contenders):
-            progress.stage(name)
-            entry, launch = checked(case, contender(name, workload), workload, clock)
-            if entry:
-                entries[name] = entry
-            if launch is not None:
-                launches[name] = launch
-        figures: dict[str, Any] = {"contenders": entries}
+        prepared = Prepared(case, case.build(options.device))
+    prepared.add(names, options, clock, progress)
+    return prepared
+
+
+def timed(prepared: Prepared, options: Options, clock: Clock, progress: Progress) -> dict[str, Any]:
+    """Time every contender of a prepared case; its figures as JSON holds them."""
+    case, entries = prepared.case, prepared.entries
+    figures: dict[str, Any] = {"contenders": entries}
+    with torch.no_grad(), PRECISIONS[case.precision].active():
         if case.work != NO_WORK:
             figures["memory_us"] = memory_us(case, options.ceilings)
         if case.group == LINEAR and any(name in CUTFUSE for name in entries):
-            figures["path"] = in_mode(SPECIALIZED, lambda: chosen_path(workload)[0])()
+            figures["path"] = in_mode(SPECIALIZED, lambda: chosen_path(prepared.workload)[0])()
         progress.stage("timing")
+        launches = prepared.launches
         timings = interleave(launches, clock, options.effort, options.seed) if launches else {}
     for name, timing in timings.items():
         entries[name].update(asdict(timing))
@@ -93,4 +115,4 @@ def run_case(case: Case, options: Options, clock: Clock, progress: Progress) -> 
     if case.group == START:
         progress.stage("processes")
         return chain_start.run_case(case)
-    return run_calls(case, options, clock, progress)
+    return timed(prepare(case, options.contenders, options, clock, progress), options, clock, progress)

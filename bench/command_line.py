@@ -67,6 +67,13 @@ def add_continued(command: argparse.ArgumentParser, contenders: str) -> None:
     command.add_argument("--contenders", help=f"comma-separated: {contenders}; default: all")
 
 
+def job_count(text: str) -> int:
+    """A number of processes; raises ArgumentTypeError for what is none."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"it is 1 or more, not {text}")
+    return int(text)
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The command line's arguments."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Benchmarks of cutfuse against PyTorch.")
@@ -82,9 +89,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         commands.add_parser("models", help="whole models through torch.compile, with cutfuse and without"),
         "eager,compile,compile-graphs,cutfuse,cutfuse-graphs",
     )
-    add_continued(
-        commands.add_parser("chains", help="chains of operations behind products, interpreted and specialized"),
-        "mm,eager,compile,max-autotune,interpreted,specialized,pointwise,product",
+    chains = commands.add_parser("chains", help="chains of operations behind products, interpreted and specialized")
+    add_continued(chains, "mm,eager,compile,max-autotune,interpreted,specialized,pointwise,product")
+    chains.add_argument(
+        "--jobs", type=job_count, default=1, metavar="N", help="compile in N processes, which take turns to time a case"
     )
     render = commands.add_parser("render", help="the table and the PNG from a results file")
     render.add_argument("results", type=Path)
