@@ -72,7 +72,9 @@ def failure(case: Case, error: BaseException) -> Figures:
     return {**case.as_dict(), "contenders": {}, "note": f"failed: {one_line(error)}", "seconds": 0.0}
 
 
-def prepare_all(cases: Sequence[Case], options: Options, clock: Clock, link: Connection) -> list[tuple[Prepared, float]]:
+def prepare_all(
+    cases: Sequence[Case], options: Options, clock: Clock, link: Connection
+) -> list[tuple[Prepared, float]]:
     """Compile and check everything but max-autotune; the cases, and the seconds that each one took."""
     names = tuple(name for name in options.contenders if name != AUTOTUNE)
     found = []
