@@ -26,14 +26,16 @@ class FakeCompiler:
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self.has_begun = threading.Event()
+        self._lock = threading.Lock()
 
     def __call__(self, kernel: str, device: int, program: Any, types: list[int]) -> int:
         self.has_begun.set()
         assert self.may_go_on.wait(30)
         if self.fails(kernel):
             raise RuntimeError("no driver for this")
-        self.compiled.append((kernel, device, program))
-        return 0x1000 + len(self.compiled)
+        with self._lock:
+            self.compiled.append((kernel, device, program))
+            return 0x1000 + len(self.compiled)
 
 
 class TypedCompiler(FakeCompiler):

@@ -323,6 +323,7 @@ def test_what_is_queued_behind_an_exception_is_compiled(
     compiler: FakeCompiler, launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda given: None)
+    monkeypatch.setattr(background, "most_threads", 1)
     real = background.compile
     monkeypatch.setattr(background, "compile", lambda found: real(found) if compiler.has_begun.is_set() else fail())
 

@@ -1,4 +1,4 @@
-"""The thread that has epilogues compiled into kernels while calls interpret them."""
+"""The threads that have epilogues compiled into kernels while calls interpret them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,20 @@ if TYPE_CHECKING:
     from .._C import Specialization
 
 
+def threads_of(processors: int) -> int:
+    """How many threads compile at once on a machine: compiling is work of the CPU, which a model's host code needs."""
+    return min(4, max(1, processors // 4))
+
+
 class Background:
-    """One thread a process, which is started when there is something to compile and ends when there is nothing left.
+    """Threads of a process, each started for an epilogue that no other has, and ending when nothing is left.
 
     The native module keeps a bounded number of specializations, and each is queued once, so the queue is bounded too.
+    `most_threads` is read whenever one may be started.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_threads: int) -> None:
+        self.most_threads = most_threads
         self._reset()
         os.register_at_fork(after_in_child=self._reset)
         atexit.register(self.stop)
@@ -34,7 +41,7 @@ class Background:
         """Also in the child of a fork, which has no other threads, and no CUDA either."""
         self._changed = threading.Condition()
         self._waiting: deque[Specialization] = deque()
-        self._thread: threading.Thread | None = None
+        self._threads: set[threading.Thread] = set()  # each has one epilogue that is not in `_waiting`
         self._has_warned = False
         self._stops = False
 
@@ -44,7 +51,7 @@ class Background:
             if self._stops:
                 return
             self._waiting.append(specialization)
-            self._start()
+            self._start_threads()
 
     def compile(self, specialization: Specialization) -> None:
         """Compiles a specialization in this thread, or waits for the one that does so already."""
@@ -58,41 +65,44 @@ class Background:
     def wait(self, timeout: float | None = None) -> int:
         """Waits until nothing is queued. Returns how many kernels are compiled. Raises TimeoutError."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._thread is None, timeout):
-                raise TimeoutError(
-                    f"cutfuse.wait: {len(self._waiting) + 1} epilogues are still being compiled after {timeout} s"
-                )
+            if not self._changed.wait_for(lambda: not self._threads, timeout):
+                count = len(self._waiting) + len(self._threads)
+                raise TimeoutError(f"cutfuse.wait: {count} epilogues are still being compiled after {timeout} s")
         return native.core.compiled_count()
 
     def wait_for(self, specialization: Specialization) -> None:
         """Waits for a specialization that is queued or being compiled; not for one that nobody has asked for."""
         with self._changed:
-            self._changed.wait_for(lambda: self._thread is None or not specialization.is_pending)
+            self._changed.wait_for(lambda: not self._threads or not specialization.is_pending)
 
     def stop(self) -> None:
-        """Lets the thread finish what it compiles, and nothing more: CUDA must not be shut down beneath it."""
+        """Lets each thread finish what it compiles, and nothing more: CUDA must not be shut down beneath them."""
         with self._changed:
             self._stops = True
             self._waiting.clear()
-            thread = self._thread
-        if thread is not None:
+            threads = list(self._threads)
+        for thread in threads:
             thread.join()
 
-    def _start(self) -> None:
-        """Starts the thread where there is none. Where none can be started, what is queued waits for the next attempt,
-        and is interpreted meanwhile: a limit of threads, or a process that is about to end."""
-        if self._thread is not None:
-            return
-        thread = threading.Thread(target=self._run, name="cutfuse-specialization", daemon=True)
+    def _start_threads(self) -> None:
+        """Starts a thread for each that waits, up to the limit. Where none can be started, what is queued waits for a
+        running thread or the next attempt, and is interpreted meanwhile: a limit of threads, or a process that is about
+        to end."""
         with contextlib.suppress(RuntimeError):
-            thread.start()
-            self._thread = thread
+            while self._waiting and len(self._threads) < self.most_threads:
+                first = self._waiting[0]
+                thread = threading.Thread(target=self._run, args=(first,), name="cutfuse-specialization", daemon=True)
+                thread.start()
+                self._waiting.popleft()
+                self._threads.add(thread)
 
-    def _run(self) -> None:
+    def _run(self, first: Specialization) -> None:
+        specialization: Specialization | None = first
         try:
-            while (specialization := self._next()) is not None:
+            while specialization is not None:
                 self.compile(specialization)
-        except BaseException:  # which threading prints; the next thread goes on
+                specialization = self._next()
+        except BaseException:  # which threading prints; another thread goes on
             self._end()
             raise
 
@@ -105,9 +115,8 @@ class Background:
 
     def _end(self) -> None:
         with self._changed:
-            self._thread = None
-            if self._waiting:
-                self._start()
+            self._threads.discard(threading.current_thread())
+            self._start_threads()
             self._changed.notify_all()
 
     def _warn(self, specialization: Specialization) -> None:
@@ -130,4 +139,4 @@ def _on_device(index: int) -> contextlib.AbstractContextManager[object]:
     return on_device(index) if torch.cuda.is_available() else contextlib.nullcontext()
 
 
-background = Background()
+background = Background(threads_of(os.cpu_count() or 1))

@@ -162,7 +162,7 @@ def _find_alone(kernel: str, device: int, program: NativeProgram, operands: Sequ
 
 
 def request(epilogues: Epilogues) -> None:
-    """Has epilogues compiled: by the background thread, or before this returns in the mode "now".
+    """Has epilogues compiled: in the background, or before this returns in the mode "now".
 
     While the current stream is captured nothing is started, and what has been started is waited for: the graph keeps
     the kernels that it captures.

@@ -1,0 +1,202 @@
+"""How many threads compile epilogues at once, and what becomes of them, with a compiler in the driver's place."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from compiled_epilogues import FakeCompiler, compiled_by, core
+
+import cutfuse
+from cutfuse.epilogue import Program
+from cutfuse.planning import specialize
+from cutfuse.planning.background import background, threads_of
+
+THREADS = 4
+HELD = "held"
+SECONDS = 0.2
+OPS = ("sin", "cos", "sinh", "exp", "erf", "tanh", "square", "abs", "neg", "floor")
+
+
+class CountingCompiler(FakeCompiler):
+    """`most_at_once`: in how many threads it ran at one time; it takes `seconds` each time, and for kernels that are
+    called HELD until `held` is set."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.held = threading.Event()
+        self.at_once = self.most_at_once = 0
+
+    def __call__(self, kernel: str, device: int, program: Any, types: list[int]) -> int:
+        with self._lock:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        time.sleep(self.seconds)
+        assert kernel != HELD or self.held.wait(30)
+        number = super().__call__(kernel, device, program, types)
+        with self._lock:
+            self.at_once -= 1
+        return number
+
+
+@pytest.fixture(autouse=True)
+def _threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "most_threads", THREADS)
+
+
+@pytest.fixture
+def compiler() -> Iterator[CountingCompiler]:
+    found = CountingCompiler()
+    with compiled_by(found):
+        yield found
+        found.held.set()
+
+
+def epilogues(count: int, kernel: str = "any") -> specialize.Epilogues:
+    """Of different programs in one kernel."""
+    programs = [Program.parse(f"operands=0; {op} z; relu prev; sigmoid prev") for op in OPS[:count]]
+    return [core.find_specialization(kernel, 0, program.native, []) for program in programs]
+
+
+def own_threads() -> int:
+    return sum(thread.name == "cutfuse-specialization" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize(("processors", "count"), [(1, 1), (2, 1), (7, 1), (8, 2), (15, 3), (16, 4), (128, 4)])
+def test_a_machine_of_many_processors_has_several(processors: int, count: int) -> None:
+    assert threads_of(processors) == count
+
+
+@pytest.mark.parametrize("most", [1, THREADS])
+def test_so_many_are_compiled_at_once(compiler: CountingCompiler, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(background, "most_threads", most)
+    compiler.seconds = SECONDS
+    start = time.monotonic()
+    specialize.request(epilogues(8))
+    assert cutfuse.wait(30) == 8
+    seconds = time.monotonic() - start
+    assert compiler.most_at_once == most
+    ideal = SECONDS * 8 / most
+    assert ideal <= seconds < ideal + 3 * SECONDS
+
+
+def test_a_thread_is_started_for_what_no_other_has(compiler: CountingCompiler) -> None:
+    compiler.may_go_on.clear()
+    found = epilogues(10)
+    counts = []
+    for epilogue in found:
+        specialize.request([epilogue])
+        counts.append(own_threads())
+    assert counts == [1, 2, 3, 4, 4, 4, 4, 4, 4, 4]
+    with pytest.raises(TimeoutError, match=r"10 epilogues are still being compiled after 0\.05 s"):
+        cutfuse.wait(0.05)
+    compiler.may_go_on.set()
+    assert cutfuse.wait(30) == 10
+    assert [epilogue.is_ready for epilogue in found] == [True] * 10
+
+
+def test_threads_end_when_nothing_is_left(compiler: CountingCompiler) -> None:
+    for op_count in (5, 10):
+        specialize.request(epilogues(op_count))
+        assert cutfuse.wait(30) == op_count
+        for thread in threading.enumerate():
+            if thread.name == "cutfuse-specialization":
+                thread.join(30)
+        assert own_threads() == 0
+
+
+def test_what_many_threads_ask_for_is_compiled_once(compiler: CountingCompiler) -> None:
+    """In both modes."""
+    compiler.seconds = 0.01
+    found = epilogues(10)
+
+    def ask(mode: str) -> None:
+        with cutfuse.specialization(mode):
+            specialize.request(found)
+
+    askers = [threading.Thread(target=ask, args=(mode,)) for mode in ("background", "now") * 4]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join(30)
+    assert cutfuse.wait(30) == 10
+    assert len(compiler.compiled) == 10
+
+
+def test_a_capture_waits_for_its_own_alone(compiler: CountingCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are compiled for longer."""
+    compiler.seconds = SECONDS
+    (held,), (quick,) = epilogues(1, HELD), epilogues(1)
+    specialize.request([held, quick])
+    with monkeypatch.context() as patch:
+        patch.setattr(specialize, "_is_capturing", lambda: True)
+        specialize.request([quick])
+    assert quick.is_ready
+    assert held.is_pending
+    with pytest.raises(TimeoutError, match="1 epilogues are still"):
+        cutfuse.wait(SECONDS)
+    compiler.held.set()
+    assert cutfuse.wait(30) == 2
+
+
+def test_an_exception_in_one_thread_leaves_the_others_at_work(
+    compiler: CountingCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is queued gets a thread in its place."""
+    real, printed = background.compile, []
+
+    def compile_or_raise(found: Any) -> None:
+        real(found)
+        if found.kernel == "broken":
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(threading, "excepthook", printed.append)
+    monkeypatch.setattr(background, "compile", compile_or_raise)
+    held = epilogues(THREADS - 1, HELD)
+    specialize.request(held + epilogues(2, "broken") + epilogues(3))
+    with pytest.raises(TimeoutError, match=f"{THREADS - 1} epilogues are still"):
+        cutfuse.wait(1)
+    assert own_threads() == THREADS - 1
+    assert len(compiler.compiled) == 5
+    compiler.held.set()
+    assert cutfuse.wait(30) == THREADS - 1 + 5
+    assert [given.exc_value.__class__ for given in printed] == [ZeroDivisionError] * 2
+
+
+def test_a_process_that_can_start_one_thread_alone(compiler: CountingCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It compiles everything."""
+    start = threading.Thread.start
+
+    def start_first(thread: threading.Thread) -> None:
+        if own_threads():
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_first)
+    compiler.may_go_on.clear()
+    specialize.request(epilogues(5))
+    assert own_threads() == 1
+    compiler.may_go_on.set()
+    assert cutfuse.wait(30) == 5
+    assert compiler.most_at_once == 1
+
+
+def test_what_no_thread_could_be_started_for_gets_one_each_later(
+    compiler: CountingCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    first, *others = epilogues(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        specialize.request(others)
+    compiler.may_go_on.clear()
+    specialize.request([first])
+    assert own_threads() == 3
+    compiler.may_go_on.set()
+    assert cutfuse.wait(30) == 3
