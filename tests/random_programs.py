@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -64,14 +65,24 @@ class Recipe:
         return result.double()
 
 
+def draw_recipe(draw: Callable[[int, int], int], ops: tuple[Op, ...] = OPS) -> Recipe:
+    """draw: gives an integer from its first argument to its second, both among them."""
+    steps = []
+    for _ in range(draw(1, 14)):
+        op = ops[draw(0, len(ops) - 1)]
+        picks = tuple(draw(0, 8) for _ in range(op.arity))
+        number = NUMBERS[draw(0, len(NUMBERS) - 1)] if draw(0, 1) else None
+        steps.append(Step(op, picks, number))
+    return Recipe(tuple(steps))
+
+
 @st.composite
 def recipes(draw: Callable, ops: tuple[Op, ...] = OPS) -> Recipe:
-    steps = []
-    for _ in range(draw(st.integers(1, 14))):
-        op = draw(st.sampled_from(ops))
-        picks = draw(st.tuples(*[st.integers(0, 8)] * op.arity))
-        steps.append(Step(op, picks, draw(st.none() | st.sampled_from(NUMBERS))))
-    return Recipe(tuple(steps))
+    return draw_recipe(lambda first, last: draw(st.integers(first, last)), ops)
+
+
+def recipe_of(seed: int) -> Recipe:
+    return draw_recipe(random.Random(seed).randint)
 
 
 def make_inputs() -> list[torch.Tensor]:

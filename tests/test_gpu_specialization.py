@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,21 +14,17 @@ import pytest
 import torch
 from generators import REDUCTIONS
 from hypothesis import HealthCheck, given, settings
+from interpreted_and_compiled import DEVICE, MODES, SPECIAL, kernels_for, layer, run
+from interpreted_and_compiled import assert_same_layer as assert_same_bits
 from random_programs import Recipe, make_program, recipes
 from torch import Tensor
 
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Program, op_table
-from cutfuse.planning.linear_launch import launch_fused, matrices_of
-from cutfuse.planning.linear_plan import LinearArguments, plan_linear
-from cutfuse.planning.specialize import find_epilogues
 
 pytestmark = pytest.mark.gpu
 
-DEVICE = "cuda"
-MODES = {torch.bfloat16: "tf32", torch.float16: "tf32", torch.float32: "split3"}
-SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, 3.0, 6.0, 1e-20, 88.0, -100.0, 3e4, float("inf"), -float("inf"), float("nan"))
 LONG = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"] * 3)
 
 
@@ -37,51 +32,6 @@ LONG = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"
 def _fresh() -> None:
     native.core.forget_specializations()
     native.core.forget_calls()
-
-
-def layer(
-    program: Program,
-    operands: Sequence[Tensor] = (),
-    dtype: torch.dtype = torch.bfloat16,
-    reduction: str = "none",
-    out_dtype: torch.dtype | None = None,
-    shape: tuple[int, int] = (200, 264),
-) -> LinearArguments:
-    """z `[M, N]` is random but for columns of special values, and its tiles lie across the matrix's end."""
-    (m, n), k = shape, 136
-    special = torch.tensor(SPECIAL, device=DEVICE)[:n]
-    generator = torch.Generator(DEVICE).manual_seed(7)
-    x, weight = (torch.randn(shape, generator=generator, device=DEVICE).to(dtype) for shape in ((m, k), (n, k)))
-    weight[: len(special)] = 0
-    bias = torch.randn(n, generator=generator, device=DEVICE)
-    bias[: len(special)] = special
-    return LinearArguments(x, weight, bias.to(dtype), operands, program, reduction, out_dtype or dtype)
-
-
-def run(arguments: LinearArguments, mode: str, only: str = "") -> Tensor:
-    """By the kernel of this name, or by the one that is fastest with the epilogue compiled in."""
-    with cutfuse.specialization(mode):
-        return launch_fused(plan_linear(arguments, MODES[arguments.x.dtype], only=only), arguments)
-
-
-def kernels_for(arguments: LinearArguments) -> list[str]:
-    with cutfuse.specialization("now"):
-        *kernels, _ = plan_linear(arguments, MODES[arguments.x.dtype]).alternatives
-    return [kernel.name for kernel in kernels if not kernel.rejection]
-
-
-def assert_same_bits(arguments: LinearArguments, kernels: Sequence[str]) -> None:
-    for kernel in kernels:
-        interpreted, compiled = (run(arguments, mode, kernel) for mode in ("off", "now"))
-        integers = torch.int16 if interpreted.element_size() == 2 else torch.int32
-        wrong = interpreted.view(integers) != compiled.view(integers)
-        where = (kernel, arguments.program.text, interpreted[wrong][:4], compiled[wrong][:4])
-        assert not wrong.any(), where
-    with cutfuse.specialization("now"):
-        plan = plan_linear(arguments, MODES[arguments.x.dtype], only=kernels[0])
-    epilogues = find_epilogues(plan, 0, arguments.program, matrices_of(arguments))
-    assert epilogues
-    assert all(epilogue.is_ready for epilogue in epilogues), [epilogue.failure for epilogue in epilogues]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["fast", "accurate"])

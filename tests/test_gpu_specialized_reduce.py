@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 import torch
 from generators import FLOATS, REDUCTIONS
 from gpu_tensors import DEVICE, randn
 from hypothesis import HealthCheck, given, settings
+from interpreted_and_compiled import assert_same_reduction as assert_same_bits
 from random_programs import OPERANDS, Recipe, make_program, recipes
 from torch import Tensor
 
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Program, op_table
-from cutfuse.ops import cuda
 
 pytestmark = pytest.mark.gpu
 
@@ -31,20 +31,6 @@ SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-40, 1e-20, 88.0, 3e4, 3e38, float("inf"
 def _fresh() -> None:
     native.core.forget_specializations()
     native.core.forget_calls()
-
-
-def run(program: Program, x: Tensor, operands: Sequence[Tensor], reduction: str, dim: int, mode: str) -> Tensor:
-    with cutfuse.specialization(mode):
-        return cuda.reduce(x, operands, program.text, reduction, (dim % x.dim(),), torch.float32)
-
-
-def assert_same_bits(program: Program, x: Tensor, operands: Sequence[Tensor], reduction: str, dim: int) -> None:
-    interpreted = run(program, x, operands, reduction, dim, "off")
-    compiled = run(program, x, operands, reduction, dim, "now")
-    assert native.core.compiled_count() > 0, "nothing has been compiled"
-    wrong = (interpreted.view(torch.int32) != compiled.view(torch.int32)) & ~(interpreted.isnan() & compiled.isnan())
-    where = (program.text, tuple(x.shape), x.dtype, reduction, dim, interpreted[wrong][:4], compiled[wrong][:4])
-    assert not wrong.any(), where
 
 
 @pytest.mark.parametrize("dim", [-1, -2], ids=["rows", "columns"])
