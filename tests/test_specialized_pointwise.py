@@ -209,6 +209,21 @@ def test_a_long_tensor_with_a_rest_is_compiled_but_for_the_rest() -> None:
     assert kernel((1 << 19) + 3) == ""
 
 
+@pytest.mark.parametrize(("rows", "columns", "more"), [(1 << 30, 8, (1, 0)), (2, 1 << 30, (0, 8))])
+def test_more_rows_or_columns_than_32_bits_count_are_interpreted(
+    rows: int, columns: int, more: tuple[int, int]
+) -> None:
+    program = cutfuse.Epilogue(gated, 1).program
+    code = core.dtypes()["bfloat16"]
+
+    def kernel(rows: int, columns: int) -> str:
+        x, row = (0, code, rows * columns, columns, 1), (0, code, 0, 0, 1)
+        return core.pointwise_kernel(program.native, (1, rows, columns), x, [row], 0, code)
+
+    assert kernel(rows, columns) == "pointwise_bfloat16"
+    assert kernel(rows + more[0], columns + more[1]) == ""
+
+
 LAYER = (16, 64, 63)  # rows, columns, depth: of rows that no GEMM kernel takes, so cuBLAS and one more kernel run
 
 

@@ -9,6 +9,14 @@ namespace {
 
 constexpr int64_t kVectorBytes = 16;
 
+// Of rows and columns in the kernels of pointwise_templates.cu, which count in 32 bits and go past either by less than
+// a block. Columns are fewer unless two rows take 4 GB, and so are rows unless they take 16 GB and cannot be merged.
+constexpr int64_t kMostCounted = int64_t{1} << 30;
+
+bool is_counted(PointwiseExtents const& extents) {
+  return extents.rows <= kMostCounted && extents.columns <= kMostCounted;
+}
+
 }  // namespace
 
 bool is_empty(PointwiseExtents const& extents) {
@@ -44,7 +52,7 @@ std::string specialized_kernel(PointwiseProblem const& problem) {
   constexpr int kMultiprocessors = 1;
   PointwisePlan const plan =
       plan_pointwise(extents, tensors, others, compiled_block(problem.x.dtype), kMultiprocessors);
-  return plan.vectors ? specialized_template(problem.x.dtype) : std::string();
+  return plan.vectors && is_counted(plan.extents) ? specialized_template(problem.x.dtype) : std::string();
 }
 
 std::vector<WantedDerivative> derivatives_of(PointwiseBackwardProblem const& problem) {

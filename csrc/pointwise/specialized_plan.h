@@ -25,8 +25,8 @@ PointwiseBlock compiled_block(DType dtype);
 std::string specialized_template(DType dtype);
 
 // The template of the kernel that runs the problem with its program compiled in; empty where the program has to be
-// interpreted, because rows are no whole vectors or there is nothing to interpret. Whether it is empty depends on
-// strides, types and the alignment of x and the result to 16 bytes alone.
+// interpreted, because rows are no whole vectors, there are too many of them or there is nothing to interpret. Whether
+// it is empty depends on extents, strides, types and the alignment of x and the result to 16 bytes alone.
 std::string specialized_kernel(PointwiseProblem const& problem);
 
 // A backward problem over the extents and with the strides of a plan.

@@ -74,6 +74,10 @@ int OperandLoads::size_of(int operand) const { return static_cast<int>(cutfuse::
 
 int OperandLoads::words_of(int operand) const { return layout_.elements * size_of(operand) / kWordBytes; }
 
+// An element's bytes as a power of 2: a shift and an addition of 64 bits are two instructions of a GPU, and a
+// multiplication by a number and an addition four.
+std::string OperandLoads::size_shift(int operand) const { return size_of(operand) == kWordBytes ? "2" : "1"; }
+
 int OperandLoads::vector_bytes(int operand) const {
   constexpr int kWidest = 16;
   return std::min(kWidest, words_of(operand) * kWordBytes);
@@ -129,7 +133,7 @@ void OperandLoads::load(Mark const& mark, int piece_dimension) {
     if (writer_.reads_operand(operand)) load_vectors(operand, piece_dimension);
   }
   for (int operand = 0; operand < program_.operand_count; ++operand) {
-    if (writer_.reads_operand(operand)) load_others(operand);
+    if (writer_.reads_operand(operand)) load_others(operand, piece_dimension);
   }
 }
 
@@ -138,7 +142,6 @@ void OperandLoads::load(Mark const& mark, int piece_dimension) {
 void OperandLoads::locate(int operand, int dimension) {
   std::string const first = address_register(operand, 0);
   std::string const stride = stride_register(operand);
-  std::string const size = std::to_string(size_of(operand));
   char const* const places[] = {"%outer", "%row", "%column"};
   writer_.line("mov.s64 %place, 0;");
   for (int of = 0; of < 3; ++of) {
@@ -148,7 +151,7 @@ void OperandLoads::locate(int operand, int dimension) {
   if (dimension != kColumnDimension) load_stride(stride, operand, dimension);
   writer_.line("ld.param.u64 " + first + ", " + operand_field(operand, offsetof(Operand, data)) + ";");
   writer_.line("cvta.to.global.u64 " + first + ", " + first + ";");
-  writer_.line("mad.lo.s64 " + first + ", %place, " + size + ", " + first + ";");
+  move_on(operand, first, first);
   writer_.line("setp.eq.s64 " + vector_predicate(operand) + ", " + stride + ", 1;");
   require_aligned(operand, first);
 }
@@ -161,19 +164,31 @@ void OperandLoads::require_aligned(int operand, std::string const& bytes) {
   writer_.line("and.pred " + is_vector + ", " + is_vector + ", %aligned;");
 }
 
+// An address so many elements of an operand as %place says behind another.
+void OperandLoads::move_on(int operand, std::string const& address, std::string const& from) {
+  writer_.line(text_of("shl.b64 %place, %place, ", size_shift(operand), ";"));
+  writer_.line(text_of("add.s64 ", address, ", ", from, ", %place;"));
+}
+
 // Where each further piece of a located operand begins. Those that lie in a row begin on a vector's boundary where the
 // first does.
 void OperandLoads::locate_pieces(int operand, int dimension) {
   bool const in_rows = dimension == kRowDimension;
   std::string const jump = in_rows ? "%jump" : stride_register(operand);
-  std::string const from_first =
-      ", %place, " + std::to_string(size_of(operand)) + ", " + address_register(operand, 0) + ";";
   if (in_rows) load_stride(jump, operand, kRowDimension);
   for (int piece = 1; piece < layout_.pieces; ++piece) {
     std::string const address = address_register(operand, piece);
     writer_.line("mul.lo.s64 %place, " + offset_register(piece) + ", " + jump + ";");
-    writer_.line(text_of("mad.lo.s64 ", address, from_first));
+    move_on(operand, address, address_register(operand, 0));
     if (in_rows) require_aligned(operand, address);
+  }
+}
+
+// The same for pieces of one row whose elements are neighbours, without a multiplication of 64 bits.
+void OperandLoads::locate_neighbours(int operand) {
+  for (int piece = 1; piece < layout_.pieces; ++piece) {
+    writer_.line("mov.b64 %place, " + offset_register(piece) + ";");
+    move_on(operand, address_register(operand, piece), address_register(operand, 0));
   }
 }
 
@@ -262,7 +277,11 @@ void OperandLoads::load_words(int operand, int piece, std::string const& address
 // Vectors are loaded before anything else, so that all of them are on their way together.
 void OperandLoads::load_vectors(int operand, int piece_dimension) {
   locate(operand, kColumnDimension);
-  locate_pieces(operand, piece_dimension);
+  if (piece_dimension == kColumnDimension) {
+    locate_neighbours(operand);
+  } else {
+    locate_pieces(operand, piece_dimension);
+  }
   std::string const end = "$Lvectors" + std::to_string(operand);
   writer_.line("@!" + vector_predicate(operand) + " bra " + end + ";");
   for (int piece = 0; piece < layout_.pieces; ++piece) {
@@ -271,9 +290,10 @@ void OperandLoads::load_vectors(int operand, int piece_dimension) {
   writer_.label(end);
 }
 
-void OperandLoads::load_others(int operand) {
+void OperandLoads::load_others(int operand, int piece_dimension) {
   std::string const end = "$Lloaded" + std::to_string(operand);
   writer_.line("@" + vector_predicate(operand) + " bra " + end + ";");
+  if (piece_dimension == kColumnDimension) locate_pieces(operand, piece_dimension);
   for (int piece = 0; piece < layout_.pieces; ++piece) {
     writer_.add(snippets_.load_words(operands_[operand].dtype, layout_.elements),
                 {address_register(operand, piece), stride_register(operand)}, words(operand, piece));

@@ -26,6 +26,7 @@ class OperandLoads {
 
  private:
   int size_of(int operand) const;
+  std::string size_shift(int operand) const;
   int vector_bytes(int operand) const;
   std::string operand_field(int operand, size_t offset) const;
   void load_stride(std::string const& into, int operand, int dimension);
@@ -33,13 +34,15 @@ class OperandLoads {
   void load(Mark const& mark, int piece_dimension);
   void locate(int operand, int dimension);
   void require_aligned(int operand, std::string const& bytes);
+  void move_on(int operand, std::string const& address, std::string const& from);
   void locate_pieces(int operand, int dimension);
+  void locate_neighbours(int operand);
   void locate_line(Mark const& mark);
   void measure_step(int operand, int dimension, std::string const& count);
   void fetch(Mark const& mark);
   void load_words(int operand, int piece, std::string const& address, std::string const& guard);
   void load_vectors(int operand, int piece_dimension);
-  void load_others(int operand);
+  void load_others(int operand, int piece_dimension);
   std::vector<std::string> words(int operand, int piece) const;
   void unpack_operand(int operand, int piece);
 
