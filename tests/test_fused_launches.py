@@ -466,8 +466,13 @@ def test_explain_names_the_kernel_and_the_other_ways() -> None:
     assert reasons[0].startswith("cuBLAS and one more kernel would take ")
     assert len(reasons) == 4
     name, reasons = explain(x, weight, "tf32", "sum")
+    assert name is None
+    assert reasons[0].startswith("cuBLAS and one more kernel would take ")
+    assert reasons[1].startswith("sm90_bf16_rows_")
+    name, reasons = explain(*inputs(4096, 8192, 1024, torch.bfloat16), "tf32", "sum")
     assert name.startswith("sm90_bf16_rows_")
-    assert reasons[0].startswith("a row reduction is always fused")
+    assert reasons[0].endswith("the matrix of 67 MB that it reduces is not allocated")
+    assert reasons[1].startswith("cuBLAS and one more kernel would take ")
     program = Epilogue(lambda z: torch.tanh(torch.sigmoid(z))).program
     name, reasons = explain(*inputs(1024, 4096, 8192, torch.bfloat16), "tf32", program=program)
     assert name is None

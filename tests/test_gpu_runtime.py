@@ -35,6 +35,9 @@ CALLS: dict[str, Callable[..., Tensor]] = {
     ),
     "linear without alignment": lambda x, w, b, r: cutfuse.linear(x[:, 1:], w[:, 1:], b, epilogue=torch.tanh),
     "matrix-vector": lambda x, w, b, r: cutfuse.linear(x, w, b, epilogue=lambda z: z / 2, reduce="sum"),
+    "linear reduced behind cuBLAS": lambda x, w, b, r: cutfuse.linear(
+        x, w, b, epilogue=lambda z, r: torch.tanh(z) * torch.sigmoid(r) + z, operands=(r,), reduce="sum"
+    ),
     "pointwise": lambda x, w, b, r: cutfuse.pointwise(lambda z, b: torch.tanh(z) * b, r, b),
     "reduce": lambda x, w, b, r: cutfuse.reduce(r, 0, prologue=torch.tanh),
     **{
@@ -151,8 +154,8 @@ def allocated_by(call: Callable[[], Tensor]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-@pytest.mark.parametrize("rows", [128, 4096])
-def test_linear_sigmoid_sum_never_makes_the_matrix(rows: int) -> None:
+@pytest.mark.parametrize("rows", [1024, 4096])
+def test_linear_sigmoid_sum_never_makes_a_large_matrix(rows: int) -> None:
     columns, depth = 32768, 1024
     module = cutfuse.nn.LinearSigmoidSum(depth, columns).to(DEVICE, torch.bfloat16)
     x = torch.randn(rows, depth, device=DEVICE, dtype=torch.bfloat16)
@@ -288,6 +291,9 @@ def test_a_custom_epilogue_waits_for_no_compiler() -> None:
 def test_explain_names_the_path() -> None:
     x, w, b, _ = make_inputs(256, 512, 128)
     assert cutfuse.explain(x, w, b, epilogue=torch.tanh, reduce="sum").path == "fused"
+    for rows, path in ((1024, "unfused"), (8192, "fused")):  # of a matrix of 8 MiB and of 64 MiB
+        larger = make_inputs(rows, 4096, 1024)[:3]
+        assert cutfuse.explain(*larger, epilogue=torch.tanh, reduce="sum").path == path
     assert cutfuse.explain(x[:, 1:], w[:, 1:], b, epilogue=torch.tanh).path == "unfused"
     assert cutfuse.explain(x, w, b, epilogue=lambda z: z / 2, reduce="sum").path == "matrix-vector"
     assert cutfuse.explain(x.double(), w.double(), b.double(), epilogue=torch.tanh).path == "composed"

@@ -24,9 +24,11 @@ from plan_cases import (
 
 import cutfuse
 
+MIB = 1 << 20
 GUARDED = {"dtype": "float32"}
 CUBLAS = "cuBLAS and one more kernel"
 CHAIN = {"epilogue_cost": 0.5, "specialized_cost": 0.5}  # compiled in
+ROWS = "sm90_tf32_rows_128x128x32_1x2_pingpong"
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,7 @@ CHAIN = {"epilogue_cost": 0.5, "specialized_cost": 0.5}  # compiled in
         ((128, 4096, 4096), {}, CUBLAS),
         ((128, 4096, 4096), {"device": H100_PCIE}, CUBLAS),
         ((64, 64, 64), {"reduction": "logsumexp"}, "sm90_bf16_rows_64x128x64_1x1_pingpong"),
+        ((1024, 4096, 1024), {**CHAIN, "reduction": "sum"}, CUBLAS),
         ((1024, 8192, 8192), {"output": "float32"}, "sm90_bf16_f32_128x256x64_2x1_cooperative"),
         ((1024, 8192, 8192), {"output": "float16"}, CUBLAS),
         ((1024, 32768, 1024), {"dtype": "float16"}, CUBLAS),
@@ -151,7 +154,8 @@ def test_what_follows_cublas(options: dict[str, Any], launches: list[str]) -> No
         ({"weight_has_planes": True}, "SplitPass FusedProduct SplitPass FusedProduct"),
         ({"weight": transposed(4096, 4096)}, "SplitPass SplitPass FusedProduct SplitPass SplitPass FusedProduct"),
         ({"reduction": "mean"}, "SplitPass FusedProduct SplitPass FusedProduct FoldPartials"),
-        ({"precision": "tf32", "reduction": "mean"}, "FusedProduct FoldPartials"),
+        ({"precision": "tf32", "reduction": "mean", "only": ROWS}, "FusedProduct FoldPartials"),
+        ({"precision": "tf32", "reduction": "mean"}, "CublasProduct ReductionPass"),
     ],
 )
 def test_launches_of_fp32_products(options: dict[str, Any], launches: str) -> None:
@@ -182,11 +186,28 @@ def test_the_reason_against_each_alternative_is_named() -> None:
     *kernels, cublas = found.alternatives
     assert all("N is 8191" in kernel.rejection for kernel in kernels)
     assert cublas.rejection == ""
-    summed = plan(1024, 8191, 8192, reduction="sum")
-    assert summed.is_fused
-    assert "always fused" in summed.alternatives[-1].rejection
     forced = plan(64, 64, 64, "float32", precision="split3")
     assert 'precision "split3" leaves no choice' in forced.alternatives[-1].rejection
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "megabytes"),
+    [
+        ((4096, 4096, 64), {}, 0),  # 32 MiB
+        ((4097, 4096, 64), {}, 34),
+        ((2048, 4096, 64), {"dtype": "float32", "precision": "tf32"}, 0),
+        ((2049, 4096, 64), {"dtype": "float32", "precision": "tf32"}, 34),
+        ((4096, 8191, 8192), {}, 67),
+    ],
+)
+def test_a_matrix_that_leaves_the_cache_is_not_stored_to_reduce_its_rows(
+    shape: tuple[int, int, int], options: dict[str, Any], megabytes: int
+) -> None:
+    found = plan(*shape, reduction="sum", **options)
+    rejection = f"a large row reduction is always fused: the matrix of {megabytes} MB that it reduces is not allocated"
+    assert found.alternatives[-1].rejection == (rejection if megabytes else "")
+    assert found.is_fused or not megabytes
+    assert plan(*shape, **options).alternatives[-1].rejection == ""
 
 
 def test_each_alternative_can_be_asked_for() -> None:
@@ -229,8 +250,10 @@ def test_the_cheapest_alternative_is_chosen(case: tuple[Any, dict[str, Any]]) ->
         is_forced = options["precision"] != "guarded"
         chooses_fused = fastest <= 0.9 * cublas.microseconds
     else:
-        is_forced = options["reduction"] != "none"
-        is_bare = options["epilogue_cost"] == 0 and not is_forced  # requests have one type
+        reduces = options["reduction"] != "none"
+        itemsize = 4 if options["dtype"] == "float32" else 2
+        is_forced = reduces and options["m"] * options["n"] * itemsize > 32 * MIB
+        is_bare = options["epilogue_cost"] == 0 and not reduces  # requests have one type
         host = 12 if is_bare else 16  # of PyTorch's product, and of a pass behind it; a fused kernel's is 8
         chooses_fused = max(fastest, 8) <= max(cublas.microseconds, host)
     assert bool(cublas.rejection) == is_forced
@@ -316,7 +339,8 @@ def test_kernels_of_another_output_say_what_they_write() -> None:
 
 
 def test_ragged_reductions_need_no_aligned_output() -> None:
-    assert plan(1024, 8191, 8192, reduction="sum").is_fused
+    *kernels, _ = plan(1024, 8191, 8192, reduction="sum").alternatives
+    assert [kernel.rejection for kernel in kernels] == [""] * len(kernels)
 
 
 @pytest.mark.parametrize(("m", "n"), [(1024, 8192), (512, 4096), (2048, 2048), (1000, 3000)])

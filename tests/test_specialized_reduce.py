@@ -200,9 +200,10 @@ def test_what_is_compiled(launches: EmulatedLaunches, case: str) -> None:
     assert kernels_of(launches) == [KERNEL + 1]
 
 
-def test_the_reduction_after_a_product(launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of rows that no GEMM kernel takes, so cuBLAS and one more kernel run."""
-    x, weight, r = torch.randn(16, 63).bfloat16(), torch.randn(64, 63).bfloat16(), torch.randn(16, 64).bfloat16()
+@pytest.mark.parametrize("depth", [63, 64])
+def test_the_reduction_after_a_product(launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+    """Of rows that no GEMM kernel takes, and of a matrix so small that cuBLAS and one more kernel are faster."""
+    x, weight, r = (torch.randn(shape).bfloat16() for shape in ((16, depth), (64, depth), (16, 64)))
     with compiler() as compiled, cutfuse.specialization("now"):
         with monkeypatch.context() as patch:
             patch.setattr(linear_launch, "stream_of", lambda index: 0)

@@ -1,5 +1,6 @@
 // Plans of one kernel that takes the operands as they are.
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <vector>
@@ -76,18 +77,36 @@ double compared(double device_microseconds, double host_microseconds) {
   return std::max(device_microseconds, host_microseconds);
 }
 
+// Bytes of [M, N]. A matrix that is no larger stays in an H200's L2 of 50 MB between cuBLAS and the kernel that reduces
+// it, and its memory matters little.
+constexpr double kLargestReducedMatrix = 32.0 * (1 << 20);
+
+// Why cuBLAS is not to store what a row reduction reads; empty where it may.
+std::string why_not_stored(LinearRequest const& request) {
+  double const elements = static_cast<double>(request.x.rows) * static_cast<double>(request.weight.rows);
+  double const bytes = elements * static_cast<double>(size_of(request.input));
+  if (!reduces(request) || bytes <= kLargestReducedMatrix) return {};
+  return "a large row reduction is always fused: the matrix of " + std::to_string(std::llround(bytes / 1e6)) +
+         " MB that it reduces is not allocated";
+}
+
+// What the program takes in the pass behind cuBLAS's product; empty where that interprets it.
+std::optional<float> cost_compiled_into_pass(LinearRequest const& request) {
+  if (request.issuer != Issuer::kCall) return request.specialized_cost.value_or(0.0f);
+  int64_t const row_bytes = request.weight.rows * static_cast<int64_t>(size_of(request.input));
+  bool const whole_vectors = row_bytes % kOperandAlignment == 0;  // which reductions are compiled for
+  return reduces(request) && !whole_vectors ? std::nullopt : request.specialized_cost;
+}
+
 Alternative cublas_for(LinearRequest const& request, GemmProblem problem, bool is_alone) {
   problem.epilogue_cost = request.epilogue_cost;
-  bool const reduces = problem.reduction != Reduction::kNone;
-  std::optional<float> compiled_cost;  // a reduction's kernel interprets
-  if (!reduces) compiled_cost = request.specialized_cost;
-  if (request.issuer != Issuer::kCall) compiled_cost = request.specialized_cost.value_or(0.0f);
-  double const microseconds = predict_unfused_microseconds(problem, request.operand_bytes, compiled_cost);
-  bool const is_bare = problem.epilogue_cost == 0.0f && !reduces && problem.output == problem.input;
+  double const microseconds =
+      predict_unfused_microseconds(problem, request.operand_bytes, cost_compiled_into_pass(request));
+  bool const is_bare = problem.epilogue_cost == 0.0f && !reduces(request) && problem.output == problem.input;
   HostTimes const host_time = host_times(request.issuer);
   double const host = host_time.product + (is_bare ? 0.0 : host_time.pass);
   return {is_bare ? "cuBLAS" : "cuBLAS and one more kernel", microseconds, compared(microseconds, host), 1,
-          reduces && !is_alone ? "a row reduction is always fused: the matrix that it reduces is never allocated" : ""};
+          is_alone ? "" : why_not_stored(request)};
 }
 
 void add_launches(LinearPlan& plan, LinearRequest const& request, GemmProblem const& problem,

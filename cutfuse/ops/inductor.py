@@ -3,7 +3,7 @@
 If cuBLAS's product is faster than a fused kernel, Inductor is given the product and the epilogue in PyTorch's
 operations, because it compiles the epilogue and the operations around it into one kernel. If a fused kernel is faster,
 the operator stays, and its epilogue is compiled into the kernel while Inductor compiles the rest. It also stays in
-fp32, whose precision is chosen when the operator runs, and with a reduction.
+fp32, whose precision is chosen when the operator runs.
 """
 
 from __future__ import annotations
@@ -54,12 +54,8 @@ def linear(
     scheme: int = 0,
 ) -> Any:
     """The operator in PyTorch's operations, or NotImplemented if it has to stay."""
-    parsed = Program.parse(program)
-    arguments = LinearArguments(x, weight, bias, operands, parsed, "none", out_dtype)
-    if snapshot is not None or _stays(arguments):
-        return NotImplemented
-    z = F.linear(x, weight, bias)
-    return composed.after_product(z, operands, parsed, "none", out_dtype).contiguous()
+    arguments = LinearArguments(x, weight, bias, operands, Program.parse(program), "none", out_dtype)
+    return _decomposed(arguments, snapshot)
 
 
 def linear_reduce(
@@ -74,10 +70,17 @@ def linear_reduce(
     planes: Tensor | None = None,
     scheme: int = 0,
 ) -> Any:
-    """NotImplemented: the operator always stays."""
-    if snapshot is None:
-        _stays(LinearArguments(x, weight, bias, operands, Program.parse(program), reduction, out_dtype))
-    return NotImplemented
+    """The same of the operator with a reduction."""
+    arguments = LinearArguments(x, weight, bias, operands, Program.parse(program), reduction, out_dtype)
+    return _decomposed(arguments, snapshot)
+
+
+def _decomposed(arguments: LinearArguments, snapshot: Tensor | None) -> Any:
+    if snapshot is not None or _stays(arguments):
+        return NotImplemented
+    x, weight, bias, operands, program, reduction, out_dtype = arguments
+    z = F.linear(x, weight, bias)
+    return composed.after_product(z, operands, program, reduction, out_dtype).contiguous()
 
 
 def _stays(arguments: LinearArguments) -> bool:
