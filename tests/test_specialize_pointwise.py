@@ -177,7 +177,7 @@ def test_programs_that_differ_in_numbers_have_one_text() -> None:
 FAULTS = {
     "a value for another": ("%value0_3;", "%value1_3;"),
     "an operand's element for another": ("%operand0_2, %word0_2", "%operand0_2, %word0_1"),
-    "another number": ("_param_0+200]", "_param_0+204]"),
+    "another number": ("_param_0+216]", "_param_0+220]"),
     "the second piece for the first": ("[%address0_0+0]", "[%address0_1+0]"),
 }
 

@@ -16,6 +16,19 @@ constexpr int64_t kBackwardColumns = 256;       // of a block
 constexpr int64_t kBackwardBlocks = 4096;       // wanted: many per multiprocessor, so that the last ones end together
 constexpr int64_t kBackwardRows = 32;           // of a block, at least: keeps column partials under 7% of a bf16 tensor
 
+constexpr uint32_t kLargest = (uint32_t{1} << 31) - 1;  // that is divided, and divides
+
+// The quotients of the largest number, and where one goes up.
+constexpr bool divides(uint32_t divisor) {
+  Divisor const by = divisor_of(divisor);
+  uint32_t const last = kLargest / divisor;
+  return divide_by(kLargest, by) == last && divide_by(last * divisor, by) == last &&
+         divide_by(last * divisor - 1, by) == last - 1;
+}
+
+static_assert(divides(1) && divides(2) && divides(3) && divides(4) && divides(7) && divides(641) && divides(65535) &&
+              divides(65537) && divides((1u << 30) + 1) && divides(kLargest));
+
 int elements_per_vector(DType dtype) { return static_cast<int>(kVectorBytes / static_cast<int64_t>(size_of(dtype))); }
 
 int vector_shift(DType dtype) { return size_of(dtype) == 4 ? 2 : 3; }
@@ -188,6 +201,8 @@ PointwisePlan plan_pointwise(PointwiseExtents extents, std::vector<PointwiseTens
   while (steps > 1 && blocks(steps * rows_per_step(plan)) < kBlocksInFlight * multiprocessors) steps /= 2;
   plan.tile_rows = steps * rows_per_step(plan);
   plan.row_tiles = ceil_divide(plan.extents.rows, plan.tile_rows);
+  plan.by_width = divisor_of(plan.width);
+  plan.by_column_tiles = divisor_of(plan.column_tiles);
   return plan;
 }
 

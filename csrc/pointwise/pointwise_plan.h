@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/divisor.h"
 #include "common/dtype.h"
 
 namespace cutfuse {
@@ -46,6 +47,8 @@ struct PointwisePlan {
   int64_t tile_rows;
   int64_t column_tiles;
   int64_t row_tiles;
+  Divisor by_width;         // what plan_pointwise sets, for kernels with a program compiled in
+  Divisor by_column_tiles;  // and this
 };
 
 // What the choice depends on for each tensor that is read or written in whole: the input, the gradient, outputs.

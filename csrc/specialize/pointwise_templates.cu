@@ -45,14 +45,14 @@ struct Start {
 template <class T>
 __device__ __forceinline__ Start start_of(PointwisePlan const& plan) {
   uint32_t const width = static_cast<uint32_t>(plan.width);
-  uint32_t const y = plan.height == 1 ? 0 : threadIdx.x / width;
-  uint32_t const column_tiles = static_cast<uint32_t>(plan.column_tiles);
+  uint32_t const y = divide_by(threadIdx.x, plan.by_width);
   uint32_t const row_tiles = static_cast<uint32_t>(plan.row_tiles);
-  uint32_t const tile = divide(blockIdx.x, column_tiles);
+  uint32_t const tile = divide_by(blockIdx.x, plan.by_column_tiles);
   uint32_t const outer = plan.extents.outer == 1 ? 0 : tile / row_tiles;
   uint32_t const x = threadIdx.x - y * width;
   return {outer, (tile - outer * row_tiles) * static_cast<uint32_t>(plan.height) + y,
-          (blockIdx.x - tile * column_tiles) * static_cast<uint32_t>(plan.tile_columns) + x * kVectorSize<T>};
+          (blockIdx.x - tile * static_cast<uint32_t>(plan.column_tiles)) * static_cast<uint32_t>(plan.tile_columns) +
+              x * kVectorSize<T>};
 }
 
 // A thread takes two pieces of one row, without a loop: see kChainVectors. Where the row ends before the second, it
