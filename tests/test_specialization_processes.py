@@ -12,7 +12,7 @@ import pytest
 
 HERE = Path(__file__).parent
 
-# A compiler that takes 0.5 s, on so many threads, and a layer whose second call runs directly.
+# A compiler that takes 0.5 s and each time 0.2 s more, on so many threads, and a layer whose second call runs directly.
 START = """
 import os
 import sys
@@ -30,8 +30,11 @@ from cutfuse.planning.background import background
 
 
 class Slow(FakeCompiler):
+    seconds = 0.3
+
     def __call__(self, *given):
-        time.sleep(0.5)
+        self.seconds += 0.2
+        time.sleep(self.seconds)
         return super().__call__(*given)
 
 
@@ -68,7 +71,7 @@ def test_the_end_of_a_process_waits_for_the_kernels_that_are_compiled(threads: i
     time.sleep(0.1)
     start = time.monotonic()
     atexit._run_exitfuncs()
-    print(len(compiler.compiled), time.monotonic() - start < 1.2, background._threads)
+    print(len(compiler.compiled), time.monotonic() - start < 1.5, background._threads)
     """
     assert run(program, threads) == f"{threads} True set()\n"
 
