@@ -29,6 +29,9 @@ TensorLayout to_layout(LayoutTuple const& layout) {
   return {to_dtype(dtype), {outer, row, column}};
 }
 
+// As PyTorch takes the shape of a workspace.
+PyRef sizes_of(int64_t bytes) { return PyRef::share(py::make_tuple(bytes).ptr()); }
+
 CallPlan make_plan(call::Steps steps, Program const& program, std::vector<LayoutTuple> const& operands,
                    ResultTuple const& result, int64_t workspace_bytes) {
   check_operand_count(program, operands.size());
@@ -38,18 +41,22 @@ CallPlan make_plan(call::Steps steps, Program const& program, std::vector<Layout
   for (LayoutTuple const& operand : operands) plan.operands.push_back(to_layout(operand));
   plan.result = {PyRef::share(std::get<0>(result).ptr()), PyRef::share(std::get<1>(result).ptr()),
                  PyRef::share(std::get<2>(result).ptr())};
-  if (workspace_bytes > 0) plan.workspace_sizes = PyRef::share(py::make_tuple(workspace_bytes).ptr());
+  if (workspace_bytes > 0) plan.workspace_sizes = sizes_of(workspace_bytes);
   return plan;
+}
+
+call::LinearSteps steps_of(std::string const& function, LinearPlan const& plan, SpecializedEpilogues const& epilogues) {
+  if (plan.copies_bias || plan.reads_weight_planes) {
+    throw py::value_error(function +
+                          ": a plan that copies the bias or reads planes of the weight is the general path's");
+  }
+  check_epilogues(function.c_str(), plan, epilogues);
+  return {plan, epilogues};
 }
 
 CallPlan linear_call(LinearPlan const& plan, Program const& program, std::vector<LayoutTuple> const& operands,
                      SpecializedEpilogues const& epilogues, ResultTuple const& result) {
-  if (plan.copies_bias || plan.reads_weight_planes) {
-    throw py::value_error(
-        "linear_call: a plan that copies the bias or reads planes of the weight is the general path's");
-  }
-  check_epilogues("linear_call", plan, epilogues);
-  return make_plan(call::LinearSteps{plan, epilogues}, program, operands, result, plan.workspace_bytes);
+  return make_plan(steps_of("linear_call", plan, epilogues), program, operands, result, plan.workspace_bytes);
 }
 
 CallPlan pointwise_call(Extents const& extents, LayoutTuple const& x, int out_dtype, Program const& program,
@@ -94,9 +101,17 @@ py::object training_plan(py::object const& z, std::vector<py::object> const& ope
                          int64_t rows, int64_t columns, int z_dtype, int out_dtype, Program const& program,
                          std::vector<LayoutTuple> const& operands, std::vector<GradientTuple> const& outputs,
                          ResultTuple const& result, std::optional<ColumnSumTuple> const& column_sum,
-                         OptionalSpecialization const& forward, OptionalSpecialization const& backward) {
+                         OptionalSpecialization const& forward, OptionalSpecialization const& backward,
+                         std::optional<LinearPlan> const& product, SpecializedEpilogues const& epilogues,
+                         ResultTuple const& pre_activation) {
   check_operand_count(program, operands.size());
   call::TrainingPlan plan = {};
+  if (product && !(product->is_fused() && product->request.stores_pre_activation)) {
+    throw py::value_error("training_plan: the product's plan has to be fused and to store the pre-activation");
+  }
+  if (product) plan.product = steps_of("training_plan", *product, epilogues);
+  if (product && product->workspace_bytes > 0) plan.workspace_sizes = sizes_of(product->workspace_bytes);
+  plan.pre_activation = to_result(pre_activation);
   plan.rows = rows;
   plan.columns = columns;
   plan.program = program;
@@ -117,7 +132,7 @@ py::object training_plan(py::object const& z, std::vector<py::object> const& ope
   if (column_sum) {
     auto const& [partials, row_blocks, workspace_bytes, sums, dtype] = *column_sum;
     PyRef workspace;
-    if (workspace_bytes > 0) workspace = PyRef::share(py::make_tuple(workspace_bytes).ptr());
+    if (workspace_bytes > 0) workspace = sizes_of(workspace_bytes);
     plan.column_sum = {to_result(partials), row_blocks, std::move(workspace), to_result(sums), to_dtype(dtype)};
   }
   PyObject* const handle = call::wrap(std::move(plan));
@@ -194,10 +209,13 @@ void bind_calls(py::module_& module) {
       "training_plan", &training_plan, py::arg("z"), py::arg("operand_tensors"), py::arg("y"), py::arg("rows"),
       py::arg("columns"), py::arg("z_dtype"), py::arg("out_dtype"), py::arg("program"), py::arg("operands"),
       py::arg("outputs"), py::arg("result"), py::arg("column_sum"), py::arg("forward"), py::arg("backward"),
-      "What training_forward and training_backward take: of y = program(z, operands) over tensors like these. An "
+      py::arg("product"), py::arg("epilogues"), py::arg("pre_activation"),
+      "What training_linear, training_forward and training_backward take: of y = program(z, operands) over tensors "
+      "like these. An "
       "output is (wrt, layout of a result, dtype); column_sum is None or (partials' layout, their rows, bytes of "
       "workspace to fold them, the sum's layout, dtype). forward, backward: the program in the kernels of the two "
-      "passes.");
+      "passes. product: a fused plan that stores the pre-activation, of this layout, with its epilogues; None where "
+      "the forward pass is PyTorch's product and a pass.");
   module.def("pointwise_call", &pointwise_call, py::arg("extents"), py::arg("x"), py::arg("out_dtype"),
              py::arg("program"), py::arg("operands"), py::arg("result"), py::arg("specialization"),
              "As of the function pointwise, with a layout in place of each tensor.");

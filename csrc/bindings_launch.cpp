@@ -66,6 +66,7 @@ class Recorder final : public Launcher {
     launch["bias"] = address(buffers.bias);
     launch["d"] = address(buffers.d);
     launch["partials"] = address(buffers.partials);
+    launch["pre_activation"] = address(buffers.pre_activation);
     launch["specialized"] = address(gemm.specialized == nullptr ? nullptr : gemm.specialized->function);
     add(launch, gemm.program, gemm.operands);
     if (product_of(config) == Product::kDirect) {
@@ -176,7 +177,8 @@ void record_launches(std::optional<Callback> const& callback) {
 
 void launch_fused_plan(LinearPlan const& plan, uintptr_t stream, uintptr_t x, uintptr_t weight, uintptr_t bias,
                        uintptr_t result, uintptr_t workspace, uintptr_t weight_planes, Program const& program,
-                       std::vector<MatrixTuple> const& operands, SpecializedEpilogues const& epilogues) {
+                       std::vector<MatrixTuple> const& operands, SpecializedEpilogues const& epilogues,
+                       uintptr_t pre_activation) {
   if (!plan.is_fused()) throw py::value_error("launch_fused: the plan is not fused");
   if (x == 0 || weight == 0 || result == 0)
     throw py::value_error("launch_fused: x, weight or result is a null pointer");
@@ -187,8 +189,12 @@ void launch_fused_plan(LinearPlan const& plan, uintptr_t stream, uintptr_t x, ui
   if ((weight_planes == 0) == plan.reads_weight_planes) {
     throw py::value_error("launch_fused: planes of the weight are needed only where the plan reads them");
   }
-  LinearBuffers const buffers = {pointer<void>(x),      pointer<void>(weight),    pointer<void>(bias),
-                                 pointer<void>(result), pointer<void>(workspace), pointer<void>(weight_planes)};
+  if ((pre_activation != 0) != plan.request.stores_pre_activation) {
+    throw py::value_error("launch_fused: memory for the pre-activation is needed only where the plan stores it");
+  }
+  LinearBuffers const buffers = {
+      pointer<void>(x),         pointer<void>(weight),        pointer<void>(bias),          pointer<void>(result),
+      pointer<void>(workspace), pointer<void>(weight_planes), pointer<void>(pre_activation)};
   check_epilogues("launch_fused", plan, epilogues);
   launch_fused(plan, buffers, program, to_operands(program, operands), epilogues, launcher(), pointer<void>(stream));
 }
@@ -213,10 +219,11 @@ void bind_launch(py::module_& module) {
   module.def(
       "launch_fused", &launch_fused_plan, py::arg("plan"), py::arg("stream"), py::arg("x"), py::arg("weight"),
       py::arg("bias"), py::arg("result"), py::arg("workspace"), py::arg("weight_planes"), py::arg("program"),
-      py::arg("operands"), py::arg("epilogues"),
+      py::arg("operands"), py::arg("epilogues"), py::arg("pre_activation") = 0,
       "The launches of a fused plan. Tensors are addresses, 0 for none, laid out as the plan's request says; an "
       "operand is (pointer, dtype, 0, row and column stride in elements). epilogues: the program in the kernel of "
-      "each FusedProduct; empty where they interpret it for good.");
+      "each FusedProduct; empty where they interpret it for good. pre_activation: memory for it, where the plan stores "
+      "it.");
   module.def("launch_after_product", &launch_after, py::arg("plan"), py::arg("stream"), py::arg("z"), py::arg("result"),
              py::arg("workspace"), py::arg("program"), py::arg("operands"), py::arg("epilogues"),
              "Of a plan that is not fused, the launches after cuBLAS's: z is its result, contiguous; result may be z. "

@@ -24,8 +24,8 @@ MatrixLayout to_layout(MatrixLayoutTuple const& matrix) {
 LinearRequest make_request(MatrixLayoutTuple const& x, MatrixLayoutTuple const& weight,
                            std::optional<VectorLayoutTuple> const& bias, int input, int output, int reduction,
                            float epilogue_cost, std::optional<float> specialized_cost, float operand_bytes,
-                           float fetched_bytes, Precision precision, bool weight_has_planes, DeviceTuple const& device,
-                           Issuer issuer) {
+                           float fetched_bytes, Precision precision, bool weight_has_planes, bool stores_pre_activation,
+                           DeviceTuple const& device, Issuer issuer) {
   LinearRequest request = {};
   request.x = to_layout(x);
   request.weight = to_layout(weight);
@@ -39,6 +39,7 @@ LinearRequest make_request(MatrixLayoutTuple const& x, MatrixLayoutTuple const& 
   request.fetched_bytes = fetched_bytes;
   request.precision = precision;
   request.weight_has_planes = weight_has_planes;
+  request.stores_pre_activation = stores_pre_activation;
   request.device = {std::get<0>(device), std::get<1>(device), std::get<2>(device)};
   request.issuer = issuer;
   return request;
@@ -108,13 +109,14 @@ void bind_request(py::module_& module) {
       .def(py::init(&make_request), py::kw_only(), py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("input"),
            py::arg("output"), py::arg("reduction"), py::arg("epilogue_cost"), py::arg("specialized_cost"),
            py::arg("operand_bytes"), py::arg("fetched_bytes"), py::arg("precision"), py::arg("weight_has_planes"),
-           py::arg("device"), py::arg("issuer"),
+           py::arg("stores_pre_activation"), py::arg("device"), py::arg("issuer"),
            "A matrix is (rows, columns, row stride, column stride, whether it begins at a multiple of 16 bytes), bias "
            "None or (stride, the same), device (compute capability's two numbers, multiprocessors). Strides are in "
            "elements; types and the reduction are codes of dtypes() and reductions(), 0 for no reduction. "
            "specialized_cost: None where the fused kernels are to interpret the program. fetched_bytes: of "
            "operand_bytes, those of a matrix that a kernel's copy engine may bring. "
-           "weight_has_planes: those of the scheme that the precision takes first. In compiled code the kernel behind "
+           "weight_has_planes: those of the scheme that the precision takes first. stores_pre_activation: x @ weight.T "
+           "+ bias is a second result. In compiled code the kernel behind "
            "cuBLAS's product is torch.compile's, and a graph's launches take nothing of the host.");
 }
 

@@ -107,6 +107,7 @@ __all__: list[str] = [
     "training_backward",
     "training_call",
     "training_forward",
+    "training_linear",
     "training_plan",
     "training_waits_for_host",
     "use_compiler",
@@ -408,11 +409,12 @@ class LinearRequest:
         fetched_bytes: float,
         precision: Precision,
         weight_has_planes: bool,
+        stores_pre_activation: bool,
         device: tuple[int, int, int],
         issuer: Issuer,
     ) -> None:
         """
-        A matrix is (rows, columns, row stride, column stride, whether it begins at a multiple of 16 bytes), bias None or (stride, the same), device (compute capability's two numbers, multiprocessors). Strides are in elements; types and the reduction are codes of dtypes() and reductions(), 0 for no reduction. specialized_cost: None where the fused kernels are to interpret the program. fetched_bytes: of operand_bytes, those of a matrix that a kernel's copy engine may bring. weight_has_planes: those of the scheme that the precision takes first. In compiled code the kernel behind cuBLAS's product is torch.compile's, and a graph's launches take nothing of the host.
+        A matrix is (rows, columns, row stride, column stride, whether it begins at a multiple of 16 bytes), bias None or (stride, the same), device (compute capability's two numbers, multiprocessors). Strides are in elements; types and the reduction are codes of dtypes() and reductions(), 0 for no reduction. specialized_cost: None where the fused kernels are to interpret the program. fetched_bytes: of operand_bytes, those of a matrix that a kernel's copy engine may bring. weight_has_planes: those of the scheme that the precision takes first. stores_pre_activation: x @ weight.T + bias is a second result. In compiled code the kernel behind cuBLAS's product is torch.compile's, and a graph's launches take nothing of the host.
         """
 
 class Memory:
@@ -994,9 +996,10 @@ def launch_fused(
     program: Program,
     operands: collections.abc.Sequence[tuple[int, int, int, int, int]],
     epilogues: collections.abc.Sequence[Specialization],
+    pre_activation: int = 0,
 ) -> None:
     """
-    The launches of a fused plan. Tensors are addresses, 0 for none, laid out as the plan's request says; an operand is (pointer, dtype, 0, row and column stride in elements). epilogues: the program in the kernel of each FusedProduct; empty where they interpret it for good.
+    The launches of a fused plan. Tensors are addresses, 0 for none, laid out as the plan's request says; an operand is (pointer, dtype, 0, row and column stride in elements). epilogues: the program in the kernel of each FusedProduct; empty where they interpret it for good. pre_activation: memory for it, where the plan stores it.
     """
 
 def learn_callable(trail: typing.Any, number: int) -> bool:
@@ -1332,6 +1335,9 @@ def training_call(apply: typing.Any, plan: typing.Any) -> CallPlan:
     """
 
 def training_forward(plan: typing.Any, z: typing.Any, *operands: typing.Any) -> typing.Any: ...
+def training_linear(
+    plan: typing.Any, x: typing.Any, weight: typing.Any, bias: typing.Any, *operands: typing.Any
+) -> typing.Any: ...
 def training_plan(
     z: typing.Any,
     operand_tensors: collections.abc.Sequence[typing.Any],
@@ -1354,9 +1360,12 @@ def training_plan(
     | None,
     forward: Specialization | None,
     backward: Specialization | None,
+    product: LinearPlan | None,
+    epilogues: collections.abc.Sequence[Specialization],
+    pre_activation: tuple[tuple[int, ...], tuple[int, ...], typing.Any],
 ) -> typing.Any:
     """
-    What training_forward and training_backward take: of y = program(z, operands) over tensors like these. An output is (wrt, layout of a result, dtype); column_sum is None or (partials' layout, their rows, bytes of workspace to fold them, the sum's layout, dtype). forward, backward: the program in the kernels of the two passes.
+    What training_linear, training_forward and training_backward take: of y = program(z, operands) over tensors like these. An output is (wrt, layout of a result, dtype); column_sum is None or (partials' layout, their rows, bytes of workspace to fold them, the sum's layout, dtype). forward, backward: the program in the kernels of the two passes. product: a fused plan that stores the pre-activation, of this layout, with its epilogues; None where the forward pass is PyTorch's product and a pass.
     """
 
 def training_waits_for_host(m: int, n: int, k: int, dtype: int, multiprocessors: int) -> bool:

@@ -258,23 +258,45 @@ def _linear_path(call: LinearCall) -> _Path:
     product = "cuBLAS: torch.addmm" if call.bias is not None else "cuBLAS: torch.mm"
     inputs = (call.x, call.weight, call.bias, *call.operands)
     if autograd.needs_gradient(*inputs):
-        forced = autograd.is_forced(call.x)
-        products = f'products in precision "{product_mode()}"' if forced else "torch.mm"
-        product = f'product in precision "{product_mode()}"' if forced else product
-        backward = f"backward: pointwise_backward kernel (with the bias gradient's sum), {products} for x and weight"
-        reasons = ["the backward pass needs the pre-activation, which a fused kernel does not store"]
-        if forced and KEEPS in _explain_product(call, Program.parse(schema.IDENTITY), "none", call.x.dtype).steps:
-            reasons.append(KEEPS)
-        return _Path("unfused", [product, after.removesuffix(", in place"), backward], reasons)
+        return _training_path(call, product, after.removesuffix(", in place"))
     fused = _explain_product(call, call.epilogue.program, call.reduction, call.out_dtype)
     if not fused.steps:
         return _Path("unfused", [product, after], fused.reasons)
     return _Path("fused", *fused)
 
 
-def _explain_product(call: LinearCall, program: Program, reduction: str, out_dtype: torch.dtype) -> FusedExplanation:
+def _training_path(call: LinearCall, product: str, after: str) -> _Path:
+    """Of a call that autograd records. product, after: cuBLAS and what follows it, where that runs."""
+    forced = autograd.is_forced(call.x)
+    products = f'products in precision "{product_mode()}"' if forced else "torch.mm"
+    backward = f"backward: pointwise_backward kernel (with the bias gradient's sum), {products} for x and weight"
+    program = call.epilogue.program
+    reasons = ["the backward pass needs the pre-activation, which a kernel that reduces rows does not store"]
+    if call.reduction == "none" and program.instructions:
+        fused = _explain_product(call, program, "none", call.out_dtype, stores_pre_activation=True)
+        if fused.steps:
+            stores = "the kernel stores the pre-activation too, which the backward pass needs"
+            steps = [*fused.steps, backward]
+            return _Path("fused", steps, [stores, *fused.reasons], fused.workspace_bytes, fused.compiles)
+        reasons = fused.reasons
+    if forced:
+        product = f'product in precision "{product_mode()}"'
+        if KEEPS in _explain_product(call, Program.parse(schema.IDENTITY), "none", call.x.dtype).steps:
+            reasons = [*reasons, KEEPS]
+    return _Path("unfused", [product, after, backward], reasons)
+
+
+def _explain_product(
+    call: LinearCall,
+    program: Program,
+    reduction: str,
+    out_dtype: torch.dtype,
+    stores_pre_activation: bool = False,
+) -> FusedExplanation:
     operands = call.operands if program.operand_count else []
-    arguments = LinearArguments(call.x, call.weight, call.bias, operands, program, reduction, out_dtype)
+    arguments = LinearArguments(
+        call.x, call.weight, call.bias, operands, program, reduction, out_dtype, stores_pre_activation
+    )
     _, planes, scheme = for_operators(call)
     return explain_fused(arguments, None if planes is None else Planes(scheme, planes))
 

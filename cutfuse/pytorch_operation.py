@@ -28,7 +28,7 @@ def find_pytorch_operation(
 
     The operation runs on x `[..., K]` and the operands as the caller has given them.
     """
-    x, _, _, operands, program, reduction, out_dtype = arguments
+    x, _, _, operands, program, reduction, out_dtype, _ = arguments
     if x.dtype not in _DTYPES or out_dtype != x.dtype or reduction != "none" or routing.everywhere:
         return None
     if any(t.dtype != x.dtype for t in operands):

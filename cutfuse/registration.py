@@ -14,6 +14,7 @@ from .ops import cpu, cuda, cuda_backward, fake, schema
 _CUDA = {
     "linear": operators.linear,
     "linear_reduce": operators.linear_reduce,
+    "linear_with_pre_activation": cuda.linear_with_pre_activation,
     "product": cuda.product,
     "pointwise": cuda.pointwise,
     "reduce": cuda.reduce,

@@ -64,6 +64,8 @@ class EmulatedLaunches(RecordedLaunches):
         if launch.bias:
             z = z + view(launch.bias, problem.input, (n,), (1,)).float()
         y = evaluate(launch.program, z, [matrix(item, (1, m, n))[0] for item in launch.operands])
+        if launch.pre_activation:
+            contiguous(launch.pre_activation, problem.input, (m, n)).copy_(z)
         if not launch.partials:
             contiguous(launch.d, problem.output, (m, n)).copy_(y)
             return

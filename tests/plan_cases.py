@@ -47,6 +47,7 @@ def request(m: int = 1024, n: int = 8192, k: int = 8192, dtype: str = "bfloat16"
         fetched_bytes=options.get("fetched_bytes", 0.0),
         precision=getattr(MODULE.Precision, precision),
         weight_has_planes=options.get("weight_has_planes", False),
+        stores_pre_activation=options.get("stores_pre_activation", False),
         device=options.get("device", H200),
         issuer=MODULE.Issuer.__members__[options.get("issuer", "call")],
     )

@@ -79,12 +79,20 @@ class Device:
         reads = kept is not None and kept.scheme == first_scheme(precision)
         return SimpleNamespace(is_fused=True, reads_weight_planes=reads)
 
-    def launch_fused(self, plan: SimpleNamespace, arguments: LinearArguments, planes: Planes | None = None) -> Tensor:
+    def launch_fused(
+        self,
+        plan: SimpleNamespace,
+        arguments: LinearArguments,
+        planes: Planes | None = None,
+        pre_activation: Tensor | None = None,
+    ) -> Tensor:
         """The product by the weight's planes where the plan reads them, and by the weight elsewhere."""
-        x, weight, bias, operands, program, reduction, out_dtype = arguments
+        x, weight, bias, operands, program, reduction, out_dtype, _ = arguments
         if plan.reads_weight_planes:
             weight = planes.memory.view(torch.float32)[: weight.numel()].view(weight.shape)
         self.products.append("planes" if plan.reads_weight_planes else "weight")
+        if pre_activation is not None:
+            pre_activation.copy_(torch.nn.functional.linear(x, weight, bias))
         if reduction == "none":
             return composed.linear(x, weight, bias, operands, program, out_dtype)
         return composed.linear_reduce(x, weight, bias, operands, program, reduction, out_dtype)
@@ -97,7 +105,7 @@ class Device:
 
 
 def launch_after_product(plan: LinearPlan, z: Tensor, arguments: LinearArguments) -> Tensor:
-    _, _, _, operands, program, reduction, out_dtype = arguments
+    _, _, _, operands, program, reduction, out_dtype, _ = arguments
     return composed.after_product(z, operands, program, reduction, out_dtype)
 
 

@@ -25,7 +25,7 @@ COLUMNS = np.array([i // 4 * 8 + i % 2 for i in range(FRAGMENT)])
 FIRST_COLUMNS = 128  # of neighbouring threads are this far apart
 MATRIX_ROWS = 9
 
-# sm90::EpilogueParams: the program, four operands of an address, three strides and a type, a pointer, rows, columns.
+# sm90::EpilogueParams: the program, four operands of an address, three strides and a type, two pointers, rows, columns.
 PARAMS_BYTES = 1264
 
 ACCUMULATORS = 96  # that a thread still holds of its 128 in the epilogue of a 128x256 tile, after two of eight calls
@@ -183,7 +183,7 @@ class SpecializedEpilogue:
             records += struct.pack("<Qqqqb7x", address, 0, *strides, kind)
             tail += torch.empty(0, dtype=torch.uint8).set_(operand.untyped_storage()).numpy().tobytes()
             tail += bytes(-len(tail) % 16)
-        params = head + records.ljust(4 * 40, b"\0") + struct.pack("<Qiib15x", 0, MATRIX_ROWS, columns, 0)
+        params = head + records.ljust(4 * 40, b"\0") + struct.pack("<QQiib7x", 0, 0, MATRIX_ROWS, columns, 0)
         assert len(params) == PARAMS_BYTES, len(params)
         symbols, memory = {}, params + tail
         for name, numbers in re.findall(r"^\.global [^\n]* (\w+)\[\d+\] = \{([\d, ]*)\};", self.kernel, re.MULTILINE):

@@ -205,6 +205,10 @@ PROGRAM = "operands=1; tanh z; mul prev r0"
 OPERATOR_INPUTS = {
     "linear": [(X, W, B, [R], PROGRAM, torch.float32), (X, W, None, [B[None]], PROGRAM, torch.bfloat16)],
     "linear_reduce": [(X, W, B, [R], PROGRAM, "sum", torch.float32), (X, W, None, [C], PROGRAM, "amax", torch.half)],
+    "linear_with_pre_activation": [
+        (X, W, B, [R], PROGRAM, torch.float32),
+        (X, W, None, [B[None]], PROGRAM, torch.bfloat16),
+    ],
     "layer": [
         (X.unsqueeze(1), W, B, [R.unsqueeze(1)], PROGRAM, "none", False, torch.float32),
         (X, W, None, [C], PROGRAM, "logsumexp", True, torch.bfloat16),

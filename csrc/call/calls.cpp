@@ -110,8 +110,13 @@ class Run {
     Memory result = allocate_result();
     Memory const workspace = allocate_workspace();
     if (!result.tensor || failed(workspace)) return {};
-    LinearBuffers const buffers = {arguments_.facts[0].data, arguments_.facts[1].data, bias(),
-                                   result.address,           workspace.address,        nullptr};
+    LinearBuffers const buffers = {arguments_.facts[0].data,
+                                   arguments_.facts[1].data,
+                                   bias(),
+                                   result.address,
+                                   workspace.address,
+                                   nullptr,
+                                   nullptr};
     Operands const given = operands();
     bool const done =
         launch([&] { launch_fused(steps.plan, buffers, plan_.program, given, steps.epilogues, launcher(), stream_); });
@@ -220,6 +225,8 @@ PyMethodDef const* call_functions() {
       {"call_linear_operator", as_method(&call<Function::kLinearOperator>), METH_FASTCALL,
        "call_linear_operator(x: object, weight: object, bias: object, operands: object, program: int, "
        "reduction: object, out_dtype: object) -> typing.Any"},
+      {"training_linear", as_method(&training_linear), METH_FASTCALL,
+       "training_linear(plan: object, x: object, weight: object, bias: object, *operands: object) -> typing.Any"},
       {"training_forward", as_method(&training_forward), METH_FASTCALL,
        "training_forward(plan: object, z: object, *operands: object) -> typing.Any"},
       {"training_backward", as_method(&training_backward), METH_FASTCALL,

@@ -30,20 +30,40 @@ struct Tensors {
   Operands operands;
 };
 
+bool read(PyObject* tensor, TensorFacts& facts) {
+  return torch_state().is_plain_tensor(tensor) && torch_state().read(tensor, facts);
+}
+
 // False where one is not as planned.
-bool read_tensors(TrainingPlan const& plan, PyObject* const* given, Py_ssize_t count, Tensors& tensors) {
-  TorchState const& torch = torch_state();
-  if (count != static_cast<Py_ssize_t>(plan.operands.size()) + 1) return false;
+bool read_operands(TrainingPlan const& plan, PyObject* const* given, Py_ssize_t count, Operands& operands) {
+  if (count != static_cast<Py_ssize_t>(plan.operands.size())) return false;
   TensorFacts facts;
-  if (!torch.is_plain_tensor(given[0]) || !torch.read(given[0], facts) || !same_layout(facts, plan.z)) return false;
-  tensors.z = facts.data;
-  tensors.operands = {};
+  operands = {};
   for (size_t k = 0; k < plan.operands.size(); ++k) {
-    PyObject* const operand = given[k + 1];
-    if (!torch.is_plain_tensor(operand) || !torch.read(operand, facts)) return false;
-    if (!same_layout(facts, plan.operand_facts[k])) return false;
-    tensors.operands.items[k] = presented(plan.operands[k], facts.data);
+    if (!read(given[k], facts) || !same_layout(facts, plan.operand_facts[k])) return false;
+    operands.items[k] = presented(plan.operands[k], facts.data);
   }
+  return true;
+}
+
+// The same.
+bool read_tensors(TrainingPlan const& plan, PyObject* const* given, Py_ssize_t count, Tensors& tensors) {
+  TensorFacts facts;
+  if (count < 1 || !read(given[0], facts) || !same_layout(facts, plan.z)) return false;
+  tensors.z = facts.data;
+  return read_operands(plan, given + 1, count - 1, tensors.operands);
+}
+
+// x, weight and bias, where they lie; the plan was made for tensors laid out alike. False where one is no tensor.
+bool read_product(PyObject* const* given, LinearBuffers& buffers) {
+  TensorFacts facts;
+  if (!read(given[0], facts)) return false;
+  buffers.x = facts.data;
+  if (!read(given[1], facts)) return false;
+  buffers.weight = facts.data;
+  if (given[2] == Py_None) return true;
+  if (!read(given[2], facts)) return false;
+  buffers.bias = facts.data;
   return true;
 }
 
@@ -148,6 +168,34 @@ PyObject* wrap(TrainingPlan plan) {
   });
   if (capsule != nullptr) owned.release();  // NOLINT(bugprone-unused-return-value): the capsule owns it now
   return capsule;
+}
+
+PyObject* training_linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
+  constexpr Py_ssize_t kProductTensors = 3;  // x, weight and bias
+  TrainingPlan const* const plan = count > kProductTensors ? plan_of(given[0]) : nullptr;
+  LinearBuffers buffers = {};
+  Operands operands;
+  Stream stream = nullptr;
+  if (plan == nullptr || !plan->product || !read_product(given + 1, buffers) ||
+      !read_operands(*plan, given + 1 + kProductTensors, count - 1 - kProductTensors, operands)) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "training_linear: a tensor is not as the plan has it");
+    return nullptr;
+  }
+  Memory z = allocate(plan->pre_activation);
+  Memory result = z.tensor ? allocate(plan->result) : Memory();
+  if (!result.tensor || !current_stream(*plan, stream)) return nullptr;
+  Memory workspace;
+  if (plan->workspace_sizes) {
+    workspace = allocate_bytes(plan->workspace_sizes);
+    if (!workspace.tensor) return nullptr;
+  }
+  buffers.result = result.address;
+  buffers.workspace = workspace.address;
+  buffers.pre_activation = z.address;
+  LinearSteps const& product = *plan->product;
+  bool const done = launch(
+      [&] { launch_fused(product.plan, buffers, plan->program, operands, product.epilogues, launcher(), stream); });
+  return done ? PyTuple_Pack(2, result.tensor.get(), z.tensor.get()) : nullptr;
 }
 
 PyObject* training_forward(PyObject*, PyObject* const* given, Py_ssize_t count) {

@@ -3,6 +3,7 @@
 
 #include <Python.h>
 
+#include <optional>
 #include <vector>
 
 #include "call/call_plan.h"
@@ -30,12 +31,15 @@ struct TrainingPlan {
   int64_t rows;
   int64_t columns;
   Program program;
+  std::optional<LinearSteps> product;          // the fused forward pass; empty where cuBLAS's product is taken
+  PyRef workspace_sizes;                       // of it: a tuple of one integer; null for none
   specialize::Specialization const* forward;   // of the program alone; null where it is interpreted for good
   specialize::Specialization const* backward;  // of its derivatives; also of gradients that it may not take
   TensorFacts z;                               // what the tensors have to be, but for their addresses
   std::vector<TensorFacts> operand_facts;
   std::vector<TensorLayout> operands;
   DType z_dtype;
+  ResultLayout pre_activation;
   ResultLayout result;
   DType result_dtype;
   uint64_t grad_dtype;  // of TensorFacts
@@ -46,6 +50,10 @@ struct TrainingPlan {
 
 // A handle for the functions below; null with an exception where it cannot be made.
 PyObject* wrap(TrainingPlan plan);
+
+// training_linear(plan, x, weight, bias, *operands): (y, z) by the fused forward pass, with x, weight and bias as the
+// plan was made for.
+PyObject* training_linear(PyObject*, PyObject* const* given, Py_ssize_t count);
 
 // training_forward(plan, z, *operands): y.
 PyObject* training_forward(PyObject*, PyObject* const* given, Py_ssize_t count);

@@ -15,7 +15,8 @@ struct alignas(16) EpilogueParams {
   Program program;
   Operands operands;
   float* partials;
-  int rows;  // M and N: where the output matrix ends
+  void* pre_activation;  // [rows, columns] of the operands' type, where it is stored beside the result; null elsewhere
+  int rows;              // M and N: where the output matrix ends
   int columns;
   Reduction reduction;
   bool reads_source;  // the copy engine brings an operand ahead of its use: see SourceFragment

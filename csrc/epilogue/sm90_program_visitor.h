@@ -8,6 +8,7 @@
 #include <cutlass/epilogue/fusion/sm90_callbacks_tma_warpspecialized.hpp>
 
 #include "epilogue/sm90_epilogue_function.h"
+#include "epilogue/sm90_pre_activation.h"
 #include "reduce/reductions.h"
 
 namespace cutfuse {
@@ -41,8 +42,8 @@ namespace fusion = cutlass::epilogue::fusion;
 
 // ElementOutput: what the fragment is rounded to for the store. reduced_rows: 0 stores the tile; otherwise the rows of
 // a tile, whose partial states are written instead. Primitives: see scalar_math.h. has_source: CUTLASS's C is the
-// operand that EpilogueParams::reads_source asks for.
-template <class ElementOutput, int reduced_rows, class Primitives, bool has_source>
+// operand that EpilogueParams::reads_source asks for. ElementPreActivation: what z is rounded to where it is stored.
+template <class ElementOutput, class ElementPreActivation, int reduced_rows, class Primitives, bool has_source>
 struct Sm90ProgramVisitor : fusion::Sm90VisitorImpl<> {
   static constexpr bool kReduceRows = reduced_rows > 0;
   struct SharedStorage {
@@ -130,6 +131,9 @@ struct Sm90ProgramVisitor : fusion::Sm90VisitorImpl<> {
       auto const relative = relative_position(epi_v, epi_m, epi_n);
       int const m = first_m + static_cast<int>(cute::get<0>(relative));
       int const n = first_n + static_cast<int>(cute::get<1>(relative));
+      if constexpr (!kReduceRows) {
+        if (params->pre_activation != nullptr) sm90::store_pre_activation<ElementPreActivation>(params, m, n, z);
+      }
       Fragment<FragmentSize> const y = run(m, n, z);
       cutlass::Array<float, FragmentSize> result;
       if constexpr (kReduceRows) {

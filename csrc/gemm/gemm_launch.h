@@ -21,10 +21,11 @@ struct KSlices {
 struct GemmBuffers {
   void const* a;  // null where planes are multiplied
   void const* b;
-  void const* bias;  // null for none
-  void* d;           // [M,N] contiguous; unused by a row reduction
-  float* partials;   // [N tiles, M] states of partial_width(reduction) floats; unused by a store
-  Planes planes_a;   // of a product over planes, whose k and pitches are those of the planes
+  void const* bias;      // null for none
+  void* d;               // [M,N] contiguous; unused by a row reduction
+  float* partials;       // [N tiles, M] states of partial_width(reduction) floats; unused by a store
+  void* pre_activation;  // [M,N] contiguous, of the operands' type; null where it is not stored
+  Planes planes_a;       // of a product over planes, whose k and pitches are those of the planes
   Planes planes_b;
   ConvertedOperand converted_b;
   KSlices slices;

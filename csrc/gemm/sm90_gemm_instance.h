@@ -119,7 +119,7 @@ struct GemmTypes {
   static constexpr bool kSplit = kIsSplit<Schedule>;
   static constexpr bool kHasSource = !kSplit && fetches_operand({nullptr, input, output, tile_m, tile_n, tile_k,
                                                                  cluster_m, cluster_n, Schedule::kSchedule});
-  using Visitor = Sm90ProgramVisitor<OutElement, kReduceRows ? tile_m : 0,
+  using Visitor = Sm90ProgramVisitor<OutElement, Element, kReduceRows ? tile_m : 0,
                                      cute::conditional_t<kAccurate, AccuratePrimitives, FastPrimitives>, kHasSource>;
   // CUTLASS asks for the element type of the staging buffers even where the epilogue stores no matrix.
   struct Callbacks : fusion::Sm90EVT<Visitor, PreActivation> {
@@ -220,9 +220,10 @@ typename Kernel::Arguments make_arguments(GemmLaunch const& launch) {
     arguments.epilogue.ptr_C = static_cast<typename Kernel::ElementC const*>(data);
     arguments.epilogue.dC = cute::make_stride(reads_source ? operand.strides[1] : problem.n, cute::_1{}, int64_t{0});
   }
-  arguments.epilogue.thread = {{{}, {static_cast<Element const*>(buffers.bias), Element(0), {}}, {}},
-                               {launch.program, launch.operands, buffers.partials, static_cast<int>(problem.m),
-                                static_cast<int>(problem.n), problem.reduction, reads_source}};
+  arguments.epilogue.thread = {
+      {{}, {static_cast<Element const*>(buffers.bias), Element(0), {}}, {}},
+      {launch.program, launch.operands, buffers.partials, buffers.pre_activation, static_cast<int>(problem.m),
+       static_cast<int>(problem.n), problem.reduction, reads_source}};
   return arguments;
 }
 

@@ -49,6 +49,7 @@ class FusedLaunches {
     launch.buffers.bias = buffers_.bias;
     launch.buffers.partials = at<float>(product.partials);
     launch.buffers.d = launch.buffers.partials == nullptr ? buffers_.result : nullptr;
+    launch.buffers.pre_activation = buffers_.pre_activation;
     launch.buffers.slices = {product.kernel.slices, at<float>(product.sums), at<int32_t>(product.arrivals)};
     launch.buffers.guard = guard_at(product.guard);
     launch.buffers.run = product.when;

@@ -57,10 +57,19 @@ std::string why_not(LinearRequest const& request) {
 GemmProblem problem_of(LinearRequest const& request) {
   int64_t const k = request.x.columns;
   auto const pitch = [&](MatrixLayout const& matrix) { return matrix.rows > 1 ? matrix.row_stride : k; };
-  return {request.x.rows,       request.weight.rows,   k,
-          pitch(request.x),     pitch(request.weight), request.input,
-          request.output,       request.reduction,     request.device.multiprocessors,
-          request.fused_cost(), Product::kDirect,      request.specialized_cost.has_value()};
+  return {request.x.rows,
+          request.weight.rows,
+          k,
+          pitch(request.x),
+          pitch(request.weight),
+          request.input,
+          request.output,
+          request.reduction,
+          request.device.multiprocessors,
+          request.fused_cost(),
+          Product::kDirect,
+          request.specialized_cost.has_value(),
+          request.stores_pre_activation};
 }
 
 // Kernels that compute what is asked for; all of them where none does, so that each says what it computes instead.

@@ -31,6 +31,16 @@ std::string check_pitch(char const* which, int64_t elements, DType dtype) {
          std::to_string(bytes) + " bytes), not a multiple of " + std::to_string(kCopyAlignment) + " bytes";
 }
 
+// Whole vectors of what the kernel stores.
+std::string check_results(GemmConfig const& config, GemmProblem const& problem) {
+  if (config.output == GemmOutput::kRows) {
+    return problem.stores_pre_activation ? "stores no matrix, and so no pre-activation" : "";
+  }
+  std::string fault = check_pitch("N", problem.n, problem.output);
+  if (!fault.empty() || !problem.stores_pre_activation) return fault;
+  return check_pitch("N", problem.n, problem.input);
+}
+
 // Planes are laid out for the kernels; the result alone is the caller's.
 std::string check_planes(GemmConfig const& config, GemmProblem const& problem) {
   bool const converts = converts_weight(problem.product);
@@ -43,7 +53,7 @@ std::string check_planes(GemmConfig const& config, GemmProblem const& problem) {
     std::string const fault = check_pitch("the row pitch of weight", problem.ldb, problem.input);
     if (!fault.empty()) return fault;
   }
-  return config.output == GemmOutput::kRows ? std::string() : check_pitch("N", problem.n, problem.output);
+  return check_results(config, problem);
 }
 
 char const* name_of(Product product) {
@@ -105,7 +115,7 @@ std::string find_rejection(GemmConfig const& config, GemmProblem const& problem)
       return fault;
     }
   }
-  return config.output == GemmOutput::kRows ? std::string() : check_pitch("N", problem.n, problem.output);
+  return check_results(config, problem);
 }
 
 std::string describe(GemmProblem const& problem) {

@@ -35,7 +35,8 @@ struct GemmProblem {
   int32_t multiprocessors;
   float epilogue_cost;  // see cost_of(Program) and specialized_cost_of(Program)
   Product product;
-  bool specializes;  // the kernel has the epilogue compiled in, as soon as it is
+  bool specializes;            // the kernel has the epilogue compiled in, as soon as it is
+  bool stores_pre_activation;  // beside the result, in the operands' type: z = a @ b^T + bias
 };
 
 // When a kernel over planes runs: always, or if the guard leaves split3 or trips it. Otherwise it returns at once.

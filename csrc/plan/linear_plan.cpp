@@ -86,7 +86,7 @@ void add_cublas_launches(LinearPlan& plan, LinearRequest const& request) {
     plan.launches.emplace_back(ReductionPass{});
     plan.workspace_bytes = reduction_bytes(request);
   } else if (request.epilogue_cost > 0.0f || request.output != request.input) {
-    plan.launches.emplace_back(PointwisePass{request.output == request.input});
+    plan.launches.emplace_back(PointwisePass{request.output == request.input && !request.stores_pre_activation});
   }
 }
 
@@ -101,7 +101,7 @@ LinearPlan plan_without_kernels(LinearRequest const& request, std::string reason
 bool training_waits_for_host(int64_t m, int64_t n, int64_t k, DType dtype, int32_t multiprocessors) {
   constexpr double kHostMicroseconds = 100.0;  // of linear, gelu and their backward pass in PyTorch, beside an H200
   GemmProblem const problem = {
-      m, n, k, k, k, dtype, dtype, Reduction::kNone, multiprocessors, 0.0f, Product::kDirect, false};
+      m, n, k, k, k, dtype, dtype, Reduction::kNone, multiprocessors, 0.0f, Product::kDirect, false, false};
   return predict_training_microseconds(problem) < kHostMicroseconds;
 }
 

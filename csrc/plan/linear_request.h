@@ -78,6 +78,8 @@ struct LinearRequest {
   float fetched_bytes;  // of these: of a matrix that a kernel's copy engine may bring (fetches_operand)
   Precision precision;
   bool weight_has_planes;  // those of first_scheme(precision) are in memory of their own already
+  // z = x @ weight^T + bias is a second result, of the input's type: a backward pass differentiates the program there.
+  bool stores_pre_activation;
   DeviceFacts device;
   Issuer issuer;
 

@@ -100,7 +100,8 @@ PlaneProduct plan_product(LinearRequest const& request, SplitScheme scheme, Weig
                      request.device.multiprocessors,
                      request.fused_cost(),
                      product_for(scheme, source),
-                     request.specialized_cost.has_value()};
+                     request.specialized_cost.has_value(),
+                     request.stores_pre_activation};
   product.kernel = best_candidate(product.problem);
   product.microseconds = predict_split_microseconds(request.x.rows, request.x.columns) + product.kernel.microseconds;
   if (source == WeightSource::kPass) {

@@ -1,4 +1,4 @@
-"""The direct path of a linear layer in training: PyTorch's product, and one kernel launch for the epilogue.
+"""The direct path of a linear layer in training: one fused kernel, or PyTorch's product and one kernel behind it.
 
 The forward and the backward pass each call csrc/call once. What that does not support, such as a backward pass that is
 to be differentiated again, takes the general path.
@@ -23,7 +23,14 @@ from ..planning.device import dtype_codes, reduction_codes
 from ..planning.fused import changes_setting, plan_call
 from ..planning.linear_launch import operand_strides
 from ..planning.linear_plan import LinearArguments
-from ..planning.specialize import are_requested, find_backward, find_pointwise, request
+from ..planning.specialize import (
+    Epilogues,
+    are_requested,
+    find_backward,
+    find_epilogues,
+    find_pointwise,
+    request,
+)
 from ..precision import allows_tf32, captured_mode
 
 if TYPE_CHECKING:
@@ -40,6 +47,7 @@ class TrainingPlan(NamedTuple):
     program: str
     mode: str  # the precision of fp32 products; empty for other types
     tf32: bool  # whether PyTorch's setting allowed tf32 in the forward pass
+    is_fused: bool  # whether one kernel computes the product and the epilogue, and stores both
     reduction: str = "none"
 
 
@@ -50,10 +58,14 @@ class DirectLinear(torch.autograd.Function):
     def forward(
         ctx: Any, plan: TrainingPlan, x: Tensor, weight: Tensor, bias: Tensor | None, *operands: Tensor
     ) -> Tensor:
-        z = F.linear(x, weight, bias)
+        y: Tensor
+        if plan.is_fused:
+            y, z = native.module().training_linear(plan.handle, x, weight, bias, *operands)
+        else:
+            z = F.linear(x, weight, bias)
+            y = native.module().training_forward(plan.handle, z, *operands)
         ctx.save_for_backward(x, weight, bias, z, *operands)
         ctx.plan = plan
-        y: Tensor = native.module().training_forward(plan.handle, z, *operands)
         return y
 
     @staticmethod
@@ -134,12 +146,21 @@ def plan_training(
     program, matrix = arguments.program, (0, codes[z.dtype], 0, n, 1)
     has_sum = bias is not None and bias.requires_grad
     device = x.device.index or 0
-    forward = find_pointwise(device, program, (1, m, n), matrix, matrices, 0, codes[y.dtype])
+    plan = plan_call(arguments._replace(stores_pre_activation=True))
+    if plan.copies_bias:
+        return core.general_call()
+    forward: Epilogues = []
+    epilogues: Epilogues = []
+    if plan.is_fused:
+        epilogues = find_epilogues(plan, device, program, matrices)
+    else:
+        forward = find_pointwise(device, program, (1, m, n), matrix, matrices, 0, codes[y.dtype])
     grad = (0, codes[y.dtype], 0, n, 1)
     derivatives = [(wrt, 0, code) for wrt, _, code in outputs]
     backward = find_backward(device, program, (1, m, n), grad, matrix, matrices, derivatives, has_sum)
-    request([*forward, *backward])
-    if not are_requested([*forward, *backward]):
+    found = [*epilogues, *forward, *backward]
+    request(found)
+    if not are_requested(found):
         return None  # the call is captured in a graph; a later one asks for it
     handle = core.training_plan(
         z,
@@ -156,10 +177,14 @@ def plan_training(
         _column_sum(m, n, bias) if has_sum and bias is not None else None,
         forward[0] if forward else None,
         backward[0] if backward else None,
+        plan if plan.is_fused else None,
+        epilogues,
+        _contiguous(z),
     )
-    is_fp32 = x.dtype == torch.float32
-    plan = TrainingPlan(handle, arguments.program.text, captured_mode() if is_fp32 else "", allows_tf32())
-    return core.training_call(apply, plan)
+    mode = captured_mode() if x.dtype == torch.float32 else ""
+    return core.training_call(
+        apply, TrainingPlan(handle, arguments.program.text, mode, allows_tf32(), is_fused=plan.is_fused)
+    )
 
 
 def _takes_cublas(arguments: LinearArguments) -> bool:

@@ -1,10 +1,10 @@
 """Gradients of the operators. Used only where a gradient is needed, as an autograd.Function costs 6 us of host time.
 
-The forward pass keeps the pre-activation, as PyTorch's linear layer followed by an activation does. In the backward
-pass, one kernel computes all elementwise gradients and the column sum for the bias. In fp32 at PyTorch's
-"highest" (mode "guarded"), the products are split products where the planner expects those to be faster than cuBLAS;
-cuBLAS computes 16-bit and tf32 products. `cutfuse.precision` forces another mode. Gradients that are batched, or that
-are to be differentiated again, are those of PyTorch's own operations.
+The forward pass keeps the pre-activation, as PyTorch's linear layer followed by an activation does; a fused kernel
+stores it beside the result. In the backward pass, one kernel computes all elementwise gradients and the column sum for
+the bias. In fp32 at PyTorch's "highest" (mode "guarded"), the products are split products where the planner expects
+those to be faster than cuBLAS; cuBLAS computes 16-bit and tf32 products. `cutfuse.precision` forces another mode.
+Gradients that are batched, or that are to be differentiated again, are those of PyTorch's own operations.
 """
 
 from __future__ import annotations
@@ -190,20 +190,14 @@ class Linear(torch.autograd.Function):
         ctx.program = program
         ctx.reduction = reduction
         ctx.mode = captured_mode()
-        z = _pre_activation(x, weight, bias, Prepared(snapshot, planes, scheme))
-        saved: Tensor | None = z
+        prepared = Prepared(snapshot, planes, scheme)
         result = None
-        if program == schema.IDENTITY and reduction == "none" and out_dtype == z.dtype:
-            y, saved = z, None
-        elif reduction == "none":
-            y = schema.pointwise(z, operands, program, out_dtype)
+        z: Tensor | None
+        if program != schema.IDENTITY and reduction == "none" and not torch.compiler.is_compiling():
+            y, z = schema.linear_with_pre_activation(x, weight, bias, operands, program, out_dtype, *prepared)
         else:
-            kept = _kept_dtype(z, operands) if reduction in NEEDS_RESULT else out_dtype
-            y = schema.reduce(z, operands, program, reduction, (1,), kept)
-            if reduction in NEEDS_RESULT:
-                result = y.unsqueeze(1)
-                y = y.to(out_dtype, copy=True)
-        ctx.save_for_backward(result, x, weight, bias, saved, *operands)
+            y, z, result = _product_and_pass(x, weight, bias, operands, program, reduction, out_dtype, prepared)
+        ctx.save_for_backward(result, x, weight, bias, z, *operands)
         return y
 
     @staticmethod
@@ -251,6 +245,29 @@ def linear_gradients(
         None if column_sum is None or bias is None else column_sum.to(bias.dtype),
         *(gradients.get(k + 1) for k in range(len(needs))),
     )
+
+
+def _product_and_pass(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    program: str,
+    reduction: str,
+    out_dtype: torch.dtype,
+    prepared: Prepared,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The result by a product and a kernel over it, and what a backward pass needs: the pre-activation, unless it is
+    the result, and a reduction's result where its gradient needs that."""
+    z = _pre_activation(x, weight, bias, prepared)
+    if program == schema.IDENTITY and reduction == "none" and out_dtype == z.dtype:
+        return z, None, None
+    if reduction == "none":
+        return schema.pointwise(z, operands, program, out_dtype), z, None
+    if reduction not in NEEDS_RESULT:
+        return schema.reduce(z, operands, program, reduction, (1,), out_dtype), z, None
+    y = schema.reduce(z, operands, program, reduction, (1,), _kept_dtype(z, operands))
+    return y.to(out_dtype, copy=True), z, y.unsqueeze(1)
 
 
 def is_forced(x: Tensor, mode: str = "") -> bool:

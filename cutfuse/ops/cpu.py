@@ -52,6 +52,23 @@ def linear_reduce(
     return composed.linear_reduce(x, weight, bias, operands, Program.parse(program), reduction, out_dtype)
 
 
+def linear_with_pre_activation(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    program: str,
+    out_dtype: torch.dtype,
+    snapshot: Tensor | None = None,
+    planes: Tensor | None = None,
+    scheme: int = 0,
+) -> tuple[Tensor, Tensor]:
+    if snapshot is not None:
+        check_unchanged(weight, snapshot)
+    z = torch.nn.functional.linear(x, weight, bias)
+    return pointwise(z, operands, program, out_dtype), z
+
+
 def product(a: Tensor, b: Tensor, mode: str) -> Tensor:
     with torch.autocast(a.device.type, enabled=False):
         return torch.mm(a, b.t())

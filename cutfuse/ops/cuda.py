@@ -58,6 +58,27 @@ def linear_reduce(
     return _run(LinearArguments(x, weight, bias, operands, Program.parse(program), reduction, out_dtype), kept)
 
 
+def linear_with_pre_activation(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    program: str,
+    out_dtype: torch.dtype,
+    snapshot: Tensor | None = None,
+    planes: Tensor | None = None,
+    scheme: int = 0,
+) -> tuple[Tensor, Tensor]:
+    kept = planes_of(weight, snapshot, planes, scheme)
+    arguments = LinearArguments(x, weight, bias, operands, Program.parse(program), "none", out_dtype, True)
+    plan = plan_call(arguments, kept)
+    if plan.is_fused:
+        z = x.new_empty((x.shape[0], weight.shape[0]))
+        return launch_fused(plan, arguments, kept, z), z
+    z = cublas_linear(x, weight, bias)
+    return launch_after_product(plan, z, arguments), z
+
+
 def product(a: Tensor, b: Tensor, mode: str) -> Tensor:
     mode = product_mode(mode)
     if mode not in SPLIT_MODES:

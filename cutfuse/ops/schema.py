@@ -8,6 +8,9 @@ type works.
 `snapshot`, `planes` and `scheme` belong to a prepared weight (planning/prepared.py). An operator raises RuntimeError if
 the weight has changed since it was prepared.
 
+`linear_with_pre_activation` returns `[M, N]` twice: the result, and `x @ weight.T + bias` in x's type, at which a
+backward pass differentiates the program. The program has instructions.
+
 `layer` and `layer_cross_entropy` are what torch.compile's backend puts into a graph (compile/layer.py): composites of
 the others, with their gradients, for x `[..., K]` and operands that broadcast against `[..., N]`.
 
@@ -36,6 +39,8 @@ SCHEMAS = (
     "Tensor? snapshot=None, Tensor? planes=None, int scheme=0) -> Tensor",
     "linear_reduce(Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, str program, str reduction, "
     "ScalarType out_dtype, Tensor? snapshot=None, Tensor? planes=None, int scheme=0) -> Tensor",
+    "linear_with_pre_activation(Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, str program, "
+    "ScalarType out_dtype, Tensor? snapshot=None, Tensor? planes=None, int scheme=0) -> (Tensor, Tensor)",
     "layer(Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, str program, str reduction, bool keepdim, "
     "ScalarType out_dtype) -> Tensor",
     "layer_cross_entropy(Tensor x, Tensor weight, Tensor? bias, Tensor target, int ignore_index, str reduction, "
@@ -53,6 +58,7 @@ for _schema in SCHEMAS:
 linear: Callable[..., Tensor] = torch.ops.cutfuse.linear.default
 product: Callable[[Tensor, Tensor, str], Tensor] = torch.ops.cutfuse.product.default
 linear_reduce: Callable[..., Tensor] = torch.ops.cutfuse.linear_reduce.default
+linear_with_pre_activation: Callable[..., tuple[Tensor, Tensor]] = torch.ops.cutfuse.linear_with_pre_activation.default
 pointwise: Callable[..., Tensor] = torch.ops.cutfuse.pointwise.default
 reduce: Callable[..., Tensor] = torch.ops.cutfuse.reduce.default
 layer: Callable[..., Tensor] = torch.ops.cutfuse.layer.default

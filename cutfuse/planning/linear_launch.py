@@ -17,8 +17,14 @@ if TYPE_CHECKING:
     from .._C import LinearPlan
 
 
-def launch_fused(plan: LinearPlan, arguments: LinearArguments, planes: Planes | None = None) -> Tensor:
-    """Runs a fused plan, and returns its result. `planes`: the planes of the weight, if the plan reads them."""
+def launch_fused(
+    plan: LinearPlan, arguments: LinearArguments, planes: Planes | None = None, pre_activation: Tensor | None = None
+) -> Tensor:
+    """Runs a fused plan, and returns its result.
+
+    `planes`: the planes of the weight, if the plan reads them. `pre_activation`: where the plan stores it, `[M, N]`,
+    contiguous and of x's type; None if it does not.
+    """
     x, weight, bias = arguments.x, arguments.weight, arguments.bias
     if plan.copies_bias and bias is not None:
         bias = bias.clone(memory_format=torch.contiguous_format)
@@ -42,6 +48,7 @@ def launch_fused(plan: LinearPlan, arguments: LinearArguments, planes: Planes | 
             arguments.program.native,
             operands,
             epilogues,
+            _address(pre_activation),
         )
     return y
 

@@ -32,6 +32,7 @@ class LinearArguments(NamedTuple):
     """The arguments of `reduce(program(x @ weight.T + bias, operands))`, with x `[M, K]` and weight `[N, K]`.
 
     `reduction` is "none" or a reduction's name; the result is `[M, N]`, or `[M]` with a reduction.
+    `stores_pre_activation`: `x @ weight.T + bias` is a second result, of x's type.
     """
 
     x: Tensor
@@ -41,6 +42,7 @@ class LinearArguments(NamedTuple):
     program: Program
     reduction: str
     out_dtype: torch.dtype
+    stores_pre_activation: bool = False
 
 
 def precision_of(arguments: LinearArguments, captured_mode: str = "") -> str:
@@ -71,6 +73,7 @@ def plan_linear(arguments: LinearArguments, precision: str, has_planes: bool = F
         has_planes,
         device_facts(x.device),
         only,
+        stores_pre_activation=arguments.stores_pre_activation,
     )
 
 
@@ -103,6 +106,7 @@ def plan_layouts(
     device: DeviceFacts,
     only: str = "",
     issuer: str = "call",
+    stores_pre_activation: bool = False,
 ) -> LinearPlan:
     """The plan for tensors of these layouts. `issuer`: the name of the Issuer, which tells who launches the kernels.
 
@@ -123,6 +127,7 @@ def plan_layouts(
         fetched_bytes=fetched_bytes,
         precision=core.Precision.__members__[precision],
         weight_has_planes=weight_has_planes,
+        stores_pre_activation=stores_pre_activation,
         device=device,
         issuer=core.Issuer.__members__[issuer],
     )
