@@ -134,6 +134,7 @@ class Recorder final : public Launcher {
     launch["reduction"] = static_cast<int>(problem.reduction);
     launch["row_result"] = address(problem.row_result);
     launch["tie_count"] = address(problem.tie_count);
+    launch["is_accurate"] = problem.is_accurate;
     launch["specialized"] = address(problem.specialized == nullptr ? nullptr : problem.specialized->function);
     callback_("pointwise_backward", launch);
   }

@@ -59,13 +59,19 @@ void check_weights(PointwiseBackwardProblem const& problem, Extents const& exten
 void pointwise_backward(uintptr_t stream, Program const& program, Extents const& extents, MatrixTuple const& grad,
                         MatrixTuple const& x, std::vector<MatrixTuple> const& operands,
                         std::vector<DerivativeTuple> const& outputs, uintptr_t column_partials, int reduction,
-                        uintptr_t row_result, uintptr_t tie_count, OptionalSpecialization const& specialization) {
+                        uintptr_t row_result, uintptr_t tie_count, OptionalSpecialization const& specialization,
+                        bool is_accurate) {
+  if (is_accurate && specialization) {
+    throw py::value_error(
+        "pointwise_backward: with is_accurate the program is interpreted: specialization must be None");
+  }
   PointwiseBackwardProblem problem = to_backward_problem(program, extents, grad, x, operands, outputs);
   problem.column_partials = pointer<float>(column_partials);
   problem.reduction = to_reduction(reduction);
   problem.row_result = pointer<float const>(row_result);
   problem.tie_count = pointer<float const>(tie_count);
   problem.specialized = loaded(specialization);
+  problem.is_accurate = is_accurate;
   for (WantedDerivative const* wanted = problem.derivatives; wanted < problem.derivatives + problem.derivative_count;
        ++wanted) {
     check_pointer("pointwise_backward", "an output", wanted->data, extents);
@@ -128,9 +134,11 @@ void bind_pointwise(py::module_& module) {
   module.def("pointwise_backward", &pointwise_backward, py::arg("stream"), py::arg("program"), py::arg("extents"),
              py::arg("grad"), py::arg("x"), py::arg("operands"), py::arg("outputs"), py::arg("column_partials"),
              py::arg("reduction"), py::arg("row_result"), py::arg("tie_count"), py::arg("specialization"),
+             py::arg("is_accurate") = false,
              "For each output (wrt, pointer, dtype): grad * weight * d program / d input, contiguous. column_partials: "
              "fp32 [pointwise_backward_row_blocks, columns] or 0. row_result, tie_count: fp32 [outer, rows] or 0. "
-             "specialization: the program in the kernel that pointwise_backward_kernel names; None to interpret it.");
+             "specialization: the program in the kernel that pointwise_backward_kernel names; None to interpret it. "
+             "is_accurate: it is interpreted with accurate primitives, as the kernels of reductions are.");
   module.def("pointwise_backward_kernel", &find_backward_kernel, py::arg("program"), py::arg("extents"),
              py::arg("grad"), py::arg("x"), py::arg("operands"), py::arg("outputs"), py::arg("column_sum"),
              "The kernel that such a call of pointwise_backward, without a reduction, runs with the program's "

@@ -1092,9 +1092,10 @@ def pointwise_backward(
     row_result: int,
     tie_count: int,
     specialization: Specialization | None,
+    is_accurate: bool = False,
 ) -> None:
     """
-    For each output (wrt, pointer, dtype): grad * weight * d program / d input, contiguous. column_partials: fp32 [pointwise_backward_row_blocks, columns] or 0. row_result, tie_count: fp32 [outer, rows] or 0. specialization: the program in the kernel that pointwise_backward_kernel names; None to interpret it.
+    For each output (wrt, pointer, dtype): grad * weight * d program / d input, contiguous. column_partials: fp32 [pointwise_backward_row_blocks, columns] or 0. row_result, tie_count: fp32 [outer, rows] or 0. specialization: the program in the kernel that pointwise_backward_kernel names; None to interpret it. is_accurate: it is interpreted with accurate primitives, as the kernels of reductions are.
     """
 
 def pointwise_backward_kernel(

@@ -111,6 +111,7 @@ class EmulatedCore:
         row_result,
         tie_count,
         specialization,
+        is_accurate,
     ) -> None:
         name = REDUCTIONS[reduction]
         self.launches.append((f"backward {name}", extents))

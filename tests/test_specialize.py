@@ -42,8 +42,9 @@ add sub mul maximum minimum clamp_min clamp_max gt ge lt le eq ne logical_and lo
 """
 EXACT_NAMES = frozenset(ROUNDED_ONCE.split())
 EXACT = tuple(op for op in OPS if op.name in EXACT_NAMES)
-# Of the fast primitives: the argument of ex2 is rounded once, |x| * 2^-24.
-FAST_NAMES = ("exp", "sigmoid", "silu", "gelu_tanh")
+# Units in the last place of the fast primitives: the argument of ex2 is rounded once, |x| * 2^-24, and the distribution
+# of gelu is a fit.
+FAST_ULPS = {**dict.fromkeys(("exp", "sigmoid", "silu", "gelu_tanh", "tanh", "mish"), 64), "gelu": 1200}
 
 # Heavier than what is written element by element.
 LONG = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"] * 4)
@@ -97,10 +98,20 @@ def test_an_op_gives_what_the_host_does(name: str, primitives: str) -> None:
     z, *operands = special_inputs()
     program = program_of(name)
     expected = run_on_host(program, z, operands)
-    # gelu adds 1 and an erf near -1; a quick reciprocal flushes where sigmoid is subnormal, and silu multiplies that.
-    floor = {"gelu": 1e-6, "silu": 1e-35}.get(name, 1.2e-38)
-    ulps = 64 if primitives == "Fast" and name in FAST_NAMES else 0 if name in EXACT_NAMES else 4
+    # gelu adds 1 and an erf near -1. A quick reciprocal flushes where sigmoid is subnormal, and silu and mish with it.
+    floor = {"gelu": 1e-6, "silu": 1e-35, "mish": 1e-35}.get(name, 1.2e-38)
+    ulps = 0 if name in EXACT_NAMES else FAST_ULPS.get(name, 4) if primitives == "Fast" else 4
     assert_near(run(program, z, operands, primitives), expected, ulps, floor if ulps else 0.0)
+
+
+# Relative to the value, or absolute: a few parts of what 16 bits round away, 2^-12 of it.
+@pytest.mark.parametrize(("name", "relative", "absolute"), [("gelu", 7e-5, 3e-8), ("tanh", 3e-6, 0), ("mish", 4e-6, 0)])
+def test_fast_functions_are_exact_to_16_bits(name: str, relative: float, absolute: float) -> None:
+    z = torch.linspace(-12, 12, 8 * THREADS * FRAGMENT)
+    exact = getattr(torch.nn.functional, name)(z.double()) if name != "gelu" else z * torch.special.ndtr(z.double())
+    got = run(Program.parse(f"operands=0; {name} z"), z, [], "Fast")
+    wrong = (got - exact).abs() > relative * exact.abs() + absolute
+    assert not wrong.any(), (z[wrong][:4], got[wrong][:4], exact[wrong][:4])
 
 
 @given(recipes(EXACT))

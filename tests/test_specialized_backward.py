@@ -261,3 +261,32 @@ def test_a_reductions_weights_are_interpreted(launches: EmulatedLaunches, monkey
         grad = torch.ones(8, 1)
         cuda_backward.pointwise_backward(grad, x, [], "operands=0; tanh z", "logsumexp", result, [0], False)
     assert not any("backward" in kernel for kernel in compiled.asked)
+
+
+def test_what_compares_with_a_reductions_result_is_computed_as_there(
+    launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels of reductions have accurate primitives, whose last bits the fast ones of 16-bit tensors lose."""
+    x = torch.randn(8, 64).bfloat16()
+    result = torch.tanh(x.float()).amax(0, keepdim=True)
+    with compiler() as compiled, cutfuse.specialization("now"), monkeypatch.context() as patch:
+        for module in (cuda_backward, cuda_backward.cuda):
+            patch.setattr(module, "stream_of", lambda index: 0)
+            patch.setattr(module, "on_device", lambda index: contextlib.nullcontext())
+        arguments = torch.ones(1, 64), x, [], "operands=0; tanh z"
+        cuda_backward.pointwise_backward(*arguments, "amax", result, [0], False)
+        cuda_backward.pointwise_backward(torch.ones(8, 64), *arguments[1:], "none", None, [0], False)
+    own = [launch for launch in launches.launches if launch.function == "pointwise_backward"]
+    assert [launch.is_accurate for launch in own] == [True, False]
+    assert [bool(launch.specialized) for launch in own] == [False, False], "the gradient has another type than x"
+    assert not any("backward" in kernel for kernel in compiled.asked)
+
+
+def test_an_accurate_launch_takes_no_compiled_kernel() -> None:
+    tensor = (256, FLOAT16, 0, 8, 1)
+    problem = (1, 1, 8), tensor, tensor, [], [(0, 512, FLOAT16)]
+    program = Program.parse("operands=0; tanh z")
+    with compiler(), cutfuse.specialization("now"):
+        (found,) = specialize.find_backward(0, program, *problem, False)
+    with pytest.raises(ValueError, match="specialization must be None"):
+        core.pointwise_backward(0, program.native, *problem, 0, 0, 0, 0, found, True)

@@ -20,16 +20,19 @@ namespace ops {
                                              [[maybe_unused]] float p1) {                                            \
       return forward_;                                                                                               \
     }                                                                                                                \
+    template <class Primitives>                                                                                      \
     static CUTFUSE_HOST_DEVICE auto derivative_a([[maybe_unused]] float a, [[maybe_unused]] float b,                 \
                                                  [[maybe_unused]] float c, [[maybe_unused]] float p0,                \
                                                  [[maybe_unused]] float p1, [[maybe_unused]] float y) {              \
       return da;                                                                                                     \
     }                                                                                                                \
+    template <class Primitives>                                                                                      \
     static CUTFUSE_HOST_DEVICE auto derivative_b([[maybe_unused]] float a, [[maybe_unused]] float b,                 \
                                                  [[maybe_unused]] float c, [[maybe_unused]] float p0,                \
                                                  [[maybe_unused]] float p1, [[maybe_unused]] float y) {              \
       return db;                                                                                                     \
     }                                                                                                                \
+    template <class Primitives>                                                                                      \
     static CUTFUSE_HOST_DEVICE auto derivative_c([[maybe_unused]] float a, [[maybe_unused]] float b,                 \
                                                  [[maybe_unused]] float c, [[maybe_unused]] float p0,                \
                                                  [[maybe_unused]] float p1, [[maybe_unused]] float y) {              \

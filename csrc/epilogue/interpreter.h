@@ -109,12 +109,15 @@ CUTFUSE_HOST_DEVICE void apply_pass(Dual<F>& a, Dual<F> const& b, Third<Dual<F>>
       third_tangent = immediate ? kMaskedTangent : c.slots[c.source - kSlot0].tangent.values[i];
     }
     float const y = Op::template forward<Primitives>(first, second, third, p[0], p[1]);
-    float tangent = contribution(Op::derivative_a(first, second, third, p[0], p[1], y), a.tangent.values[i]);
+    float tangent =
+        contribution(Op::template derivative_a<Primitives>(first, second, third, p[0], p[1], y), a.tangent.values[i]);
     if constexpr (Op::kArity >= 2) {
-      tangent += contribution(Op::derivative_b(first, second, third, p[0], p[1], y), b.tangent.values[i]);
+      tangent +=
+          contribution(Op::template derivative_b<Primitives>(first, second, third, p[0], p[1], y), b.tangent.values[i]);
     }
     if constexpr (Op::kArity == 3) {
-      tangent += contribution(Op::derivative_c(first, second, third, p[0], p[1], y), third_tangent);
+      tangent +=
+          contribution(Op::template derivative_c<Primitives>(first, second, third, p[0], p[1], y), third_tangent);
     }
     a.value.values[i] = y;
     a.tangent.values[i] = tangent;
@@ -297,10 +300,10 @@ CUTFUSE_HOST_DEVICE Fragment<F> interpret(Program const& program, Fragment<F> co
 }
 
 // The program's value and its derivative with respect to z (wrt = 0) or operand wrt - 1; see input_gradient.
-template <int F, class LoadOperand>
+template <int F, class Primitives = AccuratePrimitives, class LoadOperand>
 CUTFUSE_HOST_DEVICE Dual<F> differentiate(Program const& program, Fragment<F> const& z, int wrt,
                                           LoadOperand const& load) {
-  return interpreter::interpret<Dual<F>, AccuratePrimitives>(program, z, wrt, load);
+  return interpreter::interpret<Dual<F>, Primitives>(program, z, wrt, load);
 }
 
 }  // namespace cutfuse

@@ -19,6 +19,7 @@ namespace cutfuse::math {
 inline constexpr float kLn2 = 0.6931471805599453f;
 inline constexpr float kInverseLn2 = 1.4426950408889634f;
 inline constexpr float kInverseLn10 = 0.4342944819032518f;
+inline constexpr float kThird = 1.0f / 3.0f;
 inline constexpr float kSixth = 1.0f / 6.0f;
 inline constexpr float kSqrtHalf = 0.7071067811865476f;
 inline constexpr float kTwoOverSqrtPi = 1.1283791670955126f;
@@ -161,9 +162,11 @@ CUTFUSE_HOST_DEVICE float square_root(float x) {
 // Flushes to 0 below -87.3, where the result would be subnormal (PyTorch's is 0 below -88.7).
 CUTFUSE_HOST_DEVICE float sigmoid(float x) { return fast_reciprocal(1.0f + ::expf(-x)); }
 
-// What follows works with u = exp(-|x|), which is in [0, 1]: no overflow, and no cancellation in the tails.
+// What follows works with u = exp(-|x|), which is in [0, 1]: no overflow, and no cancellation in the tails. Primitives
+// are those below.
+template <class Primitives>
 CUTFUSE_HOST_DEVICE float sigmoid_slope(float x) {
-  float const u = ::expf(-absolute(x));
+  float const u = Primitives::exponential(-absolute(x));
   float const r = fast_reciprocal(1.0f + u);
   return u * r * r;
 }
@@ -180,8 +183,9 @@ CUTFUSE_HOST_DEVICE float hyperbolic_tangent(float x) {
   return ::copysignf(choose(absolute(x) < 0.55f, ::fmaf(x * t, p, x), large), x);
 }
 
+template <class Primitives>
 CUTFUSE_HOST_DEVICE float hyperbolic_tangent_slope(float x) {
-  float const u = ::expf(-2.0f * absolute(x));
+  float const u = Primitives::exponential(-2.0f * absolute(x));
   return 4.0f * u * square(fast_reciprocal(1.0f + u));
 }
 
@@ -265,25 +269,31 @@ struct MishGate {
   float complement;  // 1 - value
 };
 
+template <class Primitives>
 CUTFUSE_HOST_DEVICE MishGate mish_terms(float x) {
-  float const u = ::expf(-absolute(x));
+  float const u = Primitives::exponential(-absolute(x));
   float const n = x >= 0.0f ? 1.0f + 2.0f * u : u * (u + 2.0f);
   float const rest = x >= 0.0f ? 2.0f * u * u : 2.0f;
   float const r = fast_reciprocal(n + rest);
   return {n * r, rest * r};
 }
 
-CUTFUSE_HOST_DEVICE float mish_gate(float x) { return mish_terms(x).value; }
-
-CUTFUSE_HOST_DEVICE float mish_slope(float x) {
-  MishGate const gate = mish_terms(x);
-  float const sum = ::fmaf(gate.value, gate.complement, gate.complement);
-  return ::fmaf(x * sum, sigmoid(x), gate.value);
+template <class Primitives>
+CUTFUSE_HOST_DEVICE float mish_gate(float x) {
+  return mish_terms<Primitives>(x).value;
 }
 
+template <class Primitives>
+CUTFUSE_HOST_DEVICE float mish_slope(float x) {
+  MishGate const gate = mish_terms<Primitives>(x);
+  float const sum = ::fmaf(gate.value, gate.complement, gate.complement);
+  return ::fmaf(x * sum, Primitives::sigmoid(x), gate.value);
+}
+
+template <class Primitives>
 CUTFUSE_HOST_DEVICE float gelu_slope(float x) {
-  float const density = kInverseSqrtTwoPi * ::expf(-0.5f * x * x);
-  return ::fmaf(x, density, 0.5f * (1.0f + ::erff(x * kSqrtHalf)));
+  float const density = kInverseSqrtTwoPi * Primitives::exponential(-0.5f * x * x);
+  return ::fmaf(x, density, Primitives::normal_distribution(x));
 }
 
 // (1 + tanh(v)) / 2 = sigmoid(2v), which spares the tanh; this is 2v = 2 sqrt(2/pi) (x + 0.044715 x^3).
@@ -291,10 +301,24 @@ CUTFUSE_HOST_DEVICE float gelu_tanh_argument(float x) {
   return x * ::fmaf(0.07135481282553784f * x, x, 1.5957691216057308f);
 }
 
+template <class Primitives>
 CUTFUSE_HOST_DEVICE float gelu_tanh_slope(float x) {
   float const v = gelu_tanh_argument(x);
   float const dv = ::fmaf(0.21406443847661353f * x, x, 1.5957691216057308f);
-  return ::fmaf(x * sigmoid_slope(v), dv, sigmoid(v));
+  return ::fmaf(x * sigmoid_slope<Primitives>(v), dv, Primitives::sigmoid(v));
+}
+
+// ln(Phi(x) / Phi(-x)) / (x ln 2), where Phi is the distribution of the standard normal: a polynomial of x^2, fitted up
+// to |x| = 5.5 and held there, where Phi(-x) is 2e-8.
+CUTFUSE_HOST_DEVICE float normal_logit_over_x(float x) {
+  float const t = minimum(x * x, 5.5f * 5.5f);
+  float p = ::fmaf(t, -6.965983345708082e-11f, 8.443072907482474e-09f);
+  p = ::fmaf(t, p, -4.2486720985834836e-07f);
+  p = ::fmaf(t, p, 1.1288802852504887e-05f);
+  p = ::fmaf(t, p, -0.00015282952517736703f);
+  p = ::fmaf(t, p, -0.00014040055975783616f);
+  p = ::fmaf(t, p, 0.10494649410247803f);
+  return ::fmaf(t, p, 2.302137851715088f);
 }
 
 }  // namespace cutfuse::math
@@ -305,22 +329,36 @@ namespace cutfuse {
 struct AccuratePrimitives {
   static CUTFUSE_HOST_DEVICE float exponential(float x) { return ::expf(x); }
   static CUTFUSE_HOST_DEVICE float sigmoid(float x) { return math::sigmoid(x); }
+  static CUTFUSE_HOST_DEVICE float hyperbolic_tangent(float x) { return math::hyperbolic_tangent(x); }
+  static CUTFUSE_HOST_DEVICE float normal_distribution(float x) { return 0.5f * (1.0f + ::erff(x * math::kSqrtHalf)); }
 };
 
-// Behind a product of 16-bit or tf32 operands, whose rounding is 2^-12 at best: the argument of ex2 is rounded once,
-// for a relative error of |x| * 2^-24, 5e-6 at the ends of the range. A sigmoid is four instructions, two of them
-// special functions, not eleven.
+// Behind a product of 16-bit operands, whose rounding is 2^-12 at best, and between 16-bit tensors: the
+// argument of ex2 is rounded once, for a relative error of |x| * 2^-24, 5e-6 at the ends of the range. A sigmoid is
+// four instructions, two of them special functions, not eleven. The normal distribution is a sigmoid of a polynomial,
+// 13 instructions and not 40: within 2e-5 of its value from -3.5 on, 7e-5 from -4.5 on, and within 5e-9 of 0 below. A
+// hyperbolic tangent is a sigmoid but for the first terms of its series near 0, within 3e-6 of its value.
 struct FastPrimitives {
-  static CUTFUSE_HOST_DEVICE float exponential(float x) {
+  static CUTFUSE_HOST_DEVICE float power_of_two(float x) {
 #if defined(__CUDA_ARCH__)
     float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
     return result;
 #else
-    return ::expf(x);
+    return ::exp2f(x);
 #endif
   }
+  static CUTFUSE_HOST_DEVICE float exponential(float x) { return power_of_two(x * math::kInverseLn2); }
   static CUTFUSE_HOST_DEVICE float sigmoid(float x) { return math::fast_reciprocal(1.0f + exponential(-x)); }
+  static CUTFUSE_HOST_DEVICE float hyperbolic_tangent(float x) {
+    float const small = ::fmaf(x * x * x, -math::kThird, x);
+    float const u = exponential(-2.0f * math::absolute(x));
+    float const large = ::fmaf(-2.0f * u, math::fast_reciprocal(1.0f + u), 1.0f);
+    return ::copysignf(math::choose(math::absolute(x) < 0.0625f, small, large), x);
+  }
+  static CUTFUSE_HOST_DEVICE float normal_distribution(float x) {
+    return math::fast_reciprocal(1.0f + power_of_two(-x * math::normal_logit_over_x(x)));
+  }
 };
 
 }  // namespace cutfuse

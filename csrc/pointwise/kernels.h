@@ -115,6 +115,7 @@ struct PointwiseBackwardParameters {
   Reduction reduction;
   Operand row_result;
   Operand tie_count;
+  bool is_accurate;  // the primitives
 };
 
 // What the kernel of a problem that is not empty is given, where it interprets the derivatives. And where it has them

@@ -21,6 +21,9 @@ PointwiseBackwardParameters begin_parameters(PointwiseBackwardProblem const& pro
   parameters.reduction = problem.reduction;
   parameters.row_result = {problem.row_result, {extents.rows, 1, 0}, DType::kFloat32};
   parameters.tie_count = {problem.tie_count, {extents.rows, 1, 0}, DType::kFloat32};
+  // A reduction's weights compare values with its result too.
+  bool const compares = problem.is_accurate || problem.reduction != Reduction::kNone;
+  parameters.is_accurate = compares || problem.x.dtype == DType::kFloat32;
   return parameters;
 }
 

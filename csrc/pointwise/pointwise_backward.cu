@@ -59,14 +59,15 @@ __device__ __forceinline__ void apply_weight(PointwiseBackwardParameters const& 
 
 // Computes and stores a line of every wanted derivative; adds the one with respect to x to `sums`. Not inlined, for the
 // reason that row_reduce_program gives.
+template <class Primitives>
 __device__ __noinline__ Values differentiate_line(PointwiseBackwardParameters const& parameters, FragmentLine line,
                                                   Values sums) {
   Values const x = load_line<kFragment>(parameters.x, line);
   CUTFUSE_NO_UNROLL
   for (int w = 0; w < parameters.derivative_count; ++w) {
     int const wrt = parameters.wrt[w];
-    Dual<kFragment> const result =
-        differentiate(parameters.program, x, wrt, LoadLineOperand<kFragment>{&parameters.operands, line});
+    Dual<kFragment> const result = differentiate<kFragment, Primitives>(
+        parameters.program, x, wrt, LoadLineOperand<kFragment>{&parameters.operands, line});
     Values gradient = load_line<kFragment>(parameters.grad, line);
     apply_weight(parameters, line, result.value, gradient);
     CUTFUSE_UNROLL
@@ -111,6 +112,7 @@ __device__ __forceinline__ void store_column_sums(PointwiseBackwardParameters co
   }
 }
 
+template <class Primitives>
 __global__ void __launch_bounds__(kBlockThreads, 2)
     pointwise_backward(__grid_constant__ PointwiseBackwardParameters const parameters) {
   __shared__ PointwiseBackwardParameters shared;
@@ -123,7 +125,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
   for (; position.row < position.row_end; position.row += rows_per_step(plan)) {
     line.row = position.row;
     line.count = elements_left(plan, position);
-    if (line.count > 0) sums = differentiate_line(shared, line, sums);
+    if (line.count > 0) sums = differentiate_line<Primitives>(shared, line, sums);
   }
   if (parameters.column_partials != nullptr) store_column_sums(parameters, line, sums);
 }
@@ -132,7 +134,9 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
 
 cudaError_t launch_pointwise_backward(PointwiseBackwardParameters const& parameters, cudaStream_t stream) {
   PointwisePlan const& plan = parameters.plan;
-  return launch(pointwise_backward, block_count(plan), plan.width * plan.height, stream, parameters);
+  auto const kernel =
+      parameters.is_accurate ? pointwise_backward<AccuratePrimitives> : pointwise_backward<FastPrimitives>;
+  return launch(kernel, block_count(plan), plan.width * plan.height, stream, parameters);
 }
 
 }  // namespace cutfuse

@@ -48,6 +48,9 @@ struct PointwiseBackwardProblem {
   Reduction reduction;
   float const* row_result;  // fp32 [outer, rows]; where needs_result
   float const* tie_count;   // fp32 [outer, rows]; where counts_ties
+  // Computes with accurate primitives whatever the type of x is: the program compares its value with the result of a
+  // reduction, whose kernels do. So it is interpreted.
+  bool is_accurate;
   // Launched where the problem takes it: the kernel that specialized_kernel names with the program's derivatives
   // compiled in. Null for the one that interprets them, whose results are the same.
   LoadedKernel const* specialized;

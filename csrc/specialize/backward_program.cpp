@@ -20,7 +20,8 @@ BackwardProgram::BackwardProgram(MarkedLayout const& layout, std::string const& 
                                  OperandTypes const& operands, OpSnippets const& snippets, Inputs const& wrt,
                                  bool sums_columns)
     : VectorProgram(layout, parameter, program, operands, snippets,
-                    std::make_unique<DerivativeWriter>(program, snippets, layout.program_address(parameter), wrt)),
+                    std::make_unique<DerivativeWriter>(program, snippets, layout.primitives,
+                                                       layout.program_address(parameter), wrt)),
       sums_columns_(sums_columns),
       derivatives_(static_cast<DerivativeWriter&>(writer_)) {}
 

@@ -12,11 +12,12 @@ namespace {
 static_assert(kBackwardPieces == 2, "the marks are of two pieces");
 static_assert(kMaxDerivatives == 5, "there is a mark of each derivative");
 
-// As in pointwise_templates.cu. Derivatives are of the accurate primitives, whatever the type.
+// As in pointwise_templates.cu.
 template <class T>
 __device__ __forceinline__ void mark_layout() {
-  asm volatile("cutfuse.layout %0, %1, %2, %3, 0;" ::"n"(offsetof(PointwiseBackwardParameters, program)),
-               "n"(offsetof(PointwiseBackwardParameters, operands)), "n"(kVectorSize<T>), "n"(kBackwardPieces));
+  asm volatile("cutfuse.layout %0, %1, %2, %3, %4;" ::"n"(offsetof(PointwiseBackwardParameters, program)),
+               "n"(offsetof(PointwiseBackwardParameters, operands)), "n"(kVectorSize<T>), "n"(kBackwardPieces),
+               "n"(std::is_same_v<PrimitivesFor<T>, FastPrimitives> ? 1 : 0));
 }
 
 // How many derivatives there are, which the compiler of the text knows then.

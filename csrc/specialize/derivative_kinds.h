@@ -25,10 +25,10 @@ constexpr DerivativeKind kind_of() {
 }  // namespace detail
 
 inline constexpr DerivativeKind kDerivativeKinds[][3] = {
-#define CUTFUSE_OP(Camel, ...)                                                                \
-  {detail::kind_of<decltype(ops::Camel::derivative_a(0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f))>(), \
-   detail::kind_of<decltype(ops::Camel::derivative_b(0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f))>(), \
-   detail::kind_of<decltype(ops::Camel::derivative_c(0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f))>()},
+#define CUTFUSE_OP(Camel, ...)                                                                                    \
+  {detail::kind_of<decltype(ops::Camel::derivative_a<AccuratePrimitives>(0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f))>(), \
+   detail::kind_of<decltype(ops::Camel::derivative_b<AccuratePrimitives>(0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f))>(), \
+   detail::kind_of<decltype(ops::Camel::derivative_c<AccuratePrimitives>(0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f))>()},
 #include "epilogue/ops.def"
 };
 

@@ -31,9 +31,9 @@ int source_of(Instruction const& instruction, int argument) {
 }  // namespace
 
 // What is declared is known once an element has been written.
-DerivativeWriter::DerivativeWriter(Program const& program, OpSnippets const& snippets, ProgramAddress address,
-                                   Inputs wrt)
-    : ProgramWriter(program, snippets, Primitives::kAccurate, std::move(address)),
+DerivativeWriter::DerivativeWriter(Program const& program, OpSnippets const& snippets, Primitives primitives,
+                                   ProgramAddress address, Inputs wrt)
+    : ProgramWriter(program, snippets, primitives, std::move(address)),
       wrt_(std::move(wrt)),
       tangents_(wrt_.size(), std::vector<Tangent>(program.length)),
       longest_snippet_(longest_op()) {
@@ -99,7 +99,7 @@ void DerivativeWriter::after_op(int index, int i, std::vector<std::string> const
 DerivativeWriter::Factor DerivativeWriter::factor_of(int index, int argument, int i,
                                                      std::vector<std::string> const& arguments) {
   int const op = program().instructions[index].op;
-  Snippet const& snippet = snippets().derivative(op, argument);
+  Snippet const& snippet = snippets().derivative(op, argument, primitives());
   std::string const name = "%factor" + std::to_string(index) + kArgumentNames[argument];
   Factor factor = {name + "_", snippet.is_one, {}};
   bool const has_mask = kDerivativeKinds[op][argument] == DerivativeKind::kMasked;

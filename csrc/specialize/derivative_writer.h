@@ -24,7 +24,8 @@ namespace cutfuse::specialize {
 class DerivativeWriter final : public ProgramWriter {
  public:
   // The program is not empty.
-  DerivativeWriter(Program const& program, OpSnippets const& snippets, ProgramAddress address, Inputs wrt);
+  DerivativeWriter(Program const& program, OpSnippets const& snippets, Primitives primitives, ProgramAddress address,
+                   Inputs wrt);
 
   // Instructions of PTX that one element takes, and the longest of its snippets.
   int element_instructions() const { return element_instructions_; }

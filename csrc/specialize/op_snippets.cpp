@@ -12,6 +12,9 @@ namespace {
 
 constexpr std::string_view kFunctionStart = ".visible .func";
 
+// In the names of op_snippets.cu.
+std::string infix_of(Primitives primitives) { return primitives == Primitives::kFast ? "_fast_" : "_accurate_"; }
+
 [[noreturn]] void refuse(std::string const& function, std::string_view line, char const* why) {
   throw std::invalid_argument("op_snippets.cu: " + function + ": '" + std::string(trimmed(line)) + "' " + why);
 }
@@ -196,9 +199,10 @@ OpSnippets::OpSnippets(std::string_view ptx) {
     add_function(ptx.substr(at));
   }
   for (int code = 0; code < kOpCount; ++code) {
-    op(code, Primitives::kFast);
-    op(code, Primitives::kAccurate);
-    for (int argument = 0; argument < kOps[code].arity; ++argument) derivative(code, argument);
+    for (Primitives const primitives : {Primitives::kFast, Primitives::kAccurate}) {
+      op(code, primitives);
+      for (int argument = 0; argument < kOps[code].arity; ++argument) derivative(code, argument, primitives);
+    }
   }
   for (DType const dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     load_operand(dtype);
@@ -239,12 +243,12 @@ Snippet const& OpSnippets::named(std::string const& function) const {
 }
 
 Snippet const& OpSnippets::op(int code, Primitives primitives) const {
-  return named(std::string(primitives == Primitives::kFast ? "op_fast_" : "op_accurate_") + kOps[code].name);
+  return named("op" + infix_of(primitives) + kOps[code].name);
 }
 
-Snippet const& OpSnippets::derivative(int code, int argument) const {
+Snippet const& OpSnippets::derivative(int code, int argument, Primitives primitives) const {
   constexpr std::string_view kArguments = "abc";
-  return named(std::string("derivative_") + kArguments[argument] + "_" + kOps[code].name);
+  return named("derivative" + infix_of(primitives) + kArguments[argument] + "_" + kOps[code].name);
 }
 
 }  // namespace cutfuse::specialize

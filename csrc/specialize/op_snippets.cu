@@ -33,14 +33,18 @@ __device__ __forceinline__ float terms_of(NoDerivative) { return kMaskedTangent;
 }  // namespace cutfuse
 
 // Of the arguments and the op's value y, for each argument of an op.
-#define CUTFUSE_DERIVATIVE(Camel, name, argument)                                                             \
-  extern "C" __device__ __noinline__ auto derivative_##argument##_##name(float a, float b, float c, float p0, \
-                                                                         float p1, float y) {                 \
-    return cutfuse::terms_of(cutfuse::ops::Camel::derivative_##argument(a, b, c, p0, p1, y));                 \
+#define CUTFUSE_DERIVATIVE(Camel, name, argument, primitives, Primitives)                                              \
+  extern "C" __device__ __noinline__ auto derivative_##primitives##_##argument##_##name(float a, float b, float c,     \
+                                                                                        float p0, float p1, float y) { \
+    using cutfuse::ops::Camel;                                                                                         \
+    return cutfuse::terms_of(Camel::derivative_##argument<cutfuse::Primitives>(a, b, c, p0, p1, y));                   \
   }
-#define CUTFUSE_DERIVATIVES_1(Camel, name) CUTFUSE_DERIVATIVE(Camel, name, a)
-#define CUTFUSE_DERIVATIVES_2(Camel, name) CUTFUSE_DERIVATIVES_1(Camel, name) CUTFUSE_DERIVATIVE(Camel, name, b)
-#define CUTFUSE_DERIVATIVES_3(Camel, name) CUTFUSE_DERIVATIVES_2(Camel, name) CUTFUSE_DERIVATIVE(Camel, name, c)
+#define CUTFUSE_DERIVATIVE_OF(Camel, name, argument)              \
+  CUTFUSE_DERIVATIVE(Camel, name, argument, fast, FastPrimitives) \
+  CUTFUSE_DERIVATIVE(Camel, name, argument, accurate, AccuratePrimitives)
+#define CUTFUSE_DERIVATIVES_1(Camel, name) CUTFUSE_DERIVATIVE_OF(Camel, name, a)
+#define CUTFUSE_DERIVATIVES_2(Camel, name) CUTFUSE_DERIVATIVES_1(Camel, name) CUTFUSE_DERIVATIVE_OF(Camel, name, b)
+#define CUTFUSE_DERIVATIVES_3(Camel, name) CUTFUSE_DERIVATIVES_2(Camel, name) CUTFUSE_DERIVATIVE_OF(Camel, name, c)
 #define CUTFUSE_OP(Camel, name, arity, ...) CUTFUSE_DERIVATIVES_##arity(Camel, name)
 #include "epilogue/ops.def"
 

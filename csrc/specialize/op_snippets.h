@@ -45,7 +45,7 @@ class OpSnippets {
   Snippet const& op(int code, Primitives primitives) const;
   // Of (a, b, c, p0, p1, value): the op's derivative with respect to an argument, and for one with a mask the bits 1
   // where it does not pass, 0 elsewhere.
-  Snippet const& derivative(int code, int argument) const;
+  Snippet const& derivative(int code, int argument, Primitives primitives) const;
   // Of (params, m, n, operand): the fragment whose first element is (m, n), and its group of columns whose first is n.
   Snippet const& load_operand(DType dtype) const { return named(std::string("load_operand_") + name_of(dtype)); }
   Snippet const& load_group(DType dtype) const { return named(std::string("load_group_") + name_of(dtype)); }

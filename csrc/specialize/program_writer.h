@@ -87,6 +87,7 @@ class ProgramWriter {
   std::string value_of(int index, int i) const;
   Program const& program() const { return program_; }
   OpSnippets const& snippets() const { return snippets_; }
+  Primitives primitives() const { return primitives_; }
   // The instruction whose result a slot holds.
   int slot_holder(int slot) const { return slots_[slot]; }
 

@@ -54,7 +54,7 @@ def pointwise_backward(
         y = cuda.pointwise(x, operands, program, torch.float32)
         weight = y == result if GRADIENTS[reduction] == "ties" else torch.exp(y - result)
         return _launch(grad * weight, x, operands, parsed, wanted, column_sum)
-    return _launch(grad, x, (*operands, result), through, wanted, column_sum)
+    return _launch(grad, x, (*operands, result), through, wanted, column_sum, compares=True)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -122,7 +122,9 @@ def _launch(
     column_sum: bool,
     layout: Layout | None = None,
     weights: _Rows | None = None,
+    compares: bool = False,
 ) -> list[Tensor]:
+    """compares: the program compares its value with a reduction's result, so it has to be computed as there."""
     if column_sum:
         x = x.contiguous()  # rows and columns must not be merged or swapped: the sum is over rows
     dense = torch.empty_like(x)
@@ -148,7 +150,8 @@ def _launch(
         operand_matrices,
         [(k, t.data_ptr(), codes[t.dtype]) for k, t in zip(wanted, outputs, strict=True)],
     )
-    epilogues = [] if weights is not None else find_backward(index or 0, program, *problem, column_sum)
+    is_interpreted = compares or weights is not None
+    epilogues = [] if is_interpreted else find_backward(index or 0, program, *problem, column_sum)
     request(epilogues)
     with on_device(index):
         native.core.pointwise_backward(
@@ -160,6 +163,7 @@ def _launch(
             0 if weights is None else weights.result.data_ptr(),
             0 if weights is None or weights.ties is None else weights.ties.data_ptr(),
             epilogues[0] if epilogues else None,
+            compares,
         )
     gradients = [t if k == 0 else _sum_to(t, operands[k - 1]) for k, t in zip(wanted, outputs, strict=True)]
     if partials is not None:
