@@ -56,6 +56,13 @@ __device__ __forceinline__ void load_if(bool exists, T const* data, Vector<T>& v
       : "l"(__cvta_generic_to_global(data)), "r"(static_cast<int>(exists)));
 }
 
+// A number that nvcc knows nothing of. A branch between two fragments, which is always taken, keeps ptxas from putting
+// off the loads of the first one to the end of the second, behind which their values are needed at once.
+__device__ __forceinline__ int unknown(int number) {
+  asm volatile("" : "+r"(number));
+  return number;
+}
+
 // A thread's pieces of so many elements, `step` apart, in fragments of so many pieces. It computes a part of a fragment
 // at a time, whose values wait for each other.
 template <class T, int elements, int fragment, int part = fragment>
@@ -89,42 +96,47 @@ struct Line {
 
   // Piece `index` of the step, and then the load of the one that takes its place: kPieces - 1 others are under way
   // while it is computed.
-  template <int index>
+  template <int index, bool is_last>
   __device__ __forceinline__ void compute(float* values) {
     constexpr int kPiece = index % kPieces;
     CUTFUSE_UNROLL
     for (int k = 0; k < kVectors; ++k) unpack(loaded[kPiece][k], values + k * kSize);
     mark_compute<kPiece, elements>(values);
-    fetch<kPiece>(index + kPieces < rest);
-    if constexpr ((index + 1) % part != 0) compute<index + 1>(values + elements);
+    if constexpr (!is_last || index + kPieces < kStep) fetch<kPiece>(index + kPieces < rest);
   }
 
-  template <int first, class Fold>
+  // The last step's pieces may be missing, each of which is a branch.
+  template <int index, bool is_last>
+  __device__ __forceinline__ void compute_part(float fill, float* values) {
+    if (!is_last || index < rest) {
+      compute<index, is_last>(values);
+    } else {
+      CUTFUSE_UNROLL
+      for (int i = 0; i < elements; ++i) values[i] = fill;
+    }
+    if constexpr ((index + 1) % part != 0) compute_part<index + 1, is_last>(fill, values + elements);
+  }
+
+  template <int first, bool is_last, class Fold>
   __device__ __forceinline__ void take(float fill, Fold& fold) {
     float values[part * elements];
-    compute<first>(values);
-    // A loop, which ptxas does not turn into selects in every fragment's way.
-    CUTFUSE_NO_UNROLL
-    for (int missing = rest; missing < first + part; ++missing) {
-      CUTFUSE_UNROLL
-      for (int i = 0; i < part * elements; ++i) {
-        if (first + i / elements == missing) values[i] = fill;
-      }
-    }
+    compute_part<first, is_last>(fill, values);
     constexpr int kNext = first + part;
     fold.template take<first % fragment>(values);
     if constexpr (kNext < kStep) {
-      if (kNext % fragment != 0 || kNext < rest) take<kNext>(fill, fold);
+      if (kNext % fragment != 0 || kNext < (is_last ? rest : unknown(rest))) take<kNext, is_last>(fill, fold);
     }
   }
 
-  // fold.take<k>(values) is given the part of a fragment that begins with its piece k.
+  // fold.take<k>(values) is given the part of a fragment that begins with its piece k. Whole steps, and the rest of
+  // one, are two copies of the program: what pieces are missing is no part of the loop.
   template <class Fold>
   __device__ __forceinline__ void take_all(Fold& fold) {
     float const fill = fold.operations.fill();
     begin<0>();
     CUTFUSE_NO_UNROLL
-    for (; rest > 0; rest -= kStep) take<0>(fill, fold);
+    for (; rest >= kStep; rest -= kStep) take<0, false>(fill, fold);
+    if (rest > 0) take<0, true>(fill, fold);
   }
 };
 
