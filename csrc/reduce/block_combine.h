@@ -62,7 +62,7 @@ __device__ __forceinline__ RowState combine_threads(Operations operations, RowSt
     int const warp = static_cast<int>(threadIdx.x) / kWarpThreads;
     if (threadIdx.x % kWarpThreads == 0) warps[warp] = state;
     __syncthreads();
-    if (static_cast<int>(threadIdx.x) % lanes == 0) {
+    if ((static_cast<int>(threadIdx.x) & (lanes - 1)) == 0) {
       for (int i = 1; i < lanes / kWarpThreads; ++i) state = operations.fold(state, warps[warp + i]);
     }
   }

@@ -33,12 +33,15 @@ __device__ __forceinline__ BlockPosition block_position(ReduceExtents const& ext
 }
 
 // Half of the threads at most hand their states over at a time.
+constexpr int kHandedOver = kBlockThreads / 2;
+
 template <int vector>
 struct ColumnStorage {
-  RowState states[kBlockThreads / 2 * vector];
+  RowState states[kHandedOver * vector];
 };
 
-// Folds the states of threads above each other, pairwise: the first row of threads gets the result.
+// Folds the states of threads above each other, pairwise: the first row of threads gets the result. States of one
+// column lie side by side, so that neighbouring threads take different banks.
 template <int vector, class Operations>
 __device__ __forceinline__ void combine_height(Operations operations, RowState (&states)[vector],
                                                ColumnStorage<vector>& storage, BlockPosition const& position,
@@ -49,13 +52,13 @@ __device__ __forceinline__ void combine_height(Operations operations, RowState (
     if (position.y >= half && position.y < height) {
       int const slot = (position.y - half) * plan.width + position.x;
       CUTFUSE_UNROLL
-      for (int j = 0; j < vector; ++j) storage.states[slot * vector + j] = states[j];
+      for (int j = 0; j < vector; ++j) storage.states[j * kHandedOver + slot] = states[j];
     }
     __syncthreads();
     if (position.y + half < height) {
       int const slot = position.y * plan.width + position.x;
       CUTFUSE_UNROLL
-      for (int j = 0; j < vector; ++j) states[j] = operations.fold(states[j], storage.states[slot * vector + j]);
+      for (int j = 0; j < vector; ++j) states[j] = operations.fold(states[j], storage.states[j * kHandedOver + slot]);
     }
     __syncthreads();
     height = half;
