@@ -200,6 +200,41 @@ def test_what_is_compiled(launches: EmulatedLaunches, case: str) -> None:
     assert kernels_of(launches) == [KERNEL + 1]
 
 
+MANY = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("extents", "more", "kernel"),
+    [
+        ((MANY, 8, 1), (1, 0, 0), "row_reduce_sum_bfloat16"),
+        ((2, 8, MANY // 2), (1, 0, 0), "row_reduce_sum_bfloat16"),
+        ((1, MANY, 8), (0, 1, 0), "strided_reduce_sum_bfloat16"),
+        ((1, 2, MANY * 8), (0, 0, 8), "strided_reduce_sum_bfloat16"),
+        ((MANY, 2, 8), (1, 0, 0), "strided_reduce_sum_bfloat16"),
+    ],
+)
+def test_more_rows_or_columns_than_32_bits_count_are_interpreted(
+    extents: tuple[int, int, int], more: tuple[int, int, int], kernel: str
+) -> None:
+    program = cutfuse.Epilogue(gated, 1).program
+    code = DTYPES["bfloat16"]
+
+    def kernel_of(outer: int, reduced: int, inner: int) -> str:
+        is_strided = kernel.startswith("strided")
+        strides = (reduced * inner, inner, 1) if is_strided else (reduced * inner, 1, reduced)
+        problem = (outer, reduced, inner), (0, code, *strides), [(0, code, 0, 0, 0)], REDUCTIONS["sum"]
+        return core.reduce_kernel(program.native, *problem)
+
+    assert kernel_of(*extents) == kernel
+    assert kernel_of(*(extent + add for extent, add in zip(extents, more, strict=True))) == ""
+
+
+def test_a_row_of_more_elements_is_compiled() -> None:
+    program = cutfuse.Epilogue(gated, 1).program
+    row = (0, DTYPES["bfloat16"], 8 * MANY, 1, 0)
+    assert core.reduce_kernel(program.native, (1, 8 * MANY, 1), row, [row], REDUCTIONS["sum"])
+
+
 @pytest.mark.parametrize("depth", [63, 64])
 def test_the_reduction_after_a_product(launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
     """Of rows that no GEMM kernel takes, and of a matrix so small that cuBLAS and one more kernel are faster."""

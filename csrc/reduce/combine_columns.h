@@ -42,9 +42,9 @@ struct ColumnStorage {
 
 // Folds the states of threads above each other, pairwise: the first row of threads gets the result. States of one
 // column lie side by side, so that neighbouring threads take different banks.
-template <int vector, class Operations>
+template <int vector, class Operations, class Position>
 __device__ __forceinline__ void combine_height(Operations operations, RowState (&states)[vector],
-                                               ColumnStorage<vector>& storage, BlockPosition const& position,
+                                               ColumnStorage<vector>& storage, Position const& position,
                                                ReducePlan const& plan) {
   CUTFUSE_NO_UNROLL
   for (int height = plan.height; height > 1;) {

@@ -9,6 +9,16 @@ namespace {
 
 constexpr uintptr_t kAlignment = 16;
 
+// What the kernels of reduce_templates.cu count in 32 bits: results of rows, and of columns the threads across them and
+// the rows. They go past either by less than a block. A tensor has fewer unless it takes 16 GB.
+constexpr int64_t kMostCounted = int64_t{1} << 30;
+
+bool is_counted(PlannedReduce const& planned) {
+  ReduceExtents const& extents = planned.layout.extents;
+  if (planned.plan.path != ReducePath::kStrided) return extents.outer * extents.inner <= kMostCounted;
+  return extents.outer * planned.plan.period <= kMostCounted && extents.reduced <= kMostCounted;
+}
+
 // The operands' dimensions follow the input's.
 void turn(Operand& operand) { std::swap(operand.strides[0], operand.strides[2]); }
 
@@ -72,7 +82,7 @@ std::string specialized_kernel(ReduceProblem const& problem) {
   if (is_empty || problem.program.length == 0 || problem.reduction == Reduction::kNone) return {};
   constexpr int kMultiprocessors = 1;  // how work is shared out depends on them, and which kernel takes it does not
   PlannedReduce const planned = plan_program(problem, kMultiprocessors);
-  if (planned.problem.program.length == 0 || !planned.plan.whole_vectors) return {};
+  if (planned.problem.program.length == 0 || !planned.plan.whole_vectors || !is_counted(planned)) return {};
   return reduce_template(planned.plan.path, problem.x.dtype, problem.reduction);
 }
 

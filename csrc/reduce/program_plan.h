@@ -24,8 +24,8 @@ PlannedReduce plan_program(ReduceProblem const& problem, int multiprocessors);
 std::string reduce_template(ReducePath path, DType dtype, Reduction reduction);
 
 // The template of the kernel that runs the problem with its program compiled in; empty where the program has to be
-// interpreted, because rows are no whole vectors or there is nothing to interpret. Whether it is empty depends on the
-// program, strides, types and alignments to 16 bytes alone.
+// interpreted, because rows are no whole vectors, there are too many of them or there is nothing to interpret. Whether
+// it is empty depends on the program, extents, strides, types and alignments to 16 bytes alone.
 std::string specialized_kernel(ReduceProblem const& problem);
 
 }  // namespace cutfuse

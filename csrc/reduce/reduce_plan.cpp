@@ -150,6 +150,10 @@ ReducePlan plan_strided_layout(ReduceLayout const& layout, int multiprocessors) 
     int64_t const wanted_blocks = layout.has_program ? kProgramSplitBlocks : kSplitBlocks;
     ReducePlan plan = plan_strided(extents, vector, 1, wanted_blocks, multiprocessors);
     plan.whole_vectors = true;
+    plan.by_width = divisor_of(plan.width);
+    plan.by_height = divisor_of(plan.height);
+    plan.by_period = divisor_of(plan.period);
+    plan.by_tiles = divisor_of(ceil_divide(extents.outer * plan.period, plan.width));
     return plan;
   }
   int const super_row = super_row_of(extents.inner, vector);

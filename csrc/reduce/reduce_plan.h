@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/divisor.h"
 #include "common/dtype.h"
 #include "reduce/reduction.h"
 
@@ -48,6 +49,10 @@ struct ReducePlan {
   int width;
   int height;
   int64_t partial_rows;  // partial states per result in the workspace; 0: results are written directly
+  Divisor by_width;      // what plan_reduce sets, for kernels of columns with a program compiled in
+  Divisor by_height;
+  Divisor by_period;
+  Divisor by_tiles;  // blocks of a split
 };
 
 // What the choice depends on beside the extents.

@@ -151,6 +151,22 @@ struct RowFold {
   }
 };
 
+// What row_task says, in 32 bits, which program_plan.cpp sees to: a row times a stride of 64 bits is two instructions
+// then, and four otherwise.
+struct RowStart {
+  uint32_t row;
+  uint32_t split;
+  int lane;
+};
+
+__device__ __forceinline__ RowStart row_start(ReducePlan const& plan) {
+  int const shift = __popc(plan.lanes - 1);  // of a power of two
+  uint32_t const task = blockIdx.x * (static_cast<uint32_t>(kBlockThreads) >> shift) + (threadIdx.x >> shift);
+  uint32_t const splits = static_cast<uint32_t>(plan.splits);
+  uint32_t const row = splits == 1 ? task : task / splits;
+  return {row, task - row * splits, static_cast<int>(threadIdx.x) & (plan.lanes - 1)};
+}
+
 template <Reduction reduction, class T>
 __device__ __forceinline__ void reduce_rows(ReduceProgramParameters const& parameters) {
   constexpr int kSize = kVectorSize<T>;
@@ -160,15 +176,16 @@ __device__ __forceinline__ void reduce_rows(ReduceProgramParameters const& param
   ReduceExtents const& extents = reduce.extents;
   ReducePlan const& plan = reduce.plan;
   RowFold<reduction> fold;
-  RowTask const task = row_task(plan);
-  int64_t const result = task.row < extents.outer * extents.inner ? task.row : -1;
-  if (result >= 0) {
+  RowStart const task = row_start(plan);
+  uint32_t const inner_rows = static_cast<uint32_t>(extents.inner);
+  bool const exists = task.row < static_cast<uint32_t>(extents.outer) * inner_rows;
+  if (exists) {
     int64_t const chunk = task.split * plan.chunk;
     int64_t const room = extents.reduced - chunk;
-    int const vectors = static_cast<int>(room < plan.chunk ? room : plan.chunk) / kSize;
+    int const vectors = static_cast<int>(static_cast<uint32_t>(room < plan.chunk ? room : plan.chunk) / kSize);
     int64_t const begin = chunk + task.lane * kSize;
-    int64_t const outer = extents.inner == 1 ? task.row : task.row / extents.inner;
-    int64_t const inner = task.row - outer * extents.inner;
+    uint32_t const outer = inner_rows == 1 ? task.row : task.row / inner_rows;
+    uint32_t const inner = task.row - outer * inner_rows;
     int const step = plan.lanes * kSize;
     mark_locate<1>(outer, begin, inner, step);
     T const* const data =
@@ -177,7 +194,7 @@ __device__ __forceinline__ void reduce_rows(ReduceProgramParameters const& param
     line.take_all(fold);
   }
   RowState const state = combine_threads(fold.operations, fold.state, plan.lanes);
-  if (result >= 0 && task.lane == 0) store_result(reduce, task.split, result, state);
+  if (exists && task.lane == 0) store_result(reduce, task.split, task.row, state);
 }
 
 // Column j of a few rows.
@@ -220,11 +237,52 @@ struct ColumnFold {
   }
 };
 
-// threadIdx.x, which nvcc does not know to be it: it would keep what lies there in registers.
-__device__ __forceinline__ int own_thread() {
-  int thread;
+// What block_position says, in 32 bits and without a division.
+struct ColumnStart {
+  int x;
+  int y;
+  uint32_t split;
+  uint32_t outer;
+  uint32_t column;
+  bool active;
+};
+
+__device__ __forceinline__ ColumnStart column_start(ReduceExtents const& extents, ReducePlan const& plan,
+                                                    uint32_t thread) {
+  uint32_t const width = static_cast<uint32_t>(plan.width);
+  uint32_t const period = static_cast<uint32_t>(plan.period);
+  uint32_t const threads = static_cast<uint32_t>(extents.outer) * period;
+  uint32_t const y = divide_by(thread, plan.by_width);
+  uint32_t const x = thread - y * width;
+  uint32_t const split = plan.splits == 1 ? 0 : divide_by(blockIdx.x, plan.by_tiles);
+  uint32_t const tiles = plan.splits == 1 ? 0 : divide_by(threads + width - 1, plan.by_width);
+  uint32_t const index = (blockIdx.x - split * tiles) * width + x;
+  bool const active = index < threads;
+  uint32_t const outer = active && extents.outer > 1 ? divide_by(index, plan.by_period) : 0;
+  return {static_cast<int>(x), static_cast<int>(y), split, outer, index - outer * period, active};
+}
+
+// threadIdx.x, which nvcc does not know to be it: it would keep what comes of it in registers through the loop.
+__device__ __forceinline__ uint32_t own_thread() {
+  uint32_t thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
+}
+
+template <Reduction reduction>
+__device__ __forceinline__ void store_columns(ReduceParameters const& reduce, ColumnStart const& at,
+                                              RowState const (&states)[kProgramColumns]) {
+  ReduceExtents const& extents = reduce.extents;
+  int64_t const first = at.outer * extents.inner + static_cast<int64_t>(at.column) * kProgramColumns;
+  int64_t const partial = at.split * (extents.outer * extents.inner) + first;
+  CUTFUSE_UNROLL
+  for (int j = 0; j < kProgramColumns; ++j) {
+    if (reduce.partials != nullptr) {
+      store_partial<reduction>(reduce.partials, partial + j, states[j]);
+    } else {
+      store_result(reduce, 0, first + j, states[j]);
+    }
+  }
 }
 
 template <Reduction reduction, class T>
@@ -236,27 +294,24 @@ __device__ __forceinline__ void reduce_columns(ReduceProgramParameters const& pa
   ReduceParameters const& reduce = parameters.reduce;
   ReduceExtents const& extents = reduce.extents;
   ReducePlan const& plan = reduce.plan;
-  // What the loop does not need waits for its end in shared memory: the registers are the states'.
-  __shared__ BlockPosition waiting[kBlockThreads];
-  BlockPosition const position = block_position(extents, plan);
-  waiting[threadIdx.x] = position;
   Columns fold;
-  if (position.active) {
+  if (ColumnStart const position = column_start(extents, plan, threadIdx.x); position.active) {
     int64_t const begin = position.split * plan.chunk + position.y;
-    int64_t const split_end = (position.split + 1) * plan.chunk;
+    int64_t const split_end = position.split * plan.chunk + plan.chunk;
     int64_t const rows = (split_end < extents.reduced ? split_end : extents.reduced) - begin;
-    int64_t const column = position.column * kProgramColumns;
+    int64_t const column = static_cast<int64_t>(position.column) * kProgramColumns;
     mark_locate<2>(position.outer, begin, column, plan.height);
     T const* const data = static_cast<T const*>(reduce.x.data) + position.outer * reduce.x.strides[0] +
                           begin * reduce.x.strides[1] + column;
-    uint32_t const height = static_cast<uint32_t>(plan.height);
-    int const count = rows <= 0 ? 0 : static_cast<int>((static_cast<uint32_t>(rows) + height - 1) / height);
-    ColumnLine line = {data, plan.height * reduce.x.strides[1], count};
+    uint32_t const up = rows <= 0 ? 0 : static_cast<uint32_t>(rows) + static_cast<uint32_t>(plan.height) - 1;
+    ColumnLine line = {data, plan.height * reduce.x.strides[1], static_cast<int>(divide_by(up, plan.by_height))};
     line.take_all(fold);
   }
-  BlockPosition const same = waiting[own_thread()];
-  StridedThread const thread = strided_thread(extents, plan, same.column, 0);
-  combine_columns<kProgramColumns>(fold.operations, fold.states, reduce, same, thread);
+  // Found again, so that it takes no registers from the loop.
+  ColumnStart const same = column_start(extents, plan, own_thread());
+  __shared__ ColumnStorage<kProgramColumns> storage;
+  combine_height<kProgramColumns>(fold.operations, fold.states, storage, same, plan);
+  if (same.active && same.y == 0) store_columns<reduction>(reduce, same, fold.states);
 }
 
 }  // namespace
