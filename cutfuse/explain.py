@@ -271,6 +271,13 @@ def _training_path(call: LinearCall, product: str, after: str) -> _Path:
     products = f'products in precision "{product_mode()}"' if forced else "torch.mm"
     backward = f"backward: pointwise_backward kernel (with the bias gradient's sum), {products} for x and weight"
     program = call.epilogue.program
+    if call.recompute and (program.instructions or call.reduction != "none"):
+        again = f"{backward.removesuffix(' for x and weight')} for the pre-activation, x and weight"
+        fused = _explain_product(call, program, call.reduction, call.out_dtype)
+        asked = "recompute=True: the backward pass computes the pre-activation again"
+        if fused.steps:
+            return _Path("fused", [*fused.steps, again], [asked, *fused.reasons], fused.workspace_bytes, fused.compiles)
+        return _Path("unfused", [product, after, again], [asked, *fused.reasons])
     reasons = ["the backward pass needs the pre-activation, which a kernel that reduces rows does not store"]
     if call.reduction == "none" and program.instructions:
         fused = _explain_product(call, program, "none", call.out_dtype, stores_pre_activation=True)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from . import arguments, composed
 from .direct import calls
@@ -38,6 +39,7 @@ class LinearCall(NamedTuple):
     operation: Operation | None  # PyTorch's, which is the epilogue
     matrix_vector: MatrixVector | None
     prepared: PreparedWeight | None  # the weight's, if it was given as one
+    recompute: bool = False
 
 
 def linear(
@@ -50,6 +52,7 @@ def linear(
     reduce: str | None = None,
     keepdim: bool = False,
     out_dtype: torch.dtype | None = None,
+    recompute: bool = False,
 ) -> Tensor:
     """`reduce(epilogue(x @ weight.T + bias, *operands))`, fused into the matrix product where a kernel takes it.
 
@@ -63,6 +66,8 @@ def linear(
         reduce: "sum", "mean", "amax", "amin" or "logsumexp" over the last dimension, or None.
         keepdim: keep the reduced dimension, of size 1.
         out_dtype: the result's type; what PyTorch promotes x and the operands to by default.
+        recompute: keep x, weight, bias and the operands for the backward pass, but not the pre-activation `[..., N]`,
+            which one more product computes again there. In compiled functions torch.compile decides what is kept.
 
     Returns:
         `[..., N]`, or with `reduce` `[...]` or `[..., 1]`.
@@ -74,19 +79,27 @@ def linear(
         RuntimeError: a prepared weight that has changed since.
     """
     given = x, weight, bias, epilogue, operands, reduce, keepdim, out_dtype
-    if torch.compiler.is_dynamo_compiling():
-        return _linear_generally(given)
+    if recompute is not False or torch.compiler.is_dynamo_compiling():
+        return _linear_generally(given, recompute=recompute)
     y: Tensor | None = calls.call_linear(*given)
     if y is None or y is NotImplemented:
         return _linear_generally(given, remember=y is NotImplemented)
     return y
 
 
-def _linear_generally(given: tuple[Any, ...], remember: bool = False) -> Tensor:
+def _linear_generally(given: tuple[Any, ...], remember: bool = False, recompute: bool = False) -> Tensor:
     """Any call, with every check. `remember`: the next one like it is to run directly."""
     x, weight, bias, epilogue, operands, reduce, keepdim, out_dtype = given
     call = prepare_linear(
-        x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduce, keepdim=keepdim, out_dtype=out_dtype
+        x,
+        weight,
+        bias,
+        epilogue=epilogue,
+        operands=operands,
+        reduce=reduce,
+        keepdim=keepdim,
+        out_dtype=out_dtype,
+        recompute=recompute,
     )
     if call.operation is None:
         y = _shaped(run_linear(call), x, call, keepdim)
@@ -133,9 +146,11 @@ def prepare_linear(
     reduce: str | None = None,
     keepdim: bool = False,
     out_dtype: torch.dtype | None = None,
+    recompute: bool = False,
 ) -> LinearCall:
     """Checks a call of `linear` and decides its path; computes nothing but casts and copies that the path needs."""
     arguments.check_flag("linear", "keepdim", keepdim)
+    arguments.check_flag("linear", "recompute", recompute)
     prepared, weight = _unwrap(weight)
     _check_tensors(x, weight, bias)
     if reduce is not None:
@@ -158,7 +173,7 @@ def prepare_linear(
         tensors = [arguments.to_kernel_dtype(t) for t in tensors]
     x = x if x.dim() == 2 else x.reshape(arguments.rows_of(x), x.shape[-1])
     operation = None
-    if not composed_because and not torch.compiler.is_compiling():
+    if not composed_because and not recompute and not torch.compiler.is_compiling():
         operator = LinearArguments(x, weight, bias, tensors, resolved.program, reduce or "none", out_dtype)
         operation, composed_because = find_pytorch_operation(operator, *given) or (None, "")
     return LinearCall(
@@ -173,6 +188,7 @@ def prepare_linear(
         operation=operation,
         matrix_vector=find_matrix_vector(resolved, reduce, tensors, columns),
         prepared=prepared,
+        recompute=recompute,
     )
 
 
@@ -196,7 +212,7 @@ def for_operators(call: LinearCall) -> Prepared:
 
 def run_linear(call: LinearCall) -> Tensor:
     """`[M, N]`, or `[M]` with a reduction. Not of a call that is PyTorch's operation."""
-    x, weight, bias, operands, epilogue, reduction, out_dtype, composed_because, _, matrix_vector, _ = call
+    x, weight, bias, operands, epilogue, reduction, out_dtype, composed_because, _, matrix_vector, _, recompute = call
     if matrix_vector is not None:
         kernel_dtype = arguments.kernel_out_dtype(out_dtype, x.dtype)
         uses_operators = not composed_because
@@ -207,11 +223,25 @@ def run_linear(call: LinearCall) -> Tensor:
     if not composed_because:
         kernel_dtype = arguments.kernel_out_dtype(out_dtype, x.dtype)
         program = epilogue.program.text
-        y = autograd.linear(x, weight, bias, operands, program, reduction, kernel_dtype, for_operators(call))
+        y = autograd.linear(x, weight, bias, operands, program, reduction, kernel_dtype, for_operators(call), recompute)
         return y if kernel_dtype == out_dtype else y.to(out_dtype)
+    if recompute and _can_checkpoint():
+        again: Tensor = checkpoint(_run_composed, call, use_reentrant=False, preserve_rng_state=False)
+        return again
+    return _run_composed(call)
+
+
+def _run_composed(call: LinearCall) -> Tensor:
+    x, weight, bias, operands, epilogue, reduction, out_dtype, *_ = call
     if reduction == "none":
         return composed.linear(x, weight, bias, operands, epilogue.program, out_dtype)
     return composed.linear_reduce(x, weight, bias, operands, epilogue.program, reduction, out_dtype)
+
+
+def _can_checkpoint() -> bool:
+    """Not in compiled functions, where torch.compile decides what is kept, nor below transforms of torch.func, which
+    know no hooks of saved tensors."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def is_plain(call: LinearCall) -> bool:

@@ -21,6 +21,7 @@ from ..epilogue import Program
 from ..epilogue.evaluate import arithmetic_dtype
 from ..ops import inductor, schema
 from ..ops.fake import sum_dtype
+from ..planning.fused import cublas_linear
 from ..planning.prepared import UNPREPARED, Prepared
 from ..precision import SPLIT_MODES, allows_tf32, captured_mode, process, product_mode
 from ..reductions import GRADIENTS, NEEDS_RESULT
@@ -207,6 +208,43 @@ class Linear(torch.autograd.Function):
         return (*[None] * 6, *found)
 
 
+class RecomputedLinear(torch.autograd.Function):
+    """`Linear` that keeps no pre-activation: the backward pass multiplies x by weight again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        program: str,
+        reduction: str,
+        out_dtype: torch.dtype,
+        snapshot: Tensor | None,
+        planes: Tensor | None,
+        scheme: int,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        *operands: Tensor,
+    ) -> Tensor:
+        ctx.program = program
+        ctx.reduction = reduction
+        ctx.mode = captured_mode()
+        ctx.save_for_backward(x, weight, bias, *operands)
+        prepared = Prepared(snapshot, planes, scheme)
+        return _operator(x, weight, bias, operands, program, reduction, out_dtype, prepared)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, *operands = ctx.saved_tensors
+        z = result = None
+        if not composes_gradient(grad):
+            z = _pre_activation_again(x, weight, bias, ctx.mode)
+            if ctx.reduction in NEEDS_RESULT:  # of this z, whose values the gradient compares with it
+                kept = _kept_dtype(z, operands)
+                result = schema.reduce(z, operands, ctx.program, ctx.reduction, (1,), kept).unsqueeze(1)
+        found = linear_gradients(ctx, grad, result, x, weight, bias, z, operands, ctx.needs_input_grad[6:])
+        return (*[None] * 6, *found)
+
+
 def linear_gradients(
     forward: Any,
     grad: Tensor,
@@ -290,6 +328,14 @@ def _pre_activation(x: Tensor, weight: Tensor, bias: Tensor | None, prepared: Pr
     return F.linear(x, weight, bias)
 
 
+def _pre_activation_again(x: Tensor, weight: Tensor, bias: Tensor | None, mode: str) -> Tensor:
+    """In a backward pass, whose forward pass was in `mode`."""
+    if not is_forced(x, mode):
+        return cublas_linear(x, weight, bias, mode)
+    z = schema.product(x, weight, mode)
+    return z if bias is None else z.add_(bias)
+
+
 def _product(a: Tensor, b: Tensor, mode: str) -> Tensor:
     """`a @ b.T`."""
     return schema.product(a, b, mode) if is_forced(a, mode) else torch.mm(a, b.t())
@@ -321,11 +367,30 @@ def linear(
     reduction: str,
     out_dtype: torch.dtype,
     prepared: Prepared = UNPREPARED,
+    recompute: bool = False,
 ) -> Tensor:
-    """Calls the linear operator, or with `reduction` the one that reduces rows; by autograd if a gradient is needed."""
+    """Calls the linear operator, or with `reduction` the one that reduces rows; by autograd if a gradient is needed.
+
+    recompute: a backward pass computes the pre-activation again, where the forward pass would keep one.
+    """
     if needs_gradient(x, weight, bias, *operands):
-        y: Tensor = Linear.apply(program, reduction, out_dtype, *prepared, x, weight, bias, *operands)
+        is_kept = program == schema.IDENTITY and reduction == "none"  # the result is the pre-activation
+        function = RecomputedLinear if recompute and not is_kept else Linear
+        y: Tensor = function.apply(program, reduction, out_dtype, *prepared, x, weight, bias, *operands)
         return y
+    return _operator(x, weight, bias, operands, program, reduction, out_dtype, prepared)
+
+
+def _operator(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    program: str,
+    reduction: str,
+    out_dtype: torch.dtype,
+    prepared: Prepared,
+) -> Tensor:
     if reduction == "none":
         if torch.compiler.is_dynamo_compiling():
             inductor.register()

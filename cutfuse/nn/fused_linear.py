@@ -32,10 +32,11 @@ class FusedLinear(PreparesWeight, nn.Linear):
         epilogue: a function of the pre-activation and the operands that `forward` is given, or a `cutfuse.Epilogue`.
         reduce: "sum", "mean", "amax", "amin" or "logsumexp" over the last dimension, or None.
         keepdim: keep the reduced dimension, of size 1.
+        recompute: compute the pre-activation again in the backward pass instead of keeping it.
 
-    `epilogue`, `reduce` and `keepdim` are attributes that may be assigned. An epilogue that cannot be traced, or that
-    exceeds a program's limits, runs as PyTorch runs it, after one warning. Whether it does is found out again after an
-    assignment, and for each type of x and each choice of numbers and tensors as operands.
+    `epilogue`, `reduce`, `keepdim` and `recompute` are attributes that may be assigned. An epilogue that cannot be
+    traced, or that exceeds a program's limits, runs as PyTorch runs it, after one warning. Whether it does is found out
+    again after an assignment, and for each type of x and each choice of numbers and tensors as operands.
 
     `prepare()` keeps what an fp32 product needs of the weight (see `cutfuse.prepare`), until `train()`.
 
@@ -44,6 +45,7 @@ class FusedLinear(PreparesWeight, nn.Linear):
 
     _unfused: Set[tuple[Any, ...]] = frozenset()  # the kinds of calls that could not be fused
     _has_warned = False
+    recompute = False  # of a module that was pickled before it had this setting
     _has_plain_parameters = True  # whether `weight` and `bias` are what is registered under these names
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -60,11 +62,14 @@ class FusedLinear(PreparesWeight, nn.Linear):
         keepdim: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        recompute: bool = False,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
         self.epilogue = epilogue
         self.reduce = reduce
         self.keepdim = keepdim
+        self.recompute = recompute
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _SETTINGS:
@@ -118,7 +123,10 @@ class FusedLinear(PreparesWeight, nn.Linear):
         operands: tuple[Tensor | float, ...],
     ) -> _Result:
         epilogue, reduce, keepdim = self.epilogue, self.reduce, self.keepdim
-        return function(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduce, keepdim=keepdim)
+        options = {"epilogue": epilogue, "operands": operands, "reduce": reduce, "keepdim": keepdim}
+        if self.recompute:
+            options["recompute"] = True
+        return function(x, weight, bias, **options)
 
     def _weight_and_bias(self) -> tuple[Tensor | PreparedWeight, Tensor | None]:
         """What `cutfuse.linear` takes. nn.Module looks for parameters last, which takes longer than a direct call."""
@@ -181,17 +189,19 @@ class FusedLinear(PreparesWeight, nn.Linear):
             parts.append(f"epilogue={getattr(self.epilogue, '__name__', self.epilogue)!s}")
         if self.reduce is not None:
             parts.append(f"reduce={self.reduce!r}, keepdim={self.keepdim}")
+        if self.recompute:
+            parts.append("recompute=True")
         return ", ".join(parts)
 
 
 _GIVES_PARAMETERS = {"weight", "bias", "_weight", "__getattr__", "__getattribute__"}
-_SETTINGS = ("epilogue", "reduce", "keepdim")
+_SETTINGS = ("epilogue", "reduce", "keepdim", "recompute")
 
 
 def _check_setting(name: str, value: Any) -> None:
     if name == "epilogue":
         arguments.check_epilogue("nn.FusedLinear", value)
-    elif name == "keepdim":
+    elif name in ("keepdim", "recompute"):
         arguments.check_flag("nn.FusedLinear", name, value)
     elif value is not None:
         arguments.check_reduction("nn.FusedLinear", value)

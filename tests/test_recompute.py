@@ -1,0 +1,180 @@
+"""Layers that compute their pre-activation again in the backward pass."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import cutfuse
+from cutfuse.gradients import autograd
+from cutfuse.routing import use_operators_everywhere
+
+M, N, K = 12, 40, 8
+
+
+def tensors(dtype: torch.dtype = torch.float32, has_bias: bool = True) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(M, K), (N, K), *([(N,)] if has_bias else []), (M, N)]
+    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+
+
+def gated(z: Tensor, r: Tensor) -> Tensor:
+    return F.gelu(z) * r + torch.sigmoid(z)
+
+
+def run(given: list[Tensor], recompute: bool, reduce: str | None = None, **options: bool) -> list[Tensor]:
+    x, weight, *bias, r = given
+    y = cutfuse.linear(x, weight, *bias, epilogue=gated, operands=[r], reduce=reduce, recompute=recompute)
+    return [y.detach(), *torch.autograd.grad(y, given, torch.ones_like(y), **options)]
+
+
+def saved_by(function: Callable[[], Tensor]) -> int:
+    """Bytes of storages that autograd keeps."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = function()
+    assert y.requires_grad
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("reduce", [None, "sum", "mean", "amax", "amin", "logsumexp"])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("by_operators", [False, True])
+def test_results_are_those_of_a_layer_that_keeps_it(
+    by_operators: bool, dtype: torch.dtype, has_bias: bool, reduce: str | None
+) -> None:
+    given = tensors(dtype, has_bias)
+    if by_operators:
+        with use_operators_everywhere():
+            found, expected = run(given, True, reduce), run(given, False, reduce)
+    else:
+        found, expected = run(given, True, reduce), run(given, False, reduce)
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other, **tolerance)
+
+
+@pytest.mark.parametrize("reduce", [None, "sum", "logsumexp"])
+@pytest.mark.parametrize("by_operators", [False, True])
+def test_only_what_is_given_is_kept(by_operators: bool, reduce: str | None) -> None:
+    x, weight, bias = tensors()[:3]
+    parameters = sum(tensor.nbytes for tensor in (x, weight, bias))
+    options = {"epilogue": lambda z: F.gelu(z) * 2, "reduce": reduce}
+
+    def measure() -> list[int]:
+        layer = functools.partial(cutfuse.linear, x, weight, bias, **options)
+        return [saved_by(functools.partial(layer, recompute=recompute)) for recompute in (True, False)]
+
+    if by_operators:
+        with use_operators_everywhere():
+            recomputed, kept = measure()
+        assert recomputed == parameters
+    else:
+        recomputed, kept = measure()
+        assert recomputed <= parameters
+    assert kept >= recomputed + 4 * M * N
+
+
+def test_a_second_derivative_and_batched_gradients() -> None:
+    given = tensors(torch.float64)
+    with use_operators_everywhere():
+        for recompute in (True, False):
+            first = run(given, recompute, create_graph=True)
+            second = torch.autograd.grad(first[1].sum(), given[1])
+            if recompute:
+                expected = second
+        torch.testing.assert_close(second, expected)
+        x, weight, bias, r = tensors()
+        y = cutfuse.linear(x, weight, bias, epilogue=gated, operands=[r], recompute=True)
+        (found,) = torch.autograd.grad(y, weight, torch.stack([torch.ones_like(y)] * 2), is_grads_batched=True)
+        torch.testing.assert_close(found[0], run([x, weight, bias, r], False)[2])
+
+
+def test_below_transforms_and_in_compiled_functions() -> None:
+    x, weight, bias, r = (tensor.detach() for tensor in tensors())
+
+    def loss(weight: Tensor) -> Tensor:
+        return cutfuse.linear(x, weight, bias, epilogue=gated, operands=[r], recompute=True).sum()
+
+    expected = run([t.clone().requires_grad_() for t in (x, weight, bias, r)], False)[2]
+    torch.testing.assert_close(torch.func.grad(loss)(weight), expected)
+    leaf = weight.clone().requires_grad_()
+    torch.compile(loss, backend="aot_eager", fullgraph=True)(leaf).backward()
+    torch.testing.assert_close(leaf.grad, expected)
+
+
+def test_the_products_precision_is_the_forward_pass_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = []
+    original = autograd.cublas_linear
+    monkeypatch.setattr(autograd, "cublas_linear", lambda *given: modes.append(given[3]) or original(*given))
+    given = tensors()
+    x, weight, bias, r = given
+    with use_operators_everywhere():
+        with cutfuse.precision("ieee"):
+            y = cutfuse.linear(x, weight, bias, epilogue=gated, operands=[r], recompute=True)
+        torch.autograd.grad(y.sum(), given)
+    assert modes == ["ieee"]
+
+
+def test_a_weight_that_changes_in_between_raises() -> None:
+    x, weight, bias, r = tensors()
+    with use_operators_everywhere():
+        y = cutfuse.linear(x, weight, bias, epilogue=gated, operands=[r], recompute=True)
+        with torch.no_grad():
+            weight.mul_(2.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+def test_a_layer_without_gradients_and_a_bare_one_have_nothing_to_recompute() -> None:
+    x, weight, bias, r = tensors()
+    with use_operators_everywhere():
+        with torch.no_grad():
+            y = cutfuse.linear(x, weight, bias, epilogue=gated, operands=[r], recompute=True)
+        torch.testing.assert_close(y, gated(F.linear(x, weight, bias), r).detach())
+        bare = cutfuse.linear(x, weight, bias, recompute=True)
+        torch.testing.assert_close(bare, F.linear(x, weight, bias))
+
+
+def test_a_flag_that_is_none_raises() -> None:
+    x, weight, bias, _ = tensors()
+    for call in (cutfuse.linear, cutfuse.explain):
+        arguments = (x, weight, bias) if call is cutfuse.linear else (cutfuse.linear, x, weight, bias)
+        with pytest.raises(TypeError, match=r"recompute has to be True or False, got 1 of type int"):
+            call(*arguments, epilogue=torch.relu, recompute=1)
+
+
+def test_a_module() -> None:
+    layer = cutfuse.nn.FusedLinear(K, N, epilogue=F.gelu, recompute=True)
+    assert "recompute=True" in repr(layer)
+    x = torch.randn(M, K)
+    with use_operators_everywhere():
+        kept = []
+        for recompute in (True, False):
+            layer.recompute = recompute
+            kept.append(saved_by(lambda: layer(x)))
+        assert kept[1] == kept[0] + 4 * M * N
+    with pytest.raises(TypeError, match="recompute has to be True or False"):
+        layer.recompute = None
+    del layer.__dict__["recompute"]  # a module that was pickled before
+    assert pickle.loads(pickle.dumps(layer)).recompute is False
+
+
+def test_explain() -> None:
+    x, weight, bias, _ = tensors()
+    with use_operators_everywhere():
+        explanation = cutfuse.explain(cutfuse.linear, x, weight, bias, epilogue=F.gelu, recompute=True)
+    assert "for the pre-activation, x and weight" in explanation.steps[-1]
+    assert explanation.reasons[0] == "recompute=True: the backward pass computes the pre-activation again"
