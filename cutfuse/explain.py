@@ -271,21 +271,20 @@ def _training_path(call: LinearCall, product: str, after: str) -> _Path:
     products = f'products in precision "{product_mode()}"' if forced else "torch.mm"
     backward = f"backward: pointwise_backward kernel (with the bias gradient's sum), {products} for x and weight"
     program = call.epilogue.program
+    needs = "the backward pass needs the pre-activation, which a kernel that reduces rows does not store"
+    reasons, fused = [needs], None
     if call.recompute and (program.instructions or call.reduction != "none"):
-        again = f"{backward.removesuffix(' for x and weight')} for the pre-activation, x and weight"
+        backward = f"{backward.removesuffix(' for x and weight')} for the pre-activation, x and weight"
+        reasons = ["recompute=True: the backward pass computes the pre-activation again"]
         fused = _explain_product(call, program, call.reduction, call.out_dtype)
-        asked = "recompute=True: the backward pass computes the pre-activation again"
-        if fused.steps:
-            return _Path("fused", [*fused.steps, again], [asked, *fused.reasons], fused.workspace_bytes, fused.compiles)
-        return _Path("unfused", [product, after, again], [asked, *fused.reasons])
-    reasons = ["the backward pass needs the pre-activation, which a kernel that reduces rows does not store"]
-    if call.reduction == "none" and program.instructions:
+    elif call.reduction == "none" and program.instructions:
+        reasons = ["the kernel stores the pre-activation too, which the backward pass needs"]
         fused = _explain_product(call, program, "none", call.out_dtype, stores_pre_activation=True)
-        if fused.steps:
-            stores = "the kernel stores the pre-activation too, which the backward pass needs"
-            steps = [*fused.steps, backward]
-            return _Path("fused", steps, [stores, *fused.reasons], fused.workspace_bytes, fused.compiles)
-        reasons = fused.reasons
+    if fused is not None and fused.steps:
+        steps, reasons = [*fused.steps, backward], [*reasons, *fused.reasons]
+        return _Path("fused", steps, reasons, fused.workspace_bytes, fused.compiles)
+    if fused is not None:
+        reasons = [*(reasons if call.recompute else []), *fused.reasons]
     if forced:
         product = f'product in precision "{product_mode()}"'
         if KEEPS in _explain_product(call, Program.parse(schema.IDENTITY), "none", call.x.dtype).steps:

@@ -9,10 +9,8 @@ namespace {
 
 constexpr int64_t kVectorBytes = 16;
 
-// Of rows and columns in the kernels of pointwise_templates.cu, which count in 32 bits and go past either by less than
-// a block. Columns are fewer unless two rows take 4 GB, and so are rows unless they take 16 GB and cannot be merged.
-constexpr int64_t kMostCounted = int64_t{1} << 30;
-
+// Rows and columns are what the kernels of pointwise_templates.cu count in 32 bits. Columns are fewer unless two rows
+// take 4 GB, and so are rows unless they take 16 GB and cannot be merged.
 bool is_counted(PointwiseExtents const& extents) {
   return extents.rows <= kMostCounted && extents.columns <= kMostCounted;
 }

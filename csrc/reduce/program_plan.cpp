@@ -10,9 +10,7 @@ namespace {
 constexpr uintptr_t kAlignment = 16;
 
 // What the kernels of reduce_templates.cu count in 32 bits: results of rows, and of columns the threads across them and
-// the rows. They go past either by less than a block. A tensor has fewer unless it takes 16 GB.
-constexpr int64_t kMostCounted = int64_t{1} << 30;
-
+// the rows. A tensor has fewer unless it takes 16 GB.
 bool is_counted(PlannedReduce const& planned) {
   ReduceExtents const& extents = planned.layout.extents;
   if (planned.plan.path != ReducePath::kStrided) return extents.outer * extents.inner <= kMostCounted;

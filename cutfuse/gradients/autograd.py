@@ -172,7 +172,10 @@ class Reduce(torch.autograd.Function):
 
 
 class Linear(torch.autograd.Function):
-    """`program(x @ weight.T + bias, operands)`, its rows reduced where `reduction` is not "none"."""
+    """`program(x @ weight.T + bias, operands)`, its rows reduced where `reduction` is not "none".
+
+    recompute: no pre-activation is kept, and the backward pass multiplies x by weight again.
+    """
 
     @staticmethod
     def forward(
@@ -180,6 +183,7 @@ class Linear(torch.autograd.Function):
         program: str,
         reduction: str,
         out_dtype: torch.dtype,
+        recompute: bool,
         snapshot: Tensor | None,
         planes: Tensor | None,
         scheme: int,
@@ -190,11 +194,14 @@ class Linear(torch.autograd.Function):
     ) -> Tensor:
         ctx.program = program
         ctx.reduction = reduction
+        ctx.recompute = recompute
         ctx.mode = captured_mode()
         prepared = Prepared(snapshot, planes, scheme)
-        result = None
         z: Tensor | None
-        if program != schema.IDENTITY and reduction == "none" and not torch.compiler.is_compiling():
+        result = z = None
+        if recompute:  # no gradient is recorded in here
+            y = linear(x, weight, bias, operands, program, reduction, out_dtype, prepared)
+        elif program != schema.IDENTITY and reduction == "none" and not torch.compiler.is_compiling():
             y, z = schema.linear_with_pre_activation(x, weight, bias, operands, program, out_dtype, *prepared)
         else:
             y, z, result = _product_and_pass(x, weight, bias, operands, program, reduction, out_dtype, prepared)
@@ -204,45 +211,13 @@ class Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         result, x, weight, bias, z, *operands = ctx.saved_tensors
-        found = linear_gradients(ctx, grad, result, x, weight, bias, z, operands, ctx.needs_input_grad[6:])
-        return (*[None] * 6, *found)
-
-
-class RecomputedLinear(torch.autograd.Function):
-    """`Linear` that keeps no pre-activation: the backward pass multiplies x by weight again."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        program: str,
-        reduction: str,
-        out_dtype: torch.dtype,
-        snapshot: Tensor | None,
-        planes: Tensor | None,
-        scheme: int,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        *operands: Tensor,
-    ) -> Tensor:
-        ctx.program = program
-        ctx.reduction = reduction
-        ctx.mode = captured_mode()
-        ctx.save_for_backward(x, weight, bias, *operands)
-        prepared = Prepared(snapshot, planes, scheme)
-        return _operator(x, weight, bias, operands, program, reduction, out_dtype, prepared)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, *operands = ctx.saved_tensors
-        z = result = None
-        if not composes_gradient(grad):
+        if ctx.recompute and not composes_gradient(grad):
             z = _pre_activation_again(x, weight, bias, ctx.mode)
             if ctx.reduction in NEEDS_RESULT:  # of this z, whose values the gradient compares with it
                 kept = _kept_dtype(z, operands)
                 result = schema.reduce(z, operands, ctx.program, ctx.reduction, (1,), kept).unsqueeze(1)
-        found = linear_gradients(ctx, grad, result, x, weight, bias, z, operands, ctx.needs_input_grad[6:])
-        return (*[None] * 6, *found)
+        found = linear_gradients(ctx, grad, result, x, weight, bias, z, operands, ctx.needs_input_grad[7:])
+        return (*[None] * 7, *found)
 
 
 def linear_gradients(
@@ -375,22 +350,9 @@ def linear(
     """
     if needs_gradient(x, weight, bias, *operands):
         is_kept = program == schema.IDENTITY and reduction == "none"  # the result is the pre-activation
-        function = RecomputedLinear if recompute and not is_kept else Linear
-        y: Tensor = function.apply(program, reduction, out_dtype, *prepared, x, weight, bias, *operands)
+        recompute = recompute and not is_kept and not torch.compiler.is_compiling()
+        y: Tensor = Linear.apply(program, reduction, out_dtype, recompute, *prepared, x, weight, bias, *operands)
         return y
-    return _operator(x, weight, bias, operands, program, reduction, out_dtype, prepared)
-
-
-def _operator(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    program: str,
-    reduction: str,
-    out_dtype: torch.dtype,
-    prepared: Prepared,
-) -> Tensor:
     if reduction == "none":
         if torch.compiler.is_dynamo_compiling():
             inductor.register()

@@ -1,0 +1,41 @@
+"""The short forms of functions of 16-bit tensors: how accurate they are in compiled kernels, without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from specialized_backward import SpecializedBackward, backward_text
+from specialized_kernels import FRAGMENT, SpecializedEpilogue, make_kernel, specialize
+
+from cutfuse import native
+from cutfuse.epilogue import Program, op_table
+
+if not native.module().cuda_build:
+    pytest.skip("this build of cutfuse has no CUDA kernels", allow_module_level=True)
+
+
+# Relative to the value, or absolute: a few parts of what 16 bits round away, 2^-12 of it.
+@pytest.mark.parametrize(("name", "relative", "absolute"), [("gelu", 7e-5, 3e-8), ("tanh", 3e-6, 0), ("mish", 4e-6, 0)])
+def test_fast_functions_are_exact_to_16_bits(name: str, relative: float, absolute: float) -> None:
+    z = torch.linspace(-12, 12, 512 * FRAGMENT)
+    exact = getattr(torch.nn.functional, name)(z.double()) if name != "gelu" else z * torch.special.ndtr(z.double())
+    program = Program.parse(f"operands=0; {name} z")
+    function = SpecializedEpilogue(specialize(make_kernel("Fast"), program))
+    got = function.run(program, z.view(-1, FRAGMENT), []).reshape(-1)
+    wrong = (got - exact).abs() > relative * exact.abs() + absolute
+    assert not wrong.any(), (z[wrong][:4], got[wrong][:4], exact[wrong][:4])
+
+
+@pytest.mark.parametrize("op", ["sigmoid", "silu", "tanh", "gelu", "gelu_tanh", "mish", "elu", "erf", "softplus"])
+def test_derivatives_of_fast_functions_are_exact_to_16_bits(op: str) -> None:
+    """Those of 16-bit inputs: within 1e-5 of what PyTorch computes in fp64, before they are rounded."""
+    x = torch.linspace(-12, 12, 4096).bfloat16().view(16, 256)
+    exact = x.double().requires_grad_()
+    functions = {"gelu_tanh": lambda z: torch.nn.functional.gelu(z, approximate="tanh")}
+    function = functions.get(op) or getattr(torch.special if op == "erf" else torch.nn.functional, op)
+    (expected,) = torch.autograd.grad(function(exact).sum(), exact)
+    parameters = " ".join(repr(float(default)) for _, default in op_table().op(op).parameters)
+    program = Program.parse(f"operands=0; {op} z {parameters}".rstrip())
+    grad = torch.ones_like(x)
+    (got,) = SpecializedBackward(backward_text(program, x.dtype)).run(program, grad, x, dtypes=[torch.float32]).of
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=5e-6)
