@@ -16,6 +16,20 @@ from torch import Tensor
 from cutfuse.epilogue import Program
 from cutfuse.native import module
 
+# Masks behind masks, tangents that overflow and underflow before them, sums of masked and other tangents.
+MASKS = (
+    "operands=1; mul z 1e-30; mul prev 1e-30; relu prev; div prev 0.0",
+    "operands=1; relu z; log prev; mul prev r0",
+    "operands=1; mul z 3e38; mul prev 10.0; clamp prev -1.0 1.0; mul prev r0; relu6 prev",
+    "operands=1; relu z -> s0; neg z; relu prev; add prev s0; reciprocal prev",
+    "operands=1; clamp z -1.0 1.0 -> s0; mul z r0; add prev s0; maximum prev r0; sub s0 prev",
+    "operands=1; copy r0 -> s0; gt z r0; mul prev z; sub prev r0; where prev z s0; abs prev",
+    "operands=1; mul z r0 -> s0; relu prev -> s1; clamp s0 -1.0 1.0; add prev s1",
+    "operands=1; maximum z r0 -> s0; clamp_min z z; add prev s0; atan prev",
+    "operands=1; clamp_min z z; reciprocal prev; mul prev r0",
+    "operands=1; relu z -> s0; mul prev 2.0; add prev s0; relu prev; sqrt prev; mul prev 0.0; reciprocal prev",
+)
+
 
 def backward_text(
     program: Program,

@@ -17,7 +17,7 @@ from interpreter_ptx import compile_ptx
 from ptx_machine import MEMORY_BASE, Machine
 from ptx_parser import Function, find_kernel
 from random_programs import OPERANDS, Recipe, make_program, recipes
-from specialized_backward import SpecializedBackward, backward_text
+from specialized_backward import MASKS, SpecializedBackward, backward_text
 from specialized_kernels import assemble, find_ptxas
 from specialized_pointwise import Memory
 from torch import Tensor
@@ -34,17 +34,6 @@ COLUMNS = 264  # no whole number of a thread's pieces
 SPECIAL = [0.0, 1.0, 0.5, 3.0, 6.0, 1e-40, 1.2e-38, 1e-20, 88.0, 100.0, 65520.0, 3e38, float("inf")]
 SPECIAL = [*SPECIAL, *(-value for value in SPECIAL), float("nan")]
 LONG = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"] * 4)
-# Masks behind masks, tangents that overflow and underflow before them, sums of masked and other tangents.
-MASKS = (
-    "operands=1; mul z 1e-30; mul prev 1e-30; relu prev; div prev 0.0",
-    "operands=1; relu z; log prev; mul prev r0",
-    "operands=1; mul z 3e38; mul prev 10.0; clamp prev -1.0 1.0; mul prev r0; relu6 prev",
-    "operands=1; relu z -> s0; neg z; relu prev; add prev s0; reciprocal prev",
-    "operands=1; clamp z -1.0 1.0 -> s0; mul z r0; add prev s0; maximum prev r0; sub s0 prev",
-    "operands=1; copy r0 -> s0; gt z r0; mul prev z; sub prev r0; where prev z s0; abs prev",
-    "operands=1; mul z r0 -> s0; relu prev -> s1; clamp s0 -1.0 1.0; add prev s1",
-    "operands=1; relu z -> s0; mul prev 2.0; add prev s0; relu prev; sqrt prev; mul prev 0.0; reciprocal prev",
-)
 GATED = "operands=1; sigmoid z -> s0; mul prev r0 -> s1; sub 1.0 s0; mul prev z; add prev s1"
 
 SOURCE = """
@@ -163,6 +152,14 @@ def test_masks(interpreter: Interpreter, text: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         grad, x, *operands = special_inputs(dtype)
         check(interpreter, Program.parse(text), grad, x, operands[:1], [0, 1])
+
+
+def test_a_masked_tangent_is_selected_as_bits() -> None:
+    """ptxas of CUDA 13.0 makes a +0 of a -0 that selp.f32 selects beside 1 or -1: its SASS is FSET.BF."""
+    text = backward_text(Program.parse("operands=0; relu z -> s0; clamp_min z z; add prev s0"), torch.float32)
+    selections = re.findall(r"selp\.\w+(?= [^;]*\b0f80000000\b)", text)
+    assert selections
+    assert set(selections) == {"selp.b32"}
 
 
 @given(recipe=recipes())

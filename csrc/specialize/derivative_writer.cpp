@@ -207,9 +207,11 @@ std::string DerivativeWriter::exact(Tangent const& tangent, int i) {
   return result;
 }
 
+// As bits: ptxas of CUDA 13.0 makes +0 of the -0 in a selp.f32 between -0 and 1 or -1, which it takes for a conversion
+// of the condition to a number.
 void DerivativeWriter::set_where(std::string const& condition, std::string const& target, std::string const& yes,
                                  std::string const& no) {
-  line("selp.f32 " + target + ", " + yes + ", " + no + ", " + condition + ";");
+  line("selp.b32 " + target + ", " + yes + ", " + no + ", " + condition + ";");
 }
 
 void DerivativeWriter::find_masked(std::string const& target, std::string const& tangent) {
