@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "specialize/backward_program.h"
+#include "specialize/operand_loads.h"
 #include "specialize/ptx_text.h"
 #include "specialize/vector_program.h"
 
@@ -77,9 +78,13 @@ void MarkedKernel::read_layout() {
   size_t const given = marks_.empty() || marks_[0].opcode != "cutfuse.layout" ? 0 : marks_[0].arguments.size();
   if (given != kNumbers && given != kNumbers - 1) refuse("does not begin with a cutfuse.layout of 5 or 6 numbers");
   std::transform(marks_[0].arguments.begin(), marks_[0].arguments.end(), numbers, number_in);
-  layout_ = {
-      numbers[0], numbers[1], numbers[2], numbers[3], numbers[4] != 0 ? Primitives::kFast : Primitives::kAccurate,
-      numbers[5]};
+  layout_ = {numbers[0],
+             numbers[1],
+             numbers[2],
+             numbers[3],
+             numbers[4] != 0 ? Primitives::kFast : Primitives::kAccurate,
+             numbers[5],
+             has_mark(kLocateMark)};
   directive(texts_[0], kBlocks);
   directive(texts_[0], kThreads);
 }

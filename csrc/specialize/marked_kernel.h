@@ -20,7 +20,8 @@ struct MarkedLayout {
   int elements;  // of a piece: neighbours of a thread, a vector of the kernel's type
   int pieces;    // of a thread
   Primitives primitives;
-  int registers;  // that the kernel needs for itself and an op
+  int registers;    // that the kernel needs for itself and an op
+  bool walks_line;  // loads an operand's pieces one after another in a loop (cutfuse.locate), all from one address
 
   ProgramAddress program_address(std::string const& parameter) const {
     return {".param", parameter, static_cast<size_t>(program)};

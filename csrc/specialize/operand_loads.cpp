@@ -60,7 +60,7 @@ bool OperandLoads::write(Mark const& mark) {
     load(mark, kColumnDimension);
   } else if (mark.opcode == "cutfuse.load_rows") {
     load(mark, kRowDimension);
-  } else if (mark.opcode == "cutfuse.locate") {
+  } else if (mark.opcode == kLocateMark) {
     locate_line(mark);
   } else if (mark.opcode == "cutfuse.fetch") {
     fetch(mark);

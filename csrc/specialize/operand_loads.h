@@ -11,6 +11,8 @@
 
 namespace cutfuse::specialize {
 
+constexpr char const* kLocateMark = "cutfuse.locate";
+
 class OperandLoads {
  public:
   OperandLoads(MarkedLayout const& layout, std::string parameter, Program const& program, OperandTypes const& operands,
