@@ -113,6 +113,18 @@ inline specialize::OperandTypes to_operand_types(Program const& program, std::ve
   return types;
 }
 
+inline void set_kinds(Program const& program, std::vector<specialize::OperandKind> const& kinds,
+                      specialize::OperandTypes& types) {
+  if (!kinds.empty()) check_operand_count(program, kinds.size());
+  for (size_t k = 0; k < kinds.size(); ++k) types[k].kind = kinds[k];
+}
+
+inline std::vector<specialize::OperandKind> kinds_of(int operand_count, specialize::OperandTypes const& types) {
+  std::vector<specialize::OperandKind> kinds(static_cast<size_t>(operand_count));
+  for (size_t k = 0; k < kinds.size(); ++k) kinds[k] = types[k].kind;
+  return kinds;
+}
+
 // Addresses of flags that splitting kernels wrote, and their numbers: of two operands at most.
 using FlagsTuple = std::tuple<uintptr_t, int>;
 

@@ -15,8 +15,7 @@ std::string specialize_kernel(std::string const& kernel, Program const& program,
                               std::string const& snippets, std::vector<sp::OperandKind> const& kinds,
                               sp::Inputs const& derivatives) {
   sp::OperandTypes types = to_operand_types(program, dtypes);
-  if (!kinds.empty()) check_operand_count(program, kinds.size());
-  for (size_t k = 0; k < kinds.size(); ++k) types[k].kind = kinds[k];
+  set_kinds(program, kinds, types);
   sp::KernelText const text(kernel, derivatives);
   if (snippets.empty()) return text.specialize(program, types, sp::op_snippets());
   return text.specialize(program, types, sp::OpSnippets(snippets));

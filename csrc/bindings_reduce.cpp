@@ -19,12 +19,28 @@ std::string find_kernel(Program const& program, Extents const& extents, MatrixTu
   return specialized_kernel(to_problem(program, extents, x, operands, reduction, 0, kAnyType, 0));
 }
 
+std::vector<specialize::OperandKind> find_operand_kinds(Program const& program, Extents const& extents,
+                                                        MatrixTuple const& x, std::vector<MatrixTuple> const& operands,
+                                                        int reduction) {
+  constexpr int kAnyType = static_cast<int>(DType::kFloat32);
+  return kinds_of(program.operand_count,
+                  specialized_operands(to_problem(program, extents, x, operands, reduction, 0, kAnyType, 0)));
+}
+
+void check_operands(ReduceProblem const& problem, OptionalSpecialization const& specialization) {
+  specialize::Specialization const* const given = specialization.value_or(nullptr);
+  if (given == nullptr || given->operand_types() == specialized_operands(problem)) return;
+  throw py::value_error("reduce: the specialization " + given->kernel() +
+                        " is of operands of other types or kinds: see reduce_operand_kinds");
+}
+
 void reduce(uintptr_t stream, Program const& program, Extents const& extents, MatrixTuple const& x,
             std::vector<MatrixTuple> const& operands, int reduction, uintptr_t out, int out_dtype, uintptr_t workspace,
             OptionalSpecialization const& specialization) {
   ReduceProblem problem = to_problem(program, extents, x, operands, reduction, out, out_dtype, workspace);
   problem.specialized = loaded(specialization);
   check_reduction("reduce", problem.reduction);
+  check_operands(problem, specialization);
   check_pointer("reduce", "x", problem.x.data, extents);
   check_pointer("reduce", "out", problem.out, extents);
   launcher().reduce(problem, pointer<void>(stream));
@@ -78,6 +94,9 @@ void bind_reduce(py::module_& module) {
              py::arg("reduction"),
              "The kernel that such a call of reduce runs with its program compiled in; empty where the program has to "
              "be interpreted. Of an address no more counts than whether it is a multiple of 16.");
+  module.def("reduce_operand_kinds", &find_operand_kinds, py::arg("program"), py::arg("extents"), py::arg("x"),
+             py::arg("operands"), py::arg("reduction"),
+             "How each operand lies along the lines that threads of that kernel walk along, which it has compiled in.");
   module.def("finalize_partials", &finalize, py::arg("stream"), py::arg("partials"), py::arg("tiles"), py::arg("rows"),
              py::arg("reduction"), py::arg("count"), py::arg("out"), py::arg("out_dtype"),
              "Folds fp32 partial states [tiles, rows] (pairs for logsumexp) to out [rows]; the mean divides by count.");

@@ -51,8 +51,10 @@ void fake_compiler(std::optional<Compile> const& compile) {
 }
 
 sp::Specialization* find_specialization(std::string const& kernel, int device, Program const& program,
-                                        std::vector<int> const& dtypes) {
-  return sp::find_specialization(kernel, device, program, to_operand_types(program, dtypes));
+                                        std::vector<int> const& dtypes, std::vector<sp::OperandKind> const& kinds) {
+  sp::OperandTypes types = to_operand_types(program, dtypes);
+  set_kinds(program, kinds, types);
+  return sp::find_specialization(kernel, device, program, types);
 }
 
 std::vector<sp::Specialization*> find_epilogues(LinearPlan const& plan, int device, Program const& program,
@@ -60,11 +62,8 @@ std::vector<sp::Specialization*> find_epilogues(LinearPlan const& plan, int devi
   return sp::find_epilogues(plan, device, program, to_operands(program, operands));
 }
 
-std::vector<sp::OperandKind> kinds_of(sp::Specialization const& specialization) {
-  std::vector<sp::OperandKind> kinds;
-  kinds.reserve(specialization.operand_count());
-  for (int k = 0; k < specialization.operand_count(); ++k) kinds.push_back(specialization.operand_types()[k].kind);
-  return kinds;
+std::vector<sp::OperandKind> operand_kinds_of(sp::Specialization const& specialization) {
+  return kinds_of(specialization.operand_count(), specialization.operand_types());
 }
 
 std::string describe(sp::Specialization const& specialization) {
@@ -119,7 +118,7 @@ void bind_specialize(py::module_& module) {
       "A kernel with a program compiled in, on one device: one for all numbers of the program.")
       .def_property_readonly("kernel", &sp::Specialization::kernel)
       .def_property_readonly("device", &sp::Specialization::device)
-      .def_property_readonly("operand_kinds", &kinds_of, "How the kernel takes each operand.")
+      .def_property_readonly("operand_kinds", &operand_kinds_of, "How the kernel takes each operand.")
       .def("claim", &sp::Specialization::claim, "True for the first who asks, and who is to have the kernel compiled.")
       .def_property_readonly("is_claimed", &sp::Specialization::is_claimed)
       .def_property_readonly("is_pending", &sp::Specialization::is_pending,
@@ -137,9 +136,10 @@ void bind_specialize(py::module_& module) {
       .def("__repr__", &describe);
   module.def(
       "find_specialization", &find_specialization, py::arg("kernel"), py::arg("device"), py::arg("program"),
-      py::arg("operand_types"), py::return_value_policy::reference,
+      py::arg("operand_types"), py::arg("operand_kinds") = std::vector<sp::OperandKind>(),
+      py::return_value_policy::reference,
       "The one specialization of these, made now if there is none yet. None beyond most_specializations, and for "
-      "a program that no kernel interprets.");
+      "a program that no kernel interprets. Operands are strided unless kinds are given.");
   module.def(
       "find_epilogues", &find_epilogues, py::arg("plan"), py::arg("device"), py::arg("program"), py::arg("operands"),
       py::return_value_policy::reference,

@@ -90,6 +90,7 @@ __all__: list[str] = [
     "reduce",
     "reduce_call",
     "reduce_kernel",
+    "reduce_operand_kinds",
     "reduce_parameters",
     "reduce_workspace",
     "reduction_table",
@@ -875,10 +876,14 @@ def find_epilogues(
     """
 
 def find_specialization(
-    kernel: str, device: int, program: Program, operand_types: collections.abc.Sequence[int]
+    kernel: str,
+    device: int,
+    program: Program,
+    operand_types: collections.abc.Sequence[int],
+    operand_kinds: collections.abc.Sequence[OperandKind] = [],
 ) -> Specialization:
     """
-    The one specialization of these, made now if there is none yet. None beyond most_specializations, and for a program that no kernel interprets.
+    The one specialization of these, made now if there is none yet. None beyond most_specializations, and for a program that no kernel interprets. Operands are strided unless kinds are given.
     """
 
 def first_scheme(precision: Precision) -> SplitScheme:
@@ -1229,6 +1234,17 @@ def reduce_kernel(
 ) -> str:
     """
     The kernel that such a call of reduce runs with its program compiled in; empty where the program has to be interpreted. Of an address no more counts than whether it is a multiple of 16.
+    """
+
+def reduce_operand_kinds(
+    program: Program,
+    extents: typing.Annotated[collections.abc.Sequence[int], "FixedSize(3)"],
+    x: tuple[int, int, int, int, int],
+    operands: collections.abc.Sequence[tuple[int, int, int, int, int]],
+    reduction: int,
+) -> list[OperandKind]:
+    """
+    How each operand lies along the lines that threads of that kernel walk along, which it has compiled in.
     """
 
 def reduce_parameters(

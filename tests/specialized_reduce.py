@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,11 +50,18 @@ class Plan(NamedTuple):
 
 
 def kernel_text(
-    program: Program, x: torch.dtype, reduction: str, operands: Sequence[Tensor] = (), columns: bool = False
+    program: Program,
+    x: torch.dtype,
+    reduction: str,
+    operands: Sequence[Tensor] = (),
+    columns: bool = False,
+    kinds: Sequence[str] = (),
 ) -> str:
+    """Operands are strided unless kinds are given."""
     template = module().kernel_template(template_name(x, reduction, columns))
     assert template
-    return module().specialize_kernel(template, program.native.without_chain, operand_types(operands))
+    named = [module().OperandKind.__members__[kind] for kind in kinds]
+    return module().specialize_kernel(template, program.native.without_chain, operand_types(operands), kinds=named)
 
 
 def template_name(x: torch.dtype, reduction: str, columns: bool = False) -> str:
@@ -88,21 +95,15 @@ class SpecializedReduce:
         out_dtype: torch.dtype = torch.float32,
     ) -> tuple[Tensor, Plan]:
         """The result, or the partial states of each split where a second kernel folds them, and the plan."""
-        extents = [*([1] * (3 - x.dim())), *x.shape]
         memory = Memory()
         symbols = memory.add_tables(self.text)
-        fields = [memory.add_tensor(tensor, extents) for tensor in (x, *operands)]
-        outer, reduced, inner = extents
-        if not self.columns:
-            fields = [turned(matrix, x.dim()) for matrix in fields]
-            outer, inner, reduced = extents if x.dim() == 3 else (extents[1], 1, extents[2])
-        code = module().reductions()[reduction]
-        problem = program.native, (outer, reduced, inner), fields[0], fields[1:], code
+        problem = problem_of(memory, program, x, operands, reduction, self.columns)
+        _, (outer, _, inner), matrix, _, code = problem
         name = template_name(x.dtype, reduction, self.columns)
         assert module().reduce_kernel(*problem) == name, "the launch would interpret it"
         rows, kinds = outer * inner, operand_types([torch.empty(0, dtype=out_dtype)])
         out = memory.add(b"\xff" * (rows * out_dtype.itemsize))
-        workspace_bytes = module().reduce_workspace(problem[1], fields[0][1], code, multiprocessors)
+        workspace_bytes = module().reduce_workspace(problem[1], matrix[1], code, multiprocessors)
         workspace = memory.add(b"\xff" * workspace_bytes) if workspace_bytes else 0
         parameters, blocks, threads = module().reduce_parameters(*problem, out, kinds[0], workspace, multiprocessors)
         plan = Plan.read(parameters)
@@ -138,6 +139,28 @@ class InterpretingReduce(SpecializedReduce):
             if self.columns
             else parameters + struct.pack("<i12x", Plan.read(parameters).vector.bit_length() - 1)
         )
+
+
+Problem = tuple[Any, tuple[int, int, int], Matrix, list[Matrix], int]
+
+
+def problem_of(
+    memory: Memory, program: Program, x: Tensor, operands: Sequence[Tensor], reduction: str, columns: bool
+) -> Problem:
+    """A launch's arguments, of tensors that are put into the memory."""
+    extents = [*([1] * (3 - x.dim())), *x.shape]
+    fields = [memory.add_tensor(tensor, extents) for tensor in (x, *operands)]
+    outer, reduced, inner = extents
+    if not columns:
+        fields = [turned(matrix, x.dim()) for matrix in fields]
+        outer, inner, reduced = extents if x.dim() == 3 else (extents[1], 1, extents[2])
+    return program.native, (outer, reduced, inner), fields[0], fields[1:], module().reductions()[reduction]
+
+
+def kinds_of(program: Program, x: Tensor, operands: Sequence[Tensor], reduction: str, columns: bool) -> list[str]:
+    """How the operands lie along the threads' lines, which a launch has compiled in."""
+    problem = problem_of(Memory(), program, x, operands, reduction, columns)
+    return [kind.name for kind in module().reduce_operand_kinds(*problem)]
 
 
 def turned(matrix: Matrix, dimensions: int) -> Matrix:

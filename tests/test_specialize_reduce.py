@@ -12,7 +12,7 @@ from host_program import run_on_host
 from hypothesis import HealthCheck, given, settings
 from random_programs import OPERANDS, Recipe, make_program, recipes
 from specialized_kernels import SpecializedEpilogue, assemble, find_ptxas, make_kernel, specialize, spread
-from specialized_reduce import SpecializedReduce, fold_in_order, kernel_text, template_name
+from specialized_reduce import SpecializedReduce, fold_in_order, kernel_text, kinds_of, template_name
 from torch import Tensor
 
 from cutfuse import native
@@ -206,28 +206,47 @@ LAYOUTS = {
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("length", ["short", "long"])
 def test_operands_of_every_layout(dtype: torch.dtype, operand_dtype: torch.dtype, length: str, columns: bool) -> None:
-    """Each is read as it lies in memory, which ends with it."""
+    """Each is read as it lies in memory, which ends with it, whether that is compiled in or not."""
     program = Program.parse(GATED if length == "short" else f"operands=1; mul z r0; {LONG}; mul prev r0")
     x = random(5, 264, dtype=dtype, seed=3)
-    kernel = None
+    kernels = {}
     for name, layout in LAYOUTS.items():
         storage = torch.empty(0).set_(layout.untyped_storage()).to(operand_dtype)
         operand = storage.as_strided(layout.shape, layout.stride(), layout.storage_offset())
-        kernel = kernel or SpecializedReduce(kernel_text(program, dtype, "sum", [operand], columns))
-        try:
-            check(program, x, [operand], kernel=kernel)
-        except AssertionError as error:
-            raise AssertionError(name) from error
+        kinds = {*kinds_of(program, x, [operand], "sum", columns), *(["strided"] if dtype == operand_dtype else [])}
+        for kind in kinds:
+            if kind not in kernels:
+                kernels[kind] = SpecializedReduce(kernel_text(program, dtype, "sum", [operand], columns, [kind]))
+            try:
+                check(program, x, [operand], kernel=kernels[kind])
+            except AssertionError as error:
+                raise AssertionError(name, kind) from error
+    assert set(kernels) == {"strided", "scalar", *(("row", "column") if columns else ())}
 
 
 def test_operands_of_several_layouts_at_once() -> None:
     program = Program.parse("operands=4; mul z r0; add prev r1; mul prev r2; sub prev r3")
-    names = ["matrix", "transposed", "number", "row off a boundary"]
+    names = ["matrix", "transposed", "number", "row off a boundary", "column"]
     x = random(5, 264, dtype=torch.bfloat16)
-    for turn in range(4):
-        operands = [LAYOUTS[name] for name in names[turn:] + names[:turn]]
+    for turn in range(len(names)):
+        operands = [LAYOUTS[name] for name in (names[turn:] + names[:turn])[:4]]
         for columns in (False, True):
+            kinds = kinds_of(program, x, operands, "sum", columns)
+            text = kernel_text(program, x.dtype, "sum", operands, columns, kinds)
+            check(program, x, operands, kernel=SpecializedReduce(text))
             check(program, x, operands, columns=columns)
+
+
+@pytest.mark.parametrize("kind", ["scalar", "row", "column"])
+def test_operands_along_lines_of_several_dimensions(kind: str) -> None:
+    """x of (outer, reduced, inner), and operands that are other ones for each outer index."""
+    program, x = Program.parse(GATED), random(3, 70, 24)
+    shape = {"scalar": (3, 1, 1), "row": (3, 1, 24), "column": (3, 70, 1)}[kind]
+    operand = random(*shape, seed=1)
+    assert kinds_of(program, x, [operand], "sum", True) == [kind]
+    check(
+        program, x, [operand], kernel=SpecializedReduce(kernel_text(program, x.dtype, "sum", [operand], True, [kind]))
+    )
 
 
 def test_numbers_and_means_have_one_text() -> None:
@@ -312,7 +331,9 @@ def test_ptxas_takes_programs(tmp_path: Path, reduction: str, architecture: str,
     for number, program in enumerate(programs_to_assemble()):
         dtype = DTYPES[number % 3]
         operands = [random(1, 8, dtype=DTYPES[(number + k) % 3]) for k in range(program.operand_count)]
-        text = kernel_text(program, dtype, reduction, operands, columns)
+        possible = ("strided", "row", "column", "scalar") if columns else ("strided", "scalar")
+        kinds = [possible[(number // 2 + k) % len(possible)] for k in range(program.operand_count)]
+        text = kernel_text(program, dtype, reduction, operands, columns, kinds if number % 2 else ())
         assert "call" not in text
         report = assemble(text, tmp_path, architecture)
         assert not report.warnings

@@ -235,6 +235,40 @@ def test_a_row_of_more_elements_is_compiled() -> None:
     assert core.reduce_kernel(program.native, (1, 8 * MANY, 1), row, [row], REDUCTIONS["sum"])
 
 
+STRIDES = {"matrix": (64, 1), "row": (0, 1), "column": (1, 0), "number": (0, 0), "transposed": (1, 8)}
+KINDS = {
+    "rows": {"row": "strided", "column": "scalar", "number": "scalar"},
+    "columns": {"row": "row", "column": "column", "number": "scalar"},
+}
+
+
+@pytest.mark.parametrize("layout", STRIDES)
+@pytest.mark.parametrize("direction", KINDS)
+def test_how_operands_lie_along_the_threads_lines(direction: str, layout: str) -> None:
+    """Threads of a reduction of rows walk along rows, and those of one of columns down columns, eight at once."""
+    program = cutfuse.Epilogue(gated, 1).program.native
+    code, row_stride, column_stride = DTYPES["bfloat16"], *STRIDES[layout]
+    if direction == "rows":
+        problem = (8, 64, 1), (0, code, 64, 1, 0), [(0, code, row_stride, column_stride, 0)]
+    else:
+        problem = (1, 8, 64), (0, code, 0, 64, 1), [(0, code, 0, row_stride, column_stride)]
+    kinds = core.reduce_operand_kinds(program, *problem, REDUCTIONS["sum"])
+    assert [kind.name for kind in kinds] == [KINDS[direction].get(layout, "strided")]
+
+
+def test_a_kernel_for_operands_of_other_kinds_is_refused() -> None:
+    program = cutfuse.Epilogue(gated, 1).program.native
+    problem = (8, 64, 1), (16, DTYPES["float32"], 64, 1, 0), [(16, DTYPES["float32"], 1, 0, 0)], REDUCTIONS["sum"]
+    types = [DTYPES["float32"]]
+    kernel = core.reduce_kernel(program, *problem)
+    strided = core.find_specialization(kernel, 0, program, types)
+    assert strided is not core.find_specialization(kernel, 0, program, types, [core.OperandKind.scalar])
+    with pytest.raises(ValueError, match=f"{kernel} is of operands of other types or kinds"):
+        core.reduce(0, program, *problem, 16, DTYPES["float32"], 0, strided)
+    with pytest.raises(ValueError, match="the program has 1 operands, got 2"):
+        core.find_specialization(kernel, 0, program, types, [core.OperandKind.scalar] * 2)
+
+
 @pytest.mark.parametrize("depth", [63, 64])
 def test_the_reduction_after_a_product(launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
     """Of rows that no GEMM kernel takes, and of a matrix so small that cuBLAS and one more kernel are faster."""

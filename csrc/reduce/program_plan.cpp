@@ -8,6 +8,9 @@ namespace cutfuse {
 namespace {
 
 constexpr uintptr_t kAlignment = 16;
+constexpr int kAnyMultiprocessors = 1;  // how work is shared out depends on them, and which kernel takes it does not
+
+bool is_empty(ReduceExtents const& extents) { return extents.outer == 0 || extents.reduced == 0 || extents.inner == 0; }
 
 // What the kernels of reduce_templates.cu count in 32 bits: results of rows, and of columns the threads across them and
 // the rows. A tensor has fewer unless it takes 16 GB.
@@ -19,6 +22,16 @@ bool is_counted(PlannedReduce const& planned) {
 
 // The operands' dimensions follow the input's.
 void turn(Operand& operand) { std::swap(operand.strides[0], operand.strides[2]); }
+
+// How an operand lies along the line of a thread: its pieces follow each other along the reduced dimension, and a
+// piece's elements too where rows are reduced.
+specialize::OperandKind kind_on_line(Operand const& operand, ReducePath path) {
+  using specialize::OperandKind;
+  bool const is_same = operand.strides[1] == 0;
+  bool const is_single = operand.strides[path == ReducePath::kStrided ? 2 : 1] == 0;
+  if (is_same) return is_single ? OperandKind::kScalar : OperandKind::kRow;
+  return is_single ? OperandKind::kColumn : OperandKind::kStrided;
+}
 
 bool is_aligned(void const* data) { return reinterpret_cast<uintptr_t>(data) % kAlignment == 0; }
 
@@ -75,13 +88,21 @@ std::string reduce_template(ReducePath path, DType dtype, Reduction reduction) {
 }
 
 std::string specialized_kernel(ReduceProblem const& problem) {
-  ReduceExtents const& extents = problem.extents;
-  bool const is_empty = extents.outer == 0 || extents.reduced == 0 || extents.inner == 0;
-  if (is_empty || problem.program.length == 0 || problem.reduction == Reduction::kNone) return {};
-  constexpr int kMultiprocessors = 1;  // how work is shared out depends on them, and which kernel takes it does not
-  PlannedReduce const planned = plan_program(problem, kMultiprocessors);
+  if (is_empty(problem.extents) || problem.program.length == 0 || problem.reduction == Reduction::kNone) return {};
+  PlannedReduce const planned = plan_program(problem, kAnyMultiprocessors);
   if (planned.problem.program.length == 0 || !planned.plan.whole_vectors || !is_counted(planned)) return {};
   return reduce_template(planned.plan.path, problem.x.dtype, problem.reduction);
+}
+
+specialize::OperandTypes specialized_operands(ReduceProblem const& problem) {
+  specialize::OperandTypes types = {};
+  if (is_empty(problem.extents)) return types;
+  PlannedReduce const planned = plan_program(problem, kAnyMultiprocessors);
+  for (int k = 0; k < problem.program.operand_count; ++k) {
+    Operand const& operand = planned.problem.operands.items[k];
+    types[k] = {operand.dtype, kind_on_line(operand, planned.plan.path)};
+  }
+  return types;
 }
 
 }  // namespace cutfuse

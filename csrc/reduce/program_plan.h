@@ -6,6 +6,7 @@
 
 #include "reduce/reduce_plan.h"
 #include "reduce/reduce_problem.h"
+#include "specialize/operand_types.h"
 
 namespace cutfuse {
 
@@ -27,5 +28,9 @@ std::string reduce_template(ReducePath path, DType dtype, Reduction reduction);
 // interpreted, because rows are no whole vectors, there are too many of them or there is nothing to interpret. Whether
 // it is empty depends on the program, extents, strides, types and alignments to 16 bytes alone.
 std::string specialized_kernel(ReduceProblem const& problem);
+
+// What that kernel has compiled in of the operands. Whatever else a tensor's strides are, only which of them are 0
+// counts.
+specialize::OperandTypes specialized_operands(ReduceProblem const& problem);
 
 }  // namespace cutfuse

@@ -16,6 +16,8 @@ constexpr int kColumnDimension = 2;
 
 std::string word_registers(int operand) { return "%word" + std::to_string(operand) + "_"; }
 
+std::string single_registers(int operand) { return "%single" + std::to_string(operand) + "_"; }
+
 std::string address_register(int operand, int piece) {
   return "%address" + std::to_string(operand) + "_" + std::to_string(piece);
 }
@@ -72,7 +74,25 @@ bool OperandLoads::write(Mark const& mark) {
 
 int OperandLoads::size_of(int operand) const { return static_cast<int>(cutfuse::size_of(operands_[operand].dtype)); }
 
-int OperandLoads::words_of(int operand) const { return layout_.elements * size_of(operand) / kWordBytes; }
+bool OperandLoads::is_single(int operand) const {
+  return kind_of(operand) == OperandKind::kScalar || kind_of(operand) == OperandKind::kColumn;
+}
+
+bool OperandLoads::moves(int operand) const {
+  return kind_of(operand) != OperandKind::kScalar && kind_of(operand) != OperandKind::kRow;
+}
+
+int OperandLoads::words_of(int operand) const {
+  return is_single(operand) ? 1 : layout_.elements * size_of(operand) / kWordBytes;
+}
+
+int OperandLoads::registers_of(int operand) const {
+  constexpr int kAddress = 4;  // of a further piece, and what else it has at work
+  constexpr int kLine = 6;     // of pieces that share an address: with their stride and step
+  if (!moves(operand)) return words_of(operand);
+  int const addresses = layout_.walks_line ? kLine : kAddress * (layout_.pieces - 1);
+  return words_of(operand) * layout_.pieces + addresses;
+}
 
 // An element's bytes as a power of 2: a shift and an addition of 64 bits are two instructions of a GPU, and a
 // multiplication by a number and an addition four.
@@ -102,7 +122,10 @@ void OperandLoads::declare() {
   for (char const* name : {"%exists", "%loads", "%gathers"}) writer_.line(".reg .pred " + std::string(name) + ";");
   for (int operand = 0; operand < program_.operand_count; ++operand) {
     if (!writer_.reads_operand(operand)) continue;
-    writer_.declare_floats(word_registers(operand), words_of(operand) * layout_.pieces);
+    writer_.declare_floats(word_registers(operand), words_of(operand) * (moves(operand) ? layout_.pieces : 1));
+    if (is_single(operand)) {
+      writer_.line(text_of(".reg .b32 ", single_registers(operand), "<", std::to_string(layout_.pieces), ">;"));
+    }
     writer_.line(".reg .pred " + vector_predicate(operand) + ";");
     writer_.line(".reg .pred " + gather_predicate(operand) + ";");
     writer_.line(".reg .b64 " + stride_register(operand) + ";");
@@ -201,24 +224,32 @@ void OperandLoads::locate_line(Mark const& mark) {
   read_position(mark);
   writer_.line("setp.ne.s32 %gathers, 0, 0;");
   for (int operand = 0; operand < program_.operand_count; ++operand) {
-    if (!writer_.reads_operand(operand)) continue;
-    locate(operand, std::stoi(mark.arguments[kPosition]));
-    measure_step(operand, std::stoi(mark.arguments[kPosition + 1]), mark.arguments[kPosition + 2]);
-    std::string const gathers = gather_predicate(operand);
-    std::string const end = "$Lchanging" + std::to_string(operand);
-    writer_.line("or.b64 %place, " + stride_register(operand) + ", " + step_register(operand) + ";");
-    writer_.line("setp.ne.s64 " + gathers + ", %place, 0;");
-    writer_.line(text_of("@", gathers, " bra ", end, ";"));
-    writer_.add(snippets_.load_words(operands_[operand].dtype, layout_.elements),
-                {address_register(operand, 0), stride_register(operand)}, words(operand, 0));
-    for (int piece = 1; piece < layout_.pieces; ++piece) {
-      for (int i = 0; i < words_of(operand); ++i) writer_.move(words(operand, piece)[i], words(operand, 0)[i]);
-    }
-    writer_.label(end);
-    writer_.line("not.pred %loads, " + vector_predicate(operand) + ";");
-    writer_.line(text_of("and.pred ", gathers, ", ", gathers, ", %loads;"));
-    writer_.line("or.pred %gathers, %gathers, " + gathers + ";");
+    if (writer_.reads_operand(operand)) locate_on_line(operand, mark);
   }
+}
+
+void OperandLoads::locate_on_line(int operand, Mark const& mark) {
+  locate(operand, std::stoi(mark.arguments[kPosition]));
+  if (!moves(operand)) return load_once(operand);
+  measure_step(operand, std::stoi(mark.arguments[kPosition + 1]), mark.arguments[kPosition + 2]);
+  if (is_single(operand)) return;
+  std::string const gathers = gather_predicate(operand);
+  writer_.line(text_of("not.pred ", gathers, ", ", vector_predicate(operand), ";"));
+  writer_.line("or.pred %gathers, %gathers, " + gathers + ";");
+}
+
+// The piece that a line has of an operand.
+void OperandLoads::load_once(int operand) {
+  if (is_single(operand)) return load_single(operand, 0, "");
+  std::string const gather = "$Lgather" + std::to_string(operand);
+  std::string const end = "$Lloaded" + std::to_string(operand);
+  writer_.line(text_of("@!", vector_predicate(operand), " bra ", gather, ";"));
+  load_words(operand, 0, address_register(operand, 0), "");
+  writer_.line("bra " + end + ";");
+  writer_.label(gather);
+  writer_.add(snippets_.load_words(operands_[operand].dtype, layout_.elements),
+              {address_register(operand, 0), stride_register(operand)}, words(operand, 0));
+  writer_.label(end);
 }
 
 // The bytes from one piece to the next, which is a vector too where they are whole ones.
@@ -237,19 +268,35 @@ void OperandLoads::fetch(Mark const& mark) {
   if (mark.arguments.size() != 2) {
     throw std::invalid_argument("the kernel's PTX has a cutfuse.fetch without a piece and whether there is one");
   }
-  if (writer_.operand_count() == 0) return;
-  int const piece = std::stoi(mark.arguments[0]);
-  std::string const number = std::to_string(fetches_++);
-  writer_.line("setp.ne.s32 %exists, " + mark.arguments[1] + ", 0;");
+  std::vector<int> moving;
   for (int operand = 0; operand < program_.operand_count; ++operand) {
-    if (!writer_.reads_operand(operand)) continue;
-    writer_.line("and.pred %loads, %exists, " + vector_predicate(operand) + ";");
-    load_words(operand, piece, address_register(operand, 0), "@%loads ");
+    if (writer_.reads_operand(operand) && moves(operand)) moving.push_back(operand);
   }
+  if (moving.empty()) return;
+  int const piece = std::stoi(mark.arguments[0]);
+  writer_.line("setp.ne.s32 %exists, " + mark.arguments[1] + ", 0;");
+  for (int const operand : moving) {
+    if (is_single(operand)) {
+      load_single(operand, piece, "@%exists ");
+    } else {
+      writer_.line("and.pred %loads, %exists, " + vector_predicate(operand) + ";");
+      load_words(operand, piece, address_register(operand, 0), "@%loads ");
+    }
+  }
+  gather_piece(piece);
+  for (int const operand : moving) {
+    std::string const address = address_register(operand, 0);
+    writer_.line(text_of("add.s64 ", address, ", ", address, ", ", step_register(operand), ";"));
+  }
+}
+
+// What of a piece that exists is no vector.
+void OperandLoads::gather_piece(int piece) {
+  std::string const number = std::to_string(fetches_++);
   writer_.line("and.pred %loads, %exists, %gathers;");
   writer_.line("@!%loads bra $Lfetched" + number + ";");
   for (int operand = 0; operand < program_.operand_count; ++operand) {
-    if (!writer_.reads_operand(operand)) continue;
+    if (!writer_.reads_operand(operand) || !moves(operand) || is_single(operand)) continue;
     std::string const end = "$Lgathered" + number + "_" + std::to_string(operand);
     writer_.line("@!" + gather_predicate(operand) + " bra " + end + ";");
     writer_.add(snippets_.load_words(operands_[operand].dtype, layout_.elements),
@@ -257,11 +304,11 @@ void OperandLoads::fetch(Mark const& mark) {
     writer_.label(end);
   }
   writer_.label("$Lfetched" + number);
-  for (int operand = 0; operand < program_.operand_count; ++operand) {
-    if (!writer_.reads_operand(operand)) continue;
-    std::string const address = address_register(operand, 0);
-    writer_.line(text_of("add.s64 ", address, ", ", address, ", ", step_register(operand), ";"));
-  }
+}
+
+void OperandLoads::load_single(int operand, int piece, std::string const& guard) {
+  char const* const type = size_of(operand) == kWordBytes ? "b32 " : "u16 ";
+  writer_.line(text_of(guard, "ld.global.", type, single(operand, piece), ", [", address_register(operand, 0), "];"));
 }
 
 // The neighbours at an address, as vectors.
@@ -301,15 +348,35 @@ void OperandLoads::load_others(int operand, int piece_dimension) {
   writer_.label(end);
 }
 
+// Of a single element: the one that unpack_single makes, as often as a piece has words.
 std::vector<std::string> OperandLoads::words(int operand, int piece) const {
+  int const count = layout_.elements * size_of(operand) / kWordBytes;
+  int const first = moves(operand) && !is_single(operand) ? piece * count : 0;
   std::vector<std::string> registers;
-  int const count = words_of(operand);
   registers.reserve(count);
-  for (int i = 0; i < count; ++i) registers.push_back(element(word_registers(operand), piece * count + i));
+  for (int i = 0; i < count; ++i) {
+    registers.push_back(element(word_registers(operand), is_single(operand) ? 0 : first + i));
+  }
   return registers;
 }
 
+std::string OperandLoads::single(int operand, int piece) const {
+  return element(single_registers(operand), moves(operand) ? piece : 0);
+}
+
+// Makes words of one element that is all elements of a piece.
+void OperandLoads::unpack_single(int operand, int piece) {
+  std::string const word = words(operand, piece)[0];
+  if (size_of(operand) == kWordBytes) {
+    writer_.line(text_of("mov.b32 ", word, ", ", single(operand, piece), ";"));
+  } else {
+    writer_.line(text_of("{ .reg .b16 low, high; mov.b32 {low, high}, ", single(operand, piece), "; mov.b32 ", word,
+                         ", {low, low}; }"));
+  }
+}
+
 void OperandLoads::unpack_operand(int operand, int piece) {
+  if (is_single(operand)) unpack_single(operand, piece);
   std::vector<std::string> const packed = words(operand, piece);
   std::vector<std::string> values;
   values.reserve(layout_.elements);

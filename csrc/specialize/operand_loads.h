@@ -23,10 +23,16 @@ class OperandLoads {
   bool write(Mark const& mark);
   // A piece of each operand, as the program reads it.
   void unpack(int piece);
-  // Registers of a piece of an operand before that.
-  int words_of(int operand) const;
+  // Registers of an operand before that: those of its pieces and, where they are loaded one by one, of its address.
+  int registers_of(int operand) const;
 
  private:
+  OperandKind kind_of(int operand) const { return operands_[operand].kind; }
+  // A piece of it is one element.
+  bool is_single(int operand) const;
+  // It is loaded again for each piece of a line.
+  bool moves(int operand) const;
+  int words_of(int operand) const;
   int size_of(int operand) const;
   std::string size_shift(int operand) const;
   int vector_bytes(int operand) const;
@@ -40,12 +46,18 @@ class OperandLoads {
   void locate_pieces(int operand, int dimension);
   void locate_neighbours(int operand);
   void locate_line(Mark const& mark);
+  void locate_on_line(int operand, Mark const& mark);
   void measure_step(int operand, int dimension, std::string const& count);
   void fetch(Mark const& mark);
+  void gather_piece(int piece);
+  void load_single(int operand, int piece, std::string const& guard);
+  void load_once(int operand);
   void load_words(int operand, int piece, std::string const& address, std::string const& guard);
   void load_vectors(int operand, int piece_dimension);
   void load_others(int operand, int piece_dimension);
   std::vector<std::string> words(int operand, int piece) const;
+  std::string single(int operand, int piece) const;
+  void unpack_single(int operand, int piece);
   void unpack_operand(int operand, int piece);
 
   MarkedLayout const layout_;

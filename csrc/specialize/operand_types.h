@@ -9,12 +9,13 @@
 
 namespace cutfuse::specialize {
 
-// Of an operand of a GEMM's epilogue. Others are always kStrided.
+// Of an operand of a GEMM's epilogue, and of a reduction, where a thread walks along a line of pieces. Others are
+// always kStrided.
 enum class OperandKind : uint8_t {
   kStrided,  // loaded by its strides, whatever they are
-  kScalar,   // one element
-  kRow,      // one contiguous row
-  kColumn,   // one element for each row
+  kScalar,   // one element; of a line one for all of it
+  kRow,      // one contiguous row; of a line the same piece throughout, whatever the strides
+  kColumn,   // one element for each row; of a line one for each piece
   kSource,   // a matrix that the kernel's copy engine brings ahead of its use: see sm90::SourceFragment
 };
 

@@ -52,15 +52,12 @@ bool VectorProgram::is_short() const {
 
 int VectorProgram::blocks(int threads) const {
   constexpr int kRegisters = 65536;  // of a multiprocessor
-  constexpr int kAddress = 4;        // of an operand's further piece, and what else it has at work
-  constexpr int kLine = 6;           // of an operand whose pieces share an address: with its stride and step
   constexpr int kOfLongOps = 16;     // erfc of two elements at once: spills without them
   constexpr int kLongOp = 64;        // instructions
   int held = layout_.registers + own_registers() + (longest_snippet() > kLongOp ? kOfLongOps : 0);
-  int const addresses = layout_.walks_line ? kLine : kAddress * (layout_.pieces - 1);
   for (int operand = 0; operand < program_.operand_count; ++operand) {
     if (!writer_.reads_operand(operand)) continue;
-    held += loads_.words_of(operand) * layout_.pieces + addresses;
+    held += loads_.registers_of(operand);
     if (!is_short()) held += layout_.elements;
   }
   return std::max(1, kRegisters / (threads * held));

@@ -13,7 +13,7 @@ from ..epilogue import Program
 from .background import background
 
 if TYPE_CHECKING:
-    from .._C import LinearPlan, Specialization
+    from .._C import LinearPlan, OperandKind, Specialization
     from .._C import Program as NativeProgram
 
 Epilogues = list["Specialization"]
@@ -129,8 +129,10 @@ def find_reduce(
     """The same for a call of the native `reduce`, whose kernels have no chains compiled in."""
     if why_interpreted():
         return []
-    kernel = native.core.reduce_kernel(program.native, extents, x, list(operands), reduction)
-    return _find_alone(kernel, device, program.native.without_chain, operands)
+    problem = program.native, extents, x, list(operands), reduction
+    kernel = native.core.reduce_kernel(*problem)
+    kinds = native.core.reduce_operand_kinds(*problem) if kernel and operands else []
+    return _find_alone(kernel, device, program.native.without_chain, operands, kinds)
 
 
 def find_backward(
@@ -155,9 +157,11 @@ def find_backward(
     return _find_alone(kernel, device, program.native.without_chain, operands)
 
 
-def _find_alone(kernel: str, device: int, program: NativeProgram, operands: Sequence[Matrix]) -> Epilogues:
+def _find_alone(
+    kernel: str, device: int, program: NativeProgram, operands: Sequence[Matrix], kinds: Sequence[OperandKind] = ()
+) -> Epilogues:
     types = [dtype for _, dtype, *_ in operands]
-    found = native.core.find_specialization(kernel, device, program, types) if kernel else None
+    found = native.core.find_specialization(kernel, device, program, types, kinds) if kernel else None
     return [] if found is None else [found]
 
 
