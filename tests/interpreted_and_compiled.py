@@ -10,7 +10,7 @@ from torch import Tensor
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Program
-from cutfuse.ops import cuda
+from cutfuse.ops import cuda, cuda_backward
 from cutfuse.planning.linear_launch import launch_fused, matrices_of
 from cutfuse.planning.linear_plan import LinearArguments, plan_linear
 from cutfuse.planning.specialize import find_epilogues
@@ -88,6 +88,33 @@ def assert_same_pointwise(program: Program, x: Tensor, operands: Sequence[Tensor
     interpreted, compiled = in_both_modes(lambda: cuda.pointwise(x, operands, program.text, x.dtype))
     wrong = other_values(interpreted, compiled)
     assert not wrong.any(), (program.text, tuple(x.shape), x.dtype, interpreted[wrong][:4], compiled[wrong][:4])
+
+
+def with_special_values(count: int, shape: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
+    """Tensors that are random but for every third column."""
+    generator = torch.Generator(DEVICE).manual_seed(7)
+    found = [torch.randn(tuple(shape), generator=generator, device=DEVICE).to(dtype) for _ in range(count)]
+    special = torch.tensor(SPECIAL, device=DEVICE)
+    for k, tensor in enumerate(found):
+        places = tensor[..., k::3]
+        places.copy_(special.repeat(-(-places.shape[-1] // len(SPECIAL)))[: places.shape[-1]])
+    return found
+
+
+def assert_same_gradients(
+    program: Program, grad: Tensor, x: Tensor, operands: Sequence[Tensor], wanted: list[int], column_sum: bool
+) -> None:
+    """Of the inputs that are wanted: 0 for x, k for operand k - 1; and with them the sums of x's columns."""
+    native.core.forget_specializations()
+    given = grad, x, operands, program.text, "none", None, wanted, column_sum
+    results = []
+    for mode in ("off", "now"):
+        with cutfuse.specialization(mode):
+            results.append(cuda_backward.pointwise_backward(*given))
+    assert native.core.compiled_count() == 1, "nothing has been compiled"
+    for interpreted, compiled in zip(*results, strict=True):
+        wrong = other_values(interpreted, compiled)
+        assert not wrong.any(), (program.text, wanted, interpreted[wrong][:4], compiled[wrong][:4])
 
 
 def assert_same_reduction(program: Program, x: Tensor, operands: Sequence[Tensor], reduction: str, dim: int) -> None:

@@ -1,8 +1,9 @@
 """Compares kernels that interpret random programs with kernels that have them compiled in, bit by bit: for a GPU.
 
 `python tests/random_specialized.py COUNT [SEED] [--jobs N]` takes the programs of COUNT seeds from SEED on, each in a
-pointwise kernel, in one of a linear layer and in one of a reduction. `python tests/random_specialized.py 1 SEED` runs
-one of the seeds that it prints again. The exit status is 1 where any failed.
+pointwise kernel, in one of a linear layer, in one of a reduction and in one of derivatives; with --in-turn each in one
+of the four. `python tests/random_specialized.py 1 SEED` runs one of the seeds that it prints again. The exit status is
+1 where any failed.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from gpu_tensors import randn
 from interpreted_and_compiled import (
     DEVICE,
     SPECIAL,
+    assert_same_gradients,
     assert_same_layer,
     assert_same_pointwise,
     assert_same_reduction,
     kernels_for,
     layer,
+    with_special_values,
 )
 from random_programs import OPERANDS, make_program, recipe_of
 
@@ -38,6 +41,7 @@ SHOWN = 10
 SHAPE = (200, 264)
 
 Compare = Callable[[int], bool]
+Check = Callable[[Program, int], None]
 
 
 class Outcome(NamedTuple):
@@ -50,10 +54,23 @@ class Outcome(NamedTuple):
 
 def compare(seed: int) -> bool:
     """Whether kernels interpret the program of this seed. Raises AssertionError where they give other bits."""
+    return compare_in(checks(), seed)
+
+
+def compare_in_turn(seed: int) -> bool:
+    """The same in one of the kernels. Types and directions have turns of 3 and 2 seeds."""
+    return compare_in([checks()[seed // 6 % len(checks())]], seed)
+
+
+def checks() -> list[Check]:
+    return [check_pointwise, check_layer, check_reduction, check_gradients]
+
+
+def compare_in(chosen: Sequence[Check], seed: int) -> bool:
     program = make_program(recipe_of(seed))
     if not program.native.is_interpreted:
         return False
-    for check in (check_pointwise, check_layer, check_reduction):
+    for check in chosen:
         native.core.forget_specializations()
         check(program, seed)
     return True
@@ -73,12 +90,23 @@ def check_layer(program: Program, seed: int) -> None:
     assert_same_layer(arguments, kernels_for(arguments)[:1])
 
 
+def check_gradients(program: Program, seed: int) -> None:
+    """At special values among others. A program without a gradient runs forwards."""
+    wanted = [k for k in range(1 + OPERANDS) if k in program.inputs_with_gradient]
+    if not wanted:
+        check_pointwise(program, seed)
+        return
+    grad, x, *operands = with_special_values(2 + OPERANDS, SHAPE, dtype_of(seed))
+    assert_same_gradients(program, grad, x, operands, wanted, column_sum=seed % 2 == 1)
+
+
 def check_reduction(program: Program, seed: int) -> None:
-    """Where it is no mere factor, which sums are multiplied by."""
+    """Runs a mere factor, which sums are multiplied by, as it is."""
     if program.native.scaling is not None:
+        check_pointwise(program, seed)
         return
     x, *operands = (randn(*SHAPE, dtype=dtype_of(seed), seed=place) for place in range(1 + OPERANDS))
-    assert_same_reduction(program, x, operands, REDUCTIONS[seed // 2 % len(REDUCTIONS)], -1 - seed % 2)
+    assert_same_reduction(program, x, operands, REDUCTIONS[seed // 24 % len(REDUCTIONS)], -1 - seed % 2)
 
 
 def dtype_of(seed: int) -> torch.dtype:
@@ -147,14 +175,16 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("count", type=at_least_one, metavar="COUNT")
     parser.add_argument("seed", type=int, nargs="?", default=0, metavar="SEED", help="the first; 0 unless given")
     parser.add_argument("--jobs", type=at_least_one, default=1, metavar="N", help="compare in N processes at a time")
+    parser.add_argument("--in-turn", action="store_true", help="compare each program in one of the kernels, not in all")
     return parser.parse_args(arguments)
 
 
-def main(arguments: Sequence[str], compare: Compare = compare) -> int:
+def main(arguments: Sequence[str], by: Compare | None = None) -> int:
     options = read_arguments(arguments)
+    by = by or (compare_in_turn if options.in_turn else compare)
     os.environ.setdefault("CUDA_CACHE_DISABLE", "1")  # the driver's cache is for kernels that are needed again
     seeds = range(options.seed, options.seed + options.count)
-    total = total_of(run_shares(compare, shares_of(seeds, options.jobs), options.jobs))
+    total = total_of(run_shares(by, shares_of(seeds, options.jobs), options.jobs))
     for seed in sorted(total.failures)[:SHOWN]:
         print(f"seed {seed}: {total.failures[seed]}", file=sys.stderr)
     print(summary_of(total))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from interpreted_and_compiled import assert_same_gradients, with_special_values
 from random_programs import OPERANDS, Recipe, make_program, recipes
 from specialized_backward import MASKS
-from torch import Tensor
 
 import cutfuse
 from cutfuse import native
@@ -19,7 +17,6 @@ from cutfuse.ops import cuda_backward
 pytestmark = pytest.mark.gpu
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, 3.0, 6.0, 1e-20, 88.0, -100.0, 3e4, float("inf"), -float("inf"), float("nan"))
 LONG = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"] * 4)
 GATED = "operands=1; sigmoid z -> s0; mul prev r0 -> s1; sub 1.0 s0; mul prev z; add prev s1"
 
@@ -30,54 +27,27 @@ def _fresh() -> None:
     native.core.forget_calls()
 
 
-def tensors(count: int, shape: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
-    """Random but for every third column, of special values."""
-    generator = torch.Generator("cuda").manual_seed(7)
-    found = [torch.randn(tuple(shape), generator=generator, device="cuda").to(dtype) for _ in range(count)]
-    special = torch.tensor(SPECIAL, device="cuda")
-    for k, tensor in enumerate(found):
-        places = tensor[..., k::3]
-        places.copy_(special.repeat(-(-places.shape[-1] // len(SPECIAL)))[: places.shape[-1]])
-    return found
-
-
-def assert_same_bits(
-    program: Program, grad: Tensor, x: Tensor, operands: Sequence[Tensor], wanted: list[int], column_sum: bool
-) -> None:
-    native.core.forget_specializations()
-    given = grad, x, operands, program.text, "none", None, wanted, column_sum
-    results = []
-    for mode in ("off", "now"):
-        with cutfuse.specialization(mode):
-            results.append(cuda_backward.pointwise_backward(*given))
-    assert native.core.compiled_count() == 1, "nothing was compiled"
-    for interpreted, compiled in zip(*results, strict=True):
-        integers = torch.int16 if interpreted.element_size() == 2 else torch.int32
-        wrong = (interpreted.view(integers) != compiled.view(integers)) & ~(interpreted.isnan() & compiled.isnan())
-        assert not wrong.any(), (program.text, wanted, interpreted[wrong][:4], compiled[wrong][:4])
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", [op.name for op in op_table().ops])
 def test_every_op(name: str, dtype: torch.dtype) -> None:
     op = op_table().op(name)
     numbers = [repr(float(default)) for _, default in op.parameters]
-    grad, x, *operands = tensors(4, (200, 264), dtype)
+    grad, x, *operands = with_special_values(4, (200, 264), dtype)
     alone = f"copy r1 -> s0; {' '.join([name, *('z', 'r0', 's0')[: op.arity], *numbers])}"
     inside = f"relu r1 -> s0; sqrt z; {' '.join([name, *('prev', 'r0', 's0')[: op.arity], *numbers])}; mul prev r1"
     for text in (alone, f"{inside}; relu prev"):
         program = Program.parse(f"operands=2; {text}")
         wanted = [k for k in (0, 1, 2) if k in program.inputs_with_gradient]
         if wanted:
-            assert_same_bits(program, grad, x, operands, wanted, False)
+            assert_same_gradients(program, grad, x, operands, wanted, False)
 
 
 @pytest.mark.parametrize("column_sum", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("text", MASKS)
 def test_masks(text: str, dtype: torch.dtype, column_sum: bool) -> None:
-    grad, x, r = tensors(3, (200, 264), dtype)
-    assert_same_bits(Program.parse(text), grad, x, [r], [0, 1], column_sum)
+    grad, x, r = with_special_values(3, (200, 264), dtype)
+    assert_same_gradients(Program.parse(text), grad, x, [r], [0, 1], column_sum)
 
 
 @pytest.mark.parametrize("column_sum", [False, True])
@@ -88,11 +58,11 @@ def test_shapes_and_operands(dtype: torch.dtype, length: str, column_sum: bool) 
     tail = "mul prev r0; add prev r1; sub prev r2; mul prev r3"
     program = Program.parse(f"operands=4; {'tanh z' if length == 'short' else LONG.replace('prev', 'z', 1)}; {tail}")
     for shape in ((1, 8), (70, 24), (333, 264), (1000, 1032), (2048, 4096)):
-        grad, x, full = tensors(3, shape, dtype)
+        grad, x, full = with_special_values(3, shape, dtype)
         row, column = (torch.randn(size, device="cuda") for size in ((1, shape[1]), (shape[0], 1)))
         turned = torch.randn(shape[::-1], device="cuda").t()
         operands = (row.half(), column, turned.bfloat16(), full)
-        assert_same_bits(program, grad, x, operands, [0, 4], column_sum)
+        assert_same_gradients(program, grad, x, operands, [0, 4], column_sum)
 
 
 @given(recipe=recipes())
@@ -103,9 +73,9 @@ def test_random_programs(recipe: Recipe) -> None:
     if not wanted or len(program.instructions) == 0:
         return
     for dtype in (torch.bfloat16, torch.float32):
-        grad, x, *operands = tensors(2 + OPERANDS, (64, 264), dtype)
+        grad, x, *operands = with_special_values(2 + OPERANDS, (64, 264), dtype)
         for column_sum in (False, True):
-            assert_same_bits(program, grad, x, operands, wanted, column_sum)
+            assert_same_gradients(program, grad, x, operands, wanted, column_sum)
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -11,7 +11,17 @@ import random_specialized
 import torch
 from interpreted_and_compiled import assert_same_pointwise, assert_same_reduction
 from random_programs import make_program, recipe_of
-from random_specialized import Outcome, compare, compare_all, main, run_shares, shares_of, summary_of, total_of
+from random_specialized import (
+    Outcome,
+    compare,
+    compare_all,
+    compare_in_turn,
+    main,
+    run_shares,
+    shares_of,
+    summary_of,
+    total_of,
+)
 from torch import Tensor
 
 from cutfuse import native
@@ -98,20 +108,37 @@ def test_arguments_that_make_no_sense(arguments: list[str], capsys: pytest.Captu
     assert "COUNT" in capsys.readouterr().err
 
 
-def test_a_program_runs_in_three_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    called = []
+CHECKS = ("check_pointwise", "check_layer", "check_reduction", "check_gradients")
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
+    """The checks that run, each with its program and seed, in the place of those that need a GPU."""
+    calls: list[tuple[str, str, int]] = []
 
     def check(name: str) -> Callable[[Program, int], None]:
-        return lambda program, seed: called.append((name, program.text, seed))
+        return lambda program, seed: calls.append((name, program.text, seed))
 
-    for name in ("check_pointwise", "check_layer", "check_reduction"):
+    for name in CHECKS:
         monkeypatch.setattr(random_specialized, name, check(name))
+    return calls
+
+
+def test_a_program_runs_in_four_kernels(called: list[tuple[str, str, int]]) -> None:
     interpreted = [compare(seed) for seed in range(300)]
     assert interpreted == [make_program(recipe_of(seed)).native.is_interpreted for seed in range(300)]
     assert not all(interpreted)
-    assert [name for name, _, _ in called[:3]] == ["check_pointwise", "check_layer", "check_reduction"]
-    assert len(called) == 3 * sum(interpreted)
+    assert tuple(name for name, _, _ in called[:4]) == CHECKS
+    assert len(called) == 4 * sum(interpreted)
     assert all(text == make_program(recipe_of(seed)).text for _, text, seed in called)
+
+
+def test_programs_run_in_the_kernels_in_turn(called: list[tuple[str, str, int]]) -> None:
+    """Each kernel takes every type in both directions."""
+    interpreted = [compare_in_turn(seed) for seed in range(48)]
+    assert len(called) == sum(interpreted) > 40
+    for name in CHECKS:
+        assert {seed % 6 for checked, _, seed in called if checked == name} == set(range(6))
 
 
 def results_of(monkeypatch: pytest.MonkeyPatch, interpreted: Tensor, compiled: Tensor, count: int = 1) -> None:
