@@ -26,6 +26,7 @@ import cutfuse
 
 MIB = 1 << 20
 GUARDED = {"dtype": "float32"}
+TF32 = {"dtype": "float32", "precision": "tf32"}
 CUBLAS = "cuBLAS and one more kernel"
 CHAIN = {"epilogue_cost": 0.5, "specialized_cost": 0.5}  # compiled in
 ROWS = "sm90_tf32_rows_128x128x32_1x2_pingpong"
@@ -49,13 +50,19 @@ ROWS = "sm90_tf32_rows_128x128x32_1x2_pingpong"
         ((1024, 8192, 8192), {"output": "float32"}, "sm90_bf16_f32_128x256x64_2x1_cooperative"),
         ((1024, 8192, 8192), {"output": "float16"}, CUBLAS),
         ((1024, 32768, 1024), {"dtype": "float16"}, CUBLAS),
-        ((4096, 4096, 4096), {**GUARDED, "precision": "tf32"}, "sm90_tf32_128x256x32_2x1_cooperative"),
+        ((4096, 4096, 4096), TF32, "sm90_tf32_128x256x32_2x1_cooperative"),
         (
             (4096, 4096, 4096),
-            {**GUARDED, "precision": "tf32", "device": H100_PCIE},
+            {**TF32, "device": H100_PCIE},
             CUBLAS,
         ),
-        ((1, 4096, 4096), {**GUARDED, "precision": "tf32", "reduction": "sum"}, CUBLAS),
+        ((1, 4096, 4096), {**TF32, "reduction": "sum"}, CUBLAS),
+        # Weights that are read once: the fastest of all kernels on an H200, by up to 1.8 times.
+        ((128, 32768, 32768), {**TF32, **CHAIN, "reduction": "sum"}, ROWS),
+        ((128, 15360, 19584), {**TF32, **CHAIN, "reduction": "sum"}, ROWS),
+        ((96, 11264, 19456), {**TF32, **CHAIN}, "sm90_tf32_128x128x32_1x2_pingpong"),
+        ((64, 13184, 18816), {**TF32, **CHAIN}, "sm90_tf32_64x128x32_1x1_pingpong"),
+        ((128, 32768, 32768), {**CHAIN, "reduction": "sum"}, "sm90_bf16_rows_128x256x64_1x1_cooperative"),
         ((1024, 8192, 8192), GUARDED, "sm90_split3_128x128x64"),
         ((128, 4096, 4096), GUARDED, "sm90_convert3_128x128x64"),
         ((128, 4096, 4096), {**GUARDED, "precision": "split6"}, "sm90_convert6_128x128x64"),
@@ -332,7 +339,7 @@ def test_every_type_has_kernels_fastest_first(dtype: str, reduction: str) -> Non
         ((2**31 - 8, 64, 64), {}, "between 1 and"),
         ((0, 64, 64), {}, "between 1 and"),
         ((64, 64, 0), GUARDED, "between 1 and"),
-        ((1, 8192, 8192), {**GUARDED, "precision": "tf32"}, "full precision"),
+        ((1, 8192, 8192), TF32, "full precision"),
     ],
 )
 def test_rejections_name_the_values(shape: tuple[int, int, int], options: dict[str, Any], words: str) -> None:

@@ -84,7 +84,7 @@ constexpr double kRowsPerWave = 2.0;
 constexpr double kFirstSlice = 3.0;
 constexpr double kPerSlice = 0.8;
 constexpr double kBytesPerMicrosecond = 4.0e6;
-// Of a kernel that multiplies what it reads as it is: one that interprets, and one with its epilogue compiled in.
+// Of what the epilogue of a kernel moves: one that interprets, and one compiled in.
 constexpr double kProductBytesPerMicrosecond = 2.1e6;
 constexpr double kCompiledBytesPerMicrosecond = 3.2e6;
 constexpr double kWrongCluster = 0.1;
@@ -129,14 +129,20 @@ double bytes_of_pre_activation(GemmProblem const& problem) {
   return problem.stores_pre_activation ? static_cast<double>(size_of(problem.input)) : 0.0;
 }
 
-// What a kernel that multiplies matrices as they are reads and writes.
-double bytes_of(GemmProblem const& problem, OperandBytes operand_bytes) {
+// Reading x and the weight once from memory.
+double predict_reading(GemmProblem const& problem) {
+  double const elements = static_cast<double>(problem.m + problem.n) * static_cast<double>(problem.k);
+  return elements * static_cast<double>(size_of(problem.input)) / kBytesPerMicrosecond;
+}
+
+// The memory's time of a kernel that multiplies matrices as they are: what it stores and the operands, which its
+// epilogue reads between the tiles, move at a rate of their own.
+double predict_memory(GemmProblem const& problem, double operand_bytes, double epilogue_bytes_per_microsecond) {
   double const elements = static_cast<double>(problem.m) * static_cast<double>(problem.n);
   bool const reduces = problem.reduction != Reduction::kNone;
   double const written = reduces ? 0.0 : static_cast<double>(size_of(problem.output));
-  double const read = static_cast<double>(size_of(problem.input)) * static_cast<double>(problem.m + problem.n) *
-                      static_cast<double>(problem.k);
-  return read + elements * (written + bytes_of_pre_activation(problem) + operand_bytes.all);
+  double const bytes = elements * (written + bytes_of_pre_activation(problem) + operand_bytes);
+  return predict_reading(problem) + bytes / epilogue_bytes_per_microsecond;
 }
 
 double predict_compiled_microseconds(GemmConfig const& config, GemmProblem const& problem, OperandBytes operand_bytes) {
@@ -153,7 +159,7 @@ double predict_compiled_microseconds(GemmConfig const& config, GemmProblem const
                                   loaded * timing.per_operand_byte);
   double const hidden = (1.0 - timing.interference) * std::min(product, epilogue);
   double const compute = waves.count * (product + epilogue - hidden) + hidden;
-  double const memory = bytes_of(problem, operand_bytes) / kCompiledBytesPerMicrosecond;
+  double const memory = predict_memory(problem, operand_bytes.all, kCompiledBytesPerMicrosecond);
   // Clusters along the shorter dimension are up to 12% slower, and the same elsewhere.
   bool const is_along_n = config.cluster_n > config.cluster_m;
   double const least = is_along_n == (problem.n > problem.m) ? 0.0 : kWrongCluster;
@@ -200,9 +206,8 @@ double predict_cublas_microseconds(GemmProblem const& problem) {
   }
   double const m = static_cast<double>(problem.m);
   double const n = static_cast<double>(problem.n);
-  double const k = static_cast<double>(problem.k);
-  double const bytes = static_cast<double>(size_of(problem.input)) * (m * k + n * k + m * n);
-  return kStart + std::max(compute, bytes / kCublasBytesPerMicrosecond);
+  double const written = m * n * static_cast<double>(size_of(problem.input));
+  return kStart + std::max(compute, predict_reading(problem) + written / kCublasBytesPerMicrosecond);
 }
 
 }  // namespace
@@ -226,8 +231,8 @@ double predict_microseconds(GemmConfig const& config, GemmProblem const& problem
   double const epilogue = area * (problem.epilogue_cost * timing.per_op + bytes * timing.per_operand_byte);
   double const compute = pingpong ? waves.count * std::max(wave, epilogue) + epilogue : waves.count * (wave + epilogue);
 
-  double const memory = bytes_of(problem, over_planes ? OperandBytes{} : operand_bytes) /
-                        (over_planes ? kBytesPerMicrosecond : kProductBytesPerMicrosecond);
+  double const memory = over_planes ? predict_memory(problem, 0.0, kBytesPerMicrosecond)
+                                    : predict_memory(problem, operand_bytes.all, kProductBytesPerMicrosecond);
   double const gathering = slices == 1 ? 0.0 : kFirstSlice + slices * kPerSlice;
   return timing.start + (reduces ? kFinalize : 0.0) + gathering + std::max(compute, memory);
 }
