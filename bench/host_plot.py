@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
@@ -13,7 +14,7 @@ from bench import line_plot
 from bench.host_cases import DRAWN_BARE, DRAWN_GELU
 from bench.host_suite import MEAN, PYTORCH, covers
 from bench.host_suite import ratio as ratio_of
-from bench.plot import CONTENDER_COLOURS
+from bench.plot import CONTENDER_COLOURS, GRID, save_png
 from bench.report import heading
 
 DRAWN_COLOURS = {DRAWN_GELU.name: CONTENDER_COLOURS["cutfuse"], DRAWN_BARE.name: CONTENDER_COLOURS["compile"]}
@@ -61,22 +62,22 @@ def draw_drawn(axes: Axes, found: dict[str, list[tuple[float, float]]]) -> None:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_ylim(0, 1.1 * max(1.0, *values))
-    axes.axhline(1, color="#b8b8b8", linewidth=0.9)
+    axes.axhline(1, color=rcParams["text.color"], linewidth=0.9)
     axes.set_xlabel("PyTorch's whole time in µs", size=8)
     axes.set_ylabel("cutfuse / PyTorch", size=8)
     axes.set_title("fp32 with M, N and K drawn at random", size=8, loc="left", weight="bold")
     axes.tick_params(labelsize=7)
-    axes.grid(color="#e4e4e4", linewidth=0.7)
+    axes.grid(**GRID)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=7)
 
 
-def write_png(results: dict[str, Any], path: Path) -> bool:
-    """Draw `results` into `path`; False where nothing was measured."""
+def draw(results: dict[str, Any]) -> Figure | None:
+    """The figure; None where nothing was measured."""
     lines = [line for line in results["lines"] if line["ratio"] is not None]
     if not lines:
-        return False
+        return None
     found = drawn_points(results)
     heights = [LINE_HEIGHT * len(lines) + 0.5, *([SCATTER_HEIGHT] if found else [])]
     figure = Figure(figsize=(8.5, sum(heights) + 0.5), layout="constrained")
@@ -85,6 +86,9 @@ def write_png(results: dict[str, Any], path: Path) -> bool:
     if found:
         draw_drawn(panels[1], found)
     figure.suptitle(heading(results), size=7)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    return True
+    return figure
+
+
+def write_png(results: dict[str, Any], path: Path) -> bool:
+    """Draw `results` into `path`; False where nothing was measured."""
+    return save_png(draw(results), path)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 
 from bench.format import ratio
-from bench.plot import CONTENDER_COLOURS
+from bench.plot import CONTENDER_COLOURS, GRID
 
 
 def draw_lines(
@@ -21,17 +22,17 @@ def draw_lines(
         axes.plot(own, [place] * len(own), ".", color=CONTENDER_COLOURS["max-autotune"], markersize=3)
         ends = [line["ratio"], *own]
         if line["at_most"] is not None:
-            axes.plot([line["at_most"]] * 2, [place - 0.42, place + 0.42], color="#333333", linewidth=1.6)
+            axes.plot([line["at_most"]] * 2, [place - 0.42, place + 0.42], color=rcParams["text.color"], linewidth=1.6)
             ends.append(line["at_most"])
         text = f"{ratio(line['ratio'])}, {line['verdict']}" if line["verdict"] else ratio(line["ratio"])
         axes.annotate(text, (max(ends), place), xytext=(4, 0), textcoords="offset points", va="center", size=7)
         longest = max(longest, *ends)
-    axes.axvline(1, color="#b8b8b8", linewidth=0.9)
+    axes.axvline(1, color=rcParams["text.color"], linewidth=0.9)
     axes.set_yticks(range(len(lines)), labels, size=7)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.25 * longest)
     axes.set_title(title, size=8, loc="left", weight="bold")
-    axes.grid(axis="x", color="#e4e4e4", linewidth=0.7)
+    axes.grid(axis="x", **GRID)
     axes.set_axisbelow(True)
     axes.tick_params(axis="x", labelsize=7)
     axes.tick_params(axis="y", length=0)

@@ -14,7 +14,7 @@ from bench.model_cases import FULL_BATCH, PRECISIONS, SMALL_BATCH
 from bench.model_contenders import COMPILE, CONTENDERS, CUTFUSE, CUTFUSE_GRAPHS
 from bench.model_suite import FIGURES, GPU, WALL, covers, ratio_of
 from bench.model_zoo import FORWARD, TRAINING
-from bench.plot import CONTENDER_COLOURS
+from bench.plot import CONTENDER_COLOURS, GRID, save_png
 from bench.report import heading
 
 COLOURS = {
@@ -62,7 +62,7 @@ def draw_times(axes: Axes, cases: list[dict[str, Any]], title: str) -> None:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_title(title, size=8, loc="left", weight="bold")
     axes.tick_params(axis="x", labelsize=7)
-    axes.grid(axis="both", color="#e4e4e4", linewidth=0.7)
+    axes.grid(**GRID)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
 
@@ -83,11 +83,11 @@ def panels_of(results: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]
     return found
 
 
-def write_png(results: dict[str, Any], path: Path) -> bool:
-    """Draw `results` into `path`; False where nothing was measured."""
+def draw(results: dict[str, Any]) -> Figure | None:
+    """The figure; None where nothing was measured."""
     lines = [line for line in results["lines"] if line["ratio"] is not None and math.isfinite(line["ratio"])]
     if not lines:
-        return False
+        return None
     panels = panels_of(results)
     rows = [panels[start : start + 2] for start in range(0, len(panels), 2)]
     heights = [LINE_HEIGHT * len(lines) + 0.6]
@@ -104,6 +104,9 @@ def write_png(results: dict[str, Any], path: Path) -> bool:
         figure.axes[-1].plot([], [], "o", color=COLOURS[name], label=CONTENDERS[name].label)
     figure.legend(loc="outside lower center", ncols=len(SHOWN), frameon=False, fontsize=7)
     figure.suptitle(f"{heading(results)}\nFilled: GPU time; rings: wall time", size=7)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    return True
+    return figure
+
+
+def write_png(results: dict[str, Any], path: Path) -> bool:
+    """Draw `results` into `path`; False where nothing was measured."""
+    return save_png(draw(results), path)

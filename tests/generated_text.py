@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # `bench` is no part of the distribution; at the end, an installed cutfuse wins over the sources, which have no module.
 sys.path[:] = [*(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT), str(ROOT)]
 
-from bench import accuracy_report, fp32_report, report  # noqa: E402
+from bench import accuracy_report, chain_report, fp32_report, host_report, report  # noqa: E402
 from bench.report import committed  # noqa: E402
 from bench.tables import Cell, Grid, markdown_table  # noqa: E402
 from cutfuse import models, nn  # noqa: E402
@@ -134,7 +134,7 @@ def under_floor() -> str:
 
 def machine() -> str:
     """Where, when and of which commit the results of the pages are."""
-    suites = ("reference", "fp32", "accuracy")
+    suites = ("reference", "fp32", "accuracy", "chains", "host")
     return "\n".join(f"- {report.heading(committed(suite))}" for suite in suites)
 
 
@@ -155,6 +155,13 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "fp32": lambda: lines_of(fp32_report.table(committed("fp32")), fp32_report.LEFT),
     "fp32-remarks": lambda: "\n".join(f"- {line}" for line in fp32_report.remarks(committed("fp32"))),
     "fp32-grids": fp32_grids,
+    "chains": lambda: lines_of(chain_report.table(committed("chains")), chain_report.LEFT),
+    "chains-remarks": lambda: "\n".join(f"- {line}" for line in chain_report.remarks(committed("chains"))),
+    "chains-products": lambda: lines_of(chain_report.products_table(committed("chains")), chain_report.LEFT),
+    "chains-others": lambda: lines_of(chain_report.others_table(committed("chains")), chain_report.LEFT),
+    "chains-texts": lambda: lines_of(chain_report.chains_table(committed("chains")), chain_report.LEFT),
+    "host": lambda: lines_of(host_report.table(committed("host")), host_report.LEFT),
+    "host-remarks": lambda: "\n".join(f"- {line}" for line in host_report.remarks(committed("host"))),
     "trade-off": lambda: "\n".join(accuracy_report.trade_off_lines(committed("fp32"))),
     "accuracy": lambda: lines_of(accuracy_report.summary_table(committed("accuracy")), accuracy_report.LEFT),
     "accuracy-verdicts": lambda: "\n".join(

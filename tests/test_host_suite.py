@@ -190,7 +190,7 @@ def test_the_plot_has_a_bar_a_mark_and_dots_for_each_line(tmp_path: Path) -> Non
     assert labels[2] == "3  linear, gelu, row sum (host)"
     assert labels[14] == "10  blocks, forward, 12 blocks 384/1536, 197 rows (whole)"
     assert [text.get_text() for text in axes.texts][1:3] == ["0.50, met", "0.90, missed"]
-    marks = [list(mark.get_xdata()) for mark in axes.lines if mark.get_color() == "#333333"]
+    marks = [list(mark.get_xdata()) for mark in axes.lines if mark.get_linewidth() == 1.6]
     assert marks == [[target] * 2 for target in TARGETS.values() if target is not None]
     dots = [len(mark.get_xdata()) for mark in axes.lines if mark.get_marker() == "."]
     assert dots == [line["cases"] for line in results["lines"]]
