@@ -12,9 +12,10 @@ from bench import chain_suite, machine, report
 from bench.ceilings import ceilings_for
 from bench.chain_cases import START, Case, select
 from bench.chain_contenders import COMPILERS, chosen
-from bench.chain_jobs import OnCase, run_jobs
+from bench.chain_jobs import run_jobs
 from bench.chain_report import case_line
 from bench.chain_run import Options
+from bench.jobs import OnCase
 from bench.progress import Progress
 from bench.run_files import Plan, RunFiles, shard_of
 from bench.runner import Budget, compile_something

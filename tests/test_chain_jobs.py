@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,12 @@ import torch
 
 from bench import chain_jobs
 from bench.__main__ import main
+from bench.case_loop import Figures
 from bench.chain_cases import Case, all_cases
 from bench.chain_contenders import AUTOTUNE, EAGER
-from bench.chain_jobs import Share, run_jobs, shares_of
-from bench.chain_run import Options
+from bench.chain_jobs import ChainWorker, run_jobs, shares_of
+from bench.chain_run import Options, Prepared
+from bench.jobs import Turn
 from bench.progress import Progress
 from bench.run_files import key_of
 from bench.timing import Effort
@@ -54,57 +55,56 @@ def test_every_case_is_timed_once(tmp_path: Path) -> None:
 
 def test_the_shares_are_all_cases_and_spread_max_autotune() -> None:
     cases = [case for case in all_cases(False, False, 0) if case.build]
-    results = {"settings": {"small": False, "quick": False, "seed": 0}}
-    shares = shares_of(cases, results, 12)
-    assert sorted(key for share in shares for key in share.keys) == sorted(key_of(case.as_dict()) for case in cases)
-    counts = [sum(AUTOTUNE in case.contenders for case in share.cases()) for share in shares]
+    shares = shares_of(cases, 12)
+    assert sorted(case.title for share in shares for case in share) == sorted(case.title for case in cases)
+    counts = [sum(AUTOTUNE in case.contenders for case in share) for share in shares]
     assert sum(counts) == 24
     assert max(counts) == min(counts) == 2
-    assert len(shares_of(cases[:3], results, 12)) == 3
+    assert len(shares_of(cases[:3], 12)) == 3
 
 
-def exit_at(place: int, original: Any) -> Any:
-    """A `prepare` or `timed` that ends its process with the `place`-th case."""
-    calls: list[int] = []
+class Ends(ChainWorker):
+    """The process with the first case ends at its second one."""
 
-    def ending(*arguments: Any) -> Any:
-        calls.append(0)
-        if len(calls) == place:
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.titles: list[str] = []
+
+    def end_at_second(self, case: Case) -> None:
+        """End the process where it is the one, and has come so far."""
+        self.titles.append(case.title)
+        if len(self.titles) == 2 and self.titles[0] == some_cases(1)[0].title:
             os._exit(3)
-        return original(*arguments)
-
-    return ending
 
 
-def work_that_ends(share: Share, options: Options, link: Any) -> None:
-    """The process with the first case ends while it prepares its second one."""
-    if share.keys[0] == key_of(some_cases(1)[0].as_dict()):
-        chain_jobs.prepare = exit_at(2, chain_jobs.prepare)
-    chain_jobs.work(share, options, link)
+class EndsWhilePreparing(Ends):
+    """It ends while it prepares that case."""
+
+    def prepare(self, case: Case) -> Turn | Figures:
+        self.end_at_second(case)
+        return super().prepare(case)
 
 
-def work_that_ends_in_its_turn(share: Share, options: Options, link: Any) -> None:
-    """The process with the first case ends while it times its second one."""
-    if share.keys[0] == key_of(some_cases(1)[0].as_dict()):
-        chain_jobs.timed = exit_at(2, chain_jobs.timed)
-    chain_jobs.work(share, options, link)
+class EndsInItsTurn(Ends):
+    """It ends while it times that case."""
+
+    def time(self, prepared: Prepared) -> Figures:
+        self.end_at_second(prepared.case)
+        return super().time(prepared)
 
 
-def work_that_fails(share: Share, options: Options, link: Any) -> None:
+class Fails(ChainWorker):
     """No case can be built."""
 
-    def fail(*_: Any) -> None:
+    def prepare(self, case: Case) -> Turn | Figures:
         raise RuntimeError("out of memory")
 
-    chain_jobs.prepare = fail
-    chain_jobs.work(share, options, link)
 
-
-@pytest.mark.parametrize(("ending", "timed"), [(work_that_ends, 2), (work_that_ends_in_its_turn, 3)])
+@pytest.mark.parametrize(("ending", "timed"), [(EndsWhilePreparing, 2), (EndsInItsTurn, 3)])
 def test_a_process_that_ends_leaves_out_its_cases_alone(
-    monkeypatch: pytest.MonkeyPatch, ending: Any, timed: int
+    monkeypatch: pytest.MonkeyPatch, ending: type[ChainWorker], timed: int
 ) -> None:
-    monkeypatch.setattr(chain_jobs, "work", ending)
+    monkeypatch.setattr(chain_jobs, "ChainWorker", ending)
     cases = some_cases(4)
     found, left_out = run(cases)
     assert len(found) == timed
@@ -112,7 +112,7 @@ def test_a_process_that_ends_leaves_out_its_cases_alone(
 
 
 def test_a_case_that_cannot_be_built_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain_jobs, "work", work_that_fails)
+    monkeypatch.setattr(chain_jobs, "ChainWorker", Fails)
     found, left_out = run(some_cases(3))
     assert {case["note"] for case in found} == {"failed: RuntimeError: out of memory"}
     assert len(found) == 3
@@ -125,8 +125,3 @@ def test_the_time_limit_leaves_cases_out() -> None:
     assert not found
     assert len(left_out) == 3
     assert time.monotonic() - before < 60
-
-
-def test_processes_do_not_count_where_cases_are_fewer() -> None:
-    assert len(shares_of(some_cases(2), RESULTS, 8)) == 2
-    assert replace(shares_of(some_cases(2), RESULTS, 1)[0], compile_threads=1).cases() == some_cases(2)
