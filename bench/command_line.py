@@ -54,6 +54,13 @@ def add_host(command: argparse.ArgumentParser) -> None:
     command.set_defaults(contenders=None)
 
 
+def job_count(text: str) -> int:
+    """A number of processes; raises ArgumentTypeError for what is none."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"it is 1 or more, not {text}")
+    return int(text)
+
+
 def add_continued(command: argparse.ArgumentParser, contenders: str) -> None:
     """The options of a suite that takes long: a run can be cut short, continued, and divided among machines."""
     add_common(command)
@@ -65,13 +72,9 @@ def add_continued(command: argparse.ArgumentParser, contenders: str) -> None:
     command.add_argument("--retry", action="store_true", help="run those cases of the results file again that failed")
     command.add_argument("--time-limit", type=float, metavar="SECONDS", help="begin no case that would end later")
     command.add_argument("--contenders", help=f"comma-separated: {contenders}; default: all")
-
-
-def job_count(text: str) -> int:
-    """A number of processes; raises ArgumentTypeError for what is none."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"it is 1 or more, not {text}")
-    return int(text)
+    command.add_argument(
+        "--jobs", type=job_count, default=1, metavar="N", help="compile in N processes, which take turns to time a case"
+    )
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -89,10 +92,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         commands.add_parser("models", help="whole models through torch.compile, with cutfuse and without"),
         "eager,compile,compile-graphs,cutfuse,cutfuse-graphs",
     )
-    chains = commands.add_parser("chains", help="chains of operations behind products, interpreted and specialized")
-    add_continued(chains, "mm,eager,compile,max-autotune,interpreted,specialized,pointwise,product")
-    chains.add_argument(
-        "--jobs", type=job_count, default=1, metavar="N", help="compile in N processes, which take turns to time a case"
+    add_continued(
+        commands.add_parser("chains", help="chains of operations behind products, interpreted and specialized"),
+        "mm,eager,compile,max-autotune,interpreted,specialized,pointwise,product",
     )
     render = commands.add_parser("render", help="the table and the PNG from a results file")
     render.add_argument("results", type=Path)

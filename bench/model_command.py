@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench import machine, model_files, model_suite, report
-from bench.case_loop import Figures
+from bench.jobs import OnCase
 from bench.model_cases import Case, select
 from bench.model_contenders import chosen
+from bench.model_jobs import run_jobs
 from bench.model_report import case_line
 from bench.model_run import Options
 from bench.model_zoo import remarks_on_missing
@@ -58,6 +58,7 @@ def plan(options: argparse.Namespace) -> Plan[Case, Options]:
         "fusion": [],
         "left_out": [],
     }
+    results["settings"]["jobs"] = options.jobs
     cases = selected(options, is_small)
     return Plan(cases, Options(device, contenders, effort, options.seed, compilations), limit, results)
 
@@ -68,7 +69,11 @@ def run(plan: Plan[Case, Options], path: Path, *, fresh: bool, retry: bool) -> N
         print(line)
     options = plan.options
 
-    def measure(cases: list[Case], on_case: Callable[[Figures], None], progress: Progress) -> list[str]:
+    def measure(cases: list[Case], on_case: OnCase, progress: Progress) -> list[str]:
+        settings = plan.results["settings"]
+        if settings["jobs"] > 1:
+            jobs, is_small = settings["jobs"], settings["quick"]
+            return run_jobs(cases, jobs, is_small, options, plan.time_limit_s, progress, on_case, case_line)
         model_suite.start_compiler(options.device)
         return model_suite.run_suite(cases, options, Budget(plan.time_limit_s), progress, on_case, case_line)
 

@@ -168,6 +168,11 @@ def explanations(results: dict[str, Any]) -> list[str]:
         "Compile time: the first call of a small batch in bf16, without caches. Graphs: of the small model with five "
         "batch sizes. Errors: of a small batch in eval mode, of all gradients together.",
     ]
+    # Of the cases, as those of a file may come from runs with more processes and with fewer.
+    jobs = max((case.get("jobs", 1) for case in results["cases"]), default=1)
+    if jobs > 1:
+        others = f"up to {jobs - 1} other processes" if jobs > 2 else "at most one other process"
+        lines.append(f"Compile times were measured while {others} compiled, those of both compilers alike.")
     if settings["quick"]:
         lines.append("A run of small models: less depth and width, and smaller batches.")
     if not results["machine"].get("capability"):

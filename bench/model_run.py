@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bench import model_compilation, model_errors
 from bench.accuracy import WRONG_ABOVE
 from bench.accuracy_suite import frobenius_error
-from bench.model_cases import COMPILATION, ERRORS, Case
+from bench.model_cases import COMPILATION, PASSES, Case
 from bench.model_contenders import EAGER, Contender, quick_compilers
 from bench.model_fusion import explained, fused_of
 from bench.model_timing import Call, time_models, warm_up
@@ -146,41 +146,11 @@ def start(
         call = call_of(contender)
         call.before()
         result = call.run()
-        note = "" if contender is EAGER else note_on_result(result, expected, case.precision)
+        note = "" if contender == EAGER else note_on_result(result, expected, case.precision)
         del result
         return note or Started(call, warm_up(call, clock), counters["cudagraph_skips"])
     except Exception as error:  # Out of memory or a fault of one compiler must not lose the others' times.
         return f"failed: {one_line(error)}"
-
-
-def run_times(
-    case: Case, options: Options, module: nn.Module, inputs: Inputs, clock: Clock, progress: Progress
-) -> dict[str, Any]:
-    """Times of every contender, and what cutfuse fused."""
-    progress.stage("explaining")
-    products, note = explained(module, inputs)
-    torch._dynamo.reset()  # Explaining is not to leave anything that a contender finds.
-    expected = expected_of(case, module, inputs)
-    call_of = caller_for(case, options, module, inputs)
-    entries: dict[str, dict[str, Any]] = {}
-    started: dict[str, Started] = {}
-    for contender in options.contenders:
-        progress.stage(contender.label)
-        found = start(case, contender, call_of, expected, clock)
-        if isinstance(found, str):
-            entries[contender.name] = {"note": found}
-            continue
-        started[contender.name] = found
-        entries[contender.name] = {"without_graphs": found.without_graphs} if found.without_graphs else {}
-    del expected
-    progress.stage("timing")
-    calls = {name: own.call for name, own in started.items()}
-    host_us = {name: own.host_us for name, own in started.items()}
-    times, rounds = time_models(calls, host_us, clock, options.effort, options.seed) if calls else ({}, 0)
-    for name, own in times.items():
-        entries[name].update(asdict(own))
-    figures = {"contenders": entries, "rounds": rounds, "products": products, "fused": fused_of(products)}
-    return {**figures, "note": note} if note else figures
 
 
 @dataclass(frozen=True)
@@ -224,17 +194,78 @@ def run_compilation(subject: Subject, clock: Clock, progress: Progress) -> dict[
     return {"contenders": entries}
 
 
-def run_case(case: Case, options: Options, clock: Clock, progress: Progress) -> dict[str, Any]:
-    """Build the model and measure what the case is about; its figures as JSON holds them."""
+@contextmanager
+def conditions_of(case: Case, device: torch.device) -> Iterator[None]:
+    """What holds while a case is prepared, and while it is timed."""
+    needs_grad, precision = case.kind == TRAINING, PRECISIONS[case.precision].active()
+    with torch.set_grad_enabled(needs_grad), precision, convolutions_in_fp32(), quick_compilers(device):
+        yield
+
+
+@dataclass
+class Prepared:
+    """A case to time: those contenders that are compiled and warm, and the figures that there are already."""
+
+    case: Case
+    products: list[dict[str, Any]]
+    note: str
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    started: dict[str, Started] = field(default_factory=dict)
+
+
+def prepare(case: Case, options: Options, clock: Clock, progress: Progress) -> Prepared:
+    """Build the model, ask what cutfuse fuses, and compile and warm up every contender."""
     subject = Subject(case, options, case.is_small)
-    needs_grad = case.kind == TRAINING
-    precision = PRECISIONS[case.precision].active()
-    with torch.set_grad_enabled(needs_grad), precision, convolutions_in_fp32(), quick_compilers(options.device):
+    with conditions_of(case, options.device):
+        module = subject.build()
+        inputs = subject.inputs(module, case.batch, case.kind)
+        progress.stage("explaining")
+        prepared = Prepared(case, *explained(module, inputs))
+        torch._dynamo.reset()  # Explaining is not to leave anything that a contender finds.
+        expected = expected_of(case, module, inputs)
+        call_of = caller_for(case, options, module, inputs)
+        for contender in options.contenders:
+            progress.stage(contender.label)
+            found = start(case, contender, call_of, expected, clock)
+            if options.device.type == "cuda":
+                torch.cuda.empty_cache()  # Cases that are prepared meanwhile share the device's memory.
+            if isinstance(found, str):
+                prepared.entries[contender.name] = {"note": found}
+                continue
+            prepared.started[contender.name] = found
+            skipped = found.without_graphs
+            prepared.entries[contender.name] = {"without_graphs": skipped} if skipped else {}
+    return prepared
+
+
+def timed(prepared: Prepared, options: Options, clock: Clock, progress: Progress) -> dict[str, Any]:
+    """Times of every contender, and what cutfuse fused."""
+    progress.stage("timing")
+    entries, products = prepared.entries, prepared.products
+    calls = {name: own.call for name, own in prepared.started.items()}
+    host_us = {name: own.host_us for name, own in prepared.started.items()}
+    with conditions_of(prepared.case, options.device):
+        times, rounds = time_models(calls, host_us, clock, options.effort, options.seed) if calls else ({}, 0)
+    for name, own in times.items():
+        entries[name].update(asdict(own))
+    figures = {"contenders": entries, "rounds": rounds, "products": products, "fused": fused_of(products)}
+    return {**figures, "note": prepared.note} if prepared.note else figures
+
+
+def run_untimed(case: Case, options: Options, clock: Clock, progress: Progress) -> dict[str, Any]:
+    """The figures of a case that is about compilation or errors."""
+    subject = Subject(case, options, case.is_small)
+    with conditions_of(case, options.device):
         if case.kind == COMPILATION:
             return run_compilation(subject, clock, progress)
         module = subject.build()
-        if case.kind == ERRORS:
-            is_trained = case.model.batches.training is not None
-            inputs_for = partial(subject.inputs, module, case.batch)
-            return model_errors.run(options.contenders, module, inputs_for, is_trained, progress)
-        return run_times(case, options, module, subject.inputs(module, case.batch, case.kind), clock, progress)
+        is_trained = case.model.batches.training is not None
+        inputs_for = partial(subject.inputs, module, case.batch)
+        return model_errors.run(options.contenders, module, inputs_for, is_trained, progress)
+
+
+def run_case(case: Case, options: Options, clock: Clock, progress: Progress) -> dict[str, Any]:
+    """Build the model and measure what the case is about; its figures as JSON holds them."""
+    if case.kind not in PASSES:
+        return run_untimed(case, options, clock, progress)
+    return timed(prepare(case, options, clock, progress), options, clock, progress)
