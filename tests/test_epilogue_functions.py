@@ -179,9 +179,20 @@ def check(fn: Function, differentiable: bool) -> None:
     if not differentiable:
         return
     pairs = zip(derivatives(fn, arguments), derivatives(epilogue, arguments), strict=True)
+    unknown = torch.stack(arguments).isnan().any(0) if fn in GIVES_NAN_A_GRADIENT else torch.tensor(False)
     for wrt, ((want, known), (have, same)) in enumerate(pairs):
+        known = known & ~unknown
         assert_same(have, want, known & same, 1e-12)
         assert_same(run_on_host(epilogue.program, arguments[0], arguments[1:], wrt), want, known, 1e-5)
+
+
+def _gives_nan_a_gradient(fn: Function) -> bool:
+    nan, one = (torch.tensor(value, requires_grad=True) for value in (math.nan, 1.0))
+    return bool(torch.autograd.grad(fn(nan, one), nan)[0].item() == 1.0)
+
+
+# PyTorch 2.14 hands the gradient to both arguments where one is NaN; 2.13 and 2.15 to the one that is the result.
+GIVES_NAN_A_GRADIENT = [fn for fn in (torch.fmax, torch.fmin) if _gives_nan_a_gradient(fn)]
 
 
 def test_atan2_has_no_derivative_at_the_origin() -> None:
