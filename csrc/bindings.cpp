@@ -172,11 +172,7 @@ void bind_epilogue(py::module_& module) {
       .def_property_readonly("specialized_cost", &specialized_cost_of)
       .def_property_readonly("is_interpreted", &is_interpreted, "Whether kernels interpret it, unless specialized.")
       .def_property_readonly(
-          "without_chain",
-          [](Program program) {
-            program.chain = kNoChain;
-            return program;
-          },
+          "without_chain", [](Program const& program) { return without_chain(program); },
           "The same program for kernels that have no chain compiled in, but interpret each.")
       .def_property_readonly("scaling", &scaling_of,
                              "(scale, weight) where it is scale * z, times operand `weight` unless that is -1.")

@@ -79,7 +79,7 @@ void check_epilogues(char const* function, LinearPlan const& plan, SpecializedEp
   std::vector<std::string> kernels;
   for (Launch const& launch : plan.launches) {
     auto const* const product = std::get_if<FusedProduct>(&launch);
-    if (product != nullptr) kernels.emplace_back(gemm_configs()[product->kernel.config].name);
+    if (product != nullptr) kernels.push_back(sp::epilogue_kernel(plan, *product));
     if (std::holds_alternative<PointwisePass>(launch)) kernels.push_back(specialized_template(plan.request.input));
     if (std::holds_alternative<ReductionPass>(launch)) {
       kernels.push_back(reduce_template(ReducePath::kRows, plan.request.input, plan.request.reduction));

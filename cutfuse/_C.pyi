@@ -1309,9 +1309,11 @@ def specialize_kernel(
     snippets: str = "",
     kinds: collections.abc.Sequence[OperandKind] = [],
     derivatives: collections.abc.Sequence[int] = [],
+    inlines: bool = False,
+    stores_pre_activation: bool = True,
 ) -> str:
     """
-    A kernel's PTX with a program compiled in, given the types of the program's operands and how they lie (all strided unless that is said); snippets takes the place of op_snippets(). derivatives: of a kernel of such, what they are with respect to, ascending: 0 for x, k for operand k - 1.
+    A kernel's PTX with a program compiled in, given the types of the program's operands and how they lie (all strided unless that is said); snippets takes the place of op_snippets(). derivatives: of a kernel of such, what they are with respect to, ascending: 0 for x, k for operand k - 1. inlines: put a short program in the place of the epilogue function's calls, as the driver is given it. stores_pre_activation: whether a GEMM may be asked to.
     """
 
 def split(

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import cutfuse
-from cutfuse import arguments, pytorch_operation
+from cutfuse import arguments, native, pytorch_operation
 from cutfuse.planning import fused, linear_plan
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,7 +79,7 @@ def _facts(mark: str) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def explained_for_h200() -> Iterator[None]:
-    """Within it, `cutfuse.explain` says what an H200 would run: the planner is told of one, and nothing else is."""
+    """Within it, `cutfuse.explain` says what an H200 would run: it is told of one, and of a driver that compiles."""
     explain = cutfuse.explain
 
     def explain_for_h200(*args: Any, **kwargs: Any) -> Any:
@@ -87,6 +87,7 @@ def explained_for_h200() -> Iterator[None]:
             patch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
             for module in (fused, linear_plan, pytorch_operation):
                 patch.setattr(module, "device_facts", lambda device: H200)
+            patch.setattr(native.core, "why_not_specialized", lambda: "")
             return explain(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:

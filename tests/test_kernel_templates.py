@@ -192,6 +192,26 @@ def test_ptxas_takes_a_kernel_that_fetches_an_operand(kernel: str, tmp_path: Pat
         assert list(report.registers.values()) == [168], name
 
 
+# What the driver is given without a function: eight copies of six ops with two operands, the longest of what is short.
+INLINED = "operands=2; mul z r0; silu prev; mul prev 0.5; clamp_open prev -1.0 1.0; tanh prev; add prev z; add prev r1"
+
+
+@needs_kernels
+@needs_ptxas
+@pytest.mark.parametrize("kernel", core.gemm_kernels())
+def test_ptxas_takes_a_program_in_the_place_of_the_calls(kernel: str, tmp_path: Path) -> None:
+    program = Program.parse(INLINED)
+    types = [core.dtypes()[element_type(kernel)]] * 2
+    kinds = [core.OperandKind.row, core.OperandKind.column]
+    text = core.specialize_kernel(
+        core.kernel_template(kernel), program.native, types, kinds=kinds, inlines=True, stores_pre_activation=False
+    )
+    report = assemble(text, tmp_path)
+    assert not report.warnings
+    assert not sum(report.spills.values())
+    assert list(report.registers.values()) == [168]
+
+
 @needs_kernels
 @needs_ptxas
 @pytest.mark.parametrize("kernel", core.gemm_kernels())

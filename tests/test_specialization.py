@@ -126,12 +126,18 @@ def test_a_number_that_changes_needs_no_other_kernel(compiler: FakeCompiler, lau
     assert len(compiler.compiled) == 1
 
 
-def test_chains_that_every_kernel_has_compiled_in(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
+def test_chains_that_kernels_call_meanwhile(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
     x, weight, _ = tensors()
+    with cutfuse.specialization("off"):
+        cutfuse.linear(x, weight, epilogue=torch.nn.functional.gelu)
+    assert not compiler.compiled
     with cutfuse.specialization("now"):
         cutfuse.linear(x, weight, epilogue=torch.relu)
         cutfuse.linear(x, weight, epilogue=torch.nn.functional.gelu)
-    assert not compiler.compiled
+        cutfuse.linear(x, weight, epilogue=torch.nn.functional.gelu)
+    assert len(compiler.compiled) == 2
+    assert all(program.is_interpreted for _, _, program in compiler.compiled)
+    assert kernels_of(launches) == [0x1002]  # of the call that runs directly
     program = Epilogue(torch.nn.functional.gelu, 0).program
     arguments = LinearArguments(x, weight, None, (), program, "none", torch.bfloat16)
     plans = []

@@ -34,7 +34,7 @@ def test_explain_says_what_is_compiled_and_when(compiler: FakeCompiler, launches
     cutfuse.wait(30)
     assert re.search(r"^done: sm90_bf16_\w+ has the program compiled in, which took \d\.\d\d s$", explained())
     x, weight, _ = tensors()
-    assert cutfuse.explain(x, weight, epilogue=torch.relu).compiles.endswith("and have the program compiled in")
+    assert cutfuse.explain(x, weight, epilogue=torch.relu).compiles.endswith("until then the kernel calls it")
     assert f"  compiles   {explained()}" in str(cutfuse.explain(x, weight, epilogue=layer, operands=(tensors()[2],)))
 
 

@@ -85,16 +85,17 @@ def test_a_tensor_that_is_none_raises(launches: EmulatedLaunches) -> None:
 
 # Microseconds on an H200 of the fastest kernel with the pre-activation, and of cuBLAS with a kernel behind it; of relu.
 MEASURED = [
-    ((12608, 3072, 768), 137, 134),
-    ((2048, 2304, 768), 28, 23),
-    ((4096, 8192, 8192), 752, 754),
-    ((16384, 4096, 4096), 758, 780),
+    ((12608, 3072, 768), 120, 135),
+    ((8192, 4096, 1024), 125, 139),
+    ((2048, 2304, 768), 25, 23),
+    ((4096, 8192, 8192), 743, 745),
+    ((16384, 4096, 4096), 757, 797),
 ]
 
 
 @pytest.mark.parametrize(("shape", "fused", "unfused"), MEASURED)
 def test_what_is_stored_beside_the_result_takes_time(shape: tuple[int, int, int], fused: int, unfused: int) -> None:
-    options: dict[str, Any] = {"specialized_cost": 0.5, "epilogue_cost": 1.0}
+    options: dict[str, Any] = {"specialized_cost": 0.075, "epilogue_cost": 1.0}
     plain = plan(*shape, **options)
     storing = plan(*shape, **options, stores_pre_activation=True)
     best, *_, cublas = storing.alternatives

@@ -104,6 +104,12 @@ void prepare(Program& program);
 // Whether kernels interpret a prepared program: it has instructions, and is no chain that they have compiled in.
 constexpr bool is_interpreted(Program const& program) { return program.length > 0 && program.chain == kNoChain; }
 
+// The same program for kernels that have no chain compiled in, or are to have it without a call.
+inline Program without_chain(Program program) {
+  program.chain = kNoChain;
+  return program;
+}
+
 // What interpreting a prepared program takes, in units of one light op; 0 for the identity.
 float cost_of(Program const& program);
 

@@ -7,6 +7,14 @@
 
 namespace cutfuse::sm90 {
 
+// Where z is stored; null where it is not. A kernel that has a program compiled in and stores no z has null at this
+// mark (specialize/kernel_text.h): asking for each subtile takes 12608x3072x768 in bf16 4 us of 110 (H200).
+__device__ __forceinline__ void* pre_activation_of(EpilogueParams const* params) {
+  void* address = params->pre_activation;
+  asm("mov.b64 %0, %0; // address of the pre-activation" : "+l"(address));
+  return address;
+}
+
 // The four lanes that share rows hold two neighbouring columns of each group of eight. Afterwards lane k holds all
 // eight columns of group k: words[j] of lane k and words[k] of lane j change places.
 __device__ __forceinline__ void transpose_among_lanes(uint32_t (&words)[kLanesPerRow], int lane) {

@@ -132,7 +132,8 @@ struct Sm90ProgramVisitor : fusion::Sm90VisitorImpl<> {
       int const m = first_m + static_cast<int>(cute::get<0>(relative));
       int const n = first_n + static_cast<int>(cute::get<1>(relative));
       if constexpr (!kReduceRows) {
-        if (params->pre_activation != nullptr) sm90::store_pre_activation<ElementPreActivation>(params, m, n, z);
+        if (sm90::pre_activation_of(params) != nullptr)
+          sm90::store_pre_activation<ElementPreActivation>(params, m, n, z);
       }
       Fragment<FragmentSize> const y = run(m, n, z);
       cutlass::Array<float, FragmentSize> result;

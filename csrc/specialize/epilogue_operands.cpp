@@ -1,6 +1,9 @@
 #include "specialize/epilogue_operands.h"
 
+#include <string>
 #include <variant>
+
+#include "specialize/kernel_name.h"
 
 namespace cutfuse::specialize {
 namespace {
@@ -35,16 +38,21 @@ OperandTypes epilogue_operand_types(GemmConfig const& config, Program const& pro
   return types;
 }
 
+std::string epilogue_kernel(LinearPlan const& plan, FusedProduct const& product) {
+  return storing_kernel(gemm_configs()[product.kernel.config].name, plan.request.stores_pre_activation);
+}
+
 std::vector<Specialization*> find_epilogues(LinearPlan const& plan, int device, Program const& program,
                                             Operands const& operands) {
   std::vector<Specialization*> found;
   if (!plan.request.specialized_cost) return found;
+  Program const written = without_chain(program);  // compiled in by a call, 140 us where this takes 126: see chains.def
   for (Launch const& launch : plan.launches) {
     auto const* const product = std::get_if<FusedProduct>(&launch);
     if (product == nullptr) continue;
     GemmConfig const& config = gemm_configs()[product->kernel.config];
     OperandTypes const types = epilogue_operand_types(config, program, operands, plan.request.weight.rows);
-    found.push_back(find_specialization(config.name, device, program, types));
+    found.push_back(find_specialization(epilogue_kernel(plan, *product), device, written, types));
     if (found.back() == nullptr) return {};
   }
   return found;

@@ -1,6 +1,7 @@
 // The program of a linear layer in the kernels of its plan. Host code that knows no CUDA.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "epilogue/program.h"
@@ -15,6 +16,9 @@ namespace cutfuse::specialize {
 // that is not known yet, and taken for aligned.
 OperandTypes epilogue_operand_types(GemmConfig const& config, Program const& program, Operands const& operands,
                                     int64_t columns);
+
+// The name of a product's kernel with a program compiled in.
+std::string epilogue_kernel(LinearPlan const& plan, FusedProduct const& product);
 
 // The program in the kernel of each product of a fused plan; empty where they interpret it for good.
 std::vector<Specialization*> find_epilogues(LinearPlan const& plan, int device, Program const& program,

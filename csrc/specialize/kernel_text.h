@@ -12,20 +12,26 @@
 
 namespace cutfuse::specialize {
 
+// Of run_epilogue: whether a program that is short stands in the place of each call, or is a function as long ones are.
+enum class Calls { kInlinedWhereShort, kKept };
+
 // The text of one kernel as nvcc compiled it, taken apart once. Throws std::invalid_argument where it is not such a
 // text; the message names what is missing.
 class KernelText {
  public:
-  // wrt: the derivatives that are wanted of a kernel of such.
-  explicit KernelText(std::string_view ptx, Inputs wrt = {});
+  // wrt: the derivatives that are wanted of a kernel of such. stores_pre_activation: whether a GEMM may be asked to.
+  explicit KernelText(std::string_view given, Inputs wrt = {}, bool stores_pre_activation = true);
 
   // What the kernel with this program is called, in its text and by profilers: its own name and the program's ops.
   std::string name_with(Program const& program) const;
 
   // The kernel with the program, which has to be prepared, compiled in.
-  std::string specialize(Program const& program, OperandTypes const& operands, OpSnippets const& snippets) const;
+  std::string specialize(Program const& program, OperandTypes const& operands, OpSnippets const& snippets,
+                         Calls calls = Calls::kInlinedWhereShort) const;
 
  private:
+  bool is_inlined(std::string_view body, Program const& program, OperandTypes const& operands) const;
+
   std::string kernel_;  // the kernel's symbol
   Inputs wrt_;
   std::optional<MarkedKernel> marked_;  // in place of what follows, where the kernel has marks
@@ -33,6 +39,8 @@ class KernelText {
   std::string head_;    // up to the first declaration
   std::string before_;  // from there to the epilogue function's opening brace
   std::string after_;   // from its closing brace on
+  std::string rest_;    // everything behind the head but the function
+  int call_count_ = 0;  // of the function in it
 };
 
 }  // namespace cutfuse::specialize

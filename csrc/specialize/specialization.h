@@ -68,8 +68,8 @@ inline LoadedKernel* loaded(Specialization const* specialization) {
 constexpr size_t kMostSpecializations = 512;
 
 // The one specialization of these, made now if there is none yet. Null beyond the limit, and for a program that no
-// kernel interprets: one without instructions, and one that the kernels have compiled in. Kernels that have no chain
-// compiled in are asked for with the program without its chain.
+// kernel interprets: one without instructions, and one that the kernels have compiled in. GEMM kernels, and those that
+// have no chain compiled in, are asked for with the program without its chain.
 Specialization* find_specialization(std::string_view kernel, int device, Program const& program,
                                     OperandTypes const& types);
 

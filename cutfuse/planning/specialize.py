@@ -27,7 +27,7 @@ COMPILED_IN = "nothing: the kernels are built already, and have the program comp
 
 
 def cost_when_specialized(program: Program) -> float | None:
-    """What a program takes that kernels have compiled in, or will have; None where they interpret it for good."""
+    """What a program takes that GEMM kernels have compiled in, or will have; None where they interpret it for good."""
     if not program.native.is_interpreted or not why_interpreted():
         return program.native.specialized_cost
     reason = native.core.why_not_specialized()
@@ -47,7 +47,7 @@ def _is_off() -> bool:
 
 def explain_epilogues(plan: LinearPlan, device: int, program: Program, operands: Sequence[Matrix]) -> str:
     """What a call with this fused plan has compiled, or why nothing."""
-    if not program.native.is_interpreted:
+    if not program.instructions or (not program.native.is_interpreted and why_interpreted()):
         return COMPILED_IN
     if not plan.specializes:
         return f"nothing: the kernel interprets the program, because {why_interpreted()}"
@@ -57,7 +57,7 @@ def explain_epilogues(plan: LinearPlan, device: int, program: Program, operands:
             "nothing: the kernel interprets the program, because this process has asked for "
             f"{native.core.most_specializations} others already"
         )
-    return "; ".join(_explain(epilogue) for epilogue in epilogues)
+    return "; ".join(_explain(epilogue, program) for epilogue in epilogues)
 
 
 def explain_pass(program: Program) -> str:
@@ -73,17 +73,18 @@ def explain_pass(program: Program) -> str:
     return f"the program into its kernel, where that takes whole aligned vectors, {when}"
 
 
-def _explain(epilogue: Specialization) -> str:
+def _explain(epilogue: Specialization, program: Program) -> str:
     core = native.core
+    until_then = "until then it is interpreted" if program.native.is_interpreted else "until then the kernel calls it"
     if epilogue.is_ready:
         return f"done: {epilogue.kernel} has the program compiled in, which took {epilogue.seconds:.2f} s"
     if epilogue.failure:
-        return f"nothing: {epilogue.kernel} interprets the program, because compiling it failed: {epilogue.failure}"
+        return f"nothing: {epilogue.kernel} runs without the program, because compiling it failed: {epilogue.failure}"
     if epilogue.is_claimed:
-        return f"the program into {epilogue.kernel}, at this moment; until then it is interpreted"
+        return f"the program into {epilogue.kernel}, at this moment; {until_then}"
     if core.specialization_mode() == core.SpecializationMode.now:
         return f"the program into {epilogue.kernel}, before the first call runs"
-    return f"the program into {epilogue.kernel}, in the background; until then it is interpreted"
+    return f"the program into {epilogue.kernel}, in the background; {until_then}"
 
 
 def find_epilogues(plan: LinearPlan, device: int, program: Program, operands: Sequence[Matrix]) -> Epilogues:
@@ -92,6 +93,8 @@ def find_epilogues(plan: LinearPlan, device: int, program: Program, operands: Se
     operands: with address 0 where that is not known yet. An epilogue that nobody has asked for before is neither
     compiled nor queued here: see `request`.
     """
+    if why_interpreted():  # a plan does not say so of a chain that kernels call
+        return []
     return native.core.find_epilogues(plan, device, program.native, list(operands))
 
 
