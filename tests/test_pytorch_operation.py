@@ -120,10 +120,10 @@ def test_which_layers_pytorch_trains() -> None:
 
 
 def test_which_layers_pytorch_computes_without_a_gradient() -> None:
-    residual = torch.empty(96, 4096, dtype=torch.bfloat16, device="meta")
-    assert is_found(96, 4096, 4096, F.gelu, needs_grad=False)
-    assert is_found(96, 4096, 4096, torch.mul, needs_grad=False, operands=(residual,))
-    assert not is_found(96, 4096, 4096, lambda z: torch.tanh(z) * 2, needs_grad=False)
+    residual = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
+    assert is_found(96, 14336, 5120, F.gelu, needs_grad=False)
+    assert is_found(4096, 4096, 512, torch.mul, needs_grad=False, operands=(residual,))
+    assert not is_found(96, 14336, 5120, lambda z: torch.tanh(z) * 2, needs_grad=False)
     assert not is_found(197, 1536, 384, F.gelu, needs_grad=False)  # fused
     assert not is_found(1024, 8192, 8192, torch.relu, needs_grad=False)
 
@@ -230,7 +230,7 @@ def test_explain_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutfuse.arguments, "why_composed", lambda x, arithmetic: "")
     x, weight = values(8, 16).requires_grad_(), values(4, 16)
     assert "less host time to train a layer with one operation" in str(cutfuse.explain(x, weight, epilogue=F.gelu))
-    x, weight = (torch.empty(size, 4096, dtype=torch.bfloat16) for size in (96, 4096))
+    x, weight = (torch.empty(size, 4096, dtype=torch.bfloat16) for size in (96, 8192))
     with_predictions = (
         r"PyTorch's own kernel of this one operation .*\n.*cuBLAS and one more kernel would take [\d.]+ us"
     )

@@ -203,7 +203,7 @@ float specialized_cost_of(Program const& program) {
   constexpr float kLightCost = 0.075f;
   constexpr float kSpecialCost = 0.8f;
   constexpr float kHeavyCost = 1.5f;  // a gelu, say
-  constexpr float kOperandCost = 0.43f;
+  constexpr float kOperandCost = 0.2f;
   float const operands = kOperandCost * static_cast<float>(program.operand_count);
   return sum_of_costs(program, kLightCost, kSpecialCost, kHeavyCost) + operands;
 }
