@@ -14,7 +14,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from bench import accuracy_plot, chain_plot, fp32_plot, host_plot, plot, report, roofline_plot
+from bench import accuracy_plot, chain_plot, fp32_plot, host_plot, model_plot, plot, report, roofline_plot
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -26,6 +26,7 @@ FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], Figure | None]]] = {
     "speed-by-shape": ("fp32", fp32_plot.draw_heat_maps),
     "chains": ("chains", chain_plot.draw),
     "host": ("host", host_plot.draw),
+    "models": ("models", model_plot.draw),
 }
 FONTS = ["DejaVu Sans", "Verdana"]  # the first is matplotlib's own, by which it measures text
 INKS = {"light": "#24292f", "dark": "#d0d7de"}

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # `bench` is no part of the distribution; at the end, an installed cutfuse wins over the sources, which have no module.
 sys.path[:] = [*(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT), str(ROOT)]
 
-from bench import accuracy_report, chain_report, fp32_report, host_report, report  # noqa: E402
+from bench import accuracy_report, chain_report, fp32_report, host_report, model_report, report  # noqa: E402
 from bench.report import committed  # noqa: E402
 from bench.tables import Cell, Grid, markdown_table  # noqa: E402
 from cutfuse import models, nn  # noqa: E402
@@ -134,8 +134,15 @@ def under_floor() -> str:
 
 def machine() -> str:
     """Where, when and of which commit the results of the pages are."""
-    suites = ("reference", "fp32", "accuracy", "chains", "host")
+    suites = ("reference", "fp32", "accuracy", "chains", "host", "models")
     return "\n".join(f"- {report.heading(committed(suite))}" for suite in suites)
+
+
+def model_lines() -> str:
+    """The lines of the models suite of which a case was measured."""
+    results = committed("models")
+    measured = [line for line in results["lines"] if line["cases"]]
+    return lines_of(model_report.table({**results, "lines": measured}), model_report.LEFT)
 
 
 def ceilings() -> str:
@@ -162,6 +169,12 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "chains-texts": lambda: lines_of(chain_report.chains_table(committed("chains")), chain_report.LEFT),
     "host": lambda: lines_of(host_report.table(committed("host")), host_report.LEFT),
     "host-remarks": lambda: "\n".join(f"- {line}" for line in host_report.remarks(committed("host"))),
+    "models": model_lines,
+    "models-times": lambda: lines_of(
+        model_report.times_table(committed("models"), without=("eager ms",)), model_report.LEFT
+    ),
+    "models-fusion": lambda: lines_of(model_report.fusion_table(committed("models")), model_report.LEFT_OF_FUSION),
+    "models-remarks": lambda: "\n".join(f"- {line}" for line in model_report.remarks(committed("models"))),
     "trade-off": lambda: "\n".join(accuracy_report.trade_off_lines(committed("fp32"))),
     "accuracy": lambda: lines_of(accuracy_report.summary_table(committed("accuracy")), accuracy_report.LEFT),
     "accuracy-verdicts": lambda: "\n".join(
