@@ -74,9 +74,9 @@ void bind_kernel_text(py::module_& module) {
       "A kernel's PTX with a program compiled in, given the types of the program's operands and how they lie "
       "(all strided unless that is said); snippets takes the place of op_snippets(). derivatives: of a kernel of "
       "such, what they are with respect to, ascending: 0 for x, k for operand k - 1. inlines: put a short program in "
-      "the "
-      "place of the epilogue function's calls, as the driver is given it. stores_pre_activation: whether a GEMM may be "
-      "asked to.");
+      "the place of the epilogue function's calls, as the driver is given it. stores_pre_activation: whether a GEMM "
+      "may "
+      "be asked to.");
   module.def(
       "pointwise_parameters", &pointwise_parameters, py::arg("program"), py::arg("extents"), py::arg("x"),
       py::arg("operands"), py::arg("out"), py::arg("out_dtype"),

@@ -124,18 +124,30 @@ def test_what_stays_a_function(text: str, kinds: tuple[str, ...]) -> None:
 
 
 def test_instructions_between_the_parameters_stay() -> None:
-    kernel = make_kernel("Fast").replace(
-        ".param .b32 param1;", ".reg .b32 %place;\nadd.s32 %place, 1, 2;\n.param .b32 param1;", 1
-    )
+    kernel = make_kernel("Fast").replace(".param .b32 param1;", "add.s32 %place, 1, 2;\n.param .b32 param1;", 1)
+    kernel = kernel.replace(".reg .b64 %rd<3>;", ".reg .b64 %rd<3>;\n.reg .b32 %place;", 1)
     kernel = kernel.replace("st.param.b32 [param1+0], 3;", "st.param.b32 [param1+0], %place;", 1)
     text = inlined(kernel, Program.parse("operands=0; relu z"))
     assert "add.s32 %place, 1, 2;" in text
     assert "mov.b32 %m, %place;" in text
 
 
-def test_a_call_that_is_not_as_nvcc_writes_it_is_refused() -> None:
-    kernel = make_kernel("Fast").replace("ld.param.f32 %f0, [retval0+0];", "add.s32 %f0, 1, 2;", 1)
-    with pytest.raises(ValueError, match=r"has 'add\.s32 %f0, 1, 2;' around a call of run_epilogue"):
+RESULT = "ld.param.f32 %f0, [retval0+0];"
+
+
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        (RESULT, "add.s32 %f0, 1, 2;"),
+        (RESULT, "ld.param.b64 %rd0, [retval0+0];"),
+        (RESULT, "ld.param.f32 %f0, [kernel0_param_0];"),
+        (".param .b32 param1;", "ld.param.u32 %place, [kernel0_param_0];"),
+        (".param .b32 param1;", ".reg .b32 %place;"),
+    ],
+)
+def test_a_call_that_is_not_as_nvcc_writes_it_is_refused(text: str, instead: str) -> None:
+    kernel = make_kernel("Fast").replace(text, instead if text == RESULT else f"{instead}\n{text}", 1)
+    with pytest.raises(ValueError, match=f"has '{re.escape(instead)}' around a call of run_epilogue"):
         inlined(kernel, Program.parse("operands=0; relu z"))
 
 

@@ -15,6 +15,8 @@ constexpr std::string_view kCall = "call.uni (retval0),";
 constexpr std::string_view kLoad = "ld.param";
 constexpr std::string_view kStore = "st.param";
 constexpr std::string_view kReturn = "ret;";
+constexpr std::string_view kParameter = "param";
+constexpr std::string_view kResult = "retval0";
 constexpr int kWordBytes = 4;
 
 [[noreturn]] void refuse(std::string_view line) {
@@ -62,8 +64,11 @@ struct Call {
   std::string before;
 };
 
+bool is_wide(std::string_view line) { return opcode_of(line).find("64") != std::string_view::npos; }
+
 bool belongs_to_call(std::string_view line, std::string_view name) {
-  static constexpr std::string_view kOthers[] = {"{", "}", "(", ")", ");", ".param ", ".reg ", "param", "//", kCall};
+  static constexpr std::string_view kOthers[] = {"{",       "}",     "(",  ")",  ");", ".reg .b32 temp_param_reg;",
+                                                 ".param ", "param", "//", kCall};
   if (line.empty() || starts_with(line, name)) return true;
   for (std::string_view const other : kOthers) {
     if (starts_with(line, other)) return true;
@@ -86,6 +91,10 @@ Call read_call(std::string_view block, std::string_view name) {
     }
     Access const access = access_of(line);
     auto [parameter, offset] = access.word;
+    // What is loaded is the result, and what is stored before the call a parameter of it.
+    bool const is_of_call =
+        is_load ? has_called && parameter == kResult : !has_called && starts_with(parameter, kParameter);
+    if (!is_of_call || (is_load && is_wide(line))) refuse(line);
     for (std::string const& own : access.registers) {
       if (is_load) {
         call.taken[offset] = own;
@@ -124,10 +133,10 @@ std::string body_at(Call const& call, FunctionText const& function) {
       continue;
     }
     bool const is_own = starts_with(parameter, prefix);
-    auto const given = call.given.find({is_own ? "param" + parameter.substr(prefix.size()) : parameter, offset});
+    auto const given =
+        call.given.find({is_own ? std::string(kParameter) + parameter.substr(prefix.size()) : parameter, offset});
     if (!is_own || given == call.given.end()) refuse(line);
-    bool const is_address = opcode_of(line).find("64") != std::string_view::npos;
-    text += move(is_address ? "b64" : "b32", access.registers[0], given->second);
+    text += move(is_wide(line) ? "b64" : "b32", access.registers[0], given->second);
   }
   return text + "}";
 }

@@ -127,8 +127,8 @@ class Background:
             self._has_warned = True
         with contextlib.suppress(RuntimeWarning):  # where warnings are errors, one would end the thread
             warnings.warn(
-                f"cutfuse: an epilogue could not be compiled into {specialization.kernel}, and is interpreted, which "
-                f"is slower: {specialization.failure}",
+                f"cutfuse: an epilogue could not be compiled into {specialization.kernel}, which runs it more "
+                f"slowly without: {specialization.failure}",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -72,7 +72,8 @@ def _explain_direct(plan: LinearPlan, runnable: list[Alternative], cublas: Alter
     order = "M" if kernel.raster_along_m else "N"
     step = f"{kernel.name}, tiles along {order} first, swizzle {kernel.swizzle}: {_predicted(best)}"
     reasons = [cublas.rejection] if cublas.rejection else []
-    return [step], [*reasons, *(_rejected(way) for way in (cublas, *others))]
+    of_host = ", and the host longer" if cublas.microseconds < best.microseconds else ""
+    return [step], [*reasons, _rejected(cublas) + of_host, *map(_rejected, others)]
 
 
 def _explain_planes(plan: LinearPlan, runnable: list[Alternative], cublas: Alternative) -> tuple[list[str], list[str]]:
