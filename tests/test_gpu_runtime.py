@@ -36,7 +36,12 @@ CALLS: dict[str, Callable[..., Tensor]] = {
     "linear without alignment": lambda x, w, b, r: cutfuse.linear(x[:, 1:], w[:, 1:], b, epilogue=torch.tanh),
     "matrix-vector": lambda x, w, b, r: cutfuse.linear(x, w, b, epilogue=lambda z: z / 2, reduce="sum"),
     "linear reduced behind cuBLAS": lambda x, w, b, r: cutfuse.linear(
-        x, w, b, epilogue=lambda z, r: torch.tanh(z) * torch.sigmoid(r) + z, operands=(r,), reduce="sum"
+        x.repeat(1, 57),  # a deep product, whose rows a kernel behind it reduces sooner
+        w.repeat(1, 57),
+        b,
+        epilogue=lambda z, r: torch.tanh(z) * torch.sigmoid(r) + z,
+        operands=(r,),
+        reduce="sum",
     ),
     "pointwise": lambda x, w, b, r: cutfuse.pointwise(lambda z, b: torch.tanh(z) * b, r, b),
     "reduce": lambda x, w, b, r: cutfuse.reduce(r, 0, prologue=torch.tanh),
