@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "specialize/program_writer.h"
+#include "specialize/ptx_text.h"
 
 namespace cutfuse::specialize {
 namespace {
@@ -199,7 +200,7 @@ class BodyWriter {
     line("shr.s32 %passes, %n, 31;");
     line("add.s32 %passes, %passes, " + std::to_string(kFragment / kPass) + ";");
     writer_.label("$Lpass");
-    line(".pragma \"nounroll\";");
+    line(std::string(kKeptLoop));
     load_operands(false);
     unpack_source();
     for (int i = 0; i < kPass; ++i) writer_.write_element(i);

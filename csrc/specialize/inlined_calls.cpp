@@ -167,8 +167,7 @@ int count_calls(std::string_view text, std::string_view name) {
 }
 
 bool is_straight(std::string_view body) {
-  constexpr std::string_view kLoop = ".pragma \"nounroll\"";
-  if (body.find(kLoop) != std::string_view::npos) return false;
+  if (body.find(kKeptLoop) != std::string_view::npos) return false;
   size_t const first = body.find(kReturn);
   return first != std::string_view::npos &&
          trimmed(body.substr(first + kReturn.size())).find_first_not_of('\n') == std::string_view::npos;

@@ -7,6 +7,9 @@
 
 namespace cutfuse::specialize {
 
+// Before a loop that ptxas is to keep, and how a loop is known again.
+constexpr std::string_view kKeptLoop = ".pragma \"nounroll\";";
+
 // Without spaces and tabs at both ends.
 std::string_view trimmed(std::string_view text);
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "epilogue/ops.h"
+#include "specialize/ptx_text.h"
 
 namespace cutfuse::specialize {
 namespace {
@@ -108,7 +109,7 @@ std::string VectorProgram::begin_passes() {
   writer_.line("shr.s32 %passes, %passes, 31;");
   writer_.line("add.s32 %passes, %passes, " + std::to_string(layout_.elements / kPass) + ";");
   writer_.label(label);
-  writer_.line(".pragma \"nounroll\";");
+  writer_.line(std::string(kKeptLoop));
   for (int i = 0; i < kPass; ++i) writer_.write_element(i);
   return label;
 }
