@@ -16,6 +16,7 @@
 #include "common/loaded_kernel.h"
 #include "epilogue/sm90_program_visitor.h"
 #include "gemm/launch.h"
+#include "gemm/sm90_pingpong_kernel.h"
 #include "gemm/sm90_split_kernel.h"
 #include "plan/gemm_configs.h"
 
@@ -48,11 +49,13 @@ struct OutputElement<GemmOutput::kFloat32, Element> {
 
 struct Cooperative {
   static constexpr Schedule kSchedule = Schedule::kCooperative;
+  static constexpr int kEpilogues = 1;  // that run at the same time, each with shared memory of its own
   using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedCooperative;
   using Epilogue = cutlass::epilogue::TmaWarpSpecializedCooperative;
 };
 struct Pingpong {
   static constexpr Schedule kSchedule = Schedule::kPingpong;
+  static constexpr int kEpilogues = 2;
   using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedPingpong;
   using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
 };
@@ -84,8 +87,8 @@ struct WithOneStore<cutlass::epilogue::collective::CollectiveEpilogue<
 
 // CUTLASS's epilogue with so many subtiles of C on their way, in buffers that the stores then take over. Stores are put
 // off by a subtile, as CUTLASS does without a C.
-template <class Element>
-constexpr int kSourceStages = sizeof(Element) == 2 ? 4 : 3;
+template <class Element, class Schedule>
+constexpr int kSourceStages = sizeof(Element) == 2 && Schedule::kEpilogues == 1 ? 4 : 3;
 constexpr int kEnoughStages = 8;  // of a main loop, which one more would not make faster
 template <class Epilogue, int stages>
 struct WithSource;
@@ -139,12 +142,15 @@ struct GemmTypes {
   using MainloopBeside = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor, kAlignment, Element,
       cutlass::layout::ColumnMajor, kAlignment, float, Tile, Cluster,
-      cutlass::gemm::collective::StageCountAutoCarveout<sizeof(typename Epilogue::SharedStorage)>,
+      cutlass::gemm::collective::StageCountAutoCarveout<Schedule::kEpilogues *
+                                                        sizeof(typename Epilogue::SharedStorage)>,
       typename Schedule::Mainloop>::CollectiveOp;
 
   template <class Epilogue>
-  using KernelWith = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, MainloopBeside<Epilogue>,
-                                                          Epilogue, cutlass::gemm::PersistentScheduler>;
+  using KernelWith = cute::conditional_t<
+      cute::is_same_v<Schedule, Pingpong>, PingpongKernel<MainloopBeside<Epilogue>, Epilogue>,
+      cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, MainloopBeside<Epilogue>, Epilogue,
+                                           cutlass::gemm::PersistentScheduler>>;
 
   static auto kernel() {
     using Plain = BuiltEpilogue<void>;
@@ -153,7 +159,7 @@ struct GemmTypes {
       static_assert(cute::size(Cluster{}) == 1, "products over planes run without clusters");
       return SplitKernel<Mainloop, typename WithOneStore<Plain>::type>{};
     } else if constexpr (kHasSource) {
-      using Epilogue = typename WithSource<BuiltEpilogue<OutElement>, kSourceStages<OutElement>>::type;
+      using Epilogue = typename WithSource<BuiltEpilogue<OutElement>, kSourceStages<OutElement, Schedule>>::type;
       constexpr int kStages = MainloopBeside<Epilogue>::DispatchPolicy::Stages;
       static_assert(kStages >= kEnoughStages || kStages == MainloopBeside<Plain>::DispatchPolicy::Stages,
                     "the buffers of the source cost the main loop a stage that it needs");
