@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bench import host_cases as suite
+from bench import specialized
 from bench.accuracy import WRONG_ABOVE
 from bench.accuracy_suite import frobenius_error
 from bench.case_loop import run_cases
@@ -178,6 +179,7 @@ def run_case(case: Case, device: torch.device, effort: Effort, seed: int) -> dic
         exact = built.exact()
         notes = {name: note_on(call, exact, case.precision) for name, call in calls.items()}
         del exact
+        specialized.wait()  # A kernel that is compiled meanwhile slows every call, and then runs in part of them.
         right = {name: call for name, call in calls.items() if not notes[name]}
         times, rounds = time_in_turns(right, TURNS[case.group.time], wait_for(device), effort, seed)
     entries = {name: {"note": note} if note else asdict(times[name]) for name, note in notes.items()}

@@ -260,6 +260,17 @@ def test_a_failing_call_fails_the_run_and_leaves_its_line_unmeasured(
     assert results["cases"][0]["contenders"][PYTORCH]["median_us"] > 0
 
 
+@pytest.mark.usefixtures("one_thread")
+def test_calls_are_timed_when_their_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    timed = host_suite.time_in_turns
+    monkeypatch.setattr(cutfuse, "wait", lambda *_: events.append("waited") or 0)
+    monkeypatch.setattr(host_suite, "time_in_turns", lambda *given: events.append("timed") or timed(*given))
+    case = next(case for case in suite.host_cases(small=True, quick=True) if case.group == suite.GELU)
+    host_suite.run_case(case, torch.device("cpu"), Effort(0.01, 2, 2), seed=0)
+    assert events == ["waited", "timed"]
+
+
 def test_time_limit_lists_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, results = run(tmp_path / "run", "--time-limit", "0")
     assert status == 0
