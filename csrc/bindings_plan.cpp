@@ -207,12 +207,12 @@ void bind_linear_plan(py::module_& module) {
       py::arg("device"), "Why no fused kernel runs on a device, described as in a request; empty where they do.");
   module.def(
       "training_waits_for_host",
-      [](int64_t m, int64_t n, int64_t k, int dtype, int32_t multiprocessors) {
-        return training_waits_for_host(m, n, k, to_dtype(dtype), multiprocessors);
+      [](int64_t m, int64_t n, int64_t k, int dtype, int32_t multiprocessors, bool as_tf32) {
+        return training_waits_for_host(m, n, k, to_dtype(dtype), multiprocessors, as_tf32);
       },
-      py::arg("m"), py::arg("n"), py::arg("k"), py::arg("dtype"), py::arg("multiprocessors"),
-      "Whether the host takes longer to issue the training step of a layer of 16-bit matrices than the device to run "
-      "it.");
+      py::arg("m"), py::arg("n"), py::arg("k"), py::arg("dtype"), py::arg("multiprocessors"), py::arg("as_tf32"),
+      "Whether the host takes longer to issue the training step of a layer whose products cuBLAS runs than the device "
+      "to run it; as_tf32: fp32 products do so in tf32.");
   module.def("plan_linear", &plan_linear, py::arg("request"), py::arg("only") = "",
              "The plan of a request; only: the name of the one alternative that is wanted, whatever it would take.");
 }

@@ -1387,9 +1387,9 @@ def training_plan(
     What training_linear, training_forward and training_backward take: of y = program(z, operands) over tensors like these. An output is (wrt, layout of a result, dtype); column_sum is None or (partials' layout, their rows, bytes of workspace to fold them, the sum's layout, dtype). forward, backward: the program in the kernels of the two passes. product: a fused plan that stores the pre-activation, of this layout, with its epilogues; None where the forward pass is PyTorch's product and a pass.
     """
 
-def training_waits_for_host(m: int, n: int, k: int, dtype: int, multiprocessors: int) -> bool:
+def training_waits_for_host(m: int, n: int, k: int, dtype: int, multiprocessors: int, as_tf32: bool) -> bool:
     """
-    Whether the host takes longer to issue the training step of a layer of 16-bit matrices than the device to run it.
+    Whether the host takes longer to issue the training step of a layer whose products cuBLAS runs than the device to run it; as_tf32: fp32 products do so in tf32.
     """
 
 def use_compiler(compile: collections.abc.Callable[[str, int, Program, list[int]], int] | None) -> None:

@@ -1,4 +1,4 @@
-"""Finds 16-bit layers that PyTorch computes faster: a product by cuBLAS, and one of PyTorch's operations behind it."""
+"""Finds layers that PyTorch computes faster: a product by cuBLAS, and one of PyTorch's operations behind it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from . import native, routing
+from .direct.training import takes_cublas
 from .epilogue.operation import Operation, find_operation
 from .gradients.autograd import needs_gradient
 from .planning.device import device_facts, dtype_codes
 from .planning.fused import plan_call
 from .planning.linear_plan import LinearArguments
-from .precision import autocast_dtype
+from .precision import allows_tf32, autocast_dtype
 
 TRAINED = "PyTorch's own operations take less host time to train a layer with one operation behind the product"
 BEHIND_CUBLAS = "behind cuBLAS's product, PyTorch's own kernel of this one operation is faster than our interpreter"
-_DTYPES = (torch.float16, torch.bfloat16)
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def find_pytorch_operation(
@@ -51,11 +52,13 @@ def _why(arguments: LinearArguments, operation: Operation) -> str:
     x, weight, bias, operands, *_ = arguments
     (m, k), n = x.shape, weight.shape[0]
     has_sizes = all(isinstance(size, int) for size in (m, n, k))  # not while torch.compile traces symbolic sizes
+    is_fp32 = x.dtype == torch.float32
     if not needs_gradient(x, weight, bias, *operands):
-        return BEHIND_CUBLAS if has_sizes and not plan_call(arguments).is_fused else ""
-    if operation.hands_gradient_on or (has_sizes and _waits_for_host(m, n, k, x.dtype, x.device)):
-        return TRAINED
-    return ""
+        return BEHIND_CUBLAS if has_sizes and not is_fp32 and not plan_call(arguments).is_fused else ""
+    waits = has_sizes and _waits_for_host(m, n, k, x.dtype, x.device, is_fp32 and allows_tf32())
+    if not operation.hands_gradient_on and not waits:
+        return ""
+    return TRAINED if not is_fp32 or (has_sizes and takes_cublas(arguments)) else ""
 
 
 def _gives_rows(operation: Operation, dimensions: int, operands: Sequence[Tensor]) -> bool:
@@ -67,6 +70,6 @@ def _gives_rows(operation: Operation, dimensions: int, operands: Sequence[Tensor
 
 
 @functools.lru_cache(maxsize=4096)
-def _waits_for_host(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device) -> bool:
+def _waits_for_host(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device, as_tf32: bool) -> bool:
     _, _, multiprocessors = device_facts(device)
-    return native.core.training_waits_for_host(m, n, k, dtype_codes()[dtype], multiprocessors)
+    return native.core.training_waits_for_host(m, n, k, dtype_codes()[dtype], multiprocessors, as_tf32)

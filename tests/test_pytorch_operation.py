@@ -1,4 +1,4 @@
-"""16-bit layers that PyTorch itself computes: which they are, and that they give what a kernel would."""
+"""Layers that PyTorch itself computes: which they are, and that they give what a kernel would."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import cutfuse
 from cutfuse import native, pytorch_operation
+from cutfuse.direct import training
 from cutfuse.epilogue import Epilogue, Instruction, Program, evaluate, op_table
 from cutfuse.epilogue.operation import find_operation, rounds_once
 from cutfuse.epilogue.table import Op
@@ -113,10 +114,22 @@ def test_which_layers_pytorch_trains() -> None:
     assert is_found(12608, 3072, 768, torch.add, operands=(wide.bfloat16(),))
     assert not is_found(12608, 3072, 768, torch.mul, operands=(wide.bfloat16(),))
     assert not is_found(8, 8, 8, lambda z: torch.tanh(z) * 2)
-    assert not is_found(8, 8, 8, F.gelu, dtype=torch.float32)
+    assert is_found(197, 1536, 384, F.gelu, dtype=torch.float32)
+    assert not is_found(4096, 3072, 768, F.gelu, dtype=torch.float32)
     assert not is_found(8, 8, 8, F.gelu, out_dtype=torch.float32)
     assert not is_found(8, 8, 8, F.gelu, reduction="sum")
     assert not is_found(8, 8, 8, torch.add, operands=(wide,))
+
+
+@pytest.mark.parametrize(("sizes", "is_pytorchs"), [((13, 96, 64), True), ((2048, 4096, 4096), False)])
+def test_forced_fp32_is_pytorchs_where_cublas_runs_its_products(
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int], is_pytorchs: bool
+) -> None:
+    residual = torch.empty(1, 1, device="meta")
+    assert is_found(*sizes, torch.add, dtype=torch.float32, operands=(residual,))
+    monkeypatch.setattr(training, "is_forced", lambda x: True)
+    with cutfuse.precision("guarded"):
+        assert is_found(*sizes, torch.add, dtype=torch.float32, operands=(residual,)) == is_pytorchs
 
 
 def test_which_layers_pytorch_computes_without_a_gradient() -> None:
@@ -126,6 +139,7 @@ def test_which_layers_pytorch_computes_without_a_gradient() -> None:
     assert not is_found(96, 14336, 5120, lambda z: torch.tanh(z) * 2, needs_grad=False)
     assert not is_found(197, 1536, 384, F.gelu, needs_grad=False)  # fused
     assert not is_found(1024, 8192, 8192, torch.relu, needs_grad=False)
+    assert not is_found(96, 14336, 5120, F.gelu, needs_grad=False, dtype=torch.float32)
 
 
 @pytest.fixture(params=READERS)
@@ -210,14 +224,21 @@ def test_not_under_autocast_which_casts_an_operation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("multiprocessors", "sizes", "waits"),
-    [(132, (197, 1536, 384), True), (132, (4096, 8192, 4096), False), (32, (1576, 3072, 768), False)],
+    ("multiprocessors", "sizes", "dtype", "as_tf32", "waits"),
+    [
+        (132, (197, 1536, 384), "bfloat16", False, True),
+        (132, (4096, 8192, 4096), "bfloat16", False, False),
+        (32, (1576, 3072, 768), "bfloat16", False, False),
+        (132, (197, 1536, 384), "float32", False, True),
+        (132, (1024, 1536, 768), "float32", False, False),
+        (132, (1024, 1536, 768), "float32", True, True),
+    ],
 )
 def test_when_a_training_step_waits_for_the_host(
-    multiprocessors: int, sizes: tuple[int, int, int], waits: bool
+    multiprocessors: int, sizes: tuple[int, int, int], dtype: str, as_tf32: bool, waits: bool
 ) -> None:
-    code = native.core.dtypes()["bfloat16"]
-    assert native.core.training_waits_for_host(*sizes, code, multiprocessors) == waits
+    code = native.core.dtypes()[dtype]
+    assert native.core.training_waits_for_host(*sizes, code, multiprocessors, as_tf32) == waits
 
 
 def test_what_a_direct_call_refuses() -> None:

@@ -98,11 +98,11 @@ LinearPlan plan_without_kernels(LinearRequest const& request, std::string reason
   return plan;
 }
 
-bool training_waits_for_host(int64_t m, int64_t n, int64_t k, DType dtype, int32_t multiprocessors) {
+bool training_waits_for_host(int64_t m, int64_t n, int64_t k, DType dtype, int32_t multiprocessors, bool as_tf32) {
   constexpr double kHostMicroseconds = 100.0;  // of linear, gelu and their backward pass in PyTorch, beside an H200
   GemmProblem const problem = {
       m, n, k, k, k, dtype, dtype, Reduction::kNone, multiprocessors, 0.0f, Product::kDirect, false, false};
-  return predict_training_microseconds(problem) < kHostMicroseconds;
+  return predict_training_microseconds(problem, as_tf32) < kHostMicroseconds;
 }
 
 LinearPlan plan_linear(LinearRequest const& request, std::string const& only) {

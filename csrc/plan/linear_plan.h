@@ -85,9 +85,9 @@ struct LinearPlan {
 // Empty on devices that have fused kernels.
 std::string why_no_kernels(DeviceFacts const& device);
 
-// Whether the host takes longer to issue the training step of a layer of 16-bit matrices, forwards and backwards, than
-// the device to run it.
-bool training_waits_for_host(int64_t m, int64_t n, int64_t k, DType dtype, int32_t multiprocessors);
+// Whether the host takes longer to issue the training step of a layer whose products cuBLAS runs, forwards and
+// backwards, than the device to run it. as_tf32: fp32 products do so in tf32.
+bool training_waits_for_host(int64_t m, int64_t n, int64_t k, DType dtype, int32_t multiprocessors, bool as_tf32);
 
 // `only` names the one alternative that is wanted, whatever it would take: for tests and measurements; empty for the
 // fastest. Throws std::invalid_argument for a request that is none, or where `only` cannot run.

@@ -316,15 +316,16 @@ double predict_pass(GemmProblem const& problem, float operand_bytes, std::option
 
 }  // namespace
 
-double predict_training_microseconds(GemmProblem const& problem) {
+double predict_training_microseconds(GemmProblem const& problem, bool as_tf32) {
   constexpr double kBytesPerMicrosecondOfPasses = 2.2e6;
   constexpr double kPasses = 8.0;  // z and y, then grad, z and grad z, then grad z for the bias and either product
   GemmProblem of_x = problem;
   std::swap(of_x.n, of_x.k);
   GemmProblem of_weight = problem;
   std::swap(of_weight.m, of_weight.k);
-  double const products =
-      predict_cublas_microseconds(problem) + predict_cublas_microseconds(of_x) + predict_cublas_microseconds(of_weight);
+  bool const on_cores = problem.input == DType::kFloat32 && !as_tf32;
+  auto const predict = on_cores ? predict_ieee_microseconds : predict_cublas_microseconds;
+  double const products = predict(problem) + predict(of_x) + predict(of_weight);
   double const bytes = static_cast<double>(size_of(problem.output)) * problem.m * problem.n;
   return products + kPasses * bytes / kBytesPerMicrosecondOfPasses;
 }

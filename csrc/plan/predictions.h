@@ -25,7 +25,8 @@ double predict_unfused_microseconds(GemmProblem const& problem, float operand_by
                                     std::optional<float> compiled_cost = {});
 
 // cuBLAS's three products of a trained layer, forwards and backwards, and the passes over its result and gradient.
-double predict_training_microseconds(GemmProblem const& problem);
+// as_tf32: fp32 products run on tensor cores.
+double predict_training_microseconds(GemmProblem const& problem, bool as_tf32);
 
 // One pass that splits an fp32 matrix into planes.
 double predict_split_microseconds(int64_t rows, int64_t columns);

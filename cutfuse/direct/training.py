@@ -127,7 +127,7 @@ def plan_training(
     x, weight, bias = given
     assert x is not None
     assert weight is not None
-    if not _takes_cublas(arguments) or not y.is_contiguous():
+    if not takes_cublas(arguments) or not y.is_contiguous():
         return core.general_call()
     if len(arguments.program.instructions) == 0 and arguments.out_dtype == x.dtype:
         return core.product_call()
@@ -187,7 +187,7 @@ def plan_training(
     )
 
 
-def _takes_cublas(arguments: LinearArguments) -> bool:
+def takes_cublas(arguments: LinearArguments) -> bool:
     """Whether cuBLAS runs all three products of a training step, without a change of PyTorch's setting."""
     x, weight, bias = arguments.x, arguments.weight, arguments.bias
     if x.dtype != torch.float32:
