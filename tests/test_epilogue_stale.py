@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import cutfuse
 from cutfuse.epilogue import Epilogue, resolve
+from cutfuse.epilogue.module_class import class_token
 from cutfuse.epilogue.types import type_of
 
 pytestmark = pytest.mark.usefixtures("recognition")
@@ -180,6 +181,23 @@ def test_a_patched_module_base(monkeypatch: pytest.MonkeyPatch, name: str) -> No
         lambda: monkeypatch.setattr(nn.Module, name, lambda self, z: z * GLOBAL),
         lambda: set_global(3.0),
     )
+
+
+def test_a_function_that_is_added_to_the_base_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Module, "added", lambda self, z: self(z) * GLOBAL, raising=False)
+    module = nn.Tanh()
+    check(
+        lambda z: module.added(z) + 1,
+        lambda: set_global(3.0),
+        lambda: monkeypatch.setattr(nn.Module, "added", lambda self, z: self(z) * 5),
+    )
+
+
+def test_a_function_of_the_base_by_the_name_of_a_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Module, "negative_slope", lambda self: GLOBAL, raising=False)
+    module = nn.LeakyReLU(0.5)
+    check(module, lambda: setattr(module, "negative_slope", 0.25))
+    assert class_token(nn.LeakyReLU) is None
 
 
 def test_the_class_of_a_module() -> None:

@@ -120,6 +120,14 @@ def test_what_is_recognised(case: str) -> None:
     assert check_number(again) == number
 
 
+def test_modules_where_a_library_adds_a_function_to_their_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Module, "smart_apply", lambda module, fn: None, raising=False)
+    fn = nn.SiLU()
+    number = learn(fn)
+    assert number > 1
+    assert learn(fn) == number
+
+
 def test_the_identity() -> None:
     assert native.core.recognise(None) == 1
     taught = recognised(None, (), unknown_types(0))

@@ -20,7 +20,7 @@ import torch
 
 from cutfuse import native
 from cutfuse.epilogue.calls import is_known
-from cutfuse.epilogue.module_class import class_token
+from cutfuse.epilogue.module_class import added_names, class_token
 from cutfuse.epilogue.reads import Reads, is_comparable
 from cutfuse.epilogue.trace import Epilogue
 from cutfuse.epilogue.trail import Trail
@@ -212,7 +212,7 @@ def _check_builtin(value: Any) -> Any:
 def _add_function(fn: types.FunctionType, parts: list[Hashable], values: list[Any], trail: Trail | None) -> None:
     code = fn.__code__
     reads = reads_of(code)
-    if reads.opaque or reads.attributes or fn.__dict__:
+    if reads.opaque or reads.attributes or fn.__dict__ or (reads.names and reads.names & added_names()):
         raise NoKeyError
     if trail is not None:
         trail.add("value", "code", code)

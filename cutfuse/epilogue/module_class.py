@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -62,15 +62,40 @@ def _own_classes(kind: type[nn.Module]) -> list[type]:
     return [home for home in kind.__mro__ if home is not nn.Module and home is not object]
 
 
+def added_names() -> set[str]:
+    """The functions of nn.Module that are not PyTorch's, such as one that transformers adds to initialize models."""
+    items = tuple(_MODULE.items())
+    return {name for name, value in items if type(value) is types.FunctionType and not _is_function(value)}
+
+
 def _is_of_torch(kind: type[nn.Module]) -> bool:
-    for home in (*_own_classes(kind), nn.Module):
+    homes = (*_own_classes(kind), nn.Module)
+    for home in homes:
         module = sys.modules.get(home.__module__)
         if not home.__module__.startswith("torch.nn.modules.") or getattr(module, home.__name__, None) is not home:
             return False
         for name, value in tuple(vars(home).items()):
-            if name != "forward" and not _is_function(value) and (callable(value) or hasattr(value, "__get__")):
+            if name == "forward" or _is_function(value) or not (callable(value) or hasattr(value, "__get__")):
+                continue
+            if home is not nn.Module or type(value) is not types.FunctionType or _may_run(name, homes):
                 return False
     return True
+
+
+def _may_run(name: str, homes: Iterable[type]) -> bool:
+    """Whether a call of a module may run a function of nn.Module by this name: Python does, or code of its classes."""
+    return name.startswith("__") or name in _CALL_PATH or name in _names_read_by(homes)
+
+
+def _names_read_by(homes: Iterable[type]) -> set[str]:
+    functions = [value for home in homes for value in vars(home).values() if isinstance(value, types.FunctionType)]
+    codes = [function.__code__ for function in functions if _is_function(function)]
+    names: set[str] = set()
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return names
 
 
 def _is_function(value: Any) -> bool:

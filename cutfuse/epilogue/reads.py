@@ -44,10 +44,10 @@ class Reads:
 
     globals: (name, attributes taken of it at once). free: (index, such attributes for each read) of free variables.
     opaque: the code reads or writes more than these tell. attributes: what it takes of values whose origin the code
-    does not tell, other than the attributes of tensors, numbers, strings and containers.
+    does not tell, other than the attributes of tensors, numbers, strings and containers. names: of all attributes.
     """
 
-    __slots__ = ("attributes", "free", "globals", "opaque")
+    __slots__ = ("attributes", "free", "globals", "names", "opaque")
 
     def __init__(self, code: types.CodeType) -> None:
         found = tuple(dict.fromkeys(_find_reads(code, frozenset(code.co_freevars))))
@@ -59,6 +59,7 @@ class Reads:
         self.free = tuple((code.co_freevars.index(name), chain) for name, chain in chains)
         taken = {read.name for read in found if read.kind == "attribute"}
         everywhere = taken.union(*(read.chain for read in found))
+        self.names = frozenset(everywhere)
         self.attributes = frozenset(taken - _VALUE_ATTRIBUTES)
         self.opaque = any(read.kind == "unknown" for read in found) or any(map(_reveals_more, everywhere))
 
