@@ -165,7 +165,7 @@ def test_a_trained_sum_without_a_product_is_pytorchs_operations() -> None:
             y = torch.compile(model, backend=backend)(x, w, b)
         found = torch.autograd.grad(y.square().sum(), (w, b))
         reference = model(x, w, b)
-        torch.testing.assert_close(y, reference)
+        torch.testing.assert_close(y, reference, rtol=1e-5, atol=1e-4)  # of sums of 32 numbers
         torch.testing.assert_close(found, torch.autograd.grad(reference.square().sum(), (w, b)), rtol=1e-4, atol=1e-4)
         assert names == expected
 
