@@ -336,8 +336,8 @@ struct AccuratePrimitives {
 // Behind a product of 16-bit operands, whose rounding is 2^-12 at best, and between 16-bit tensors: the
 // argument of ex2 is rounded once, for a relative error of |x| * 2^-24, 5e-6 at the ends of the range. A sigmoid is
 // four instructions, two of them special functions, not eleven. The normal distribution is a sigmoid of a polynomial,
-// 11 instructions and not 40: x times it is within 2e-8 and 1.6e-5 of its value. A
-// hyperbolic tangent is a sigmoid but for the first terms of its series near 0, within 3e-6 of its value.
+// 11 instructions and not 40: x times it is within 2e-8 and 1.6e-5 of its value. A hyperbolic tangent is a sigmoid but
+// for the first terms of its series near 0, within 3e-6 of its value.
 struct FastPrimitives {
   static CUTFUSE_HOST_DEVICE float power_of_two(float x) {
 #if defined(__CUDA_ARCH__)

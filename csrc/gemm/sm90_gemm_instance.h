@@ -85,8 +85,8 @@ struct WithOneStore<cutlass::epilogue::collective::CollectiveEpilogue<
       cutlass::epilogue::Sm90TmaWarpSpecialized<stages_c, 1, fragment, reuse, false>, Rest...>;
 };
 
-// CUTLASS's epilogue with so many subtiles of C on their way, in buffers that the stores then take over. Stores are put
-// off by a subtile, as CUTLASS does without a C.
+// CUTLASS's epilogue with so many subtiles of C on their way, in buffers that the stores then take over. CUTLASS's loop
+// puts stores off by a subtile, as it does without a C.
 template <class Element, class Schedule>
 constexpr int kSourceStages = sizeof(Element) == 2 && Schedule::kEpilogues == 1 ? 4 : 3;
 constexpr int kEnoughStages = 8;  // of a main loop, which one more would not make faster

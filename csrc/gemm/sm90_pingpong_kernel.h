@@ -1,7 +1,7 @@
 // The kernel of the pingpong schedule: two consumer warpgroups compute tiles in turns, and the epilogue of one runs
 // beside the main loop of the other. CUTLASS's kernel lets the epilogues take turns as well, because they share
 // buffers: an epilogue that takes longer than a main loop then delays the next one. Here each warpgroup has its own
-// buffers, barriers and loads of C (50176x2048x512 bf16 with gelu, H200: 250 us with turns).
+// buffers, barriers and loads of C (50176x2048x512 bf16 with gelu, H200: 219 us, with turns 250).
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>

@@ -32,17 +32,10 @@ class TileStore {
   static constexpr int kBuffers = kLoads ? Policy::StagesC : Policy::StagesD;
   static_assert(!kLoads || Policy::ReuseSmemC, "the result takes C's place");
   static_assert(kBuffers >= 2, "while the copy engine reads one buffer, the next is written");
+  static_assert(!kStores || cute::is_same_v<ElementD, typename FusionCallbacks::ElementAux>);
   static_assert(cute::is_void_v<typename Collective::CopyOpR2R>, "fragments are stored as they are");
 
-  template <bool is_void, class Type>
-  struct NonVoid {
-    using type = Type;
-  };
-  template <class Type>
-  struct NonVoid<true, Type> {
-    using type = typename FusionCallbacks::ElementAux;
-  };
-  using Element = typename NonVoid<!kStores, ElementD>::type;
+  using Element = typename FusionCallbacks::ElementAux;  // ElementD where there is one
   template <class Atom>
   using Buffers = decltype(cute::tile_to_shape(
       Atom{}, cute::make_shape(cute::size<0>(Subtile{}), cute::size<1>(Subtile{}), cute::Int<kBuffers>{})));

@@ -70,21 +70,23 @@ def added_names() -> set[str]:
 
 def _is_of_torch(kind: type[nn.Module]) -> bool:
     homes = (*_own_classes(kind), nn.Module)
+    unused = _unused_names(homes)
     for home in homes:
         module = sys.modules.get(home.__module__)
         if not home.__module__.startswith("torch.nn.modules.") or getattr(module, home.__name__, None) is not home:
             return False
         for name, value in tuple(vars(home).items()):
-            if name == "forward" or _is_function(value) or not (callable(value) or hasattr(value, "__get__")):
+            if name == "forward" or _is_function(value) or (home is nn.Module and name in unused):
                 continue
-            if home is not nn.Module or type(value) is not types.FunctionType or _may_run(name, homes):
+            if callable(value) or hasattr(value, "__get__"):
                 return False
     return True
 
 
-def _may_run(name: str, homes: Iterable[type]) -> bool:
-    """Whether a call of a module may run a function of nn.Module by this name: Python does, or code of its classes."""
-    return name.startswith("__") or name in _CALL_PATH or name in _names_read_by(homes)
+def _unused_names(homes: Iterable[type]) -> set[str]:
+    """The added functions that no call of a module runs: Python does not, and no code of its classes has their name."""
+    added = {name for name in added_names() if not name.startswith("__")}
+    return added.difference(_CALL_PATH, _names_read_by(homes)) if added else added
 
 
 def _names_read_by(homes: Iterable[type]) -> set[str]:
