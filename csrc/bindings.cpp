@@ -70,6 +70,8 @@ std::optional<std::tuple<float, int>> scaling_of(Program const& program) {
 
 py::bytes bytes_of(Program const& program) { return {reinterpret_cast<char const*>(&program), sizeof(program)}; }
 
+std::pair<int, int> pair_of_work(Work const& work) { return {work.instructions, work.special}; }
+
 std::vector<OpInfo> op_table() { return {std::begin(kOps), std::end(kOps)}; }
 
 using Numbers = py::typing::Dict<py::str, py::int_>;
@@ -153,6 +155,10 @@ void bind_epilogue(py::module_& module) {
       .def_readonly("signature", &OpInfo::signature)
       .def_readonly("aliases", &OpInfo::aliases)
       .def_readonly("formula", &OpInfo::formula)
+      .def_property_readonly(
+          "fast_work", [](OpInfo const& op) { return pair_of_work(op.fast); },
+          "Instructions of the value with the fast primitives, and the special functions among them.")
+      .def_property_readonly("accurate_work", [](OpInfo const& op) { return pair_of_work(op.accurate); })
       .def_readonly("special", &OpInfo::special);
   module.def("op_table", &op_table, "The rows of ops.def, in the order of their codes.");
   module.def("limits", &limits, "The most instructions, operands and slots that a program has.");
@@ -169,7 +175,8 @@ void bind_epilogue(py::module_& module) {
       .def(py::init(&make_program), py::arg("instructions"), py::arg("operand_count"))
       .def_property_readonly("operand_count", [](Program const& program) { return program.operand_count; })
       .def_property_readonly("cost", &cost_of)
-      .def_property_readonly("specialized_cost", &specialized_cost_of)
+      .def("specialized_cost", &specialized_cost_of, py::arg("is_accurate"),
+           "What the program takes that is compiled into a kernel, with accurate primitives or fast ones.")
       .def_property_readonly("is_interpreted", &is_interpreted, "Whether kernels interpret it, unless specialized.")
       .def_property_readonly(
           "without_chain", [](Program const& program) { return without_chain(program); },

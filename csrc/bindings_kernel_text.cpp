@@ -13,10 +13,10 @@ namespace sp = cutfuse::specialize;
 
 std::string specialize_kernel(std::string const& kernel, Program const& program, std::vector<int> const& dtypes,
                               std::string const& snippets, std::vector<sp::OperandKind> const& kinds,
-                              sp::Inputs const& derivatives, bool inlines, bool stores_pre_activation) {
+                              sp::Inputs const& derivatives, bool inlines, bool stores_pre_activation, int reduction) {
   sp::OperandTypes types = to_operand_types(program, dtypes);
   set_kinds(program, kinds, types);
-  sp::KernelText const text(kernel, derivatives, stores_pre_activation);
+  sp::KernelText const text(kernel, derivatives, {stores_pre_activation, to_reduction(reduction)});
   sp::Calls const calls = inlines ? sp::Calls::kInlinedWhereShort : sp::Calls::kKept;
   if (snippets.empty()) return text.specialize(program, types, sp::op_snippets(), calls);
   return text.specialize(program, types, sp::OpSnippets(snippets), calls);
@@ -71,12 +71,12 @@ void bind_kernel_text(py::module_& module) {
       "specialize_kernel", &specialize_kernel, py::arg("kernel"), py::arg("program"), py::arg("operand_types"),
       py::arg("snippets") = "", py::arg("kinds") = std::vector<sp::OperandKind>(),
       py::arg("derivatives") = sp::Inputs(), py::arg("inlines") = false, py::arg("stores_pre_activation") = true,
+      py::arg("reduction") = 0,
       "A kernel's PTX with a program compiled in, given the types of the program's operands and how they lie "
       "(all strided unless that is said); snippets takes the place of op_snippets(). derivatives: of a kernel of "
       "such, what they are with respect to, ascending: 0 for x, k for operand k - 1. inlines: put a short program in "
       "the place of the epilogue function's calls, as the driver is given it. stores_pre_activation: whether a GEMM "
-      "may "
-      "be asked to.");
+      "may be asked to. reduction: that a GEMM of rows computes, where its text is to have that alone.");
   module.def(
       "pointwise_parameters", &pointwise_parameters, py::arg("program"), py::arg("extents"), py::arg("x"),
       py::arg("operands"), py::arg("out"), py::arg("out_dtype"),

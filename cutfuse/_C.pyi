@@ -122,9 +122,16 @@ class OpInfo:
     A row of ops.def.
     """
     @property
+    def accurate_work(self) -> tuple[int, int]: ...
+    @property
     def aliases(self) -> str: ...
     @property
     def arity(self) -> int: ...
+    @property
+    def fast_work(self) -> tuple[int, int]:
+        """
+        Instructions of the value with the fast primitives, and the special functions among them.
+        """
     @property
     def formula(self) -> str: ...
     @property
@@ -165,6 +172,10 @@ class Program:
         """
         Whether both run the same instructions.
         """
+    def specialized_cost(self, is_accurate: bool) -> float:
+        """
+        What the program takes that is compiled into a kernel, with accurate primitives or fast ones.
+        """
     @property
     def cost(self) -> float: ...
     @property
@@ -179,8 +190,6 @@ class Program:
         """
         (scale, weight) where it is scale * z, times operand `weight` unless that is -1.
         """
-    @property
-    def specialized_cost(self) -> float: ...
     @property
     def without_chain(self) -> Program:
         """
@@ -1311,9 +1320,10 @@ def specialize_kernel(
     derivatives: collections.abc.Sequence[int] = [],
     inlines: bool = False,
     stores_pre_activation: bool = True,
+    reduction: int = 0,
 ) -> str:
     """
-    A kernel's PTX with a program compiled in, given the types of the program's operands and how they lie (all strided unless that is said); snippets takes the place of op_snippets(). derivatives: of a kernel of such, what they are with respect to, ascending: 0 for x, k for operand k - 1. inlines: put a short program in the place of the epilogue function's calls, as the driver is given it. stores_pre_activation: whether a GEMM may be asked to.
+    A kernel's PTX with a program compiled in, given the types of the program's operands and how they lie (all strided unless that is said); snippets takes the place of op_snippets(). derivatives: of a kernel of such, what they are with respect to, ascending: 0 for x, k for operand k - 1. inlines: put a short program in the place of the epilogue function's calls, as the driver is given it. stores_pre_activation: whether a GEMM may be asked to. reduction: that a GEMM of rows computes, where its text is to have that alone.
     """
 
 def split(

@@ -25,8 +25,10 @@ COLUMNS = np.array([i // 4 * 8 + i % 2 for i in range(FRAGMENT)])
 FIRST_COLUMNS = 128  # of neighbouring threads are this far apart
 MATRIX_ROWS = 9
 
-# sm90::EpilogueParams: the program, four operands of an address, three strides and a type, two pointers, rows, columns.
+# sm90::EpilogueParams: the program, four operands of an address, three strides and a type, two pointers, rows, columns,
+# and what is staged for a tile, whose elements lie behind.
 PARAMS_BYTES = 1264
+STAGED = "// operands are staged"
 
 ACCUMULATORS = 96  # that a thread still holds of its 128 in the epilogue of a 128x256 tile, after two of eight calls
 
@@ -45,14 +47,14 @@ def signature(name: str, source_bytes: int = 0) -> str:
     return f".func  (.param .align 16 .b8 func_retval0[64]) {name}(\n\t" + ",\n\t".join(parameters) + "\n)\n"
 
 
-def make_kernel(primitives: str, number: int = 0, source_bytes: int = 0) -> str:
+def make_kernel(primitives: str, number: int = 0, source_bytes: int = 0, stages: bool = False) -> str:
     """A kernel of 168 registers a thread like the GEMMs', which holds values of its own across the epilogue's call.
 
-    source_bytes: of the fragment that it fetches ahead, if it does.
+    source_bytes: of the fragment that it fetches ahead, if it does. stages: says that it stages operands.
     """
     name, kernel = f"run_epilogue{number}_{primitives}Primitives", f"kernel{number}"
     held = range(ACCUMULATORS)
-    lines = [f".reg .f32 %f<{FRAGMENT + ACCUMULATORS}>;", ".reg .b64 %rd<3>;"]
+    lines = [f".reg .f32 %f<{FRAGMENT + ACCUMULATORS}>;", ".reg .b64 %rd<3>;", *[STAGED] * stages]
     lines += [f"ld.param.u64 %rd1, [{kernel}_param_0];", f"ld.param.u64 %rd2, [{kernel}_param_1];"]
     lines += [f"ld.f32 %f{i}, [%rd2+{4 * i}];" for i in range(FRAGMENT + ACCUMULATORS)]
     lines += ["{", ".param .b64 param0;", ".param .b32 param1;", ".param .b32 param2;"]
@@ -173,9 +175,19 @@ class SpecializedEpilogue:
         ]
         return torch.from_numpy(machine.run(self.function, [*rows, *fragments]).view(np.float32))
 
-    def memory(self, program: Program, operands: Sequence[torch.Tensor], columns: int) -> tuple[bytes, dict[str, int]]:
-        """EpilogueParams, then the operands, then the tables of the kernel."""
-        head, tail = bytes(program.native), b""
+    def memory(
+        self,
+        program: Program,
+        operands: Sequence[torch.Tensor],
+        columns: int,
+        tile: tuple[int, int] = (0, 0),
+        staged: torch.Tensor | None = None,
+    ) -> tuple[bytes, dict[str, int]]:
+        """EpilogueParams, what is staged, then the operands, then the tables of the kernel.
+
+        staged: [4, the longer side of the tile] in fp32.
+        """
+        head, tail = bytes(program.native), b"" if staged is None else staged.numpy().tobytes()
         records = b""
         for operand, kind in zip(operands, operand_types(operands), strict=True):
             address = MEMORY_BASE + PARAMS_BYTES + len(tail)
@@ -183,7 +195,7 @@ class SpecializedEpilogue:
             records += struct.pack("<Qqqqb7x", address, 0, *strides, kind)
             tail += torch.empty(0, dtype=torch.uint8).set_(operand.untyped_storage()).numpy().tobytes()
             tail += bytes(-len(tail) % 16)
-        params = head + records.ljust(4 * 40, b"\0") + struct.pack("<QQiib7x", 0, 0, MATRIX_ROWS, columns, 0)
+        params = head + records.ljust(4 * 40, b"\0") + struct.pack("<QQii4x2H", 0, 0, MATRIX_ROWS, columns, *tile)
         assert len(params) == PARAMS_BYTES, len(params)
         symbols, memory = {}, params + tail
         for name, numbers in re.findall(r"^\.global [^\n]* (\w+)\[\d+\] = \{([\d, ]*)\};", self.kernel, re.MULTILINE):

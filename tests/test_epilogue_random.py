@@ -52,7 +52,10 @@ def test_native_value_and_derivatives(wrt: int, recipe: Recipe) -> None:
     inputs = make_inputs()
     got = run_on_host(program, inputs[0], inputs[1:], wrt).double()
     error = (got - expected)[known].abs()
-    bound = (8 * spread + 2e-6 * expected.abs() + 1e-7)[known]
+    floor = (
+        1e-7 if wrt == VALUE else 2e-6
+    )  # terms of a derivative that cancel whatever the ops give leave their rounding
+    bound = (8 * spread + 2e-6 * expected.abs() + floor)[known]
     wrong = ~(error <= bound)
     assert wrong.float().mean() <= 0.1, (program.text, got[known][wrong], expected[known][wrong])
 

@@ -41,12 +41,20 @@ def inlined(kernel: str, program: Program, operands: tuple[torch.Tensor, ...] = 
 
 
 def run_kernel(
-    text: str, program: Program, values: torch.Tensor, operands: tuple[torch.Tensor, ...] = ()
+    text: str,
+    program: Program,
+    values: torch.Tensor,
+    operands: tuple[torch.Tensor, ...] = (),
+    tile: tuple[int, int] = (0, 0),
+    staged: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What the kernel leaves of values [threads, VALUES], the first of which are the fragments."""
+    """What the kernel leaves of values [threads, VALUES], the first of which are the fragments.
+
+    tile, staged: as of `SpecializedEpilogue.memory`.
+    """
     epilogue = SpecializedEpilogue.__new__(SpecializedEpilogue)
     epilogue.kernel = text
-    memory, symbols = epilogue.memory(program, operands, 4 * THREADS * FIRST_COLUMNS)
+    memory, symbols = epilogue.memory(program, operands, 4 * THREADS * FIRST_COLUMNS, tile, staged)
     start = MEMORY_BASE + len(memory)
     stores = range(len(memory), len(memory) + values.numel() * 4)
     machine = Machine(THREADS, memory + values.numpy().tobytes(), symbols, stores=stores)
@@ -101,6 +109,26 @@ def test_rows_and_columns_are_loaded_at_the_place_that_the_call_gives() -> None:
     torch.testing.assert_close(left[:, :FRAGMENT][:, inside], expected[:, inside], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("tile", [(64, 128), (128, 64), (64, 64)])
+def test_staged_operands_are_read_at_their_place_in_the_tile(tile: tuple[int, int]) -> None:
+    program = Program.parse("operands=3; mul z r0; add prev r1; maximum prev r2")
+    operands = torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1, 1)
+    kernel = make_kernel("Accurate", stages=True)
+    for place, own in (("param1", 3 + 5 * tile[0]), ("param2", 6 + 3 * tile[1])):
+        kernel = kernel.replace(
+            f"st.param.b32 [{place}+0], {3 if place == 'param1' else 5};", f"st.param.b32 [{place}+0], {own};"
+        )
+    text = inlined(kernel, program, operands, ("row", "column", "scalar"))
+    assert "call.uni" not in text
+    staged = torch.randn(4, max(tile))
+    values = values_of(2)
+    left = run_kernel(text, program, values, operands, tile, staged)
+    places = torch.tensor([6 + i // 4 * 8 + i % 2 for i in range(FRAGMENT)])
+    rows = torch.tensor([3 + i // 2 % 2 * 8 for i in range(FRAGMENT)])
+    expected = (values[:, :FRAGMENT] * staged[0, places] + staged[1, rows]).maximum(staged[2, 0])
+    assert torch.equal(left[:, :FRAGMENT], expected)
+
+
 def test_what_is_left_of_the_function() -> None:
     text = inlined(make_kernel("Fast"), Program.parse("operands=0; gelu z; mul prev 0.5"))
     assert "run_epilogue" not in text
@@ -147,7 +175,7 @@ RESULT = "ld.param.f32 %f0, [retval0+0];"
 )
 def test_a_call_that_is_not_as_nvcc_writes_it_is_refused(text: str, instead: str) -> None:
     kernel = make_kernel("Fast").replace(text, instead if text == RESULT else f"{instead}\n{text}", 1)
-    with pytest.raises(ValueError, match=f"has '{re.escape(instead)}' around a call of run_epilogue"):
+    with pytest.raises(ValueError, match=f"has '{re.escape(instead)}' around a call that is to be inlined"):
         inlined(kernel, Program.parse("operands=0; relu z"))
 
 

@@ -212,6 +212,25 @@ def test_ptxas_takes_a_program_in_the_place_of_the_calls(kernel: str, tmp_path: 
     assert list(report.registers.values()) == [168]
 
 
+REDUCING = [kernel for kernel in core.gemm_kernels() if "_rows_" in kernel]
+
+
+@needs_kernels
+@needs_ptxas
+@pytest.mark.parametrize("reduction", [code for name, code in core.reductions().items() if name != "none"])
+@pytest.mark.parametrize("kernel", REDUCING)
+def test_ptxas_takes_a_reduction_in_the_place_of_the_calls(kernel: str, reduction: int, tmp_path: Path) -> None:
+    program = Program.parse("operands=0; relu z")
+    text = core.specialize_kernel(
+        core.kernel_template(kernel), program.native.without_chain, [], inlines=True, reduction=reduction
+    )
+    assert not re.search("reduce_rows|reduction of the rows|run_epilogue", text)
+    report = assemble(text, tmp_path)
+    assert not report.warnings
+    assert not sum(report.spills.values())
+    assert list(report.registers.values()) == [168]
+
+
 @needs_kernels
 @needs_ptxas
 @pytest.mark.parametrize("kernel", core.gemm_kernels())

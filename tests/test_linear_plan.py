@@ -46,7 +46,7 @@ ROWS = "sm90_tf32_rows_128x128x32_1x2_pingpong"
         ((128, 4096, 4096), {}, "sm90_bf16_64x64x128_1x1_pingpong"),
         ((128, 4096, 4096), {"device": H100_PCIE}, "sm90_bf16_64x128x64_1x1_pingpong"),
         ((64, 64, 64), {"reduction": "logsumexp"}, "sm90_bf16_rows_64x128x64_1x1_pingpong"),
-        ((1024, 4096, 1024), {**CHAIN, "reduction": "sum"}, CUBLAS),
+        ((1024, 4096, 1024), {**CHAIN, "reduction": "sum"}, "sm90_bf16_rows_128x256x64_2x1_cooperative"),
         ((1024, 8192, 8192), {"output": "float32"}, "sm90_bf16_f32_128x256x64_2x1_cooperative"),
         ((1024, 8192, 8192), {"output": "float16"}, CUBLAS),
         ((1024, 32768, 1024), {"dtype": "float16"}, CUBLAS),

@@ -251,7 +251,7 @@ def test_explain_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutfuse.arguments, "why_composed", lambda x, arithmetic: "")
     x, weight = values(8, 16).requires_grad_(), values(4, 16)
     assert "less host time to train a layer with one operation" in str(cutfuse.explain(x, weight, epilogue=F.gelu))
-    x, weight = (torch.empty(size, 4096, dtype=torch.bfloat16) for size in (96, 8192))
+    x, weight = (torch.empty(size, 8192, dtype=torch.bfloat16) for size in (256, 4096))
     with_predictions = (
         r"PyTorch's own kernel of this one operation .*\n.*cuBLAS and one more kernel would take [\d.]+ us"
     )

@@ -42,9 +42,14 @@ add sub mul maximum minimum clamp_min clamp_max gt ge lt le eq ne logical_and lo
 """
 EXACT_NAMES = frozenset(ROUNDED_ONCE.split())
 EXACT = tuple(op for op in OPS if op.name in EXACT_NAMES)
-# Units in the last place of the fast primitives: the argument of ex2 is rounded once, |x| * 2^-24, and the distribution
-# of gelu is a fit.
-FAST_ULPS = {**dict.fromkeys(("exp", "sigmoid", "silu", "gelu_tanh", "tanh", "mish"), 64), "gelu": 1200}
+# Units in the last place of the fast primitives: the argument of ex2 is rounded once, |x| * 2^-24, the distribution of
+# gelu is a fit, and others are series of few terms near 0.
+FAST_ULPS = {
+    **dict.fromkeys(("exp", "sigmoid", "silu", "gelu_tanh", "tanh", "mish"), 64),
+    **dict.fromkeys(("expm1", "elu", "selu", "celu", "log", "log1p", "logsigmoid", "softplus", "erf"), 128),
+    "gelu": 1200,
+    "hardswish": 2,
+}
 
 # Heavier than what is written element by element.
 LONG = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"] * 4)
@@ -100,7 +105,11 @@ def test_an_op_gives_what_the_host_does(name: str, primitives: str) -> None:
     expected = run_on_host(program, z, operands)
     # gelu adds 1 and an erf near -1. A quick reciprocal flushes where sigmoid is subnormal, and silu and mish with it.
     floor = {"gelu": 1e-6, "silu": 1e-35, "mish": 1e-35}.get(name, 1.2e-38)
-    ulps = 0 if name in EXACT_NAMES else FAST_ULPS.get(name, 4) if primitives == "Fast" else 4
+    ulps = 0 if name in EXACT_NAMES else 4
+    if primitives == "Fast":
+        if name == "hardswish":  # the host multiplies by 6 before it divides by 6, which overflows
+            floor, expected = 1e-7, torch.where(expected.isinf() & z.isfinite(), z, expected)
+        ulps = FAST_ULPS.get(name, ulps)
     assert_near(run(program, z, operands, primitives), expected, ulps, floor if ulps else 0.0)
 
 

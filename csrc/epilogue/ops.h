@@ -13,11 +13,22 @@ enum class OpCode : uint8_t {
 // What an op costs, and how its code is laid out: see the cost column of ops.def.
 enum class Cost { kLight, kSpecial, kHeavy, kRare };
 
+// What an op's value takes where it is compiled into a kernel: see the columns fast and accurate of ops.def.
+struct Work {
+  int instructions;
+  int special;
+
+  constexpr Work(int given_instructions, int given_special)
+      : instructions(given_instructions), special(given_special) {}
+};
+
 struct OpInfo {
   char const* name;
   int arity;
   int parameter_count;
   Cost cost;
+  Work fast;
+  Work accurate;
   char const* signature;
   char const* aliases;
   char const* formula;
@@ -25,8 +36,9 @@ struct OpInfo {
 };
 
 inline constexpr OpInfo kOps[] = {
-#define CUTFUSE_OP(Camel, name, arity, parameters, cost, signature, aliases, forward, da, db, dc, formula, special) \
-  {#name, arity, parameters, Cost::k##cost, signature, aliases, formula, special},
+#define CUTFUSE_OP(Camel, name, arity, parameters, cost, fast, accurate, signature, aliases, forward, da, db, dc, \
+                   formula, special)                                                                              \
+  {#name, arity, parameters, Cost::k##cost, fast, accurate, signature, aliases, formula, special},
 #include "epilogue/ops.def"
 };
 

@@ -174,38 +174,32 @@ void prepare(Program& program) {
   find_chain(program);
 }
 
-namespace {
-
-// heavy: of ops that take more than a special function or two.
-float sum_of_costs(Program const& program, float light, float special, float heavy) {
+float cost_of(Program const& program) {
+  // Cycles on an H200 for 16 elements a thread: 310 for a light op, 700 for a sigmoid, 1000 for a tanh.
+  constexpr float kLightCost = 1.0f;
+  constexpr float kOtherCost = 2.5f;
+  constexpr float kChainCost = 0.5f;  // of a chain of chains.def, which the interpreter has compiled in
+  if (program.chain != kNoChain) return kChainCost;
   float cost = 0.0f;
   for (int index = 0; index < program.length; ++index) {
-    Cost const own = kOps[program.instructions[index].op].cost;
-    cost += own == Cost::kLight ? light : own == Cost::kSpecial ? special : heavy;
+    cost += kOps[program.instructions[index].op].cost == Cost::kLight ? kLightCost : kOtherCost;
   }
   return cost;
 }
 
-}  // namespace
-
-float cost_of(Program const& program) {
-  // Cycles on an H200 for 16 elements a thread: 310 for a light op, 700 for a sigmoid, 1000 for a tanh.
-  constexpr float kLightCost = 1.0f;
-  constexpr float kSpecialCost = 2.5f;
-  constexpr float kChainCost = 0.5f;  // of a chain of chains.def, which the interpreter has compiled in
-  if (program.chain != kNoChain) return kChainCost;
-  return sum_of_costs(program, kLightCost, kSpecialCost, kSpecialCost);
-}
-
-float specialized_cost_of(Program const& program) {
-  // From nine chains behind products of 14 shapes in bf16 and tf32 on an H200, which their kernels have in their own
-  // text. Of an operand: what it takes beside its bytes.
-  constexpr float kLightCost = 0.075f;
-  constexpr float kSpecialCost = 0.8f;
-  constexpr float kHeavyCost = 1.5f;  // a gelu, say
+float specialized_cost_of(Program const& program, bool is_accurate) {
+  // From nine chains behind products of 30 shapes in bf16 and five in tf32 on an H200, which their kernels have in
+  // their own text. Of an operand: what it takes beside its bytes.
+  constexpr float kInstructionCost = 0.0234f;
+  constexpr float kSpecialCost = 0.238f;
   constexpr float kOperandCost = 0.2f;
-  float const operands = kOperandCost * static_cast<float>(program.operand_count);
-  return sum_of_costs(program, kLightCost, kSpecialCost, kHeavyCost) + operands;
+  float cost = kOperandCost * static_cast<float>(program.operand_count);
+  for (int index = 0; index < program.length; ++index) {
+    OpInfo const& info = kOps[program.instructions[index].op];
+    auto const [instructions, special] = is_accurate ? info.accurate : info.fast;
+    cost += kInstructionCost * static_cast<float>(instructions) + kSpecialCost * static_cast<float>(special);
+  }
+  return cost;
 }
 
 }  // namespace cutfuse

@@ -113,7 +113,8 @@ inline Program without_chain(Program program) {
 // What interpreting a prepared program takes, in units of one light op; 0 for the identity.
 float cost_of(Program const& program);
 
-// What a prepared program takes that is compiled into the kernel, in the same units.
-float specialized_cost_of(Program const& program);
+// What a prepared program takes that is compiled into the kernel, in units of CompiledTiming::per_op
+// (plan/predictions). is_accurate: with the accurate primitives, which kernels of fp32 operands or results have.
+float specialized_cost_of(Program const& program, bool is_accurate);
 
 }  // namespace cutfuse

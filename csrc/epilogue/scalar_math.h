@@ -163,7 +163,7 @@ CUTFUSE_HOST_DEVICE float square_root(float x) {
 CUTFUSE_HOST_DEVICE float sigmoid(float x) { return fast_reciprocal(1.0f + ::expf(-x)); }
 
 // What follows works with u = exp(-|x|), which is in [0, 1]: no overflow, and no cancellation in the tails. Primitives
-// are those below.
+// are one of primitives.h.
 template <class Primitives>
 CUTFUSE_HOST_DEVICE float sigmoid_slope(float x) {
   float const u = Primitives::exponential(-absolute(x));
@@ -257,10 +257,16 @@ CUTFUSE_HOST_DEVICE MaskedDerivative logit_slope(float x, float margin) {
   return masked(!outside || margin < 0.0f, outside ? NAN : divide(1.0f, x * (1.0f - x)));
 }
 
+template <class Primitives>
 CUTFUSE_HOST_DEVICE float softplus(float x, float beta, float threshold) {
   float const t = x * beta;
-  float const smooth = maximum(t, 0.0f) + ::log1pf(::expf(-absolute(t)));
-  return choose(t > threshold, x, divide(smooth, beta));
+  float const smooth = maximum(t, 0.0f) + Primitives::logarithm_of_one_plus(Primitives::exponential(-absolute(t)));
+  return choose(t > threshold, x, Primitives::over_parameter(smooth, beta));
+}
+
+template <class Primitives>
+CUTFUSE_HOST_DEVICE float logarithm_of_sigmoid(float x) {
+  return minimum(x, 0.0f) - Primitives::logarithm_of_one_plus(Primitives::exponential(-absolute(x)));
 }
 
 // tanh(softplus(x)) = n / (n + 2) with n = e^x (e^x + 2), scaled by u^2 where x is positive.
@@ -322,43 +328,3 @@ CUTFUSE_HOST_DEVICE float normal_logit_over_x(float x) {
 }
 
 }  // namespace cutfuse::math
-
-namespace cutfuse {
-
-// What ops.def calls Primitives::, in two accuracies.
-struct AccuratePrimitives {
-  static CUTFUSE_HOST_DEVICE float exponential(float x) { return ::expf(x); }
-  static CUTFUSE_HOST_DEVICE float sigmoid(float x) { return math::sigmoid(x); }
-  static CUTFUSE_HOST_DEVICE float hyperbolic_tangent(float x) { return math::hyperbolic_tangent(x); }
-  static CUTFUSE_HOST_DEVICE float normal_distribution(float x) { return 0.5f * (1.0f + ::erff(x * math::kSqrtHalf)); }
-};
-
-// Behind a product of 16-bit operands, whose rounding is 2^-12 at best, and between 16-bit tensors: the
-// argument of ex2 is rounded once, for a relative error of |x| * 2^-24, 5e-6 at the ends of the range. A sigmoid is
-// four instructions, two of them special functions, not eleven. The normal distribution is a sigmoid of a polynomial,
-// 11 instructions and not 40: x times it is within 2e-8 and 1.6e-5 of its value. A hyperbolic tangent is a sigmoid but
-// for the first terms of its series near 0, within 3e-6 of its value.
-struct FastPrimitives {
-  static CUTFUSE_HOST_DEVICE float power_of_two(float x) {
-#if defined(__CUDA_ARCH__)
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
-#else
-    return ::exp2f(x);
-#endif
-  }
-  static CUTFUSE_HOST_DEVICE float exponential(float x) { return power_of_two(x * math::kInverseLn2); }
-  static CUTFUSE_HOST_DEVICE float sigmoid(float x) { return math::fast_reciprocal(1.0f + exponential(-x)); }
-  static CUTFUSE_HOST_DEVICE float hyperbolic_tangent(float x) {
-    float const small = ::fmaf(x * x * x, -math::kThird, x);
-    float const u = exponential(-2.0f * math::absolute(x));
-    float const large = ::fmaf(-2.0f * u, math::fast_reciprocal(1.0f + u), 1.0f);
-    return ::copysignf(math::choose(math::absolute(x) < 0.0625f, small, large), x);
-  }
-  static CUTFUSE_HOST_DEVICE float normal_distribution(float x) {
-    return math::fast_reciprocal(1.0f + power_of_two(-x * math::normal_logit_over_x(x)));
-  }
-};
-
-}  // namespace cutfuse

@@ -19,8 +19,29 @@ struct alignas(16) EpilogueParams {
   int rows;              // M and N: where the output matrix ends
   int columns;
   Reduction reduction;
-  bool reads_source;  // the copy engine brings an operand ahead of its use: see SourceFragment
+  bool reads_source;    // the copy engine brings an operand ahead of its use: see SourceFragment
+  uint8_t staged_rows;  // see StagedOperands and EpilogueStorage; 0 where nothing is staged
+  uint8_t staged_columns;
+  uint16_t tile_rows;
+  uint16_t tile_columns;
 };
+
+// What an epilogue has in shared memory: the copy, and behind it of each staged operand the elements beside the tile.
+template <int extent>
+struct EpilogueStorage {
+  EpilogueParams params;
+  float staged[kMaxOperands][extent];
+};
+template <>
+struct EpilogueStorage<0> {
+  EpilogueParams params;
+};
+
+// The staged elements of an operand, given the copy in shared memory.
+__device__ __forceinline__ float const* staged_elements(EpilogueParams const* params, int operand) {
+  int const extent = params->tile_rows > params->tile_columns ? params->tile_rows : params->tile_columns;
+  return reinterpret_cast<float const*>(params + 1) + operand * extent;
+}
 
 // The fragment of the operand that the copy engine brings to shared memory: a matrix as large as the result and of its
 // type. Fetched for programs that are compiled into a kernel, whose text reads it; the interpreter loads all operands.

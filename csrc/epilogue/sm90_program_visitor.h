@@ -9,17 +9,25 @@
 
 #include "epilogue/sm90_epilogue_function.h"
 #include "epilogue/sm90_pre_activation.h"
+#include "epilogue/sm90_staged_operands.h"
 #include "reduce/reductions.h"
 
 namespace cutfuse {
 
 namespace sm90 {
 
+// What rows are reduced by. A kernel that has a program compiled in has a number at this mark: specialize/gemm_text.h.
+__device__ __forceinline__ Reduction reduction_of(EpilogueParams const* params) {
+  auto code = static_cast<uint32_t>(params->reduction);
+  asm("mov.b32 %0, %0; // reduction of the rows" : "+r"(code));
+  return static_cast<Reduction>(code);
+}
+
 // Folds a fragment into this thread's states in shared memory, one for each row of the fragment. n: its first column.
 // A call of its own, so that the interpreter's registers are free again.
 static __device__ __noinline__ void reduce_rows(EpilogueParams const* params, int n, Fragment<kFragmentSize> y,
                                                 RowState* states) {
-  Reduction const reduction = params->reduction;
+  Reduction const reduction = reduction_of(params);
   float const outside = identity_any(reduction);
   CUTFUSE_UNROLL
   for (int row = 0; row < kRowsPerFragment; ++row) {
@@ -41,13 +49,15 @@ static __device__ __noinline__ void reduce_rows(EpilogueParams const* params, in
 namespace fusion = cutlass::epilogue::fusion;
 
 // ElementOutput: what the fragment is rounded to for the store. reduced_rows: 0 stores the tile; otherwise the rows of
-// a tile, whose partial states are written instead. Primitives: see scalar_math.h. has_source: CUTLASS's C is the
-// operand that EpilogueParams::reads_source asks for. ElementPreActivation: what z is rounded to where it is stored.
-template <class ElementOutput, class ElementPreActivation, int reduced_rows, class Primitives, bool has_source>
+// a tile, whose partial states are written instead. Primitives: see primitives.h. has_source: CUTLASS's C is the
+// operand that EpilogueParams::reads_source asks for. staged_extent: of the longer side of a tile where operands are
+// staged, 0 elsewhere. ElementPreActivation: what z is rounded to where it is stored.
+template <class ElementOutput, class ElementPreActivation, int reduced_rows, class Primitives, bool has_source,
+          int staged_extent>
 struct Sm90ProgramVisitor : fusion::Sm90VisitorImpl<> {
   static constexpr bool kReduceRows = reduced_rows > 0;
   struct SharedStorage {
-    sm90::EpilogueParams params;
+    sm90::EpilogueStorage<staged_extent> epilogue;
     // One state for each row of the tile and each of the four lanes that share it.
     RowState states[kReduceRows ? reduced_rows * sm90::kLanesPerRow : 1];
   };
@@ -89,14 +99,15 @@ struct Sm90ProgramVisitor : fusion::Sm90VisitorImpl<> {
   }
 
   // source: this thread's elements of the subtile that CUTLASS has fetched of C.
-  template <class CoordTensor, int subtiles_m, class SourceTensor>
+  template <class CoordTensor, int subtiles_m, int threads, class SourceTensor>
   struct Callbacks : fusion::EmptyConsumerStoreCallbacks {
     Params const* kernel_params;
-    Params* params;           // the copy in shared memory
+    sm90::EpilogueStorage<staged_extent>* storage;
     CoordTensor coordinates;  // of this thread's elements, relative to its first one
     int first_m;
     int first_n;
     RowState* states;  // of this thread's first row
+    int tile_m;
     int tile_n;
     int thread;
     bool tile_inside;  // a cluster may hold a tile that lies past the last column
@@ -109,10 +120,13 @@ struct Sm90ProgramVisitor : fusion::Sm90VisitorImpl<> {
 
     CUTLASS_DEVICE RowState* states_of(int epi_m) const { return states + relative_m(epi_m) * sm90::kLanesPerRow; }
 
+    CUTLASS_DEVICE Params* params() const { return &storage->params; }
+
     CUTLASS_DEVICE void begin() {
-      sm90::copy_to_shared(*kernel_params, params, thread);
+      sm90::copy_to_shared(*kernel_params, params(), thread);
+      if constexpr (staged_extent > 0) sm90::stage_operands<threads>(*kernel_params, *storage, tile_m, tile_n, thread);
       if constexpr (kReduceRows) {
-        Reduction const reduction = kernel_params->reduction;
+        Reduction const reduction = sm90::reduction_of(kernel_params);
         for_each_row([&](RowState& state, int) { state = initial_state_any(reduction); });
       }
     }
@@ -132,13 +146,13 @@ struct Sm90ProgramVisitor : fusion::Sm90VisitorImpl<> {
       int const m = first_m + static_cast<int>(cute::get<0>(relative));
       int const n = first_n + static_cast<int>(cute::get<1>(relative));
       if constexpr (!kReduceRows) {
-        if (sm90::pre_activation_of(params) != nullptr)
-          sm90::store_pre_activation<ElementPreActivation>(params, m, n, z);
+        if (sm90::pre_activation_of(params()) != nullptr)
+          sm90::store_pre_activation<ElementPreActivation>(params(), m, n, z);
       }
       Fragment<FragmentSize> const y = run(m, n, z);
       cutlass::Array<float, FragmentSize> result;
       if constexpr (kReduceRows) {
-        sm90::reduce_rows(params, n, y, states_of(epi_m));
+        sm90::reduce_rows(params(), n, y, states_of(epi_m));
         result.clear();
       } else {
         CUTLASS_PRAGMA_UNROLL
@@ -158,9 +172,9 @@ struct Sm90ProgramVisitor : fusion::Sm90VisitorImpl<> {
         sm90::SourceFragment<kWords> fragment;
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kWords; ++i) fragment.values[i] = words(i);
-        return sm90::run_epilogue<Primitives>(params, m, n, z, fragment);
+        return sm90::run_epilogue<Primitives>(params(), m, n, z, fragment);
       } else {
-        return sm90::run_epilogue<Primitives>(params, m, n, z);
+        return sm90::run_epilogue<Primitives>(params(), m, n, z);
       }
     }
 
@@ -168,6 +182,7 @@ struct Sm90ProgramVisitor : fusion::Sm90VisitorImpl<> {
     // order that depends on nothing but the layout, so two runs agree bit for bit.
     CUTLASS_DEVICE void end() {
       if constexpr (kReduceRows) {
+        Reduction const reduction = sm90::reduction_of(kernel_params);
         bool const first_lane = cutlass::canonical_lane_idx() % sm90::kLanesPerRow == 0;
         for_each_row([&](RowState& stored, int m) {
           RowState state = stored;
@@ -175,11 +190,11 @@ struct Sm90ProgramVisitor : fusion::Sm90VisitorImpl<> {
           for (int distance = 1; distance < sm90::kLanesPerRow; distance *= 2) {
             RowState const other = {__shfl_xor_sync(0xffffffff, state.a, distance),
                                     __shfl_xor_sync(0xffffffff, state.b, distance)};
-            state = combine_any(kernel_params->reduction, state, other);
+            state = combine_any(reduction, state, other);
           }
           if (first_lane && m < kernel_params->rows && tile_inside) {
             int64_t const index = static_cast<int64_t>(tile_n) * kernel_params->rows + m;
-            store_partial_any(kernel_params->reduction, kernel_params->partials, index, state);
+            store_partial_any(reduction, kernel_params->partials, index, state);
           }
         });
       }
@@ -205,14 +220,16 @@ struct Sm90ProgramVisitor : fusion::Sm90VisitorImpl<> {
     constexpr int kSubtilesM = decltype(cute::size<3>(args.tCcD))::value;
     int const row_in_tile = static_cast<int>(cute::get<0>(args.residue_cD) - cute::get<0>(args.residue_tCcD));
     int const first_state = row_in_tile * sm90::kLanesPerRow + cutlass::canonical_lane_idx() % sm90::kLanesPerRow;
-    return Callbacks<CoordTensor, kSubtilesM, SourceTensor>{
+    constexpr int kThreads = decltype(cute::size(args.tiled_mma))::value;
+    return Callbacks<CoordTensor, kSubtilesM, kThreads, SourceTensor>{
         {},
         params,
-        &shared->params,
+        &shared->epilogue,
         args.tCcD,
         params->rows - static_cast<int>(cute::get<0>(args.residue_tCcD)),
         params->columns - static_cast<int>(cute::get<1>(args.residue_tCcD)),
         shared->states + (kReduceRows ? first_state : 0),
+        static_cast<int>(cute::get<0>(args.tile_coord_mnkl)),
         static_cast<int>(cute::get<1>(args.tile_coord_mnkl)),
         args.thread_idx,
         cute::get<1>(args.residue_cD) > 0,

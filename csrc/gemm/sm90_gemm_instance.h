@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 #include <cutlass/cutlass.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cute/tensor.hpp>
 #include <cutlass/epilogue/collective/collective_builder.hpp>
@@ -122,8 +123,12 @@ struct GemmTypes {
   static constexpr bool kSplit = kIsSplit<Schedule>;
   static constexpr bool kHasSource = !kSplit && fetches_operand({nullptr, input, output, tile_m, tile_n, tile_k,
                                                                  cluster_m, cluster_n, Schedule::kSchedule});
-  using Visitor = Sm90ProgramVisitor<OutElement, Element, kReduceRows ? tile_m : 0,
-                                     cute::conditional_t<kAccurate, AccuratePrimitives, FastPrimitives>, kHasSource>;
+  // Beside the tiles of the other schedules there is no room without a stage less.
+  static constexpr bool kStagesOperands = cute::is_same_v<Schedule, Pingpong>;
+  static constexpr int kStagedExtent = kStagesOperands ? std::max(tile_m, tile_n) : 0;
+  using Visitor =
+      Sm90ProgramVisitor<OutElement, Element, kReduceRows ? tile_m : 0,
+                         cute::conditional_t<kAccurate, AccuratePrimitives, FastPrimitives>, kHasSource, kStagedExtent>;
   // CUTLASS asks for the element type of the staging buffers even where the epilogue stores no matrix.
   struct Callbacks : fusion::Sm90EVT<Visitor, PreActivation> {
     using Base = fusion::Sm90EVT<Visitor, PreActivation>;
@@ -175,6 +180,7 @@ template <class Kernel>
 __global__ void __launch_bounds__(Kernel::MaxThreadsPerBlock, Kernel::MinBlocksPerMultiprocessor)
     sm90_gemm(CUTLASS_GRID_CONSTANT typename Kernel::Params const params) {
   extern __shared__ char shared_memory[];
+  if constexpr (Kernel::kReduceRows) let_next_kernel_start();  // which folds the partial states
   Kernel{}(params, shared_memory);
 }
 
@@ -216,20 +222,19 @@ typename Kernel::Arguments make_arguments(GemmLaunch const& launch) {
     arguments.epilogue.ptr_D = static_cast<typename Kernel::ElementD*>(buffers.d);
   }
   arguments.epilogue.dD = cute::make_stride(problem.n, cute::_1{}, int64_t{0});
-  bool reads_source = false;
+  StagedOperands const staged = staged_by(launch.specialized);
+  bool const reads_source = staged.source >= 0;
   if constexpr (Kernel::kHasSource) {
     // Where nothing is fetched, a descriptor is made all the same: of memory that can have one.
-    int const source = source_of(launch.specialized);
-    reads_source = source >= 0;
-    Operand const& operand = launch.operands.items[reads_source ? source : 0];
+    Operand const& operand = launch.operands.items[reads_source ? staged.source : 0];
     void const* const data = reads_source ? operand.data : buffers.d;
     arguments.epilogue.ptr_C = static_cast<typename Kernel::ElementC const*>(data);
     arguments.epilogue.dC = cute::make_stride(reads_source ? operand.strides[1] : problem.n, cute::_1{}, int64_t{0});
   }
-  arguments.epilogue.thread = {
-      {{}, {static_cast<Element const*>(buffers.bias), Element(0), {}}, {}},
-      {launch.program, launch.operands, buffers.partials, buffers.pre_activation, static_cast<int>(problem.m),
-       static_cast<int>(problem.n), problem.reduction, reads_source}};
+  arguments.epilogue.thread = {{{}, {static_cast<Element const*>(buffers.bias), Element(0), {}}, {}},
+                               {launch.program, launch.operands, buffers.partials, buffers.pre_activation,
+                                static_cast<int>(problem.m), static_cast<int>(problem.n), problem.reduction,
+                                reads_source, staged.rows, staged.columns, Kernel::kTileRows, Kernel::kTileColumns}};
   return arguments;
 }
 
@@ -290,6 +295,9 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
     using Element = name##_types::Element;                                                                             \
     static constexpr bool kSplit = name##_types::kSplit;                                                               \
     static constexpr bool kHasSource = name##_types::kHasSource;                                                       \
+    static constexpr bool kReduceRows = name##_types::kReduceRows;                                                     \
+    static constexpr uint16_t kTileRows = tile_m;                                                                      \
+    static constexpr uint16_t kTileColumns = tile_n;                                                                   \
   };                                                                                                                   \
   LaunchStatus launch_##name(GemmLaunch const& launch, cudaStream_t stream) {                                          \
     return sm90::launch_gemm<name>(launch, stream);                                                                    \

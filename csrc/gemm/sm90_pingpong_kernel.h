@@ -171,13 +171,13 @@ struct PingpongKernel : cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, in
     typename Mainloop::PipelineState state;
     state.advance(role.consumer * steps);
     for_each_tile(params, role.consumer, kConsumers, [&](auto const& tile) CUTLASS_LAMBDA_FUNC_INLINE {
-      auto accumulators = cute::partition_fragment_C(mma, cute::take<0, 2>(Tile{}));
-      turns.wait();
-      mainloop.mma(pipeline, state, accumulators, steps, role.thread, storage.tensors.mainloop, params.mainloop);
-      turns.arrive();
-      mainloop.mma_tail(pipeline, state, steps);
-      state.advance(kConsumers * steps);
-      store(problem_shape_of(params), tile, accumulators, mma);
+      store(problem_shape_of(params), tile, mma, [&](auto& accumulators) CUTLASS_LAMBDA_FUNC_INLINE {
+        turns.wait();
+        mainloop.mma(pipeline, state, accumulators, steps, role.thread, storage.tensors.mainloop, params.mainloop);
+        turns.arrive();
+        mainloop.mma_tail(pipeline, state, steps);
+        state.advance(kConsumers * steps);
+      });
     });
     store.finish();
   }

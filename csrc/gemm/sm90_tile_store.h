@@ -58,10 +58,11 @@ class TileStore {
         thread_(thread),
         issues_(thread / cutlass::NumThreadsPerWarp == 0) {}
 
-  // Runs the epilogue over a tile's accumulators. The copy engine may still read the last subtile when it returns.
-  template <class ProblemShape, class TileCoord, class Accumulators, class TiledMma>
-  CUTLASS_DEVICE void operator()(ProblemShape const& problem_shape, TileCoord const& tile_coord,
-                                 Accumulators const& accumulators, TiledMma const& mma) {
+  // Computes a tile: product(accumulators), and behind it the epilogue, whose first loads are on their way before the
+  // product begins. The copy engine may still read the last subtile when it returns.
+  template <class ProblemShape, class TileCoord, class TiledMma, class Product>
+  CUTLASS_DEVICE void operator()(ProblemShape const& problem_shape, TileCoord const& tile_coord, TiledMma const& mma,
+                                 Product const& product) {
     using namespace cute;
     auto const [rows, columns, k, l] = problem_shape;
     auto const [tile_m, tile_n, tile_k, tile_l] = tile_coord;
@@ -73,6 +74,7 @@ class TileStore {
         make_tensor(make_smem_ptr(storage_.collective.smem_D.begin()), LayoutD{}));  // (SUBTILE_M,SUBTILE_N,BUFFER)
     Tensor own_buffers = own.partition_D(buffers);                                   // (R2S,R2S_M,R2S_N,BUFFER)
 
+    auto accumulators = partition_fragment_C(mma, Tile{});
     constexpr int kFragment = Policy::FragmentSize;
     Tensor fragments = recast<cutlass::Array<float, kFragment>>(own.retile_S(accumulators));  // (FRAGMENT,MMA_M,MMA_N)
     Tensor result = make_tensor<Element>(take<0, 3>(shape(own.partition_S(buffers))));
@@ -112,6 +114,7 @@ class TileStore {
     bool const reads_source = this->reads_source();
 
     callbacks.begin();
+    product(accumulators);
     synchronize();
     CUTLASS_PRAGMA_UNROLL
     for (int n = 0; n < size<4>(own_coords); ++n) {

@@ -87,7 +87,7 @@ KernelText const& text_of(std::string_view kernel) {
   KernelName const name = read_kernel_name(kernel);
   std::string_view const ptx = kernel_template(name.kernel_template);
   if (ptx.empty()) throw std::runtime_error("there is no PTX of " + std::string(kernel) + " in this build");
-  return texts->emplace(kernel, KernelText(ptx, name.wrt, name.stores_pre_activation)).first->second;
+  return texts->emplace(kernel, KernelText(ptx, name.wrt, name.variant)).first->second;
 }
 
 // The driver's ptxas says so where it gives up on asynchronous matrix instructions or on registers of a warp group's:

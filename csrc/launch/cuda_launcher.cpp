@@ -71,7 +71,7 @@ class Kernels final : public Launcher {
   void fold(FoldProblem const& problem, Stream stream) override {
     cudaError_t const status =
         finalize_row_partials(problem.partials, problem.tiles, problem.rows, problem.reduction, problem.count, 1.0f,
-                              problem.out, problem.out_dtype, to_stream(stream));
+                              problem.out, problem.out_dtype, true, to_stream(stream));
     if (status == cudaSuccess) return;
     check(status, "finalize_partials",
           "extents (" + sizes(problem.tiles, problem.rows) + ", 1), " + name_of(problem.out_dtype));

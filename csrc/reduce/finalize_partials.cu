@@ -32,6 +32,7 @@ template <Reduction reduction>
 __global__ void __launch_bounds__(kBlockThreads)
     finalize_partials(__grid_constant__ FinalizeParameters const parameters) {
   __shared__ RowState storage[kBlockThreads];
+  wait_for_previous_kernel();
   int const thread = static_cast<int>(threadIdx.x);
   int const width = parameters.width;
   int const height = kBlockThreads / width;
@@ -74,12 +75,13 @@ int choose_width(int64_t tiles, int64_t rows) {
 }  // namespace
 
 cudaError_t finalize_row_partials(float const* partials, int64_t tiles, int64_t rows, Reduction reduction,
-                                  int64_t count, float scale, void* out, DType out_dtype, cudaStream_t stream) {
+                                  int64_t count, float scale, void* out, DType out_dtype, bool early,
+                                  cudaStream_t stream) {
   int const width = choose_width(tiles, rows);
   FinalizeParameters const parameters = {partials, tiles, rows, count, scale, out, reduction, out_dtype, width};
   return dispatch_fold(reduction, [&](auto constant) {
     return launch(finalize_partials<decltype(constant)::value>, ceil_divide(rows, width), kBlockThreads, stream,
-                  parameters);
+                  parameters, early);
   });
 }
 

@@ -14,8 +14,10 @@ namespace cutfuse {
 cudaError_t run_reduce(ReduceProblem const& problem, cudaStream_t stream);
 
 // Folds partial states [tiles, rows] (two floats each for logsumexp, one otherwise) to out [rows], times scale. `count`
-// is how many elements a row's states cover together, which the mean divides by.
+// is how many elements a row's states cover together, which the mean divides by. early: starts while the kernel before
+// it ends, which devices of sm_90 and later can.
 cudaError_t finalize_row_partials(float const* partials, int64_t tiles, int64_t rows, Reduction reduction,
-                                  int64_t count, float scale, void* out, DType out_dtype, cudaStream_t stream);
+                                  int64_t count, float scale, void* out, DType out_dtype, bool early,
+                                  cudaStream_t stream);
 
 }  // namespace cutfuse

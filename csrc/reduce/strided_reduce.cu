@@ -110,6 +110,7 @@ constexpr int resident_blocks(Reduction reduction) { return info_of(reduction).f
 template <class T, int vector, Reduction reduction>
 __global__ void __launch_bounds__(kBlockThreads, resident_blocks(reduction))
     strided_reduce(__grid_constant__ ReduceParameters const parameters) {
+  if (parameters.partials != nullptr) let_next_kernel_start();  // which folds them
   ReduceExtents const& extents = parameters.extents;
   ReducePlan const& plan = parameters.plan;
   BlockPosition const position = block_position(extents, plan);

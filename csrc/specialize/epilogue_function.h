@@ -23,6 +23,7 @@ struct EpilogueSignature {
   std::string result;
   Primitives primitives;
   int source_words;  // of 4 bytes; 0 where there is no source
+  bool is_staged;    // whether rows, columns and single elements are in shared memory: see sm90::EpilogueStorage
 };
 
 // What stands between the function's braces for a prepared program, and for every other of the same structure

@@ -39,7 +39,9 @@ OperandTypes epilogue_operand_types(GemmConfig const& config, Program const& pro
 }
 
 std::string epilogue_kernel(LinearPlan const& plan, FusedProduct const& product) {
-  return storing_kernel(gemm_configs()[product.kernel.config].name, plan.request.stores_pre_activation);
+  GemmConfig const& config = gemm_configs()[product.kernel.config];
+  Reduction const reduction = config.output == GemmOutput::kRows ? plan.request.reduction : Reduction::kNone;
+  return variant_kernel(config.name, {plan.request.stores_pre_activation, reduction});
 }
 
 std::vector<Specialization*> find_epilogues(LinearPlan const& plan, int device, Program const& program,

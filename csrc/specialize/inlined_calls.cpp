@@ -11,7 +11,8 @@
 namespace cutfuse::specialize {
 namespace {
 
-constexpr std::string_view kCall = "call.uni (retval0),";
+constexpr std::string_view kCall = "call.uni";
+constexpr std::string_view kCallForResult = "call.uni (retval0),";
 constexpr std::string_view kLoad = "ld.param";
 constexpr std::string_view kStore = "st.param";
 constexpr std::string_view kReturn = "ret;";
@@ -20,7 +21,7 @@ constexpr std::string_view kResult = "retval0";
 constexpr int kWordBytes = 4;
 
 [[noreturn]] void refuse(std::string_view line) {
-  throw std::invalid_argument("the kernel's PTX has '" + std::string(line) + "' around a call of run_epilogue");
+  throw std::invalid_argument("the kernel's PTX has '" + std::string(line) + "' around a call that is to be inlined");
 }
 
 // The names and numbers between a pair of characters, or behind them.
@@ -145,8 +146,8 @@ std::string body_at(Call const& call, FunctionText const& function) {
 std::pair<size_t, size_t> find_call(std::string_view text, std::string_view name, size_t from) {
   for (size_t at = find_name(text, name, from); at != std::string_view::npos; at = find_name(text, name, at + 1)) {
     size_t const before = text.find_last_not_of(" \t\n", at - 1);
-    if (before == std::string_view::npos || before + 1 < kCall.size()) continue;
-    if (text.substr(before + 1 - kCall.size(), kCall.size()) != kCall) continue;
+    std::string_view const head = text.substr(0, before == std::string_view::npos ? 0 : before + 1);
+    if (!ends_with(head, kCall) && !ends_with(head, kCallForResult)) continue;
     size_t const open = text.rfind('{', text.rfind(".param .b64 param0;", at));
     size_t const close = open == std::string_view::npos ? open : find_closing(text, open);
     if (close == std::string_view::npos) refuse(name);

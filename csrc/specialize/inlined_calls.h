@@ -7,7 +7,7 @@
 namespace cutfuse::specialize {
 
 // A function whose parameters are <name>_param_0 and so on. body: what stands between its braces; result: the parameter
-// that takes its result.
+// that takes its result, empty where it has none.
 struct FunctionText {
   std::string_view name;
   std::string_view result;

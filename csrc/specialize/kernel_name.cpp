@@ -1,6 +1,6 @@
 #include "specialize/kernel_name.h"
 
-#include <algorithm>
+#include "specialize/ptx_text.h"
 
 namespace cutfuse::specialize {
 namespace {
@@ -9,6 +9,9 @@ constexpr std::string_view kSuffix = "_d";
 constexpr std::string_view kStoresSuffix = "_z";
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+// Reductions of one fold have the same kernel.
+std::string suffix_of(Reduction reduction) { return std::string("_") + name_of(first_of(info_of(reduction).fold)); }
 
 }  // namespace
 
@@ -19,19 +22,26 @@ std::string derivative_kernel(std::string_view kernel_template, Inputs const& wr
   return name;
 }
 
-std::string storing_kernel(std::string_view kernel_template, bool stores_pre_activation) {
-  return std::string(kernel_template) + std::string(stores_pre_activation ? kStoresSuffix : "");
+std::string variant_kernel(std::string_view kernel_template, GemmVariant const& variant) {
+  std::string name(kernel_template);
+  if (variant.reduction != Reduction::kNone) name += suffix_of(variant.reduction);
+  if (variant.stores_pre_activation) name += kStoresSuffix;
+  return name;
 }
 
 KernelName read_kernel_name(std::string_view kernel) {
-  size_t const stem = kernel.size() - std::min(kernel.size(), kStoresSuffix.size());
-  if (kernel.substr(stem) == kStoresSuffix) return {kernel.substr(0, stem), {}, true};
+  if (ends_with(kernel, kStoresSuffix)) return {kernel.substr(0, kernel.size() - kStoresSuffix.size()), {}, {}};
+  for (ReductionInfo const& info : kReductions) {
+    std::string const suffix = suffix_of(info.code);
+    if (info.code == Reduction::kNone || !ends_with(kernel, suffix)) continue;
+    return {kernel.substr(0, kernel.size() - suffix.size()), {}, {false, info.code}};
+  }
   size_t end = kernel.size();
   while (end > 0 && is_digit(kernel[end - 1])) --end;
   bool const has_suffix =
       end < kernel.size() && end > kSuffix.size() && kernel.substr(end - kSuffix.size(), kSuffix.size()) == kSuffix;
-  if (!has_suffix) return {kernel, {}, false};
-  KernelName name = {kernel.substr(0, end - kSuffix.size()), {}, false};
+  if (!has_suffix) return {kernel, {}, {false}};
+  KernelName name = {kernel.substr(0, end - kSuffix.size()), {}, {false}};
   for (char const digit : kernel.substr(end)) name.wrt.push_back(digit - '0');
   return name;
 }

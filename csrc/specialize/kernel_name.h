@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "specialize/gemm_text.h"
+
 namespace cutfuse::specialize {
 
 // The inputs that a program is differentiated with respect to, ascending: 0 for x, k for operand k - 1. Empty where its
@@ -14,13 +16,14 @@ using Inputs = std::vector<int>;
 struct KernelName {
   std::string_view kernel_template;
   Inputs wrt;
-  bool stores_pre_activation;  // of a GEMM: whether it may be asked to
+  GemmVariant variant;
 };
 
 // "pointwise_backward_bfloat16_d02" is the kernel of that template with the derivatives of inputs 0 and 2.
 std::string derivative_kernel(std::string_view kernel_template, Inputs const& wrt);
-// "sm90_bf16_128x128x64_2x1_pingpong_z" is the kernel of that template that stores the pre-activation z.
-std::string storing_kernel(std::string_view kernel_template, bool stores_pre_activation);
+// "sm90_bf16_128x128x64_2x1_pingpong_z" is the kernel of that template that stores the pre-activation z, and
+// "sm90_bf16_rows_64x128x64_1x1_pingpong_sum" the one that computes sums and means.
+std::string variant_kernel(std::string_view kernel_template, GemmVariant const& variant);
 KernelName read_kernel_name(std::string_view kernel);
 
 }  // namespace cutfuse::specialize

@@ -11,9 +11,9 @@
 namespace cutfuse::specialize {
 namespace {
 
+constexpr std::string_view kStaged = "// operands are staged";
 constexpr int kWordBytes = 4;
 constexpr int kFragmentBytes = kFragment * kWordBytes;
-constexpr std::string_view kFunction = "\n.func ";
 // Instructions of PTX but moves, in all of a kernel's calls, up to which a program is put in their place. A call passes
 // 16 elements and gives 16 back, and stands between a subtile's product and its store: on an H200, 12608x3072x768 in
 // bf16 takes 90 us without a call, 104 with one of relu.
@@ -27,20 +27,10 @@ size_t require(std::string_view text, std::string_view wanted, size_t from, char
   return at;
 }
 
-// Where the definition of run_epilogue starts: a line that begins with ".func", as the declaration before it does, and
-// has a body.
-size_t find_definition(std::string_view ptx, size_t& open) {
-  bool is_declared = false;
-  for (size_t at = ptx.find(kFunction); at != std::string_view::npos; at = ptx.find(kFunction, at + 1)) {
-    size_t const end = ptx.find_first_of("{;", at);
-    std::string_view const head = ptx.substr(at, end - at);
-    if (head.find("run_epilogue") == std::string_view::npos) continue;
-    is_declared = true;
-    if (end == std::string_view::npos || ptx[end] != '{') continue;
-    open = end;
-    return at;
-  }
-  refuse(is_declared ? "declares run_epilogue, but has no body of it" : "has no function run_epilogue");
+FunctionPlace find_epilogue(std::string_view ptx) {
+  FunctionPlace const place = find_function(ptx, "run_epilogue");
+  if (place.start != std::string_view::npos) return place;
+  refuse(place.is_declared ? "declares run_epilogue, but has no body of it" : "has no function run_epilogue");
 }
 
 std::string name_after(std::string_view text, size_t at) {
@@ -77,7 +67,7 @@ int read_source_words(std::string_view head, std::string const& name) {
 EpilogueSignature read_signature(std::string_view head) {
   size_t const result = require(head, " func_retval", 0, "result of run_epilogue") + 1;
   size_t const name = head.find_first_not_of(" \t\n", require(head, ")", result, "result of run_epilogue") + 1);
-  EpilogueSignature signature = {name_after(head, name), name_after(head, result), Primitives::kFast, 0};
+  EpilogueSignature signature = {name_after(head, name), name_after(head, result), Primitives::kFast, 0, false};
   if (head.find(signature.result + "[64]") == std::string_view::npos) refuse("returns no fragment of 64 bytes");
   check_parameters(head, signature.name);
   signature.source_words = read_source_words(head, signature.name);
@@ -86,37 +76,6 @@ EpilogueSignature read_signature(std::string_view head) {
   if (is_fast == is_accurate) refuse("does not say in " + signature.name + " which primitives it is compiled with");
   if (is_accurate) signature.primitives = Primitives::kAccurate;
   return signature;
-}
-
-// The text without the declarations of a function.
-std::string without_declarations(std::string_view text, std::string_view name) {
-  std::string rest;
-  for (size_t at = text.find(kFunction); at != std::string_view::npos; at = text.find(kFunction)) {
-    size_t const end = text.find_first_of("{;", at);
-    bool const is_declaration = end != std::string_view::npos && text[end] == ';' &&
-                                find_name(text.substr(at, end - at), name) != std::string_view::npos;
-    size_t const next = is_declaration ? end : at;
-    rest += text.substr(0, at);
-    if (!is_declaration) rest += text.substr(at, 1);
-    text.remove_prefix(next + 1);
-  }
-  return rest += text;
-}
-
-// The kernel that stores no pre-activation: null at the mark of its address, so that ptxas leaves out what stores it.
-std::string without_pre_activation(std::string_view ptx) {
-  constexpr std::string_view kMark = "// address of the pre-activation";
-  constexpr std::string_view kMove = "mov.b64 ";
-  std::string text;
-  for (std::string_view const line : lines_of(ptx)) {
-    if (line.find(kMark) == std::string_view::npos) {
-      text.append(line).append("\n");
-      continue;
-    }
-    size_t const name = require(line, kMove, 0, "address of the pre-activation") + kMove.size();
-    text.append("\tmov.b64 ").append(line.substr(name, line.find(',', name) - name)).append(", 0;\n");
-  }
-  return text;
 }
 
 // Instructions of a function's body that do more than move a register.
@@ -131,9 +90,9 @@ int count_instructions(std::string_view body) {
 
 }  // namespace
 
-KernelText::KernelText(std::string_view given, Inputs wrt, bool stores_pre_activation) : wrt_(std::move(wrt)) {
-  std::string const without = stores_pre_activation ? std::string() : without_pre_activation(given);
-  std::string_view const ptx = stores_pre_activation ? given : without;
+KernelText::KernelText(std::string_view given, Inputs wrt, GemmVariant const& variant) : wrt_(std::move(wrt)) {
+  std::string const own = MarkedKernel::is_marked(given) ? std::string() : gemm_text(given, variant);
+  std::string_view const ptx = own.empty() ? given : own;
   constexpr std::string_view kEntry = ".entry ";
   kernel_ = name_after(ptx, require(ptx, kEntry, 0, "kernel") + kEntry.size());
   size_t const head_end = ptx.find('\n', require(ptx, ".address_size", 0, "header"));
@@ -142,11 +101,10 @@ KernelText::KernelText(std::string_view given, Inputs wrt, bool stores_pre_activ
     marked_.emplace(ptx.substr(head_.size()));
     return;
   }
-  size_t open = 0;
-  size_t const start = find_definition(ptx, open);
-  epilogue_ = read_signature(ptx.substr(start, open - start));
-  size_t const close = find_closing(ptx, open);
+  auto const [start, open, close, is_declared] = find_epilogue(ptx);
   if (close == std::string_view::npos) refuse("ends inside run_epilogue");
+  epilogue_ = read_signature(ptx.substr(start, open - start));
+  epilogue_.is_staged = ptx.find(kStaged) != std::string_view::npos;
   before_ = ptx.substr(head_.size(), open + 1 - head_.size());
   after_ = ptx.substr(close);
   rest_ = without_declarations(ptx.substr(head_.size() - 1, start - head_.size() + 1), epilogue_.name);

@@ -7,6 +7,7 @@
 
 #include "epilogue/program.h"
 #include "specialize/epilogue_function.h"
+#include "specialize/gemm_text.h"
 #include "specialize/marked_kernel.h"
 #include "specialize/op_snippets.h"
 
@@ -19,8 +20,8 @@ enum class Calls { kInlinedWhereShort, kKept };
 // text; the message names what is missing.
 class KernelText {
  public:
-  // wrt: the derivatives that are wanted of a kernel of such. stores_pre_activation: whether a GEMM may be asked to.
-  explicit KernelText(std::string_view given, Inputs wrt = {}, bool stores_pre_activation = true);
+  // wrt: the derivatives that are wanted of a kernel of such. variant: of a GEMM.
+  explicit KernelText(std::string_view given, Inputs wrt = {}, GemmVariant const& variant = {});
 
   // What the kernel with this program is called, in its text and by profilers: its own name and the program's ops.
   std::string name_with(Program const& program) const;

@@ -3,10 +3,10 @@
 // reads.
 //
 // The functions are the interpreter's functors, compiled with -fmad=false, so that an op keeps its rounding whatever
-// code is pasted next to it. They give the interpreter's bits because ops.def and scalar_math.h say fmaf wherever they
-// mean a fused multiply-add. What compilers still contract in the interpreter rounds the same either way: 1 + expf(x),
-// where expf's last step multiplies by a power of two, which is exact unless the sum is 1 anyway, and the negation of a
-// product in entr.
+// code is pasted next to it. They give the interpreter's bits because ops.def, primitives.h and scalar_math.h say fmaf
+// wherever they mean a fused multiply-add. What compilers still contract in the interpreter rounds the same either way:
+// 1 + expf(x), where expf's last step multiplies by a power of two, which is exact unless the sum is 1 anyway, and the
+// negation of a product in entr.
 #include "epilogue/functors.h"
 #include "epilogue/sm90_epilogue_function.h"
 #include "specialize/epilogue_function.h"
@@ -124,7 +124,45 @@ __device__ __forceinline__ Fragment<kColumnsPerFragment> load_row(EpilogueParams
   return row;
 }
 
+// Of operands that are staged: their one element, those of the fragment's rows and those of its columns. A tile begins
+// at a multiple of its size, which is a power of two.
+__device__ __forceinline__ Fragment<1> load_staged_scalar(EpilogueParams const* params, int index) {
+  return {{*staged_elements(params, index)}};
+}
+
+__device__ __forceinline__ Fragment<kRowsPerFragment> load_staged_column(EpilogueParams const* params, int m,
+                                                                         int index) {
+  float const* const first = staged_elements(params, index) + (m & (params->tile_rows - 1));
+  return {{first[0], first[fragment_row(2)]}};
+}
+
+__device__ __forceinline__ Fragment<kColumnsPerFragment> load_staged_row(EpilogueParams const* params, int n,
+                                                                         int index) {
+  float const* const first = staged_elements(params, index) + (n & (params->tile_columns - 1));
+  Fragment<kColumnsPerFragment> row;
+  CUTFUSE_UNROLL
+  for (int i = 0; i < kColumnsPerFragment; i += 2) {
+    float2 const pair = detail::load_pair(first + fragment_column(2 * i));
+    row.values[i] = pair.x;
+    row.values[i + 1] = pair.y;
+  }
+  return row;
+}
+
 }  // namespace cutfuse::sm90
+
+extern "C" __device__ __noinline__ cutfuse::Fragment<1> load_staged_scalar(cutfuse::sm90::EpilogueParams const* params,
+                                                                           int index) {
+  return cutfuse::sm90::load_staged_scalar(params, index);
+}
+extern "C" __device__ __noinline__ cutfuse::Fragment<cutfuse::sm90::kRowsPerFragment> load_staged_column(
+    cutfuse::sm90::EpilogueParams const* params, int m, int index) {
+  return cutfuse::sm90::load_staged_column(params, m, index);
+}
+extern "C" __device__ __noinline__ cutfuse::Fragment<cutfuse::sm90::kColumnsPerFragment> load_staged_row(
+    cutfuse::sm90::EpilogueParams const* params, int n, int index) {
+  return cutfuse::sm90::load_staged_row(params, n, index);
+}
 
 // The loaders of an operand, for each type of its elements by the name of the type.
 #define CUTFUSE_LOADERS(name, Element)                                                                      \

@@ -10,7 +10,7 @@
 
 namespace cutfuse::specialize {
 
-// Which primitives of scalar_math.h a kernel's epilogue is made of.
+// Which of primitives.h a kernel's epilogue is made of.
 enum class Primitives { kFast, kAccurate };
 
 // Text, and what comes after it where the snippet is pasted.
@@ -54,6 +54,10 @@ class OpSnippets {
   Snippet const& load_scalar(DType dtype) const { return named(std::string("load_scalar_") + name_of(dtype)); }
   Snippet const& load_column(DType dtype) const { return named(std::string("load_column_") + name_of(dtype)); }
   Snippet const& load_row(DType dtype) const { return named(std::string("load_row_") + name_of(dtype)); }
+  // The same where the kernel has them in shared memory, in fp32.
+  Snippet const& load_staged_scalar() const { return named("load_staged_scalar"); }
+  Snippet const& load_staged_column() const { return named("load_staged_column"); }
+  Snippet const& load_staged_row() const { return named("load_staged_row"); }
   // Of (address, stride in elements): so many elements as they lie in memory, in words. Of words: the elements in fp32.
   // A piece has 4 or 8 elements.
   Snippet const& load_words(DType dtype, int elements) const {

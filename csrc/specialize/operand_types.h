@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "common/dtype.h"
+#include "common/loaded_kernel.h"
 #include "epilogue/program.h"
 
 namespace cutfuse::specialize {
@@ -34,6 +35,17 @@ constexpr int source_among(OperandTypes const& types) {
     if (types[k].kind == OperandKind::kSource) return k;
   }
   return -1;
+}
+
+// What a GEMM kernel stages of operands of these types, if it stages any.
+constexpr StagedOperands staged_among(OperandTypes const& types) {
+  StagedOperands staged = {source_among(types), 0, 0};
+  for (int k = 0; k < kMaxOperands; ++k) {
+    uint8_t const bit = static_cast<uint8_t>(1 << k);
+    if (types[k].kind == OperandKind::kRow) staged.rows |= bit;
+    if (types[k].kind == OperandKind::kScalar || types[k].kind == OperandKind::kColumn) staged.columns |= bit;
+  }
+  return staged;
 }
 
 // A thread's fragment of n elements (sm90_fragment_operands.h) has fewer different ones of some kinds: how many, and

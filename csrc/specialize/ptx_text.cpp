@@ -1,8 +1,14 @@
 #include "specialize/ptx_text.h"
 
+#include <algorithm>
 #include <cctype>
 
 namespace cutfuse::specialize {
+namespace {
+
+constexpr std::string_view kFunction = "\n.func ";
+
+}  // namespace
 
 std::string_view trimmed(std::string_view text) {
   size_t const first = text.find_first_not_of(" \t");
@@ -11,6 +17,10 @@ std::string_view trimmed(std::string_view text) {
 }
 
 bool starts_with(std::string_view text, std::string_view prefix) { return text.substr(0, prefix.size()) == prefix; }
+
+bool ends_with(std::string_view text, std::string_view suffix) {
+  return text.size() >= suffix.size() && text.substr(text.size() - suffix.size()) == suffix;
+}
 
 std::vector<std::string_view> lines_of(std::string_view text) {
   std::vector<std::string_view> lines;
@@ -63,6 +73,40 @@ size_t find_closing(std::string_view text, size_t open) {
     if (text[at] == '}' && --depth == 0) return at;
   }
   return std::string_view::npos;
+}
+
+FunctionPlace find_function(std::string_view ptx, std::string_view part) {
+  constexpr size_t kNone = std::string_view::npos;
+  FunctionPlace place = {kNone, kNone, kNone, false};
+  for (size_t at = ptx.find(kFunction); at != kNone; at = ptx.find(kFunction, at + 1)) {
+    size_t const end = ptx.find_first_of("{;", at);
+    if (ptx.substr(at, end - at).find(part) == kNone) continue;
+    place.is_declared = true;
+    if (end == kNone || ptx[end] != '{') continue;
+    return {at, end, find_closing(ptx, end), true};
+  }
+  return place;
+}
+
+std::string function_name(std::string_view head) {
+  head.remove_prefix(std::min(head.size(), kFunction.size()));
+  std::string_view text = trimmed(head);
+  if (starts_with(text, "(")) text = trimmed(text.substr(std::min(text.size(), text.find(')') + 1)));
+  return std::string(text.substr(0, name_length(text)));
+}
+
+std::string without_declarations(std::string_view text, std::string_view name) {
+  std::string rest;
+  for (size_t at = text.find(kFunction); at != std::string_view::npos; at = text.find(kFunction)) {
+    size_t const end = text.find_first_of("{;", at);
+    bool const is_declaration = end != std::string_view::npos && text[end] == ';' &&
+                                find_name(text.substr(at, end - at), name) != std::string_view::npos;
+    size_t const next = is_declaration ? end : at;
+    rest += text.substr(0, at);
+    if (!is_declaration) rest += text.substr(at, 1);
+    text.remove_prefix(next + 1);
+  }
+  return rest += text;
 }
 
 std::string_view instruction_of(std::string_view line) {

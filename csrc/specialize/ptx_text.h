@@ -14,6 +14,7 @@ constexpr std::string_view kKeptLoop = ".pragma \"nounroll\";";
 std::string_view trimmed(std::string_view text);
 
 bool starts_with(std::string_view text, std::string_view prefix);
+bool ends_with(std::string_view text, std::string_view suffix);
 
 // The lines, without their ends.
 std::vector<std::string_view> lines_of(std::string_view text);
@@ -34,6 +35,24 @@ int number_at(std::string_view text);
 
 // Where the brace that closes the one at `open` stands; npos where it is missing.
 size_t find_closing(std::string_view text, size_t open);
+
+// A function that is defined: where its ".func" starts a line, and its braces; start is npos where there is none, and
+// is_declared says whether there is a declaration.
+struct FunctionPlace {
+  size_t start;
+  size_t open;
+  size_t close;
+  bool is_declared;
+};
+
+// The function of which the name has `part`.
+FunctionPlace find_function(std::string_view ptx, std::string_view part);
+
+// The name, given a text from ".func" to its parameters.
+std::string function_name(std::string_view head);
+
+// The text without the declarations of a function.
+std::string without_declarations(std::string_view text, std::string_view name);
 
 // The first instruction on a line behind its predicate; empty for labels, directives and braces.
 std::string_view instruction_of(std::string_view line);

@@ -60,7 +60,7 @@ bool Specialization::compile(KernelCompiler& compiler) {
   LoadedKernel* made = nullptr;
   std::string failure;
   try {
-    made = new LoadedKernel{compiler.compile(kernel_, device_, program_, types_), 0, source_among(types_)};
+    made = new LoadedKernel{compiler.compile(kernel_, device_, program_, types_), 0, staged_among(types_)};
   } catch (std::exception const& error) {
     failure = error.what();
   }

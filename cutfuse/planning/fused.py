@@ -72,8 +72,10 @@ def _explain_direct(plan: LinearPlan, runnable: list[Alternative], cublas: Alter
     order = "M" if kernel.raster_along_m else "N"
     step = f"{kernel.name}, tiles along {order} first, swizzle {kernel.swizzle}: {_predicted(best)}"
     reasons = [cublas.rejection] if cublas.rejection else []
-    of_host = ", and the host longer" if cublas.microseconds < best.microseconds else ""
-    return [step], [*reasons, _rejected(cublas) + of_host, *map(_rejected, others)]
+    of_cublas = _rejected(cublas)
+    if not cublas.rejection and cublas.microseconds < best.microseconds:
+        of_cublas += f", but the host would take longer to launch {'it' if cublas.name == 'cuBLAS' else 'them'}"
+    return [step], [*reasons, of_cublas, *map(_rejected, others)]
 
 
 def _explain_planes(plan: LinearPlan, runnable: list[Alternative], cublas: Alternative) -> tuple[list[str], list[str]]:

@@ -67,7 +67,7 @@ def plan_linear(arguments: LinearArguments, precision: str, has_planes: bool = F
         arguments.out_dtype,
         arguments.reduction,
         arguments.program.native.cost,
-        cost_when_specialized(arguments.program),
+        cost_when_specialized(arguments.program, arguments.x.dtype, arguments.out_dtype),
         *_operand_bytes(arguments),
         precision,
         has_planes,

@@ -24,16 +24,17 @@ _warned_of: set[str] = set()
 
 OFF = 'cutfuse.specialization is "off"'
 COMPILED_IN = "nothing: the kernels are built already, and have the program compiled in"
+NO_PROLOGUE = "nothing: no program precedes the reduction"
 
 
-def cost_when_specialized(program: Program) -> float | None:
+def cost_when_specialized(program: Program, dtype: torch.dtype, out_dtype: torch.dtype) -> float | None:
     """What a program takes that GEMM kernels have compiled in, or will have; None where they interpret it for good.
 
     A single activation is planned alike in every mode, though the function that kernels call for it takes up to 15%
     longer than what is compiled.
     """
     if not program.native.is_interpreted or not why_interpreted():
-        return program.native.specialized_cost
+        return program.native.specialized_cost(is_accurate=torch.float32 in (dtype, out_dtype))
     reason = native.core.why_not_specialized()
     if reason and not _is_off() and native.has_kernels() and torch.cuda.is_available():
         _warn_without_compiler(reason)
@@ -64,9 +65,14 @@ def explain_epilogues(plan: LinearPlan, device: int, program: Program, operands:
     return "; ".join(_explain(epilogue, program) for epilogue in epilogues)
 
 
-def explain_pass(program: Program) -> str:
-    """What kernels that do not multiply have compiled of a program, in this thread's mode."""
-    if not program.native.is_interpreted:
+def explain_pass(program: Program, reduces: bool) -> str:
+    """What kernels that do not multiply have compiled of a program, in this thread's mode.
+
+    reduces: the kernels reduce what the program gives; such kernels have no chains built in.
+    """
+    if reduces and not program.instructions:
+        return NO_PROLOGUE
+    if not (program.native.without_chain if reduces else program.native).is_interpreted:
         return COMPILED_IN
     reason = why_interpreted()
     if reason:
@@ -79,7 +85,8 @@ def explain_pass(program: Program) -> str:
 
 def _explain(epilogue: Specialization, program: Program) -> str:
     core = native.core
-    until_then = "until then it is interpreted" if program.native.is_interpreted else "until then the kernel calls it"
+    meanwhile = "it is interpreted" if program.native.is_interpreted else "the kernel calls a function for it"
+    until_then = f"until then {meanwhile}"
     if epilogue.is_ready:
         return f"done: {epilogue.kernel} has the program compiled in, which took {epilogue.seconds:.2f} s"
     if epilogue.failure:

@@ -38,7 +38,7 @@ def plan_traced(arguments: LinearArguments, precision: str) -> LinearPlan | None
         out_dtype,
         reduction,
         program.native.cost,
-        cost_when_specialized(program),
+        cost_when_specialized(program, x.dtype, out_dtype),
         *bytes_of_operands(
             shape, x.dtype, [(_matrix_shape(seen), t.dtype) for seen, t in zip(rest, operands, strict=True)]
         ),
