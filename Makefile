@@ -9,7 +9,7 @@ SHELL := /bin/sh
 .PHONY: help demo test docs lint stub format clean
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 10))
-PYTHON ?= $(shell for python in python3 python python3.13 python3.12 python3.11 python3.10; do \
+PYTHON ?= $(shell for python in python3 python python3.14 python3.13 python3.12 python3.11 python3.10; do \
 	if $$python -c '$(NEW_ENOUGH)' 2>/dev/null; then echo $$python; break; fi; done)
 VENV ?= .venv
 TORCH ?= torch==2.13.0

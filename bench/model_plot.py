@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from bench import line_plot
 from bench.model_cases import FULL_BATCH, PRECISIONS, SMALL_BATCH
 from bench.model_contenders import COMPILE, CONTENDERS, CUTFUSE, CUTFUSE_GRAPHS
-from bench.model_suite import FIGURES, GPU, WALL, covers, ratio_of
+from bench.model_suite import FIGURES, GPU, WALL, covers, ratio_of, verdict_of
 from bench.model_zoo import FORWARD, TRAINING
 from bench.plot import CONTENDER_COLOURS, GRID, save_png
 from bench.report import heading
@@ -96,7 +96,8 @@ def draw(results: dict[str, Any]) -> Figure | None:
     grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
     title = "cutfuse / the other: the mark is the target, dots are models"
     cells = [ratios_of(results, line) for line in lines]
-    line_plot.draw_lines(figure.add_subplot(grid[0, :]), lines, list(map(label_of, lines)), cells, title)
+    shown = [{**line, "verdict": verdict_of(line)} for line in lines]
+    line_plot.draw_lines(figure.add_subplot(grid[0, :]), shown, list(map(label_of, lines)), cells, title)
     for place, row in enumerate(rows, start=1):
         for column, (name, cases) in enumerate(row):
             draw_times(figure.add_subplot(grid[place, column]), cases, f"{name}: time / torch.compile's")

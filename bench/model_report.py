@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from bench.cases import TARGET_DEVICE
 from bench.format import MISSING, error, microseconds, ratio
-from bench.host_report import limit_lines, verdict_line
+from bench.host_report import limit_lines
 from bench.model_cases import COMPILATION, ERRORS, PASSES, all_cases
 from bench.model_contenders import COMPILE, COMPILE_GRAPHS, CONTENDERS, CUTFUSE, CUTFUSE_GRAPHS, EAGER
-from bench.model_suite import COLD, ERROR, FIGURES, GPU, GRADIENT_ERROR, GRAPHS, MEAN, WALL, ratio_of
+from bench.model_suite import (
+    COLD,
+    ERROR,
+    FIGURES,
+    GPU,
+    GRADIENT_ERROR,
+    GRAPHS,
+    MEAN,
+    WALL,
+    is_incomplete,
+    ratio_of,
+    verdict_of,
+)
 from bench.model_zoo import PACKAGES, remark_on
 from bench.report import heading, note_lines
 from bench.run_files import title_of
@@ -25,9 +38,10 @@ DROPPABLE = ("line", "over", "contender", "eager ms", "cases", "ended at", "prog
 def target_cell(line: dict[str, Any]) -> Cell:
     """The limit and the verdict."""
     limit = f"≤ {line['at_most']:g}" + (f", or {line['or_more']:g} s more" if line["or_more"] else "")
-    if line["verdict"] is None:
+    verdict = verdict_of(line)
+    if verdict is None:
         return Cell(limit)
-    return Cell(f"{line['verdict']} ({limit})", style="green" if line["verdict"] == "met" else "bold red")
+    return Cell(f"{verdict} ({limit})", style="green" if verdict == "met" else "bold red")
 
 
 def cases_cell(line: dict[str, Any]) -> Cell:
@@ -199,13 +213,23 @@ def graph_lines(results: dict[str, Any]) -> list[str]:
     ]
 
 
+def verdict_line(results: dict[str, Any]) -> str:
+    """The verdicts in total."""
+    if results["settings"]["quick"] and results["machine"]["device"] == TARGET_DEVICE:
+        return "No verdict: the targets are those of the whole models."
+    verdicts = Counter("incomplete" if is_incomplete(line) else line["verdict"] for line in results["lines"])
+    del verdicts[None]
+    if not verdicts:
+        return f"No verdict: the targets are those of an {TARGET_DEVICE}."
+    counts = ", ".join(f"{verdicts[name]} {name}" for name in ("met", "missed", "incomplete", "not measured"))
+    return f"Targets: {counts}."
+
+
 def remarks(results: dict[str, Any]) -> list[str]:
     """What the figures are, the verdicts in total, failures, and what is missing."""
-    no_verdict = results["settings"]["quick"] and results["machine"]["device"] == TARGET_DEVICE
-    verdicts = "No verdict: the targets are those of the whole models." if no_verdict else verdict_line(results)
     return [
         *explanations(results),
-        verdicts,
+        verdict_line(results),
         *note_lines(results["cases"]),
         *graph_lines(results),
         *missing_line(results),

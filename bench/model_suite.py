@@ -151,6 +151,18 @@ def judged(goal: Goal, cases: Sequence[dict[str, Any]], gives_verdict: bool) -> 
     return {**line, "cases": len(found), "expected": expected, "ratio": ratio, "where": where, "verdict": verdict}
 
 
+def is_incomplete(line: dict[str, Any]) -> bool:
+    """Whether a line has no verdict because some of its cases, but not all, are missing or failed."""
+    return line["verdict"] == "not measured" and line["cases"] > 0
+
+
+def verdict_of(line: dict[str, Any]) -> str | None:
+    """A line's verdict as it is shown; None where there is none."""
+    if is_incomplete(line):
+        return f"incomplete, {line['cases']} of {line['expected']}"
+    return line["verdict"]
+
+
 def judge(cases: Sequence[dict[str, Any]], device_name: str, quick: bool) -> list[dict[str, Any]]:
     """Every line of the table; there are verdicts on the target device, and none for small models."""
     gives_verdict = device_name == TARGET_DEVICE and not quick

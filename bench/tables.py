@@ -85,7 +85,8 @@ def print_fitting(console: Console, build: Callable[[tuple[str, ...]], Table], d
             break
         count += 1
     console.print(build(tuple(droppable[:count])))
-    return [f"No room here for: {', '.join(droppable[:count])}."] if count else []
+    left_out = ", ".join(droppable[:count])
+    return [f"Columns left out, because the terminal is too narrow: {left_out}."] if count else []
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class Layout(NamedTuple):
     def remark(self) -> str:
         """Names the columns that the width left no room for; empty if there are none."""
         names = ["bars" if heading == BAR_HEADING else heading.replace("\n", " ") for heading in self.dropped]
-        return f"No room here for: {', '.join(names)}." if names else ""
+        return f"Columns left out, because the terminal is too narrow: {', '.join(names)}." if names else ""
 
 
 def arrange(results: Sequence[Figures], characters: str, width: int, bars: bool) -> Layout:

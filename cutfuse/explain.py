@@ -50,6 +50,7 @@ class PreparesCalls(Protocol):
     def prepare_call(self, *args: Any, **kwargs: Any) -> Call | None: ...
 
 
+_NO_PROGRAM = "nothing: the sums take the program's factors as weights, and do not run it"
 _TERMINAL_WIDTH = 107  # 120 with the titles
 _HTML_CALL = "text-align: left; font-weight: bold"
 _HTML_TITLE = "text-align: left; vertical-align: top"
@@ -194,7 +195,7 @@ def _explain(call: Call) -> Explanation:
         program=program,
         bytes=_bytes(inputs) + stored * call.out_dtype.itemsize,
         flops=0,
-        compiles=explain_pass(program),
+        compiles=explain_pass(program, reduces=isinstance(call, ReduceCall)),
     )
 
 
@@ -218,7 +219,7 @@ def _explain_linear(call: LinearCall) -> Explanation:
         bytes=_bytes(inputs) + stored * call.out_dtype.itemsize,
         flops=products,
         workspace_bytes=workspace_bytes,
-        compiles=compiles or explain_pass(call.epilogue.program),
+        compiles=compiles or explain_pass(call.epilogue.program, reduces=bool(reduced)),
     )
 
 
@@ -237,7 +238,7 @@ class _Path(NamedTuple):
     steps: Sequence[str]
     reasons: Sequence[str]
     workspace_bytes: int = 0
-    compiles: str = ""  # where that is what kernels that do not multiply do
+    compiles: str = ""  # empty where it is what the pass after the product has compiled
 
 
 def _linear_path(call: LinearCall) -> _Path:
@@ -246,7 +247,8 @@ def _linear_path(call: LinearCall) -> _Path:
         kernel = "PyTorch's own operations" if composed else "reduction kernels"
         steps = [f"weighted sum of weight over N: {kernel}", f"its product with x: {kernel}"]
         affine = "the epilogue is affine and summed over N, so no matrix product is needed"
-        return _Path("matrix-vector", steps, [affine, *([composed] if composed else [])])
+        reasons = [affine, *([composed] if composed else [])]
+        return _Path("matrix-vector", steps, reasons, compiles=_NO_PROGRAM)
     if is_plain(call):
         return _Path("composed", ["torch.nn.functional.linear"], ["nothing follows the linear layer"])
     if composed:

@@ -57,12 +57,12 @@ def linear(
     """`reduce(epilogue(x @ weight.T + bias, *operands))`, fused into the matrix product where a kernel takes it.
 
     Args:
-        x: `[..., K]`, of any floating-point type, device and strides.
+        x: `[..., K]` in fp64, fp32, bf16 or fp16, on any device and of any strides.
         weight: `[N, K]`, of x's type and on its device, or what `cutfuse.prepare` made of it.
         bias: `[N]`, likewise, or None.
         epilogue: a function of the pre-activation `z` and the operands, such as `lambda z, r: torch.relu(z) + r`, or a
             `cutfuse.Epilogue`. It is traced once, on symbolic values, and computed in fp32 (fp64 for fp64).
-        operands: numbers, and tensors that broadcast against `[..., N]`: at most four.
+        operands: numbers, as many as needed, and at most four tensors that broadcast against `[..., N]`.
         reduce: "sum", "mean", "amax", "amin" or "logsumexp" over the last dimension, or None.
         keepdim: keep the reduced dimension, of size 1.
         out_dtype: the result's type; what PyTorch promotes x and the operands to by default.

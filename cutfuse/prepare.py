@@ -74,7 +74,7 @@ def prepare(weight: Tensor, mode: str | None = None) -> PreparedWeight:
     capture again after preparing again. `copy.deepcopy` and `pickle` copy the weight, and make the planes of the copy.
 
     Args:
-        weight: `[N, K]`, of any floating-point type, device and strides.
+        weight: `[N, K]` in fp64, fp32, bf16 or fp16, on any device and of any strides.
         mode: the precision to prepare for; the one that holds now by default.
 
     Returns:

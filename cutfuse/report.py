@@ -19,6 +19,7 @@ import cutfuse
 
 from . import native
 from .planning.device import device_facts
+from .planning.specialize import why_interpreted
 from .precision import allows_tf32, get_precision, product_mode
 from .printing import print_lines
 
@@ -108,6 +109,15 @@ def setting_lines() -> list[Line]:
     ]
 
 
+def specialization_lines() -> list[Line]:
+    """Whether epilogues are compiled into their kernels; if not, why."""
+    why = why_interpreted()
+    return [
+        ("mode", cutfuse.get_specialization()),
+        ("epilogues compiled", f"no: {why}" if why else "yes"),
+    ]
+
+
 def variable_lines() -> list[Line]:
     """The variables of VARIABLES that are set."""
     return [(name, os.environ[name]) for name in VARIABLES if name in os.environ] or [("none", "of those that matter")]
@@ -144,6 +154,7 @@ SECTIONS: dict[str, Callable[[], list[Line]]] = {
     "devices": device_lines,
     "settings": setting_lines,
     "environment": variable_lines,
+    "specialization": specialization_lines,
     "fast paths": path_lines,
 }
 

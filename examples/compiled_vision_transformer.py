@@ -94,7 +94,7 @@ def main() -> None:
         F.cross_entropy(model(images), labels).backward()
     for (name, parameter), other in zip(plain.named_parameters(), fused.parameters(), strict=True):
         torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-3, atol=1e-5, msg=f"the gradient of {name}")
-    print("So are its gradients.")
+    print("Its gradients agree with the plain model's too.")
 
     with torch.no_grad():
         tokens = torch.randn(16, 16, 64, device=device)

@@ -126,7 +126,7 @@ def test_no_cell_is_truncated(
     monkeypatch.setenv("COLUMNS", str(width))
     demo_output.show_table(figures)
     printed = capsys.readouterr().out
-    shown, _, remark = printed.partition("No room here for: ")
+    shown, _, remark = printed.partition("Columns left out, because the terminal is too narrow: ")
     if console is not None:
         shown = console.file.getvalue()
     lines = shown.splitlines()

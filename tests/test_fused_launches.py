@@ -482,3 +482,12 @@ def test_explain_names_the_kernel_and_the_other_ways() -> None:
     assert name is None
     assert reasons == sorted(reasons)
     assert all("N is 63" in reason for reason in reasons)
+
+
+def test_explain_says_where_the_host_decides() -> None:
+    """A small layer is one kernel although the GPU is done sooner with cuBLAS and another: that takes two launches."""
+    program = Epilogue(lambda z: torch.tanh(z) * z).program
+    name, reasons = explain(*inputs(4, 256, 256, torch.bfloat16), "tf32", program=program)
+    assert name is not None
+    assert reasons[0].startswith("cuBLAS and one more kernel would take ")
+    assert reasons[0].endswith(" us (predicted), but the host would take longer to launch them")

@@ -336,6 +336,17 @@ def test_tables_show_verdicts_times_errors_and_fusion() -> None:
     assert "| program |" not in without
 
 
+def test_a_line_of_which_cases_are_missing_is_incomplete() -> None:
+    cases = full_cases()
+    key = ("Swin-B", "forward", "batch 128", "bf16")
+    lines = model_report.markdown(results_of([case for case in cases if key_of(case) != key])).splitlines()
+    assert sum(line.endswith("| incomplete, 23 of 24 (≤ 0.93) |") for line in lines) == 4
+    assert sum(line.endswith("| incomplete, 23 of 24 (≤ 1.01) |") for line in lines) == 4
+    assert "- Targets: 14 met, 0 missed, 8 incomplete, 0 not measured." in lines
+    nothing = model_report.markdown(results_of([])).splitlines()
+    assert "- Targets: 0 met, 0 missed, 0 incomplete, 22 not measured." in nothing
+
+
 def test_small_models_and_missing_packages_are_told() -> None:
     results = results_of(full_cases(True), quick=True)
     results["settings"]["timm"] = None

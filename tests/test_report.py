@@ -89,6 +89,16 @@ def test_settings_are_those_of_now() -> None:
         assert lines_of("settings")["autocast"] == "cpu"
 
 
+def test_why_nothing_is_compiled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native.core, "why_not_specialized", lambda: "the driver compiles no PTX of CUDA 13")
+    found = {"mode": "background", "epilogues compiled": "no: the driver compiles no PTX of CUDA 13"}
+    assert lines_of("specialization") == found
+    monkeypatch.setattr(native.core, "why_not_specialized", lambda: "")
+    assert lines_of("specialization")["epilogues compiled"] == "yes"
+    with cutfuse.specialization("off"):
+        assert lines_of("specialization")["epilogues compiled"] == 'no: cutfuse.specialization is "off"'
+
+
 def test_only_variables_that_are_set_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in report.VARIABLES:
         monkeypatch.delenv(name, raising=False)

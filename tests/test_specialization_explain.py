@@ -34,7 +34,7 @@ def test_explain_says_what_is_compiled_and_when(compiler: FakeCompiler, launches
     cutfuse.wait(30)
     assert re.search(r"^done: sm90_bf16_\w+ has the program compiled in, which took \d\.\d\d s$", explained())
     x, weight, _ = tensors()
-    assert cutfuse.explain(x, weight, epilogue=torch.relu).compiles.endswith("until then the kernel calls it")
+    assert cutfuse.explain(x, weight, epilogue=torch.relu).compiles.endswith("the kernel calls a function for it")
     assert f"  compiles   {explained()}" in str(cutfuse.explain(x, weight, epilogue=layer, operands=(tensors()[2],)))
 
 
@@ -59,3 +59,24 @@ def test_explain_says_what_passes_compile(compiler: FakeCompiler) -> None:
         off = cutfuse.explain(cutfuse.pointwise, lambda z: torch.tanh(z) * z, x).compiles
     assert off == 'nothing: the kernels interpret the program, because cutfuse.specialization is "off"'
     assert cutfuse.explain(cutfuse.pointwise, torch.relu, x).compiles.endswith("and have the program compiled in")
+
+
+def test_no_activation_is_built_into_a_reduction(compiler: FakeCompiler) -> None:
+    """Kernels that reduce have a single activation compiled as they have a chain."""
+    x, weight = torch.randn(16, 16), torch.randn(16, 16)
+    reductions = [
+        lambda: cutfuse.explain(cutfuse.reduce, x, 1, "sum", prologue=torch.relu).compiles,
+        lambda: cutfuse.explain(x, weight, epilogue=torch.relu, reduce="amax").compiles,
+    ]
+    for explained in reductions:
+        assert explained().startswith("the program into its kernel, where that takes whole aligned vectors")
+        with cutfuse.specialization("off"):
+            assert explained() == 'nothing: the kernels interpret the program, because cutfuse.specialization is "off"'
+    assert cutfuse.explain(cutfuse.sum, x, 1).compiles == "nothing: no program precedes the reduction"
+    assert cutfuse.explain(x, weight, reduce="amax").compiles == "nothing: no program precedes the reduction"
+
+
+def test_a_sum_without_a_product_compiles_nothing(compiler: FakeCompiler) -> None:
+    found = cutfuse.explain(torch.randn(16, 16), torch.randn(16, 16), epilogue=lambda z: z / 2, reduce="sum")
+    assert found.path == "matrix-vector"
+    assert found.compiles == "nothing: the sums take the program's factors as weights, and do not run it"

@@ -163,7 +163,7 @@ CUTFUSE_HOST_DEVICE float square_root(float x) {
 CUTFUSE_HOST_DEVICE float sigmoid(float x) { return fast_reciprocal(1.0f + ::expf(-x)); }
 
 // What follows works with u = exp(-|x|), which is in [0, 1]: no overflow, and no cancellation in the tails. Primitives
-// are one of primitives.h.
+// is one of primitives.h.
 template <class Primitives>
 CUTFUSE_HOST_DEVICE float sigmoid_slope(float x) {
   float const u = Primitives::exponential(-absolute(x));
