@@ -32,9 +32,10 @@ def make_fused(width: int) -> nn.Sequential:
 class Training:
     """A model that is trained, with the loss and the seconds of each step."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, width: int) -> None:
         self.model = model
-        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        # The loss is a mean over the width, so the wider the model, the smaller the gradients.
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=width / 32)
         self.losses: list[float] = []
         self.times: list[float] = []
 
@@ -69,7 +70,7 @@ def main() -> None:
     x = torch.randn(options.rows, options.width, device=device)
     target = torch.sin(3 * x)
 
-    runs = {"PyTorch": Training(plain), "cutfuse": Training(fused)}
+    runs = {name: Training(model, options.width) for name, model in (("PyTorch", plain), ("cutfuse", fused))}
     for _ in range(options.steps):
         for run in runs.values():  # in turns, so that a change of the machine's load is both's
             run.step(x, target)

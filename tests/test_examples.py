@@ -17,10 +17,19 @@ def test_the_examples_are_found() -> None:
     assert len(EXAMPLES) == 5
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_runs(path: Path) -> None:
-    command = [sys.executable, "-W", "error", str(path)]
+def run(path: Path, *options: str) -> None:
+    command = [sys.executable, "-W", "error", str(path), *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads of small models wait where the machine is busy
     result = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=path.parent, env=environment)
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip()
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs(path: Path) -> None:
+    run(path)
+
+
+@pytest.mark.skipif(not EXAMPLES, reason="the examples are only in the source tree")
+def test_a_wider_model_learns_as_well() -> None:
+    run(EXAMPLES[0].with_name("train_mlp.py"), "--width", "512", "--rows", "512", "--steps", "15")

@@ -301,8 +301,9 @@ def test_a_custom_epilogue_waits_for_no_compiler() -> None:
 def test_explain_names_the_path() -> None:
     x, w, b, _ = make_inputs(256, 512, 128)
     assert cutfuse.explain(x, w, b, epilogue=torch.tanh, reduce="sum").path == "fused"
-    for rows, path in ((1024, "unfused"), (8192, "fused")):  # of a matrix of 8 MiB and of 64 MiB
-        larger = make_inputs(rows, 4096, 1024)[:3]
+    # Of a matrix of 3 MiB, behind a product of few rows, and of 64 MiB.
+    for sizes, path in (((96, 14336, 5120), "unfused"), ((8192, 4096, 1024), "fused")):
+        larger = make_inputs(*sizes)[:3]
         assert cutfuse.explain(*larger, epilogue=torch.tanh, reduce="sum").path == path
     assert cutfuse.explain(x[:, 1:], w[:, 1:], b, epilogue=torch.tanh).path == "unfused"
     assert cutfuse.explain(x, w, b, epilogue=lambda z: z / 2, reduce="sum").path == "matrix-vector"
