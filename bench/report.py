@@ -133,7 +133,8 @@ def heading(results: dict[str, Any]) -> str:
 def remarks(results: dict[str, Any]) -> list[str]:
     """What the table's reader must know besides: verdicts in total, failures, and what was left out."""
     lines = ["Times are medians in microseconds; errors are relative, against fp64."]
-    if "compile" in results["settings"]["contenders"]:
+    contenders = results["settings"]["contenders"]
+    if "compile" in contenders and "max-autotune" in contenders:
         lines.append("cutfuse / torch.compile takes the faster of torch.compile and max-autotune.")
     verdicts = Counter(target["verdict"] for case in results["cases"] for target in case["targets"])
     if verdicts:

@@ -115,7 +115,7 @@ def sixteen_bit_ratios() -> str:
     names = " and ".join(f"`{name}`" for name in PRODUCT_MODELS)
     return (
         f"In the reference suite, {names} in 16 bits take between {min(ratios):.2f} and {max(ratios):.2f} of the time "
-        "of torch.compile, the faster of its two modes."
+        "of torch.compile."
     )
 
 
