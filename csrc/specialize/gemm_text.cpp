@@ -26,7 +26,7 @@ std::string with_number(std::string_view ptx, std::string_view mark, int number)
       text.append("\t").append(line.substr(move, line.find(',', move) - move));
       text.append(", ").append(std::to_string(number)).append(";");
     }
-    text += "\n";
+    text += '\n';
   }
   return text;
 }
