@@ -462,7 +462,7 @@ def test_explain_names_a_device_without_kernels(monkeypatch: pytest.MonkeyPatch)
 def test_explain_names_the_kernel_and_the_other_ways() -> None:
     x, weight = inputs(1024, 8192, 8192, torch.bfloat16)
     name, reasons = explain(x, weight, "tf32", program=Epilogue(torch.sigmoid).program)
-    assert name.startswith("sm90_bf16_128x128x64_1x2_pingpong, tiles along M first, swizzle 8: ")
+    assert name.startswith("sm90_bf16_128x256x64_2x1_cooperative, tiles along M first, swizzle ")
     assert reasons[0].startswith("cuBLAS and one more kernel would take ")
     assert len(reasons) == 4
     name, reasons = explain(x, weight, "tf32", "sum")

@@ -35,7 +35,7 @@ ROWS = "sm90_tf32_rows_128x128x32_1x2_pingpong"
 @pytest.mark.parametrize(
     ("shape", "options", "chosen"),
     [
-        ((1024, 8192, 8192), CHAIN, "sm90_bf16_128x128x64_1x2_pingpong"),
+        ((1024, 8192, 8192), CHAIN, "sm90_bf16_128x256x64_2x1_cooperative"),
         ((1024, 8192, 8192), {}, CUBLAS),
         ((1024, 8192, 8192), {**CHAIN, "operand_bytes": 8.0}, CUBLAS),
         ((1024, 8192, 8192), {"epilogue_cost": 0.0}, "cuBLAS"),
