@@ -18,8 +18,7 @@ from emulated_launches import EmulatedLaunches
 from several_devices import SeveralDevices
 from threads import run_in_threads
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from watchers import Functions, Operators, autocast, check, profiled
 
 import cutfuse
 from cutfuse import native
@@ -27,33 +26,8 @@ from cutfuse import native
 core = native.module()
 
 
-class Functions(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
-class Operators(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
 def relu_of(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return cutfuse.linear(x, weight, bias, epilogue=torch.relu)
-
-
-def check(y: Tensor, expected: Tensor) -> None:
-    assert (y.shape, y.dtype, type(y)) == (expected.shape, expected.dtype, type(expected))
-    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture
@@ -92,14 +66,6 @@ def test_a_mode_sees_a_plain_layer_as_of_pytorch(launches: EmulatedLaunches, mod
         expected = F.linear(x, weight)
     assert set(watching.seen) >= set(general.seen) != set()
     check(y, expected)
-
-
-def autocast() -> Any:
-    return torch.autocast("cpu", torch.bfloat16)
-
-
-def profiled() -> Any:
-    return torch.autograd.profiler.profile()
 
 
 @pytest.mark.parametrize("watcher", [autocast, profiled])

@@ -131,13 +131,6 @@ bool is_linear_layer(Arguments const& arguments) {
 // The number of a callable; kUnnumbered asks for it.
 uint64_t number_of(PyObject* callable, uint64_t known) { return known == kUnnumbered ? recognise(callable) : known; }
 
-// Whether the kernels may run: on their device, and with nobody watching.
-bool runs_kernels(TorchState const& torch, Arguments const& arguments) {
-  PyObject* const* const end = arguments.tensors + arguments.tensor_count;
-  return torch.serves(arguments.facts[0]) && !torch.is_watched() &&
-         std::none_of(arguments.tensors, end, [&](PyObject* tensor) { return torch.is_negated(tensor); });
-}
-
 Reading finish(Arguments const& arguments) { return arguments.key.is_complete() ? Reading::kKeyed : Reading::kGeneral; }
 
 Reading read_linear(PyObject* const* given, uint64_t callable, Arguments& arguments) {
@@ -156,7 +149,7 @@ Reading read_linear(PyObject* const* given, uint64_t callable, Arguments& argume
   if (is_bare && !has_precision) return Reading::kPlain;
   for (int k = 0; k < arguments.tensor_count; ++k) arguments.key.add(arguments.facts[k]);
   arguments.key.add(arguments.has_bias ? kTensor : kNone);
-  if (!reader.add_operands(operands) || !runs_kernels(torch, arguments)) return Reading::kGeneral;
+  if (!reader.add_operands(operands) || !torch.serves(arguments.facts[0])) return Reading::kGeneral;
   uint64_t const wanted = torch.wanted_gradients(arguments.tensors, arguments.tensor_count);
   if (wanted != 0 && reduce != Py_None) return Reading::kGeneral;
   arguments.key.add(wanted);
@@ -196,7 +189,7 @@ Reading read_pointwise(PyObject* const* given, uint64_t callable, Arguments& arg
   Reader reader(torch, arguments);
   if (fn == Py_None || !reader.take_tensor(x)) return Reading::kGeneral;
   reader.add_last_tensor();
-  if (!reader.add_operands(operands) || !runs_kernels(torch, arguments)) return Reading::kGeneral;
+  if (!reader.add_operands(operands) || !torch.serves(arguments.facts[0])) return Reading::kGeneral;
   if (torch.wanted_gradients(arguments.tensors, arguments.tensor_count) != 0) return Reading::kGeneral;
   uint64_t const number = number_of(fn, callable);
   if (number == 0) return Reading::kUnknown;
@@ -213,7 +206,7 @@ Reading read_reduce(PyObject* const* given, uint64_t callable, Arguments& argume
   Reader reader(torch, arguments);
   if (!reader.take_tensor(x)) return Reading::kGeneral;
   reader.add_last_tensor();
-  if (!reader.add_operands(operands) || !runs_kernels(torch, arguments)) return Reading::kGeneral;
+  if (!reader.add_operands(operands) || !torch.serves(arguments.facts[0])) return Reading::kGeneral;
   if (torch.wanted_gradients(arguments.tensors, arguments.tensor_count) != 0) return Reading::kGeneral;
   uint64_t const number = number_of(prologue, callable);
   if (number == 0) return Reading::kUnknown;
@@ -226,6 +219,14 @@ Reading read_reduce(PyObject* const* given, uint64_t callable, Arguments& argume
 }
 
 }  // namespace
+
+bool may_run_kernels(Function function, Arguments const& arguments) {
+  if (function == Function::kLinearOperator) return true;  // PyTorch's dispatcher has seen to it
+  TorchState const& torch = torch_state();
+  PyObject* const* const end = arguments.tensors + arguments.tensor_count;
+  return !torch.is_watched() &&
+         std::none_of(arguments.tensors, end, [&](PyObject* tensor) { return torch.is_negated(tensor); });
+}
 
 Reading read_arguments(Function function, PyObject* const* given, uint64_t callable, Arguments& arguments) {
   arguments.key.add(static_cast<uint64_t>(function));

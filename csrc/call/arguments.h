@@ -45,4 +45,7 @@ constexpr Py_ssize_t argument_count(Function function) {
   }
 }
 
+// Whether kernels may run with the tensors of a call: nobody watches PyTorch's calls, and no tensor is negated.
+bool may_run_kernels(Function function, Arguments const& arguments);
+
 }  // namespace cutfuse::call

@@ -159,6 +159,16 @@ bool waits_for_epilogue(CallPlan const& plan) {
   return steps != nullptr && is_pending(steps->specialization);
 }
 
+// Whether a plan has PyTorch's own functions alone, which see to devices, streams and whoever watches themselves.
+bool is_forwarded(CallPlan const& plan) {
+  return std::holds_alternative<ProductSteps>(plan.steps) || std::holds_alternative<OperationSteps>(plan.steps);
+}
+
+PyObject* forward(CallPlan const& plan, Arguments const& arguments) {
+  direct_call_count.fetch_add(1, std::memory_order_relaxed);
+  return std::visit(Run(plan, arguments, nullptr), plan.steps).release();
+}
+
 PyObject* run_directly(CallPlan const& plan, Arguments const& arguments) {
   TorchState const& torch = torch_state();
   int32_t const device = arguments.facts[0].device_index;
@@ -190,17 +200,14 @@ PyObject* call(PyObject*, PyObject* const* given, Py_ssize_t count) {
   }
   if (!torch_state().connected() || pause_count.load(std::memory_order_relaxed) > 0) Py_RETURN_NONE;
   Arguments arguments;
-  switch (read_arguments(function, given, kUnnumbered, arguments)) {
-    case Reading::kGeneral:
-      Py_RETURN_NONE;
-    case Reading::kUnknown:
-      Py_RETURN_NOTIMPLEMENTED;
-    case Reading::kPlain:
-      return run_plainly(arguments);
-    case Reading::kKeyed:
-      break;
-  }
-  std::shared_ptr<CallPlan const> const plan = plan_table().find(arguments.key);
+  Reading const reading = read_arguments(function, given, kUnnumbered, arguments);
+  if (reading == Reading::kGeneral) Py_RETURN_NONE;
+  if (reading == Reading::kPlain) return run_plainly(arguments);
+  std::shared_ptr<CallPlan const> plan;
+  if (reading == Reading::kKeyed) plan = plan_table().find(arguments.key);
+  // After a backward pass the caches are cold, and what a call asks PyTorch for is half of its time on the host.
+  if (plan != nullptr && is_forwarded(*plan) && !torch_state().is_autocasting()) return forward(*plan, arguments);
+  if (!may_run_kernels(function, arguments)) Py_RETURN_NONE;
   if (plan == nullptr) Py_RETURN_NOTIMPLEMENTED;
   return run_directly(*plan, arguments);
 }
@@ -240,6 +247,7 @@ bool read_key(Function function, PyObject* given, uint64_t callable, CallKey& ke
   Arguments arguments;
   PyObject* const* const items = &PyTuple_GET_ITEM(given, 0);
   if (read_arguments(function, items, callable, arguments) != Reading::kKeyed) return false;
+  if (!may_run_kernels(function, arguments)) return false;
   key = arguments.key;
   return true;
 }

@@ -188,6 +188,10 @@ bool TorchState::is_watched() const {
   if (integer_of(PyRef::steal(call(function_modes_)), 1) != 0) return true;
   if (integer_of(PyRef::steal(call(dispatch_modes_)), 1) != 0) return true;
   if (!gives(functorch_, Py_None) || !gives(profiler_, Py_False) || !gives(tracing_, Py_None)) return true;
+  return is_autocasting();
+}
+
+bool TorchState::is_autocasting() const {
   PyObject* const device[] = {device_name_};
   PyRef const autocast = PyRef::steal(PyObject_Vectorcall(autocast_, device, 1, nullptr));
   if (!autocast) PyErr_Clear();

@@ -61,6 +61,8 @@ class TorchState {
 
   // Whether anything is to see each operation of PyTorch's, or to change it: a mode, a transform, a profiler, autocast.
   bool is_watched() const;
+  // Whether PyTorch casts the arguments of products on the served device.
+  bool is_autocasting() const;
   // Which tensors a gradient is wanted of, a bit each; none where gradients are off.
   uint64_t wanted_gradients(PyObject* const* tensors, int count) const;
   bool records_gradients() const;
