@@ -96,7 +96,11 @@ def make_program(recipe: Recipe) -> Program:
 
 
 def run_with_noise(program: Program, inputs: list[torch.Tensor], size: float) -> torch.Tensor:
-    """In fp64, with a relative error of `size` after every instruction. NaN where fp32 would leave its range."""
+    """In fp64, with a relative error of `size` after every instruction. NaN where fp32 would leave its range.
+
+    The error is a number, and no factor that derivatives pass: terms of a derivative that cancel in exact arithmetic
+    then leave what their roundings do, as those of `atan2(hypot(r, r), r)`.
+    """
     generator = torch.Generator().manual_seed(int(size * 1e9))
     sources: dict[str, torch.Tensor] = {f"r{k}": tensor for k, tensor in enumerate(inputs[1:])}
     sources["z"] = previous = inputs[0]
@@ -109,7 +113,8 @@ def run_with_noise(program: Program, inputs: list[torch.Tensor], size: float) ->
             value = previous.new_full((), source) if isinstance(source, float) else value
             arguments.append(value != 0 if name == CONDITION else value)
         exact = op.compose(arguments, item.parameters).double()
-        previous = exact if op.is_boolean else exact * (1 + size * torch.randn(exact.shape, generator=generator))
+        error = size * exact.detach() * torch.randn(exact.shape, generator=generator)
+        previous = exact if op.is_boolean else exact + error
         magnitude = previous.detach().abs()
         lost |= (magnitude > 1e30) | ((magnitude < 1e-30) & (magnitude > 0))
         if item.slot is not None:

@@ -101,13 +101,13 @@ KernelText::KernelText(std::string_view given, Inputs wrt, GemmVariant const& va
     marked_.emplace(ptx.substr(head_.size()));
     return;
   }
-  auto const [start, open, close, is_declared] = find_epilogue(ptx);
-  if (close == std::string_view::npos) refuse("ends inside run_epilogue");
-  epilogue_ = read_signature(ptx.substr(start, open - start));
+  FunctionPlace const place = find_epilogue(ptx);
+  if (place.close == std::string_view::npos) refuse("ends inside run_epilogue");
+  epilogue_ = read_signature(ptx.substr(place.start, place.open - place.start));
   epilogue_.is_staged = ptx.find(kStaged) != std::string_view::npos;
-  before_ = ptx.substr(head_.size(), open + 1 - head_.size());
-  after_ = ptx.substr(close);
-  rest_ = without_declarations(ptx.substr(head_.size() - 1, start - head_.size() + 1), epilogue_.name);
+  before_ = ptx.substr(head_.size(), place.open + 1 - head_.size());
+  after_ = ptx.substr(place.close);
+  rest_ = without_declarations(ptx.substr(head_.size() - 1, place.start - head_.size() + 1), epilogue_.name);
   rest_ += after_.substr(1);
   call_count_ = count_calls(rest_, epilogue_.name);
 }

@@ -100,22 +100,27 @@ __device__ __forceinline__ Fragment<kRowsPerFragment> load_column(EpilogueParams
   return column;
 }
 
+// The columns of a fragment, two neighbours in one load.
+template <class T>
+__device__ __forceinline__ Fragment<kColumnsPerFragment> load_neighbours(T const* first) {
+  Fragment<kColumnsPerFragment> row;
+  CUTFUSE_UNROLL
+  for (int i = 0; i < kColumnsPerFragment; i += 2) {
+    float2 const pair = detail::load_pair(first + fragment_column(2 * i));
+    row.values[i] = pair.x;
+    row.values[i + 1] = pair.y;
+  }
+  return row;
+}
+
 // The columns of a fragment, of a contiguous row: neighbours in one load where their place allows that.
 template <class T>
 __device__ __forceinline__ Fragment<kColumnsPerFragment> load_row(EpilogueParams const* params, int n, int index) {
   T const* const first = elements_of<T>(params->operands.items[index]) + n;
   bool const whole = n + fragment_column(kFragmentSize - 1) < params->columns;
   bool const aligned = reinterpret_cast<uintptr_t>(first) % (2 * sizeof(T)) == 0;
+  if (whole && aligned) return load_neighbours(first);
   Fragment<kColumnsPerFragment> row;
-  if (whole && aligned) {
-    CUTFUSE_UNROLL
-    for (int i = 0; i < kColumnsPerFragment; i += 2) {
-      float2 const pair = detail::load_pair(first + fragment_column(2 * i));
-      row.values[i] = pair.x;
-      row.values[i + 1] = pair.y;
-    }
-    return row;
-  }
   CUTFUSE_UNROLL
   for (int i = 0; i < kColumnsPerFragment; ++i) {
     int const column = fragment_column(2 * (i & ~1) + (i & 1));
@@ -138,15 +143,7 @@ __device__ __forceinline__ Fragment<kRowsPerFragment> load_staged_column(Epilogu
 
 __device__ __forceinline__ Fragment<kColumnsPerFragment> load_staged_row(EpilogueParams const* params, int n,
                                                                          int index) {
-  float const* const first = staged_elements(params, index) + (n & (params->tile_columns - 1));
-  Fragment<kColumnsPerFragment> row;
-  CUTFUSE_UNROLL
-  for (int i = 0; i < kColumnsPerFragment; i += 2) {
-    float2 const pair = detail::load_pair(first + fragment_column(2 * i));
-    row.values[i] = pair.x;
-    row.values[i + 1] = pair.y;
-  }
-  return row;
+  return load_neighbours(staged_elements(params, index) + (n & (params->tile_columns - 1)));
 }
 
 }  // namespace cutfuse::sm90
