@@ -262,6 +262,11 @@ def test_requests_that_are_none() -> None:
         plan(device=(9, 0, 0))
 
 
+def with_host(device_microseconds: float, host_microseconds: float) -> float:
+    """What the choice compares: the longer of both, and the share of the host's time that its other work waits for."""
+    return max(device_microseconds, host_microseconds) + 0.2 * host_microseconds
+
+
 @given(requests())
 def test_the_cheapest_alternative_is_chosen(case: tuple[Any, dict[str, Any]]) -> None:
     request, options = case
@@ -284,8 +289,8 @@ def test_the_cheapest_alternative_is_chosen(case: tuple[Any, dict[str, Any]]) ->
         itemsize = 4 if options["dtype"] == "float32" else 2
         is_forced = reduces and options["m"] * options["n"] * itemsize > 32 * MIB
         is_bare = options["epilogue_cost"] == 0 and not reduces  # requests have one type
-        host = 12 if is_bare else 16  # of PyTorch's product, and of a pass behind it; a fused kernel's is 8
-        chooses_fused = max(fastest, 8) <= max(cublas.microseconds, host)
+        host = 13 if is_bare else 22  # of PyTorch's product, and with a pass behind it; a fused kernel's is 8.5
+        chooses_fused = with_host(fastest, 8.5) <= with_host(cublas.microseconds, host)
     assert bool(cublas.rejection) == is_forced
     assert found.is_fused == (is_forced or chooses_fused)
     if found.is_fused:
