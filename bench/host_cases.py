@@ -203,6 +203,7 @@ class Stack:
 
 
 STACKS = (Stack(12, 384, 1536, 197), Stack(12, 768, 3072, 1576))
+DEVICE_BOUND_STACK = Stack(12, 768, 3072, 12608)
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ class Sizes:
     """How large a run's cases are, and how many it has.
 
     `layers`: M, N, K of the calls timed by the host; `compiled`: of the compiled ones, with K = N. `drawn` and
-    `drawn_bare`: of the calls in fp32 whose whole time is taken.
+    `drawn_bare`: of the calls in fp32 whose whole time is taken. `stacks`: also compiled; `eager_stacks`: not.
     """
 
     layers: list[Shape]
@@ -218,6 +219,7 @@ class Sizes:
     drawn: list[Shape]
     drawn_bare: list[Shape]
     stacks: tuple[Stack, ...]
+    eager_stacks: tuple[Stack, ...] = ()
 
 
 def sizes_of(small: bool, quick: bool) -> Sizes:
@@ -234,6 +236,7 @@ def sizes_of(small: bool, quick: bool) -> Sizes:
         drawn,
         drawn[: 4 if quick else 8],
         STACKS,
+        (DEVICE_BOUND_STACK,),
     )
 
 
@@ -245,7 +248,7 @@ def host_cases(small: bool, quick: bool) -> Iterator[Case]:
     for pair, shapes in zip(DRAWN_PAIRS, (sizes.drawn, sizes.drawn_bare), strict=True):
         yield from pair.cases(shapes)
     for group in (FORWARD, TRAINING_BLOCKS):
-        for stack in sizes.stacks:
+        for stack in (*sizes.stacks, *sizes.eager_stacks):
             yield Case(group, stack.label, "bf16", partial(stack.build, group))
     if not small:
         yield from LAYERS_PAIR.cases(sizes.compiled)

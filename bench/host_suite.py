@@ -62,6 +62,7 @@ def covers(line: dict[str, Any], case: dict[str, Any]) -> bool:
 
 
 SMALL_STACK, LARGE_STACK = (stack.label for stack in suite.STACKS)
+DEVICE_BOUND_STACK = suite.DEVICE_BOUND_STACK.label
 GOALS = (
     Goal(1, suite.GELU, 0.75),
     Goal(2, suite.RESIDUAL, 0.65),
@@ -83,6 +84,8 @@ GOALS = (
     Goal(11, suite.TRAINING_BLOCKS, 0.95, shape=LARGE_STACK),
     Goal(12, suite.COMPILED_FORWARD, 1.02, shape=SMALL_STACK),
     Goal(12, suite.COMPILED_FORWARD, 1.02, shape=LARGE_STACK),
+    Goal(13, suite.FORWARD, 0.95, shape=DEVICE_BOUND_STACK),
+    Goal(13, suite.TRAINING_BLOCKS, 0.95, shape=DEVICE_BOUND_STACK),
 )
 
 

@@ -113,7 +113,8 @@ def test_fp32_sizes_and_stacks_are_those_of_the_targets() -> None:
     labels = ["12 blocks 384/1536, 197 rows", "12 blocks 768/3072, 1576 rows"]
     for group in (suite.FORWARD, suite.TRAINING_BLOCKS, suite.COMPILED_FORWARD):
         assert group.time == WHOLE
-        assert [case.shape for case in cases if case.group == group] == labels
+        more = [] if group.compiles else ["12 blocks 768/3072, 12608 rows"]
+        assert [case.shape for case in cases if case.group == group] == labels + more
 
 
 def test_the_lambda_is_new_on_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
