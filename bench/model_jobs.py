@@ -16,14 +16,10 @@ import torch
 
 from bench.case_loop import Figures
 from bench.jobs import Jobs, OnCase, Record, Turn, Worker, failure
-from bench.model_cases import COMPILATION, ERRORS, FULL_BATCH, PASSES, Case, all_cases
+from bench.model_cases import COMPILATION, ERRORS, PASSES, Case, all_cases, weight_of
 from bench.model_run import Options, Prepared, prepare, run_untimed, timed
 from bench.model_suite import free, start_compiler
-from bench.model_zoo import TRAINING
 from bench.progress import Progress
-
-# A model's need of memory and time beside the others', roughly: the MLPs are small, and Llama has most parameters.
-SIZES = {"DLRM bottom MLP": 0.1, "DLRM top MLP": 0.1, "Llama 1B": 2.0, "Llama 1B, one token": 2.0}
 
 
 class ModelWorker(Worker[Case]):
@@ -57,12 +53,6 @@ class ModelWorker(Worker[Case]):
             free(self.options.device)
         elif self.options.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def weight_of(case: Case) -> float:
-    """A case's need of memory and time beside the others', roughly."""
-    load = 4.0 if case.kind == TRAINING else 2.0 if case.load == FULL_BATCH else 1.0
-    return load * (2.0 if case.precision == "fp32" else 1.0) * SIZES.get(case.model.name, 1.0)
 
 
 def waves_of(cases: Sequence[Case], jobs: int) -> list[list[Case]]:

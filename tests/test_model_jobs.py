@@ -17,9 +17,9 @@ from bench import model_jobs, model_report
 from bench.__main__ import main
 from bench.case_loop import Figures
 from bench.jobs import Turn
-from bench.model_cases import ERRORS, FULL_BATCH, PASSES, Case, all_cases, key_of
+from bench.model_cases import ERRORS, FULL_BATCH, PASSES, Case, all_cases, key_of, weight_of
 from bench.model_contenders import COMPILE, CONTENDERS, CUTFUSE, EAGER
-from bench.model_jobs import ModelWorker, run_jobs, waves_of, weight_of
+from bench.model_jobs import ModelWorker, run_jobs, waves_of
 from bench.model_run import Options, Prepared
 from bench.model_zoo import TRAINING
 from bench.progress import Progress

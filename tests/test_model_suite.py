@@ -13,7 +13,7 @@ from model_figures import COMMIT, RATIO, Figures, figures_of, full_cases, result
 from bench import model_files, model_report, model_suite, model_zoo, report
 from bench.__main__ import RAW, default_output, main, parse
 from bench.cases import TARGET_DEVICE
-from bench.model_cases import Case, Shard, all_cases, key_of, select
+from bench.model_cases import Case, Shard, all_cases, key_of, select, weight_of
 from bench.model_suite import judge
 from bench.summarise import summarise
 
@@ -147,6 +147,18 @@ def test_shards_divide_the_cases() -> None:
             Shard.parse(wrong)
 
 
+@pytest.mark.parametrize("filters", [[], ["forward", "bf16"]])
+def test_shards_are_as_heavy_as_each_other(filters: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_zoo, "installed_version", lambda package: "1")
+    shards = Shard(), Shard(1, 2), Shard(2, 2)
+    whole, *parts = (select(is_small=False, filters=filters, shard=shard) for shard in shards)
+    assert sorted(case.title for part in parts for case in part) == sorted(case.title for case in whole)
+    first, second = (sum(map(weight_of, part)) for part in parts)
+    assert first == pytest.approx(second, rel=0.1)
+    for part in parts:
+        assert part == [case for case in whole if case in part]
+
+
 @pytest.fixture
 def plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where timm and transformers are not installed."""
@@ -163,7 +175,7 @@ def test_without_packages_their_models_are_left_out_and_named(capsys: pytest.Cap
     ]
     assert main(["models", "--list", "--quick", "--filter", "top", "--filter", "forward", "--shard", "1/2"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ["DLRM top MLP forward batch 32 bf16", "DLRM top MLP forward batch 32 fp32"]
+    assert lines[:2] == ["DLRM top MLP forward batch 32 fp32", "DLRM top MLP forward batch 128 fp32"]
     assert lines[2].startswith("timm is not installed, so these models are left out: ViT-B/16, ConvNeXt-B, ")
     assert 'Llama 1B, one token (pip install "cutfuse[models]").' in lines[3]
     with pytest.raises(SystemExit, match="no case of models holds ViT"):
