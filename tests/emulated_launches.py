@@ -45,8 +45,9 @@ class EmulatedLaunches(RecordedLaunches):
         if launch.column_partials:
             _, rows, columns = extents
             blocks = native.module().pointwise_backward_row_blocks(rows, columns)
+            of_blocks = (grad * evaluate(launch.program, x, operands, 0))[0].split(-(-rows // blocks))
             partials = contiguous(launch.column_partials, 0, (blocks, columns)).zero_()
-            partials[0] = (grad * evaluate(launch.program, x, operands, 0))[0].sum(0)
+            partials[: len(of_blocks)] = torch.stack([part.sum(0) for part in of_blocks])
 
     def _reduce(self, launch: Any) -> None:
         operands = [matrix(item, launch.extents) for item in launch.operands]

@@ -68,6 +68,31 @@ def test_a_step_is_that_of_the_general_path(launches: EmulatedLaunches, dtype: t
         torch.testing.assert_close(y.float(), wanted.float(), rtol=6e-2, atol=6e-2)
 
 
+@pytest.mark.usefixtures("launches")
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_each_operand_gets_its_own_gradient(is_fused: bool, request: pytest.FixtureRequest) -> None:
+    if is_fused:
+        request.getfixturevalue("one_kernel")
+    tensors = [*tensors_of(torch.bfloat16), torch.randn(SHAPE[:2]).bfloat16().requires_grad_()]
+    grad = torch.randn(SHAPE[:2]).bfloat16()
+
+    def chain(z: Tensor, r: Tensor, s: Tensor) -> Tensor:
+        return F.gelu(z) * r + torch.tanh(s) * 3
+
+    def step() -> tuple[Tensor, ...]:
+        x, weight, bias, r, s = tensors
+        return torch.autograd.grad(cutfuse.linear(x, weight, bias, epilogue=chain, operands=[r, s]), tensors, grad)
+
+    step()
+    before = direct_calls()
+    found = step()
+    assert direct_calls() == before + 1
+    x, weight, bias, r, s = tensors
+    expected = torch.autograd.grad(chain(F.linear(x, weight, bias), r, s), tensors, grad)
+    for own, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(own.float(), wanted.float(), rtol=6e-2, atol=6e-2)
+
+
 @pytest.mark.usefixtures("one_kernel")
 def test_a_tensor_that_is_none_raises(launches: EmulatedLaunches) -> None:
     x, weight, bias, r = tensors_of(torch.bfloat16)
