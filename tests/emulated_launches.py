@@ -40,12 +40,13 @@ class EmulatedLaunches(RecordedLaunches):
         extents = launch.extents
         x, operands = matrix(launch.x, extents), [matrix(item, extents) for item in launch.operands]
         grad = matrix(launch.grad, extents)
+        gradients = {wrt: grad * evaluate(launch.program, x, operands, wrt) for wrt, *_ in launch.outputs}
         for wrt, address, dtype in launch.outputs:
-            contiguous(address, dtype, extents).copy_(grad * evaluate(launch.program, x, operands, wrt))
+            contiguous(address, dtype, extents).copy_(gradients[wrt])
         if launch.column_partials:
             _, rows, columns = extents
             blocks = native.module().pointwise_backward_row_blocks(rows, columns)
-            of_blocks = (grad * evaluate(launch.program, x, operands, 0))[0].split(-(-rows // blocks))
+            of_blocks = gradients[0][0].split(-(-rows // blocks))
             partials = contiguous(launch.column_partials, 0, (blocks, columns)).zero_()
             partials[: len(of_blocks)] = torch.stack([part.sum(0) for part in of_blocks])
 

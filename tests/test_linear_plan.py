@@ -30,6 +30,13 @@ TF32 = {"dtype": "float32", "precision": "tf32"}
 CUBLAS = "cuBLAS and one more kernel"
 CHAIN = {"epilogue_cost": 0.5, "specialized_cost": 0.5}  # compiled in
 ROWS = "sm90_tf32_rows_128x128x32_1x2_pingpong"
+# The host's microseconds to launch a fused kernel, PyTorch's product, and that with a pass behind it.
+FUSED_HOST, PRODUCT_HOST, PASS_HOST = 8.5, 13, 22
+
+
+def with_host(device_microseconds: float, host_microseconds: float) -> float:
+    """What the choice compares: the longer of both, and the share of the host's time that its other work waits for."""
+    return max(device_microseconds, host_microseconds) + 0.2 * host_microseconds
 
 
 @pytest.mark.parametrize(
@@ -262,11 +269,6 @@ def test_requests_that_are_none() -> None:
         plan(device=(9, 0, 0))
 
 
-def with_host(device_microseconds: float, host_microseconds: float) -> float:
-    """What the choice compares: the longer of both, and the share of the host's time that its other work waits for."""
-    return max(device_microseconds, host_microseconds) + 0.2 * host_microseconds
-
-
 @given(requests())
 def test_the_cheapest_alternative_is_chosen(case: tuple[Any, dict[str, Any]]) -> None:
     request, options = case
@@ -289,8 +291,8 @@ def test_the_cheapest_alternative_is_chosen(case: tuple[Any, dict[str, Any]]) ->
         itemsize = 4 if options["dtype"] == "float32" else 2
         is_forced = reduces and options["m"] * options["n"] * itemsize > 32 * MIB
         is_bare = options["epilogue_cost"] == 0 and not reduces  # requests have one type
-        host = 13 if is_bare else 22  # of PyTorch's product, and with a pass behind it; a fused kernel's is 8.5
-        chooses_fused = with_host(fastest, 8.5) <= with_host(cublas.microseconds, host)
+        without_kernel = with_host(cublas.microseconds, PRODUCT_HOST if is_bare else PASS_HOST)
+        chooses_fused = with_host(fastest, FUSED_HOST) <= without_kernel
     assert bool(cublas.rejection) == is_forced
     assert found.is_fused == (is_forced or chooses_fused)
     if found.is_fused:
@@ -339,56 +341,6 @@ def test_the_same_weight_takes_the_same_slices_however_it_is_split(case: tuple[A
     assert all(len(counts) == 1 for counts in slices.values())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("reduction", ["none", "sum", "logsumexp"])
-def test_every_type_has_kernels_fastest_first(dtype: str, reduction: str) -> None:
-    *kernels, _ = plan(dtype=dtype, precision="tf32", reduction=reduction).alternatives
-    assert len(kernels) >= 4
-    assert all(kernel.microseconds > 0 for kernel in kernels)
-    assert [kernel.microseconds for kernel in kernels] == sorted(kernel.microseconds for kernel in kernels)
-    assert all("rows" in kernel.name for kernel in kernels) == (reduction != "none")
-
-
-@pytest.mark.parametrize(
-    ("shape", "options", "words"),
-    [
-        ((1024, 8192, 1001), {"x": (1024, 1001, 1008, 1, True), "weight": (8192, 1001, 1008, 1, True)}, "K is 1001"),
-        ((1024, 8192, 8192), {"x": (1024, 8192, 8193, 1, True)}, "row pitch of x is 8193"),
-        ((1024, 8192, 8192), {"weight": (8192, 8192, 8193, 1, True)}, "row pitch of weight is 8193"),
-        ((1024, 8191, 8192), {}, "N is 8191"),
-        ((2**31 - 8, 64, 64), {}, "between 1 and"),
-        ((0, 64, 64), {}, "between 1 and"),
-        ((64, 64, 0), GUARDED, "between 1 and"),
-        ((1, 8192, 8192), TF32, "full precision"),
-    ],
-)
-def test_rejections_name_the_values(shape: tuple[int, int, int], options: dict[str, Any], words: str) -> None:
-    found = plan(*shape, **options)
-    assert not found.is_fused
-    assert all(words in kernel.rejection for kernel in found.alternatives[:-1])
-
-
-def test_kernels_of_another_output_say_what_they_write() -> None:
-    *kernels, _ = plan(output="float16").alternatives
-    assert any("stores float32, not float16" in kernel.rejection for kernel in kernels)
-
-
-def test_ragged_reductions_need_no_aligned_output() -> None:
-    *kernels, _ = plan(1024, 8191, 8192, reduction="sum").alternatives
-    assert [kernel.rejection for kernel in kernels] == [""] * len(kernels)
-
-
-@pytest.mark.parametrize(("m", "n"), [(1024, 8192), (512, 4096), (2048, 2048), (1000, 3000)])
-def test_swizzle_never_pads_the_grid(m: int, n: int) -> None:
-    for kernel in plan(m, n, 8192).alternatives[:-1]:
-        (product,) = products(plan(m, n, 8192, only=kernel.name))
-        swizzle = product.kernel.swizzle
-        assert swizzle in (1, 2, 4, 8)
-        if swizzle > 1:
-            assert -(-m // product.kernel.tile_m) % swizzle == 0
-            assert -(-n // product.kernel.tile_n) % swizzle == 0
-
-
 def test_an_epilogue_of_six_ops_is_a_pass_of_its_own() -> None:
     epilogue = cutfuse.Epilogue(lambda z: torch.tanh((F.silu(z) * 1.5).clamp(-3, 3)) + 0.5 + z)
     assert not plan(epilogue_cost=epilogue.program.native.cost).is_fused
@@ -398,9 +350,8 @@ def test_an_epilogue_of_six_ops_is_a_pass_of_its_own() -> None:
 def test_what_the_host_issues_later_than_the_device_needs_is_one_launch(shape: tuple[int, int, int]) -> None:
     found = plan(*shape)
     assert found.is_fused
-    # The host's time, and a fifth of it more for what else the host has to do.
-    assert found.alternatives[-1].compared == pytest.approx(1.2 * 22)
-    assert found.alternatives[found.chosen].compared == pytest.approx(1.2 * 8.5)
+    assert found.alternatives[-1].compared == pytest.approx(with_host(0, PASS_HOST))
+    assert found.alternatives[found.chosen].compared == pytest.approx(with_host(0, FUSED_HOST))
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)

@@ -81,8 +81,8 @@ constexpr CublasTile kCublasTiles[] = {
     {64, 256, 0.95, 5.1},   {64, 128, 0.95, 5.1},   {64, 64, 0.02, 2.71},
 };
 constexpr double kTf32Factor = 2.05;
-// The small kernel after a row reduction: as other kernels were fitted, before it started early, and as compiled ones
-// were. And what a wave spends on its partial states.
+// The kernel that folds a row reduction, behind kernels that interpret and, starting early, behind compiled ones; and
+// what a wave spends on its partial states.
 constexpr double kFinalize = 4.0;
 constexpr double kEarlyFinalize = 2.9;
 constexpr double kRowsPerWave = 2.0;
