@@ -205,6 +205,8 @@ void bind_linear_plan(py::module_& module) {
         return why_no_kernels({std::get<0>(device), std::get<1>(device), std::get<2>(device)});
       },
       py::arg("device"), "Why no fused kernel runs on a device, described as in a request; empty where they do.");
+  module.def("predict_memory_microseconds", &predict_memory_microseconds, py::arg("bytes"),
+             "What so many bytes more, read or written, add to a kernel of torch.compile's.");
   module.def(
       "training_waits_for_host",
       [](int64_t m, int64_t n, int64_t k, int dtype, int32_t multiprocessors, bool as_tf32) {

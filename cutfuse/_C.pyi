@@ -83,6 +83,7 @@ __all__: list[str] = [
     "pointwise_call",
     "pointwise_kernel",
     "pointwise_parameters",
+    "predict_memory_microseconds",
     "process_specialization_mode",
     "product_call",
     "recognise",
@@ -1185,6 +1186,11 @@ def pointwise_parameters(
 ) -> tuple[bytes, int, int]:
     """
     What the specialized kernel of such a call of pointwise is given, and how many blocks and threads of a block are launched, on a device of one multiprocessor. For tests.
+    """
+
+def predict_memory_microseconds(bytes: float) -> float:
+    """
+    What so many bytes more, read or written, add to a kernel of torch.compile's.
     """
 
 def process_specialization_mode() -> SpecializationMode: ...

@@ -316,18 +316,19 @@ double predict_interpreting_pass(GemmProblem const& problem, float operand_bytes
   return kPassLaunch + elements * std::max(memory, interpretation) + slower;
 }
 
-// One that has it compiled in. From 63 products of 16 bits with a kernel of torch.compile's behind them, which
-// moved 4.0 to 5.6 million bytes in a microsecond, or took 1.0 to 1.4e-6 us for an element and unit of cost.
+// What a compiled pass moves. From 63 products of 16 bits with a kernel of torch.compile's behind them, which moved 4.0
+// to 5.6 million bytes in a microsecond, or took 1.0 to 1.4e-6 us for an element and unit of cost.
+constexpr double kBytesPerMicrosecondOfCompiledPass = 4.2e6;
+
 double predict_compiled_pass(GemmProblem const& problem, float operand_bytes, float cost, double product) {
   constexpr double kSlowerPerMicrosecond = 0.05;
-  constexpr double kBytesPerMicrosecondOfPass = 4.2e6;
   constexpr double kMicrosecondsPerElementAndFastOp = 1.15e-6;
   constexpr double kMicrosecondsPerElementAndAccurateOp = 1.2e-6;
   double const elements = static_cast<double>(problem.m) * static_cast<double>(problem.n);
   bool const is_fast = size_of(problem.input) == 2;
   double const per_op = is_fast ? kMicrosecondsPerElementAndFastOp : kMicrosecondsPerElementAndAccurateOp;
   bool const reduces = problem.reduction != Reduction::kNone;
-  double const rate = reduces ? kBytesPerMicrosecondOfReduction : kBytesPerMicrosecondOfPass;
+  double const rate = reduces ? kBytesPerMicrosecondOfReduction : kBytesPerMicrosecondOfCompiledPass;
   double const memory = bytes_of_pass(problem, operand_bytes) / rate;
   double const slower = kSlowerPerMicrosecond * std::max(product - kLongProduct, 0.0);
   return (reduces ? kReductionLaunch : kPassLaunch) + elements * std::max(memory, cost * per_op) + slower;
@@ -340,6 +341,8 @@ double predict_pass(GemmProblem const& problem, float operand_bytes, std::option
 }
 
 }  // namespace
+
+double predict_memory_microseconds(double bytes) { return bytes / kBytesPerMicrosecondOfCompiledPass; }
 
 double predict_training_microseconds(GemmProblem const& problem, bool as_tf32) {
   constexpr double kBytesPerMicrosecondOfPasses = 2.2e6;

@@ -24,6 +24,9 @@ double predict_microseconds(GemmConfig const& config, GemmProblem const& problem
 double predict_unfused_microseconds(GemmProblem const& problem, float operand_bytes = 0.0f,
                                     std::optional<float> compiled_cost = {});
 
+// What so many bytes more, read or written, add to a kernel of torch.compile's.
+double predict_memory_microseconds(double bytes);
+
 // cuBLAS's three products of a trained layer, forwards and backwards, and the passes over its result and gradient.
 // as_tf32: fp32 products run on tensor cores.
 double predict_training_microseconds(GemmProblem const& problem, bool as_tf32);

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .. import arguments, routing
+from .. import arguments, native, routing
 from ..epilogue import Program
 from ..epilogue.evaluate import arithmetic_dtype
 from ..matrix_vector import split
@@ -17,9 +17,10 @@ from ..ops import schema
 from ..planning.linear_plan import LinearArguments, precision_of
 from ..planning.traced import lies_in_rows, plan_traced
 from ..reductions import ADDITIVE
-from .lifting import inverse, is_row_view
-from .nodes import is_call, name_of, tensor_of
-from .products import find_product, same
+from .absorption import absorbed_bytes
+from .lifting import inverse
+from .nodes import tensor_of
+from .products import same
 from .region import BARE, Region
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 TRAINED = "torch.compile differentiates it, and fuses what follows with its gradient"
 UNKNOWN_SIZES = "its sizes are not known at compile time"
-# What Inductor calls and does not generate, so that nothing is fused into it.
-_CALLED = ("attention", "conv", "bmm", "matmul", "einsum", "linear", "lstm", "gru")
 
 
 def why_left(region: Region) -> str:
@@ -92,15 +91,17 @@ def _why_slower(region: Region, z: Tensor, operands: list[Tensor]) -> str:
         if best is None:
             return "; ".join(sorted({kernel.rejection for kernel in kernels}))
         return f"cuBLAS and another kernel are predicted to take {cublas.compared:.1f} us, a fused one {best:.1f} us"
-    if region.reduction != "none" or not _is_absorbed(region):
+    spared_bytes = absorbed_bytes(region) if region.reduction == "none" else None
+    if spared_bytes is None:
         return ""
     bare = plan_traced(_arguments(region, z, [], Program.parse(schema.IDENTITY), "none"), precision)
     fused, alone = plan.alternatives[plan.chosen].compared, 0.0 if bare is None else bare.alternatives[-1].compared
-    if fused <= alone:
+    spared = native.core.predict_memory_microseconds(spared_bytes)
+    if fused <= alone + spared:
         return ""
     return (
         f"Inductor fuses it with what follows, and cuBLAS's product alone is predicted to take {alone:.1f} us, a fused "
-        f"one {fused:.1f} us"
+        f"one {fused:.1f} us, with {abs(spared):.1f} us {'less' if spared >= 0 else 'more'} in Inductor's kernel"
     )
 
 
@@ -153,29 +154,6 @@ def _of_type(example: Tensor, dtype: torch.dtype) -> Tensor:
         return example
     with torch.no_grad():
         return example.to(dtype)
-
-
-def _is_absorbed(region: Region) -> bool:
-    """Whether Inductor generates a kernel anyway that would compute what is fused: one that reads the result, or one
-    that computes an operand which nothing else reads."""
-    if any(_is_generated(user) for user in _readers(region.out)):
-        return True
-    covered = {*region.cone, region.out}
-    matrices = [operand.source for operand in region.operands if operand.is_matrix]
-    return any(_is_generated(source) and covered.issuperset(_readers(source)) for source in matrices)
-
-
-def _readers(node: fx.Node) -> list[fx.Node]:
-    found = []
-    for user in node.users:
-        found += _readers(user) if is_call(user) and is_row_view(user) else [user]
-    return found
-
-
-def _is_generated(node: fx.Node) -> bool:
-    if not is_call(node) or find_product(node) is not None or node.target is schema.layer:
-        return False
-    return not any(part in name_of(node) for part in _CALLED)
 
 
 def _example(node: fx.Node) -> Tensor:

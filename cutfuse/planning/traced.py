@@ -107,7 +107,7 @@ def _matrix_shape(seen: _Seen) -> tuple[int, ...]:
 
 
 def _seen(tensor: Tensor) -> _Seen | None:
-    sizes = [_seen_size(size) for size in (*tensor.shape, *tensor.stride(), tensor.storage_offset())]
+    sizes = [seen_size(size) for size in (*tensor.shape, *tensor.stride(), tensor.storage_offset())]
     known = [size for size in sizes if size is not None]
     if len(known) < len(sizes):
         return None
@@ -117,7 +117,7 @@ def _seen(tensor: Tensor) -> _Seen | None:
     return _Seen(tuple(extents[:dimensions]), tuple(extents[dimensions:]), is_aligned)
 
 
-def _seen_size(size: Any) -> int | None:
+def seen_size(size: Any) -> int | None:
     """A size, or for a symbol its value in the call that is traced. Reading the hint makes no guard."""
     if isinstance(size, int):
         return size

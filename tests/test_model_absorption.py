@@ -1,0 +1,120 @@
+"""What fusing a region spares the kernels that Inductor generates around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import cutfuse
+from cutfuse import arguments
+from cutfuse.compile import choice
+from cutfuse.compile.absorption import absorbed_bytes
+from cutfuse.compile.region import Region
+from cutfuse.planning import specialize, traced
+
+pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]
+
+M, N, K = 16384, 1024, 1024
+MATRIX = 2 * M * N  # bytes
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, float | None]]:
+    """What was found of each region that has a sum with an operand, by its expression."""
+    found: dict[str, float | None] = {}
+
+    def observed(region: Region) -> float | None:
+        spared = absorbed_bytes(region)
+        found[repr(region.epilogue.expression)] = spared
+        return spared
+
+    monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
+    monkeypatch.setattr(traced, "device_facts", lambda device: (9, 0, 132))
+    monkeypatch.setattr(specialize, "why_interpreted", lambda: "")
+    monkeypatch.setattr(choice, "absorbed_bytes", observed)
+    torch._dynamo.reset()
+    yield found
+    torch._dynamo.reset()
+
+
+def empty(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+
+def summed(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    return F.linear(x, w) + r
+
+
+def normed(y: Tensor) -> Tensor:
+    return F.layer_norm(y, (N,))
+
+
+def norm_alone(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    return normed(summed(x, w, r))
+
+
+def norm_and_result(x: Tensor, w: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    y = summed(x, w, r)
+    return normed(y), y
+
+
+def norm_and_a_later_sum(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    y = summed(x, w, r)
+    return torch.matmul(normed(y), w).view(y.shape) + y
+
+
+def norm_that_reads_the_residual(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    return normed(summed(x, w, r)).reshape(-1) * r.view(-1)
+
+
+def next_product(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    return torch.matmul(summed(x, w, r), w)
+
+
+def heads(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    y = summed(x, w, r).view(-1, 256, 16, 64).transpose(1, 2)
+    return F.scaled_dot_product_attention(y, y, y)
+
+
+def computed_operand(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    return torch.matmul(F.linear(x, w) + r.cumsum(1), w)
+
+
+@pytest.mark.parametrize(
+    ("function", "matrices"),
+    [
+        (norm_alone, 1),  # z and the residual, instead of the sum
+        (norm_and_result, 2),  # and the sum is stored
+        (norm_and_a_later_sum, 2),
+        (norm_that_reads_the_residual, 0),
+        (next_product, None),
+        (heads, None),
+        (computed_operand, 1),  # z is read and the sum is stored, instead of storing the operand
+    ],
+)
+def test_the_bytes_that_are_spared(
+    seen: dict[str, float | None], function: Callable[..., Any], matrices: int | None
+) -> None:
+    with torch.no_grad():
+        cutfuse.explain_model(function, empty(M, K), empty(N, K), empty(M, N))
+    assert seen["(z + r0)"] == (None if matrices is None else matrices * MATRIX)
+
+
+def test_a_residual_of_a_pre_norm_block_is_fused(seen: dict[str, float | None]) -> None:
+    """Inductor's kernel of the norm would read the residual and store the sum, besides what it does of the norm."""
+    with torch.no_grad():
+        (product,) = cutfuse.explain_model(norm_and_result, empty(M, K), empty(N, K), empty(M, N)).products
+    assert product.program == "(z + r0)"
+
+
+def test_a_residual_of_a_post_norm_block_is_left(seen: dict[str, float | None]) -> None:
+    """Nothing stores the sum, so Inductor's kernel reads one matrix less, and the product's one more."""
+    with torch.no_grad():
+        (product,) = cutfuse.explain_model(norm_alone, empty(M, K), empty(N, K), empty(M, N)).products
+    assert not product.is_fused
+    assert "less in Inductor's kernel" in product.reason
