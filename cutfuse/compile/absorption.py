@@ -35,7 +35,8 @@ def absorbed_bytes(region: Region) -> float | None:
     near = [reader for reader in readers[region.out] if reader in nearby]
     if not near and not computed:
         return None
-    is_stored = len(near) < len(readers.pop(region.out))
+    # What a norm or an activation reads it keeps for its gradient.
+    is_stored = len(near) < len(readers.pop(region.out)) or _is_trained(region.out)
     read = [source for source, own in readers.items() if source not in computed and nearby.isdisjoint(own)]
     moved = _bytes(region.product.node) + sum(map(_bytes, read)) - sum(map(_bytes, computed))
     return moved + _bytes(region.out) * (is_stored - bool(near))
@@ -89,6 +90,11 @@ def _is_generated(node: fx.Node) -> bool:
     if not is_call(node) or find_product(node) is not None or node.target in (schema.layer, schema.layer_cross_entropy):
         return False
     return not any(part in name_of(node) for part in _CALLED)
+
+
+def _is_trained(node: fx.Node) -> bool:
+    example = tensor_of(node)
+    return example is not None and example.requires_grad
 
 
 def _bytes(node: fx.Node) -> float:

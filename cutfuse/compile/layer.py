@@ -21,6 +21,7 @@ from ..linear import LinearCall, autocast_inputs, run_linear, to_matrix
 from ..matrix_vector import find_matrix_vector
 from ..ops import schema
 from ..precision import captured_mode
+from .trained_layer import TrainedLayer, why_kept
 
 DIFFERENTIATED = "torch.compile differentiates it, and fuses it with the operations around it"
 
@@ -69,11 +70,23 @@ def _run(call: LinearCall) -> Tensor:
     if call.composed_because or not autograd.needs_gradient(call.x, call.weight, call.bias, *call.operands):
         return run_linear(call)
     if call.reduction == "none" and not call.epilogue.program.instructions and call.out_dtype == call.x.dtype:
-        y: Tensor = _Product.apply(call.x, call.weight, call.bias)
-        return y
+        return _applied(_Product, call.x, call.weight, call.bias)
+    if _needs_no_pre_activation(call):
+        inputs = call.x, call.weight, call.bias, *call.operands
+        return _applied(TrainedLayer, call.epilogue.text, call.out_dtype, *inputs)
     if call.matrix_vector is not None and not routing.everywhere:
         call = call._replace(composed_because=DIFFERENTIATED)
     return run_linear(call)
+
+
+def _applied(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    y: Tensor = function.apply(*arguments)
+    return y
+
+
+def _needs_no_pre_activation(call: LinearCall) -> bool:
+    trained = [k for k, operand in enumerate(call.operands) if operand.requires_grad]
+    return call.x.element_size() == 2 and call.reduction == "none" and not why_kept(call.epilogue, trained)
 
 
 class _Product(torch.autograd.Function):

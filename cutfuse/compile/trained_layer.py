@@ -1,0 +1,81 @@
+"""A trained layer of 16 bits whose backward pass does not need the pre-activation.
+
+Storing the pre-activation takes a fused kernel as long as a pass of its own over it. A residual that is added needs
+nothing of it, and a relu nothing but the result, which the next layer keeps anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import composed
+from ..epilogue import Epilogue, Program
+from ..gradients.autograd import differentiate
+from ..ops import schema
+
+_RELU = "operands=0; relu z"
+
+
+def why_kept(epilogue: Epilogue, trained_operands: Iterable[int]) -> str:
+    """Why the backward pass needs the pre-activation; empty where it does not. trained_operands: the indices of the
+    operands that need a gradient."""
+    if is_relu(epilogue):
+        return ""
+    if epilogue.affine is None:
+        return "its derivative depends on the product"
+    factors = set(epilogue.affine.slope_operands).intersection(trained_operands)
+    return "the gradient of a factor depends on the product" if factors else ""
+
+
+def is_relu(epilogue: Epilogue) -> bool:
+    return epilogue.text == _RELU
+
+
+class TrainedLayer(torch.autograd.Function):
+    """`program(x @ weight.T + bias, operands)` by the operator forwards, and by PyTorch's operations backwards.
+
+    The program is one of which `why_kept` gives nothing. Inductor fuses the operations with those around them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        program: str,
+        out_dtype: torch.dtype,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        *operands: Tensor,
+    ) -> Tensor:
+        y = schema.linear(x, weight, bias, operands, program, out_dtype)
+        ctx.program = program
+        ctx.has_bias = bias is not None
+        ctx.keeps_result = is_relu(Epilogue.from_text(program))
+        ctx.save_for_backward(x, weight, y if ctx.keeps_result else None, *operands)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, y, *operands = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias, *needs = ctx.needs_input_grad[2:]
+        program = Program.parse(ctx.program)
+        # The derivative is the same at any z if the program is affine, and of relu at its result.
+        z = grad.to(x.dtype) if y is None else y
+        grad_z, *rest = differentiate(
+            lambda z, *operands: composed.pointwise(z, operands, program, grad.dtype),
+            (z.detach().requires_grad_(), *operands),
+            (needs_x or needs_weight or needs_bias, *needs),
+            grad,
+        )
+        return (
+            None,
+            None,
+            None if grad_z is None or not needs_x else torch.mm(grad_z, weight),
+            None if grad_z is None or not needs_weight else torch.mm(grad_z.t(), x),
+            None if grad_z is None or not needs_bias else grad_z.sum(0),
+            *rest,
+        )

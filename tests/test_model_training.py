@@ -1,0 +1,173 @@
+"""Trained layers of 16 bits in compiled models: which are fused, what they keep, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from functorch.compile import make_boxed_func
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
+
+import cutfuse
+from cutfuse import arguments
+from cutfuse.compile.fusion import fuse
+from cutfuse.planning import specialize, traced
+
+pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]
+
+Chain = Callable[[Tensor, Tensor], Tensor]
+
+
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tensors without memory, and the kernels and facts of an H200 for them."""
+    monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
+    monkeypatch.setattr(traced, "device_facts", lambda device: (9, 0, 132))
+    monkeypatch.setattr(specialize, "why_interpreted", lambda: "")
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def trained_and_normed(chain: Chain, operand: Tensor) -> Any:
+    """The report of a trained product with this chain behind it, at a size at which a frozen one is fused."""
+
+    def model(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+        y = chain(F.linear(x, w), r)
+        return F.layer_norm(y, (1024,)) * 2 + y.sum()
+
+    x = torch.empty(16384, 1024, dtype=torch.bfloat16, device="meta")
+    weight = nn.Parameter(torch.empty(1024, 1024, dtype=torch.bfloat16, device="meta"))
+    (product,) = cutfuse.explain_model(model, x, weight, operand).products
+    return product
+
+
+def matrix(trains: bool, rows: int = 16384) -> Tensor:
+    return torch.empty(rows, 1024, dtype=torch.bfloat16, device="meta", requires_grad=trains)
+
+
+@pytest.mark.parametrize(
+    ("chain", "operand", "reason"),
+    [
+        (lambda z, r: z + r, matrix(True), ""),
+        (lambda z, r: z * 0.5 - r, matrix(True), ""),
+        (lambda z, r: r + z, matrix(False), ""),
+        (lambda z, r: z * r[:1] + 1, matrix(True), "the gradient of a factor depends on the product"),
+        (lambda z, r: F.gelu(z) + r, matrix(True), "its derivative depends on the product"),
+        (lambda z, r: F.relu(z) + r, matrix(False), "its derivative depends on the product"),
+    ],
+)
+def test_what_keeps_the_pre_activation_is_left(h200: None, chain: Chain, operand: Tensor, reason: str) -> None:
+    product = trained_and_normed(chain, operand)
+    assert product.is_fused == (not reason)
+    assert reason in product.reason
+
+
+def test_a_relu_keeps_its_result(h200: None) -> None:
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        return F.linear(F.relu(F.linear(x, w)), w)
+
+    x = torch.empty(16384, 1024, dtype=torch.bfloat16, device="meta")
+    first, _ = cutfuse.explain_model(model, x, nn.Parameter(matrix(False, 1024))).products
+    assert first.program == "relu(z)"
+
+
+def test_reductions_and_fp32_are_left(h200: None) -> None:
+    weight = nn.Parameter(torch.empty(8192, 8192, device="meta"))
+
+    def summed(x: Tensor, w: Tensor) -> Tensor:
+        return F.linear(x, w).relu().amax(-1)
+
+    for dtype, reason in ((torch.bfloat16, "its rows are reduced"), (torch.float32, "its product is of torch.float32")):
+        x = torch.empty(4096, 8192, dtype=dtype, device="meta")
+        (product,) = cutfuse.explain_model(summed, x, nn.Parameter(weight.to(dtype))).products
+        assert reason in product.reason
+        torch._dynamo.reset()
+
+
+def step(function: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> list[Tensor | None]:
+    """The result, and the gradients of what is trained."""
+    leaves = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
+    y = function(*leaves)
+    trained = [leaf for leaf in leaves if leaf.requires_grad]
+    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
+    return [y.detach(), *torch.autograd.grad(y, trained, weights, allow_unused=True)]
+
+
+def compiled_step(
+    function: Callable[..., Tensor], tensors: tuple[Tensor, ...]
+) -> tuple[list[Tensor | None], list[fx.Graph]]:
+    graphs: list[fx.Graph] = []
+
+    def collect(graph: fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph.graph)
+        return make_boxed_func(graph)
+
+    def backend(module: fx.GraphModule, inputs: Any) -> Any:
+        assert [report.is_fused for report in fuse(module)] == [True]
+        return aot_autograd(fw_compiler=collect)(module, inputs)
+
+    torch._dynamo.reset()
+    return step(torch.compile(function, backend=backend), tensors), graphs
+
+
+def calls(graph: fx.Graph) -> list[str]:
+    return [str(node.target) for node in graph.nodes if node.op == "call_function"]
+
+
+CHAINS: dict[str, Chain] = {
+    "residual": lambda z, r: z + r,
+    "scaled residual": lambda z, r: r - z * 0.25,
+    "relu": lambda z, r: F.relu(z),
+}
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("shape", [(24, 40), (1, 40), (24, 1), ()])
+@pytest.mark.parametrize("name", CHAINS)
+def test_gradients(everything_fuses: None, name: str, shape: tuple[int, ...], has_bias: bool) -> None:
+    """One operator forwards, and PyTorch's operations backwards, as near to fp64 as PyTorch's own gradients."""
+    torch.manual_seed(len(shape) + has_bias)
+    sizes = [(2, 12, 16), (40, 16), (40,), shape]
+    x, weight, bias, operand = (torch.randn(size).bfloat16().requires_grad_() for size in sizes)
+    chain = CHAINS[name]
+
+    def model(x: Tensor, weight: Tensor, bias: Tensor, operand: Tensor) -> Tensor:
+        z = F.linear(x.view(24, 16), weight, bias if has_bias else None)
+        return chain(z, operand)
+
+    found, (forward, backward) = compiled_step(model, (x, weight, bias, operand))
+    expected = step(model, (x, weight, bias, operand))
+    exact = step(model, tuple(tensor.double().detach().requires_grad_() for tensor in (x, weight, bias, operand)))
+    assert calls(forward).count("cutfuse.linear.default") == 1
+    assert not any("cutfuse" in name for name in calls(backward))
+    for y, own, reference in zip(found, expected, exact, strict=True):
+        if own is None or y is None or reference is None:
+            assert y is own is reference
+            continue
+        assert y.dtype == own.dtype
+        limit = (own.double() - reference).abs().max() + reference.abs().max() * 2**-8
+        assert (y.double() - reference).abs().max() <= limit
+
+
+def test_nothing_is_kept_for_a_residual(everything_fuses: None) -> None:
+    """No tensor of the product's size is an output of the forward graph but the result."""
+    tensors = torch.randn(64, 16).bfloat16().requires_grad_(), torch.randn(48, 16).bfloat16().requires_grad_()
+    residual = torch.randn(64, 48).bfloat16()
+    _, (forward, _) = compiled_step(lambda x, w, r: F.linear(x, w) + r, (*tensors, residual))
+    (output,) = (node for node in forward.nodes if node.op == "output")
+    kept = [node for node in output.all_input_nodes if node.meta["val"].shape == (64, 48)]
+    assert len(kept) == 1
+
+
+def test_a_nan_of_relu_passes_its_gradient(everything_fuses: None) -> None:
+    """As PyTorch's derivative of relu does."""
+    x = torch.tensor([[1.0, float("nan")], [2.0, 3.0], [-1.0, -1.0]]).bfloat16().requires_grad_()
+    weight = torch.ones(8, 2).bfloat16().requires_grad_()
+    function = lambda x, w: F.relu(F.linear(x, w))  # noqa: E731
+    found, _ = compiled_step(function, (x, weight))
+    torch.testing.assert_close(found, step(function, (x, weight)), equal_nan=True)
