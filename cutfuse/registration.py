@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.compiler.config
 
 from .compile.composites import layer, layer_cross_entropy
 from .direct import operators
-from .ops import cpu, cuda, cuda_backward, fake, schema
+from .ops import cpu, cuda, cuda_backward, fake, inductor, schema
 
-_CUDA = {
+_CUDA: dict[str, Callable[..., Any]] = {
     "linear": operators.linear,
     "linear_reduce": operators.linear_reduce,
     "linear_with_pre_activation": cuda.linear_with_pre_activation,
@@ -21,18 +23,25 @@ _CUDA = {
     "pointwise_backward": cuda_backward.pointwise_backward,
 }
 
+_CPU: dict[str, Callable[..., Any]] = {name: getattr(cpu, name) for name in _CUDA}
+_UNDISPATCHED = "linear", "linear_reduce"  # by code of Inductor's
+
 for _name, _kernel in _CUDA.items():
     schema.LIBRARY.impl(_name, _kernel, "CUDA")
-    schema.LIBRARY.impl(_name, getattr(cpu, _name), "CPU")
+    schema.LIBRARY.impl(_name, _CPU[_name], "CPU")
     torch.library.register_fake(f"cutfuse::{_name}", getattr(fake, _name), lib=schema.LIBRARY)
 
 schema.LIBRARY.impl("layer", layer, "CompositeImplicitAutograd")
 schema.LIBRARY.impl("layer_cross_entropy", layer_cross_entropy, "CompositeImplicitAutograd")
 
 
+for _device, _functions in (("cuda", _CUDA), ("cpu", _CPU)):
+    inductor.expose({_name: _functions[_name] for _name in _UNDISPATCHED}, _device)
+
+
 def cache_tag() -> str:
     """What compiled code on disk depends on besides the graph: how the operators are called."""
-    return f"cutfuse-{hashlib.sha256(repr(schema.SCHEMAS).encode()).hexdigest()[:16]}"
+    return f"cutfuse-{hashlib.sha256(repr((schema.SCHEMAS, _UNDISPATCHED)).encode()).hexdigest()[:16]}"
 
 
 # torch.compile keeps compiled code on disk, and its key has the operators' names only. Code that was compiled by a

@@ -34,13 +34,14 @@ from .training import plan_training
 if TYPE_CHECKING:
     from .._C import CallFunction, CallPlan
     from .._C import call_linear as call_linear
+    from .._C import call_linear_operator as call_linear_operator
     from .._C import call_pointwise as call_pointwise
     from .._C import call_reduce as call_reduce
 else:
     try:
-        from .._C import call_linear, call_pointwise, call_reduce
+        from .._C import call_linear, call_linear_operator, call_pointwise, call_reduce
     except ImportError:  # the general path raises an ImportError that tells what to do
-        call_linear = call_pointwise = call_reduce = lambda *given: None
+        call_linear = call_linear_operator = call_pointwise = call_reduce = lambda *given: None
 
 CUDA = 2  # DLPack's numbers
 CPU = 1

@@ -4,11 +4,16 @@ If cuBLAS's product is faster than a fused kernel, Inductor is given the product
 operations, because it compiles the epilogue and the operations around it into one kernel. If a fused kernel is faster,
 the operator stays, and its epilogue is compiled into the kernel while Inductor compiles the rest. It also stays in
 fp32, whose precision is chosen when the operator runs.
+
+Inductor's code calls the function of an operator that stays by its name, without PyTorch's dispatcher, which takes the
+host 4 us of such a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,10 +41,37 @@ def register() -> bool:
         # A fallback is how Inductor calls an operator that it does not know. It makes one by itself only for operators
         # without a decomposition, because it does not expect a decomposition to return NotImplemented.
         lowering.make_fallback(operator, lowering.constrain_to_fx_strides, warn=False)
+        lowering.lowerings[operator] = _undispatched(lowering.lowerings[operator], operator)
         # The second table is a copy of the first, made once. A setting of Inductor decides which one it reads.
         for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
             table[operator] = decomposed
     return True
+
+
+def _undispatched(lower: Callable[..., Any], operator: Any) -> Callable[..., Any]:
+    """Inductor's lowering of an operator, with the name of the operator's function (`expose`) for what it calls.
+
+    Code in C++ (`cpp_wrapper`) goes through the dispatcher.
+    """
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    @functools.wraps(lower)
+    def lowered(*args: Any, **kwargs: Any) -> Any:
+        result = lower(*args, **kwargs)
+        (kernel,) = result.data.data.inputs  # of the one output that the kernel has
+        assert isinstance(kernel, ir.FallbackKernel)
+        if not V.graph.cpp_wrapper:
+            name = operator._schema.name.removeprefix("cutfuse::")
+            kernel.set_python_kernel_name(f"torch.ops.cutfuse.on_{result.get_device().type}.{name}")
+        return result
+
+    return lowered
+
+
+def expose(functions: Mapping[str, Callable[..., Any]], device_type: str) -> None:
+    """Makes the functions that compute the operators on a device known to Inductor's code, which imports torch only."""
+    setattr(torch.ops.cutfuse, f"on_{device_type}", types.SimpleNamespace(**functions))
 
 
 def linear(
