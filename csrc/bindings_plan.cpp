@@ -62,7 +62,10 @@ void bind_gemm_choice(py::module_& module) {
       .def_readonly("n", &GemmProblem::n)
       .def_readonly("k", &GemmProblem::k)
       .def_readonly("lda", &GemmProblem::lda, "Elements between rows of x.")
-      .def_readonly("ldb", &GemmProblem::ldb, "Elements between rows of the weight.")
+      .def_readonly("ldb", &GemmProblem::ldb, "Elements between rows of the weight, or between its columns.")
+      .def_property_readonly(
+          "reads_columns", [](GemmProblem const& problem) { return problem.layout == ProductLayout::kNN; },
+          "Whether the weight's columns are contiguous, and not its rows.")
       .def_property_readonly("input", [](GemmProblem const& problem) { return static_cast<int>(problem.input); })
       .def_property_readonly("output", [](GemmProblem const& problem) { return static_cast<int>(problem.output); })
       .def_property_readonly("reduction",

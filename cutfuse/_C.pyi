@@ -214,7 +214,7 @@ class GemmProblem:
     @property
     def ldb(self) -> int:
         """
-        Elements between rows of the weight.
+        Elements between rows of the weight, or between its columns.
         """
     @property
     def m(self) -> int: ...
@@ -222,6 +222,11 @@ class GemmProblem:
     def n(self) -> int: ...
     @property
     def output(self) -> int: ...
+    @property
+    def reads_columns(self) -> bool:
+        """
+        Whether the weight's columns are contiguous, and not its rows.
+        """
     @property
     def reduction(self) -> int: ...
 

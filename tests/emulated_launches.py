@@ -61,7 +61,8 @@ class EmulatedLaunches(RecordedLaunches):
         problem = launch.problem
         m, n, k = problem.m, problem.n, problem.k
         a = view(launch.a, problem.input, (m, k), (problem.lda, 1)).float()
-        b = view(launch.b, problem.input, (n, k), (problem.ldb, 1)).float()
+        strides = (1, problem.ldb) if problem.reads_columns else (problem.ldb, 1)
+        b = view(launch.b, problem.input, (n, k), strides).float()
         z = a @ b.t()
         if launch.bias:
             z = z + view(launch.bias, problem.input, (n,), (1,)).float()

@@ -5,12 +5,14 @@ Checks nothing itself but that results are finite and that each kernel of the GE
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 import cutfuse
+from cutfuse import native
 from cutfuse.epilogue import Epilogue
 from cutfuse.planning.linear_launch import launch_fused
 from cutfuse.planning.linear_plan import LinearArguments, plan_linear
@@ -29,6 +31,7 @@ def main() -> None:
         cutfuse.set_specialization(mode)
         launched = {name for dtype in (torch.bfloat16, torch.float16, torch.float32) for name in run_gemms(dtype)}
         launched |= set(run_planes())
+        assert launched == set(native.core.gemm_kernels()), set(native.core.gemm_kernels()) - launched
         run_pointwise_and_reductions()
     torch.cuda.synchronize()
     print(f"{len(launched)} GEMM kernels, with epilogues interpreted and compiled in, and all other kernels ran")
@@ -40,14 +43,15 @@ def run_gemms(dtype: torch.dtype) -> Iterator[str]:
     x, weight, bias, row, column = (
         torch.randn(*shape, device="cuda").to(dtype) for shape in ((m, k), (n, k), (n,), (1, n), (m, 1))
     )
-    for reduction in ("none", *REDUCTIONS):
-        for out_dtype in {dtype, torch.float32}:
-            for epilogue, operands in ((SIX_OPS, (row, column)), (CHAIN, ())):
-                arguments = LinearArguments(x, weight, bias, operands, epilogue.program, reduction, out_dtype)
-                *kernels, _ = plan_linear(arguments, "tf32").alternatives
-                for name in (kernel.name for kernel in kernels if not kernel.rejection):
-                    check(launch_fused(plan_linear(arguments, "tf32", only=name), arguments), name)
-                    yield name
+    by_columns = weight.t().contiguous().t()
+    layouts = [(weight, reduction) for reduction in ("none", *REDUCTIONS)] + [(by_columns, "none")]
+    for (given, reduction), out_dtype in itertools.product(layouts, {dtype, torch.float32}):
+        for epilogue, operands in ((SIX_OPS, (row, column)), (CHAIN, ())):
+            arguments = LinearArguments(x, given, bias, operands, epilogue.program, reduction, out_dtype)
+            *kernels, _ = plan_linear(arguments, "tf32").alternatives
+            for name in (kernel.name for kernel in kernels if not kernel.rejection):
+                check(launch_fused(plan_linear(arguments, "tf32", only=name), arguments), name)
+                yield name
 
 
 def run_planes() -> Iterator[str]:

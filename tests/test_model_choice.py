@@ -73,12 +73,43 @@ def test_what_no_kernel_takes_is_left() -> None:
     assert product.reason
 
 
-def test_a_weight_that_is_stored_by_columns_is_left() -> None:
+WEIGHTS_BY_COLUMNS: dict[str, Callable[..., Tensor]] = {
+    "@": lambda x, w, b: F.relu(x @ w),
+    "matmul and a bias": lambda x, w, b: F.relu(torch.matmul(x, w) + b),
+    "addmm": lambda x, w, b: F.relu(torch.addmm(b, x, w)),
+    "Conv1D of GPT-2": lambda x, w, b: F.relu(torch.addmm(b, x.view(-1, 8192), w).view(8, 128, 8192)),
+    "the transpose of a transpose": lambda x, w, b: F.relu(F.linear(x, w.t())),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", WEIGHTS_BY_COLUMNS)
+def test_a_weight_that_is_stored_by_columns_is_fused(name: str, dtype: torch.dtype) -> None:
+    found = explain(WEIGHTS_BY_COLUMNS[name], *layer(1024, 8192, 8192, dtype))
+    assert found.fused == 1, found
+
+
+def test_what_reads_no_weight_by_columns_is_left() -> None:
     """The reason tells of the weight that the kernels read, as the model's own is contiguous."""
     x, w, _ = layer(1024, 8192, 8192)
-    (product,) = explain(lambda x, w: F.relu(x @ w), x, w).products
-    assert product.reason == "weight as [N, K] has strides (1, 8192): its rows are not contiguous"
-    assert explain(lambda x, w: F.relu(x @ w.t()), x, w).fused == 1
+    (product,) = explain(lambda x, w: F.relu(x @ w).sum(-1), x, w).products
+    assert product.reason == (
+        "weight as [N, K] has strides (1, 8192): its rows are not contiguous, as kernels that reduce rows need them"
+    )
+    (product,) = explain(lambda x, w: F.relu(x @ w), x, w[:, ::2]).products
+    assert product.reason == ("weight as [N, K] has strides (2, 8192): neither its rows nor its columns are contiguous")
+
+
+def test_a_part_of_the_columns_of_a_weight_by_columns() -> None:
+    """As one of the three projections that GPT-2 computes as one product."""
+    x, w = empty(4096, 4096), empty(4096, 22016)
+
+    def gate(x: Tensor, w: Tensor) -> Tensor:
+        left, right = (x @ w).chunk(2, -1)
+        return F.silu(left) * right
+
+    (product,) = explain(gate, x, w).products
+    assert product.is_fused or "products of the parts" in product.reason
 
 
 def test_what_inductor_fuses_with_a_norm_is_left() -> None:

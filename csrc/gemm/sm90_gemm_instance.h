@@ -72,6 +72,18 @@ using Split6 = OverPlanes<SplitScheme::kSplit6, false, 2, 2>;
 using Convert3 = OverPlanes<SplitScheme::kSplit3, true, 2, 4>;
 using Convert6 = OverPlanes<SplitScheme::kSplit6, true, 2, 3>;
 
+// How CUTLASS calls the layout of the weight [N, K], whose matrices are [K, N]; and its strides.
+template <ProductLayout layout>
+struct WeightLayout {
+  using Tag = cutlass::layout::ColumnMajor;
+  static auto strides(int64_t pitch) { return cute::make_stride(pitch, cute::_1{}, int64_t{0}); }
+};
+template <>
+struct WeightLayout<ProductLayout::kNN> {
+  using Tag = cutlass::layout::RowMajor;
+  static auto strides(int64_t pitch) { return cute::make_stride(cute::_1{}, pitch, int64_t{0}); }
+};
+
 template <class Schedule>
 constexpr bool kIsSplit = !std::is_same_v<Schedule, Cooperative> && !std::is_same_v<Schedule, Pingpong>;
 
@@ -104,12 +116,13 @@ struct WithSource<cutlass::epilogue::collective::CollectiveEpilogue<
 // The CUTLASS collectives of one row of the table. The TMA rounds fp32 operands to the nearest tf32 number when it
 // copies them to shared memory.
 template <DType input, GemmOutput output, int tile_m, int tile_n, int tile_k, int cluster_m, int cluster_n,
-          class Schedule>
+          class Schedule, ProductLayout layout>
 struct GemmTypes {
   using Tile = cute::Shape<cute::Int<tile_m>, cute::Int<tile_n>, cute::Int<tile_k>>;
   using Cluster = cute::Shape<cute::Int<cluster_m>, cute::Int<cluster_n>, cute::_1>;
   using Element = typename ElementOf<input>::type;
   using OutElement = typename OutputElement<output, Element>::type;
+  using Weight = WeightLayout<layout>;
   static constexpr bool kReduceRows = output == GemmOutput::kRows;
   static constexpr int kAlignment = 16 / sizeof(Element);
   static constexpr int kOutAlignment = 16 / sizeof(OutElement);
@@ -122,7 +135,7 @@ struct GemmTypes {
   static constexpr bool kAccurate = input == DType::kFloat32 || output == GemmOutput::kFloat32;
   static constexpr bool kSplit = kIsSplit<Schedule>;
   static constexpr bool kHasSource = !kSplit && fetches_operand({nullptr, input, output, tile_m, tile_n, tile_k,
-                                                                 cluster_m, cluster_n, Schedule::kSchedule});
+                                                                 cluster_m, cluster_n, Schedule::kSchedule, layout});
   // Beside the tiles of the other schedules there is no room without a stage less.
   static constexpr bool kStagesOperands = cute::is_same_v<Schedule, Pingpong>;
   static constexpr int kStagedExtent = kStagesOperands ? std::max(tile_m, tile_n) : 0;
@@ -146,7 +159,7 @@ struct GemmTypes {
   template <class Epilogue>
   using MainloopBeside = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor, kAlignment, Element,
-      cutlass::layout::ColumnMajor, kAlignment, float, Tile, Cluster,
+      typename Weight::Tag, kAlignment, float, Tile, Cluster,
       cutlass::gemm::collective::StageCountAutoCarveout<Schedule::kEpilogues *
                                                         sizeof(typename Epilogue::SharedStorage)>,
       typename Schedule::Mainloop>::CollectiveOp;
@@ -162,6 +175,7 @@ struct GemmTypes {
     if constexpr (kSplit) {
       using Mainloop = typename Schedule::template SplitMainloop<Tile>;
       static_assert(cute::size(Cluster{}) == 1, "products over planes run without clusters");
+      static_assert(layout == ProductLayout::kNT, "planes are made in blocks of the weight's rows");
       return SplitKernel<Mainloop, typename WithOneStore<Plain>::type>{};
     } else if constexpr (kHasSource) {
       using Epilogue = typename WithSource<BuiltEpilogue<OutElement>, kSourceStages<OutElement, Schedule>>::type;
@@ -203,7 +217,7 @@ typename Kernel::Arguments make_product_arguments(GemmLaunch const& launch) {
     arguments.mainloop.ptr_A = static_cast<Element const*>(buffers.a);
     arguments.mainloop.dA = cute::make_stride(problem.lda, cute::_1{}, int64_t{0});
     arguments.mainloop.ptr_B = static_cast<Element const*>(buffers.b);
-    arguments.mainloop.dB = cute::make_stride(problem.ldb, cute::_1{}, int64_t{0});
+    arguments.mainloop.dB = Kernel::Weight::strides(problem.ldb);
     arguments.hw_info.sm_count = problem.multiprocessors;
     arguments.scheduler.max_swizzle_size = launch.swizzle;
     using RasterOrder = cute::remove_cvref_t<decltype(arguments.scheduler.raster_order)>;
@@ -287,12 +301,13 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
 }  // namespace cutfuse
 
 // The derived type gives each kernel the name of its row, which is then a symbol of its own and what a profiler shows.
-#define CUTFUSE_INSTANTIATE_SM90(name, input, output, tile_m, tile_n, tile_k, cluster_m, cluster_n, schedule)          \
+#define CUTFUSE_INSTANTIATE_SM90(name, input, output, tile_m, tile_n, tile_k, cluster_m, cluster_n, schedule, layout)  \
   namespace cutfuse {                                                                                                  \
-  using name##_types =                                                                                                 \
-      sm90::GemmTypes<DType::input, GemmOutput::output, tile_m, tile_n, tile_k, cluster_m, cluster_n, sm90::schedule>; \
+  using name##_types = sm90::GemmTypes<DType::input, GemmOutput::output, tile_m, tile_n, tile_k, cluster_m, cluster_n, \
+                                       sm90::schedule, ProductLayout::k##layout>;                                      \
   struct name : name##_types::Kernel {                                                                                 \
     using Element = name##_types::Element;                                                                             \
+    using Weight = name##_types::Weight;                                                                               \
     static constexpr bool kSplit = name##_types::kSplit;                                                               \
     static constexpr bool kHasSource = name##_types::kHasSource;                                                       \
     static constexpr bool kReduceRows = name##_types::kReduceRows;                                                     \

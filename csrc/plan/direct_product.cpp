@@ -31,24 +31,31 @@ std::string strides_of(MatrixLayout const& matrix) {
   return "(" + std::to_string(matrix.row_stride) + ", " + std::to_string(matrix.column_stride) + ")";
 }
 
-// Why no kernel takes the operands, whatever their sizes.
+bool has_contiguous_rows(MatrixLayout const& matrix) { return matrix.column_stride == 1 || matrix.columns == 1; }
+
+// Columns that overlap, as those of an expanded vector do, are left to PyTorch.
+bool has_contiguous_columns(MatrixLayout const& matrix) {
+  return (matrix.row_stride == 1 || matrix.rows == 1) && matrix.column_stride >= matrix.rows;
+}
+
+// By rows where the strides allow both, because more kernels read rows.
+ProductLayout layout_for(MatrixLayout const& weight) {
+  return has_contiguous_rows(weight) ? ProductLayout::kNT : ProductLayout::kNN;
+}
+
+// Why no kernel takes the operands, whatever their sizes and whatever is computed.
 std::string why_not(LinearRequest const& request) {
   std::string elsewhere = why_no_kernels(request.device);
   if (!elsewhere.empty()) return elsewhere;
-  struct Named {
-    char const* name;
-    MatrixLayout const& layout;
-  };
-  Named const matrices[] = {{"x", request.x}, {"weight", request.weight}};
-  for (auto const& [name, matrix] : matrices) {
-    if (matrix.column_stride != 1 && matrix.columns != 1) {
-      return std::string(name) + " has strides " + strides_of(matrix) + ": its rows are not contiguous";
-    }
+  if (!has_contiguous_rows(request.x)) {
+    return "x has strides " + strides_of(request.x) + ": its rows are not contiguous";
+  }
+  if (!has_contiguous_rows(request.weight) && !has_contiguous_columns(request.weight)) {
+    return "weight has strides " + strides_of(request.weight) + ": neither its rows nor its columns are contiguous";
   }
   std::string const misaligned = " does not start at a multiple of " + std::to_string(kOperandAlignment) + " bytes";
-  for (auto const& [name, matrix] : matrices) {
-    if (!matrix.aligned) return name + misaligned;
-  }
+  if (!request.x.aligned) return "x" + misaligned;
+  if (!request.weight.aligned) return "weight" + misaligned;
   if (!request.bias) return {};
   if (!request.bias->aligned) return "bias" + misaligned;
   if (request.bias->stride != 1 && request.weight.rows != 1) {
@@ -59,12 +66,13 @@ std::string why_not(LinearRequest const& request) {
 
 GemmProblem problem_of(LinearRequest const& request) {
   int64_t const k = request.x.columns;
-  auto const pitch = [&](MatrixLayout const& matrix) { return matrix.rows > 1 ? matrix.row_stride : k; };
+  auto const row_pitch = [&](MatrixLayout const& matrix) { return matrix.rows > 1 ? matrix.row_stride : k; };
+  ProductLayout const layout = layout_for(request.weight);
   return {request.x.rows,
           request.weight.rows,
           k,
-          pitch(request.x),
-          pitch(request.weight),
+          row_pitch(request.x),
+          layout == ProductLayout::kNN ? request.weight.column_stride : row_pitch(request.weight),
           request.input,
           request.output,
           request.reduction,
@@ -72,7 +80,21 @@ GemmProblem problem_of(LinearRequest const& request) {
           request.fused_cost(),
           Product::kDirect,
           request.specialized_cost.has_value(),
-          request.stores_pre_activation};
+          request.stores_pre_activation,
+          layout};
+}
+
+// Why a weight by columns rules all kernels out; empty where some of the table read it.
+std::string why_columns_are_not_read(LinearRequest const& request, GemmProblem const& problem) {
+  auto const& configs = gemm_configs();
+  bool const are_read =
+      std::any_of(configs.begin(), configs.end(), [&](GemmConfig const& config) { return computes(config, problem); });
+  if (are_read || problem.layout == ProductLayout::kNT) return {};
+  std::string const readers = reduces(request)                   ? "kernels that reduce rows"
+                              : problem.input == DType::kFloat32 ? "kernels of float32 operands"
+                                                                 : "kernels that store another type than they read";
+  return "weight has strides " + strides_of(request.weight) + ": its rows are not contiguous, as " + readers +
+         " need them";
 }
 
 // Kernels that compute what is asked for; all of them where none does, so that each says what it computes instead.
@@ -144,6 +166,8 @@ LinearPlan plan_direct_product(LinearRequest const& request, std::string const& 
   std::string const reason = why_not(request);
   if (!reason.empty()) return plan_without_kernels(request, reason);
   GemmProblem const problem = problem_of(request);
+  std::string const unread = why_columns_are_not_read(request, problem);
+  if (!unread.empty()) return plan_without_kernels(request, unread);
   std::vector<GemmCandidate> const candidates = candidates_for(problem, {request.operand_bytes, request.fetched_bytes});
   double const host = host_times(request.issuer).fused;
   LinearPlan plan = {};

@@ -5,8 +5,9 @@
 namespace cutfuse {
 
 std::vector<GemmConfig> const& gemm_configs() {
-#define CUTFUSE_GEMM_CONFIG(name, input, output, tile_m, tile_n, tile_k, cluster_m, cluster_n, schedule) \
-  {#name, DType::input, GemmOutput::output, tile_m, tile_n, tile_k, cluster_m, cluster_n, Schedule::k##schedule},
+#define CUTFUSE_GEMM_CONFIG(name, input, output, tile_m, tile_n, tile_k, cluster_m, cluster_n, schedule, layout) \
+  {#name,     DType::input,          GemmOutput::output,      tile_m, tile_n, tile_k, cluster_m,                 \
+   cluster_n, Schedule::k##schedule, ProductLayout::k##layout},
   static std::vector<GemmConfig> const configs = {
 #include "plan/gemm_configs.def"
   };
@@ -71,6 +72,8 @@ char const* name_of(Product product) {
   }
 }
 
+char const* lines_of(ProductLayout layout) { return layout == ProductLayout::kNN ? "columns" : "rows"; }
+
 GemmOutput output_of(GemmProblem const& problem) {
   if (problem.reduction != Reduction::kNone) {
     return GemmOutput::kRows;
@@ -81,7 +84,8 @@ GemmOutput output_of(GemmProblem const& problem) {
 }  // namespace
 
 bool computes(GemmConfig const& config, GemmProblem const& problem) {
-  return config.input == problem.input && product_of(config) == problem.product && config.output == output_of(problem);
+  return config.input == problem.input && product_of(config) == problem.product &&
+         config.output == output_of(problem) && config.layout == problem.layout;
 }
 
 std::string find_rejection(GemmConfig const& config, GemmProblem const& problem) {
@@ -93,6 +97,9 @@ std::string find_rejection(GemmConfig const& config, GemmProblem const& problem)
   }
   if (config.output != output_of(problem)) {
     return "stores another kind of result";
+  }
+  if (config.layout != problem.layout) {
+    return std::string("reads the weight by ") + lines_of(config.layout);
   }
   if (config.output == GemmOutput::kFloat32 && problem.output != DType::kFloat32) {
     return std::string("stores float32, not ") + name_of(problem.output);
@@ -108,9 +115,11 @@ std::string find_rejection(GemmConfig const& config, GemmProblem const& problem)
   if (problem.input == DType::kFloat32 && (problem.m == 1 || problem.n == 1)) {
     return "multiplies in tf32, whereas cuBLAS multiplies a single row or column at full precision";
   }
+  char const* const weight_pitch =
+      problem.layout == ProductLayout::kNN ? "the column pitch of weight" : "the row pitch of weight";
   for (auto const& fault : {check_pitch("K", problem.k, problem.input),  // CUTLASS wants whole vectors of K too
                             check_pitch("the row pitch of x", problem.lda, problem.input),
-                            check_pitch("the row pitch of weight", problem.ldb, problem.input)}) {
+                            check_pitch(weight_pitch, problem.ldb, problem.input)}) {
     if (!fault.empty()) {
       return fault;
     }
@@ -122,7 +131,8 @@ std::string describe(GemmProblem const& problem) {
   auto const number = [](int64_t value) { return std::to_string(value); };
   return "M=" + number(problem.m) + " N=" + number(problem.n) + " K=" + number(problem.k) +
          " lda=" + number(problem.lda) + " ldb=" + number(problem.ldb) + " input=" + name_of(problem.input) +
-         " output=" + name_of(problem.output) + " reduction=" + name_of(problem.reduction) + name_of(problem.product);
+         " output=" + name_of(problem.output) + " reduction=" + name_of(problem.reduction) + name_of(problem.product) +
+         (problem.layout == ProductLayout::kNN ? " weight by columns" : "");
 }
 
 }  // namespace cutfuse

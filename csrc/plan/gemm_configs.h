@@ -21,6 +21,7 @@ struct GemmConfig {
   int cluster_m;
   int cluster_n;
   Schedule schedule;
+  ProductLayout layout;
 };
 
 std::vector<GemmConfig> const& gemm_configs();
@@ -47,8 +48,8 @@ constexpr bool fetches_operand(GemmConfig const& config) {
   return config.input != DType::kFloat32 || config.schedule == Schedule::kPingpong;
 }
 
-// Whether a kernel computes what a problem asks for: by the operands' type, the product and what is written. It may
-// still not take the problem's sizes.
+// Whether a kernel computes what a problem asks for: by the operands' type, the product, what is written and how the
+// weight lies. It may still not take the problem's sizes.
 bool computes(GemmConfig const& config, GemmProblem const& problem);
 
 // Why this kernel cannot take this problem, with the values; empty when it can. The one definition of validity.

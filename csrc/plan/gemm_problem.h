@@ -19,6 +19,10 @@ constexpr bool converts_weight(Product product) {
   return product == Product::kConvert3 || product == Product::kConvert6;
 }
 
+// Which of the weight's lines are contiguous: the rows of [N, K] (kNT), or its columns (kNN), as x @ w has them for a
+// contiguous w [K, N]. The letters are BLAS's, of x and the weight in memory.
+enum class ProductLayout { kNT, kNN };
+
 // What a row of the table writes: the matrix in the operands' own type, the matrix in fp32, or row partials.
 enum class GemmOutput { kSame, kFloat32, kRows };
 
@@ -27,8 +31,8 @@ struct GemmProblem {
   int64_t m;
   int64_t n;
   int64_t k;
-  int64_t lda;  // elements between rows of a and of b; rows themselves are contiguous
-  int64_t ldb;
+  int64_t lda;          // elements between rows of a, which are contiguous
+  int64_t ldb;          // elements between rows of b, or between its columns where these are contiguous: see layout
   DType input;          // of a, b and bias
   DType output;         // of the stored matrix; partials of a row reduction are always fp32
   Reduction reduction;  // kNone stores the matrix, anything else one partial state per row and N tile
@@ -37,6 +41,7 @@ struct GemmProblem {
   Product product;
   bool specializes;            // the kernel has the epilogue compiled in, as soon as it is
   bool stores_pre_activation;  // beside the result, in the operands' type: z = a @ b^T + bias
+  ProductLayout layout = ProductLayout::kNT;
 };
 
 // When a kernel over planes runs: always, or if the guard leaves split3 or trips it. Otherwise it returns at once.
