@@ -19,6 +19,7 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:] = [*(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT), str(ROOT)]
 
+from call_path import PATHS, check_paths, expected_reason, has_path, path_of, taken  # noqa: E402
 from plane_device import device as device  # noqa: E402
 
 import cutfuse  # noqa: E402
@@ -85,7 +86,21 @@ def find_missing(config: pytest.Config) -> str:
     return ""
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if has_path(metafunc.definition):
+        metafunc.fixturenames.append("call_path")
+        metafunc.parametrize("call_path", PATHS)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+    with taken(path_of(pyfuncitem), expected_reason(pyfuncitem)):
+        return (yield)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    check_paths(items)
     missing = find_missing(config)
     if missing:
         for item in items:

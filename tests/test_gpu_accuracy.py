@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from call_path import PATHS, taken
 from torch import Tensor
 
 import cutfuse
@@ -32,19 +33,26 @@ def sample(name: str, k: int = 1000, m: int = ROWS, n: int = COLUMNS) -> tuple[T
     return BY_NAME[name].sample(m, n, k, torch.device("cuda"))
 
 
-_measured: dict[str, dict[str, Any]] = {}
+_measured: dict[tuple[str, str], dict[str, Any]] = {}
 
 
-def measured(case: suite.Case) -> dict[str, Any]:
-    """The case's figures; each case is run once for all tests."""
-    if case.title not in _measured:
-        _measured[case.title] = suite.run_case(case, torch.device("cuda"))
-    return _measured[case.title]
+def measured(case: suite.Case, path: str) -> dict[str, Any]:
+    """The case's figures with its calls on this path; each case is run once on each for all tests."""
+    key = case.title, path
+    if key not in _measured:
+        with taken(path):
+            _measured[key] = suite.run_case(case, torch.device("cuda"))
+    return _measured[key]
 
 
+measured_on_each_path = pytest.mark.no_path("cases are measured on the path that the test names")
+
+
+@measured_on_each_path
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
-def test_no_cell_is_far_above_cublas(case: suite.Case) -> None:
-    figures = measured(case)
+def test_no_cell_is_far_above_cublas(case: suite.Case, path: str) -> None:
+    figures = measured(case, path)
     failed = {name: entry for name, entry in figures["contenders"].items() if "note" in entry}
     assert not failed
     assert max(figures["ratios"].values()) <= suite.WORST_AT_MOST, figures
@@ -52,8 +60,10 @@ def test_no_cell_is_far_above_cublas(case: suite.Case) -> None:
         assert all(figures["contenders"][name]["largest"] == 0 for name in ("guarded", "split3", "split6"))
 
 
-def test_contract_over_all_cells() -> None:
-    missed = [verdict for verdict in suite.judge([measured(case) for case in CASES]) if not verdict["met"]]
+@measured_on_each_path
+@pytest.mark.parametrize("path", PATHS)
+def test_contract_over_all_cells(path: str) -> None:
+    missed = [verdict for verdict in suite.judge([measured(case, path) for case in CASES]) if not verdict["met"]]
     assert not missed
 
 
@@ -187,6 +197,7 @@ SPECIAL: dict[str, tuple[list[Callable[[Tensor], None]], list[Callable[[Tensor],
 }
 
 
+@pytest.mark.general_path("products of training over planes", when=lambda case: case["route"] != "product")
 @pytest.mark.parametrize("k", [1000, 1024])
 @pytest.mark.parametrize("mode", ["guarded", "split6"])
 @pytest.mark.parametrize("route", suite.ROUTES)

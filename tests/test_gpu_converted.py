@@ -13,7 +13,11 @@ from cutfuse.planning.linear_launch import launch_fused
 from cutfuse.planning.linear_plan import LinearArguments, plan_linear
 from cutfuse.precision import GUARDED
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("guarded_products")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.no_path("launches plans, and calls no public function"),
+    pytest.mark.usefixtures("guarded_products"),
+]
 
 MODES = ("split3", "split6", GUARDED)
 SIGMOID = Epilogue(torch.sigmoid)

@@ -20,7 +20,7 @@ import cutfuse
 from cutfuse import native
 from cutfuse.direct import calls
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.no_path("compares both paths itself")]
 core = native.module()
 
 
@@ -169,12 +169,13 @@ def test_streams_of_threads(reader: str) -> None:
             found.append(cutfuse.linear(late, weight, epilogue=torch.relu))
         stream.synchronize()
 
+    before = direct_calls()
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 4
+    assert len(found) == direct_calls() - before == 4
     assert all(torch.equal(y, expected) for y in found)
 
 
@@ -195,8 +196,10 @@ def test_a_graph_captures_it(reader: str) -> None:
 
 def test_results_are_inference_tensors_in_inference_mode(reader: str) -> None:
     x, weight = torch.randn(64, 256).bfloat16().cuda(), torch.randn(256, 256).bfloat16().cuda()
+    before = direct_calls()
     with torch.inference_mode():
         ys = [cutfuse.linear(x, weight, epilogue=torch.relu) for _ in range(3)]
+    assert direct_calls() == before + 2
     assert all(y.is_inference() for y in ys)
     assert not cutfuse.linear(x, weight, epilogue=torch.relu).is_inference()
 
@@ -248,7 +251,9 @@ def test_threads_that_set_their_device(reader: str) -> None:
         stream.synchronize()
         assert torch.cuda.current_device() == index
 
+    before = direct_calls()
     run_in_threads([lambda index=index: work(index % 2) for index in range(8)])  # type: ignore[misc]
+    assert direct_calls() >= before + 8 * 15
     assert torch.cuda.current_device() == 0
 
 
@@ -260,9 +265,11 @@ def test_a_fused_layer_is_the_first_work_of_a_thread(reader: str) -> None:
     torch.cuda.synchronize()
     del kept_by_the_allocator
     found: list[Tensor] = []
+    before = direct_calls()
     for _ in range(2):
         run_in_threads([lambda: found.append(cutfuse.linear(x, weight, epilogue=torch.relu))])
     torch.cuda.synchronize()
+    assert direct_calls() == before + 2
     assert all(torch.equal(y, expected) for y in found)
 
 

@@ -62,6 +62,7 @@ def gradients(function: Callable[..., Tensor], tensors: Sequence[Tensor], cast: 
 UNCAST = [op for op in op_table().ops if not op.path.startswith("torch.Tensor.")]
 
 
+@pytest.mark.general_path("gradients of pointwise and reduce")
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("op", UNCAST, ids=lambda op: op.name)
 def test_every_op(op: Op, dtype: torch.dtype) -> None:
@@ -77,6 +78,7 @@ def test_every_op(op: Op, dtype: torch.dtype) -> None:
     check(lambda *tensors: cutfuse.pointwise(function, *tensors), function, values, slack=3.0)
 
 
+@pytest.mark.general_path("gradients of pointwise and reduce")
 @pytest.mark.parametrize("target", FLOATS, ids=str)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_casts(dtype: torch.dtype, target: torch.dtype) -> None:
@@ -90,6 +92,10 @@ def test_casts(dtype: torch.dtype, target: torch.dtype) -> None:
     torch.testing.assert_close(actual, grad.to(dtype), rtol=0, atol=0)
 
 
+@pytest.mark.general_path(
+    "gradients of reductions, or of broadcast operands",
+    when=lambda case: case["reduction"] is not None or case["name"] == "four_operands",
+)
 @pytest.mark.parametrize("shape", [(1, 8, 8), (129, 264, 72), (77, 131, 61), (513, 1000, 336)], ids=str)
 @pytest.mark.parametrize("reduction", [None, *REDUCTIONS])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -114,6 +120,7 @@ def test_linear(name: str, dtype: torch.dtype, reduction: str | None, shape: tup
     check(actual, reference, *draws, slack=2.0 if reduction in ("amax", "amin") else None)
 
 
+@pytest.mark.general_path("calls in the matrix-vector form")
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_matrix_vector_form(reduction: str, dtype: torch.dtype) -> None:
@@ -129,6 +136,7 @@ def test_matrix_vector_form(reduction: str, dtype: torch.dtype) -> None:
     check(actual, lambda x, w, b, *rest: eager_linear(x, w, b, epilogue, rest, reduction), tensors)
 
 
+@pytest.mark.general_path("gradients of pointwise and reduce")
 @pytest.mark.parametrize("dim", [0, 1, 2, (0, 2), (1, 2), None])
 @pytest.mark.parametrize("op", REDUCTIONS)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -147,6 +155,7 @@ def test_reduce(dtype: torch.dtype, op: str, dim) -> None:
     check(actual, reference, tensors, slack=2.0)
 
 
+@pytest.mark.general_path("gradients of pointwise and reduce")
 @pytest.mark.parametrize("op", ["amax", "amin"])
 @pytest.mark.parametrize("dim", [0, 1, 2, (0, 2)])
 def test_ties_share_the_gradient_evenly(op: str, dim) -> None:
@@ -163,6 +172,7 @@ def test_ties_share_the_gradient_evenly(op: str, dim) -> None:
     assert (sums > 0).all()
 
 
+@pytest.mark.general_path("gradients of pointwise and reduce")
 @pytest.mark.parametrize("op", REDUCTIONS)
 @pytest.mark.parametrize("function", [torch.sigmoid, torch.nn.functional.mish, torch.nn.functional.gelu])
 def test_every_maximum_is_found_again(op: str, function: Callable[[Tensor], Tensor]) -> None:
@@ -173,6 +183,7 @@ def test_every_maximum_is_found_again(op: str, function: Callable[[Tensor], Tens
     assert grad.ne(0).any(1).all()
 
 
+@pytest.mark.general_path("gradients of pointwise and reduce")
 @pytest.mark.parametrize("op", REDUCTIONS)
 def test_special_values(op: str) -> None:
     inf, nan = float("inf"), float("nan")
@@ -184,6 +195,7 @@ def test_special_values(op: str) -> None:
     )
 
 
+@pytest.mark.general_path("gradients of pointwise and reduce")
 @pytest.mark.parametrize(
     "view", [lambda t: t.t(), lambda t: t[::2], lambda t: t[:, 1:], lambda t: t[:1].expand(t.shape)]
 )
@@ -199,6 +211,7 @@ def test_any_strides(view: Callable[[Tensor], Tensor]) -> None:
             )
 
 
+@pytest.mark.general_path("gradients of reductions, and of a broadcast operand")
 def test_two_runs_agree() -> None:
     tensors = [randn(513, 336).bfloat16(), randn(1000, 336).bfloat16(), randn(1000).bfloat16(), randn(1000).bfloat16()]
     x, weight, bias, row = (t.requires_grad_() for t in tensors)
@@ -212,6 +225,7 @@ def test_two_runs_agree() -> None:
         assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
+@pytest.mark.general_path("gradients of pointwise and reduce")
 def test_second_derivatives() -> None:
     x = randn(17, 33).requires_grad_()
     (first,) = torch.autograd.grad(cutfuse.pointwise(torch.sigmoid, x).square().sum(), x, create_graph=True)
@@ -219,6 +233,10 @@ def test_second_derivatives() -> None:
     torch.testing.assert_close(torch.autograd.grad(first.sum(), x), torch.autograd.grad(expected.sum(), x))
 
 
+@pytest.mark.general_path(
+    "autocast, a reduction, or the matrix-vector form",
+    when=lambda case: case["autocast"] is not None or case["name"] != "GemmSigmoidScaleResidual",
+)
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("name", "arguments"),

@@ -74,7 +74,8 @@ def test_every_op(op: Op, shape: tuple[int, int], dtype: torch.dtype) -> None:
         first = z > 1 if op.tensors[0] == CONDITION else z
         return op.compose([first, *rest], [default for _, default in op.parameters]) * 1.0
 
-    actual = cutfuse.linear(x, weight, epilogue=epilogue, operands=operands)
+    traced = cutfuse.Epilogue(epilogue, len(operands))  # recognised by its expression: the op is an object of Python's
+    actual = cutfuse.linear(x, weight, epilogue=traced, operands=operands)
     eager = eager_linear(x, weight, None, epilogue, operands).to(dtype)
     exact = eager_linear(*to_double(x, weight, None), epilogue, to_double(*operands)).double()
     # NaN and infinities have to be the same; approximations of functions are allowed two more units of fp32
@@ -111,6 +112,7 @@ def test_every_reduction(name: str, reduction: str, shape: tuple[int, int, int],
     assert torch.equal(actual, again)
 
 
+@pytest.mark.general_path("calls in the matrix-vector form")
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=str)  # one number's error would be chance
 def test_matrix_vector_form(shape: tuple[int, int, int], reduction: str, dtype: torch.dtype) -> None:
@@ -166,6 +168,7 @@ def test_leading_dimensions(leading: tuple[int, ...], dtype: torch.dtype) -> Non
         assert_no_worse(actual, eager, exact, slack=slack_for(dtype))
 
 
+@pytest.mark.general_path("the mask is cast before")
 def test_operands_of_every_type(dtype: torch.dtype) -> None:
     x, weight, bias = make_inputs(129, 264, 72, dtype, DEVICE)
     mask = torch.rand(129, 264, device=DEVICE) > 0.5
@@ -201,6 +204,7 @@ def test_out_dtype(out_dtype: torch.dtype, reduction: str | None, dtype: torch.d
     assert_no_worse(actual, eager, exact, slack=slack_for(dtype))
 
 
+@pytest.mark.general_path("tensors are empty")
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(0, 64, 64), (64, 0, 64), (64, 64, 0), (0, 0, 0)])
 @pytest.mark.parametrize("reduction", [None, "sum", "mean", "logsumexp"])
 def test_empty_dimensions(rows: int, columns: int, depth: int, reduction: str | None, dtype: torch.dtype) -> None:
@@ -243,6 +247,7 @@ def test_fp32_follows_pytorchs_setting() -> None:
     assert errors["highest"] < 2e-6 < 5e-5 < errors["high"] < 2e-3
 
 
+@pytest.mark.general_path("fp64 is PyTorch's own operations")
 def test_double_is_composed() -> None:
     x, weight, bias = make_inputs(33, 47, 65, torch.float64, DEVICE)
     actual = cutfuse.linear(x, weight, bias, epilogue=torch.tanh, reduce="sum")

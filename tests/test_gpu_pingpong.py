@@ -12,7 +12,7 @@ from cutfuse.epilogue import Epilogue
 from cutfuse.planning.linear_launch import launch_fused
 from cutfuse.planning.linear_plan import LinearArguments, plan_linear
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.no_path("launches plans, and calls no public function")]
 
 KERNELS = [name for name in native.module().gemm_kernels() if name.endswith("_pingpong")]
 # Five tiles of 128x128 for each of 132 multiprocessors, ragged in M and N; K is shorter than the epilogue.

@@ -169,6 +169,7 @@ def test_columns_that_are_no_multiple_of_four(shape: tuple[int, int, int], mode:
     assert_no_worse(reduced, eager, exact, slack=SLACK)
 
 
+@pytest.mark.no_path("explains a call, and makes none")
 def test_explain_says_why_columns_do_not_fit() -> None:
     x, weight, bias = draw(128, 1022, 512)
     with cutfuse.precision("split3"):
@@ -202,6 +203,7 @@ def test_a_bias_and_an_operand_that_are_not_finite(reduction: str | None, mode: 
     assert torch.equal(actual[untouched], clean[untouched])
 
 
+@pytest.mark.general_path("gradients of reductions", when=lambda case: case["reduction"] is not None)
 @pytest.mark.parametrize("mode", SPLIT_MODES)
 @pytest.mark.parametrize("reduction", [None, *REDUCTIONS])
 @pytest.mark.parametrize("shape", [(130, 520, 260), (256, 512, 1024)], ids=str)
@@ -236,6 +238,9 @@ def test_gradients(shape: tuple[int, int, int], reduction: str | None, mode: str
         assert_no_worse(found, eager, exact, slack=SLACK)
 
 
+@pytest.mark.general_path(
+    "PyTorch's setting is changed for each product", when=lambda case: case["setting"] != "highest"
+)
 @pytest.mark.parametrize("setting", ["highest", "high", "medium"])
 def test_ieee_is_pytorchs_own_result(setting: str) -> None:
     x, weight, bias = draw(300, 520, 1000)
@@ -253,6 +258,7 @@ def test_ieee_is_pytorchs_own_result(setting: str) -> None:
     assert torch.equal(torch.mm(x, weight.t()), expected[1]) == (setting == "highest"), "the setting has no effect"
 
 
+@pytest.mark.no_path("explains calls, and makes none")
 def test_explain_names_kernel_and_guard() -> None:
     x, weight, bias = draw(*LARGE)
     explanation = cutfuse.explain(x, weight, bias, epilogue=torch.sigmoid)

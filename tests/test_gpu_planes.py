@@ -103,6 +103,7 @@ def test_what_is_not_seen_is_there_after_preparing_again(change: Change) -> None
     assert not torch.equal(after, before), "the case changes nothing"
 
 
+@pytest.mark.general_path("prepared weights")
 def test_a_module_on_the_cpu_that_moves() -> None:
     layer = make_layer().to("cpu").prepare()
     layer.to(DEVICE)
@@ -116,6 +117,7 @@ def test_a_module_on_the_cpu_that_moves() -> None:
         assert torch.equal(other(x), layer(x))
 
 
+@pytest.mark.general_path("products of training over planes")
 def test_gradients_are_those_of_the_weight() -> None:
     x, weight, bias = (t.requires_grad_() for t in draw(*LARGE))
     prepared = cutfuse.prepare(weight)
@@ -199,6 +201,7 @@ def test_a_graph_reads_the_planes_that_it_captured() -> None:
             assert torch.equal(y, sigmoid_of(x, expected))
 
 
+@pytest.mark.general_path("prepared weights")
 def test_a_capture_is_no_place_to_prepare() -> None:
     x, weight, _ = draw(ROWS, COLUMNS, DEPTH)
     prepared = cutfuse.prepare(weight, "split3")
@@ -213,6 +216,7 @@ def test_a_capture_is_no_place_to_prepare() -> None:
     assert torch.equal(y, expected)
 
 
+@pytest.mark.general_path("compiled code alone calls the module")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")  # of the first one in a process
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])

@@ -14,6 +14,7 @@ from cutfuse.planning.linear_launch import launch_fused
 from cutfuse.planning.linear_plan import LinearArguments, plan_linear
 
 pytestmark = pytest.mark.gpu
+launches_a_plan = pytest.mark.no_path("launches plans, and calls no public function")
 
 IDENTITY = Program((), 0)
 CHAIN = Epilogue(lambda z, r: torch.tanh(z) * r + torch.sigmoid(z)).program
@@ -61,6 +62,7 @@ def assert_stored(arguments: LinearArguments, kernel: str, precision: str) -> No
     assert z._base[[0, -1]].isnan().all(), kernel
 
 
+@launches_a_plan
 @pytest.mark.parametrize("mode", ["off", "now"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -75,6 +77,7 @@ def test_every_kernel(dtype: torch.dtype, shape: tuple[int, int, int], mode: str
                     assert_stored(arguments, kernel, "tf32")
 
 
+@launches_a_plan
 @pytest.mark.parametrize("precision", ["split3", "split6", "guarded"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_over_planes(shape: tuple[int, int, int], precision: str) -> None:
@@ -85,6 +88,7 @@ def test_products_over_planes(shape: tuple[int, int, int], precision: str) -> No
         assert_stored(arguments, kernel, precision)
 
 
+@launches_a_plan
 def test_columns_that_are_no_whole_vectors_are_left_to_cublas() -> None:
     arguments = arguments_of(GELU, (64, 12, 64), torch.bfloat16, out_dtype=torch.float32)
     assert kernels_of(arguments, "tf32")
@@ -101,6 +105,7 @@ def gradients(y: Tensor, tensors: list[Tensor], grad: Tensor) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y, tensors, grad)]
 
 
+@pytest.mark.general_path("products of training over planes", when=lambda case: case["dtype"] is torch.float32)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_step_is_the_same_on_both_paths_and_as_accurate_as_eager(dtype: torch.dtype) -> None:
     shape = (4096, 4096, 2048)

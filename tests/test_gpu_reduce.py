@@ -27,6 +27,7 @@ def test_reductions_of_any_strides(view: str, op: str, dtype: torch.dtype) -> No
         assert_no_worse(actual, eager, exact, slack=slack_for(dtype))
 
 
+@pytest.mark.general_path("the dimensions have no common layout", when=lambda case: case["dim"] == (0, 2))
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("op", REDUCTIONS)
 @pytest.mark.parametrize(
@@ -63,6 +64,7 @@ def test_reductions_of_special_values(op: str) -> None:
         torch.testing.assert_close(cutfuse.reduce(t, dim, op), eager_reduce(t, dim, op), equal_nan=True)
 
 
+@pytest.mark.general_path("tensors are integers, or empty")
 def test_integers_and_empty_tensors() -> None:
     assert cutfuse.sum(torch.arange(10, device=DEVICE)).item() == 45
     empty = torch.empty(0, 3, device=DEVICE)

@@ -50,8 +50,13 @@ CALLS: dict[str, Callable[..., Tensor]] = {
         for op in REDUCTIONS
     },
 }
+some_are_general = pytest.mark.general_path(
+    "a number is on the CPU, or the call is in the matrix-vector form",
+    when=lambda case: case["name"] in ("linear of numbers", "matrix-vector"),
+)
 
 
+@some_are_general
 @pytest.mark.parametrize("name", CALLS)
 def test_graphs_capture_on_a_side_stream(name: str) -> None:
     call, inputs = CALLS[name], make_inputs()
@@ -73,6 +78,7 @@ def test_graphs_capture_on_a_side_stream(name: str) -> None:
         assert torch.equal(y, call(*inputs))
 
 
+@pytest.mark.general_path("gradients of a reduction")
 def test_graphs_capture_training() -> None:
     module = cutfuse.nn.LinearSigmoidSum(64, 128).to(DEVICE)
     x = torch.randn(32, 64, device=DEVICE)
@@ -95,6 +101,7 @@ def test_graphs_capture_training() -> None:
     assert torch.equal(captured, module.linear.weight.grad)
 
 
+@some_are_general
 @pytest.mark.parametrize("name", CALLS)
 def test_side_streams_are_respected(name: str) -> None:
     """Inputs appear late on a side stream: a launch on any other stream reads them too early."""
@@ -113,6 +120,7 @@ def test_side_streams_are_respected(name: str) -> None:
     assert torch.equal(actual, expected)
 
 
+@some_are_general
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
 @pytest.mark.parametrize("name", CALLS)
 def test_tensors_on_another_device_than_the_current_one(name: str) -> None:
@@ -125,6 +133,7 @@ def test_tensors_on_another_device_than_the_current_one(name: str) -> None:
     assert torch.equal(actual.cpu(), expected.cpu())
 
 
+@pytest.mark.general_path("each call raises")
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
 def test_two_devices_do_not_mix() -> None:
     x, w, b, _ = make_inputs()
@@ -134,6 +143,7 @@ def test_two_devices_do_not_mix() -> None:
         cutfuse.pointwise(torch.add, x, x.to("cuda:1"))
 
 
+@pytest.mark.general_path("each call raises")
 def test_devices_do_not_mix_with_the_cpu() -> None:
     x, w, b, r = make_inputs()
     with pytest.raises(ValueError, match="weight on cpu"):
@@ -142,6 +152,7 @@ def test_devices_do_not_mix_with_the_cpu() -> None:
         cutfuse.linear(x, w, b, epilogue=torch.add, operands=(r.cpu(),))
 
 
+@some_are_general
 @pytest.mark.parametrize("name", CALLS)
 def test_two_runs_agree_bit_for_bit(name: str) -> None:
     inputs = make_inputs(513, 1000, 336)
@@ -180,6 +191,7 @@ def test_reductions_allocate_little() -> None:
         assert allocated_by(lambda d=dim: cutfuse.reduce(x, d)) <= 8 * MiB
 
 
+@some_are_general
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*TensorFloat32.*:UserWarning")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
@@ -199,6 +211,7 @@ def test_compiles_to_one_graph(name: str, backend: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.general_path("compiled code alone calls cutfuse")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("sizes", "stays"), [((8192, 4096, 4096), True), ((96, 4096, 4096), False), ((197, 1536, 384), False)]
@@ -216,6 +229,7 @@ def test_compiled_code_has_the_faster_one(sizes: tuple[int, int, int], stays: bo
     torch.testing.assert_close(y, torch.tanh(F.linear(x, w * 0.1, b)), rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.general_path("compiled code alone calls cutfuse")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_training_is_the_compilers() -> None:
     from torch._inductor.utils import run_fw_bw_and_get_code
@@ -233,6 +247,7 @@ def test_compiled_training_is_the_compilers() -> None:
     assert not any("torch.ops.cutfuse" in code for code in codes)
 
 
+@pytest.mark.no_path("calls the operators")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_opcheck() -> None:
     x, w, b, r = make_inputs(dtype=torch.float32)
@@ -249,6 +264,7 @@ def test_opcheck() -> None:
         torch.library.opcheck(getattr(schema, name), arguments)
 
 
+@pytest.mark.general_path("autocast")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("reduction", [None, *REDUCTIONS])
 def test_autocast_gives_eagers_type(dtype: torch.dtype, reduction: str | None) -> None:
@@ -297,6 +313,7 @@ def test_a_custom_epilogue_waits_for_no_compiler() -> None:
     torch.testing.assert_close(actual.double(), exact, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.no_path("explains calls, and makes none")
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90")
 def test_explain_names_the_path() -> None:
     x, w, b, _ = make_inputs(256, 512, 128)

@@ -24,6 +24,7 @@ from cutfuse import native
 from cutfuse.epilogue import Program, op_table
 
 pytestmark = pytest.mark.gpu
+launches_a_plan = pytest.mark.no_path("launches plans, and calls no public function")
 
 LONG = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"] * 3)
 
@@ -34,6 +35,7 @@ def _fresh() -> None:
     native.core.forget_calls()
 
 
+@launches_a_plan
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["fast", "accurate"])
 @pytest.mark.parametrize("name", [op.name for op in op_table().ops])
 def test_every_op(name: str, dtype: torch.dtype) -> None:
@@ -47,6 +49,7 @@ def test_every_op(name: str, dtype: torch.dtype) -> None:
     assert_same_bits(arguments, kernels_for(arguments)[:1])
 
 
+@launches_a_plan
 @pytest.mark.parametrize("length", ["short", "long"])
 @pytest.mark.parametrize("reduction", ["none", *REDUCTIONS])
 @pytest.mark.parametrize("dtype", MODES, ids=str)
@@ -60,6 +63,7 @@ def test_every_kernel(dtype: torch.dtype, reduction: str, length: str) -> None:
         assert_same_bits(arguments, kernels_for(arguments))
 
 
+@launches_a_plan
 @pytest.mark.parametrize("length", ["short", "long"])
 @pytest.mark.parametrize("dtype", MODES, ids=str)
 @pytest.mark.parametrize("shape", [(200, 264), (3000, 2056), (8, 8)], ids=str)
@@ -79,6 +83,7 @@ def test_operands_that_the_copy_engine_brings(shape: tuple[int, int], dtype: tor
         assert_same_bits(arguments, kernels_for(arguments))
 
 
+@launches_a_plan
 @given(recipe=recipes())
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 def test_random_programs(recipe: Recipe) -> None:
@@ -92,6 +97,7 @@ def test_random_programs(recipe: Recipe) -> None:
         assert_same_bits(arguments, kernels_for(arguments)[:1])
 
 
+@launches_a_plan
 def test_one_kernel_serves_all_numbers() -> None:
     for number in (0.25, 1.5, -3.0):
         program = Program.parse(f"operands=0; softplus z {number} 20.0; mul prev {number}; clamp prev {-number} 9.0")
@@ -159,6 +165,7 @@ def test_streams_and_threads() -> None:
     assert cutfuse.wait(60) == 1
 
 
+@launches_a_plan
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
 def test_every_device_has_its_own() -> None:
     program = Program.parse("operands=0; tanh z; mul prev z")
@@ -200,6 +207,7 @@ def finish(process: subprocess.Popen[str]) -> None:
     assert "has the program compiled in" in output
 
 
+@pytest.mark.no_path("the calls are other processes'")
 @pytest.mark.parametrize("cache", ["cold", "disabled", "read-only", "truncated", "missing"])
 def test_the_drivers_cache(cache: str, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
@@ -219,12 +227,14 @@ def test_the_drivers_cache(cache: str, tmp_path: Path) -> None:
     finish(start(environment))
 
 
+@pytest.mark.no_path("the calls are other processes'")
 def test_many_processes_at_once(tmp_path: Path) -> None:
     processes = [start({"CUDA_CACHE_PATH": str(tmp_path / "cache")}) for _ in range(16)]
     for process in processes:
         finish(process)
 
 
+@launches_a_plan
 def test_requesting_under_every_mode() -> None:
     arguments = layer(Program.parse("operands=0; tanh z; mul prev z"))
     (kernel, *_) = kernels_for(arguments)

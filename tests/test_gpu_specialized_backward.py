@@ -15,6 +15,7 @@ from cutfuse.epilogue import Program, op_table
 from cutfuse.ops import cuda_backward
 
 pytestmark = pytest.mark.gpu
+calls_an_operator = pytest.mark.no_path("calls an operator's implementation, and no public function")
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LONG = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"] * 4)
@@ -27,6 +28,7 @@ def _fresh() -> None:
     native.core.forget_calls()
 
 
+@calls_an_operator
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", [op.name for op in op_table().ops])
 def test_every_op(name: str, dtype: torch.dtype) -> None:
@@ -42,6 +44,7 @@ def test_every_op(name: str, dtype: torch.dtype) -> None:
             assert_same_gradients(program, grad, x, operands, wanted, False)
 
 
+@calls_an_operator
 @pytest.mark.parametrize("column_sum", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("text", MASKS)
@@ -50,6 +53,7 @@ def test_masks(text: str, dtype: torch.dtype, column_sum: bool) -> None:
     assert_same_gradients(Program.parse(text), grad, x, [r], [0, 1], column_sum)
 
 
+@calls_an_operator
 @pytest.mark.parametrize("column_sum", [False, True])
 @pytest.mark.parametrize("length", ["short", "long"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -65,6 +69,7 @@ def test_shapes_and_operands(dtype: torch.dtype, length: str, column_sum: bool) 
         assert_same_gradients(program, grad, x, operands, [0, 4], column_sum)
 
 
+@calls_an_operator
 @given(recipe=recipes())
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 def test_random_programs(recipe: Recipe) -> None:
@@ -97,6 +102,7 @@ def test_a_trained_layer_has_the_same_gradients_before_and_after(dtype: torch.dt
         assert all(torch.equal(a, b) for a, b in zip(results[0], later, strict=True))
 
 
+@pytest.mark.general_path("a profiler, and a gradient of pointwise")
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
 def test_a_profiler_shows_the_program() -> None:
     x = torch.randn(256, 256, device="cuda").requires_grad_()
@@ -111,6 +117,7 @@ def test_a_profiler_shows_the_program() -> None:
     assert any("pointwise_backward_float32_d0__tanh_mul" in event.key for event in profile.key_averages())
 
 
+@calls_an_operator
 def test_a_graph_has_what_is_ready() -> None:
     program = Program.parse(GATED)
     grad, x, r = (torch.randn(256, 512, device="cuda").bfloat16() for _ in range(3))

@@ -18,6 +18,7 @@ from cutfuse import native
 from cutfuse.epilogue import Program, op_table
 
 pytestmark = pytest.mark.gpu
+calls_an_operator = pytest.mark.no_path("calls an operator's implementation, and no public function")
 
 LONG = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"] * 3)
 GATED = "operands=1; sigmoid z -> s0; mul prev r0 -> s1; sub 1.0 s0; mul prev z; add prev s1"
@@ -33,6 +34,7 @@ def _fresh() -> None:
     native.core.forget_calls()
 
 
+@calls_an_operator
 @pytest.mark.parametrize("dim", [-1, -2], ids=["rows", "columns"])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -43,6 +45,7 @@ def test_every_reduction(dtype: torch.dtype, reduction: str, dim: int) -> None:
             assert_same_bits(Program.parse(text), randn(*shape, dtype=dtype), [operand], reduction, dim)
 
 
+@calls_an_operator
 @pytest.mark.parametrize("dim", [-1, -2], ids=["rows", "columns"])
 @pytest.mark.parametrize("reduction", ["sum", "logsumexp"])
 def test_long_programs(reduction: str, dim: int) -> None:
@@ -51,6 +54,7 @@ def test_long_programs(reduction: str, dim: int) -> None:
         assert_same_bits(program, randn(513, 264, dtype=dtype), [randn(513, 264, seed=1)], reduction, dim)
 
 
+@calls_an_operator
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", [op.name for op in op_table().ops])
 def test_every_op(name: str, dtype: torch.dtype) -> None:
@@ -76,6 +80,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@calls_an_operator
 @pytest.mark.parametrize("dim", [-1, -2], ids=["rows", "columns"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -85,6 +90,7 @@ def test_operands_of_every_layout(layout: str, dtype: torch.dtype, dim: int) -> 
         assert_same_bits(Program.parse(GATED), randn(200, 264, dtype=dtype), [operand], "sum", dim)
 
 
+@calls_an_operator
 @given(recipe=recipes())
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 def test_random_programs(recipe: Recipe) -> None:

@@ -132,6 +132,7 @@ def test_the_collector_is_off_meanwhile_and_on_again_whatever_happens() -> None:
         gc.enable()
 
 
+@pytest.mark.no_path("calls nothing of cutfuse")
 @pytest.mark.gpu
 def test_the_device_counts_in_whole_times_alone() -> None:
     device = torch.device("cuda")

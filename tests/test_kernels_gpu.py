@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cutfuse.epilogue import Epilogue
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.no_path("calls kernels, and no public function")]
 
 # (outer, reduced, inner): one for every way in which the planner lays threads over a tensor, and their ragged edges.
 ROW_SHAPES = [(1, 1, 1), (37, 1, 1), (5, 3, 1), (300, 33, 1), (70, 128, 1), (9, 1000, 1), (3, 5000, 1), (2, 300001, 1)]

@@ -1,0 +1,227 @@
+"""Both paths of the public functions for tests on a GPU: the general one, and the direct one (csrc/call).
+
+Every test that is marked `gpu` runs on each of `PATHS`, unless it is marked `no_path`. On the direct path the first
+call of its kind in a test is made on the general path and then again, which has to be direct and to give the same bits:
+the test gets that result. Later calls of its kind are direct at once. A call may take the general path for a reason
+that `general_reasons.py` finds, and for no other. Tests all of whose calls do are marked `general_path`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from emulated_device import direct_calls, paused
+from general_reasons import Call, why_general, why_watched
+from torch import Tensor
+
+import cutfuse
+from cutfuse import native
+from cutfuse.direct import calls, operators
+
+core = native.module()
+GENERAL, DIRECT = PATHS = ("general", "direct")
+LARGE = 8 << 30  # bytes that a test leaves to the next ones
+MANY = 1 << 28  # elements of which a comparison takes a part at a time
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def has_path(node: pytest.Item) -> bool:
+    """Whether a test runs on each path."""
+    return node.get_closest_marker("gpu") is not None and node.get_closest_marker("no_path") is None
+
+
+def check_paths(items: Iterable[pytest.Item]) -> None:
+    """Raises UsageError for a test on a GPU that neither runs on both paths nor says why it has none."""
+    for item in items:
+        if has_path(item) and path_of(item) not in PATHS:
+            raise pytest.UsageError(f"{item.nodeid} is marked gpu, but runs on no path: mark all of its function")
+
+
+def path_of(item: pytest.Item) -> str | None:
+    """The path that a test runs on; None for one that has none."""
+    callspec = getattr(item, "callspec", None)
+    return None if callspec is None else callspec.params.get("call_path")
+
+
+def expected_reason(item: pytest.Item) -> str:
+    """Why no call of the test is direct; empty for tests with such a call."""
+    for marker in item.iter_markers("general_path"):
+        (reason,), when = marker.args, marker.kwargs.get("when")
+        if when is None or when(item.callspec.params):  # type: ignore[attr-defined]
+            return reason
+    return ""
+
+
+@contextlib.contextmanager
+def taken(path: str | None, reason: str = "") -> Iterator[None]:
+    """Within it, public functions take this path, which is checked at its end. reason: as of `expected_reason`."""
+    if path is None:
+        yield
+        return
+    if path == GENERAL:
+        with general_calls():
+            yield
+    else:
+        with checked_calls() as paths:
+            yield
+        paths.check(reason)
+    if torch.cuda.is_available() and torch.cuda.memory_reserved() > LARGE:
+        torch.cuda.empty_cache()  # other processes test on the same device
+
+
+@contextlib.contextmanager
+def general_calls() -> Iterator[None]:
+    """Within it, every call is to take the general path."""
+    before = direct_calls()
+    with paused():
+        yield
+    if direct_calls() != before:
+        raise AssertionError(f"{direct_calls() - before} calls were direct on the general path")
+
+
+@contextlib.contextmanager
+def checked_calls() -> Iterator[CheckedCalls]:
+    """Within it, calls are to be direct."""
+    core.forget_calls()  # so that each kind of call is made on both paths
+    paths = CheckedCalls()
+    with pytest.MonkeyPatch.context() as patch:
+        for function in ("linear", "pointwise", "reduce"):
+            native_call = getattr(calls, f"call_{function}")
+            patch.setattr(calls, f"call_{function}", functools.partial(paths.call, function, native_call))
+        operator = functools.partial(paths.call_operator, operators.call_linear_operator)
+        patch.setattr(operators, "call_linear_operator", operator)
+        yield paths
+
+
+def is_result(answer: Any) -> bool:
+    """Whether the native module has made a call: it answers None or NotImplemented elsewhere."""
+    return answer is not None and answer is not NotImplemented
+
+
+class CheckedCalls:
+    """Stands before the native functions of calls.
+
+    direct: how many calls of public functions were; operators: how many of operators, in compiled code or below a call
+    that was not; general: how many calls were not direct, by their reason.
+    """
+
+    def __init__(self) -> None:
+        self.direct = self.operators = 0
+        self.general: Counter[str] = Counter()
+        self._before = direct_calls()
+        self._counting = threading.Lock()
+        self._inside = threading.local()
+
+    def call(self, function: str, native_call: Callable[..., Any], *given: Any) -> Any:
+        """The result of a call, on whichever path."""
+        if self._is_inside():
+            return self._inside.answer
+        y = native_call(*given)
+        reason = ""
+        if not is_result(y):
+            y, reason = self._make_first(Call(function, given), native_call, y)
+        with self._counting:
+            self.direct += not reason
+            self.general.update([reason] if reason else [])
+        return y
+
+    def call_operator(self, native_call: Callable[..., Any], *given: Any) -> Any:
+        """The same of an operator's implementation, which takes the general path below a call on that path."""
+        y = None if self._is_inside() else native_call(*given)
+        with self._counting:
+            self.operators += is_result(y)
+        return y
+
+    def _is_inside(self) -> bool:
+        return getattr(self._inside, "is_so", False)
+
+    def _make_generally(self, call: Call, answer: Any) -> Tensor:
+        """The result of a call on the general path, which remembers it where the answer is NotImplemented."""
+        self._inside.is_so, self._inside.answer = True, answer
+        try:
+            return call.make()
+        except Exception as error:
+            with self._counting:
+                self.general[f"it raises {type(error).__name__}"] += 1
+            raise
+        finally:
+            self._inside.is_so = False
+
+    def _make_first(self, call: Call, native_call: Callable[..., Any], answer: Any) -> tuple[Tensor, str]:
+        """The result of a call that was not direct at once, and why the next one is not either."""
+        expected = self._make_generally(call, answer)
+        # A second call, and its comparison, would be captured too.
+        is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        y = answer if is_captured else native_call(*call.given)
+        reason = "" if is_result(y) else why_general(call, y, expected)
+        if y is None and not reason and not is_captured:
+            with cutfuse.specialization("now"):  # compiles the epilogue, whatever is queued in the background
+                self._make_generally(call, NotImplemented)
+            y = native_call(*call.given)
+        if is_result(y):
+            check_same(call, y, expected)
+            return y, ""
+        if not reason:
+            raise AssertionError(f"{call} was not direct.\n{what_the_native_module_says(call, y)}")
+        return expected, reason
+
+    def check(self, reason: str) -> None:
+        """Whether there were direct calls; with a reason, whether there were none."""
+        counted = direct_calls() - self._before
+        if counted != self.direct + self.operators:
+            raise AssertionError(
+                f"the native module counted {counted} direct calls; {self.direct} of public functions and "
+                f"{self.operators} of operators were seen"
+            )
+        if reason and self.direct:
+            raise AssertionError(
+                f"{self.direct} calls were direct, but the test is marked general_path: {reason}. Mark it no longer"
+            )
+        if not reason and not self.direct:
+            raise AssertionError(
+                f"no call was direct; the general path's were {dict(self.general)}. Mark a test of such calls "
+                "general_path, and one of no public functions no_path"
+            )
+
+
+def what_the_native_module_says(call: Call, answer: Any) -> str:
+    """All that a call's path depends on, for a message."""
+    meaning = {None: "None (the general path's)", NotImplemented: "NotImplemented (not remembered)"}[answer]
+    return (
+        f"native answer: {meaning}; has a key: {call.has_key}; watched: {why_watched(call) or 'no'}; "
+        f"number of the callable: {core.recognise(call.callable) or 'none'}; gradients recorded: "
+        f"{torch.is_grad_enabled()}; remembered calls: {core.remembered_calls()}; specialization mode: "
+        f"{core.specialization_mode().name}; fp32: {torch.get_float32_matmul_precision()}"
+    )
+
+
+def check_same(call: Call, y: Tensor, expected: Tensor) -> None:
+    """Raises AssertionError where a direct result is not the general path's, to the bit; one NaN is another."""
+    facts, wanted = (
+        (tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad, t.is_inference()) for t in (y, expected)
+    )
+    if facts != wanted:
+        raise AssertionError(f"{call}: the direct result is {facts}, the general path's {wanted}")
+    count = sum(count_different(*parts) for parts in zip(*map(parts_of, (y, expected)), strict=True))
+    if count:
+        raise AssertionError(f"{call}: {count} of {y.numel()} elements of the direct result have other bits")
+
+
+def parts_of(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Rows of a large tensor, apart: a comparison allocates as much as it looks at."""
+    tensor = tensor.detach()
+    return tensor.chunk(64) if tensor.numel() > MANY and tensor.dim() else (tensor,)
+
+
+def count_different(y: Tensor, expected: Tensor) -> int:
+    bits, wanted = (t.view(INTEGERS[t.element_size()]) for t in (y, expected))
+    if torch.equal(bits, wanted):
+        return 0
+    return int(((bits != wanted) & ~(y.isnan() & expected.isnan())).sum())

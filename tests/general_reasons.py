@@ -1,0 +1,224 @@
+"""Why a call takes the general path: asked of PyTorch, of the call's arguments and of the library's own decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import cutfuse
+from cutfuse import native
+from cutfuse.arguments import kernel_out_dtype
+from cutfuse.direct import calls
+from cutfuse.direct.training import takes_cublas
+from cutfuse.epilogue.recognition import IDENTITY
+from cutfuse.gradients.autograd import needs_gradient
+from cutfuse.linear import LinearCall, prepare_linear
+from cutfuse.ops.cuda import shapes_and_strides
+from cutfuse.ops.layout import elementwise_layout, reduction_layout
+from cutfuse.planning.fused import changes_setting, plan_call
+from cutfuse.planning.linear_plan import LinearArguments
+from cutfuse.pointwise import prepare_pointwise
+from cutfuse.reduce import prepare_reduce
+
+core = native.module()
+MOST_OPERANDS = 4  # of a program, tensors and numbers together in a key
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a public function. given: the arguments, as `call_linear` and its like take them."""
+
+    function: str  # "linear", "pointwise" or "reduce"
+    given: tuple[Any, ...]
+
+    def make(self) -> Tensor:
+        """Calls the public function."""
+        if self.function == "pointwise":
+            fn, x, operands, out_dtype = self.given
+            return cutfuse.pointwise(fn, x, *operands, out_dtype=out_dtype)
+        if self.function == "reduce":
+            *given, operands, out_dtype = self.given
+            return cutfuse.reduce(*given, operands=operands, out_dtype=out_dtype)
+        return cutfuse.linear(*self.given[:3], **self.options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keywords of `linear`."""
+        return dict(zip(("epilogue", "operands", "reduce", "keepdim", "out_dtype"), self.given[3:], strict=True))
+
+    @property
+    def callable(self) -> Any:
+        return self.given[{"linear": 3, "pointwise": 0, "reduce": 4}[self.function]]
+
+    @property
+    def operands(self) -> Any:
+        return self.given[{"linear": 4, "pointwise": 2, "reduce": 5}[self.function]]
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """What has to be a tensor: x, and the weight and the bias of a layer, which is None where there is none."""
+        return {"linear": self.given[:3], "pointwise": self.given[1:2], "reduce": self.given[:1]}[self.function]
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """All tensors of the call, in the native module's order."""
+        return (*(t for t in self.inputs if t is not None), *calls.tensors_of(self.operands))
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the native module has a key for the call, whatever the callable."""
+        return core.call_key(getattr(core.CallFunction, self.function), self.given, IDENTITY) is not None
+
+    def __str__(self) -> str:
+        shown = [describe(value) for value in (*self.inputs, *self.operands)]
+        rest = [value for value in self.given if value is not self.operands and not isinstance(value, Tensor)]
+        return f"cutfuse.{self.function}({', '.join(shown)}) with {rest}"
+
+
+def describe(value: Any) -> str:
+    """A tensor by what its key has; anything else by its repr."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    grad = ", requires_grad" if value.requires_grad else ""
+    return f"{type(value).__name__}{list(value.shape)} {value.stride()} {value.dtype} {value.device}{grad}"
+
+
+def why_general(call: Call, answer: Any, y: Tensor) -> str:
+    """Why a call is not direct; empty where nothing is known that keeps it from being so.
+
+    answer: the native module's once the call was made and no epilogue is being compiled: None or NotImplemented.
+    y: the call's result.
+    """
+    if not call.has_key:
+        return why_watched(call) or _why_without_key(call)
+    if answer is NotImplemented:
+        return _why_unknown(call)
+    device = call.inputs[0].device
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        return f"x is on {device}, which is not the current device"
+    return {"linear": _why_linear_is_marked, "pointwise": _why_pointwise_is_marked, "reduce": _why_reduce_is_marked}[
+        call.function
+    ](call, y)
+
+
+def why_watched(call: Call) -> str:
+    """Who is to see each of PyTorch's operations, or changes them."""
+    torch_has = calls.torch_functions()
+    found = {
+        "a function mode": torch_has["function_modes"]() != 0,
+        "a dispatch mode": torch_has["dispatch_modes"]() != 0,
+        "a transform of torch.func": torch_has["functorch"]() is not None,
+        "forward-mode derivatives": torch_has["forward_ad"]["_current_level"] >= 0,
+        "a profiler": torch_has["profiler"](),
+        "a tracer": torch_has["tracing"]() is not None,
+        "autocast": isinstance(call.inputs[0], Tensor) and torch_has["autocast"](call.inputs[0].device.type),
+    }
+    return ", ".join(f"{name} is active" for name, is_active in found.items() if is_active)
+
+
+def _why_without_key(call: Call) -> str:
+    """What of the arguments has no key."""
+    for tensor in (*call.inputs, *call.operands):
+        if isinstance(tensor, (Tensor, cutfuse.PreparedWeight)) and type(tensor) not in (Tensor, nn.Parameter):
+            return f"{type(tensor).__name__} is no plain tensor"
+    if any(tensor.is_neg() for tensor in call.tensors):
+        return "a tensor is negated whenever it is read"
+    if len(call.operands) > MOST_OPERANDS:
+        return f"there are more than {MOST_OPERANDS} operands"
+    reduces = call.function == "linear" and call.options["reduce"] is not None
+    if needs_gradient(*call.tensors) and (reduces or call.function != "linear"):
+        return "a gradient is wanted of what is no linear layer alone"
+    return ""
+
+
+def _why_unknown(call: Call) -> str:
+    """Why a call that was made is not remembered."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return "the first call of its kind is captured in a graph"
+    if call.function != "linear" and not call.inputs[0].is_floating_point():
+        return "x is not floating-point, so that it is cast before, or PyTorch reduces it"
+    return ""
+
+
+def _reduce_call(call: Call) -> Any:
+    *given, operands, out_dtype = call.given
+    return prepare_reduce(*given, operands=operands, out_dtype=out_dtype)
+
+
+def _why_call_is_marked(call: Call, found: Any, presented: tuple[Tensor | None, ...]) -> str:
+    """What every function looks at. found: the call in normal form. presented: the tensors of its operator."""
+    if found.composed_because:
+        return f"it is PyTorch's own operations: {found.composed_because}"
+    if kernel_out_dtype(found.out_dtype, found.x.dtype) != found.out_dtype:
+        return f"the result is cast to {found.out_dtype}"
+    given = (*call.inputs, *calls.tensors_of(call.operands))
+    return "" if calls._same_memory(given, presented) else "a tensor is empty, or is cast or copied before"
+
+
+def _why_linear_is_marked(call: Call, y: Tensor) -> str:
+    found = prepare_linear(*call.given[:3], **call.options)
+    if found.matrix_vector is not None:
+        return "it is in the matrix-vector form"
+    why = _why_call_is_marked(call, found, (found.x, found.weight, found.bias, *found.operands))
+    if why:
+        return why
+    arguments = _arguments_of(found)
+    if needs_gradient(*call.tensors):
+        return _why_training_is_marked(call, arguments, y)
+    plan = plan_call(arguments)
+    if plan.copies_bias:
+        return "the plan copies the bias"
+    if not plan.is_fused and changes_setting(found.x):
+        return "PyTorch's setting has to be changed for the product"
+    if not plan.is_fused and calls._adds_bias_apart(call.given[0], call.given[2]):
+        return "PyTorch adds the bias apart"
+    return "" if y.is_contiguous() else "the result is not contiguous"
+
+
+def _arguments_of(found: LinearCall) -> LinearArguments:
+    program = found.epilogue.program
+    return LinearArguments(found.x, found.weight, found.bias, found.operands, program, found.reduction, found.out_dtype)
+
+
+def _why_training_is_marked(call: Call, arguments: LinearArguments, y: Tensor) -> str:
+    if calls._adds_bias_apart(call.given[0], call.given[2]):
+        return "PyTorch adds the bias apart"
+    if not takes_cublas(arguments):
+        return "a product of the training step is not cuBLAS's with PyTorch's setting"
+    operands = calls.tensors_of(call.operands)
+    wanted = [k for k, operand in enumerate(operands) if operand.requires_grad]
+    if any(operands[k].shape != y.shape for k in wanted):
+        return "the gradient of a broadcast operand has to be summed"
+    reached = arguments.program.inputs_with_gradient
+    if 0 not in reached or any(k + 1 not in reached for k in wanted):
+        return "the result does not depend on what a gradient is wanted of"
+    if plan_call(arguments._replace(stores_pre_activation=True)).copies_bias:
+        return "the plan copies the bias"
+    return "" if y.is_contiguous() else "the result is not contiguous"
+
+
+def _why_pointwise_is_marked(call: Call, y: Tensor) -> str:
+    fn, x, operands, out_dtype = call.given
+    found = prepare_pointwise(fn, x, *operands, out_dtype=out_dtype)
+    tensors = (found.x, *found.operands)
+    why = _why_call_is_marked(call, found, tensors)
+    if why:
+        return why
+    has_layout = elementwise_layout(y.stride(), *shapes_and_strides(tensors), tuple(y.shape)) is not None
+    return "" if has_layout else "the tensors have no common layout of three dimensions"
+
+
+def _why_reduce_is_marked(call: Call, y: Tensor) -> str:
+    found = _reduce_call(call)
+    tensors = (found.x, *found.operands)
+    why = _why_call_is_marked(call, found, tensors)
+    if why:
+        return why
+    layout = reduction_layout(*shapes_and_strides(tensors), found.dims)
+    if layout is None:
+        return "the tensors have no common layout of three dimensions"
+    is_in_order = layout.result_order is None and y.is_contiguous()
+    return "" if is_in_order else "the result is not in the order of its dimensions"
