@@ -25,12 +25,12 @@ MATRIX = 2 * M * N  # bytes
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, float | None]]:
-    """What was found of each region that has a sum with an operand, by its expression."""
+    """What was found of each region that Inductor may compute, by its expression."""
     found: dict[str, float | None] = {}
 
     def observed(region: Region) -> float | None:
         spared = absorbed_bytes(region)
-        found[repr(region.epilogue.expression)] = spared
+        found.setdefault(repr(region.epilogue.expression), spared)  # of the first product
         return spared
 
     monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
