@@ -17,6 +17,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.no_path("compiled models call operators, and the tests count those that are direct"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),  # of the first one in a process
 ]
 
 ROWS, WIDTH = 16384, 1024
@@ -78,10 +79,11 @@ def error_of(found: Tensor, exact: Tensor) -> float:
     return float((found.double() - exact).norm() / exact.norm())
 
 
-def check_errors(found: list[Tensor], own: list[Tensor], exact: list[Tensor]) -> None:
-    for y, eager, reference in zip(found, own, exact, strict=True):
-        assert y.dtype == eager.dtype
-        assert error_of(y, reference) <= MARGIN * error_of(eager, reference)
+def check_errors(found: list[Tensor], exact: list[Tensor], *pytorchs: list[Tensor]) -> None:
+    """Each value is as near to the exact one as the farthest of PyTorch's."""
+    for y, reference, *others in zip(found, exact, *pytorchs, strict=True):
+        assert all(y.dtype == other.dtype for other in others)
+        assert error_of(y, reference) <= MARGIN * max(error_of(other, reference) for other in others)
 
 
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
@@ -98,7 +100,7 @@ def test_inference(name: str, dtype: torch.dtype, mode: str | None) -> None:
             y = compiled(x).clone()
         if mode is None:
             assert direct_calls() == before + fused
-        check_errors([y], [model(x)], [copy.deepcopy(model).double()(x.double())])
+        check_errors([y], [copy.deepcopy(model).double()(x.double())], [model(x)])
 
 
 def step(model: nn.Module, x: Tensor, call: Callable[[Tensor], Tensor]) -> list[Tensor]:
@@ -120,5 +122,7 @@ def test_training(name: str, dtype: torch.dtype) -> None:
         assert not any("gelu" in program for program in programs)
     compiled = torch.compile(model, backend="cutfuse")
     exact_model = copy.deepcopy(model).double()
-    found, own = step(model, x, compiled), step(model, x, model)
-    check_errors(found, own, step(exact_model, x.double(), exact_model))
+    found, exact = step(model, x, compiled), step(exact_model, x.double(), exact_model)
+    torch._dynamo.reset()
+    # Inductor's sums over the rows, which are the norms' and biases' gradients, are less exact than eager's in fp32.
+    check_errors(found, exact, step(model, x, model), step(model, x, torch.compile(model)))
