@@ -59,7 +59,8 @@ def _undispatched(lower: Callable[..., Any], operator: Any) -> Callable[..., Any
     @functools.wraps(lower)
     def lowered(*args: Any, **kwargs: Any) -> Any:
         result = lower(*args, **kwargs)
-        (kernel,) = result.data.data.inputs  # of the one output that the kernel has
+        buffer = result.data.data
+        kernel = buffer if isinstance(buffer, ir.FallbackKernel) else buffer.inputs[0]  # before PyTorch 2.14
         assert isinstance(kernel, ir.FallbackKernel)
         if not V.graph.cpp_wrapper:
             name = operator._schema.name.removeprefix("cutfuse::")
