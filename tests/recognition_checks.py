@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+import torch
+
 from cutfuse import native
-from cutfuse.epilogue import Epilogue
+from cutfuse.epilogue import Epilogue, resolve
 from cutfuse.epilogue.fingerprint import fingerprint
 from cutfuse.epilogue.recognition import IDENTITY, recognised
 from cutfuse.epilogue.types import unknown_types
@@ -59,3 +63,23 @@ def checked(resolve: Callable[..., Epilogue]) -> Callable[..., Epilogue]:
         return result
 
     return check
+
+
+def learn(fn: Any, operand_count: int = 0) -> int:
+    """The number of a callable; that it is recognised is checked, and counted."""
+    resolve(fn, operand_count)
+    before = native.core.callable_counts()["hits"]
+    number = teach(fn, operand_count=operand_count)
+    assert (native.core.callable_counts()["hits"] > before) == (number > 1)
+    return number
+
+
+def make(scale: Any) -> Callable[..., Any]:
+    return lambda z: torch.sigmoid(z) * scale
+
+
+@pytest.fixture
+def any_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if everything that has a key had been traced."""
+    epilogue = Epilogue(lambda z: z * 2)
+    monkeypatch.setattr(sys.modules["cutfuse.epilogue.recognition"], "find_traced", lambda *_: epilogue)
