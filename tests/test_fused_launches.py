@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fused_products import IDENTITY, arguments_of, explain, inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_core import RecordedLaunches, recorded
@@ -17,14 +18,11 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse import native
-from cutfuse.epilogue import Epilogue, Program
+from cutfuse.epilogue import Epilogue
 from cutfuse.ops import cuda
 from cutfuse.planning import fused, linear_launch, linear_plan, planes
-from cutfuse.planning.device import device_facts
-from cutfuse.planning.linear_plan import LinearArguments
 from cutfuse.precision import GUARDED
 
-IDENTITY = Program.parse("operands=0")
 STREAM = 7
 RUN = native.module().RunWhen
 DTYPES = native.module().dtypes()
@@ -67,32 +65,12 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
         yield found
 
 
-def inputs(rows: int, columns: int, depth: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    return torch.randn(rows, depth).to(dtype), torch.randn(columns, depth).to(dtype)
-
-
-def arguments_of(x: Tensor, weight: Tensor, reduction: str = "none", **options: Any) -> LinearArguments:
-    given = {"bias": None, "operands": (), "program": IDENTITY, "out_dtype": x.dtype, **options}
-    return LinearArguments(x, weight, reduction=reduction, **given)
-
-
 def run(
     x: Tensor, weight: Tensor, mode: str, reduction: str = "none", kept: planes.Planes | None = None, **options: Any
 ) -> Tensor:
     """By the operators' implementation, which needs no kernels where PyTorch multiplies."""
     with cutfuse.precision(mode):
         return cuda._run(arguments_of(x, weight, reduction, **options), kept)
-
-
-def explain(
-    x: Tensor, weight: Tensor, mode: str, reduction: str = "none", kept: planes.Planes | None = None, **options: Any
-) -> tuple[str | None, list[str]]:
-    """The kernel, None where none runs, and what is said beside."""
-    with cutfuse.precision(mode):
-        explained = fused.explain_fused(arguments_of(x, weight, reduction, **options), kept)
-    steps, reasons = explained.steps, explained.reasons
-    assert (explained.workspace_bytes > 0) <= bool(steps)
-    return (steps[0], [*steps[1:], *reasons]) if steps else (None, reasons)
 
 
 def words(piece: tuple[int, int]) -> tuple[int, int]:
@@ -419,75 +397,3 @@ def test_planes_are_of_no_use_where_nothing_is_split(recorder: Recorder, mode: s
     run(x, weight, mode, kept=kept)
     assert set(recorder.names) <= {"gemm"}
     assert fused.KEEPS not in explain(x, weight, mode, kept=kept)[1]
-
-
-@pytest.mark.parametrize("mode", ["split3", "split6", GUARDED])
-def test_explain_takes_every_mode(mode: str) -> None:
-    name, reasons = explain(*inputs(1024, 4096, 4096), mode)
-    assert name is not None
-    assert any(reason.startswith("guarded: sm90_convert6") for reason in reasons) == (mode == GUARDED)
-
-
-def test_explain_says_how_the_weight_is_split() -> None:
-    name, reasons = explain(*inputs(1024, 8192, 8192), GUARDED)
-    assert "sm90_convert3" in name or "sm90_split3" in name
-    assert any("splits the weight" in reason for reason in reasons)
-    assert any("sm90_convert6" in reason for reason in reasons)
-
-
-def test_explain_says_why_a_faster_kernel_does_not_run() -> None:
-    name, reasons = explain(*inputs(100, 4096, 4097), GUARDED)
-    assert name is None
-    assert reasons[0].startswith("cuBLAS in fp32 would take ")
-    assert reasons[-1].endswith("at least 10% faster than cuBLAS")
-
-
-def test_explain_gives_the_workspace() -> None:
-    x, weight = inputs(1024, 4096, 4096)
-    with cutfuse.precision("split3"):
-        workspace_bytes = fused.explain_fused(arguments_of(x, weight, "none")).workspace_bytes
-    assert (
-        workspace_bytes == fused.plan_call(arguments_of(x, weight, "none"), captured_mode="split3").workspace_bytes > 0
-    )
-
-
-def test_explain_names_a_device_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (fused, linear_plan):
-        monkeypatch.setattr(module, "device_facts", device_facts)
-    for dtype in (torch.float32, torch.float64):  # the second is no type of the kernels
-        x, weight = inputs(8, 8, 8, dtype)
-        assert explain(x, weight, GUARDED) == (None, ["fused products run on CUDA devices, not on cpu"])
-
-
-def test_explain_names_the_kernel_and_the_other_ways() -> None:
-    x, weight = inputs(1024, 8192, 8192, torch.bfloat16)
-    name, reasons = explain(x, weight, "tf32", program=Epilogue(torch.sigmoid).program)
-    assert name.startswith("sm90_bf16_128x256x64_2x1_cooperative, tiles along M first, swizzle ")
-    assert reasons[0].startswith("cuBLAS and one more kernel would take ")
-    assert len(reasons) == 4
-    name, reasons = explain(x, weight, "tf32", "sum")
-    assert name is None
-    assert reasons[0].startswith("cuBLAS and one more kernel would take ")
-    assert reasons[1].startswith("sm90_bf16_rows_")
-    name, reasons = explain(*inputs(4096, 8192, 1024, torch.bfloat16), "tf32", "sum")
-    assert name.startswith("sm90_bf16_rows_")
-    assert reasons[0].endswith("the matrix of 67 MB that it reduces is not allocated")
-    assert reasons[1].startswith("cuBLAS and one more kernel would take ")
-    program = Epilogue(lambda z: torch.tanh(torch.sigmoid(z))).program
-    name, reasons = explain(*inputs(1024, 4096, 8192, torch.bfloat16), "tf32", program=program)
-    assert name is None
-    assert reasons[0].startswith("cuBLAS and one more kernel would take ")
-    assert reasons[1].startswith("sm90_bf16_")
-    name, reasons = explain(*inputs(64, 63, 64, torch.bfloat16), "tf32")
-    assert name is None
-    assert reasons == sorted(reasons)
-    assert all("N is 63" in reason for reason in reasons)
-
-
-def test_explain_says_where_the_host_decides() -> None:
-    """A small layer is one kernel although the GPU is done sooner with cuBLAS and another: that takes two launches."""
-    program = Epilogue(lambda z: torch.tanh(z) * z).program
-    name, reasons = explain(*inputs(4, 256, 256, torch.bfloat16), "tf32", program=program)
-    assert name is not None
-    assert reasons[0].startswith("cuBLAS and one more kernel would take ")
-    assert reasons[0].endswith(" us (predicted), but the host would take longer to launch them")

@@ -1,0 +1,35 @@
+"""Products for the tests of what is launched for a linear layer, and what is explained of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import cutfuse
+from cutfuse.epilogue import Program
+from cutfuse.planning import fused, planes
+from cutfuse.planning.linear_plan import LinearArguments
+
+IDENTITY = Program.parse("operands=0")
+
+
+def inputs(rows: int, columns: int, depth: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    return torch.randn(rows, depth).to(dtype), torch.randn(columns, depth).to(dtype)
+
+
+def arguments_of(x: Tensor, weight: Tensor, reduction: str = "none", **options: Any) -> LinearArguments:
+    given = {"bias": None, "operands": (), "program": IDENTITY, "out_dtype": x.dtype, **options}
+    return LinearArguments(x, weight, reduction=reduction, **given)
+
+
+def explain(
+    x: Tensor, weight: Tensor, mode: str, reduction: str = "none", kept: planes.Planes | None = None, **options: Any
+) -> tuple[str | None, list[str]]:
+    """The kernel, None where none runs, and what is said beside."""
+    with cutfuse.precision(mode):
+        explained = fused.explain_fused(arguments_of(x, weight, reduction, **options), kept)
+    steps, reasons = explained.steps, explained.reasons
+    assert (explained.workspace_bytes > 0) <= bool(steps)
+    return (steps[0], [*steps[1:], *reasons]) if steps else (None, reasons)
