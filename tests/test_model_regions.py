@@ -275,6 +275,22 @@ def test_it_tells_of_each_product() -> None:
     ]
 
 
+def test_layers_in_front_of_convolutions_are_alike() -> None:
+    """What a convolution takes besides is no operand, and its name is in no reason."""
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.conv = nn.Linear(8, 8), nn.Conv1d(6, 6, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(F.relu(self.layer(x)))
+
+    found = cutfuse.explain_model(nn.Sequential(Pair(), Pair()), torch.randn(2, 6, 8))
+    assert [product.reason for product in found.products] == ["torch.conv1d is not in the epilogue language"] * 2
+    assert "2 times" in str(found)
+
+
 def test_notebooks_show_a_table() -> None:
     found = cutfuse.explain_model(lambda x, w: torch.where(F.linear(x, w) < 1, 0.0, 1.0) * 2, X, W)
     table = found._repr_html_()

@@ -13,11 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from ..epilogue.calls import is_known
 from ..epilogue.casts import cast
 from ..epilogue.errors import EpilogueError
 from ..epilogue.expression import Expr
 from ..epilogue.lower import check_length
-from ..epilogue.traced_tensor import evaluate_call
+from ..epilogue.table import describe_callable
+from ..epilogue.traced_tensor import evaluate_call, is_operator
 from ..epilogue.types import ValueType, type_of
 from .nodes import function_of, is_evaluated_norm, name_of, named_arguments, tensor_of
 from .products import same, same_shape
@@ -103,7 +105,12 @@ def _evaluate(node: fx.Node, values: Callable[[fx.Node], Any], operand: Callable
     function = function_of(node)
     if function is None:
         raise StopError(f"{name} {_REFUSED}")
-    arguments, keywords = fx.node.map_arg((node.args, node.kwargs), values)
+    try:
+        arguments, keywords = fx.node.map_arg((node.args, node.kwargs), values)
+    except StopError:
+        if is_operator(function) or is_known(function):
+            raise
+        raise StopError(f"{describe_callable(function)} {_REFUSED}") from None  # whose weight is no operand
     if name == "contiguous":
         keywords = {}  # the layout of the result is compared in the end
     return evaluate_call(function, tuple(arguments), dict(keywords))
