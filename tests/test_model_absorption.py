@@ -85,6 +85,43 @@ def computed_operand(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
     return torch.matmul(F.linear(x, w) + r.cumsum(1), w)
 
 
+def a_view_of_a_residual(x: Tensor, w: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    y = F.linear(x, w) + r.view(16, -1, N).contiguous().view(M, N)
+    return normed(y), y
+
+
+def a_view_in_front_of_a_product(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    return torch.matmul(F.linear(x, w) + r.view(16, -1, N).flatten(0, 1), w)
+
+
+def pieces(x: Tensor, w: Tensor, r: Tensor) -> list[Tensor]:
+    left, right = summed(x, w, r).chunk(2, -1)
+    return [torch.matmul(left, w[:512]), torch.matmul(right, w[:512])]
+
+
+def a_slice(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    return torch.matmul(summed(x, w, r)[:, :512], w[:512])
+
+
+def queries_and_keys(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    q, k = summed(x, w, r).view(-1, 256, 2, 8, 64).permute(2, 0, 3, 1, 4).unbind(0)
+    return F.scaled_dot_product_attention(q, k, q)
+
+
+def another_librarys(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    return torch.ops.cutfuse_test_absorption.opaque(summed(x, w, r))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _another_library() -> Iterator[None]:
+    library = torch.library.Library("cutfuse_test_absorption", "DEF")
+    library.define("opaque(Tensor x) -> Tensor")
+    torch.library.register_fake("cutfuse_test_absorption::opaque", torch.empty_like, lib=library)
+    library.impl("opaque", torch.clone, "Meta")
+    yield
+    library._destroy()
+
+
 @pytest.mark.parametrize(
     ("function", "matrices"),
     [
@@ -94,6 +131,12 @@ def computed_operand(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
         (norm_that_reads_the_residual, 0),
         (next_product, None),
         (heads, None),
+        (a_view_of_a_residual, 2),
+        (a_view_in_front_of_a_product, None),
+        (pieces, None),
+        (a_slice, None),
+        (queries_and_keys, None),
+        (another_librarys, None),
         (computed_operand, 1),  # z is read and the sum is stored, instead of storing the operand
     ],
 )
@@ -103,6 +146,34 @@ def test_the_bytes_that_are_spared(
     with torch.no_grad():
         cutfuse.explain_model(function, empty(M, K), empty(N, K), empty(M, N))
     assert seen["(z + r0)"] == (None if matrices is None else matrices * MATRIX)
+
+
+def test_a_size_is_no_reader(seen: dict[str, float | None]) -> None:
+    def model(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+        y = summed(x, w, r)
+        size = y.size()
+        return torch.matmul(y, w).view(size)
+
+    x, r = empty(M, K), empty(M, N)
+    for tensor in (x, r):
+        torch._dynamo.mark_dynamic(tensor, 0)
+    with torch.no_grad():
+        cutfuse.explain_model(model, x, empty(N, K), r)
+    assert seen["(z + r0)"] is None
+
+
+def test_the_search_ends_soon(seen: dict[str, float | None]) -> None:
+    """A residual that the last layer reads too costs no search through the layers between."""
+
+    def model(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+        y = norm_alone(x, w, r)
+        for _ in range(40):
+            y = y.sin()
+        return y + r
+
+    with torch.no_grad():
+        cutfuse.explain_model(model, empty(M, K), empty(N, K), empty(M, N))
+    assert seen["(z + r0)"] == MATRIX  # although that sum may be in the norm's kernel
 
 
 def test_a_residual_of_a_pre_norm_block_is_fused(seen: dict[str, float | None]) -> None:

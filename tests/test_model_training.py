@@ -164,6 +164,51 @@ def test_nothing_is_kept_for_a_residual(everything_fuses: None) -> None:
     assert len(kept) == 1
 
 
+@pytest.mark.parametrize("chain", [lambda z: F.relu(z).float(), lambda z: F.relu(z.float()), lambda z: (-z).float()])
+@pytest.mark.parametrize("trained", [(True, True), (True, False), (False, True)])
+def test_results_of_another_type(everything_fuses: None, chain: Any, trained: tuple[bool, bool]) -> None:
+    """The gradient of the product is of the product's type."""
+    tensors = tuple(
+        torch.randn(shape).bfloat16().requires_grad_(needed)
+        for shape, needed in zip(((6, 16), (8, 16)), trained, strict=True)
+    )
+
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        return chain(F.linear(x, w))
+
+    found, _ = compiled_step(model, tensors)
+    expected = step(model, tensors)
+    assert [y.dtype for y in found] == [y.dtype for y in expected]
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(("chain", "kept"), [(lambda z, r: z * 0.5 - r / 2, 2), (lambda z, r: z * r + 1, 3)])
+def test_an_operand_that_is_added_is_not_kept(everything_fuses: None, chain: Chain, kept: int) -> None:
+    """Not by the layer itself, so that it may be written where nothing else takes what is not needed away."""
+    x, w = (torch.randn(8, 8).bfloat16().requires_grad_() for _ in range(2))
+    saved: list[Tensor] = []
+    layer = torch.compile(lambda x, w, r: chain(F.linear(x, w), r), backend=run_as_it_is)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        layer(x, w, torch.randn(8, 8).bfloat16())
+    assert len(saved) == kept
+
+
+def run_as_it_is(module: fx.GraphModule, inputs: Any) -> Any:
+    assert [report.is_fused for report in fuse(module)] == [True]
+    return module.forward
+
+
+def test_a_trained_operand_that_is_no_sum(everything_fuses: None) -> None:
+    """Its derivative depends on its value, and not on the product."""
+    x, w, r = (torch.randn(8, 8).bfloat16().requires_grad_() for _ in range(3))
+
+    def model(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+        return F.linear(x, w) + torch.sigmoid(r) * r - r / 4
+
+    found, _ = compiled_step(model, (x, w, r))
+    torch.testing.assert_close(found, step(model, (x, w, r)), rtol=2e-2, atol=2e-2)
+
+
 def test_a_nan_of_relu_passes_its_gradient(everything_fuses: None) -> None:
     """As PyTorch's derivative of relu does."""
     x = torch.tensor([[1.0, float("nan")], [2.0, 3.0], [-1.0, -1.0]]).bfloat16().requires_grad_()

@@ -9,19 +9,40 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from torch import fx
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
 
 from ..ops import schema
 from ..planning.traced import seen_size
-from .lifting import is_row_view
+from .lifting import is_evaluated_dropout, is_row_view
 from .nodes import is_call, name_of, tensor_of
 from .products import find_product
 from .region import Region
 
-# What Inductor calls and does not generate, so that nothing is fused into it.
-_CALLED = ("attention", "conv", "bmm", "matmul", "einsum", "linear", "lstm", "gru")
-# Views that are no rows of their source; Inductor generates no kernel for them alone.
-_VIEWS = ("permute", "transpose", "t", "view", "reshape", "squeeze", "unsqueeze", "expand", "narrow", "select", "chunk")
+# What Inductor calls and does not generate, so that nothing is fused into it; besides, all of other libraries.
+_CALLED = (
+    "attention",
+    "conv",
+    "bmm",
+    "matmul",
+    "einsum",
+    "linear",
+    "lstm",
+    "gru",
+    "sort",
+    "topk",
+    "multinomial",
+    "fft",
+)
+# What gives the same elements, or some of them: Inductor generates no kernel for it alone.
+_VIEWS = {
+    *("view", "reshape", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis"),
+    *("t", "squeeze", "unsqueeze", "expand", "expand_as", "view_as", "narrow", "select", "chunk", "split", "unbind"),
+    *("tensor_split", "getitem", "__getitem__", "detach"),
+}
+# What gives the same elements where the type stays.
+_COPIES = {"contiguous", "to", "type", "float", "half", "bfloat16", "clone", "dropout"}
+_BEHIND_READERS = 32  # nodes that may belong to the same kernel as the last reader of the result
 
 
 def absorbed_bytes(region: Region) -> float | None:
@@ -30,7 +51,7 @@ def absorbed_bytes(region: Region) -> float | None:
     None if no kernel would compute what is fused: none reads the result, and none computes an operand for it alone.
     """
     computed = _computed_for(region)
-    readers = {source: _readers(source) for source in (region.out, *_matrices(region))}
+    readers = {region.out: _readers(region.out)} | {source: _readers(_base(source)) for source in _matrices(region)}
     nearby = _followers(region.out, readers.values())
     near = [reader for reader in readers[region.out] if reader in nearby]
     if not near and not computed:
@@ -52,44 +73,76 @@ def _computed_for(region: Region) -> list[fx.Node]:
     """The matrices that a generated kernel computes and nothing but the region reads, so that nothing stores them."""
     covered = {*region.cone, region.out}
     matrices = [operand.source for operand in region.operands if operand.is_matrix]
-    return [source for source in matrices if _is_generated(source) and covered.issuperset(_readers(source))]
+    bases = [(source, _base(source)) for source in matrices]
+    return [source for source, base in bases if _is_generated(base) and covered.issuperset(_readers(base))]
+
+
+def _base(node: fx.Node) -> fx.Node:
+    """What a view, or a copy of the same type, is of."""
+    while _passes(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
 
 
 def _followers(out: fx.Node, readers: Iterable[list[fx.Node]]) -> set[fx.Node]:
     """The generated nodes that a kernel which reads `out` can compute: what they read does not come from a later call.
 
-    The search ends behind the last of the readers.
+    The search ends with the last of the readers, and soon behind the last one of `out`, which comes first.
     """
-    pending = {reader for own in readers for reader in own if out < reader}
+    first, *others = ({reader for reader in own if out < reader and reader.op != "output"} for own in readers)
+    pending, more = set().union(first, *others), _BEHIND_READERS
     near, far = {out}, set()
     node = out.next
-    while pending and node.op != "output":
+    while pending and more and node.op != "output":
         inputs = node.all_input_nodes
         if any(source in far for source in inputs):
             far.add(node)
         elif any(source in near for source in inputs):
-            (near if _is_generated(node) or _is_view(node) else far).add(node)
+            (near if _is_generated(node) or _passes(node) else far).add(node)
         pending.discard(node)
+        first.discard(node)
+        more -= not first
         node = node.next
     return near - {out}
 
 
 def _readers(node: fx.Node) -> list[fx.Node]:
-    """The users of a value, and of views of it."""
+    """What computes with a value, or with views of it: not what asks for its size."""
     found = []
     for user in node.users:
-        found += _readers(user) if _is_view(user) else [user]
+        if _passes(user):  # of another argument than the first one it takes the shape
+            found += _readers(user) if user.args[0] is node else []
+        elif user.op == "output" or _gives_tensors(user):
+            found.append(user)
     return found
 
 
-def _is_view(node: fx.Node) -> bool:
-    return is_call(node) and (is_row_view(node) or name_of(node) in _VIEWS)
+def _gives_tensors(node: fx.Node) -> bool:
+    example = node.meta.get("example_value", node.meta.get("val"))
+    return example is None or any(isinstance(item, Tensor) for item in tree_leaves(example))
+
+
+def _passes(node: fx.Node) -> bool:
+    """Whether a node gives elements of its first argument as they are."""
+    if not is_call(node) or not node.args:
+        return False
+    name = name_of(node)
+    if name in _VIEWS or is_row_view(node):
+        return True
+    source, example = tensor_of(node.args[0]), tensor_of(node)
+    if name not in _COPIES or source is None or example is None or source.dtype != example.dtype:
+        return False
+    return name != "dropout" or is_evaluated_dropout(node)
 
 
 def _is_generated(node: fx.Node) -> bool:
-    if not is_call(node) or find_product(node) is not None or node.target in (schema.layer, schema.layer_cross_entropy):
+    """Whether Inductor generates a kernel for it."""
+    if not is_call(node) or _passes(node) or find_product(node) is not None:
         return False
-    return not any(part in name_of(node) for part in _CALLED)
+    name = name_of(node)
+    if "." in name or "::" in name or node.target in (schema.layer, schema.layer_cross_entropy):
+        return False
+    return not any(part in name for part in _CALLED)
 
 
 def _is_trained(node: fx.Node) -> bool:

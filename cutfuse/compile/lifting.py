@@ -96,7 +96,7 @@ def short_reason(error: Exception) -> str:
 
 def _evaluate(node: fx.Node, values: Callable[[fx.Node], Any], operand: Callable[[Operand], Expr]) -> Any:
     name = name_of(node)
-    if name in _DROPOUTS and _is_evaluated_dropout(node):
+    if name in _DROPOUTS and is_evaluated_dropout(node):
         return values(_first(node))
     if name == "detach":
         return values(_without_gradient(node))
@@ -123,7 +123,7 @@ def _first(node: fx.Node) -> fx.Node:
     return first
 
 
-def _is_evaluated_dropout(node: fx.Node) -> bool:
+def is_evaluated_dropout(node: fx.Node) -> bool:
     flag = "train" if isinstance(node.target, str) or node.target is torch.dropout else "training"
     return named_arguments(node, ("input", "p", flag)).get(flag, True) is False
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import composed
 from ..epilogue import Epilogue, Program
+from ..epilogue.affine import Part
 from ..gradients.autograd import differentiate
 from ..ops import schema
 
@@ -35,6 +36,33 @@ def is_relu(epilogue: Epilogue) -> bool:
     return epilogue.text == _RELU
 
 
+def _values_needed(epilogue: Epilogue) -> set[int]:
+    """The indices of the operands whose values a gradient depends on: not those that are added, scaled by numbers."""
+    affine = epilogue.affine
+    if affine is None:
+        return set()
+    factors = set(affine.slope_operands)
+    return factors | (set() if _is_sum(affine.intercept) else set(affine.intercept_operands))
+
+
+def _is_sum(part: Part) -> bool:
+    """Whether an expression adds operands, each scaled by numbers."""
+    if isinstance(part, float) or part.op is None:
+        return True
+    arguments = part.arguments
+    if part.op.infix in ("+", "-") or part.op.prefix in ("+", "-"):
+        return all(map(_is_sum, arguments))
+    numbers = [argument.is_number for argument in arguments]
+    if part.op.infix == "*" and any(numbers):
+        return all(map(_is_sum, arguments))
+    return part.op.infix == "/" and numbers[1] and _is_sum(arguments[0])
+
+
+def _stand_in(shape: torch.Size, dtype: torch.dtype, device: torch.device, is_trained: bool) -> Tensor:
+    """A tensor in the place of one whose values make no difference."""
+    return torch.zeros((), dtype=dtype, device=device).expand(shape).requires_grad_(is_trained)
+
+
 class TrainedLayer(torch.autograd.Function):
     """`program(x @ weight.T + bias, operands)` by the operator forwards, and by PyTorch's operations backwards.
 
@@ -52,17 +80,23 @@ class TrainedLayer(torch.autograd.Function):
         *operands: Tensor,
     ) -> Tensor:
         y = schema.linear(x, weight, bias, operands, program, out_dtype)
+        epilogue = Epilogue.from_text(program)
         ctx.program = program
-        ctx.has_bias = bias is not None
-        ctx.keeps_result = is_relu(Epilogue.from_text(program))
-        ctx.save_for_backward(x, weight, y if ctx.keeps_result else None, *operands)
+        ctx.operands = [(operand.shape, operand.dtype) for operand in operands]
+        kept = _values_needed(epilogue)
+        kept_operands = [operand if k in kept else None for k, operand in enumerate(operands)]
+        ctx.save_for_backward(x, weight, y if is_relu(epilogue) else None, *kept_operands)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, y, *operands = ctx.saved_tensors
+        x, weight, y, *kept = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, *needs = ctx.needs_input_grad[2:]
         program = Program.parse(ctx.program)
+        operands = [
+            _stand_in(shape, dtype, grad.device, is_trained) if operand is None else operand
+            for operand, (shape, dtype), is_trained in zip(kept, ctx.operands, needs, strict=True)
+        ]
         # The derivative is the same at any z if the program is affine, and of relu at its result.
         z = grad.to(x.dtype) if y is None else y
         grad_z, *rest = differentiate(
@@ -71,6 +105,8 @@ class TrainedLayer(torch.autograd.Function):
             (needs_x or needs_weight or needs_bias, *needs),
             grad,
         )
+        if grad_z is not None:
+            grad_z = grad_z.to(x.dtype)  # a relu's result may be of another type
         return (
             None,
             None,
