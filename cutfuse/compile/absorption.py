@@ -14,9 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 from ..ops import schema
 from ..planning.traced import seen_size
-from .lifting import is_evaluated_dropout, is_row_view
+from .differentiation import needs_gradient
+from .lifting import COPIES, DROPOUTS, PERMUTATIONS, ROW_VIEWS, is_evaluated_dropout
 from .nodes import is_call, name_of, tensor_of
-from .products import find_product
+from .products import SPLITS, find_product
 from .region import Region
 
 # What Inductor calls and does not generate, so that nothing is fused into it; besides, all of other libraries.
@@ -35,13 +36,10 @@ _CALLED = (
     "fft",
 )
 # What gives the same elements, or some of them: Inductor generates no kernel for it alone.
-_VIEWS = {
-    *("view", "reshape", "flatten", "unflatten", "permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis"),
-    *("t", "squeeze", "unsqueeze", "expand", "expand_as", "view_as", "narrow", "select", "chunk", "split", "unbind"),
-    *("tensor_split", "getitem", "__getitem__", "detach"),
-}
+_PIECES = {"expand", "expand_as", "view_as", "narrow", "select", "unbind", "getitem", "__getitem__", "detach"}
+_VIEWS = ROW_VIEWS | PERMUTATIONS | SPLITS | _PIECES
 # What gives the same elements where the type stays.
-_COPIES = {"contiguous", "to", "type", "float", "half", "bfloat16", "clone", "dropout"}
+_COPIES = COPIES | {"to", "type", "float", "half", "bfloat16"}
 _BEHIND_READERS = 32  # nodes that may belong to the same kernel as the last reader of the result
 
 
@@ -53,11 +51,12 @@ def absorbed_bytes(region: Region) -> float | None:
     computed = _computed_for(region)
     readers = {region.out: _readers(region.out)} | {source: _readers(_base(source)) for source in _matrices(region)}
     nearby = _followers(region.out, readers.values())
-    near = [reader for reader in readers[region.out] if reader in nearby]
+    of_result = readers.pop(region.out)
+    near = [reader for reader in of_result if reader in nearby]
     if not near and not computed:
         return None
     # What a norm or an activation reads it keeps for its gradient.
-    is_stored = len(near) < len(readers.pop(region.out)) or _is_trained(region.out)
+    is_stored = len(near) < len(of_result) or needs_gradient(region.out)
     read = [source for source, own in readers.items() if source not in computed and nearby.isdisjoint(own)]
     moved = _bytes(region.product.node) + sum(map(_bytes, read)) - sum(map(_bytes, computed))
     return moved + _bytes(region.out) * (is_stored - bool(near))
@@ -127,12 +126,12 @@ def _passes(node: fx.Node) -> bool:
     if not is_call(node) or not node.args:
         return False
     name = name_of(node)
-    if name in _VIEWS or is_row_view(node):
+    if name in _VIEWS:
         return True
     source, example = tensor_of(node.args[0]), tensor_of(node)
     if name not in _COPIES or source is None or example is None or source.dtype != example.dtype:
         return False
-    return name != "dropout" or is_evaluated_dropout(node)
+    return name not in DROPOUTS or is_evaluated_dropout(node)
 
 
 def _is_generated(node: fx.Node) -> bool:
@@ -143,11 +142,6 @@ def _is_generated(node: fx.Node) -> bool:
     if "." in name or "::" in name or node.target in (schema.layer, schema.layer_cross_entropy):
         return False
     return not any(part in name for part in _CALLED)
-
-
-def _is_trained(node: fx.Node) -> bool:
-    example = tensor_of(node)
-    return example is not None and example.requires_grad
 
 
 def _bytes(node: fx.Node) -> float:

@@ -18,6 +18,7 @@ from ..planning.linear_plan import LinearArguments, precision_of
 from ..planning.traced import lies_in_rows, plan_traced
 from ..reductions import ADDITIVE
 from .absorption import absorbed_bytes
+from .differentiation import needs_gradient
 from .lifting import inverse
 from .nodes import tensor_of
 from .products import same
@@ -59,9 +60,10 @@ def _why_unfit(region: Region, z: Tensor, operands: list[Tensor]) -> str:
     is_wide = z.dtype == torch.float32
     if region.is_bare:
         return "" if is_wide else BARE
-    trained = _why_trained_left(region, z, operands)
-    if trained:
-        return TRAINED.format(trained)
+    if needs_gradient(region.out):
+        reason = why_kept(z.dtype, region.reduction, region.epilogue, operands)
+        if reason:
+            return TRAINED.format(reason)
     rows, columns = z.shape[:-1], z.shape[-1]
     for operand, example in zip(region.operands, operands, strict=True):
         if not operand.is_matrix or same(example.numel(), columns):
@@ -74,16 +76,6 @@ def _why_unfit(region: Region, z: Tensor, operands: list[Tensor]) -> str:
         if same(count, math.prod(rows)) and same(example.shape[-1], columns) and not lies_in_rows(example):
             return f"{operand.source.name} with strides {tuple(example.stride())} would have to be copied into rows"
     return ""
-
-
-def _why_trained_left(region: Region, z: Tensor, operands: list[Tensor]) -> str:
-    if not _example(region.out).requires_grad:
-        return ""
-    if z.element_size() != 2:
-        return f"its product is of {z.dtype}"
-    if region.reduction != "none":
-        return "its rows are reduced"
-    return why_kept(region.epilogue, [k for k, example in enumerate(operands) if example.requires_grad])
 
 
 def _why_slower(region: Region, z: Tensor, operands: list[Tensor]) -> str:

@@ -61,15 +61,15 @@ def why_undifferentiable(out: fx.Node, inputs: Sequence[fx.Node], operands: Sequ
     example = tensor_of(out)
     if example is None or example.requires_grad or not example.is_floating_point():
         return ""
-    if not any(map(_needs_gradient, (*inputs, *operands))):
+    if not any(map(needs_gradient, (*inputs, *operands))):
         return ""
     reached = program.inputs_with_gradient
-    has_gradient = 0 in reached and any(map(_needs_gradient, inputs))
-    has_gradient |= any(k + 1 in reached and _needs_gradient(node) for k, node in enumerate(operands))
+    has_gradient = 0 in reached and any(map(needs_gradient, inputs))
+    has_gradient |= any(k + 1 in reached and needs_gradient(node) for k, node in enumerate(operands))
     # Where the nodes have a derivative and their result needs no gradient, gradients are off.
     return "" if has_gradient else "its result has no gradient, and an operator's would"
 
 
-def _needs_gradient(node: fx.Node) -> bool:
+def needs_gradient(node: fx.Node) -> bool:
     example = tensor_of(node)
     return example is not None and example.requires_grad

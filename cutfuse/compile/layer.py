@@ -71,7 +71,7 @@ def _run(call: LinearCall) -> Tensor:
         return run_linear(call)
     if call.reduction == "none" and not call.epilogue.program.instructions and call.out_dtype == call.x.dtype:
         return _applied(_Product, call.x, call.weight, call.bias)
-    if _needs_no_pre_activation(call):
+    if not why_kept(call.x.dtype, call.reduction, call.epilogue, call.operands):
         inputs = call.x, call.weight, call.bias, *call.operands
         return _applied(TrainedLayer, call.epilogue.text, call.out_dtype, *inputs)
     if call.matrix_vector is not None and not routing.everywhere:
@@ -82,11 +82,6 @@ def _run(call: LinearCall) -> Tensor:
 def _applied(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
     y: Tensor = function.apply(*arguments)
     return y
-
-
-def _needs_no_pre_activation(call: LinearCall) -> bool:
-    trained = [k for k, operand in enumerate(call.operands) if operand.requires_grad]
-    return call.x.element_size() == 2 and call.reduction == "none" and not why_kept(call.epilogue, trained)
 
 
 class _Product(torch.autograd.Function):

@@ -26,12 +26,12 @@ from .products import same, same_shape
 
 _REASON_LENGTH = 160
 _REFUSED = "is not in the epilogue language"
-_DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
+DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
 # What gives its argument's values, in evaluation or where no gradient is needed.
-COPIES = _DROPOUTS | {"contiguous", "clone", "detach"}
+COPIES = DROPOUTS | {"contiguous", "clone", "detach"}
 # Views of rows: they keep the last dimension, hence the matrix.
-_ROW_VIEWS = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"}
-_PERMUTATIONS = {"permute", "transpose", "t", "swapaxes", "swapdims", "movedim", "moveaxis"}
+ROW_VIEWS = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"}
+PERMUTATIONS = {"permute", "transpose", "t", "swapaxes", "swapdims", "movedim", "moveaxis"}
 # The two rows that a batch norm in evaluation comes to: z * scale + shift.
 NORM_SCALE, NORM_SHIFT = "scale", "shift"
 
@@ -96,7 +96,7 @@ def short_reason(error: Exception) -> str:
 
 def _evaluate(node: fx.Node, values: Callable[[fx.Node], Any], operand: Callable[[Operand], Expr]) -> Any:
     name = name_of(node)
-    if name in _DROPOUTS and is_evaluated_dropout(node):
+    if name in DROPOUTS and is_evaluated_dropout(node):
         return values(_first(node))
     if name == "detach":
         return values(_without_gradient(node))
@@ -150,7 +150,7 @@ def _evaluate_norm(node: fx.Node, values: Callable[[fx.Node], Any], operand: Cal
 
 def is_row_view(node: fx.Node) -> bool:
     """Whether a node is a view that keeps the last dimension, hence the rows and their order."""
-    if name_of(node) not in _ROW_VIEWS or not node.args or not isinstance(node.args[0], fx.Node):
+    if name_of(node) not in ROW_VIEWS or not node.args or not isinstance(node.args[0], fx.Node):
         return False
     if node.kwargs and name_of(node) in ("view", "reshape"):
         return False
@@ -164,7 +164,7 @@ def permutation_of(node: fx.Node) -> tuple[int, ...] | None:
     """The order in which a node puts the dimensions of its argument; None if it is no permutation."""
     source = tensor_of(node.args[0]) if node.args else None
     given = (*node.args[1:], *node.kwargs.values())
-    if name_of(node) not in _PERMUTATIONS or source is None or any(isinstance(item, fx.Node) for item in given):
+    if name_of(node) not in PERMUTATIONS or source is None or any(isinstance(item, fx.Node) for item in given):
         return None
     strides = [2**place for place in range(source.dim())]
     probe = torch.empty_strided([2] * source.dim(), strides, device="meta")

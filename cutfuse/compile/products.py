@@ -68,7 +68,7 @@ def same_shape(shape: torch.Size, other: torch.Size) -> bool:
     return len(shape) == len(other) and all(map(same, shape, other))
 
 
-_SPLITS = {"chunk", "split", "tensor_split"}
+SPLITS = {"chunk", "split", "tensor_split"}
 
 
 def find_parts(product: Product) -> list[Product]:
@@ -76,7 +76,7 @@ def find_parts(product: Product) -> list[Product]:
     if not product.is_plain or len(product.node.users) != 1:
         return []
     (split,) = product.node.users
-    if not is_call(split) or name_of(split) not in _SPLITS or not _splits_columns(split, product.node):
+    if not is_call(split) or name_of(split) not in SPLITS or not _splits_columns(split, product.node):
         return []
     takes_items = all(item.target is operator.getitem and type(item.args[1]) is int for item in split.users)
     pieces = split.meta.get("example_value", split.meta.get("val"))

@@ -21,15 +21,19 @@ from ..ops import schema
 _RELU = "operands=0; relu z"
 
 
-def why_kept(epilogue: Epilogue, trained_operands: Iterable[int]) -> str:
-    """Why the backward pass needs the pre-activation; empty where it does not. trained_operands: the indices of the
-    operands that need a gradient."""
+def why_kept(dtype: torch.dtype, reduction: str, epilogue: Epilogue, operands: Iterable[Tensor]) -> str:
+    """Why a trained layer is none of these; empty where it is one. dtype: of the product."""
+    if dtype.itemsize != 2:
+        return f"its product is of {dtype}"
+    if reduction != "none":
+        return "its rows are reduced"
     if is_relu(epilogue):
         return ""
     if epilogue.affine is None:
         return "its derivative depends on the product"
-    factors = set(epilogue.affine.slope_operands).intersection(trained_operands)
-    return "the gradient of a factor depends on the product" if factors else ""
+    trained = {k for k, operand in enumerate(operands) if operand.requires_grad}
+    is_factor = trained.intersection(epilogue.affine.slope_operands)
+    return "the gradient of a factor depends on the product" if is_factor else ""
 
 
 def is_relu(epilogue: Epilogue) -> bool:
