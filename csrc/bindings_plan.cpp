@@ -105,6 +105,7 @@ void bind_request(py::module_& module) {
   py::enum_<Issuer>(module, "Issuer", "What issues a plan's launches.")
       .value("call", Issuer::kCall)
       .value("compiled_code", Issuer::kCompiledCode)
+      .value("compiled_cpp", Issuer::kCompiledCpp)
       .value("graph", Issuer::kGraph);
   module.def("first_scheme", &first_scheme, py::arg("precision"), "What of a weight is split as a rule.");
   py::class_<LinearRequest>(module, "LinearRequest",

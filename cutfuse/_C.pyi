@@ -378,12 +378,15 @@ class Issuer:
 
       compiled_code
 
+      compiled_cpp
+
       graph
     """
 
     __members__: typing.ClassVar[dict[str, Issuer]]
     call: typing.ClassVar[Issuer]
     compiled_code: typing.ClassVar[Issuer]
+    compiled_cpp: typing.ClassVar[Issuer]
     graph: typing.ClassVar[Issuer]
     @typing.overload
     def __eq__(self, other: Issuer) -> bool: ...

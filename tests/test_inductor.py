@@ -151,7 +151,8 @@ def six(z: Tensor) -> Tensor:
 
 def test_it_is_decided_by_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decided(monkeypatch, 8192, 8192, 1024, F.gelu)
-    assert not decided(monkeypatch, 197, 1536, 384, F.gelu)  # waits for the host
+    assert decided(monkeypatch, 197, 1536, 384, F.gelu)  # waits for the host, which issues one kernel sooner than two
+    assert not decided(monkeypatch, 96, 1024, 16384, F.gelu)
     assert not decided(monkeypatch, 1024, 32768, 1024, six)
     assert not decided(monkeypatch, 8192, 8192, 1024, F.gelu, first=1)  # misaligned
     assert not decided(monkeypatch, 8192, 8187, 1024, F.gelu)
@@ -167,11 +168,13 @@ def test_a_reduction_stays_where_its_matrix_is_large(monkeypatch: pytest.MonkeyP
         assert decided(monkeypatch, 1024, 8192, 8192, six, reduction=reduction, dtype=torch.float32)
 
 
-def test_graphs_take_no_time_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = (1576, 3072, 768)
-    assert not decided(monkeypatch, *sizes, F.relu)
-    with torch._inductor.config.patch({"triton.cudagraphs": True}):
-        assert decided(monkeypatch, *sizes, F.relu)
+@pytest.mark.parametrize("setting", ["triton.cudagraphs", "cpp_wrapper"])
+def test_it_depends_on_what_issues_the_launches(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    """A graph takes nothing of the host, and code in C++ more for an operator than for two functions."""
+    sizes = (96, 4096, 4096)
+    assert decided(monkeypatch, *sizes, F.relu)
+    with torch._inductor.config.patch({setting: True}):
+        assert not decided(monkeypatch, *sizes, F.relu)
 
 
 def test_what_is_prepared_stays_an_operator() -> None:

@@ -36,6 +36,7 @@ constexpr SplitScheme first_scheme(Precision precision) {
 enum class Issuer : int32_t {
   kCall,          // of a public function
   kCompiledCode,  // of torch.compile's compiler
+  kCompiledCpp,   // of the same in C++, which calls operators through PyTorch's dispatcher
   kGraph,         // of CUDA, which holds the launches of such code
 };
 

@@ -52,7 +52,9 @@ def plan_traced(arguments: LinearArguments, precision: str) -> LinearPlan | None
 def _issuer() -> str:
     from torch._inductor import config
 
-    return "graph" if config.triton.cudagraphs else "compiled_code"
+    if config.triton.cudagraphs:
+        return "graph"
+    return "compiled_cpp" if config.cpp_wrapper else "compiled_code"
 
 
 def traced_matrices(arguments: LinearArguments) -> list[Matrix]:
