@@ -97,18 +97,35 @@ using GradientTuple = std::tuple<int, ResultTuple, int>;
 // Layout of the partial sums, their number of rows, bytes of workspace of their fold, layout and type of the result.
 using ColumnSumTuple = std::tuple<ResultTuple, int64_t, int64_t, ResultTuple, int>;
 
+// The plan of a product, what z's gradient is multiplied by, and the layout of the result.
+using BackwardProductTuple = std::tuple<LinearPlan, py::object, ResultTuple>;
+
+std::optional<call::BackwardProduct> to_backward_product(std::optional<BackwardProductTuple> const& given) {
+  if (!given) return std::nullopt;
+  auto const& [plan, factor, result] = *given;
+  if (!plan.is_fused() || plan.workspace_bytes > 0) {
+    throw py::value_error("training_plan: the products of a backward pass are single kernels without a workspace");
+  }
+  return call::BackwardProduct{steps_of("training_plan", plan, {}), facts_of(factor), to_result(result)};
+}
+
 py::object training_plan(py::object const& z, std::vector<py::object> const& operand_tensors, py::object const& y,
                          int64_t rows, int64_t columns, int z_dtype, int out_dtype, Program const& program,
                          std::vector<LayoutTuple> const& operands, std::vector<GradientTuple> const& outputs,
                          ResultTuple const& result, std::optional<ColumnSumTuple> const& column_sum,
                          OptionalSpecialization const& forward, OptionalSpecialization const& backward,
                          std::optional<LinearPlan> const& product, SpecializedEpilogues const& epilogues,
-                         ResultTuple const& pre_activation) {
+                         ResultTuple const& pre_activation, Program const& identity,
+                         std::optional<BackwardProductTuple> const& grad_x,
+                         std::optional<BackwardProductTuple> const& grad_weight, bool hands_gradient_on) {
   check_operand_count(program, operands.size());
   call::TrainingPlan plan = {};
-  if (product && !(product->is_fused() && product->request.stores_pre_activation)) {
-    throw py::value_error("training_plan: the product's plan has to be fused and to store the pre-activation");
+  if (product && !(product->is_fused() && product->request.stores_pre_activation != hands_gradient_on)) {
+    throw py::value_error(
+        "training_plan: the product's plan has to be fused, and to store the pre-activation unless the gradient is "
+        "handed on");
   }
+  if (hands_gradient_on && !product) throw py::value_error("training_plan: a gradient is handed on to a fused product");
   if (product) plan.product = steps_of("training_plan", *product, epilogues);
   if (product && product->workspace_bytes > 0) plan.workspace_sizes = sizes_of(product->workspace_bytes);
   plan.pre_activation = to_result(pre_activation);
@@ -128,6 +145,11 @@ py::object training_plan(py::object const& z, std::vector<py::object> const& ope
     if (wrt < 0 || wrt > program.operand_count) throw py::value_error("training_plan: no input " + std::to_string(wrt));
     plan.outputs.push_back({wrt, to_result(layout), to_dtype(dtype)});
   }
+  if (plan.outputs.empty() || plan.outputs[0].wrt != 0) throw py::value_error("training_plan: z's gradient is first");
+  plan.hands_gradient_on = hands_gradient_on;
+  plan.identity = identity;
+  plan.grad_x = to_backward_product(grad_x);
+  plan.grad_weight = to_backward_product(grad_weight);
   plan.has_column_sum = column_sum.has_value();
   if (column_sum) {
     auto const& [partials, row_blocks, workspace_bytes, sums, dtype] = *column_sum;
@@ -209,13 +231,17 @@ void bind_calls(py::module_& module) {
       "training_plan", &training_plan, py::arg("z"), py::arg("operand_tensors"), py::arg("y"), py::arg("rows"),
       py::arg("columns"), py::arg("z_dtype"), py::arg("out_dtype"), py::arg("program"), py::arg("operands"),
       py::arg("outputs"), py::arg("result"), py::arg("column_sum"), py::arg("forward"), py::arg("backward"),
-      py::arg("product"), py::arg("epilogues"), py::arg("pre_activation"),
+      py::arg("product"), py::arg("epilogues"), py::arg("pre_activation"), py::arg("identity"), py::arg("grad_x"),
+      py::arg("grad_weight"), py::arg("hands_gradient_on"),
       "What training_linear, training_forward and training_backward take: of y = program(z, operands) over tensors "
       "like these. An "
       "output is (wrt, layout of a result, dtype); column_sum is None or (partials' layout, their rows, bytes of "
       "workspace to fold them, the sum's layout, dtype). forward, backward: the program in the kernels of the two "
       "passes. product: a fused plan that stores the pre-activation, of this layout, with its epilogues; None where "
-      "the forward pass is PyTorch's product and a pass.");
+      "the forward pass is PyTorch's product and a pass. grad_x, grad_weight: the products of the backward pass, each "
+      "None where PyTorch multiplies, or (a fused plan of z's gradient and another tensor, that tensor, the layout of "
+      "the result); identity is their program. hands_gradient_on: the program adds operands, so that all outputs are "
+      "the gradient that arrives; the partial sums are then that gradient's rows.");
   module.def("pointwise_call", &pointwise_call, py::arg("extents"), py::arg("x"), py::arg("out_dtype"),
              py::arg("program"), py::arg("operands"), py::arg("result"), py::arg("specialization"),
              "As of the function pointwise, with a layout in place of each tensor.");

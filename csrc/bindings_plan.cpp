@@ -61,10 +61,13 @@ void bind_gemm_choice(py::module_& module) {
       .def_readonly("m", &GemmProblem::m)
       .def_readonly("n", &GemmProblem::n)
       .def_readonly("k", &GemmProblem::k)
-      .def_readonly("lda", &GemmProblem::lda, "Elements between rows of x.")
+      .def_readonly("lda", &GemmProblem::lda, "Elements between rows of x, or between its columns.")
       .def_readonly("ldb", &GemmProblem::ldb, "Elements between rows of the weight, or between its columns.")
       .def_property_readonly(
-          "reads_columns", [](GemmProblem const& problem) { return problem.layout == ProductLayout::kNN; },
+          "reads_columns_of_x", [](GemmProblem const& problem) { return reads_columns_of_x(problem.layout); },
+          "Whether x's columns are contiguous, and not its rows.")
+      .def_property_readonly(
+          "reads_columns_of_weight", [](GemmProblem const& problem) { return reads_columns_of_weight(problem.layout); },
           "Whether the weight's columns are contiguous, and not its rows.")
       .def_property_readonly("input", [](GemmProblem const& problem) { return static_cast<int>(problem.input); })
       .def_property_readonly("output", [](GemmProblem const& problem) { return static_cast<int>(problem.output); })
@@ -104,6 +107,7 @@ void bind_request(py::module_& module) {
   }
   py::enum_<Issuer>(module, "Issuer", "What issues a plan's launches.")
       .value("call", Issuer::kCall)
+      .value("training", Issuer::kTraining)
       .value("compiled_code", Issuer::kCompiledCode)
       .value("compiled_cpp", Issuer::kCompiledCpp)
       .value("graph", Issuer::kGraph);

@@ -209,7 +209,7 @@ class GemmProblem:
     @property
     def lda(self) -> int:
         """
-        Elements between rows of x.
+        Elements between rows of x, or between its columns.
         """
     @property
     def ldb(self) -> int:
@@ -223,9 +223,14 @@ class GemmProblem:
     @property
     def output(self) -> int: ...
     @property
-    def reads_columns(self) -> bool:
+    def reads_columns_of_weight(self) -> bool:
         """
         Whether the weight's columns are contiguous, and not its rows.
+        """
+    @property
+    def reads_columns_of_x(self) -> bool:
+        """
+        Whether x's columns are contiguous, and not its rows.
         """
     @property
     def reduction(self) -> int: ...
@@ -376,6 +381,8 @@ class Issuer:
 
       call
 
+      training
+
       compiled_code
 
       compiled_cpp
@@ -388,6 +395,7 @@ class Issuer:
     compiled_code: typing.ClassVar[Issuer]
     compiled_cpp: typing.ClassVar[Issuer]
     graph: typing.ClassVar[Issuer]
+    training: typing.ClassVar[Issuer]
     @typing.overload
     def __eq__(self, other: Issuer) -> bool: ...
     @typing.overload
@@ -1371,7 +1379,15 @@ def thread_specialization_mode() -> SpecializationMode | None:
     None where this thread follows the process.
     """
 
-def training_backward(plan: typing.Any, grad: typing.Any, z: typing.Any, *operands: typing.Any) -> typing.Any: ...
+def training_backward(
+    plan: typing.Any,
+    needed: typing.Any,
+    grad: typing.Any,
+    x: typing.Any,
+    weight: typing.Any,
+    z: typing.Any,
+    *operands: typing.Any,
+) -> typing.Any: ...
 def training_call(apply: typing.Any, plan: typing.Any) -> CallPlan:
     """
     apply(plan, x, weight, bias, *operands), of an autograd.Function.
@@ -1406,9 +1422,13 @@ def training_plan(
     product: LinearPlan | None,
     epilogues: collections.abc.Sequence[Specialization],
     pre_activation: tuple[tuple[int, ...], tuple[int, ...], typing.Any],
+    identity: Program,
+    grad_x: tuple[LinearPlan, typing.Any, tuple[tuple[int, ...], tuple[int, ...], typing.Any]] | None,
+    grad_weight: tuple[LinearPlan, typing.Any, tuple[tuple[int, ...], tuple[int, ...], typing.Any]] | None,
+    hands_gradient_on: bool,
 ) -> typing.Any:
     """
-    What training_linear, training_forward and training_backward take: of y = program(z, operands) over tensors like these. An output is (wrt, layout of a result, dtype); column_sum is None or (partials' layout, their rows, bytes of workspace to fold them, the sum's layout, dtype). forward, backward: the program in the kernels of the two passes. product: a fused plan that stores the pre-activation, of this layout, with its epilogues; None where the forward pass is PyTorch's product and a pass.
+    What training_linear, training_forward and training_backward take: of y = program(z, operands) over tensors like these. An output is (wrt, layout of a result, dtype); column_sum is None or (partials' layout, their rows, bytes of workspace to fold them, the sum's layout, dtype). forward, backward: the program in the kernels of the two passes. product: a fused plan that stores the pre-activation, of this layout, with its epilogues; None where the forward pass is PyTorch's product and a pass. grad_x, grad_weight: the products of the backward pass, each None where PyTorch multiplies, or (a fused plan of z's gradient and another tensor, that tensor, the layout of the result); identity is their program. hands_gradient_on: the program adds operands, so that all outputs are the gradient that arrives; the partial sums are then that gradient's rows.
     """
 
 def training_waits_for_host(m: int, n: int, k: int, dtype: int, multiprocessors: int, as_tf32: bool) -> bool:

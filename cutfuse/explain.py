@@ -8,7 +8,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,12 +21,16 @@ from .planning.fused import KEEPS, FusedExplanation, explain_fused
 from .planning.linear_plan import LinearArguments
 from .planning.planes import Planes
 from .planning.specialize import explain_pass
+from .planning.training_step import hands_gradient_on, plan_backward_products, storing
 from .pointwise import PointwiseCall, pointwise, prepare_pointwise, prepare_sigmoid, sigmoid
 from .precision import product_mode
 from .prepare import PreparedWeight
 from .pytorch_operation import BEHIND_CUBLAS
 from .reduce import ReduceCall, prepare_reduce, prepare_sum, reduce
 from .reduce import sum as sum_
+
+if TYPE_CHECKING:
+    from ._C import LinearPlan
 
 Call = LinearCall | PointwiseCall | ReduceCall
 Preparation = Callable[..., Call | None]  # takes what a call takes; None where PyTorch's own operations compute it
@@ -243,6 +247,7 @@ class _Path(NamedTuple):
 
 def _linear_path(call: LinearCall) -> _Path:
     composed = call.composed_because
+    arguments = _arguments_of(call, call.epilogue.program, call.reduction, call.out_dtype)
     if call.matrix_vector is not None:
         kernel = "PyTorch's own operations" if composed else "reduction kernels"
         steps = [f"weighted sum of weight over N: {kernel}", f"its product with x: {kernel}"]
@@ -254,14 +259,14 @@ def _linear_path(call: LinearCall) -> _Path:
     if composed:
         reasons = [composed]
         if composed == BEHIND_CUBLAS:
-            reasons += _explain_product(call, call.epilogue.program, call.reduction, call.out_dtype).reasons
+            reasons += _explain_product(call, arguments).reasons
         return _Path("composed", ["torch.nn.functional.linear", "PyTorch's own operations"], reasons)
     after = "pointwise kernel, in place" if call.reduction == "none" else f"reduction kernel ({call.reduction})"
     product = "cuBLAS: torch.addmm" if call.bias is not None else "cuBLAS: torch.mm"
     inputs = (call.x, call.weight, call.bias, *call.operands)
     if autograd.needs_gradient(*inputs):
         return _training_path(call, product, after.removesuffix(", in place"))
-    fused = _explain_product(call, call.epilogue.program, call.reduction, call.out_dtype)
+    fused = _explain_product(call, arguments)
     if not fused.steps:
         return _Path("unfused", [product, after], fused.reasons)
     return _Path("fused", *fused)
@@ -270,18 +275,22 @@ def _linear_path(call: LinearCall) -> _Path:
 def _training_path(call: LinearCall, product: str, after: str) -> _Path:
     """Of a call that autograd records. product, after: cuBLAS and what follows it, where that runs."""
     forced = autograd.is_forced(call.x)
-    products = f'products in precision "{product_mode()}"' if forced else "torch.mm"
-    backward = f"backward: pointwise_backward kernel (with the bias gradient's sum), {products} for x and weight"
-    program = call.epilogue.program
+    program, elements = call.epilogue.program, "pointwise_backward kernel (with the bias gradient's sum)"
     needs = "the backward pass needs the pre-activation, which a kernel that reduces rows does not store"
-    reasons, fused = [needs], None
+    reasons, fused, products = [needs], None, _backward_products(call, forced)
+    arguments = _arguments_of(call, program, call.reduction, call.out_dtype)
     if call.recompute and (program.instructions or call.reduction != "none"):
-        backward = f"{backward.removesuffix(' for x and weight')} for the pre-activation, x and weight"
+        products = f"{products.removesuffix(' for x and weight')} for the pre-activation, x and weight"
         reasons = ["recompute=True: the backward pass computes the pre-activation again"]
-        fused = _explain_product(call, program, call.reduction, call.out_dtype)
+        fused = _explain_product(call, arguments)
+    elif hands_gradient_on(arguments):
+        elements = "reduction kernel (the bias gradient's sum)"
+        reasons = ["what is added has the gradient that arrives, so that the backward pass needs no pre-activation"]
+        fused = _explain_product(call, arguments)
     elif call.reduction == "none" and program.instructions:
         reasons = ["the kernel stores the pre-activation too, which the backward pass needs"]
-        fused = _explain_product(call, program, "none", call.out_dtype, stores_pre_activation=True)
+        fused = _explain_product(call, storing(arguments))
+    backward = f"backward: {elements}, {products}"
     if fused is not None and fused.steps:
         steps, reasons = [*fused.steps, backward], [*reasons, *fused.reasons]
         return _Path("fused", steps, reasons, fused.workspace_bytes, fused.compiles)
@@ -289,22 +298,33 @@ def _training_path(call: LinearCall, product: str, after: str) -> _Path:
         reasons = [*(reasons if call.recompute else []), *fused.reasons]
     if forced:
         product = f'product in precision "{product_mode()}"'
-        if KEEPS in _explain_product(call, Program.parse(schema.IDENTITY), "none", call.x.dtype).steps:
+        bare = _arguments_of(call, Program.parse(schema.IDENTITY), "none", call.x.dtype)
+        if KEEPS in _explain_product(call, bare).steps:
             reasons = [*reasons, KEEPS]
     return _Path("unfused", [product, after, backward], reasons)
 
 
-def _explain_product(
-    call: LinearCall,
-    program: Program,
-    reduction: str,
-    out_dtype: torch.dtype,
-    stores_pre_activation: bool = False,
-) -> FusedExplanation:
+def _backward_products(call: LinearCall, forced: bool) -> str:
+    """What multiplies in the backward pass."""
+    if forced:
+        return f'products in precision "{product_mode()}" for x and weight'
+    grad_z = call.x.new_empty((call.x.shape[0], call.weight.shape[0]))
+    kernels = [_kernel_of(plan) for plan in plan_backward_products(grad_z, call.x, call.weight)]
+    if kernels[0] == kernels[1]:
+        return f"{kernels[0]} for x and weight"
+    return f"{kernels[0]} for x, {kernels[1]} for weight"
+
+
+def _kernel_of(plan: LinearPlan | None) -> str:
+    return "torch.mm" if plan is None else plan.alternatives[plan.chosen].name
+
+
+def _arguments_of(call: LinearCall, program: Program, reduction: str, out_dtype: torch.dtype) -> LinearArguments:
     operands = call.operands if program.operand_count else []
-    arguments = LinearArguments(
-        call.x, call.weight, call.bias, operands, program, reduction, out_dtype, stores_pre_activation
-    )
+    return LinearArguments(call.x, call.weight, call.bias, operands, program, reduction, out_dtype)
+
+
+def _explain_product(call: LinearCall, arguments: LinearArguments) -> FusedExplanation:
     _, planes, scheme = for_operators(call)
     return explain_fused(arguments, None if planes is None else Planes(scheme, planes))
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from . import native, routing
+from . import routing
 from .direct.training import takes_cublas
 from .epilogue.operation import Operation, find_operation
 from .gradients.autograd import needs_gradient
-from .planning.device import device_facts, dtype_codes
 from .planning.fused import plan_call
 from .planning.linear_plan import LinearArguments
-from .precision import allows_tf32, autocast_dtype
+from .planning.training_step import takes_few_launches, waits_for_host
+from .precision import autocast_dtype
 
 TRAINED = "PyTorch's own operations take less host time to train a layer with one operation behind the product"
 BEHIND_CUBLAS = "behind cuBLAS's product, PyTorch's own kernel of this one operation is faster than our interpreter"
@@ -29,7 +28,7 @@ def find_pytorch_operation(
 
     The operation runs on x `[..., K]` and the operands as the caller has given them.
     """
-    x, _, _, operands, program, reduction, out_dtype, _ = arguments
+    x, _, _, operands, program, reduction, out_dtype, *_ = arguments
     if x.dtype not in _DTYPES or out_dtype != x.dtype or reduction != "none" or routing.everywhere:
         return None
     if any(t.dtype != x.dtype for t in operands):
@@ -46,8 +45,9 @@ def find_pytorch_operation(
 def _why(arguments: LinearArguments, operation: Operation) -> str:
     """Why PyTorch computes the operation; empty if a kernel of cutfuse does.
 
-    In training, our kernel also sums the bias's gradient. PyTorch is faster if the host takes longer than the device,
-    or if the operation passes its gradient on unchanged, because then that sum is all that our kernel would compute.
+    In training, our kernel also sums the bias's gradient. Where kernels of ours do not compute the products too,
+    PyTorch is faster if the host takes longer than the device, or if the operation passes its gradient on unchanged,
+    because then that sum is all that our kernel would compute.
     """
     x, weight, bias, operands, *_ = arguments
     (m, k), n = x.shape, weight.shape[0]
@@ -55,8 +55,7 @@ def _why(arguments: LinearArguments, operation: Operation) -> str:
     is_fp32 = x.dtype == torch.float32
     if not needs_gradient(x, weight, bias, *operands):
         return BEHIND_CUBLAS if has_sizes and not is_fp32 and not plan_call(arguments).is_fused else ""
-    waits = has_sizes and _waits_for_host(m, n, k, x.dtype, x.device, is_fp32 and allows_tf32())
-    if not operation.hands_gradient_on and not waits:
+    if takes_few_launches(arguments) or not (operation.hands_gradient_on or waits_for_host(x, weight)):
         return ""
     return TRAINED if not is_fp32 or (has_sizes and takes_cublas(arguments)) else ""
 
@@ -67,9 +66,3 @@ def _gives_rows(operation: Operation, dimensions: int, operands: Sequence[Tensor
         return False
     first = operation.arguments[0]  # PyTorch's result has the memory order of its first argument
     return first == 0 or operands[first - 1].dim() <= 1 or operands[first - 1].is_contiguous()
-
-
-@functools.lru_cache(maxsize=4096)
-def _waits_for_host(m: int, n: int, k: int, dtype: torch.dtype, device: torch.device, as_tf32: bool) -> bool:
-    _, _, multiprocessors = device_facts(device)
-    return native.core.training_waits_for_host(m, n, k, dtype_codes()[dtype], multiprocessors, as_tf32)

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import cutfuse
-from cutfuse import arguments, native, pytorch_operation
-from cutfuse.planning import fused, linear_plan
+from cutfuse import arguments, native
+from cutfuse.planning import fused, linear_plan, training_step
 
 ROOT = Path(__file__).resolve().parents[1]
 H200 = (9, 0, 132)  # compute capability and multiprocessors, which is what the planner asks of a device
@@ -85,7 +85,7 @@ def explained_for_h200() -> Iterator[None]:
     def explain_for_h200(*args: Any, **kwargs: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
-            for module in (fused, linear_plan, pytorch_operation):
+            for module in (fused, linear_plan, training_step):
                 patch.setattr(module, "device_facts", lambda device: H200)
             patch.setattr(native.core, "why_not_specialized", lambda: "")
             return explain(*args, **kwargs)

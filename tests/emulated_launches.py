@@ -22,6 +22,10 @@ def evaluate(program: Any, x: Tensor, operands: list[Tensor], wrt: int = -1) -> 
     return y
 
 
+def _strides(pitch: int, by_columns: bool) -> tuple[int, int]:
+    return (1, pitch) if by_columns else (pitch, 1)
+
+
 class EmulatedLaunches(RecordedLaunches):
     """Writes launches down and makes those of kernels that read tensors as they are."""
 
@@ -60,9 +64,8 @@ class EmulatedLaunches(RecordedLaunches):
     def _gemm(self, launch: Any) -> None:
         problem = launch.problem
         m, n, k = problem.m, problem.n, problem.k
-        a = view(launch.a, problem.input, (m, k), (problem.lda, 1)).float()
-        strides = (1, problem.ldb) if problem.reads_columns else (problem.ldb, 1)
-        b = view(launch.b, problem.input, (n, k), strides).float()
+        a = view(launch.a, problem.input, (m, k), _strides(problem.lda, problem.reads_columns_of_x)).float()
+        b = view(launch.b, problem.input, (n, k), _strides(problem.ldb, problem.reads_columns_of_weight)).float()
         z = a @ b.t()
         if launch.bias:
             z = z + view(launch.bias, problem.input, (n,), (1,)).float()

@@ -87,7 +87,7 @@ class Device:
         pre_activation: Tensor | None = None,
     ) -> Tensor:
         """The product by the weight's planes where the plan reads them, and by the weight elsewhere."""
-        x, weight, bias, operands, program, reduction, out_dtype, _ = arguments
+        x, weight, bias, operands, program, reduction, out_dtype, *_ = arguments
         if plan.reads_weight_planes:
             weight = planes.memory.view(torch.float32)[: weight.numel()].view(weight.shape)
         self.products.append("planes" if plan.reads_weight_planes else "weight")
@@ -105,7 +105,7 @@ class Device:
 
 
 def launch_after_product(plan: LinearPlan, z: Tensor, arguments: LinearArguments) -> Tensor:
-    _, _, _, operands, program, reduction, out_dtype, _ = arguments
+    _, _, _, operands, program, reduction, out_dtype, *_ = arguments
     return composed.after_product(z, operands, program, reduction, out_dtype)
 
 

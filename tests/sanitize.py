@@ -43,11 +43,12 @@ def run_gemms(dtype: torch.dtype) -> Iterator[str]:
     x, weight, bias, row, column = (
         torch.randn(*shape, device="cuda").to(dtype) for shape in ((m, k), (n, k), (n,), (1, n), (m, 1))
     )
-    by_columns = weight.t().contiguous().t()
-    layouts = [(weight, reduction) for reduction in ("none", *REDUCTIONS)] + [(by_columns, "none")]
-    for (given, reduction), out_dtype in itertools.product(layouts, {dtype, torch.float32}):
+    x_by_columns, by_columns = (matrix.t().contiguous().t() for matrix in (x, weight))
+    layouts = [(x, weight, reduction) for reduction in ("none", *REDUCTIONS)]
+    layouts += [(x, by_columns, "none"), (x_by_columns, by_columns, "none")]
+    for (rows, given, reduction), out_dtype in itertools.product(layouts, {dtype, torch.float32}):
         for epilogue, operands in ((SIX_OPS, (row, column)), (CHAIN, ())):
-            arguments = LinearArguments(x, given, bias, operands, epilogue.program, reduction, out_dtype)
+            arguments = LinearArguments(rows, given, bias, operands, epilogue.program, reduction, out_dtype)
             *kernels, _ = plan_linear(arguments, "tf32").alternatives
             for name in (kernel.name for kernel in kernels if not kernel.rejection):
                 check(launch_fused(plan_linear(arguments, "tf32", only=name), arguments), name)

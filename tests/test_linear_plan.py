@@ -112,7 +112,7 @@ def test_fewer_tiles_than_multiprocessors_read_a_weight_more_slowly(
         ({"device": (0, 0, 0)}, "CUDA devices"),
         ({"device": A100}, "compute capability 9.0, this device has 8.0"),
         ({"device": B200}, "this device has 10.0"),
-        ({"x": (8, 64, 1, 8, True), "weight": (8, 64, 64, 1, True)}, "x has strides (1, 8): its rows"),
+        ({"x": (8, 64, 1, 8, True), "weight": (8, 64, 64, 1, True)}, "x has strides (1, 8) and weight (64, 1)"),
         ({"weight": (8192, 8192, 2, 16384, True)}, "weight has strides (2, 16384): neither its rows nor its columns"),
         ({"x": (1024, 8192, 8192, 1, False)}, "x does not start at a multiple of 16 bytes"),
         ({"weight": (8192, 8192, 8192, 1, False)}, "weight does not start"),

@@ -18,7 +18,7 @@ from cutfuse.direct import training
 from cutfuse.epilogue import Epilogue, Instruction, Program, evaluate, op_table
 from cutfuse.epilogue.operation import find_operation, rounds_once
 from cutfuse.epilogue.table import Op
-from cutfuse.planning import fused, linear_plan
+from cutfuse.planning import fused, linear_plan, training_step
 from cutfuse.planning.linear_plan import LinearArguments
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -88,11 +88,11 @@ def test_other_programs_are_no_operation(text: str) -> None:
 
 @pytest.fixture(autouse=True)
 def _on_an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (pytorch_operation, linear_plan, fused):
+    for module in (training_step, linear_plan, fused):
         monkeypatch.setattr(module, "device_facts", lambda device: H200)
-    pytorch_operation._waits_for_host.cache_clear()
+    training_step._waits.cache_clear()
     yield
-    pytorch_operation._waits_for_host.cache_clear()
+    training_step._waits.cache_clear()
 
 
 def is_found(m: int, n: int, k: int, function: Callable[..., Tensor], **options: object) -> bool:
@@ -108,8 +108,12 @@ def is_found(m: int, n: int, k: int, function: Callable[..., Tensor], **options:
 
 def test_which_layers_pytorch_trains() -> None:
     wide = torch.empty(8, 8, device="meta")
-    assert is_found(197, 1536, 384, F.gelu)
-    assert is_found(197, 1536, 384, F.gelu, dtype=torch.float16)
+    residual = torch.empty(197, 1536, dtype=torch.bfloat16, device="meta")
+    for dtype in (torch.bfloat16, torch.float16):
+        assert not is_found(197, 1536, 384, F.gelu, dtype=dtype)  # kernels of ours compute all three products
+        assert is_found(197, 1536, 385, F.gelu, dtype=dtype)  # no kernel takes rows of 385
+    assert not is_found(197, 1536, 384, torch.add, operands=(residual,))
+    assert not is_found(197, 1536, 384, torch.sub, operands=(residual,))
     assert not is_found(12608, 3072, 768, F.gelu)
     assert is_found(12608, 3072, 768, torch.add, operands=(wide.bfloat16(),))
     assert not is_found(12608, 3072, 768, torch.mul, operands=(wide.bfloat16(),))

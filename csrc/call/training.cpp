@@ -67,6 +67,8 @@ bool read_product(PyObject* const* given, LinearBuffers& buffers) {
   return true;
 }
 
+bool is_aligned(void const* data) { return reinterpret_cast<uintptr_t>(data) % kOperandAlignment == 0; }
+
 Operand matrix(void* data, int64_t columns, DType dtype) { return {data, {0, columns, 1}, dtype}; }
 
 // The gradient of y as a matrix. False where it is not one in memory.
@@ -85,6 +87,11 @@ bool read_gradient(TrainingPlan const& plan, PyObject* given, Operand& grad) {
   return std::equal(facts.strides, facts.strides + facts.ndim, plan.z.strides);
 }
 
+// Whether kernels that multiply can read the gradient of y in place of z's.
+bool is_whole(TrainingPlan const& plan, Operand const& grad) {
+  return grad.strides[1] == plan.columns && grad.strides[2] == 1 && is_aligned(grad.data);
+}
+
 bool current_stream(TrainingPlan const& plan, Stream& stream) {
   return torch_state().current_stream(plan.z.device_index, stream);
 }
@@ -97,18 +104,56 @@ struct Gradients {
   Memory column_sum;
 };
 
-bool allocate_gradients(TrainingPlan const& plan, Gradients& gradients) {
+bool allocate_elements(TrainingPlan const& plan, Gradients& gradients) {
   for (GradientOutput const& output : plan.outputs) {
     gradients.outputs.push_back(allocate(output.layout));
     if (!gradients.outputs.back().tensor) return false;
   }
   if (!plan.has_column_sum) return true;
+  gradients.partials = allocate(plan.column_sum.partials);
+  return static_cast<bool>(gradients.partials.tensor);
+}
+
+bool allocate_gradients(TrainingPlan const& plan, Gradients& gradients) {
+  if (!plan.hands_gradient_on && !allocate_elements(plan, gradients)) return false;
+  if (!plan.has_column_sum) return true;
   ColumnSum const& sum = plan.column_sum;
-  gradients.partials = allocate(sum.partials);
   gradients.column_sum = allocate(sum.result);
   if (sum.fold_workspace) gradients.fold_workspace = allocate_bytes(sum.fold_workspace);
-  return gradients.partials.tensor && gradients.column_sum.tensor &&
-         (!sum.fold_workspace || gradients.fold_workspace.tensor);
+  return gradients.column_sum.tensor && (!sum.fold_workspace || gradients.fold_workspace.tensor);
+}
+
+// A product of a backward pass: what z's gradient is multiplied by, and where the result lies.
+struct ProductRun {
+  BackwardProduct const* product = nullptr;  // null where PyTorch multiplies, or the gradient is not wanted
+  void const* factor = nullptr;
+  Memory result;
+};
+
+// False where the factor is not as planned.
+bool read_factor(std::optional<BackwardProduct> const& product, bool needed, PyObject* factor, ProductRun& run) {
+  if (!product || !needed) return true;
+  TensorFacts facts;
+  if (!read(factor, facts) || !same_layout(facts, product->factor) || !is_aligned(facts.data)) return false;
+  run.product = &*product;
+  run.factor = facts.data;
+  return true;
+}
+
+bool allocate_result(ProductRun& run) {
+  if (run.product == nullptr) return true;
+  run.result = allocate(run.product->result);
+  return static_cast<bool>(run.result.tensor);
+}
+
+void launch_product(TrainingPlan const& plan, ProductRun const& run, void const* grad_z, Stream stream) {
+  if (run.product == nullptr) return;
+  LinearBuffers buffers = {};
+  buffers.x = grad_z;
+  buffers.weight = run.factor;
+  buffers.result = run.result.address;
+  LinearSteps const& steps = run.product->steps;
+  launch_fused(steps.plan, buffers, plan.identity, {}, steps.epilogues, launcher(), stream);
 }
 
 PointwiseBackwardProblem backward_problem(TrainingPlan const& plan, Operand const& grad, Tensors const& tensors,
@@ -129,11 +174,11 @@ PointwiseBackwardProblem backward_problem(TrainingPlan const& plan, Operand cons
   return problem;
 }
 
-ReduceProblem fold_problem(TrainingPlan const& plan, Gradients const& gradients) {
+ReduceProblem fold_problem(TrainingPlan const& plan, Operand const& grad, Gradients const& gradients) {
   ColumnSum const& sum = plan.column_sum;
   ReduceProblem problem = {};
   problem.extents = {1, sum.row_blocks, plan.columns};
-  problem.x = {gradients.partials.address, {0, plan.columns, 1}, DType::kFloat32};
+  problem.x = plan.hands_gradient_on ? grad : matrix(gradients.partials.address, plan.columns, DType::kFloat32);
   problem.program.chain = kNoChain;
   problem.reduction = Reduction::kSum;
   problem.out = gradients.column_sum.address;
@@ -142,20 +187,25 @@ ReduceProblem fold_problem(TrainingPlan const& plan, Gradients const& gradients)
   return problem;
 }
 
-PyObject* tuple_of(TrainingPlan const& plan, Gradients& gradients) {
-  auto const count = static_cast<Py_ssize_t>(plan.operands.size()) + 2;
+PyObject* tuple_of(TrainingPlan const& plan, PyObject* grad, Gradients& gradients, ProductRun& grad_x,
+                   ProductRun& grad_weight) {
+  constexpr Py_ssize_t kFirstOperand = 4;
+  auto const count = static_cast<Py_ssize_t>(plan.operands.size()) + kFirstOperand;
   PyRef tuple = PyRef::steal(PyTuple_New(count));
   if (!tuple) return nullptr;
   for (Py_ssize_t k = 0; k < count; ++k) PyTuple_SET_ITEM(tuple.get(), k, Py_NewRef(Py_None));
-  auto const put = [&](Py_ssize_t place, Memory& memory) {
+  auto const put = [&](Py_ssize_t place, PyRef gradient) {
     Py_DECREF(Py_None);
-    PyTuple_SET_ITEM(tuple.get(), place, memory.tensor.release());
+    PyTuple_SET_ITEM(tuple.get(), place, gradient.release());
   };
   for (size_t k = 0; k < plan.outputs.size(); ++k) {
     int const wrt = plan.outputs[k].wrt;
-    put(wrt == 0 ? 0 : wrt + 1, gradients.outputs[k]);
+    put(wrt == 0 ? 0 : kFirstOperand + wrt - 1,
+        plan.hands_gradient_on ? PyRef::share(grad) : std::move(gradients.outputs[k].tensor));
   }
-  if (plan.has_column_sum) put(1, gradients.column_sum);
+  if (grad_x.product != nullptr) put(1, std::move(grad_x.result.tensor));
+  if (grad_weight.product != nullptr) put(2, std::move(grad_weight.result.tensor));
+  if (plan.has_column_sum) put(3, std::move(gradients.column_sum.tensor));
   return tuple.release();
 }
 
@@ -181,8 +231,10 @@ PyObject* training_linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "training_linear: a tensor is not as the plan has it");
     return nullptr;
   }
-  Memory z = allocate(plan->pre_activation);
-  Memory result = z.tensor ? allocate(plan->result) : Memory();
+  bool const stores_z = plan->product->plan.request.stores_pre_activation;
+  Memory z;
+  if (stores_z) z = allocate(plan->pre_activation);
+  Memory result = z.tensor || !stores_z ? allocate(plan->result) : Memory();
   if (!result.tensor || !current_stream(*plan, stream)) return nullptr;
   Memory workspace;
   if (plan->workspace_sizes) {
@@ -195,7 +247,7 @@ PyObject* training_linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
   LinearSteps const& product = *plan->product;
   bool const done = launch(
       [&] { launch_fused(product.plan, buffers, plan->program, operands, product.epilogues, launcher(), stream); });
-  return done ? PyTuple_Pack(2, result.tensor.get(), z.tensor.get()) : nullptr;
+  return done ? PyTuple_Pack(2, result.tensor.get(), stores_z ? z.tensor.get() : Py_None) : nullptr;
 }
 
 PyObject* training_forward(PyObject*, PyObject* const* given, Py_ssize_t count) {
@@ -220,27 +272,42 @@ PyObject* training_forward(PyObject*, PyObject* const* given, Py_ssize_t count) 
 }
 
 PyObject* training_backward(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  TrainingPlan const* const plan = count > 2 ? plan_of(given[0]) : nullptr;
-  if (plan == nullptr) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "training_backward(plan, grad, z, *operands)");
+  constexpr Py_ssize_t kFirstElement = 5;  // z
+  TrainingPlan const* const plan = count >= kFirstElement ? plan_of(given[0]) : nullptr;
+  if (plan == nullptr || !PyTuple_Check(given[1]) || PyTuple_GET_SIZE(given[1]) < 3) {
+    if (!PyErr_Occurred()) {
+      PyErr_SetString(PyExc_TypeError, "training_backward(plan, needed, grad, x, weight, z, *operands)");
+    }
     return nullptr;
   }
+  auto const is_needed = [&](Py_ssize_t place) { return PyTuple_GET_ITEM(given[1], place) == Py_True; };
   TorchState const& torch = torch_state();
+  bool const is_handed_on = plan->hands_gradient_on;
   Tensors tensors;
   Operand grad;
+  ProductRun grad_x;
+  ProductRun grad_weight;
   if (torch.records_gradients() || torch.is_watched() || !torch.is_current_device(plan->z.device_index) ||
-      !read_gradient(*plan, given[1], grad) || !read_tensors(*plan, given + 2, count - 2, tensors)) {
+      !read_gradient(*plan, given[2], grad) || (is_handed_on && !is_whole(*plan, grad)) ||
+      (!is_handed_on && !read_tensors(*plan, given + kFirstElement, count - kFirstElement, tensors)) ||
+      !read_factor(plan->grad_x, is_needed(1), given[4], grad_x) ||
+      !read_factor(plan->grad_weight, is_needed(2), given[3], grad_weight)) {
     Py_RETURN_NONE;
   }
   Gradients gradients;
   Stream stream = nullptr;
-  if (!allocate_gradients(*plan, gradients) || !current_stream(*plan, stream)) return nullptr;
-  PointwiseBackwardProblem const problem = backward_problem(*plan, grad, tensors, gradients);
+  if (!allocate_gradients(*plan, gradients) || !allocate_result(grad_x) || !allocate_result(grad_weight) ||
+      !current_stream(*plan, stream)) {
+    return nullptr;
+  }
+  void const* const grad_z = is_handed_on ? grad.data : gradients.outputs[0].address;
   bool const done = launch([&] {
-    launcher().pointwise_backward(problem, stream);
-    if (plan->has_column_sum) launcher().reduce(fold_problem(*plan, gradients), stream);
+    if (!is_handed_on) launcher().pointwise_backward(backward_problem(*plan, grad, tensors, gradients), stream);
+    if (plan->has_column_sum) launcher().reduce(fold_problem(*plan, grad, gradients), stream);
+    launch_product(*plan, grad_x, grad_z, stream);
+    launch_product(*plan, grad_weight, grad_z, stream);
   });
-  return done ? tuple_of(*plan, gradients) : nullptr;
+  return done ? tuple_of(*plan, given[2], gradients, grad_x, grad_weight) : nullptr;
 }
 
 }  // namespace cutfuse::call

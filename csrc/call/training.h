@@ -1,4 +1,4 @@
-// The element-by-element kernels of a linear layer that is trained: y = program(z, operands), and its gradients.
+// The kernels of a linear layer that is trained: y = program(z, operands), and its gradients.
 #pragma once
 
 #include <Python.h>
@@ -18,13 +18,21 @@ struct GradientOutput {
   DType dtype;
 };
 
-// z's gradient summed over all but its last dimension: by partial sums [row_blocks, columns] that are folded.
+// z's gradient summed over all but its last dimension: by partial sums [row_blocks, columns] that are folded. Where the
+// gradient is handed on, nothing is stored of which there could be partial sums, and it is folded itself.
 struct ColumnSum {
   ResultLayout partials;
   int64_t row_blocks;
   PyRef fold_workspace;  // a tuple of one integer; null for none
   ResultLayout result;
   DType dtype;
+};
+
+// A product of the backward pass by one kernel, of z's gradient and x or the weight.
+struct BackwardProduct {
+  LinearSteps steps;
+  TensorFacts factor;  // what x or the weight has to be, but for its address
+  ResultLayout result;
 };
 
 struct TrainingPlan {
@@ -42,25 +50,32 @@ struct TrainingPlan {
   ResultLayout pre_activation;
   ResultLayout result;
   DType result_dtype;
-  uint64_t grad_dtype;  // of TensorFacts
-  std::vector<GradientOutput> outputs;
+  uint64_t grad_dtype;                  // of TensorFacts
+  std::vector<GradientOutput> outputs;  // z's first
+  bool hands_gradient_on;               // all outputs are the gradient that arrives; the backward pass needs no z
   bool has_column_sum;
   ColumnSum column_sum;
+  Program identity;                            // of the backward products
+  std::optional<BackwardProduct> grad_x;       // z's gradient @ weight; empty where PyTorch multiplies
+  std::optional<BackwardProduct> grad_weight;  // z's gradient, transposed, @ x; likewise
 };
 
 // A handle for the functions below; null with an exception where it cannot be made.
 PyObject* wrap(TrainingPlan plan);
 
 // training_linear(plan, x, weight, bias, *operands): (y, z) by the fused forward pass, with x, weight and bias as the
-// plan was made for.
+// plan was made for; z is None where the gradient is handed on.
 PyObject* training_linear(PyObject*, PyObject* const* given, Py_ssize_t count);
 
 // training_forward(plan, z, *operands): y.
 PyObject* training_forward(PyObject*, PyObject* const* given, Py_ssize_t count);
 
-// training_backward(plan, grad, z, *operands): a tuple of z's gradient, its column sum, and each operand's gradient,
-// None for those that are not wanted. None alone where the general path has to run: gradients are recorded again, a
-// mode or a transform is active, or a tensor is not laid out as it was.
+// training_backward(plan, needed, grad, x, weight, z, *operands), without z and operands where the gradient is handed
+// on: a tuple of the gradients of z, x and the weight, the
+// column sum of z's, and each operand's gradient; None for those that are not wanted, and for x's and the weight's
+// where PyTorch is to multiply. needed: what autograd wants, as of (plan, x, weight, ...). None alone where the general
+// path has to run: gradients are recorded again, a mode or a transform is active, or a tensor is not laid out as it
+// was.
 PyObject* training_backward(PyObject*, PyObject* const* given, Py_ssize_t count);
 
 }  // namespace cutfuse::call

@@ -72,15 +72,18 @@ using Split6 = OverPlanes<SplitScheme::kSplit6, false, 2, 2>;
 using Convert3 = OverPlanes<SplitScheme::kSplit3, true, 2, 4>;
 using Convert6 = OverPlanes<SplitScheme::kSplit6, true, 2, 3>;
 
-// How CUTLASS calls the layout of the weight [N, K], whose matrices are [K, N]; and its strides.
-template <ProductLayout layout>
-struct WeightLayout {
-  using Tag = cutlass::layout::ColumnMajor;
+// How CUTLASS calls the layout of an operand [M or N, K], of which rows or columns are contiguous; and its strides. It
+// takes the weight as a matrix [K, N].
+template <bool by_columns>
+struct OperandLayout {
+  using AsX = cutlass::layout::RowMajor;
+  using AsWeight = cutlass::layout::ColumnMajor;
   static auto strides(int64_t pitch) { return cute::make_stride(pitch, cute::_1{}, int64_t{0}); }
 };
 template <>
-struct WeightLayout<ProductLayout::kNN> {
-  using Tag = cutlass::layout::RowMajor;
+struct OperandLayout<true> {
+  using AsX = cutlass::layout::ColumnMajor;
+  using AsWeight = cutlass::layout::RowMajor;
   static auto strides(int64_t pitch) { return cute::make_stride(cute::_1{}, pitch, int64_t{0}); }
 };
 
@@ -122,7 +125,8 @@ struct GemmTypes {
   using Cluster = cute::Shape<cute::Int<cluster_m>, cute::Int<cluster_n>, cute::_1>;
   using Element = typename ElementOf<input>::type;
   using OutElement = typename OutputElement<output, Element>::type;
-  using Weight = WeightLayout<layout>;
+  using X = OperandLayout<reads_columns_of_x(layout)>;
+  using Weight = OperandLayout<reads_columns_of_weight(layout)>;
   static constexpr bool kReduceRows = output == GemmOutput::kRows;
   static constexpr int kAlignment = 16 / sizeof(Element);
   static constexpr int kOutAlignment = 16 / sizeof(OutElement);
@@ -158,8 +162,8 @@ struct GemmTypes {
 
   template <class Epilogue>
   using MainloopBeside = typename cutlass::gemm::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, cutlass::layout::RowMajor, kAlignment, Element,
-      typename Weight::Tag, kAlignment, float, Tile, Cluster,
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, typename X::AsX, kAlignment, Element,
+      typename Weight::AsWeight, kAlignment, float, Tile, Cluster,
       cutlass::gemm::collective::StageCountAutoCarveout<Schedule::kEpilogues *
                                                         sizeof(typename Epilogue::SharedStorage)>,
       typename Schedule::Mainloop>::CollectiveOp;
@@ -215,7 +219,7 @@ typename Kernel::Arguments make_product_arguments(GemmLaunch const& launch) {
     using Element = typename Kernel::ElementA;
     arguments.mode = cutlass::gemm::GemmUniversalMode::kGemm;
     arguments.mainloop.ptr_A = static_cast<Element const*>(buffers.a);
-    arguments.mainloop.dA = cute::make_stride(problem.lda, cute::_1{}, int64_t{0});
+    arguments.mainloop.dA = Kernel::X::strides(problem.lda);
     arguments.mainloop.ptr_B = static_cast<Element const*>(buffers.b);
     arguments.mainloop.dB = Kernel::Weight::strides(problem.ldb);
     arguments.hw_info.sm_count = problem.multiprocessors;
@@ -307,6 +311,7 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
                                        sm90::schedule, ProductLayout::k##layout>;                                      \
   struct name : name##_types::Kernel {                                                                                 \
     using Element = name##_types::Element;                                                                             \
+    using X = name##_types::X;                                                                                         \
     using Weight = name##_types::Weight;                                                                               \
     static constexpr bool kSplit = name##_types::kSplit;                                                               \
     static constexpr bool kHasSource = name##_types::kHasSource;                                                       \

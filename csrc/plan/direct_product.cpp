@@ -26,6 +26,7 @@ struct HostTimes {
 constexpr HostTimes host_times(Issuer issuer) {
   switch (issuer) {
     case Issuer::kCall:
+    case Issuer::kTraining:
       return {8.5, 13.0, 9.0};
     case Issuer::kCompiledCode:
       return {8.0, 12.0, 7.5};
@@ -48,8 +49,13 @@ bool has_contiguous_columns(MatrixLayout const& matrix) {
   return (matrix.row_stride == 1 || matrix.rows == 1) && matrix.column_stride >= matrix.rows;
 }
 
+bool has_contiguous_lines(MatrixLayout const& matrix) {
+  return has_contiguous_rows(matrix) || has_contiguous_columns(matrix);
+}
+
 // By rows where the strides allow both, because more kernels read rows.
-ProductLayout layout_for(MatrixLayout const& weight) {
+ProductLayout layout_for(MatrixLayout const& x, MatrixLayout const& weight) {
+  if (!has_contiguous_rows(x)) return ProductLayout::kTN;
   return has_contiguous_rows(weight) ? ProductLayout::kNT : ProductLayout::kNN;
 }
 
@@ -57,11 +63,15 @@ ProductLayout layout_for(MatrixLayout const& weight) {
 std::string why_not(LinearRequest const& request) {
   std::string elsewhere = why_no_kernels(request.device);
   if (!elsewhere.empty()) return elsewhere;
-  if (!has_contiguous_rows(request.x)) {
-    return "x has strides " + strides_of(request.x) + ": its rows are not contiguous";
+  if (!has_contiguous_lines(request.x)) {
+    return "x has strides " + strides_of(request.x) + ": neither its rows nor its columns are contiguous";
   }
-  if (!has_contiguous_rows(request.weight) && !has_contiguous_columns(request.weight)) {
+  if (!has_contiguous_lines(request.weight)) {
     return "weight has strides " + strides_of(request.weight) + ": neither its rows nor its columns are contiguous";
+  }
+  if (!has_contiguous_rows(request.x) && !has_contiguous_columns(request.weight)) {
+    return "x has strides " + strides_of(request.x) + " and weight " + strides_of(request.weight) +
+           ": kernels that read x by columns read the weight by columns too";
   }
   std::string const misaligned = " does not start at a multiple of " + std::to_string(kOperandAlignment) + " bytes";
   if (!request.x.aligned) return "x" + misaligned;
@@ -74,15 +84,19 @@ std::string why_not(LinearRequest const& request) {
   return {};
 }
 
+// Elements between the lines that are read.
+int64_t pitch_of(MatrixLayout const& matrix, bool by_columns) {
+  if (by_columns) return matrix.columns > 1 ? matrix.column_stride : matrix.rows;
+  return matrix.rows > 1 ? matrix.row_stride : matrix.columns;
+}
+
 GemmProblem problem_of(LinearRequest const& request) {
-  int64_t const k = request.x.columns;
-  auto const row_pitch = [&](MatrixLayout const& matrix) { return matrix.rows > 1 ? matrix.row_stride : k; };
-  ProductLayout const layout = layout_for(request.weight);
+  ProductLayout const layout = layout_for(request.x, request.weight);
   return {request.x.rows,
           request.weight.rows,
-          k,
-          row_pitch(request.x),
-          layout == ProductLayout::kNN ? request.weight.column_stride : row_pitch(request.weight),
+          request.x.columns,
+          pitch_of(request.x, reads_columns_of_x(layout)),
+          pitch_of(request.weight, reads_columns_of_weight(layout)),
           request.input,
           request.output,
           request.reduction,
@@ -94,7 +108,7 @@ GemmProblem problem_of(LinearRequest const& request) {
           layout};
 }
 
-// Why a weight by columns rules all kernels out; empty where some of the table read it.
+// Why an operand by columns rules all kernels out; empty where some of the table read it.
 std::string why_columns_are_not_read(LinearRequest const& request, GemmProblem const& problem) {
   auto const& configs = gemm_configs();
   bool const are_read =
@@ -103,8 +117,9 @@ std::string why_columns_are_not_read(LinearRequest const& request, GemmProblem c
   std::string const readers = reduces(request)                   ? "kernels that reduce rows"
                               : problem.input == DType::kFloat32 ? "kernels of float32 operands"
                                                                  : "kernels that store another type than they read";
-  return "weight has strides " + strides_of(request.weight) + ": its rows are not contiguous, as " + readers +
-         " need them";
+  bool const is_of_x = reads_columns_of_x(problem.layout);
+  return (is_of_x ? "x has strides " : "weight has strides ") + strides_of(is_of_x ? request.x : request.weight) +
+         ": its rows are not contiguous, as " + readers + " need them";
 }
 
 // Kernels that compute what is asked for; all of them where none does, so that each says what it computes instead.
@@ -119,8 +134,10 @@ std::vector<GemmCandidate> candidates_for(GemmProblem const& problem, OperandByt
 // What is compared: a device that is done sooner than the host issues its work waits for the host. Where the two are
 // close, the host's other work decides which is waited for: with gelu, twelve blocks 768/3072 of 1576 rows take 1.10 of
 // eager's time with a product by cuBLAS and PyTorch's own gelu, 26 us by prediction, and 0.94 with one kernel, 27 us.
-double compared(double device_microseconds, double host_microseconds) {
+// In a training step that waits for the host as a whole, either may be what is waited for, and both count.
+double compared(double device_microseconds, double host_microseconds, Issuer issuer) {
   constexpr double kShareOfHost = 0.2;
+  if (issuer == Issuer::kTraining) return device_microseconds + host_microseconds;
   return std::max(device_microseconds, host_microseconds) + kShareOfHost * host_microseconds;
 }
 
@@ -139,7 +156,8 @@ std::string why_not_stored(LinearRequest const& request) {
 
 // What the program takes in the pass behind cuBLAS's product; empty where that interprets it.
 std::optional<float> cost_compiled_into_pass(LinearRequest const& request) {
-  if (request.issuer != Issuer::kCall) return request.specialized_cost.value_or(0.0f);
+  bool const is_inductors = request.issuer != Issuer::kCall && request.issuer != Issuer::kTraining;
+  if (is_inductors) return request.specialized_cost.value_or(0.0f);
   int64_t const row_bytes = request.weight.rows * static_cast<int64_t>(size_of(request.input));
   bool const whole_vectors = row_bytes % kOperandAlignment == 0;  // which reductions are compiled for
   return reduces(request) && !whole_vectors ? std::nullopt : request.specialized_cost;
@@ -152,8 +170,8 @@ Alternative cublas_for(LinearRequest const& request, GemmProblem problem, bool i
   bool const is_bare = problem.epilogue_cost == 0.0f && !reduces(request) && problem.output == problem.input;
   HostTimes const host_time = host_times(request.issuer);
   double const host = host_time.product + (is_bare ? 0.0 : host_time.pass);
-  return {is_bare ? "cuBLAS" : "cuBLAS and one more kernel", microseconds, compared(microseconds, host), 1,
-          is_alone ? "" : why_not_stored(request)};
+  return {is_bare ? "cuBLAS" : "cuBLAS and one more kernel", microseconds, compared(microseconds, host, request.issuer),
+          1, is_alone ? "" : why_not_stored(request)};
 }
 
 void add_launches(LinearPlan& plan, LinearRequest const& request, GemmProblem const& problem,
@@ -183,8 +201,8 @@ LinearPlan plan_direct_product(LinearRequest const& request, std::string const& 
   LinearPlan plan = {};
   for (GemmCandidate const& candidate : candidates) {
     double const microseconds = candidate.microseconds;
-    plan.alternatives.push_back({gemm_configs()[candidate.config].name, microseconds, compared(microseconds, host),
-                                 candidate.slices, candidate.rejection});
+    plan.alternatives.push_back({gemm_configs()[candidate.config].name, microseconds,
+                                 compared(microseconds, host, request.issuer), candidate.slices, candidate.rejection});
   }
   choose(plan, cublas_for(request, problem, !candidates.front().rejection.empty()), only);
   if (plan.is_fused()) {

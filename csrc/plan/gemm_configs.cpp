@@ -72,7 +72,23 @@ char const* name_of(Product product) {
   }
 }
 
-char const* lines_of(ProductLayout layout) { return layout == ProductLayout::kNN ? "columns" : "rows"; }
+char const* lines_of(bool are_columns) { return are_columns ? "columns" : "rows"; }
+
+// Pitches between the contiguous lines, and what of the product's sizes CUTLASS wants in whole vectors: the length of
+// these lines.
+std::string check_lines(GemmProblem const& problem) {
+  bool const columns_of_x = reads_columns_of_x(problem.layout);
+  bool const columns_of_weight = reads_columns_of_weight(problem.layout);
+  for (auto const& fault :
+       {check_pitch(columns_of_x ? "M" : "K", columns_of_x ? problem.m : problem.k, problem.input),
+        check_pitch(columns_of_weight ? "N" : "K", columns_of_weight ? problem.n : problem.k, problem.input),
+        check_pitch(columns_of_x ? "the column pitch of x" : "the row pitch of x", problem.lda, problem.input),
+        check_pitch(columns_of_weight ? "the column pitch of weight" : "the row pitch of weight", problem.ldb,
+                    problem.input)}) {
+    if (!fault.empty()) return fault;
+  }
+  return {};
+}
 
 GemmOutput output_of(GemmProblem const& problem) {
   if (problem.reduction != Reduction::kNone) {
@@ -99,7 +115,8 @@ std::string find_rejection(GemmConfig const& config, GemmProblem const& problem)
     return "stores another kind of result";
   }
   if (config.layout != problem.layout) {
-    return std::string("reads the weight by ") + lines_of(config.layout);
+    return std::string("reads x by ") + lines_of(reads_columns_of_x(config.layout)) + " and the weight by " +
+           lines_of(reads_columns_of_weight(config.layout));
   }
   if (config.output == GemmOutput::kFloat32 && problem.output != DType::kFloat32) {
     return std::string("stores float32, not ") + name_of(problem.output);
@@ -115,16 +132,8 @@ std::string find_rejection(GemmConfig const& config, GemmProblem const& problem)
   if (problem.input == DType::kFloat32 && (problem.m == 1 || problem.n == 1)) {
     return "multiplies in tf32, whereas cuBLAS multiplies a single row or column at full precision";
   }
-  char const* const weight_pitch =
-      problem.layout == ProductLayout::kNN ? "the column pitch of weight" : "the row pitch of weight";
-  for (auto const& fault : {check_pitch("K", problem.k, problem.input),  // CUTLASS wants whole vectors of K too
-                            check_pitch("the row pitch of x", problem.lda, problem.input),
-                            check_pitch(weight_pitch, problem.ldb, problem.input)}) {
-    if (!fault.empty()) {
-      return fault;
-    }
-  }
-  return check_results(config, problem);
+  std::string const fault = check_lines(problem);
+  return fault.empty() ? check_results(config, problem) : fault;
 }
 
 std::string describe(GemmProblem const& problem) {
@@ -132,7 +141,8 @@ std::string describe(GemmProblem const& problem) {
   return "M=" + number(problem.m) + " N=" + number(problem.n) + " K=" + number(problem.k) +
          " lda=" + number(problem.lda) + " ldb=" + number(problem.ldb) + " input=" + name_of(problem.input) +
          " output=" + name_of(problem.output) + " reduction=" + name_of(problem.reduction) + name_of(problem.product) +
-         (problem.layout == ProductLayout::kNN ? " weight by columns" : "");
+         (reads_columns_of_x(problem.layout) ? " x by columns" : "") +
+         (reads_columns_of_weight(problem.layout) ? " weight by columns" : "");
 }
 
 }  // namespace cutfuse

@@ -19,9 +19,13 @@ constexpr bool converts_weight(Product product) {
   return product == Product::kConvert3 || product == Product::kConvert6;
 }
 
-// Which of the weight's lines are contiguous: the rows of [N, K] (kNT), or its columns (kNN), as x @ w has them for a
-// contiguous w [K, N]. The letters are BLAS's, of x and the weight in memory.
-enum class ProductLayout { kNT, kNN };
+// Which lines of x [M, K] and the weight [N, K] are contiguous: the rows of both (kNT), x's rows and the weight's
+// columns (kNN), as x @ w has them for a contiguous w [K, N], or the columns of both (kTN), as the gradient of a
+// weight, grad.T @ x, has them. The letters are BLAS's, of x and the weight in memory.
+enum class ProductLayout { kNT, kNN, kTN };
+
+constexpr bool reads_columns_of_x(ProductLayout layout) { return layout == ProductLayout::kTN; }
+constexpr bool reads_columns_of_weight(ProductLayout layout) { return layout != ProductLayout::kNT; }
 
 // What a row of the table writes: the matrix in the operands' own type, the matrix in fp32, or row partials.
 enum class GemmOutput { kSame, kFloat32, kRows };
@@ -31,8 +35,8 @@ struct GemmProblem {
   int64_t m;
   int64_t n;
   int64_t k;
-  int64_t lda;          // elements between rows of a, which are contiguous
-  int64_t ldb;          // elements between rows of b, or between its columns where these are contiguous: see layout
+  int64_t lda;          // elements between rows of a, or between its columns where these are contiguous: see layout
+  int64_t ldb;          // the same of b
   DType input;          // of a, b and bias
   DType output;         // of the stored matrix; partials of a row reduction are always fp32
   Reduction reduction;  // kNone stores the matrix, anything else one partial state per row and N tile

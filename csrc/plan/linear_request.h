@@ -35,6 +35,7 @@ constexpr SplitScheme first_scheme(Precision precision) {
 // kernel that interprets the program, or one that torch.compile's compiler makes for it.
 enum class Issuer : int32_t {
   kCall,          // of a public function
+  kTraining,      // of a training step for whose launches the device waits
   kCompiledCode,  // of torch.compile's compiler
   kCompiledCpp,   // of the same in C++, which calls operators through PyTorch's dispatcher
   kGraph,         // of CUDA, which holds the launches of such code

@@ -15,9 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import native
-from ..epilogue import Program
 from ..gradients.autograd import is_forced, linear_gradients
-from ..ops import schema
 from ..ops.cuda import reduction_workspace
 from ..planning.device import dtype_codes, reduction_codes
 from ..planning.fused import changes_setting, plan_call
@@ -31,13 +29,11 @@ from ..planning.specialize import (
     find_pointwise,
     request,
 )
+from ..planning.training_step import IDENTITY, hands_gradient_on, plan_backward_products, product_arguments, storing
 from ..precision import allows_tf32, captured_mode
 
 if TYPE_CHECKING:
     from .._C import CallPlan
-
-
-_IDENTITY = Program.parse(schema.IDENTITY)
 
 
 class TrainingPlan(NamedTuple):
@@ -47,7 +43,8 @@ class TrainingPlan(NamedTuple):
     program: str
     mode: str  # the precision of fp32 products; empty for other types
     tf32: bool  # whether PyTorch's setting allowed tf32 in the forward pass
-    is_fused: bool  # whether one kernel computes the product and the epilogue, and stores both
+    is_fused: bool  # whether one kernel computes the product and the epilogue, and stores what a gradient needs
+    hands_gradient_on: bool  # whether z's gradient and those of the operands are the gradient that arrives
     reduction: str = "none"
 
 
@@ -64,7 +61,10 @@ class DirectLinear(torch.autograd.Function):
         else:
             z = F.linear(x, weight, bias)
             y = native.module().training_forward(plan.handle, z, *operands)
-        ctx.save_for_backward(x, weight, bias, z, *operands)
+        if plan.hands_gradient_on:
+            ctx.save_for_backward(x, weight, bias)
+        else:
+            ctx.save_for_backward(x, weight, bias, z, *operands)
         ctx.plan = plan
         return y
 
@@ -75,22 +75,19 @@ class DirectLinear(torch.autograd.Function):
         needed = ctx.needs_input_grad
         found = None
         if not plan.mode or plan.tf32 == allows_tf32():
-            found = native.module().training_backward(plan.handle, grad, *elements)
+            found = native.module().training_backward(plan.handle, needed, grad, x, weight, *elements)
         if found is None:
             return _general_backward(plan, grad, x, weight, bias, elements, needed)
-        grad_z, grad_bias, *grads = found
-        grad_x = grad_weight = None
-        if x.dim() == 2:
-            if needed[1]:
-                grad_x = torch.mm(grad_z, weight)
-            if needed[2]:
-                grad_weight = torch.mm(grad_z.t(), x)
-            return None, grad_x, grad_weight, grad_bias, *grads
-        rows = grad_z.view(-1, grad_z.shape[-1])
-        if needed[1]:
-            grad_x = torch.mm(rows, weight).view(x.shape)
-        if needed[2]:
-            grad_weight = torch.mm(rows.t(), x.reshape(-1, x.shape[-1]))
+        grad_z, grad_x, grad_weight, grad_bias, *grads = found
+        multiplies_x = needed[1] and grad_x is None
+        multiplies_weight = needed[2] and grad_weight is None
+        if multiplies_x or multiplies_weight:
+            rows = grad_z if x.dim() == 2 else grad_z.view(-1, grad_z.shape[-1])
+            if multiplies_x:
+                grad_x = torch.mm(rows, weight)
+                grad_x = grad_x if x.dim() == 2 else grad_x.view(x.shape)
+            if multiplies_weight:
+                grad_weight = torch.mm(rows.t(), x if x.dim() == 2 else x.reshape(-1, x.shape[-1]))
         return None, grad_x, grad_weight, grad_bias, *grads
 
 
@@ -107,12 +104,22 @@ def _general_backward(
     elements: Sequence[Tensor],
     needed: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """The gradients on the general path. elements: z and the operands."""
+    """The gradients on the general path. elements: z and the operands, of which none is needed where the gradient is
+    handed on."""
+    if plan.hands_gradient_on:
+        elements = [grad, *(_stand_in(grad, is_needed) for is_needed in needed[4:])]
+    z: Tensor | None
     z, *operands = (_as_matrix(tensor) for tensor in elements)
+    z = None if plan.hands_gradient_on else z
     found = linear_gradients(plan, _as_matrix(grad), None, _as_matrix(x), weight, bias, z, operands, tuple(needed[1:]))
     given = (x, weight, bias, *elements[1:])
     shaped = [None if g is None or t is None else g.reshape(t.shape) for g, t in zip(found, given, strict=True)]
     return (None, *shaped)
+
+
+def _stand_in(grad: Tensor, requires_grad: bool) -> Tensor:
+    """An operand whose values make no difference."""
+    return grad.new_zeros(()).expand(grad.shape).requires_grad_(requires_grad)
 
 
 def _as_matrix(tensor: Tensor) -> Tensor:
@@ -139,6 +146,7 @@ def plan_training(
         return core.general_call()
     z = torch.empty(y.shape, dtype=x.dtype, device=y.device)
     m, n, codes = math.prod(y.shape[:-1]), y.shape[-1], dtype_codes()
+    products = plan_backward_products(z.view(m, n), arguments.x, weight)
     outputs = [(0, _contiguous(z), codes[z.dtype])]
     outputs += [(k, _contiguous(y, operands[k - 1].dtype), codes[operands[k - 1].dtype]) for k in wanted]
     laid_out = [(codes[t.dtype], 0, *operand_strides(t, m, n)) for t in arguments.operands]
@@ -146,7 +154,8 @@ def plan_training(
     program, matrix = arguments.program, (0, codes[z.dtype], 0, n, 1)
     has_sum = bias is not None and bias.requires_grad
     device = x.device.index or 0
-    plan = plan_call(arguments._replace(stores_pre_activation=True))
+    is_handed_on = hands_gradient_on(arguments)
+    plan = plan_call(arguments if is_handed_on else storing(arguments))
     if plan.copies_bias:
         return core.general_call()
     forward: Epilogues = []
@@ -157,7 +166,9 @@ def plan_training(
         forward = find_pointwise(device, program, (1, m, n), matrix, matrices, 0, codes[y.dtype])
     grad = (0, codes[y.dtype], 0, n, 1)
     derivatives = [(wrt, 0, code) for wrt, _, code in outputs]
-    backward = find_backward(device, program, (1, m, n), grad, matrix, matrices, derivatives, has_sum)
+    backward: Epilogues = []
+    if not is_handed_on:
+        backward = find_backward(device, program, (1, m, n), grad, matrix, matrices, derivatives, has_sum)
     found = [*epilogues, *forward, *backward]
     request(found)
     if not are_requested(found):
@@ -174,16 +185,22 @@ def plan_training(
         laid_out,
         outputs,
         _contiguous(y),
-        _column_sum(m, n, bias) if has_sum and bias is not None else None,
+        _column_sum(m, n, bias, is_handed_on) if has_sum and bias is not None else None,
         forward[0] if forward else None,
         backward[0] if backward else None,
         plan if plan.is_fused else None,
         epilogues,
         _contiguous(z),
+        IDENTITY.native,
+        None if products.of_x is None else (products.of_x, weight, _contiguous(x)),
+        None if products.of_weight is None else (products.of_weight, x, _contiguous(weight)),
+        is_handed_on,
     )
     mode = captured_mode() if x.dtype == torch.float32 else ""
+    text, is_fused = arguments.program.text, plan.is_fused
     return core.training_call(
-        apply, TrainingPlan(handle, arguments.program.text, mode, allows_tf32(), is_fused=plan.is_fused)
+        apply,
+        TrainingPlan(handle, text, mode, allows_tf32(), is_fused=is_fused, hands_gradient_on=is_handed_on),
     )
 
 
@@ -198,11 +215,7 @@ def takes_cublas(arguments: LinearArguments) -> bool:
         return True
     grad = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
     products = [(x, weight, bias), (grad, weight.t(), None), (grad.t(), x.t(), None)]
-    return not any(plan_call(_product(a, b, bias)).is_fused for a, b, bias in products)
-
-
-def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> LinearArguments:
-    return LinearArguments(a, b, bias, (), _IDENTITY, "none", a.dtype)
+    return not any(plan_call(product_arguments(a, b)._replace(bias=bias)).is_fused for a, b, bias in products)
 
 
 def _contiguous(tensor: Tensor, dtype: torch.dtype | None = None) -> tuple[Any, ...]:
@@ -211,10 +224,11 @@ def _contiguous(tensor: Tensor, dtype: torch.dtype | None = None) -> tuple[Any, 
     return tuple(tensor.shape), strides, tensor.dtype if dtype is None else dtype
 
 
-def _column_sum(m: int, n: int, bias: Tensor) -> tuple[Any, ...]:
-    blocks = native.core.pointwise_backward_row_blocks(m, n)
+def _column_sum(m: int, n: int, bias: Tensor, is_handed_on: bool) -> tuple[Any, ...]:
+    """Of partial sums that the backward kernel stores, or of the gradient itself where it is handed on."""
+    blocks = m if is_handed_on else native.core.pointwise_backward_row_blocks(m, n)
     codes = dtype_codes()
-    code = codes[torch.float32]
+    code = codes[bias.dtype if is_handed_on else torch.float32]
     workspace = reduction_workspace((1, blocks, n), code, reduction_codes()["sum"], bias.device)
     partials = ((blocks, n), (n, 1), torch.float32)
     return partials, blocks, workspace, ((n,), (1,), bias.dtype), codes[bias.dtype]

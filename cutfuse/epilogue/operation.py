@@ -30,6 +30,14 @@ class Operation(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
+def is_sum(program: str) -> bool:
+    """Whether a program, in its text form, is z plus an operand or a number: all gradients are the one that arrives."""
+    instructions = Program.parse(program).instructions
+    found = find_operation(program)
+    return found is not None and op_table().op(instructions[0].op).infix == "+"
+
+
+@functools.lru_cache(maxsize=1024)
 def find_operation(program: str) -> Operation | None:
     """None for a program, in its text form, that is more than one function, or one that is not known to round once."""
     instructions = Program.parse(program).instructions

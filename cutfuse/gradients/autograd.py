@@ -10,7 +10,7 @@ Gradients that are batched, or that are to be differentiated again, are those of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +22,14 @@ from ..epilogue.evaluate import arithmetic_dtype
 from ..ops import inductor, schema
 from ..ops.fake import sum_dtype
 from ..planning.fused import cublas_linear
+from ..planning.linear_plan import LinearArguments
 from ..planning.prepared import UNPREPARED, Prepared
+from ..planning.training_step import NO_PRODUCTS, BackwardProducts, hands_gradient_on, plan_backward_products
 from ..precision import SPLIT_MODES, allows_tf32, captured_mode, process, product_mode
 from ..reductions import GRADIENTS, NEEDS_RESULT
+
+if TYPE_CHECKING:
+    from .._C import LinearPlan
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:
@@ -201,6 +206,8 @@ class Linear(torch.autograd.Function):
         result = z = None
         if recompute:  # no gradient is recorded in here
             y = linear(x, weight, bias, operands, program, reduction, out_dtype, prepared)
+        elif reduction == "none" and _hands_gradient_on(program, out_dtype, x, weight, bias, operands):
+            y = schema.linear(x, weight, bias, operands, program, out_dtype, *prepared)
         elif program != schema.IDENTITY and reduction == "none" and not torch.compiler.is_compiling():
             y, z = schema.linear_with_pre_activation(x, weight, bias, operands, program, out_dtype, *prepared)
         else:
@@ -233,7 +240,8 @@ def linear_gradients(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of x, weight, bias and the operands. `forward` has the forward pass's program, reduction and mode.
 
-    result: the reduction's result, if its gradient needs that. z: the pre-activation; None if y is the pre-activation.
+    result: the reduction's result, if its gradient needs that. z: the pre-activation; None if y is that, or the sum of
+    that and operands.
     """
     if composes_gradient(grad):
         function = _composed_linear(forward, grad.dtype)
@@ -241,8 +249,8 @@ def linear_gradients(
     needs_x, needs_weight, needs_bias, *needs = needed
     if forward.reduction != "none" and z is not None:
         grad = _spread(grad.unsqueeze(1), forward.reduction, z.shape[1])
-    if z is None:
-        gradients = {0: grad}
+    if z is None:  # the result, or all that is added to it has the same gradient
+        gradients = {k: grad for k, needed_k in enumerate((True, *needs)) if needed_k}
         column_sum = (
             schema.reduce(grad, [], schema.IDENTITY, "sum", (0,), sum_dtype(grad.dtype)) if needs_bias else None
         )
@@ -252,9 +260,10 @@ def linear_gradients(
             grad, z, operands, forward.program, forward.reduction, result, wanted, needs_bias and 0 in wanted
         )
     grad_z = gradients.get(0)  # None if the result does not depend on z
+    products = NO_PRODUCTS if grad_z is None else _own_products(grad_z, x, weight)
     return (
-        _product(grad_z, weight.t(), forward.mode) if needs_x and grad_z is not None else None,
-        _product(grad_z.t(), x.t(), forward.mode) if needs_weight and grad_z is not None else None,
+        _product(grad_z, weight.t(), forward.mode, products.of_x) if needs_x and grad_z is not None else None,
+        _product(grad_z.t(), x.t(), forward.mode, products.of_weight) if needs_weight and grad_z is not None else None,
         None if column_sum is None or bias is None else column_sum.to(bias.dtype),
         *(gradients.get(k + 1) for k in range(len(needs))),
     )
@@ -311,9 +320,34 @@ def _pre_activation_again(x: Tensor, weight: Tensor, bias: Tensor | None, mode: 
     return z if bias is None else z.add_(bias)
 
 
-def _product(a: Tensor, b: Tensor, mode: str) -> Tensor:
-    """`a @ b.T`."""
-    return schema.product(a, b, mode) if is_forced(a, mode) else torch.mm(a, b.t())
+def _hands_gradient_on(
+    text: str,
+    out_dtype: torch.dtype,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+) -> bool:
+    """As in the direct path, which then keeps no pre-activation and sums the gradient itself."""
+    if dynamo.is_tracing() or not all(map(_is_plain, (x, weight, *operands))):
+        return False
+    return hands_gradient_on(LinearArguments(x, weight, bias, operands, Program.parse(text), "none", out_dtype))
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, torch.nn.Parameter)
+
+
+def _own_products(grad_z: Tensor, x: Tensor, weight: Tensor) -> BackwardProducts:
+    """Which products kernels of ours compute, as in the direct path. Compiled code has PyTorch's."""
+    if dynamo.is_tracing() or not all(map(_is_plain, (grad_z, x, weight))):
+        return NO_PRODUCTS
+    return plan_backward_products(grad_z, x, weight)
+
+
+def _product(a: Tensor, b: Tensor, mode: str, own: LinearPlan | None) -> Tensor:
+    """`a @ b.T`. own: the plan of a kernel of ours, which the operator makes once more."""
+    return schema.product(a, b, mode) if own is not None or is_forced(a, mode) else torch.mm(a, b.t())
 
 
 def _composed_linear(forward: Any, out_dtype: torch.dtype) -> Callable[..., Tensor]:

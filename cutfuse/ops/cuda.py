@@ -20,11 +20,10 @@ from ..planning.linear_plan import LinearArguments
 from ..planning.planes import Planes
 from ..planning.prepared import planes_of
 from ..planning.specialize import Matrix, find_pointwise, find_reduce, request
+from ..planning.training_step import product_arguments, storing
 from ..precision import SPLIT_MODES, product_mode
 from . import schema
 from .layout import Layout, elementwise_layout, reduction_layout, reduction_runs
-
-_IDENTITY = Program.parse(schema.IDENTITY)
 
 
 def linear(
@@ -70,7 +69,7 @@ def linear_with_pre_activation(
     scheme: int = 0,
 ) -> tuple[Tensor, Tensor]:
     kept = planes_of(weight, snapshot, planes, scheme)
-    arguments = LinearArguments(x, weight, bias, operands, Program.parse(program), "none", out_dtype, True)
+    arguments = storing(LinearArguments(x, weight, bias, operands, Program.parse(program), "none", out_dtype))
     plan = plan_call(arguments, kept)
     if plan.is_fused:
         z = x.new_empty((x.shape[0], weight.shape[0]))
@@ -80,10 +79,12 @@ def linear_with_pre_activation(
 
 
 def product(a: Tensor, b: Tensor, mode: str) -> Tensor:
+    if a.dtype != torch.float32:
+        return _run(product_arguments(a, b, "training"))
     mode = product_mode(mode)
     if mode not in SPLIT_MODES:
         return cublas_linear(a, b, None, mode)
-    return _run(LinearArguments(a, b, None, (), _IDENTITY, "none", a.dtype), captured_mode=mode)
+    return _run(product_arguments(a, b), captured_mode=mode)
 
 
 def _run(arguments: LinearArguments, kept: Planes | None = None, captured_mode: str = "") -> Tensor:

@@ -111,7 +111,7 @@ def linear_reduce(
 def _decomposed(arguments: LinearArguments, snapshot: Tensor | None) -> Any:
     if snapshot is not None or _stays(arguments):
         return NotImplemented
-    x, weight, bias, operands, program, reduction, out_dtype, _ = arguments
+    x, weight, bias, operands, program, reduction, out_dtype, *_ = arguments
     z = F.linear(x, weight, bias)
     return composed.after_product(z, operands, program, reduction, out_dtype).contiguous()
 

@@ -14,8 +14,9 @@ backward pass differentiates the program. The program has instructions.
 `layer` and `layer_cross_entropy` are what torch.compile's backend puts into a graph (compile/layer.py): composites of
 the others, with their gradients, for x `[..., K]` and operands that broadcast against `[..., N]`.
 
-`product` is `a @ b.T` of fp32 matrices of any strides, in the precision that the forward pass has captured, or if that
-is empty in the one that holds when the operator runs.
+`product` is `a @ b.T` of matrices of any strides. In fp32 it has the precision that the forward pass has captured, or
+if that is empty the one that holds when the operator runs; in 16 bits it is planned for a training step that waits for
+the host.
 
 `pointwise_backward` returns, for each index in `wanted` (0 for x, k for operand k - 1), the gradient
 `grad * weight * d program / d input`, summed to the input's shape. `grad` and `result`, the fp32 values of the

@@ -32,7 +32,8 @@ class LinearArguments(NamedTuple):
     """The arguments of `reduce(program(x @ weight.T + bias, operands))`, with x `[M, K]` and weight `[N, K]`.
 
     `reduction` is "none" or a reduction's name; the result is `[M, N]`, or `[M]` with a reduction.
-    `stores_pre_activation`: `x @ weight.T + bias` is a second result, of x's type.
+    `stores_pre_activation`: `x @ weight.T + bias` is a second result, of x's type. `issuer`: the name of the Issuer, by
+    which the planner knows what the launches take of the host.
     """
 
     x: Tensor
@@ -43,6 +44,7 @@ class LinearArguments(NamedTuple):
     reduction: str
     out_dtype: torch.dtype
     stores_pre_activation: bool = False
+    issuer: str = "call"
 
 
 def precision_of(arguments: LinearArguments, captured_mode: str = "") -> str:
@@ -73,6 +75,7 @@ def plan_linear(arguments: LinearArguments, precision: str, has_planes: bool = F
         has_planes,
         device_facts(x.device),
         only,
+        issuer=arguments.issuer,
         stores_pre_activation=arguments.stores_pre_activation,
     )
 

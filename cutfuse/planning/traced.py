@@ -21,7 +21,7 @@ def plan_traced(arguments: LinearArguments, precision: str) -> LinearPlan | None
     x may have more than two dimensions. For symbolic sizes the plan takes those of the call that is traced; None if one
     is unknown.
     """
-    x, weight, bias, operands, program, reduction, out_dtype, _ = arguments
+    x, weight, bias, operands, program, reduction, out_dtype, *_ = arguments
     tensors = [_seen(tensor) for tensor in (x, weight, *([] if bias is None else [bias]), *operands)]
     known = [tensor for tensor in tensors if tensor is not None]
     if len(known) < len(tensors):

@@ -1,0 +1,297 @@
+"""Products of backward passes by kernels of ours, where the device waits for the host: plans, and calls on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from emulated_device import direct_calls, paused
+from emulated_device import launches as launches
+from emulated_launches import EmulatedLaunches
+from plan_cases import contiguous, plan, transposed
+from torch import Tensor
+
+import cutfuse
+from cutfuse import native
+from cutfuse.gradients import autograd
+from cutfuse.planning import training_step
+from cutfuse.planning.training_step import waits_for_host
+
+HALVES = {"bfloat16": "bf16", "float16": "f16"}
+DTYPES = (torch.bfloat16, torch.float16)
+Layer = Callable[..., Tensor]
+
+
+# Plans of products whose x and weight lie by columns
+
+
+@pytest.mark.parametrize(("dtype", "short"), HALVES.items())
+@pytest.mark.parametrize("k", [2, 197, 1576])
+def test_a_weights_gradient_has_kernels_of_its_own(dtype: str, short: str, k: int) -> None:
+    """Their K is the layer's number of rows, of which whole vectors are not needed."""
+    found = plan(1536, 384, k, dtype=dtype, x=by_columns(1536, k), weight=by_columns(384, k), bias=None)
+    names = {kernel.name for kernel in found.alternatives[:-1]}
+    assert names == {f"sm90_{short}_tn_{tile}_pingpong" for tile in ("128x128x64_2x1", "64x128x64_1x1")}
+    assert not any(kernel.rejection for kernel in found.alternatives)
+
+
+def test_the_kernel_is_told_both_pitches() -> None:
+    given = {"x": by_columns(1536, 197, 1544), "weight": by_columns(384, 197), "bias": None}
+    (launch,) = plan(1536, 384, 197, only="sm90_bf16_tn_64x128x64_1x1_pingpong", **given).launches
+    problem = launch.problem
+    assert (problem.lda, problem.ldb) == (1544, 384)
+    assert problem.reads_columns_of_x
+    assert problem.reads_columns_of_weight
+    assert "x by columns weight by columns" in repr(problem)
+
+
+def test_in_a_step_that_waits_for_the_host_device_and_host_count() -> None:
+    """Any of them may be what is waited for in the end."""
+    called, trained = (plan(1576, 768, 3072, issuer=issuer, epilogue_cost=0.0) for issuer in ("call", "training"))
+    for of_call, of_step in zip(called.alternatives, trained.alternatives, strict=True):
+        assert of_step.microseconds == of_call.microseconds
+        host = 13.0 if of_step.name == "cuBLAS" else 8.5
+        assert of_step.compared == pytest.approx(of_step.microseconds + host)
+    assert not plan(16384, 4096, 4096, issuer="training", epilogue_cost=0.0).is_fused
+
+
+def by_columns(rows: int, columns: int, pitch: int = 0) -> tuple[int, int, int, int, bool]:
+    return rows, columns, 1, pitch or rows, True
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"x": by_columns(63, 40)}, "M is 63 bfloat16 elements"),
+        ({"x": by_columns(64, 40, 65)}, "the column pitch of x is 65"),
+        ({"weight": by_columns(64, 40, 68)}, "the column pitch of weight is 68"),
+    ],
+)
+def test_rejections_name_the_values(options: dict[str, Any], words: str) -> None:
+    rows = options.get("x", (64,))[0]
+    found = plan(rows, 64, 40, **{"x": by_columns(rows, 40), "weight": by_columns(64, 40), **options})
+    assert not found.is_fused
+    assert all(words in kernel.rejection for kernel in found.alternatives[:-1])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"weight": contiguous(64, 40)}, "x has strides (1, 64) and weight (40, 1): kernels that read x by columns"),
+        ({"reduction": "sum"}, "x has strides (1, 64): its rows are not contiguous, as kernels that reduce rows"),
+        ({"output": "float32"}, "x has strides (1, 64): its rows are not contiguous, as kernels that store another"),
+        ({"x": (64, 40, 2, 128, True)}, "x has strides (2, 128): neither its rows nor its columns are contiguous"),
+    ],
+)
+def test_what_rules_an_x_by_columns_out(options: dict[str, Any], reason: str) -> None:
+    given = {"x": transposed(64, 40), "weight": transposed(64, 40), **options}
+    assert plan(64, 64, 40, **given).ruled_out.startswith(reason)
+
+
+# Training steps
+
+
+def gelu(z: Tensor) -> Tensor:
+    return F.gelu(z)
+
+
+def step(layer: Layer, tensors: list[Tensor], grad: Tensor, wanted: Sequence[Tensor] = ()) -> list[Tensor]:
+    y = layer(*tensors)
+    return [y.detach(), *torch.autograd.grad(y, wanted or tensors, grad)]
+
+
+def fused(epilogue: Layer) -> Layer:
+    return lambda x, w, b, *rest: cutfuse.linear(x, w, b, epilogue=epilogue, operands=rest)
+
+
+def plain(epilogue: Layer) -> Layer:
+    return lambda x, w, b, *rest: epilogue(F.linear(x, w, b), *rest)
+
+
+def made(dtype: torch.dtype, *leading: int, residual: bool = False) -> list[Tensor]:
+    torch.manual_seed(0)
+    shapes = [(*leading, 16), (24, 16), (24,)] + [(*leading, 24)] * residual
+    return [(torch.randn(shape) / 2).to(dtype).requires_grad_() for shape in shapes]
+
+
+def kernels_of(found: EmulatedLaunches) -> list[str]:
+    """What was launched: the layout of products, and the function of others."""
+    names = [launch.kernel if launch.function == "gemm" else launch.function for launch in found.launches]
+    return [next((part for part in ("_nn_", "_tn_") if part in name), name.partition("_128")[0]) for name in names]
+
+
+def direct_step(launches: EmulatedLaunches, run: Callable[[], list[Tensor]]) -> list[Tensor]:
+    run()
+    launches.launches.clear()
+    before = direct_calls()
+    found = run()
+    assert direct_calls() == before + 1
+    return found
+
+
+def assert_near(found: list[Tensor], expected: list[Tensor]) -> None:
+    for own, wanted in zip(found, expected, strict=True):
+        assert own.shape == wanted.shape
+        assert own.dtype == wanted.dtype
+        torch.testing.assert_close(own.float(), wanted.float(), rtol=6e-2, atol=6e-2)
+
+
+@pytest.mark.parametrize("leading", [(37,), (3, 5)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_an_activation(launches: EmulatedLaunches, dtype: torch.dtype, leading: tuple[int, ...]) -> None:
+    tensors, grad = made(dtype, *leading), torch.randn(*leading, 24).to(dtype)
+    found = direct_step(launches, lambda: step(fused(gelu), tensors, grad))
+    forward, *backward = launches.launches
+    assert forward.pre_activation
+    assert kernels_of(launches)[1:] == ["pointwise_backward", "reduce", "_nn_", "_tn_"]
+    elements, _, of_x, of_weight = backward
+    (_, grad_z, _), *_ = elements.outputs
+    assert (of_x.a, of_x.b) == (grad_z, tensors[1].data_ptr())
+    assert (of_weight.a, of_weight.b) == (grad_z, tensors[0].data_ptr())
+    assert_near(found, step(plain(gelu), tensors, grad))
+
+
+@pytest.mark.parametrize("leading", [(37,), (3, 5)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_residual(launches: EmulatedLaunches, dtype: torch.dtype, leading: tuple[int, ...]) -> None:
+    """Its gradient is the one that arrives, and no pre-activation is stored."""
+    tensors, grad = made(dtype, *leading, residual=True), torch.randn(*leading, 24).to(dtype)
+    found = direct_step(launches, lambda: step(fused(torch.add), tensors, grad))
+    forward, summed, of_x, of_weight = launches.launches
+    assert not forward.pre_activation
+    assert kernels_of(launches)[1:] == ["reduce", "_nn_", "_tn_"]
+    assert summed.x[0] == of_x.a == of_weight.a == grad.data_ptr()
+    assert_near(found, step(plain(torch.add), tensors, grad))
+    assert torch.equal(found[-1], grad)
+
+
+@pytest.mark.parametrize("frozen", [(0,), (1,), (2,), (0, 2), (3,)], ids=str)
+@pytest.mark.parametrize("epilogue", [gelu, torch.add], ids=["activation", "residual"])
+def test_frozen_tensors(launches: EmulatedLaunches, epilogue: Layer, frozen: tuple[int, ...]) -> None:
+    tensors = made(torch.bfloat16, 37, residual=epilogue is torch.add)
+    for place in frozen:
+        if place < len(tensors):
+            tensors[place].requires_grad_(False)
+    wanted, grad = [t for t in tensors if t.requires_grad], torch.randn(37, 24).bfloat16()
+    found = direct_step(launches, lambda: step(fused(epilogue), tensors, grad, wanted))
+    multiplied = [name for name in kernels_of(launches)[1:] if name in ("_nn_", "_tn_")]
+    assert multiplied == [name for place, name in enumerate(("_nn_", "_tn_")) if place not in frozen]
+    assert ("reduce" in kernels_of(launches)) == (2 not in frozen)
+    assert_near(found, step(plain(epilogue), tensors, grad, wanted))
+
+
+def saved_by(layer: Layer, tensors: list[Tensor]) -> list[Tensor]:
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        layer(*tensors)
+    return saved
+
+
+def test_a_residual_keeps_what_pytorch_keeps(launches: EmulatedLaunches) -> None:
+    tensors = made(torch.bfloat16, 37, residual=True)
+    fused(torch.add)(*tensors)
+    before = direct_calls()
+    kept = {t.data_ptr() for t in saved_by(fused(torch.add), tensors)}
+    assert direct_calls() == before + 1
+    assert kept == {t.data_ptr() for t in tensors[:3]}
+
+
+def turned(tensor: Tensor) -> Tensor:
+    """The same values, laid out by columns."""
+    return tensor.detach().t().contiguous().t() if tensor.dim() == 2 else tensor.detach()
+
+
+@pytest.mark.parametrize("epilogue", [gelu, torch.add], ids=["activation", "residual"])
+def test_saved_tensors_that_come_back_otherwise(launches: EmulatedLaunches, epilogue: Layer) -> None:
+    """As hooks that keep them elsewhere may return them."""
+    tensors = made(torch.bfloat16, 37, residual=epilogue is torch.add)
+    grad = torch.randn(37, 24).bfloat16()
+
+    def run() -> list[Tensor]:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, turned):
+            return step(fused(epilogue), tensors, grad)
+
+    assert_near(direct_step(launches, run), step(plain(epilogue), tensors, grad))
+
+
+@pytest.mark.parametrize("epilogue", [gelu, torch.add], ids=["activation", "residual"])
+@pytest.mark.parametrize(
+    "grad",
+    [
+        torch.ones((), dtype=torch.bfloat16).expand(37, 24),
+        torch.linspace(-1, 1, 37 * 24).bfloat16().view(24, 37).t(),
+        torch.linspace(-1, 1, 37 * 24 + 1).bfloat16()[1:].view(37, 24),  # no aligned address
+    ],
+    ids=["expanded", "by columns", "unaligned"],
+)
+def test_gradients_that_arrive_otherwise(launches: EmulatedLaunches, epilogue: Layer, grad: Tensor) -> None:
+    tensors = made(torch.bfloat16, 37, residual=epilogue is torch.add)
+    found = direct_step(launches, lambda: step(fused(epilogue), tensors, grad))
+    assert_near(found, step(plain(epilogue), tensors, grad))
+
+
+@pytest.mark.parametrize("epilogue", [gelu, torch.add], ids=["activation", "residual"])
+def test_gradients_of_gradients(launches: EmulatedLaunches, epilogue: Layer) -> None:
+    def twice(layer: Layer, tensors: list[Tensor]) -> list[Tensor]:
+        y = layer(*tensors)
+        grad = torch.linspace(-1, 1, y.numel()).view(y.shape).to(y.dtype).requires_grad_()
+        first = torch.autograd.grad(y, tensors, grad, create_graph=True)
+        total = sum((g.float() ** 2).sum() for g in first)
+        return list(torch.autograd.grad(total, [*tensors[:2], grad]))
+
+    tensors = made(torch.bfloat16, 5, residual=epilogue is torch.add)
+    found = direct_step(launches, lambda: twice(fused(epilogue), tensors))
+    for own, wanted in zip(found, twice(plain(epilogue), tensors), strict=True):
+        torch.testing.assert_close(own.float(), wanted.float(), rtol=6e-2, atol=6e-1)
+
+
+def test_a_large_layer_is_multiplied_by_pytorch(launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_step, "_waits", lambda *given: False)
+    tensors, grad = made(torch.bfloat16, 37), torch.randn(37, 24).bfloat16()
+    found = direct_step(launches, lambda: step(fused(gelu), tensors, grad))
+    assert kernels_of(launches)[1:] == ["pointwise_backward", "reduce"]
+    assert_near(found, step(plain(gelu), tensors, grad))
+
+
+@pytest.mark.parametrize("epilogue", [gelu, torch.add], ids=["activation", "residual"])
+def test_the_general_path_has_the_same_products(
+    launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch, epilogue: Layer
+) -> None:
+    """So that results do not depend on which call comes first."""
+    tensors = made(torch.bfloat16, 37, residual=epilogue is torch.add)
+    grad, shapes = torch.randn(37, 24).bfloat16(), []
+    product = autograd.schema.product
+    monkeypatch.setattr(autograd.schema, "product", lambda a, *rest: shapes.append(a.shape) or product(a, *rest))
+    with paused():
+        found = step(fused(epilogue), tensors, grad)
+    assert shapes == [(37, 24), (24, 37)]
+    assert_near(found, step(plain(epilogue), tensors, grad))
+    if epilogue is torch.add:
+        assert torch.equal(found[-1], grad)
+
+
+def test_fp32_has_pytorchs_products(launches: EmulatedLaunches) -> None:
+    tensors, grad = made(torch.float32, 37), torch.randn(37, 24)
+    with cutfuse.precision("ieee"):
+        assert_near(step(fused(gelu), tensors, grad), step(plain(gelu), tensors, grad))
+    assert "gemm" not in [launch.function for launch in launches.launches]
+
+
+def test_sizes_without_a_number_do_not_wait() -> None:
+    x, weight = (torch.empty(8, 8, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    assert not waits_for_host(x, weight)  # not on a GPU
+
+
+def test_a_plan_of_two_kernels_is_refused() -> None:
+    core = native.core
+    two = plan(1024, 1024, 1024, only="cuBLAS and one more kernel")
+    result = ((8, 8), (8, 1), torch.bfloat16)
+    z = torch.zeros(8, 8, dtype=torch.bfloat16)
+    given = [z, [], z, 8, 8, 2, 2, native.core.Program([], 0), [], [(0, result, 2)], result, None, None, None, None, []]
+    with pytest.raises(ValueError, match="single kernels without a workspace"):
+        core.training_plan(*given, result, core.Program([], 0), (two, z, result), None, False)
+    with pytest.raises(ValueError, match="a gradient is handed on to a fused product"):
+        core.training_plan(*given, result, core.Program([], 0), None, None, True)
