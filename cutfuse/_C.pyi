@@ -1385,8 +1385,7 @@ def training_backward(
     grad: typing.Any,
     x: typing.Any,
     weight: typing.Any,
-    z: typing.Any,
-    *operands: typing.Any,
+    *z_and_operands: typing.Any,
 ) -> typing.Any: ...
 def training_call(apply: typing.Any, plan: typing.Any) -> CallPlan:
     """

@@ -21,7 +21,7 @@ from .planning.fused import KEEPS, FusedExplanation, explain_fused
 from .planning.linear_plan import LinearArguments
 from .planning.planes import Planes
 from .planning.specialize import explain_pass
-from .planning.training_step import hands_gradient_on, plan_backward_products, storing
+from .planning.training_step import NO_PRODUCTS, hands_gradient_on, plan_backward_products, storing
 from .pointwise import PointwiseCall, pointwise, prepare_pointwise, prepare_sigmoid, sigmoid
 from .precision import product_mode
 from .prepare import PreparedWeight
@@ -274,28 +274,27 @@ def _linear_path(call: LinearCall) -> _Path:
 
 def _training_path(call: LinearCall, product: str, after: str) -> _Path:
     """Of a call that autograd records. product, after: cuBLAS and what follows it, where that runs."""
-    forced = autograd.is_forced(call.x)
-    program, elements = call.epilogue.program, "pointwise_backward kernel (with the bias gradient's sum)"
+    forced, program = autograd.is_forced(call.x), call.epilogue.program
     needs = "the backward pass needs the pre-activation, which a kernel that reduces rows does not store"
-    reasons, fused, products = [needs], None, _backward_products(call, forced)
+    reasons, fused, keeps_nothing = [needs], None, ""
     arguments = _arguments_of(call, program, call.reduction, call.out_dtype)
-    if call.recompute and (program.instructions or call.reduction != "none"):
-        products = f"{products.removesuffix(' for x and weight')} for the pre-activation, x and weight"
-        reasons = ["recompute=True: the backward pass computes the pre-activation again"]
-        fused = _explain_product(call, arguments)
-    elif hands_gradient_on(arguments):
-        elements = "reduction kernel (the bias gradient's sum)"
+    is_handed_on = hands_gradient_on(arguments)
+    if is_handed_on:
         reasons = ["what is added has the gradient that arrives, so that the backward pass needs no pre-activation"]
+        fused = _explain_product(call, arguments)
+    elif call.recompute and (program.instructions or call.reduction != "none"):
+        keeps_nothing = "recompute=True: the backward pass computes the pre-activation again"
+        reasons = [keeps_nothing]
         fused = _explain_product(call, arguments)
     elif call.reduction == "none" and program.instructions:
         reasons = ["the kernel stores the pre-activation too, which the backward pass needs"]
         fused = _explain_product(call, storing(arguments))
-    backward = f"backward: {elements}, {products}"
+    backward = _backward_step(call, is_handed_on, recomputes=bool(keeps_nothing))
     if fused is not None and fused.steps:
         steps, reasons = [*fused.steps, backward], [*reasons, *fused.reasons]
         return _Path("fused", steps, reasons, fused.workspace_bytes, fused.compiles)
     if fused is not None:
-        reasons = [*(reasons if call.recompute else []), *fused.reasons]
+        reasons = [*([keeps_nothing] if keeps_nothing else []), *fused.reasons]
     if forced:
         product = f'product in precision "{product_mode()}"'
         bare = _arguments_of(call, Program.parse(schema.IDENTITY), "none", call.x.dtype)
@@ -304,19 +303,26 @@ def _training_path(call: LinearCall, product: str, after: str) -> _Path:
     return _Path("unfused", [product, after, backward], reasons)
 
 
-def _backward_products(call: LinearCall, forced: bool) -> str:
-    """What multiplies in the backward pass."""
-    if forced:
-        return f'products in precision "{product_mode()}" for x and weight'
+def _backward_step(call: LinearCall, is_handed_on: bool, recomputes: bool) -> str:
+    """What the backward pass runs."""
+    forced = autograd.is_forced(call.x)
+    products = f'products in precision "{product_mode()}"' if forced else "torch.mm"
+    runs = [f"{products} for the pre-activation again"] if recomputes else []
+    has_sum = call.bias is not None and call.bias.requires_grad
+    if not is_handed_on:
+        runs.append("pointwise_backward kernel" + (" (with the bias gradient's sum)" if has_sum else ""))
+    elif has_sum:
+        runs.append("reduction kernel (the bias gradient's sum)")
     grad_z = call.x.new_empty((call.x.shape[0], call.weight.shape[0]))
-    kernels = [_kernel_of(plan) for plan in plan_backward_products(grad_z, call.x, call.weight)]
-    if kernels[0] == kernels[1]:
-        return f"{kernels[0]} for x and weight"
-    return f"{kernels[0]} for x, {kernels[1]} for weight"
+    own = NO_PRODUCTS if forced else plan_backward_products(grad_z, call.x, call.weight)
+    of_x, of_weight = (products if plan is None else _kernel_of(plan) for plan in own)
+    runs.append(f"{of_x} for x and weight" if of_x == of_weight else f"{of_x} for x, {of_weight} for weight")
+    return f"backward: {', '.join(runs)}"
 
 
-def _kernel_of(plan: LinearPlan | None) -> str:
-    return "torch.mm" if plan is None else plan.alternatives[plan.chosen].name
+def _kernel_of(plan: LinearPlan) -> str:
+    name: str = plan.alternatives[plan.chosen].name
+    return name
 
 
 def _arguments_of(call: LinearCall, program: Program, reduction: str, out_dtype: torch.dtype) -> LinearArguments:

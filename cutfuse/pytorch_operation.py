@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from . import routing
-from .direct.training import takes_cublas
-from .epilogue.operation import Operation, find_operation
+from .direct.training import adds_bias_apart, takes_cublas
+from .epilogue.operation import Operation, find_operation, is_sum
 from .gradients.autograd import needs_gradient
 from .planning.fused import plan_call
 from .planning.linear_plan import LinearArguments
@@ -38,11 +38,11 @@ def find_pytorch_operation(
         return None
     if not _gives_rows(operation, given_x.dim(), given_operands):
         return None
-    reason = _why(arguments, operation)
+    reason = _why(arguments, operation, _may_train_directly(arguments, given_x, given_operands))
     return (operation, reason) if reason else None
 
 
-def _why(arguments: LinearArguments, operation: Operation) -> str:
+def _why(arguments: LinearArguments, operation: Operation, may_train_directly: bool) -> str:
     """Why PyTorch computes the operation; empty if a kernel of cutfuse does.
 
     In training, our kernel also sums the bias's gradient. Where kernels of ours do not compute the products too,
@@ -55,9 +55,20 @@ def _why(arguments: LinearArguments, operation: Operation) -> str:
     is_fp32 = x.dtype == torch.float32
     if not needs_gradient(x, weight, bias, *operands):
         return BEHIND_CUBLAS if has_sizes and not is_fp32 and not plan_call(arguments).is_fused else ""
-    if takes_few_launches(arguments) or not (operation.hands_gradient_on or waits_for_host(x, weight)):
+    if not (operation.hands_gradient_on or waits_for_host(x, weight)):
+        return ""
+    keeps_no_more = operation.keeps_values or is_sum(arguments.program.text)
+    if may_train_directly and keeps_no_more and takes_few_launches(arguments):
         return ""
     return TRAINED if not is_fp32 or (has_sizes and takes_cublas(arguments)) else ""
+
+
+def _may_train_directly(arguments: LinearArguments, given_x: Tensor, given_operands: Sequence[Tensor]) -> bool:
+    """Whether the direct path trains the layer of such tensors: on the general path Python costs more than it gains."""
+    if adds_bias_apart(given_x, arguments.bias):
+        return False
+    shape = (*given_x.shape[:-1], arguments.weight.shape[0])
+    return all(operand.shape == shape for operand in given_operands if operand.requires_grad)
 
 
 def _gives_rows(operation: Operation, dimensions: int, operands: Sequence[Tensor]) -> bool:

@@ -12,7 +12,7 @@ import cutfuse
 from cutfuse import native
 from cutfuse.arguments import kernel_out_dtype
 from cutfuse.direct import calls
-from cutfuse.direct.training import takes_cublas
+from cutfuse.direct.training import adds_bias_apart, takes_cublas
 from cutfuse.epilogue.recognition import IDENTITY
 from cutfuse.gradients.autograd import needs_gradient
 from cutfuse.linear import LinearCall, prepare_linear
@@ -173,7 +173,7 @@ def _why_linear_is_marked(call: Call, y: Tensor) -> str:
         return "the plan copies the bias"
     if not plan.is_fused and changes_setting(found.x):
         return "PyTorch's setting has to be changed for the product"
-    if not plan.is_fused and calls._adds_bias_apart(call.given[0], call.given[2]):
+    if not plan.is_fused and adds_bias_apart(call.given[0], call.given[2]):
         return "PyTorch adds the bias apart"
     return "" if y.is_contiguous() else "the result is not contiguous"
 
@@ -184,7 +184,7 @@ def _arguments_of(found: LinearCall) -> LinearArguments:
 
 
 def _why_training_is_marked(call: Call, arguments: LinearArguments, y: Tensor) -> str:
-    if calls._adds_bias_apart(call.given[0], call.given[2]):
+    if adds_bias_apart(call.given[0], call.given[2]):
         return "PyTorch adds the bias apart"
     if not takes_cublas(arguments):
         return "a product of the training step is not cuBLAS's with PyTorch's setting"

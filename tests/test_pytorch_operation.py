@@ -113,7 +113,11 @@ def test_which_layers_pytorch_trains() -> None:
         assert not is_found(197, 1536, 384, F.gelu, dtype=dtype)  # kernels of ours compute all three products
         assert is_found(197, 1536, 385, F.gelu, dtype=dtype)  # no kernel takes rows of 385
     assert not is_found(197, 1536, 384, torch.add, operands=(residual,))
-    assert not is_found(197, 1536, 384, torch.sub, operands=(residual,))
+    assert not is_found(197, 1536, 384, torch.mul, operands=(residual,))
+    for function in (lambda z: 1 - z, lambda z: z * 2.0, lambda z: z - 1):  # of which PyTorch keeps nothing
+        assert is_found(197, 1536, 384, function)
+    assert is_found(197, 1536, 384, torch.sub, operands=(residual,))
+
     assert not is_found(12608, 3072, 768, F.gelu)
     assert is_found(12608, 3072, 768, torch.add, operands=(wide.bfloat16(),))
     assert not is_found(12608, 3072, 768, torch.mul, operands=(wide.bfloat16(),))
@@ -123,6 +127,20 @@ def test_which_layers_pytorch_trains() -> None:
     assert not is_found(8, 8, 8, F.gelu, out_dtype=torch.float32)
     assert not is_found(8, 8, 8, F.gelu, reduction="sum")
     assert not is_found(8, 8, 8, torch.add, operands=(wide,))
+
+
+def test_pytorch_trains_what_no_direct_call_does() -> None:
+    x = torch.empty(1, 5, 384, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    flat, weight = x.view(5, 384), torch.empty(1536, 384, dtype=torch.bfloat16, device="meta")
+    program = Epilogue(torch.add, 1).program
+    for shape, is_pytorchs in (((1, 5, 1536), False), ((5, 1536), True)):  # the second one's gradient has to be shaped
+        operand = torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        given = LinearArguments(flat, weight, None, (operand.view(5, 1536),), program, "none", torch.bfloat16)
+        assert (pytorch_operation.find_pytorch_operation(given, x, (operand,)) is not None) == is_pytorchs
+    turned, bias = x.expand(3, 5, 384).transpose(0, 1), torch.empty(1536, dtype=torch.bfloat16, device="meta")
+    rows = turned.reshape(15, 384)
+    given = LinearArguments(rows, weight, bias, (), Epilogue(F.gelu).program, "none", torch.bfloat16)
+    assert pytorch_operation.find_pytorch_operation(given, turned, ()) is not None
 
 
 @pytest.mark.parametrize(("sizes", "is_pytorchs"), [((13, 96, 64), True), ((2048, 4096, 4096), False)])

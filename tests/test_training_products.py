@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from emulated_device import direct_calls, paused
 from emulated_device import launches as launches
 from emulated_launches import EmulatedLaunches
+from functorch.compile import aot_function, nop
 from plan_cases import contiguous, plan, transposed
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import cutfuse
 from cutfuse import native
@@ -48,13 +50,12 @@ def test_the_kernel_is_told_both_pitches() -> None:
     assert "x by columns weight by columns" in repr(problem)
 
 
-def test_in_a_step_that_waits_for_the_host_device_and_host_count() -> None:
-    """Any of them may be what is waited for in the end."""
+def test_in_a_step_that_waits_for_the_host_the_device_counts_for_less() -> None:
     called, trained = (plan(1576, 768, 3072, issuer=issuer, epilogue_cost=0.0) for issuer in ("call", "training"))
     for of_call, of_step in zip(called.alternatives, trained.alternatives, strict=True):
         assert of_step.microseconds == of_call.microseconds
         host = 13.0 if of_step.name == "cuBLAS" else 8.5
-        assert of_step.compared == pytest.approx(of_step.microseconds + host)
+        assert of_step.compared == pytest.approx(host + 0.35 * of_step.microseconds)
     assert not plan(16384, 4096, 4096, issuer="training", epilogue_cost=0.0).is_fused
 
 
@@ -124,11 +125,13 @@ def kernels_of(found: EmulatedLaunches) -> list[str]:
 
 
 def direct_step(launches: EmulatedLaunches, run: Callable[[], list[Tensor]]) -> list[Tensor]:
-    run()
+    """Of a second call, which is direct; the first one is not."""
+    first = run()
     launches.launches.clear()
     before = direct_calls()
     found = run()
     assert direct_calls() == before + 1
+    assert_near(found, first)
     return found
 
 
@@ -172,9 +175,10 @@ def test_a_residual(launches: EmulatedLaunches, dtype: torch.dtype, leading: tup
 @pytest.mark.parametrize("epilogue", [gelu, torch.add], ids=["activation", "residual"])
 def test_frozen_tensors(launches: EmulatedLaunches, epilogue: Layer, frozen: tuple[int, ...]) -> None:
     tensors = made(torch.bfloat16, 37, residual=epilogue is torch.add)
+    if max(frozen) == len(tensors):
+        pytest.skip("an activation has no operand")
     for place in frozen:
-        if place < len(tensors):
-            tensors[place].requires_grad_(False)
+        tensors[place].requires_grad_(False)
     wanted, grad = [t for t in tensors if t.requires_grad], torch.randn(37, 24).bfloat16()
     found = direct_step(launches, lambda: step(fused(epilogue), tensors, grad, wanted))
     multiplied = [name for name in kernels_of(launches)[1:] if name in ("_nn_", "_tn_")]
@@ -190,13 +194,80 @@ def saved_by(layer: Layer, tensors: list[Tensor]) -> list[Tensor]:
     return saved
 
 
-def test_a_residual_keeps_what_pytorch_keeps(launches: EmulatedLaunches) -> None:
-    tensors = made(torch.bfloat16, 37, residual=True)
-    fused(torch.add)(*tensors)
-    before = direct_calls()
-    kept = {t.data_ptr() for t in saved_by(fused(torch.add), tensors)}
-    assert direct_calls() == before + 1
-    assert kept == {t.data_ptr() for t in tensors[:3]}
+@pytest.mark.parametrize("call", ["first", "later"])
+def test_a_residual_keeps_what_pytorch_keeps(launches: EmulatedLaunches, call: str) -> None:
+    """So it may be written to before the backward pass, and a checkpoint finds the same tensors again."""
+    tensors, grad = made(torch.bfloat16, 37, residual=True), torch.randn(37, 24).bfloat16()
+    if call == "later":
+        fused(torch.add)(*tensors)
+    assert [t.data_ptr() for t in saved_by(fused(torch.add), tensors)] == [t.data_ptr() for t in tensors[:2]]
+    *product, residual = tensors
+    written = residual * 1
+    y = fused(torch.add)(*product, written)
+    with torch.no_grad():
+        written.add_(1)
+    found = torch.autograd.grad(y, tensors, grad)
+    assert_near(list(found), step(plain(torch.add), tensors, grad)[1:])
+
+
+@pytest.mark.parametrize("epilogue", [gelu, torch.add], ids=["activation", "residual"])
+def test_a_checkpoint(launches: EmulatedLaunches, epilogue: Layer) -> None:
+    """Whose first forward pass takes the general path, and whose second is direct."""
+    tensors = made(torch.bfloat16, 37, residual=epilogue is torch.add)
+    grad = torch.randn(37, 24).bfloat16()
+    found = step(lambda *given: checkpoint(fused(epilogue), *given, use_reentrant=False), tensors, grad)
+    assert_near(found, step(plain(epilogue), tensors, grad))
+
+
+def doubled(z: Tensor) -> Tensor:
+    return z + z
+
+
+def test_a_sum_of_the_product_with_itself(launches: EmulatedLaunches) -> None:
+    tensors, grad = made(torch.bfloat16, 37), torch.randn(37, 24).bfloat16()
+    for _ in range(2):
+        assert_near(step(fused(doubled), tensors, grad), step(plain(doubled), tensors, grad))
+
+
+@pytest.mark.parametrize("epilogue", [gelu, torch.add], ids=["activation", "residual"])
+def test_gradients_that_are_batched(launches: EmulatedLaunches, epilogue: Layer) -> None:
+    tensors = made(torch.bfloat16, 37, residual=epilogue is torch.add)
+    grads = torch.randn(3, 37, 24).bfloat16()
+    expected = [
+        torch.stack(items) for items in zip(*(step(plain(epilogue), tensors, g)[1:] for g in grads), strict=True)
+    ]
+    for _ in range(2):
+        y = fused(epilogue)(*tensors)
+        batched = torch.autograd.grad(y, tensors, grads, is_grads_batched=True, retain_graph=True)
+        assert_near(list(batched), expected)
+        mapped = torch.func.vmap(lambda g, y=y: torch.autograd.grad(y, tensors, g, retain_graph=True))(grads)
+        assert_near(list(mapped), expected)
+
+
+@pytest.mark.parametrize("epilogue", [gelu, torch.add], ids=["activation", "residual"])
+def test_tensors_without_memory(launches: EmulatedLaunches, epilogue: Layer) -> None:
+    """As tracers pass them, outside of torch.compile."""
+    tensors = made(torch.bfloat16, 37, residual=epilogue is torch.add)
+    traced = aot_function(fused(epilogue), fw_compiler=nop, bw_compiler=nop)
+    torch.testing.assert_close(traced(*tensors), plain(epilogue)(*tensors), rtol=6e-2, atol=6e-2)
+
+
+def test_explain_tells_of_the_products(launches: EmulatedLaunches) -> None:
+    x, weight, bias, residual = made(torch.bfloat16, 37, residual=True)
+
+    def backward(epilogue: Layer, bias: Tensor | None, **options: Any) -> str:
+        return cutfuse.explain(x, weight, bias, epilogue=epilogue, **options).steps[-1]
+
+    products = "sm90_bf16_nn_64x128x64_1x1_pingpong for x, sm90_bf16_tn_64x128x64_1x1_pingpong for weight"
+    elements = "pointwise_backward kernel"
+    assert backward(gelu, bias) == f"backward: {elements} (with the bias gradient's sum), {products}"
+    assert backward(gelu, None) == f"backward: {elements}, {products}"
+    assert backward(gelu, None, recompute=True) == (
+        f"backward: torch.mm for the pre-activation again, {elements}, {products}"
+    )
+    given = {"operands": [residual]}
+    assert backward(torch.add, bias, **given) == f"backward: reduction kernel (the bias gradient's sum), {products}"
+    assert backward(torch.add, bias.detach(), **given) == f"backward: {products}"
 
 
 def turned(tensor: Tensor) -> Tensor:

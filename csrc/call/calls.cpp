@@ -237,8 +237,8 @@ PyMethodDef const* call_functions() {
       {"training_forward", as_method(&training_forward), METH_FASTCALL,
        "training_forward(plan: object, z: object, *operands: object) -> typing.Any"},
       {"training_backward", as_method(&training_backward), METH_FASTCALL,
-       "training_backward(plan: object, needed: object, grad: object, x: object, weight: object, z: object, "
-       "*operands: object) -> typing.Any"},
+       "training_backward(plan: object, needed: object, grad: object, x: object, weight: object, "
+       "*z_and_operands: object) -> typing.Any"},
       {nullptr, nullptr, 0, nullptr}};
   return functions;
 }

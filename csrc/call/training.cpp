@@ -274,9 +274,14 @@ PyObject* training_forward(PyObject*, PyObject* const* given, Py_ssize_t count) 
 PyObject* training_backward(PyObject*, PyObject* const* given, Py_ssize_t count) {
   constexpr Py_ssize_t kFirstElement = 5;  // z
   TrainingPlan const* const plan = count >= kFirstElement ? plan_of(given[0]) : nullptr;
-  if (plan == nullptr || !PyTuple_Check(given[1]) || PyTuple_GET_SIZE(given[1]) < 3) {
+  bool const has_elements = count > kFirstElement;
+  if (plan == nullptr || has_elements == plan->hands_gradient_on || !PyTuple_Check(given[1]) ||
+      PyTuple_GET_SIZE(given[1]) < 3) {
     if (!PyErr_Occurred()) {
-      PyErr_SetString(PyExc_TypeError, "training_backward(plan, needed, grad, x, weight, z, *operands)");
+      PyErr_SetString(
+          PyExc_TypeError,
+          "training_backward(plan, needed, grad, x, weight, z, *operands), without z and operands where the "
+          "gradient is handed on");
     }
     return nullptr;
   }

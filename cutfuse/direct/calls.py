@@ -29,7 +29,7 @@ from ..planning.fused import changes_setting, plan_call
 from ..planning.linear_launch import matrices_of
 from ..planning.linear_plan import LinearArguments
 from ..planning.specialize import Matrix, are_requested, find_epilogues, find_pass, find_pointwise, find_reduce, request
-from .training import plan_training
+from .training import adds_bias_apart, plan_training
 
 if TYPE_CHECKING:
     from .._C import CallFunction, CallPlan
@@ -123,14 +123,14 @@ def remember_linear(
     presented = (arguments.x, arguments.weight, arguments.bias, *arguments.operands)
     is_general = is_general or not _same_memory((*given[:3], *tensors), presented)
 
-    adds_bias_apart = _adds_bias_apart(given[0], given[2])
+    is_apart = adds_bias_apart(given[0], given[2])
 
     def make_plan() -> CallPlan | None:
         if is_general:
             return native.core.general_call()
         if needs_gradient(*given[:3], *tensors):
-            return native.core.general_call() if adds_bias_apart else plan_training(given[:3], tensors, arguments, y)
-        return _linear_plan(arguments, y, adds_bias_apart)
+            return native.core.general_call() if is_apart else plan_training(given[:3], tensors, arguments, y)
+        return _linear_plan(arguments, y, is_apart)
 
     number_of = functools.partial(_number_of, given[3], given[4], given[0], epilogue)
     _remember(native.core.CallFunction.linear, given, number_of, make_plan)
@@ -256,15 +256,10 @@ def _result_of(y: Tensor) -> Result:
     return tuple(y.shape), y.stride(), y.dtype
 
 
-def _adds_bias_apart(x: Tensor, bias: Tensor | None) -> bool:
-    """Whether PyTorch rounds the product of x `[..., K]` before it adds the bias, which it does not of a matrix."""
-    return bias is not None and x.dim() > 2 and not x.is_contiguous()
-
-
-def _linear_plan(arguments: LinearArguments, y: Tensor, adds_bias_apart: bool = False) -> CallPlan | None:
+def _linear_plan(arguments: LinearArguments, y: Tensor, is_bias_apart: bool = False) -> CallPlan | None:
     core = native.core
     plan = plan_call(arguments)
-    if adds_bias_apart and not plan.is_fused:
+    if is_bias_apart and not plan.is_fused:
         return core.general_call()
     if plan.copies_bias or not y.is_contiguous() or (not plan.is_fused and changes_setting(arguments.x)):
         return core.general_call()

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import native
-from ..gradients.autograd import is_forced, linear_gradients
+from ..gradients.autograd import is_forced, linear_gradients, sum_gradients
 from ..ops.cuda import reduction_workspace
 from ..planning.device import dtype_codes, reduction_codes
 from ..planning.fused import changes_setting, plan_call
@@ -62,7 +62,7 @@ class DirectLinear(torch.autograd.Function):
             z = F.linear(x, weight, bias)
             y = native.module().training_forward(plan.handle, z, *operands)
         if plan.hands_gradient_on:
-            ctx.save_for_backward(x, weight, bias)
+            ctx.save_for_backward(x, weight)  # as LinearSum does
         else:
             ctx.save_for_backward(x, weight, bias, z, *operands)
         ctx.plan = plan
@@ -71,7 +71,8 @@ class DirectLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         plan = ctx.plan
-        x, weight, bias, *elements = ctx.saved_tensors
+        x, weight, *rest = ctx.saved_tensors
+        bias, *elements = rest or [None]
         needed = ctx.needs_input_grad
         found = None
         if not plan.mode or plan.tf32 == allows_tf32():
@@ -104,22 +105,16 @@ def _general_backward(
     elements: Sequence[Tensor],
     needed: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """The gradients on the general path. elements: z and the operands, of which none is needed where the gradient is
-    handed on."""
+    """The gradients on the general path. elements: z and the operands, or nothing where the gradient is handed on."""
     if plan.hands_gradient_on:
-        elements = [grad, *(_stand_in(grad, is_needed) for is_needed in needed[4:])]
-    z: Tensor | None
+        of_product = sum_gradients(_as_matrix(grad), _as_matrix(x), weight, needed[1:4])
+        of_x = None if of_product[0] is None else of_product[0].reshape(x.shape)
+        return (None, of_x, *of_product[1:], *(grad if is_needed else None for is_needed in needed[4:]))
     z, *operands = (_as_matrix(tensor) for tensor in elements)
-    z = None if plan.hands_gradient_on else z
     found = linear_gradients(plan, _as_matrix(grad), None, _as_matrix(x), weight, bias, z, operands, tuple(needed[1:]))
     given = (x, weight, bias, *elements[1:])
     shaped = [None if g is None or t is None else g.reshape(t.shape) for g, t in zip(found, given, strict=True)]
     return (None, *shaped)
-
-
-def _stand_in(grad: Tensor, requires_grad: bool) -> Tensor:
-    """An operand whose values make no difference."""
-    return grad.new_zeros(()).expand(grad.shape).requires_grad_(requires_grad)
 
 
 def _as_matrix(tensor: Tensor) -> Tensor:
@@ -202,6 +197,11 @@ def plan_training(
         apply,
         TrainingPlan(handle, text, mode, allows_tf32(), is_fused=is_fused, hands_gradient_on=is_handed_on),
     )
+
+
+def adds_bias_apart(x: Tensor, bias: Tensor | None) -> bool:
+    """Whether PyTorch rounds the product of x `[..., K]` before it adds the bias, which it does not of a matrix."""
+    return bias is not None and x.dim() > 2 and not x.is_contiguous()
 
 
 def takes_cublas(arguments: LinearArguments) -> bool:

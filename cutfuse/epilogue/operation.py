@@ -23,6 +23,7 @@ class Operation(NamedTuple):
     function: Callable[..., torch.Tensor]
     arguments: tuple[int, ...]  # 0 for z, k for operand k - 1
     hands_gradient_on: bool
+    keeps_values: bool  # whether PyTorch's backward pass needs values of the arguments
 
     def __call__(self, z: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         tensors = (z, *operands)
@@ -34,7 +35,8 @@ def is_sum(program: str) -> bool:
     """Whether a program, in its text form, is z plus an operand or a number: all gradients are the one that arrives."""
     instructions = Program.parse(program).instructions
     found = find_operation(program)
-    return found is not None and op_table().op(instructions[0].op).infix == "+"
+    is_addition = found is not None and op_table().op(instructions[0].op).infix == "+"
+    return found is not None and is_addition and found.arguments.count(0) == 1  # z + z has twice the gradient
 
 
 @functools.lru_cache(maxsize=1024)
@@ -58,7 +60,9 @@ def find_operation(program: str) -> Operation | None:
     function: Any = op.operator or (functools.partial(op.function, **keywords) if keywords else op.function)
     if len(tensors) < op.arity:
         function = _with_numbers(function, instruction.arguments)
-    return Operation(function, arguments, op.infix in _HANDING_ON)
+    hands_gradient_on = op.infix in _HANDING_ON
+    scales = op.infix == "*" and len(tensors) == 1
+    return Operation(function, arguments, hands_gradient_on, not (hands_gradient_on or scales))
 
 
 def rounds_once(op: Op) -> bool:

@@ -3,8 +3,9 @@
 The forward pass keeps the pre-activation, as PyTorch's linear layer followed by an activation does; a fused kernel
 stores it beside the result. In the backward pass, one kernel computes all elementwise gradients and the column sum for
 the bias. In fp32 at PyTorch's "highest" (mode "guarded"), the products are split products where the planner expects
-those to be faster than cuBLAS; cuBLAS computes 16-bit and tf32 products. `cutfuse.precision` forces another mode.
-Gradients that are batched, or that are to be differentiated again, are those of PyTorch's own operations.
+those to be faster than cuBLAS; cuBLAS computes tf32 products and those of large 16-bit layers, kernels of ours those of
+small ones (planning/training_step.py). `cutfuse.precision` forces another mode. Gradients that are batched, or that are
+to be differentiated again, are those of PyTorch's own operations.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from ..ops.fake import sum_dtype
 from ..planning.fused import cublas_linear
 from ..planning.linear_plan import LinearArguments
 from ..planning.prepared import UNPREPARED, Prepared
-from ..planning.training_step import NO_PRODUCTS, BackwardProducts, hands_gradient_on, plan_backward_products
+from ..planning.training_step import (
+    NO_PRODUCTS,
+    BackwardProducts,
+    hands_gradient_on,
+    is_traced,
+    plan_backward_products,
+)
 from ..precision import SPLIT_MODES, allows_tf32, captured_mode, process, product_mode
 from ..reductions import GRADIENTS, NEEDS_RESULT
 
@@ -206,8 +213,6 @@ class Linear(torch.autograd.Function):
         result = z = None
         if recompute:  # no gradient is recorded in here
             y = linear(x, weight, bias, operands, program, reduction, out_dtype, prepared)
-        elif reduction == "none" and _hands_gradient_on(program, out_dtype, x, weight, bias, operands):
-            y = schema.linear(x, weight, bias, operands, program, out_dtype, *prepared)
         elif program != schema.IDENTITY and reduction == "none" and not torch.compiler.is_compiling():
             y, z = schema.linear_with_pre_activation(x, weight, bias, operands, program, out_dtype, *prepared)
         else:
@@ -227,6 +232,49 @@ class Linear(torch.autograd.Function):
         return (*[None] * 7, *found)
 
 
+class LinearSum(torch.autograd.Function):
+    """`x @ weight.T + bias` plus an operand or a number: the backward pass needs nothing of what is added."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        program: str,
+        snapshot: Tensor | None,
+        planes: Tensor | None,
+        scheme: int,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        *operands: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return schema.linear(x, weight, bias, operands, program, x.dtype, snapshot, planes, scheme)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        needed = ctx.needs_input_grad[4:]
+        of_product = sum_gradients(grad, x, weight, needed[:3])
+        return (*[None] * 4, *of_product, *(grad if is_needed else None for is_needed in needed[3:]))
+
+
+def sum_gradients(
+    grad: Tensor, x: Tensor, weight: Tensor, needed: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of x, weight and bias, of which those are `needed`, where `grad` is that of the pre-activation."""
+    needs_x, needs_weight, needs_bias = needed
+    if composes_gradient(grad):
+        of_x, of_weight = differentiate(F.linear, (x, weight), (needs_x, needs_weight), grad)
+        return of_x, of_weight, grad.sum(0) if needs_bias else None
+    own = _own_products(grad, x, weight)
+    of_bias = schema.reduce(grad, [], schema.IDENTITY, "sum", (0,), sum_dtype(grad.dtype)) if needs_bias else None
+    return (
+        _product(grad, weight.t(), "", own.of_x) if needs_x else None,
+        _product(grad.t(), x.t(), "", own.of_weight) if needs_weight else None,
+        None if of_bias is None else of_bias.to(grad.dtype),
+    )
+
+
 def linear_gradients(
     forward: Any,
     grad: Tensor,
@@ -240,8 +288,7 @@ def linear_gradients(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of x, weight, bias and the operands. `forward` has the forward pass's program, reduction and mode.
 
-    result: the reduction's result, if its gradient needs that. z: the pre-activation; None if y is that, or the sum of
-    that and operands.
+    result: the reduction's result, if its gradient needs that. z: the pre-activation; None if y is the pre-activation.
     """
     if composes_gradient(grad):
         function = _composed_linear(forward, grad.dtype)
@@ -249,8 +296,8 @@ def linear_gradients(
     needs_x, needs_weight, needs_bias, *needs = needed
     if forward.reduction != "none" and z is not None:
         grad = _spread(grad.unsqueeze(1), forward.reduction, z.shape[1])
-    if z is None:  # the result, or all that is added to it has the same gradient
-        gradients = {k: grad for k, needed_k in enumerate((True, *needs)) if needed_k}
+    if z is None:
+        gradients = {0: grad}
         column_sum = (
             schema.reduce(grad, [], schema.IDENTITY, "sum", (0,), sum_dtype(grad.dtype)) if needs_bias else None
         )
@@ -320,29 +367,9 @@ def _pre_activation_again(x: Tensor, weight: Tensor, bias: Tensor | None, mode: 
     return z if bias is None else z.add_(bias)
 
 
-def _hands_gradient_on(
-    text: str,
-    out_dtype: torch.dtype,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-) -> bool:
-    """As in the direct path, which then keeps no pre-activation and sums the gradient itself."""
-    if dynamo.is_tracing() or not all(map(_is_plain, (x, weight, *operands))):
-        return False
-    return hands_gradient_on(LinearArguments(x, weight, bias, operands, Program.parse(text), "none", out_dtype))
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return type(tensor) in (Tensor, torch.nn.Parameter)
-
-
 def _own_products(grad_z: Tensor, x: Tensor, weight: Tensor) -> BackwardProducts:
     """Which products kernels of ours compute, as in the direct path. Compiled code has PyTorch's."""
-    if dynamo.is_tracing() or not all(map(_is_plain, (grad_z, x, weight))):
-        return NO_PRODUCTS
-    return plan_backward_products(grad_z, x, weight)
+    return NO_PRODUCTS if is_traced(grad_z, x, weight) else plan_backward_products(grad_z, x, weight)
 
 
 def _product(a: Tensor, b: Tensor, mode: str, own: LinearPlan | None) -> Tensor:
@@ -382,16 +409,34 @@ def linear(
 
     recompute: a backward pass computes the pre-activation again, where the forward pass would keep one.
     """
+    y: Tensor
     if needs_gradient(x, weight, bias, *operands):
+        if not torch.compiler.is_compiling() and _hands_gradient_on(
+            x, weight, bias, operands, program, reduction, out_dtype
+        ):
+            y = LinearSum.apply(program, *prepared, x, weight, bias, *operands)
+            return y
         is_kept = program == schema.IDENTITY and reduction == "none"  # the result is the pre-activation
         recompute = recompute and not is_kept and not torch.compiler.is_compiling()
-        y: Tensor = Linear.apply(program, reduction, out_dtype, recompute, *prepared, x, weight, bias, *operands)
+        y = Linear.apply(program, reduction, out_dtype, recompute, *prepared, x, weight, bias, *operands)
         return y
     if reduction == "none":
         if torch.compiler.is_dynamo_compiling():
             inductor.register()
         return schema.linear(x, weight, bias, operands, program, out_dtype, *prepared)
     return schema.linear_reduce(x, weight, bias, operands, program, reduction, out_dtype, *prepared)
+
+
+def _hands_gradient_on(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    program: str,
+    reduction: str,
+    out_dtype: torch.dtype,
+) -> bool:
+    return hands_gradient_on(LinearArguments(x, weight, bias, operands, Program.parse(program), reduction, out_dtype))
 
 
 def pointwise(x: Tensor, operands: Sequence[Tensor], program: str, out_dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import native
+from .. import dynamo, native
 from ..epilogue import Program
 from ..epilogue.operation import is_sum
 from ..precision import allows_tf32
@@ -65,7 +65,7 @@ def takes_few_launches(arguments: LinearArguments) -> bool:
     Operands of which a gradient is wanted have the result's shape: others' gradients have to be summed.
     """
     x, weight, _, operands, *_ = arguments
-    if not _is_small(x, weight):
+    if is_traced(x, weight, *operands) or not _is_small(x, weight):
         return False
     shape = (x.shape[0], weight.shape[0])
     if any(operand.requires_grad and operand.shape != shape for operand in operands):
@@ -73,6 +73,7 @@ def takes_few_launches(arguments: LinearArguments) -> bool:
     if not _is_sum(arguments):
         return _is_fused(storing(arguments))
     grad_z = torch.empty(shape, dtype=x.dtype, device=x.device)
+    # Planned as any call, because the operator that computes it on the general path is.
     return _is_fused(arguments) and plan_backward_products(grad_z, x, weight) != NO_PRODUCTS
 
 
@@ -89,6 +90,11 @@ def _is_fused(arguments: LinearArguments) -> bool:
 def _is_sum(arguments: LinearArguments) -> bool:
     dtypes = {arguments.out_dtype, arguments.x.dtype, *(operand.dtype for operand in arguments.operands)}
     return len(dtypes) == 1 and arguments.reduction == "none" and is_sum(arguments.program.text)
+
+
+def is_traced(*tensors: Tensor) -> bool:
+    """Whether tensors have no memory that a plan could ask for, or mean more than they hold, as subclasses do."""
+    return dynamo.is_tracing() or any(type(t) not in (Tensor, torch.nn.Parameter) for t in tensors)
 
 
 def _is_small(x: Tensor, weight: Tensor) -> bool:
