@@ -84,8 +84,7 @@ def test_a_step(name: str, shape: tuple[int, int, int], dtype: torch.dtype) -> N
     program = Epilogue(epilogue, count).program
     leaves = [t.detach().requires_grad_() for t in tensors]
     arguments = LinearArguments(leaves[0], leaves[1], leaves[2], leaves[3:], program, "none", dtype)
-    if name != "difference":  # of which PyTorch keeps less
-        assert takes_few_launches(arguments) == (name != "residual" or shape[0] < 1000)
+    assert takes_few_launches(arguments)  # which does not ask whether PyTorch keeps less, as of a difference
 
     def step(given: Sequence[Tensor], layer: Callable[..., Tensor]) -> list[Tensor]:
         trained = [t.detach().requires_grad_() for t in given]
