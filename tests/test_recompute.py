@@ -176,6 +176,7 @@ def test_explain() -> None:
     x, weight, bias, _ = tensors()
     with use_operators_everywhere():
         explanation = cutfuse.explain(cutfuse.linear, x, weight, bias, epilogue=F.gelu, recompute=True)
-    assert explanation.steps[-1].startswith("backward: torch.mm for the pre-activation again, pointwise_backward kernel")
-    assert explanation.steps[-1].endswith("torch.mm for x and weight")
+    backward = explanation.steps[-1]
+    assert backward.startswith("backward: torch.mm for the pre-activation again, pointwise_backward kernel")
+    assert backward.endswith("torch.mm for x and weight")
     assert explanation.reasons[0] == "recompute=True: the backward pass computes the pre-activation again"
