@@ -276,25 +276,25 @@ def _training_path(call: LinearCall, product: str, after: str) -> _Path:
     """Of a call that autograd records. product, after: cuBLAS and what follows it, where that runs."""
     forced, program = autograd.is_forced(call.x), call.epilogue.program
     needs = "the backward pass needs the pre-activation, which a kernel that reduces rows does not store"
-    reasons, fused, keeps_nothing = [needs], None, ""
+    reasons, fused, recomputed_because = [needs], None, ""
     arguments = _arguments_of(call, program, call.reduction, call.out_dtype)
     is_handed_on = hands_gradient_on(arguments)
     if is_handed_on:
         reasons = ["what is added has the gradient that arrives, so that the backward pass needs no pre-activation"]
         fused = _explain_product(call, arguments)
     elif call.recompute and (program.instructions or call.reduction != "none"):
-        keeps_nothing = "recompute=True: the backward pass computes the pre-activation again"
-        reasons = [keeps_nothing]
+        recomputed_because = "recompute=True: the backward pass computes the pre-activation again"
+        reasons = [recomputed_because]
         fused = _explain_product(call, arguments)
     elif call.reduction == "none" and program.instructions:
         reasons = ["the kernel stores the pre-activation too, which the backward pass needs"]
         fused = _explain_product(call, storing(arguments))
-    backward = _backward_step(call, is_handed_on, recomputes=bool(keeps_nothing))
+    backward = _backward_step(call, is_handed_on, recomputes=bool(recomputed_because))
     if fused is not None and fused.steps:
         steps, reasons = [*fused.steps, backward], [*reasons, *fused.reasons]
         return _Path("fused", steps, reasons, fused.workspace_bytes, fused.compiles)
     if fused is not None:
-        reasons = [*([keeps_nothing] if keeps_nothing else []), *fused.reasons]
+        reasons = [*([recomputed_because] if recomputed_because else []), *fused.reasons]
     if forced:
         product = f'product in precision "{product_mode()}"'
         bare = _arguments_of(call, Program.parse(schema.IDENTITY), "none", call.x.dtype)

@@ -25,13 +25,7 @@ from ..ops.fake import sum_dtype
 from ..planning.fused import cublas_linear
 from ..planning.linear_plan import LinearArguments
 from ..planning.prepared import UNPREPARED, Prepared
-from ..planning.training_step import (
-    NO_PRODUCTS,
-    BackwardProducts,
-    hands_gradient_on,
-    is_traced,
-    plan_backward_products,
-)
+from ..planning.training_step import NO_PRODUCTS, hands_gradient_on, is_traced, plan_backward_products
 from ..precision import SPLIT_MODES, allows_tf32, captured_mode, process, product_mode
 from ..reductions import GRADIENTS, NEEDS_RESULT
 
@@ -266,13 +260,8 @@ def sum_gradients(
     if composes_gradient(grad):
         of_x, of_weight = differentiate(F.linear, (x, weight), (needs_x, needs_weight), grad)
         return of_x, of_weight, grad.sum(0) if needs_bias else None
-    own = _own_products(grad, x, weight)
-    of_bias = schema.reduce(grad, [], schema.IDENTITY, "sum", (0,), sum_dtype(grad.dtype)) if needs_bias else None
-    return (
-        _product(grad, weight.t(), "", own.of_x) if needs_x else None,
-        _product(grad.t(), x.t(), "", own.of_weight) if needs_weight else None,
-        None if of_bias is None else of_bias.to(grad.dtype),
-    )
+    of_x, of_weight = _product_gradients(grad, x, weight, "", needs_x, needs_weight)
+    return of_x, of_weight, _sum_of_rows(grad).to(grad.dtype) if needs_bias else None
 
 
 def linear_gradients(
@@ -298,19 +287,18 @@ def linear_gradients(
         grad = _spread(grad.unsqueeze(1), forward.reduction, z.shape[1])
     if z is None:
         gradients = {0: grad}
-        column_sum = (
-            schema.reduce(grad, [], schema.IDENTITY, "sum", (0,), sum_dtype(grad.dtype)) if needs_bias else None
-        )
+        column_sum = _sum_of_rows(grad) if needs_bias else None
     else:
         wanted = _wanted([needs_x or needs_weight or needs_bias, *needs], forward.program)
         gradients, column_sum = _element_gradients(
             grad, z, operands, forward.program, forward.reduction, result, wanted, needs_bias and 0 in wanted
         )
     grad_z = gradients.get(0)  # None if the result does not depend on z
-    products = NO_PRODUCTS if grad_z is None else _own_products(grad_z, x, weight)
+    of_product: tuple[Tensor | None, ...] = (None, None)
+    if grad_z is not None:
+        of_product = _product_gradients(grad_z, x, weight, forward.mode, needs_x, needs_weight)
     return (
-        _product(grad_z, weight.t(), forward.mode, products.of_x) if needs_x and grad_z is not None else None,
-        _product(grad_z.t(), x.t(), forward.mode, products.of_weight) if needs_weight and grad_z is not None else None,
+        *of_product,
         None if column_sum is None or bias is None else column_sum.to(bias.dtype),
         *(gradients.get(k + 1) for k in range(len(needs))),
     )
@@ -367,14 +355,24 @@ def _pre_activation_again(x: Tensor, weight: Tensor, bias: Tensor | None, mode: 
     return z if bias is None else z.add_(bias)
 
 
-def _own_products(grad_z: Tensor, x: Tensor, weight: Tensor) -> BackwardProducts:
-    """Which products kernels of ours compute, as in the direct path. Compiled code has PyTorch's."""
-    return NO_PRODUCTS if is_traced(grad_z, x, weight) else plan_backward_products(grad_z, x, weight)
+def _product_gradients(
+    grad_z: Tensor, x: Tensor, weight: Tensor, mode: str, needs_x: bool, needs_weight: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of x and weight. Kernels of ours multiply as in the direct path; compiled code has PyTorch's."""
+    own = NO_PRODUCTS if is_traced(grad_z, x, weight) else plan_backward_products(grad_z, x, weight)
+    return (
+        _product(grad_z, weight.t(), mode, own.of_x) if needs_x else None,
+        _product(grad_z.t(), x.t(), mode, own.of_weight) if needs_weight else None,
+    )
 
 
 def _product(a: Tensor, b: Tensor, mode: str, own: LinearPlan | None) -> Tensor:
     """`a @ b.T`. own: the plan of a kernel of ours, which the operator makes once more."""
     return schema.product(a, b, mode) if own is not None or is_forced(a, mode) else torch.mm(a, b.t())
+
+
+def _sum_of_rows(grad: Tensor) -> Tensor:
+    return schema.reduce(grad, [], schema.IDENTITY, "sum", (0,), sum_dtype(grad.dtype))
 
 
 def _composed_linear(forward: Any, out_dtype: torch.dtype) -> Callable[..., Tensor]:
@@ -411,11 +409,11 @@ def linear(
     """
     y: Tensor
     if needs_gradient(x, weight, bias, *operands):
-        if not torch.compiler.is_compiling() and _hands_gradient_on(
-            x, weight, bias, operands, program, reduction, out_dtype
-        ):
-            y = LinearSum.apply(program, *prepared, x, weight, bias, *operands)
-            return y
+        if not torch.compiler.is_compiling():  # Dynamo does not trace what parses a program
+            arguments = LinearArguments(x, weight, bias, operands, Program.parse(program), reduction, out_dtype)
+            if hands_gradient_on(arguments):
+                y = LinearSum.apply(program, *prepared, x, weight, bias, *operands)
+                return y
         is_kept = program == schema.IDENTITY and reduction == "none"  # the result is the pre-activation
         recompute = recompute and not is_kept and not torch.compiler.is_compiling()
         y = Linear.apply(program, reduction, out_dtype, recompute, *prepared, x, weight, bias, *operands)
@@ -425,18 +423,6 @@ def linear(
             inductor.register()
         return schema.linear(x, weight, bias, operands, program, out_dtype, *prepared)
     return schema.linear_reduce(x, weight, bias, operands, program, reduction, out_dtype, *prepared)
-
-
-def _hands_gradient_on(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    program: str,
-    reduction: str,
-    out_dtype: torch.dtype,
-) -> bool:
-    return hands_gradient_on(LinearArguments(x, weight, bias, operands, Program.parse(program), reduction, out_dtype))
 
 
 def pointwise(x: Tensor, operands: Sequence[Tensor], program: str, out_dtype: torch.dtype) -> Tensor:

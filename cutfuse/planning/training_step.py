@@ -23,7 +23,7 @@ from .linear_plan import LinearArguments
 if TYPE_CHECKING:
     from .._C import LinearPlan
 
-IDENTITY = Program.parse("operands=0")
+IDENTITY = Program((), 0)
 
 
 class BackwardProducts(NamedTuple):
