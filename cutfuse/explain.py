@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .epilogue import Program
 from .gradients import autograd
+from .gradients.elementwise import needs_gradient
 from .linear import LinearCall, for_operators, is_plain, linear, prepare_linear
 from .ops import schema
 from .planning.fused import KEEPS, FusedExplanation, explain_fused
@@ -190,7 +191,7 @@ def _explain(call: Call) -> Explanation:
         kernel = f"reduction kernel ({call.op}): one read; a small second kernel if thread blocks share a result"
         stored = math.prod(size for d, size in enumerate(call.x.shape) if d not in call.dims)
     composed = call.composed_because
-    backward = ["backward: pointwise_backward kernel"] if autograd.needs_gradient(*inputs) and not composed else []
+    backward = ["backward: pointwise_backward kernel"] if needs_gradient(*inputs) and not composed else []
     return Explanation(
         call=header,
         path="composed" if composed else "kernel",
@@ -264,7 +265,7 @@ def _linear_path(call: LinearCall) -> _Path:
     after = "pointwise kernel, in place" if call.reduction == "none" else f"reduction kernel ({call.reduction})"
     product = "cuBLAS: torch.addmm" if call.bias is not None else "cuBLAS: torch.mm"
     inputs = (call.x, call.weight, call.bias, *call.operands)
-    if autograd.needs_gradient(*inputs):
+    if needs_gradient(*inputs):
         return _training_path(call, product, after.removesuffix(", in place"))
     fused = _explain_product(call, arguments)
     if not fused.steps:

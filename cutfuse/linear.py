@@ -17,6 +17,7 @@ from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
 from .epilogue.operation import Operation
 from .gradients import autograd
+from .gradients.elementwise import needs_gradient
 from .matrix_vector import MatrixVector, affine_reduce, find_matrix_vector
 from .planning.linear_plan import LinearArguments
 from .planning.prepared import UNPREPARED, Prepared
@@ -166,7 +167,7 @@ def prepare_linear(
     out_dtype = arguments.resolve_out_dtype("linear", out_dtype, x.dtype, resolved, reduce)
     composed_because = arguments.why_composed(x, arithmetic_dtype(x, tensors))
     if not composed_because and prepared is None and not autograd.is_forced(x):
-        composed_because = arguments.why_compiled(autograd.needs_gradient(x, weight, bias, *tensors))
+        composed_because = arguments.why_compiled(needs_gradient(x, weight, bias, *tensors))
     given = x, tensors
     tensors = [to_matrix(index, t, leading, columns) for index, t in enumerate(tensors)]
     if not composed_because:

@@ -12,7 +12,7 @@ from . import arguments, composed
 from .direct import calls
 from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
-from .gradients import autograd
+from .gradients import elementwise
 
 
 class PointwiseCall(NamedTuple):
@@ -101,5 +101,5 @@ def run_pointwise(call: PointwiseCall) -> Tensor:
     if composed_because:
         return composed.pointwise(x, operands, epilogue.program, out_dtype)
     kernel_dtype = arguments.kernel_out_dtype(out_dtype, x.dtype)
-    y = autograd.pointwise(x, operands, epilogue.program.text, kernel_dtype)
+    y = elementwise.pointwise(x, operands, epilogue.program.text, kernel_dtype)
     return y if kernel_dtype == out_dtype else y.to(out_dtype)

@@ -14,7 +14,7 @@ from generators import EPILOGUES, LAYOUTS, REDUCTIONS, eager_linear, eager_reduc
 from torch import Tensor
 
 from cutfuse.epilogue import Epilogue, Program
-from cutfuse.gradients import autograd
+from cutfuse.gradients import autograd, elementwise
 from cutfuse.ops import cuda, cuda_backward, schema
 from cutfuse.planning import linear_launch
 from cutfuse.routing import use_operators_everywhere
@@ -70,7 +70,7 @@ def test_reductions_of_any_dimensions_and_strides(core: EmulatedCore, reduction:
     for count in range(1, 5):
         for dims in itertools.combinations(range(4), count):
             check(
-                lambda x, dims=dims: autograd.reduce(x, (), program, reduction, dims, torch.float32),
+                lambda x, dims=dims: elementwise.reduce(x, (), program, reduction, dims, torch.float32),
                 lambda x, dims=dims: eager_reduce(x * x - x, dims, reduction),
                 [x],
             )
@@ -87,8 +87,8 @@ def test_operands_of_any_strides(core: EmulatedCore, reduction: str | None, view
 
     def actual(x: Tensor, *rest: Tensor) -> Tensor:
         if reduction is None:
-            return autograd.pointwise(x, rest, program, torch.float32)
-        return autograd.reduce(x, rest, program, reduction, dims, torch.float32)
+            return elementwise.pointwise(x, rest, program, torch.float32)
+        return elementwise.reduce(x, rest, program, reduction, dims, torch.float32)
 
     def expected(x: Tensor, *rest: Tensor) -> Tensor:
         y = function(x, *rest)
@@ -192,7 +192,7 @@ def test_reductions_of_a_full_set_of_operands(core: EmulatedCore) -> None:
     for dims in ((0,), (1,)):
         for reduction in ("amax", "logsumexp"):
             check(
-                lambda x, *rest, d=dims, r=reduction: autograd.reduce(x, rest, program, r, d, torch.float32),
+                lambda x, *rest, d=dims, r=reduction: elementwise.reduce(x, rest, program, r, d, torch.float32),
                 lambda x, *rest, d=dims, r=reduction: eager_reduce(epilogue(x, *rest), d, r),
                 [torch.randn(6, 5), *operands_for(count, 6, 5, torch.float32)],
             )

@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import arguments, routing
 from ..epilogue import Epilogue
 from ..epilogue.evaluate import arithmetic_dtype
-from ..gradients import autograd
+from ..gradients.elementwise import needs_gradient
 from ..linear import LinearCall, autocast_inputs, run_linear, to_matrix
 from ..matrix_vector import find_matrix_vector
 from ..ops import schema
@@ -67,7 +67,7 @@ def _shaped(y: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _run(call: LinearCall) -> Tensor:
-    if call.composed_because or not autograd.needs_gradient(call.x, call.weight, call.bias, *call.operands):
+    if call.composed_because or not needs_gradient(call.x, call.weight, call.bias, *call.operands):
         return run_linear(call)
     if call.reduction == "none" and not call.epilogue.program.instructions and call.out_dtype == call.x.dtype:
         return _applied(_Product, call.x, call.weight, call.bias)

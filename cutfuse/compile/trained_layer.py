@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import composed
 from ..epilogue import Epilogue, Program
 from ..epilogue.affine import Part
-from ..gradients.autograd import differentiate
+from ..gradients.elementwise import differentiate
 from ..ops import schema
 
 _RELU = "operands=0; relu z"

@@ -21,7 +21,8 @@ from ..epilogue import Epilogue, Program
 from ..epilogue.operation import Operation
 from ..epilogue.recognition import recognised
 from ..epilogue.types import type_of
-from ..gradients.autograd import is_forced, needs_gradient
+from ..gradients.autograd import is_forced
+from ..gradients.elementwise import needs_gradient
 from ..ops.cuda import reduction_workspace, shapes_and_strides
 from ..ops.layout import elementwise_layout, reduction_layout
 from ..planning.device import dtype_codes, reduction_codes

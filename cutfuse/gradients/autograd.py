@@ -1,4 +1,4 @@
-"""Gradients of the operators. Used only where a gradient is needed, as an autograd.Function costs 6 us of host time.
+"""Gradients of linear layers. Used only where a gradient is needed, as an autograd.Function costs 6 us of host time.
 
 The forward pass keeps the pre-activation, as PyTorch's linear layer followed by an activation does; a fused kernel
 stores it beside the result. In the backward pass, one kernel computes all elementwise gradients and the column sum for
@@ -17,9 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import composed, dynamo
+from .. import composed
 from ..epilogue import Program
-from ..epilogue.evaluate import arithmetic_dtype
 from ..ops import inductor, schema
 from ..ops.fake import sum_dtype
 from ..planning.fused import cublas_linear
@@ -27,154 +26,19 @@ from ..planning.linear_plan import LinearArguments
 from ..planning.prepared import UNPREPARED, Prepared
 from ..planning.training_step import NO_PRODUCTS, hands_gradient_on, is_traced, plan_backward_products
 from ..precision import SPLIT_MODES, allows_tf32, captured_mode, process, product_mode
-from ..reductions import GRADIENTS, NEEDS_RESULT
+from ..reductions import NEEDS_RESULT
+from .elementwise import (
+    composes_gradient,
+    differentiate,
+    element_gradients,
+    kept_dtype,
+    needs_gradient,
+    spread,
+    wanted_inputs,
+)
 
 if TYPE_CHECKING:
     from .._C import LinearPlan
-
-
-def needs_gradient(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-
-
-def composes_gradient(grad: Tensor) -> bool:
-    """Whether a backward pass has to differentiate PyTorch's own operations.
-
-    That is so with create_graph=True, and if `grad` is batched (is_grads_batched=True, or vmap over a backward pass):
-    the operators support neither.
-    """
-    if torch.compiler.is_compiling():
-        return False
-    functorch = torch._C._functorch
-    return torch.is_grad_enabled() or functorch.is_legacy_batchedtensor(grad) or functorch.is_batchedtensor(grad)
-
-
-def differentiate(
-    function: Callable[..., Tensor], inputs: Sequence[Tensor | None], needs: Sequence[bool], grad: Tensor
-) -> list[Tensor | None]:
-    """PyTorch's own gradients of `function`. With create_graph=True they can be differentiated again."""
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        aliases = [t if t is None else t.view_as(t) for t in inputs]  # because one tensor may be two of the inputs
-        y = function(*aliases)
-    wanted = [t for t, needed in zip(aliases, needs, strict=True) if needed and t is not None]
-    if not y.requires_grad:  # every op is a comparison
-        return [None] * len(needs)
-    found = torch.autograd.grad(y, wanted, grad, create_graph=again, allow_unused=True)
-    gradients = iter(found)
-    return [next(gradients) if needed else None for needed in needs]
-
-
-@dynamo.assume_constant_result
-def _inputs_with_gradient(program: str) -> tuple[int, ...]:
-    return tuple(Program.parse(program).inputs_with_gradient)
-
-
-def _wanted(needs: Sequence[bool], program: str) -> list[int]:
-    """Which gradients to compute: 0 for x, k for operand k - 1. Inputs that the result does not depend on have none."""
-    reached = _inputs_with_gradient(program)
-    return [k for k, needed in enumerate(needs) if needed and k in reached]
-
-
-def _element_gradients(
-    grad: Tensor,
-    x: Tensor,
-    operands: Sequence[Tensor],
-    program: str,
-    reduction: str,
-    result: Tensor | None,
-    wanted: list[int],
-    column_sum: bool = False,
-) -> tuple[dict[int, Tensor], Tensor | None]:
-    """Gradients by index (0 for x, k for operand k - 1), and x's gradient summed over all but the last dimension."""
-    if not wanted:
-        return {}, None
-    if reduction in NEEDS_RESULT:
-        outputs = schema.pointwise_backward(grad, x, operands, program, reduction, result, wanted, column_sum)
-    else:
-        outputs = schema.pointwise_backward(grad, x, operands, program, "none", None, wanted, column_sum)
-    # Dynamo of PyTorch 2.8 rejects zip() of lists of different lengths even with strict=False.
-    return dict(zip(wanted, outputs[: len(wanted)], strict=True)), outputs[-1] if column_sum else None
-
-
-def _kept_dtype(x: Tensor, operands: Sequence[Tensor]) -> torch.dtype:
-    """The type of a reduction's result whose gradient compares the elements with it: what they are computed in."""
-    return sum_dtype(arithmetic_dtype(x, operands))
-
-
-class Pointwise(torch.autograd.Function):
-    """`program(x, operands)`."""
-
-    @staticmethod
-    def forward(ctx: Any, program: str, out_dtype: torch.dtype, x: Tensor, *operands: Tensor) -> Tensor:
-        ctx.save_for_backward(x, *operands)
-        ctx.program = program
-        return schema.pointwise(x, operands, program, out_dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, *operands = ctx.saved_tensors
-        needs = ctx.needs_input_grad[2:]
-        if composes_gradient(grad):
-            program = Program.parse(ctx.program)
-            again = differentiate(
-                lambda x, *operands: composed.pointwise(x, operands, program, grad.dtype), (x, *operands), needs, grad
-            )
-            return (None, None, *again)
-        gradients, _ = _element_gradients(grad, x, operands, ctx.program, "none", None, _wanted(needs, ctx.program))
-        return (None, None, *(gradients.get(k) for k in range(len(needs))))
-
-
-class Reduce(torch.autograd.Function):
-    """`reduction(program(x, operands))` over `dims`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        program: str,
-        reduction: str,
-        dims: tuple[int, ...],
-        out_dtype: torch.dtype,
-        x: Tensor,
-        *operands: Tensor,
-    ) -> Tensor:
-        ctx.program = program
-        ctx.reduction = reduction
-        ctx.dims = dims
-        if reduction not in NEEDS_RESULT:
-            ctx.save_for_backward(None, x, *operands)
-            return schema.reduce(x, operands, program, reduction, dims, out_dtype)
-        result = schema.reduce(x, operands, program, reduction, dims, _kept_dtype(x, operands))
-        ctx.save_for_backward(result, x, *operands)
-        return result.to(out_dtype, copy=True)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        result, x, *operands = ctx.saved_tensors
-        needs = ctx.needs_input_grad[4:]
-        if composes_gradient(grad):
-            program = Program.parse(ctx.program)
-            again = differentiate(
-                lambda x, *operands: composed.reduce(x, operands, program, ctx.reduction, ctx.dims, grad.dtype),
-                (x, *operands),
-                needs,
-                grad,
-            )
-            return (None, None, None, None, *again)
-        reduced = [1 if d in ctx.dims else size for d, size in enumerate(x.shape)]
-        count = 1
-        for d in ctx.dims:
-            count *= x.shape[d]
-        gradients, _ = _element_gradients(
-            _spread(grad.reshape(reduced), ctx.reduction, count),
-            x,
-            operands,
-            ctx.program,
-            ctx.reduction,
-            None if result is None else result.reshape(reduced),
-            _wanted(needs, ctx.program),
-        )
-        return (None, None, None, None, *(gradients.get(k) for k in range(len(needs))))
 
 
 class Linear(torch.autograd.Function):
@@ -220,7 +84,7 @@ class Linear(torch.autograd.Function):
         if ctx.recompute and not composes_gradient(grad):
             z = _pre_activation_again(x, weight, bias, ctx.mode)
             if ctx.reduction in NEEDS_RESULT:  # of this z, whose values the gradient compares with it
-                kept = _kept_dtype(z, operands)
+                kept = kept_dtype(z, operands)
                 result = schema.reduce(z, operands, ctx.program, ctx.reduction, (1,), kept).unsqueeze(1)
         found = linear_gradients(ctx, grad, result, x, weight, bias, z, operands, ctx.needs_input_grad[7:])
         return (*[None] * 7, *found)
@@ -284,13 +148,13 @@ def linear_gradients(
         return tuple(differentiate(function, (x, weight, bias, *operands), needed, grad))
     needs_x, needs_weight, needs_bias, *needs = needed
     if forward.reduction != "none" and z is not None:
-        grad = _spread(grad.unsqueeze(1), forward.reduction, z.shape[1])
+        grad = spread(grad.unsqueeze(1), forward.reduction, z.shape[1])
     if z is None:
         gradients = {0: grad}
         column_sum = _sum_of_rows(grad) if needs_bias else None
     else:
-        wanted = _wanted([needs_x or needs_weight or needs_bias, *needs], forward.program)
-        gradients, column_sum = _element_gradients(
+        wanted = wanted_inputs([needs_x or needs_weight or needs_bias, *needs], forward.program)
+        gradients, column_sum = element_gradients(
             grad, z, operands, forward.program, forward.reduction, result, wanted, needs_bias and 0 in wanted
         )
     grad_z = gradients.get(0)  # None if the result does not depend on z
@@ -323,7 +187,7 @@ def _product_and_pass(
         return schema.pointwise(z, operands, program, out_dtype), z, None
     if reduction not in NEEDS_RESULT:
         return schema.reduce(z, operands, program, reduction, (1,), out_dtype), z, None
-    y = schema.reduce(z, operands, program, reduction, (1,), _kept_dtype(z, operands))
+    y = schema.reduce(z, operands, program, reduction, (1,), kept_dtype(z, operands))
     return y.to(out_dtype, copy=True), z, y.unsqueeze(1)
 
 
@@ -387,11 +251,6 @@ def _composed_linear(forward: Any, out_dtype: torch.dtype) -> Callable[..., Tens
     return compute
 
 
-def _spread(grad: Tensor, reduction: str, count: int) -> Tensor:
-    """The gradient of each element of a row, before it is multiplied by the reduction's derivative."""
-    return grad.to(sum_dtype(grad.dtype)) / count if GRADIENTS[reduction] == "share" else grad
-
-
 def linear(
     x: Tensor,
     weight: Tensor,
@@ -423,24 +282,3 @@ def linear(
             inductor.register()
         return schema.linear(x, weight, bias, operands, program, out_dtype, *prepared)
     return schema.linear_reduce(x, weight, bias, operands, program, reduction, out_dtype, *prepared)
-
-
-def pointwise(x: Tensor, operands: Sequence[Tensor], program: str, out_dtype: torch.dtype) -> Tensor:
-    if needs_gradient(x, *operands):
-        y: Tensor = Pointwise.apply(program, out_dtype, x, *operands)
-        return y
-    return schema.pointwise(x, operands, program, out_dtype)
-
-
-def reduce(
-    x: Tensor,
-    operands: Sequence[Tensor],
-    program: str,
-    reduction: str,
-    dims: tuple[int, ...],
-    out_dtype: torch.dtype,
-) -> Tensor:
-    if needs_gradient(x, *operands):
-        y: Tensor = Reduce.apply(program, reduction, dims, out_dtype, x, *operands)
-        return y
-    return schema.reduce(x, operands, program, reduction, dims, out_dtype)

@@ -1,7 +1,7 @@
 """The operators' names and signatures in PyTorch's dispatcher.
 
 All operators are functional and private. All but the composites have no autograd formula in the dispatcher, which
-would cost host time in every call; `gradients/autograd.py` differentiates them. `program` is the text form of a
+would cost host time in every call; `gradients` differentiates them. `program` is the text form of a
 program. Operands broadcast against `x`, or against `[M, N]`. Types are those that the kernels support; on a CPU any
 type works.
 

@@ -1,0 +1,188 @@
+"""Gradients of the operators that do not multiply, and what all gradients share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import composed, dynamo
+from ..epilogue import Program
+from ..epilogue.evaluate import arithmetic_dtype
+from ..ops import schema
+from ..ops.fake import sum_dtype
+from ..reductions import GRADIENTS, NEEDS_RESULT
+
+
+def needs_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def composes_gradient(grad: Tensor) -> bool:
+    """Whether a backward pass has to differentiate PyTorch's own operations.
+
+    That is so with create_graph=True, and if `grad` is batched (is_grads_batched=True, or vmap over a backward pass):
+    the operators support neither.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    functorch = torch._C._functorch
+    return torch.is_grad_enabled() or functorch.is_legacy_batchedtensor(grad) or functorch.is_batchedtensor(grad)
+
+
+def differentiate(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor | None], needs: Sequence[bool], grad: Tensor
+) -> list[Tensor | None]:
+    """PyTorch's own gradients of `function`. With create_graph=True they can be differentiated again."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        aliases = [t if t is None else t.view_as(t) for t in inputs]  # because one tensor may be two of the inputs
+        y = function(*aliases)
+    wanted = [t for t, needed in zip(aliases, needs, strict=True) if needed and t is not None]
+    if not y.requires_grad:  # every op is a comparison
+        return [None] * len(needs)
+    found = torch.autograd.grad(y, wanted, grad, create_graph=again, allow_unused=True)
+    gradients = iter(found)
+    return [next(gradients) if needed else None for needed in needs]
+
+
+@dynamo.assume_constant_result
+def _inputs_with_gradient(program: str) -> tuple[int, ...]:
+    return tuple(Program.parse(program).inputs_with_gradient)
+
+
+def wanted_inputs(needs: Sequence[bool], program: str) -> list[int]:
+    """Which gradients to compute: 0 for x, k for operand k - 1. Inputs that the result does not depend on have none."""
+    reached = _inputs_with_gradient(program)
+    return [k for k, needed in enumerate(needs) if needed and k in reached]
+
+
+def element_gradients(
+    grad: Tensor,
+    x: Tensor,
+    operands: Sequence[Tensor],
+    program: str,
+    reduction: str,
+    result: Tensor | None,
+    wanted: list[int],
+    column_sum: bool = False,
+) -> tuple[dict[int, Tensor], Tensor | None]:
+    """Gradients by index (0 for x, k for operand k - 1), and x's gradient summed over all but the last dimension."""
+    if not wanted:
+        return {}, None
+    if reduction in NEEDS_RESULT:
+        outputs = schema.pointwise_backward(grad, x, operands, program, reduction, result, wanted, column_sum)
+    else:
+        outputs = schema.pointwise_backward(grad, x, operands, program, "none", None, wanted, column_sum)
+    # Dynamo of PyTorch 2.8 rejects zip() of lists of different lengths even with strict=False.
+    return dict(zip(wanted, outputs[: len(wanted)], strict=True)), outputs[-1] if column_sum else None
+
+
+def kept_dtype(x: Tensor, operands: Sequence[Tensor]) -> torch.dtype:
+    """The type of a reduction's result whose gradient compares the elements with it: what they are computed in."""
+    return sum_dtype(arithmetic_dtype(x, operands))
+
+
+class Pointwise(torch.autograd.Function):
+    """`program(x, operands)`."""
+
+    @staticmethod
+    def forward(ctx: Any, program: str, out_dtype: torch.dtype, x: Tensor, *operands: Tensor) -> Tensor:
+        ctx.save_for_backward(x, *operands)
+        ctx.program = program
+        return schema.pointwise(x, operands, program, out_dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, *operands = ctx.saved_tensors
+        needs = ctx.needs_input_grad[2:]
+        if composes_gradient(grad):
+            program = Program.parse(ctx.program)
+            again = differentiate(
+                lambda x, *operands: composed.pointwise(x, operands, program, grad.dtype), (x, *operands), needs, grad
+            )
+            return (None, None, *again)
+        gradients, _ = element_gradients(
+            grad, x, operands, ctx.program, "none", None, wanted_inputs(needs, ctx.program)
+        )
+        return (None, None, *(gradients.get(k) for k in range(len(needs))))
+
+
+class Reduce(torch.autograd.Function):
+    """`reduction(program(x, operands))` over `dims`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        program: str,
+        reduction: str,
+        dims: tuple[int, ...],
+        out_dtype: torch.dtype,
+        x: Tensor,
+        *operands: Tensor,
+    ) -> Tensor:
+        ctx.program = program
+        ctx.reduction = reduction
+        ctx.dims = dims
+        if reduction not in NEEDS_RESULT:
+            ctx.save_for_backward(None, x, *operands)
+            return schema.reduce(x, operands, program, reduction, dims, out_dtype)
+        result = schema.reduce(x, operands, program, reduction, dims, kept_dtype(x, operands))
+        ctx.save_for_backward(result, x, *operands)
+        return result.to(out_dtype, copy=True)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        result, x, *operands = ctx.saved_tensors
+        needs = ctx.needs_input_grad[4:]
+        if composes_gradient(grad):
+            program = Program.parse(ctx.program)
+            again = differentiate(
+                lambda x, *operands: composed.reduce(x, operands, program, ctx.reduction, ctx.dims, grad.dtype),
+                (x, *operands),
+                needs,
+                grad,
+            )
+            return (None, None, None, None, *again)
+        reduced = [1 if d in ctx.dims else size for d, size in enumerate(x.shape)]
+        count = 1
+        for d in ctx.dims:
+            count *= x.shape[d]
+        gradients, _ = element_gradients(
+            spread(grad.reshape(reduced), ctx.reduction, count),
+            x,
+            operands,
+            ctx.program,
+            ctx.reduction,
+            None if result is None else result.reshape(reduced),
+            wanted_inputs(needs, ctx.program),
+        )
+        return (None, None, None, None, *(gradients.get(k) for k in range(len(needs))))
+
+
+def spread(grad: Tensor, reduction: str, count: int) -> Tensor:
+    """The gradient of each element of a row, before it is multiplied by the reduction's derivative."""
+    return grad.to(sum_dtype(grad.dtype)) / count if GRADIENTS[reduction] == "share" else grad
+
+
+def pointwise(x: Tensor, operands: Sequence[Tensor], program: str, out_dtype: torch.dtype) -> Tensor:
+    if needs_gradient(x, *operands):
+        y: Tensor = Pointwise.apply(program, out_dtype, x, *operands)
+        return y
+    return schema.pointwise(x, operands, program, out_dtype)
+
+
+def reduce(
+    x: Tensor,
+    operands: Sequence[Tensor],
+    program: str,
+    reduction: str,
+    dims: tuple[int, ...],
+    out_dtype: torch.dtype,
+) -> Tensor:
+    if needs_gradient(x, *operands):
+        y: Tensor = Reduce.apply(program, reduction, dims, out_dtype, x, *operands)
+        return y
+    return schema.reduce(x, operands, program, reduction, dims, out_dtype)
