@@ -16,6 +16,7 @@
 #include "common/early_launch.h"
 #include "common/loaded_kernel.h"
 #include "epilogue/sm90_program_visitor.h"
+#include "gemm/kernel_attributes.h"
 #include "gemm/launch.h"
 #include "gemm/sm90_pingpong_kernel.h"
 #include "gemm/sm90_split_kernel.h"
@@ -254,18 +255,6 @@ typename Kernel::Arguments make_arguments(GemmLaunch const& launch) {
                                 static_cast<int>(problem.m), static_cast<int>(problem.n), problem.reduction,
                                 reads_source, staged.rows, staged.columns, Kernel::kTileRows, Kernel::kTileColumns}};
   return arguments;
-}
-
-// Allows a kernel its shared memory on the current device. It remembers the first 64 devices for which it has done so,
-// because setting an attribute takes the host about a microsecond.
-inline cudaError_t allow_shared_memory(LoadedKernel& kernel, int bytes) {
-  int device = 0;
-  cudaError_t status = cudaGetDevice(&device);
-  uint64_t const bit = device < 64 ? uint64_t{1} << device : 0;
-  if (status != cudaSuccess || (kernel.prepared_devices.load(std::memory_order_relaxed) & bit) != 0) return status;
-  status = cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (status == cudaSuccess) kernel.prepared_devices.fetch_or(bit, std::memory_order_relaxed);
-  return status;
 }
 
 template <class Kernel>

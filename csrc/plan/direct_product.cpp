@@ -6,73 +6,20 @@
 #include <vector>
 
 #include "plan/alternatives.h"
+#include "plan/host_times.h"
+#include "plan/operand_layouts.h"
 #include "plan/predictions.h"
 
 namespace cutfuse {
 
 namespace {
 
-// What the host takes to issue launches, in microseconds beside an H200: of a fused kernel, of PyTorch's product, and
-// what a pass behind that adds.
-struct HostTimes {
-  double fused;
-  double product;
-  double pass;
-};
-
-// In compiled code a further layer of 32 rows takes 10 us as one kernel, 16 as a product, and 26 as a product and a
-// Triton kernel, beside an H100 whose host takes 1.3 times as long as the one of these times. Behind the dispatcher a
-// fused kernel takes 30.
-constexpr HostTimes host_times(Issuer issuer) {
-  switch (issuer) {
-    case Issuer::kCall:
-    case Issuer::kTraining:
-      return {8.5, 13.0, 9.0};
-    case Issuer::kCompiledCode:
-      return {8.0, 12.0, 7.5};
-    case Issuer::kCompiledCpp:
-      return {30.0, 12.0, 7.0};
-    case Issuer::kGraph:
-      break;
-  }
-  return {0.0, 0.0, 0.0};
-}
-
-std::string strides_of(MatrixLayout const& matrix) {
-  return "(" + std::to_string(matrix.row_stride) + ", " + std::to_string(matrix.column_stride) + ")";
-}
-
-bool has_contiguous_rows(MatrixLayout const& matrix) { return matrix.column_stride == 1 || matrix.columns == 1; }
-
-// Columns that overlap, as those of an expanded vector do, are left to PyTorch.
-bool has_contiguous_columns(MatrixLayout const& matrix) {
-  return (matrix.row_stride == 1 || matrix.rows == 1) && matrix.column_stride >= matrix.rows;
-}
-
-bool has_contiguous_lines(MatrixLayout const& matrix) {
-  return has_contiguous_rows(matrix) || has_contiguous_columns(matrix);
-}
-
-// By rows where the strides allow both, because more kernels read rows.
-ProductLayout layout_for(MatrixLayout const& x, MatrixLayout const& weight) {
-  if (!has_contiguous_rows(x)) return ProductLayout::kTN;
-  return has_contiguous_rows(weight) ? ProductLayout::kNT : ProductLayout::kNN;
-}
-
 // Why no kernel takes the operands, whatever their sizes and whatever is computed.
 std::string why_not(LinearRequest const& request) {
   std::string elsewhere = why_no_kernels(request.device);
   if (!elsewhere.empty()) return elsewhere;
-  if (!has_contiguous_lines(request.x)) {
-    return "x has strides " + strides_of(request.x) + ": neither its rows nor its columns are contiguous";
-  }
-  if (!has_contiguous_lines(request.weight)) {
-    return "weight has strides " + strides_of(request.weight) + ": neither its rows nor its columns are contiguous";
-  }
-  if (!has_contiguous_rows(request.x) && !has_contiguous_columns(request.weight)) {
-    return "x has strides " + strides_of(request.x) + " and weight " + strides_of(request.weight) +
-           ": kernels that read x by columns read the weight by columns too";
-  }
+  std::string const unread = why_lines_are_not_read(request);
+  if (!unread.empty()) return unread;
   std::string const misaligned = " does not start at a multiple of " + std::to_string(kOperandAlignment) + " bytes";
   if (!request.x.aligned) return "x" + misaligned;
   if (!request.weight.aligned) return "weight" + misaligned;
@@ -82,30 +29,6 @@ std::string why_not(LinearRequest const& request) {
     return "bias has stride " + std::to_string(request.bias->stride) + ": it is not contiguous";
   }
   return {};
-}
-
-// Elements between the lines that are read.
-int64_t pitch_of(MatrixLayout const& matrix, bool by_columns) {
-  if (by_columns) return matrix.columns > 1 ? matrix.column_stride : matrix.rows;
-  return matrix.rows > 1 ? matrix.row_stride : matrix.columns;
-}
-
-GemmProblem problem_of(LinearRequest const& request) {
-  ProductLayout const layout = layout_for(request.x, request.weight);
-  return {request.x.rows,
-          request.weight.rows,
-          request.x.columns,
-          pitch_of(request.x, reads_columns_of_x(layout)),
-          pitch_of(request.weight, reads_columns_of_weight(layout)),
-          request.input,
-          request.output,
-          request.reduction,
-          request.device.multiprocessors,
-          request.fused_cost(),
-          Product::kDirect,
-          request.specialized_cost.has_value(),
-          request.stores_pre_activation,
-          layout};
 }
 
 // Why an operand by columns rules all kernels out; empty where some of the table read it.
@@ -129,18 +52,6 @@ std::vector<GemmCandidate> candidates_for(GemmProblem const& problem, OperandByt
   std::copy_if(all.begin(), all.end(), std::back_inserter(fitting),
                [](GemmCandidate const& candidate) { return candidate.computes; });
   return fitting.empty() ? all : fitting;
-}
-
-// What is compared: a device that is done sooner than the host issues its work waits for the host. Where the two are
-// close, the host's other work decides which is waited for: with gelu, twelve blocks 768/3072 of 1576 rows take 1.10 of
-// eager's time with a product by cuBLAS and PyTorch's own gelu, 26 us by prediction, and 0.94 with one kernel, 27 us.
-// In a training step that waits for the host as a whole, the device counts for less: the smallest such steps keep it
-// busy for a quarter of the time, the largest for nearly all of it.
-double compared(double device_microseconds, double host_microseconds, Issuer issuer) {
-  constexpr double kShareOfHost = 0.2;
-  constexpr double kShareOfDevice = 0.35;
-  if (issuer == Issuer::kTraining) return host_microseconds + kShareOfDevice * device_microseconds;
-  return std::max(device_microseconds, host_microseconds) + kShareOfHost * host_microseconds;
 }
 
 // Bytes of [M, N]. A matrix that is no larger stays in an H200's L2 of 50 MB between cuBLAS and the kernel that reduces
@@ -195,7 +106,7 @@ void add_launches(LinearPlan& plan, LinearRequest const& request, GemmProblem co
 LinearPlan plan_direct_product(LinearRequest const& request, std::string const& only) {
   std::string const reason = why_not(request);
   if (!reason.empty()) return plan_without_kernels(request, reason);
-  GemmProblem const problem = problem_of(request);
+  GemmProblem const problem = problem_of(request, Product::kDirect);
   std::string const unread = why_columns_are_not_read(request, problem);
   if (!unread.empty()) return plan_without_kernels(request, unread);
   std::vector<GemmCandidate> const candidates = candidates_for(problem, {request.operand_bytes, request.fetched_bytes});

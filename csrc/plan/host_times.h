@@ -1,0 +1,20 @@
+// What issuing launches takes of the host, and how that counts beside the device's time.
+#pragma once
+
+#include "plan/linear_request.h"
+
+namespace cutfuse {
+
+// In microseconds beside an H200: of a fused kernel, of PyTorch's product, and what a pass behind that adds.
+struct HostTimes {
+  double fused;
+  double product;
+  double pass;
+};
+
+HostTimes host_times(Issuer issuer);
+
+// What is compared of two ways of computing a layer.
+double compared(double device_microseconds, double host_microseconds, Issuer issuer);
+
+}  // namespace cutfuse
