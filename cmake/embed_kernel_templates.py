@@ -17,7 +17,7 @@ from pathlib import Path
 from embed_op_snippets import DELIMITER, without_comments
 
 REPLACED = "run_epilogue"
-KERNEL = re.compile(r"sm90_gemmINS_\d+(sm90_\w+?)EEE")
+KERNEL = re.compile(r"(?:sm90|fma)_gemmINS_\d+(sm90_\w+?)EEE")
 # nvcc gives names of internal linkage a number that differs between builds.
 INTERNAL = re.compile(r"_INTERNAL_[0-9a-f]{8}_|_GLOBAL__N__[0-9a-f]{8}_|(?<=_cu_)[0-9a-f]{8}")
 NAME = re.compile(r"[\w$.]+")

@@ -69,7 +69,7 @@ class Recorder final : public Launcher {
     launch["pre_activation"] = address(buffers.pre_activation);
     launch["specialized"] = address(gemm.specialized == nullptr ? nullptr : gemm.specialized->function);
     add(launch, gemm.program, gemm.operands);
-    if (product_of(config) == Product::kDirect) {
+    if (!is_over_planes(product_of(config))) {
       launch["a"] = address(buffers.a);
       launch["b"] = address(buffers.b);
       callback_("gemm", launch);

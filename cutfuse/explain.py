@@ -22,7 +22,7 @@ from .planning.fused import KEEPS, FusedExplanation, explain_fused
 from .planning.linear_plan import LinearArguments
 from .planning.planes import Planes
 from .planning.specialize import explain_pass
-from .planning.training_step import NO_PRODUCTS, hands_gradient_on, plan_backward_products, storing
+from .planning.training_step import hands_gradient_on, plan_backward_products, storing
 from .pointwise import PointwiseCall, pointwise, prepare_pointwise, prepare_sigmoid, sigmoid
 from .precision import product_mode
 from .prepare import PreparedWeight
@@ -315,7 +315,7 @@ def _backward_step(call: LinearCall, is_handed_on: bool, recomputes: bool) -> st
     elif has_sum:
         runs.append("reduction kernel (the bias gradient's sum)")
     grad_z = call.x.new_empty((call.x.shape[0], call.weight.shape[0]))
-    own = NO_PRODUCTS if forced else plan_backward_products(grad_z, call.x, call.weight)
+    own = plan_backward_products(grad_z, call.x, call.weight)
     of_x, of_weight = (products if plan is None else _kernel_of(plan) for plan in own)
     runs.append(f"{of_x} for x and weight" if of_x == of_weight else f"{of_x} for x, {of_weight} for weight")
     return f"backward: {', '.join(runs)}"

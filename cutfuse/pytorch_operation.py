@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import routing
-from .direct.training import adds_bias_apart, takes_cublas
+from .direct.training import adds_bias_apart, multiplies_at_once
 from .epilogue.operation import Operation, find_operation, is_sum
 from .gradients.elementwise import needs_gradient
 from .planning.fused import plan_call
@@ -60,7 +60,7 @@ def _why(arguments: LinearArguments, operation: Operation, may_train_directly: b
     keeps_no_more = operation.keeps_values or is_sum(arguments.program.text)
     if may_train_directly and keeps_no_more and takes_few_launches(arguments):
         return ""
-    return TRAINED if not is_fp32 or (has_sizes and takes_cublas(arguments)) else ""
+    return TRAINED if not is_fp32 or (has_sizes and multiplies_at_once(arguments)) else ""
 
 
 def _may_train_directly(arguments: LinearArguments, given_x: Tensor, given_operands: Sequence[Tensor]) -> bool:

@@ -12,7 +12,7 @@ import cutfuse
 from cutfuse import native
 from cutfuse.arguments import kernel_out_dtype
 from cutfuse.direct import calls
-from cutfuse.direct.training import adds_bias_apart, takes_cublas
+from cutfuse.direct.training import adds_bias_apart, multiplies_at_once
 from cutfuse.epilogue.recognition import IDENTITY
 from cutfuse.gradients.elementwise import needs_gradient
 from cutfuse.linear import LinearCall, prepare_linear
@@ -186,7 +186,7 @@ def _arguments_of(found: LinearCall) -> LinearArguments:
 def _why_training_is_marked(call: Call, arguments: LinearArguments, y: Tensor) -> str:
     if adds_bias_apart(call.given[0], call.given[2]):
         return "PyTorch adds the bias apart"
-    if not takes_cublas(arguments):
+    if not multiplies_at_once(arguments):
         return "a product of the training step is not cuBLAS's with PyTorch's setting"
     operands = calls.tensors_of(call.operands)
     wanted = [k for k, operand in enumerate(operands) if operand.requires_grad]

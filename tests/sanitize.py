@@ -30,7 +30,7 @@ def main() -> None:
     for mode in ("off", "now"):  # epilogues interpreted, and compiled in
         cutfuse.set_specialization(mode)
         launched = {name for dtype in (torch.bfloat16, torch.float16, torch.float32) for name in run_gemms(dtype)}
-        launched |= set(run_planes())
+        launched |= set(run_planes()) | set(run_fp32())
         assert launched == set(native.core.gemm_kernels()), set(native.core.gemm_kernels()) - launched
         run_pointwise_and_reductions()
     torch.cuda.synchronize()
@@ -55,6 +55,22 @@ def run_gemms(dtype: torch.dtype) -> Iterator[str]:
                 yield name
 
 
+def run_fp32() -> Iterator[str]:
+    """Every fp32 kernel on CUDA cores, with vectors and without, storing z or not, and its name."""
+    for m, n, k in ((200, 328, 136), (37, 71, 33)):
+        x, weight, bias, row, column = (torch.randn(*s, device="cuda") for s in ((m, k), (n, k), (n,), (1, n), (m, 1)))
+        x_by_columns, by_columns = (matrix.t().contiguous().t() for matrix in (x, weight))
+        layouts = [(x, weight), (x, by_columns), (x_by_columns, by_columns)]
+        for (rows, given), (epilogue, operands) in itertools.product(layouts, ((SIX_OPS, (row, column)), (CHAIN, ()))):
+            arguments = LinearArguments(rows, given, bias, operands, epilogue.program, "none", torch.float32)
+            for z in (None, torch.empty(m, n, device="cuda")):
+                asked = arguments._replace(stores_pre_activation=z is not None)
+                *kernels, _ = plan_linear(asked, GUARDED).alternatives
+                for name in (kernel.name for kernel in kernels if "fp32" in kernel.name and not kernel.rejection):
+                    check(launch_fused(plan_linear(asked, GUARDED, only=name), asked, pre_activation=z), name)
+                    yield name
+
+
 def run_planes() -> Iterator[str]:
     """Every kernel over planes, on both sides of the guard, with an infinity, with K whole and in slices."""
     for k in (136, 1032):
@@ -68,7 +84,8 @@ def run_planes() -> Iterator[str]:
                     operands = row, column
                     arguments = LinearArguments(x, given, bias, operands, SIX_OPS.program, reduction, torch.float32)
                     ways = [way.name for way in plan_linear(arguments, GUARDED).alternatives]
-                    wanted = next(name for name in ways if ("convert" in name) == (given is weight))
+                    over_planes = [name for name in ways if "convert" in name or "split" in name]
+                    wanted = next(name for name in over_planes if ("convert" in name) == (given is weight))
                     plan = plan_linear(arguments, GUARDED, only=wanted)
                     y = launch_fused(plan, arguments)
                     names = [launch.kernel.name for launch in plan.launches if hasattr(launch, "kernel")]

@@ -298,10 +298,12 @@ def test_a_bias_that_kernels_do_not_take_is_copied(recorder: Recorder, bias: Ten
     assert copied % 16 == 0
 
 
-def test_small_products_take_cublas_unless_forced(recorder: Recorder) -> None:
+def test_small_products_take_one_kernel_unless_forced(recorder: Recorder) -> None:
     x, weight = inputs(16, 64, 64)
-    torch.testing.assert_close(run(x, weight, GUARDED), x @ weight.t())
-    assert recorder.launches == []
+    y = run(x, weight, GUARDED)
+    (launch,) = recorder.launches
+    assert (launch.function, launch.kernel) == ("gemm", "sm90_fp32_8x8x1024")
+    assert (launch.a, launch.b, launch.d) == (x.data_ptr(), weight.data_ptr(), y.data_ptr())
     assert run(x, weight, "split3").shape == (16, 64)
     assert recorder.names[-1] == "gemm_convert"
 
@@ -318,14 +320,14 @@ def test_columns_that_cannot_be_stored_take_cublas(recorder: Recorder) -> None:
 def test_what_follows_cublas(recorder: Recorder) -> None:
     x, weight = inputs(16, 64, 64)
     relu = Epilogue(torch.relu).program
-    y = run(x, weight, GUARDED, program=relu)
+    y = run(x, weight, "ieee", program=relu)
     (launch,) = recorder.launches
     assert (launch.function, launch.x[0], launch.out) == ("pointwise", y.data_ptr(), y.data_ptr())
-    y = run(x, weight, GUARDED, program=relu, out_dtype=torch.bfloat16)
+    y = run(x, weight, "ieee", program=relu, out_dtype=torch.bfloat16)
     launch = recorder.launches[-1]
     assert (launch.out, launch.out_dtype) == (y.data_ptr(), DTYPES["bfloat16"])
     assert launch.x[0] != y.data_ptr()
-    y = run(x, weight, GUARDED, "amax", program=relu)
+    y = run(x, weight, "ieee", "amax", program=relu)
     launch = recorder.launches[-1]
     assert (launch.function, launch.reduction, launch.out) == ("reduce", REDUCTIONS["amax"], y.data_ptr())
     assert y.shape == (16,)

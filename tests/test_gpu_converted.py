@@ -30,7 +30,8 @@ def product(
     if not converts:  # rows that the copy engine does not take
         weight = torch.nn.functional.pad(weight, (0, 1))[:, :-1]
     arguments = LinearArguments(x, weight, None, (), epilogue.program, reduction, torch.float32)
-    names = [way.name for way in plan_linear(arguments, mode).alternatives if ("convert" in way.name) == converts]
+    wanted = "convert" if converts else "split"
+    names = [way.name for way in plan_linear(arguments, mode).alternatives if wanted in way.name]
     plan = plan_linear(arguments, mode, only=names[0])
     kernels = [launch.kernel.name for launch in plan.launches if hasattr(launch, "kernel")]
     assert len(kernels) == (2 if mode == GUARDED else 1)

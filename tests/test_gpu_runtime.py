@@ -330,10 +330,11 @@ def test_explain_names_the_path() -> None:
     single = [t.float() for t in (x, w, b)]
     before = torch.get_float32_matmul_precision()
     try:
-        for precision, path in (("highest", "unfused"), ("high", "fused")):
+        for precision, kernel in (("highest", "sm90_fp32_"), ("high", "sm90_tf32_")):
             torch.set_float32_matmul_precision(precision)
             explanation = cutfuse.explain(*single, epilogue=torch.tanh)
-            assert explanation.path == path
-            assert path == "fused" or explanation.reasons
+            assert explanation.path == "fused"
+            assert kernel in explanation.steps[0]
+            assert explanation.reasons
     finally:
         torch.set_float32_matmul_precision(before)

@@ -21,7 +21,7 @@ from cutfuse.planning.linear_plan import LinearArguments, plan_linear
 pytestmark = pytest.mark.gpu
 launches_plans = pytest.mark.no_path("it launches plans, and calls no public function")
 
-KERNELS = [name for name in native.module().gemm_kernels() if "_nn_" in name]
+KERNELS = [name for name in native.module().gemm_kernels() if "_nn_" in name and "_fp32_" not in name]
 DTYPES = (torch.bfloat16, torch.float16)
 # Rows, columns, depth: one row, whole tiles, one vector more than a tile, K shorter than a stage and no whole stages,
 # a deep K, and more tiles than a GPU has multiprocessors.

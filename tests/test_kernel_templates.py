@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from specialized_kernels import assemble, find_ptxas
+from specialized_kernels import Report, assemble, find_ptxas
 
 from cutfuse import native
 from cutfuse.epilogue import Program
@@ -56,7 +56,7 @@ SOURCE = """
 	call.uni helper, (param0);
 	ret;
 }
-.visible .entry _ZN7cutfuse4sm909sm90_gemmINS_12sm90_second1EEEvNT_6ParamsE()
+.visible .entry _ZN7cutfuse3fma8fma_gemmINS_12sm90_second1EEEvNS0_6ParamsE()
 {
 	mov.u64 %rd1, shared_memory;
 	ret;
@@ -192,6 +192,13 @@ def test_ptxas_takes_a_kernel_that_fetches_an_operand(kernel: str, tmp_path: Pat
         assert list(report.registers.values()) == [168], name
 
 
+def has_registers(kernel: str, report: Report) -> bool:
+    """A warp-specialised kernel has as many as it was launched with, whatever it uses; others use up to their limit."""
+    (registers,) = report.registers.values()
+    is_bound_to_two_blocks = "_16x32x" in kernel or "_8x8x" in kernel
+    return registers <= (128 if is_bound_to_two_blocks else 255) if "_fp32_" in kernel else registers == 168
+
+
 # What the driver is given without a function: eight copies of six ops with two operands, the longest of what is short.
 INLINED = "operands=2; mul z r0; silu prev; mul prev 0.5; clamp_open prev -1.0 1.0; tanh prev; add prev z; add prev r1"
 
@@ -209,7 +216,7 @@ def test_ptxas_takes_a_program_in_the_place_of_the_calls(kernel: str, tmp_path: 
     report = assemble(text, tmp_path)
     assert not report.warnings
     assert not sum(report.spills.values())
-    assert list(report.registers.values()) == [168]
+    assert has_registers(kernel, report)
 
 
 REDUCING = [kernel for kernel in core.gemm_kernels() if "_rows_" in kernel]
@@ -246,4 +253,4 @@ def test_ptxas_takes_the_kernel_with_a_program(kernel: str, tmp_path: Path) -> N
         assert not report.warnings, name
         spilled = sum(report.spills.values())
         assert spilled <= (92 if name == "short" and spills else 0), (name, spilled)
-        assert list(report.registers.values()) == [168], name
+        assert has_registers(kernel, report), name

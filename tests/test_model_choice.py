@@ -137,8 +137,9 @@ def test_fp32_products_at_highest_are_regions_of_their_own() -> None:
     (product,) = explain(lambda x, w, b: F.linear(x, w, b).softmax(-1), x, w, b).products
     assert product.is_fused
     assert product.program == "z"
-    (small,) = explain(lambda x, w, b: F.linear(x, w, b).softmax(-1), *layer(64, 64, 64, torch.float32)).products
-    assert not small.is_fused
+    for sizes, is_fused in (((64, 64, 64), True), ((907, 2408, 212), False)):
+        (small,) = explain(lambda x, w, b: F.linear(x, w, b).softmax(-1), *layer(*sizes, torch.float32)).products
+        assert small.is_fused == is_fused
 
 
 def test_products_of_16_bits_alone_are_pytorchs() -> None:

@@ -143,7 +143,7 @@ def assert_near(found: list[Tensor], expected: list[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("leading", [(37,), (3, 5)], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)
 def test_an_activation(launches: EmulatedLaunches, dtype: torch.dtype, leading: tuple[int, ...]) -> None:
     tensors, grad = made(dtype, *leading), torch.randn(*leading, 24).to(dtype)
     found = direct_step(launches, lambda: step(fused(gelu), tensors, grad))
@@ -158,7 +158,7 @@ def test_an_activation(launches: EmulatedLaunches, dtype: torch.dtype, leading: 
 
 
 @pytest.mark.parametrize("leading", [(37,), (3, 5)], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)
 def test_a_residual(launches: EmulatedLaunches, dtype: torch.dtype, leading: tuple[int, ...]) -> None:
     """Its gradient is the one that arrives, and no pre-activation is stored."""
     tensors, grad = made(dtype, *leading, residual=True), torch.randn(*leading, 24).to(dtype)
@@ -344,6 +344,17 @@ def test_the_general_path_has_the_same_products(
     assert_near(found, step(plain(epilogue), tensors, grad))
     if epilogue is torch.add:
         assert torch.equal(found[-1], grad)
+
+
+@pytest.mark.parametrize("mode", ["ieee", "tf32", "split3"])
+def test_the_mode_of_the_forward_pass_is_the_backwards(launches: EmulatedLaunches, mode: str) -> None:
+    """In fp32 kernels of ours multiply in "guarded" alone."""
+    tensors, grad = made(torch.float32, 37), torch.randn(37, 24)
+    with cutfuse.precision(mode):
+        y = fused(gelu)(*tensors)
+    launches.launches.clear()
+    torch.autograd.grad(y, tensors, grad)
+    assert not any("fp32" in str(launch.kernel) for launch in launches.launches if launch.function == "gemm")
 
 
 def test_fp32_has_pytorchs_products(launches: EmulatedLaunches) -> None:

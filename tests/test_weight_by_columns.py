@@ -151,7 +151,7 @@ def test_a_kernel_of_the_other_layout_cannot_be_asked_for() -> None:
 def test_each_tile_exists_by_rows_too() -> None:
     names = native.core.gemm_kernels()
     by_columns = [name for name in names if "_nn_" in name]
-    assert len(by_columns) == len(HALVES) * len(TILES)
+    assert len([name for name in by_columns if "_fp32_" not in name]) == len(HALVES) * len(TILES)
     assert {name.replace("_nn_", "_") for name in by_columns} <= set(names)
 
 

@@ -22,11 +22,15 @@ GemmLauncher launcher_of(GemmConfig const& config) {
   return kLaunchers[&config - gemm_configs().data()];
 }
 
-constexpr uintptr_t kPointerAlignment = 16;
+// Kernels on CUDA cores read single elements where they have to.
+uintptr_t alignment_of(GemmConfig const& config) {
+  return product_of(config) == Product::kFma ? sizeof(float) : uintptr_t{16};
+}
 
 std::string check_pointers(GemmConfig const& config, GemmBuffers const& buffers) {
+  uintptr_t const alignment = alignment_of(config);
   bool const rows = config.output == GemmOutput::kRows;
-  bool const planes = product_of(config) != Product::kDirect;
+  bool const planes = is_over_planes(product_of(config));
   bool const converts = converts_weight(product_of(config));
   bool const planes_b = planes && !converts;
   void const* const weight = converts ? buffers.converted_b.data : buffers.b;
@@ -37,16 +41,16 @@ std::string check_pointers(GemmConfig const& config, GemmBuffers const& buffers)
       {planes_b ? "scales of weight" : "weight", planes_b ? buffers.planes_b.scales : weight},
       {rows ? "partials" : "output", rows ? buffers.partials : buffers.d}};
   for (auto const& [which, pointer] : required) {
-    if (pointer == nullptr || reinterpret_cast<uintptr_t>(pointer) % kPointerAlignment != 0) {
-      return std::string(which) + " has to start at a multiple of " + std::to_string(kPointerAlignment) +
+    if (pointer == nullptr || reinterpret_cast<uintptr_t>(pointer) % alignment != 0) {
+      return std::string(which) + " has to start at a multiple of " + std::to_string(alignment) +
              " bytes, got address " + std::to_string(reinterpret_cast<uintptr_t>(pointer));
     }
   }
   if (planes && buffers.slices.count > 1 && (buffers.slices.sums == nullptr || buffers.slices.arrived == nullptr)) {
     return "slices of K need memory for their sums and arrivals";
   }
-  if (reinterpret_cast<uintptr_t>(buffers.bias) % kPointerAlignment != 0) {
-    return "bias has to start at a multiple of " + std::to_string(kPointerAlignment) + " bytes";
+  if (reinterpret_cast<uintptr_t>(buffers.bias) % alignment != 0) {
+    return "bias has to start at a multiple of " + std::to_string(alignment) + " bytes";
   }
   return {};
 }
@@ -59,8 +63,7 @@ void run_gemm(GemmConfig const& config, GemmLaunch const& launch, cudaStream_t s
     fault = check_pointers(config, launch.buffers);
   }
   int const slices = launch.buffers.slices.count;
-  if (fault.empty() && slices != 1 &&
-      (product_of(config) == Product::kDirect || !slices_fit(launch.problem.k, slices))) {
+  if (fault.empty() && slices != 1 && (!is_over_planes(product_of(config)) || !slices_fit(launch.problem.k, slices))) {
     fault = "K cannot be cut into " + std::to_string(slices) + " slices";
   }
   if (!fault.empty()) {

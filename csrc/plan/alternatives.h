@@ -1,4 +1,4 @@
-// What the two kinds of fused plans share: operands as they are, and operands as planes.
+// What the two kinds of fused plans share: fp32 products at their own accuracy, and all others.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace cutfuse {
 
 // Of a request that plan_linear has checked.
 LinearPlan plan_direct_product(LinearRequest const& request, std::string const& only);
-LinearPlan plan_plane_products(LinearRequest const& request, std::string const& only);
+LinearPlan plan_fp32_product(LinearRequest const& request, std::string const& only);
 
 // A plan by cuBLAS, because no fused kernel is an alternative.
 LinearPlan plan_without_kernels(LinearRequest const& request, std::string reason);

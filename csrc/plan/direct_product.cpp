@@ -18,7 +18,7 @@ namespace {
 std::string why_not(LinearRequest const& request) {
   std::string elsewhere = why_no_kernels(request.device);
   if (!elsewhere.empty()) return elsewhere;
-  std::string const unread = why_lines_are_not_read(request);
+  std::string unread = why_lines_are_not_read(request);
   if (!unread.empty()) return unread;
   std::string const misaligned = " does not start at a multiple of " + std::to_string(kOperandAlignment) + " bytes";
   if (!request.x.aligned) return "x" + misaligned;

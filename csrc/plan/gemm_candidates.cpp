@@ -11,6 +11,7 @@ namespace {
 // Tiles that the scheduler keeps together for the L2. It pads the grid to whole groups, and a grid of eight by
 // something padded to sixteen takes twice as long, so a group has to divide the grid.
 int swizzle_for(GemmConfig const& config, GemmProblem const& problem) {
+  if (product_of(config) == Product::kFma) return 1;  // such a kernel walks along one dimension
   constexpr int kLargestSwizzle = 8;
   int64_t const clusters_m = ceil_divide(ceil_divide(problem.m, config.tile_m), config.cluster_m);
   int64_t const clusters_n = ceil_divide(ceil_divide(problem.n, config.tile_n), config.cluster_n);
@@ -39,7 +40,7 @@ Schedule over_planes(Schedule schedule) {
 // How many slices of K make the problem fastest: more than one only where all of them run at once. As many whether the
 // weight comes as planes or is converted, because the bits of the result depend on them.
 int slices_for(GemmConfig config, GemmProblem const& problem) {
-  if (product_of(config) == Product::kDirect) return 1;
+  if (!is_over_planes(product_of(config))) return 1;
   config.schedule = over_planes(config.schedule);
   constexpr int kMostSlices = 32;
   int64_t const tiles = ceil_divide(problem.m, config.tile_m) * ceil_divide(problem.n, config.tile_n);

@@ -2,6 +2,8 @@
 
 #include <limits>
 
+#include "common/ceil_divide.h"
+
 namespace cutfuse {
 
 std::vector<GemmConfig> const& gemm_configs() {
@@ -57,6 +59,13 @@ std::string check_planes(GemmConfig const& config, GemmProblem const& problem) {
   return check_results(config, problem);
 }
 
+// Any sizes and pitches will do, as long as the tiles can be counted.
+std::string check_tiles(GemmConfig const& config, GemmProblem const& problem) {
+  int64_t const tiles = ceil_divide(problem.m, config.tile_m) * ceil_divide(problem.n, config.tile_n);
+  if (tiles <= std::numeric_limits<int>::max()) return {};
+  return "has a block for each tile, and cannot have " + std::to_string(tiles);
+}
+
 char const* name_of(Product product) {
   switch (product) {
     case Product::kSplit3:
@@ -67,6 +76,8 @@ char const* name_of(Product product) {
       return " convert3";
     case Product::kConvert6:
       return " convert6";
+    case Product::kFma:
+      return " fma";
     default:
       return "";
   }
@@ -126,7 +137,10 @@ std::string find_rejection(GemmConfig const& config, GemmProblem const& problem)
       problem.k > kLargest) {
     return "M, N and K have to lie between 1 and " + std::to_string(kLargest);
   }
-  if (problem.product != Product::kDirect) {
+  if (problem.product == Product::kFma) {
+    return check_tiles(config, problem);
+  }
+  if (is_over_planes(problem.product)) {
     return check_planes(config, problem);
   }
   if (problem.input == DType::kFloat32 && (problem.m == 1 || problem.n == 1)) {

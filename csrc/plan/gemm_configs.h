@@ -8,8 +8,9 @@
 
 namespace cutfuse {
 
-// All but the first two are over planes: see Product.
-enum class Schedule { kCooperative, kPingpong, kSplit3, kSplit6, kConvert3, kConvert6 };
+// CUTLASS's; those of products over planes (see Product); and those of CUDA cores, by tiles in shared memory or, for
+// few rows, by dot products of lines.
+enum class Schedule { kCooperative, kPingpong, kSplit3, kSplit6, kConvert3, kConvert6, kFma, kDot };
 
 struct GemmConfig {
   char const* name;
@@ -36,6 +37,9 @@ constexpr Product product_of(GemmConfig const& config) {
       return Product::kConvert3;
     case Schedule::kConvert6:
       return Product::kConvert6;
+    case Schedule::kFma:
+    case Schedule::kDot:
+      return Product::kFma;
     default:
       return Product::kDirect;
   }

@@ -11,9 +11,12 @@
 
 namespace cutfuse {
 
-// How the operands are multiplied: as they are (fp32 as tf32), or as planes of 16-bit parts (see split/planes.h).
-// kConvert3 and kConvert6 take the planes of a alone, and split b, in fp32, on its way in.
-enum class Product : int32_t { kDirect = 0, kSplit3 = 3, kSplit6 = 6, kConvert3 = 13, kConvert6 = 16 };
+// How the operands are multiplied: on tensor cores as they are (kDirect; fp32 as tf32) or as planes of 16-bit parts
+// (see split/planes.h), or by fused multiply-adds in fp32 (kFma). kConvert3 and kConvert6 take the planes of a alone,
+// and split b, in fp32, on its way in.
+enum class Product : int32_t { kDirect = 0, kFma = 1, kSplit3 = 3, kSplit6 = 6, kConvert3 = 13, kConvert6 = 16 };
+
+constexpr bool is_over_planes(Product product) { return product != Product::kDirect && product != Product::kFma; }
 
 constexpr bool converts_weight(Product product) {
   return product == Product::kConvert3 || product == Product::kConvert6;

@@ -5,9 +5,11 @@
 
 namespace cutfuse {
 
-// In microseconds beside an H200: of a fused kernel, of PyTorch's product, and what a pass behind that adds.
+// In microseconds beside an H200: of a fused kernel, of each further launch of a fused plan, of PyTorch's product, and
+// what a pass behind that adds.
 struct HostTimes {
   double fused;
+  double further;
   double product;
   double pass;
 };

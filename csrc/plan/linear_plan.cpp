@@ -107,8 +107,8 @@ bool training_waits_for_host(int64_t m, int64_t n, int64_t k, DType dtype, int32
 
 LinearPlan plan_linear(LinearRequest const& request, std::string const& only) {
   check(request);
-  bool const has_planes = request.input == DType::kFloat32 && request.precision != Precision::kTf32;
-  LinearPlan plan = has_planes ? plan_plane_products(request, only) : plan_direct_product(request, only);
+  bool const is_fp32 = request.input == DType::kFloat32 && request.precision != Precision::kTf32;
+  LinearPlan plan = is_fp32 ? plan_fp32_product(request, only) : plan_direct_product(request, only);
   if (!only.empty() && !plan.ruled_out.empty()) throw std::invalid_argument(only + " cannot run: " + plan.ruled_out);
   plan.request = request;
   plan.output_shape = {request.x.rows};

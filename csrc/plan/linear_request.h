@@ -16,7 +16,7 @@ enum class Precision : int32_t {
   kTf32,     // rounded to tf32
   kSplit3,   // as planes of 16-bit parts, see split/planes.h
   kSplit6,   // as more of them
-  kGuarded,  // by split3 where the operands' range allows it, and by split6 elsewhere
+  kGuarded,  // by split3 where the operands' range allows it, and by split6 elsewhere; or in fp32 where that is faster
 };
 
 constexpr int kPrecisionCount = 5;

@@ -2,6 +2,8 @@
 //
 // Guarded, split3 runs unless its operands' flags say that it would lose accuracy, and split6 otherwise. The device
 // decides: the launches of both are made, and those of one return at once.
+#include "plan/plane_products.h"
+
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -9,9 +11,8 @@
 #include <vector>
 
 #include "common/ceil_divide.h"
-#include "plan/alternatives.h"
+#include "plan/host_times.h"
 #include "plan/predictions.h"
-#include "split/planes_shape.h"
 
 namespace cutfuse {
 
@@ -19,16 +20,9 @@ namespace {
 
 // What launching the product that does not run takes, in microseconds.
 constexpr double kGuardMicroseconds = 5.0;
-// The part of cuBLAS's time that a guarded product has to be predicted to take: the predictions' own error is about
-// 10%.
+// The part of another way's time that products over planes have to be predicted to take: the predictions' own error is
+// about 10%.
 constexpr double kAdvantage = 0.9;
-
-// Where the planes of the weight come from.
-enum class WeightSource {
-  kPass,      // a pass of their own
-  kOnTheWay,  // none is stored: the product splits the weight that it loads ("convert" in kernels' names)
-  kExisting,  // the weight has them already
-};
 
 bool is_transposed(MatrixLayout const& matrix) { return matrix.columns > 1 && matrix.column_stride != 1; }
 
@@ -49,23 +43,6 @@ PlanesShape x_planes(LinearRequest const& request, SplitScheme scheme) {
 PlanesShape weight_planes(LinearRequest const& request, SplitScheme scheme) {
   return planes_shape(request.weight.rows, request.weight.columns, scheme, is_transposed(request.weight), true);
 }
-
-// One product over planes, with the passes before it.
-struct PlaneProduct {
-  SplitScheme scheme;
-  WeightSource source;
-  GemmProblem problem;
-  GemmCandidate kernel;
-  double microseconds;
-
-  GemmConfig const& config() const { return gemm_configs()[kernel.config]; }
-  // How many output tiles need memory for the sums of K's slices and for the count of slices that have arrived; 0 where
-  // K is not sliced.
-  int64_t tiles() const {
-    int64_t const all = ceil_divide(problem.m, config().tile_m) * ceil_divide(problem.n, config().tile_n);
-    return kernel.slices > 1 ? all : 0;
-  }
-};
 
 Product product_for(SplitScheme scheme, WeightSource source) {
   if (source == WeightSource::kOnTheWay) {
@@ -110,39 +87,12 @@ PlaneProduct plan_product(LinearRequest const& request, SplitScheme scheme, Weig
   return product;
 }
 
-// What runs as a rule and, guarded, what runs in its place where the guard trips.
-using Products = std::vector<PlaneProduct>;
-
-Alternative describe(Products const& products) {
-  PlaneProduct const& first = products.front();
-  double const guard = products.size() > 1 ? kGuardMicroseconds : 0.0;
-  Alternative found = {first.config().name, first.microseconds + guard, 0.0, first.kernel.slices, {}};
-  found.compared = found.microseconds;
-  for (PlaneProduct const& product : products) {
-    if (product.kernel.rejection.empty()) continue;
-    found.rejection = product.kernel.rejection;
-    found.microseconds = 0.0;
-    break;
-  }
-  return found;
-}
-
-// The ways of multiplying, which differ in where the planes of the weight come from.
-std::vector<Products> ways_of(LinearRequest const& request) {
-  bool const guarded = request.precision == Precision::kGuarded;
-  SplitScheme const scheme = first_scheme(request.precision);
-  bool const can_copy = pitch_for_copies(request.weight) > 0;
-  std::vector<WeightSource> sources = {request.weight_has_planes ? WeightSource::kExisting : WeightSource::kPass};
-  if (can_copy) sources.push_back(WeightSource::kOnTheWay);
-  std::vector<Products> ways;
-  for (WeightSource const source : sources) {
-    Products products = {plan_product(request, scheme, source)};
-    // What seldom runs is not worth the memory of the weight's planes on every call.
-    WeightSource const other = can_copy ? WeightSource::kOnTheWay : WeightSource::kPass;
-    if (guarded) products.push_back(plan_product(request, SplitScheme::kSplit6, other));
-    ways.push_back(std::move(products));
-  }
-  return ways;
+// Of all launches, of which the device runs some.
+double host_microseconds(LinearRequest const& request, PlaneProducts const& products) {
+  HostTimes const host_time = host_times(request.issuer);
+  int further = reduces(request) ? 0 : -1;
+  for (PlaneProduct const& product : products) further += product.source == WeightSource::kPass ? 3 : 2;
+  return host_time.fused + further * host_time.further;
 }
 
 // Pieces that a product leaves to the one that runs in its place, and to the guard between them.
@@ -155,7 +105,7 @@ struct LastingPieces {
 // Lays out the workspace of a way of multiplying, and its launches over it.
 class PlaneLaunches {
  public:
-  PlaneLaunches(LinearRequest const& request, Products const& products) : request_(request), products_(products) {}
+  PlaneLaunches(LinearRequest const& request, PlaneProducts const& products) : request_(request), products_(products) {}
 
   void add_to(LinearPlan& plan) {
     for (PlaneProduct const& product : products_) lasting_.push_back(lay_lasting(product));
@@ -250,54 +200,49 @@ class PlaneLaunches {
   }
 
   LinearRequest const& request_;
-  Products const& products_;
+  PlaneProducts const& products_;
   MemoryLayout workspace_{Memory::kWorkspace};
   std::vector<LastingPieces> lasting_;
   Piece partials_ = {};
   std::vector<Launch> launches_;
 };
 
-std::string why_not(LinearRequest const& request) {
-  if (request.precision == Precision::kIeee) return "float32 products run through cuBLAS in precision \"ieee\"";
-  std::string elsewhere = why_no_kernels(request.device);
-  if (!elsewhere.empty() || request.output == DType::kFloat32) return elsewhere;
-  return std::string("products over planes store float32, not ") + name_of(request.output);
-}
-
-Alternative cublas_for(LinearRequest const& request, GemmProblem problem, bool is_alone) {
-  problem.epilogue_cost = request.epilogue_cost;  // which the pass behind it interprets
-  bool const is_bare = !reduces(request) && request.epilogue_cost == 0.0f;
-  bool const is_asked = request.precision == Precision::kGuarded || is_alone;
-  double const microseconds = predict_unfused_microseconds(problem, request.operand_bytes);
-  return {is_bare ? "cuBLAS in fp32" : "cuBLAS in fp32 and one more kernel", microseconds, kAdvantage * microseconds, 1,
-          is_asked ? "" : "precision \"" + std::string(name_of(request.precision)) + "\" leaves no choice"};
-}
-
 }  // namespace
 
-LinearPlan plan_plane_products(LinearRequest const& request, std::string const& only) {
-  std::string const reason = why_not(request);
-  if (!reason.empty()) return plan_without_kernels(request, reason);
-  std::vector<std::pair<Alternative, Products>> ways;
-  for (Products& products : ways_of(request)) {
-    Alternative alternative = describe(products);
-    ways.emplace_back(std::move(alternative), std::move(products));
+std::vector<PlaneProducts> plane_ways(LinearRequest const& request) {
+  bool const guarded = request.precision == Precision::kGuarded;
+  SplitScheme const scheme = first_scheme(request.precision);
+  bool const can_copy = pitch_for_copies(request.weight) > 0;
+  std::vector<WeightSource> sources = {request.weight_has_planes ? WeightSource::kExisting : WeightSource::kPass};
+  if (can_copy) sources.push_back(WeightSource::kOnTheWay);
+  std::vector<PlaneProducts> ways;
+  for (WeightSource const source : sources) {
+    PlaneProducts products = {plan_product(request, scheme, source)};
+    // What seldom runs is not worth the memory of the weight's planes on every call.
+    WeightSource const other = can_copy ? WeightSource::kOnTheWay : WeightSource::kPass;
+    if (guarded) products.push_back(plan_product(request, SplitScheme::kSplit6, other));
+    ways.push_back(std::move(products));
   }
-  std::stable_sort(ways.begin(), ways.end(), [](auto const& x, auto const& y) {
-    bool const x_runs = x.first.rejection.empty();
-    bool const y_runs = y.first.rejection.empty();
-    return x_runs != y_runs ? x_runs : x.first.compared < y.first.compared;
-  });
-  LinearPlan plan = {};
-  for (auto const& [alternative, products] : ways) plan.alternatives.push_back(alternative);
-  bool const is_alone = !plan.alternatives.front().rejection.empty();
-  choose(plan, cublas_for(request, ways.front().second.front().problem, is_alone), only);
-  if (plan.is_fused()) {
-    PlaneLaunches(request, ways[plan.chosen].second).add_to(plan);
-  } else {
-    add_cublas_launches(plan, request);
+  return ways;
+}
+
+Alternative describe(LinearRequest const& request, PlaneProducts const& products) {
+  PlaneProduct const& first = products.front();
+  double const guard = products.size() > 1 ? kGuardMicroseconds : 0.0;
+  Alternative found = {first.config().name, first.microseconds + guard, 0.0, first.kernel.slices, {}};
+  double const host = host_microseconds(request, products);
+  found.compared = compared(found.microseconds / kAdvantage, host, request.issuer);
+  for (PlaneProduct const& product : products) {
+    if (product.kernel.rejection.empty()) continue;
+    found.rejection = product.kernel.rejection;
+    found.microseconds = 0.0;
+    break;
   }
-  return plan;
+  return found;
+}
+
+void add_plane_launches(LinearPlan& plan, LinearRequest const& request, PlaneProducts const& products) {
+  PlaneLaunches(request, products).add_to(plan);
 }
 
 }  // namespace cutfuse

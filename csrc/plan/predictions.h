@@ -18,11 +18,11 @@ struct OperandBytes {
 double predict_microseconds(GemmConfig const& config, GemmProblem const& problem, int slices,
                             OperandBytes operand_bytes = {});
 
-// The alternative: cuBLAS, then one pointwise or reduction kernel over its result. A product over planes is compared
-// with cuBLAS in fp32. compiled_cost: see specialized_cost_of(Program), of a kernel that has the program compiled in;
-// empty for one that interprets it.
+// The alternative: cuBLAS, then one pointwise or reduction kernel over its result. A product over planes or by fused
+// multiply-adds is compared with cuBLAS in fp32, whose kernels a bias decides. compiled_cost: see
+// specialized_cost_of(Program), of a kernel that has the program compiled in; empty for one that interprets it.
 double predict_unfused_microseconds(GemmProblem const& problem, float operand_bytes = 0.0f,
-                                    std::optional<float> compiled_cost = {});
+                                    std::optional<float> compiled_cost = {}, bool has_bias = false);
 
 // What so many bytes more, read or written, add to a kernel of torch.compile's.
 double predict_memory_microseconds(double bytes);

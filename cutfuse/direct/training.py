@@ -29,7 +29,7 @@ from ..planning.specialize import (
     find_pointwise,
     request,
 )
-from ..planning.training_step import IDENTITY, hands_gradient_on, plan_backward_products, product_arguments, storing
+from ..planning.training_step import IDENTITY, hands_gradient_on, needs_planes, plan_backward_products, storing
 from ..precision import allows_tf32, captured_mode
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def plan_training(
     x, weight, bias = given
     assert x is not None
     assert weight is not None
-    if not takes_cublas(arguments) or not y.is_contiguous():
+    if not multiplies_at_once(arguments) or not y.is_contiguous():
         return core.general_call()
     if len(arguments.program.instructions) == 0 and arguments.out_dtype == x.dtype:
         return core.product_call()
@@ -204,18 +204,12 @@ def adds_bias_apart(x: Tensor, bias: Tensor | None) -> bool:
     return bias is not None and x.dim() > 2 and not x.is_contiguous()
 
 
-def takes_cublas(arguments: LinearArguments) -> bool:
-    """Whether cuBLAS runs all three products of a training step, without a change of PyTorch's setting."""
-    x, weight, bias = arguments.x, arguments.weight, arguments.bias
+def multiplies_at_once(arguments: LinearArguments) -> bool:
+    """Whether each of a training step's products is one kernel, of ours or of cuBLAS in PyTorch's own setting."""
+    x = arguments.x
     if x.dtype != torch.float32:
         return True
-    if changes_setting(x):
-        return False
-    if not is_forced(x):
-        return True
-    grad = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
-    products = [(x, weight, bias), (grad, weight.t(), None), (grad.t(), x.t(), None)]
-    return not any(plan_call(product_arguments(a, b)._replace(bias=bias)).is_fused for a, b, bias in products)
+    return not changes_setting(x) and not (is_forced(x) and needs_planes(arguments))
 
 
 def _contiguous(tensor: Tensor, dtype: torch.dtype | None = None) -> tuple[Any, ...]:

@@ -223,7 +223,8 @@ def _product_gradients(
     grad_z: Tensor, x: Tensor, weight: Tensor, mode: str, needs_x: bool, needs_weight: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of x and weight. Kernels of ours multiply as in the direct path; compiled code has PyTorch's."""
-    own = NO_PRODUCTS if is_traced(grad_z, x, weight) else plan_backward_products(grad_z, x, weight)
+    has_own = x.dtype != torch.float32 and not is_traced(grad_z, x, weight)  # the operator decides on fp32 products
+    own = plan_backward_products(grad_z, x, weight) if has_own else NO_PRODUCTS
     return (
         _product(grad_z, weight.t(), mode, own.of_x) if needs_x else None,
         _product(grad_z.t(), x.t(), mode, own.of_weight) if needs_weight else None,

@@ -56,7 +56,9 @@ def explain_fused(arguments: LinearArguments, kept: Planes | None = None) -> Fus
         return FusedExplanation([], [plan.ruled_out])
     if not runnable:
         return FusedExplanation([], sorted({f"{kernel.name}: {kernel.rejection}" for kernel in kernels}))
-    explain = _explain_planes if precision_of(arguments) in SPLIT_MODES else _explain_direct
+    is_split = any(isinstance(launch, native.core.SplitPass) for launch in plan.launches)
+    is_at_own_accuracy = precision_of(arguments) in SPLIT_MODES
+    explain = _explain_planes if is_split or (is_at_own_accuracy and not plan.is_fused) else _explain_direct
     steps, reasons = explain(plan, runnable, cublas)
     if not steps:
         return FusedExplanation(steps, reasons)
@@ -70,7 +72,8 @@ def _explain_direct(plan: LinearPlan, runnable: list[Alternative], cublas: Alter
         return [], [_rejected(way) for way in (cublas, best, *others)]
     (kernel,) = (launch.kernel for launch in plan.launches if isinstance(launch, native.core.FusedProduct))
     order = "M" if kernel.raster_along_m else "N"
-    step = f"{kernel.name}, tiles along {order} first, swizzle {kernel.swizzle}: {_predicted(best)}"
+    swizzle = "" if kernel.swizzle == 1 else f", swizzle {kernel.swizzle}"
+    step = f"{kernel.name}, tiles along {order} first{swizzle}: {_predicted(best)}"
     reasons = [cublas.rejection] if cublas.rejection else []
     of_cublas = _rejected(cublas)
     if not cublas.rejection and cublas.microseconds < best.microseconds:
@@ -83,7 +86,7 @@ def _explain_planes(plan: LinearPlan, runnable: list[Alternative], cublas: Alter
     if not plan.is_fused:
         reasons = [_rejected(cublas), _rejected(best)]
         if best.microseconds < cublas.microseconds:
-            reasons.append("a product of 16-bit parts runs where it is predicted to be at least 10% faster than cuBLAS")
+            reasons.append("a product of 16-bit parts has to be predicted at least 10% faster than cuBLAS")
         return [], reasons
     slices = f", {best.slices} slices of K" if best.slices > 1 else ""
     products = [launch for launch in plan.launches if isinstance(launch, native.core.FusedProduct)]

@@ -1,7 +1,8 @@
-"""Plans what a training step of a 16-bit linear layer runs where the device waits for the host to issue its launches.
+"""Plans what a training step of a linear layer runs where the device waits for the host to issue its launches.
 
 There kernels of ours compute the two products of the backward pass too: the host issues one in 7 us and PyTorch's
-product in 13, and the whole step of a layer with gelu in 140 us beside eager's 173 (an H100's host).
+product in 13, and the whole step of a 16-bit layer with gelu in 140 us beside eager's 173 (an H100's host). In fp32
+these kernels multiply on CUDA cores.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 from .. import dynamo, native
 from ..epilogue import Program
 from ..epilogue.operation import is_sum
-from ..precision import allows_tf32
+from ..precision import GUARDED, allows_tf32, product_mode
 from .device import NOT_CUDA, device_facts, dtype_codes
 from .fused import plan_call
 from .linear_plan import LinearArguments
@@ -50,7 +51,21 @@ def product_arguments(a: Tensor, b: Tensor, issuer: str = "call") -> LinearArgum
 
 def _plan(a: Tensor, b: Tensor) -> LinearPlan | None:
     plan = plan_call(product_arguments(a, b, "training"))
-    return plan if plan.is_fused else None
+    return plan if _is_one_kernel(plan) else None
+
+
+def needs_planes(arguments: LinearArguments) -> bool:
+    """Whether one of the three products of a training step in fp32 runs over planes, by several kernels."""
+    x, weight, bias = arguments.x, arguments.weight, arguments.bias
+    issuer = "training" if _is_small(x, weight) else "call"
+    grad_z = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
+    products = [(x, weight, bias), (grad_z, weight.t(), None), (grad_z.t(), x.t(), None)]
+    plans = (plan_call(product_arguments(a, b, issuer)._replace(bias=bias)) for a, b, bias in products)
+    return any(plan.is_fused and not _is_one_kernel(plan) for plan in plans)
+
+
+def _is_one_kernel(plan: LinearPlan) -> bool:
+    return plan.is_fused and plan.workspace_bytes == 0
 
 
 def storing(arguments: LinearArguments) -> LinearArguments:
@@ -84,7 +99,7 @@ def hands_gradient_on(arguments: LinearArguments) -> bool:
 
 def _is_fused(arguments: LinearArguments) -> bool:
     plan = plan_call(arguments)
-    return plan.is_fused and not plan.copies_bias
+    return _is_one_kernel(plan) and not plan.copies_bias
 
 
 def _is_sum(arguments: LinearArguments) -> bool:
@@ -98,7 +113,9 @@ def is_traced(*tensors: Tensor) -> bool:
 
 
 def _is_small(x: Tensor, weight: Tensor) -> bool:
-    return x.dtype.itemsize == 2 and waits_for_host(x, weight)
+    """Whether the layer waits for the host, in a precision in which kernels of ours multiply in every layout."""
+    has_kernels = x.dtype.itemsize == 2 or (x.dtype == torch.float32 and product_mode() == GUARDED)
+    return has_kernels and waits_for_host(x, weight)
 
 
 def waits_for_host(x: Tensor, weight: Tensor) -> bool:
