@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from . import arguments, composed
 from .direct import calls
+from .direct.training import multiplies_at_once
 from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
 from .epilogue.operation import Operation
@@ -21,6 +22,7 @@ from .gradients.elementwise import needs_gradient
 from .matrix_vector import MatrixVector, affine_reduce, find_matrix_vector
 from .planning.linear_plan import LinearArguments
 from .planning.prepared import UNPREPARED, Prepared
+from .planning.training_step import is_traced
 from .precision import autocast_dtype
 from .prepare import PreparedWeight, is_exporting
 from .pytorch_operation import find_pytorch_operation
@@ -254,7 +256,12 @@ def is_plain(call: LinearCall) -> bool:
     if not empty or call.reduction != "none" or call.out_dtype != call.x.dtype:
         return False
     # A compiled plain layer stays PyTorch's: function transforms that it meets only then see through no operator.
-    return bool(call.composed_because) or torch.compiler.is_compiling() or not autograd.is_forced(call.x)
+    if call.composed_because or torch.compiler.is_compiling() or not autograd.is_forced(call.x):
+        return True
+    # In training, as the direct path has it, unless its products are of parts of the numbers.
+    x, weight, bias = call.x, call.weight, call.bias
+    given = LinearArguments(x, weight, bias, (), call.epilogue.program, "none", call.out_dtype)
+    return needs_gradient(x, weight, bias) and not is_traced(x, weight) and multiplies_at_once(given)
 
 
 def _check_tensors(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:

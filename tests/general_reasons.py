@@ -187,7 +187,7 @@ def _why_training_is_marked(call: Call, arguments: LinearArguments, y: Tensor) -
     if adds_bias_apart(call.given[0], call.given[2]):
         return "PyTorch adds the bias apart"
     if not multiplies_at_once(arguments):
-        return "a product of the training step is not cuBLAS's with PyTorch's setting"
+        return "a product of the training step is of parts, or not in PyTorch's setting"
     operands = calls.tensors_of(call.operands)
     wanted = [k for k, operand in enumerate(operands) if operand.requires_grad]
     if any(operands[k].shape != y.shape for k in wanted):

@@ -109,6 +109,14 @@ def test_a_bias_decides_what_cublas_takes() -> None:
     assert with_one > 1.5 * without
 
 
+def test_a_residual_takes_time_of_either_way() -> None:
+    """1576x768x64: so that it alone does not make cuBLAS and another kernel the better choice."""
+    shape = (1576, 768, 64)
+    without, with_one = (plan(*shape, **FP32, operand_bytes=size) for size in (0.0, 4.0))
+    assert chosen(without) == chosen(with_one)
+    assert with_one.alternatives[-1].microseconds > without.alternatives[-1].microseconds + 1
+
+
 def test_more_tiles_than_can_be_counted_are_refused() -> None:
     m = n = 1_000_000
     found = plan(m, n, 8, **FP32)

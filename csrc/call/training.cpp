@@ -134,7 +134,9 @@ struct ProductRun {
 bool read_factor(std::optional<BackwardProduct> const& product, bool needed, PyObject* factor, ProductRun& run) {
   if (!product || !needed) return true;
   TensorFacts facts;
-  if (!read(factor, facts) || !same_layout(facts, product->factor) || !is_aligned(facts.data)) return false;
+  bool const needs_alignment = product->steps.plan.request.weight.aligned;
+  if (!read(factor, facts) || !same_layout(facts, product->factor)) return false;
+  if (needs_alignment && !is_aligned(facts.data)) return false;
   run.product = &*product;
   run.factor = facts.data;
   return true;

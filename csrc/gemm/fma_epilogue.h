@@ -2,6 +2,8 @@
 // that a thread of wgmma holds, so that the programs of all GEMM kernels are the same.
 #pragma once
 
+#include <cstdint>
+
 #include "epilogue/sm90_epilogue_function.h"
 #include "epilogue/sm90_pre_activation.h"
 #include "gemm/fma_operand_copy.h"
@@ -33,7 +35,7 @@ __device__ __forceinline__ void add_bias(float const* bias, int n, int columns, 
 template <int count>
 __device__ __forceinline__ void store_fragment(float* matrix, int rows, int columns, int m, int n,
                                                EpilogueFragment const& values) {
-  bool const in_pairs = columns % 2 == 0;  // n is even
+  bool const in_pairs = columns % 2 == 0 && reinterpret_cast<uintptr_t>(matrix) % sizeof(float2) == 0;  // n is even
   CUTFUSE_UNROLL
   for (int i = 0; i < count; i += 2) {
     int const row = m + sm90::fragment_row(i);

@@ -302,12 +302,13 @@ double predict_split_microseconds(int64_t rows, int64_t columns) {
 namespace {
 
 // One kernel over the result of a product in fp32.
-double predict_second_kernel_microseconds(GemmProblem const& problem) {
+double predict_second_kernel_microseconds(GemmProblem const& problem, float operand_bytes) {
   constexpr double kSecondLaunch = 3.5;
   constexpr double kMicrosecondsPerElementAndOp = 0.45e-6;
   double const elements = static_cast<double>(problem.m) * problem.n;
   double const passes = problem.reduction == Reduction::kNone ? 2.0 : 1.0;
-  double const memory = passes * elements * static_cast<double>(size_of(problem.input)) / kBytesPerMicrosecond;
+  double const bytes = passes * static_cast<double>(size_of(problem.input)) + operand_bytes;
+  double const memory = elements * bytes / kBytesPerMicrosecond;
   double const interpretation = std::max(problem.epilogue_cost - 1.0f, 0.0f) * elements * kMicrosecondsPerElementAndOp;
   return kSecondLaunch + std::max(memory, interpretation);
 }
@@ -389,7 +390,7 @@ double predict_unfused_microseconds(GemmProblem const& problem, float operand_by
                        (on_cores || problem.output == problem.input);
   double const product = on_cores ? predict_ieee_microseconds(problem, has_bias) : predict_cublas_microseconds(problem);
   if (is_bare) return product;
-  return product + (on_cores ? predict_second_kernel_microseconds(problem)
+  return product + (on_cores ? predict_second_kernel_microseconds(problem, operand_bytes)
                              : predict_pass(problem, operand_bytes, compiled_cost, product));
 }
 

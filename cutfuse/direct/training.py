@@ -107,7 +107,7 @@ def _general_backward(
 ) -> tuple[Tensor | None, ...]:
     """The gradients on the general path. elements: z and the operands, or nothing where the gradient is handed on."""
     if plan.hands_gradient_on:
-        of_product = sum_gradients(_as_matrix(grad), _as_matrix(x), weight, needed[1:4])
+        of_product = sum_gradients(_as_matrix(grad), _as_matrix(x), weight, plan.mode, needed[1:4])
         of_x = None if of_product[0] is None else of_product[0].reshape(x.shape)
         return (None, of_x, *of_product[1:], *(grad if is_needed else None for is_needed in needed[4:]))
     z, *operands = (_as_matrix(tensor) for tensor in elements)

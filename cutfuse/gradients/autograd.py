@@ -11,7 +11,7 @@ to be differentiated again, are those of PyTorch's own operations.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ from ..ops.fake import sum_dtype
 from ..planning.fused import cublas_linear
 from ..planning.linear_plan import LinearArguments
 from ..planning.prepared import UNPREPARED, Prepared
-from ..planning.training_step import NO_PRODUCTS, hands_gradient_on, is_traced, plan_backward_products
+from ..planning.training_step import hands_gradient_on, is_traced, issuer_of_products
 from ..precision import SPLIT_MODES, allows_tf32, captured_mode, process, product_mode
 from ..reductions import NEEDS_RESULT
 from .elementwise import (
@@ -36,9 +36,6 @@ from .elementwise import (
     spread,
     wanted_inputs,
 )
-
-if TYPE_CHECKING:
-    from .._C import LinearPlan
 
 
 class Linear(torch.autograd.Function):
@@ -106,25 +103,29 @@ class LinearSum(torch.autograd.Function):
         *operands: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.mode = captured_mode()
         return schema.linear(x, weight, bias, operands, program, x.dtype, snapshot, planes, scheme)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needed = ctx.needs_input_grad[4:]
-        of_product = sum_gradients(grad, x, weight, needed[:3])
+        of_product = sum_gradients(grad, x, weight, ctx.mode, needed[:3])
         return (*[None] * 4, *of_product, *(grad if is_needed else None for is_needed in needed[3:]))
 
 
 def sum_gradients(
-    grad: Tensor, x: Tensor, weight: Tensor, needed: Sequence[bool]
+    grad: Tensor, x: Tensor, weight: Tensor, mode: str, needed: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of x, weight and bias, of which those are `needed`, where `grad` is that of the pre-activation."""
+    """The gradients of x, weight and bias, of which those are `needed`, where `grad` is that of the pre-activation.
+
+    mode: what the forward pass multiplied fp32 matrices in.
+    """
     needs_x, needs_weight, needs_bias = needed
     if composes_gradient(grad):
         of_x, of_weight = differentiate(F.linear, (x, weight), (needs_x, needs_weight), grad)
         return of_x, of_weight, grad.sum(0) if needs_bias else None
-    of_x, of_weight = _product_gradients(grad, x, weight, "", needs_x, needs_weight)
+    of_x, of_weight = _product_gradients(grad, x, weight, mode, needs_x, needs_weight)
     return of_x, of_weight, _sum_of_rows(grad).to(grad.dtype) if needs_bias else None
 
 
@@ -223,17 +224,18 @@ def _product_gradients(
     grad_z: Tensor, x: Tensor, weight: Tensor, mode: str, needs_x: bool, needs_weight: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of x and weight. Kernels of ours multiply as in the direct path; compiled code has PyTorch's."""
-    has_own = x.dtype != torch.float32 and not is_traced(grad_z, x, weight)  # the operator decides on fp32 products
-    own = plan_backward_products(grad_z, x, weight) if has_own else NO_PRODUCTS
+    issuer = "call" if is_traced(grad_z, x, weight) else issuer_of_products(x, weight, mode)
     return (
-        _product(grad_z, weight.t(), mode, own.of_x) if needs_x else None,
-        _product(grad_z.t(), x.t(), mode, own.of_weight) if needs_weight else None,
+        _product(grad_z, weight.t(), mode, issuer) if needs_x else None,
+        _product(grad_z.t(), x.t(), mode, issuer) if needs_weight else None,
     )
 
 
-def _product(a: Tensor, b: Tensor, mode: str, own: LinearPlan | None) -> Tensor:
-    """`a @ b.T`. own: the plan of a kernel of ours, which the operator makes once more."""
-    return schema.product(a, b, mode) if own is not None or is_forced(a, mode) else torch.mm(a, b.t())
+def _product(a: Tensor, b: Tensor, mode: str, issuer: str) -> Tensor:
+    """`a @ b.T`, by PyTorch where no other precision is asked for and the layer does not wait for the host."""
+    if issuer == "training" or is_forced(a, mode):
+        return schema.product(a, b, mode, issuer)
+    return torch.mm(a, b.t())
 
 
 def _sum_of_rows(grad: Tensor) -> Tensor:

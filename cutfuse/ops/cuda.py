@@ -78,13 +78,13 @@ def linear_with_pre_activation(
     return launch_after_product(plan, z, arguments), z
 
 
-def product(a: Tensor, b: Tensor, mode: str) -> Tensor:
+def product(a: Tensor, b: Tensor, mode: str, issuer: str = "call") -> Tensor:
     if a.dtype != torch.float32:
-        return _run(product_arguments(a, b, "training"))
+        return _run(product_arguments(a, b, issuer))
     mode = product_mode(mode)
     if mode not in SPLIT_MODES:
         return cublas_linear(a, b, None, mode)
-    return _run(product_arguments(a, b), captured_mode=mode)
+    return _run(product_arguments(a, b, issuer), captured_mode=mode)
 
 
 def _run(arguments: LinearArguments, kept: Planes | None = None, captured_mode: str = "") -> Tensor:

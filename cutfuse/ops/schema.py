@@ -46,7 +46,7 @@ SCHEMAS = (
     "ScalarType out_dtype) -> Tensor",
     "layer_cross_entropy(Tensor x, Tensor weight, Tensor? bias, Tensor target, int ignore_index, str reduction, "
     "ScalarType out_dtype) -> Tensor",
-    "product(Tensor a, Tensor b, str mode) -> Tensor",
+    "product(Tensor a, Tensor b, str mode, str issuer='call') -> Tensor",
     "pointwise(Tensor x, Tensor[] operands, str program, ScalarType out_dtype) -> Tensor",
     "reduce(Tensor x, Tensor[] operands, str program, str reduction, int[] dims, ScalarType out_dtype) -> Tensor",
     "pointwise_backward(Tensor grad, Tensor x, Tensor[] operands, str program, str reduction, Tensor? result, "
@@ -57,7 +57,7 @@ for _schema in SCHEMAS:
     LIBRARY.define(_schema)
 
 linear: Callable[..., Tensor] = torch.ops.cutfuse.linear.default
-product: Callable[[Tensor, Tensor, str], Tensor] = torch.ops.cutfuse.product.default
+product: Callable[..., Tensor] = torch.ops.cutfuse.product.default
 linear_reduce: Callable[..., Tensor] = torch.ops.cutfuse.linear_reduce.default
 linear_with_pre_activation: Callable[..., tuple[Tensor, Tensor]] = torch.ops.cutfuse.linear_with_pre_activation.default
 pointwise: Callable[..., Tensor] = torch.ops.cutfuse.pointwise.default

@@ -77,7 +77,7 @@ def _explain_direct(plan: LinearPlan, runnable: list[Alternative], cublas: Alter
     reasons = [cublas.rejection] if cublas.rejection else []
     of_cublas = _rejected(cublas)
     if not cublas.rejection and cublas.microseconds < best.microseconds:
-        of_cublas += f", but the host would take longer to launch {'it' if cublas.name == 'cuBLAS' else 'them'}"
+        of_cublas += f", but the host would take longer to launch {'them' if 'one more' in cublas.name else 'it'}"
     return [step], [*reasons, of_cublas, *map(_rejected, others)]
 
 

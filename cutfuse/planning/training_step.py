@@ -37,6 +37,11 @@ class BackwardProducts(NamedTuple):
 NO_PRODUCTS = BackwardProducts(None, None)
 
 
+def issuer_of_products(x: Tensor, weight: Tensor, mode: str = "") -> str:
+    """Who issues the products of a backward pass, as the planner names it. mode: the precision of the forward pass."""
+    return "training" if _is_small(x, weight, mode) else "call"
+
+
 def plan_backward_products(grad_z: Tensor, x: Tensor, weight: Tensor) -> BackwardProducts:
     """grad_z `[M, N]`, x `[M, K]` and weight `[N, K]`, of one type."""
     if not _is_small(x, weight):
@@ -57,7 +62,7 @@ def _plan(a: Tensor, b: Tensor) -> LinearPlan | None:
 def needs_planes(arguments: LinearArguments) -> bool:
     """Whether one of the three products of a training step in fp32 runs over planes, by several kernels."""
     x, weight, bias = arguments.x, arguments.weight, arguments.bias
-    issuer = "training" if _is_small(x, weight) else "call"
+    issuer = issuer_of_products(x, weight)
     grad_z = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
     products = [(x, weight, bias), (grad_z, weight.t(), None), (grad_z.t(), x.t(), None)]
     plans = (plan_call(product_arguments(a, b, issuer)._replace(bias=bias)) for a, b, bias in products)
@@ -70,7 +75,7 @@ def _is_one_kernel(plan: LinearPlan) -> bool:
 
 def storing(arguments: LinearArguments) -> LinearArguments:
     """Those of the forward pass that stores the pre-activation beside the result."""
-    issuer = "training" if _is_small(arguments.x, arguments.weight) else "call"
+    issuer = issuer_of_products(arguments.x, arguments.weight)
     return arguments._replace(stores_pre_activation=True, issuer=issuer)
 
 
@@ -112,9 +117,9 @@ def is_traced(*tensors: Tensor) -> bool:
     return dynamo.is_tracing() or any(type(t) not in (Tensor, torch.nn.Parameter) for t in tensors)
 
 
-def _is_small(x: Tensor, weight: Tensor) -> bool:
+def _is_small(x: Tensor, weight: Tensor, mode: str = "") -> bool:
     """Whether the layer waits for the host, in a precision in which kernels of ours multiply in every layout."""
-    has_kernels = x.dtype.itemsize == 2 or (x.dtype == torch.float32 and product_mode() == GUARDED)
+    has_kernels = x.dtype.itemsize == 2 or (x.dtype == torch.float32 and product_mode(mode) == GUARDED)
     return has_kernels and waits_for_host(x, weight)
 
 
