@@ -166,9 +166,12 @@ def test_launches_write_what_later_ones_read(
     for name in names:
         core.clear()
         y = linear_launch.launch_fused(linear_plan.plan_linear(arguments, mode, only=name), arguments)
-        (address, nbytes, launched), workspace = core.allocated[0], core.allocated[1]
+        (address, nbytes, launched), *rest = core.allocated
         assert (address, nbytes, launched) == (y.data_ptr(), y.nbytes, 0)
-        assert len(core.allocated) == 2
+        if "_fp32_" in name:  # one kernel on CUDA cores
+            assert (core.names, rest) == (["gemm"], [])
+            continue
+        (workspace,) = rest
         assert workspace[2] == 0
         begin, end = workspace[0], workspace[0] + workspace[1]
         written: set[int] = set()
