@@ -152,9 +152,9 @@ def fusion_table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid
         "model": [Cell(row["model"]) for row in rows],
         "products, N x K": [Cell("; ".join(row["layers"])) for row in rows],
         "fused": [Cell("yes" if row["fused"] else "no", style="green" if row["fused"] else "") for row in rows],
-        "program": [Cell(row["program"] or MISSING) for row in rows],
-        "ended at": [Cell(row["ended_at"] or MISSING) for row in rows],
-        "reason": [Cell(row["reason"] or MISSING) for row in rows],
+        "program": [Cell(row.get("program") or MISSING) for row in rows],
+        "ended at": [Cell(row.get("ended_at") or MISSING) for row in rows],
+        "reason": [Cell(row.get("reason") or MISSING) for row in rows],
         "cases": [Cell(row["cases"]) for row in rows],
     }
     return grid_of(columns, without)

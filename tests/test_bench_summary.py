@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import report
+from bench import model_report, report
 from bench.__main__ import load, main, report_of
 from bench.summarise import LARGEST_BYTES, summarise
 
@@ -29,6 +29,23 @@ def test_a_summary_gives_the_same_tables(
     form = report_of(suite)
     shown = [getattr(form, "summary", form.markdown)(load(path, "render")) for path in (raw, committed)]
     assert shown[0] == shown[1]
+
+
+def test_a_summary_of_models_leaves_empty_fields_out(tmp_path: Path) -> None:
+    results = {**report.committed("models")}
+    row = {
+        "model": "MLP",
+        "fused": False,
+        "cases": "all",
+        "layers": ["8x8"],
+        **dict.fromkeys(("program", "ended_at", "reason"), ""),
+    }
+    results["fusion"] = [row]
+    summarise(results, tmp_path / "models.json")
+    shortened = load(tmp_path / "models.json", "render")
+    assert shortened["fusion"] == [{key: item for key, item in row.items() if item != ""}]
+    given, kept = (model_report.fusion_table(of) for of in (results, shortened))
+    assert given == kept
 
 
 def test_what_is_too_large_is_refused(tmp_path: Path) -> None:
