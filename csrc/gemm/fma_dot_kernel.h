@@ -1,6 +1,6 @@
 // fp32 products of few rows, at the rate at which the weight comes from memory: a block computes eight columns of the
 // result for eight rows, and its warps share out K. A warp reads the lines of x and of the weight straight into
-// registers, as nothing but x is read twice.
+// registers: only x is read more than once.
 #pragma once
 
 #include "gemm/fma_epilogue.h"

@@ -1,4 +1,4 @@
-// One fp32 kernel on CUDA cores for each row of plan/gemm_configs.def whose schedule is Fma. Only the generated
+// One fp32 kernel on CUDA cores for each row of plan/gemm_configs.def whose schedule is Fma or Dot. Only the generated
 // translation units include this file; each instantiates some rows.
 #pragma once
 
@@ -16,15 +16,15 @@
 namespace cutfuse {
 namespace fma {
 
-// How a kernel computes a tile, by its schedule.
+// The schedules: tiles of the operands in shared memory, and dot products of lines.
 template <int tile_m, int tile_n, int tile_k, ProductLayout layout>
 struct Fma {
   using Shape = TileShape<tile_m, tile_n, tile_k, reads_columns_of_x(layout), reads_columns_of_weight(layout)>;
   static constexpr int kTileM = tile_m;
   static constexpr int kTileN = tile_n;
   static constexpr int kSharedBytes = Shape::kSharedBytes;
-  // Of a multiprocessor, that have registers. With half of them, one tile of 32x32 takes up to a fifth longer, and many
-  // take 10% less together (H200).
+  // How many blocks of a multiprocessor the registers suffice for. With registers for two, a tile of 32x32 alone takes
+  // up to a fifth longer, and many of them together 10% less (H200).
   static constexpr int kBlocks = Shape::kThreadRows < 4 ? 2 : 1;
 
   static __device__ __forceinline__ void run(Params const& params, sm90::EpilogueParams* epilogue) {

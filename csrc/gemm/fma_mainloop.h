@@ -86,8 +86,8 @@ __device__ __forceinline__ void multiply(OperandGroup<X, rows> const& x,
   }
 }
 
-// Adds the products of a warp's slices of K to its sums. While a group is multiplied, the next one comes from shared
-// memory, and the stages behind from global memory.
+// Adds the products of a warp's slices of K to its sums. While one group is multiplied, the next one is read from
+// shared memory, and later stages are copied from global memory.
 template <class Shape>
 class MainLoop {
  public:
@@ -130,7 +130,7 @@ class MainLoop {
   }
 
  private:
-  // Copies of stages behind the last one are empty.
+  // Past the last stage this ends an empty stage, so that wait_for_stage counts on.
   __device__ __forceinline__ void copy_next() {
     if (copied_ < stages_) {
       float* const to = shared_ + write_slot_ * Shape::kStageElements;
@@ -142,8 +142,7 @@ class MainLoop {
     end_stage();
   }
 
-  // Until the stage has arrived for all threads, and all have read the one before: the next copy takes that one's
-  // place.
+  // Waits until the stage has arrived for all threads and all have read the one before, and copies over that one.
   __device__ __forceinline__ void begin_stage() {
     wait_for_stage<Shape::kStages - 2>();
     __syncthreads();

@@ -27,8 +27,8 @@ __device__ __forceinline__ void copy_async(float* shared, float const* global, i
   }
 }
 
-// Copies the first `count` of four neighbours, none where it is not positive; the others are 0. `valid` is an address
-// that exists.
+// Copies the first `count` of four neighbours and writes 0 in the place of the others; a count below 1 copies none.
+// `valid` is any readable address, which a copy of no bytes needs too.
 __device__ __forceinline__ void copy_neighbours(float* shared, float const* global, int count, bool has_vectors,
                                                 float const* valid) {
   constexpr int kBytes = sizeof(float);
@@ -45,7 +45,7 @@ __device__ __forceinline__ void copy_neighbours(float* shared, float const* glob
 
 __device__ __forceinline__ void end_stage() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Until all stages but the last so many have arrived.
+// Waits until at most `pending` stages are still on their way.
 template <int pending>
 __device__ __forceinline__ void wait_for_stage() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");

@@ -30,7 +30,7 @@ struct OperandTile {
   static constexpr int kTileK = tile_k;
   static constexpr int kPitch = (is_across ? tile : tile_k) + kPadding;
   static constexpr int kElements = kPitch * (is_across ? tile_k : tile);
-  static constexpr int kNeighbours = lines < kVector ? lines : kVector;  // that are read across K at once
+  static constexpr int kNeighbours = lines < kVector ? lines : kVector;  // lines that one access reads across K
 
   // A line of a thread, relative to its warp's first. What a warp reads at once has no bank conflicts.
   CUTFUSE_HOST_DEVICE static constexpr int line_of(int lane, int index) {
