@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import pytest
 import torch
 import torch.nn.functional as F
-from generators import EPILOGUES, assert_no_worse, make_inputs, slack_for
-from gpu_tensors import DEVICE, randn
-from test_gpu_training_products import LAYERS, identity
+from generators import EPILOGUES, make_inputs
+from gpu_tensors import DEVICE
+from test_gpu_training_products import LAYERS, check_step, identity
 from test_gpu_weight_by_columns import assert_right, by_columns, launches_plans, operands_of
 from test_gpu_weight_by_columns import results as results
 from torch import Tensor
@@ -20,7 +18,6 @@ from cutfuse.epilogue import Epilogue
 from cutfuse.planning.fused import plan_call
 from cutfuse.planning.linear_launch import launch_fused
 from cutfuse.planning.linear_plan import LinearArguments, plan_linear
-from cutfuse.planning.training_step import takes_few_launches
 
 pytestmark = pytest.mark.gpu
 
@@ -141,32 +138,7 @@ def test_small_layers_are_one_kernel(shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("shape", [(2, 8, 8), (197, 1536, 384), (31, 265, 71), (6, 608, 432)], ids=str)
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_step(name: str, shape: tuple[int, int, int]) -> None:
-    """As near to fp64 as PyTorch's step, with the same bits in each call."""
-    epilogue, count = LAYERS[name]
-    tensors = [*make_inputs(*shape, torch.float32, DEVICE), *operands_of(count, *shape[:2], torch.float32)]
-    grad = randn(*shape[:2], seed=4)
-    leaves = [t.detach().requires_grad_() for t in tensors]
-    program = Epilogue(epilogue, count).program
-    assert takes_few_launches(LinearArguments(*leaves[:3], leaves[3:], program, "none", torch.float32))
-
-    def step(given: Sequence[Tensor], layer: Callable[..., Tensor]) -> list[Tensor]:
-        trained = [t.detach().requires_grad_() for t in given]
-        y = layer(*trained)
-        return [y.detach(), *torch.autograd.grad(y, trained, grad.to(y.dtype))]
-
-    def plain(x: Tensor, w: Tensor, b: Tensor, *operands: Tensor) -> Tensor:
-        return epilogue(F.linear(x, w, b), *operands)
-
-    def own(x: Tensor, w: Tensor, b: Tensor, *operands: Tensor) -> Tensor:
-        return cutfuse.linear(x, w, b, epilogue=epilogue, operands=operands)
-
-    with cutfuse.specialization("now"):
-        runs = [step(tensors, own) for _ in range(3)]
-    eager, exact = step(tensors, plain), step([t.double() for t in tensors], plain)
-    for first, again, last, expected, wanted in zip(*runs, eager, exact, strict=True):
-        assert torch.equal(first, again)
-        assert torch.equal(first, last)
-        assert_no_worse(first, expected, wanted, slack=slack_for(torch.float32))
+    check_step(name, shape, torch.float32)
 
 
 @launches_plans

@@ -1,4 +1,4 @@
-"""Training of small fp32 layers: whose products are ours, in which precision, and on which path; on a CPU."""
+"""Small fp32 layers, and their training: whose products are ours, in which precision, on which path; on a CPU."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ from test_training_products import Layer, assert_near, direct_step, fused, gelu,
 import cutfuse
 from cutfuse.direct import training
 from cutfuse.gradients import autograd
+
+
+def test_a_small_layer_is_one_kernel(launches: EmulatedLaunches) -> None:
+    x, weight, bias = torch.randn(16, 64), torch.randn(64, 64), torch.randn(64)
+    cutfuse.linear(x, weight, bias, epilogue=gelu)  # the first call is not direct, and on a CPU launches nothing
+    y = cutfuse.linear(x, weight, bias, epilogue=gelu)
+    (launch,) = launches.launches
+    assert (launch.function, launch.kernel) == ("gemm", "sm90_fp32_8x8x1024")
+    assert (launch.a, launch.b, launch.d) == (x.data_ptr(), weight.data_ptr(), y.data_ptr())
+    torch.testing.assert_close(y, gelu(torch.nn.functional.linear(x, weight, bias)))
 
 
 @pytest.mark.parametrize("mode", ["ieee", "tf32", "split3"])
