@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +66,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-gpu", action="store_true", help="fail, instead of skipping the gpu tests")
     parser.addoption("--require-kernels", action="store_true", help="fail where the build has no CUDA kernels")
+    parser.addoption("--seed", type=int, default=0, help="draws other tensors in every test")
     parser.addoption("--random-minutes", type=float, default=0, help="how long to try random calls with fresh seeds")
     parser.addoption("--random-seed", type=int, help="run the random calls of this seed only, as printed by such a run")
 
@@ -91,6 +93,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if has_path(metafunc.definition):
         metafunc.fixturenames.append("call_path")
         metafunc.parametrize("call_path", PATHS)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test's tensors do not depend on the tests before it in its process, which differ from run to run."""
+    torch.manual_seed(zlib.crc32(item.nodeid.encode()) + item.config.getoption("--seed"))
 
 
 @pytest.hookimpl(wrapper=True)
