@@ -334,10 +334,11 @@ def summarise(options: argparse.Namespace) -> int:
     results = load(options.results, "summarise")
     written = options.output / options.results.name
     try:
-        size = summarise(results, written)
+        sizes = summarise(results, written)
     except ValueError as error:
         raise SystemExit(f"cannot summarise: {error}") from error
-    print(f"Summary: {written}, {size / 1000:.0f} kB")
+    for path, size in sizes.items():
+        print(f"Summary: {path}, {size / 1000:.0f} kB")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from bench.model_zoo import Inputs
 from bench.runner import one_line
 
 FATE = ("fused", "program", "ended_at", "reason")
+# Of two predictions, as cutfuse.compile.choice words them; the second is what would have been fused.
+PREDICTIONS = re.compile(r"predicted to take [\d.]+ us, (.+?),? [\d.]+ us.*")
 
 
 def pattern_of(module: str) -> str:
@@ -58,21 +61,39 @@ def fused_of(rows: Sequence[dict[str, Any]]) -> str:
     return f"{fused} of {whole}" if rows else ""
 
 
-def fates_of(cases: Iterable[dict[str, Any]]) -> dict[tuple[Any, ...], list[str]]:
-    """By model, layer and what became of it: the cases in which that became of it, in one model as "all"."""
-    found: dict[tuple[Any, ...], list[str]] = {}
-    titles: dict[str, list[str]] = {}
+def kind_of(reason: str) -> str:
+    """A reason without the predicted times, by which two layers that are left for the same reason would differ."""
+    return PREDICTIONS.sub(r"predicted to take less than \1", reason)
+
+
+def names_of(own: Sequence[dict[str, Any]], all_cases: Sequence[dict[str, Any]]) -> str:
+    """The cases `own` of one model's: "all", a variant and precision for all of its shapes, or with the shapes."""
+    if len(own) == len(all_cases):
+        return "all"
+    named: dict[str, list[str]] = {}
+    for case in own:
+        named.setdefault(f"{case['variant']} {case['precision']}", []).append(case["shape"])
+    whole = Counter(f"{case['variant']} {case['precision']}" for case in all_cases)
+    return "; ".join(
+        name if len(shapes) == whole[name] else f"{name} {', '.join(shapes)}" for name, shapes in named.items()
+    )
+
+
+def fates_of(cases: Iterable[dict[str, Any]]) -> dict[tuple[Any, ...], str]:
+    """By model, layer and what became of it: the names of the cases in which that became of it."""
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    explained_cases: dict[str, list[dict[str, Any]]] = {}
     for case in cases:
         if not case.get("products"):
             continue
-        title = f"{case['variant']} {case['shape']} {case['precision']}"
-        titles.setdefault(case["group"], []).append(title)
+        explained_cases.setdefault(case["group"], []).append(case)
         for row in case["products"]:
             layer = f"{row['count']} x {row['module']} {row['n']}x{row['k']}"
-            own = found.setdefault((case["group"], layer, *(row[part] for part in FATE)), [])
-            if title not in own:
-                own.append(title)
-    return {key: ["all"] if own == titles[key[0]] else own for key, own in found.items()}
+            fate = {**row, "reason": kind_of(row["reason"])}
+            own = found.setdefault((case["group"], layer, *(fate[part] for part in FATE)), [])
+            if case not in own:
+                own.append(case)
+    return {key: names_of(own, explained_cases[key[0]]) for key, own in found.items()}
 
 
 def fusion_rows(cases: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -83,7 +104,7 @@ def fusion_rows(cases: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for (model, layer, *fate), own in fates_of(cases).items():
-        about = {"model": model, **dict(zip(FATE, fate, strict=True)), "cases": "; ".join(own)}
+        about = {"model": model, **dict(zip(FATE, fate, strict=True)), "cases": own}
         rows.setdefault(tuple(about.values()), {**about, "layers": []})["layers"].append(layer)
     order = list(dict.fromkeys(row["model"] for row in rows.values()))
     return sorted(rows.values(), key=lambda row: order.index(row["model"]))

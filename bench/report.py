@@ -43,11 +43,21 @@ def save(results: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps(tidy(results), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def part_path(path: Path, field: str) -> Path:
+    """Where a summary has a field that is in a file of its own."""
+    return path.with_name(f"{path.stem}-{field}{path.suffix}")
+
+
 def load(path: Path) -> dict[str, Any]:
-    """Read results; raises ValueError for a file that `bench` did not write."""
+    """Read results, with the fields that are in files of their own.
+
+    Raises ValueError for a file that `bench` did not write, and OSError where one is missing.
+    """
     results = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(results, dict) or results.get("schema") != SCHEMA:
         raise ValueError(f"{path} holds no results of this benchmark (schema {SCHEMA})")
+    for field in results.pop("parts", ()):
+        results |= json.loads(part_path(path, field).read_text(encoding="utf-8"))
     return results
 
 

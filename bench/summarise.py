@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.report import tidy
+from bench.report import part_path, tidy
 
 LARGEST_BYTES = 50_000
 # No table and no plot reads these.
@@ -19,6 +19,8 @@ UNREAD = frozenset({"host_us", "rounds", "rounding", "compile_s", "seconds", "re
 UNREAD |= {"gpu_range_us", "wall_range_us", "products"}
 # Of the chains suite: its tables have medians, and a case has up to eight contenders.
 UNREAD_OF_CHAINS = frozenset({"p10_us", "p90_us", "error", "path", "kernels"})
+# Fields that are as large as all others together, and have a file of their own.
+PARTS = {"models": ("fusion",)}
 PRODUCT = "product"  # the route of the accuracy suite whose errors are shown; gradients are judged by their ratios
 
 
@@ -59,17 +61,27 @@ def as_text(results: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(fields) + "\n}\n"
 
 
-def summarise(results: dict[str, Any], path: Path) -> int:
-    """Write the summary of `results` to `path` and give its size in bytes.
+def checked(content: bytes, path: Path) -> bytes:
+    """A file's content, if it may be committed."""
+    if len(content) > LARGEST_BYTES:
+        raise ValueError(f"{path.name} would have {len(content)} bytes, and at most {LARGEST_BYTES} are committed")
+    return content
 
-    Raises ValueError where it is larger than what may be committed.
+
+def summarise(results: dict[str, Any], path: Path) -> dict[Path, int]:
+    """Write the summary of `results` to `path`, and what has a file of its own beside it; gives their sizes in bytes.
+
+    Raises ValueError where one is larger than what may be committed.
     """
     is_long = results["suite"] == "chains"
     shortened = without_empty_fields(without_gradients_errors(results))
-    kept = without_unread(shortened, UNREAD | UNREAD_OF_CHAINS if is_long else UNREAD)
-    content = as_text(tidy(kept, 4 if is_long else 6)).encode()
-    if len(content) > LARGEST_BYTES:
-        raise ValueError(f"the summary has {len(content)} bytes, and at most {LARGEST_BYTES} are committed")
+    kept = tidy(without_unread(shortened, UNREAD | UNREAD_OF_CHAINS if is_long else UNREAD), 4 if is_long else 6)
+    parts = PARTS.get(results["suite"], ())
+    files = {part_path(path, field): {field: kept.pop(field)} for field in parts}
+    if parts:
+        kept["parts"] = list(parts)
+    contents = {file: checked(as_text(fields).encode(), file) for file, fields in {path: kept, **files}.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    return len(content)
+    for file, content in contents.items():
+        file.write_bytes(content)
+    return {file: len(content) for file, content in contents.items()}

@@ -31,7 +31,7 @@ def test_a_summary_gives_the_same_tables(
     assert shown[0] == shown[1]
 
 
-def test_a_summary_of_models_leaves_empty_fields_out(tmp_path: Path) -> None:
+def test_a_summary_of_models_has_what_was_fused_in_a_file_of_its_own_without_empty_fields(tmp_path: Path) -> None:
     results = {**report.committed("models")}
     row = {
         "model": "MLP",
@@ -41,7 +41,9 @@ def test_a_summary_of_models_leaves_empty_fields_out(tmp_path: Path) -> None:
         **dict.fromkeys(("program", "ended_at", "reason"), ""),
     }
     results["fusion"] = [row]
-    summarise(results, tmp_path / "models.json")
+    sizes = summarise(results, tmp_path / "models.json")
+    assert sizes == {path: path.stat().st_size for path in (tmp_path / "models.json", tmp_path / "models-fusion.json")}
+    assert "layers" not in (tmp_path / "models.json").read_text()
     shortened = load(tmp_path / "models.json", "render")
     assert shortened["fusion"] == [{key: item for key, item in row.items() if item != ""}]
     given, kept = (model_report.fusion_table(of) for of in (results, shortened))
@@ -52,7 +54,10 @@ def test_what_is_too_large_is_refused(tmp_path: Path) -> None:
     results = {"schema": report.SCHEMA, "suite": "reduce", "cases": [{"group": "x" * LARGEST_BYTES}]}
     with pytest.raises(ValueError, match="at most 50000 are committed"):
         summarise(results, tmp_path / "reduce.json")
-    assert not (tmp_path / "reduce.json").exists()
+    models = {**report.committed("models"), "fusion": [{"layers": ["x" * LARGEST_BYTES]}]}
+    with pytest.raises(ValueError, match=r"models-fusion\.json would have"):
+        summarise(models, tmp_path / "models.json")
+    assert not list(tmp_path.iterdir())
     raw = tmp_path / "raw.json"
     report.save(results, raw)
     with pytest.raises(SystemExit, match="cannot summarise"):

@@ -33,9 +33,10 @@ def product(module: str, m: int = 8, **changes: Any) -> SimpleNamespace:
     return SimpleNamespace(**{"module": module, "m": m, "reason": "a product begins", **about, **changes})
 
 
-def unfused(module: str, m: int = 8) -> SimpleNamespace:
+def unfused(module: str, m: int = 8, **changes: Any) -> SimpleNamespace:
     """A report on a product of which nothing is fused."""
-    return product(module, m, is_fused=False, program="", ended_at="softmax", reason="not in the language")
+    left: dict[str, Any] = {"is_fused": False, "program": "", "ended_at": "softmax", "reason": "not in the language"}
+    return product(module, m, **left, **changes)
 
 
 def explain_layers(model: nn.Module, *arguments: Any, **keywords: Any) -> SimpleNamespace:
@@ -84,9 +85,38 @@ def test_the_table_of_fusion_names_the_cases_where_they_differ() -> None:
     )
     assert [(row["layers"], row["fused"], row["cases"]) for row in rows] == [
         (["1 x fc 64x16", "1 x up 64x16"], True, "all"),
-        (["1 x out 64x16"], False, "forward batch 1 bf16"),
-        (["1 x out 64x16"], True, "forward batch 8 bf16"),
+        (["1 x out 64x16"], False, "forward bf16 batch 1"),
+        (["1 x out 64x16"], True, "forward bf16 batch 8"),
     ]
+
+
+def test_the_table_of_fusion_names_a_precision_for_all_of_its_cases() -> None:
+    def case(precision: str, shape: str, report: SimpleNamespace) -> dict[str, Any]:
+        about = {"group": "a model", "variant": "forward", "shape": shape, "precision": precision}
+        return {**about, "products": product_rows([report])}
+
+    rows = fusion_rows(
+        [
+            case("bf16", "batch 1", unfused("fc", 1)),
+            case("bf16", "batch 8", unfused("fc", 8)),
+            case("fp32", "batch 1", unfused("fc", 1)),
+            case("fp32", "batch 8", product("fc", 8)),
+        ]
+    )
+    assert [row["cases"] for row in rows] == ["forward bf16; forward fp32 batch 1", "forward fp32 batch 8"]
+
+
+def test_reasons_that_differ_by_their_times_are_one() -> None:
+    about = "cuBLAS's product of all columns and another kernel are predicted to take {} us, products of the parts, one"
+    reports = [unfused(f"layer.{i}.fc", n=64 + i) for i in range(2)]
+    for report, times in zip(reports, (("26.2", "28.9"), ("8.0", "11.5")), strict=True):
+        report.reason = f"{about.format(times[0])} of them fused, {times[1]} us"
+    case = {"group": "a model", "variant": "forward", "shape": "batch 1", "precision": "bf16"}
+    (row,) = fusion_rows([{**case, "products": product_rows(reports)}])
+    assert row["reason"] == (
+        "cuBLAS's product of all columns and another kernel are predicted to take less than products of the parts, one "
+        "of them fused"
+    )
 
 
 def test_a_failing_explanation_is_told() -> None:
