@@ -29,6 +29,8 @@ def chosen(found: Any) -> str:
         ((15, 3920, 4576), "sm90_fp32_16x32x64"),
         ((197, 384, 1536), "sm90_fp32_32x32x64"),
         ((197, 1536, 384), "sm90_fp32_64x64x32"),
+        ((8, 4096, 8192), "sm90_fp32_16x32x64"),
+        ((32, 4096, 8192), "sm90_convert3_128x128x64"),
         ((3363, 2552, 880), "sm90_split3_128x128x64"),
     ],
     ids=str,
@@ -42,6 +44,27 @@ def test_the_kernel_of_a_layer(shape: tuple[int, int, int], name: str) -> None:
         (product,) = products(found)
         assert (product.kernel.name, product.kernel.slices, product.problem.k) == (name, 1, shape[2])
         assert product.when == MODULE.RunWhen.always
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape", "microseconds"),
+    [
+        ("8x8x1024", (1, 4096, 4096), 22.4),
+        ("8x8x1024", (1, 8192, 8192), 67.9),
+        ("8x8x1024", (4, 4096, 8192), 50.9),
+        ("8x8x1024", (5, 3424, 6040), 40.8),
+        ("8x8x1024", (8, 4096, 8192), 75.8),
+        ("8x8x1024", (2, 7832, 6808), 65.4),
+        ("16x32x64", (16, 4096, 8192), 65.4),
+        ("16x32x64", (16, 8192, 8192), 115.0),
+        ("32x32x64", (32, 4096, 4096), 47.9),
+    ],
+    ids=str,
+)
+def test_a_weight_that_l2_does_not_keep(kernel: str, shape: tuple[int, int, int], microseconds: float) -> None:
+    """What an H200 took to multiply, with the weight read from memory."""
+    (found,) = (way for way in plan(*shape, **FP32).alternatives if way.name == f"sm90_fp32_{kernel}")
+    assert found.microseconds == pytest.approx(microseconds, rel=0.1)
 
 
 @pytest.mark.parametrize("shape", [(5, 7, 9), (17, 591, 263), (13, 2206, 451)], ids=str)

@@ -73,7 +73,7 @@ def with_host(device_microseconds: float, host_microseconds: float) -> float:
         ((128, 4096, 4096), {**GUARDED, "weight_has_planes": True}, "sm90_split3_128x128x64"),
         ((128, 4096, 4096), {**GUARDED, "weight": transposed(4096, 4096)}, "sm90_split3_128x128x64"),
         ((128, 1024, 8192), {**GUARDED, "reduction": "amax"}, "sm90_convert3_rows_128x128x64"),
-        ((907, 2408, 212), GUARDED, "cuBLAS in fp32 and one more kernel"),
+        ((907, 2408, 128), GUARDED, "cuBLAS in fp32 and one more kernel"),
         ((16, 4096, 4096), {**GUARDED, "bias": None, "x": transposed(16, 4096)}, "cuBLAS in fp32 and one more kernel"),
         ((64, 4096, 4096), {**GUARDED, "weight_has_planes": True}, "sm90_split3_128x128x64"),
         ((907, 2408, 212), {**GUARDED, "epilogue_cost": 0.0}, "cuBLAS in fp32"),
@@ -299,7 +299,7 @@ def compared_with_host(fused: Any) -> float:
         assert fused.compared == with_host(fused.microseconds, FUSED_HOST)
         return float(fused.compared)
     launches = range(1, 7)
-    possible = [with_host(fused.microseconds / 0.9, FUSED_HOST + 3.0 * further) for further in launches]
+    possible = [with_host(fused.microseconds / 0.95, FUSED_HOST + 3.0 * further) for further in launches]
     assert any(math.isclose(fused.compared, one) for one in possible)
     return float(fused.compared)
 
