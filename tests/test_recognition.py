@@ -31,7 +31,7 @@ HOME.inner.scale = 2.0
 
 Fn = Callable[..., Any]
 
-FINGERPRINT: Any = sys.modules["cutfuse.epilogue.fingerprint"]
+NAMESPACES: Any = sys.modules["cutfuse.epilogue.namespaces"]
 RECOGNITION: Any = sys.modules["cutfuse.epilogue.recognition"]
 
 
@@ -318,7 +318,7 @@ def test_code_at_the_address_of_other_code(monkeypatch: pytest.MonkeyPatch) -> N
         reused += id(fn.__code__) in addresses
         addresses.add(id(fn.__code__))
         for cache in ("_reads_by_code", "_reads_by_identity"):
-            getattr(FINGERPRINT, cache).clear()
+            getattr(NAMESPACES, cache).clear()
         del fn
     assert reused > 10
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from cutfuse.epilogue.calls import is_known
-from cutfuse.epilogue.fingerprint import NoKeyError, builtins_of, read_attribute, read_free, read_global, reads_of
+from cutfuse.epilogue.namespaces import NoKeyError, builtins_of, read_attribute, read_free, read_global, reads_of
 
 
 def detach(fn: Callable[..., Any]) -> Callable[..., Any]:

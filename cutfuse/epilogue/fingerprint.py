@@ -10,22 +10,21 @@ from __future__ import annotations
 import functools
 import math
 import struct
-import threading
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from cutfuse import native
 from cutfuse.epilogue.calls import is_known
 from cutfuse.epilogue.module_class import added_names, class_token
-from cutfuse.epilogue.reads import Reads, is_comparable
+from cutfuse.epilogue.namespaces import NoKeyError, read_attribute, read_free, read_global, reads_of
+from cutfuse.epilogue.reads import Reads
 from cutfuse.epilogue.trace import Epilogue
 from cutfuse.epilogue.trail import Trail
 
-_CODES_LIMIT = 1024
 # Of one key. With these and the limit on code, a full cache of 1024 entries stays below 100 MB at the very worst.
 _VALUES_LIMIT = 256
 _TEXT_LIMIT = 4096
@@ -40,25 +39,12 @@ _BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType)
 # Attributes of these may change without their key changing.
 _CALLABLES = (types.FunctionType, *_BUILTINS, functools.partial)
 _CONTAINERS = {dict, OrderedDict, set}
-_MISSING = object()
 
-_Value = TypeVar("_Value")
-
-
-class NoKeyError(Exception):
-    """Something that may change without the key changing, or that is too large for one."""
-
-
-# By value, so that code compiled again from the same text has the same key; and by identity, which is faster and needs
-# the code kept alive, so that no other takes its place.
-_reads_by_code: dict[types.CodeType, Reads] = {}
-_reads_by_identity: dict[int, tuple[types.CodeType, Reads]] = {}
 # The callables met so far that stand for themselves in a key: the language's and Python's own, hence few. For those
 # written in Python the code and the defaults that they had: their bodies run before `__torch_function__` is called, so
 # one that was patched since has no key.
 _builtins = _PURE_FUNCTIONS.union(value for value in vars(math).values() if isinstance(value, _BUILTINS))
 _functions: dict[types.FunctionType, tuple[types.CodeType, tuple[Any, ...] | None]] = {}
-_lock = threading.Lock()
 
 
 def fingerprint(value: object, trail: Trail | None = None) -> Hashable | None:
@@ -70,65 +56,6 @@ def fingerprint(value: object, trail: Trail | None = None) -> Hashable | None:
         return _key(value, trail)
     except NoKeyError:
         return None
-
-
-def remember(cache: dict[Any, _Value], key: Hashable, value: _Value, limit: int) -> _Value:
-    """Stores in a cache that is read without a lock, and gives what it holds: of two threads the first one's value.
-
-    When the cache is full the older half goes.
-    """
-    with _lock:
-        if len(cache) >= limit:
-            for old in list(cache)[: limit // 2]:
-                del cache[old]
-        return cache.setdefault(key, value)
-
-
-def reads_of(code: types.CodeType) -> Reads:
-    """What code reads. Raises NoKeyError where it is too large to be kept."""
-    found = _reads_by_identity.get(id(code))
-    if found is not None:
-        return found[1]
-    if not is_comparable(code):
-        raise NoKeyError
-    reads = _reads_by_code.get(code)
-    if reads is None:
-        reads = remember(_reads_by_code, code, Reads(code), _CODES_LIMIT)
-    return remember(_reads_by_identity, id(code), (code, reads), _CODES_LIMIT)[1]
-
-
-def read_global(fn: types.FunctionType, name: str) -> Any:
-    """What a function's LOAD_GLOBAL gives."""
-    namespace = fn.__globals__
-    value = namespace.get(name, _MISSING)
-    if value is _MISSING:
-        value = builtins_of(fn).get(name, _MISSING)
-    # A subclass of dict may compute what it gives.
-    if value is _MISSING or type(namespace) is not dict:
-        raise NoKeyError
-    return value
-
-
-def builtins_of(fn: Any) -> dict[str, Any]:
-    """A function's `__builtins__`. Not typed as a function: mypy forgets this attribute when it reads its own cache."""
-    found: dict[str, Any] = fn.__builtins__
-    return found
-
-
-def read_free(fn: types.FunctionType, index: int) -> Any:
-    """What a function's free variable holds."""
-    try:
-        return (fn.__closure__ or ())[index].cell_contents
-    except ValueError:
-        raise NoKeyError from None
-
-
-def read_attribute(module: types.ModuleType, name: str) -> Any:
-    """What a module holds itself: its `__getattr__` might give another value the next time."""
-    value = module.__dict__.get(name, _MISSING)
-    if value is _MISSING:
-        raise NoKeyError
-    return value
 
 
 def _key(root: object, trail: Trail | None) -> Hashable:

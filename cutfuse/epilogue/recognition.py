@@ -7,7 +7,8 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from cutfuse import native
-from cutfuse.epilogue.fingerprint import fingerprint, remember
+from cutfuse.epilogue.fingerprint import fingerprint
+from cutfuse.epilogue.namespaces import remember
 from cutfuse.epilogue.operand_numbers import Numbers
 from cutfuse.epilogue.resolve import find_traced, has_function_modes, identity, may_change_traces, resolve
 from cutfuse.epilogue.trace import Epilogue

@@ -14,7 +14,8 @@ from cutfuse.epilogue import compiled
 from cutfuse.epilogue.detach import detach
 from cutfuse.epilogue.errors import EpilogueError, OperandCountError, evaluated_while_compiling, refuse
 from cutfuse.epilogue.expression import input
-from cutfuse.epilogue.fingerprint import NoKeyError, fingerprint, remember
+from cutfuse.epilogue.fingerprint import fingerprint
+from cutfuse.epilogue.namespaces import NoKeyError, remember
 from cutfuse.epilogue.operand_numbers import Numbers, bind, substitute
 from cutfuse.epilogue.trace import Epilogue, trace
 from cutfuse.epilogue.types import ValueTypes, unknown_types
