@@ -64,7 +64,8 @@ def linear(
         weight: `[N, K]`, of x's type and on its device, or what `cutfuse.prepare` made of it.
         bias: `[N]`, likewise, or None.
         epilogue: a function of the pre-activation `z` and the operands, such as `lambda z, r: torch.relu(z) + r`, or a
-            `cutfuse.Epilogue`. It is traced once, on symbolic values, and computed in fp32 (fp64 for fp64).
+            `cutfuse.Epilogue`. It is traced once for what it reads, on symbolic values, and computed in fp32 (fp64 for
+            fp64).
         operands: numbers, as many as needed, and at most four tensors that broadcast against `[..., N]`.
         reduce: "sum", "mean", "amax", "amin" or "logsumexp" over the last dimension, or None.
         keepdim: keep the reduced dimension, of size 1.

@@ -32,7 +32,7 @@ def pointwise(
 
     Args:
         fn: a function of a value and the operands, such as `lambda z, r: torch.relu(z) + r`, or a `cutfuse.Epilogue`.
-            It is traced once, on symbolic values, and computed in fp32 (fp64 for fp64).
+            It is traced once for what it reads, on symbolic values, and computed in fp32 (fp64 for fp64).
         x: a tensor of any shape, device and strides; integers and booleans are taken as the default floating type.
         operands: numbers, as many as needed, and at most four tensors that broadcast with x.
         out_dtype: the result's type; what PyTorch promotes x and the operands to by default.

@@ -48,7 +48,7 @@ def reduce(
         op: "sum", "mean", "amax", "amin" or "logsumexp".
         keepdim: keep the reduced dimensions, of size 1.
         prologue: a function of x's elements and the operands that is reduced in place of x, or a `cutfuse.Epilogue`. It
-            is traced once, on symbolic values, and computed in fp32 (fp64 for fp64).
+            is traced once for what it reads, on symbolic values, and computed in fp32 (fp64 for fp64).
         operands: numbers, as many as needed, and at most four tensors that broadcast against x.
         out_dtype: the result's type; what PyTorch promotes x and the operands to by default.
 

@@ -19,6 +19,40 @@ from torch import nn
 from cutfuse.epilogue import Epilogue
 
 NAMES = ("a", "b", "c", "abs")
+
+
+class Settings:
+    """An object whose attributes epilogues read; `scaled` and `nested` are such epilogues."""
+
+    gain: Any = 1.0
+
+    def __init__(self) -> None:
+        self.a: Any = 1.0
+
+    def scaled(self, z: Any) -> Any:
+        return z * self.a + self.gain * b  # type: ignore[name-defined]  # noqa: F821
+
+    def nested(self, z: Any, d: float = 2.0) -> Any:
+        return self.inner.a(z) * self.inner.gain * d  # type: ignore[attr-defined]
+
+
+class Layer(nn.Module):
+    """A module of a user's own, and one whose methods are epilogues."""
+
+    gain = 1.0
+
+    def __init__(self, a: Any) -> None:
+        super().__init__()
+        self.a = a
+        self.act = nn.LeakyReLU(0.5)
+
+    def forward(self, z: Any) -> Any:
+        return self.act(z) * self.a * self.gain
+
+    def method(self, z: Any) -> Any:
+        return self.act(z) * self.act.negative_slope + self.a
+
+
 SOURCES = (
     "lambda z: z * a",
     "lambda z: a(z) + b",
@@ -34,6 +68,8 @@ SOURCES = (
     "(lambda cell, other: lambda z: z * cell + (lambda: other)())(1.0, 2.0)",
     "(lambda cell: lambda z: cell(z) * a)(f)",
     "(lambda cell: lambda z: cell.a * z + cell.b.a)(home)",
+    "lambda z: z * settings.a + settings.inner.gain",
+    "(lambda cell: lambda z: cell.act(z) * cell.a)(layer)",
 )
 EPILOGUES = [Epilogue(lambda z: z * 2), Epilogue(lambda z: z * 3)]
 
@@ -52,6 +88,11 @@ class World:
             "__builtins__": dict(vars(builtins)),
         }
         self.namespace.update(dict.fromkeys(NAMES[:3], 1.0), f=lambda z: z * 2, g=lambda z: z * 3)
+        self.kinds = [type(kind.__name__, (kind,), {}) for kind in (Settings, Settings, Layer, Layer)]
+        self.objects = [self.kinds[0](), self.kinds[1](), self.kinds[2](0.5)]
+        self.objects[0].inner = self.objects[1]
+        self.layers = [self.kinds[2](1.0), self.kinds[3](2.0)]
+        self.namespace.update(settings=self.objects[0], layer=self.objects[2])
         vars(self.home).update(a=1.0, inner=self.inner)
         vars(self.inner).update(a=1.0)
         self.functions: list[Any] = [eval(source, self.namespace) for source in SOURCES]
@@ -60,9 +101,16 @@ class World:
             functools.partial(F.leaky_relu, negative_slope=0.5),
             functools.partial(self.functions[7], d=1.0),
         ]
+        self.children = [nn.Tanh(), nn.LeakyReLU(0.25)]  # made before their classes are patched
         self.modules = [nn.Tanh(), nn.LeakyReLU(0.5), nn.Hardtanh(-1.0, 1.0)]
         self.chain = nn.Sequential(nn.Tanh(), nn.Sequential(nn.LeakyReLU(0.5), nn.Identity()))
         self.callables = [*self.functions, *self.partials, *self.modules, self.chain, *EPILOGUES, torch.tanh, F.silu]
+        own = self.namespace  # of functions whose globals are the world's
+        for name in ("scaled", "nested"):
+            original = getattr(Settings, name)
+            function = types.FunctionType(original.__code__, own, name, original.__defaults__)
+            self.callables += [types.MethodType(function, item) for item in self.objects[:2]]
+        self.callables += [item.method for item in (self.objects[2], *self.layers)] + self.layers
         self.hooks: list[Any] = []
         self.changes: list[Callable[[], object]] = [
             self.set_global,
@@ -84,6 +132,11 @@ class World:
             self.patch_function,
             self.set_hook,
             self.set_global_hook,
+            self.set_attribute_of_object,
+            self.set_attribute_of_object,
+            self.set_attribute_of_class,
+            self.set_class_of_object,
+            self.set_child_of_object,
         ]
 
     def change(self) -> str:
@@ -105,6 +158,7 @@ class World:
                     self.home,
                     self.inner,
                 ),
+                *(self.objects[0], self.objects[2]),
                 *(torch.tanh, F.silu, F.leaky_relu, torch.Tensor, float, abs, pick(EPILOGUES), torch.ones(2)),
                 *(pick(self.functions), pick(self.functions), pick(self.partials), pick(self.modules), self.chain),
             ]
@@ -178,7 +232,7 @@ class World:
             module.__dict__[name] = self.random.choice([self.value(), {}, set(), None, 0.5])
 
     def set_child(self) -> None:
-        self.chain[self.random.randrange(2)] = self.random.choice([nn.Tanh(), nn.LeakyReLU(0.25), *self.modules])
+        self.chain[self.random.randrange(2)] = self.random.choice([*self.children, *self.modules])
 
     def set_class(self) -> None:
         self.random.choice(self.modules).__class__ = self.random.choice(
@@ -208,6 +262,45 @@ class World:
             self.patch.setattr(F.hardswish, "__code__", (lambda input, inplace=False: input * 3).__code__)
         if self.random.random() < 0.7:
             self.patch.undo()
+
+    def set_attribute_of_object(self) -> None:
+        item, name = (
+            self.random.choice([*self.objects, *self.layers]),
+            self.random.choice(["a", "inner", "gain", "act"]),
+        )
+        attributes = object.__getattribute__(item, "__dict__")
+        if self.random.random() < 0.2:
+            attributes.pop(name, None)
+        else:
+            attributes[name] = self.random.choice([self.value(), 1.0, 2.0, self.objects[1]])
+
+    def set_attribute_of_class(self) -> None:
+        kind, name = self.random.choice(self.kinds), self.random.choice(["gain", "a", "act", "__getattr__", "forward"])
+        if name in vars(kind):
+            delattr(kind, name)
+        elif name == "__getattr__":
+            kind.__getattr__ = self.random.choice([lambda self, name: 3.0, nn.Module.__getattr__])
+        elif name == "forward":
+            kind.forward = lambda self, z: z * self.gain
+        else:
+            value = self.random.choice([1.0, 2.0, property(lambda self: 1.0), lambda self, z: z, self.value()])
+            setattr(kind, name, value)
+
+    def set_class_of_object(self) -> None:
+        item = self.random.choice([*self.objects, *self.layers])
+        kinds = self.kinds[2:] if isinstance(item, nn.Module) else self.kinds[:2]
+        item.__class__ = self.random.choice(kinds)
+
+    def set_child_of_object(self) -> None:
+        item = self.random.choice([self.objects[2], *self.layers])
+        home = self.random.choice(["_modules", "_parameters", "_buffers"])
+        children = object.__getattribute__(item, "__dict__")[home]
+        if self.random.random() < 0.3:
+            children.pop("act", None)
+        elif home == "_modules":
+            children["act"] = self.random.choice([*self.children, *self.modules, None])
+        elif self.random.random() < 0.3:
+            children["act"] = None
 
     def set_hook(self) -> None:
         if self.hooks:

@@ -47,6 +47,18 @@ def set_global(value: object) -> None:
     sys.modules[__name__].GLOBAL = value  # type: ignore[attr-defined]
 
 
+class Layer(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return z * self.scale
+
+    def scaled(self, z: torch.Tensor) -> torch.Tensor:
+        return z * self.child.scale + self.child(z)
+
+
 def check_values(fn: Callable[..., torch.Tensor], *scales: float) -> None:
     for scale in scales:
         set_global(scale)
@@ -54,15 +66,18 @@ def check_values(fn: Callable[..., torch.Tensor], *scales: float) -> None:
 
 
 @pytest.mark.parametrize("end", [2.0, 3.0], ids=["changed back", "changed"])
-@pytest.mark.parametrize("way", ["global", "helper", "module", "tuple", "partial"])
+@pytest.mark.parametrize("way", ["global", "helper", "module", "tuple", "partial", "object", "method", "user's module"])
 def test_a_global_that_changes_while_it_is_traced(during_calls: Callable, way: str, end: float) -> None:
     settings = types.ModuleType("settings")
     settings.inner = types.ModuleType("inner")  # type: ignore[attr-defined]
     settings.inner.scale = 2.0
 
+    layer = Layer(2.0)
+    layer.child = Layer(2.0)
+
     def set_scale(value: float) -> None:
         set_global(value)
-        settings.inner.scale = value
+        settings.inner.scale = layer.scale = layer.child.scale = value
 
     def helper(z: torch.Tensor) -> torch.Tensor:
         return z * GLOBAL
@@ -74,6 +89,9 @@ def test_a_global_that_changes_while_it_is_traced(during_calls: Callable, way: s
         "module": ((read := lambda z: z * settings.inner.scale), read),
         "tuple": ((lambda z: functions[0](z) * functions[1]), helper),
         "partial": (functools.partial(helper), helper),
+        "object": ((of_object := lambda z: z * layer.child.scale), of_object),
+        "method": (layer.scaled, Layer.scaled),
+        "user's module": (layer.child, Layer.forward),
     }[way]
     during_calls(traced.__code__, lambda: set_scale(3.0), lambda: set_scale(end))
     cutfuse.pointwise(fn, X)
@@ -149,7 +167,17 @@ CAPTURES: dict[str, Callable] = {
     "partial argument": lambda large: functools.partial(lambda item, z: z * 2 if item else z, large),
     "partial keyword": lambda large: functools.partial(lambda z, item: z * 2 if item else z, item=large),
     "module attribute": lambda large: with_attribute(nn.Tanh(), large),
+    "object": lambda large: (lambda item: lambda z: z * 2 if item.large else z)(Holder(large)),
+    "method": lambda large: Holder(large).doubled,
 }
+
+
+class Holder:
+    def __init__(self, large: object) -> None:
+        self.large = large
+
+    def doubled(self, z: torch.Tensor) -> torch.Tensor:
+        return z * 2 if self.large else z
 
 
 def make_module(large: object) -> types.ModuleType:

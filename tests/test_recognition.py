@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import sys
@@ -60,6 +61,114 @@ def capture(value: object) -> Fn:
     return lambda z: z * 2 if value else z
 
 
+class Settings:
+    shift = 1.0
+
+    def __init__(self, scale: Any) -> None:
+        self.scale = scale
+
+    def scaled(self, z: torch.Tensor) -> torch.Tensor:
+        return torch.relu(z) * self.scale
+
+    def shifted(self, z: torch.Tensor, gain: float = 2.0) -> torch.Tensor:
+        return z * GLOBAL * gain + self.shift
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    scale: float
+
+
+class Scaled(nn.Module):
+    gain = 2.0
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.act = nn.LeakyReLU(0.2)
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return self.act(z) * self.scale * self.gain
+
+    def method(self, z: torch.Tensor) -> torch.Tensor:
+        return self.act(z) * self.scale + self.act.negative_slope
+
+
+class Computing(Settings):
+    """Attributes and methods that may give something else in every call."""
+
+    def __init__(self) -> None:
+        super().__init__(2.0)
+
+    @property
+    def value(self) -> float:
+        return GLOBAL
+
+    def __getattr__(self, name: str) -> float:
+        return GLOBAL
+
+    def doubled(self, z: torch.Tensor) -> torch.Tensor:
+        return z * self.value
+
+    def passing(self, z: torch.Tensor) -> torch.Tensor:
+        return take(self, z)
+
+    def rebound(self, z: torch.Tensor) -> torch.Tensor:
+        self = Settings(GLOBAL)  # type: ignore[assignment]
+        return z * self.scale
+
+    def captured(self, z: torch.Tensor) -> torch.Tensor:
+        return (lambda: z * self.scale)()
+
+    @classmethod
+    def of_class(cls, z: torch.Tensor) -> torch.Tensor:
+        return z * cls.shift
+
+
+def take(settings: Settings, z: torch.Tensor) -> torch.Tensor:
+    return z * settings.real  # type: ignore[attr-defined]  # which a number has too
+
+
+class Intercepting(Settings):
+    def __init__(self) -> None:
+        super().__init__(2.0)
+
+    def __getattribute__(self, name: str) -> Any:
+        return GLOBAL if name == "scale" else super().__getattribute__(name)
+
+
+class Slotted:
+    __slots__ = ("scale",)
+
+    def __init__(self) -> None:
+        self.scale = 2.0
+
+
+class Summed(nn.Module):
+    """Reads an attribute that it computes, of a name that tensors have."""
+
+    @property
+    def mean(self) -> float:
+        return GLOBAL
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return z * self.mean
+
+
+class Weighted(Scaled):
+    def __init__(self) -> None:
+        super().__init__(2.0)
+        self.weight = nn.Parameter(torch.ones(()))
+
+
+class Called(Scaled):
+    def __init__(self) -> None:
+        super().__init__(2.0)
+
+    def __call__(self, z: torch.Tensor) -> torch.Tensor:
+        return z * GLOBAL
+
+
 KNOWN: dict[str, Callable[[], Any]] = {
     "lambda": lambda: lambda z: z + 2.0 * torch.sigmoid(z),
     "closure": lambda: make(3.0),
@@ -88,6 +197,18 @@ KNOWN: dict[str, Callable[[], Any]] = {
     "partial": lambda: functools.partial(F.leaky_relu, negative_slope=0.2),
     "partial with arguments": lambda: functools.partial(lambda scale, z, *, shift: z * scale + shift, 2.0, shift=1.0),
     "captured partial": lambda: (lambda f: lambda z: f(z) * 2)(functools.partial(F.leaky_relu, negative_slope=0.2)),
+    "attribute of an object": lambda: (lambda settings: lambda z: z * settings.scale)(Settings(2.0)),
+    "attribute of a class": lambda: (lambda settings: lambda z: z * settings.shift)(Settings(2.0)),
+    "attribute of a frozen object": lambda: (lambda settings: lambda z: z * settings.scale)(Frozen(2.0)),
+    "attribute of an attribute": lambda: (lambda settings: lambda z: z * settings.scale.scale)(Settings(Frozen(2.0))),
+    "attribute of a module in an object": lambda: (lambda of: lambda z: z * of.scale.inner.scale)(Settings(HOME)),
+    "number of an object": lambda: (lambda settings: lambda z: z * settings.scale.real)(Settings(2.0)),
+    "method of an object": lambda: Settings(2.0).scaled,
+    "method with a default": lambda: Settings(2.0).shifted,
+    "method of a module": lambda: Scaled(2.0).method,
+    "captured method": lambda: (lambda method: lambda z: method(z) + 1)(Settings(2.0).scaled),
+    "a user's module": lambda: Scaled(2.0),
+    "users' modules": lambda: nn.Sequential(Scaled(2.0), nn.Tanh(), Scaled(3.0)),
     "Epilogue": lambda: Epilogue(lambda z: z * 2),
     "captured Epilogue": lambda: (lambda e: lambda z: z * (e.operand_count + 2))(Epilogue(lambda z: z * 2)),
 }
@@ -134,6 +255,21 @@ def test_different_callables_have_different_numbers() -> None:
         lambda z: z * torch.initial_seed(),
         make([2.0]),
         make(types.SimpleNamespace(scale=2.0)),
+        (lambda settings: lambda z: (z, settings)[0] * settings.scale)(Settings(2.0)),
+        (lambda settings: lambda z: z * settings.value)(Computing()),
+        (lambda settings: lambda z: z * settings.missing)(Computing()),
+        (lambda settings: lambda z: z * settings.scale)(Intercepting()),
+        (lambda settings: lambda z: z * settings.scale)(Slotted()),
+        (lambda settings: lambda z: z * settings.scale)(Settings),
+        (lambda settings: lambda z: settings.scaled(z))(Settings(2.0)),
+        Computing().doubled,
+        Computing().passing,
+        Computing().rebound,
+        Computing().captured,
+        Computing.of_class,
+        Summed(),
+        Weighted(),
+        Called(),
         lambda z: z * undefined_name,  # type: ignore[name-defined]  # noqa: F821
     ],
 )

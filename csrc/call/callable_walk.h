@@ -20,6 +20,8 @@ inline PyObject* partial_keywords = nullptr;
 inline PyObject* name_expression = nullptr;
 inline PyObject* name_operand_count = nullptr;
 inline PyObject* name_modules = nullptr;
+inline PyObject* name_parameters = nullptr;
+inline PyObject* name_buffers = nullptr;
 inline PyObject* name_forward = nullptr;
 
 inline Reference describe(PyObject* descriptor, PyObject* object) {
@@ -86,6 +88,8 @@ class Walk {
         return follow_attributes(node);
       case Read::kForward:
         return follow_forward(node);
+      case Read::kAttribute:
+        return follow_attribute(node);
       case Read::kEnd:
         break;
     }
@@ -155,6 +159,9 @@ class Walk {
     if (Py_TYPE(object) == epilogue_type) {
       return follow_epilogue(node, object);
     }
+    if (PyMethod_Check(object)) {
+      return follow_method(node, object);
+    }
     if (Edge* const same = node.find({Answer::kSame, 0, object})) {
       return same;
     }
@@ -165,7 +172,7 @@ class Walk {
       return push(number.get()) ? edge : nullptr;
     }
     uint32_t const version = version_of(Py_TYPE(object));
-    return version == 0 ? nullptr : node.find({Answer::kModule, version, type});
+    return version == 0 ? nullptr : node.find({Answer::kClass, version, type});
   }
 
   Edge* follow_function(Node& node, PyObject* object) {
@@ -223,6 +230,20 @@ class Walk {
     return edge != nullptr && edge->is_alive() ? edge : nullptr;
   }
 
+  Edge* follow_method(Node& node, PyObject* object) {
+    PyObject* const function = PyMethod_GET_FUNCTION(object);
+    if (!PyFunction_Check(function)) {
+      return nullptr;
+    }
+    Edge* const edge = node.find({Answer::kMethod, 0, field(function, as_function(function)->func_code)});
+    PyObject* const attributes = field(function, as_function(function)->func_dict);
+    if (edge == nullptr || !edge->is_alive() || (attributes != nullptr && PyDict_GET_SIZE(attributes) != 0)) {
+      return nullptr;
+    }
+    set_function(node, function);
+    return push(PyMethod_GET_SELF(object)) ? edge : nullptr;
+  }
+
   static Edge* follow_same(Node& node, PyObject* found) {
     return node.find({Answer::kSame, 0, found == nullptr ? Py_None : found});
   }
@@ -250,15 +271,48 @@ class Walk {
     return hold(Reference(PyCell_Get(PyTuple_GET_ITEM(closure, node.index))));
   }
 
-  // Attributes of modules, up to the first thing that is not one.
-  Edge* follow_chain(Node& node, PyObject* found) {
-    PyObject* const chain = node.argument.get();
+  // Attributes of modules, up to the first thing that is not one: what was found first, by the first of the names, and
+  // how many more were taken.
+  std::pair<PyObject*, Py_ssize_t> through_modules(PyObject* found, PyObject* names) {
     Py_ssize_t depth = 0;
-    while (found != nullptr && depth + 1 < PyTuple_GET_SIZE(chain) && PyModule_CheckExact(found)) {
+    while (found != nullptr && depth + 1 < PyTuple_GET_SIZE(names) && PyModule_CheckExact(found)) {
       ++depth;
-      found = hold(item_of(PyModule_GetDict(found), PyTuple_GET_ITEM(chain, depth)));
+      found = hold(item_of(PyModule_GetDict(found), PyTuple_GET_ITEM(names, depth)));
     }
+    return {found, depth};
+  }
+
+  Edge* follow_chain(Node& node, PyObject* first) {
+    auto const [found, depth] = through_modules(first, node.argument.get());
     return push(found) ? node.find(whole(Answer::kDepth, depth)) : nullptr;
+  }
+
+  // Of an object whose class has the version that an answer was given for: it decides what a read of the name does.
+  Edge* follow_attribute(Node& node) {
+    PyObject* const names = node.argument.get();
+    auto const [first, place] = find_attribute(value(node), PyTuple_GET_ITEM(names, 0));
+    auto const [found, depth] = through_modules(first, names);
+    return push(found) ? node.find(place_token(static_cast<int64_t>(place), depth)) : nullptr;
+  }
+
+  std::pair<PyObject*, Place> find_attribute(PyObject* object, PyObject* name) {
+    PyObject* const attributes = hold(dict_of(object));
+    if (attributes == nullptr || !PyDict_CheckExact(attributes)) {
+      return {nullptr, Place::kObject};
+    }
+    if (PyObject* const found = hold(item_of(attributes, name))) {
+      return {found, Place::kObject};
+    }
+    if (PyObject* const found = find_in_class(Py_TYPE(object), name)) {
+      return {found, Place::kClass};
+    }
+    for (PyObject* const home : {name_parameters, name_buffers}) {
+      PyObject* const tensors = hold(item_of(attributes, home));
+      if (tensors == nullptr || !PyDict_CheckExact(tensors) || hold(item_of(tensors, name)) != nullptr) {
+        return {nullptr, Place::kChildren};
+      }
+    }
+    return {hold(item_of(hold(item_of(attributes, name_modules)), name)), Place::kChildren};
   }
 
   Edge* follow_defaults(Node& node) {
@@ -356,7 +410,7 @@ class Walk {
   }
 
   Edge* follow_forward(Node& node) {
-    PyObject* const forward = find_forward(Py_TYPE(value(node)));
+    PyObject* const forward = find_in_class(Py_TYPE(value(node)), name_forward);
     if (forward == nullptr || !PyFunction_Check(forward)) {
       return nullptr;
     }
@@ -368,12 +422,12 @@ class Walk {
     return edge;
   }
 
-  // What the classes of torch.nn hold: they are Python's, so each has its dict.
-  PyObject* find_forward(PyTypeObject* type) {
+  // What classes hold. Those that are not Python's own have their dicts there.
+  PyObject* find_in_class(PyTypeObject* type, PyObject* name) {
     PyObject* const bases = type->tp_mro;
     for (Py_ssize_t k = 0; bases != nullptr && k < PyTuple_GET_SIZE(bases); ++k) {
       PyTypeObject* const base = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(bases, k));
-      if (PyObject* const found = hold(item_of(base->tp_dict, name_forward))) {
+      if (PyObject* const found = hold(item_of(base->tp_dict, name))) {
         return found;
       }
     }

@@ -192,6 +192,8 @@ bool learn_types(PyObject* partial, PyObject* epilogue) {
   name_expression = PyUnicode_InternFromString("expression");
   name_operand_count = PyUnicode_InternFromString("operand_count");
   name_modules = PyUnicode_InternFromString("_modules");
+  name_parameters = PyUnicode_InternFromString("_parameters");
+  name_buffers = PyUnicode_InternFromString("_buffers");
   name_forward = PyUnicode_InternFromString("forward");
   partial_function = Py_NewRef(function.get());
   partial_arguments = Py_NewRef(arguments.get());
@@ -199,7 +201,7 @@ bool learn_types(PyObject* partial, PyObject* epilogue) {
   epilogue_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(epilogue));
   partial_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(partial));
   return name_expression != nullptr && name_operand_count != nullptr && name_modules != nullptr &&
-         name_forward != nullptr;
+         name_parameters != nullptr && name_buffers != nullptr && name_forward != nullptr;
 }
 
 uint32_t class_version(PyTypeObject* type) {

@@ -28,8 +28,9 @@ enum class Read {
   kKeywordDefaults,  // finds names and values
   kKeywords,         // of a partial: finds names and values
   kHooks,            // argument (namespace, name of the check, its code, containers): that all are empty
-  kAttributes,       // of a module of torch.nn: finds values, and names and modules inside of it
-  kForward,          // of a module of torch.nn: the code of its class's forward, which is the value's function
+  kAttributes,       // of a torch.nn.Module: finds values, and names and modules inside of it
+  kForward,          // of a torch.nn.Module: the code of its class's forward, which is the value's function
+  kAttribute,        // argument (attribute, attribute of that...): finds a value
   kEnd,              // nothing: the number is known
 };
 
@@ -43,9 +44,11 @@ enum class Answer {
   kTuple,      // of `bits` items, which become values
   kFloatType,  // a subclass of float, by identity; the float becomes a value
   kPartial,    // its function and its arguments become values
-  kModule,     // a class by its version
+  kMethod,     // of a function with this code, by identity, which it does not keep alive; its object becomes a value
+  kClass,      // a class by its version
   kEpilogue,   // an Epilogue by its expression, which it does not keep alive, and its number of operands
   kDepth,      // how many attributes were taken
+  kPlace,      // where an object has the attribute, and how many of that one's were taken
   kSize,       // how many items there are
   kNames,      // (names, types, number of modules inside)
   kNone,
@@ -80,6 +83,11 @@ inline uint64_t hash_of(Token const& token) {
 }
 
 inline Token whole(Answer answer, int64_t bits) { return {answer, bits, nullptr}; }
+
+// Where an object has an attribute: see cutfuse/epilogue/objects.py.
+enum class Place { kObject, kClass, kChildren };
+
+inline Token place_token(int64_t place, int64_t depth) { return whole(Answer::kPlace, (place << 32) | depth); }
 
 inline Token text_token(PyObject* text) { return {Answer::kText, PyObject_Hash(text), text}; }
 

@@ -22,16 +22,18 @@ constexpr Name<Read> kReads[] = {
     {"hooks", Read::kHooks},
     {"attributes", Read::kAttributes},
     {"forward", Read::kForward},
+    {"attribute", Read::kAttribute},
 };
 
 constexpr Name<Answer> kAnswers[] = {
-    {"same", Answer::kSame},         {"code", Answer::kCode},
-    {"seen", Answer::kSeen},         {"float", Answer::kFloat},
-    {"int", Answer::kInt},           {"text", Answer::kText},
-    {"tuple", Answer::kTuple},       {"float of type", Answer::kFloatType},
-    {"partial", Answer::kPartial},   {"module", Answer::kModule},
-    {"epilogue", Answer::kEpilogue}, {"depth", Answer::kDepth},
-    {"size", Answer::kSize},         {"names", Answer::kNames},
+    {"same", Answer::kSame},       {"code", Answer::kCode},
+    {"seen", Answer::kSeen},       {"float", Answer::kFloat},
+    {"int", Answer::kInt},         {"text", Answer::kText},
+    {"tuple", Answer::kTuple},     {"float of type", Answer::kFloatType},
+    {"partial", Answer::kPartial}, {"method", Answer::kMethod},
+    {"class", Answer::kClass},     {"epilogue", Answer::kEpilogue},
+    {"depth", Answer::kDepth},     {"place", Answer::kPlace},
+    {"size", Answer::kSize},       {"names", Answer::kNames},
     {"none", Answer::kNone},
 };
 
@@ -51,7 +53,7 @@ bool parse_name(Name<T> const (&names)[kCount], PyObject* text, T& value) {
 Parsed parse_answer(Answer answer, PyObject* found, Edge& edge) {
   PyObject* first = found;
   PyObject* second = nullptr;
-  bool const is_pair = answer == Answer::kModule || answer == Answer::kEpilogue;
+  bool const is_pair = answer == Answer::kClass || answer == Answer::kEpilogue || answer == Answer::kPlace;
   if (is_pair && !PyArg_ParseTuple(found, "OO", &first, &second)) return Parsed::kError;
   edge.token = {answer, 0, nullptr};
   switch (answer) {
@@ -81,13 +83,17 @@ Parsed parse_answer(Answer answer, PyObject* found, Edge& edge) {
       edge.token.object = found;
       edge.owned = Reference::to(found);
       return Parsed::kSteps;
-    case Answer::kModule:
+    case Answer::kPlace:
+      edge.token = place_token(PyLong_AsLongLong(first), PyLong_AsLongLong(second));
+      return PyErr_Occurred() == nullptr ? Parsed::kSteps : Parsed::kError;
+    case Answer::kClass:
       edge.token = {answer, PyLong_AsLongLong(second), first};
       return edge.token.bits == 0 ? Parsed::kInexpressible : Parsed::kSteps;
     case Answer::kEpilogue:
       edge.token.bits = PyLong_AsLongLong(second);
       [[fallthrough]];
     case Answer::kCode:
+    case Answer::kMethod:
       edge.token.object = first;
       edge.weak = Reference(PyWeakref_NewRef(first, nullptr));
       return edge.weak ? Parsed::kSteps : Parsed::kError;
@@ -100,6 +106,7 @@ bool is_argument(Read read, PyObject* argument) {
   Py_ssize_t const size = PyTuple_Check(argument) ? PyTuple_GET_SIZE(argument) : 0;
   switch (read) {
     case Read::kGlobal:
+    case Read::kAttribute:
       return size > 0;
     case Read::kFree:
       return size > 0 && PyLong_Check(PyTuple_GET_ITEM(argument, 0));

@@ -8,16 +8,20 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
 from cutfuse.epilogue.calls import is_known
 from cutfuse.epilogue.namespaces import NoKeyError, builtins_of, read_attribute, read_free, read_global, reads_of
+from cutfuse.epilogue.objects import IN_CHILDREN, attributes_of, children_of, is_plain, new_object, read_plain
+
+_Name = TypeVar("_Name", str, int)
 
 
 def detach(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of fn with the same fingerprint, whose globals, free variables and defaults are those of this moment.
+    """A copy of fn with the same fingerprint, whose globals, free variables, defaults and attributes of objects are
+    those of this moment.
 
     For callables that have a fingerprint. Raises NoKeyError where fn has changed so that it has none.
     """
@@ -26,6 +30,11 @@ def detach(fn: Callable[..., Any]) -> Callable[..., Any]:
     for original, function in copier.functions:  # grows while it is walked
         copier.fill(original, function)
     return copy
+
+
+def shorter_first(reads: tuple[tuple[_Name, tuple[str, ...]], ...]) -> list[tuple[_Name, tuple[str, ...]]]:
+    """Reads of a module as a whole before reads of its attributes, which its copy has."""
+    return sorted(reads, key=lambda read: len(read[1]))
 
 
 class _Copier:
@@ -43,6 +52,8 @@ class _Copier:
             return tuple(map(self.copy, value))
         if kind is functools.partial:
             return functools.partial(self.copy(value.func), *self.copy(value.args), **self._copy_items(value.keywords))
+        if kind is types.MethodType:
+            return self._copy_method(value)
         if issubclass(kind, nn.Module):
             return self._copy_module(value)
         if kind is types.ModuleType:
@@ -52,10 +63,10 @@ class _Copier:
     def fill(self, original: types.FunctionType, function: types.FunctionType) -> None:
         """Copies what the original reads into a function that `_copy_shell` made."""
         reads = reads_of(function.__code__)
-        for name, chain in reads.globals:
+        for name, chain in shorter_first(reads.globals):
             self._place(function.__globals__, name, read_global(original, name), chain)
         variables: dict[int, dict[str, Any]] = {}
-        for index, chain in reads.free:
+        for index, chain in shorter_first(reads.free):
             self._place(variables.setdefault(index, {}), "value", read_free(original, index), chain)
         for index, variable in variables.items():
             (function.__closure__ or ())[index].cell_contents = variable["value"]
@@ -77,7 +88,7 @@ class _Copier:
         return {name: self.copy(value) for name, value in tuple(items.items())}
 
     def _copy_module(self, module: nn.Module) -> nn.Module:
-        copy = type(module).__new__(type(module))
+        copy: nn.Module = new_object(type(module))
         for name, value in tuple(vars(module).items()):
             if name == "_modules":
                 vars(copy)[name] = self._copy_items(value)
@@ -85,15 +96,27 @@ class _Copier:
                 vars(copy)[name] = value.copy() if isinstance(value, dict | set) else self.copy(value)
         return copy
 
+    def _copy_method(self, method: types.MethodType) -> types.MethodType:
+        owner = method.__self__
+        home = {"self": new_object(type(owner))}
+        for chain in sorted(reads_of(method.__func__.__code__).own or (), key=len):
+            self._place(home, "self", owner, chain)
+        return types.MethodType(self.copy(method.__func__), home["self"])
+
     def _place(self, home: dict[str, Any], name: str, value: Any, chain: tuple[str, ...]) -> None:
-        """Puts what `name` or `name.a.b` reads into a namespace, with stand-ins for the modules on the way."""
+        """Puts what `name` or `name.a.b` reads into a namespace, with stand-ins for modules and objects on the way."""
         for attribute in chain:
-            if type(value) is not types.ModuleType:
+            kind = type(value)
+            if kind is not types.ModuleType and not is_plain(kind):
                 break
-            value = read_attribute(value, attribute)
-            stand_in = home.setdefault(name, types.ModuleType(name))
-            # Another thread may have put the module there since an earlier read.
-            if type(stand_in) is not types.ModuleType:
+            stand_in = home.setdefault(name, types.ModuleType(name) if kind is types.ModuleType else new_object(kind))
+            # Another thread may have put another there since an earlier read.
+            if type(stand_in) is not kind:
                 raise NoKeyError
-            home, name = vars(stand_in), attribute
+            name = attribute
+            if kind is types.ModuleType:
+                home, value = vars(stand_in), read_attribute(value, attribute)
+            else:
+                place, value = read_plain(value, attribute)
+                home = children_of(stand_in) if place == IN_CHILDREN else attributes_of(stand_in)
         home.setdefault(name, self.copy(value))

@@ -1,8 +1,9 @@
 """A key for what a callable computes: equal keys, equal traces.
 
 A function is named by its code and by everything from outside that the code can reach: defaults, closure, globals.
-That works only while all of this is immutable or is itself a function like that; any other callable has no key, and is
-traced afresh on every call. A callable that reaches something large has no key either: the cache would keep that alive.
+That works only while all of this is immutable or is itself a function like that, and of an object only what the code
+reads of it; any other callable has no key, and is traced afresh on every call. A callable that reaches something large
+has no key either: the cache would keep that alive.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import torch
 
 from cutfuse import native
 from cutfuse.epilogue.calls import is_known
-from cutfuse.epilogue.module_class import added_names, class_token
+from cutfuse.epilogue.module_class import added_names, calls_forward_alone, class_token
 from cutfuse.epilogue.namespaces import NoKeyError, read_attribute, read_free, read_global, reads_of
+from cutfuse.epilogue.objects import IN_CLASS, Unread, is_plain, read_plain
 from cutfuse.epilogue.reads import Reads
 from cutfuse.epilogue.trace import Epilogue
 from cutfuse.epilogue.trail import Trail
@@ -39,6 +41,8 @@ _BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType)
 # Attributes of these may change without their key changing.
 _CALLABLES = (types.FunctionType, *_BUILTINS, functools.partial)
 _CONTAINERS = {dict, OrderedDict, set}
+# Of an attribute of a class, which the class's version stands for.
+_CLASS_CONSTANTS = {bool, int, float, str, type(None)}
 
 # The callables met so far that stand for themselves in a key: the language's and Python's own, hence few. For those
 # written in Python the code and the defaults that they had: their bodies run before `__torch_function__` is called, so
@@ -184,16 +188,26 @@ def _add_read(value: Any, chain: tuple[str, ...], parts: list[Hashable], values:
     How far it came is a part of the key: `a` may be a module with an attribute `imag`, or a number.
     """
     if chain:
-        depth = 0
-        for name in chain:
-            if type(value) is not types.ModuleType:
-                if isinstance(value, _CALLABLES) or value is torch.Tensor:
-                    raise NoKeyError
-                break
-            value = read_attribute(value, name)
-            depth += 1
-        parts.append(depth)
+        parts.append(_add_chain(value, chain, values))
+    else:
+        values.append(value)
+
+
+def _add_chain(value: Any, chain: tuple[str, ...], values: list[Any]) -> int:
+    """Adds what a chain of attributes of modules gives, or an object that the rest is read of; how far it came."""
+    depth = 0
+    for name in chain:
+        if type(value) is not types.ModuleType:
+            break
+        value = read_attribute(value, name)
+        depth += 1
+    rest = chain[depth:]
+    if rest and is_plain(type(value)):
+        value = Unread(value, (rest,))
+    elif rest and (isinstance(value, _CALLABLES) or value is torch.Tensor):
+        raise NoKeyError
     values.append(value)
+    return depth
 
 
 def _add_values(new: Collection[Any], values: list[Any]) -> None:
@@ -210,7 +224,11 @@ def _add_mapping(new: Mapping[str, Any], parts: list[Hashable], values: list[Any
 
 
 def _add_object(value: Any, kind: type, parts: list[Hashable], values: list[Any], trail: Trail | None) -> None:
-    if value is torch.Tensor or (kind is type and value in _PURE_TYPES):
+    if kind is Unread:
+        _add_attributes(value, parts, values, trail)
+    elif kind is types.MethodType:
+        _add_method(value, parts, values, trail)
+    elif value is torch.Tensor or (kind is type and value in _PURE_TYPES):
         parts.append(value)
         if trail is not None:
             trail.add("value", "same", value)
@@ -238,13 +256,46 @@ def _add_object(value: Any, kind: type, parts: list[Hashable], values: list[Any]
         raise NoKeyError
 
 
+def _add_attributes(unread: Unread, parts: list[Hashable], values: list[Any], trail: Trail | None) -> None:
+    kind = type(unread.value)
+    if trail is not None:  # before the class is looked at
+        trail.add("value", "class", (kind, native.core.class_version(kind)))
+    for chain in unread.chains:
+        place, found = read_plain(unread.value, chain[0])
+        depth = _add_chain(found, chain[1:], values)
+        parts.append(("attribute", depth))
+        if trail is not None:
+            trail.add("attribute", "place", (place, depth), chain)
+    if len(values) > _VALUES_LIMIT:
+        raise NoKeyError
+
+
+def _add_method(method: types.MethodType, parts: list[Hashable], values: list[Any], trail: Trail | None) -> None:
+    """For a method written in Python that reads attributes of its object, and uses the object for nothing else."""
+    function, owner = method.__func__, method.__self__
+    if type(function) is not types.FunctionType or function.__dict__ or not is_plain(type(owner)):
+        raise NoKeyError
+    reads = reads_of(function.__code__)
+    if reads.opaque or reads.others or reads.own is None or reads.other_names & added_names():
+        raise NoKeyError
+    parts.append(types.MethodType)
+    if trail is not None:
+        trail.add("value", "method", function.__code__)
+    values.append(Unread(owner, reads.own))
+    _add_reads(function, reads, parts, values, trail)
+
+
 def _add_module(
     module: torch.nn.Module, kind: type, parts: list[Hashable], values: list[Any], trail: Trail | None
 ) -> None:
-    """For PyTorch's own modules without tensors and hooks: their class, what `forward` reads, and their attributes."""
-    if trail is not None:  # before the class is looked at, so that it is a former one's where that changes meanwhile
-        trail.add("value", "module", (kind, native.core.class_version(kind)))
+    """For modules without tensors and hooks: their class, what `forward` reads, and their attributes."""
+    version = native.core.class_version(kind)  # of a former class where that changes meanwhile
+    if trail is not None:
+        trail.add("value", "class", (kind, version))
     token = class_token(kind)
+    is_of_user = token is None
+    if is_of_user and version != 0 and is_plain(kind) and calls_forward_alone(kind):
+        token = version
     forward = getattr(kind, "forward", None)  # a scripted module's class has none that can be read
     if token is None or type(forward) is not types.FunctionType or _has_global_hooks(trail):
         raise NoKeyError
@@ -263,12 +314,28 @@ def _add_module(
             raise NoKeyError
     code = forward.__code__
     reads = reads_of(code)
-    if reads.opaque or not reads.attributes <= attributes.keys():
+    if is_of_user:
+        _check_own_reads(module, reads)
+    elif reads.opaque or not reads.attributes <= attributes.keys():
         raise NoKeyError
     if trail is not None:
         trail.add_attributes(attributes, len(children))
         trail.add("forward", "code", code)
     _add_reads(forward, reads, parts, values, trail)
+
+
+def _check_own_reads(module: torch.nn.Module, reads: Reads) -> None:
+    """Raises NoKeyError where the `forward` of a user's module may read what is no part of the module's key."""
+    if reads.opaque or reads.others or reads.own is None or reads.other_names & added_names():
+        raise NoKeyError
+    for chain in reads.own:
+        value: Any = module
+        for name in chain:
+            if not is_plain(type(value)):
+                break
+            place, value = read_plain(value, name)
+            if place == IN_CLASS and type(value) not in _CLASS_CONSTANTS:
+                raise NoKeyError
 
 
 def _has_global_hooks(trail: Trail | None) -> bool:

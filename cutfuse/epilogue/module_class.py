@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 _MODULE = vars(nn.Module)
+MISSING = object()
 _CALL_PATH = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__")
 
 
@@ -62,10 +63,19 @@ def _own_classes(kind: type[nn.Module]) -> list[type]:
     return [home for home in kind.__mro__ if home is not nn.Module and home is not object]
 
 
+def calls_forward_alone(kind: type[nn.Module]) -> bool:
+    """Whether a call of a module of a user's class, without hooks, runs its `forward` and nothing else of the class."""
+    for name in _CALL_PATH:
+        found = look_up(kind, name)
+        if found is not _MODULE.get(name) or not is_function_of_torch(found):
+            return False
+    return True
+
+
 def added_names() -> set[str]:
     """The functions of nn.Module that are not PyTorch's, such as one that transformers adds to initialize models."""
     items = tuple(_MODULE.items())
-    return {name for name, value in items if type(value) is types.FunctionType and not _is_function(value)}
+    return {name for name, value in items if type(value) is types.FunctionType and not is_function_of_torch(value)}
 
 
 def _is_of_torch(kind: type[nn.Module]) -> bool:
@@ -76,7 +86,7 @@ def _is_of_torch(kind: type[nn.Module]) -> bool:
         if not home.__module__.startswith("torch.nn.modules.") or getattr(module, home.__name__, None) is not home:
             return False
         for name, value in tuple(vars(home).items()):
-            if name == "forward" or _is_function(value) or (home is nn.Module and name in unused):
+            if name == "forward" or is_function_of_torch(value) or (home is nn.Module and name in unused):
                 continue
             if callable(value) or hasattr(value, "__get__"):
                 return False
@@ -91,7 +101,7 @@ def _unused_names(homes: Iterable[type]) -> set[str]:
 
 def _names_read_by(homes: Iterable[type]) -> set[str]:
     functions = [value for home in homes for value in vars(home).values() if isinstance(value, types.FunctionType)]
-    codes = [function.__code__ for function in functions if _is_function(function)]
+    codes = [function.__code__ for function in functions if is_function_of_torch(function)]
     names: set[str] = set()
     while codes:
         code = codes.pop()
@@ -100,7 +110,16 @@ def _names_read_by(homes: Iterable[type]) -> set[str]:
     return names
 
 
-def _is_function(value: Any) -> bool:
+def look_up(kind: type, name: str) -> Any:
+    """What a class or the first of its bases that has the attribute holds; `MISSING` where none has it."""
+    for home in kind.__mro__:
+        found = vars(home).get(name, MISSING)
+        if found is not MISSING:
+            return found
+    return MISSING
+
+
+def is_function_of_torch(value: Any) -> bool:
     """Whether PyTorch or Python defines a function or descriptor."""
     if type(value) is types.FunctionType:
         return str(value.__globals__.get("__name__")).partition(".")[0] == "torch"

@@ -6,13 +6,22 @@ import dis
 import sys
 import types
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 _CODE_LIMIT = 16 * 1024  # bytes; an epilogue of ten lines has about 2000
 
 _ATTRIBUTE_LOADS = {"LOAD_ATTR", "LOAD_METHOD"}
+# Instructions that leave a local variable on top of the stack, the last of those that they name.
+_LOCAL_LOADS = {
+    "LOAD_FAST",
+    "LOAD_FAST_CHECK",
+    "LOAD_FAST_BORROW",
+    "LOAD_FAST_LOAD_FAST",
+    "LOAD_FAST_BORROW_LOAD_FAST_BORROW",
+    "STORE_FAST_LOAD_FAST",
+}
 _NO_OPERATION = {"EXTENDED_ARG", "CACHE", "NOP"}
 
 # These methods read attributes whose names are inside a string.
@@ -27,14 +36,14 @@ _VALUE_ATTRIBUTES = {
 
 
 class _Read(NamedTuple):
-    """One instruction that reads from outside the function.
+    """One instruction that reads from outside the function, or its first parameter.
 
-    "global" and "free": a name, and in `chain` the attributes that the next instructions read of it. "attribute": an
-    attribute of any other value. "unknown": an instruction that stores outside, or reads by a name that the code does
-    not hold.
+    "global", "free" and "first": a name, and in `chain` the attributes that the next instructions read of it.
+    "attribute": an attribute of any other value. "unknown": an instruction that stores outside, or reads by a name that
+    the code does not hold. "stored": one that stores the first parameter, or uses it in a way that is not told here.
     """
 
-    kind: Literal["global", "free", "attribute", "unknown"]
+    kind: Literal["global", "free", "first", "attribute", "unknown", "stored"]
     name: str = ""
     chain: tuple[str, ...] = ()
 
@@ -43,24 +52,31 @@ class Reads:
     """What a code object and the code nested in it read from outside.
 
     globals: (name, attributes taken of it at once). free: (index, such attributes for each read) of free variables.
-    opaque: the code reads or writes more than these tell. attributes: what it takes of values whose origin the code
-    does not tell, other than the attributes of tensors, numbers, strings and containers. names: of all attributes.
+    opaque: the code reads or writes more than these tell. names: of the attributes that it takes of values whose origin
+    the code does not tell. attributes: those of them that tensors, numbers, strings and containers do not have.
+    own: the attributes for each read of the first parameter, `self` in a method; None where the code uses it in any
+    other way. other_names and others: like names and attributes, without those of the first parameter.
     """
 
-    __slots__ = ("attributes", "free", "globals", "names", "opaque")
+    __slots__ = ("attributes", "free", "globals", "names", "opaque", "other_names", "others", "own")
 
     def __init__(self, code: types.CodeType) -> None:
-        found = tuple(dict.fromkeys(_find_reads(code, frozenset(code.co_freevars))))
+        first = code.co_varnames[0] if code.co_argcount else None
+        found = tuple(dict.fromkeys(_find_reads(code, frozenset(code.co_freevars), first)))
         self.globals = tuple((read.name, read.chain) for read in found if read.kind == "global")
         # Each free variable at least once, as a nested function may hold it without reading it.
         chains = [(read.name, read.chain) for read in found if read.kind == "free"]
         read_names = dict(chains)
         chains.extend((name, ()) for name in code.co_freevars if name not in read_names)
         self.free = tuple((code.co_freevars.index(name), chain) for name, chain in chains)
-        taken = {read.name for read in found if read.kind == "attribute"}
-        everywhere = taken.union(*(read.chain for read in found))
-        self.names = frozenset(everywhere)
-        self.attributes = frozenset(taken - _VALUE_ATTRIBUTES)
+        self.other_names = frozenset(read.name for read in found if read.kind == "attribute")
+        of_first = [read.chain for read in found if read.kind == "first"]
+        is_elsewhere = first is None or first in code.co_cellvars or any(read.kind == "stored" for read in found)
+        self.own = tuple(of_first) if not is_elsewhere and all(of_first) else None
+        self.names = self.other_names.union(*of_first)
+        self.others = self.other_names - _VALUE_ATTRIBUTES
+        self.attributes = self.names - _VALUE_ATTRIBUTES
+        everywhere = self.names.union(*(read.chain for read in found))
         self.opaque = any(read.kind == "unknown" for read in found) or any(map(_reveals_more, everywhere))
 
 
@@ -79,8 +95,9 @@ def is_comparable(code: types.CodeType) -> bool:
     return True
 
 
-def _find_reads(code: types.CodeType, free: frozenset[str]) -> Iterator[_Read]:
-    """The reads in code and in the code nested in it. `free` has the outermost function's free variables."""
+def _find_reads(code: types.CodeType, free: frozenset[str], first: str | None) -> Iterator[_Read]:
+    """The reads in code and in the code nested in it. `free` has the outermost function's free variables, and `first`
+    is its first parameter."""
     root: _Read | None = None
     for item in dis.get_instructions(code):
         if item.opname in _NO_OPERATION:
@@ -92,7 +109,12 @@ def _find_reads(code: types.CodeType, free: frozenset[str]) -> Iterator[_Read]:
             yield root
         root = None
         is_free = "DEREF" in item.opname and item.argval in free
-        if item.opname == "LOAD_GLOBAL":
+        locals_ = _locals_of(item)
+        if first in locals_[:-1] or (locals_[-1:] == [first] and item.opname not in _LOCAL_LOADS):
+            yield _Read("stored")
+        elif first is not None and locals_[-1:] == [first]:
+            root = _Read("first", first)
+        elif item.opname == "LOAD_GLOBAL":
             root = _Read("global", item.argval)
         elif is_free and item.opname.startswith("LOAD_"):
             root = _Read("free", item.argval)
@@ -102,7 +124,14 @@ def _find_reads(code: types.CodeType, free: frozenset[str]) -> Iterator[_Read]:
             yield _Read("unknown")
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _find_reads(constant, free)
+            yield from _find_reads(constant, free, None)
+
+
+def _locals_of(item: dis.Instruction) -> list[Any]:
+    """The local variables that an instruction names: some name two."""
+    if "_FAST" not in item.opname:
+        return []
+    return list(item.argval) if isinstance(item.argval, tuple) else [item.argval]
 
 
 def _is_opaque(instruction: str) -> bool:
