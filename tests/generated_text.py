@@ -10,14 +10,20 @@ import html
 import inspect
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 # `bench` is no part of the distribution; at the end, an installed cutfuse wins over the sources, which have no module.
 sys.path[:] = [*(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT), str(ROOT)]
 
+import not_faster  # noqa: E402
+
 from bench import accuracy_report, chain_report, fp32_report, host_report, model_report, report  # noqa: E402
+from bench.model_cases import all_cases  # noqa: E402
+from bench.model_contenders import CUTFUSE_GRAPHS  # noqa: E402
 from bench.report import committed  # noqa: E402
 from bench.tables import Cell, Grid, markdown_table  # noqa: E402
 from cutfuse import models, nn  # noqa: E402
@@ -28,7 +34,6 @@ from cutfuse.epilogue.table import op_table  # noqa: E402
 
 REGION = re.compile(r"^<!-- generate: ([^\n]+) -->\n(.*?)^<!-- end of generate -->$", re.MULTILINE | re.DOTALL)
 NOT_RUN = "source of the package"  # the mark of a block of Python that is not a program
-PRODUCT_MODELS = ("LinearSigmoidSum", "GemmSigmoidScaleResidual")
 
 
 def lines_of(grid: Grid, left: Iterable[str]) -> str:
@@ -108,15 +113,21 @@ def plot(name: str, *words: str) -> str:
     )
 
 
-def sixteen_bit_ratios() -> str:
-    """How long the 16-bit layers of the reference suite take over torch.compile, from the smallest to the largest."""
-    cases = [case for case in committed("reference")["cases"] if case["group"] in PRODUCT_MODELS]
-    ratios = [case["ratios"]["compile"] for case in cases if case["precision"] in ("bf16", "fp16")]
-    names = " and ".join(f"`{name}`" for name in PRODUCT_MODELS)
-    return (
-        f"In the reference suite, {names} in 16 bits take between {min(ratios):.2f} and {max(ratios):.2f} of the time "
-        "of torch.compile."
-    )
+def is_failed(case: dict[str, Any]) -> bool:
+    """Whether a contender of a case has a note in the place of figures."""
+    return any("note" in entry for entry in case["contenders"].values())
+
+
+def models_measured() -> str:
+    """Which kinds of cases of the models suite were measured, and how many of each."""
+    every = Counter((case.kind, case.precision) for case in all_cases(is_small=False))
+    cases = [case for case in committed("models")["cases"] if not is_failed(case)]
+    measured = Counter((case["variant"], case["precision"]) for case in cases)
+    counts = [f"{' in '.join(kind)} ({measured[kind]} of {count})" for kind, count in every.items() if measured[kind]]
+    missing = [" in ".join(kind) for kind in every if not measured[kind]]
+    if not any(CUTFUSE_GRAPHS.name in case["contenders"] for case in cases):
+        missing.append("CUDA graphs")
+    return f"Cases measured: {', '.join(counts)}. Not measured so far: {', '.join(missing) or 'nothing'}."
 
 
 def under_floor() -> str:
@@ -170,6 +181,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "host": lambda: lines_of(host_report.table(committed("host")), host_report.LEFT),
     "host-remarks": lambda: "\n".join(f"- {line}" for line in host_report.remarks(committed("host"))),
     "models": model_lines,
+    "models-measured": models_measured,
     "models-times": lambda: lines_of(
         model_report.times_table(committed("models"), without=("eager ms",)), model_report.LEFT
     ),
@@ -185,7 +197,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "refused": refused_table,
     "source": source,
     "plot": plot,
-    "16-bit-ratios": sixteen_bit_ratios,
+    "not-faster": not_faster.lines,
     "machine": machine,
     "under-floor": under_floor,
     "ceilings": ceilings,
