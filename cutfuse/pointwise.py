@@ -64,7 +64,14 @@ def _pointwise_generally(
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """`torch.sigmoid(x)` in one read and one write, computed in fp32 and rounded once."""
+    """`torch.sigmoid(x)` in one read and one write, computed in fp32 (fp64 for fp64) and rounded once.
+
+    Args:
+        x: a tensor of any shape, device and strides; integers and booleans are taken as the default floating type.
+
+    Raises:
+        TypeError: x is no tensor, complex or not dense.
+    """
     return pointwise(torch.sigmoid, x)
 
 

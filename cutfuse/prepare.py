@@ -18,7 +18,9 @@ from .precision import SPLIT_MODES, checked_mode, product_mode
 class PreparedWeight:
     """What `prepare` returns: `cutfuse.linear` takes it in the weight's place.
 
-    weight: the tensor itself, to which gradients flow. mode: the precision that it is prepared for.
+    weight: the tensor itself, to which gradients flow. mode: the precision that it is prepared for. without_planes: why
+    it has no planes, so that calls take the weight itself; empty where it has them. for_operators: what cutfuse's
+    operators take beside the weight, of no use otherwise.
     """
 
     def __init__(self, weight: Tensor, mode: str) -> None:

@@ -85,7 +85,18 @@ def _reduce_generally(given: tuple[Any, ...], remember: bool = False) -> Tensor:
 
 
 def sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
-    """`torch.sum(x, dim, keepdim)`, accumulated in fp32 and rounded once."""
+    """`torch.sum(x, dim, keepdim)`, accumulated in fp32 and rounded once.
+
+    Args:
+        x: a tensor of any shape, device and strides. Sums of integers, booleans and complex numbers are PyTorch's own.
+        dim: a dimension or a tuple of them, counted from the end where negative; None for all.
+        keepdim: keep the reduced dimensions, of size 1.
+
+    Raises:
+        IndexError: a dimension that x lacks.
+        ValueError: a dimension that is named twice.
+        TypeError: an argument of another type, or x is not dense.
+    """
     return reduce(x, dim, "sum", keepdim)
 
 

@@ -11,6 +11,7 @@ import pytest
 from documents import NEEDS_GPU, OF_H200, OF_PACKAGE, ROOT, blocks_of, name_of, pages, run_page
 from generated_text import REGION, code, fill
 
+import cutfuse
 from bench import report
 from bench.__main__ import report_of
 from bench.format import error, microseconds
@@ -127,6 +128,14 @@ def test_pages_have_what_is_generated() -> None:
     for suite in SUITES:
         for line in report_lines(suite):
             assert line in written["performance"] + written["precision"]
+
+
+@in_the_source_tree
+def test_the_api_reference_has_every_public_name() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    for module in (cutfuse, cutfuse.compile, cutfuse.epilogue, cutfuse.nn):
+        for name in module.__all__:
+            assert re.search(rf"\b{name}\b", text), f"{module.__name__}.{name}"
 
 
 def report_lines(suite: str) -> list[str]:

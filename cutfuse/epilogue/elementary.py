@@ -188,7 +188,8 @@ def _log_of_sum(a: Any, b: Any, exponential: Callable[[Any], Any], log_of_base: 
 
 @composes("torch.xlogy", "torch.special.xlog1py")
 def times_logarithm_of_nan(input: Any, other: Any) -> Any:
-    """a * NaN where b is the number NaN, at a = 0 with the derivative 0"""
+    """Only where b is the Python number NaN (other b are ops of the table): NaN, whose derivative is 0 where a is 0 and
+    NaN elsewhere"""
     # PyTorch asks whether a number is positive, and otherwise has no derivative at a = 0. Of a tensor it asks whether
     # that is 0 or negative, which NaN is not.
     if isinstance(other, Expr | torch.Tensor) or not math.isnan(to_number(other, "an argument")):

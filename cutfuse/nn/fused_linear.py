@@ -25,7 +25,10 @@ _Result = TypeVar("_Result")
 
 
 class FusedLinear(PreparesWeight, nn.Linear):
-    """`reduce(epilogue(linear(x), *operands))`: an `nn.Linear`, its `state_dict` too, with what follows it.
+    """`reduce(epilogue(linear(x), *operands))`: an `nn.Linear` with what follows it.
+
+    Its `state_dict` is `nn.Linear`'s, unless the epilogue is a module with parameters or buffers: one with parameters
+    runs unfused, after a warning. Pass parameters to `forward` as operands instead.
 
     Args:
         in_features, out_features, bias, device, dtype: as of `nn.Linear`.
@@ -80,7 +83,10 @@ class FusedLinear(PreparesWeight, nn.Linear):
         super().__setattr__(name, value)
 
     def train(self, mode: bool = True) -> FusedLinear:
-        """As `nn.Module.train`: nothing stays prepared. An epilogue with dropout can be fused in evaluation only."""
+        """As `nn.Module.train`. `train()` drops what is prepared, and `eval()` keeps it.
+
+        Whether the epilogue can be fused is found out again: one with dropout can be in evaluation only.
+        """
         self.__dict__["_unfused"] = frozenset()
         return super().train(mode)
 

@@ -19,14 +19,14 @@ class PreparesWeight(nn.Module):
     def prepare(self: _Module, mode: str | None = None) -> _Module:
         """Prepares the weight by `cutfuse.prepare`, and gives the module itself.
 
-        Calls raise RuntimeError where the weight has changed since, or is another one: prepare again. `train()` gives
-        the memory back.
+        In training mode too. Calls raise RuntimeError where the weight has changed since, or is another one: prepare
+        again. `train()` gives the memory back.
         """
         self._prepared = prepare(self._layer().weight, mode)
         return self
 
     def train(self: _Module, mode: bool = True) -> _Module:
-        """As `nn.Module.train`; in training mode nothing is prepared."""
+        """As `nn.Module.train`. `train()` drops what is prepared, and `eval()` keeps it."""
         if mode:
             self._prepared = None
         return super().train(mode)
