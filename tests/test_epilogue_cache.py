@@ -131,7 +131,6 @@ def counted(z: torch.Tensor) -> torch.Tensor:
         lambda z: z if SETTINGS else z * undefined_name,  # type: ignore[name-defined]  # noqa: F821
         lambda z: (print(end=""), z * 2)[1],
         Scale(2.0),
-        Scale(2.0).method,
         imports,
         writes_global,
         counted,

@@ -31,9 +31,9 @@ def _written(node: fx.Node) -> list[fx.Node]:
     """The tensors that a node may write to. Bodies of higher-order operators write to none: Dynamo refuses those."""
     if not is_call(node) or not may_write(node) or isinstance(node.target, torch._ops.HigherOrderOperator):
         return []
-    if works_in_place(node) and node.kwargs.get("out") is None and node.args:
-        return [node.args[0]] if isinstance(node.args[0], fx.Node) else []
-    return node.all_input_nodes
+    if works_in_place(node) and node.kwargs.get("out") is None and node.args and isinstance(node.args[0], fx.Node):
+        return [node.args[0]]
+    return node.all_input_nodes  # of torch._foreach_mul_ the tensors of its lists
 
 
 def memory_of(example: Tensor) -> Any:

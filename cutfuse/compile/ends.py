@@ -134,11 +134,20 @@ def _split_views(
         first = fitting[0]
     if is_reduced and first != rows:
         return None, ()
-    return first, views[len(first) :]
+    return first, (*rows[len(first) :], *_permutations(growth, end))
+
+
+def _permutations(growth: Growth, end: fx.Node) -> tuple[fx.Node, ...]:
+    """Those behind all views of rows; none where they undo each other, as those before a view do."""
+    if not growth.axes[end]:
+        return ()
+    views = growth.lifted[end]
+    count = next((k for k, view in enumerate(reversed(views)) if permutation_of(view) is None), len(views))
+    return views[len(views) - count :]
 
 
 def _views_of_rows(views: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
-    """Those before the permutations."""
+    """Those that are no permutations."""
     return tuple(view for view in views if permutation_of(view) is None)
 
 

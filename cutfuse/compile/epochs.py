@@ -19,8 +19,8 @@ from .nodes import function_of, is_call, may_write, name_of, works_in_place
 # Known functions that may give their argument itself, or a view of it.
 _MAY_ALIAS = {
     *("contiguous", "to", "type", "type_as", "float", "half", "bfloat16", "double", "bool", "positive", "pos", "real"),
-    *("conj", "resolve_conj", "resolve_neg", "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"),
-    *("feature_alpha_dropout", "rrelu", "expand_as"),
+    *("conj", "conj_physical", "resolve_conj", "resolve_neg", "dropout", "dropout1d", "dropout2d", "dropout3d"),
+    *("alpha_dropout", "feature_alpha_dropout", "rrelu", "expand_as"),
 }
 _PRODUCTS = {"linear", "matmul", "mm", "addmm", "__matmul__"}
 _NESTING = ("_vmap", "_grad", "_jvp", "_add_batch_dim", "_remove_batch_dim", "_functionalize", "_wrap_for_grad")
@@ -47,7 +47,7 @@ def updates_fresh_value(node: fx.Node) -> bool:
 
 def _allocates(node: fx.Node) -> bool:
     """Whether a node's result is in memory of its own."""
-    if not is_call(node) or name_of(node).rstrip("_") in _MAY_ALIAS:
+    if not is_call(node) or name_of(node).rstrip("_") in _MAY_ALIAS or node.kwargs.get("out") is not None:
         return False
     if works_in_place(node):
         return updates_fresh_value(node)

@@ -157,6 +157,8 @@ def is_row_view(node: fx.Node) -> bool:
     source, example = tensor_of(node.args[0]), tensor_of(node)
     if source is None or example is None or min(source.dim(), example.dim()) < 1 or source.dtype != example.dtype:
         return False
+    if source.requires_grad != example.requires_grad:  # z.view(z.dtype) has no gradient
+        return False
     return same(source.shape[-1], example.shape[-1])
 
 

@@ -14,17 +14,23 @@ from torch import Tensor, fx
 
 _IN_PLACE_OPERATORS = {
     getattr(operator, f"i{name}"): getattr(operator, name)
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor")
-    if hasattr(operator, f"i{name}")
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift")
 } | {operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor}
 # Dunder methods that write, as Dynamo may spell them.
-_WRITING_DUNDERS = {"__setitem__", "__set__", "__delitem__"}
+_WRITING_DUNDERS = {"__setitem__", "__set__", "__delitem__"} | {
+    f"__i{name}__"
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+}
 # Namespaces whose functions change what later nodes run in, or communicate.
 _STATEFUL_NAMESPACES = ("torch.cuda", "torch.xpu", "torch.accelerator", "torch.distributed", "torch.random")
 # How Dynamo writes an attribute of a local value: of the model itself where a graph begins in its forward method.
 _OF_LOCAL = re.compile(r"L\['\w+'\]\.(?!_orig_mod\b|__)\w")
+# A module of PyTorch's whose functions have the names of others: its reductions take a mask.
+_NAMESAKES = "torch.masked"
 _PYTHONS_MODULES = ("_operator", "operator", "math", "builtins")
+# Functions with these in their names write statistics in training, whatever their schemas say.
 _TRAINABLE_NORMS = ("batch_norm", "instance_norm")
+_EMBEDDINGS = {"embedding": 3, "embedding_bag": 4}  # the place of max_norm
 
 
 def tensor_of(node: Any) -> Tensor | None:
@@ -49,7 +55,7 @@ def name_of(node: fx.Node) -> str:
     if isinstance(target, str):
         return target
     module, name = str(getattr(target, "__module__", None) or ""), str(getattr(target, "__name__", target))
-    return name if _is_pytorchs(module) else f"{module}.{name}"
+    return name if _is_pytorchs(module) and not module.startswith(_NAMESAKES) else f"{module}.{name}"
 
 
 def _is_pytorchs(module: str) -> bool:
@@ -84,16 +90,21 @@ def works_in_place(node: fx.Node) -> bool:
     name = name_of(node)
     if "." in name or "::" in name:  # another library's may write to any of its arguments
         return False
-    return _ends_in_place(name) or node.kwargs.get("inplace") is True or _is_inplace_activation(node)
+    return _ends_in_place(name) or _is_set(node.kwargs.get("inplace")) or _is_inplace_activation(node)
+
+
+def _is_set(flag: Any) -> bool:
+    """Whether an argument is true, or may be."""
+    return isinstance(flag, fx.Node) or bool(flag)
 
 
 def _is_inplace_activation(node: fx.Node) -> bool:
-    """An activation of torch.nn.functional whose last argument, by position, is inplace=True."""
+    """An activation of torch.nn.functional whose argument `inplace`, by position, is true."""
     function: Any = node.target
     if node.op != "call_function" or getattr(function, "__module__", "") != "torch.nn.functional":
         return False
     place = _place_of_inplace(function)
-    return place < len(node.args) and node.args[place] is True
+    return place < len(node.args) and _is_set(node.args[place])
 
 
 def _place_of_inplace(function: Any) -> int:
@@ -110,6 +121,8 @@ def may_write(node: fx.Node) -> bool:
     """
     if not is_call(node):
         return node.op == "call_module"
+    if _renormalises(node) or (any(part in name_of(node) for part in _TRAINABLE_NORMS) and not is_evaluated_norm(node)):
+        return True
     target: Any = node.target
     if isinstance(target, torch._ops.OpOverload):
         return bool(target._schema.is_mutable)
@@ -120,16 +133,23 @@ def may_write(node: fx.Node) -> bool:
     name = name_of(node)
     if works_in_place(node) or node.kwargs.get("out") is not None or name in _WRITING_DUNDERS or name == "setitem":
         return True
-    if name in _TRAINABLE_NORMS and not is_evaluated_norm(node):
-        return True
     if node.op == "call_method" or (name.startswith("__") and name.endswith("__")):
         return False
     module = str(getattr(target, "__module__", None) or "")
     return not _is_pytorchs(module) or name.startswith("_") or module.startswith(_STATEFUL_NAMESPACES)
 
 
+def _renormalises(node: fx.Node) -> bool:
+    """Whether an embedding writes to its weight: rows longer than `max_norm`, where that is given."""
+    place = _EMBEDDINGS.get(name_of(node))
+    if place is None:
+        return False
+    given = node.args[place] if place < len(node.args) else node.kwargs.get("max_norm")
+    return given is not None
+
+
 def is_evaluated_norm(node: fx.Node) -> bool:
-    """Whether a call of F.batch_norm or F.instance_norm takes its statistics, and does not change them."""
+    """Whether a batch_norm or instance_norm takes its statistics, and does not change them."""
     named = named_arguments(node, ("input", "running_mean", "running_var", "weight", "bias", "training"))
     flag = named.get("training", node.kwargs.get("use_input_stats", name_of(node) == "instance_norm"))
     return flag is False

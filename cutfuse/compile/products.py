@@ -86,6 +86,9 @@ def find_parts(product: Product) -> list[Product]:
     if not all(map(is_concrete_int, lengths)):
         return []
     lengths = [int(length) for length in lengths]
+    whole = tensor_of(product.node)
+    if whole is None or not same(sum(lengths), whole.shape[-1]):  # tensor_split's indices may give columns twice
+        return []
     starts = [sum(lengths[:index]) for index in range(len(lengths))]
     columns: dict[fx.Node, tuple[int, int]] = {}
     for item in split.users:
@@ -138,6 +141,8 @@ def _find_addmm(node: fx.Node) -> Product | None:
     added, beta, alpha = named.get("input"), named.get("beta", 1), named.get("alpha", 1)
     example = tensor_of(added)
     if example is None or not all(isinstance(item, int | float) for item in (alpha, beta)):
+        return None
+    if alpha == 0:  # then PyTorch may leave the product out: 0 * inf is none of its results
         return None
     z = tensor_of(node)
     assert z is not None

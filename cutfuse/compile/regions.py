@@ -42,7 +42,7 @@ def _search(product: Product, schedule: Schedule, judge: Judge) -> Search:
     search = Search(product, module_of(product.node))
     try:
         search = _search_from(product, schedule, judge)
-        for part in [] if search.region is not None else find_parts(product):
+        for part in [] if search.region is not None else _find_parts(product, schedule):
             found = _search_from(part, schedule, lambda region: _why_not_split(region) or judge(region))
             if found.region is not None:
                 return found
@@ -52,6 +52,13 @@ def _search(product: Product, schedule: Schedule, judge: Judge) -> Search:
     except Exception as error:  # an error of ours ends a region, and no compilation
         search.error = error
     return search
+
+
+def _find_parts(product: Product, schedule: Schedule) -> list[Product]:
+    """The parts of a product's columns, if nothing is written and no mode changes before the last of them is taken."""
+    parts = find_parts(product)
+    epoch = schedule.epochs[product.node]
+    return parts if all(schedule.epochs[part.node] == epoch for part in parts) else []
 
 
 def _why_not_split(region: Region) -> str:
