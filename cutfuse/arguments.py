@@ -16,11 +16,12 @@ from . import native, routing
 from .epilogue import Epilogue, resolve
 from .epilogue.errors import OperandCountError, evaluated_while_compiling, refuse
 from .epilogue.operand_numbers import Number, Numbers
-from .epilogue.trace import check_arity
+from .epilogue.trace import check_arity, refuse_class
 from .epilogue.types import ValueTypes, type_of
 from .reductions import REDUCTIONS
 
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_EPILOGUE_NAMES = {"pointwise": "function", "reduce": "prologue"}  # what these call the argument
 
 
 def check_tensor(function: str, name: str, value: Any) -> None:
@@ -76,9 +77,11 @@ def check_reduction(function: str, name: Any) -> None:
 
 
 def check_epilogue(function: str, epilogue: Any) -> None:
+    name = _EPILOGUE_NAMES.get(function, "epilogue")
     if epilogue is not None and not callable(epilogue):
         kind = type(epilogue).__name__
-        raise TypeError(f"cutfuse.{function}: the epilogue has to be a callable or a cutfuse.Epilogue, got {kind}")
+        raise TypeError(f"cutfuse.{function}: the {name} has to be a callable or a cutfuse.Epilogue, got {kind}")
+    refuse_class(f"cutfuse.{function}: the {name}", epilogue)
 
 
 def check_flag(function: str, name: str, value: Any) -> None:

@@ -111,6 +111,7 @@ REFUSED: dict[str, tuple[Callable[..., object] | None, tuple, str]] = {
     "captured tensor": (lambda z: z + B, (), "captures a tensor"),
     "constant": (lambda z: 1.0, (), "does not depend on its arguments"),
     "too long": (lambda z: sum((torch.sin(z * k) for k in range(40)), z), (), "a program has at most 32"),
+    "class of modules": (nn.ReLU, (), "is the class torch.nn.ReLU; pass an instance"),
     "no epilogue": (None, (B,), "there are operands, but no function"),
     "prebuilt epilogue": (cutfuse.Epilogue(torch.add), (), "takes 1 operands, but operands= has 0"),
     "prebuilt epilogue's numbers": (cutfuse.Epilogue(torch.add), (1.0, 2.0), "takes 1 operands"),

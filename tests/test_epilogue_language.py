@@ -283,6 +283,7 @@ ERRORS: dict[str, tuple[Callable[..., object], str]] = {
     "constant": (lambda z: 1.0, "returns 1.0, which does not depend on its arguments"),
     "nothing": (lambda z: None, "returns None"),
     "tensor": (lambda z: WEIGHT, r"returns a tensor of shape \(3,\)"),
+    "module": (lambda z: nn.ReLU(z), "returns an object of type ReLU: an epilogue returns one"),  # type: ignore[arg-type]
     "pair": (lambda z: (z, z), "returns 2 values"),
     "arity": (lambda z, r: z, "called with 1 arguments, the pre-activation and 0 operands"),
     "no_callable": (3.0, "an epilogue is a callable or a cutfuse.Epilogue, got 3.0"),  # type: ignore[dict-item]
@@ -295,6 +296,16 @@ def test_errors(name: str) -> None:
     fn, message = ERRORS[name]
     with pytest.raises(EpilogueError, match=f"(?s){message}"):
         Epilogue(fn, 0)  # type: ignore[arg-type]
+
+
+def test_a_value_that_an_epilogue_keeps_is_of_no_use_afterwards() -> None:
+    kept: list[torch.Tensor] = []
+    Epilogue(lambda z: (kept.append(z), z * 2)[1])
+    for use in (bool, len, lambda z: z.sum()):
+        with pytest.raises(EpilogueError):
+            use(kept[0])
+    with pytest.raises(EpilogueError, match="kept a symbolic value, which is used after its trace"):
+        bool(kept[0])
 
 
 def test_what_copies_elements_is_refused() -> None:

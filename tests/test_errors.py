@@ -22,6 +22,11 @@ with warnings.catch_warnings():
     COMPRESSED = X.to_sparse_csr()
 
 
+class _Doubled(torch.nn.Module):
+    def forward(self, z: Tensor) -> Tensor:
+        return z * 2
+
+
 def call(**changes: object) -> Callable[[], Tensor]:
     arguments: dict = {"x": X, "weight": W, "bias": B, "epilogue": torch.sigmoid, **changes}
     return lambda: cutfuse.linear(arguments.pop("x"), arguments.pop("weight"), arguments.pop("bias"), **arguments)
@@ -105,6 +110,16 @@ LINEAR = {
         "operand 0 .*complex64",
     ),
     "epilogue's type": (call(epilogue="sigmoid"), TypeError, "callable or a cutfuse.Epilogue, got str"),
+    "a class of modules": (
+        call(epilogue=torch.nn.ReLU),
+        cutfuse.EpilogueError,
+        r"^cutfuse.linear: the epilogue is the class torch.nn.ReLU; pass an instance, such as torch.nn.ReLU\(\)$",
+    ),
+    "a class of the user's": (
+        call(epilogue=_Doubled),
+        TypeError,
+        r"is the class test_errors._Doubled; pass an instance",
+    ),
     "five operands": (
         call(epilogue=lambda z, a, b, c, d, e: z, operands=(B,) * 5),
         cutfuse.EpilogueError,
@@ -252,7 +267,22 @@ OTHERS = {
     ),
     "nothing to explain": (lambda: cutfuse.explain(), TypeError, r"cutfuse.explain: .*write explain\(module, x\)"),
     "half a call to explain": (lambda: cutfuse.explain(X), TypeError, "cutfuse.explain: .*'dim' in a call of reduce"),
-    "reduce's prologue": (lambda: cutfuse.reduce(X, 1, prologue="exp"), TypeError, "got str"),
+    "reduce's prologue": (lambda: cutfuse.reduce(X, 1, prologue="exp"), TypeError, "the prologue has to be .* got str"),
+    "reduce's prologue as a class": (
+        lambda: cutfuse.reduce(X, 1, prologue=torch.nn.GELU),
+        cutfuse.EpilogueError,
+        "the prologue is the class torch.nn.GELU",
+    ),
+    "pointwise of a class": (
+        lambda: cutfuse.pointwise(torch.nn.GELU, X),
+        cutfuse.EpilogueError,
+        "the function is the class torch.nn.GELU",
+    ),
+    "Epilogue of a class": (
+        lambda: cutfuse.Epilogue(torch.nn.ReLU),
+        cutfuse.EpilogueError,
+        "the epilogue is the class torch.nn.ReLU",
+    ),
 }
 
 

@@ -317,10 +317,18 @@ def test_numbers_and_tensors_as_operands_are_told_apart() -> None:
 def test_settings_are_checked_when_they_are_given() -> None:
     with pytest.raises(TypeError, match=r"callable or a cutfuse\.Epilogue, got str"):
         cutfuse.nn.FusedLinear(7, 5, epilogue="relu")
+    with pytest.raises(cutfuse.EpilogueError, match=r"nn\.FusedLinear: the epilogue is the class torch\.nn\.ReLU"):
+        cutfuse.nn.FusedLinear(7, 5, epilogue=nn.ReLU)
     with pytest.raises(TypeError, match="keepdim has to be True or False, got 1"):
         cutfuse.nn.FusedLinear(7, 5, reduce="sum", keepdim=1)
     module = cutfuse.nn.FusedLinear(7, 5)
-    for name, value in (("epilogue", "relu"), ("reduce", "max"), ("reduce", ["sum"]), ("keepdim", None)):
+    for name, value in (
+        ("epilogue", "relu"),
+        ("epilogue", nn.ReLU),
+        ("reduce", "max"),
+        ("reduce", ["sum"]),
+        ("keepdim", None),
+    ):
         with pytest.raises((TypeError, ValueError), match=r"nn\.FusedLinear"):
             setattr(module, name, value)
     assert (module.epilogue, module.reduce, module.keepdim) == (None, None, False)

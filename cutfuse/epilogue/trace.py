@@ -14,14 +14,14 @@ import torch
 from cutfuse import dynamo
 from cutfuse.epilogue.affine import Affine, split_affine
 from cutfuse.epilogue.calls import call
-from cutfuse.epilogue.errors import EpilogueError, OperandCountError
+from cutfuse.epilogue.errors import EpilogueError, OperandCountError, refuse
 from cutfuse.epilogue.evaluate import arithmetic_dtype, evaluate
 from cutfuse.epilogue.expression import Expr, input, operand
 from cutfuse.epilogue.lower import count_operands_read, lower
 from cutfuse.epilogue.program import Program
 from cutfuse.epilogue.retype import retype
 from cutfuse.epilogue.table import op_table
-from cutfuse.epilogue.traced_tensor import RefusedError, TracedTensor, wrap
+from cutfuse.epilogue.traced_tensor import TracedTensor, tracing, wrap
 from cutfuse.epilogue.types import InputDtype, ValueTypes, input_types, refuse_unknown_type, type_of, unknown_types
 
 ONE_SCALAR = "an epilogue returns one elementwise expression of the pre-activation and the operands"
@@ -150,13 +150,13 @@ def trace(fn: Callable[..., Any], types: ValueTypes) -> Expr:
     """The expression that fn computes from the pre-activation and operands of these types."""
     if not callable(fn):
         raise EpilogueError(f"an epilogue is a callable or a cutfuse.Epilogue, got {fn!r} of type {type(fn).__name__}")
+    refuse_class("the epilogue", fn)
     _check_scripted(fn)
     symbolic = symbolic_arguments(types)
     try:
-        # PyTorch looks for missing arguments of a method before it hands the call over.
-        result = call(fn, tuple(symbolic), {}) if isinstance(fn, MethodDescriptorType) else fn(*map(wrap, symbolic))
-    except RefusedError as refused:
-        raise refused.error from None
+        with tracing():
+            # PyTorch looks for missing arguments of a method before it hands the call over.
+            result = call(fn, tuple(symbolic), {}) if isinstance(fn, MethodDescriptorType) else fn(*map(wrap, symbolic))
     except EpilogueError:
         raise
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
@@ -165,6 +165,14 @@ def trace(fn: Callable[..., Any], types: ValueTypes) -> Expr:
         _check_operation(error)
         raise
     return check_result(result)
+
+
+def refuse_class(name: str, fn: Any) -> None:
+    """Raises EpilogueError for a class of modules: its call makes a module, and computes nothing."""
+    if isinstance(fn, type) and issubclass(fn, torch.nn.Module):
+        is_of_pytorch = getattr(torch.nn, fn.__name__, None) is fn
+        path = f"torch.nn.{fn.__name__}" if is_of_pytorch else f"{fn.__module__}.{fn.__qualname__}"
+        refuse(f"{name} is the class {path}; pass an instance, such as {path}()")
 
 
 def _check_scripted(fn: Callable[..., Any]) -> None:
@@ -215,7 +223,10 @@ def check_result(result: Any) -> Expr:
         )
     if isinstance(result, tuple | list):
         raise EpilogueError(f"the epilogue returns {len(result)} values: {ONE_SCALAR}")
-    raise EpilogueError(f"the epilogue returns {result!r}, which does not depend on its arguments: {ONE_SCALAR}")
+    if isinstance(result, Expr | bool | int | float | str | None):
+        raise EpilogueError(f"the epilogue returns {result!r}, which does not depend on its arguments: {ONE_SCALAR}")
+    # Its repr might compute with symbolic values that it holds.
+    raise EpilogueError(f"the epilogue returns an object of type {type(result).__name__}: {ONE_SCALAR}")
 
 
 def check_arity(fn: Callable[..., Any], operand_count: int, error: TypeError) -> None:

@@ -6,9 +6,11 @@ what a callable does with them arrives at `__torch_function__`: functions, opera
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -40,6 +42,25 @@ class RefusedError(Exception):
         self.error = error
 
 
+class _Thread(threading.local):
+    is_tracing = False
+
+
+_thread = _Thread()
+
+
+@contextlib.contextmanager
+def tracing() -> Iterator[None]:
+    """A context in which an epilogue runs on symbolic values. What they refuse is an EpilogueError outside of it."""
+    before, _thread.is_tracing = _thread.is_tracing, True
+    try:
+        yield
+    except RefusedError as refused:
+        raise refused.error from None
+    finally:
+        _thread.is_tracing = before
+
+
 class TracedTensor(torch.Tensor):
     """A tensor without elements that stands for an expression."""
 
@@ -66,7 +87,9 @@ class TracedTensor(torch.Tensor):
         try:
             return wrap(evaluate_call(function, given, named))
         except EpilogueError as error:
-            raise RefusedError(error) from None
+            if _thread.is_tracing:
+                raise RefusedError(error) from None
+            raise EpilogueError(f"an epilogue kept a symbolic value, which is used after its trace: {error}") from None
 
     # In Tensor this is a function that disables it; PyTorch calls a subclass's as a class method.
     @classmethod
