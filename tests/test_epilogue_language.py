@@ -15,6 +15,8 @@ from host_program import run_on_host
 from torch import nn
 
 from cutfuse.epilogue import Epilogue, EpilogueError, Program, evaluate, input, op_table, operand
+from cutfuse.epilogue.__main__ import listing
+from cutfuse.reductions import REDUCTIONS
 
 SCALE = 1.25
 
@@ -341,7 +343,18 @@ def test_wrong_number_of_tensors() -> None:
         Epilogue(lambda z, *r: z, 5)
 
 
-def test_unknown_function_lists_the_known_ones() -> None:
-    with pytest.raises(EpilogueError) as caught:
+def test_an_unknown_function_is_refused_with_the_command_that_lists_the_known_ones() -> None:
+    with pytest.raises(
+        EpilogueError, match=r"elementwise functions only; `python -m cutfuse\.epilogue` lists"
+    ) as caught:
         Epilogue(lambda z: torch.flip(z, [0]))
-    assert all(op.name in str(caught.value) for op in op_table().ops)
+    assert len(str(caught.value)) < 200
+    listed = "\n".join(listing())
+    assert all(f"{op.path}(" in listed for op in op_table().ops)
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_a_reduction_is_refused_with_the_argument_that_reduces(name: str) -> None:
+    function = getattr(torch, name)
+    with pytest.raises(EpilogueError, match=rf'torch\.{name} is not in the epilogue language: .*use reduce="{name}"'):
+        Epilogue(lambda z: function(z, -1))

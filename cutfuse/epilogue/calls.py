@@ -18,6 +18,7 @@ from cutfuse.epilogue.refused import refusal_of
 from cutfuse.epilogue.symbolic import COMPARISONS, LOGICAL
 from cutfuse.epilogue.table import Op, describe_callable, op_table
 from cutfuse.epilogue.types import UNKNOWN, ValueType, describe_types, promote
+from cutfuse.reductions import REDUCTIONS
 
 # Arguments that say where a result goes, not what it is. All but in-place are accepted at their default only; an
 # in-place activation is computed out of place, as nothing else can see its argument.
@@ -212,11 +213,15 @@ def _refuse_function(function: Callable[..., Any]) -> NoReturn:
     name = getattr(function, "__name__", "")
     if name.endswith("_") and not name.endswith("__"):
         _refuse_in_place(describe_callable(function))
+    refusal = f"{describe_callable(function)} is not in the epilogue language"
+    if name in REDUCTIONS:
+        raise EpilogueError(
+            f'{refusal}: it reduces; use reduce="{name}" for the last dimension, or reduce after the call'
+        )
     reason = refusal_of(name)
     if reason is not None:
-        raise EpilogueError(f"{describe_callable(function)} is not in the epilogue language: {reason}")
+        raise EpilogueError(f"{refusal}: {reason}")
     raise EpilogueError(
-        f"{describe_callable(function)} is not in the epilogue language: an epilogue is an elementwise expression of "
-        f"the pre-activation and the operands, of {', '.join(op_table().by_name)}. For a reduction over the last "
-        "dimension use reduce=; anything else belongs after the call"
+        f"{refusal}, which has elementwise functions only; `python -m cutfuse.epilogue` lists them. Apply others after "
+        "the call"
     )
