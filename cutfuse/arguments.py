@@ -14,9 +14,10 @@ from torch import Tensor
 
 from . import native, routing
 from .epilogue import Epilogue, resolve
+from .epilogue.arity import check_arity
 from .epilogue.errors import OperandCountError, evaluated_while_compiling, refuse
 from .epilogue.operand_numbers import Number, Numbers
-from .epilogue.trace import check_arity, refuse_class
+from .epilogue.trace import refuse_class
 from .epilogue.types import ValueTypes, type_of
 from .reductions import REDUCTIONS
 

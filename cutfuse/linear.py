@@ -79,7 +79,7 @@ def linear(
     Raises:
         ValueError: shapes, devices or a reduction that do not fit.
         TypeError: types that do not fit.
-        EpilogueError: an epilogue that cannot be traced, or that exceeds a program's limits.
+        EpilogueError: an epilogue that cannot be traced, exceeds a program's limits or takes other operands.
         RuntimeError: a prepared weight that has changed since.
     """
     given = x, weight, bias, epilogue, operands, reduce, keepdim, out_dtype

@@ -40,7 +40,7 @@ def pointwise(
     Raises:
         ValueError: shapes or devices that do not fit.
         TypeError: types that do not fit.
-        EpilogueError: a function that cannot be traced, or that exceeds a program's limits.
+        EpilogueError: a function that cannot be traced, exceeds a program's limits or takes other operands.
     """
     if torch.compiler.is_dynamo_compiling():
         return _pointwise_generally(fn, x, operands, out_dtype)

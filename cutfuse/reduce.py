@@ -59,7 +59,7 @@ def reduce(
         IndexError: a dimension that x lacks; amax or amin of nothing.
         ValueError: shapes, devices or an op that do not fit.
         TypeError: types that do not fit.
-        EpilogueError: a prologue that cannot be traced, or that exceeds a program's limits.
+        EpilogueError: a prologue that cannot be traced, exceeds a program's limits or takes other operands.
     """
     given = x, dim, op, keepdim, prologue, operands, out_dtype
     if torch.compiler.is_dynamo_compiling():

@@ -316,10 +316,10 @@ def test_operand_counts_are_told_apart() -> None:
 def test_prebuilt_and_none() -> None:
     epilogue = Epilogue(lambda z, r: z * r)
     assert resolve(epilogue, 1) is epilogue
-    with pytest.raises(EpilogueError, match="takes 1 operands, but operands= has 2"):
+    with pytest.raises(EpilogueError, match="takes 1 operand, but operands= has 2"):
         resolve(epilogue, 2)
     assert resolve(None).text == "operands=0"
-    with pytest.raises(EpilogueError, match="1 operands, but no epilogue to use them"):
+    with pytest.raises(EpilogueError, match="1 operand, but no epilogue to use them"):
         resolve(None, 1)
     with pytest.raises(EpilogueError, match="an epilogue is a callable"):
         resolve("relu", 0)  # type: ignore[arg-type]

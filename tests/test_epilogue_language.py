@@ -216,9 +216,9 @@ def test_builder() -> None:
     assert epilogue.operand_count == 2
     assert epilogue.text == "operands=2; relu z; add prev r1"
     assert Epilogue.from_expression(z, 3).operand_count == 3
-    with pytest.raises(EpilogueError, match="reads operand 1, but there are 1 operands: r1"):
+    with pytest.raises(EpilogueError, match="reads operand 1, and is given 1 operand: r1"):
         Epilogue.from_expression(r, 1)
-    with pytest.raises(EpilogueError, match="reads operand 1, but there are 0 operands"):
+    with pytest.raises(EpilogueError, match="reads operand 1, and is given 0 operands"):
         Epilogue(lambda z: z * r)
     with pytest.raises(EpilogueError, match="operand 4 of an epilogue: a program has at most 4 operands"):
         operand(4)
@@ -275,6 +275,7 @@ ERRORS: dict[str, tuple[Callable[..., object], str]] = {
     "condition": (lambda z: torch.where(z, z, 0.0), "torch.where takes comparisons.*got z"),
     "bool_difference": (lambda z: (z > 0) - (z < 0), "does not subtract booleans"),
     "literal": (lambda z: F.gelu(z, approximate="erf"), "approximate has to be one of 'none', 'tanh', got 'erf'"),
+    "inplace": (lambda z: F.silu(z, z), "silu: inplace has to be True or False, not an operand: z"),
     "rounding_mode": (lambda z: torch.div(z, 3, rounding_mode="up"), "rounding_mode has to be .* got 'up'"),
     "parameter": (lambda z: F.leaky_relu(z, z), "negative_slope of .* has to be a number, got the expression z"),
     "dropout": (lambda z: F.dropout(z), "dropout draws random numbers"),
@@ -287,7 +288,7 @@ ERRORS: dict[str, tuple[Callable[..., object], str]] = {
     "tensor": (lambda z: WEIGHT, r"returns a tensor of shape \(3,\)"),
     "module": (lambda z: nn.ReLU(z), "returns an object of type ReLU: an epilogue returns one"),  # type: ignore[arg-type]
     "pair": (lambda z: (z, z), "returns 2 values"),
-    "arity": (lambda z, r: z, "called with 1 arguments, the pre-activation and 0 operands"),
+    "arity": (lambda z, r: z, "called with the pre-activation and 0 operands"),
     "no_callable": (3.0, "an epilogue is a callable or a cutfuse.Epilogue, got 3.0"),  # type: ignore[dict-item]
     "nested": (lambda z: Epilogue(torch.relu)(z), "an Epilogue inside another"),
 }
@@ -337,9 +338,9 @@ def test_the_users_own_exceptions_pass() -> None:
 
 
 def test_wrong_number_of_tensors() -> None:
-    with pytest.raises(EpilogueError, match="takes 1 operands, got 0"):
+    with pytest.raises(EpilogueError, match="takes 1 operand, got 0"):
         Epilogue(lambda z, r: z * r)(WEIGHT)
-    with pytest.raises(EpilogueError, match="5 operands exceed the limit of 4"):
+    with pytest.raises(EpilogueError, match="5 tensor operands exceed the limit of 4"):
         Epilogue(lambda z, *r: z, 5)
 
 

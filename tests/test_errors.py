@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 
@@ -123,22 +124,22 @@ LINEAR = {
     "five operands": (
         call(epilogue=lambda z, a, b, c, d, e: z, operands=(B,) * 5),
         cutfuse.EpilogueError,
-        "5 operands exceed the limit of 4",
+        "5 tensor operands exceed the limit of 4",
     ),
     "epilogue's operands": (
         call(epilogue=lambda z, r: z + r),
         cutfuse.EpilogueError,
-        "called with 1 arguments",
+        "called with the pre-activation and 0 operands",
     ),
     "prebuilt epilogue's operands": (
         call(epilogue=cutfuse.Epilogue(lambda z, r: z + r)),
         cutfuse.EpilogueError,
-        "takes 1 operands",
+        "takes 1 operand, but operands= has",
     ),
     "prebuilt epilogue's numbers": (
         call(epilogue=cutfuse.Epilogue(lambda z, r: z + r), operands=(1.0, 2.0)),
         cutfuse.EpilogueError,
-        "takes 1 operands",
+        "takes 1 operand, but operands= has",
     ),
     "branch": (call(epilogue=lambda z: z if z > 0 else -z), cutfuse.EpilogueError, "branches on data.*torch.where"),
     "unknown function": (call(epilogue=lambda z: torch.softmax(z, -1)), cutfuse.EpilogueError, "softmax"),
@@ -307,7 +308,7 @@ EPILOGUES: dict[str, tuple[Callable[..., object], str]] = {
     "format": (lambda z: float(f"{z:.2f}"), "has no number"),
     "call": (lambda z: z(), "is not callable.*use Python's operators, functions of torch"),
     "vmap": (torch.func.vmap(torch.sigmoid), "reads Tensor.dim of a symbolic value"),
-    "too few parameters": (lambda z, r: z, "called with 1 arguments, the pre-activation and 0 operands"),
+    "too few parameters": (lambda z, r: z, "called with the pre-activation and 0 operands"),
 }
 
 
@@ -335,9 +336,58 @@ def _scale(z: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("operands", [(2.0,), (2.0, B), (2.0, 3.0, B)], ids=len)
 def test_numbers_that_the_epilogue_has_no_parameter_for(operands: tuple) -> None:
-    message = f"called with {1 + len(operands)} arguments, the pre-activation and {len(operands)} operands"
+    message = f"called with the pre-activation and {len(operands)} operand"
     with pytest.raises(cutfuse.EpilogueError, match=message):
         cutfuse.linear(X, W, B, epilogue=lambda z: z, operands=operands)
+
+
+class _Scaled(torch.nn.Module):
+    def forward(self, z: Tensor, scale: Tensor) -> Tensor:
+        return z * scale
+
+
+# Epilogues that have no signature of a Python function, how many operands they are given, and how an error names them.
+MISCOUNTED: dict[str, tuple[Callable[..., Tensor], int, str]] = {
+    "function of one tensor": (
+        torch.nn.functional.gelu,
+        1,
+        r"torch.nn.functional.gelu\(input, \*, approximate='none'\)",
+    ),
+    "function of two tensors": (torch.add, 0, r"torch.add\(input, other, \*, alpha=1\)"),
+    "composition": (torch.lerp, 1, r"torch.lerp\(input, end, weight\)"),
+    "method": (torch.Tensor.relu, 1, r"torch.Tensor.relu\(input\)"),
+    "module": (torch.nn.GELU(), 1, r"GELU\(input: torch.Tensor\) -> torch.Tensor"),
+    "module with an operand": (_Scaled(), 0, r"_Scaled\(z: .*, scale: .*\) -> .*"),
+    "partial of a function": (functools.partial(torch.add, alpha=2), 0, r"torch.add\(input, other, \*, alpha=1\)"),
+    "partial of a lambda": (functools.partial(lambda s, z: z * s, 2.0), 1, r"<lambda>\(s, z\)"),
+    "PyTorch's Python function": (
+        torch.nn.functional.silu,
+        2,
+        r"torch.nn.functional.silu\(input: torch.Tensor, inplace: bool = False\) -> .*",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["numbers", "tensors"])
+@pytest.mark.parametrize("name", MISCOUNTED)
+def test_an_epilogue_of_another_number_of_operands_is_named_with_its_parameters(name: str, kind: str) -> None:
+    fn, count, described = MISCOUNTED[name]
+    operands = (2.0 if kind == "numbers" else B,) * count
+    message = rf"the epilogue {described} is called with the pre-activation and {count} operand.*operands= agree"
+    layer = cutfuse.nn.FusedLinear(7, 5, epilogue=fn)
+    for take in (lambda: cutfuse.linear(X, W, B, epilogue=fn, operands=operands), lambda: layer(X, *operands)):
+        with pytest.raises(cutfuse.EpilogueError, match=message):
+            take()
+
+
+def test_one_operand_is_no_plural() -> None:
+    with pytest.raises(cutfuse.EpilogueError, match="the pre-activation and 1 operand: "):
+        cutfuse.linear(X, W, B, epilogue=torch.relu, operands=(B,))
+
+
+@pytest.mark.parametrize(("fn", "count"), [(torch.addcmul, 2), (torch.add, 1), (torch.relu, 0), (_Scaled(), 1)])
+def test_an_epilogue_counts_the_operands_of_functions_and_modules(fn: Callable[..., Tensor], count: int) -> None:
+    assert cutfuse.Epilogue(fn).operand_count == count
 
 
 def test_an_epilogue_of_any_number_of_operands_is_asked_how_many() -> None:

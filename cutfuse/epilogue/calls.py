@@ -137,6 +137,10 @@ def bind(
 
 
 def _without_placement(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(keywords.get("inplace"), Expr):
+        raise EpilogueError(
+            f"{describe_callable(function)}: inplace has to be True or False, not an operand: {keywords['inplace']!r}"
+        )
     for name in _PLACEMENT & keywords.keys():
         if name != "inplace" and keywords[name] is not None:
             raise EpilogueError(
@@ -198,11 +202,15 @@ def _named_arguments(
 
 def _match_literals(function: Callable[..., Any], candidates: tuple[Op, ...], given: dict[str, Any]) -> Op:
     for op in candidates:
-        if all(given.get(name, value) == value for name, value in op.literals):
+        if all(_is_literal(given.get(name, value), value) for name, value in op.literals):
             return op
     name = candidates[0].literals[0][0]
     choices = ", ".join(repr(dict(op.literals)[name]) for op in candidates)
     raise EpilogueError(f"{describe_callable(function)}: {name} has to be one of {choices}, got {given[name]!r}")
+
+
+def _is_literal(given: Any, value: str) -> bool:
+    return isinstance(given, str) and given == value  # an expression has no `==` with a string
 
 
 def _refuse_in_place(name: str) -> NoReturn:

@@ -15,11 +15,14 @@ _R = TypeVar("_R")
 
 
 class EpilogueError(ValueError, TypeError):
-    """An epilogue that cannot be traced or does not fit a program: the message names the op or limit and what to do."""
+    """An epilogue that cannot be traced, does not fit a program or takes another number of operands than it is given.
+
+    The message names the operation, the limit or the numbers, and what to do.
+    """
 
 
 class OperandCountError(EpilogueError):
-    """An epilogue that takes another number of operands than it is given."""
+    """An epilogue that takes another number of operands than it is given: users know it as an EpilogueError."""
 
 
 class CompiledEpilogueError(EpilogueError, AssertionError):
@@ -28,6 +31,11 @@ class CompiledEpilogueError(EpilogueError, AssertionError):
     Dynamo wraps what a function evaluated while tracing raises in an error of its own, but for few types. An
     AssertionError, the only public one of these, reaches the caller of the compiled function as it is.
     """
+
+
+def counted(count: int, noun: str) -> str:
+    """Such as "1 operand" or "2 operands"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def evaluated_while_compiling(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -6,7 +6,7 @@ import itertools
 import random
 from dataclasses import dataclass
 
-from cutfuse.epilogue.errors import EpilogueError
+from cutfuse.epilogue.errors import EpilogueError, counted
 from cutfuse.epilogue.expression import Expr, topological
 from cutfuse.epilogue.program import Argument, Instruction, Program, assign_immediates
 from cutfuse.epilogue.table import Op, op_table
@@ -41,10 +41,14 @@ def lower(root: Expr, operand_count: int) -> Program:
     """The program of an expression. Raises EpilogueError, naming the limit, where it does not fit."""
     table = op_table()
     if operand_count > table.limits["operands"]:
-        raise EpilogueError(f"{operand_count} operands exceed the limit of {table.limits['operands']}: {_ADVICE}")
+        raise EpilogueError(
+            f"{operand_count} tensor operands exceed the limit of {table.limits['operands']}: {_ADVICE}"
+        )
     read = count_operands_read(root)
     if read > operand_count:
-        raise EpilogueError(f"the epilogue reads operand {read - 1}, but there are {operand_count} operands: {root!r}")
+        raise EpilogueError(
+            f"the epilogue reads operand {read - 1}, and is given {counted(operand_count, 'operand')}: {root!r}"
+        )
     nodes, result = _flatten(root)
     _check_length(nodes)
     return Program(_assemble(nodes, _schedule(nodes, result)), operand_count)

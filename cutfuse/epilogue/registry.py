@@ -51,7 +51,10 @@ def compositions() -> dict[Callable[..., Any], Composition]:
 def describe_compositions() -> Iterator[tuple[str, str]]:
     """How each composition is written, with its other names, and what it computes."""
     for paths, _, composition in _registered:
-        signature = inspect.signature(composition)
-        bare = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
-        call = signature.replace(parameters=bare, return_annotation=signature.empty)
+        call = without_annotations(inspect.signature(composition))
         yield ", ".join([f"{paths[0]}{call}", *paths[1:]]), " ".join((composition.__doc__ or "").split())
+
+
+def without_annotations(signature: inspect.Signature) -> inspect.Signature:
+    bare = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
+    return signature.replace(parameters=bare, return_annotation=signature.empty)

@@ -12,7 +12,7 @@ from torch.utils._device import DeviceContext
 from cutfuse import dynamo
 from cutfuse.epilogue import compiled
 from cutfuse.epilogue.detach import detach
-from cutfuse.epilogue.errors import EpilogueError, OperandCountError, evaluated_while_compiling, refuse
+from cutfuse.epilogue.errors import EpilogueError, OperandCountError, counted, evaluated_while_compiling, refuse
 from cutfuse.epilogue.expression import input
 from cutfuse.epilogue.fingerprint import fingerprint
 from cutfuse.epilogue.namespaces import NoKeyError, remember
@@ -127,7 +127,7 @@ def identity(operand_count: int) -> Epilogue:
     """The epilogue that gives the pre-activation itself. Raises EpilogueError where there are operands."""
     if operand_count:
         raise OperandCountError(
-            f"{operand_count} operands, but no epilogue to use them: pass epilogue=lambda z, r: ..."
+            f"{counted(operand_count, 'operand')}, but no epilogue to use them: pass epilogue=lambda z, r: ..."
         )
     return _identity()
 
@@ -137,6 +137,7 @@ def check_operands(epilogue: Epilogue, operand_count: int) -> Epilogue:
     if epilogue.operand_count != operand_count:
         program = f"the epilogue with the program {epilogue.text!r}"  # its repr is more than Dynamo of torch 2.8 traces
         refuse(
-            f"{program} takes {epilogue.operand_count} operands, but operands= has {operand_count}", OperandCountError
+            f"{program} takes {counted(epilogue.operand_count, 'operand')}, but operands= has {operand_count}",
+            OperandCountError,
         )
     return epilogue

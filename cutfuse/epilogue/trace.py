@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import weakref
 from collections.abc import Callable
@@ -13,8 +12,9 @@ import torch
 
 from cutfuse import dynamo
 from cutfuse.epilogue.affine import Affine, split_affine
+from cutfuse.epilogue.arity import check_arity, check_variadic, count_operands
 from cutfuse.epilogue.calls import call
-from cutfuse.epilogue.errors import EpilogueError, OperandCountError, refuse
+from cutfuse.epilogue.errors import EpilogueError, OperandCountError, counted, refuse
 from cutfuse.epilogue.evaluate import arithmetic_dtype, evaluate
 from cutfuse.epilogue.expression import Expr, input, operand
 from cutfuse.epilogue.lower import count_operands_read, lower
@@ -72,7 +72,7 @@ class Epilogue:
             raise
         except (TypeError, ValueError, IndexError) as error:
             if operand_count is None:
-                _check_variadic(fn, count, error)
+                check_variadic(fn, count, error)
             raise
         self._set(expression, count)
 
@@ -132,7 +132,7 @@ class Epilogue:
         if not z.is_floating_point():
             z = z.to(torch.get_default_dtype())
         if len(operands) != self.operand_count:
-            raise OperandCountError(f"{self!r} takes {self.operand_count} operands, got {len(operands)}")
+            raise OperandCountError(f"{self!r} takes {counted(self.operand_count, 'operand')}, got {len(operands)}")
         typed = self.for_types(tuple(map(type_of, (z, *operands))))
         y = evaluate(typed.program, z.to(arithmetic_dtype(z, operands)), operands).to(typed.dtype)
         return y.clone() if y is z else y
@@ -157,12 +157,11 @@ def trace(fn: Callable[..., Any], types: ValueTypes) -> Expr:
         with tracing():
             # PyTorch looks for missing arguments of a method before it hands the call over.
             result = call(fn, tuple(symbolic), {}) if isinstance(fn, MethodDescriptorType) else fn(*map(wrap, symbolic))
-    except EpilogueError:
-        raise
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         if isinstance(error, TypeError):
             check_arity(fn, len(types) - 1, error)
-        _check_operation(error)
+        if not isinstance(error, EpilogueError):
+            _check_operation(error)
         raise
     return check_result(result)
 
@@ -205,7 +204,10 @@ def symbolic_arguments(types: ValueTypes) -> list[Expr]:
     """z and the operands."""
     limit = op_table().limits["operands"]
     if len(types) - 1 > limit:
-        raise EpilogueError(f"{len(types) - 1} operands exceed the limit of {limit}: combine some of them beforehand")
+        raise EpilogueError(
+            f"{len(types) - 1} tensor operands exceed the limit of {limit}: combine some of them beforehand (numbers "
+            "do not count)"
+        )
     z, *operands = input_types(types)
     return [input(z), *(operand(index, type) for index, type in enumerate(operands))]
 
@@ -227,45 +229,3 @@ def check_result(result: Any) -> Expr:
         raise EpilogueError(f"the epilogue returns {result!r}, which does not depend on its arguments: {ONE_SCALAR}")
     # Its repr might compute with symbolic values that it holds.
     raise EpilogueError(f"the epilogue returns an object of type {type(result).__name__}: {ONE_SCALAR}")
-
-
-def check_arity(fn: Callable[..., Any], operand_count: int, error: TypeError) -> None:
-    """Raises OperandCountError where fn does not take z and that many operands."""
-    if isinstance(error, EpilogueError):
-        return
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(*[None] * (1 + operand_count))
-    except TypeError:
-        raise OperandCountError(
-            f"the epilogue {getattr(fn, '__name__', fn)}{signature} is called with {1 + operand_count} arguments, the "
-            f"pre-activation and {operand_count} operands: make its parameters and operands= agree"
-        ) from error
-
-
-def _check_variadic(fn: Callable[..., Any], operand_count: int, error: Exception) -> None:
-    """Raises EpilogueError where fn takes any number of operands, so that the count of those it lacks is unknown."""
-    try:
-        kinds = {parameter.kind for parameter in inspect.signature(fn).parameters.values()}
-    except (TypeError, ValueError):
-        return
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        raise EpilogueError(
-            f"the epilogue takes any number of arguments, and fails with {operand_count} operands ({error}): say how "
-            "many it has, Epilogue(fn, operand_count=...)"
-        ) from error
-
-
-def count_operands(fn: Callable[..., Any]) -> int:
-    """How many arguments without a default a callable takes after the first; by the op table for a torch function."""
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):
-        candidates = op_table().callables.get(fn) if callable(fn) else None
-        return candidates[0].arity - 1 if candidates else 0
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [item for item in parameters if item.kind in positional and item.default is item.empty]
-    return max(len(required) - 1, 0)
