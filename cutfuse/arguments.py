@@ -22,6 +22,7 @@ from .epilogue.types import ValueTypes, type_of
 from .reductions import REDUCTIONS
 
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+FLOATING_DTYPES = (torch.float64, *KERNEL_DTYPES)  # of products and results
 _EPILOGUE_NAMES = {"pointwise": "function", "reduce": "prologue"}  # what these call the argument
 
 
@@ -67,8 +68,8 @@ def check_dtype(function: str, name: str, dtype: Any) -> None:
 
 def check_floating(function: str, name: str, dtype: Any) -> None:
     check_dtype(function, name, dtype)
-    if not dtype.is_floating_point:
-        raise TypeError(f"cutfuse.{function}: {name} has to be of a floating-point type, got {dtype}")
+    if dtype not in FLOATING_DTYPES:
+        raise TypeError(f"cutfuse.{function}: {name} has to be float64, float32, bfloat16 or float16, got {dtype}")
 
 
 def check_reduction(function: str, name: Any) -> None:

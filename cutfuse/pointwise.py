@@ -35,7 +35,7 @@ def pointwise(
             It is traced once for what it reads, on symbolic values, and computed in fp32 (fp64 for fp64).
         x: a tensor of any shape, device and strides; integers and booleans are taken as the default floating type.
         operands: numbers, as many as needed, and at most four tensors that broadcast with x.
-        out_dtype: the result's type; what PyTorch promotes x and the operands to by default.
+        out_dtype: fp64, fp32, bf16 or fp16; what PyTorch promotes x and the operands to by default.
 
     Raises:
         ValueError: shapes or devices that do not fit.

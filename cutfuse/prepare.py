@@ -84,7 +84,7 @@ def prepare(weight: Tensor, mode: str | None = None) -> PreparedWeight:
 
     Raises:
         ValueError: `weight` has another number of dimensions, or `mode` is no precision.
-        TypeError: it is not dense or not of a floating-point type, or a tensor that wraps others (DTensor).
+        TypeError: it is not dense or of another type, or a tensor that wraps others (DTensor).
         RuntimeError: a CUDA graph is being captured.
     """
     return _prepared(weight, mode)

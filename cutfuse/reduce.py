@@ -50,10 +50,10 @@ def reduce(
         prologue: a function of x's elements and the operands that is reduced in place of x, or a `cutfuse.Epilogue`. It
             is traced once for what it reads, on symbolic values, and computed in fp32 (fp64 for fp64).
         operands: numbers, as many as needed, and at most four tensors that broadcast against x.
-        out_dtype: the result's type; what PyTorch promotes x and the operands to by default.
+        out_dtype: fp64, fp32, bf16 or fp16; what PyTorch promotes x and the operands to by default.
 
     Sums accumulate in fp32 and are rounded once; two runs agree bit for bit. Integers, booleans and complex numbers
-    without a prologue are PyTorch's own reduction.
+    without a prologue are PyTorch's own reduction, and `out_dtype` may be an integer type too.
 
     Raises:
         IndexError: a dimension that x lacks; amax or amin of nothing.

@@ -15,6 +15,7 @@ import cutfuse
 from cutfuse import native
 
 X, W, B = torch.randn(6, 7), torch.randn(5, 7), torch.randn(5)
+FP8 = torch.float8_e4m3fn
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that these kinds of tensors are new, or on their way out
     NESTED = torch.nested.nested_tensor([X, X[:2]])
@@ -43,11 +44,15 @@ LINEAR = {
     "bias is no tensor": (call(bias=1.0), TypeError, "bias has to be a tensor, got float"),
     "types": (call(x=X.double()), TypeError, r"x torch.float64, weight torch.float32, bias.*autocast"),
     "bias's type": (call(bias=B.half()), TypeError, r"bias torch.float16"),
-    "integers": (call(x=X.long(), weight=W.long(), bias=None), TypeError, "floating-point type, got torch.int64"),
+    "integers": (
+        call(x=X.long(), weight=W.long(), bias=None),
+        TypeError,
+        "x has to be float64, float32, bfloat16 or float16, got torch.int64",
+    ),
     "complex": (
         call(x=X.cfloat(), weight=W.cfloat(), bias=None),
         TypeError,
-        "floating-point type, got torch.complex64",
+        "bfloat16 or float16, got torch.complex64",
     ),
     "weight's device": (call(weight=W.to("meta")), ValueError, "x is on cpu and weight on meta"),
     "bias's device": (call(bias=B.to("meta")), ValueError, "x is on cpu and bias on meta"),
@@ -81,6 +86,12 @@ LINEAR = {
     "reduction in a list": (call(reduce=["sum"]), ValueError, r"unknown reduction \['sum'\]; choose one of"),
     "keepdim": (call(reduce="sum", keepdim=1), TypeError, "keepdim has to be True or False, got 1 of type int"),
     "out_dtype": (call(out_dtype=torch.int32), TypeError, "out_dtype .* got torch.int32"),
+    "x of 8 bits": (
+        call(x=X.to(FP8), weight=W.to(FP8), bias=None, epilogue=None),
+        TypeError,
+        "x has to be float64, float32, bfloat16 or float16, got torch.float8_e4m3fn",
+    ),
+    "out_dtype of 8 bits": (call(out_dtype=FP8), TypeError, "out_dtype has to be .* got torch.float8_e4m3fn"),
     "out_dtype's type": (
         call(out_dtype="float16"),
         TypeError,
@@ -98,7 +109,7 @@ LINEAR = {
     ),
     "sparse x": (call(x=X.to_sparse()), TypeError, "x has layout torch.sparse_coo; make it dense"),
     "sparse weight": (call(weight=W.to_sparse()), TypeError, "weight has layout torch.sparse_coo; make it dense"),
-    "quantized x": (call(x=QUANTIZED), TypeError, "floating-point type, got torch.qint8"),
+    "quantized x": (call(x=QUANTIZED), TypeError, "bfloat16 or float16, got torch.qint8"),
     "sparse operand": (
         call(epilogue=torch.add, operands=(torch.ones(6, 5).to_sparse(),)),
         TypeError,
@@ -169,6 +180,16 @@ OTHERS = {
         lambda: cutfuse.pointwise(torch.sigmoid, X, out_dtype=torch.int8),
         TypeError,
         "out_dtype",
+    ),
+    "pointwise's out_dtype of 8 bits": (
+        lambda: cutfuse.pointwise(torch.sigmoid, X, out_dtype=FP8),
+        TypeError,
+        "out_dtype has to be .* got torch.float8_e4m3fn",
+    ),
+    "a layer's x of 8 bits": (
+        lambda: cutfuse.nn.FusedLinear(7, 5, epilogue=torch.relu)(X.to(FP8)),
+        TypeError,
+        "x has to be float64, float32, bfloat16 or float16, got torch.float8_e4m3fn",
     ),
     "reduce's op": (lambda: cutfuse.reduce(X, 1, "prod"), ValueError, "'prod'; choose one of 'sum'"),
     "reduce's op for integers": (lambda: cutfuse.reduce(X.long(), 1, "prod"), ValueError, "choose one of"),
@@ -243,7 +264,7 @@ OTHERS = {
     "mean of integers as integers": (
         lambda: cutfuse.reduce(X.long(), 1, "mean", out_dtype=torch.int32),
         TypeError,
-        "the mean's out_dtype has to be of a floating-point type, got torch.int32",
+        "the mean's out_dtype has to be float64, float32, bfloat16 or float16, got torch.int32",
     ),
     "real sum of complex": (
         lambda: cutfuse.reduce(X.cfloat(), 1, out_dtype=torch.float32),

@@ -314,7 +314,12 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "has to be a tensor, got PreparedWeight",
     ),
     "a vector": (lambda: cutfuse.prepare(torch.randn(3)), ValueError, r"weight has to be \[N, K\], got shape \(3,\)"),
-    "integers": (lambda: cutfuse.prepare(torch.ones(2, 2).int()), TypeError, "floating-point type, got torch.int32"),
+    "integers": (lambda: cutfuse.prepare(torch.ones(2, 2).int()), TypeError, "bfloat16 or float16, got torch.int32"),
+    "8 bits": (
+        lambda: cutfuse.prepare(make_weight().to(torch.float8_e4m3fn)),
+        TypeError,
+        "weight has to be float64, float32, bfloat16 or float16, got torch.float8_e4m3fn",
+    ),
     "sparse": (lambda: cutfuse.prepare(torch.eye(3).to_sparse()), TypeError, "make it dense with .to_dense"),
     "a mode": (lambda: cutfuse.prepare(make_weight(), "fp8"), ValueError, "a precision is one of .* got 'fp8'"),
     "a tensor of tensors": (

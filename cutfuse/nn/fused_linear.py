@@ -220,7 +220,7 @@ def _defined(cls: type) -> set[str]:
 
 def _are_arguments(x: Any, operands: Sequence[Any]) -> bool:
     """Whether these can be a call's arguments; otherwise its error says what is wrong with them."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
+    if not isinstance(x, Tensor) or _input_dtype(x) not in arguments.FLOATING_DTYPES:
         return False
     return all(isinstance(operand, Tensor | int | float) for operand in operands)
 
