@@ -7,6 +7,7 @@ rounding to the result's type at the end.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,16 @@ from torch import Tensor
 from .epilogue import Program, evaluate
 from .epilogue.evaluate import arithmetic_dtype
 from .reductions import REDUCTIONS
+
+
+class PyTorchCall(NamedTuple):
+    """A call of cutfuse that PyTorch's own operations compute, and that has no program: what `explain` describes."""
+
+    name: str  # "linear", or a reduction's
+    tensors: list[Tensor]  # what it reads: x, then a weight if there is one
+    because: str  # why
+    dims: tuple[int, ...] = ()  # of a reduction
+    flops: int = 0  # of a product
 
 
 def apply(program: Program, x: Tensor, operands: Sequence[Tensor]) -> Tensor:

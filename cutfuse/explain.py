@@ -3,57 +3,34 @@
 from __future__ import annotations
 
 import html
-import inspect
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .composed import PyTorchCall
 from .epilogue import Program
 from .gradients import autograd
 from .gradients.elementwise import needs_gradient
-from .linear import LinearCall, for_operators, is_plain, linear, prepare_linear
+from .linear import LinearCall, for_operators, is_plain
 from .ops import schema
 from .planning.fused import KEEPS, FusedExplanation, explain_fused
 from .planning.linear_plan import LinearArguments
 from .planning.planes import Planes
 from .planning.specialize import explain_pass
 from .planning.training_step import hands_gradient_on, plan_backward_products, storing
-from .pointwise import PointwiseCall, pointwise, prepare_pointwise, prepare_sigmoid, sigmoid
+from .pointwise import PointwiseCall
 from .precision import product_mode
-from .prepare import PreparedWeight
+from .preparations import Call, prepare_call
 from .pytorch_operation import BEHIND_CUBLAS
-from .reduce import ReduceCall, prepare_reduce, prepare_sum, reduce
-from .reduce import sum as sum_
+from .reduce import ReduceCall
 
 if TYPE_CHECKING:
     from ._C import LinearPlan
-
-Call = LinearCall | PointwiseCall | ReduceCall
-Preparation = Callable[..., Call | None]  # takes what a call takes; None where PyTorch's own operations compute it
-
-PREPARATIONS: dict[Callable[..., Tensor], Preparation] = {
-    linear: prepare_linear,
-    pointwise: prepare_pointwise,
-    sigmoid: prepare_sigmoid,
-    reduce: prepare_reduce,
-    sum_: prepare_sum,
-}
-
-
-@runtime_checkable
-class PreparesCalls(Protocol):
-    """A module whose `forward` makes one call of cutfuse, which `prepare_call` gives instead of making it.
-
-    Both are defined by the same class: a subclass that has another `forward` cannot be explained without its own.
-    """
-
-    def prepare_call(self, *args: Any, **kwargs: Any) -> Call | None: ...
-
 
 _NO_PROGRAM = "nothing: the sums take the program's factors as weights, and do not run it"
 _TERMINAL_WIDTH = 107  # 120 with the titles
@@ -69,9 +46,9 @@ class Explanation:
     path: "fused" (one kernel computes the product and the epilogue), "unfused" (cuBLAS, then one kernel),
     "matrix-vector" (no matrix product is needed), "kernel" (the call has no product) or "composed" (PyTorch's own
     operations). steps: what runs, in order. reasons: why this path was chosen. program: the epilogue as the kernels
-    interpret it. bytes: the least that the call reads and writes. flops: multiplications and additions of its products.
-    workspace_bytes: what a fused product allocates beside its result and frees again. compiles: what is compiled into a
-    kernel because of this call, and when; or why nothing is.
+    interpret it; the identity where PyTorch runs it as it stands. bytes: the least that the call reads and writes.
+    flops: multiplications and additions of its products. workspace_bytes: what a fused product allocates beside its
+    result and frees again. compiles: what is compiled into a kernel because of this call, and when; or why nothing is.
     """
 
     call: str
@@ -104,13 +81,15 @@ class Explanation:
 
     def _sections(self) -> list[tuple[str, Sequence[str]]]:
         """What is shown, in order: titles and lines. A title without lines is left out."""
+        is_composed = self.path == "composed"
+        has_program = self.program.instructions or not is_composed
         quantities = f"{_quantity(self.bytes, 'B')} moved, {_quantity(self.flops, 'FLOP')} in products"
         sections = [
             ("path", (self.path,)),
             ("runs", self.steps),
             ("because", self.reasons),
-            ("program", self.program.pretty().splitlines()),
-            ("compiles", () if self.path == "composed" else (self.compiles,)),
+            ("program", self.program.pretty().splitlines() if has_program else ()),
+            ("compiles", () if is_composed else (self.compiles,)),
             ("at least", (quantities,)),
             ("workspace", (_quantity(self.workspace_bytes, "B"),) if self.workspace_bytes else ()),
         ]
@@ -126,61 +105,14 @@ def explain(*args: Any, **kwargs: Any) -> Explanation:
 
     Raises what the call raises; TypeError where it is no call of cutfuse.
     """
-    called, prepare, arguments = _find_preparation(args, kwargs)
-    _check_signature(called, prepare, arguments, kwargs)
-    call = prepare(*arguments, **kwargs)
-    if call is None:
-        raise TypeError(
-            "cutfuse.explain: the call does not come to a kernel of cutfuse: PyTorch's own operations compute it"
-        )
-    return _explain(call)
-
-
-def _find_preparation(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Preparation, tuple[Any, ...]]:
-    """The function or module that is called, what prepares its calls, and the arguments of this one."""
-    first = args[0] if args else None
-    if isinstance(first, torch.nn.Module) and isinstance(first, PreparesCalls):
-        _check_forward(first)
-        return first, first.prepare_call, args[1:]
-    if inspect.isfunction(first) and first.__module__.startswith("cutfuse."):
-        return first, PREPARATIONS.get(first, _prepare_nothing), args[1:]
-    if callable(first) and not isinstance(first, Tensor):
-        function: Callable[..., Tensor] = pointwise
-    else:
-        second = args[1] if len(args) > 1 else kwargs.get("weight")
-        function = linear if isinstance(second, Tensor | PreparedWeight) else reduce
-    return function, PREPARATIONS[function], args
-
-
-def _prepare_nothing(*_: Any, **__: Any) -> None:
-    """Of a function that makes no call."""
-
-
-def _check_forward(module: torch.nn.Module) -> None:
-    """Raises TypeError where `prepare_call` is of another forward than the one that runs."""
-    own = next(cls for cls in type(module).__mro__ if "forward" in vars(cls))
-    if "forward" in vars(module) or "prepare_call" not in vars(own):
-        raise TypeError(
-            f"cutfuse.explain: {type(module).__name__} has another forward than cutfuse's. Either PyTorch's own "
-            "operations compute it, or it makes calls of cutfuse: explain those"
-        )
-
-
-def _check_signature(called: Any, prepare: Preparation, arguments: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    is_module = isinstance(called, torch.nn.Module)
-    try:
-        inspect.signature(prepare if is_module else called).bind(*arguments, **kwargs)
-    except TypeError as error:
-        name = type(called).__name__ if is_module else called.__name__
-        raise TypeError(
-            f"cutfuse.explain: {error} in a call of {name}; write explain(module, x), "
-            "explain(cutfuse.linear, x, weight), explain(x, weight), explain(x, dim) or explain(fn, x)"
-        ) from None
+    return _explain(prepare_call(args, kwargs))
 
 
 def _explain(call: Call) -> Explanation:
     if isinstance(call, LinearCall):
         return _explain_linear(call)
+    if isinstance(call, PyTorchCall):
+        return _explain_pytorch(call)
     program = call.epilogue.program if isinstance(call, PointwiseCall) else call.prologue.program
     inputs = [call.x, *call.operands]
     if isinstance(call, PointwiseCall):
@@ -201,6 +133,20 @@ def _explain(call: Call) -> Explanation:
         bytes=_bytes(inputs) + stored * call.out_dtype.itemsize,
         flops=0,
         compiles=explain_pass(program, reduces=isinstance(call, ReduceCall)),
+    )
+
+
+def _explain_pytorch(call: PyTorchCall) -> Explanation:
+    described = map(_described, ("x", "weight"), call.tensors)
+    over = f" over {_dims(call.dims)}" if call.dims else ""
+    return Explanation(
+        call=f"{call.name} of {', '.join(described)}{over}",
+        path="composed",
+        steps=("PyTorch's own operations",),
+        reasons=(call.because,),
+        program=Program.parse(schema.IDENTITY),
+        bytes=_bytes(call.tensors),
+        flops=call.flops,
     )
 
 

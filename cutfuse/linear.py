@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from . import arguments, composed
+from .composed import PyTorchCall
 from .direct import calls
 from .direct.training import multiplies_at_once
 from .epilogue import Epilogue
@@ -194,6 +195,15 @@ def prepare_linear(
         prepared=prepared,
         recompute=recompute,
     )
+
+
+def describe_unfused(
+    x: Tensor, weight: Tensor | PreparedWeight, bias: Tensor | None, because: str, operands: Sequence[Any] = ()
+) -> PyTorchCall:
+    """A layer of which PyTorch computes the product and what follows, for `explain`. Checked as in `linear`."""
+    layer = prepare_linear(x, weight, bias)
+    tensors = [t for t in (x, layer.weight, bias, *operands) if isinstance(t, Tensor)]
+    return PyTorchCall("linear", tensors, because, flops=2 * x.numel() * layer.weight.shape[0])
 
 
 def _unwrap(weight: Tensor | PreparedWeight) -> tuple[PreparedWeight | None, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from . import arguments, composed
+from .composed import PyTorchCall
 from .direct import calls
 from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
@@ -74,8 +75,8 @@ def _reduce_generally(given: tuple[Any, ...], remember: bool = False) -> Tensor:
     """Any call, with every check. `remember`: the next one like it is to run directly."""
     x, dim, op, keepdim, prologue, operands, out_dtype = given
     call = prepare_reduce(x, dim, op, keepdim, prologue, operands=operands, out_dtype=out_dtype)
-    if call is None:
-        return _reduce_as_torch(x, arguments.normalise_dims("reduce", dim, x.dim()), op, keepdim, out_dtype)
+    if isinstance(call, PyTorchCall):
+        return _reduce_as_torch(x, call.dims, op, keepdim, out_dtype)
     y = run_reduce(call)
     if remember:
         casts_result = arguments.kernel_out_dtype(call.out_dtype, call.x.dtype) != call.out_dtype
@@ -109,17 +110,16 @@ def prepare_reduce(
     *,
     operands: Sequence[Tensor | float] = (),
     out_dtype: torch.dtype | None = None,
-) -> ReduceCall | None:
-    """Checks a call of `reduce` and decides its path; computes nothing but casts that the path needs.
-
-    None where it is PyTorch's own reduction: of integers, booleans and complex numbers, without a prologue.
-    """
+) -> ReduceCall | PyTorchCall:
+    """Checks a call of `reduce` and decides its path; computes nothing but casts that the path needs."""
     arguments.check_tensor("reduce", "x", x)
     arguments.check_reduction("reduce", op)
     arguments.check_flag("reduce", "keepdim", keepdim)
     dims = arguments.normalise_dims("reduce", dim, x.dim())
     if prologue is None and not x.is_floating_point():
-        return None
+        _check_pytorchs(x, op, out_dtype)
+        because = f"x is {x.dtype}: without a prologue its reduction is PyTorch's own"
+        return PyTorchCall(op, [x], because, dims)
     x = arguments.to_floating("reduce", x)
     numbers, tensors = arguments.split_operands("reduce", operands, x.device)
     if tensors and not arguments.is_shape(arguments.broadcast_shape("reduce", x, tensors), x.shape):
@@ -135,7 +135,7 @@ def prepare_reduce(
     return ReduceCall(x, dims, op, keepdim, tensors, resolved, out_dtype, composed_because)
 
 
-def prepare_sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> ReduceCall | None:
+def prepare_sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> ReduceCall | PyTorchCall:
     """The same for a call of `sum`."""
     return prepare_reduce(x, dim, "sum", keepdim)
 
@@ -151,14 +151,19 @@ def run_reduce(call: ReduceCall) -> Tensor:
     return y if kernel_dtype == out_dtype else y.to(out_dtype)
 
 
-def _reduce_as_torch(x: Tensor, dims: tuple[int, ...], op: str, keepdim: bool, out_dtype: torch.dtype | None) -> Tensor:
+def _check_pytorchs(x: Tensor, op: str, out_dtype: torch.dtype | None) -> None:
+    """Of PyTorch's own reduction: of integers, booleans and complex numbers."""
     arguments.check_not_quantized("reduce", "x", x)
-    if out_dtype is not None:
-        arguments.check_dtype("reduce", "out_dtype", out_dtype)
-        arguments.check_real("reduce", "x", x)  # a cast of the result would drop its imaginary part
+    if out_dtype is None:
+        return
+    arguments.check_dtype("reduce", "out_dtype", out_dtype)
+    arguments.check_real("reduce", "x", x)  # a cast of the result would drop its imaginary part
+    if op == "mean":
+        arguments.check_floating("reduce", "the mean's out_dtype", out_dtype)
+
+
+def _reduce_as_torch(x: Tensor, dims: tuple[int, ...], op: str, keepdim: bool, out_dtype: torch.dtype | None) -> Tensor:
     if op == "mean" and not x.is_complex():
-        if out_dtype is not None:
-            arguments.check_floating("reduce", "the mean's out_dtype", out_dtype)
         x = x.to(out_dtype or torch.get_default_dtype())
     y = REDUCTIONS[op](x, dims, keepdim=keepdim)
     return y if out_dtype is None else y.to(out_dtype)

@@ -88,6 +88,12 @@ def test_drop_ins_compile(name: str, arguments: tuple, path: str) -> None:
     torch.testing.assert_close(compiled(X), module(X))
 
 
+def test_reductions_of_integers_compile() -> None:
+    x = torch.arange(12).view(3, 4)
+    for reduce in (lambda x: cutfuse.sum(x, 1), lambda x: cutfuse.reduce(x, 0, "amax"), cutfuse.nn.SumReduction(1)):
+        assert torch.equal(torch.compile(reduce, fullgraph=True, backend="eager")(x), reduce(x))
+
+
 def test_fused_linear_compiles(path: str) -> None:
     module = cutfuse.nn.FusedLinear(7, 6, epilogue=nn.GELU("tanh"), reduce="sum")
     torch.testing.assert_close(torch.compile(module, fullgraph=True, backend="eager")(X), module(X))

@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import cutfuse
-from cutfuse.explain import PREPARATIONS
 from cutfuse.ops import schema
+from cutfuse.preparations import PREPARATIONS
 from cutfuse.routing import use_operators_everywhere
 
 X, W, B = torch.randn(6, 7), torch.randn(5, 7), torch.randn(5)
@@ -118,20 +118,86 @@ class OfOneRow(cutfuse.nn.FusedLinear):
     [
         (replace_forward(cutfuse.nn.FusedLinear(7, 5)), X),
         (OfOneRow(7, 5), X),
-        (cutfuse.nn.FusedLinear(7, 5, epilogue=lambda z: torch.softmax(z, -1)), X),
-        (cutfuse.nn.LinearSigmoidSum(7, 5), X[None]),
-        (cutfuse.nn.GemmDivideSumScale(7, 5, 1.5), X[None]),
-        (cutfuse.nn.SumReduction(0), X.int()),
-        (X.int(), 0),
-        (cutfuse.sum, X.bool()),
-        (cutfuse.set_precision, "tf32"),
     ],
 )
-def test_what_is_no_call_of_cutfuse(nothing_runs: None, arguments) -> None:
-    precision = cutfuse.get_precision()
-    with pytest.raises(TypeError, match="PyTorch's own operations compute it"):
+def test_a_module_with_another_forward_is_no_call_of_cutfuse(nothing_runs: None, arguments) -> None:
+    with pytest.raises(
+        TypeError, match=r"has another forward than cutfuse's\. Either PyTorch's own operations compute"
+    ):
         cutfuse.explain(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"), [(cutfuse.set_precision, "tf32"), (cutfuse.prepare, W), (cutfuse.explain_model, X)]
+)
+def test_a_function_that_makes_no_call_is_refused_and_not_run(nothing_runs: None, function, argument) -> None:
+    precision = cutfuse.get_precision()
+    with pytest.raises(TypeError, match=f"{function.__name__} makes no call that can be explained; write explain"):
+        cutfuse.explain(function, argument)
     assert cutfuse.get_precision() == precision
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((nn.Linear(7, 5), X), "Linear is no module of cutfuse.nn; for a whole model use cutfuse.explain_model"),
+        (
+            (nn.Sequential(cutfuse.nn.FusedLinear(7, 5)), X),
+            "Sequential is no module of cutfuse.nn; for a whole model use",
+        ),
+        (
+            (F.linear, X, W),
+            "linear is no function of cutfuse. .*torch.nn.functional.linear is not in the epilogue language",
+        ),
+        ((torch.sum, X), 'sum is no function of cutfuse. .*use reduce="sum"'),
+    ],
+)
+def test_what_is_neither_cutfuses_nor_elementwise(arguments, message: str) -> None:
+    with pytest.raises(TypeError, match=f"^cutfuse.explain: {message}"):
+        cutfuse.explain(*arguments)
+
+
+def test_a_compiled_module_is_not_taken_for_the_one_inside() -> None:
+    compiled = torch.compile(cutfuse.nn.FusedLinear(7, 5), backend="eager")
+    with pytest.raises(
+        TypeError, match=r"is compiled .*; explain the one that torch\.compile was given, or for a whole"
+    ):
+        cutfuse.explain(compiled, X)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call", "reason"),
+    [
+        (
+            (cutfuse.nn.FusedLinear(7, 5, epilogue=lambda z: torch.softmax(z, -1)), X),
+            "linear of x [6, 7] float32, weight [5, 7] float32",
+            "the epilogue runs unfused: torch.softmax is not in the epilogue language",
+        ),
+        ((cutfuse.nn.LinearSigmoidSum(7, 5), X[None]), "linear of x [1, 6, 7] float32", "x is no matrix"),
+        ((cutfuse.nn.GemmDivideSumScale(7, 5, 1.5), X[None]), "linear of x [1, 6, 7] float32", "x is no matrix"),
+        ((cutfuse.nn.SumReduction(0), X.int()), "sum of x [6, 7] int32 over dim 0", "x is torch.int32: without"),
+        ((X.int(), 0, "amax"), "amax of x [6, 7] int32 over dim 0", "x is torch.int32: without a prologue"),
+        ((cutfuse.sum, X.bool()), "sum of x [6, 7] bool over dims (0, 1)", "x is torch.bool: without a prologue"),
+    ],
+)
+def test_a_call_that_pytorch_computes_is_explained_with_the_reason(
+    nothing_runs: None, arguments, call: str, reason: str
+) -> None:
+    explanation = cutfuse.explain(*arguments)
+    assert explanation.call.startswith(call)
+    assert explanation.path == "composed"
+    assert explanation.reasons[0].startswith(reason)
+    assert explanation.flops == (2 * 6 * 5 * 7 if call.startswith("linear") else 0)
+    assert explanation.bytes >= 6 * 7
+    assert "program" not in str(explanation)  # it has none
+
+
+def test_a_call_that_pytorch_computes_raises_what_it_would_raise() -> None:
+    layer = cutfuse.nn.FusedLinear(7, 5, epilogue=lambda z: torch.softmax(z, -1))
+    with pytest.raises(ValueError, match=r"x has to be \[..., K\]"):
+        cutfuse.explain(layer, X[:, 1:])
+    with pytest.raises(TypeError, match="the mean's out_dtype has to be"):
+        cutfuse.explain(X.int(), 0, "mean", out_dtype=torch.int32)
 
 
 class OwnLayer(cutfuse.nn.FusedLinear):

@@ -10,6 +10,8 @@ from torch import nn
 
 from .prepares_weight import PreparesWeight
 
+NO_MATRIX = "x is no matrix, so that the sum over dim 1 is not over rows: the plain model runs"
+
 Result = TypeVar("Result")  # of a drop-in's call: a tensor, or for `explain` the call itself
 
 

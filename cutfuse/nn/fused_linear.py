@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import arguments
+from ..composed import PyTorchCall
 from ..epilogue import Epilogue
 from ..epilogue.errors import EpilogueError, OperandCountError, evaluated_while_compiling
 from ..epilogue.types import ValueType, type_of
-from ..linear import LinearCall, linear, prepare_linear
+from ..linear import LinearCall, describe_unfused, linear, prepare_linear
 from ..precision import autocast_dtype
 from ..prepare import PreparedWeight
 from ..reductions import REDUCTIONS
@@ -111,14 +112,15 @@ class FusedLinear(PreparesWeight, nn.Linear):
         self.__dict__["_unfused"] = self._unfused | {_kinds(x, operands)}
         return y
 
-    def prepare_call(self, x: Tensor, *operands: Tensor | float) -> LinearCall | None:
-        """What `cutfuse.explain` describes; None where the epilogue runs unfused."""
+    def prepare_call(self, x: Tensor, *operands: Tensor | float) -> LinearCall | PyTorchCall:
+        """What `cutfuse.explain` describes."""
         try:
             return self._call(prepare_linear, *self._weight_and_bias(), x, operands)
         except Exception:
-            if not self._why_failed(x, operands):
+            reason = self._why_failed(x, operands)
+            if not reason:
                 raise
-            return None
+        return describe_unfused(x, *self._weight_and_bias(), f"the epilogue runs unfused: {reason}", operands)
 
     def _call(
         self,

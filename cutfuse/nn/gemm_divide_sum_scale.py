@@ -7,8 +7,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from .. import models
-from ..linear import LinearCall, linear, prepare_linear
-from .drop_in import DropIn, Result, is_symbolic
+from ..composed import PyTorchCall
+from ..linear import LinearCall, describe_unfused, linear, prepare_linear
+from .drop_in import NO_MATRIX, DropIn, Result, is_symbolic
 
 
 def _divide_scale(z: Tensor, scaling_factor: float) -> Tensor:
@@ -23,9 +24,11 @@ class GemmDivideSumScale(DropIn, models.GemmDivideSumScale):
             return super().forward(x)
         return self._call(linear, x)
 
-    def prepare_call(self, x: Tensor) -> LinearCall | None:
+    def prepare_call(self, x: Tensor) -> LinearCall | PyTorchCall:
         """What `cutfuse.explain` describes."""
-        return self._call(prepare_linear, x) if x.dim() == 2 else None
+        if x.dim() != 2:
+            return describe_unfused(x, self.weight, None, NO_MATRIX)
+        return self._call(prepare_linear, x)
 
     def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
         return function(

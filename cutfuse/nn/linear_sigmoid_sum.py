@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import models
-from ..linear import LinearCall, linear, prepare_linear
-from .drop_in import DropIn, Result, is_symbolic
+from ..composed import PyTorchCall
+from ..linear import LinearCall, describe_unfused, linear, prepare_linear
+from .drop_in import NO_MATRIX, DropIn, Result, is_symbolic
 from .prepares_weight import PreparesWeight
 
 
@@ -21,9 +22,11 @@ class LinearSigmoidSum(DropIn, PreparesWeight, models.LinearSigmoidSum):
             return super().forward(x)
         return self._call(linear, x)
 
-    def prepare_call(self, x: Tensor) -> LinearCall | None:
+    def prepare_call(self, x: Tensor) -> LinearCall | PyTorchCall:
         """What `cutfuse.explain` describes."""
-        return self._call(prepare_linear, x) if x.dim() == 2 else None
+        if x.dim() != 2:
+            return describe_unfused(x, self._weight(), self.linear.bias, NO_MATRIX)
+        return self._call(prepare_linear, x)
 
     def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
         return function(x, self._weight(), self.linear.bias, epilogue=torch.sigmoid, reduce="sum", keepdim=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from .. import models
+from ..composed import PyTorchCall
 from ..reduce import ReduceCall, prepare_reduce, reduce
 from .drop_in import DropIn, Result, is_symbolic
 
@@ -19,7 +20,7 @@ class SumReduction(DropIn, models.SumReduction):
             return super().forward(x)
         return self._call(reduce, x)
 
-    def prepare_call(self, x: Tensor) -> ReduceCall | None:
+    def prepare_call(self, x: Tensor) -> ReduceCall | PyTorchCall:
         """What `cutfuse.explain` describes."""
         return self._call(prepare_reduce, x)
 
