@@ -18,7 +18,7 @@ from .gradients import autograd
 from .gradients.elementwise import needs_gradient
 from .linear import LinearCall, for_operators, is_plain
 from .ops import schema
-from .planning.fused import KEEPS, FusedExplanation, explain_fused
+from .planning.fused import KEEPS, FusedExplanation, explain_fused, predicted, rejected
 from .planning.linear_plan import LinearArguments
 from .planning.planes import Planes
 from .planning.specialize import explain_pass
@@ -206,7 +206,8 @@ def _linear_path(call: LinearCall) -> _Path:
     if composed:
         reasons = [composed]
         if composed == BEHIND_CUBLAS:
-            reasons += _explain_product(call, arguments).reasons
+            ours = _explain_product(call, arguments)
+            reasons += [*([] if ours.cublas is None else [rejected(ours.cublas)]), *ours.reasons]
         return _Path("composed", ["torch.nn.functional.linear", "PyTorch's own operations"], reasons)
     after = "pointwise kernel, in place" if call.reduction == "none" else f"reduction kernel ({call.reduction})"
     product = "cuBLAS: torch.addmm" if call.bias is not None else "cuBLAS: torch.mm"
@@ -215,8 +216,13 @@ def _linear_path(call: LinearCall) -> _Path:
         return _training_path(call, product, after.removesuffix(", in place"))
     fused = _explain_product(call, arguments)
     if not fused.steps:
-        return _Path("unfused", [product, after], fused.reasons)
-    return _Path("fused", *fused)
+        return _Path("unfused", [product, _timed(after, fused)], fused.reasons)
+    return _Path("fused", fused.steps, fused.reasons, fused.workspace_bytes, fused.compiles)
+
+
+def _timed(after: str, fused: FusedExplanation) -> str:
+    """What follows cuBLAS, with what both are predicted to take, if that is why nothing is fused."""
+    return after if fused.cublas is None else f"{after}: {predicted(fused.cublas)} with the product"
 
 
 def _training_path(call: LinearCall, product: str, after: str) -> _Path:
@@ -241,6 +247,7 @@ def _training_path(call: LinearCall, product: str, after: str) -> _Path:
         steps, reasons = [*fused.steps, backward], [*reasons, *fused.reasons]
         return _Path("fused", steps, reasons, fused.workspace_bytes, fused.compiles)
     if fused is not None:
+        after = _timed(after, fused)
         reasons = [*([recomputed_because] if recomputed_because else []), *fused.reasons]
     if forced:
         product = f'product in precision "{product_mode()}"'

@@ -37,12 +37,13 @@ def plan_call(arguments: LinearArguments, kept: Planes | None = None, captured_m
 
 class FusedExplanation(NamedTuple):
     """What a fused call would run (nothing where it would not be fused), why, what it allocates beside its result in
-    bytes, and what it has compiled."""
+    bytes, and what it has compiled. cublas: the plan's other way, where that runs because it is predicted faster."""
 
     steps: list[str]
     reasons: list[str]
     workspace_bytes: int = 0
     compiles: str = ""
+    cublas: Alternative | None = None
 
 
 def explain_fused(arguments: LinearArguments, kept: Planes | None = None) -> FusedExplanation:
@@ -61,7 +62,7 @@ def explain_fused(arguments: LinearArguments, kept: Planes | None = None) -> Fus
     explain = _explain_planes if is_split or (is_at_own_accuracy and not plan.is_fused) else _explain_direct
     steps, reasons = explain(plan, runnable, cublas)
     if not steps:
-        return FusedExplanation(steps, reasons)
+        return FusedExplanation(steps, reasons, cublas=cublas)
     compiles = explain_epilogues(plan, device.index or 0, arguments.program, matrices_of(arguments))
     return FusedExplanation(steps, reasons, plan.workspace_bytes, compiles)
 
@@ -69,24 +70,24 @@ def explain_fused(arguments: LinearArguments, kept: Planes | None = None) -> Fus
 def _explain_direct(plan: LinearPlan, runnable: list[Alternative], cublas: Alternative) -> tuple[list[str], list[str]]:
     best, *others = runnable[:4]
     if not plan.is_fused:
-        return [], [_rejected(way) for way in (cublas, best, *others)]
+        return [], [rejected(way) for way in (best, *others)]
     (kernel,) = (launch.kernel for launch in plan.launches if isinstance(launch, native.core.FusedProduct))
     order = "M" if kernel.raster_along_m else "N"
     swizzle = "" if kernel.swizzle == 1 else f", swizzle {kernel.swizzle}"
-    step = f"{kernel.name}, tiles along {order} first{swizzle}: {_predicted(best)}"
+    step = f"{kernel.name}, tiles along {order} first{swizzle}: {predicted(best)}"
     reasons = [cublas.rejection] if cublas.rejection else []
-    of_cublas = _rejected(cublas)
+    of_cublas = rejected(cublas)
     if not cublas.rejection and cublas.microseconds < best.microseconds:
         of_cublas += f", but the host would take longer to launch {'them' if 'one more' in cublas.name else 'it'}"
-    return [step], [*reasons, of_cublas, *map(_rejected, others)]
+    return [step], [*reasons, of_cublas, *map(rejected, others)]
 
 
 def _explain_planes(plan: LinearPlan, runnable: list[Alternative], cublas: Alternative) -> tuple[list[str], list[str]]:
     best = runnable[0]
     if not plan.is_fused:
-        reasons = [_rejected(cublas), _rejected(best)]
+        reasons = [rejected(best)]
         if best.microseconds < cublas.microseconds:
-            reasons.append("a product of 16-bit parts has to be predicted at least 10% faster than cuBLAS")
+            reasons.append("a product of 16-bit parts has to be predicted at least 5% faster than cuBLAS")
         return [], reasons
     slices = f", {best.slices} slices of K" if best.slices > 1 else ""
     products = [launch for launch in plan.launches if isinstance(launch, native.core.FusedProduct)]
@@ -98,15 +99,15 @@ def _explain_planes(plan: LinearPlan, runnable: list[Alternative], cublas: Alter
     others = [
         f"guarded: {product.kernel.name} runs instead where split3 would lose accuracy" for product in products[1:]
     ]
-    step = f"{best.name}{slices}, with the kernels that split: {_predicted(best)}"
-    return [step, weights, *others], [_rejected(cublas)]
+    step = f"{best.name}{slices}, with the kernels that split: {predicted(best)}"
+    return [step, weights, *others], [rejected(cublas)]
 
 
-def _predicted(alternative: Alternative) -> str:
+def predicted(alternative: Alternative) -> str:
     return f"{alternative.microseconds:.1f} us predicted"
 
 
-def _rejected(alternative: Alternative) -> str:
+def rejected(alternative: Alternative) -> str:
     return f"{alternative.name} would take {alternative.microseconds:.1f} us (predicted)"
 
 
