@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -21,6 +22,11 @@ def disable(function: Callable[_P, _R], reason: str | None = None) -> Callable[_
     """`torch.compiler.disable`: Dynamo does not trace `function`, and gives the reason where that is an error."""
     disabled: Callable[_P, _R] = torch.compiler.disable(function, reason=reason)
     return disabled
+
+
+def disable_because(reason: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """A decorator that is `disable` with this reason."""
+    return functools.partial(disable, reason=reason)
 
 
 def is_tracing() -> bool:

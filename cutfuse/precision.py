@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 
 import torch
 
@@ -22,6 +22,7 @@ SPLIT_MODES = (GUARDED, "split6", "split3")
 MODES = ("ieee", *SPLIT_MODES, "tf32")
 # What PyTorch's "highest" means: its error is no worse than cuBLAS fp32's.
 HIGHEST = GUARDED
+_INSIDE = "a compiled function reads cutfuse.precision when it runs: enter it around the call of the compiled function"
 
 
 class _Process:
@@ -36,6 +37,7 @@ _process_mode: str | None = None
 _context_mode: ContextVar[str | None] = ContextVar("cutfuse.precision", default=_INHERITED)
 
 
+@dynamo.disable_because(_INSIDE)
 def precision(mode: str | None) -> contextlib.AbstractContextManager[None]:
     """A context in which this thread's products of fp32 matrices run in `mode`; None follows PyTorch's setting.
 
@@ -99,12 +101,17 @@ def checked_mode(mode: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _entered(mode: str | None) -> Iterator[None]:
-    process.opted_in |= mode is not None
-    token = _context_mode.set(mode)
+    token = _enter(mode)
     try:
         yield
     finally:
         _context_mode.reset(token)
+
+
+@dynamo.disable_because(_INSIDE)
+def _enter(mode: str | None) -> Token[str | None]:
+    process.opted_in |= mode is not None
+    return _context_mode.set(mode)
 
 
 def allows_tf32() -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -90,7 +89,7 @@ def prepare(weight: Tensor, mode: str | None = None) -> PreparedWeight:
     return _prepared(weight, mode)
 
 
-@functools.partial(dynamo.disable, reason="cutfuse.prepare splits a weight: call it before what is compiled")
+@dynamo.disable_because("cutfuse.prepare splits a weight: call it before what is compiled")
 def _prepared(weight: Tensor, mode: str | None) -> PreparedWeight:
     arguments.check_tensor("prepare", "weight", weight)
     arguments.check_floating("prepare", "weight", weight.dtype)

@@ -10,18 +10,23 @@ decides, then the process's `set_specialization`; "background" where neither was
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from . import native
+from . import dynamo, native
 from .planning.background import background
 
 if TYPE_CHECKING:
     from ._C import SpecializationMode
 
 MODES = ("background", "now", "off")
+_INSIDE = (
+    "a compiled function reads cutfuse.specialization when it runs: enter it around the call of the compiled function"
+)
 
 
+@dynamo.disable_because(_INSIDE)
 def specialization(mode: str) -> contextlib.AbstractContextManager[None]:
     """A context in which this thread's calls run their epilogues in `mode`.
 
@@ -35,6 +40,7 @@ def specialization(mode: str) -> contextlib.AbstractContextManager[None]:
     return _entered(_checked(mode))
 
 
+@dynamo.disable_because("call cutfuse.set_specialization outside of compiled functions, which read it when they run")
 def set_specialization(mode: str) -> None:
     """Makes `mode` that of every thread outside of `specialization`'s contexts.
 
@@ -44,11 +50,13 @@ def set_specialization(mode: str) -> None:
     native.core.set_process_specialization_mode(_checked(mode))
 
 
+@dynamo.disable_because("call cutfuse.get_specialization outside of compiled functions, which read it when they run")
 def get_specialization() -> str:
     """The mode that `set_specialization` was given last, whatever context this is; "background" before that."""
     return native.core.process_specialization_mode().name
 
 
+@dynamo.disable_because("call cutfuse.wait outside of compiled functions: it waits for threads of this process")
 def wait(timeout: float | None = None) -> int:
     """Waits until every epilogue that calls have asked for so far is compiled: before a measurement or a capture.
 
@@ -56,8 +64,24 @@ def wait(timeout: float | None = None) -> int:
 
     Raises:
         TimeoutError: some are still being compiled.
+        TypeError: `timeout` is no number.
+        ValueError: it is negative, or more than a lock can wait.
     """
+    _check_timeout(timeout)
     return background.wait(timeout)
+
+
+def _check_timeout(timeout: Any) -> None:
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        kind = type(timeout).__name__
+        raise TypeError(f"cutfuse.wait: timeout has to be a number of seconds or None, got {timeout!r} of type {kind}")
+    if not 0 <= timeout <= threading.TIMEOUT_MAX:
+        raise ValueError(
+            f"cutfuse.wait: timeout has to be from 0 to {threading.TIMEOUT_MAX:.0f} seconds, or None for as long as it "
+            f"takes, got {timeout}"
+        )
 
 
 def _checked(mode: str) -> SpecializationMode:
@@ -69,9 +93,16 @@ def _checked(mode: str) -> SpecializationMode:
 
 @contextlib.contextmanager
 def _entered(mode: SpecializationMode) -> Iterator[None]:
-    before = native.core.thread_specialization_mode()
-    native.core.set_thread_specialization_mode(mode)
+    before = _exchange(mode)
     try:
         yield
     finally:
-        native.core.set_thread_specialization_mode(before)
+        _exchange(before)
+
+
+@dynamo.disable_because(_INSIDE)
+def _exchange(mode: SpecializationMode | None) -> SpecializationMode | None:
+    """Sets this thread's mode, and gives the one before."""
+    before = native.core.thread_specialization_mode()
+    native.core.set_thread_specialization_mode(mode)
+    return before

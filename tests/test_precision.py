@@ -217,8 +217,20 @@ def test_a_context_inside_a_compiled_function_breaks_the_graph_and_holds(recorde
     compiled(torch.zeros(2))
     assert recorded == ["split6", "split6"]
     torch._dynamo.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported):
+    reason = r"reads cutfuse\.precision when it runs: enter it around the call of the compiled function"
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=reason):
         torch.compile(function, backend="aot_eager", fullgraph=True)(torch.zeros(2))
+
+
+def test_a_decorated_function_holds_the_mode_when_it_is_compiled(recorded: list[str]) -> None:
+    @cutfuse.precision("split6")
+    def function(x: Tensor) -> Tensor:
+        return torch.ops.cutfuse_test.product(x)
+
+    compiled = torch.compile(lambda x: function(x * 2) + torch.ops.cutfuse_test.product(x), backend="aot_eager")
+    compiled(torch.zeros(2))
+    compiled(torch.zeros(2))
+    assert recorded == ["split6", "guarded"] * 2
 
 
 @pytest.mark.parametrize("setting", ["highest", "high", "medium"])

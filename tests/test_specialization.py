@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -202,7 +204,7 @@ def test_an_old_driver_interprets_and_says_so(launches: EmulatedLaunches, monkey
 def test_waiting_has_a_limit(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
     compiler.may_go_on.clear()
     call()
-    with pytest.raises(TimeoutError, match=r"1 epilogues are still being compiled after 0\.05 s"):
+    with pytest.raises(TimeoutError, match=r"1 epilogue is still being compiled after 0\.05 s"):
         cutfuse.wait(0.05)
     compiler.may_go_on.set()
     assert cutfuse.wait() == 1
@@ -311,6 +313,61 @@ def test_modes(compiler: FakeCompiler) -> None:
             cutfuse.specialization(wrong)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="a specialization is one of"):
             cutfuse.set_specialization(wrong)  # type: ignore[arg-type]
+
+
+def test_a_context_inside_a_compiled_function_breaks_the_graph_and_holds(compiler: FakeCompiler) -> None:
+    seen = []
+
+    @torch.compiler.disable
+    def look() -> None:
+        seen.append(core.specialization_mode().name)
+
+    def function(x: Tensor) -> Tensor:
+        with cutfuse.specialization("off"):
+            look()
+        look()
+        return x + 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="eager")
+    for _ in range(2):
+        compiled(torch.zeros(2))
+    assert seen == ["off", "background"] * 2
+    torch._dynamo.reset()
+    reason = r"reads cutfuse\.specialization when it runs: enter it around the call of the compiled function"
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=reason):
+        torch.compile(function, backend="eager", fullgraph=True)(torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda: cutfuse.set_specialization("background"), "call cutfuse.set_specialization outside of compiled"),
+        (cutfuse.get_specialization, "call cutfuse.get_specialization outside of compiled functions"),
+        (cutfuse.wait, "call cutfuse.wait outside of compiled functions"),
+    ],
+)
+def test_what_breaks_the_graph_says_so(call: Callable[[], object], reason: str) -> None:
+    def function(x: Tensor) -> Tensor:
+        call()
+        return x + 1
+
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=re.escape(reason)):
+        torch.compile(function, backend="eager", fullgraph=True)(torch.zeros(2))
+    assert torch.equal(torch.compile(function, backend="eager")(torch.zeros(2)), torch.ones(2))
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.5, float("nan"), float("inf")])
+def test_a_timeout_out_of_range_is_refused(timeout: float) -> None:
+    with pytest.raises(ValueError, match=f"timeout has to be from 0 to [0-9]+ seconds, or None .*, got {timeout}"):
+        cutfuse.wait(timeout)
+
+
+@pytest.mark.parametrize("timeout", ["1", True, (1,)])
+def test_a_timeout_that_is_no_number_is_refused(timeout: object) -> None:
+    with pytest.raises(TypeError, match=r"timeout has to be a number of seconds or None, got .* of type"):
+        cutfuse.wait(timeout)  # type: ignore[arg-type]
 
 
 def test_an_exception_in_the_thread_leaves_it_able_to_go_on(

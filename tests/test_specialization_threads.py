@@ -137,7 +137,7 @@ def test_a_capture_waits_for_its_own_alone(compiler: CountingCompiler, monkeypat
         specialize.request([quick])
     assert quick.is_ready
     assert held.is_pending
-    with pytest.raises(TimeoutError, match="1 epilogues are still"):
+    with pytest.raises(TimeoutError, match="1 epilogue is still"):
         cutfuse.wait(SECONDS)
     compiler.held.set()
     assert cutfuse.wait(30) == 2

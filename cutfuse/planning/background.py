@@ -67,7 +67,8 @@ class Background:
         with self._changed:
             if not self._changed.wait_for(lambda: not self._threads, timeout):
                 count = len(self._waiting) + len(self._threads)
-                raise TimeoutError(f"cutfuse.wait: {count} epilogues are still being compiled after {timeout} s")
+                what = "1 epilogue is" if count == 1 else f"{count} epilogues are"
+                raise TimeoutError(f"cutfuse.wait: {what} still being compiled after {timeout} s")
         return native.core.compiled_count()
 
     def wait_for(self, specialization: Specialization) -> None:
