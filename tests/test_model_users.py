@@ -120,12 +120,41 @@ def test_modules_are_named_from_the_model_on_behind_graph_breaks_too() -> None:
         assert [product.module for product in cutfuse.explain_model(call, X).products] == ["left.0", "right.0"]
 
 
+class _TwoMethods(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encode(x)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+def test_modules_are_named_from_the_model_on_in_methods_and_behind_its_own_compile() -> None:
+    model, layers = _TwoMethods().requires_grad_(False), nn.Sequential(nn.Linear(8, 8), nn.ReLU()).requires_grad_(False)
+    compiled = _TwoMethods().requires_grad_(False)
+    compiled.compile(backend="eager")
+    layers.compile(backend="eager")
+    calls = (
+        (model, "layers.0"),
+        (model.encode, "layers.0"),
+        (compiled, "layers.0"),
+        (layers, "0"),
+        (layers.forward, "0"),
+    )
+    for call, name in calls:
+        assert [product.module for product in cutfuse.explain_model(call, X).products] == [name]
+
+
 def test_it_tells_where_no_graph_is() -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-    model[0].register_full_backward_hook(lambda *_: None)
-    found = cutfuse.explain_model(model, X)
-    if not found.graphs:  # of PyTorch's choosing
-        assert "torch.compile made no graph of it" in str(found)
+    hooked = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    hooked[0].register_full_backward_hook(lambda *_: None)
+    for model in (hooked, nn.LSTM(8, 8)):
+        found = cutfuse.explain_model(model, X)
+        if not found.graphs:  # of PyTorch's choosing
+            assert "torch.compile makes no graph of it, as of nn.LSTM and of modules with full backward" in str(found)
 
 
 # Sizes and types of tensors

@@ -165,7 +165,8 @@ def module_of(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return node.name
-    paths = [str(path) for path, _ in stack.values()]
+    # Of a method, as a module's own compile() makes one of the model, Dynamo names the object that it belongs to.
+    paths = [str(path).replace("].__self__", "]") for path, _ in stack.values()]
     root, path = paths[0], paths[-1]
     if path.startswith((f"{root}.", f"{root}[")) and not _OF_LOCAL.match(root):
         path = path.removeprefix(root)

@@ -16,6 +16,10 @@ from .products import Product
 from .region import Region, Search
 
 _WIDTH = 120
+_NO_GRAPH = (
+    "torch.compile makes no graph of it, as of nn.LSTM and of modules with full backward hooks; "
+    "TORCH_LOGS=graph_breaks prints the reason"
+)
 _HTML_TITLES = ("module", "times", "M x N x K", "fused", "ends at", "because")
 
 
@@ -57,7 +61,7 @@ class ModelExplanation:
         graphs = f"{self.graphs} graph{'s' if self.graphs != 1 else ''}"
         lines = [f"{self.fused} of {len(self.products)} products are fused, in {graphs}"]
         if not self.graphs:
-            lines.append("torch.compile made no graph of it, as it does for a module with full backward hooks")
+            lines.append(_NO_GRAPH)
         for count, product in _grouped(self.products):
             lines += _described(count, product)
         return "\n".join(lines)
