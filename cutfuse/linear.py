@@ -69,7 +69,7 @@ def linear(
             fp64).
         operands: numbers, as many as needed, and at most four tensors that broadcast against `[..., N]`.
         reduce: "sum", "mean", "amax", "amin" or "logsumexp" over the last dimension, or None.
-        keepdim: keep the reduced dimension, of size 1.
+        keepdim: keep the reduced dimension, of size 1. No effect without `reduce`.
         out_dtype: fp64, fp32, bf16 or fp16; what PyTorch promotes x and the operands to by default.
         recompute: keep x, weight, bias and the operands for the backward pass, but not the pre-activation `[..., N]`,
             which one more product computes again there. In compiled functions torch.compile decides what is kept.

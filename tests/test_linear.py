@@ -105,6 +105,12 @@ def test_any_shapes(problem: dict) -> None:
     torch.testing.assert_close(actual, eager_linear(x, weight, bias, epilogue, operands, reduce, keepdim))
 
 
+def test_keepdim_has_no_effect_without_a_reduction(path: str) -> None:
+    x, weight, bias = make_inputs(6, 5, 7, torch.float32)
+    actual = cutfuse.linear(x, weight, bias, epilogue=torch.tanh, keepdim=True)
+    torch.testing.assert_close(actual, eager_linear(x, weight, bias, torch.tanh, ()))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_strides(layout: str, path: str) -> None:
     make = LAYOUTS[layout]

@@ -35,7 +35,7 @@ class FusedLinear(PreparesWeight, nn.Linear):
         in_features, out_features, bias, device, dtype: as of `nn.Linear`.
         epilogue: a function of the pre-activation and the operands that `forward` is given, or a `cutfuse.Epilogue`.
         reduce: "sum", "mean", "amax", "amin" or "logsumexp" over the last dimension, or None.
-        keepdim: keep the reduced dimension, of size 1.
+        keepdim: keep the reduced dimension, of size 1. No effect without `reduce`.
         recompute: compute the pre-activation again in the backward pass instead of keeping it.
 
     `epilogue`, `reduce`, `keepdim` and `recompute` are attributes that may be assigned. An epilogue that cannot be
