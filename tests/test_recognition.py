@@ -33,6 +33,8 @@ HOME.inner.scale = 2.0
 Fn = Callable[..., Any]
 
 NAMESPACES: Any = sys.modules["cutfuse.epilogue.namespaces"]
+FINGERPRINT: Any = sys.modules["cutfuse.epilogue.fingerprint"]
+DETACH: Any = sys.modules["cutfuse.epilogue.detach"]
 RECOGNITION: Any = sys.modules["cutfuse.epilogue.recognition"]
 
 
@@ -144,29 +146,15 @@ class Slotted:
         self.scale = 2.0
 
 
-class Summed(nn.Module):
-    """Reads an attribute that it computes, of a name that tensors have."""
-
-    @property
-    def mean(self) -> float:
-        return GLOBAL
-
-    def forward(self, z: torch.Tensor) -> torch.Tensor:
-        return z * self.mean
-
-
-class Weighted(Scaled):
-    def __init__(self) -> None:
-        super().__init__(2.0)
-        self.weight = nn.Parameter(torch.ones(()))
-
-
-class Called(Scaled):
+class Closing(Settings):
     def __init__(self) -> None:
         super().__init__(2.0)
 
-    def __call__(self, z: torch.Tensor) -> torch.Tensor:
-        return z * GLOBAL
+    def __del__(self) -> None:
+        pass
+
+
+TANH = nn.Tanh()
 
 
 KNOWN: dict[str, Callable[[], Any]] = {
@@ -206,9 +194,8 @@ KNOWN: dict[str, Callable[[], Any]] = {
     "method of an object": lambda: Settings(2.0).scaled,
     "method with a default": lambda: Settings(2.0).shifted,
     "method of a module": lambda: Scaled(2.0).method,
-    "captured method": lambda: (lambda method: lambda z: method(z) + 1)(Settings(2.0).scaled),
-    "a user's module": lambda: Scaled(2.0),
-    "users' modules": lambda: nn.Sequential(Scaled(2.0), nn.Tanh(), Scaled(3.0)),
+    "forward of a user's module": lambda: Scaled(2.0).forward,
+    "attribute of a class in a module": lambda: (lambda of: lambda z: of.act(z) * of.gain)(Scaled(2.0)),
     "Epilogue": lambda: Epilogue(lambda z: z * 2),
     "captured Epilogue": lambda: (lambda e: lambda z: z * (e.operand_count + 2))(Epilogue(lambda z: z * 2)),
 }
@@ -267,9 +254,13 @@ def test_different_callables_have_different_numbers() -> None:
         Computing().rebound,
         Computing().captured,
         Computing.of_class,
-        Summed(),
-        Weighted(),
-        Called(),
+        (lambda method: lambda z: method(z) + len(f"{method}"))(Settings(2.0).scaled),
+        (lambda settings: lambda z: z * settings.scale)(Closing()),
+        (lambda module: lambda z: module.mean * z)(Scaled(2.0)),
+        (lambda pair: lambda z: pair[0](z) if pair[0] is pair[1] else z)((TANH, TANH)),
+        Scaled(2.0),
+        nn.Sequential(Scaled(2.0)),
+        nn.Sequential(TANH, TANH),
         lambda z: z * undefined_name,  # type: ignore[name-defined]  # noqa: F821
     ],
 )
@@ -474,3 +465,70 @@ def test_expressions_at_the_address_of_others() -> None:
         RECOGNITION._numbers.clear()
         teach(Epilogue(lambda z: z + 1))
     assert reused > 10
+
+
+def test_attributes_that_are_read_behind_a_jump() -> None:
+    """Of either value: the one before the jump, and the one that was put on the stack elsewhere."""
+    scaled: Any = helper
+
+    def choose(settings: Any) -> Fn:
+        return lambda z: z * (scaled if settings.flag else settings).scale
+
+    settings: Any = Settings(2.0)
+    settings.flag = True
+    assert fingerprint(choose(settings)) is None
+
+
+def test_an_attribute_of_an_object_over_one_that_becomes_a_descriptor() -> None:
+    class Later:
+        pass
+
+    class Shadowed:
+        scale: Any = Later()
+
+    shadowed = Shadowed()
+    vars(shadowed)["scale"] = 2.0
+    assert fingerprint(lambda z: z * shadowed.scale) is None
+
+
+def test_a_class_that_changes_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(Settings):
+        scale = property(lambda self: GLOBAL)  # type: ignore[assignment]
+
+    settings = Settings(2.0)
+    fn = (lambda settings: lambda z: z * settings.scale)(settings)
+    read_plain = FINGERPRINT.read_plain
+
+    def change(value: Any, kind: type, name: str) -> Any:
+        found = read_plain(value, kind, name)
+        value.__class__ = Other
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FINGERPRINT, "read_plain", change)
+        assert fingerprint(fn) is None
+
+
+def test_descriptors_that_raise() -> None:
+    class Asked(type):
+        def __getattr__(cls, name: str) -> Any:
+            raise KeyError(name)
+
+    class Value(metaclass=Asked):
+        pass
+
+    class Odd(Settings):
+        scale: Any = Value()
+        __dict__ = types.FunctionType.__dict__["__dict__"]  # type: ignore[assignment]
+
+    for name in ("scale", "shift"):
+        fn = eval(f"lambda z: z * settings.{name}", {"settings": Odd.__new__(Odd)})
+        assert fingerprint(fn) is None
+
+
+def test_a_copy_leaves_what_it_does_not_know() -> None:
+    """An object that took a number's place after the key was computed."""
+    settings = Settings(2.0)
+    with pytest.raises(NAMESPACES.NoKeyError):
+        DETACH.detach(lambda z: z * (settings, settings.shift)[1])
+    assert vars(settings) == {"scale": 2.0}

@@ -172,7 +172,22 @@ class Walk {
       return push(number.get()) ? edge : nullptr;
     }
     uint32_t const version = version_of(Py_TYPE(object));
-    return version == 0 ? nullptr : node.find({Answer::kClass, version, type});
+    if (version == 0) {
+      return nullptr;
+    }
+    Edge* const edge = node.find({Answer::kModule, version, type});
+    return edge != nullptr ? follow_module(edge, object) : node.find({Answer::kClass, version, type});
+  }
+
+  // Code may ask whether two modules are one: no callable that has one twice is known.
+  Edge* follow_module(Edge* edge, PyObject* module) {
+    for (int k = 0; k < module_count_; ++k) {
+      if (modules_[k] == module) {
+        return nullptr;
+      }
+    }
+    modules_[module_count_++] = module;
+    return edge;
   }
 
   Edge* follow_function(Node& node, PyObject* object) {
@@ -439,8 +454,10 @@ class Walk {
 #endif
   int count_ = 0;
   int function_count_ = 0;
+  int module_count_ = 0;
   Slot slots_[kSlotsLimit];
   PyObject* functions_[kSlotsLimit];
+  PyObject* modules_[kSlotsLimit];
 };
 
 }  // namespace cutfuse::call

@@ -45,7 +45,8 @@ enum class Answer {
   kFloatType,  // a subclass of float, by identity; the float becomes a value
   kPartial,    // its function and its arguments become values
   kMethod,     // of a function with this code, by identity, which it does not keep alive; its object becomes a value
-  kClass,      // a class by its version
+  kModule,     // a torch.nn.Module as a whole, of a class by its version
+  kClass,      // an object of which attributes are read, of a class by its version
   kEpilogue,   // an Epilogue by its expression, which it does not keep alive, and its number of operands
   kDepth,      // how many attributes were taken
   kPlace,      // where an object has the attribute, and how many of that one's were taken

@@ -26,15 +26,15 @@ constexpr Name<Read> kReads[] = {
 };
 
 constexpr Name<Answer> kAnswers[] = {
-    {"same", Answer::kSame},       {"code", Answer::kCode},
-    {"seen", Answer::kSeen},       {"float", Answer::kFloat},
-    {"int", Answer::kInt},         {"text", Answer::kText},
-    {"tuple", Answer::kTuple},     {"float of type", Answer::kFloatType},
-    {"partial", Answer::kPartial}, {"method", Answer::kMethod},
-    {"class", Answer::kClass},     {"epilogue", Answer::kEpilogue},
-    {"depth", Answer::kDepth},     {"place", Answer::kPlace},
-    {"size", Answer::kSize},       {"names", Answer::kNames},
-    {"none", Answer::kNone},
+    {"same", Answer::kSame},         {"code", Answer::kCode},
+    {"seen", Answer::kSeen},         {"float", Answer::kFloat},
+    {"int", Answer::kInt},           {"text", Answer::kText},
+    {"tuple", Answer::kTuple},       {"float of type", Answer::kFloatType},
+    {"partial", Answer::kPartial},   {"method", Answer::kMethod},
+    {"module", Answer::kModule},     {"class", Answer::kClass},
+    {"epilogue", Answer::kEpilogue}, {"depth", Answer::kDepth},
+    {"place", Answer::kPlace},       {"size", Answer::kSize},
+    {"names", Answer::kNames},       {"none", Answer::kNone},
 };
 
 template <class T, size_t kCount>
@@ -53,7 +53,8 @@ bool parse_name(Name<T> const (&names)[kCount], PyObject* text, T& value) {
 Parsed parse_answer(Answer answer, PyObject* found, Edge& edge) {
   PyObject* first = found;
   PyObject* second = nullptr;
-  bool const is_pair = answer == Answer::kClass || answer == Answer::kEpilogue || answer == Answer::kPlace;
+  bool const is_pair =
+      answer == Answer::kModule || answer == Answer::kClass || answer == Answer::kEpilogue || answer == Answer::kPlace;
   if (is_pair && !PyArg_ParseTuple(found, "OO", &first, &second)) return Parsed::kError;
   edge.token = {answer, 0, nullptr};
   switch (answer) {
@@ -86,6 +87,7 @@ Parsed parse_answer(Answer answer, PyObject* found, Edge& edge) {
     case Answer::kPlace:
       edge.token = place_token(PyLong_AsLongLong(first), PyLong_AsLongLong(second));
       return PyErr_Occurred() == nullptr ? Parsed::kSteps : Parsed::kError;
+    case Answer::kModule:
     case Answer::kClass:
       edge.token = {answer, PyLong_AsLongLong(second), first};
       return edge.token.bits == 0 ? Parsed::kInexpressible : Parsed::kSteps;

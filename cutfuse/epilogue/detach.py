@@ -14,7 +14,7 @@ from torch import nn
 
 from cutfuse.epilogue.calls import is_known
 from cutfuse.epilogue.namespaces import NoKeyError, builtins_of, read_attribute, read_free, read_global, reads_of
-from cutfuse.epilogue.objects import IN_CHILDREN, attributes_of, children_of, is_plain, new_object, read_plain
+from cutfuse.epilogue.objects import IN_CHILDREN, IN_CLASS, attributes_of, children_of, is_plain, new_object, read_plain
 
 _Name = TypeVar("_Name", str, int)
 
@@ -56,7 +56,7 @@ class _Copier:
             return self._copy_method(value)
         if issubclass(kind, nn.Module):
             return self._copy_module(value)
-        if kind is types.ModuleType:
+        if kind is types.ModuleType or is_plain(kind):  # since the key was taken
             raise NoKeyError
         return value
 
@@ -117,6 +117,8 @@ class _Copier:
             if kind is types.ModuleType:
                 home, value = vars(stand_in), read_attribute(value, attribute)
             else:
-                place, value = read_plain(value, attribute)
+                place, value = read_plain(value, kind, attribute)
+                if place == IN_CLASS and attribute is chain[-1]:
+                    return  # the stand-in has the class
                 home = children_of(stand_in) if place == IN_CHILDREN else attributes_of(stand_in)
         home.setdefault(name, self.copy(value))

@@ -20,9 +20,9 @@ import torch
 
 from cutfuse import native
 from cutfuse.epilogue.calls import is_known
-from cutfuse.epilogue.module_class import added_names, calls_forward_alone, class_token
+from cutfuse.epilogue.module_class import added_names, class_token
 from cutfuse.epilogue.namespaces import NoKeyError, read_attribute, read_free, read_global, reads_of
-from cutfuse.epilogue.objects import IN_CLASS, Unread, is_plain, read_plain
+from cutfuse.epilogue.objects import Unread, is_plain, read_plain
 from cutfuse.epilogue.reads import Reads
 from cutfuse.epilogue.trace import Epilogue
 from cutfuse.epilogue.trail import Trail
@@ -41,8 +41,6 @@ _BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType)
 # Attributes of these may change without their key changing.
 _CALLABLES = (types.FunctionType, *_BUILTINS, functools.partial)
 _CONTAINERS = {dict, OrderedDict, set}
-# Of an attribute of a class, which the class's version stands for.
-_CLASS_CONSTANTS = {bool, int, float, str, type(None)}
 
 # The callables met so far that stand for themselves in a key: the language's and Python's own, hence few. For those
 # written in Python the code and the defaults that they had: their bodies run before `__torch_function__` is called, so
@@ -226,7 +224,7 @@ def _add_mapping(new: Mapping[str, Any], parts: list[Hashable], values: list[Any
 def _add_object(value: Any, kind: type, parts: list[Hashable], values: list[Any], trail: Trail | None) -> None:
     if kind is Unread:
         _add_attributes(value, parts, values, trail)
-    elif kind is types.MethodType:
+    elif kind is types.MethodType and len(values) == 1:  # as a value it has a repr and an identity
         _add_method(value, parts, values, trail)
     elif value is torch.Tensor or (kind is type and value in _PURE_TYPES):
         parts.append(value)
@@ -260,13 +258,15 @@ def _add_attributes(unread: Unread, parts: list[Hashable], values: list[Any], tr
     kind = type(unread.value)
     if trail is not None:  # before the class is looked at
         trail.add("value", "class", (kind, native.core.class_version(kind)))
+    if not is_plain(kind):
+        raise NoKeyError
     for chain in unread.chains:
-        place, found = read_plain(unread.value, chain[0])
+        place, found = read_plain(unread.value, kind, chain[0])
         depth = _add_chain(found, chain[1:], values)
         parts.append(("attribute", depth))
         if trail is not None:
             trail.add("attribute", "place", (place, depth), chain)
-    if len(values) > _VALUES_LIMIT:
+    if len(values) > _VALUES_LIMIT or type(unread.value) is not kind:
         raise NoKeyError
 
 
@@ -288,14 +288,12 @@ def _add_method(method: types.MethodType, parts: list[Hashable], values: list[An
 def _add_module(
     module: torch.nn.Module, kind: type, parts: list[Hashable], values: list[Any], trail: Trail | None
 ) -> None:
-    """For modules without tensors and hooks: their class, what `forward` reads, and their attributes."""
-    version = native.core.class_version(kind)  # of a former class where that changes meanwhile
-    if trail is not None:
-        trail.add("value", "class", (kind, version))
+    """For PyTorch's own modules without tensors and hooks: their class, what `forward` reads, and their attributes."""
+    if trail is not None:  # before the class is looked at, so that it is a former one's where that changes meanwhile
+        trail.add("value", "module", (kind, native.core.class_version(kind)))
     token = class_token(kind)
-    is_of_user = token is None
-    if is_of_user and version != 0 and is_plain(kind) and calls_forward_alone(kind):
-        token = version
+    if sum(value is module for value in values) > 1:  # code may ask whether two modules are one
+        raise NoKeyError
     forward = getattr(kind, "forward", None)  # a scripted module's class has none that can be read
     if token is None or type(forward) is not types.FunctionType or _has_global_hooks(trail):
         raise NoKeyError
@@ -314,28 +312,12 @@ def _add_module(
             raise NoKeyError
     code = forward.__code__
     reads = reads_of(code)
-    if is_of_user:
-        _check_own_reads(module, reads)
-    elif reads.opaque or not reads.attributes <= attributes.keys():
+    if reads.opaque or not reads.attributes <= attributes.keys():
         raise NoKeyError
     if trail is not None:
         trail.add_attributes(attributes, len(children))
         trail.add("forward", "code", code)
     _add_reads(forward, reads, parts, values, trail)
-
-
-def _check_own_reads(module: torch.nn.Module, reads: Reads) -> None:
-    """Raises NoKeyError where the `forward` of a user's module may read what is no part of the module's key."""
-    if reads.opaque or reads.others or reads.own is None or reads.other_names & added_names():
-        raise NoKeyError
-    for chain in reads.own:
-        value: Any = module
-        for name in chain:
-            if not is_plain(type(value)):
-                break
-            place, value = read_plain(value, name)
-            if place == IN_CLASS and type(value) not in _CLASS_CONSTANTS:
-                raise NoKeyError
 
 
 def _has_global_hooks(trail: Trail | None) -> bool:

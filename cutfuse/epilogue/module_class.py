@@ -63,15 +63,6 @@ def _own_classes(kind: type[nn.Module]) -> list[type]:
     return [home for home in kind.__mro__ if home is not nn.Module and home is not object]
 
 
-def calls_forward_alone(kind: type[nn.Module]) -> bool:
-    """Whether a call of a module of a user's class, without hooks, runs its `forward` and nothing else of the class."""
-    for name in _CALL_PATH:
-        found = look_up(kind, name)
-        if found is not _MODULE.get(name) or not is_function_of_torch(found):
-            return False
-    return True
-
-
 def added_names() -> set[str]:
     """The functions of nn.Module that are not PyTorch's, such as one that transformers adds to initialize models."""
     items = tuple(_MODULE.items())

@@ -27,27 +27,38 @@ class Unread(NamedTuple):
 
 
 def is_plain(kind: type) -> bool:
-    """Whether an instance's attributes are what it or its class holds, unless that is a descriptor or is missing."""
+    """Whether an instance's attributes are what it or its class holds, unless that is a descriptor or is missing.
+
+    One with a `__del__` is not: that would run for the copies that `detach` makes.
+    """
     return (
         type(kind) is type
-        and bool(kind.__flags__ & _HEAP_TYPE)
+        and _is_pythons(kind)
         and look_up(kind, "__getattribute__") is vars(object)["__getattribute__"]
+        and look_up(kind, "__del__") is MISSING
         and not issubclass(kind, _NOT_PLAIN)
     )
 
 
-def read_plain(value: Any, name: str) -> tuple[int, Any]:
-    """Where an object has an attribute, and the attribute. The object's class is to be plain.
+def _is_pythons(kind: type) -> bool:
+    """Whether a class is written in Python, so that it can change."""
+    return bool(kind.__flags__ & _HEAP_TYPE)
+
+
+def read_plain(value: Any, kind: type, name: str) -> tuple[int, Any]:
+    """Where an object of a plain class has an attribute, and the attribute.
 
     Raises NoKeyError where a read may run code.
     """
-    kind = type(value)
     of_class = look_up(kind, name)
-    if hasattr(type(of_class), "__get__"):
+    if look_up(type(of_class), "__get__") is not MISSING:
         raise NoKeyError
     attributes = attributes_of(value)
     found = attributes.get(name, MISSING)
     if found is not MISSING:
+        # What the class has may become a descriptor, which the version of its own class tells and no other.
+        if of_class is not MISSING and _is_pythons(type(of_class)):
+            raise NoKeyError
         return IN_OBJECT, found
     if of_class is not MISSING:
         return IN_CLASS, of_class
@@ -58,7 +69,10 @@ def attributes_of(value: Any) -> dict[str, Any]:
     """An object's `__dict__`, whatever its class calls so."""
     if type(look_up(type(value), "__dict__")) is not types.GetSetDescriptorType:
         raise NoKeyError
-    attributes = object.__getattribute__(value, "__dict__")
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except TypeError:  # a descriptor of another class
+        raise NoKeyError from None
     if type(attributes) is not dict:
         raise NoKeyError
     return attributes

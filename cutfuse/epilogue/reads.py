@@ -100,6 +100,9 @@ def _find_reads(code: types.CodeType, free: frozenset[str], first: str | None) -
     is its first parameter."""
     root: _Read | None = None
     for item in dis.get_instructions(code):
+        if item.is_jump_target and root is not None:  # what is on the stack may come from elsewhere
+            yield root
+            root = None
         if item.opname in _NO_OPERATION:
             continue
         if item.opname in _ATTRIBUTE_LOADS and root is not None:
