@@ -194,6 +194,7 @@ CASES = {
         ["logsumexp((z + r0), -1)"],
         (X, W, B, R3),
     ),
+    "an argument by its name": Case(lambda x, w, b: torch.tanh(input=F.linear(x, w, b)) * 2, ["(tanh(z) * 2)"]),
     "max": Case(largest, ["amax(z, -1)"]),
     "max with its place": Case(largest_and_where, []),
     "sum of columns": Case(lambda x, w, b: torch.relu(F.linear(x, w, b)).sum(0), ["relu(z)"]),

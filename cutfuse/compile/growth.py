@@ -95,11 +95,12 @@ class Growth:
     def _lift(self, node: fx.Node, expressions: dict[fx.Node, Expr]) -> None:
         sources = [i for i in node.all_input_nodes if i in self.lifted]
         source, axes = sources[0], self.axes[sources[0]]
-        permutation = permutation_of(node) if node.args[0] is source else None
+        is_first = bool(node.args) and node.args[0] is source
+        permutation = permutation_of(node) if is_first else None
         if permutation is not None:
             permuted = tuple(axes[place] for place in permutation) if axes else permutation
             self.axes[node] = () if permuted == tuple(sorted(permuted)) else permuted
-        elif is_row_view(node) and node.args[0] is source:
+        elif is_row_view(node) and is_first:
             self._check_view(node, axes)
             self.axes[node] = ()
         else:
