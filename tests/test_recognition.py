@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import sys
@@ -33,8 +32,6 @@ HOME.inner.scale = 2.0
 Fn = Callable[..., Any]
 
 NAMESPACES: Any = sys.modules["cutfuse.epilogue.namespaces"]
-FINGERPRINT: Any = sys.modules["cutfuse.epilogue.fingerprint"]
-DETACH: Any = sys.modules["cutfuse.epilogue.detach"]
 RECOGNITION: Any = sys.modules["cutfuse.epilogue.recognition"]
 
 
@@ -61,97 +58,6 @@ def recursive(z: torch.Tensor, depth: int = 3) -> torch.Tensor:
 
 def capture(value: object) -> Fn:
     return lambda z: z * 2 if value else z
-
-
-class Settings:
-    shift = 1.0
-
-    def __init__(self, scale: Any) -> None:
-        self.scale = scale
-
-    def scaled(self, z: torch.Tensor) -> torch.Tensor:
-        return torch.relu(z) * self.scale
-
-    def shifted(self, z: torch.Tensor, gain: float = 2.0) -> torch.Tensor:
-        return z * GLOBAL * gain + self.shift
-
-
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-    scale: float
-
-
-class Scaled(nn.Module):
-    gain = 2.0
-
-    def __init__(self, scale: float) -> None:
-        super().__init__()
-        self.scale = scale
-        self.act = nn.LeakyReLU(0.2)
-
-    def forward(self, z: torch.Tensor) -> torch.Tensor:
-        return self.act(z) * self.scale * self.gain
-
-    def method(self, z: torch.Tensor) -> torch.Tensor:
-        return self.act(z) * self.scale + self.act.negative_slope
-
-
-class Computing(Settings):
-    """Attributes and methods that may give something else in every call."""
-
-    def __init__(self) -> None:
-        super().__init__(2.0)
-
-    @property
-    def value(self) -> float:
-        return GLOBAL
-
-    def __getattr__(self, name: str) -> float:
-        return GLOBAL
-
-    def doubled(self, z: torch.Tensor) -> torch.Tensor:
-        return z * self.value
-
-    def passing(self, z: torch.Tensor) -> torch.Tensor:
-        return take(self, z)
-
-    def rebound(self, z: torch.Tensor) -> torch.Tensor:
-        self = Settings(GLOBAL)  # type: ignore[assignment]
-        return z * self.scale
-
-    def captured(self, z: torch.Tensor) -> torch.Tensor:
-        return (lambda: z * self.scale)()
-
-    @classmethod
-    def of_class(cls, z: torch.Tensor) -> torch.Tensor:
-        return z * cls.shift
-
-
-def take(settings: Settings, z: torch.Tensor) -> torch.Tensor:
-    return z * settings.real  # type: ignore[attr-defined]  # which a number has too
-
-
-class Intercepting(Settings):
-    def __init__(self) -> None:
-        super().__init__(2.0)
-
-    def __getattribute__(self, name: str) -> Any:
-        return GLOBAL if name == "scale" else super().__getattribute__(name)
-
-
-class Slotted:
-    __slots__ = ("scale",)
-
-    def __init__(self) -> None:
-        self.scale = 2.0
-
-
-class Closing(Settings):
-    def __init__(self) -> None:
-        super().__init__(2.0)
-
-    def __del__(self) -> None:
-        pass
 
 
 TANH = nn.Tanh()
@@ -185,17 +91,6 @@ KNOWN: dict[str, Callable[[], Any]] = {
     "partial": lambda: functools.partial(F.leaky_relu, negative_slope=0.2),
     "partial with arguments": lambda: functools.partial(lambda scale, z, *, shift: z * scale + shift, 2.0, shift=1.0),
     "captured partial": lambda: (lambda f: lambda z: f(z) * 2)(functools.partial(F.leaky_relu, negative_slope=0.2)),
-    "attribute of an object": lambda: (lambda settings: lambda z: z * settings.scale)(Settings(2.0)),
-    "attribute of a class": lambda: (lambda settings: lambda z: z * settings.shift)(Settings(2.0)),
-    "attribute of a frozen object": lambda: (lambda settings: lambda z: z * settings.scale)(Frozen(2.0)),
-    "attribute of an attribute": lambda: (lambda settings: lambda z: z * settings.scale.scale)(Settings(Frozen(2.0))),
-    "attribute of a module in an object": lambda: (lambda of: lambda z: z * of.scale.inner.scale)(Settings(HOME)),
-    "number of an object": lambda: (lambda settings: lambda z: z * settings.scale.real)(Settings(2.0)),
-    "method of an object": lambda: Settings(2.0).scaled,
-    "method with a default": lambda: Settings(2.0).shifted,
-    "method of a module": lambda: Scaled(2.0).method,
-    "forward of a user's module": lambda: Scaled(2.0).forward,
-    "attribute of a class in a module": lambda: (lambda of: lambda z: of.act(z) * of.gain)(Scaled(2.0)),
     "Epilogue": lambda: Epilogue(lambda z: z * 2),
     "captured Epilogue": lambda: (lambda e: lambda z: z * (e.operand_count + 2))(Epilogue(lambda z: z * 2)),
 }
@@ -242,24 +137,7 @@ def test_different_callables_have_different_numbers() -> None:
         lambda z: z * torch.initial_seed(),
         make([2.0]),
         make(types.SimpleNamespace(scale=2.0)),
-        (lambda settings: lambda z: (z, settings)[0] * settings.scale)(Settings(2.0)),
-        (lambda settings: lambda z: z * settings.value)(Computing()),
-        (lambda settings: lambda z: z * settings.missing)(Computing()),
-        (lambda settings: lambda z: z * settings.scale)(Intercepting()),
-        (lambda settings: lambda z: z * settings.scale)(Slotted()),
-        (lambda settings: lambda z: z * settings.scale)(Settings),
-        (lambda settings: lambda z: settings.scaled(z))(Settings(2.0)),
-        Computing().doubled,
-        Computing().passing,
-        Computing().rebound,
-        Computing().captured,
-        Computing.of_class,
-        (lambda method: lambda z: method(z) + len(f"{method}"))(Settings(2.0).scaled),
-        (lambda settings: lambda z: z * settings.scale)(Closing()),
-        (lambda module: lambda z: module.mean * z)(Scaled(2.0)),
         (lambda pair: lambda z: pair[0](z) if pair[0] is pair[1] else z)((TANH, TANH)),
-        Scaled(2.0),
-        nn.Sequential(Scaled(2.0)),
         nn.Sequential(TANH, TANH),
         lambda z: z * undefined_name,  # type: ignore[name-defined]  # noqa: F821
     ],
@@ -465,70 +343,3 @@ def test_expressions_at_the_address_of_others() -> None:
         RECOGNITION._numbers.clear()
         teach(Epilogue(lambda z: z + 1))
     assert reused > 10
-
-
-def test_attributes_that_are_read_behind_a_jump() -> None:
-    """Of either value: the one before the jump, and the one that was put on the stack elsewhere."""
-    scaled: Any = helper
-
-    def choose(settings: Any) -> Fn:
-        return lambda z: z * (scaled if settings.flag else settings).scale
-
-    settings: Any = Settings(2.0)
-    settings.flag = True
-    assert fingerprint(choose(settings)) is None
-
-
-def test_an_attribute_of_an_object_over_one_that_becomes_a_descriptor() -> None:
-    class Later:
-        pass
-
-    class Shadowed:
-        scale: Any = Later()
-
-    shadowed = Shadowed()
-    vars(shadowed)["scale"] = 2.0
-    assert fingerprint(lambda z: z * shadowed.scale) is None
-
-
-def test_a_class_that_changes_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Other(Settings):
-        scale = property(lambda self: GLOBAL)  # type: ignore[assignment]
-
-    settings = Settings(2.0)
-    fn = (lambda settings: lambda z: z * settings.scale)(settings)
-    read_plain = FINGERPRINT.read_plain
-
-    def change(value: Any, kind: type, name: str) -> Any:
-        found = read_plain(value, kind, name)
-        value.__class__ = Other
-        return found
-
-    with monkeypatch.context() as patch:
-        patch.setattr(FINGERPRINT, "read_plain", change)
-        assert fingerprint(fn) is None
-
-
-def test_descriptors_that_raise() -> None:
-    class Asked(type):
-        def __getattr__(cls, name: str) -> Any:
-            raise KeyError(name)
-
-    class Value(metaclass=Asked):
-        pass
-
-    class Odd(Settings):
-        scale: Any = Value()
-        __dict__ = types.FunctionType.__dict__["__dict__"]  # type: ignore[assignment]
-
-    for name in ("scale", "shift"):
-        fn = eval(f"lambda z: z * settings.{name}", {"settings": Odd.__new__(Odd)})
-        assert fingerprint(fn) is None
-
-
-def test_a_copy_leaves_what_it_does_not_know() -> None:
-    """An object that took a number's place after the key was computed."""
-    settings = Settings(2.0)
-    with pytest.raises(NAMESPACES.NoKeyError):
-        DETACH.detach(lambda z: z * (settings, settings.shift)[1])
-    assert vars(settings) == {"scale": 2.0}

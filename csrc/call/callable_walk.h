@@ -4,10 +4,10 @@
 #include <Python.h>
 
 #include <utility>
-#include <vector>
 
 #include "call/observations.h"
 #include "call/python_objects.h"
+#include "call/walk_slots.h"
 
 namespace cutfuse::call {
 
@@ -24,42 +24,10 @@ inline PyObject* name_parameters = nullptr;
 inline PyObject* name_buffers = nullptr;
 inline PyObject* name_forward = nullptr;
 
-inline Reference describe(PyObject* descriptor, PyObject* object) {
-  Reference found(Py_TYPE(descriptor)->tp_descr_get(descriptor, object, reinterpret_cast<PyObject*>(Py_TYPE(object))));
-  if (!found) {
-    PyErr_Clear();
-  }
-  return found;
-}
-
-inline uint32_t version_of(PyTypeObject* type) {
-#if PY_VERSION_HEX < 0x030D0000
-  if (!PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG)) {
-    return 0;
-  }
-#endif
-  return __atomic_load_n(&type->tp_version_tag, __ATOMIC_ACQUIRE);
-}
-
-inline bool is_container(PyObject* value) {
-  return PyDict_CheckExact(value) || PyODict_CheckExact(value) || PySet_CheckExact(value);
-}
-
-inline bool is_empty(PyObject* container) {
-  return (PySet_Check(container) ? PySet_GET_SIZE(container) : PyDict_GET_SIZE(container)) == 0;
-}
-
 // A walk through the tree: the values found so far, and the reads of them.
-class Walk {
+class Walk : private WalkSlots {
  public:
   explicit Walk(PyObject* callable) { push(callable); }
-
-  ~Walk() {
-    for (int k = 0; k < count_; ++k) {
-      Py_DECREF(slots_[k].value);
-      Py_XDECREF(slots_[k].function);
-    }
-  }
 
   // The edge that belongs to what a node reads now; null where there is none.
   Edge* follow(Node& node) {
@@ -97,45 +65,6 @@ class Walk {
   }
 
  private:
-  struct Slot {
-    PyObject* value;
-    PyObject* function;  // whose reads are the value's: itself, or the forward of a module
-  };
-
-  static PyFunctionObject* as_function(PyObject* object) { return reinterpret_cast<PyFunctionObject*>(object); }
-
-  PyObject* value(Node const& node) const { return slots_[node.slot].value; }
-  PyObject* function(Node const& node) const { return slots_[node.slot].function; }
-
-  // For as long as the walk takes. With a GIL its owner holds it: no other thread runs. Without one this may be the
-  // last reference, and what its end runs cannot run under the lock.
-  PyObject* hold(Reference reference) {
-    PyObject* const object = reference.get();
-#ifdef Py_GIL_DISABLED
-    held_.push_back(std::move(reference));
-#endif
-    return object;
-  }
-
-  template <class T>
-  PyObject* field(PyObject* owner, T* const& field) {
-    return hold(field_of(owner, field));
-  }
-
-  bool push(PyObject* value) {
-    if (value == nullptr || count_ == kSlotsLimit) {
-      return false;
-    }
-    Py_INCREF(value);
-    slots_[count_++] = {value, nullptr};
-    return true;
-  }
-
-  void set_function(Node const& node, PyObject* function) {
-    Py_INCREF(function);
-    slots_[node.slot].function = function;
-  }
-
   Edge* follow_value(Node& node) {
     PyObject* const object = value(node);
     if (PyFunction_Check(object)) {
@@ -449,13 +378,8 @@ class Walk {
     return nullptr;
   }
 
-#ifdef Py_GIL_DISABLED
-  std::vector<Reference> held_;
-#endif
-  int count_ = 0;
   int function_count_ = 0;
   int module_count_ = 0;
-  Slot slots_[kSlotsLimit];
   PyObject* functions_[kSlotsLimit];
   PyObject* modules_[kSlotsLimit];
 };

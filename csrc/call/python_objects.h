@@ -4,6 +4,7 @@
 
 #include <Python.h>
 
+#include <cstdint>
 #include <utility>
 
 namespace cutfuse::call {
@@ -89,6 +90,33 @@ inline Reference dict_of(PyObject* object) {
     PyErr_Clear();
   }
   return found;
+}
+
+// What a descriptor of C gives.
+inline Reference describe(PyObject* descriptor, PyObject* object) {
+  Reference found(Py_TYPE(descriptor)->tp_descr_get(descriptor, object, reinterpret_cast<PyObject*>(Py_TYPE(object))));
+  if (!found) {
+    PyErr_Clear();
+  }
+  return found;
+}
+
+// 0 where a class has none.
+inline uint32_t version_of(PyTypeObject* type) {
+#if PY_VERSION_HEX < 0x030D0000
+  if (!PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG)) {
+    return 0;
+  }
+#endif
+  return __atomic_load_n(&type->tp_version_tag, __ATOMIC_ACQUIRE);
+}
+
+inline bool is_container(PyObject* value) {
+  return PyDict_CheckExact(value) || PyODict_CheckExact(value) || PySet_CheckExact(value);
+}
+
+inline bool is_empty(PyObject* container) {
+  return (PySet_Check(container) ? PySet_GET_SIZE(container) : PyDict_GET_SIZE(container)) == 0;
 }
 
 }  // namespace cutfuse::call
