@@ -4,6 +4,7 @@
 #include "bindings.h"
 #include "plan/gemm_candidates.h"
 #include "plan/linear_plan.h"
+#include "plan/plane_products.h"
 #include "split/planes_shape.h"
 
 namespace cutfuse::bindings {
@@ -111,6 +112,7 @@ void bind_request(py::module_& module) {
       .value("compiled_code", Issuer::kCompiledCode)
       .value("compiled_cpp", Issuer::kCompiledCpp)
       .value("graph", Issuer::kGraph);
+  module.attr("plane_advantage") = kPlaneAdvantage;
   module.def("first_scheme", &first_scheme, py::arg("precision"), "What of a weight is split as a rule.");
   py::class_<LinearRequest>(module, "LinearRequest",
                             "What the plan of reduce(program(x @ weight.T + bias, operands)) depends on.")

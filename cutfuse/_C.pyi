@@ -73,6 +73,7 @@ __all__: list[str] = [
     "operation_call",
     "pause_calls",
     "plan_linear",
+    "plane_advantage",
     "planes_shape",
     "pointwise",
     "pointwise_backward",
@@ -1457,3 +1458,4 @@ def why_not_specialized() -> str:
 
 cuda_build: bool
 most_specializations: int = 512
+plane_advantage: float = 0.95

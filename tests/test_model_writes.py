@@ -112,7 +112,7 @@ def embed(x: Tensor, w: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
 
 def embed_bags(x: Tensor, w: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
     u = F.linear(x, w)
-    return F.embedding_bag(torch.arange(4).view(2, 2), w, max_norm=0.5), u * 2
+    return F.embedding_bag(torch.arange(4).view(2, 2), w, None, 0.5), u * 2
 
 
 def conjugate(x: Tensor, w: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,6 +161,16 @@ WRITERS = [embed, embed_bags, conjugate, multiply_into, normalise, add_by_method
 @pytest.mark.parametrize("model", WRITERS, ids=lambda model: model.__name__)
 def test_a_region_is_not_moved_behind_what_writes(model: Model) -> None:
     agree(model, tensors((6, 8), (12, 8), (6, 12)))
+
+
+def test_embeddings_without_a_norm_write_nothing() -> None:
+    def model(x: Tensor, w: Tensor, e: Tensor) -> Tensor:
+        u = F.linear(x, w)
+        bags = F.embedding_bag(torch.arange(12).view(6, 2), w, None, None, 2.0, False, "sum")
+        return torch.tanh(u) * bags.sum() + F.embedding(torch.arange(6), e, 0)
+
+    (report,) = agree(model, tensors((6, 8), (12, 8), (6, 12)))
+    assert report.is_fused
 
 
 def test_a_residual_that_is_written_in_a_list() -> None:

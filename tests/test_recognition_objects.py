@@ -51,6 +51,10 @@ class Settings:
         return z * OUTSIDE * gain + self.shift
 
 
+class Nested:
+    inner = Settings(2.0)
+
+
 @dataclasses.dataclass(frozen=True)
 class Frozen:
     scale: float
@@ -120,6 +124,8 @@ KNOWN: dict[str, Callable[[], Any]] = {
     "attribute of a frozen object": lambda: (lambda settings: lambda z: z * settings.scale)(Frozen(2.0)),
     "attribute of an attribute": lambda: (lambda settings: lambda z: z * settings.scale.scale)(Settings(Frozen(2.0))),
     "attribute of a module in an object": lambda: (lambda of: lambda z: z * of.scale.inner.scale)(Settings(HOME)),
+    "attributes of one name": lambda: (lambda settings: lambda z: z * settings.scale.scale)(Settings(Settings(2.0))),
+    "number of a class": lambda: (lambda settings: lambda z: z * settings.shift.real)(Settings(2.0)),
     "number of an object": lambda: (lambda settings: lambda z: z * settings.scale.real)(Settings(2.0)),
     "method of an object": lambda: Settings(2.0).scaled,
     "method with a default": lambda: Settings(2.0).shifted,
@@ -142,6 +148,7 @@ def test_what_is_recognised(case: str) -> None:
     "fn",
     [
         (lambda settings: lambda z: (z, settings)[0] * settings.scale)(Settings(2.0)),
+        (lambda settings: lambda z: z * settings.inner.scale)(Nested()),
         (lambda settings: lambda z: z * settings.value)(Computing()),
         (lambda settings: lambda z: z * settings.missing)(Computing()),
         (lambda settings: lambda z: z * settings.scale)(Intercepting()),

@@ -20,9 +20,6 @@ namespace {
 
 // What launching the product that does not run takes, in microseconds.
 constexpr double kGuardMicroseconds = 5.0;
-// The part of another way's time that products over planes have to be predicted to take: the predictions are within 6%
-// of 52 measured problems.
-constexpr double kAdvantage = 0.95;
 
 bool is_transposed(MatrixLayout const& matrix) { return matrix.columns > 1 && matrix.column_stride != 1; }
 
@@ -231,7 +228,7 @@ Alternative describe(LinearRequest const& request, PlaneProducts const& products
   double const guard = products.size() > 1 ? kGuardMicroseconds : 0.0;
   Alternative found = {first.config().name, first.microseconds + guard, 0.0, first.kernel.slices, {}};
   double const host = host_microseconds(request, products);
-  found.compared = compared(found.microseconds / kAdvantage, host, request.issuer);
+  found.compared = compared(found.microseconds / kPlaneAdvantage, host, request.issuer);
   for (PlaneProduct const& product : products) {
     if (product.kernel.rejection.empty()) continue;
     found.rejection = product.kernel.rejection;

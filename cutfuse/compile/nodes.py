@@ -12,15 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-_IN_PLACE_OPERATORS = {
-    getattr(operator, f"i{name}"): getattr(operator, name)
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift")
-} | {operator.iand: operator.and_, operator.ior: operator.or_, operator.ixor: operator.xor}
+_IN_PLACE_NAMES = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+_IN_PLACE_OPERATORS = {getattr(operator, f"i{name}"): getattr(operator, f"__{name}__") for name in _IN_PLACE_NAMES}
 # Dunder methods that write, as Dynamo may spell them.
-_WRITING_DUNDERS = {"__setitem__", "__set__", "__delitem__"} | {
-    f"__i{name}__"
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
-}
+_WRITING_DUNDERS = {"__setitem__", "__set__", "__delitem__", *(f"__i{name}__" for name in _IN_PLACE_NAMES)}
 # Namespaces whose functions change what later nodes run in, or communicate.
 _STATEFUL_NAMESPACES = ("torch.cuda", "torch.xpu", "torch.accelerator", "torch.distributed", "torch.random")
 # How Dynamo writes an attribute of a local value: of the model itself where a graph begins in its forward method.
@@ -30,7 +25,6 @@ _NAMESAKES = "torch.masked"
 _PYTHONS_MODULES = ("_operator", "operator", "math", "builtins")
 # Functions with these in their names write statistics in training, whatever their schemas say.
 _TRAINABLE_NORMS = ("batch_norm", "instance_norm")
-_EMBEDDINGS = {"embedding": 3, "embedding_bag": 4}  # the place of max_norm
 
 
 def tensor_of(node: Any) -> Tensor | None:
@@ -141,11 +135,10 @@ def may_write(node: fx.Node) -> bool:
 
 def _renormalises(node: fx.Node) -> bool:
     """Whether an embedding writes to its weight: rows longer than `max_norm`, where that is given."""
-    place = _EMBEDDINGS.get(name_of(node))
-    if place is None:
+    if node.target not in (F.embedding, F.embedding_bag):  # those of torch and ATen have no max_norm
         return False
-    given = node.args[place] if place < len(node.args) else node.kwargs.get("max_norm")
-    return given is not None
+    named = named_arguments(node, ("input", "weight", "padding_idx", "max_norm"))  # or offsets in the third place
+    return named.get("max_norm") is not None
 
 
 def is_evaluated_norm(node: fx.Node) -> bool:

@@ -118,7 +118,7 @@ class _Copier:
                 home, value = vars(stand_in), read_attribute(value, attribute)
             else:
                 place, value = read_plain(value, kind, attribute)
-                if place == IN_CLASS and attribute is chain[-1]:
+                if place == IN_CLASS:
                     return  # the stand-in has the class
                 home = children_of(stand_in) if place == IN_CHILDREN else attributes_of(stand_in)
         home.setdefault(name, self.copy(value))

@@ -22,7 +22,7 @@ from cutfuse import native
 from cutfuse.epilogue.calls import is_known
 from cutfuse.epilogue.module_class import added_names, class_token
 from cutfuse.epilogue.namespaces import NoKeyError, read_attribute, read_free, read_global, reads_of
-from cutfuse.epilogue.objects import Unread, is_plain, read_plain
+from cutfuse.epilogue.objects import IN_CLASS, Unread, is_plain, read_plain
 from cutfuse.epilogue.reads import Reads
 from cutfuse.epilogue.trace import Epilogue
 from cutfuse.epilogue.trail import Trail
@@ -262,6 +262,8 @@ def _add_attributes(unread: Unread, parts: list[Hashable], values: list[Any], tr
         raise NoKeyError
     for chain in unread.chains:
         place, found = read_plain(unread.value, kind, chain[0])
+        if place == IN_CLASS and len(chain) > 1 and (type(found) is types.ModuleType or is_plain(type(found))):
+            raise NoKeyError  # a copy, which has the class too, would read what the class holds at that time
         depth = _add_chain(found, chain[1:], values)
         parts.append(("attribute", depth))
         if trail is not None:
@@ -272,8 +274,8 @@ def _add_attributes(unread: Unread, parts: list[Hashable], values: list[Any], tr
 
 def _add_method(method: types.MethodType, parts: list[Hashable], values: list[Any], trail: Trail | None) -> None:
     """For a method written in Python that reads attributes of its object, and uses the object for nothing else."""
-    function, owner = method.__func__, method.__self__
-    if type(function) is not types.FunctionType or function.__dict__ or not is_plain(type(owner)):
+    function = method.__func__
+    if type(function) is not types.FunctionType or function.__dict__:
         raise NoKeyError
     reads = reads_of(function.__code__)
     if reads.opaque or reads.others or reads.own is None or reads.other_names & added_names():
@@ -281,7 +283,7 @@ def _add_method(method: types.MethodType, parts: list[Hashable], values: list[An
     parts.append(types.MethodType)
     if trail is not None:
         trail.add("value", "method", function.__code__)
-    values.append(Unread(owner, reads.own))
+    values.append(Unread(method.__self__, reads.own))
     _add_reads(function, reads, parts, values, trail)
 
 

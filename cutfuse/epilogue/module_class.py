@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 
 _MODULE = vars(nn.Module)
-MISSING = object()
 _CALL_PATH = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__")
 
 
@@ -99,15 +98,6 @@ def _names_read_by(homes: Iterable[type]) -> set[str]:
         names.update(code.co_names)
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return names
-
-
-def look_up(kind: type, name: str) -> Any:
-    """What a class or the first of its bases that has the attribute holds; `MISSING` where none has it."""
-    for home in kind.__mro__:
-        found = vars(home).get(name, MISSING)
-        if found is not MISSING:
-            return found
-    return MISSING
 
 
 def is_function_of_torch(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What names in a function give: its code, globals, free variables and attributes of modules."""
+"""What names in a function give: its code, globals, free variables, and attributes of modules and classes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from cutfuse.epilogue.reads import Reads, is_comparable
 
 _CODES_LIMIT = 1024
-_MISSING = object()
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+MISSING = object()
 
 _Value = TypeVar("_Value")
 
@@ -54,11 +55,11 @@ def reads_of(code: types.CodeType) -> Reads:
 def read_global(fn: types.FunctionType, name: str) -> Any:
     """What a function's LOAD_GLOBAL gives."""
     namespace = fn.__globals__
-    value = namespace.get(name, _MISSING)
-    if value is _MISSING:
-        value = builtins_of(fn).get(name, _MISSING)
+    value = namespace.get(name, MISSING)
+    if value is MISSING:
+        value = builtins_of(fn).get(name, MISSING)
     # A subclass of dict may compute what it gives.
-    if value is _MISSING or type(namespace) is not dict:
+    if value is MISSING or type(namespace) is not dict:
         raise NoKeyError
     return value
 
@@ -79,7 +80,21 @@ def read_free(fn: types.FunctionType, index: int) -> Any:
 
 def read_attribute(module: types.ModuleType, name: str) -> Any:
     """What a module holds itself: its `__getattr__` might give another value the next time."""
-    value = module.__dict__.get(name, _MISSING)
-    if value is _MISSING:
+    value = module.__dict__.get(name, MISSING)
+    if value is MISSING:
         raise NoKeyError
     return value
+
+
+def look_up(kind: type, name: str) -> Any:
+    """What a class or the first of its bases that has the attribute holds; MISSING where none has it."""
+    for home in kind.__mro__:
+        found = vars(home).get(name, MISSING)
+        if found is not MISSING:
+            return found
+    return MISSING
+
+
+def can_change(kind: type) -> bool:
+    """Whether attributes of a class can be set: it is made in Python, or as those are."""
+    return bool(kind.__flags__ & _HEAP_TYPE)

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from cutfuse.epilogue.module_class import MISSING, is_function_of_torch, look_up
-from cutfuse.epilogue.namespaces import NoKeyError
+from cutfuse.epilogue.module_class import is_function_of_torch
+from cutfuse.epilogue.namespaces import MISSING, NoKeyError, can_change, look_up
 from cutfuse.epilogue.trace import Epilogue
 
 # Where an attribute was found. `csrc/call/callable_walk.h` looks in the same order.
 IN_OBJECT, IN_CLASS, IN_CHILDREN = range(3)
 
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: of a class that is written in Python
 _NOT_PLAIN = (torch.Tensor, types.ModuleType, Epilogue)
 
 
@@ -33,16 +32,11 @@ def is_plain(kind: type) -> bool:
     """
     return (
         type(kind) is type
-        and _is_pythons(kind)
+        and can_change(kind)
         and look_up(kind, "__getattribute__") is vars(object)["__getattribute__"]
         and look_up(kind, "__del__") is MISSING
         and not issubclass(kind, _NOT_PLAIN)
     )
-
-
-def _is_pythons(kind: type) -> bool:
-    """Whether a class is written in Python, so that it can change."""
-    return bool(kind.__flags__ & _HEAP_TYPE)
 
 
 def read_plain(value: Any, kind: type, name: str) -> tuple[int, Any]:
@@ -57,7 +51,7 @@ def read_plain(value: Any, kind: type, name: str) -> tuple[int, Any]:
     found = attributes.get(name, MISSING)
     if found is not MISSING:
         # What the class has may become a descriptor, which the version of its own class tells and no other.
-        if of_class is not MISSING and _is_pythons(type(of_class)):
+        if of_class is not MISSING and can_change(type(of_class)):
             raise NoKeyError
         return IN_OBJECT, found
     if of_class is not MISSING:

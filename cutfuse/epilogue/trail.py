@@ -5,10 +5,10 @@ from __future__ import annotations
 import types
 from typing import Any
 
+from cutfuse.epilogue.namespaces import can_change
+
 # What is read, of which of the values met so far, by which name or index; the kind of answer, and the answer.
 Step = tuple[str, int, Any, str, Any]
-
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: of a class whose attributes can be set
 
 
 class Trail:
@@ -46,7 +46,7 @@ class Trail:
     def add_float_type(self, kind: type[float]) -> None:
         """One of NumPy's, which cannot change."""
         self.add("value", "float of type", kind)
-        if kind.__flags__ & _HEAP_TYPE:
+        if can_change(kind):
             self.is_complete = False
 
     def add_hook_check(self, check: types.FunctionType, code: types.CodeType, names: tuple[str, ...]) -> None:

@@ -87,7 +87,8 @@ def _explain_planes(plan: LinearPlan, runnable: list[Alternative], cublas: Alter
     if not plan.is_fused:
         reasons = [rejected(best)]
         if best.microseconds < cublas.microseconds:
-            reasons.append("a product of 16-bit parts has to be predicted at least 5% faster than cuBLAS")
+            least = 1 - native.core.plane_advantage
+            reasons.append(f"a product of 16-bit parts has to be predicted at least {least:.0%} faster than cuBLAS")
         return [], reasons
     slices = f", {best.slices} slices of K" if best.slices > 1 else ""
     products = [launch for launch in plan.launches if isinstance(launch, native.core.FusedProduct)]
