@@ -12,10 +12,12 @@
 namespace cutfuse::call {
 
 class WalkSlots {
- protected:
-  WalkSlots() = default;
+ public:
   WalkSlots(WalkSlots const&) = delete;
   WalkSlots& operator=(WalkSlots const&) = delete;
+
+ protected:
+  WalkSlots() = default;
 
   ~WalkSlots() {
     for (int k = 0; k < count_; ++k) {
