@@ -18,11 +18,13 @@ from torch import Tensor, nn
 import cutfuse
 from bench import model_compilation, model_contenders, model_errors, model_run, model_suite, model_timing, timing
 from bench.__main__ import main
-from bench.model_cases import all_cases
+from bench.model_cases import PASSES, all_cases
 from bench.model_contenders import COMPILE, CONTENDERS, CUTFUSE, EAGER, chosen
 from bench.model_fusion import explained, fused_of, fusion_rows, product_rows
+from bench.model_run import Options
 from bench.model_zoo import FORWARD, MODELS, TRAINING, Inputs
 from bench.progress import Progress
+from bench.timing import Effort
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of PyTorch's own modules, where they are first imported
 
@@ -256,6 +258,18 @@ def test_modes_with_cuda_graphs_are_for_gpus() -> None:
     assert (graphs.backend, graphs.mode) == ("cutfuse", "reduce-overhead")
 
 
+def test_cuda_graphs_are_timed_where_a_limit_is_about_them() -> None:
+    graphs = {"compile-graphs", "cutfuse-graphs"}
+    options = Options(torch.device("cpu"), chosen(None, True), Effort(0.0, 2, 2))
+    for case in all_cases(is_small=True):
+        if case.kind in PASSES:
+            goals = [goal for goal in model_suite.GOALS if model_suite.covers(goal.as_dict(), case.as_dict())]
+            compared = {contender.name for goal in goals for contender in (goal.own, goal.rival)}
+            timed = {contender.name for contender in model_run.contenders_for(case, options)}
+            assert timed & graphs == compared & graphs
+            assert timed - graphs == {"eager", "compile", "cutfuse"}
+
+
 def test_the_optimizer_of_a_training_step_leaves_the_weights() -> None:
     module = nn.Linear(4, 3)
     before = [parameter.clone() for parameter in module.parameters()]
@@ -283,11 +297,11 @@ def test_a_contender_without_its_cuda_graphs_is_told(
     torch._dynamo.register_backend(skip, name="without CUDA graphs")
     graphs = replace(CONTENDERS["cutfuse-graphs"], backend="without CUDA graphs", mode=None)
     monkeypatch.setitem(CONTENDERS, "cutfuse-graphs", graphs)
-    status, results = run(tmp_path / "run", "--filter", "forward batch 32 fp32", "--contenders", "eager,cutfuse-graphs")
+    status, results = run(tmp_path / "run", "--filter", "forward batch 32 bf16", "--contenders", "eager,cutfuse-graphs")
     assert status == 0
     assert results["cases"][0]["contenders"]["cutfuse-graphs"]["without_graphs"] == 1
     text = capsys.readouterr().out
-    assert "cutfuse, CUDA graphs: Inductor did without them in DLRM bottom MLP forward batch 32 fp32." in text
+    assert "cutfuse, CUDA graphs: Inductor did without them in DLRM bottom MLP forward batch 32 bf16." in text
 
 
 def run(output: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
