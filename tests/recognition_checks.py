@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +17,12 @@ from cutfuse.epilogue.fingerprint import fingerprint
 from cutfuse.epilogue.recognition import IDENTITY, recognised
 from cutfuse.epilogue.types import unknown_types
 
+Fn = Callable[..., Any]
+
+HOME: Any = types.ModuleType("home")
+HOME.inner = types.ModuleType("inner")
+HOME.inner.scale = 2.0
+
 _keys: dict[int, Any] = {}
 # Held from where a number is learnt until its key is written down: another thread may be given the number in between.
 _learning = threading.RLock()
@@ -25,6 +32,14 @@ def start() -> None:
     """Forgets everything. A key names code by an object that a bounded cache holds, so a test of many may change it."""
     native.core.forget_callables()
     _keys.clear()
+
+
+@pytest.fixture(autouse=True)
+def afresh() -> Iterator[None]:
+    """For the tests of a module that imports it: nothing is known before, and nothing is left."""
+    start()
+    yield
+    start()
 
 
 def check_number(epilogue: Any) -> int:

@@ -6,15 +6,16 @@ import functools
 import math
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from recognition_checks import HOME, Fn, check_number, learn, make, start, teach
+from recognition_checks import afresh as afresh
 from recognition_checks import any_trace as any_trace
-from recognition_checks import check_number, learn, make, start, teach
 from recognition_world import World
 from torch import nn
 
@@ -25,23 +26,14 @@ from cutfuse.epilogue.recognition import recognised
 from cutfuse.epilogue.types import type_of, unknown_types
 
 GLOBAL = 2.0
-HOME: Any = types.ModuleType("home")
-HOME.inner = types.ModuleType("inner")
-HOME.inner.scale = 2.0
-
-Fn = Callable[..., Any]
-
 NAMESPACES: Any = sys.modules["cutfuse.epilogue.namespaces"]
 RECOGNITION: Any = sys.modules["cutfuse.epilogue.recognition"]
 
 
 @pytest.fixture(autouse=True)
-def _start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _globals(monkeypatch: pytest.MonkeyPatch, afresh: None) -> None:
     monkeypatch.setattr(sys.modules[__name__], "GLOBAL", GLOBAL)
     monkeypatch.setattr(HOME.inner, "scale", 2.0)
-    start()
-    yield
-    start()
 
 
 def set_global(value: object) -> None:

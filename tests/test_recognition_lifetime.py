@@ -8,13 +8,14 @@ import random
 import resource
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from recognition_checks import afresh as afresh
 from recognition_checks import any_trace as any_trace
-from recognition_checks import learn, make, start, teach
+from recognition_checks import learn, make, teach
 from torch import nn
 
 from cutfuse import native
@@ -24,13 +25,6 @@ from cutfuse.epilogue.recognition import recognised
 from cutfuse.epilogue.types import unknown_types
 
 Fn = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def _start() -> Iterator[None]:
-    start()
-    yield
-    start()
 
 
 def resident_bytes() -> int:

@@ -5,37 +5,25 @@ from __future__ import annotations
 import dataclasses
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from recognition_checks import check_number, learn, start
+from recognition_checks import HOME, Fn, check_number, learn
+from recognition_checks import afresh as afresh
 from recognition_world import Layer
 from torch import nn
 
 from cutfuse import native
 from cutfuse.epilogue.fingerprint import fingerprint
+from cutfuse.epilogue.namespaces import NoKeyError
 from cutfuse.epilogue.recognition import recognised
 from cutfuse.epilogue.types import unknown_types
 
 OUTSIDE = 2.0
-HOME: Any = types.ModuleType("home")
-HOME.inner = types.ModuleType("inner")
-HOME.inner.scale = 2.0
-
-Fn = Callable[..., Any]
-
-NAMESPACES: Any = sys.modules["cutfuse.epilogue.namespaces"]
 FINGERPRINT: Any = sys.modules["cutfuse.epilogue.fingerprint"]
 DETACH: Any = sys.modules["cutfuse.epilogue.detach"]
-
-
-@pytest.fixture(autouse=True)
-def _start() -> Iterator[None]:
-    start()
-    yield
-    start()
 
 
 class Settings:
@@ -234,6 +222,6 @@ def test_descriptors_that_raise() -> None:
 def test_a_copy_leaves_what_it_does_not_know() -> None:
     """An object that took a number's place after the key was computed."""
     settings = Settings(2.0)
-    with pytest.raises(NAMESPACES.NoKeyError):
+    with pytest.raises(NoKeyError):
         DETACH.detach(lambda z: z * (settings, settings.shift)[1])
     assert vars(settings) == {"scale": 2.0}
