@@ -1,10 +1,12 @@
 // The planner's share of cutfuse._C: part of every build, with and without CUDA kernels.
 #include <optional>
+#include <utility>
 
 #include "bindings.h"
 #include "plan/gemm_candidates.h"
 #include "plan/linear_plan.h"
 #include "plan/plane_products.h"
+#include "plan/trained_pass.h"
 #include "split/planes_shape.h"
 
 namespace cutfuse::bindings {
@@ -217,6 +219,19 @@ void bind_linear_plan(py::module_& module) {
       py::arg("device"), "Why no fused kernel runs on a device, described as in a request; empty where they do.");
   module.def("predict_memory_microseconds", &predict_memory_microseconds, py::arg("bytes"),
              "What so many bytes more, read or written, add to a kernel of torch.compile's.");
+  module.def(
+      "compare_passes",
+      [](int64_t elements, float forward_bytes, float backward_bytes, Program const& program, bool sums_columns,
+         Issuer issuer) {
+        PassTimes const times =
+            compare_passes({elements, forward_bytes, backward_bytes, specialized_cost_of(program, false),
+                            specialized_cost_of(program, true), sums_columns, issuer});
+        return std::make_pair(times.own, times.generated);
+      },
+      py::arg("elements"), py::arg("forward_bytes"), py::arg("backward_bytes"), py::arg("program"),
+      py::arg("sums_columns"), py::arg("issuer"),
+      "What follows a trained product of 16 bits in compiled code, forwards and backwards: the times that are compared "
+      "of kernels of ours and of torch.compile's. Bytes: those that are read and written for each element.");
   module.def(
       "training_waits_for_host",
       [](int64_t m, int64_t n, int64_t k, int dtype, int32_t multiprocessors, bool as_tf32) {

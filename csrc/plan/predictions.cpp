@@ -319,7 +319,6 @@ double bytes_of_pass(GemmProblem const& problem, float operand_bytes) {
   return static_cast<double>(size_of(problem.input)) + written + operand_bytes;  // for each element
 }
 
-constexpr double kPassLaunch = 2.9;
 // Of a kernel that reduces rows and has the program compiled in, over a matrix that is in L2 still. Estimated: what
 // torch.compile takes beyond torch.mm on an H200 is 8 us for 1.4 million elements of 16 bits, 9 us for 2.4 million, 15
 // to 18 us for 4.7, 19 us for 8.4 and 20 us for 9.4 million.
@@ -344,10 +343,10 @@ double predict_interpreting_pass(GemmProblem const& problem, float operand_bytes
 // What a compiled pass moves. From 63 products of 16 bits with a kernel of torch.compile's behind them, which moved 4.0
 // to 5.6 million bytes in a microsecond, or took 1.0 to 1.4e-6 us for an element and unit of cost.
 constexpr double kBytesPerMicrosecondOfCompiledPass = 4.2e6;
+constexpr double kMicrosecondsPerElementAndFastOp = 1.15e-6;
 
 double predict_compiled_pass(GemmProblem const& problem, float operand_bytes, float cost, double product) {
   constexpr double kSlowerPerMicrosecond = 0.05;
-  constexpr double kMicrosecondsPerElementAndFastOp = 1.15e-6;
   constexpr double kMicrosecondsPerElementAndAccurateOp = 1.2e-6;
   double const elements = static_cast<double>(problem.m) * static_cast<double>(problem.n);
   bool const is_fast = size_of(problem.input) == 2;
@@ -368,6 +367,10 @@ double predict_pass(GemmProblem const& problem, float operand_bytes, std::option
 }  // namespace
 
 double predict_memory_microseconds(double bytes) { return bytes / kBytesPerMicrosecondOfCompiledPass; }
+
+double predict_pass_microseconds(double elements, double bytes, double cost) {
+  return kPassLaunch + elements * std::max(predict_memory_microseconds(bytes), cost * kMicrosecondsPerElementAndFastOp);
+}
 
 double predict_training_microseconds(GemmProblem const& problem, bool as_tf32) {
   constexpr double kBytesPerMicrosecondOfPasses = 2.2e6;

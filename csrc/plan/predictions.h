@@ -24,6 +24,11 @@ double predict_microseconds(GemmConfig const& config, GemmProblem const& problem
 double predict_unfused_microseconds(GemmProblem const& problem, float operand_bytes = 0.0f,
                                     std::optional<float> compiled_cost = {}, bool has_bias = false);
 
+constexpr double kPassLaunch = 2.9;  // of a kernel over a matrix
+
+// A kernel over a matrix of 16 bits that has a program compiled in. bytes and cost: of each element.
+double predict_pass_microseconds(double elements, double bytes, double cost);
+
 // What so many bytes more, read or written, add to a kernel of torch.compile's.
 double predict_memory_microseconds(double bytes);
 

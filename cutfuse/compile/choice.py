@@ -15,7 +15,7 @@ from ..epilogue.evaluate import arithmetic_dtype
 from ..matrix_vector import split
 from ..ops import schema
 from ..planning.linear_plan import LinearArguments, precision_of
-from ..planning.traced import lies_in_rows, plan_traced
+from ..planning.traced import UNKNOWN_SIZES, lies_in_rows, plan_traced
 from ..reductions import ADDITIVE
 from .absorption import absorbed_bytes
 from .differentiation import needs_gradient
@@ -24,12 +24,12 @@ from .nodes import tensor_of
 from .products import same
 from .region import BARE, Region
 from .trained_layer import why_kept
+from .trained_passes import why_generated
 
 if TYPE_CHECKING:
     from .._C import LinearPlan
 
 TRAINED = "torch.compile differentiates it, and fuses what follows with its gradient: {}"
-UNKNOWN_SIZES = "its sizes are not known at compile time"
 
 
 def why_left(region: Region) -> str:
@@ -44,7 +44,14 @@ def why_left(region: Region) -> str:
     reason = arguments.why_composed(z, arithmetic_dtype(z, operands))
     if reason or _needs_no_product(region, operands):
         return reason
-    return _why_unfit(region, z, operands) or _why_slower(region, z, operands)
+    if region.is_bare:
+        return _why_slower(region, z, operands) if z.dtype == torch.float32 else BARE
+    if needs_gradient(region.out):
+        reason = why_kept(z.dtype, region.reduction, region.epilogue, operands)
+        if reason:
+            reason = why_generated(region, z, operands, reason)
+            return TRAINED.format(reason) if reason else _why_copied(region, z, operands)
+    return _why_copied(region, z, operands) or _why_slower(region, z, operands)
 
 
 def _needs_no_product(region: Region, operands: list[Tensor]) -> bool:
@@ -56,14 +63,8 @@ def _needs_no_product(region: Region, operands: list[Tensor]) -> bool:
     return split(region.epilogue.text, tuple(rows), tuple(columns)) is not None
 
 
-def _why_unfit(region: Region, z: Tensor, operands: list[Tensor]) -> str:
-    is_wide = z.dtype == torch.float32
-    if region.is_bare:
-        return "" if is_wide else BARE
-    if needs_gradient(region.out):
-        reason = why_kept(z.dtype, region.reduction, region.epilogue, operands)
-        if reason:
-            return TRAINED.format(reason)
+def _why_copied(region: Region, z: Tensor, operands: list[Tensor]) -> str:
+    """Which operand would have to be copied or converted first; empty where none would."""
     rows, columns = z.shape[:-1], z.shape[-1]
     for operand, example in zip(region.operands, operands, strict=True):
         if not operand.is_matrix or same(example.numel(), columns):

@@ -10,7 +10,8 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from .choice import UNKNOWN_SIZES, why_left
+from ..planning.traced import UNKNOWN_SIZES
+from .choice import why_left
 from .differentiation import last_writes
 from .epochs import uses_transforms
 from .nodes import module_of
