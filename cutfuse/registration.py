@@ -24,7 +24,6 @@ _CUDA: dict[str, Callable[..., Any]] = {
 }
 
 _CPU: dict[str, Callable[..., Any]] = {name: getattr(cpu, name) for name in _CUDA}
-_UNDISPATCHED = "linear", "linear_reduce"  # by code of Inductor's
 
 for _name, _kernel in _CUDA.items():
     schema.LIBRARY.impl(_name, _kernel, "CUDA")
@@ -36,12 +35,13 @@ schema.LIBRARY.impl("layer_cross_entropy", layer_cross_entropy, "CompositeImplic
 
 
 for _device, _functions in (("cuda", _CUDA), ("cpu", _CPU)):
-    inductor.expose({_name: _functions[_name] for _name in _UNDISPATCHED}, _device)
+    inductor.expose(_functions, _device)
 
 
 def cache_tag() -> str:
     """What compiled code on disk depends on besides the graph: how the operators are called."""
-    return f"cutfuse-{hashlib.sha256(repr((schema.SCHEMAS, _UNDISPATCHED)).encode()).hexdigest()[:16]}"
+    called = schema.SCHEMAS, [inductor.name_of(operator) for operator in inductor.UNDISPATCHED]
+    return f"cutfuse-{hashlib.sha256(repr(called).encode()).hexdigest()[:16]}"
 
 
 # torch.compile keeps compiled code on disk, and its key has the operators' names only. Code that was compiled by a

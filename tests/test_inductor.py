@@ -17,7 +17,7 @@ from compiled_epilogues import FakeCompiler, compiled_by, core
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.utils import run_and_get_code
+from torch._inductor.utils import run_and_get_code, run_fw_bw_and_get_code
 from torch._subclasses import FakeTensorMode
 
 import cutfuse
@@ -113,6 +113,29 @@ def test_the_compilers_code(device: tuple[int, int, int]) -> None:
     torch.testing.assert_close(y, layer(*given))
     assert ("torch.ops.cutfuse.on_cpu.linear(" in code) == (device == H200)
     assert ("extern_kernels.addmm" in code) == (device != H200)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # PyTorch 2.8's own
+def test_its_code_calls_every_operator_by_its_function() -> None:
+    """A layer that trains has a product, a pass and its gradient; a mean has a reduction."""
+
+    def model(x: Tensor, weight: Tensor, r: Tensor) -> Tensor:
+        y = cutfuse.linear(x, weight, epilogue=lambda z, r: F.gelu(z) * r, operands=(r,))
+        return cutfuse.reduce(y.float(), -1, "sum", prologue=torch.sin)
+
+    x, r = inputs(6)
+    compiled = torch.compile(model, fullgraph=True)
+    weight = W.clone().requires_grad_()
+    _, codes = run_fw_bw_and_get_code(lambda: compiled(x, weight, r))
+    code = "".join(codes)
+    for name in ("pointwise", "pointwise_backward", "reduce"):
+        assert f"torch.ops.cutfuse.on_cpu.{name}(" in code
+    assert ".default(" not in "".join(line for line in code.splitlines() if "torch.ops.cutfuse" in line)
+    exact = W.double().requires_grad_()
+    (F.gelu(x.double() @ exact.t()) * r.double()).sin().sum(-1).sum().backward()
+    assert weight.grad is not None
+    assert exact.grad is not None
+    assert (weight.grad - exact.grad).abs().max() <= 0.03 * exact.grad.abs().max()
 
 
 def test_it_is_in_either_table_of_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ double predict_generated(TrainedPass const& pass) {
   return forward + backward + (pass.sums_columns ? sum : 0.0);
 }
 
-// Ours are operators behind PyTorch's dispatcher.
+// Ours are operators, whose functions lay out their tensors in Python.
 Issuer issuer_of_operators(Issuer issuer) { return issuer == Issuer::kGraph ? issuer : Issuer::kCompiledCpp; }
 
 }  // namespace

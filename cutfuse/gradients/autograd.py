@@ -68,7 +68,7 @@ class Linear(torch.autograd.Function):
         result = z = None
         if recompute:  # no gradient is recorded in here
             y = linear(x, weight, bias, operands, program, reduction, out_dtype, prepared)
-        elif program != schema.IDENTITY and reduction == "none" and not torch.compiler.is_compiling():
+        elif program != schema.IDENTITY and reduction == "none" and not _is_compiled(x, weight):
             y, z = schema.linear_with_pre_activation(x, weight, bias, operands, program, out_dtype, *prepared)
         else:
             y, z, result = _product_and_pass(x, weight, bias, operands, program, reduction, out_dtype, prepared)
@@ -206,6 +206,11 @@ def is_forced(x: Tensor, mode: str = "") -> bool:
     return mode in SPLIT_MODES or (mode == "tf32") != allows_tf32()
 
 
+def _is_compiled(x: Tensor, weight: Tensor) -> bool:
+    """Whether compiled code is made. AOTAutograd, which traces what the backend fused, says so by its tensors alone."""
+    return torch.compiler.is_compiling() or is_traced(x, weight)
+
+
 def _pre_activation(x: Tensor, weight: Tensor, bias: Tensor | None, prepared: Prepared) -> Tensor:
     if is_forced(x):
         return schema.linear(x, weight, bias, [], schema.IDENTITY, x.dtype, *prepared)
@@ -270,6 +275,8 @@ def linear(
     recompute: a backward pass computes the pre-activation again, where the forward pass would keep one.
     """
     y: Tensor
+    if torch.compiler.is_dynamo_compiling():
+        inductor.register()
     if needs_gradient(x, weight, bias, *operands):
         if not torch.compiler.is_compiling():  # Dynamo does not trace what parses a program
             arguments = LinearArguments(x, weight, bias, operands, Program.parse(program), reduction, out_dtype)
@@ -281,7 +288,5 @@ def linear(
         y = Linear.apply(program, reduction, out_dtype, recompute, *prepared, x, weight, bias, *operands)
         return y
     if reduction == "none":
-        if torch.compiler.is_dynamo_compiling():
-            inductor.register()
         return schema.linear(x, weight, bias, operands, program, out_dtype, *prepared)
     return schema.linear_reduce(x, weight, bias, operands, program, reduction, out_dtype, *prepared)

@@ -28,6 +28,16 @@ from ..planning.specialize import find_epilogues, request
 from ..planning.traced import plan_traced, traced_matrices
 from . import schema
 
+# Those that code of Inductor's calls by their functions.
+UNDISPATCHED: tuple[Callable[..., Any], ...] = (
+    schema.linear,
+    schema.linear_reduce,
+    schema.product,
+    schema.pointwise,
+    schema.reduce,
+    schema.pointwise_backward,
+)
+
 
 @dynamo.assume_constant_result
 def register() -> bool:
@@ -37,11 +47,12 @@ def register() -> bool:
 
     if schema.linear in decomposition.decompositions:
         return True
-    for operator, decomposed in ((schema.linear, linear), (schema.linear_reduce, linear_reduce)):
+    for operator in UNDISPATCHED:
         # A fallback is how Inductor calls an operator that it does not know. It makes one by itself only for operators
         # without a decomposition, because it does not expect a decomposition to return NotImplemented.
         lowering.make_fallback(operator, lowering.constrain_to_fx_strides, warn=False)
         lowering.lowerings[operator] = _undispatched(lowering.lowerings[operator], operator)
+    for operator, decomposed in ((schema.linear, linear), (schema.linear_reduce, linear_reduce)):
         # The second table is a copy of the first, made once. A setting of Inductor decides which one it reads.
         for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
             table[operator] = decomposed
@@ -59,20 +70,28 @@ def _undispatched(lower: Callable[..., Any], operator: Any) -> Callable[..., Any
     @functools.wraps(lower)
     def lowered(*args: Any, **kwargs: Any) -> Any:
         result = lower(*args, **kwargs)
-        buffer = result.data.data
-        kernel = buffer if isinstance(buffer, ir.FallbackKernel) else buffer.inputs[0]  # before PyTorch 2.14
+        first = result[0] if isinstance(result, (list, tuple)) else result
+        buffer = first.data.data
+        # One of several results has the kernel as its input; before PyTorch 2.14 a single one has too.
+        kernel = buffer if isinstance(buffer, ir.FallbackKernel) else buffer.inputs[0]
         assert isinstance(kernel, ir.FallbackKernel)
         if not V.graph.cpp_wrapper:
-            name = operator._schema.name.removeprefix("cutfuse::")
-            kernel.set_python_kernel_name(f"torch.ops.cutfuse.on_{result.get_device().type}.{name}")
+            kernel.set_python_kernel_name(f"torch.ops.cutfuse.on_{first.get_device().type}.{name_of(operator)}")
         return result
 
     return lowered
 
 
+def name_of(operator: Any) -> str:
+    """An operator's name without its namespace."""
+    name: str = operator._schema.name
+    return name.removeprefix("cutfuse::")
+
+
 def expose(functions: Mapping[str, Callable[..., Any]], device_type: str) -> None:
     """Makes the functions that compute the operators on a device known to Inductor's code, which imports torch only."""
-    setattr(torch.ops.cutfuse, f"on_{device_type}", types.SimpleNamespace(**functions))
+    own = {name_of(operator): functions[name_of(operator)] for operator in UNDISPATCHED}
+    setattr(torch.ops.cutfuse, f"on_{device_type}", types.SimpleNamespace(**own))
 
 
 def linear(
