@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from model_agreement import Model, agree, tensors
 from model_agreement import operators as operators
-from torch import Tensor
+from torch import Tensor, fx
 from torch.utils.checkpoint import checkpoint
+
+from cutfuse.compile.fusion import fuse
+from cutfuse.compile.report import ProductReport
 
 # Gradients
 
@@ -121,6 +127,25 @@ def test_a_view_of_rows_is_one_of_the_products_input(view: Model, inner: int) ->
     (r,) = tensors(tuple(view(F.linear(x, w)).shape))
     (report,) = agree(model, [x, w, r])
     assert report.is_fused
+
+
+def test_no_rows_and_columns_that_are_a_symbol() -> None:
+    """No error of our own, of which a warning would tell: a view of no elements cannot find the columns."""
+
+    def model(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        return torch.tanh(rows.mm(w.t()).view(*x.shape[:-1], w.shape[0])) * r
+
+    reports: list[ProductReport] = []
+
+    def backend(module: fx.GraphModule, _: Sequence[Any]) -> fx.GraphModule:
+        reports.extend(fuse(module))
+        return module
+
+    x, w, r = tensors((0, 5), (12, 5), (0, 12), dtype=torch.float16)
+    y = torch.compile(model, backend=backend, fullgraph=True, dynamic=True)(x, w.requires_grad_(), r)
+    assert y.shape == (0, 12)
+    assert reports[0].reason.startswith("its input has no elements")
 
 
 # Types

@@ -18,6 +18,7 @@ from cutfuse.compile import choice
 from cutfuse.compile.fusion import fuse
 from cutfuse.compile.report import ProductReport
 from cutfuse.epilogue import Program
+from cutfuse.ops import schema
 from cutfuse.planning import traced
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]
@@ -91,7 +92,7 @@ def first_product(
     return cutfuse.explain_model(model, x, *tensors, parameter(768, 3072, dtype=dtype)).products[0]
 
 
-@pytest.mark.parametrize("activation", [F.gelu, F.silu, torch.tanh, lambda z: F.gelu(z, approximate="tanh")])
+@pytest.mark.parametrize("activation", [F.gelu, F.silu, F.mish, lambda z: F.gelu(z, approximate="tanh")])
 def test_large_activations_are_ours(h200: None, activation: Callable[[Tensor], Tensor]) -> None:
     product = first_product(activation)
     assert product.is_fused
@@ -122,11 +123,41 @@ def test_what_others_compute_with_is_left(h200: None, options: dict[str, Any], r
     assert reason in found.reason
 
 
-def test_the_gradient_of_what_is_broadcast_is_left(h200: None) -> None:
-    scale = parameter(3072)
-    product = first_product(lambda z: F.gelu(z) * scale)
+@pytest.mark.parametrize("name", ["row", "expanded", "batch norm"])
+def test_the_gradient_of_what_is_broadcast_is_left(h200: None, name: str) -> None:
+    row, shift = parameter(3072), parameter(3072)
+    mean, variance = (torch.empty(3072, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    chains: dict[str, Callable[[Tensor], Tensor]] = {
+        "row": lambda z: F.gelu(z) * row,
+        "expanded": lambda z: F.silu(z) * row.expand(12608, 3072),
+        "batch norm": lambda z: F.gelu(F.batch_norm(z, mean, variance, row, shift, False)),
+    }
+    product = first_product(chains[name])
     assert not product.is_fused
     assert product.reason.endswith(LEFT)
+
+
+@pytest.mark.parametrize("activation", [torch.tanh, torch.sigmoid])
+def test_what_pytorch_differentiates_by_its_result_is_left(h200: None, activation: Callable[[Tensor], Tensor]) -> None:
+    """PyTorch keeps the result alone, which the next product keeps too; kernels of ours need the pre-activation."""
+    assert not first_product(activation).is_fused
+    assert first_product(lambda z: F.gelu(activation(z))).is_fused
+
+
+@pytest.mark.parametrize(
+    ("program", "read"),
+    [
+        ("operands=1; gelu z; add prev r0", set()),
+        ("operands=2; gelu z; mul r1 0.5 -> s0; sub prev r0", set()),
+        ("operands=1; gelu z; mul prev r0", {0}),
+        ("operands=1; add z r0; gelu prev", {0}),
+        ("operands=2; div r0 2.0; add prev r1; add prev z", set()),
+        ("operands=1; div 2.0 r0; add prev z", {0}),
+        ("operands=1; gt r0 0.0; where prev z 0.0", {0}),
+    ],
+)
+def test_operands_that_a_derivative_reads(program: str, read: set[int]) -> None:
+    assert Program.parse(program).operands_in_derivatives == read
 
 
 def test_devices_without_kernels_have_none(h200: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,3 +225,37 @@ def test_gradients(
         assert y.dtype == own.dtype
         limit = (own.double() - reference).abs().max() + reference.abs().max() * torch.finfo(dtype).eps
         assert (y.double() - reference).abs().max() <= limit
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_an_operand_that_is_added_may_be_written_after_the_call(monkeypatch: pytest.MonkeyPatch, trains: bool) -> None:
+    """As in eager: the backward pass reads nothing of it."""
+    monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
+    monkeypatch.setattr(choice, "why_generated", lambda region, z, operands, otherwise: "")
+    torch.manual_seed(0)
+    x, weight = torch.randn(6, 8).bfloat16(), torch.randn(16, 8).bfloat16().requires_grad_()
+    base = torch.randn(6, 16).bfloat16()
+
+    def model(x: Tensor, weight: Tensor, state: Tensor) -> Tensor:
+        return F.gelu(F.linear(x, weight)) + state
+
+    def backend(module: fx.GraphModule, inputs: Any) -> Any:
+        assert [report.is_fused for report in fuse(module)] == [True]
+        return aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph))(module, inputs)
+
+    torch._dynamo.reset()
+    gradients = []
+    for function in (model, torch.compile(model, backend=backend)):
+        state = base.clone().requires_grad_(trains)
+        y = function(x, weight, state)
+        with torch.no_grad():
+            state.copy_(y)
+        gradients.append(torch.autograd.grad(y, [weight, state] if trains else [weight], torch.ones_like(y)))
+    for own, expected in zip(gradients[1], gradients[0], strict=True):
+        torch.testing.assert_close(own, expected, rtol=0.05, atol=0.05)
+
+
+def test_an_operands_gradient_has_its_type_on_a_cpu() -> None:
+    x, r = torch.randn(4, 8).bfloat16(), torch.randn(4, 8)
+    outputs = schema.pointwise_backward(x, x, [r], "operands=1; silu z; mul prev r0", "none", None, [0, 1], False)
+    assert [y.dtype for y in outputs] == [torch.bfloat16, torch.float32]

@@ -21,7 +21,7 @@ from ..linear import LinearCall, autocast_inputs, run_linear, to_matrix
 from ..matrix_vector import find_matrix_vector
 from ..ops import schema
 from ..precision import captured_mode
-from .trained_layer import TrainedLayer, why_kept
+from .trained_layer import PassedLayer, TrainedLayer, why_kept
 
 DIFFERENTIATED = "torch.compile differentiates it, and fuses it with the operations around it"
 
@@ -71,9 +71,11 @@ def _run(call: LinearCall) -> Tensor:
         return run_linear(call)
     if call.reduction == "none" and not call.epilogue.program.instructions and call.out_dtype == call.x.dtype:
         return _applied(_Product, call.x, call.weight, call.bias)
+    inputs = call.x, call.weight, call.bias, *call.operands
     if not why_kept(call.x.dtype, call.reduction, call.epilogue, call.operands):
-        inputs = call.x, call.weight, call.bias, *call.operands
         return _applied(TrainedLayer, call.epilogue.text, call.out_dtype, *inputs)
+    if call.x.element_size() == 2 and call.reduction == "none":
+        return _applied(PassedLayer, call.epilogue.text, call.out_dtype, *inputs)
     if call.matrix_vector is not None and not routing.everywhere:
         call = call._replace(composed_because=DIFFERENTIATED)
     return run_linear(call)

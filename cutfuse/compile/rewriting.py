@@ -17,6 +17,8 @@ from .nodes import name_of, named_arguments, tensor_of
 from .products import Product, same, same_shape
 from .region import Region
 
+_SYMBOL = -1  # the size of a dimension that a view gets by itself
+
 
 class UnfitError(Exception):
     """What was emitted does not give what the graph has; the message says what differs."""
@@ -162,6 +164,8 @@ class _Emission:
         example = tensor_of(view)
         assert example is not None
         leading, last = example.shape[:-1], example.shape[-1] if columns is None else columns
+        if last == _SYMBOL and 0 in leading:
+            raise UnfitError("its input has no elements, and its inner size is not known at compile time")
         if all(map(is_concrete_int, (*leading, last))):
             shape = [int(size) for size in (*leading, last)]
             found = tensor_of(source)
@@ -215,10 +219,10 @@ def _example(node: fx.Node) -> Any:
 
 
 def _columns(node: fx.Node) -> int:
-    """How many columns a matrix has; -1 where that is a symbol."""
+    """How many columns a matrix has, or _SYMBOL."""
     example = tensor_of(node)
     assert example is not None
-    return int(example.shape[-1]) if is_concrete_int(example.shape[-1]) else -1
+    return int(example.shape[-1]) if is_concrete_int(example.shape[-1]) else _SYMBOL
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A trained layer of 16 bits whose backward pass does not need the pre-activation.
+"""Trained layers of 16 bits: those whose backward pass needs no pre-activation, and those by passes behind products.
 
 Storing the pre-activation takes a fused kernel as long as a pass of its own over it. A residual that is added needs
 nothing of it, and a relu nothing but the result, which the next layer keeps anyway.
@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .. import composed
 from ..epilogue import Epilogue, Program
-from ..epilogue.affine import Part
-from ..gradients.elementwise import differentiate
+from ..gradients.elementwise import differentiate, element_gradients, wanted_inputs
 from ..ops import schema
 
 _RELU = "operands=0; relu z"
@@ -27,39 +27,13 @@ def why_kept(dtype: torch.dtype, reduction: str, epilogue: Epilogue, operands: I
         return f"its product is of {dtype}"
     if reduction != "none":
         return "its rows are reduced"
-    if is_relu(epilogue):
+    if epilogue.text == _RELU:
         return ""
     if epilogue.affine is None:
         return "its derivative depends on the product"
     trained = {k for k, operand in enumerate(operands) if operand.requires_grad}
     is_factor = trained.intersection(epilogue.affine.slope_operands)
     return "the gradient of a factor depends on the product" if is_factor else ""
-
-
-def is_relu(epilogue: Epilogue) -> bool:
-    return epilogue.text == _RELU
-
-
-def _values_needed(epilogue: Epilogue) -> set[int]:
-    """The indices of the operands whose values a gradient depends on: not those that are added, scaled by numbers."""
-    affine = epilogue.affine
-    if affine is None:
-        return set()
-    factors = set(affine.slope_operands)
-    return factors | (set() if _is_sum(affine.intercept) else set(affine.intercept_operands))
-
-
-def _is_sum(part: Part) -> bool:
-    """Whether an expression adds operands, each scaled by numbers."""
-    if isinstance(part, float) or part.op is None:
-        return True
-    arguments = part.arguments
-    if part.op.infix in ("+", "-") or part.op.prefix in ("+", "-"):
-        return all(map(_is_sum, arguments))
-    numbers = [argument.is_number for argument in arguments]
-    if part.op.infix == "*" and any(numbers):
-        return all(map(_is_sum, arguments))
-    return part.op.infix == "/" and numbers[1] and _is_sum(arguments[0])
 
 
 def _stand_in(shape: torch.Size, dtype: torch.dtype, device: torch.device, is_trained: bool) -> Tensor:
@@ -84,12 +58,11 @@ class TrainedLayer(torch.autograd.Function):
         *operands: Tensor,
     ) -> Tensor:
         y = schema.linear(x, weight, bias, operands, program, out_dtype)
-        epilogue = Epilogue.from_text(program)
         ctx.program = program
         ctx.operands = [(operand.shape, operand.dtype) for operand in operands]
-        kept = _values_needed(epilogue)
+        kept = Program.parse(program).operands_in_derivatives
         kept_operands = [operand if k in kept else None for k, operand in enumerate(operands)]
-        ctx.save_for_backward(x, weight, y if is_relu(epilogue) else None, *kept_operands)
+        ctx.save_for_backward(x, weight, y if program == _RELU else None, *kept_operands)
         return y
 
     @staticmethod
@@ -118,4 +91,48 @@ class TrainedLayer(torch.autograd.Function):
             None if grad_z is None or not needs_weight else torch.mm(grad_z.t(), x),
             None if grad_z is None or not needs_bias else grad_z.sum(0),
             *rest,
+        )
+
+
+class PassedLayer(torch.autograd.Function):
+    """`program(x @ weight.T + bias, operands)` by PyTorch's product and a kernel of ours, forwards and backwards."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        program: str,
+        out_dtype: torch.dtype,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        *operands: Tensor,
+    ) -> Tensor:
+        z = F.linear(x, weight, bias)
+        ctx.program = program
+        ctx.operands = [(operand.shape, operand.dtype) for operand in operands]
+        kept = Program.parse(program).operands_in_derivatives
+        kept_operands = [operand if k in kept else None for k, operand in enumerate(operands)]
+        ctx.save_for_backward(x, weight, z, *kept_operands)
+        return schema.pointwise(z, operands, program, out_dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, z, *kept = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias, *needs = ctx.needs_input_grad[2:]
+        operands = [
+            _stand_in(shape, dtype, grad.device, is_trained=False) if operand is None else operand
+            for operand, (shape, dtype) in zip(kept, ctx.operands, strict=True)
+        ]
+        wanted = wanted_inputs([needs_x or needs_weight or needs_bias, *needs], ctx.program)
+        gradients, column_sum = element_gradients(
+            grad, z, operands, ctx.program, "none", None, wanted, needs_bias and 0 in wanted
+        )
+        grad_z = gradients.get(0)
+        return (
+            None,
+            None,
+            None if grad_z is None or not needs_x else torch.mm(grad_z, weight),
+            None if grad_z is None or not needs_weight else torch.mm(grad_z.t(), x),
+            None if column_sum is None else column_sum.to(x.dtype),
+            *(gradients.get(k + 1) for k in range(len(needs))),
         )

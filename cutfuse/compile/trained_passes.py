@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..planning.traced import compare_traced_passes, seen_elements
+from ..planning.traced import compare_traced_passes, seen_elements, seen_size
 from .absorption import absorbed_bytes
 from .differentiation import needs_gradient
 from .region import Region
+
+# PyTorch keeps their results alone, which the next product keeps anyway.
+_DIFFERENTIATED_BY_RESULT = {"tanh", "sigmoid", "exp", "sqrt", "rsqrt"}
 
 
 def why_generated(region: Region, z: Tensor, operands: list[Tensor], otherwise: str) -> str:
@@ -20,16 +23,20 @@ def why_generated(region: Region, z: Tensor, operands: list[Tensor], otherwise: 
 
     otherwise: the reason where there is nothing to compare.
     """
-    trained = [operand.requires_grad for operand in operands]
+    program = region.epilogue.program
     if z.element_size() != 2 or region.reduction != "none" or region.product.part is not None:
         return otherwise
-    if any(is_trained and not _is_of_size(z, t) for t, is_trained in zip(operands, trained, strict=True)):
-        return otherwise  # the gradient of what is broadcast is summed, with what is around it
-    if absorbed_bytes(region) is not None:
+    if not program.instructions or program.instructions[-1].op in _DIFFERENTIATED_BY_RESULT:
+        return otherwise
+    # The gradient of what is broadcast is summed, with what is around it.
+    trained = [operand.requires_grad for operand in operands]
+    if any(is_trained and not _is_whole(z, t) for t, is_trained in zip(operands, trained, strict=True)):
+        return otherwise
+    if any(operand.part for operand in region.operands) or absorbed_bytes(region) is not None:
         return otherwise
     bias = region.product.bias
     sums_columns = bias is not None and needs_gradient(bias)
-    found = compare_traced_passes(z, operands, region.epilogue.program, region.out_dtype, trained, sums_columns)
+    found = compare_traced_passes(z, operands, program, region.out_dtype, trained, sums_columns)
     if isinstance(found, str):
         return found
     own, generated = found
@@ -40,6 +47,9 @@ def why_generated(region: Region, z: Tensor, operands: list[Tensor], otherwise: 
     )
 
 
-def _is_of_size(z: Tensor, operand: Tensor) -> bool:
+def _is_whole(z: Tensor, operand: Tensor) -> bool:
+    """Whether an operand has an element in memory for each of z's."""
     elements = seen_elements(z)
-    return elements is not None and seen_elements(operand) == elements
+    layout = zip(operand.shape, operand.stride(), strict=True)
+    is_repeated = any(seen_size(stride) == 0 and seen_size(size) != 1 for size, stride in layout)
+    return elements is not None and seen_elements(operand) == elements and not is_repeated

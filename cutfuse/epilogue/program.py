@@ -146,6 +146,19 @@ class Program:
                 stack.extend(argument for name, argument in pairs if name != CONDITION)
         return frozenset(found)
 
+    @functools.cached_property
+    def operands_in_derivatives(self) -> frozenset[int]:
+        """The operands whose values a derivative depends on: not those that are added alone, scaled by numbers."""
+        found: set[int] = set()
+        stack = [self.expression]
+        while stack:
+            node = stack.pop()
+            if _adds(node):
+                stack.extend(node.arguments)
+            elif node.op is not None:
+                found.update(int(leaf[1:]) for leaf in node.reads if leaf != "z")
+        return frozenset(found)
+
     @property
     def slot_count(self) -> int:
         return max((item.slot + 1 for item in self.instructions if item.slot is not None), default=0)
@@ -198,3 +211,15 @@ def _source_expression(source: Argument, previous: Expr, slots: dict[str, Expr])
     if source not in slots:
         raise EpilogueError(f"the program reads {source} before it is written")
     return slots[source]
+
+
+def _adds(node: Expr) -> bool:
+    """Whether a node is a sum, a difference or a cast of its arguments, or one of them scaled by a number."""
+    if node.op is None:
+        return False
+    numbers = [argument.is_number for argument in node.arguments]
+    if node.op.infix == "*":
+        return any(numbers)
+    if node.op.infix == "/":
+        return numbers[1]
+    return node.op.infix in ("+", "-") or node.op.prefix in ("+", "-") or node.op is op_table().identity

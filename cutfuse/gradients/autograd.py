@@ -68,7 +68,7 @@ class Linear(torch.autograd.Function):
         result = z = None
         if recompute:  # no gradient is recorded in here
             y = linear(x, weight, bias, operands, program, reduction, out_dtype, prepared)
-        elif program != schema.IDENTITY and reduction == "none" and not _is_compiled(x, weight):
+        elif program != schema.IDENTITY and reduction == "none" and not torch.compiler.is_compiling():
             y, z = schema.linear_with_pre_activation(x, weight, bias, operands, program, out_dtype, *prepared)
         else:
             y, z, result = _product_and_pass(x, weight, bias, operands, program, reduction, out_dtype, prepared)
@@ -204,11 +204,6 @@ def is_forced(x: Tensor, mode: str = "") -> bool:
         return process.opted_in
     mode = product_mode(mode)
     return mode in SPLIT_MODES or (mode == "tf32") != allows_tf32()
-
-
-def _is_compiled(x: Tensor, weight: Tensor) -> bool:
-    """Whether compiled code is made. AOTAutograd, which traces what the backend fused, says so by its tensors alone."""
-    return torch.compiler.is_compiling() or is_traced(x, weight)
 
 
 def _pre_activation(x: Tensor, weight: Tensor, bias: Tensor | None, prepared: Prepared) -> Tensor:

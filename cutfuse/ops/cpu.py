@@ -113,7 +113,7 @@ def pointwise_backward(
     for k in wanted:
         gradient = (weight * derivatives[k]).sum_to_size(tensors[k].shape)
         # the strides that sum_to_size() gives are not defined; the kernels keep those of x
-        outputs.append((torch.empty_like(x) if k == 0 else x.new_empty(tensors[k].shape)).copy_(gradient))
+        outputs.append((torch.empty_like(x) if k == 0 else tensors[k].new_empty(tensors[k].shape)).copy_(gradient))
     if column_sum:
         outputs.append((weight * derivatives[0]).flatten(end_dim=-2).sum(0).to(sum_dtype(x.dtype)))
     return outputs

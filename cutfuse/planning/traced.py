@@ -66,7 +66,8 @@ def compare_traced_passes(
     """What follows a trained product z of 16 bits, forwards and backwards: the microseconds that are compared of
     kernels of ours and of torch.compile's; or why there are none to compare.
 
-    operands: matrices of z's size count as read, and those that are `trained` as written too. sums_columns: for a bias.
+    operands: matrices of z's size count as read, backwards if a derivative depends on them, and as written if they are
+    `trained`. sums_columns: for a bias.
     """
     core = native.core
     elsewhere = core.why_no_kernels(device_facts(z.device))
@@ -78,7 +79,8 @@ def compare_traced_passes(
     sizes = [t.element_size() if seen_elements(t) == elements else 0 for t in operands]
     read = z.element_size() + sum(sizes)
     written = z.element_size() + sum(size for size, is_trained in zip(sizes, trained, strict=True) if is_trained)
-    forward, backward = read + out_dtype.itemsize, read + out_dtype.itemsize + written
+    again = z.element_size() + sum(sizes[k] for k in program.operands_in_derivatives)
+    forward, backward = read + out_dtype.itemsize, again + out_dtype.itemsize + written
     issuer = core.Issuer.__members__[_issuer()]
     return core.compare_passes(elements, forward, backward, program.native, sums_columns, issuer)
 
