@@ -30,7 +30,8 @@ class ModelWorker(Worker[Case]):
         self.is_small = is_small
         self.jobs = jobs
         self.options = options
-        start_compiler(options.device)
+        if any(contender.backend for contender in options.contenders):
+            start_compiler(options.device)
 
     def cases(self) -> list[Case]:
         """The suite's, of whole models or of small ones."""
