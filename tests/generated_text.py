@@ -22,7 +22,7 @@ sys.path[:] = [*(entry for entry in sys.path if Path(entry or ".").resolve() != 
 import not_faster  # noqa: E402
 
 from bench import accuracy_report, chain_report, fp32_report, host_report, model_report, report  # noqa: E402
-from bench.model_cases import all_cases  # noqa: E402
+from bench.model_cases import all_cases, key_of  # noqa: E402
 from bench.model_contenders import CUTFUSE_GRAPHS  # noqa: E402
 from bench.report import committed  # noqa: E402
 from bench.tables import Cell, Grid, markdown_table  # noqa: E402
@@ -124,10 +124,11 @@ def models_measured() -> str:
     cases = [case for case in committed("models")["cases"] if not is_failed(case)]
     measured = Counter((case["variant"], case["precision"]) for case in cases)
     counts = [f"{' in '.join(kind)} ({measured[kind]} of {count})" for kind, count in every.items() if measured[kind]]
-    missing = [" in ".join(kind) for kind in every if not measured[kind]]
+    found = {key_of(case) for case in cases}
+    missing = [case.title for case in all_cases(is_small=False) if key_of(case.as_dict()) not in found]
     if not any(CUTFUSE_GRAPHS.name in case["contenders"] for case in cases):
         missing.append("CUDA graphs")
-    return f"Cases measured: {', '.join(counts)}. Not measured so far: {', '.join(missing) or 'nothing'}."
+    return f"Cases measured: {', '.join(counts)}. Not measured so far: {'; '.join(missing) or 'nothing'}."
 
 
 def under_floor() -> str:
