@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from functorch.compile import make_boxed_func
+from compiled_training import calls, compiled_step, step
 from torch import Tensor, fx, nn
-from torch._dynamo.backends.common import aot_autograd
 
 import cutfuse
 from cutfuse import arguments
@@ -87,36 +86,6 @@ def test_reductions_and_fp32_are_left(h200: None) -> None:
         (product,) = cutfuse.explain_model(summed, x, nn.Parameter(weight.to(dtype))).products
         assert reason in product.reason
         torch._dynamo.reset()
-
-
-def step(function: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> list[Tensor | None]:
-    """The result, and the gradients of what is trained."""
-    leaves = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
-    y = function(*leaves)
-    trained = [leaf for leaf in leaves if leaf.requires_grad]
-    weights = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
-    return [y.detach(), *torch.autograd.grad(y, trained, weights, allow_unused=True)]
-
-
-def compiled_step(
-    function: Callable[..., Tensor], tensors: tuple[Tensor, ...]
-) -> tuple[list[Tensor | None], list[fx.Graph]]:
-    graphs: list[fx.Graph] = []
-
-    def collect(graph: fx.GraphModule, _: Any) -> Any:
-        graphs.append(graph.graph)
-        return make_boxed_func(graph)
-
-    def backend(module: fx.GraphModule, inputs: Any) -> Any:
-        assert [report.is_fused for report in fuse(module)] == [True]
-        return aot_autograd(fw_compiler=collect)(module, inputs)
-
-    torch._dynamo.reset()
-    return step(torch.compile(function, backend=backend), tensors), graphs
-
-
-def calls(graph: fx.Graph) -> list[str]:
-    return [str(node.target) for node in graph.nodes if node.op == "call_function"]
 
 
 CHAINS: dict[str, Chain] = {

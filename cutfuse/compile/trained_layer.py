@@ -6,7 +6,7 @@ nothing of it, and a relu nothing but the result, which the next layer keeps any
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,24 @@ def _stand_in(shape: torch.Size, dtype: torch.dtype, device: torch.device, is_tr
     return torch.zeros((), dtype=dtype, device=device).expand(shape).requires_grad_(is_trained)
 
 
+def _save(
+    ctx: Any, program: str, x: Tensor, weight: Tensor, value: Tensor | None, operands: tuple[Tensor, ...]
+) -> None:
+    """Keeps what a backward pass reads: of the operands those that a derivative depends on. value: z, or the result."""
+    ctx.program = program
+    ctx.operands = [(operand.shape, operand.dtype) for operand in operands]
+    kept = Program.parse(program).operands_in_derivatives
+    ctx.save_for_backward(x, weight, value, *(operand if k in kept else None for k, operand in enumerate(operands)))
+
+
+def _operands(ctx: Any, kept: list[Tensor | None], device: torch.device, trained: Sequence[bool]) -> list[Tensor]:
+    """The operands that were kept, and others in the place of the rest."""
+    return [
+        _stand_in(shape, dtype, device, is_trained) if operand is None else operand
+        for operand, (shape, dtype), is_trained in zip(kept, ctx.operands, trained, strict=True)
+    ]
+
+
 class TrainedLayer(torch.autograd.Function):
     """`program(x @ weight.T + bias, operands)` by the operator forwards, and by PyTorch's operations backwards.
 
@@ -58,11 +76,7 @@ class TrainedLayer(torch.autograd.Function):
         *operands: Tensor,
     ) -> Tensor:
         y = schema.linear(x, weight, bias, operands, program, out_dtype)
-        ctx.program = program
-        ctx.operands = [(operand.shape, operand.dtype) for operand in operands]
-        kept = Program.parse(program).operands_in_derivatives
-        kept_operands = [operand if k in kept else None for k, operand in enumerate(operands)]
-        ctx.save_for_backward(x, weight, y if program == _RELU else None, *kept_operands)
+        _save(ctx, program, x, weight, y if program == _RELU else None, operands)
         return y
 
     @staticmethod
@@ -70,10 +84,7 @@ class TrainedLayer(torch.autograd.Function):
         x, weight, y, *kept = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, *needs = ctx.needs_input_grad[2:]
         program = Program.parse(ctx.program)
-        operands = [
-            _stand_in(shape, dtype, grad.device, is_trained) if operand is None else operand
-            for operand, (shape, dtype), is_trained in zip(kept, ctx.operands, needs, strict=True)
-        ]
+        operands = _operands(ctx, kept, grad.device, needs)
         # The derivative is the same at any z if the program is affine, and of relu at its result.
         z = grad.to(x.dtype) if y is None else y
         grad_z, *rest = differentiate(
@@ -108,21 +119,14 @@ class PassedLayer(torch.autograd.Function):
         *operands: Tensor,
     ) -> Tensor:
         z = F.linear(x, weight, bias)
-        ctx.program = program
-        ctx.operands = [(operand.shape, operand.dtype) for operand in operands]
-        kept = Program.parse(program).operands_in_derivatives
-        kept_operands = [operand if k in kept else None for k, operand in enumerate(operands)]
-        ctx.save_for_backward(x, weight, z, *kept_operands)
+        _save(ctx, program, x, weight, z, operands)
         return schema.pointwise(z, operands, program, out_dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, z, *kept = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, *needs = ctx.needs_input_grad[2:]
-        operands = [
-            _stand_in(shape, dtype, grad.device, is_trained=False) if operand is None else operand
-            for operand, (shape, dtype) in zip(kept, ctx.operands, strict=True)
-        ]
+        operands = _operands(ctx, kept, grad.device, [False] * len(needs))
         wanted = wanted_inputs([needs_x or needs_weight or needs_bias, *needs], ctx.program)
         gradients, column_sum = element_gradients(
             grad, z, operands, ctx.program, "none", None, wanted, needs_bias and 0 in wanted
