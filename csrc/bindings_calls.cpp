@@ -97,6 +97,24 @@ using GradientTuple = std::tuple<int, ResultTuple, int>;
 // Layout of the partial sums, their number of rows, bytes of workspace of their fold, layout and type of the result.
 using ColumnSumTuple = std::tuple<ResultTuple, int64_t, int64_t, ResultTuple, int>;
 
+call::ElementGradientPlan to_gradients(std::string const& function, Program const& program,
+                                       std::vector<GradientTuple> const& outputs,
+                                       std::optional<ColumnSumTuple> const& column_sum,
+                                       OptionalSpecialization const& specialization) {
+  call::ElementGradientPlan plan = {};
+  for (auto const& [wrt, layout, dtype] : outputs) {
+    if (wrt < 0 || wrt > program.operand_count) throw py::value_error(function + ": no input " + std::to_string(wrt));
+    plan.outputs.push_back({wrt, to_result(layout), to_dtype(dtype)});
+  }
+  plan.specialization = specialization.value_or(nullptr);
+  if (!column_sum) return plan;
+  auto const& [partials, row_blocks, workspace_bytes, sums, dtype] = *column_sum;
+  PyRef workspace;
+  if (workspace_bytes > 0) workspace = sizes_of(workspace_bytes);
+  plan.column_sum = {to_result(partials), row_blocks, std::move(workspace), to_result(sums), to_dtype(dtype)};
+  return plan;
+}
+
 // The plan of a product, what z's gradient is multiplied by, and the layout of the result.
 using BackwardProductTuple = std::tuple<LinearPlan, py::object, ResultTuple>;
 
@@ -133,7 +151,6 @@ py::object training_plan(py::object const& z, std::vector<py::object> const& ope
   plan.columns = columns;
   plan.program = program;
   plan.forward = forward.value_or(nullptr);
-  plan.backward = backward.value_or(nullptr);
   plan.z = facts_of(z);
   for (py::object const& tensor : operand_tensors) plan.operand_facts.push_back(facts_of(tensor));
   for (LayoutTuple const& operand : operands) plan.operands.push_back(to_layout(operand));
@@ -141,22 +158,14 @@ py::object training_plan(py::object const& z, std::vector<py::object> const& ope
   plan.result = to_result(result);
   plan.result_dtype = to_dtype(out_dtype);
   plan.grad_dtype = facts_of(y).dtype;
-  for (auto const& [wrt, layout, dtype] : outputs) {
-    if (wrt < 0 || wrt > program.operand_count) throw py::value_error("training_plan: no input " + std::to_string(wrt));
-    plan.outputs.push_back({wrt, to_result(layout), to_dtype(dtype)});
+  plan.gradients = to_gradients("training_plan", program, outputs, column_sum, backward);
+  if (plan.gradients.outputs.empty() || plan.gradients.outputs[0].wrt != 0) {
+    throw py::value_error("training_plan: z's gradient is first");
   }
-  if (plan.outputs.empty() || plan.outputs[0].wrt != 0) throw py::value_error("training_plan: z's gradient is first");
   plan.hands_gradient_on = hands_gradient_on;
   plan.identity = identity;
   plan.grad_x = to_backward_product(grad_x);
   plan.grad_weight = to_backward_product(grad_weight);
-  plan.has_column_sum = column_sum.has_value();
-  if (column_sum) {
-    auto const& [partials, row_blocks, workspace_bytes, sums, dtype] = *column_sum;
-    PyRef workspace;
-    if (workspace_bytes > 0) workspace = sizes_of(workspace_bytes);
-    plan.column_sum = {to_result(partials), row_blocks, std::move(workspace), to_result(sums), to_dtype(dtype)};
-  }
   PyObject* const handle = call::wrap(std::move(plan));
   if (handle == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(handle);

@@ -96,31 +96,9 @@ bool current_stream(TrainingPlan const& plan, Stream& stream) {
   return torch_state().current_stream(plan.z.device_index, stream);
 }
 
-// What a backward pass allocates.
-struct Gradients {
-  std::vector<Memory> outputs;  // of plan.outputs
-  Memory partials;
-  Memory fold_workspace;
-  Memory column_sum;
-};
-
-bool allocate_elements(TrainingPlan const& plan, Gradients& gradients) {
-  for (GradientOutput const& output : plan.outputs) {
-    gradients.outputs.push_back(allocate(output.layout));
-    if (!gradients.outputs.back().tensor) return false;
-  }
-  if (!plan.has_column_sum) return true;
-  gradients.partials = allocate(plan.column_sum.partials);
-  return static_cast<bool>(gradients.partials.tensor);
-}
-
-bool allocate_gradients(TrainingPlan const& plan, Gradients& gradients) {
-  if (!plan.hands_gradient_on && !allocate_elements(plan, gradients)) return false;
-  if (!plan.has_column_sum) return true;
-  ColumnSum const& sum = plan.column_sum;
-  gradients.column_sum = allocate(sum.result);
-  if (sum.fold_workspace) gradients.fold_workspace = allocate_bytes(sum.fold_workspace);
-  return gradients.column_sum.tensor && (!sum.fold_workspace || gradients.fold_workspace.tensor);
+bool allocate_gradients(TrainingPlan const& plan, ElementGradients& gradients) {
+  if (!plan.hands_gradient_on && !allocate_outputs(plan.gradients, gradients)) return false;
+  return !plan.gradients.column_sum || allocate_column_sum(*plan.gradients.column_sum, gradients);
 }
 
 // A product of a backward pass: what z's gradient is multiplied by, and where the result lies.
@@ -158,38 +136,17 @@ void launch_product(TrainingPlan const& plan, ProductRun const& run, void const*
   launch_fused(steps.plan, buffers, plan.identity, {}, steps.epilogues, launcher(), stream);
 }
 
-PointwiseBackwardProblem backward_problem(TrainingPlan const& plan, Operand const& grad, Tensors const& tensors,
-                                          Gradients const& gradients) {
+PointwiseBackwardProblem backward_problem(TrainingPlan const& plan, Operand const& grad, Tensors const& tensors) {
   PointwiseBackwardProblem problem = {};
   problem.extents = {1, plan.rows, plan.columns};
   problem.grad = grad;
   problem.x = matrix(tensors.z, plan.columns, plan.z_dtype);
   problem.program = plan.program;
   problem.operands = tensors.operands;
-  for (size_t k = 0; k < plan.outputs.size(); ++k) {
-    GradientOutput const& output = plan.outputs[k];
-    problem.derivatives[problem.derivative_count++] = {output.wrt, gradients.outputs[k].address, output.dtype};
-  }
-  problem.column_partials = static_cast<float*>(gradients.partials.address);
-  problem.reduction = Reduction::kNone;
-  problem.specialized = specialize::loaded(plan.backward);
   return problem;
 }
 
-ReduceProblem fold_problem(TrainingPlan const& plan, Operand const& grad, Gradients const& gradients) {
-  ColumnSum const& sum = plan.column_sum;
-  ReduceProblem problem = {};
-  problem.extents = {1, sum.row_blocks, plan.columns};
-  problem.x = plan.hands_gradient_on ? grad : matrix(gradients.partials.address, plan.columns, DType::kFloat32);
-  problem.program.chain = kNoChain;
-  problem.reduction = Reduction::kSum;
-  problem.out = gradients.column_sum.address;
-  problem.out_dtype = sum.dtype;
-  problem.workspace = static_cast<float*>(gradients.fold_workspace.address);
-  return problem;
-}
-
-PyObject* tuple_of(TrainingPlan const& plan, PyObject* grad, Gradients& gradients, ProductRun& grad_x,
+PyObject* tuple_of(TrainingPlan const& plan, PyObject* grad, ElementGradients& gradients, ProductRun& grad_x,
                    ProductRun& grad_weight) {
   constexpr Py_ssize_t kFirstOperand = 4;
   auto const count = static_cast<Py_ssize_t>(plan.operands.size()) + kFirstOperand;
@@ -200,14 +157,14 @@ PyObject* tuple_of(TrainingPlan const& plan, PyObject* grad, Gradients& gradient
     Py_DECREF(Py_None);
     PyTuple_SET_ITEM(tuple.get(), place, gradient.release());
   };
-  for (size_t k = 0; k < plan.outputs.size(); ++k) {
-    int const wrt = plan.outputs[k].wrt;
+  for (size_t k = 0; k < plan.gradients.outputs.size(); ++k) {
+    int const wrt = plan.gradients.outputs[k].wrt;
     put(wrt == 0 ? 0 : kFirstOperand + wrt - 1,
         plan.hands_gradient_on ? PyRef::share(grad) : std::move(gradients.outputs[k].tensor));
   }
   if (grad_x.product != nullptr) put(1, std::move(grad_x.result.tensor));
   if (grad_weight.product != nullptr) put(2, std::move(grad_weight.result.tensor));
-  if (plan.has_column_sum) put(3, std::move(gradients.column_sum.tensor));
+  if (plan.gradients.column_sum) put(3, std::move(gradients.column_sum.tensor));
   return tuple.release();
 }
 
@@ -301,7 +258,7 @@ PyObject* training_backward(PyObject*, PyObject* const* given, Py_ssize_t count)
       !read_factor(plan->grad_weight, is_needed(2), given[3], grad_weight)) {
     Py_RETURN_NONE;
   }
-  Gradients gradients;
+  ElementGradients gradients;
   Stream stream = nullptr;
   if (!allocate_gradients(*plan, gradients) || !allocate_result(grad_x) || !allocate_result(grad_weight) ||
       !current_stream(*plan, stream)) {
@@ -309,8 +266,12 @@ PyObject* training_backward(PyObject*, PyObject* const* given, Py_ssize_t count)
   }
   void const* const grad_z = is_handed_on ? grad.data : gradients.outputs[0].address;
   bool const done = launch([&] {
-    if (!is_handed_on) launcher().pointwise_backward(backward_problem(*plan, grad, tensors, gradients), stream);
-    if (plan->has_column_sum) launcher().reduce(fold_problem(*plan, grad, gradients), stream);
+    ElementGradientPlan const& elements = plan->gradients;
+    if (!is_handed_on) launch_gradients(elements, backward_problem(*plan, grad, tensors), gradients, stream);
+    if (elements.column_sum) {
+      Operand const rows = is_handed_on ? grad : partials_of(gradients, plan->columns);
+      launch_column_sum(*elements.column_sum, rows, plan->columns, gradients, stream);
+    }
     launch_product(*plan, grad_x, grad_z, stream);
     launch_product(*plan, grad_weight, grad_z, stream);
   });

@@ -7,26 +7,10 @@
 #include <vector>
 
 #include "call/call_plan.h"
+#include "call/element_gradients.h"
 #include "call/torch_state.h"
 
 namespace cutfuse::call {
-
-// A derivative that is stored: of z (wrt 0) or of operand wrt - 1, in the result's shape.
-struct GradientOutput {
-  int wrt;
-  ResultLayout layout;
-  DType dtype;
-};
-
-// z's gradient summed over all but its last dimension: by partial sums [row_blocks, columns] that are folded. Where the
-// gradient is handed on, nothing is stored of which there could be partial sums, and it is folded itself.
-struct ColumnSum {
-  ResultLayout partials;
-  int64_t row_blocks;
-  PyRef fold_workspace;  // a tuple of one integer; null for none
-  ResultLayout result;
-  DType dtype;
-};
 
 // A product of the backward pass by one kernel, of z's gradient and x or the weight.
 struct BackwardProduct {
@@ -39,23 +23,20 @@ struct TrainingPlan {
   int64_t rows;
   int64_t columns;
   Program program;
-  std::optional<LinearSteps> product;          // the fused forward pass; empty where cuBLAS's product is taken
-  PyRef workspace_sizes;                       // of it: a tuple of one integer; null for none
-  specialize::Specialization const* forward;   // of the program alone; null where it is interpreted for good
-  specialize::Specialization const* backward;  // of its derivatives; also of gradients that it may not take
-  TensorFacts z;                               // what the tensors have to be, but for their addresses
+  std::optional<LinearSteps> product;         // the fused forward pass; empty where cuBLAS's product is taken
+  PyRef workspace_sizes;                      // of it: a tuple of one integer; null for none
+  specialize::Specialization const* forward;  // of the program alone; null where it is interpreted for good
+  TensorFacts z;                              // what the tensors have to be, but for their addresses
   std::vector<TensorFacts> operand_facts;
   std::vector<TensorLayout> operands;
   DType z_dtype;
   ResultLayout pre_activation;
   ResultLayout result;
   DType result_dtype;
-  uint64_t grad_dtype;                  // of TensorFacts
-  std::vector<GradientOutput> outputs;  // z's first
-  bool hands_gradient_on;               // all outputs are the gradient that arrives; the backward pass needs no z
-  bool has_column_sum;
-  ColumnSum column_sum;
-  Program identity;                            // of the backward products
+  uint64_t grad_dtype;            // of TensorFacts
+  ElementGradientPlan gradients;  // z's first, and the sum of its rows
+  bool hands_gradient_on;         // all of them are the gradient that arrives, whose own rows are summed; needs no z
+  Program identity;               // of the backward products
   std::optional<BackwardProduct> grad_x;       // z's gradient @ weight; empty where PyTorch multiplies
   std::optional<BackwardProduct> grad_weight;  // z's gradient, transposed, @ x; likewise
 };

@@ -1,0 +1,59 @@
+// The gradients of y = program(x, operands) by one kernel, and the sum of x's over rows by another one.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "call/call_plan.h"
+#include "call/memory.h"
+#include "launch/launcher.h"
+
+namespace cutfuse::call {
+
+// Of x (wrt 0) or of operand wrt - 1, in the result's shape.
+struct GradientOutput {
+  int wrt;
+  ResultLayout layout;
+  DType dtype;
+};
+
+// Of a matrix over all but its last dimension. For x's gradient it is one of partial sums [row_blocks, columns], which
+// the kernel of the gradients stores.
+struct ColumnSum {
+  ResultLayout partials;
+  int64_t row_blocks;
+  PyRef workspace;  // a tuple of one integer; null for none
+  ResultLayout result;
+  DType dtype;
+};
+
+struct ElementGradientPlan {
+  std::vector<GradientOutput> outputs;
+  std::optional<ColumnSum> column_sum;
+  specialize::Specialization const* specialization;  // null where the derivatives are interpreted for good
+};
+
+// What a plan's launches write.
+struct ElementGradients {
+  std::vector<Memory> outputs;  // as in the plan
+  Memory partials;
+  Memory workspace;
+  Memory column_sum;
+};
+
+// Each allocates for launches below. False, with an exception, where that failed.
+bool allocate_outputs(ElementGradientPlan const& plan, ElementGradients& gradients);
+bool allocate_column_sum(ColumnSum const& sum, ElementGradients& gradients);
+
+// problem: its extents, tensors and program.
+void launch_gradients(ElementGradientPlan const& plan, PointwiseBackwardProblem problem,
+                      ElementGradients const& gradients, Stream stream);
+
+// Of rows [row_blocks, columns].
+void launch_column_sum(ColumnSum const& sum, Operand const& rows, int64_t columns, ElementGradients const& gradients,
+                       Stream stream);
+
+// The partial sums that launch_gradients has stored.
+Operand partials_of(ElementGradients const& gradients, int64_t columns);
+
+}  // namespace cutfuse::call
