@@ -15,7 +15,7 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse import native
-from cutfuse.direct import calls
+from cutfuse.direct import call_plans, calls
 
 core = native.module()
 ROWS, COLUMNS, DEPTH = 6, 8, 16
@@ -221,9 +221,9 @@ def test_a_setting_that_changes_while_a_plan_is_made_leaves_none(
 
             return run
 
-        name = "plan_call" if epilogue is not None else "is_forced"
+        module, name = (calls, "is_forced") if epilogue is None else (call_plans, "plan_call")
         with monkeypatch.context() as patch:
-            patch.setattr(calls, name, change_after(getattr(calls, name)))
+            patch.setattr(module, name, change_after(getattr(module, name)))
             run_linear(given)
         assert core.call_linear(*given) is NotImplemented
 

@@ -17,19 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import native, precision
-from ..epilogue import Epilogue, Program
+from ..epilogue import Epilogue
 from ..epilogue.operation import Operation
 from ..epilogue.recognition import recognised
 from ..epilogue.types import type_of
 from ..gradients.autograd import is_forced
 from ..gradients.elementwise import needs_gradient
-from ..ops.cuda import reduction_workspace, shapes_and_strides
-from ..ops.layout import elementwise_layout, reduction_layout
-from ..planning.device import dtype_codes, reduction_codes
-from ..planning.fused import changes_setting, plan_call
-from ..planning.linear_launch import matrices_of
 from ..planning.linear_plan import LinearArguments
-from ..planning.specialize import Matrix, are_requested, find_epilogues, find_pass, find_pointwise, find_reduce, request
+from .call_plans import plan_linear, plan_pointwise, plan_reduce
 from .training import adds_bias_apart, plan_training
 
 if TYPE_CHECKING:
@@ -46,9 +41,6 @@ else:
 
 CUDA = 2  # DLPack's numbers
 CPU = 1
-
-Layout = tuple[int, int, int, int]  # type, and the strides of three dimensions
-Result = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 def connect() -> None:
@@ -131,10 +123,10 @@ def remember_linear(
             return native.core.general_call()
         if needs_gradient(*given[:3], *tensors):
             return native.core.general_call() if is_apart else plan_training(given[:3], tensors, arguments, y)
-        return _linear_plan(arguments, y, is_apart)
+        return plan_linear(arguments, y, is_apart)
 
     number_of = functools.partial(_number_of, given[3], given[4], given[0], epilogue)
-    _remember(native.core.CallFunction.linear, given, number_of, make_plan)
+    remember(native.core.CallFunction.linear, given, number_of, make_plan)
 
 
 def remember_plain_linear(given: tuple[Any, ...], epilogue: Epilogue) -> None:
@@ -144,7 +136,7 @@ def remember_plain_linear(given: tuple[Any, ...], epilogue: Epilogue) -> None:
         return None if is_forced(given[0]) else native.core.product_call()
 
     number_of = functools.partial(_number_of, given[3], given[4], given[0], epilogue)
-    _remember(native.core.CallFunction.linear, given, number_of, make_plan)
+    remember(native.core.CallFunction.linear, given, number_of, make_plan)
 
 
 def remember_operation(given: tuple[Any, ...], epilogue: Epilogue, operation: Operation) -> None:
@@ -154,7 +146,7 @@ def remember_operation(given: tuple[Any, ...], epilogue: Epilogue, operation: Op
         return native.core.operation_call(operation.function, list(operation.arguments))
 
     number_of = functools.partial(_number_of, given[3], given[4], given[0], epilogue)
-    _remember(native.core.CallFunction.linear, given, number_of, make_plan)
+    remember(native.core.CallFunction.linear, given, number_of, make_plan)
 
 
 def remember_linear_operator(given: tuple[Any, ...], arguments: LinearArguments, y: Tensor) -> None:
@@ -162,9 +154,9 @@ def remember_linear_operator(given: tuple[Any, ...], arguments: LinearArguments,
     is_empty = not all(t.numel() for t in (arguments.x, arguments.weight, *arguments.operands))
 
     def make_plan() -> CallPlan | None:
-        return native.core.general_call() if is_empty else _linear_plan(arguments, y)
+        return native.core.general_call() if is_empty else plan_linear(arguments, y)
 
-    _remember(native.core.CallFunction.linear_operator, given, lambda: 0, make_plan)
+    remember(native.core.CallFunction.linear_operator, given, lambda: 0, make_plan)
 
 
 def remember_pointwise(
@@ -180,10 +172,10 @@ def remember_pointwise(
     is_general = is_general or not _same_memory(tensors, (x, *operands))
 
     def make_plan() -> CallPlan | None:
-        return native.core.general_call() if is_general else _pointwise_plan(x, operands, epilogue.program, y)
+        return native.core.general_call() if is_general else plan_pointwise(x, operands, epilogue.program, y)
 
     number_of = functools.partial(_number_of, given[0], given[2], given[1], epilogue)
-    _remember(native.core.CallFunction.pointwise, given, number_of, make_plan)
+    remember(native.core.CallFunction.pointwise, given, number_of, make_plan)
 
 
 def remember_reduce(
@@ -203,13 +195,13 @@ def remember_reduce(
     def make_plan() -> CallPlan | None:
         if is_general:
             return native.core.general_call()
-        return _reduce_plan(x, operands, epilogue.program, reduction, dims, y)
+        return plan_reduce(x, operands, epilogue.program, reduction, dims, y)
 
     number_of = functools.partial(_number_of, given[4], given[5], given[0], epilogue)
-    _remember(native.core.CallFunction.reduce, given, number_of, make_plan)
+    remember(native.core.CallFunction.reduce, given, number_of, make_plan)
 
 
-def _remember(
+def remember(
     function: CallFunction,
     given: tuple[Any, ...],
     number_of: Callable[[], int | None],
@@ -251,87 +243,6 @@ def _same_memory(given: Sequence[Tensor | None], presented: Sequence[Tensor | No
         elif not tensor.numel() or tensor.data_ptr() != view.data_ptr() or tensor.dtype != view.dtype:
             return False
     return True
-
-
-def _result_of(y: Tensor) -> Result:
-    return tuple(y.shape), y.stride(), y.dtype
-
-
-def _linear_plan(arguments: LinearArguments, y: Tensor, is_bias_apart: bool = False) -> CallPlan | None:
-    core = native.core
-    plan = plan_call(arguments)
-    if is_bias_apart and not plan.is_fused:
-        return core.general_call()
-    if plan.copies_bias or not y.is_contiguous() or (not plan.is_fused and changes_setting(arguments.x)):
-        return core.general_call()
-    matrices = matrices_of(arguments)
-    device = arguments.x.device.index or 0
-    find = find_epilogues if plan.is_fused else find_pass
-    epilogues = find(plan, device, arguments.program, matrices)
-    request(epilogues)
-    if not are_requested(epilogues):
-        return None  # the call was captured in a graph; a later one asks for them
-    layouts = [matrix[1:] for matrix in matrices]
-    return core.linear_call(plan, arguments.program.native, layouts, epilogues, _result_of(y))
-
-
-def _pointwise_plan(x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor) -> CallPlan | None:
-    core = native.core
-    tensors = (x, *operands)
-    layout = elementwise_layout(y.stride(), *shapes_and_strides(tensors), y.shape)
-    if layout is None:
-        return core.general_call()
-    laid_out = _layouts(tensors, layout.strides)
-    code = dtype_codes()[y.dtype]
-    matrices = _matrices(tensors, laid_out)
-    device = x.device.index or 0
-    epilogues = find_pointwise(device, program, layout.extents, matrices[0], matrices[1:], y.data_ptr(), code)
-    request(epilogues)
-    if not are_requested(epilogues):
-        return None  # as of a linear layer
-    specialization = epilogues[0] if epilogues else None
-    return core.pointwise_call(
-        layout.extents, laid_out[0], code, program.native, laid_out[1:], _result_of(y), specialization
-    )
-
-
-def _reduce_plan(
-    x: Tensor, operands: Sequence[Tensor], program: Program, reduction: str, dims: tuple[int, ...], y: Tensor
-) -> CallPlan | None:
-    core = native.core
-    tensors = (x, *operands)
-    layout = reduction_layout(*shapes_and_strides(tensors), dims)
-    if layout is None or layout.result_order is not None or not y.is_contiguous():
-        return core.general_call()
-    laid_out = _layouts(tensors, layout.strides)
-    codes, reduction_code = dtype_codes(), reduction_codes()[reduction]
-    matrices = _matrices(tensors, laid_out)
-    device = x.device.index or 0
-    epilogues = find_reduce(device, program, layout.extents, matrices[0], matrices[1:], reduction_code)
-    request(epilogues)
-    if not are_requested(epilogues):
-        return None  # as of a linear layer
-    workspace = reduction_workspace(layout.extents, codes[x.dtype], reduction_code, x.device)
-    return core.reduce_call(
-        layout.extents,
-        laid_out[0],
-        reduction_code,
-        codes[y.dtype],
-        program.native,
-        laid_out[1:],
-        _result_of(y),
-        workspace,
-        epilogues[0] if epilogues else None,
-    )
-
-
-def _layouts(tensors: Sequence[Tensor], strides: Sequence[tuple[int, ...]]) -> list[Layout]:
-    codes = dtype_codes()
-    return [(codes[t.dtype], outer, row, column) for t, (outer, row, column) in zip(tensors, strides, strict=True)]
-
-
-def _matrices(tensors: Sequence[Tensor], layouts: Sequence[Layout]) -> list[Matrix]:
-    return [(t.data_ptr(), *layout) for t, layout in zip(tensors, layouts, strict=True)]
 
 
 if sys.modules.get("cutfuse._C") is not None:

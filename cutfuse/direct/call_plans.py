@@ -1,0 +1,106 @@
+"""Plans of direct calls, made of a call on the general path and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..epilogue import Program
+from ..ops.cuda import reduction_workspace, shapes_and_strides
+from ..ops.layout import elementwise_layout, reduction_layout
+from ..planning.device import dtype_codes, reduction_codes
+from ..planning.fused import changes_setting, plan_call
+from ..planning.linear_launch import matrices_of
+from ..planning.linear_plan import LinearArguments
+from ..planning.specialize import Matrix, are_requested, find_epilogues, find_pass, find_pointwise, find_reduce, request
+
+if TYPE_CHECKING:
+    from .._C import CallPlan
+
+Layout = tuple[int, int, int, int]  # type, and the strides of three dimensions
+Result = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+def _result_of(y: Tensor) -> Result:
+    return tuple(y.shape), y.stride(), y.dtype
+
+
+def plan_linear(arguments: LinearArguments, y: Tensor, is_bias_apart: bool = False) -> CallPlan | None:
+    core = native.core
+    plan = plan_call(arguments)
+    if is_bias_apart and not plan.is_fused:
+        return core.general_call()
+    if plan.copies_bias or not y.is_contiguous() or (not plan.is_fused and changes_setting(arguments.x)):
+        return core.general_call()
+    matrices = matrices_of(arguments)
+    device = arguments.x.device.index or 0
+    find = find_epilogues if plan.is_fused else find_pass
+    epilogues = find(plan, device, arguments.program, matrices)
+    request(epilogues)
+    if not are_requested(epilogues):
+        return None  # the call was captured in a graph; a later one asks for them
+    layouts = [matrix[1:] for matrix in matrices]
+    return core.linear_call(plan, arguments.program.native, layouts, epilogues, _result_of(y))
+
+
+def plan_pointwise(x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor) -> CallPlan | None:
+    core = native.core
+    tensors = (x, *operands)
+    layout = elementwise_layout(y.stride(), *shapes_and_strides(tensors), y.shape)
+    if layout is None:
+        return core.general_call()
+    laid_out = _layouts(tensors, layout.strides)
+    code = dtype_codes()[y.dtype]
+    matrices = _matrices(tensors, laid_out)
+    device = x.device.index or 0
+    epilogues = find_pointwise(device, program, layout.extents, matrices[0], matrices[1:], y.data_ptr(), code)
+    request(epilogues)
+    if not are_requested(epilogues):
+        return None  # as of a linear layer
+    specialization = epilogues[0] if epilogues else None
+    return core.pointwise_call(
+        layout.extents, laid_out[0], code, program.native, laid_out[1:], _result_of(y), specialization
+    )
+
+
+def plan_reduce(
+    x: Tensor, operands: Sequence[Tensor], program: Program, reduction: str, dims: tuple[int, ...], y: Tensor
+) -> CallPlan | None:
+    core = native.core
+    tensors = (x, *operands)
+    layout = reduction_layout(*shapes_and_strides(tensors), dims)
+    if layout is None or layout.result_order is not None or not y.is_contiguous():
+        return core.general_call()
+    laid_out = _layouts(tensors, layout.strides)
+    codes, reduction_code = dtype_codes(), reduction_codes()[reduction]
+    matrices = _matrices(tensors, laid_out)
+    device = x.device.index or 0
+    epilogues = find_reduce(device, program, layout.extents, matrices[0], matrices[1:], reduction_code)
+    request(epilogues)
+    if not are_requested(epilogues):
+        return None  # as of a linear layer
+    workspace = reduction_workspace(layout.extents, codes[x.dtype], reduction_code, x.device)
+    return core.reduce_call(
+        layout.extents,
+        laid_out[0],
+        reduction_code,
+        codes[y.dtype],
+        program.native,
+        laid_out[1:],
+        _result_of(y),
+        workspace,
+        epilogues[0] if epilogues else None,
+    )
+
+
+def _layouts(tensors: Sequence[Tensor], strides: Sequence[tuple[int, ...]]) -> list[Layout]:
+    codes = dtype_codes()
+    return [(codes[t.dtype], outer, row, column) for t, (outer, row, column) in zip(tensors, strides, strict=True)]
+
+
+def _matrices(tensors: Sequence[Tensor], layouts: Sequence[Layout]) -> list[Matrix]:
+    return [(t.data_ptr(), *layout) for t, layout in zip(tensors, layouts, strict=True)]
