@@ -115,6 +115,21 @@ call::ElementGradientPlan to_gradients(std::string const& function, Program cons
   return plan;
 }
 
+CallPlan backward_call(Extents const& extents, LayoutTuple const& grad, LayoutTuple const& x, Program const& program,
+                       std::vector<LayoutTuple> const& operands, std::vector<GradientTuple> const& outputs,
+                       std::optional<ColumnSumTuple> const& column_sum, OptionalSpecialization const& specialization) {
+  check_extents("backward_call", extents);
+  check_operand_count(program, operands.size());
+  CallPlan plan = {};
+  plan.steps = call::BackwardSteps{{extents[0], extents[1], extents[2]},
+                                   to_layout(grad),
+                                   to_layout(x),
+                                   to_gradients("backward_call", program, outputs, column_sum, specialization)};
+  plan.program = program;
+  for (LayoutTuple const& operand : operands) plan.operands.push_back(to_layout(operand));
+  return plan;
+}
+
 // The plan of a product, what z's gradient is multiplied by, and the layout of the result.
 using BackwardProductTuple = std::tuple<LinearPlan, py::object, ResultTuple>;
 
@@ -224,7 +239,10 @@ void bind_calls(py::module_& module) {
       .value("linear", Function::kLinear)
       .value("pointwise", Function::kPointwise)
       .value("reduce", Function::kReduce)
-      .value("linear_operator", Function::kLinearOperator);
+      .value("linear_operator", Function::kLinearOperator)
+      .value("pointwise_operator", Function::kPointwiseOperator)
+      .value("reduce_operator", Function::kReduceOperator)
+      .value("backward_operator", Function::kBackwardOperator);
   py::class_<CallKey>(module, "CallKey", "All that the plan of a call depends on.");
   py::class_<CallPlan>(module, "CallPlan", "What a call whose key is known does.");
   module.def("general_call", [] { return CallPlan{}; }, "The plan of calls that take the general path every time.");
@@ -257,6 +275,11 @@ void bind_calls(py::module_& module) {
   module.def("reduce_call", &reduce_call, py::arg("extents"), py::arg("x"), py::arg("reduction"), py::arg("out_dtype"),
              py::arg("program"), py::arg("operands"), py::arg("result"), py::arg("workspace_bytes"),
              py::arg("specialization"), "As of the function reduce, with a layout in place of each tensor.");
+  module.def(
+      "backward_call", &backward_call, py::arg("extents"), py::arg("grad"), py::arg("x"), py::arg("program"),
+      py::arg("operands"), py::arg("outputs"), py::arg("column_sum"), py::arg("specialization"),
+      "As of the function pointwise_backward, with a layout in place of each tensor; outputs and column_sum as of "
+      "training_plan.");
   module.def("connect_calls", &connect, py::arg("functions").none(true),
              "What direct calls ask PyTorch, by name; None makes every call the general path's. Forgets all plans.");
   module.def("call_key", &read_key, py::arg("function"), py::arg("arguments"), py::arg("callable"),

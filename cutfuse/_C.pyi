@@ -33,12 +33,16 @@ __all__: list[str] = [
     "SplitPass",
     "SplitScheme",
     "WeightPlanes",
+    "backward_call",
     "build_info",
+    "call_backward_operator",
     "call_key",
     "call_linear",
     "call_linear_operator",
     "call_pointwise",
+    "call_pointwise_operator",
     "call_reduce",
+    "call_reduce_operator",
     "callable_counts",
     "class_version",
     "compare_passes",
@@ -770,13 +774,22 @@ class CallFunction:
       reduce
 
       linear_operator
+
+      pointwise_operator
+
+      reduce_operator
+
+      backward_operator
     """
 
     __members__: typing.ClassVar[dict[str, CallFunction]]
+    backward_operator: typing.ClassVar[CallFunction]
     linear: typing.ClassVar[CallFunction]
     linear_operator: typing.ClassVar[CallFunction]
     pointwise: typing.ClassVar[CallFunction]
+    pointwise_operator: typing.ClassVar[CallFunction]
     reduce: typing.ClassVar[CallFunction]
+    reduce_operator: typing.ClassVar[CallFunction]
     @typing.overload
     def __eq__(self, other: CallFunction) -> bool: ...
     @typing.overload
@@ -808,11 +821,35 @@ class CallPlan:
     What a call whose key is known does.
     """
 
+def backward_call(
+    extents: typing.Annotated[collections.abc.Sequence[int], "FixedSize(3)"],
+    grad: tuple[int, int, int, int],
+    x: tuple[int, int, int, int],
+    program: Program,
+    operands: collections.abc.Sequence[tuple[int, int, int, int]],
+    outputs: collections.abc.Sequence[tuple[int, tuple[tuple[int, ...], tuple[int, ...], typing.Any], int]],
+    column_sum: tuple[
+        tuple[tuple[int, ...], tuple[int, ...], typing.Any],
+        int,
+        int,
+        tuple[tuple[int, ...], tuple[int, ...], typing.Any],
+        int,
+    ]
+    | None,
+    specialization: Specialization | None,
+) -> CallPlan:
+    """
+    As of the function pointwise_backward, with a layout in place of each tensor; outputs and column_sum as of training_plan.
+    """
+
 def build_info() -> dict[str, str]:
     """
     What the kernels were compiled with; empty texts where there are none.
     """
 
+def call_backward_operator(
+    grad: typing.Any, x: typing.Any, operands: typing.Any, program: int, wanted: typing.Any, column_sum: typing.Any
+) -> typing.Any: ...
 def call_key(function: CallFunction, arguments: tuple[typing.Any, ...], callable: int) -> CallKey | None:
     """
     The key of a call with these arguments, as things are now; None where it has none.
@@ -838,6 +875,7 @@ def call_linear_operator(
     out_dtype: typing.Any,
 ) -> typing.Any: ...
 def call_pointwise(fn: typing.Any, x: typing.Any, operands: typing.Any, out_dtype: typing.Any) -> typing.Any: ...
+def call_pointwise_operator(x: typing.Any, operands: typing.Any, program: int, out_dtype: typing.Any) -> typing.Any: ...
 def call_reduce(
     x: typing.Any,
     dim: typing.Any,
@@ -846,6 +884,9 @@ def call_reduce(
     prologue: typing.Any,
     operands: typing.Any,
     out_dtype: typing.Any,
+) -> typing.Any: ...
+def call_reduce_operator(
+    x: typing.Any, operands: typing.Any, program: int, reduction: typing.Any, dims: typing.Any, out_dtype: typing.Any
 ) -> typing.Any: ...
 def callable_counts() -> dict[str, int]:
     """

@@ -11,16 +11,16 @@ import torch.compiler.config
 
 from .compile.composites import layer, layer_cross_entropy
 from .direct import operators
-from .ops import cpu, cuda, cuda_backward, fake, inductor, schema
+from .ops import cpu, cuda, fake, inductor, schema
 
 _CUDA: dict[str, Callable[..., Any]] = {
     "linear": operators.linear,
     "linear_reduce": operators.linear_reduce,
     "linear_with_pre_activation": cuda.linear_with_pre_activation,
     "product": cuda.product,
-    "pointwise": cuda.pointwise,
-    "reduce": cuda.reduce,
-    "pointwise_backward": cuda_backward.pointwise_backward,
+    "pointwise": operators.pointwise,
+    "reduce": operators.reduce,
+    "pointwise_backward": operators.pointwise_backward,
 }
 
 _CPU: dict[str, Callable[..., Any]] = {name: getattr(cpu, name) for name in _CUDA}

@@ -95,8 +95,9 @@ def checked_calls() -> Iterator[CheckedCalls]:
         for function in ("linear", "pointwise", "reduce"):
             native_call = getattr(calls, f"call_{function}")
             patch.setattr(calls, f"call_{function}", functools.partial(paths.call, function, native_call))
-        operator = functools.partial(paths.call_operator, operators.call_linear_operator)
-        patch.setattr(operators, "call_linear_operator", operator)
+        for operator in ("linear", "pointwise", "reduce", "backward"):
+            native_call = getattr(operators, f"call_{operator}_operator")
+            patch.setattr(operators, f"call_{operator}_operator", functools.partial(paths.call_operator, native_call))
         yield paths
 
 

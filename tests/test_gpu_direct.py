@@ -153,6 +153,36 @@ def test_the_operator(reader: str, data: st.DataObject) -> None:
     assert torch.equal(y, expected)
 
 
+@QUICK
+@given(data=st.data())
+def test_operators_that_do_not_multiply(reader: str, data: st.DataObject) -> None:
+    """A pass, its gradient and a reduction, which compiled code calls."""
+    draw = data.draw
+    leading, columns, _ = draw(st.sampled_from([shape for shape in SHAPES if len(shape[0]) == 1]))
+    dtype = draw(st.sampled_from(DTYPES))
+    x, grad, r = (torch.randn(*leading, columns).to(dtype).cuda() for _ in range(3))
+    program, operands = draw(st.sampled_from([("operands=0; gelu z", []), ("operands=1; relu z; mul prev r0", [r])]))
+    sums_columns = draw(st.booleans())
+    operators: dict[str, Callable[[], Any]] = {
+        "pointwise": lambda: [torch.ops.cutfuse.pointwise(x, operands, program, dtype)],
+        "reduce": lambda: [torch.ops.cutfuse.reduce(x, operands, program, "sum", [0], torch.float32)],
+        "pointwise_backward": lambda: torch.ops.cutfuse.pointwise_backward(
+            grad, x, operands, program, "none", None, [*range(1 + len(operands))], sums_columns
+        ),
+    }
+    call = operators[draw(st.sampled_from(sorted(operators)))]
+    with paused():
+        expected = call()
+    call()
+    before = direct_calls()
+    found = call()
+    assert direct_calls() == before + 1
+    assert len(found) == len(expected)
+    for y, wanted in zip(found, expected, strict=True):
+        assert (y.shape, y.stride(), y.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
+        assert torch.equal(y, wanted)
+
+
 def test_streams_of_threads(reader: str) -> None:
     """Each thread's stream holds its call: a graph that is captured there replays it alone."""
     x, weight = torch.randn(64, 256).bfloat16().cuda(), torch.randn(256, 256).bfloat16().cuda()

@@ -83,11 +83,17 @@ class Reader {
       out_.key.add(kNone);
       return true;
     }
-    if (!PyTuple_CheckExact(dims)) return add_integer(dims);
+    return PyLong_CheckExact(dims) ? add_integer(dims) : add_integers(dims);
+  }
+
+  bool add_integers(PyObject* numbers) {
+    bool const is_tuple = PyTuple_CheckExact(numbers);
+    if (!is_tuple && !PyList_CheckExact(numbers)) return false;
+    Py_ssize_t const count = is_tuple ? PyTuple_GET_SIZE(numbers) : PyList_GET_SIZE(numbers);
     out_.key.add(kSequence);
-    out_.key.add(static_cast<uint64_t>(PyTuple_GET_SIZE(dims)));
-    for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(dims); ++k) {
-      if (!add_integer(PyTuple_GET_ITEM(dims, k))) return false;
+    out_.key.add(static_cast<uint64_t>(count));
+    for (Py_ssize_t k = 0; k < count; ++k) {
+      if (!add_integer(is_tuple ? PyTuple_GET_ITEM(numbers, k) : PyList_GET_ITEM(numbers, k))) return false;
     }
     return true;
   }
@@ -218,10 +224,52 @@ Reading read_reduce(PyObject* const* given, uint64_t callable, Arguments& argume
   return finish(arguments);
 }
 
+// What the key of an operator ends with.
+Reading finish_operator(PyObject* out_dtype, Arguments& arguments) {
+  arguments.key.add(identity_of(out_dtype));
+  arguments.key.add(static_cast<uint64_t>(specialize::mode()));
+  return finish(arguments);
+}
+
+Reading read_pointwise_operator(PyObject* const* given, Arguments& arguments) {
+  auto const& [x, operands, program, out_dtype] = *reinterpret_cast<PyObject* const(*)[4]>(given);
+  Reader reader(torch_state(), arguments);
+  if (!reader.take_tensor(x) || !torch_state().serves(arguments.facts[0])) return Reading::kGeneral;
+  reader.add_last_tensor();
+  if (!reader.add_operands(operands) || !reader.add_integer(program)) return Reading::kGeneral;
+  return finish_operator(out_dtype, arguments);
+}
+
+Reading read_reduce_operator(PyObject* const* given, Arguments& arguments) {
+  auto const& [x, operands, program, reduction, dims, out_dtype] = *reinterpret_cast<PyObject* const(*)[6]>(given);
+  Reader reader(torch_state(), arguments);
+  if (!reader.take_tensor(x) || !torch_state().serves(arguments.facts[0])) return Reading::kGeneral;
+  reader.add_last_tensor();
+  if (!reader.add_operands(operands) || !reader.add_integer(program)) return Reading::kGeneral;
+  if (!reader.add_name(reduction) || !reader.add_dims(dims)) return Reading::kGeneral;
+  return finish_operator(out_dtype, arguments);
+}
+
+Reading read_backward_operator(PyObject* const* given, Arguments& arguments) {
+  auto const& [grad, x, operands, program, wanted, column_sum] = *reinterpret_cast<PyObject* const(*)[6]>(given);
+  Reader reader(torch_state(), arguments);
+  for (PyObject* const tensor : {grad, x}) {
+    if (!reader.take_tensor(tensor)) return Reading::kGeneral;
+    reader.add_last_tensor();
+  }
+  if (!torch_state().serves(arguments.facts[0])) return Reading::kGeneral;
+  if (!reader.add_operands(operands) || !reader.add_integer(program)) return Reading::kGeneral;
+  if (!reader.add_integers(wanted) || !reader.add_flag(column_sum)) return Reading::kGeneral;
+  arguments.key.add(static_cast<uint64_t>(specialize::mode()));
+  return finish(arguments);
+}
+
+bool is_operator(Function function) { return function >= Function::kLinearOperator; }
+
 }  // namespace
 
 bool may_run_kernels(Function function, Arguments const& arguments) {
-  if (function == Function::kLinearOperator) return true;  // PyTorch's dispatcher has seen to it
+  if (is_operator(function)) return true;  // PyTorch's dispatcher has seen to it
   TorchState const& torch = torch_state();
   PyObject* const* const end = arguments.tensors + arguments.tensor_count;
   return !torch.is_watched() &&
@@ -243,6 +291,15 @@ Reading read_arguments(Function function, PyObject* const* given, uint64_t calla
       break;
     case Function::kLinearOperator:
       reading = read_linear_operator(given, arguments);
+      break;
+    case Function::kPointwiseOperator:
+      reading = read_pointwise_operator(given, arguments);
+      break;
+    case Function::kReduceOperator:
+      reading = read_reduce_operator(given, arguments);
+      break;
+    case Function::kBackwardOperator:
+      reading = read_backward_operator(given, arguments);
       break;
   }
   PyErr_Clear();

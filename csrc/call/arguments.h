@@ -17,7 +17,7 @@ struct Arguments {
 
   CallKey key;
   int tensor_count = 0;
-  int first_operand = 0;  // among the tensors; those before it are x and, of a linear layer, weight and bias
+  int first_operand = 0;  // among the tensors; before it are x and, of a linear layer, weight and bias, or grad and x
   bool has_bias = false;
   PyObject* tensors[kMaxTensors];
   TensorFacts facts[kMaxTensors];
@@ -39,7 +39,11 @@ constexpr Py_ssize_t argument_count(Function function) {
     case Function::kLinear:
       return 8;
     case Function::kPointwise:
+    case Function::kPointwiseOperator:
       return 4;
+    case Function::kReduceOperator:
+    case Function::kBackwardOperator:
+      return 6;
     default:
       return 7;
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -56,6 +57,37 @@ struct ReduceSteps {
   specialize::Specialization const* specialization;  // as of PointwiseSteps
 };
 
+// A derivative that is stored: of x (wrt 0) or of operand wrt - 1, in x's shape.
+struct GradientOutput {
+  int wrt;
+  ResultLayout layout;
+  DType dtype;
+};
+
+// The sum of a matrix over all but its last dimension: of x's gradient by partial sums [row_blocks, columns], which the
+// kernel of the gradients stores.
+struct ColumnSum {
+  ResultLayout partials;
+  int64_t row_blocks;
+  PyRef workspace;  // a tuple of one integer; null for none
+  ResultLayout result;
+  DType dtype;
+};
+
+// The gradients of y = program(x, operands), and the sum of x's.
+struct ElementGradientPlan {
+  std::vector<GradientOutput> outputs;
+  std::optional<ColumnSum> column_sum;
+  specialize::Specialization const* specialization;  // null where the derivatives are interpreted for good
+};
+
+struct BackwardSteps {
+  PointwiseExtents extents;
+  TensorLayout grad;
+  TensorLayout x;
+  ElementGradientPlan gradients;
+};
+
 // A call that autograd records: `apply` of an autograd.Function, given `plan` and the call's tensors, bias or None
 // among them.
 struct TrainingSteps {
@@ -66,8 +98,8 @@ struct TrainingSteps {
 // Calls that take the general path every time.
 struct GeneralSteps {};
 
-using Steps =
-    std::variant<GeneralSteps, ProductSteps, OperationSteps, LinearSteps, PointwiseSteps, ReduceSteps, TrainingSteps>;
+using Steps = std::variant<GeneralSteps, ProductSteps, OperationSteps, LinearSteps, PointwiseSteps, ReduceSteps,
+                           BackwardSteps, TrainingSteps>;
 
 struct CallPlan {
   Steps steps;

@@ -7,6 +7,7 @@
 
 #include "call/arguments.h"
 #include "call/call_plan.h"
+#include "call/element_gradients.h"
 #include "call/memory.h"
 #include "call/training.h"
 #include "launch/launch_linear.h"
@@ -84,7 +85,38 @@ class Run {
     return done ? std::move(result.tensor) : PyRef();
   }
 
+  PyRef operator()(BackwardSteps const& steps) const {
+    ElementGradientPlan const& plan = steps.gradients;
+    ElementGradients gradients;
+    if (!allocate_outputs(plan, gradients)) return {};
+    if (plan.column_sum && !allocate_column_sum(*plan.column_sum, gradients)) return {};
+    PointwiseBackwardProblem problem = {};
+    problem.extents = steps.extents;
+    problem.grad = presented(steps.grad, arguments_.facts[0].data);
+    problem.x = presented(steps.x, arguments_.facts[1].data);
+    problem.program = plan_.program;
+    problem.operands = operands();
+    int64_t const columns = steps.extents.columns;
+    bool const done = launch([&] {
+      launch_gradients(plan, problem, gradients, stream_);
+      if (!plan.column_sum) return;
+      launch_column_sum(*plan.column_sum, partials_of(gradients, columns), columns, gradients, stream_);
+    });
+    return done ? list_of(gradients) : PyRef();
+  }
+
  private:
+  // The column sum comes last.
+  static PyRef list_of(ElementGradients& gradients) {
+    if (gradients.column_sum.tensor) gradients.outputs.push_back(std::move(gradients.column_sum));
+    auto const count = static_cast<Py_ssize_t>(gradients.outputs.size());
+    PyRef list = PyRef::steal(PyList_New(count));
+    for (Py_ssize_t k = 0; list && k < count; ++k) {
+      PyList_SET_ITEM(list.get(), k, gradients.outputs[static_cast<size_t>(k)].tensor.release());
+    }
+    return list;
+  }
+
   Memory allocate_result() const { return allocate(plan_.result); }
 
   Memory allocate_workspace() const { return plan_.workspace_sizes ? allocate_bytes(plan_.workspace_sizes) : Memory(); }
@@ -155,6 +187,9 @@ bool waits_for_epilogue(CallPlan const& plan) {
     return std::any_of(steps->epilogues.begin(), steps->epilogues.end(), is_pending);
   }
   if (auto const* const steps = std::get_if<PointwiseSteps>(&plan.steps)) return is_pending(steps->specialization);
+  if (auto const* const steps = std::get_if<BackwardSteps>(&plan.steps)) {
+    return is_pending(steps->gradients.specialization);
+  }
   auto const* const steps = std::get_if<ReduceSteps>(&plan.steps);
   return steps != nullptr && is_pending(steps->specialization);
 }
@@ -232,6 +267,14 @@ PyMethodDef const* call_functions() {
       {"call_linear_operator", as_method(&call<Function::kLinearOperator>), METH_FASTCALL,
        "call_linear_operator(x: object, weight: object, bias: object, operands: object, program: int, "
        "reduction: object, out_dtype: object) -> typing.Any"},
+      {"call_pointwise_operator", as_method(&call<Function::kPointwiseOperator>), METH_FASTCALL,
+       "call_pointwise_operator(x: object, operands: object, program: int, out_dtype: object) -> typing.Any"},
+      {"call_reduce_operator", as_method(&call<Function::kReduceOperator>), METH_FASTCALL,
+       "call_reduce_operator(x: object, operands: object, program: int, reduction: object, dims: object, "
+       "out_dtype: object) -> typing.Any"},
+      {"call_backward_operator", as_method(&call<Function::kBackwardOperator>), METH_FASTCALL,
+       "call_backward_operator(grad: object, x: object, operands: object, program: int, wanted: object, "
+       "column_sum: object) -> typing.Any"},
       {"training_linear", as_method(&training_linear), METH_FASTCALL,
        "training_linear(plan: object, x: object, weight: object, bias: object, *operands: object) -> typing.Any"},
       {"training_forward", as_method(&training_forward), METH_FASTCALL,

@@ -1,7 +1,6 @@
 // The gradients of y = program(x, operands) by one kernel, and the sum of x's over rows by another one.
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "call/call_plan.h"
@@ -9,29 +8,6 @@
 #include "launch/launcher.h"
 
 namespace cutfuse::call {
-
-// Of x (wrt 0) or of operand wrt - 1, in the result's shape.
-struct GradientOutput {
-  int wrt;
-  ResultLayout layout;
-  DType dtype;
-};
-
-// Of a matrix over all but its last dimension. For x's gradient it is one of partial sums [row_blocks, columns], which
-// the kernel of the gradients stores.
-struct ColumnSum {
-  ResultLayout partials;
-  int64_t row_blocks;
-  PyRef workspace;  // a tuple of one integer; null for none
-  ResultLayout result;
-  DType dtype;
-};
-
-struct ElementGradientPlan {
-  std::vector<GradientOutput> outputs;
-  std::optional<ColumnSum> column_sum;
-  specialize::Specialization const* specialization;  // null where the derivatives are interpreted for good
-};
 
 // What a plan's launches write.
 struct ElementGradients {

@@ -11,18 +11,30 @@ from torch import Tensor
 from .. import native
 from ..epilogue import Program
 from ..ops.cuda import reduction_workspace, shapes_and_strides
+from ..ops.cuda_backward import gradient_layout
 from ..ops.layout import elementwise_layout, reduction_layout
 from ..planning.device import dtype_codes, reduction_codes
 from ..planning.fused import changes_setting, plan_call
 from ..planning.linear_launch import matrices_of
 from ..planning.linear_plan import LinearArguments
-from ..planning.specialize import Matrix, are_requested, find_epilogues, find_pass, find_pointwise, find_reduce, request
+from ..planning.specialize import (
+    Matrix,
+    are_requested,
+    find_backward,
+    find_epilogues,
+    find_pass,
+    find_pointwise,
+    find_reduce,
+    request,
+)
 
 if TYPE_CHECKING:
     from .._C import CallPlan
 
 Layout = tuple[int, int, int, int]  # type, and the strides of three dimensions
 Result = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+# The partial sums' layout, their rows, bytes of workspace, the result and its type.
+ColumnSum = tuple[Result, int, int, Result, int]
 
 
 def _result_of(y: Tensor) -> Result:
@@ -95,6 +107,59 @@ def plan_reduce(
         workspace,
         epilogues[0] if epilogues else None,
     )
+
+
+def plan_backward(
+    grad: Tensor,
+    x: Tensor,
+    operands: Sequence[Tensor],
+    program: Program,
+    wanted: Sequence[int],
+    sums_columns: bool,
+    gradients: Sequence[Tensor],
+) -> CallPlan | None:
+    """gradients: those that are wanted and, with sums_columns, x's summed over its rows."""
+    core = native.core
+    is_spread = any(k and operands[k - 1].shape != x.shape for k in wanted)  # and is summed to its own shape
+    if is_spread or not wanted or (sums_columns and not x.is_contiguous()):
+        return core.general_call()
+    found, tensors = gradients[: len(wanted)], (grad, x, *operands)
+    layout = gradient_layout(found[0], tensors, sums_columns=sums_columns)
+    if layout is None:
+        return core.general_call()
+    codes = dtype_codes()
+    laid_out = _layouts(tensors, layout.strides)
+    matrices = _matrices(tensors, laid_out)
+    outputs = [(k, t.data_ptr(), codes[t.dtype]) for k, t in zip(wanted, found, strict=True)]
+    device = x.device.index or 0
+    problem = layout.extents, matrices[0], matrices[1], matrices[2:], outputs, sums_columns
+    epilogues = find_backward(device, program, *problem)
+    request(epilogues)
+    if not are_requested(epilogues):
+        return None  # as of a linear layer
+    sums = None
+    if sums_columns:
+        _, rows, columns = layout.extents
+        blocks = core.pointwise_backward_row_blocks(rows, columns)
+        sums = column_sum(blocks, columns, torch.float32, _result_of(gradients[-1]), x.device)
+    return core.backward_call(
+        layout.extents,
+        laid_out[0],
+        laid_out[1],
+        program.native,
+        laid_out[2:],
+        [(k, _result_of(t), codes[t.dtype]) for k, t in zip(wanted, found, strict=True)],
+        sums,
+        epilogues[0] if epilogues else None,
+    )
+
+
+def column_sum(rows: int, columns: int, dtype: torch.dtype, result: Result, device: torch.device) -> ColumnSum:
+    """The sum over the rows of a matrix of this type, as the native module takes it."""
+    codes = dtype_codes()
+    workspace = reduction_workspace((1, rows, columns), codes[dtype], reduction_codes()["sum"], device)
+    partials = (rows, columns), (columns, 1), torch.float32
+    return partials, rows, workspace, result, codes[result[2]]
 
 
 def _layouts(tensors: Sequence[Tensor], strides: Sequence[tuple[int, ...]]) -> list[Layout]:

@@ -30,14 +30,13 @@ from .training import adds_bias_apart, plan_training
 if TYPE_CHECKING:
     from .._C import CallFunction, CallPlan
     from .._C import call_linear as call_linear
-    from .._C import call_linear_operator as call_linear_operator
     from .._C import call_pointwise as call_pointwise
     from .._C import call_reduce as call_reduce
 else:
     try:
-        from .._C import call_linear, call_linear_operator, call_pointwise, call_reduce
+        from .._C import call_linear, call_pointwise, call_reduce
     except ImportError:  # the general path raises an ImportError that tells what to do
-        call_linear = call_linear_operator = call_pointwise = call_reduce = lambda *given: None
+        call_linear = call_pointwise = call_reduce = lambda *given: None
 
 CUDA = 2  # DLPack's numbers
 CPU = 1
@@ -147,16 +146,6 @@ def remember_operation(given: tuple[Any, ...], epilogue: Epilogue, operation: Op
 
     number_of = functools.partial(_number_of, given[3], given[4], given[0], epilogue)
     remember(native.core.CallFunction.linear, given, number_of, make_plan)
-
-
-def remember_linear_operator(given: tuple[Any, ...], arguments: LinearArguments, y: Tensor) -> None:
-    """Remembers a call of the operator, whose x is a matrix."""
-    is_empty = not all(t.numel() for t in (arguments.x, arguments.weight, *arguments.operands))
-
-    def make_plan() -> CallPlan | None:
-        return native.core.general_call() if is_empty else plan_linear(arguments, y)
-
-    remember(native.core.CallFunction.linear_operator, given, lambda: 0, make_plan)
 
 
 def remember_pointwise(

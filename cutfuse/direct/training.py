@@ -16,8 +16,7 @@ from torch import Tensor
 
 from .. import native
 from ..gradients.autograd import is_forced, linear_gradients, sum_gradients
-from ..ops.cuda import reduction_workspace
-from ..planning.device import dtype_codes, reduction_codes
+from ..planning.device import dtype_codes
 from ..planning.fused import changes_setting, plan_call
 from ..planning.linear_launch import operand_strides
 from ..planning.linear_plan import LinearArguments
@@ -31,6 +30,7 @@ from ..planning.specialize import (
 )
 from ..planning.training_step import IDENTITY, hands_gradient_on, needs_planes, plan_backward_products, storing
 from ..precision import allows_tf32, captured_mode
+from .call_plans import column_sum
 
 if TYPE_CHECKING:
     from .._C import CallPlan
@@ -168,6 +168,11 @@ def plan_training(
     request(found)
     if not are_requested(found):
         return None  # the call is captured in a graph; a later one asks for it
+    sums = None
+    if bias is not None and bias.requires_grad:
+        rows = m if is_handed_on else core.pointwise_backward_row_blocks(m, n)
+        summed = bias.dtype if is_handed_on else torch.float32
+        sums = column_sum(rows, n, summed, ((n,), (1,), bias.dtype), bias.device)
     handle = core.training_plan(
         z,
         list(operands),
@@ -180,7 +185,7 @@ def plan_training(
         laid_out,
         outputs,
         _contiguous(y),
-        _column_sum(m, n, bias, is_handed_on) if has_sum and bias is not None else None,
+        sums,
         forward[0] if forward else None,
         backward[0] if backward else None,
         plan if plan.is_fused else None,
@@ -216,13 +221,3 @@ def _contiguous(tensor: Tensor, dtype: torch.dtype | None = None) -> tuple[Any, 
     """Shape, strides and type of a contiguous result in the shape of a tensor."""
     strides = torch.empty(tensor.shape, device="meta").stride()
     return tuple(tensor.shape), strides, tensor.dtype if dtype is None else dtype
-
-
-def _column_sum(m: int, n: int, bias: Tensor, is_handed_on: bool) -> tuple[Any, ...]:
-    """Of partial sums that the backward kernel stores, or of the gradient itself where it is handed on."""
-    blocks = m if is_handed_on else native.core.pointwise_backward_row_blocks(m, n)
-    codes = dtype_codes()
-    code = codes[bias.dtype if is_handed_on else torch.float32]
-    workspace = reduction_workspace((1, blocks, n), code, reduction_codes()["sum"], bias.device)
-    partials = ((blocks, n), (n, 1), torch.float32)
-    return partials, blocks, workspace, ((n,), (1,), bias.dtype), codes[bias.dtype]

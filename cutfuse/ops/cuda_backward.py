@@ -15,7 +15,7 @@ from ..planning.device import dtype_codes, on_device, reduction_codes, stream_of
 from ..planning.specialize import find_backward, request
 from ..reductions import GRADIENTS
 from . import cuda
-from .layout import Layout, broadcast_strides, reduction_layout
+from .layout import Layout, broadcast_strides, elementwise_layout, reduction_layout
 
 
 class _Rows(NamedTuple):
@@ -130,10 +130,9 @@ def _launch(
     dense = torch.empty_like(x)
     outputs = [dense if k == 0 else _empty_tangent(dense, operands[k - 1]) for k in wanted]
     tensors: Sequence[Tensor] = (grad, x, *operands)
-    if column_sum:
-        strides = broadcast_strides(*cuda.shapes_and_strides(tensors), x.shape)
-        layout = Layout((1, *x.shape), tuple((0, *own) for own in strides))
-    elif layout is None:
+    if column_sum or layout is None:
+        layout = gradient_layout(dense, tensors, sums_columns=column_sum)
+    if layout is None:
         layout, tensors = cuda.elementwise(dense, tensors)
     _, rows, columns = layout.extents
     codes = dtype_codes()
@@ -169,6 +168,18 @@ def _launch(
     if partials is not None:
         gradients.append(cuda.reduce(partials, (), "operands=0", "sum", (0,), torch.float32))
     return gradients
+
+
+def gradient_layout(dense: Tensor, tensors: Sequence[Tensor], *, sums_columns: bool) -> Layout | None:
+    """The layout of gradients as `dense` of tensors that broadcast to it; None if a kernel takes none of them as it is.
+
+    sums_columns: `dense` is a contiguous matrix whose rows are summed, so that they are not merged.
+    """
+    shapes, strides = cuda.shapes_and_strides(tensors)
+    if not sums_columns:
+        return elementwise_layout(dense.stride(), shapes, strides, dense.shape)
+    rows = broadcast_strides(shapes, strides, dense.shape)
+    return Layout((1, *dense.shape), tuple((0, *own) for own in rows))
 
 
 def _empty_tangent(dense: Tensor, operand: Tensor) -> Tensor:

@@ -1,0 +1,217 @@
+"""The direct path of the operators that compiled code calls: results, keys and epilogues as of the general path."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from compiled_epilogues import FakeCompiler, compiled_by
+from emulated_device import READERS, core, direct_calls, emulated_device, paused
+from emulated_launches import EmulatedLaunches
+from torch import Tensor
+
+import cutfuse
+from cutfuse.direct import operators
+from cutfuse.ops import cuda, cuda_backward
+from cutfuse.planning import linear_launch
+
+GELU = "operands=0; gelu z"
+IDENTITY = "operands=0"
+GATED = cutfuse.Epilogue(lambda z, r: torch.sigmoid(z) * r + z, 1).text
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+@pytest.fixture(params=READERS)
+def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedLaunches]:
+    for module in (cuda, cuda_backward, linear_launch):
+        monkeypatch.setattr(module, "on_device", lambda index: contextlib.nullcontext())
+        monkeypatch.setattr(module, "stream_of", lambda index: 0)
+    with emulated_device(request.param) as found:
+        core.forget_calls()
+        yield found
+
+
+def drawn(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+def turned(*shape: int) -> Tensor:
+    """Columns that are contiguous."""
+    return drawn(*shape[::-1]).t()
+
+
+def pointwise(x: Tensor, *operands: Tensor, out: torch.dtype = BF16, program: str = "") -> Any:
+    return operators.pointwise(x, list(operands), program or (GATED if operands else GELU), out)
+
+
+def reduce(x: Tensor, dims: Any, *operands: Tensor, reduction: str = "sum") -> Any:
+    return operators.reduce(x, list(operands), GATED if operands else IDENTITY, reduction, dims, FP32)
+
+
+def backward(x: Tensor, *operands: Tensor, wanted: Any = (0,), sums: bool = False, grad: Tensor | None = None) -> Any:
+    grad = drawn(*x.shape) if grad is None else grad
+    program = GATED if operands else GELU
+    return operators.pointwise_backward(grad, x, list(operands), program, "none", None, list(wanted), sums)
+
+
+def linear(m: int, n: int, k: int, dtype: torch.dtype = BF16, reduction: str = "") -> Any:
+    given = drawn(m, k, dtype=dtype), drawn(n, k, dtype=dtype), drawn(n, dtype=dtype), [], GELU
+    return operators.linear_reduce(*given, reduction, FP32) if reduction else operators.linear(*given, dtype)
+
+
+Call = Callable[[], Any]
+
+DIRECT: dict[str, Call] = {
+    "pointwise": lambda: pointwise(drawn(6, 16)),
+    "pointwise in fp32": lambda: pointwise(drawn(6, 16, dtype=FP32), out=FP32),
+    "pointwise of another type": lambda: pointwise(drawn(6, 16), out=FP32),
+    "pointwise of columns": lambda: pointwise(turned(6, 16)),
+    "pointwise of three dimensions": lambda: pointwise(drawn(2, 3, 16)[:, :2]),
+    "pointwise with a matrix": lambda: pointwise(drawn(6, 16), drawn(6, 16)),
+    "pointwise with a row": lambda: pointwise(drawn(6, 16), drawn(16, dtype=FP32)),
+    "pointwise with a column": lambda: pointwise(drawn(6, 16), drawn(6, 1)),
+    "pointwise with a scalar": lambda: pointwise(drawn(6, 16), drawn()),
+    "sum of rows": lambda: reduce(drawn(6, 16), [1]),
+    "sum of columns": lambda: reduce(drawn(6, 16), (0,)),
+    "sum of all": lambda: reduce(drawn(6, 16), [0, 1]),
+    "amax with a prologue": lambda: reduce(drawn(6, 16), [-1], drawn(6, 16), reduction="amax"),
+    "backward": lambda: backward(drawn(6, 16)),
+    "backward with a column sum": lambda: backward(drawn(6, 16), sums=True),
+    "backward of columns": lambda: backward(turned(6, 16)),
+    "backward of a gradient of columns": lambda: backward(drawn(6, 16), grad=turned(6, 16)),
+    "backward of an expanded gradient": lambda: backward(drawn(6, 16), grad=drawn().expand(6, 16), sums=True),
+    "backward of both": lambda: backward(drawn(6, 16), drawn(6, 16), wanted=(0, 1), sums=True),
+    "backward of the operand": lambda: backward(drawn(6, 16), drawn(6, 16, dtype=FP32), wanted=(1,)),
+    "backward with a row": lambda: backward(drawn(6, 16), drawn(16)),
+    "backward of three dimensions": lambda: backward(drawn(2, 3, 16)),
+    "linear": lambda: linear(512, 2048, 64),
+    "linear, reduced": lambda: linear(4096, 4104, 8, reduction="amax"),
+}
+
+GENERAL: dict[str, Call] = {
+    "nothing, pointwise": lambda: pointwise(drawn(0, 16)),
+    "nothing, reduced": lambda: reduce(drawn(0, 16), [0]),
+    "nothing, backward": lambda: backward(drawn(0, 16), sums=True),
+    "nothing, linear": lambda: linear(0, 16, 16),
+    "pointwise of four dimensions that do not merge": lambda: pointwise(drawn(3, 4, 5, 6)[:2, :3, :4, :5]),
+    "a result in another order": lambda: reduce(drawn(2, 3, 4).permute(2, 0, 1), [1]),
+    "an operand's gradient that is summed": lambda: backward(drawn(6, 16), drawn(16), wanted=(0, 1)),
+    "a column sum of columns": lambda: backward(turned(6, 16), sums=True),
+    "no gradient": lambda: backward(drawn(6, 16), wanted=(), sums=True),
+}
+
+
+def of(call: Call, seed: int) -> list[Tensor]:
+    torch.manual_seed(seed)
+    result = call()
+    return result if isinstance(result, list) else [result]
+
+
+def check_same(found: list[Tensor], expected: list[Tensor]) -> None:
+    for y, exact in zip(found, expected, strict=True):
+        assert (y.shape, y.stride(), y.dtype) == (exact.shape, exact.stride(), exact.dtype)
+        assert torch.equal(y, exact)
+
+
+@pytest.mark.parametrize("case", [*DIRECT, *GENERAL])
+def test_it_gives_what_the_general_path_gives(launches: EmulatedLaunches, case: str) -> None:
+    call = (DIRECT | GENERAL)[case]
+    of(call, 0)
+    before, made = direct_calls(), len(launches.launches)
+    found = of(call, 1)
+    assert direct_calls() - before == (case in DIRECT)
+    direct = launches.names[made:]
+    with paused():
+        expected = of(call, 1)
+    assert direct == launches.names[made + len(direct) :]
+    check_same(found, expected)
+
+
+def with_operand(wanted: int) -> Any:
+    return backward(drawn(6, 16), drawn(6, 16), wanted=(wanted,))
+
+
+def with_gradient(made: Callable[..., Tensor]) -> Any:
+    return backward(drawn(6, 16), grad=made(6, 16))
+
+
+ALIKE: dict[str, list[Call]] = {
+    "programs": [lambda: pointwise(drawn(6, 16)), lambda: pointwise(drawn(6, 16), program="operands=0; tanh z")],
+    "types of the result": [lambda: pointwise(drawn(6, 16)), lambda: pointwise(drawn(6, 16), out=FP32)],
+    "dimensions": [lambda: reduce(drawn(6, 6), [0]), lambda: reduce(drawn(6, 6), [1])],
+    "numbers of dimensions": [lambda: reduce(drawn(6, 6), [0]), lambda: reduce(drawn(6, 6), [0, 1])],
+    "reductions": [lambda: reduce(drawn(6, 6), [0]), lambda: reduce(drawn(6, 6), [0], reduction="amin")],
+    "sums": [lambda: backward(drawn(6, 16)), lambda: backward(drawn(6, 16), sums=True)],
+    "wanted": [partial(with_operand, wanted) for wanted in (0, 1)],
+    "gradients' layouts": [partial(with_gradient, made) for made in (drawn, turned)],
+    "operators": [lambda: pointwise(drawn(6, 6)), lambda: backward(drawn(6, 6))],
+}
+
+
+@pytest.mark.parametrize("case", ALIKE)
+def test_calls_that_differ_have_plans_of_their_own(launches: EmulatedLaunches, case: str) -> None:
+    for _ in range(2):
+        for seed, call in enumerate(ALIKE[case]):
+            found = of(call, seed)
+            with paused():
+                expected = of(call, seed)
+            assert [y.shape for y in found] == [y.shape for y in expected]
+            assert all(
+                y.dtype == exact.dtype and torch.equal(y, exact) for y, exact in zip(found, expected, strict=True)
+            )
+
+
+def test_reductions_with_a_result_are_the_general_paths(launches: EmulatedLaunches) -> None:
+    """Their kernels read the result too."""
+    x, grad = drawn(6, 16), drawn(6, 1)
+    result = x.float().amax(1, keepdim=True)
+    before = direct_calls()
+    for _ in range(2):
+        (found,) = operators.pointwise_backward(grad, x, [], IDENTITY, "amax", result, [0], False)
+    assert direct_calls() == before
+    assert found.shape == x.shape
+
+
+def kernels(launches: EmulatedLaunches, function: str) -> list[int]:
+    return [launch.specialized for launch in launches.launches if launch.function == function]
+
+
+@pytest.mark.parametrize(
+    ("function", "call"),
+    [
+        ("pointwise", lambda: pointwise(drawn(64, 64), drawn(64, 64))),
+        ("pointwise_backward", lambda: backward(drawn(64, 64), drawn(64, 64), sums=True)),
+    ],
+)
+def test_it_waits_for_its_epilogue(launches: EmulatedLaunches, function: str, call: Call) -> None:
+    """On the general path, which interprets the program meanwhile."""
+    compiler = FakeCompiler()
+    compiler.may_go_on.clear()
+    with compiled_by(compiler):
+        before = direct_calls()
+        of(call, 0)
+        of(call, 1)
+        assert direct_calls() == before
+        compiler.may_go_on.set()
+        cutfuse.wait(30)
+        of(call, 2)
+        assert direct_calls() == before + 1
+    first, second, third = kernels(launches, function)
+    assert first == second == 0
+    assert third != 0
+
+
+def test_a_subclass_has_no_direct_call(launches: EmulatedLaunches) -> None:
+    class Plain(Tensor):
+        pass
+
+    x = drawn(6, 16)
+    before = direct_calls()
+    for _ in range(2):
+        y = pointwise(x.as_subclass(Plain))
+    assert direct_calls() == before
+    assert y.shape == x.shape
