@@ -16,7 +16,7 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse.direct import operators
-from cutfuse.ops import cuda, cuda_backward
+from cutfuse.ops import cpu, cuda, cuda_backward, fake
 from cutfuse.planning import linear_launch
 
 GELU = "operands=0; gelu z"
@@ -174,6 +174,20 @@ def test_reductions_with_a_result_are_the_general_paths(launches: EmulatedLaunch
         (found,) = operators.pointwise_backward(grad, x, [], IDENTITY, "amax", result, [0], False)
     assert direct_calls() == before
     assert found.shape == x.shape
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_a_column_sum_is_rounded_once(launches: EmulatedLaunches, dtype: torch.dtype) -> None:
+    """To x's type, which is a bias's: nothing has to convert it."""
+    x, grad = drawn(300, 16, dtype=dtype), drawn(300, 16, dtype=dtype)
+    exact = (grad.double() * (x.double() > 0)).sum(0)
+    given = grad, x, [], "operands=0; relu z", "none", None, [0], True
+    for compute in (operators.pointwise_backward, operators.pointwise_backward, cpu.pointwise_backward):
+        *_, found = compute(*given)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found, exact.to(dtype), rtol=1e-5, atol=1e-5)
+    *_, expected = fake.pointwise_backward(*given)
+    assert expected.dtype == dtype
 
 
 def kernels(launches: EmulatedLaunches, function: str) -> list[int]:

@@ -137,6 +137,6 @@ class PassedLayer(torch.autograd.Function):
             None,
             None if grad_z is None or not needs_x else torch.mm(grad_z, weight),
             None if grad_z is None or not needs_weight else torch.mm(grad_z.t(), x),
-            None if column_sum is None else column_sum.to(x.dtype),
+            column_sum,
             *(gradients.get(k + 1) for k in range(len(needs))),
         )

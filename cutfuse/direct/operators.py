@@ -116,17 +116,17 @@ def pointwise_backward(
     reduction: str,
     result: Tensor | None,
     wanted: Sequence[int],
-    column_sum: bool,
+    sums_columns: bool,
 ) -> list[Tensor]:
     if result is not None:
-        return cuda_backward.pointwise_backward(grad, x, operands, program, reduction, result, wanted, column_sum)
-    given = grad, x, operands, _number_of(program), wanted, column_sum
+        return cuda_backward.pointwise_backward(grad, x, operands, program, reduction, result, wanted, sums_columns)
+    given = grad, x, operands, _number_of(program), wanted, sums_columns
     gradients: list[Tensor] | None = call_backward_operator(*given)
     if gradients is None or gradients is NotImplemented:
-        general = cuda_backward.pointwise_backward(grad, x, operands, program, reduction, None, wanted, column_sum)
+        general = cuda_backward.pointwise_backward(grad, x, operands, program, reduction, None, wanted, sums_columns)
         if gradients is not None:
             make_plan = functools.partial(
-                plan_backward, grad, x, operands, Program.parse(program), wanted, column_sum, general
+                plan_backward, grad, x, operands, Program.parse(program), wanted, sums_columns, general
             )
             _remember(native.core.CallFunction.backward_operator, given, (grad, x, *operands), make_plan)
         return general

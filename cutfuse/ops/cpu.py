@@ -16,7 +16,6 @@ from ..epilogue import Program, evaluate
 from ..epilogue.evaluate import arithmetic_dtype
 from ..planning.prepared import check_unchanged
 from ..reductions import GRADIENTS
-from .fake import sum_dtype
 
 
 def linear(
@@ -98,12 +97,12 @@ def pointwise_backward(
     reduction: str,
     result: Tensor | None,
     wanted: Sequence[int],
-    column_sum: bool,
+    sums_columns: bool,
 ) -> list[Tensor]:
     dtype = arithmetic_dtype(x, operands)
     tensors = (x, *operands)
     inputs = [t.to(dtype).expand(x.shape).contiguous() for t in tensors]
-    indices = dict.fromkeys((*wanted, 0) if column_sum else wanted)
+    indices = dict.fromkeys((*wanted, 0) if sums_columns else wanted)
     differentiate = _differentiate_double if dtype == torch.float64 else _differentiate
     derivatives = dict(zip(indices, differentiate(Program.parse(program), inputs, list(indices)), strict=True))
     weight = grad.to(dtype)
@@ -114,8 +113,8 @@ def pointwise_backward(
         gradient = (weight * derivatives[k]).sum_to_size(tensors[k].shape)
         # the strides that sum_to_size() gives are not defined; the kernels keep those of x
         outputs.append((torch.empty_like(x) if k == 0 else tensors[k].new_empty(tensors[k].shape)).copy_(gradient))
-    if column_sum:
-        outputs.append((weight * derivatives[0]).flatten(end_dim=-2).sum(0).to(sum_dtype(x.dtype)))
+    if sums_columns:
+        outputs.append((weight * derivatives[0]).flatten(end_dim=-2).sum(0).to(x.dtype))
     return outputs
 
 

@@ -34,27 +34,27 @@ def pointwise_backward(
     reduction: str,
     result: Tensor | None,
     wanted: Sequence[int],
-    column_sum: bool,
+    sums_columns: bool,
 ) -> list[Tensor]:
     parsed = Program.parse(program)
     if not x.numel():
         zeros = [torch.zeros_like((x, *operands)[k]) for k in wanted]
-        return [*zeros, x.new_zeros(x.shape[-1:], dtype=torch.float32)] if column_sum else zeros
+        return [*zeros, x.new_zeros(x.shape[-1:])] if sums_columns else zeros
     if result is None:
-        return _launch(grad, x, operands, parsed, wanted, column_sum)
+        return _launch(grad, x, operands, parsed, wanted, sums_columns)
     ties = _count_ties(x, operands, program, result) if GRADIENTS[reduction] == "ties" else None
     layout = _rows_layout(grad, x, operands, result)
     if layout is not None:
         rows = _Rows(reduction, result.contiguous(), ties)
-        return _launch(grad, x, operands, parsed, wanted, column_sum, layout, rows)
+        return _launch(grad, x, operands, parsed, wanted, sums_columns, layout, rows)
     if ties is not None:
         grad = grad.float() / ties
     through = _through_reduction(program, reduction)
     if through is None:  # the program has no room for one more operand: compute the factor in memory
         y = cuda.pointwise(x, operands, program, torch.float32)
         weight = y == result if GRADIENTS[reduction] == "ties" else torch.exp(y - result)
-        return _launch(grad * weight, x, operands, parsed, wanted, column_sum)
-    return _launch(grad, x, (*operands, result), through, wanted, column_sum, compares=True)
+        return _launch(grad * weight, x, operands, parsed, wanted, sums_columns)
+    return _launch(grad, x, (*operands, result), through, wanted, sums_columns, compares=True)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -119,25 +119,25 @@ def _launch(
     operands: Sequence[Tensor],
     program: Program,
     wanted: Sequence[int],
-    column_sum: bool,
+    sums_columns: bool,
     layout: Layout | None = None,
     weights: _Rows | None = None,
     compares: bool = False,
 ) -> list[Tensor]:
     """compares: the program compares its value with a reduction's result, so it has to be computed as there."""
-    if column_sum:
+    if sums_columns:
         x = x.contiguous()  # rows and columns must not be merged or swapped: the sum is over rows
     dense = torch.empty_like(x)
     outputs = [dense if k == 0 else _empty_tangent(dense, operands[k - 1]) for k in wanted]
     tensors: Sequence[Tensor] = (grad, x, *operands)
-    if column_sum or layout is None:
-        layout = gradient_layout(dense, tensors, sums_columns=column_sum)
+    if sums_columns or layout is None:
+        layout = gradient_layout(dense, tensors, sums_columns=sums_columns)
     if layout is None:
         layout, tensors = cuda.elementwise(dense, tensors)
     _, rows, columns = layout.extents
     codes = dtype_codes()
     partials = None
-    if column_sum:
+    if sums_columns:
         blocks = native.core.pointwise_backward_row_blocks(rows, columns)
         partials = torch.empty((blocks, columns), dtype=torch.float32, device=x.device)
     grad_matrix, x_matrix, *operand_matrices = cuda.matrices(tensors, layout.strides)
@@ -150,7 +150,7 @@ def _launch(
         [(k, t.data_ptr(), codes[t.dtype]) for k, t in zip(wanted, outputs, strict=True)],
     )
     is_interpreted = compares or weights is not None
-    epilogues = [] if is_interpreted else find_backward(index or 0, program, *problem, column_sum)
+    epilogues = [] if is_interpreted else find_backward(index or 0, program, *problem, sums_columns)
     request(epilogues)
     with on_device(index):
         native.core.pointwise_backward(
@@ -166,7 +166,7 @@ def _launch(
         )
     gradients = [t if k == 0 else _sum_to(t, operands[k - 1]) for k, t in zip(wanted, outputs, strict=True)]
     if partials is not None:
-        gradients.append(cuda.reduce(partials, (), "operands=0", "sum", (0,), torch.float32))
+        gradients.append(cuda.reduce(partials, (), "operands=0", "sum", (0,), x.dtype))
     return gradients
 
 

@@ -81,15 +81,15 @@ def pointwise_backward(
     reduction: str,
     result: Tensor | None,
     wanted: Sequence[int],
-    column_sum: bool,
+    sums_columns: bool,
 ) -> list[Tensor]:
     tensors = (x, *operands)
     outputs = [torch.empty_like(x) if k == 0 else tensors[k].new_empty(tensors[k].shape) for k in wanted]
-    if column_sum:
-        outputs.append(x.new_empty(x.shape[-1:], dtype=sum_dtype(x.dtype)))
+    if sums_columns:
+        outputs.append(x.new_empty(x.shape[-1:]))
     return outputs
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type of a column sum of gradients."""
+    """The type that many elements of a type are summed in."""
     return torch.float64 if dtype == torch.float64 else torch.float32

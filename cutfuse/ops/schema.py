@@ -21,8 +21,8 @@ the host.
 `pointwise_backward` returns, for each index in `wanted` (0 for x, k for operand k - 1), the gradient
 `grad * weight * d program / d input`, summed to the input's shape. `grad` and `result`, the fp32 values of the
 reduction, broadcast against x. The weight is the reduction's derivative: 1 over the number of ties for "amax" and
-"amin", the softmax for "logsumexp", and 1 for "none". With `column_sum`, the last output is x's gradient in fp32,
-summed over all dimensions but the last.
+"amin", the softmax for "logsumexp", and 1 for "none". With `sums_columns`, the last output is x's gradient,
+summed over all dimensions but the last and rounded once, to x's type.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SCHEMAS = (
     "pointwise(Tensor x, Tensor[] operands, str program, ScalarType out_dtype) -> Tensor",
     "reduce(Tensor x, Tensor[] operands, str program, str reduction, int[] dims, ScalarType out_dtype) -> Tensor",
     "pointwise_backward(Tensor grad, Tensor x, Tensor[] operands, str program, str reduction, Tensor? result, "
-    "int[] wanted, bool column_sum) -> Tensor[]",
+    "int[] wanted, bool sums_columns) -> Tensor[]",
 )
 
 for _schema in SCHEMAS:
