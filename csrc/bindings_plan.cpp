@@ -221,17 +221,18 @@ void bind_linear_plan(py::module_& module) {
              "What so many bytes more, read or written, add to a kernel of torch.compile's.");
   module.def(
       "compare_passes",
-      [](int64_t elements, float forward_bytes, float backward_bytes, Program const& program, bool sums_columns,
-         Issuer issuer) {
-        PassTimes const times =
-            compare_passes({elements, forward_bytes, backward_bytes, specialized_cost_of(program, false),
-                            specialized_cost_of(program, true), sums_columns, issuer});
+      [](int64_t m, int64_t n, int64_t k, float forward_bytes, float backward_bytes, Program const& program,
+         bool sums_columns, int32_t multiprocessors, Issuer issuer) {
+        StepTimes const times =
+            compare_passes({m, n, k, forward_bytes, backward_bytes, specialized_cost_of(program, false),
+                            specialized_cost_of(program, true), sums_columns, multiprocessors, issuer});
         return std::make_pair(times.own, times.generated);
       },
-      py::arg("elements"), py::arg("forward_bytes"), py::arg("backward_bytes"), py::arg("program"),
-      py::arg("sums_columns"), py::arg("issuer"),
-      "What follows a trained product of 16 bits in compiled code, forwards and backwards: the times that are compared "
-      "of kernels of ours and of torch.compile's. Bytes: those that are read and written for each element.");
+      py::arg("m"), py::arg("n"), py::arg("k"), py::arg("forward_bytes"), py::arg("backward_bytes"), py::arg("program"),
+      py::arg("sums_columns"), py::arg("multiprocessors"), py::arg("issuer"),
+      "The microseconds of a 16-bit layer's training step in compiled code, by cuBLAS's products: with kernels of ours "
+      "for what follows them, forwards and backwards, and with torch.compile's. Bytes: those that are read and written "
+      "for each element.");
   module.def(
       "training_waits_for_host",
       [](int64_t m, int64_t n, int64_t k, int dtype, int32_t multiprocessors, bool as_tf32) {

@@ -26,33 +26,45 @@ GELU = "operands=0; gelu z"
 LEFT = "its derivative depends on the product"
 
 
-def compare(program: str, elements: int, issuer: str = "compiled_code", sums_columns: bool = True) -> Any:
+def compare(
+    program: str, m: int, n: int, k: int, issuer: str = "compiled_code", sums_columns: bool = True
+) -> tuple[float, float]:
     matrices = int(program.partition(";")[0].removeprefix("operands="))  # trained, and of the result's size
     forward, backward, parsed = 4 + 2 * matrices, 6 + 4 * matrices, Program.parse(program).native
-    return core.compare_passes(elements, forward, backward, parsed, sums_columns, core.Issuer.__members__[issuer])
+    times: tuple[float, float] = core.compare_passes(
+        m, n, k, forward, backward, parsed, sums_columns, 132, core.Issuer.__members__[issuer]
+    )
+    return times
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "own", "generated"),
-    [(12608, 3072, 42.6 + 61.8 + 8.8, 58.6 + 78.4 + 34.7), (8192, 4096, 36.2 + 55.2 + 8.0, 70.4 + 74.8 + 41.0)],
+    ("shape", "own", "generated"),
+    [
+        ((12608, 3072, 768), 259 + 42.6 + 61.8 + 8.8, 255 + 58.6 + 78.4 + 34.7),
+        ((8192, 4096, 1024), 275 + 36.2 + 55.2 + 8.0, 269 + 70.4 + 74.8 + 41.0),
+    ],
 )
-def test_predictions_are_near_what_was_measured(m: int, n: int, own: float, generated: float) -> None:
-    """gelu in bf16 on an H200, forwards and backwards with the sum for the bias."""
-    found_own, found_generated = compare(GELU, m * n, issuer="graph")
+def test_predictions_are_near_what_was_measured(shape: tuple[int, int, int], own: float, generated: float) -> None:
+    """gelu in bf16 on an H200: the products, then the passes forwards and backwards with the sum for the bias."""
+    found_own, found_generated = compare(GELU, *shape)
     assert abs(found_own / own - 1) < 0.1
-    assert 0.6 * generated < found_generated < generated  # never more than it takes
+    assert 0.8 * generated < found_generated < generated  # never more than it takes
 
 
 def test_the_host_decides_small_layers() -> None:
-    own, generated = compare(GELU, 197 * 3072)
-    assert own > 2 * generated
-    assert compare(GELU, 197 * 3072, issuer="graph")[0] < 0.5 * own
+    small = 197, 3072, 768
+    for issuer, is_ours in (("compiled_code", True), ("compiled_cpp", False), ("graph", False)):
+        own, generated = compare(GELU, *small, issuer=issuer)
+        assert (own < generated) == is_ours
+    own, generated = compare(GELU, 1200, 3072, 768)  # whose products keep the device busy
+    assert own > generated
 
 
 def test_without_a_sum_of_columns_there_is_less_to_gain() -> None:
-    elements = 12608 * 3072
-    assert compare(GELU, elements)[0] < compare(GELU, elements)[1]
-    own, generated = compare("operands=1; silu z; mul prev r0", elements, sums_columns=False)
+    large = 12608, 3072, 768
+    gains = [generated - own for own, generated in (compare(GELU, *large, sums_columns=s) for s in (True, False))]
+    assert gains[0] > gains[1]
+    own, generated = compare("operands=1; silu z; mul prev r0", *large, sums_columns=False)
     assert own >= generated
 
 
@@ -97,11 +109,11 @@ def test_large_activations_are_ours(h200: None, activation: Callable[[Tensor], T
     assert product.ended_at == "linear"
 
 
-@pytest.mark.parametrize("options", [{"rows": 197}, {"rows": 1576}, {"trains_bias": False}])
+@pytest.mark.parametrize("options", [{"rows": 1200}, {"rows": 1576}])
 def test_what_gains_nothing_is_left(h200: None, options: dict[str, Any]) -> None:
     product = first_product(F.gelu, **options)
     assert not product.is_fused
-    assert f"{LEFT}, and its kernels behind the products are predicted to take " in product.reason
+    assert f"{LEFT}, and with its kernels behind the products a training step is predicted to take " in product.reason
 
 
 def normed(y: Tensor, second: Tensor) -> Tensor:

@@ -372,18 +372,21 @@ double predict_pass_microseconds(double elements, double bytes, double cost) {
   return kPassLaunch + elements * std::max(predict_memory_microseconds(bytes), cost * kMicrosecondsPerElementAndFastOp);
 }
 
-double predict_training_microseconds(GemmProblem const& problem, bool as_tf32) {
-  constexpr double kBytesPerMicrosecondOfPasses = 2.2e6;
-  constexpr double kPasses = 8.0;  // z and y, then grad, z and grad z, then grad z for the bias and either product
+double predict_training_products(GemmProblem const& problem, bool as_tf32) {
   GemmProblem of_x = problem;
   std::swap(of_x.n, of_x.k);
   GemmProblem of_weight = problem;
   std::swap(of_weight.m, of_weight.k);
   bool const on_cores = problem.input == DType::kFloat32 && !as_tf32;
   auto const predict = on_cores ? predict_ieee_product : predict_cublas_microseconds;
-  double const products = predict(problem) + predict(of_x) + predict(of_weight);
+  return predict(problem) + predict(of_x) + predict(of_weight);
+}
+
+double predict_training_microseconds(GemmProblem const& problem, bool as_tf32) {
+  constexpr double kBytesPerMicrosecondOfPasses = 2.2e6;
+  constexpr double kPasses = 8.0;  // z and y, then grad, z and grad z, then grad z for the bias and either product
   double const bytes = static_cast<double>(size_of(problem.output)) * problem.m * problem.n;
-  return products + kPasses * bytes / kBytesPerMicrosecondOfPasses;
+  return predict_training_products(problem, as_tf32) + kPasses * bytes / kBytesPerMicrosecondOfPasses;
 }
 
 double predict_unfused_microseconds(GemmProblem const& problem, float operand_bytes, std::optional<float> compiled_cost,

@@ -32,8 +32,10 @@ double predict_pass_microseconds(double elements, double bytes, double cost);
 // What so many bytes more, read or written, add to a kernel of torch.compile's.
 double predict_memory_microseconds(double bytes);
 
-// cuBLAS's three products of a trained layer, forwards and backwards, and the passes over its result and gradient.
-// as_tf32: fp32 products run on tensor cores.
+// cuBLAS's three products of a trained layer, forwards and backwards. as_tf32: fp32 products run on tensor cores.
+double predict_training_products(GemmProblem const& problem, bool as_tf32);
+
+// The same, and the passes over its result and gradient.
 double predict_training_microseconds(GemmProblem const& problem, bool as_tf32);
 
 // One pass that splits an fp32 matrix into planes.

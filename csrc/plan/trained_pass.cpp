@@ -21,34 +21,50 @@ constexpr double kMicrosecondsPerElementAndGeneratedOp = 1.05e-6;
 constexpr double kBytesPerMicrosecondOfColumns = 2.3e6;
 constexpr double kFoldOfColumns = 10.0;
 
-double predict_own(TrainedPass const& pass) {
-  double const elements = static_cast<double>(pass.elements);
-  double const forward = predict_pass_microseconds(elements, pass.forward_bytes, pass.own_cost);
-  double const backward = predict_pass_microseconds(elements, pass.backward_bytes, kDerivative * pass.own_cost);
-  return forward + backward + (pass.sums_columns ? kFoldOfColumns : 0.0);
+double elements_of(TrainedLayer const& layer) { return static_cast<double>(layer.m) * static_cast<double>(layer.n); }
+
+double predict_own(TrainedLayer const& layer) {
+  double const elements = elements_of(layer);
+  double const forward = predict_pass_microseconds(elements, layer.forward_bytes, layer.own_cost);
+  double const backward = predict_pass_microseconds(elements, layer.backward_bytes, kDerivative * layer.own_cost);
+  return forward + backward + (layer.sums_columns ? kFoldOfColumns : 0.0);
 }
 
-double predict_generated(TrainedPass const& pass) {
-  double const elements = static_cast<double>(pass.elements);
+double predict_generated(TrainedLayer const& layer) {
+  double const elements = elements_of(layer);
   auto const predict = [&](double bytes, double cost) {
     double const memory = predict_memory_microseconds(elements * bytes);
     return kPassLaunch + std::max(memory, elements * cost * kMicrosecondsPerElementAndGeneratedOp);
   };
   double const sum = kPassLaunch + elements * 2.0 / kBytesPerMicrosecondOfColumns;
-  double const forward = predict(pass.forward_bytes, pass.generated_cost);
-  double const backward = predict(pass.backward_bytes, kDerivative * pass.generated_cost);
-  return forward + backward + (pass.sums_columns ? sum : 0.0);
+  double const forward = predict(layer.forward_bytes, layer.generated_cost);
+  double const backward = predict(layer.backward_bytes, kDerivative * layer.generated_cost);
+  return forward + backward + (layer.sums_columns ? sum : 0.0);
 }
 
-// Ours are operators, whose functions lay out their tensors in Python.
-Issuer issuer_of_operators(Issuer issuer) { return issuer == Issuer::kGraph ? issuer : Issuer::kCompiledCpp; }
+double predict_products(TrainedLayer const& layer) {
+  constexpr bool kAsTf32 = false;
+  GemmProblem problem = {};
+  problem.m = layer.m;
+  problem.n = layer.n;
+  problem.k = layer.k;
+  problem.input = problem.output = DType::kBFloat16;
+  problem.multiprocessors = layer.multiprocessors;
+  return predict_training_products(problem, kAsTf32);
+}
 
 }  // namespace
 
-PassTimes compare_passes(TrainedPass const& pass) {
-  double const operators = kPasses * host_times(issuer_of_operators(pass.issuer)).fused;
-  double const kernels = (kPasses + (pass.sums_columns ? 1.0 : 0.0)) * host_times(pass.issuer).pass;
-  return {compared(predict_own(pass), operators, pass.issuer), compared(predict_generated(pass), kernels, pass.issuer)};
+StepTimes compare_passes(TrainedLayer const& layer) {
+  constexpr double kProducts = 3.0;
+  HostTimes const host = host_times(layer.issuer);
+  double const own = kPasses * host.fused + (layer.sums_columns ? host.further : 0.0);
+  double const generated = (kPasses + (layer.sums_columns ? 1.0 : 0.0)) * host.pass;
+  double const products = predict_products(layer);
+  auto const whole = [&](double passes, double issuing) {
+    return std::max(products + passes, kProducts * host.product + issuing);
+  };
+  return {whole(predict_own(layer), own), whole(predict_generated(layer), generated)};
 }
 
 }  // namespace cutfuse

@@ -1,5 +1,5 @@
-// What follows a 16-bit product in a training step of compiled code, forwards and backwards: kernels of ours behind
-// cuBLAS's products, or those that torch.compile's compiler makes.
+// A 16-bit layer in a training step of compiled code, by cuBLAS's products: what follows them, forwards and backwards,
+// in kernels of ours or in those that torch.compile's compiler makes.
 #pragma once
 
 #include <cstdint>
@@ -8,22 +8,25 @@
 
 namespace cutfuse {
 
-struct TrainedPass {
-  int64_t elements;      // of the result
-  float forward_bytes;   // read and written for each of them
+struct TrainedLayer {
+  int64_t m;
+  int64_t n;
+  int64_t k;
+  float forward_bytes;   // what passes read and write for each element of the result
   float backward_bytes;  // the same
   float own_cost;        // specialized_cost_of(Program), as kernels of 16 bits compute it
   float generated_cost;  // the same, accurate
   bool sums_columns;     // for the bias's gradient
+  int32_t multiprocessors;
   Issuer issuer;
 };
 
-// What is compared, in microseconds: see compared().
-struct PassTimes {
+// Of the layer's step in microseconds: the device's time, or the host's where it takes longer to issue the launches.
+struct StepTimes {
   double own;
   double generated;
 };
 
-PassTimes compare_passes(TrainedPass const& pass);
+StepTimes compare_passes(TrainedLayer const& layer);
 
 }  // namespace cutfuse

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..planning.traced import compare_traced_passes, seen_elements, seen_size
 from .absorption import absorbed_bytes
 from .differentiation import needs_gradient
+from .nodes import tensor_of
 from .region import Region
 
 # PyTorch keeps their results alone, which the next product keeps anyway.
@@ -36,14 +37,17 @@ def why_generated(region: Region, z: Tensor, operands: list[Tensor], otherwise: 
         return otherwise
     bias = region.product.bias
     sums_columns = bias is not None and needs_gradient(bias)
-    found = compare_traced_passes(z, operands, program, region.out_dtype, trained, sums_columns)
+    x = tensor_of(region.product.x)
+    assert x is not None, "a product has tensors"
+    found = compare_traced_passes(x, z, operands, program, region.out_dtype, trained, sums_columns)
     if isinstance(found, str):
         return found
     own, generated = found
     if own < generated:
         return ""
     return (
-        f"{otherwise}, and its kernels behind the products are predicted to take {generated:.1f} us, ours {own:.1f} us"
+        f"{otherwise}, and with its kernels behind the products a training step is predicted to take "
+        f"{generated:.1f} us, with ours {own:.1f} us"
     )
 
 

@@ -56,6 +56,7 @@ def plan_traced(arguments: LinearArguments, precision: str) -> LinearPlan | None
 
 
 def compare_traced_passes(
+    x: Tensor,
     z: Tensor,
     operands: Sequence[Tensor],
     program: Program,
@@ -63,8 +64,8 @@ def compare_traced_passes(
     trained: Sequence[bool],
     sums_columns: bool,
 ) -> tuple[float, float] | str:
-    """What follows a trained product z of 16 bits, forwards and backwards: the microseconds that are compared of
-    kernels of ours and of torch.compile's; or why there are none to compare.
+    """The microseconds of a 16-bit layer's training step, with kernels of ours behind its product z and with
+    torch.compile's; or why there are none to compare.
 
     operands: matrices of z's size count as read, backwards if a derivative depends on them, and as written if they are
     `trained`. sums_columns: for a bias.
@@ -73,16 +74,26 @@ def compare_traced_passes(
     elsewhere = core.why_no_kernels(device_facts(z.device))
     if elsewhere:
         return elsewhere
-    elements = seen_elements(z)
-    if elements is None:
+    elements, columns, depth = seen_elements(z), seen_size(z.shape[-1]), seen_size(x.shape[-1])
+    if elements is None or not columns or depth is None:
         return UNKNOWN_SIZES
     sizes = [t.element_size() if seen_elements(t) == elements else 0 for t in operands]
     read = z.element_size() + sum(sizes)
     written = z.element_size() + sum(size for size, is_trained in zip(sizes, trained, strict=True) if is_trained)
     again = z.element_size() + sum(sizes[k] for k in program.operands_in_derivatives)
     forward, backward = read + out_dtype.itemsize, again + out_dtype.itemsize + written
-    issuer = core.Issuer.__members__[_issuer()]
-    return core.compare_passes(elements, forward, backward, program.native, sums_columns, issuer)
+    *_, multiprocessors = device_facts(z.device)
+    return core.compare_passes(
+        elements // columns,
+        columns,
+        depth,
+        forward,
+        backward,
+        program.native,
+        sums_columns,
+        multiprocessors,
+        core.Issuer.__members__[_issuer()],
+    )
 
 
 def seen_elements(tensor: Tensor) -> int | None:
