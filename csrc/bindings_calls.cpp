@@ -1,4 +1,4 @@
-// The direct path of the public functions: its plans, and what it is told about PyTorch.
+// The direct path of the public functions and the operators: its plans, and what it is told about PyTorch.
 #include <optional>
 #include <utility>
 
@@ -32,15 +32,25 @@ TensorLayout to_layout(LayoutTuple const& layout) {
 // As PyTorch takes the shape of a workspace.
 PyRef sizes_of(int64_t bytes) { return PyRef::share(py::make_tuple(bytes).ptr()); }
 
-CallPlan make_plan(call::Steps steps, Program const& program, std::vector<LayoutTuple> const& operands,
-                   ResultTuple const& result, int64_t workspace_bytes) {
+call::ResultLayout to_result(ResultTuple const& result) {
+  return {PyRef::share(std::get<0>(result).ptr()), PyRef::share(std::get<1>(result).ptr()),
+          PyRef::share(std::get<2>(result).ptr())};
+}
+
+// Of a call that allocates what its steps say.
+CallPlan begin_plan(call::Steps steps, Program const& program, std::vector<LayoutTuple> const& operands) {
   check_operand_count(program, operands.size());
   CallPlan plan = {};
   plan.steps = std::move(steps);
   plan.program = program;
   for (LayoutTuple const& operand : operands) plan.operands.push_back(to_layout(operand));
-  plan.result = {PyRef::share(std::get<0>(result).ptr()), PyRef::share(std::get<1>(result).ptr()),
-                 PyRef::share(std::get<2>(result).ptr())};
+  return plan;
+}
+
+CallPlan make_plan(call::Steps steps, Program const& program, std::vector<LayoutTuple> const& operands,
+                   ResultTuple const& result, int64_t workspace_bytes) {
+  CallPlan plan = begin_plan(std::move(steps), program, operands);
+  plan.result = to_result(result);
   if (workspace_bytes > 0) plan.workspace_sizes = sizes_of(workspace_bytes);
   return plan;
 }
@@ -87,11 +97,6 @@ call::TensorFacts facts_of(py::object const& tensor) {
   return facts;
 }
 
-call::ResultLayout to_result(ResultTuple const& result) {
-  return {PyRef::share(std::get<0>(result).ptr()), PyRef::share(std::get<1>(result).ptr()),
-          PyRef::share(std::get<2>(result).ptr())};
-}
-
 // wrt, layout and type.
 using GradientTuple = std::tuple<int, ResultTuple, int>;
 // Layout of the partial sums, their number of rows, bytes of workspace of their fold, layout and type of the result.
@@ -101,6 +106,10 @@ call::ElementGradientPlan to_gradients(std::string const& function, Program cons
                                        std::vector<GradientTuple> const& outputs,
                                        std::optional<ColumnSumTuple> const& column_sum,
                                        OptionalSpecialization const& specialization) {
+  if (outputs.size() > kMaxDerivatives) {
+    throw py::value_error(function + ": " + std::to_string(outputs.size()) + " outputs, and the limit is " +
+                          std::to_string(kMaxDerivatives));
+  }
   call::ElementGradientPlan plan = {};
   for (auto const& [wrt, layout, dtype] : outputs) {
     if (wrt < 0 || wrt > program.operand_count) throw py::value_error(function + ": no input " + std::to_string(wrt));
@@ -119,15 +128,15 @@ CallPlan backward_call(Extents const& extents, LayoutTuple const& grad, LayoutTu
                        std::vector<LayoutTuple> const& operands, std::vector<GradientTuple> const& outputs,
                        std::optional<ColumnSumTuple> const& column_sum, OptionalSpecialization const& specialization) {
   check_extents("backward_call", extents);
-  check_operand_count(program, operands.size());
-  CallPlan plan = {};
-  plan.steps = call::BackwardSteps{{extents[0], extents[1], extents[2]},
-                                   to_layout(grad),
-                                   to_layout(x),
-                                   to_gradients("backward_call", program, outputs, column_sum, specialization)};
-  plan.program = program;
-  for (LayoutTuple const& operand : operands) plan.operands.push_back(to_layout(operand));
-  return plan;
+  if (column_sum && extents[0] != 1) {
+    throw py::value_error("backward_call: columns are summed of a matrix, and the outer extent is " +
+                          std::to_string(extents[0]));
+  }
+  call::BackwardSteps steps = {{extents[0], extents[1], extents[2]},
+                               to_layout(grad),
+                               to_layout(x),
+                               to_gradients("backward_call", program, outputs, column_sum, specialization)};
+  return begin_plan(std::move(steps), program, operands);
 }
 
 // The plan of a product, what z's gradient is multiplied by, and the layout of the result.
@@ -235,7 +244,7 @@ void bind_calls(py::module_& module) {
     auto* const definition = const_cast<PyMethodDef*>(function);
     module.add_object(function->ml_name, py::reinterpret_steal<py::object>(PyCFunction_New(definition, nullptr)));
   }
-  py::enum_<Function>(module, "CallFunction", "A public function with a direct path.")
+  py::enum_<Function>(module, "CallFunction", "A public function or an operator with a direct path.")
       .value("linear", Function::kLinear)
       .value("pointwise", Function::kPointwise)
       .value("reduce", Function::kReduce)

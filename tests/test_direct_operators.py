@@ -15,7 +15,7 @@ from emulated_launches import EmulatedLaunches
 from torch import Tensor
 
 import cutfuse
-from cutfuse.direct import operators
+from cutfuse.direct import calls, operators
 from cutfuse.ops import cpu, cuda, cuda_backward, fake
 from cutfuse.planning import linear_launch
 
@@ -25,11 +25,16 @@ GATED = cutfuse.Epilogue(lambda z, r: torch.sigmoid(z) * r + z, 1).text
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
-@pytest.fixture(params=READERS)
-def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedLaunches]:
+@pytest.fixture(autouse=True)
+def _launches_need_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the general path."""
     for module in (cuda, cuda_backward, linear_launch):
         monkeypatch.setattr(module, "on_device", lambda index: contextlib.nullcontext())
         monkeypatch.setattr(module, "stream_of", lambda index: 0)
+
+
+@pytest.fixture(params=READERS)
+def launches(request: pytest.FixtureRequest) -> Iterator[EmulatedLaunches]:
     with emulated_device(request.param) as found:
         core.forget_calls()
         yield found
@@ -78,7 +83,7 @@ DIRECT: dict[str, Call] = {
     "sum of rows": lambda: reduce(drawn(6, 16), [1]),
     "sum of columns": lambda: reduce(drawn(6, 16), (0,)),
     "sum of all": lambda: reduce(drawn(6, 16), [0, 1]),
-    "amax with a prologue": lambda: reduce(drawn(6, 16), [-1], drawn(6, 16), reduction="amax"),
+    "amax with a prologue": lambda: reduce(drawn(6, 16), [1], drawn(6, 16), reduction="amax"),
     "backward": lambda: backward(drawn(6, 16)),
     "backward with a column sum": lambda: backward(drawn(6, 16), sums=True),
     "backward of columns": lambda: backward(turned(6, 16)),
@@ -229,3 +234,49 @@ def test_a_subclass_has_no_direct_call(launches: EmulatedLaunches) -> None:
         y = pointwise(x.as_subclass(Plain))
     assert direct_calls() == before
     assert y.shape == x.shape
+
+
+FAILING: dict[str, Call] = {
+    "pointwise": lambda: pointwise(drawn(6, 16)),
+    "a reduction with a workspace": lambda: reduce(drawn(65536, 8), [0]),
+    "backward with a column sum": lambda: backward(drawn(4096, 64), sums=True),
+    "linear with a workspace": lambda: linear(4096, 4104, 8, reduction="amax"),
+    "linear and a reduction with a workspace": lambda: linear(4, 65_537, 2, reduction="amax"),
+}
+
+
+@pytest.mark.parametrize("case", FAILING)
+def test_memory_that_runs_out_is_told(case: str) -> None:
+    """By PyTorch's own error, whichever of a call's allocations fails."""
+    call, allocate = FAILING[case], calls.torch_functions(calls.CPU)["empty_strided"]
+    left: list[int] = []
+
+    def empty_strided(*given: Any) -> Tensor:
+        if not left:
+            raise torch.OutOfMemoryError("no memory is left")
+        left.pop()
+        y: Tensor = allocate(*given)
+        return y
+
+    with emulated_device(empty_strided=empty_strided):
+        core.forget_calls()
+        of(call, 0)
+        before, left = direct_calls(), [0] * 9
+        of(call, 0)
+        assert direct_calls() == before + 1
+        for count in range(9 - len(left)):
+            left = [0] * count
+            with pytest.raises(torch.OutOfMemoryError):
+                of(call, 0)
+
+
+def test_gradients_beyond_the_limit_are_refused() -> None:
+    layout, result = (0, 0, 16, 1), ((6, 16), (16, 1), FP32)
+    program = cutfuse.Epilogue(torch.sigmoid).program.native
+    given = (1, 6, 16), layout, layout, program, []
+    assert core.backward_call(*given, [(0, result, 0)], None, None)
+    with pytest.raises(ValueError, match="6 outputs, and the limit is 5"):
+        core.backward_call(*given, [(0, result, 0)] * 6, None, None)
+    sums = result, 6, 0, ((16,), (1,), FP32), 0
+    with pytest.raises(ValueError, match="the outer extent is 2"):
+        core.backward_call((2, 6, 16), *given[1:], [(0, result, 0)], sums, None)

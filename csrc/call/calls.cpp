@@ -69,8 +69,8 @@ class Run {
 
   PyRef operator()(ReduceSteps const& steps) const {
     Memory result = allocate_result();
-    Memory const workspace = allocate_workspace();
-    if (!result.tensor || failed(workspace)) return {};
+    Memory workspace;
+    if (!result.tensor || !allocate_workspace(workspace)) return {};
     ReduceProblem problem = {};
     problem.extents = steps.extents;
     problem.x = presented(steps.x, arguments_.facts[0].data);
@@ -119,9 +119,12 @@ class Run {
 
   Memory allocate_result() const { return allocate(plan_.result); }
 
-  Memory allocate_workspace() const { return plan_.workspace_sizes ? allocate_bytes(plan_.workspace_sizes) : Memory(); }
-
-  bool failed(Memory const& workspace) const { return plan_.workspace_sizes && !workspace.tensor; }
+  // Of a plan that has one. False, with an exception, where that failed.
+  bool allocate_workspace(Memory& workspace) const {
+    if (!plan_.workspace_sizes) return true;
+    workspace = allocate_bytes(plan_.workspace_sizes);
+    return static_cast<bool>(workspace.tensor);
+  }
 
   Operands operands() const {
     Operands operands = {};
@@ -140,8 +143,8 @@ class Run {
 
   PyRef run_fused(LinearSteps const& steps) const {
     Memory result = allocate_result();
-    Memory const workspace = allocate_workspace();
-    if (!result.tensor || failed(workspace)) return {};
+    Memory workspace;
+    if (!result.tensor || !allocate_workspace(workspace)) return {};
     LinearBuffers const buffers = {arguments_.facts[0].data,
                                    arguments_.facts[1].data,
                                    bias(),
@@ -162,8 +165,8 @@ class Run {
     bool const in_place = plan.launches.size() < 2 || (std::holds_alternative<PointwisePass>(plan.launches[1]) &&
                                                        std::get<PointwisePass>(plan.launches[1]).in_place);
     Memory result = in_place ? z : allocate_result();
-    Memory const workspace = allocate_workspace();
-    if (!result.tensor || failed(workspace)) return {};
+    Memory workspace;
+    if (!result.tensor || !allocate_workspace(workspace)) return {};
     Operands const given = operands();
     bool const done = launch([&] {
       launch_after_product(plan, z.address, result.address, workspace.address, plan_.program, given, steps.epilogues,
@@ -274,7 +277,7 @@ PyMethodDef const* call_functions() {
        "out_dtype: object) -> typing.Any"},
       {"call_backward_operator", as_method(&call<Function::kBackwardOperator>), METH_FASTCALL,
        "call_backward_operator(grad: object, x: object, operands: object, program: int, wanted: object, "
-       "column_sum: object) -> typing.Any"},
+       "sums_columns: object) -> typing.Any"},
       {"training_linear", as_method(&training_linear), METH_FASTCALL,
        "training_linear(plan: object, x: object, weight: object, bias: object, *operands: object) -> typing.Any"},
       {"training_forward", as_method(&training_forward), METH_FASTCALL,

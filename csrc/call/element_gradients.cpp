@@ -14,8 +14,10 @@ bool allocate_outputs(ElementGradientPlan const& plan, ElementGradients& gradien
 
 bool allocate_column_sum(ColumnSum const& sum, ElementGradients& gradients) {
   gradients.column_sum = allocate(sum.result);
-  if (sum.workspace) gradients.workspace = allocate_bytes(sum.workspace);
-  return gradients.column_sum.tensor && (!sum.workspace || gradients.workspace.tensor);
+  if (!gradients.column_sum.tensor) return false;
+  if (!sum.workspace) return true;
+  gradients.workspace = allocate_bytes(sum.workspace);
+  return static_cast<bool>(gradients.workspace.tensor);
 }
 
 void launch_gradients(ElementGradientPlan const& plan, PointwiseBackwardProblem problem,
