@@ -14,10 +14,10 @@ std::string find_kernel(Program const& program, Extents const& extents, MatrixTu
 
 std::string find_backward_kernel(Program const& program, Extents const& extents, MatrixTuple const& grad,
                                  MatrixTuple const& x, std::vector<MatrixTuple> const& operands,
-                                 std::vector<DerivativeTuple> const& outputs, bool column_sum) {
+                                 std::vector<DerivativeTuple> const& outputs, bool sums_columns) {
   PointwiseBackwardProblem problem = to_backward_problem(program, extents, grad, x, operands, outputs);
   float sums = 0.0f;
-  if (column_sum) problem.column_partials = &sums;
+  if (sums_columns) problem.column_partials = &sums;
   return specialized_kernel(problem);
 }
 
@@ -140,7 +140,7 @@ void bind_pointwise(py::module_& module) {
              "specialization: the program in the kernel that pointwise_backward_kernel names; None to interpret it. "
              "is_accurate: it is interpreted with accurate primitives, as the kernels of reductions are.");
   module.def("pointwise_backward_kernel", &find_backward_kernel, py::arg("program"), py::arg("extents"),
-             py::arg("grad"), py::arg("x"), py::arg("operands"), py::arg("outputs"), py::arg("column_sum"),
+             py::arg("grad"), py::arg("x"), py::arg("operands"), py::arg("outputs"), py::arg("sums_columns"),
              "The kernel that such a call of pointwise_backward, without a reduction, runs with the program's "
              "derivatives compiled in; empty where they have to be interpreted. Of an address no more counts than "
              "whether it is a multiple of 32.");

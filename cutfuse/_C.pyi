@@ -763,7 +763,7 @@ class Specialization:
 
 class CallFunction:
     """
-    A public function with a direct path.
+    A public function or an operator with a direct path.
 
     Members:
 
@@ -848,7 +848,7 @@ def build_info() -> dict[str, str]:
     """
 
 def call_backward_operator(
-    grad: typing.Any, x: typing.Any, operands: typing.Any, program: int, wanted: typing.Any, column_sum: typing.Any
+    grad: typing.Any, x: typing.Any, operands: typing.Any, program: int, wanted: typing.Any, sums_columns: typing.Any
 ) -> typing.Any: ...
 def call_key(function: CallFunction, arguments: tuple[typing.Any, ...], callable: int) -> CallKey | None:
     """
@@ -1194,7 +1194,7 @@ def pointwise_backward_kernel(
     x: tuple[int, int, int, int, int],
     operands: collections.abc.Sequence[tuple[int, int, int, int, int]],
     outputs: collections.abc.Sequence[tuple[int, int, int]],
-    column_sum: bool,
+    sums_columns: bool,
 ) -> str:
     """
     The kernel that such a call of pointwise_backward, without a reduction, runs with the program's derivatives compiled in; empty where they have to be interpreted. Of an address no more counts than whether it is a multiple of 32.

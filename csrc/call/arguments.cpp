@@ -251,7 +251,7 @@ Reading read_reduce_operator(PyObject* const* given, Arguments& arguments) {
 }
 
 Reading read_backward_operator(PyObject* const* given, Arguments& arguments) {
-  auto const& [grad, x, operands, program, wanted, column_sum] = *reinterpret_cast<PyObject* const(*)[6]>(given);
+  auto const& [grad, x, operands, program, wanted, sums_columns] = *reinterpret_cast<PyObject* const(*)[6]>(given);
   Reader reader(torch_state(), arguments);
   for (PyObject* const tensor : {grad, x}) {
     if (!reader.take_tensor(tensor)) return Reading::kGeneral;
@@ -259,7 +259,7 @@ Reading read_backward_operator(PyObject* const* given, Arguments& arguments) {
   }
   if (!torch_state().serves(arguments.facts[0])) return Reading::kGeneral;
   if (!reader.add_operands(operands) || !reader.add_integer(program)) return Reading::kGeneral;
-  if (!reader.add_integers(wanted) || !reader.add_flag(column_sum)) return Reading::kGeneral;
+  if (!reader.add_integers(wanted) || !reader.add_flag(sums_columns)) return Reading::kGeneral;
   arguments.key.add(static_cast<uint64_t>(specialize::mode()));
   return finish(arguments);
 }
@@ -269,7 +269,7 @@ bool is_operator(Function function) { return function >= Function::kLinearOperat
 }  // namespace
 
 bool may_run_kernels(Function function, Arguments const& arguments) {
-  if (is_operator(function)) return true;  // PyTorch's dispatcher has seen to it
+  if (is_operator(function)) return true;  // PyTorch's dispatcher or compiler has seen to it
   TorchState const& torch = torch_state();
   PyObject* const* const end = arguments.tensors + arguments.tensor_count;
   return !torch.is_watched() &&

@@ -64,8 +64,8 @@ struct GradientOutput {
   DType dtype;
 };
 
-// The sum of a matrix over all but its last dimension: of x's gradient by partial sums [row_blocks, columns], which the
-// kernel of the gradients stores.
+// The sum over the rows of a matrix [row_blocks, columns]: of the partial sums of x's gradient, which the kernel of the
+// gradients stores, or where a gradient is handed on, of that itself, and `partials` is not allocated.
 struct ColumnSum {
   ResultLayout partials;
   int64_t row_blocks;

@@ -18,19 +18,20 @@ namespace cutfuse::call {
 // call_pointwise(fn, x, operands, out_dtype)
 // call_reduce(x, dim, op, keepdim, prologue, operands, out_dtype)
 //
-// Those of operators, which torch.ops.cutfuse and Inductor's code call: what PyTorch's dispatcher has seen to is not
-// asked for again. program: a number of new_callable_number's.
+// Those of operators, which torch.ops.cutfuse and Inductor's code call: what PyTorch's dispatcher or compiler has seen
+// to is not asked for again. program: a number of new_callable_number's.
 //
 // call_linear_operator(x, weight, bias, operands, program, reduction, out_dtype)
 // call_pointwise_operator(x, operands, program, out_dtype)
 // call_reduce_operator(x, operands, program, reduction, dims, out_dtype)
-// call_backward_operator(grad, x, operands, program, wanted, column_sum), which gives a list
+// call_backward_operator(grad, x, operands, program, wanted, sums_columns), which gives a list
 PyMethodDef const* call_functions();
 
 enum class Function : uint64_t {
   kLinear,
   kPointwise,
   kReduce,
+  // Those of operators from here on.
   kLinearOperator,
   kPointwiseOperator,
   kReduceOperator,

@@ -26,10 +26,10 @@ HostTimes host_times(Issuer issuer) {
 // A device that is done sooner than the host issues its work waits for the host. Where the two are close, the host's
 // other work decides which is waited for: with gelu, twelve blocks 768/3072 of 1576 rows take 1.10 of eager's time with
 // a product by cuBLAS and PyTorch's own gelu, 26 us by prediction, and 0.94 with one kernel, 27 us. Compiled code does
-// less besides: in the same blocks a product with a residual takes 20.9 us as one kernel, and 13.7 by cuBLAS where the
-// next norm's kernel adds the residual, 25.5 and 23.4 us by prediction. In a training step that waits for the host as a
-// whole, the device counts for less: the smallest such steps keep it busy for a quarter of the time, the largest for
-// nearly all of it.
+// less besides, unless it calls operators through the dispatcher: in the same blocks a product with a residual
+// takes 20.9 us as one kernel, and 13.7 by cuBLAS where the next norm's kernel adds the residual, 25.5 and 23.4 us by
+// prediction. In a training step that waits for the host as a whole, the device counts for less: the smallest such
+// steps keep it busy for a quarter of the time, the largest for nearly all of it.
 double compared(double device_microseconds, double host_microseconds, Issuer issuer) {
   constexpr double kShareOfHost = 0.2;
   constexpr double kShareOfCompiledHost = 0.1;

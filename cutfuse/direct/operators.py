@@ -20,7 +20,7 @@ from .call_plans import plan_backward, plan_linear, plan_pointwise, plan_reduce
 from .calls import remember
 
 if TYPE_CHECKING:
-    from .._C import CallPlan
+    from .._C import CallFunction, CallPlan
     from .._C import call_backward_operator as call_backward_operator
     from .._C import call_linear_operator as call_linear_operator
     from .._C import call_pointwise_operator as call_pointwise_operator
@@ -141,7 +141,7 @@ def _remember_linear(given: tuple[Any, ...], program: str, y: Tensor) -> None:
 
 
 def _remember(
-    function: Any, given: tuple[Any, ...], tensors: Sequence[Tensor], make_plan: Callable[[], CallPlan | None]
+    function: CallFunction, given: tuple[Any, ...], tensors: Sequence[Tensor], make_plan: Callable[[], CallPlan | None]
 ) -> None:
     """Remembers a call for later ones with its key. tensors: all calls with an empty one take the general path."""
     is_empty = not all(t.numel() for t in tensors)

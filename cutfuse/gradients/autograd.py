@@ -20,7 +20,6 @@ from torch import Tensor
 from .. import composed
 from ..epilogue import Program
 from ..ops import inductor, schema
-from ..ops.fake import sum_dtype
 from ..planning.fused import cublas_linear
 from ..planning.linear_plan import LinearArguments
 from ..planning.prepared import UNPREPARED, Prepared
@@ -126,7 +125,7 @@ def sum_gradients(
         of_x, of_weight = differentiate(F.linear, (x, weight), (needs_x, needs_weight), grad)
         return of_x, of_weight, grad.sum(0) if needs_bias else None
     of_x, of_weight = _product_gradients(grad, x, weight, mode, needs_x, needs_weight)
-    return of_x, of_weight, _sum_of_rows(grad).to(grad.dtype) if needs_bias else None
+    return of_x, of_weight, _sum_of_rows(grad, grad.dtype) if needs_bias else None
 
 
 def linear_gradients(
@@ -152,7 +151,7 @@ def linear_gradients(
         grad = spread(grad.unsqueeze(1), forward.reduction, z.shape[1])
     if z is None:
         gradients = {0: grad}
-        column_sum = _sum_of_rows(grad) if needs_bias else None
+        column_sum = _sum_of_rows(grad, x.dtype) if needs_bias else None
     else:
         wanted = wanted_inputs([needs_x or needs_weight or needs_bias, *needs], forward.program)
         gradients, column_sum = element_gradients(
@@ -164,7 +163,7 @@ def linear_gradients(
         of_product = _product_gradients(grad_z, x, weight, forward.mode, needs_x, needs_weight)
     return (
         *of_product,
-        None if column_sum is None or bias is None else column_sum.to(bias.dtype),
+        column_sum,
         *(gradients.get(k + 1) for k in range(len(needs))),
     )
 
@@ -238,8 +237,8 @@ def _product(a: Tensor, b: Tensor, mode: str, issuer: str) -> Tensor:
     return torch.mm(a, b.t())
 
 
-def _sum_of_rows(grad: Tensor) -> Tensor:
-    return schema.reduce(grad, [], schema.IDENTITY, "sum", (0,), sum_dtype(grad.dtype))
+def _sum_of_rows(grad: Tensor, dtype: torch.dtype) -> Tensor:
+    return schema.reduce(grad, [], schema.IDENTITY, "sum", (0,), dtype)
 
 
 def _composed_linear(forward: Any, out_dtype: torch.dtype) -> Callable[..., Tensor]:

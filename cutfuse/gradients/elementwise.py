@@ -67,17 +67,17 @@ def element_gradients(
     reduction: str,
     result: Tensor | None,
     wanted: list[int],
-    column_sum: bool = False,
+    sums_columns: bool = False,
 ) -> tuple[dict[int, Tensor], Tensor | None]:
     """Gradients by index (0 for x, k for operand k - 1), and x's gradient summed over all but the last dimension."""
     if not wanted:
         return {}, None
     if reduction in NEEDS_RESULT:
-        outputs = schema.pointwise_backward(grad, x, operands, program, reduction, result, wanted, column_sum)
+        outputs = schema.pointwise_backward(grad, x, operands, program, reduction, result, wanted, sums_columns)
     else:
-        outputs = schema.pointwise_backward(grad, x, operands, program, "none", None, wanted, column_sum)
+        outputs = schema.pointwise_backward(grad, x, operands, program, "none", None, wanted, sums_columns)
     # Dynamo of PyTorch 2.8 rejects zip() of lists of different lengths even with strict=False.
-    return dict(zip(wanted, outputs[: len(wanted)], strict=True)), outputs[-1] if column_sum else None
+    return dict(zip(wanted, outputs[: len(wanted)], strict=True)), outputs[-1] if sums_columns else None
 
 
 def kept_dtype(x: Tensor, operands: Sequence[Tensor]) -> torch.dtype:

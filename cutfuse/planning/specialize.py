@@ -162,7 +162,7 @@ def find_backward(
     x: Matrix,
     operands: Sequence[Matrix],
     outputs: Sequence[Output],
-    column_sum: bool,
+    sums_columns: bool,
 ) -> Epilogues:
     """The program's derivatives in the kernel of such a call of the native `pointwise_backward` without a reduction.
 
@@ -171,7 +171,7 @@ def find_backward(
     if why_interpreted():
         return []
     kernel = native.core.pointwise_backward_kernel(
-        program.native, extents, grad, x, list(operands), list(outputs), column_sum
+        program.native, extents, grad, x, list(operands), list(outputs), sums_columns
     )
     return _find_alone(kernel, device, program.native.without_chain, operands)
 
