@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import composed
 from ..epilogue import Epilogue, Program
 from ..gradients.elementwise import differentiate, element_gradients, wanted_inputs
+from ..gradients.products import weight_gradient
 from ..ops import schema
 
 _RELU = "operands=0; relu z"
@@ -99,7 +100,7 @@ class TrainedLayer(torch.autograd.Function):
             None,
             None,
             None if grad_z is None or not needs_x else torch.mm(grad_z, weight),
-            None if grad_z is None or not needs_weight else torch.mm(grad_z.t(), x),
+            None if grad_z is None or not needs_weight else weight_gradient(grad_z, x, weight),
             None if grad_z is None or not needs_bias else grad_z.sum(0),
             *rest,
         )
@@ -136,7 +137,7 @@ class PassedLayer(torch.autograd.Function):
             None,
             None,
             None if grad_z is None or not needs_x else torch.mm(grad_z, weight),
-            None if grad_z is None or not needs_weight else torch.mm(grad_z.t(), x),
+            None if grad_z is None or not needs_weight else weight_gradient(grad_z, x, weight),
             column_sum,
             *(gradients.get(k + 1) for k in range(len(needs))),
         )

@@ -10,6 +10,7 @@ to be differentiated again, are those of PyTorch's own operations.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ from .elementwise import (
     spread,
     wanted_inputs,
 )
+from .products import weight_gradient
 
 
 class Linear(torch.autograd.Function):
@@ -224,9 +226,10 @@ def _product_gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of x and weight. Kernels of ours multiply as in the direct path; compiled code has PyTorch's."""
     issuer = "call" if is_traced(grad_z, x, weight) else issuer_of_products(x, weight, mode)
+    multiply = functools.partial(_product, mode=mode, issuer=issuer)
     return (
-        _product(grad_z, weight.t(), mode, issuer) if needs_x else None,
-        _product(grad_z.t(), x.t(), mode, issuer) if needs_weight else None,
+        multiply(grad_z, weight.t()) if needs_x else None,
+        weight_gradient(grad_z, x, weight, multiply) if needs_weight else None,
     )
 
 

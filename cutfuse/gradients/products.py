@@ -1,0 +1,20 @@
+"""The gradients of what a layer multiplies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def weight_gradient(
+    grad_z: Tensor, x: Tensor, weight: Tensor, multiply: Callable[[Tensor, Tensor], Tensor] | None = None
+) -> Tensor:
+    """`grad_z.T @ x` `[N, K]`, laid out as the weight: autograd copies what is laid out otherwise than the parameter.
+
+    multiply: gives `a @ b.T`; PyTorch does where it is None.
+    """
+    if weight.stride(0) == 1 and weight.stride(1) != 1:  # of `x @ w`, whose parameter is w
+        return weight_gradient(x, grad_z, weight.t(), multiply).t()
+    return torch.mm(grad_z.t(), x) if multiply is None else multiply(grad_z.t(), x.t())
