@@ -7,6 +7,7 @@
 #include "plan/linear_plan.h"
 #include "plan/plane_products.h"
 #include "plan/trained_pass.h"
+#include "plan/unfused_predictions.h"
 #include "split/planes_shape.h"
 
 namespace cutfuse::bindings {

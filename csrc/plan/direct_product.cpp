@@ -8,7 +8,7 @@
 #include "plan/alternatives.h"
 #include "plan/host_times.h"
 #include "plan/operand_layouts.h"
-#include "plan/predictions.h"
+#include "plan/unfused_predictions.h"
 
 namespace cutfuse {
 

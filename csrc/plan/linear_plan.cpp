@@ -5,7 +5,7 @@
 
 #include "common/ceil_divide.h"
 #include "plan/alternatives.h"
-#include "plan/predictions.h"
+#include "plan/unfused_predictions.h"
 #include "reduce/reduce_plan.h"
 #include "reduce/reductions.h"
 

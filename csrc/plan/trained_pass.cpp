@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "plan/host_times.h"
-#include "plan/predictions.h"
+#include "plan/unfused_predictions.h"
 
 namespace cutfuse {
 namespace {
