@@ -177,6 +177,9 @@ void bind_epilogue(py::module_& module) {
       .def_property_readonly("cost", &cost_of)
       .def("specialized_cost", &specialized_cost_of, py::arg("is_accurate"),
            "What the program takes that is compiled into a kernel, with accurate primitives or fast ones.")
+      .def_property_readonly(
+          "generated_cost", &generated_cost_of,
+          "What the program takes of a kernel that torch.compile generates, in the units of specialized_cost.")
       .def_property_readonly("is_interpreted", &is_interpreted, "Whether kernels interpret it, unless specialized.")
       .def_property_readonly(
           "without_chain", [](Program const& program) { return without_chain(program); },

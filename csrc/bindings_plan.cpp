@@ -27,9 +27,9 @@ MatrixLayout to_layout(MatrixLayoutTuple const& matrix) {
 
 LinearRequest make_request(MatrixLayoutTuple const& x, MatrixLayoutTuple const& weight,
                            std::optional<VectorLayoutTuple> const& bias, int input, int output, int reduction,
-                           float epilogue_cost, std::optional<float> specialized_cost, float operand_bytes,
-                           float fetched_bytes, Precision precision, bool weight_has_planes, bool stores_pre_activation,
-                           DeviceTuple const& device, Issuer issuer) {
+                           float epilogue_cost, std::optional<float> specialized_cost, float generated_cost,
+                           float operand_bytes, float fetched_bytes, Precision precision, bool weight_has_planes,
+                           bool stores_pre_activation, DeviceTuple const& device, Issuer issuer) {
   LinearRequest request = {};
   request.x = to_layout(x);
   request.weight = to_layout(weight);
@@ -39,6 +39,7 @@ LinearRequest make_request(MatrixLayoutTuple const& x, MatrixLayoutTuple const& 
   request.reduction = to_reduction(reduction);
   request.epilogue_cost = epilogue_cost;
   request.specialized_cost = specialized_cost;
+  request.generated_cost = generated_cost;
   request.operand_bytes = operand_bytes;
   request.fetched_bytes = fetched_bytes;
   request.precision = precision;
@@ -121,8 +122,8 @@ void bind_request(py::module_& module) {
                             "What the plan of reduce(program(x @ weight.T + bias, operands)) depends on.")
       .def(py::init(&make_request), py::kw_only(), py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("input"),
            py::arg("output"), py::arg("reduction"), py::arg("epilogue_cost"), py::arg("specialized_cost"),
-           py::arg("operand_bytes"), py::arg("fetched_bytes"), py::arg("precision"), py::arg("weight_has_planes"),
-           py::arg("stores_pre_activation"), py::arg("device"), py::arg("issuer"),
+           py::arg("generated_cost"), py::arg("operand_bytes"), py::arg("fetched_bytes"), py::arg("precision"),
+           py::arg("weight_has_planes"), py::arg("stores_pre_activation"), py::arg("device"), py::arg("issuer"),
            "A matrix is (rows, columns, row stride, column stride, whether it begins at a multiple of 16 bytes), bias "
            "None or (stride, the same), device (compute capability's two numbers, multiprocessors). Strides are in "
            "elements; types and the reduction are codes of dtypes() and reductions(), 0 for no reduction. "
@@ -219,14 +220,14 @@ void bind_linear_plan(py::module_& module) {
       },
       py::arg("device"), "Why no fused kernel runs on a device, described as in a request; empty where they do.");
   module.def("predict_memory_microseconds", &predict_memory_microseconds, py::arg("bytes"),
-             "What so many bytes more, read or written, add to a kernel of torch.compile's.");
+             "The microseconds that reading or writing so many bytes takes behind the kernel that stores them.");
   module.def(
       "compare_passes",
       [](int64_t m, int64_t n, int64_t k, float forward_bytes, float backward_bytes, Program const& program,
          bool sums_columns, int32_t multiprocessors, Issuer issuer) {
         StepTimes const times =
             compare_passes({m, n, k, forward_bytes, backward_bytes, specialized_cost_of(program, false),
-                            specialized_cost_of(program, true), sums_columns, multiprocessors, issuer});
+                            generated_cost_of(program), sums_columns, multiprocessors, issuer});
         return std::make_pair(times.own, times.generated);
       },
       py::arg("m"), py::arg("n"), py::arg("k"), py::arg("forward_bytes"), py::arg("backward_bytes"), py::arg("program"),

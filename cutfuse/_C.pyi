@@ -186,6 +186,11 @@ class Program:
     @property
     def cost(self) -> float: ...
     @property
+    def generated_cost(self) -> float:
+        """
+        What the program takes of a kernel that torch.compile generates, in the units of specialized_cost.
+        """
+    @property
     def is_interpreted(self) -> bool:
         """
         Whether kernels interpret it, unless specialized.
@@ -438,6 +443,7 @@ class LinearRequest:
         reduction: int,
         epilogue_cost: float,
         specialized_cost: float | None,
+        generated_cost: float,
         operand_bytes: float,
         fetched_bytes: float,
         precision: Precision,
@@ -1264,7 +1270,7 @@ def pointwise_parameters(
 
 def predict_memory_microseconds(bytes: float) -> float:
     """
-    What so many bytes more, read or written, add to a kernel of torch.compile's.
+    The microseconds that reading or writing so many bytes takes behind the kernel that stores them.
     """
 
 def process_specialization_mode() -> SpecializationMode: ...

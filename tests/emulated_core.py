@@ -44,7 +44,7 @@ class EmulatedProgram:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.cost = float(len(program.instructions))
+        self.cost = self.generated_cost = float(len(program.instructions))
         self.is_interpreted = True
         self.without_chain = self
 

@@ -43,6 +43,7 @@ def request(m: int = 1024, n: int = 8192, k: int = 8192, dtype: str = "bfloat16"
         reduction=REDUCTIONS[options.get("reduction", "none")],
         epilogue_cost=options.get("epilogue_cost", 2.5),
         specialized_cost=options.get("specialized_cost"),
+        generated_cost=options.get("generated_cost", options.get("specialized_cost") or 0.0),
         operand_bytes=options.get("operand_bytes", 0.0),
         fetched_bytes=options.get("fetched_bytes", 0.0),
         precision=getattr(MODULE.Precision, precision),

@@ -83,25 +83,29 @@ def test_a_compiled_epilogue_changes_the_choice() -> None:
 
 TEMPERATURE = {"specialized_cost": 0.22, "reduction": "logsumexp"}
 DRAWN = {"specialized_cost": 0.9, "reduction": "sum"}
-# Of small matrices whose rows are reduced: what cuBLAS and the kernel behind it take on an H200. The fused one takes
-# 67, 28, 24, 87, 87 and 197 us.
+# Of small matrices whose rows are reduced: what one kernel takes on an H200, and what cuBLAS and the kernel behind it.
 REDUCED = [
-    ((96, 14336, 5120), GELU_SUMMED, 49),
-    ((777, 3080, 1160), DRAWN, 27),
-    ((2048, 2304, 768), TEMPERATURE, 23),
-    ((1536, 6144, 2560), DRAWN, 88),
-    ((1536, 6144, 2560), {"specialized_cost": 0.9, "reduction": "sum"}, 88),
-    ((1024, 8192, 8192), {"specialized_cost": 0.85, "reduction": "amax"}, 200),
+    ((96, 14336, 5120), GELU_SUMMED, 67, 49),
+    ((777, 3080, 1160), DRAWN, 28, 27),
+    ((2048, 2304, 768), TEMPERATURE, 24, 23),
+    ((1536, 6144, 2560), DRAWN, 87, 88),
+    ((1024, 8192, 8192), {"specialized_cost": 0.85, "reduction": "amax"}, 197, 200),
 ]
 
 
-@pytest.mark.parametrize(("shape", "epilogue", "measured"), REDUCED)
-def test_rows_of_a_small_matrix_are_reduced_behind_cublas(
-    shape: tuple[int, int, int], epilogue: dict[str, Any], measured: int
+@pytest.mark.parametrize(("shape", "epilogue", "fused", "unfused"), REDUCED)
+def test_rows_of_a_small_matrix_are_reduced_by_what_is_faster(
+    shape: tuple[int, int, int], epilogue: dict[str, Any], fused: int, unfused: int
 ) -> None:
+    """By one kernel where the device waits for the host, and by either one where both take as long."""
     found = plan(*shape, epilogue_cost=6.5, **epilogue)
-    assert not found.is_fused
-    assert found.alternatives[-1].microseconds == pytest.approx(measured, rel=0.35)
+    if unfused < 30:
+        assert found.is_fused
+    elif abs(fused - unfused) > 0.02 * unfused:
+        assert found.is_fused == (fused < unfused)
+    best = min(way.microseconds for way in found.alternatives[:-1] if not way.rejection)
+    assert best == pytest.approx(fused, rel=0.35)
+    assert found.alternatives[-1].microseconds == pytest.approx(unfused, rel=0.35)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +148,22 @@ def test_what_a_compiled_epilogue_costs(text: str, least: float, most: float) ->
         assert least <= program.specialized_cost(is_accurate) <= most
         assert program.specialized_cost(is_accurate) <= program.without_chain.cost
     assert program.specialized_cost(True) >= program.specialized_cost(False)
+
+
+@pytest.mark.parametrize(("rows", "measured"), [(12608, 58.6), (1576, 9.4)])
+def test_what_torch_compiles_kernel_takes_for_gelu(rows: int, measured: float) -> None:
+    """Behind [rows, 3072] in bf16 on an H200, bound by the instructions of erf; ours takes 42.6 and 6.2 us."""
+    gelu = Program.parse("operands=0; gelu z").native
+    costs = {"specialized_cost": gelu.specialized_cost(False), "generated_cost": gelu.generated_cost}
+    alone = plan(rows, 3072, 768, epilogue_cost=0.0, issuer="graph").alternatives[-1].microseconds
+    behind = plan(rows, 3072, 768, epilogue_cost=0.5, issuer="graph", **costs).alternatives[-1].microseconds
+    assert behind - alone == pytest.approx(measured, rel=0.07)
+
+
+def test_other_ops_of_torch_compiles_kernels_cost_as_much_as_accurate_ones() -> None:
+    for text in ("operands=0; relu z", "operands=1; tanh z; mul prev r0"):
+        program = Program.parse(text).native
+        assert program.generated_cost == program.specialized_cost(True)
 
 
 def test_rows_that_begin_between_cache_lines_are_predicted_to_take_longer() -> None:

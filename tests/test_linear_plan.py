@@ -31,20 +31,21 @@ TF32 = {"dtype": "float32", "precision": "tf32"}
 CUBLAS = "cuBLAS and one more kernel"
 CHAIN = {"epilogue_cost": 0.5, "specialized_cost": 0.5}  # compiled in
 ROWS = "sm90_tf32_rows_128x128x32_1x2_pingpong"
-# The host's microseconds to launch a fused kernel, PyTorch's product, and that with a pass behind it.
-FUSED_HOST, PRODUCT_HOST, PASS_HOST = 8.5, 13, 22
+# The host's microseconds to launch a fused kernel, PyTorch's product, and that with a pass behind it; and the share of
+# them that its other work waits for.
+HOST = {"float32": (8.5, 13, 22, 0.2), "bfloat16": (12.5, 17, 27, 0.1), "float16": (12.5, 17, 27, 0.1)}
 
 
-def with_host(device_microseconds: float, host_microseconds: float) -> float:
+def with_host(device_microseconds: float, host_microseconds: float, share: float) -> float:
     """What the choice compares: the longer of both, and the share of the host's time that its other work waits for."""
-    return max(device_microseconds, host_microseconds) + 0.2 * host_microseconds
+    return max(device_microseconds, host_microseconds) + share * host_microseconds
 
 
 @pytest.mark.parametrize(
     ("shape", "options", "chosen"),
     [
         ((1024, 8192, 8192), CHAIN, "sm90_bf16_128x256x64_2x1_cooperative"),
-        ((1024, 8192, 8192), {}, CUBLAS),
+        ((1024, 8192, 8192), {}, "sm90_bf16_128x256x64_2x1_cooperative"),
         ((1024, 8192, 8192), {**CHAIN, "operand_bytes": 8.0}, CUBLAS),
         ((1024, 8192, 8192), {"epilogue_cost": 0.0}, "cuBLAS"),
         ((1024, 8192, 8192), {**CHAIN, "device": H100_PCIE}, CUBLAS),
@@ -54,16 +55,12 @@ def with_host(device_microseconds: float, host_microseconds: float) -> float:
         ((128, 4096, 4096), {}, "sm90_bf16_64x64x128_1x1_pingpong"),
         ((128, 4096, 4096), {"device": H100_PCIE}, "sm90_bf16_64x128x64_1x1_pingpong"),
         ((64, 64, 64), {"reduction": "logsumexp"}, "sm90_bf16_rows_64x128x64_1x1_pingpong"),
-        ((1024, 4096, 1024), {**CHAIN, "reduction": "sum"}, "sm90_bf16_rows_128x256x64_2x1_cooperative"),
+        ((1024, 4096, 1024), {**CHAIN, "reduction": "sum"}, "sm90_bf16_rows_128x128x64_2x1_pingpong"),
         ((1024, 8192, 8192), {"output": "float32"}, "sm90_bf16_f32_128x256x64_2x1_cooperative"),
         ((1024, 8192, 8192), {"output": "float16"}, CUBLAS),
         ((1024, 32768, 1024), {"dtype": "float16"}, CUBLAS),
         ((4096, 4096, 4096), TF32, "sm90_tf32_128x256x32_2x1_cooperative"),
-        (
-            (4096, 4096, 4096),
-            {**TF32, "device": H100_PCIE},
-            CUBLAS,
-        ),
+        ((4096, 4096, 4096), {**TF32, "device": H100_PCIE}, "sm90_tf32_128x128x32_2x1_cooperative"),
         ((1, 4096, 4096), {**TF32, "reduction": "sum"}, CUBLAS),
         ((128, 32768, 32768), {**TF32, **CHAIN, "reduction": "sum"}, ROWS),
         ((128, 32768, 32768), {**CHAIN, "reduction": "sum"}, "sm90_bf16_rows_128x256x64_1x1_cooperative"),
@@ -131,6 +128,12 @@ def test_what_rules_fused_kernels_out(options: dict[str, Any], words: str) -> No
     assert kinds(found)[0] == "CublasProduct"
 
 
+def test_a_long_chain_that_is_interpreted_is_a_pass_of_its_own() -> None:
+    chain = cutfuse.Epilogue(lambda z: torch.tanh((F.silu(z) * 1.5).clamp(-3, 3)) + 0.5 + z).program.native
+    assert not plan(4096, 4096, 1024, epilogue_cost=chain.cost).is_fused
+    assert not plan(2048, 4096, 2048, epilogue_cost=chain.cost).is_fused
+
+
 LONG_CHAIN = {"epilogue_cost": 40.0}
 
 
@@ -143,9 +146,24 @@ def test_a_pass_in_compiled_code_is_not_interpreted() -> None:
 
 
 def test_a_graph_takes_nothing_of_the_host() -> None:
-    graph = plan(197, 1536, 384, issuer="graph", **CHAIN)
+    shape = 96, 4096, 4096  # for which cuBLAS cuts K
+    assert plan(*shape, **CHAIN).is_fused
+    graph = plan(*shape, issuer="graph", **CHAIN)
     assert not graph.is_fused
     assert all(way.compared == way.microseconds for way in graph.alternatives)
+
+
+@pytest.mark.parametrize(
+    ("issuer", "fused", "both", "share"), [("compiled_code", 8, 19.5, 0.1), ("compiled_cpp", 30, 19, 0.2)]
+)
+@pytest.mark.parametrize("options", [CHAIN, {**TF32, **CHAIN}])
+def test_compiled_code_counts_its_own_host(
+    issuer: str, fused: float, both: float, share: float, options: dict[str, Any]
+) -> None:
+    *kernels, cublas = plan(197, 1536, 384, issuer=issuer, **options).alternatives
+    assert cublas.compared == with_host(cublas.microseconds, both, share)
+    for kernel in kernels:
+        assert kernel.rejection or kernel.compared == with_host(kernel.microseconds, fused, share)
 
 
 @pytest.mark.parametrize(("issuer", "is_fused"), [("call", True), ("compiled_code", True), ("compiled_cpp", False)])
@@ -285,21 +303,23 @@ def test_the_cheapest_alternative_is_chosen(case: tuple[Any, dict[str, Any]]) ->
         is_forced = reduces and options["m"] * options["n"] * itemsize > 32 * MIB
     is_bare = options["epilogue_cost"] == 0 and not reduces  # requests have one type
     assert bool(cublas.rejection) == is_forced
-    assert cublas.compared == with_host(cublas.microseconds, PRODUCT_HOST if is_bare else PASS_HOST)
-    least = min(map(compared_with_host, runnable))
+    _, of_product, of_both, share = HOST[options["dtype"]]
+    assert cublas.compared == with_host(cublas.microseconds, of_product if is_bare else of_both, share)
+    least = min(compared_with_host(kernel, options["dtype"]) for kernel in runnable)
     assert found.is_fused == (is_forced or least <= cublas.compared)
     if found.is_fused:
         assert found.alternatives[found.chosen].compared == least
 
 
-def compared_with_host(fused: Any) -> float:
+def compared_with_host(fused: Any, dtype: str) -> float:
     """What is compared of a fused alternative. Products over planes have to be 5% faster, and take more launches."""
+    host, *_, share = HOST[dtype]
     is_over_planes = "split" in fused.name or "convert" in fused.name
     if not is_over_planes:
-        assert fused.compared == with_host(fused.microseconds, FUSED_HOST)
+        assert fused.compared == with_host(fused.microseconds, host, share)
         return float(fused.compared)
     launches = range(1, 7)
-    possible = [with_host(fused.microseconds / 0.95, FUSED_HOST + 3.0 * further) for further in launches]
+    possible = [with_host(fused.microseconds / 0.95, host + 3.0 * further, share) for further in launches]
     assert any(math.isclose(fused.compared, one) for one in possible)
     return float(fused.compared)
 
@@ -346,17 +366,13 @@ def test_the_same_weight_takes_the_same_slices_however_it_is_split(case: tuple[A
     assert all(len(counts) == 1 for counts in slices.values())
 
 
-def test_an_epilogue_of_six_ops_is_a_pass_of_its_own() -> None:
-    epilogue = cutfuse.Epilogue(lambda z: torch.tanh((F.silu(z) * 1.5).clamp(-3, 3)) + 0.5 + z)
-    assert not plan(epilogue_cost=epilogue.program.native.cost).is_fused
-
-
 @pytest.mark.parametrize("shape", [(19, 400, 408), (64, 256, 256)])
 def test_what_the_host_issues_later_than_the_device_needs_is_one_launch(shape: tuple[int, int, int]) -> None:
     found = plan(*shape)
     assert found.is_fused
-    assert found.alternatives[-1].compared == pytest.approx(with_host(0, PASS_HOST))
-    assert found.alternatives[found.chosen].compared == pytest.approx(with_host(0, FUSED_HOST))
+    of_fused, _, of_both, share = HOST["bfloat16"]
+    assert found.alternatives[-1].compared == pytest.approx(with_host(0, of_both, share))
+    assert found.alternatives[found.chosen].compared == pytest.approx(with_host(0, of_fused, share))
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)

@@ -252,7 +252,9 @@ def test_not_under_autocast_which_casts_an_operation() -> None:
         (132, (197, 1536, 384), "bfloat16", False, True),
         (132, (4096, 8192, 4096), "bfloat16", False, False),
         (32, (1576, 3072, 768), "bfloat16", False, False),
+        (132, (2366, 2304, 1152), "bfloat16", False, True),  # 104 us by prediction
         (132, (197, 1536, 384), "float32", False, True),
+        (132, (350, 1536, 768), "float32", False, False),  # between 100 and 130 us
         (132, (1024, 1536, 768), "float32", False, False),
         (132, (1024, 1536, 768), "float32", True, True),
     ],

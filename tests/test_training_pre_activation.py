@@ -109,6 +109,7 @@ def test_a_tensor_that_is_none_raises(launches: EmulatedLaunches) -> None:
 
 
 # Microseconds on an H200 of the fastest kernel with the pre-activation, and of cuBLAS with a kernel behind it; of relu.
+# The device had nothing to do before: behind other work, as it is predicted, each takes up to 4 us less.
 MEASURED = [
     ((12608, 3072, 768), 120, 135),
     ((8192, 4096, 1024), 125, 139),
@@ -125,8 +126,8 @@ def test_what_is_stored_beside_the_result_takes_time(shape: tuple[int, int, int]
     storing = plan(*shape, **options, stores_pre_activation=True)
     best, *_, cublas = storing.alternatives
     assert best.microseconds > plain.alternatives[0].microseconds
-    assert best.microseconds == pytest.approx(fused, rel=0.15)
-    assert cublas.microseconds == pytest.approx(unfused, rel=0.15)
+    assert best.microseconds == pytest.approx(fused, rel=0.15, abs=4.5)
+    assert cublas.microseconds == pytest.approx(unfused, rel=0.15, abs=4.5)
     if abs(fused - unfused) > 0.01 * unfused:  # either is right where they take as long
         assert storing.is_fused == (fused < 1.1 * unfused)  # where the two are close, one launch takes the host less
 

@@ -202,4 +202,16 @@ float specialized_cost_of(Program const& program, bool is_accurate) {
   return cost;
 }
 
+float generated_cost_of(Program const& program) {
+  // Triton computes the accurate functions, and both branches of libdevice's erf: gelu of 38.7 million elements takes
+  // 58.6 us on an H200, and of 4.8 million 9.4 us.
+  constexpr float kErfCost = 0.48f;
+  float cost = specialized_cost_of(program, true);
+  for (int index = 0; index < program.length; ++index) {
+    auto const op = static_cast<OpCode>(program.instructions[index].op);
+    if (op == OpCode::kGelu || op == OpCode::kErf) cost += kErfCost;
+  }
+  return cost;
+}
+
 }  // namespace cutfuse

@@ -117,4 +117,7 @@ float cost_of(Program const& program);
 // (plan/predictions). is_accurate: with the accurate primitives, which kernels of fp32 operands or results have.
 float specialized_cost_of(Program const& program, bool is_accurate);
 
+// What a prepared program takes, in the same units, of a kernel that torch.compile generates.
+float generated_cost_of(Program const& program);
+
 }  // namespace cutfuse

@@ -68,23 +68,25 @@ std::string why_not_stored(LinearRequest const& request) {
 }
 
 // What the program takes in the pass behind cuBLAS's product; empty where that interprets it.
-std::optional<float> cost_compiled_into_pass(LinearRequest const& request) {
+std::optional<double> work_of_pass(LinearRequest const& request) {
   bool const is_inductors = request.issuer != Issuer::kCall && request.issuer != Issuer::kTraining;
-  if (is_inductors) return request.specialized_cost.value_or(0.0f);
+  if (is_inductors) return kMicrosecondsPerElementAndGeneratedOp * request.generated_cost;
   int64_t const row_bytes = request.weight.rows * static_cast<int64_t>(size_of(request.input));
   bool const whole_vectors = row_bytes % kOperandAlignment == 0;  // which reductions are compiled for
-  return reduces(request) && !whole_vectors ? std::nullopt : request.specialized_cost;
+  if (!request.specialized_cost || (reduces(request) && !whole_vectors)) return {};
+  bool const is_fast = size_of(request.input) == 2;
+  return *request.specialized_cost *
+         (is_fast ? kMicrosecondsPerElementAndFastOp : kMicrosecondsPerElementAndAccurateOp);
 }
 
 Alternative cublas_for(LinearRequest const& request, GemmProblem problem, bool is_alone) {
   problem.epilogue_cost = request.epilogue_cost;
-  double const microseconds =
-      predict_unfused_microseconds(problem, request.operand_bytes, cost_compiled_into_pass(request));
+  double const microseconds = predict_unfused_microseconds(problem, request.operand_bytes, work_of_pass(request));
   bool const is_bare = problem.epilogue_cost == 0.0f && !reduces(request) && problem.output == problem.input;
-  HostTimes const host_time = host_times(request.issuer);
+  HostTimes const host_time = host_times(request.issuer, request.input);
   double const host = host_time.product + (is_bare ? 0.0 : host_time.pass);
-  return {is_bare ? "cuBLAS" : "cuBLAS and one more kernel", microseconds, compared(microseconds, host, request.issuer),
-          1, is_alone ? "" : why_not_stored(request)};
+  return {is_bare ? "cuBLAS" : "cuBLAS and one more kernel", microseconds,
+          compared(microseconds, host, request.issuer, request.input), 1, is_alone ? "" : why_not_stored(request)};
 }
 
 void add_launches(LinearPlan& plan, LinearRequest const& request, GemmProblem const& problem,
@@ -110,12 +112,13 @@ LinearPlan plan_direct_product(LinearRequest const& request, std::string const& 
   std::string const unread = why_columns_are_not_read(request, problem);
   if (!unread.empty()) return plan_without_kernels(request, unread);
   std::vector<GemmCandidate> const candidates = candidates_for(problem, {request.operand_bytes, request.fetched_bytes});
-  double const host = host_times(request.issuer).fused;
+  double const host = host_times(request.issuer, request.input).fused;
   LinearPlan plan = {};
   for (GemmCandidate const& candidate : candidates) {
     double const microseconds = candidate.microseconds;
     plan.alternatives.push_back({gemm_configs()[candidate.config].name, microseconds,
-                                 compared(microseconds, host, request.issuer), candidate.slices, candidate.rejection});
+                                 compared(microseconds, host, request.issuer, request.input), candidate.slices,
+                                 candidate.rejection});
   }
   choose(plan, cublas_for(request, problem, !candidates.front().rejection.empty()), only);
   if (plan.is_fused()) {

@@ -40,12 +40,12 @@ bool reads_bias(LinearRequest const& request) {
 
 void add_fma_ways(std::vector<Way>& ways, LinearRequest const& request) {
   if (!may_choose(request) || !why_lines_are_not_read(request).empty() || !reads_bias(request)) return;
-  double const host = host_times(request.issuer).fused;
+  double const host = host_times(request.issuer, request.input).fused;
   OperandBytes const operand_bytes = {request.operand_bytes, request.fetched_bytes};
   for (GemmCandidate const& kernel : rank_gemm_configs(problem_of(request, Product::kFma), operand_bytes)) {
     if (!kernel.computes) continue;
     ways.push_back({{gemm_configs()[kernel.config].name, kernel.microseconds,
-                     compared(kernel.microseconds, host, request.issuer), 1, kernel.rejection},
+                     compared(kernel.microseconds, host, request.issuer, request.input), 1, kernel.rejection},
                     {},
                     kernel});
   }
@@ -77,10 +77,10 @@ Alternative cublas_for(LinearRequest const& request, bool is_alone) {
   bool const is_asked = may_choose(request) || is_alone;
   double const microseconds =
       predict_unfused_microseconds(problem, request.operand_bytes, {}, request.bias.has_value());
-  HostTimes const host_time = host_times(request.issuer);
+  HostTimes const host_time = host_times(request.issuer, request.input);
   double const host = host_time.product + (is_bare(request) ? 0.0 : host_time.pass);
   return {is_bare(request) ? "cuBLAS in fp32" : "cuBLAS in fp32 and one more kernel", microseconds,
-          compared(microseconds, host, request.issuer), 1,
+          compared(microseconds, host, request.issuer, request.input), 1,
           is_asked ? "" : "precision \"" + std::string(name_of(request.precision)) + "\" leaves no choice"};
 }
 

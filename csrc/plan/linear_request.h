@@ -76,8 +76,9 @@ struct LinearRequest {
   // See specialized_cost_of(Program), where fused kernels have it compiled in, or will as soon as it is. Empty where
   // they interpret it for good.
   std::optional<float> specialized_cost;
-  float operand_bytes;  // that it reads for each element of [M, N]: of operands that are matrices of that size
-  float fetched_bytes;  // of these: of a matrix that a kernel's copy engine may bring (fetches_operand)
+  float generated_cost;  // see generated_cost_of(Program)
+  float operand_bytes;   // that it reads for each element of [M, N]: of operands that are matrices of that size
+  float fetched_bytes;   // of these: of a matrix that a kernel's copy engine may bring (fetches_operand)
   Precision precision;
   bool weight_has_planes;  // those of first_scheme(precision) are in memory of their own already
   // z = x @ weight^T + bias is a second result, of the input's type: a backward pass differentiates the program there.

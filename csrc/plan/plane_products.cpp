@@ -86,7 +86,7 @@ PlaneProduct plan_product(LinearRequest const& request, SplitScheme scheme, Weig
 
 // Of all launches, of which the device runs some.
 double host_microseconds(LinearRequest const& request, PlaneProducts const& products) {
-  HostTimes const host_time = host_times(request.issuer);
+  HostTimes const host_time = host_times(request.issuer, request.input);
   int further = reduces(request) ? 0 : -1;
   for (PlaneProduct const& product : products) further += product.source == WeightSource::kPass ? 3 : 2;
   return host_time.fused + further * host_time.further;
@@ -228,7 +228,7 @@ Alternative describe(LinearRequest const& request, PlaneProducts const& products
   double const guard = products.size() > 1 ? kGuardMicroseconds : 0.0;
   Alternative found = {first.config().name, first.microseconds + guard, 0.0, first.kernel.slices, {}};
   double const host = host_microseconds(request, products);
-  found.compared = compared(found.microseconds / kPlaneAdvantage, host, request.issuer);
+  found.compared = compared(found.microseconds / kPlaneAdvantage, host, request.issuer, request.input);
   for (PlaneProduct const& product : products) {
     if (product.kernel.rejection.empty()) continue;
     found.rejection = product.kernel.rejection;

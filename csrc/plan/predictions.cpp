@@ -1,6 +1,7 @@
 #include "plan/predictions.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <stdexcept>
 
@@ -16,8 +17,8 @@ constexpr double kBytesPerMicrosecond = 4.0e6;
 // Times of one kernel on an H200 in microseconds. A wave is one tile on every multiprocessor; a pingpong kernel's
 // epilogue hides behind the other warpgroup's product. Without planes: fitted to 1719 bf16 problems of M 16 to 16384, N
 // and K 256 to 12000, most drawn at random, with five epilogues, weights cold (mean error 6 to 8% for cooperative
-// tiles, 11 to 17% for pingpong ones). tf32 takes twice as long for the same K. Over planes: 54 problems of M 32 to
-// 4096 (mean error 3%).
+// tiles, 11 to 17% for pingpong ones), on an idle device. tf32 takes twice as long for the same K. Over planes: 54
+// problems of M 32 to 4096 (mean error 3%).
 struct TileTiming {
   int tile_m;
   int tile_n;
@@ -41,16 +42,20 @@ constexpr TileTiming kTimings[] = {
     {128, 128, Schedule::kConvert6, 4.6, 5.8, 41.4, 1.1, 0.0},
 };
 
-// Of kernels that have the epilogue in their own text: 1950 runs of nine chains behind products of 30 shapes, 16 of
-// them drawn at random, in bf16 and tf32, with and without a sum of rows (mean error 7%; the kernel of the least
-// predicted time is 1.2% slower than the fastest one in the mean, 7.5% in the worst twentieth).
+// Of kernels that have the epilogue in their own text. What the epilogue takes: 1950 runs of nine chains behind
+// products of 30 shapes in bf16 and tf32, with and without a sum of rows. What the product takes: 5,148 runs of bf16
+// layers of 1,287 shapes, drawn at random from M 16 to 16384, N and K 256 to 12288, one launch behind another, as
+// models make them, with weights that are not in L2 (mean error 8%). A card that multiplies for long reaches its power
+// limit: there long products take 10% more than by these figures and those of cuBLAS.
 struct CompiledTiming {
   int tile_m;
   int tile_n;
   Schedule schedule;
   double start;
   double per_wave;
-  double per_wave_of_1024_k;
+  double per_wave_of_1024_k;  // where every multiprocessor has a tile
+  double contention;          // the share of it that is lost to contention where all have one
+  double single_wave;         // what a single wave that fills the device adds: its tiles all read from memory at once
   double per_op;
   double per_wave_of_rows;  // where rows are reduced
   double per_fetched_byte;  // of an operand that the copy engine brings, over 128x128 elements
@@ -62,17 +67,17 @@ struct CompiledTiming {
 };
 
 constexpr CompiledTiming kCompiledTimings[] = {
-    {128, 256, Schedule::kCooperative, 5.29, 2.18, 10.86, 1.62, 1.0, 0.29, 2.09, 0.89, 0.06},
-    {128, 128, Schedule::kCooperative, 6.05, 1.68, 5.69, 1.74, 6.0, 0.3, 2.17, 0.81, 0.16},
-    {128, 128, Schedule::kPingpong, 7.15, 0.52, 5.5, 2.27, 0.23, 0.39, 3.05, 0.51, 0.21},
-    {64, 128, Schedule::kPingpong, 4.9, 0.0, 4.64, 3.74, 0.08, 0.34, 4.7, 0.15, 0.53},
-    {64, 64, Schedule::kPingpong, 6.17, 0.11, 3.11, 1.79, 4.7, 0.45, 3.68, 0.5, 0.41},
+    {128, 256, Schedule::kCooperative, 2.2, 3.0, 10.8, 0.38, 0.0, 1.62, 1.0, 0.29, 2.09, 0.89, 0.06},
+    {128, 128, Schedule::kCooperative, 2.8, 1.2, 6.2, 0.35, 0.39, 1.74, 6.0, 0.3, 2.17, 0.81, 0.16},
+    {128, 128, Schedule::kPingpong, 3.5, 0.83, 5.55, 0.23, 0.36, 2.27, 0.23, 0.39, 3.05, 0.51, 0.21},
+    {64, 128, Schedule::kPingpong, 3.05, 0.51, 4.45, 0.53, 0.28, 3.74, 0.08, 0.34, 4.7, 0.15, 0.53},
+    {64, 64, Schedule::kPingpong, 3.05, 0.44, 3.0, 0.49, 0.33, 1.79, 4.7, 0.45, 3.68, 0.5, 0.41},
 };
 
 // The kernel that folds a row reduction, behind kernels that interpret and, starting early, behind compiled ones; and
 // what a wave spends on its partial states.
 constexpr double kFinalize = 4.0;
-constexpr double kEarlyFinalize = 2.9;
+constexpr double kEarlyFinalize = 1.7;
 constexpr double kRowsPerWave = 2.0;
 // Waiting for the last of K's slices, and one block's adding of a slice's sums.
 constexpr double kFirstSlice = 3.0;
@@ -96,8 +101,8 @@ Timing const& timing_of(GemmConfig const& config, Timing const (&timings)[count]
 // Tiles of the result, which clusters round up, and what they take of a persistent kernel.
 struct Waves {
   int64_t tiles_m;
-  double tiles;
   double count;
+  double occupancy;  // the share of the multiprocessors that have a tile in the first wave
 };
 
 Waves waves_of(GemmConfig const& config, GemmProblem const& problem, int slices) {
@@ -105,14 +110,18 @@ Waves waves_of(GemmConfig const& config, GemmProblem const& problem, int slices)
   int64_t const tiles_n = ceil_divide(ceil_divide(problem.n, config.tile_n), config.cluster_n) * config.cluster_n;
   int64_t const multiprocessors = std::max(problem.multiprocessors, 1);
   int64_t const tiles = tiles_m * tiles_n * slices;
-  return {tiles_m, static_cast<double>(tiles), static_cast<double>(ceil_divide(tiles, multiprocessors))};
+  double const share = static_cast<double>(tiles) / static_cast<double>(multiprocessors);
+  return {tiles_m, static_cast<double>(ceil_divide(tiles, multiprocessors)), std::min(share, 1.0)};
 }
 
-// What one wave's products take, of so much of K.
+double tf32_factor(GemmProblem const& problem) {
+  return problem.input == DType::kFloat32 && problem.product == Product::kDirect ? kTf32Factor : 1.0;
+}
+
+// What one wave's products take, of so much of K, in kernels that interpret the epilogue or multiply planes.
 double predict_main_loop(GemmConfig const& config, GemmProblem const& problem, Waves const& waves, double k,
                          double per_wave_of_1024_k) {
-  bool const as_tf32 = problem.input == DType::kFloat32 && problem.product == Product::kDirect;
-  double const main_loop = per_wave_of_1024_k * k / 1024.0 * (as_tf32 ? kTf32Factor : 1.0);
+  double const main_loop = per_wave_of_1024_k * k / 1024.0 * tf32_factor(problem);
   if (waves.tiles_m > 1) return main_loop;
   // Nobody shares a tile's columns of weight: they come at the rate of one multiprocessor.
   double const bytes = config.tile_n * k * static_cast<double>(size_of(problem.input));
@@ -147,21 +156,18 @@ double predict_tiles(CompiledTiming const& timing, double tiles, double product,
   return (tiles - 1) * each + product + epilogue;
 }
 
-// How many more cache lines a tile's rows of 128 bytes touch where the rows of x and the weight do not begin at
-// multiples of 128 bytes: 0 to 7/8 of a line. The copy engine asks the L2 for each line.
-double further_lines(GemmProblem const& problem) {
-  constexpr int64_t kLine = 128;
-  auto const bytes = static_cast<int64_t>(size_of(problem.input));
-  int64_t const shared = std::gcd(problem.lda * bytes, kLine) + std::gcd(problem.ldb * bytes, kLine);
-  return 1.0 - static_cast<double>(shared) / (2.0 * kLine);
+double predict_compiled_main_loop(CompiledTiming const& timing, GemmProblem const& problem, Waves const& waves) {
+  double const contention = 1.0 - timing.contention * (1.0 - waves.occupancy);
+  double const missing = waves.count > 1.0 ? 0.0 : timing.single_wave * std::pow(waves.occupancy, 4);
+  double const loop = timing.per_wave_of_1024_k * static_cast<double>(problem.k) / 1024.0;
+  return loop * contention * (1.0 + missing) * tf32_factor(problem);
 }
 
 double predict_compiled_microseconds(GemmConfig const& config, GemmProblem const& problem, OperandBytes operand_bytes) {
   CompiledTiming const& timing = timing_of(config, kCompiledTimings, "kCompiledTimings");
   Waves const waves = waves_of(config, problem, 1);
   bool const reduces = problem.reduction != Reduction::kNone;
-  double const main_loop =
-      predict_main_loop(config, problem, waves, static_cast<double>(problem.k), timing.per_wave_of_1024_k);
+  double const main_loop = predict_compiled_main_loop(timing, problem, waves);
   double const lines = 1.0 + timing.per_further_line * further_lines(problem);
   double const product = main_loop * lines + timing.per_wave + (reduces ? timing.per_wave_of_rows : 0.0);
   double const area = config.tile_m * config.tile_n / (128.0 * 128.0);
@@ -173,7 +179,8 @@ double predict_compiled_microseconds(GemmConfig const& config, GemmProblem const
                                   loaded * timing.per_operand_byte + bytes_of_pre_activation(problem) * kPerStoredByte);
   double const compute = predict_tiles(timing, waves.count, product, epilogue);
   // Where tiles are fewer than multiprocessors, so many alone read: 112 tiles of 96x14336x5120 take 53 us for 147 MB.
-  double const share = std::min(waves.tiles / std::max(problem.multiprocessors, 1), 1.0);
+  // Those of 64 rows have more of the weight under way at once.
+  double const share = config.tile_m > 64 ? waves.occupancy : std::sqrt(waves.occupancy);
   double const memory = predict_memory(problem, operand_bytes.all, kCompiledBytesPerMicrosecond, share);
   // Clusters along the shorter dimension are up to 12% slower, and the same elsewhere.
   bool const is_along_n = config.cluster_n > config.cluster_m;
@@ -182,6 +189,13 @@ double predict_compiled_microseconds(GemmConfig const& config, GemmProblem const
 }
 
 }  // namespace
+
+double further_lines(GemmProblem const& problem) {
+  constexpr int64_t kLine = 128;
+  auto const bytes = static_cast<int64_t>(size_of(problem.input));
+  int64_t const shared = std::gcd(problem.lda * bytes, kLine) + std::gcd(problem.ldb * bytes, kLine);
+  return 1.0 - static_cast<double>(shared) / (2.0 * kLine);
+}
 
 double predict_reading_microseconds(GemmProblem const& problem) {
   double const elements = static_cast<double>(problem.m + problem.n) * static_cast<double>(problem.k);

@@ -15,7 +15,7 @@ struct TrainedLayer {
   float forward_bytes;   // what passes read and write for each element of the result
   float backward_bytes;  // the same
   float own_cost;        // specialized_cost_of(Program), as kernels of 16 bits compute it
-  float generated_cost;  // the same, accurate
+  float generated_cost;  // see generated_cost_of(Program)
   bool sums_columns;     // for the bias's gradient
   int32_t multiprocessors;
   Issuer issuer;

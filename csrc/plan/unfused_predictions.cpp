@@ -1,6 +1,7 @@
 #include "plan/unfused_predictions.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -11,18 +12,6 @@ namespace cutfuse {
 
 namespace {
 
-// cuBLAS's product of 16-bit matrices, as if it had these tiles: fitted to the same problems (mean error 10%).
-struct CublasTile {
-  int tile_m;
-  int tile_n;
-  double per_wave;
-  double per_wave_of_1024_k;
-};
-
-constexpr CublasTile kCublasTiles[] = {
-    {256, 128, 1.87, 10.3}, {128, 256, 1.87, 10.3}, {128, 128, 0.44, 10.15},
-    {64, 256, 0.95, 5.1},   {64, 128, 0.95, 5.1},   {64, 64, 0.02, 2.71},
-};
 // cuBLAS in fp32, on CUDA cores: within 25% of 100 problems of M 1 to 8192, N and K 1024 to 8192 on an H200, but for up
 // to 16 rows and N 1024, where it takes up to twice as long. For few rows it has kernels of their own.
 double predict_ieee_product(GemmProblem const& problem) {
@@ -60,32 +49,58 @@ double predict_ieee_microseconds(GemmProblem const& problem, bool has_bias) {
   return has_bias ? predict_ieee_product_and_bias(problem) : predict_ieee_product(problem);
 }
 
+// cuBLAS's product on tensor cores, as if it took the fastest of all tiles of these rows and of columns in steps of 16,
+// either way round, and in tf32 of powers of two. Fitted to the bf16 layers of 1,287 shapes that predictions.cpp names
+// (mean error 8%).
+constexpr int kCublasRows[] = {64, 128, 192, 256};
+constexpr int kCublasMostColumns = 256;
+constexpr int kCublasLargestTile = 128 * 256;
+
 // The compute time of a tile's waves where K is cut into so many slices.
-double predict_cublas_waves(CublasTile const& tile, GemmProblem const& problem, int slices) {
-  constexpr double kPerSlice = 0.6;
-  int64_t const tiles = ceil_divide(problem.m, tile.tile_m) * ceil_divide(problem.n, tile.tile_n);
-  auto const waves = static_cast<double>(ceil_divide(tiles * slices, std::max(problem.multiprocessors, 1)));
+double predict_cublas_waves(int tile_m, int tile_n, GemmProblem const& problem, int slices) {
+  constexpr double kPerSlice = 1.0;
+  constexpr double kPerArea = 0.8;    // of 128x128 elements in a wave
+  constexpr double kPer1024K = 5.45;  // the tensor cores by a tile's area, and what comes to them by its perimeter
+  constexpr double kPerFurtherLine = 0.13;
+  constexpr double kContention = 0.35;  // see CompiledTiming
+  double const multiprocessors = std::max(problem.multiprocessors, 1);
+  int64_t const tiles = ceil_divide(problem.m, tile_m) * ceil_divide(problem.n, tile_n) * slices;
+  double const waves = std::ceil(static_cast<double>(tiles) / multiprocessors);
+  double const occupancy = std::min(static_cast<double>(tiles) / multiprocessors, 1.0);
+  double const area = tile_m * tile_n / (128.0 * 128.0);
+  double const perimeter = (tile_m + tile_n) / (128.0 + 128.0);
+  double const lines = 1.0 + kPerFurtherLine * further_lines(problem);
   double const factor = problem.input == DType::kFloat32 ? kTf32Factor : 1.0;
-  double const per_wave = factor * tile.per_wave_of_1024_k * static_cast<double>(problem.k) / slices / 1024.0;
-  return waves * (per_wave + tile.per_wave) + (slices > 1 ? kPerSlice * slices : 0.0);
+  double const k = static_cast<double>(problem.k) / slices / 1024.0;
+  double const loop = factor * lines * k * kPer1024K * std::max(area, perimeter);
+  return waves * (loop * (1.0 - kContention * (1.0 - occupancy)) + area * kPerArea) +
+         (slices > 1 ? kPerSlice * slices : 0.0);
+}
+
+double predict_fastest_cublas_waves(GemmProblem const& problem) {
+  constexpr int64_t kLeastSlice = 256;  // of K
+  bool const as_tf32 = problem.input == DType::kFloat32;
+  double least = std::numeric_limits<double>::infinity();
+  for (int const slices : {1, 2, 4, 8}) {
+    if (slices > 1 && problem.k / slices < kLeastSlice) continue;
+    for (int const rows : kCublasRows) {
+      int const most = std::min(kCublasMostColumns, kCublasLargestTile / rows);
+      for (int columns = as_tf32 ? 64 : 32; columns <= most; columns += as_tf32 ? columns : 16) {
+        least = std::min({least, predict_cublas_waves(rows, columns, problem, slices),
+                          predict_cublas_waves(columns, rows, problem, slices)});
+      }
+    }
+  }
+  return least;
 }
 
 // cuBLAS on tensor cores.
 double predict_cublas_microseconds(GemmProblem const& problem) {
-  constexpr double kStart = 2.55;
-  constexpr double kCublasBytesPerMicrosecond = 3.3e6;
-  constexpr int64_t kLeastSlice = 256;  // of K
-  double compute = std::numeric_limits<double>::infinity();
-  for (CublasTile const& tile : kCublasTiles) {
-    for (int const slices : {1, 2, 4, 8}) {
-      if (slices > 1 && problem.k / slices < kLeastSlice) continue;
-      compute = std::min(compute, predict_cublas_waves(tile, problem, slices));
-    }
-  }
-  double const m = static_cast<double>(problem.m);
-  double const n = static_cast<double>(problem.n);
-  double const written = m * n * static_cast<double>(size_of(problem.input));
-  return kStart + std::max(compute, predict_reading_microseconds(problem) + written / kCublasBytesPerMicrosecond);
+  constexpr double kStart = 2.85;
+  constexpr double kWrittenBytesPerMicrosecond = 1.5e6;
+  double const elements = static_cast<double>(problem.m) * static_cast<double>(problem.n);
+  double const written = elements * static_cast<double>(size_of(problem.input)) / kWrittenBytesPerMicrosecond;
+  return kStart + std::max(predict_fastest_cublas_waves(problem), predict_reading_microseconds(problem) + written);
 }
 
 // One kernel over the result of a product in fp32.
@@ -128,43 +143,47 @@ double predict_interpreting_pass(GemmProblem const& problem, float operand_bytes
   return kPassLaunch + elements * std::max(memory, interpretation) + slower;
 }
 
-// What a compiled pass moves. From 63 products of 16 bits with a kernel of torch.compile's behind them, which moved 4.0
-// to 5.6 million bytes in a microsecond, or took 1.0 to 1.4e-6 us for an element and unit of cost.
-constexpr double kBytesPerMicrosecondOfCompiledPass = 4.2e6;
-constexpr double kMicrosecondsPerElementAndFastOp = 1.15e-6;
+// What a compiled pass moves: most of the first 24 MB lie in L2 still. From 2,574 products of 1,287 shapes with gelu or
+// a residual behind them, which moved 4.0 million bytes in a microsecond beyond those.
+constexpr double kBytesInL2 = 24e6;
+constexpr double kBytesPerMicrosecondOfL2 = 6.5e6;
+constexpr double kBytesPerMicrosecondOfCompiledPass = 4.0e6;
 
-double predict_compiled_pass(GemmProblem const& problem, float operand_bytes, float cost, double product) {
+double predict_compiled_pass(GemmProblem const& problem, float operand_bytes, double work, double product) {
   constexpr double kSlowerPerMicrosecond = 0.05;
-  constexpr double kMicrosecondsPerElementAndAccurateOp = 1.2e-6;
   double const elements = static_cast<double>(problem.m) * static_cast<double>(problem.n);
-  bool const is_fast = size_of(problem.input) == 2;
-  double const per_op = is_fast ? kMicrosecondsPerElementAndFastOp : kMicrosecondsPerElementAndAccurateOp;
   bool const reduces = problem.reduction != Reduction::kNone;
-  double const rate = reduces ? kBytesPerMicrosecondOfReduction : kBytesPerMicrosecondOfCompiledPass;
-  double const memory = bytes_of_pass(problem, operand_bytes) / rate;
+  double const bytes = elements * bytes_of_pass(problem, operand_bytes);
+  double const memory = reduces ? bytes / kBytesPerMicrosecondOfReduction : predict_memory_microseconds(bytes);
   double const slower = kSlowerPerMicrosecond * std::max(product - kLongProduct, 0.0);
-  return (reduces ? kReductionLaunch : kPassLaunch) + elements * std::max(memory, cost * per_op) + slower;
+  return (reduces ? kReductionLaunch : kPassLaunch) + std::max(memory, elements * work) + slower;
 }
 
-double predict_pass(GemmProblem const& problem, float operand_bytes, std::optional<float> compiled_cost,
+double predict_pass(GemmProblem const& problem, float operand_bytes, std::optional<double> compiled_work,
                     double product) {
-  return compiled_cost ? predict_compiled_pass(problem, operand_bytes, *compiled_cost, product)
+  return compiled_work ? predict_compiled_pass(problem, operand_bytes, *compiled_work, product)
                        : predict_interpreting_pass(problem, operand_bytes, product);
 }
 
 }  // namespace
 
-double predict_memory_microseconds(double bytes) { return bytes / kBytesPerMicrosecondOfCompiledPass; }
+double predict_memory_microseconds(double bytes) {
+  double const in_l2 = std::min(bytes, kBytesInL2);
+  return in_l2 / kBytesPerMicrosecondOfL2 + (bytes - in_l2) / kBytesPerMicrosecondOfCompiledPass;
+}
 
 double predict_pass_microseconds(double elements, double bytes, double cost) {
-  return kPassLaunch + elements * std::max(predict_memory_microseconds(bytes), cost * kMicrosecondsPerElementAndFastOp);
+  double const computation = elements * cost * kMicrosecondsPerElementAndFastOp;
+  return kPassLaunch + std::max(predict_memory_microseconds(elements * bytes), computation);
 }
 
 double predict_training_products(GemmProblem const& problem, bool as_tf32) {
   GemmProblem of_x = problem;
   std::swap(of_x.n, of_x.k);
+  of_x.lda = problem.n;  // the gradient's rows; the weight's, and those of x below, are as long as forwards
   GemmProblem of_weight = problem;
   std::swap(of_weight.m, of_weight.k);
+  of_weight.lda = problem.n;
   bool const on_cores = problem.input == DType::kFloat32 && !as_tf32;
   auto const predict = on_cores ? predict_ieee_product : predict_cublas_microseconds;
   return predict(problem) + predict(of_x) + predict(of_weight);
@@ -177,15 +196,15 @@ double predict_training_microseconds(GemmProblem const& problem, bool as_tf32) {
   return predict_training_products(problem, as_tf32) + kPasses * bytes / kBytesPerMicrosecondOfPasses;
 }
 
-double predict_unfused_microseconds(GemmProblem const& problem, float operand_bytes, std::optional<float> compiled_cost,
-                                    bool has_bias) {
+double predict_unfused_microseconds(GemmProblem const& problem, float operand_bytes,
+                                    std::optional<double> compiled_work, bool has_bias) {
   bool const on_cores = problem.product != Product::kDirect;
   bool const is_bare = problem.epilogue_cost == 0.0f && problem.reduction == Reduction::kNone &&
                        (on_cores || problem.output == problem.input);
   double const product = on_cores ? predict_ieee_microseconds(problem, has_bias) : predict_cublas_microseconds(problem);
   if (is_bare) return product;
   return product + (on_cores ? predict_second_kernel_microseconds(problem, operand_bytes)
-                             : predict_pass(problem, operand_bytes, compiled_cost, product));
+                             : predict_pass(problem, operand_bytes, compiled_work, product));
 }
 
 }  // namespace cutfuse

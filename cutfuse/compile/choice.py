@@ -15,7 +15,7 @@ from ..epilogue.evaluate import arithmetic_dtype
 from ..matrix_vector import split
 from ..ops import schema
 from ..planning.linear_plan import LinearArguments, precision_of
-from ..planning.traced import UNKNOWN_SIZES, lies_in_rows, plan_traced
+from ..planning.traced import UNKNOWN_SIZES, lies_in_rows, plan_traced, seen_elements
 from ..reductions import ADDITIVE
 from .absorption import absorbed_bytes
 from .differentiation import needs_gradient
@@ -101,13 +101,21 @@ def _why_slower(region: Region, z: Tensor, operands: list[Tensor]) -> str:
         return ""
     bare = plan_traced(_arguments(region, z, [], Program.parse(schema.IDENTITY), "none"), precision)
     fused, alone = plan.alternatives[plan.chosen].compared, 0.0 if bare is None else bare.alternatives[-1].compared
-    spared = native.core.predict_memory_microseconds(spared_bytes)
+    spared = _predict_spared(z, spared_bytes)
     if fused <= alone + spared:
         return ""
     return (
         f"Inductor fuses it with what follows, and cuBLAS's product alone is predicted to take {alone:.1f} us, a fused "
         f"one {fused:.1f} us, with {abs(spared):.1f} us {'less' if spared >= 0 else 'more'} in Inductor's kernel"
     )
+
+
+def _predict_spared(z: Tensor, spared_bytes: float) -> float:
+    """The microseconds that so many bytes less save Inductor's kernel; below 0 if it moves more. In any case it reads a
+    matrix of z's size and writes another."""
+    predict = native.core.predict_memory_microseconds
+    kept = 2.0 * z.element_size() * (seen_elements(z) or 0)
+    return predict(kept + max(spared_bytes, 0.0)) - predict(kept + max(-spared_bytes, 0.0))
 
 
 def _why_whole(region: Region, z: Tensor, plan: LinearPlan, precision: str) -> str:

@@ -70,6 +70,7 @@ def plan_linear(arguments: LinearArguments, precision: str, has_planes: bool = F
         arguments.reduction,
         arguments.program.native.cost,
         cost_when_specialized(arguments.program, arguments.x.dtype, arguments.out_dtype),
+        arguments.program.native.generated_cost,
         *_operand_bytes(arguments),
         precision,
         has_planes,
@@ -102,6 +103,7 @@ def plan_layouts(
     reduction: str,
     epilogue_cost: float,
     specialized_cost: float | None,
+    generated_cost: float,
     operand_bytes: int,
     fetched_bytes: int,
     precision: str,
@@ -113,7 +115,8 @@ def plan_layouts(
 ) -> LinearPlan:
     """The plan for tensors of these layouts. `issuer`: the name of the Issuer, which tells who launches the kernels.
 
-    `specialized_cost`: see `cost_when_specialized`. `operand_bytes`, `fetched_bytes`: see `bytes_of_operands`.
+    `specialized_cost`: see `cost_when_specialized`. `generated_cost`: of a kernel that torch.compile generates.
+    `operand_bytes`, `fetched_bytes`: see `bytes_of_operands`.
     """
     core = native.core
     codes = dtype_codes()
@@ -126,6 +129,7 @@ def plan_layouts(
         reduction=reduction_codes()[reduction],
         epilogue_cost=epilogue_cost,
         specialized_cost=specialized_cost,
+        generated_cost=generated_cost,
         operand_bytes=operand_bytes,
         fetched_bytes=fetched_bytes,
         precision=core.Precision.__members__[precision],

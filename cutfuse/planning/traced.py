@@ -45,6 +45,7 @@ def plan_traced(arguments: LinearArguments, precision: str) -> LinearPlan | None
         reduction,
         program.native.cost,
         cost_when_specialized(program, x.dtype, out_dtype),
+        program.native.generated_cost,
         *bytes_of_operands(
             shape, x.dtype, [(_matrix_shape(seen), t.dtype) for seen, t in zip(rest, operands, strict=True)]
         ),
