@@ -37,8 +37,8 @@ CALLS: dict[str, Callable[..., Tensor]] = {
     "linear without alignment": lambda x, w, b, r: cutfuse.linear(x[:, 1:], w[:, 1:], b, epilogue=torch.tanh),
     "matrix-vector": lambda x, w, b, r: cutfuse.linear(x, w, b, epilogue=lambda z: z / 2, reduce="sum"),
     "linear reduced behind cuBLAS": lambda x, w, b, r: cutfuse.linear(
-        x.repeat(1, 57),  # a deep product, whose rows a kernel behind it reduces sooner
-        w.repeat(1, 57),
+        x.repeat(1, 114),  # a deep product, whose rows a kernel behind it reduces sooner
+        w.repeat(1, 114),
         b,
         epilogue=lambda z, r: torch.tanh(z) * torch.sigmoid(r) + z,
         operands=(r,),

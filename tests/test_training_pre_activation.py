@@ -129,7 +129,7 @@ def test_what_is_stored_beside_the_result_takes_time(shape: tuple[int, int, int]
     assert best.microseconds == pytest.approx(fused, rel=0.15, abs=4.5)
     assert cublas.microseconds == pytest.approx(unfused, rel=0.15, abs=4.5)
     if abs(fused - unfused) > 0.01 * unfused:  # either is right where they take as long
-        assert storing.is_fused == (fused < 1.1 * unfused)  # where the two are close, one launch takes the host less
+        assert storing.is_fused == (fused < unfused)
 
 
 def test_no_kernel_stores_it_beside_reduced_rows_or_in_part_of_a_vector() -> None:
