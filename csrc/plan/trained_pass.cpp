@@ -23,20 +23,18 @@ double elements_of(TrainedLayer const& layer) { return static_cast<double>(layer
 
 double predict_own(TrainedLayer const& layer) {
   double const elements = elements_of(layer);
-  double const forward = predict_pass_microseconds(elements, layer.forward_bytes, layer.own_cost);
-  double const backward = predict_pass_microseconds(elements, layer.backward_bytes, kDerivative * layer.own_cost);
+  double const work = layer.own_cost * kMicrosecondsPerElementAndFastOp;
+  double const forward = predict_pass_microseconds(elements, layer.forward_bytes, work);
+  double const backward = predict_pass_microseconds(elements, layer.backward_bytes, kDerivative * work);
   return forward + backward + (layer.sums_columns ? kFoldOfColumns : 0.0);
 }
 
 double predict_generated(TrainedLayer const& layer) {
   double const elements = elements_of(layer);
-  auto const predict = [&](double bytes, double cost) {
-    double const memory = predict_memory_microseconds(elements * bytes);
-    return kPassLaunch + std::max(memory, elements * cost * kMicrosecondsPerElementAndGeneratedOp);
-  };
+  double const work = layer.generated_cost * kMicrosecondsPerElementAndGeneratedOp;
   double const sum = kPassLaunch + elements * 2.0 / kBytesPerMicrosecondOfColumns;
-  double const forward = predict(layer.forward_bytes, layer.generated_cost);
-  double const backward = predict(layer.backward_bytes, kGeneratedDerivative * layer.generated_cost);
+  double const forward = predict_pass_microseconds(elements, layer.forward_bytes, work);
+  double const backward = predict_pass_microseconds(elements, layer.backward_bytes, kGeneratedDerivative * work);
   return forward + backward + (layer.sums_columns ? sum : 0.0);
 }
 

@@ -56,12 +56,18 @@ constexpr int kCublasRows[] = {64, 128, 192, 256};
 constexpr int kCublasMostColumns = 256;
 constexpr int kCublasLargestTile = 128 * 256;
 
-// The compute time of a tile's waves where K is cut into so many slices.
-double predict_cublas_waves(int tile_m, int tile_n, GemmProblem const& problem, int slices) {
-  constexpr double kPerSlice = 1.0;
-  constexpr double kPerArea = 0.8;    // of 128x128 elements in a wave
-  constexpr double kPer1024K = 5.45;  // the tensor cores by a tile's area, and what comes to them by its perimeter
+// What 1024 of K take of 128x128 elements, on a device of which each multiprocessor has a tile.
+double predict_cublas_loop(GemmProblem const& problem) {
+  constexpr double kPer1024K = 5.45;
   constexpr double kPerFurtherLine = 0.13;
+  double const factor = problem.input == DType::kFloat32 ? kTf32Factor : 1.0;
+  return factor * (1.0 + kPerFurtherLine * further_lines(problem)) * kPer1024K;
+}
+
+// The compute time of a tile's waves where K is cut into so many slices. loop: see predict_cublas_loop.
+double predict_cublas_waves(int tile_m, int tile_n, GemmProblem const& problem, int slices, double loop) {
+  constexpr double kPerSlice = 1.0;
+  constexpr double kPerArea = 0.8;      // of 128x128 elements in a wave
   constexpr double kContention = 0.35;  // see CompiledTiming
   double const multiprocessors = std::max(problem.multiprocessors, 1);
   int64_t const tiles = ceil_divide(problem.m, tile_m) * ceil_divide(problem.n, tile_n) * slices;
@@ -69,25 +75,24 @@ double predict_cublas_waves(int tile_m, int tile_n, GemmProblem const& problem, 
   double const occupancy = std::min(static_cast<double>(tiles) / multiprocessors, 1.0);
   double const area = tile_m * tile_n / (128.0 * 128.0);
   double const perimeter = (tile_m + tile_n) / (128.0 + 128.0);
-  double const lines = 1.0 + kPerFurtherLine * further_lines(problem);
-  double const factor = problem.input == DType::kFloat32 ? kTf32Factor : 1.0;
   double const k = static_cast<double>(problem.k) / slices / 1024.0;
-  double const loop = factor * lines * k * kPer1024K * std::max(area, perimeter);
-  return waves * (loop * (1.0 - kContention * (1.0 - occupancy)) + area * kPerArea) +
-         (slices > 1 ? kPerSlice * slices : 0.0);
+  // The tensor cores take as long as the area, and what comes to them as the perimeter.
+  double const contended = loop * k * std::max(area, perimeter) * (1.0 - kContention * (1.0 - occupancy));
+  return waves * (contended + area * kPerArea) + (slices > 1 ? kPerSlice * slices : 0.0);
 }
 
 double predict_fastest_cublas_waves(GemmProblem const& problem) {
   constexpr int64_t kLeastSlice = 256;  // of K
   bool const as_tf32 = problem.input == DType::kFloat32;
+  double const loop = predict_cublas_loop(problem);
   double least = std::numeric_limits<double>::infinity();
   for (int const slices : {1, 2, 4, 8}) {
     if (slices > 1 && problem.k / slices < kLeastSlice) continue;
     for (int const rows : kCublasRows) {
       int const most = std::min(kCublasMostColumns, kCublasLargestTile / rows);
       for (int columns = as_tf32 ? 64 : 32; columns <= most; columns += as_tf32 ? columns : 16) {
-        least = std::min({least, predict_cublas_waves(rows, columns, problem, slices),
-                          predict_cublas_waves(columns, rows, problem, slices)});
+        least = std::min({least, predict_cublas_waves(rows, columns, problem, slices, loop),
+                          predict_cublas_waves(columns, rows, problem, slices, loop)});
       }
     }
   }
@@ -172,9 +177,8 @@ double predict_memory_microseconds(double bytes) {
   return in_l2 / kBytesPerMicrosecondOfL2 + (bytes - in_l2) / kBytesPerMicrosecondOfCompiledPass;
 }
 
-double predict_pass_microseconds(double elements, double bytes, double cost) {
-  double const computation = elements * cost * kMicrosecondsPerElementAndFastOp;
-  return kPassLaunch + std::max(predict_memory_microseconds(elements * bytes), computation);
+double predict_pass_microseconds(double elements, double bytes, double work) {
+  return kPassLaunch + std::max(predict_memory_microseconds(elements * bytes), elements * work);
 }
 
 double predict_training_products(GemmProblem const& problem, bool as_tf32) {

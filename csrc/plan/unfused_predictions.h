@@ -23,8 +23,8 @@ constexpr double kMicrosecondsPerElementAndGeneratedOp = 1.05e-6;
 
 constexpr double kPassLaunch = 1.9;  // of a kernel over a matrix, behind the one that stores it
 
-// A kernel over a matrix of 16 bits that has a program compiled in. bytes and cost: of each element.
-double predict_pass_microseconds(double elements, double bytes, double cost);
+// A kernel over a matrix that has a program compiled in. bytes and work, in microseconds: of each element.
+double predict_pass_microseconds(double elements, double bytes, double work);
 
 // What it takes to read or write so many bytes behind the kernel that stores them. The difference of two such times is
 // what bytes more add to a kernel.
