@@ -204,6 +204,7 @@ def test_interleaving_times_each_once_a_round_in_changing_order() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.no_path("times an operation of PyTorch's")
 def test_cuda_clock_leaves_out_the_hosts_time() -> None:
     x = torch.ones(1024, device="cuda")
 

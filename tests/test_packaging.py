@@ -67,6 +67,28 @@ def test_pytest_takes_the_installed_package(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def test_pytest_leaves_out_a_benchmark_plugin_of_the_machine(tmp_path: Path) -> None:
+    """Its warning that it is off beside pytest-xdist would be an error, and end the run before the first test."""
+    metadata = tmp_path / "pytest_benchmark-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: pytest-benchmark\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[pytest11]\nbenchmark = benchmark_of_the_machine\n")
+    (tmp_path / "benchmark_of_the_machine.py").write_text(
+        "import warnings\n\ndef pytest_configure(config):\n    warnings.warn('benchmarks are off', UserWarning)\n"
+    )
+    (tmp_path / "test_nothing.py").write_text("def test_nothing():\n    pass\n")
+    settings = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), "-p", "no:cacheprovider"]
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *settings, "test_nothing.py"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 def test_without_its_native_module_it_says_where_it_was_imported_from() -> None:
     code = """
 import sys, torch
