@@ -9,12 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bench.host_timing import without_collector
-from bench.timing import Clock, Effort, Launch, percentile
+from bench.timing import Backlogs, Clock, Effort, Launch, percentile
 
 # The second call with CUDA graphs captures them, and the third is the first that replays.
 WARM_UP_CALLS = 4
-# An eager forward pass of 24 layers takes the host 20 ms; a longer spin would cost more than it shows.
-LONGEST_BACKLOG_US = 60_000.0
 
 
 def nothing() -> None:
@@ -58,12 +56,14 @@ def warm_up(call: Call, clock: Clock) -> float:
     return host_us
 
 
-def device_turn(call: Call, clock: Clock, backlog_us: float) -> float:
-    """The device's microseconds of one call that is queued behind other work."""
-    call.before()
-    read = clock.start(call.run, backlog_us)
-    clock.wait()
-    return read()
+def device_turn(name: str, call: Call, clock: Clock, backlogs: Backlogs) -> float:
+    """The device's microseconds of one call that is queued behind other work; called again where that was too short."""
+    while True:
+        call.before()
+        queued = clock.start(call.run, backlogs[name])
+        clock.wait()
+        if backlogs.covers(name, queued):
+            return queued.microseconds()
 
 
 def spread(values: list[float]) -> tuple[float, float]:
@@ -76,10 +76,10 @@ def time_models(
 ) -> tuple[dict[str, CallTimes], int]:
     """Both times of every call once in each round, in a new random order; and the number of rounds that count.
 
-    `host_us` is what `warm_up` gave: the device is kept busy for twice as long while a call is issued.
+    `host_us` is what `warm_up` gave: the device is kept busy for twice as long while a call is issued, at first.
     """
     order = random.Random(seed)
-    backlog = {name: min(max(2 * us, 30.0), LONGEST_BACKLOG_US) for name, us in host_us.items()}
+    backlogs = Backlogs(host_us)
     device: dict[str, list[float]] = {name: [] for name in calls}
     whole: dict[str, list[float]] = {name: [] for name in calls}
 
@@ -89,7 +89,7 @@ def time_models(
         names = list(calls)
         order.shuffle(names)
         for name in names:
-            device[name].append(device_turn(calls[name], clock, backlog[name]))
+            device[name].append(device_turn(name, calls[name], clock, backlogs))
             whole[name].append(wall_turn(calls[name], clock)[1])
         return time.perf_counter() - began
 

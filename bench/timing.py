@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -16,6 +16,9 @@ WARM_UP_LAUNCHES = 3
 FIRST_ROUNDS_DROPPED = 2
 # Spin cycles for a microsecond of backlog: at least the clock of today's cards, so that the spin is not too short.
 CYCLES_PER_US = 2000
+SHORTEST_BACKLOG_US = 30.0
+# An eager forward pass of 24 layers takes the host 20 ms; a longer spin would cost more than it shows.
+LONGEST_BACKLOG_US = 60_000.0
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,23 @@ class Timing:
     rounds: int
 
 
+@dataclass(frozen=True)
+class Queued:
+    """A launch that was queued: `microseconds` gives the device's once `Clock.wait` has returned.
+
+    `in_time`: the device was still busy with the backlog when the host had issued the launch. Where it was not, the
+    device has waited for the host, whose time is then in the figure.
+    """
+
+    microseconds: Callable[[], float]
+    in_time: bool = True
+
+
 class Clock(Protocol):
     """Times one launch on one kind of device."""
 
-    def start(self, launch: Launch, backlog_us: float) -> Callable[[], float]:
-        """Queue the launch behind `backlog_us` of other work; call the result after `wait` for its microseconds."""
+    def start(self, launch: Launch, backlog_us: float) -> Queued:
+        """Queue the launch behind `backlog_us` of other work."""
         ...
 
     def wait(self) -> None:
@@ -57,13 +72,13 @@ class Clock(Protocol):
 class HostClock:
     """For the CPU, where a call returns when its work is done. Caches are left as the contenders leave them."""
 
-    def start(self, launch: Launch, backlog_us: float) -> Callable[[], float]:
+    def start(self, launch: Launch, backlog_us: float) -> Queued:
         """Run `launch` at once."""
         del backlog_us
         before = time.perf_counter()
         launch()
         elapsed = 1e6 * (time.perf_counter() - before)
-        return lambda: elapsed
+        return Queued(lambda: elapsed)
 
     def wait(self) -> None:
         """Nothing is ever outstanding."""
@@ -83,7 +98,7 @@ class CudaClock:
         self.buffer = torch.ones(self.flush_bytes // 4, device=device)
         self.sink = torch.empty((), device=device)
 
-    def start(self, launch: Launch, backlog_us: float) -> Callable[[], float]:
+    def start(self, launch: Launch, backlog_us: float) -> Queued:
         """Queue flush, spin, event, launch, event: the device reaches the first event after the host is done."""
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.sum(self.buffer, dim=0, out=self.sink)
@@ -91,7 +106,7 @@ class CudaClock:
         first.record()
         launch()
         last.record()
-        return lambda: 1e3 * first.elapsed_time(last)
+        return Queued(lambda: 1e3 * first.elapsed_time(last), in_time=not first.query())
 
     def wait(self) -> None:
         """Wait for the device."""
@@ -124,23 +139,51 @@ def host_time_us(launch: Launch, clock: Clock) -> float:
     return percentile(times[WARM_UP_LAUNCHES:], 0.5)
 
 
+class Backlogs:
+    """For how many microseconds the device is kept busy while each launch is issued, so that it does not wait for it.
+
+    At first twice the host's time; twice as long each time that this was too short, because the host takes longer now
+    and then.
+    """
+
+    def __init__(self, host_us: Mapping[str, float]) -> None:
+        self._us = {name: self._within(2 * us) for name, us in host_us.items()}
+
+    def __getitem__(self, name: str) -> float:
+        return self._us[name]
+
+    def covers(self, name: str, queued: Queued) -> bool:
+        """Whether a time counts: it does where it was in time, and where no longer backlog is taken."""
+        if queued.in_time or self._us[name] == LONGEST_BACKLOG_US:
+            return True
+        self._us[name] = self._within(2 * self._us[name])
+        return False
+
+    @staticmethod
+    def _within(us: float) -> float:
+        return min(max(us, SHORTEST_BACKLOG_US), LONGEST_BACKLOG_US)
+
+
 def interleave(launches: dict[str, Launch], clock: Clock, effort: Effort, seed: int) -> dict[str, Timing]:
-    """Time every launch once a round, each round in a new random order."""
+    """Time every launch once a round, each round in a new random order.
+
+    A launch for which the device waited is timed again at the end of the round.
+    """
     order = random.Random(seed)
     host = {name: host_time_us(launch, clock) for name, launch in launches.items()}
-    # Twice the host's time, so that the device is still busy when the launch and its last event are queued.
-    backlog = {name: min(max(2 * us, 30.0), 2000.0) for name, us in host.items()}
+    backlogs = Backlogs(host)
     samples: dict[str, list[float]] = {name: [] for name in launches}
 
     def run_round(keep: bool) -> None:
         names = list(launches)
         order.shuffle(names)
-        pending = [(name, clock.start(launches[name], backlog[name])) for name in names]
-        clock.wait()
-        for name, read in pending:
-            elapsed = read()
-            if keep:
-                samples[name].append(elapsed)
+        while names:
+            pending = [(name, clock.start(launches[name], backlogs[name])) for name in names]
+            clock.wait()
+            names = [name for name, queued in pending if not backlogs.covers(name, queued)]
+            for name, queued in pending:
+                if keep and name not in names:
+                    samples[name].append(queued.microseconds())
 
     for _ in range(FIRST_ROUNDS_DROPPED):
         before = time.perf_counter()

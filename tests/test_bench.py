@@ -7,7 +7,6 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -173,10 +172,10 @@ class RecordingClock:
     def __init__(self) -> None:
         self.order: list[str] = []
 
-    def start(self, launch: timing.Launch, backlog_us: float) -> Callable[[], float]:
+    def start(self, launch: timing.Launch, backlog_us: float) -> timing.Queued:
         assert backlog_us >= 30
         elapsed = float(str(launch()))
-        return lambda: elapsed
+        return timing.Queued(lambda: elapsed)
 
     def wait(self) -> None:
         pass

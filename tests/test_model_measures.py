@@ -131,10 +131,10 @@ def test_a_failing_explanation_is_told() -> None:
 class FakeClock:
     """Gives each launch's own number as the device's time."""
 
-    def start(self, launch: timing.Launch, backlog_us: float) -> Callable[[], float]:
+    def start(self, launch: timing.Launch, backlog_us: float) -> timing.Queued:
         assert backlog_us >= 30
         elapsed = float(str(launch()))
-        return lambda: elapsed
+        return timing.Queued(lambda: elapsed)
 
     def wait(self) -> None:
         pass

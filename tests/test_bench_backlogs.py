@@ -1,0 +1,82 @@
+"""How long the device is kept busy while a launch is issued, so that the host's time is in no figure of the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import chain, repeat
+
+import pytest
+import torch
+
+from bench import model_timing, timing
+
+DEVICE_US = 40.0
+
+
+class Host:
+    """A clock for launches of DEVICE_US, each of which the host issues in the next of `microseconds`."""
+
+    def __init__(self, *microseconds: float) -> None:
+        self._microseconds = chain(microseconds, repeat(microseconds[-1]))
+        self.backlogs: list[float] = []
+
+    def start(self, launch: timing.Launch, backlog_us: float) -> timing.Queued:
+        launch()
+        self.backlogs.append(backlog_us)
+        late = max(next(self._microseconds) - backlog_us, 0.0)
+        return timing.Queued(lambda: DEVICE_US + late, in_time=late == 0)
+
+    def wait(self) -> None:
+        pass
+
+
+def interleaved(host: Host) -> timing.Timing:
+    launches = {"layer": lambda: None}
+    return timing.interleave(launches, host, timing.Effort(0.1, 4, 4), seed=0)["layer"]
+
+
+def timed_model(host: Host) -> float:
+    times, _ = model_timing.time_models(
+        {"model": model_timing.Call(lambda: None)}, {"model": 50.0}, host, timing.Effort(0.01, 4, 4), seed=0
+    )
+    return times["model"].gpu_range_us[1]
+
+
+@pytest.mark.parametrize("slower", [[1000.0], [20.0, 20.0, 20.0, 20.0, 900.0, 20.0]], ids=["always", "once"])
+def test_a_host_slower_than_expected_is_in_no_figure(slower: list[float]) -> None:
+    found = interleaved(Host(*slower))
+    assert found.p90_us == found.median_us == DEVICE_US
+    assert found.rounds == 4
+    assert timed_model(Host(*slower)) == DEVICE_US
+
+
+def test_the_backlog_is_doubled_until_the_host_is_done_in_time() -> None:
+    host = Host(1000.0)
+    timed_model(host)
+    assert host.backlogs[:5] == [100.0, 200.0, 400.0, 800.0, 1600.0]
+    assert set(host.backlogs[5:]) == {1600.0}
+
+
+@pytest.mark.parametrize("measure", [lambda host: interleaved(host).median_us, timed_model], ids=["layer", "model"])
+def test_no_backlog_is_longer_than_the_longest(measure: Callable[[Host], float]) -> None:
+    host = Host(2 * timing.LONGEST_BACKLOG_US)
+    assert measure(host) == DEVICE_US + timing.LONGEST_BACKLOG_US
+    assert max(host.backlogs) == timing.LONGEST_BACKLOG_US
+
+
+@pytest.mark.gpu
+@pytest.mark.no_path("times operations of PyTorch's")
+def test_the_clock_of_a_gpu_knows_whether_the_device_waited() -> None:
+    x = torch.ones(1024, device="cuda")
+    clock = timing.CudaClock(x.device)
+
+    def launch() -> None:
+        time.sleep(5e-3)
+        x.neg()
+
+    for backlog_us, in_time in ((30.0, False), (50_000.0, True)):
+        queued = clock.start(launch, backlog_us)
+        clock.wait()
+        assert queued.in_time is in_time
+        assert (queued.microseconds() < 1000) is in_time
