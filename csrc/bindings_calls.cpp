@@ -153,14 +153,19 @@ std::optional<call::BackwardProduct> to_backward_product(std::optional<BackwardP
 
 py::object training_plan(py::object const& z, std::vector<py::object> const& operand_tensors, py::object const& y,
                          int64_t rows, int64_t columns, int z_dtype, int out_dtype, Program const& program,
-                         std::vector<LayoutTuple> const& operands, std::vector<GradientTuple> const& outputs,
-                         ResultTuple const& result, std::optional<ColumnSumTuple> const& column_sum,
-                         OptionalSpecialization const& forward, OptionalSpecialization const& backward,
-                         std::optional<LinearPlan> const& product, SpecializedEpilogues const& epilogues,
-                         ResultTuple const& pre_activation, Program const& identity,
-                         std::optional<BackwardProductTuple> const& grad_x,
+                         std::vector<LayoutTuple> const& operands, std::vector<bool> const& is_read,
+                         std::vector<GradientTuple> const& outputs, ResultTuple const& result,
+                         std::optional<ColumnSumTuple> const& column_sum, OptionalSpecialization const& forward,
+                         OptionalSpecialization const& backward, std::optional<LinearPlan> const& product,
+                         SpecializedEpilogues const& epilogues, ResultTuple const& pre_activation,
+                         Program const& identity, std::optional<BackwardProductTuple> const& grad_x,
                          std::optional<BackwardProductTuple> const& grad_weight, bool hands_gradient_on) {
   check_operand_count(program, operands.size());
+  if (operand_tensors.size() != operands.size() || is_read.size() != operands.size()) {
+    throw py::value_error("training_plan: " + std::to_string(operands.size()) + " operands, " +
+                          std::to_string(operand_tensors.size()) + " tensors of them, and " +
+                          std::to_string(is_read.size()) + " words on which are read");
+  }
   call::TrainingPlan plan = {};
   if (product && !(product->is_fused() && product->request.stores_pre_activation != hands_gradient_on)) {
     throw py::value_error(
@@ -178,6 +183,7 @@ py::object training_plan(py::object const& z, std::vector<py::object> const& ope
   plan.z = facts_of(z);
   for (py::object const& tensor : operand_tensors) plan.operand_facts.push_back(facts_of(tensor));
   for (LayoutTuple const& operand : operands) plan.operands.push_back(to_layout(operand));
+  plan.is_read = is_read;
   plan.z_dtype = to_dtype(z_dtype);
   plan.result = to_result(result);
   plan.result_dtype = to_dtype(out_dtype);
@@ -266,12 +272,12 @@ void bind_calls(py::module_& module) {
   module.def(
       "training_plan", &training_plan, py::arg("z"), py::arg("operand_tensors"), py::arg("y"), py::arg("rows"),
       py::arg("columns"), py::arg("z_dtype"), py::arg("out_dtype"), py::arg("program"), py::arg("operands"),
-      py::arg("outputs"), py::arg("result"), py::arg("column_sum"), py::arg("forward"), py::arg("backward"),
-      py::arg("product"), py::arg("epilogues"), py::arg("pre_activation"), py::arg("identity"), py::arg("grad_x"),
-      py::arg("grad_weight"), py::arg("hands_gradient_on"),
+      py::arg("is_read"), py::arg("outputs"), py::arg("result"), py::arg("column_sum"), py::arg("forward"),
+      py::arg("backward"), py::arg("product"), py::arg("epilogues"), py::arg("pre_activation"), py::arg("identity"),
+      py::arg("grad_x"), py::arg("grad_weight"), py::arg("hands_gradient_on"),
       "What training_linear, training_forward and training_backward take: of y = program(z, operands) over tensors "
-      "like these. An "
-      "output is (wrt, layout of a result, dtype); column_sum is None or (partials' layout, their rows, bytes of "
+      "like these. is_read: which operands the backward pass reads. An output is (wrt, layout of a result, dtype); "
+      "column_sum is None or (partials' layout, their rows, bytes of "
       "workspace to fold them, the sum's layout, dtype). forward, backward: the program in the kernels of the two "
       "passes. product: a fused plan that stores the pre-activation, of this layout, with its epilogues; None where "
       "the forward pass is PyTorch's product and a pass. grad_x, grad_weight: the products of the backward pass, each "

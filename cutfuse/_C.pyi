@@ -1470,6 +1470,7 @@ def training_plan(
     out_dtype: int,
     program: Program,
     operands: collections.abc.Sequence[tuple[int, int, int, int]],
+    is_read: collections.abc.Sequence[bool],
     outputs: collections.abc.Sequence[tuple[int, tuple[tuple[int, ...], tuple[int, ...], typing.Any], int]],
     result: tuple[tuple[int, ...], tuple[int, ...], typing.Any],
     column_sum: tuple[
@@ -1491,7 +1492,7 @@ def training_plan(
     hands_gradient_on: bool,
 ) -> typing.Any:
     """
-    What training_linear, training_forward and training_backward take: of y = program(z, operands) over tensors like these. An output is (wrt, layout of a result, dtype); column_sum is None or (partials' layout, their rows, bytes of workspace to fold them, the sum's layout, dtype). forward, backward: the program in the kernels of the two passes. product: a fused plan that stores the pre-activation, of this layout, with its epilogues; None where the forward pass is PyTorch's product and a pass. grad_x, grad_weight: the products of the backward pass, each None where PyTorch multiplies, or (a fused plan of z's gradient and another tensor, that tensor, the layout of the result); identity is their program. hands_gradient_on: the program adds operands, so that all outputs are the gradient that arrives; the partial sums are then that gradient's rows.
+    What training_linear, training_forward and training_backward take: of y = program(z, operands) over tensors like these. is_read: which operands the backward pass reads. An output is (wrt, layout of a result, dtype); column_sum is None or (partials' layout, their rows, bytes of workspace to fold them, the sum's layout, dtype). forward, backward: the program in the kernels of the two passes. product: a fused plan that stores the pre-activation, of this layout, with its epilogues; None where the forward pass is PyTorch's product and a pass. grad_x, grad_weight: the products of the backward pass, each None where PyTorch multiplies, or (a fused plan of z's gradient and another tensor, that tensor, the layout of the result); identity is their program. hands_gradient_on: the program adds operands, so that all outputs are the gradient that arrives; the partial sums are then that gradient's rows.
     """
 
 def training_waits_for_host(m: int, n: int, k: int, dtype: int, multiprocessors: int, as_tf32: bool) -> bool:

@@ -363,7 +363,7 @@ def test_a_plan_of_two_kernels_is_refused() -> None:
     two = plan(1024, 1024, 1024, only="cuBLAS and one more kernel")
     result = ((8, 8), (8, 1), torch.bfloat16)
     z = torch.zeros(8, 8, dtype=torch.bfloat16)
-    given = [z, [], z, 8, 8, 2, 2, native.core.Program([], 0), [], [(0, result, 2)], result, None, None, None, None, []]
+    given = [z, [], z, 8, 8, 2, 2, core.Program([], 0), [], [], [(0, result, 2)], result, *[None] * 4, []]
     with pytest.raises(ValueError, match="single kernels without a workspace"):
         core.training_plan(*given, result, core.Program([], 0), (two, z, result), None, False)
     with pytest.raises(ValueError, match="a gradient is handed on to a fused product"):

@@ -34,12 +34,17 @@ bool read(PyObject* tensor, TensorFacts& facts) {
   return torch_state().is_plain_tensor(tensor) && torch_state().read(tensor, facts);
 }
 
-// False where one is not as planned.
-bool read_operands(TrainingPlan const& plan, PyObject* const* given, Py_ssize_t count, Operands& operands) {
+// False where one is not as planned. z: of a backward pass, which is not given what it does not read.
+bool read_operands(TrainingPlan const& plan, PyObject* const* given, Py_ssize_t count, Operands& operands,
+                   void* const* z = nullptr) {
   if (count != static_cast<Py_ssize_t>(plan.operands.size())) return false;
   TensorFacts facts;
   operands = {};
   for (size_t k = 0; k < plan.operands.size(); ++k) {
+    if (z != nullptr && !plan.is_read[k]) {
+      operands.items[k] = {*z, {0, 0, 0}, plan.z_dtype};
+      continue;
+    }
     if (!read(given[k], facts) || !same_layout(facts, plan.operand_facts[k])) return false;
     operands.items[k] = presented(plan.operands[k], facts.data);
   }
@@ -47,11 +52,17 @@ bool read_operands(TrainingPlan const& plan, PyObject* const* given, Py_ssize_t 
 }
 
 // The same.
-bool read_tensors(TrainingPlan const& plan, PyObject* const* given, Py_ssize_t count, Tensors& tensors) {
+bool read_z(TrainingPlan const& plan, PyObject* given, Tensors& tensors) {
   TensorFacts facts;
-  if (count < 1 || !read(given[0], facts) || !same_layout(facts, plan.z)) return false;
+  if (!read(given, facts) || !same_layout(facts, plan.z)) return false;
   tensors.z = facts.data;
-  return read_operands(plan, given + 1, count - 1, tensors.operands);
+  return true;
+}
+
+// The same. z's first element stands for the operands that are not read.
+bool read_kept(TrainingPlan const& plan, PyObject* const* given, Py_ssize_t count, Tensors& tensors) {
+  if (count < 1 || !read_z(plan, given[0], tensors)) return false;
+  return read_operands(plan, given + 1, count - 1, tensors.operands, &tensors.z);
 }
 
 // x, weight and bias, where they lie; the plan was made for tensors laid out alike. False where one is no tensor.
@@ -213,7 +224,8 @@ PyObject* training_forward(PyObject*, PyObject* const* given, Py_ssize_t count) 
   TrainingPlan const* const plan = count > 1 ? plan_of(given[0]) : nullptr;
   Tensors tensors;
   Stream stream = nullptr;
-  if (plan == nullptr || !read_tensors(*plan, given + 1, count - 1, tensors)) {
+  if (plan == nullptr || !read_z(*plan, given[1], tensors) ||
+      !read_operands(*plan, given + 2, count - 2, tensors.operands)) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "training_forward: a tensor is not as the plan has it");
     return nullptr;
   }
@@ -253,7 +265,7 @@ PyObject* training_backward(PyObject*, PyObject* const* given, Py_ssize_t count)
   ProductRun grad_weight;
   if (torch.records_gradients() || torch.is_watched() || !torch.is_current_device(plan->z.device_index) ||
       !read_gradient(*plan, given[2], grad) || (is_handed_on && !is_whole(*plan, grad)) ||
-      (!is_handed_on && !read_tensors(*plan, given + kFirstElement, count - kFirstElement, tensors)) ||
+      (!is_handed_on && !read_kept(*plan, given + kFirstElement, count - kFirstElement, tensors)) ||
       !read_factor(plan->grad_x, is_needed(1), given[4], grad_x) ||
       !read_factor(plan->grad_weight, is_needed(2), given[3], grad_weight)) {
     Py_RETURN_NONE;

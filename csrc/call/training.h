@@ -29,6 +29,7 @@ struct TrainingPlan {
   TensorFacts z;                              // what the tensors have to be, but for their addresses
   std::vector<TensorFacts> operand_facts;
   std::vector<TensorLayout> operands;
+  std::vector<bool> is_read;  // which of the operands the backward pass reads, and is given
   DType z_dtype;
   ResultLayout pre_activation;
   ResultLayout result;
@@ -53,9 +54,10 @@ PyObject* training_forward(PyObject*, PyObject* const* given, Py_ssize_t count);
 
 // training_backward(plan, needed, grad, x, weight, z, *operands): a tuple of the gradients of z, x and the weight, the
 // column sum of z's, and each operand's gradient; None for those that are not wanted, and for x's and the weight's
-// where PyTorch is to multiply. z and the operands are not given where the gradient is handed on. needed: what autograd
-// wants, as of (plan, x, weight, ...). None alone where the general path has to run: gradients are recorded again, a
-// mode or a transform is active, or a tensor is not laid out as it was.
+// where PyTorch is to multiply. z and the operands are not given where the gradient is handed on; anything stands for
+// an operand that is not read. needed: what autograd wants, as of (plan, x, weight, ...). None alone where the general
+// path has to run: gradients are recorded again, a mode or a transform is active, or a tensor is not laid out as it
+// was.
 PyObject* training_backward(PyObject*, PyObject* const* given, Py_ssize_t count);
 
 }  // namespace cutfuse::call

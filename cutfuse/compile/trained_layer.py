@@ -6,7 +6,7 @@ nothing of it, and a relu nothing but the result, which the next layer keeps any
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import composed
 from ..epilogue import Epilogue, Program
-from ..gradients.elementwise import differentiate, element_gradients, wanted_inputs
+from ..gradients.elementwise import differentiate, element_gradients, kept_of, operand_facts, restored, wanted_inputs
 from ..gradients.products import weight_gradient
 from ..ops import schema
 
@@ -37,27 +37,13 @@ def why_kept(dtype: torch.dtype, reduction: str, epilogue: Epilogue, operands: I
     return "the gradient of a factor depends on the product" if is_factor else ""
 
 
-def _stand_in(shape: torch.Size, dtype: torch.dtype, device: torch.device, is_trained: bool) -> Tensor:
-    """A tensor in the place of one whose values make no difference."""
-    return torch.zeros((), dtype=dtype, device=device).expand(shape).requires_grad_(is_trained)
-
-
 def _save(
     ctx: Any, program: str, x: Tensor, weight: Tensor, value: Tensor | None, operands: tuple[Tensor, ...]
 ) -> None:
-    """Keeps what a backward pass reads: of the operands those that a derivative depends on. value: z, or the result."""
+    """Keeps what a backward pass reads. value: z, or the result."""
     ctx.program = program
-    ctx.operands = [(operand.shape, operand.dtype) for operand in operands]
-    kept = Program.parse(program).operands_in_derivatives
-    ctx.save_for_backward(x, weight, value, *(operand if k in kept else None for k, operand in enumerate(operands)))
-
-
-def _operands(ctx: Any, kept: list[Tensor | None], device: torch.device, trained: Sequence[bool]) -> list[Tensor]:
-    """The operands that were kept, and others in the place of the rest."""
-    return [
-        _stand_in(shape, dtype, device, is_trained) if operand is None else operand
-        for operand, (shape, dtype), is_trained in zip(kept, ctx.operands, trained, strict=True)
-    ]
+    ctx.operands = operand_facts(Program.parse(program), operands)
+    ctx.save_for_backward(x, weight, value, *kept_of(ctx.operands, operands))
 
 
 class TrainedLayer(torch.autograd.Function):
@@ -85,7 +71,7 @@ class TrainedLayer(torch.autograd.Function):
         x, weight, y, *kept = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, *needs = ctx.needs_input_grad[2:]
         program = Program.parse(ctx.program)
-        operands = _operands(ctx, kept, grad.device, needs)
+        operands = restored(ctx.operands, kept, grad.device, needs)
         # The derivative is the same at any z if the program is affine, and of relu at its result.
         z = grad.to(x.dtype) if y is None else y
         grad_z, *rest = differentiate(
@@ -127,7 +113,7 @@ class PassedLayer(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, z, *kept = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, *needs = ctx.needs_input_grad[2:]
-        operands = _operands(ctx, kept, grad.device, [False] * len(needs))
+        operands = restored(ctx.operands, kept, grad.device, [False] * len(needs))
         wanted = wanted_inputs([needs_x or needs_weight or needs_bias, *needs], ctx.program)
         gradients, column_sum = element_gradients(
             grad, z, operands, ctx.program, "none", None, wanted, needs_bias and 0 in wanted

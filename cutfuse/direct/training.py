@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import native
 from ..gradients.autograd import is_forced, linear_gradients, sum_gradients
+from ..gradients.elementwise import OperandFacts, kept_of, operand_facts, restored
 from ..planning.device import dtype_codes
 from ..planning.fused import changes_setting, plan_call
 from ..planning.linear_launch import operand_strides
@@ -45,6 +46,7 @@ class TrainingPlan(NamedTuple):
     tf32: bool  # whether PyTorch's setting allowed tf32 in the forward pass
     is_fused: bool  # whether one kernel computes the product and the epilogue, and stores what a gradient needs
     hands_gradient_on: bool  # whether z's gradient and those of the operands are the gradient that arrives
+    operands: tuple[OperandFacts, ...]
     reduction: str = "none"
 
 
@@ -64,7 +66,7 @@ class DirectLinear(torch.autograd.Function):
         if plan.hands_gradient_on:
             ctx.save_for_backward(x, weight)  # as LinearSum does
         else:
-            ctx.save_for_backward(x, weight, bias, z, *operands)
+            ctx.save_for_backward(x, weight, bias, z, *kept_of(plan.operands, operands))
         ctx.plan = plan
         return y
 
@@ -102,17 +104,22 @@ def _general_backward(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    elements: Sequence[Tensor],
+    elements: Sequence[Any],
     needed: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    """The gradients on the general path. elements: z and the operands, or nothing where the gradient is handed on."""
+    """The gradients on the general path. elements: z and what was kept of the operands, or nothing where the gradient
+    is handed on."""
     if plan.hands_gradient_on:
         of_product = sum_gradients(_as_matrix(grad), _as_matrix(x), weight, plan.mode, needed[1:4])
         of_x = None if of_product[0] is None else of_product[0].reshape(x.shape)
         return (None, of_x, *of_product[1:], *(grad if is_needed else None for is_needed in needed[4:]))
-    z, *operands = (_as_matrix(tensor) for tensor in elements)
-    found = linear_gradients(plan, _as_matrix(grad), None, _as_matrix(x), weight, bias, z, operands, tuple(needed[1:]))
-    given = (x, weight, bias, *elements[1:])
+    z, *kept = elements
+    operands = restored(plan.operands, kept, z.device, needed[4:])
+    matrices = [_as_matrix(operand) for operand in operands]
+    found = linear_gradients(
+        plan, _as_matrix(grad), None, _as_matrix(x), weight, bias, _as_matrix(z), matrices, tuple(needed[1:])
+    )
+    given = (x, weight, bias, *operands)
     shaped = [None if g is None or t is None else g.reshape(t.shape) for g, t in zip(found, given, strict=True)]
     return (None, *shaped)
 
@@ -161,9 +168,13 @@ def plan_training(
         forward = find_pointwise(device, program, (1, m, n), matrix, matrices, 0, codes[y.dtype])
     grad = (0, codes[y.dtype], 0, n, 1)
     derivatives = [(wrt, 0, code) for wrt, _, code in outputs]
+    facts = operand_facts(program, operands)
+    read = [not facts or facts[k].is_read for k in range(len(operands))]
     backward: Epilogues = []
     if not is_handed_on:
-        backward = find_backward(device, program, (1, m, n), grad, matrix, matrices, derivatives, has_sum)
+        first_of_z = (0, codes[z.dtype], 0, 0, 0)  # in the place of what no derivative reads
+        kept = [operand if is_read else first_of_z for operand, is_read in zip(matrices, read, strict=True)]
+        backward = find_backward(device, program, (1, m, n), grad, matrix, kept, derivatives, has_sum)
     found = [*epilogues, *forward, *backward]
     request(found)
     if not are_requested(found):
@@ -183,6 +194,7 @@ def plan_training(
         codes[y.dtype],
         arguments.program.native,
         laid_out,
+        read,
         outputs,
         _contiguous(y),
         sums,
@@ -200,7 +212,7 @@ def plan_training(
     text, is_fused = arguments.program.text, plan.is_fused
     return core.training_call(
         apply,
-        TrainingPlan(handle, text, mode, allows_tf32(), is_fused=is_fused, hands_gradient_on=is_handed_on),
+        TrainingPlan(handle, text, mode, allows_tf32(), is_fused, is_handed_on, facts),
     )
 
 

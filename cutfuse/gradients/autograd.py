@@ -31,8 +31,11 @@ from .elementwise import (
     composes_gradient,
     differentiate,
     element_gradients,
+    facts_in_backward,
     kept_dtype,
+    kept_of,
     needs_gradient,
+    restored,
     spread,
     wanted_inputs,
 )
@@ -73,12 +76,14 @@ class Linear(torch.autograd.Function):
             y, z = schema.linear_with_pre_activation(x, weight, bias, operands, program, out_dtype, *prepared)
         else:
             y, z, result = _product_and_pass(x, weight, bias, operands, program, reduction, out_dtype, prepared)
-        ctx.save_for_backward(result, x, weight, bias, z, *operands)
+        ctx.operands = facts_in_backward(program, reduction, operands)
+        ctx.save_for_backward(result, x, weight, bias, z, *kept_of(ctx.operands, operands))
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        result, x, weight, bias, z, *operands = ctx.saved_tensors
+        result, x, weight, bias, z, *kept = ctx.saved_tensors
+        operands = restored(ctx.operands, kept, x.device, ctx.needs_input_grad[10:])
         if ctx.recompute and not composes_gradient(grad):
             z = _pre_activation_again(x, weight, bias, ctx.mode)
             if ctx.reduction in NEEDS_RESULT:  # of this z, whose values the gradient compares with it

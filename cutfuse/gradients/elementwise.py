@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,6 +80,56 @@ def element_gradients(
     return dict(zip(wanted, outputs[: len(wanted)], strict=True)), outputs[-1] if sums_columns else None
 
 
+class OperandFacts(NamedTuple):
+    """Of an operand of a forward pass: whether its backward pass reads the values, and what stands for it otherwise."""
+
+    is_read: bool
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def operand_facts(program: Program, operands: Sequence[Tensor]) -> tuple[OperandFacts, ...]:
+    """Those of operands of a program, whose derivatives read none that is added alone; nothing where all are read."""
+    read = program.operands_in_derivatives
+    if len(read) == len(operands):
+        return ()
+    return tuple(OperandFacts(k in read, operand.shape, operand.dtype) for k, operand in enumerate(operands))
+
+
+def facts_in_backward(program: str, reduction: str, operands: Sequence[Tensor]) -> tuple[OperandFacts, ...]:
+    """Those of a program whose result is reduced: the gradient of a maximum compares all elements with it.
+
+    Dynamo does not trace what parses a program; what compiled code keeps is for its partitioner to say.
+    """
+    if torch.compiler.is_compiling() or reduction in NEEDS_RESULT:
+        return ()
+    return operand_facts(Program.parse(program), operands)
+
+
+def kept_of(facts: Sequence[OperandFacts], operands: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """What a backward pass has to keep of the operands."""
+    if not facts:
+        return operands
+    return [operand if fact.is_read else None for operand, fact in zip(operands, facts, strict=True)]
+
+
+def restored(
+    facts: Sequence[OperandFacts], kept: Sequence[Tensor], device: torch.device, trained: Sequence[bool]
+) -> list[Tensor]:
+    """The operands of a forward pass, with zeros in the place of those that were not kept. trained: which of them have
+    a gradient."""
+    if not facts:
+        return list(kept)
+    return [
+        operand if fact.is_read else _zeros(fact, device).requires_grad_(is_trained)
+        for operand, fact, is_trained in zip(kept, facts, trained, strict=True)
+    ]
+
+
+def _zeros(fact: OperandFacts, device: torch.device) -> Tensor:
+    return torch.zeros((), dtype=fact.dtype, device=device).expand(fact.shape)
+
+
 def kept_dtype(x: Tensor, operands: Sequence[Tensor]) -> torch.dtype:
     """The type of a reduction's result whose gradient compares the elements with it: what they are computed in."""
     return sum_dtype(arithmetic_dtype(x, operands))
@@ -90,14 +140,16 @@ class Pointwise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, program: str, out_dtype: torch.dtype, x: Tensor, *operands: Tensor) -> Tensor:
-        ctx.save_for_backward(x, *operands)
+        ctx.operands = facts_in_backward(program, "none", operands)
+        ctx.save_for_backward(x, *kept_of(ctx.operands, operands))
         ctx.program = program
         return schema.pointwise(x, operands, program, out_dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, *operands = ctx.saved_tensors
+        x, *kept = ctx.saved_tensors
         needs = ctx.needs_input_grad[2:]
+        operands = restored(ctx.operands, kept, x.device, needs[1:])
         if composes_gradient(grad):
             program = Program.parse(ctx.program)
             again = differentiate(
@@ -126,17 +178,20 @@ class Reduce(torch.autograd.Function):
         ctx.program = program
         ctx.reduction = reduction
         ctx.dims = dims
+        ctx.operands = facts_in_backward(program, reduction, operands)
+        kept = kept_of(ctx.operands, operands)
         if reduction not in NEEDS_RESULT:
-            ctx.save_for_backward(None, x, *operands)
+            ctx.save_for_backward(None, x, *kept)
             return schema.reduce(x, operands, program, reduction, dims, out_dtype)
         result = schema.reduce(x, operands, program, reduction, dims, kept_dtype(x, operands))
-        ctx.save_for_backward(result, x, *operands)
+        ctx.save_for_backward(result, x, *kept)
         return result.to(out_dtype, copy=True)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        result, x, *operands = ctx.saved_tensors
+        result, x, *kept = ctx.saved_tensors
         needs = ctx.needs_input_grad[4:]
+        operands = restored(ctx.operands, kept, x.device, needs[1:])
         if composes_gradient(grad):
             program = Program.parse(ctx.program)
             again = differentiate(
