@@ -13,7 +13,7 @@ from compiled_epilogues import FakeCompiler, compiled_by, core
 import cutfuse
 from cutfuse.epilogue import Program
 from cutfuse.planning import specialize
-from cutfuse.planning.background import background, threads_of
+from cutfuse.planning.background import background, threads_of, threads_while_waited
 
 THREADS = 4
 HELD = "held"
@@ -46,6 +46,7 @@ class CountingCompiler(FakeCompiler):
 @pytest.fixture(autouse=True)
 def _threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "most_threads", THREADS)
+    monkeypatch.setattr(background, "most_while_waited", 1)  # which is less, and has no part
 
 
 @pytest.fixture
@@ -69,6 +70,31 @@ def own_threads() -> int:
 @pytest.mark.parametrize(("processors", "count"), [(1, 1), (2, 1), (7, 1), (8, 2), (15, 3), (16, 4), (128, 4)])
 def test_a_machine_of_many_processors_has_several(processors: int, count: int) -> None:
     assert threads_of(processors) == count
+
+
+@pytest.mark.parametrize(("processors", "count"), [(1, 1), (2, 1), (4, 2), (8, 4), (16, 8), (128, 8)])
+def test_a_caller_that_waits_has_more(processors: int, count: int) -> None:
+    assert threads_while_waited(processors) == count >= threads_of(processors)
+
+
+def test_more_are_compiled_at_once_while_a_caller_waits(
+    compiler: CountingCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "most_threads", 1)
+    monkeypatch.setattr(background, "most_while_waited", THREADS)
+    compiler.may_go_on.clear()
+    specialize.request(epilogues(9))
+    assert own_threads() == 1
+    with pytest.raises(TimeoutError, match="9 epilogues are still"):
+        cutfuse.wait(0.05)
+    assert own_threads() == THREADS
+    started = [thread for thread in threading.enumerate() if thread.name == "cutfuse-specialization"]
+    compiler.seconds = SECONDS  # of the kernels that come next
+    compiler.may_go_on.set()
+    time.sleep(SECONDS / 2)
+    assert [thread.is_alive() for thread in started].count(True) == 1  # nobody waits any more
+    assert cutfuse.wait(30) == 9
+    assert compiler.most_at_once == THREADS
 
 
 @pytest.mark.parametrize("most", [1, THREADS])

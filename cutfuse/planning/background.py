@@ -24,15 +24,21 @@ def threads_of(processors: int) -> int:
     return min(4, max(1, processors // 4))
 
 
+def threads_while_waited(processors: int) -> int:
+    """And how many while a caller does nothing but wait for them."""
+    return min(8, max(1, processors // 2))
+
+
 class Background:
     """Threads of a process, each started for an epilogue that no other has, and ending when nothing is left.
 
     The native module keeps a bounded number of specializations, and each is queued once, so the queue is bounded too.
-    `most_threads` is read whenever one may be started.
+    `most_threads`, or in `wait` `most_while_waited` where that is more, is read whenever one may be started.
     """
 
-    def __init__(self, most_threads: int) -> None:
+    def __init__(self, most_threads: int, most_while_waited: int) -> None:
         self.most_threads = most_threads
+        self.most_while_waited = most_while_waited
         self._reset()
         os.register_at_fork(after_in_child=self._reset)
         atexit.register(self.stop)
@@ -42,6 +48,7 @@ class Background:
         self._changed = threading.Condition()
         self._waiting: deque[Specialization] = deque()
         self._threads: set[threading.Thread] = set()  # each has one epilogue that is not in `_waiting`
+        self._waits = 0  # callers in `wait`
         self._has_warned = False
         self._stops = False
 
@@ -65,7 +72,13 @@ class Background:
     def wait(self, timeout: float | None = None) -> int:
         """Waits until nothing is queued. Returns how many kernels are compiled. Raises TimeoutError."""
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._threads, timeout):
+            self._waits += 1
+            try:
+                self._start_threads()
+                is_done = self._changed.wait_for(lambda: not self._threads, timeout)
+            finally:
+                self._waits -= 1
+            if not is_done:
                 count = len(self._waiting) + len(self._threads)
                 what = "1 epilogue is" if count == 1 else f"{count} epilogues are"
                 raise TimeoutError(f"cutfuse.wait: {what} still being compiled after {timeout} s")
@@ -90,12 +103,15 @@ class Background:
         running thread or the next attempt, and is interpreted meanwhile: a limit of threads, or a process that is about
         to end."""
         with contextlib.suppress(RuntimeError):
-            while self._waiting and len(self._threads) < self.most_threads:
+            while self._waiting and len(self._threads) < self._most():
                 first = self._waiting[0]
                 thread = threading.Thread(target=self._run, args=(first,), name="cutfuse-specialization", daemon=True)
                 thread.start()
                 self._waiting.popleft()
                 self._threads.add(thread)
+
+    def _most(self) -> int:
+        return max(self.most_threads, self.most_while_waited) if self._waits else self.most_threads
 
     def _run(self, first: Specialization) -> None:
         specialization: Specialization | None = first
@@ -109,7 +125,7 @@ class Background:
 
     def _next(self) -> Specialization | None:
         with self._changed:
-            if self._waiting:
+            if self._waiting and len(self._threads) <= self._most():
                 return self._waiting.popleft()
             self._end()
             return None
@@ -140,4 +156,5 @@ def _on_device(index: int) -> contextlib.AbstractContextManager[object]:
     return on_device(index) if torch.cuda.is_available() else contextlib.nullcontext()
 
 
-background = Background(threads_of(os.cpu_count() or 1))
+_processors = os.cpu_count() or 1
+background = Background(threads_of(_processors), threads_while_waited(_processors))
