@@ -14,6 +14,7 @@ from ..planning.traced import UNKNOWN_SIZES
 from .choice import why_left
 from .differentiation import last_writes
 from .epochs import uses_transforms
+from .layouts import RowCopy, lay_out_by_rows
 from .nodes import module_of
 from .products import find_product
 from .region import Search
@@ -58,9 +59,13 @@ def _fuse_graph(module: fx.GraphModule, written: set[Any]) -> list[ProductReport
     graph = module.graph
     if uses_transforms(graph):
         return [report(search) for search in _left_searches(graph)]
-    writes = last_writes(graph, written)
-    written.update(writes)
-    searches = find_regions(graph, writes, why_left)
+    copies = lay_out_by_rows(graph)
+    searches = _find_regions(graph, written)
+    idle = [copy for copy in copies if not _is_used(copy, searches)]
+    if idle:
+        for copy in idle:
+            copy.undo()
+        searches = _find_regions(graph, written)
     rewriter = Rewriter(graph)
     order = {node: place for place, node in enumerate(graph.nodes)}
     failures: dict[int, str] = {}
@@ -80,10 +85,23 @@ def _fuse_graph(module: fx.GraphModule, written: set[Any]) -> list[ProductReport
         except Exception as error:
             failures[id(search)] = _describe(error)
             _warn(search.module, error)
-    if rewriter.replaced:
+    if rewriter.replaced or len(idle) < len(copies):
         graph.lint()
         module.recompile()
     return [_with_failure(before[id(search)], failures.get(id(search), "")) for search in searches]
+
+
+def _find_regions(graph: fx.Graph, written: set[Any]) -> list[Search]:
+    writes = last_writes(graph, written)
+    written.update(writes)
+    return find_regions(graph, writes, why_left)
+
+
+def _is_used(copy: RowCopy, searches: list[Search]) -> bool:
+    """Whether a value that lies by rows because of it is a part of a region."""
+    regions = [search.region for search in searches if search.region is not None]
+    covered = {node for region in regions for node in (region.out, *region.cone)}
+    return not covered.isdisjoint(copy.followers)
 
 
 def _left_searches(graph: fx.Graph) -> list[Search]:

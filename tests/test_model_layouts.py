@@ -1,0 +1,175 @@
+"""Models behind a convolution, whose residuals PyTorch lays out by columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from model_checks import PYTORCH_WARNINGS, compare
+from torch import Tensor, nn
+
+from cutfuse.compile import fusion
+from cutfuse.compile.region import Search
+
+pytestmark = [*PYTORCH_WARNINGS]
+fusing = pytest.mark.usefixtures("everything_fuses")
+
+CHANNELS, POSITIONS = 16, 12
+
+
+class Block(nn.Module):
+    """A pre-norm MLP, with dropout as models have it in evaluation."""
+
+    def __init__(self, mix: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.norm, self.mix = nn.LayerNorm(CHANNELS), mix
+        self.up, self.down = nn.Linear(CHANNELS, 32), nn.Linear(32, CHANNELS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.down(F.gelu(self.up(self.norm(x))))
+        return self.mix(x, F.dropout(y, 0.1, training=self.training))
+
+
+def add(x: Tensor, y: Tensor) -> Tensor:
+    return x + y
+
+
+class Encoder(nn.Module):
+    """A convolution, positions and blocks, as Whisper's encoder; `end` makes of the last value what is given."""
+
+    def __init__(
+        self,
+        mix: Callable[[Tensor, Tensor], Tensor] = add,
+        end: Callable[[Tensor], Tensor | tuple[Tensor, ...]] = lambda x: F.layer_norm(x, (CHANNELS,)),
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Conv1d(4, CHANNELS, 3, padding=1)
+        self.positions = nn.Parameter(torch.randn(POSITIONS, CHANNELS))
+        self.blocks = nn.ModuleList(Block(mix) for _ in range(2))
+        self.end = end
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, ...]:
+        x = F.gelu(self.stem(x)).permute(0, 2, 1) + self.positions
+        x = F.dropout(x, 0.1, training=self.training)
+        for block in self.blocks:
+            x = block(x)
+        return self.end(x)
+
+
+def draw(batch: int = 3) -> Tensor:
+    return torch.randn(batch, 4, POSITIONS, generator=torch.Generator().manual_seed(batch))
+
+
+def sums_of(model: nn.Module, batch: int = 3) -> int:
+    """How many layers are fused with a sum."""
+    return sum("r0" in program for program in compare(model, (draw(batch),)).programs)
+
+
+def copies_of(model: nn.Module, *inputs: Tensor) -> int:
+    """How many copies were inserted."""
+    (graph,) = compare(model, inputs or (draw(),)).graphs
+    return [node.target for node in graph.graph.nodes].count("contiguous")
+
+
+@fusing
+def test_residuals_behind_a_convolution_are_fused() -> None:
+    assert sorted(compare(Encoder(), (draw(),)).programs) == ["(r0 + z)"] * 2 + ["gelu(z)"] * 2
+    assert copies_of(Encoder()) == 1
+
+
+@fusing
+def test_gradients_pass_the_copy() -> None:
+    compare(Encoder(), (draw().requires_grad_(),))
+
+
+@fusing
+def test_batches_of_several_sizes() -> None:
+    torch._dynamo.reset()
+    for batch in (3, 5, 1):
+        compare(Encoder(), (draw(batch),))
+    assert sums_of(Encoder(), batch=1) == 2
+
+
+@fusing
+def test_a_product_that_reads_the_value_itself_is_fused_too() -> None:
+    weight = torch.randn(CHANNELS, CHANNELS)
+    assert sums_of(Encoder(end=lambda x: F.linear(x, weight))) == 2
+
+
+@fusing
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda x: x,
+        lambda x: x.permute(0, 2, 1),
+        lambda x: (F.layer_norm(x, (CHANNELS,)), x),
+        lambda x: F.conv1d(x.permute(0, 2, 1), torch.ones(2, CHANNELS, 1)),
+        lambda x: F.layer_norm(x.add_(1), (CHANNELS,)),
+        lambda x: x.as_strided((3, 4), (1, 3)),
+        lambda x: F.layer_norm(torch.cat([x, x], 1), (CHANNELS,)),
+    ],
+    ids=[
+        "the result",
+        "a view of it",
+        "one of two results",
+        "a convolution",
+        "written",
+        "by strides",
+        "another function",
+    ],
+)
+def test_a_layout_that_is_seen_stays(end: Callable[[Tensor], Tensor | tuple[Tensor, ...]]) -> None:
+    assert copies_of(Encoder(end=end)) == 0
+
+
+@fusing
+def test_a_sum_in_place_keeps_the_layout() -> None:
+    assert copies_of(Encoder(mix=lambda x, y: x.add_(y)).requires_grad_(False)) == 0
+
+
+def mixed(x: Tensor, y: Tensor) -> Tensor:
+    """With a layer of the positions, whose result lies by columns as the residual does."""
+    weight = torch.ones(POSITIONS, POSITIONS)
+    return x + y + F.linear(y.transpose(1, 2), weight).transpose(1, 2)
+
+
+@fusing
+def test_another_matrix_by_columns_keeps_the_layout() -> None:
+    assert copies_of(Encoder(mix=mixed)) == 0
+
+
+@fusing
+def test_without_a_layer_there_is_no_copy() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor, w: Tensor) -> Tensor:
+            y = x.permute(0, 2, 1) + 1
+            return F.linear(F.layer_norm(y + y, (4,)), w)
+
+    assert copies_of(Model(), draw(), torch.randn(8, 4)) == 0
+
+
+def test_where_nothing_is_fused_with_a_sum_there_is_no_copy() -> None:
+    """As on a device without kernels."""
+    assert copies_of(Encoder()) == 0
+
+
+def test_what_is_undone_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    layouts: list[list[tuple[int, ...]]] = []
+
+    def note(graph: torch.fx.Graph, written: set[object]) -> list[Search]:
+        found = [node.meta.get("example_value") for node in graph.nodes]
+        layouts.append([tensor.stride() for tensor in found if isinstance(tensor, Tensor)])
+        return find_regions(graph, written)
+
+    find_regions = fusion._find_regions
+    monkeypatch.setattr(fusion, "_find_regions", note)
+    compare(Encoder(), (draw(),))
+    by_rows, as_it_was = layouts
+    monkeypatch.setattr(fusion, "lay_out_by_rows", lambda graph: [])
+    compare(Encoder(), (draw(),))
+    assert as_it_was == layouts[-1]
+    assert len(by_rows) == len(as_it_was) + 1
