@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bench.host_timing import without_collector
-from bench.timing import Backlogs, Clock, Effort, Launch, percentile
+from bench.timing import Backlogs, Clock, Effort, Launch, spread
 
 # The second call with CUDA graphs captures them, and the third is the first that replays.
 WARM_UP_CALLS = 4
@@ -29,12 +29,16 @@ class Call:
 
 @dataclass(frozen=True)
 class CallTimes:
-    """Microseconds of the device, and from the call until its result is there: medians, 10th and 90th percentiles."""
+    """Microseconds of the device, and from the call until its result is there: medians, 10th and 90th percentiles.
+
+    late: of how many of the device's times the host's may be a part.
+    """
 
     gpu_us: float
     wall_us: float
     gpu_range_us: tuple[float, float]
     wall_range_us: tuple[float, float]
+    late: int
 
 
 def wall_turn(call: Call, clock: Clock) -> tuple[float, float]:
@@ -66,11 +70,6 @@ def device_turn(name: str, call: Call, clock: Clock, backlogs: Backlogs) -> floa
             return queued.microseconds()
 
 
-def spread(values: list[float]) -> tuple[float, float]:
-    """The 10th and the 90th percentile."""
-    return percentile(values, 0.1), percentile(values, 0.9)
-
-
 def time_models(
     calls: Mapping[str, Call], host_us: Mapping[str, float], clock: Clock, effort: Effort, seed: int
 ) -> tuple[dict[str, CallTimes], int]:
@@ -100,15 +99,17 @@ def time_models(
             round_seconds = run_round()
             for values in (*device.values(), *whole.values()):
                 values.clear()
-            rounds = min(max(int(effort.seconds / round_seconds), effort.least_rounds), effort.most_rounds)
-            for _ in range(rounds):
+            backlogs.late = dict.fromkeys(calls, 0)
+            rounds = 0
+            for _ in effort.rounds_of(round_seconds):
                 run_round()
+                rounds += 1
     finally:
         gc.unfreeze()
-    times = {
-        name: CallTimes(
-            percentile(device[name], 0.5), percentile(whole[name], 0.5), spread(device[name]), spread(whole[name])
-        )
-        for name in calls
-    }
+    times = {name: _times_of(device[name], whole[name], backlogs.late[name]) for name in calls}
     return times, rounds
+
+
+def _times_of(device: list[float], whole: list[float], late: int) -> CallTimes:
+    (gpu_us, *gpu_range), (wall_us, *wall_range) = spread(device), spread(whole)
+    return CallTimes(gpu_us, wall_us, tuple(gpu_range), tuple(wall_range), late)

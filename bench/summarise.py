@@ -14,7 +14,7 @@ from bench.report import part_path, tidy
 
 LARGEST_BYTES = 50_000
 # No table and no plot reads these.
-UNREAD = frozenset({"host_us", "rounds", "rounding", "compile_s", "seconds", "reasons", "is_exact"})
+UNREAD = frozenset({"host_us", "rounds", "late", "rounding", "compile_s", "seconds", "reasons", "is_exact"})
 # Of the models suite: its table of what was fused is made of the products.
 UNREAD |= {"gpu_range_us", "wall_range_us", "products"}
 # Of the chains suite: its tables have medians, and a case has up to eight contenders.

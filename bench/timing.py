@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -33,16 +33,28 @@ class Effort:
         """`share` of the time, within the same bounds."""
         return replace(self, seconds=share * self.seconds)
 
+    def rounds_of(self, round_seconds: float) -> Iterator[int]:
+        """The rounds to run, of about `round_seconds` each; no more when they take twice as long as they are to."""
+        began = time.perf_counter()
+        for count in range(min(max(int(self.seconds / round_seconds), self.least_rounds), self.most_rounds)):
+            if count >= self.least_rounds and time.perf_counter() - began > 2 * self.seconds:
+                return
+            yield count
+
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds: of the device for one launch (median, percentiles), of the host to queue it (median)."""
+    """Microseconds: of the device for one launch (median, percentiles), of the host to queue it (median).
+
+    late: of how many of the `rounds` the host's time may be a part.
+    """
 
     median_us: float
     p10_us: float
     p90_us: float
     host_us: float
     rounds: int
+    late: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,7 @@ class Queued:
     """A launch that was queued: `microseconds` gives the device's once `Clock.wait` has returned.
 
     `in_time`: the device was still busy with the backlog when the host had issued the launch. Where it was not, the
-    device has waited for the host, whose time is then in the figure.
+    device may have waited for the host, whose time is then in the figure.
     """
 
     microseconds: Callable[[], float]
@@ -99,7 +111,7 @@ class CudaClock:
         self.sink = torch.empty((), device=device)
 
     def start(self, launch: Launch, backlog_us: float) -> Queued:
-        """Queue flush, spin, event, launch, event: the device reaches the first event after the host is done."""
+        """Queue flush, spin, event, launch, event, and ask whether the device has reached the first event already."""
         first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.sum(self.buffer, dim=0, out=self.sink)
         torch.cuda._sleep(int(CYCLES_PER_US * backlog_us))
@@ -127,6 +139,11 @@ def percentile(values: list[float], fraction: float) -> float:
     return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
 
+def spread(values: list[float]) -> tuple[float, float, float]:
+    """The median, the 10th and the 90th percentile."""
+    return percentile(values, 0.5), percentile(values, 0.1), percentile(values, 0.9)
+
+
 def host_time_us(launch: Launch, clock: Clock) -> float:
     """The host's time to queue one warm launch on an idle device, the median of three."""
     times = []
@@ -143,10 +160,11 @@ class Backlogs:
     """For how many microseconds the device is kept busy while each launch is issued, so that it does not wait for it.
 
     At first twice the host's time; twice as long each time that this was too short, because the host takes longer now
-    and then.
+    and then. `late` counts the times that were taken though the longest was too short.
     """
 
     def __init__(self, host_us: Mapping[str, float]) -> None:
+        self.late = dict.fromkeys(host_us, 0)
         self._us = {name: self._within(2 * us) for name, us in host_us.items()}
 
     def __getitem__(self, name: str) -> float:
@@ -154,7 +172,10 @@ class Backlogs:
 
     def covers(self, name: str, queued: Queued) -> bool:
         """Whether a time counts: it does where it was in time, and where no longer backlog is taken."""
-        if queued.in_time or self._us[name] == LONGEST_BACKLOG_US:
+        if queued.in_time:
+            return True
+        if self._us[name] == LONGEST_BACKLOG_US:
+            self.late[name] += 1
             return True
         self._us[name] = self._within(2 * self._us[name])
         return False
@@ -189,10 +210,9 @@ def interleave(launches: dict[str, Launch], clock: Clock, effort: Effort, seed: 
         before = time.perf_counter()
         run_round(keep=False)
         round_seconds = time.perf_counter() - before
-    rounds = min(max(int(effort.seconds / round_seconds), effort.least_rounds), effort.most_rounds)
-    for _ in range(rounds):
+    backlogs.late = dict.fromkeys(launches, 0)
+    for _ in effort.rounds_of(round_seconds):
         run_round(keep=True)
     return {
-        name: Timing(percentile(values, 0.5), percentile(values, 0.1), percentile(values, 0.9), host[name], len(values))
-        for name, values in samples.items()
+        name: Timing(*spread(values), host[name], len(values), backlogs.late[name]) for name, values in samples.items()
     }

@@ -163,8 +163,8 @@ py::object training_plan(py::object const& z, std::vector<py::object> const& ope
   check_operand_count(program, operands.size());
   if (operand_tensors.size() != operands.size() || is_read.size() != operands.size()) {
     throw py::value_error("training_plan: " + std::to_string(operands.size()) + " operands, " +
-                          std::to_string(operand_tensors.size()) + " tensors of them, and " +
-                          std::to_string(is_read.size()) + " words on which are read");
+                          std::to_string(operand_tensors.size()) + " tensors and " + std::to_string(is_read.size()) +
+                          " flags of which are read");
   }
   call::TrainingPlan plan = {};
   if (product && !(product->is_fused() && product->request.stores_pre_activation != hands_gradient_on)) {

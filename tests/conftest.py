@@ -20,8 +20,11 @@ from hypothesis import settings
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:] = [*(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT), str(ROOT)]
 
-from call_path import PATHS, check_paths, expected_reason, has_path, path_of, taken  # noqa: E402
 from device_order import take_devices_in_turn  # noqa: E402
+
+take_devices_in_turn()
+
+from call_path import PATHS, check_paths, expected_reason, has_path, path_of, taken  # noqa: E402
 from plane_device import device as device  # noqa: E402
 
 import cutfuse  # noqa: E402
@@ -31,7 +34,6 @@ from cutfuse.routing import use_operators_everywhere  # noqa: E402
 # The first call of anything pays for imports and tracing, so deadlines would only make slow machines fail.
 settings.register_profile("cutfuse", deadline=None, max_examples=50, derandomize="CI" in os.environ)
 settings.load_profile("cutfuse")
-take_devices_in_turn()
 
 
 @dataclass

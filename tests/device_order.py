@@ -6,8 +6,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 
 def visible_devices(folder: Path = Path("/dev")) -> list[str]:
     """The devices that this process may use, as CUDA_VISIBLE_DEVICES names them. folder: where their files are."""
@@ -17,15 +15,17 @@ def visible_devices(folder: Path = Path("/dev")) -> list[str]:
     return [str(index) for index in range(len(list(folder.glob("nvidia[0-9]*"))))]
 
 
-def beginning_at_its_own(devices: Sequence[str], worker: str) -> list[str]:
+def order_of(devices: Sequence[str], worker: str) -> list[str]:
     """All devices, in an order that begins at another one for each worker, which are called gw0, gw1, and so on."""
-    first = int(worker.removeprefix("gw")) % len(devices)
+    first = int(worker.removeprefix("gw")) % len(devices) if worker and devices else 0
     return [*devices[first:], *devices[:first]]
 
 
 def take_devices_in_turn() -> None:
-    """Let this worker of pytest-xdist begin at a device of its own; it still sees all others."""
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    """Let this process begin at a device of its own, where it is a worker of pytest-xdist; it still sees all others.
+
+    To be called before CUDA is used, which reads the variable once.
+    """
     devices = visible_devices()
-    if worker and len(devices) > 1 and not torch.cuda.is_initialized():
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(beginning_at_its_own(devices, worker))
+    if len(devices) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(order_of(devices, os.environ.get("PYTEST_XDIST_WORKER", "")))

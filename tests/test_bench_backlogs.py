@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from itertools import chain, repeat
 
 import pytest
@@ -36,19 +35,21 @@ def interleaved(host: Host) -> timing.Timing:
     return timing.interleave(launches, host, timing.Effort(0.1, 4, 4), seed=0)["layer"]
 
 
-def timed_model(host: Host) -> float:
+def timed_model(host: Host) -> model_timing.CallTimes:
     times, _ = model_timing.time_models(
         {"model": model_timing.Call(lambda: None)}, {"model": 50.0}, host, timing.Effort(0.01, 4, 4), seed=0
     )
-    return times["model"].gpu_range_us[1]
+    return times["model"]
 
 
 @pytest.mark.parametrize("slower", [[1000.0], [20.0, 20.0, 20.0, 20.0, 900.0, 20.0]], ids=["always", "once"])
 def test_a_host_slower_than_expected_is_in_no_figure(slower: list[float]) -> None:
     found = interleaved(Host(*slower))
     assert found.p90_us == found.median_us == DEVICE_US
-    assert found.rounds == 4
-    assert timed_model(Host(*slower)) == DEVICE_US
+    assert (found.rounds, found.late) == (4, 0)
+    model = timed_model(Host(*slower))
+    assert model.gpu_us == model.gpu_range_us[1] == DEVICE_US
+    assert model.late == 0
 
 
 def test_the_backlog_is_doubled_until_the_host_is_done_in_time() -> None:
@@ -58,11 +59,25 @@ def test_the_backlog_is_doubled_until_the_host_is_done_in_time() -> None:
     assert set(host.backlogs[5:]) == {1600.0}
 
 
-@pytest.mark.parametrize("measure", [lambda host: interleaved(host).median_us, timed_model], ids=["layer", "model"])
-def test_no_backlog_is_longer_than_the_longest(measure: Callable[[Host], float]) -> None:
+def test_no_backlog_is_longer_than_the_longest_and_what_is_late_then_is_counted() -> None:
     host = Host(2 * timing.LONGEST_BACKLOG_US)
-    assert measure(host) == DEVICE_US + timing.LONGEST_BACKLOG_US
+    found = interleaved(host)
+    assert found.median_us == DEVICE_US + timing.LONGEST_BACKLOG_US
+    assert (found.rounds, found.late) == (4, 4)
     assert max(host.backlogs) == timing.LONGEST_BACKLOG_US
+    found = timed_model(Host(2 * timing.LONGEST_BACKLOG_US))
+    assert found.gpu_us == DEVICE_US + timing.LONGEST_BACKLOG_US
+    assert found.late == 4
+
+
+def test_rounds_that_take_longer_than_expected_end_early() -> None:
+    effort = timing.Effort(0.01, 2, 100)
+    assert len(list(effort.rounds_of(0.001))) == 10
+    counts = []
+    for count in effort.rounds_of(0.001):
+        counts.append(count)
+        time.sleep(0.015)
+    assert counts == [0, 1]
 
 
 @pytest.mark.gpu

@@ -149,10 +149,12 @@ def test_gradients_can_be_differentiated_and_batched(name: str, path: str) -> No
         assert_near(twice(fused(epilogue)), twice(plain(epilogue)))
     grads = torch.randn(2, M, N).bfloat16()
     y = fused(epilogue)(*tensors)
-    found = torch.autograd.grad(y, tensors, grads, is_grads_batched=True)
-    y = plain(epilogue)(*tensors)
-    expected = [torch.autograd.grad(y, tensors, grad, retain_graph=True) for grad in grads]
-    assert_near(list(found), [torch.stack(items) for items in zip(*expected, strict=True)])
+    found = torch.autograd.grad(y, tensors, grads, is_grads_batched=True, retain_graph=True)
+    mapped = torch.func.vmap(lambda grad: torch.autograd.grad(y, tensors, grad, retain_graph=True))(grads)
+    reference = plain(epilogue)(*tensors)
+    expected = [torch.autograd.grad(reference, tensors, grad, retain_graph=True) for grad in grads]
+    for own in (found, mapped):
+        assert_near(list(own), [torch.stack(items) for items in zip(*expected, strict=True)])
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -190,4 +192,7 @@ def test_pointwise_and_reduce_do_not_keep_it(reduction: str | None, launches: Em
     with torch.no_grad():
         written.fill_(torch.nan)
     grad = torch.linspace(-1, 1, y.numel()).view(y.shape)
-    assert_near(list(torch.autograd.grad(y, [x, r], grad)), list(torch.autograd.grad(eager(x, r), [x, r], grad)))
+    expected = torch.autograd.grad(eager(x, r), [x, r], grad)
+    assert_near(list(torch.autograd.grad(y, [x, r], grad, retain_graph=True)), list(expected))
+    mapped = torch.func.vmap(lambda grad: torch.autograd.grad(y, [x, r], grad, retain_graph=True))(grad[None])
+    assert_near([gradient[0] for gradient in mapped], list(expected))

@@ -7,11 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from model_checks import PYTORCH_WARNINGS, compare
+from model_checks import PYTORCH_WARNINGS, Collector, compare
 from torch import Tensor, nn
 
 from cutfuse.compile import fusion
 from cutfuse.compile.region import Search
+from cutfuse.compile.rewriting import UnfitError
 
 pytestmark = [*PYTORCH_WARNINGS]
 fusing = pytest.mark.usefixtures("everything_fuses")
@@ -169,7 +170,51 @@ def test_what_is_undone_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusion, "_find_regions", note)
     compare(Encoder(), (draw(),))
     by_rows, as_it_was = layouts
-    monkeypatch.setattr(fusion, "lay_out_by_rows", lambda graph: [])
+    monkeypatch.setattr(fusion, "lay_out_by_rows", lambda graph, copies: None)
     compare(Encoder(), (draw(),))
     assert as_it_was == layouts[-1]
     assert len(by_rows) == len(as_it_was) + 1
+
+
+class Written(Encoder):
+    """A layer of an input that was written to before, beside an encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.randn(6, 8))
+        self.layer = nn.Linear(8, 24)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.state.add_(1)
+        encoded = super().forward(x)
+        assert isinstance(encoded, Tensor)
+        return encoded, F.gelu(self.layer(self.state))
+
+
+@fusing
+def test_a_copy_that_is_undone_costs_no_other_layer_its_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written before a layer reads it does not count, however often regions are looked for."""
+    why_left = fusion.why_left
+    monkeypatch.setattr(fusion, "why_left", lambda region: "left" if region.operands else why_left(region))
+    inputs = (draw().requires_grad_(),)
+    collector = compare(Written(), inputs)
+    assert collector.programs.count("gelu(z)") == 3
+    assert "contiguous" not in [node.target for node in collector.graphs[0].graph.nodes]
+
+
+@fusing
+@pytest.mark.parametrize("place", ["_find_regions", "rewriter"])
+def test_an_error_takes_the_copies_out(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise UnfitError("it does not fit") if place == "rewriter" else ZeroDivisionError
+
+    if place == "rewriter":
+        monkeypatch.setattr(fusion.Rewriter, "rewrite", fail)
+        graph = compare(Encoder(), (draw(),)).graphs[0]
+    else:
+        monkeypatch.setattr(fusion, "_find_regions", fail)
+        collector = Collector()
+        with pytest.warns(UserWarning, match="cutfuse leaves a graph to the compiler"):
+            torch.compile(Encoder(), backend=collector)(draw())
+        graph = collector.graphs[0]
+    assert "contiguous" not in [node.target for node in graph.graph.nodes]

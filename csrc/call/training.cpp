@@ -34,24 +34,23 @@ bool read(PyObject* tensor, TensorFacts& facts) {
   return torch_state().is_plain_tensor(tensor) && torch_state().read(tensor, facts);
 }
 
-// False where one is not as planned. z: of a backward pass, which is not given what it does not read.
-bool read_operands(TrainingPlan const& plan, PyObject* const* given, Py_ssize_t count, Operands& operands,
-                   void* const* z = nullptr) {
-  if (count != static_cast<Py_ssize_t>(plan.operands.size())) return false;
+// False where one is not as planned.
+bool read_operand(TrainingPlan const& plan, size_t k, PyObject* given, Operands& operands) {
   TensorFacts facts;
+  if (!read(given, facts) || !same_layout(facts, plan.operand_facts[k])) return false;
+  operands.items[k] = presented(plan.operands[k], facts.data);
+  return true;
+}
+
+bool read_operands(TrainingPlan const& plan, PyObject* const* given, Py_ssize_t count, Operands& operands) {
+  if (count != static_cast<Py_ssize_t>(plan.operands.size())) return false;
   operands = {};
   for (size_t k = 0; k < plan.operands.size(); ++k) {
-    if (z != nullptr && !plan.is_read[k]) {
-      operands.items[k] = {*z, {0, 0, 0}, plan.z_dtype};
-      continue;
-    }
-    if (!read(given[k], facts) || !same_layout(facts, plan.operand_facts[k])) return false;
-    operands.items[k] = presented(plan.operands[k], facts.data);
+    if (!read_operand(plan, k, given[k], operands)) return false;
   }
   return true;
 }
 
-// The same.
 bool read_z(TrainingPlan const& plan, PyObject* given, Tensors& tensors) {
   TensorFacts facts;
   if (!read(given, facts) || !same_layout(facts, plan.z)) return false;
@@ -59,10 +58,15 @@ bool read_z(TrainingPlan const& plan, PyObject* given, Tensors& tensors) {
   return true;
 }
 
-// The same. z's first element stands for the operands that are not read.
+// What a backward pass is given: z, and the operands that it reads. z's first element stands for the others.
 bool read_kept(TrainingPlan const& plan, PyObject* const* given, Py_ssize_t count, Tensors& tensors) {
-  if (count < 1 || !read_z(plan, given[0], tensors)) return false;
-  return read_operands(plan, given + 1, count - 1, tensors.operands, &tensors.z);
+  if (count != static_cast<Py_ssize_t>(plan.operands.size()) + 1 || !read_z(plan, given[0], tensors)) return false;
+  tensors.operands = {};
+  for (size_t k = 0; k < plan.operands.size(); ++k) {
+    tensors.operands.items[k] = {tensors.z, {0, 0, 0}, plan.z_dtype};
+    if (plan.is_read[k] && !read_operand(plan, k, given[k + 1], tensors.operands)) return false;
+  }
+  return true;
 }
 
 // x, weight and bias, where they lie; the plan was made for tensors laid out alike. False where one is no tensor.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 from torch import fx
@@ -17,7 +18,7 @@ from .epochs import uses_transforms
 from .layouts import RowCopy, lay_out_by_rows
 from .nodes import module_of
 from .products import find_product
-from .region import Search
+from .region import Region, Search
 from .regions import find_regions
 from .report import ProductReport, report
 from .rewriting import Rewriter, UnfitError
@@ -59,13 +60,13 @@ def _fuse_graph(module: fx.GraphModule, written: set[Any]) -> list[ProductReport
     graph = module.graph
     if uses_transforms(graph):
         return [report(search) for search in _left_searches(graph)]
-    copies = lay_out_by_rows(graph)
-    searches = _find_regions(graph, written)
-    idle = [copy for copy in copies if not _is_used(copy, searches)]
-    if idle:
-        for copy in idle:
-            copy.undo()
-        searches = _find_regions(graph, written)
+    copies: list[RowCopy] = []
+    try:
+        searches = _find_regions_by_rows(graph, written, copies)
+    except Exception:
+        _undo(copies, ())
+        raise
+    written.update(last_writes(graph))
     rewriter = Rewriter(graph)
     order = {node: place for place, node in enumerate(graph.nodes)}
     failures: dict[int, str] = {}
@@ -85,23 +86,38 @@ def _fuse_graph(module: fx.GraphModule, written: set[Any]) -> list[ProductReport
         except Exception as error:
             failures[id(search)] = _describe(error)
             _warn(search.module, error)
-    if rewriter.replaced or len(idle) < len(copies):
+    _undo(copies, [region for region in _regions_of(searches) if region.out in rewriter.replaced])
+    if rewriter.replaced:
         graph.lint()
         module.recompile()
     return [_with_failure(before[id(search)], failures.get(id(search), "")) for search in searches]
 
 
+def _find_regions_by_rows(graph: fx.Graph, written: set[Any], copies: list[RowCopy]) -> list[Search]:
+    """The products with their regions, after `copies` were inserted that give regions values by rows."""
+    lay_out_by_rows(graph, copies)
+    searches = _find_regions(graph, written)
+    if _undo(copies, _regions_of(searches)):
+        searches = _find_regions(graph, written)
+    return searches
+
+
 def _find_regions(graph: fx.Graph, written: set[Any]) -> list[Search]:
-    writes = last_writes(graph, written)
-    written.update(writes)
-    return find_regions(graph, writes, why_left)
+    return find_regions(graph, last_writes(graph, written), why_left)
 
 
-def _is_used(copy: RowCopy, searches: list[Search]) -> bool:
-    """Whether a value that lies by rows because of it is a part of a region."""
-    regions = [search.region for search in searches if search.region is not None]
+def _regions_of(searches: list[Search]) -> list[Region]:
+    return [search.region for search in searches if search.region is not None]
+
+
+def _undo(copies: list[RowCopy], regions: Iterable[Region]) -> bool:
+    """Takes out the copies that are no part of these regions, nor any value behind them. Whether there were any."""
     covered = {node for region in regions for node in (region.out, *region.cone)}
-    return not covered.isdisjoint(copy.followers)
+    idle = [copy for copy in copies if covered.isdisjoint([copy.node, *copy.followers])]
+    for copy in idle:
+        copy.undo()
+        copies.remove(copy)
+    return bool(idle)
 
 
 def _left_searches(graph: fx.Graph) -> list[Search]:

@@ -1,4 +1,4 @@
-"""Lays out the values that layers are added to by rows, where nobody can tell.
+"""Lays out row by row (row-major) the values that layers are added to, where nobody can tell.
 
 A convolution gives `[batch, channels, positions]`. Models that go on with `[batch, positions, channels]` permute it,
 and PyTorch keeps the memory's order through every sum that follows: of each block of an audio encoder, the residual and
@@ -18,14 +18,14 @@ from .nodes import is_call, name_of, tensor_of, works_in_place
 from .products import find_product, same
 
 _SUMS = {"add", "__add__", "__radd__", "sub", "__sub__", "__rsub__"}
-# What reads rows, and gives a result by rows whatever the layout of its input.
+# What gives a row-major result whatever the layout of its input.
 _READERS = {"layer_norm", "rms_norm", "linear"}
 _EXAMPLES = ("example_value", "val")
 
 
 @dataclass(frozen=True)
 class RowCopy:
-    """A copy by rows, and the values that lie by rows because of it, with what their nodes had as examples."""
+    """A row-major copy, and the values that are row-major because of it, with what their nodes had as examples."""
 
     node: fx.Node
     followers: list[fx.Node]
@@ -39,19 +39,14 @@ class RowCopy:
         self.node.graph.erase_node(self.node)
 
 
-def lay_out_by_rows(graph: fx.Graph) -> list[RowCopy]:
-    """Inserts such copies; the examples of the values behind them lie by rows then too."""
-    copies: list[RowCopy] = []
-    done: set[fx.Node] = set()
+def lay_out_by_rows(graph: fx.Graph, copies: list[RowCopy]) -> None:
+    """Inserts such copies, and adds them to `copies`; the examples of the values behind them are row-major then."""
     for node in list(graph.nodes):
-        if node in done or not _is_sum(node) or _lies_by_rows(node):
+        if not _is_sum(node) or _is_row_major(node):
             continue
         followers = _followers(node)
-        if followers is None or not any(_adds_product(follower, {node, *followers}) for follower in followers):
-            continue
-        copies.append(_copy(node, followers))
-        done.update(followers)
-    return copies
+        if any(_adds_product(follower, {node, *followers}) for follower in followers):
+            copies.append(_copy(node, followers))
 
 
 def _copy(node: fx.Node, followers: list[fx.Node]) -> RowCopy:
@@ -60,33 +55,43 @@ def _copy(node: fx.Node, followers: list[fx.Node]) -> RowCopy:
     node.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
     copy.meta = dict(node.meta)
     metas = [{key: follower.meta[key] for key in _EXAMPLES if key in follower.meta} for follower in followers]
-    for turned in [copy, *followers]:
-        _turn(turned)
+    for changed in [copy, *followers]:
+        _make_example_row_major(changed)
     return RowCopy(copy, followers, metas)
 
 
 def _is_sum(node: fx.Node) -> bool:
-    return is_call(node) and name_of(node) in _SUMS and not works_in_place(node) and node.kwargs.get("out") is None
+    return is_call(node) and name_of(node) in _SUMS and not _writes(node)
 
 
-def _followers(first: fx.Node) -> list[fx.Node] | None:
-    """The values that have the layout of a sum because it has it; None where one of them is seen otherwise than by what
-    reads rows, or where another matrix that lies otherwise takes part."""
-    found: list[fx.Node] = []
+def _writes(node: fx.Node) -> bool:
+    return works_in_place(node) or node.kwargs.get("out") is not None
+
+
+def _followers(first: fx.Node) -> list[fx.Node]:
+    """The sums and dropouts behind a sum that are row-major as soon as it is. None of them where a change of the
+    layout could be seen: where another operation or the caller reads one, or another input is not row-major."""
+    followers: dict[fx.Node, None] = {}
     stack = [first]
     while stack:
         for user in stack.pop().users:
-            if not is_call(user) or works_in_place(user) or user.kwargs.get("out") is not None:
-                return None
-            if name_of(user) in _READERS and _lies_by_rows(user):
-                continue
-            if not (name_of(user) in _SUMS or (name_of(user) in DROPOUTS and is_evaluated_dropout(user))):
-                return None
-            if user not in found and not _lies_by_rows(user):
-                found.append(user)
+            if not _is_indifferent(user):
+                return []
+            if user not in followers and not _is_row_major(user):
+                followers[user] = None
                 stack.append(user)
-    others = [argument for node in found for argument in node.all_input_nodes if argument not in {first, *found}]
-    return found if all(map(_lies_by_rows, others)) else None
+    others = {node for follower in followers for node in follower.all_input_nodes}.difference(followers, [first])
+    return list(followers) if all(map(_is_row_major, others)) else []
+
+
+def _is_indifferent(user: fx.Node) -> bool:
+    """Whether an operation gives the same whatever the layout of its input, but for the layout of a sum or dropout."""
+    if not is_call(user) or _writes(user):
+        return False
+    name = name_of(user)
+    if name in _READERS:
+        return _is_row_major(user)
+    return name in _SUMS or (name in DROPOUTS and is_evaluated_dropout(user))
 
 
 def _adds_product(node: fx.Node, group: set[fx.Node]) -> bool:
@@ -102,8 +107,8 @@ def _is_layer(node: fx.Node) -> bool:
     return True
 
 
-def _lies_by_rows(node: fx.Node) -> bool:
-    """True too of what is no tensor, or too small to lie otherwise."""
+def _is_row_major(node: fx.Node) -> bool:
+    """True too of what is no tensor."""
     example = tensor_of(node)
     if example is None:
         return True
@@ -115,8 +120,7 @@ def _lies_by_rows(node: fx.Node) -> bool:
     return True
 
 
-def _turn(node: fx.Node) -> None:
-    """Gives a value an example that lies by rows."""
+def _make_example_row_major(node: fx.Node) -> None:
     for key in _EXAMPLES:
         example = node.meta.get(key)
         if example is not None:

@@ -168,12 +168,11 @@ def plan_training(
         forward = find_pointwise(device, program, (1, m, n), matrix, matrices, 0, codes[y.dtype])
     grad = (0, codes[y.dtype], 0, n, 1)
     derivatives = [(wrt, 0, code) for wrt, _, code in outputs]
-    facts = operand_facts(program, operands)
-    read = [not facts or facts[k].is_read for k in range(len(operands))]
+    is_read = [k in program.operands_in_derivatives for k in range(len(operands))]
     backward: Epilogues = []
     if not is_handed_on:
         first_of_z = (0, codes[z.dtype], 0, 0, 0)  # in the place of what no derivative reads
-        kept = [operand if is_read else first_of_z for operand, is_read in zip(matrices, read, strict=True)]
+        kept = [operand if reads else first_of_z for operand, reads in zip(matrices, is_read, strict=True)]
         backward = find_backward(device, program, (1, m, n), grad, matrix, kept, derivatives, has_sum)
     found = [*epilogues, *forward, *backward]
     request(found)
@@ -194,7 +193,7 @@ def plan_training(
         codes[y.dtype],
         arguments.program.native,
         laid_out,
-        read,
+        is_read,
         outputs,
         _contiguous(y),
         sums,
@@ -212,7 +211,7 @@ def plan_training(
     text, is_fused = arguments.program.text, plan.is_fused
     return core.training_call(
         apply,
-        TrainingPlan(handle, text, mode, allows_tf32(), is_fused, is_handed_on, facts),
+        TrainingPlan(handle, text, mode, allows_tf32(), is_fused, is_handed_on, operand_facts(program, operands)),
     )
 
 

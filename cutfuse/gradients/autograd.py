@@ -87,8 +87,8 @@ class Linear(torch.autograd.Function):
         if ctx.recompute and not composes_gradient(grad):
             z = _pre_activation_again(x, weight, bias, ctx.mode)
             if ctx.reduction in NEEDS_RESULT:  # of this z, whose values the gradient compares with it
-                kept = kept_dtype(z, operands)
-                result = schema.reduce(z, operands, ctx.program, ctx.reduction, (1,), kept).unsqueeze(1)
+                result_dtype = kept_dtype(z, operands)
+                result = schema.reduce(z, operands, ctx.program, ctx.reduction, (1,), result_dtype).unsqueeze(1)
         found = linear_gradients(ctx, grad, result, x, weight, bias, z, operands, ctx.needs_input_grad[7:])
         return (*[None] * 7, *found)
 

@@ -121,13 +121,16 @@ def restored(
     if not facts:
         return list(kept)
     return [
-        operand if fact.is_read else _zeros(fact, device).requires_grad_(is_trained)
+        operand if fact.is_read else _zeros(fact, device, is_trained)
         for operand, fact, is_trained in zip(kept, facts, trained, strict=True)
     ]
 
 
-def _zeros(fact: OperandFacts, device: torch.device) -> Tensor:
-    return torch.zeros((), dtype=fact.dtype, device=device).expand(fact.shape)
+def _zeros(fact: OperandFacts, device: torch.device, is_trained: bool) -> Tensor:
+    """By functions that transforms of torch.func, as vmap over a backward pass, have too."""
+    with torch.set_grad_enabled(is_trained):
+        zero = torch.zeros((), dtype=fact.dtype, device=device, requires_grad=is_trained)
+        return zero.expand(fact.shape)
 
 
 def kept_dtype(x: Tensor, operands: Sequence[Tensor]) -> torch.dtype:

@@ -25,7 +25,7 @@ def threads_of(processors: int) -> int:
 
 
 def threads_while_waited(processors: int) -> int:
-    """And how many while a caller does nothing but wait for them."""
+    """How many compile at once while a caller does nothing but wait for them."""
     return min(8, max(1, processors // 2))
 
 
@@ -33,7 +33,7 @@ class Background:
     """Threads of a process, each started for an epilogue that no other has, and ending when nothing is left.
 
     The native module keeps a bounded number of specializations, and each is queued once, so the queue is bounded too.
-    `most_threads`, or in `wait` `most_while_waited` where that is more, is read whenever one may be started.
+    The limit is `most_threads`, and while a caller waits the larger of both; it is read before each start.
     """
 
     def __init__(self, most_threads: int, most_while_waited: int) -> None:
@@ -72,12 +72,13 @@ class Background:
     def wait(self, timeout: float | None = None) -> int:
         """Waits until nothing is queued. Returns how many kernels are compiled. Raises TimeoutError."""
         with self._changed:
-            self._waits += 1
+            is_waiting = timeout is None or timeout > 0  # a caller that only looks goes on with other work
+            self._waits += is_waiting
             try:
                 self._start_threads()
                 is_done = self._changed.wait_for(lambda: not self._threads, timeout)
             finally:
-                self._waits -= 1
+                self._waits -= is_waiting
             if not is_done:
                 count = len(self._waiting) + len(self._threads)
                 what = "1 epilogue is" if count == 1 else f"{count} epilogues are"
@@ -111,7 +112,7 @@ class Background:
                 self._threads.add(thread)
 
     def _most(self) -> int:
-        return max(self.most_threads, self.most_while_waited) if self._waits else self.most_threads
+        return max(self.most_threads, self.most_while_waited) if self._waits > 0 else self.most_threads
 
     def _run(self, first: Specialization) -> None:
         specialization: Specialization | None = first
