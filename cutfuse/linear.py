@@ -71,7 +71,7 @@ def linear(
         reduce: "sum", "mean", "amax", "amin" or "logsumexp" over the last dimension, or None.
         keepdim: keep the reduced dimension, of size 1. No effect without `reduce`.
         out_dtype: fp64, fp32, bf16 or fp16; what PyTorch promotes x and the operands to by default.
-        recompute: keep x, weight, bias and the operands for the backward pass, but not the pre-activation `[..., N]`,
+        recompute: keep x, weight, bias and operands for the backward pass, but not the pre-activation `[..., N]`,
             which one more product computes again there. In compiled functions torch.compile decides what is kept.
 
     Returns:
@@ -106,6 +106,12 @@ def _linear_generally(given: tuple[Any, ...], remember: bool = False, recompute:
         out_dtype=out_dtype,
         recompute=recompute,
     )
+    if remember and _is_trained_with_views(call, x):
+        _remember(given, call, x.new_empty(*x.shape[:-1], call.weight.shape[0], dtype=call.out_dtype))
+        found = calls.call_linear(*given)
+        if isinstance(found, Tensor):
+            return found
+        remember = False
     if call.operation is None:
         y = _shaped(run_linear(call), x, call, keepdim)
     else:  # of the tensors as they are given, as in a direct call: every call rounds and lays out its results alike
@@ -113,6 +119,14 @@ def _linear_generally(given: tuple[Any, ...], remember: bool = False, recompute:
     if remember:
         _remember(given, call, y)
     return y
+
+
+def _is_trained_with_views(call: LinearCall, x: Tensor) -> bool:
+    """Whether a backward pass is given views on the general path, where a direct call keeps the tensors themselves.
+
+    A checkpoint compares what its two forward passes keep, so that the first one has to be direct too.
+    """
+    return x.dim() > 2 and call.reduction == "none" and needs_gradient(x, call.weight, call.bias, *call.operands)
 
 
 def _shaped(y: Tensor, x: Tensor, call: LinearCall, keepdim: bool) -> Tensor:

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import cutfuse
 from cutfuse import native
+from cutfuse.epilogue import Program
 from cutfuse.gradients import autograd
 from cutfuse.planning import training_step
 from cutfuse.planning.training_step import waits_for_host
@@ -212,11 +213,12 @@ def test_a_residual_keeps_what_pytorch_keeps(launches: EmulatedLaunches, call: s
     assert_near(list(found), step(plain(torch.add), tensors, grad)[1:])
 
 
+@pytest.mark.parametrize("leading", [(37,), (5, 7)], ids=str)
 @pytest.mark.parametrize("epilogue", [gelu, torch.add], ids=["activation", "residual"])
-def test_a_checkpoint(launches: EmulatedLaunches, epilogue: Layer) -> None:
-    """Whose first forward pass takes the general path, and whose second is direct."""
-    tensors = made(torch.bfloat16, 37, residual=epilogue is torch.add)
-    grad = torch.randn(37, 24).bfloat16()
+def test_a_checkpoint(launches: EmulatedLaunches, epilogue: Layer, leading: tuple[int, ...]) -> None:
+    """Whose first forward pass takes the general path, and whose second is direct: both have to keep the same."""
+    tensors = made(torch.bfloat16, *leading, residual=epilogue is torch.add)
+    grad = torch.randn(*leading, 24).bfloat16()
     found = step(lambda *given: checkpoint(fused(epilogue), *given, use_reentrant=False), tensors, grad)
     assert_near(found, step(plain(epilogue), tensors, grad))
 
@@ -368,3 +370,14 @@ def test_a_plan_of_two_kernels_is_refused() -> None:
         core.training_plan(*given, result, core.Program([], 0), (two, z, result), None, False)
     with pytest.raises(ValueError, match="a gradient is handed on to a fused product"):
         core.training_plan(*given, result, core.Program([], 0), None, None, True)
+
+
+def test_a_plan_of_operands_that_do_not_go_together_is_refused() -> None:
+    z = torch.zeros(8, 8, dtype=torch.bfloat16)
+    result = ((8, 8), (8, 1), torch.bfloat16)
+    core = native.core
+    program, operand = Program.parse("operands=1; add z r0").native, (2, 0, 8, 1)
+    for tensors, is_read in (([], [True]), ([z], []), ([z], [True, False])):
+        given = [z, tensors, z, 8, 8, 2, 2, program, [operand], is_read, [(0, result, 2)], result, *[None] * 4, []]
+        with pytest.raises(ValueError, match=f"1 operands, {len(tensors)} tensors and {len(is_read)} flags"):
+            core.training_plan(*given, result, core.Program([], 0), None, None, False)
