@@ -99,7 +99,7 @@ def time_models(
             round_seconds = run_round()
             for values in (*device.values(), *whole.values()):
                 values.clear()
-            backlogs.late = dict.fromkeys(calls, 0)
+            backlogs.late.clear()
             rounds = 0
             for _ in effort.rounds_of(round_seconds):
                 run_round()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -164,7 +165,7 @@ class Backlogs:
     """
 
     def __init__(self, host_us: Mapping[str, float]) -> None:
-        self.late = dict.fromkeys(host_us, 0)
+        self.late: Counter[str] = Counter()
         self._us = {name: self._within(2 * us) for name, us in host_us.items()}
 
     def __getitem__(self, name: str) -> float:
@@ -210,7 +211,7 @@ def interleave(launches: dict[str, Launch], clock: Clock, effort: Effort, seed: 
         before = time.perf_counter()
         run_round(keep=False)
         round_seconds = time.perf_counter() - before
-    backlogs.late = dict.fromkeys(launches, 0)
+    backlogs.late.clear()
     for _ in effort.rounds_of(round_seconds):
         run_round(keep=True)
     return {

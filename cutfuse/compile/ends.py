@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import fx
@@ -15,7 +14,7 @@ from .differentiation import memory_of, why_changed, why_undifferentiable
 from .growth import Growth
 from .lifting import COPIES, Operand, StopError, inverse, is_row_view, permutation_of, short_reason
 from .nodes import is_call, name_of, tensor_of
-from .products import same, same_shape
+from .products import is_row_major, same_shape
 from .region import BARE, Region, Search
 from .row_reductions import reduction_of
 from .written_out import recognise
@@ -202,13 +201,4 @@ def _is_written(growth: Growth, node: fx.Node) -> bool:
 def _is_row_major(node: fx.Node, axes: tuple[int, ...]) -> bool:
     """Whether a result is laid out as kernels store one: by the product's rows, without gaps."""
     example = tensor_of(node)
-    if example is None:
-        return False
-    places = inverse(axes) if axes else range(example.dim())
-    stride: Any = 1
-    for place in reversed(places):
-        size, actual = example.shape[place], example.stride(place)
-        if not (same(size, 1) or same(actual, stride)):
-            return False
-        stride = stride * size
-    return True
+    return example is not None and is_row_major(example, inverse(axes) if axes else None)

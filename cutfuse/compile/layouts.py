@@ -15,7 +15,7 @@ from torch import fx
 
 from .lifting import COPIES, DROPOUTS, ROW_VIEWS, is_evaluated_dropout
 from .nodes import is_call, name_of, tensor_of, works_in_place
-from .products import find_product, same
+from .products import find_product, is_row_major
 
 _SUMS = {"add", "__add__", "__radd__", "sub", "__sub__", "__rsub__"}
 # What gives a row-major result whatever the layout of its input.
@@ -110,14 +110,7 @@ def _is_layer(node: fx.Node) -> bool:
 def _is_row_major(node: fx.Node) -> bool:
     """True too of what is no tensor."""
     example = tensor_of(node)
-    if example is None:
-        return True
-    stride = 1
-    for size, actual in zip(reversed(example.shape), reversed(example.stride()), strict=True):
-        if not (same(size, 1) or same(actual, stride)):
-            return False
-        stride = stride * size
-    return True
+    return example is None or is_row_major(example)
 
 
 def _make_example_row_major(node: fx.Node) -> None:

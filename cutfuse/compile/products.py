@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import is_concrete_int, statically_known_true
 
 from ..arguments import KERNEL_DTYPES
@@ -66,6 +67,18 @@ def same(size: Any, other: Any) -> bool:
 
 def same_shape(shape: torch.Size, other: torch.Size) -> bool:
     return len(shape) == len(other) and all(map(same, shape, other))
+
+
+def is_row_major(example: Tensor, order: Sequence[int] | None = None) -> bool:
+    """Whether a tensor is known to lie without gaps, its last dimension contiguous. order: of the dimensions, if other
+    than theirs. Adds no guard."""
+    stride: Any = 1
+    for place in reversed(range(example.dim()) if order is None else order):
+        size = example.shape[place]
+        if not (same(size, 1) or same(example.stride(place), stride)):
+            return False
+        stride = stride * size
+    return True
 
 
 SPLITS = {"chunk", "split", "tensor_split"}
