@@ -31,8 +31,8 @@ def specialization(mode: str) -> contextlib.AbstractContextManager[None]:
     """A context in which this thread's calls run their epilogues in `mode`.
 
     Contexts nest, and the result decorates functions too. A compiled function reads the mode when it runs: enter the
-    context around it, not inside of it. A result's bits depend on "off" or not, and on nothing else:
-    where epilogues may be compiled, the kernel of a product is chosen for that from the first call on.
+    context around it, not inside of it. A result's bits, but for a NaN's sign and payload, depend on "off" or not, and
+    on nothing else: where epilogues may be compiled, a product's kernel is chosen for that from the first call on.
 
     Raises:
         ValueError: `mode` is not "background", "now" or "off".

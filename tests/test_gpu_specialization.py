@@ -98,6 +98,16 @@ def test_random_programs(recipe: Recipe) -> None:
 
 
 @launches_a_plan
+def test_a_nan_may_have_another_sign() -> None:
+    """The driver's compiler lets a selection negate a NaN, where the interpreter's negation has made it positive."""
+    program = Program.parse("operands=0; neg z -> s0; gt z 0.0; where prev z s0")
+    arguments = layer(program, dtype=torch.float32)
+    kernels = kernels_for(arguments)
+    assert run(arguments, "off", kernels[0])[:, len(SPECIAL) - 1].isnan().all()
+    assert_same_bits(arguments, kernels)
+
+
+@launches_a_plan
 def test_one_kernel_serves_all_numbers() -> None:
     for number in (0.25, 1.5, -3.0):
         program = Program.parse(f"operands=0; softplus z {number} 20.0; mul prev {number}; clamp prev {-number} 9.0")
