@@ -100,14 +100,12 @@ def time_models(
             for values in (*device.values(), *whole.values()):
                 values.clear()
             backlogs.late.clear()
-            rounds = 0
             for _ in effort.rounds_of(round_seconds):
                 run_round()
-                rounds += 1
     finally:
         gc.unfreeze()
     times = {name: _times_of(device[name], whole[name], backlogs.late[name]) for name in calls}
-    return times, rounds
+    return times, len(next(iter(device.values())))
 
 
 def _times_of(device: list[float], whole: list[float], late: int) -> CallTimes:
