@@ -103,3 +103,13 @@ def test_a_kernel_is_compiled_for_each_fold(reduction: str, suffix: str) -> None
     found = plan(M, N, 1024, only=kernel, epilogue_cost=4.0, specialized_cost=1.0, reduction=reduction)
     (epilogue,) = core.find_epilogues(found, 0, program.native, [])
     assert epilogue.kernel == kernel + suffix
+
+
+def test_a_kernel_that_stores_the_pre_activation_is_one_of_its_own() -> None:
+    program = Program.parse("operands=0; tanh z")
+    found = []
+    for stores in (False, True):
+        planned = plan(M, N, 1024, only=PINGPONG, epilogue_cost=4.0, specialized_cost=1.0, stores_pre_activation=stores)
+        found += core.find_epilogues(planned, 0, program.native, [])
+    assert [epilogue.kernel for epilogue in found] == [PINGPONG, PINGPONG + "_z"]
+    assert found[0] is not found[1]
