@@ -5,7 +5,6 @@ max-autotune chooses its kernels by timing them, so it is compiled in the turn i
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from bench.case_loop import Figures
 from bench.chain_cases import Case, all_cases
 from bench.chain_contenders import AUTOTUNE
 from bench.chain_run import Options, Prepared, prepare, timed
-from bench.jobs import Jobs, OnCase, Record, Turn, Worker
+from bench.jobs import Jobs, OnCase, Record, Turn, Worker, processors
 from bench.progress import Progress
 
 # Each process has its graphs of the functions that all workloads share; PyTorch's limit is eight.
@@ -76,7 +75,7 @@ def run_jobs(
     """Run `cases` in `jobs` processes, handing each one's figures to `on_case`; the titles of those left out."""
     record = Record(progress, on_case, line_of)
     small, quick, seed = (results["settings"][name] for name in ("small", "quick", "seed"))
-    make = partial(ChainWorker, (small, quick, seed), options, max(1, (os.cpu_count() or 1) // 4))
+    make = partial(ChainWorker, (small, quick, seed), options, max(1, processors() // 4))
     shares = shares_of(cases, jobs)
     own: Jobs[Case]
     with Jobs(make, len(shares), time.monotonic() + limit_s, record) as own:

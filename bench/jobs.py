@@ -6,6 +6,7 @@ times a case. The first process tells the others what to do, and a process that 
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -60,6 +61,11 @@ class Worker(ABC, Generic[CaseT]):
 
 # Sent to a process, so that it is a class or a `partial` of one.
 MakeWorker = Callable[[], Worker[Any]]
+
+
+def processors() -> int:
+    """How many this process may run on, which are fewer than the machine's where several runs share it."""
+    return len(os.sched_getaffinity(0))
 
 
 def failure(case: AnyCase, error: BaseException) -> Figures:

@@ -6,7 +6,6 @@ memory is free again. What is not timed in turns runs side by side before: error
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +14,7 @@ from functools import partial
 import torch
 
 from bench.case_loop import Figures
-from bench.jobs import Jobs, OnCase, Record, Turn, Worker, failure
+from bench.jobs import Jobs, OnCase, Record, Turn, Worker, failure, processors
 from bench.model_cases import COMPILATION, ERRORS, PASSES, Case, all_cases, weight_of
 from bench.model_run import Options, Prepared, prepare, run_untimed, timed
 from bench.model_suite import free, start_compiler
@@ -26,7 +25,7 @@ class ModelWorker(Worker[Case]):
     """Prepares and times models in one of `jobs` processes."""
 
     def __init__(self, is_small: bool, jobs: int, options: Options) -> None:
-        super().__init__(options.device, compile_threads=max(1, (os.cpu_count() or 1) // jobs))
+        super().__init__(options.device, compile_threads=max(1, processors() // jobs))
         self.is_small = is_small
         self.jobs = jobs
         self.options = options

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from model_figures import full_cases, results_of
+from torch._inductor import config as inductor_config
 
 from bench import model_jobs, model_report
 from bench.__main__ import main
@@ -195,3 +196,12 @@ def test_cases_that_are_being_prepared_at_the_time_limit_are_given_up(monkeypatc
     assert not found
     assert len(left_out) == 4
     assert time.monotonic() - before < 20
+
+
+def test_processes_share_the_processors_that_the_run_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four runs on one machine take a quarter of it each."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(12)), raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 48)
+    with inductor_config.patch(compile_threads=0):
+        ModelWorker(True, 6, OPTIONS)
+        assert inductor_config.compile_threads == 2
