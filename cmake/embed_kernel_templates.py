@@ -101,9 +101,9 @@ def without_body(item: Item) -> Item:
 
 
 def templates(ptx: str, are_named: bool = False) -> dict[str, str]:
-    """The template of each kernel in one source's PTX, by the name of its row in gemm_configs.def.
+    """The template of each kernel that runs a program in one source's PTX, by the name of its row in gemm_configs.def.
 
-    are_named: by its own name instead.
+    are_named: of every kernel, by its own name instead.
     """
     head, items = split_items(INTERNAL.sub("_INTERNAL_", without_comments(ptx)))
     items = [without_body(item) if REPLACED in item.name and item.is_body else item for item in items]
@@ -113,6 +113,8 @@ def templates(ptx: str, are_named: bool = False) -> dict[str, str]:
             continue
         name = kernel.name if are_named else _row_of(kernel)
         needed = _needed(kernel, items)
+        if not are_named and not any(REPLACED in item.name for item in needed):
+            continue
         text = head + "".join(item.text for item in items if item in needed)
         found[name] = text.replace(kernel.name, name)  # what a profiler shows
     return found

@@ -69,6 +69,14 @@ CallPlan linear_call(LinearPlan const& plan, Program const& program, std::vector
   return make_plan(steps_of("linear_call", plan, epilogues), program, operands, result, plan.workspace_bytes);
 }
 
+CallPlan joined_call(LinearPlan const& plan, std::vector<bool> const& has_bias, ResultTuple const& result) {
+  if (!plan.is_fused() || plan.request.joined_rows.size() != has_bias.size() || has_bias.size() > kMostJoinedWeights) {
+    throw py::value_error("joined_call: the plan joins " + std::to_string(plan.request.joined_rows.size()) +
+                          " weights by a kernel, got " + std::to_string(has_bias.size()));
+  }
+  return make_plan(call::JoinedSteps{plan, has_bias}, {}, {}, result, 0);
+}
+
 CallPlan pointwise_call(Extents const& extents, LayoutTuple const& x, int out_dtype, Program const& program,
                         std::vector<LayoutTuple> const& operands, ResultTuple const& result,
                         OptionalSpecialization const& specialization) {
@@ -257,7 +265,8 @@ void bind_calls(py::module_& module) {
       .value("linear_operator", Function::kLinearOperator)
       .value("pointwise_operator", Function::kPointwiseOperator)
       .value("reduce_operator", Function::kReduceOperator)
-      .value("backward_operator", Function::kBackwardOperator);
+      .value("backward_operator", Function::kBackwardOperator)
+      .value("joined_operator", Function::kJoinedOperator);
   py::class_<CallKey>(module, "CallKey", "All that the plan of a call depends on.");
   py::class_<CallPlan>(module, "CallPlan", "What a call whose key is known does.");
   module.def("general_call", [] { return CallPlan{}; }, "The plan of calls that take the general path every time.");
@@ -267,6 +276,8 @@ void bind_calls(py::module_& module) {
   module.def("linear_call", &linear_call, py::arg("plan"), py::arg("program"), py::arg("operands"),
              py::arg("epilogues"), py::arg("result"),
              "An operand is (dtype, outer, row and column stride), a result (sizes, strides, torch.dtype).");
+  module.def("joined_call", &joined_call, py::arg("plan"), py::arg("has_bias"), py::arg("result"),
+             "Of the products of x with several weights, side by side; has_bias: of each weight.");
   module.def("training_call", &training_call, py::arg("apply"), py::arg("plan"),
              "apply(plan, x, weight, bias, *operands), of an autograd.Function.");
   module.def(

@@ -31,6 +31,15 @@ py::list list_of(SplitGuard const& guard) {
   return list;
 }
 
+py::list list_of(JoinedWeights const& joined) {
+  py::list list;
+  for (int k = 0; k < joined.count; ++k) {
+    JoinedWeight const& item = joined.items[k];
+    list.append(py::make_tuple(address(item.weight), address(item.bias), item.columns));
+  }
+  return list;
+}
+
 // Gives a Python function the name and the arguments of each launch, named as those of the functions that launch.
 class Recorder final : public Launcher {
  public:
@@ -72,6 +81,7 @@ class Recorder final : public Launcher {
     if (!is_over_planes(product_of(config))) {
       launch["a"] = address(buffers.a);
       launch["b"] = address(buffers.b);
+      if (buffers.joined.count > 0) launch["joined"] = list_of(buffers.joined);
       callback_("gemm", launch);
       return;
     }
@@ -200,6 +210,25 @@ void launch_fused_plan(LinearPlan const& plan, uintptr_t stream, uintptr_t x, ui
   launch_fused(plan, buffers, program, to_operands(program, operands), epilogues, launcher(), pointer<void>(stream));
 }
 
+void launch_joined_plan(LinearPlan const& plan, uintptr_t stream, uintptr_t x, std::vector<uintptr_t> const& weights,
+                        std::vector<uintptr_t> const& biases, uintptr_t result) {
+  std::vector<int64_t> const& rows = plan.request.joined_rows;
+  if (!plan.is_fused() || rows.empty()) throw py::value_error("launch_joined: the plan joins no weights");
+  if (weights.size() != rows.size() || biases.size() != rows.size() || rows.size() > kMostJoinedWeights) {
+    throw py::value_error("launch_joined: the plan has " + std::to_string(rows.size()) + " weights, got " +
+                          std::to_string(weights.size()) + " and " + std::to_string(biases.size()) + " biases");
+  }
+  LinearBuffers buffers = {};
+  buffers.x = pointer<void>(x);
+  buffers.weight = pointer<void>(weights.front());
+  buffers.result = pointer<void>(result);
+  buffers.joined.count = static_cast<int32_t>(rows.size());
+  for (size_t k = 0; k < rows.size(); ++k) {
+    buffers.joined.items[k] = {pointer<void>(weights[k]), pointer<void>(biases[k]), rows[k]};
+  }
+  launch_fused(plan, buffers, {}, {}, {}, launcher(), pointer<void>(stream));
+}
+
 void launch_after(LinearPlan const& plan, uintptr_t stream, uintptr_t z, uintptr_t result, uintptr_t workspace,
                   Program const& program, std::vector<MatrixTuple> const& operands,
                   SpecializedEpilogues const& epilogues) {
@@ -225,6 +254,9 @@ void bind_launch(py::module_& module) {
       "operand is (pointer, dtype, 0, row and column stride in elements). epilogues: the program in the kernel of "
       "each FusedProduct; empty where they interpret it for good. pre_activation: memory for it, where the plan stores "
       "it.");
+  module.def("launch_joined", &launch_joined_plan, py::arg("plan"), py::arg("stream"), py::arg("x"), py::arg("weights"),
+             py::arg("biases"), py::arg("result"),
+             "The launch of a fused plan that joins weights: addresses of each weight and bias, 0 for no bias.");
   module.def("launch_after_product", &launch_after, py::arg("plan"), py::arg("stream"), py::arg("z"), py::arg("result"),
              py::arg("workspace"), py::arg("program"), py::arg("operands"), py::arg("epilogues"),
              "Of a plan that is not fused, the launches after cuBLAS's: z is its result, contiguous; result may be z. "

@@ -29,7 +29,8 @@ LinearRequest make_request(MatrixLayoutTuple const& x, MatrixLayoutTuple const& 
                            std::optional<VectorLayoutTuple> const& bias, int input, int output, int reduction,
                            float epilogue_cost, std::optional<float> specialized_cost, float generated_cost,
                            float operand_bytes, float fetched_bytes, Precision precision, bool weight_has_planes,
-                           bool stores_pre_activation, DeviceTuple const& device, Issuer issuer) {
+                           bool stores_pre_activation, DeviceTuple const& device, Issuer issuer,
+                           std::vector<int64_t> joined_rows) {
   LinearRequest request = {};
   request.x = to_layout(x);
   request.weight = to_layout(weight);
@@ -47,6 +48,7 @@ LinearRequest make_request(MatrixLayoutTuple const& x, MatrixLayoutTuple const& 
   request.stores_pre_activation = stores_pre_activation;
   request.device = {std::get<0>(device), std::get<1>(device), std::get<2>(device)};
   request.issuer = issuer;
+  request.joined_rows = std::move(joined_rows);
   return request;
 }
 
@@ -124,6 +126,7 @@ void bind_request(py::module_& module) {
            py::arg("output"), py::arg("reduction"), py::arg("epilogue_cost"), py::arg("specialized_cost"),
            py::arg("generated_cost"), py::arg("operand_bytes"), py::arg("fetched_bytes"), py::arg("precision"),
            py::arg("weight_has_planes"), py::arg("stores_pre_activation"), py::arg("device"), py::arg("issuer"),
+           py::arg("joined_rows") = std::vector<int64_t>{},
            "A matrix is (rows, columns, row stride, column stride, whether it begins at a multiple of 16 bytes), bias "
            "None or (stride, the same), device (compute capability's two numbers, multiprocessors). Strides are in "
            "elements; types and the reduction are codes of dtypes() and reductions(), 0 for no reduction. "
@@ -131,7 +134,8 @@ void bind_request(py::module_& module) {
            "operand_bytes, those of a matrix that a kernel's copy engine may bring. "
            "weight_has_planes: those of the scheme that the precision takes first. stores_pre_activation: x @ weight.T "
            "+ bias is a second result. In compiled code the kernel behind "
-           "cuBLAS's product is torch.compile's, and a graph's launches take nothing of the host.");
+           "cuBLAS's product is torch.compile's, and a graph's launches take nothing of the host. "
+           "joined_rows: the rows of each of several weights, which are `weight` together.");
 }
 
 void bind_memory(py::module_& module) {

@@ -36,6 +36,7 @@ __all__: list[str] = [
     "backward_call",
     "build_info",
     "call_backward_operator",
+    "call_joined_operator",
     "call_key",
     "call_linear",
     "call_linear_operator",
@@ -64,9 +65,11 @@ __all__: list[str] = [
     "gemm_kernels",
     "gemm_planes",
     "general_call",
+    "joined_call",
     "kernel_template",
     "launch_after_product",
     "launch_fused",
+    "launch_joined",
     "learn_callable",
     "learn_callable_types",
     "limits",
@@ -451,9 +454,10 @@ class LinearRequest:
         stores_pre_activation: bool,
         device: tuple[int, int, int],
         issuer: Issuer,
+        joined_rows: collections.abc.Sequence[int] = [],
     ) -> None:
         """
-        A matrix is (rows, columns, row stride, column stride, whether it begins at a multiple of 16 bytes), bias None or (stride, the same), device (compute capability's two numbers, multiprocessors). Strides are in elements; types and the reduction are codes of dtypes() and reductions(), 0 for no reduction. specialized_cost: None where the fused kernels are to interpret the program. fetched_bytes: of operand_bytes, those of a matrix that a kernel's copy engine may bring. weight_has_planes: those of the scheme that the precision takes first. stores_pre_activation: x @ weight.T + bias is a second result. In compiled code the kernel behind cuBLAS's product is torch.compile's, and a graph's launches take nothing of the host.
+        A matrix is (rows, columns, row stride, column stride, whether it begins at a multiple of 16 bytes), bias None or (stride, the same), device (compute capability's two numbers, multiprocessors). Strides are in elements; types and the reduction are codes of dtypes() and reductions(), 0 for no reduction. specialized_cost: None where the fused kernels are to interpret the program. fetched_bytes: of operand_bytes, those of a matrix that a kernel's copy engine may bring. weight_has_planes: those of the scheme that the precision takes first. stores_pre_activation: x @ weight.T + bias is a second result. In compiled code the kernel behind cuBLAS's product is torch.compile's, and a graph's launches take nothing of the host. joined_rows: the rows of each of several weights, which are `weight` together.
         """
 
 class Memory:
@@ -786,10 +790,13 @@ class CallFunction:
       reduce_operator
 
       backward_operator
+
+      joined_operator
     """
 
     __members__: typing.ClassVar[dict[str, CallFunction]]
     backward_operator: typing.ClassVar[CallFunction]
+    joined_operator: typing.ClassVar[CallFunction]
     linear: typing.ClassVar[CallFunction]
     linear_operator: typing.ClassVar[CallFunction]
     pointwise: typing.ClassVar[CallFunction]
@@ -856,6 +863,7 @@ def build_info() -> dict[str, str]:
 def call_backward_operator(
     grad: typing.Any, x: typing.Any, operands: typing.Any, program: int, wanted: typing.Any, sums_columns: typing.Any
 ) -> typing.Any: ...
+def call_joined_operator(x: typing.Any, weights: typing.Any, biases: typing.Any) -> typing.Any: ...
 def call_key(function: CallFunction, arguments: tuple[typing.Any, ...], callable: int) -> CallKey | None:
     """
     The key of a call with these arguments, as things are now; None where it has none.
@@ -1060,6 +1068,15 @@ def general_call() -> CallPlan:
     The plan of calls that take the general path every time.
     """
 
+def joined_call(
+    plan: LinearPlan,
+    has_bias: collections.abc.Sequence[bool],
+    result: tuple[tuple[int, ...], tuple[int, ...], typing.Any],
+) -> CallPlan:
+    """
+    Of the products of x with several weights, side by side; has_bias: of each weight.
+    """
+
 def kernel_template(kernel: str) -> str:
     """
     The PTX of a kernel: of a GEMM by its name in the table, of another by what pointwise_kernel says; empty for another name.
@@ -1095,6 +1112,18 @@ def launch_fused(
 ) -> None:
     """
     The launches of a fused plan. Tensors are addresses, 0 for none, laid out as the plan's request says; an operand is (pointer, dtype, 0, row and column stride in elements). epilogues: the program in the kernel of each FusedProduct; empty where they interpret it for good. pre_activation: memory for it, where the plan stores it.
+    """
+
+def launch_joined(
+    plan: LinearPlan,
+    stream: int,
+    x: int,
+    weights: collections.abc.Sequence[int],
+    biases: collections.abc.Sequence[int],
+    result: int,
+) -> None:
+    """
+    The launch of a fused plan that joins weights: addresses of each weight and bias, 0 for no bias.
     """
 
 def learn_callable(trail: typing.Any, number: int) -> bool:

@@ -18,6 +18,7 @@ _CUDA: dict[str, Callable[..., Any]] = {
     "linear_reduce": operators.linear_reduce,
     "linear_with_pre_activation": cuda.linear_with_pre_activation,
     "product": cuda.product,
+    "joined": operators.joined,
     "pointwise": operators.pointwise,
     "reduce": operators.reduce,
     "pointwise_backward": operators.pointwise_backward,

@@ -14,8 +14,10 @@ from torch import Tensor
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Epilogue
+from cutfuse.planning.joined import plan_joined
+from cutfuse.planning.joined import run_joined as run_plan
 from cutfuse.planning.linear_launch import launch_fused
-from cutfuse.planning.linear_plan import LinearArguments, plan_linear
+from cutfuse.planning.linear_plan import LinearArguments, matrix_layout, plan_linear
 from cutfuse.planning.planes import split_weight
 from cutfuse.precision import GUARDED
 
@@ -30,7 +32,7 @@ def main() -> None:
     for mode in ("off", "now"):  # epilogues interpreted, and compiled in
         cutfuse.set_specialization(mode)
         launched = {name for dtype in (torch.bfloat16, torch.float16, torch.float32) for name in run_gemms(dtype)}
-        launched |= set(run_planes()) | set(run_fp32())
+        launched |= set(run_planes()) | set(run_fp32()) | set(run_joined())
         assert launched == set(native.core.gemm_kernels()), set(native.core.gemm_kernels()) - launched
         run_pointwise_and_reductions()
     torch.cuda.synchronize()
@@ -53,6 +55,17 @@ def run_gemms(dtype: torch.dtype) -> Iterator[str]:
             for name in (kernel.name for kernel in kernels if not kernel.rejection):
                 check(launch_fused(plan_linear(arguments, "tf32", only=name), arguments), name)
                 yield name
+
+
+def run_joined() -> Iterator[str]:
+    """Every kernel of several weights, and its name."""
+    for dtype in (torch.bfloat16, torch.float16):
+        x, *weights = (torch.randn(rows, 136, device="cuda").to(dtype) for rows in (200, 256, 128, 384))
+        biases = [None, *(torch.randn(len(weight), device="cuda").to(dtype) for weight in weights[1:])]
+        layouts = matrix_layout(x), [matrix_layout(weight) for weight in weights], dtype, x.device
+        for way in plan_joined(*layouts).alternatives[:-1]:
+            check(run_plan(x, weights, biases, plan_joined(*layouts, only=way.name)), way.name)
+            yield way.name
 
 
 def run_fp32() -> Iterator[str]:

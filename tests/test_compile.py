@@ -225,6 +225,7 @@ OPERATOR_INPUTS = {
         (X, W, B, torch.tensor([0, 5, -100, 2, 3]), -100, "mean", torch.float32),
         (X.unsqueeze(1), W, None, torch.tensor([0, 5, 1, 2, 3]), 2, "none", torch.float32),
     ],
+    "joined": [(X, [W, W + 1], [B, None]), (X, [W], [None])],
     "product": [(X, W, ""), (X.t(), R.t(), "ieee")],
     "pointwise": [
         (X, [X], PROGRAM, torch.float32),

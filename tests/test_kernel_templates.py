@@ -88,14 +88,21 @@ def templates() -> dict[str, str]:
 
 @needs_source
 def test_a_template_has_what_its_kernel_needs(templates: dict[str, str]) -> None:
-    assert list(templates) == ["sm90_first1", "sm90_second1"]
-    first, second = templates.values()
+    (first,) = templates.values()
     assert first.startswith(".version 9.0\n.target sm_90a\n.address_size 64\n")
     assert re.findall(r"\.entry (\w+)\(", first) == ["sm90_first1"]
     assert "sm90_first1_param_0[64]" in first
     assert "table[8] = {1, 0, 0, 0,\n2, 0, 0, 0};" in first
     assert first.count(".func helper") == 2
     assert "shared_memory" not in first
+
+
+@needs_source
+def test_a_kernel_that_runs_no_program_has_a_template_by_its_own_name_alone(templates: dict[str, str]) -> None:
+    import embed_kernel_templates
+
+    assert list(templates) == ["sm90_first1"]
+    _, second = embed_kernel_templates.templates(SOURCE, are_named=True).values()
     assert "run_epilogue" not in second
     assert "table" not in second
     assert "shared_memory[];" in second
@@ -135,18 +142,23 @@ def element_type(kernel: str) -> str:
     return {"bf16": "bfloat16", "f16": "float16"}.get(kernel.split("_")[1], "float32")
 
 
+# All but those of several weights.
+PROGRAM_KERNELS = [kernel for kernel in core.gemm_kernels() if "_joined_" not in kernel]
+
+
 def fetches_operand(kernel: str) -> bool:
     """Whether the copy engine brings one."""
     return "_param_4[" in core.kernel_template(kernel).split("run_epilogue", 1)[1]
 
 
 @needs_kernels
-def test_every_kernel_of_the_table_has_a_template() -> None:
-    assert core.gemm_kernels()
-    for kernel in core.gemm_kernels():
+def test_every_kernel_that_runs_a_program_has_a_template() -> None:
+    assert PROGRAM_KERNELS
+    for kernel in PROGRAM_KERNELS:
         text = core.kernel_template(kernel)
         assert re.findall(r"\.entry (\w+)\(", text) == [kernel]
-    assert core.kernel_template("sm90_nothing") == ""
+    for kernel in {*core.gemm_kernels(), "sm90_nothing"}.difference(PROGRAM_KERNELS):
+        assert core.kernel_template(kernel) == ""
 
 
 @needs_kernels
@@ -168,7 +180,7 @@ PROGRAMS = {
 }
 
 
-FETCHING = [kernel for kernel in core.gemm_kernels() if fetches_operand(kernel)] if core.cuda_build else []
+FETCHING = [kernel for kernel in PROGRAM_KERNELS if fetches_operand(kernel)] if core.cuda_build else []
 # How operands lie, by how many there are.
 KINDS = {1: ["source"], 3: ["column", "source", "row"]}
 
@@ -205,7 +217,7 @@ INLINED = "operands=2; mul z r0; silu prev; mul prev 0.5; clamp_open prev -1.0 1
 
 @needs_kernels
 @needs_ptxas
-@pytest.mark.parametrize("kernel", core.gemm_kernels())
+@pytest.mark.parametrize("kernel", PROGRAM_KERNELS)
 def test_ptxas_takes_a_program_in_the_place_of_the_calls(kernel: str, tmp_path: Path) -> None:
     program = Program.parse(INLINED)
     types = [core.dtypes()[element_type(kernel)]] * 2
@@ -219,7 +231,7 @@ def test_ptxas_takes_a_program_in_the_place_of_the_calls(kernel: str, tmp_path: 
     assert has_registers(kernel, report)
 
 
-REDUCING = [kernel for kernel in core.gemm_kernels() if "_rows_" in kernel]
+REDUCING = [kernel for kernel in PROGRAM_KERNELS if "_rows_" in kernel]
 
 
 @needs_kernels
@@ -240,7 +252,7 @@ def test_ptxas_takes_a_reduction_in_the_place_of_the_calls(kernel: str, reductio
 
 @needs_kernels
 @needs_ptxas
-@pytest.mark.parametrize("kernel", core.gemm_kernels())
+@pytest.mark.parametrize("kernel", PROGRAM_KERNELS)
 def test_ptxas_takes_the_kernel_with_a_program(kernel: str, tmp_path: Path) -> None:
     """Without a warning that wgmma or registers of warp groups are given up, in as many registers, and without spills.
 

@@ -264,6 +264,34 @@ Reading read_backward_operator(PyObject* const* given, Arguments& arguments) {
   return finish(arguments);
 }
 
+// Tensors of a list, None among them where that is allowed.
+bool add_tensors(Reader& reader, CallKey& key, PyObject* tensors, bool may_be_none) {
+  if (!PyList_CheckExact(tensors)) return false;
+  Py_ssize_t const count = PyList_GET_SIZE(tensors);
+  key.add(static_cast<uint64_t>(count));
+  for (Py_ssize_t k = 0; k < count; ++k) {
+    PyObject* const tensor = PyList_GET_ITEM(tensors, k);
+    if (tensor == Py_None && may_be_none) {
+      key.add(kNone);
+    } else if (reader.take_tensor(tensor)) {
+      reader.add_last_tensor();
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+Reading read_joined_operator(PyObject* const* given, Arguments& arguments) {
+  auto const& [x, weights, biases] = *reinterpret_cast<PyObject* const(*)[3]>(given);
+  Reader reader(torch_state(), arguments);
+  if (!reader.take_tensor(x) || !torch_state().serves(arguments.facts[0])) return Reading::kGeneral;
+  reader.add_last_tensor();
+  bool const are_read =
+      add_tensors(reader, arguments.key, weights, false) && add_tensors(reader, arguments.key, biases, true);
+  return are_read ? finish(arguments) : Reading::kGeneral;
+}
+
 bool is_operator(Function function) { return function >= Function::kLinearOperator; }
 
 }  // namespace
@@ -300,6 +328,9 @@ Reading read_arguments(Function function, PyObject* const* given, uint64_t calla
       break;
     case Function::kBackwardOperator:
       reading = read_backward_operator(given, arguments);
+      break;
+    case Function::kJoinedOperator:
+      reading = read_joined_operator(given, arguments);
       break;
   }
   PyErr_Clear();

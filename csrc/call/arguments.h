@@ -44,6 +44,8 @@ constexpr Py_ssize_t argument_count(Function function) {
     case Function::kReduceOperator:
     case Function::kBackwardOperator:
       return 6;
+    case Function::kJoinedOperator:
+      return 3;
     default:
       return 7;
   }

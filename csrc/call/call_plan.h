@@ -33,6 +33,13 @@ struct LinearSteps {
   SpecializedEpilogues epilogues;
 };
 
+// The products of x with several weights, side by side, as the planner says: by one kernel. The call's tensors are x,
+// the weights, and the biases that there are.
+struct JoinedSteps {
+  LinearPlan plan;
+  std::vector<bool> has_bias;  // of each weight
+};
+
 // PyTorch's own linear layer and nothing else.
 struct ProductSteps {};
 
@@ -99,7 +106,7 @@ struct TrainingSteps {
 struct GeneralSteps {};
 
 using Steps = std::variant<GeneralSteps, ProductSteps, OperationSteps, LinearSteps, PointwiseSteps, ReduceSteps,
-                           BackwardSteps, TrainingSteps>;
+                           BackwardSteps, TrainingSteps, JoinedSteps>;
 
 struct CallPlan {
   Steps steps;

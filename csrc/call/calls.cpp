@@ -44,6 +44,21 @@ class Run {
     return steps.plan.is_fused() ? run_fused(steps) : run_unfused(steps);
   }
 
+  PyRef operator()(JoinedSteps const& steps) const {
+    Memory result = allocate_result();
+    if (!result.tensor) return {};
+    TensorFacts const* const facts = arguments_.facts;
+    LinearBuffers buffers = {facts[0].data, facts[1].data, nullptr, result.address, nullptr, nullptr, nullptr};
+    buffers.joined.count = static_cast<int32_t>(steps.has_bias.size());
+    int bias = 1 + buffers.joined.count;
+    for (int k = 0; k < buffers.joined.count; ++k) {
+      void const* const own_bias = steps.has_bias[static_cast<size_t>(k)] ? facts[bias++].data : nullptr;
+      buffers.joined.items[k] = {facts[1 + k].data, own_bias, facts[1 + k].sizes[0]};
+    }
+    bool const done = launch([&] { launch_fused(steps.plan, buffers, plan_.program, {}, {}, launcher(), stream_); });
+    return done ? std::move(result.tensor) : PyRef();
+  }
+
   PyRef operator()(PointwiseSteps const& steps) const {
     Memory result = allocate_result();
     if (!result.tensor) return {};
@@ -278,6 +293,8 @@ PyMethodDef const* call_functions() {
       {"call_backward_operator", as_method(&call<Function::kBackwardOperator>), METH_FASTCALL,
        "call_backward_operator(grad: object, x: object, operands: object, program: int, wanted: object, "
        "sums_columns: object) -> typing.Any"},
+      {"call_joined_operator", as_method(&call<Function::kJoinedOperator>), METH_FASTCALL,
+       "call_joined_operator(x: object, weights: object, biases: object) -> typing.Any"},
       {"training_linear", as_method(&training_linear), METH_FASTCALL,
        "training_linear(plan: object, x: object, weight: object, bias: object, *operands: object) -> typing.Any"},
       {"training_forward", as_method(&training_forward), METH_FASTCALL,

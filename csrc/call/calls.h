@@ -25,6 +25,7 @@ namespace cutfuse::call {
 // call_pointwise_operator(x, operands, program, out_dtype)
 // call_reduce_operator(x, operands, program, reduction, dims, out_dtype)
 // call_backward_operator(grad, x, operands, program, wanted, sums_columns), which gives a list
+// call_joined_operator(x, weights, biases), of which a bias may be None
 PyMethodDef const* call_functions();
 
 enum class Function : uint64_t {
@@ -36,6 +37,7 @@ enum class Function : uint64_t {
   kPointwiseOperator,
   kReduceOperator,
   kBackwardOperator,
+  kJoinedOperator,
 };
 
 class CallKey;

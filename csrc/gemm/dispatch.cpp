@@ -27,6 +27,20 @@ uintptr_t alignment_of(GemmConfig const& config) {
   return product_of(config) == Product::kFma ? sizeof(float) : uintptr_t{16};
 }
 
+std::string check_joined(JoinedWeights const& joined, uintptr_t alignment) {
+  if (joined.count < 1 || joined.count > kMostJoinedWeights) {
+    return "joins 1 to " + std::to_string(kMostJoinedWeights) + " weights, not " + std::to_string(joined.count);
+  }
+  for (int k = 0; k < joined.count; ++k) {
+    auto const weight = reinterpret_cast<uintptr_t>(joined.items[k].weight);
+    auto const bias = reinterpret_cast<uintptr_t>(joined.items[k].bias);
+    if (weight == 0 || weight % alignment != 0 || bias % alignment != 0) {
+      return "joined weights and biases have to start at multiples of " + std::to_string(alignment) + " bytes";
+    }
+  }
+  return {};
+}
+
 std::string check_pointers(GemmConfig const& config, GemmBuffers const& buffers) {
   uintptr_t const alignment = alignment_of(config);
   bool const rows = config.output == GemmOutput::kRows;
@@ -52,6 +66,7 @@ std::string check_pointers(GemmConfig const& config, GemmBuffers const& buffers)
   if (reinterpret_cast<uintptr_t>(buffers.bias) % alignment != 0) {
     return "bias has to start at a multiple of " + std::to_string(alignment) + " bytes";
   }
+  if (config.output == GemmOutput::kJoined) return check_joined(buffers.joined, alignment);
   return {};
 }
 

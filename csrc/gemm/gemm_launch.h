@@ -18,6 +18,20 @@ struct KSlices {
   int32_t* arrived;  // [tiles]; zero at first: the pass that splits a clears them
 };
 
+// Weights that one kernel multiplies by, side by side in its result: as many columns of it as each has rows.
+constexpr int kMostJoinedWeights = 3;
+
+struct JoinedWeight {
+  void const* weight;  // [columns, K]; the pitch is that of all
+  void const* bias;    // null for none
+  int64_t columns;
+};
+
+struct JoinedWeights {
+  JoinedWeight items[kMostJoinedWeights];
+  int32_t count;  // 0 of a kernel with one weight
+};
+
 struct GemmBuffers {
   void const* a;  // null where planes are multiplied
   void const* b;
@@ -31,6 +45,7 @@ struct GemmBuffers {
   KSlices slices;
   SplitGuard guard;
   SplitRun run;
+  JoinedWeights joined;  // of which b is the first; in place of bias
 };
 
 struct GemmLaunch {

@@ -129,6 +129,7 @@ struct GemmTypes {
   using X = OperandLayout<reads_columns_of_x(layout)>;
   using Weight = OperandLayout<reads_columns_of_weight(layout)>;
   static constexpr bool kReduceRows = output == GemmOutput::kRows;
+  static constexpr bool kJoinsWeights = output == GemmOutput::kJoined;
   static constexpr int kAlignment = 16 / sizeof(Element);
   static constexpr int kOutAlignment = 16 / sizeof(OutElement);
 
@@ -147,12 +148,17 @@ struct GemmTypes {
   using Visitor =
       Sm90ProgramVisitor<OutElement, Element, kReduceRows ? tile_m : 0,
                          cute::conditional_t<kAccurate, AccuratePrimitives, FastPrimitives>, kHasSource, kStagedExtent>;
+  // A kernel of several weights adds their biases alone: it runs no program.
+  using JoinedSum =
+      fusion::Sm90EVT<fusion::Sm90Compute<cutlass::plus, OutElement, float, cutlass::FloatRoundStyle::round_to_nearest>,
+                      fusion::Sm90AccFetch, JoinedBias<Tile, Element, kAlignment>>;
   // CUTLASS asks for the element type of the staging buffers even where the epilogue stores no matrix.
-  struct Callbacks : fusion::Sm90EVT<Visitor, PreActivation> {
-    using Base = fusion::Sm90EVT<Visitor, PreActivation>;
-    using Base::Base;
+  template <class Visitors>
+  struct CallbacksOf : Visitors {
+    using Visitors::Visitors;
     using ElementAux = OutElement;
   };
+  using Callbacks = CallbacksOf<cute::conditional_t<kJoinsWeights, JoinedSum, fusion::Sm90EVT<Visitor, PreActivation>>>;
 
   template <class SourceElement>
   using BuiltEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
@@ -171,7 +177,8 @@ struct GemmTypes {
 
   template <class Epilogue>
   using KernelWith = cute::conditional_t<
-      cute::is_same_v<Schedule, Pingpong>, PingpongKernel<MainloopBeside<Epilogue>, Epilogue>,
+      cute::is_same_v<Schedule, Pingpong>,
+      PingpongKernel<MainloopBeside<Epilogue>, Epilogue, cute::conditional_t<kJoinsWeights, SeveralWeights, OneWeight>>,
       cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, MainloopBeside<Epilogue>, Epilogue,
                                            cutlass::gemm::PersistentScheduler>>;
 
@@ -231,16 +238,12 @@ typename Kernel::Arguments make_product_arguments(GemmLaunch const& launch) {
   return arguments;
 }
 
+// What the epilogue runs its program with.
 template <class Kernel>
-typename Kernel::Arguments make_arguments(GemmLaunch const& launch) {
+void add_program(GemmLaunch const& launch, typename Kernel::Arguments& arguments) {
   GemmProblem const& problem = launch.problem;
   GemmBuffers const& buffers = launch.buffers;
   using Element = typename Kernel::Element;
-  typename Kernel::Arguments arguments = make_product_arguments<Kernel>(launch);
-  if constexpr (!cute::is_void_v<typename Kernel::ElementD>) {
-    arguments.epilogue.ptr_D = static_cast<typename Kernel::ElementD*>(buffers.d);
-  }
-  arguments.epilogue.dD = cute::make_stride(problem.n, cute::_1{}, int64_t{0});
   StagedOperands const staged = staged_by(launch.specialized);
   bool const reads_source = staged.source >= 0;
   if constexpr (Kernel::kHasSource) {
@@ -254,7 +257,63 @@ typename Kernel::Arguments make_arguments(GemmLaunch const& launch) {
                                {launch.program, launch.operands, buffers.partials, buffers.pre_activation,
                                 static_cast<int>(problem.m), static_cast<int>(problem.n), problem.reduction,
                                 reads_source, staged.rows, staged.columns, Kernel::kTileRows, Kernel::kTileColumns}};
+}
+
+// The columns of tiles at which the weights begin.
+template <class Kernel>
+WeightStarts starts_of(JoinedWeights const& weights) {
+  WeightStarts starts{};
+  int64_t first = 0;
+  for (int k = 0; k < kMostJoinedWeights; ++k) {
+    starts.items[k] = k < weights.count ? static_cast<int32_t>(first / Kernel::kTileColumns) : INT32_MAX;
+    first += weights.items[k].columns;
+  }
+  return starts;
+}
+
+template <class Kernel>
+typename Kernel::Arguments make_arguments(GemmLaunch const& launch) {
+  GemmProblem const& problem = launch.problem;
+  GemmBuffers const& buffers = launch.buffers;
+  using Element = typename Kernel::Element;
+  typename Kernel::Arguments arguments = make_product_arguments<Kernel>(launch);
+  if constexpr (!cute::is_void_v<typename Kernel::ElementD>) {
+    arguments.epilogue.ptr_D = static_cast<typename Kernel::ElementD*>(buffers.d);
+  }
+  arguments.epilogue.dD = cute::make_stride(problem.n, cute::_1{}, int64_t{0});
+  if constexpr (Kernel::kJoinsWeights) {
+    auto& biases = arguments.epilogue.thread.op_1;
+    biases.starts = starts_of<Kernel>(buffers.joined);
+    for (int k = 0; k < kMostJoinedWeights; ++k) {
+      biases.biases[k] = static_cast<Element const*>(buffers.joined.items[k].bias);
+    }
+  } else {
+    add_program<Kernel>(launch, arguments);
+  }
   return arguments;
+}
+
+// With a main loop's parameters for each weight: those of a problem with as many columns. What is not there has the
+// last one's, because descriptors of all are fetched.
+template <class Kernel>
+typename Kernel::Params make_params(GemmLaunch const& launch, typename Kernel::Arguments const& arguments) {
+  if constexpr (!Kernel::kJoinsWeights) {
+    return Kernel::to_underlying_arguments(arguments, nullptr);
+  } else {
+    using Mainloop = typename Kernel::CollectiveMainloop;
+    JoinedWeights const& weights = launch.buffers.joined;
+    typename Kernel::Params params{};
+    static_cast<typename Kernel::Base::Params&>(params) = Kernel::to_underlying_arguments(arguments, nullptr);
+    params.starts = starts_of<Kernel>(weights);
+    for (int k = 0; k < kMostJoinedWeights; ++k) {
+      JoinedWeight const& weight = weights.items[std::min(k, weights.count - 1)];
+      auto own = arguments;
+      own.mainloop.ptr_B = static_cast<typename Kernel::ElementB const*>(weight.weight);
+      cute::get<1>(own.problem_shape) = static_cast<int>(weight.columns);
+      params.mainloops[k] = Mainloop::to_underlying_arguments(own.problem_shape, own.mainloop, nullptr);
+    }
+    return params;
+  }
 }
 
 template <class Kernel>
@@ -264,7 +323,8 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
     return {cudaErrorInvalidValue, "the kernel cannot take this problem"};
   }
   static_assert(Kernel::SharedStorageSize <= 227 * 1024, "more shared memory than a multiprocessor has");
-  auto params = Kernel::to_underlying_arguments(arguments, nullptr);
+  static_assert(sizeof(typename Kernel::Params) <= 4096, "more parameters than every driver takes");
+  auto params = make_params<Kernel>(launch, arguments);
   static LoadedKernel interpreting{reinterpret_cast<void const*>(sm90_gemm<Kernel>)};
   LoadedKernel& kernel = launch.specialized == nullptr ? interpreting : *launch.specialized;
   cudaError_t status = allow_shared_memory(kernel, Kernel::SharedStorageSize);
@@ -305,6 +365,7 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
     static constexpr bool kSplit = name##_types::kSplit;                                                               \
     static constexpr bool kHasSource = name##_types::kHasSource;                                                       \
     static constexpr bool kReduceRows = name##_types::kReduceRows;                                                     \
+    static constexpr bool kJoinsWeights = name##_types::kJoinsWeights;                                                 \
     static constexpr uint16_t kTileRows = tile_m;                                                                      \
     static constexpr uint16_t kTileColumns = tile_n;                                                                   \
   };                                                                                                                   \

@@ -11,18 +11,20 @@
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 #include <cutlass/pipeline/pipeline.hpp>
 
+#include "gemm/sm90_joined_weights.h"
 #include "gemm/sm90_named_barriers.h"
 #include "gemm/sm90_tile_store.h"
 
 namespace cutfuse {
 namespace sm90 {
 
-template <class Mainloop, class Epilogue>
+// Weight: whether the kernel reads one weight or several.
+template <class Mainloop, class Epilogue, class Weight = OneWeight>
 struct PingpongKernel : cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue,
                                                              cutlass::gemm::PersistentScheduler> {
   using Base = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue,
                                                     cutlass::gemm::PersistentScheduler>;
-  using Params = typename Base::Params;
+  using Params = typename Weight::template Params<Base>;
   using Cluster = typename Base::ClusterShape;
   using Tile = typename Base::TileShape;
   using MainloopPipeline = typename Mainloop::MainloopPipeline;
@@ -47,7 +49,7 @@ struct PingpongKernel : cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, in
     auto& storage = *reinterpret_cast<SharedStorage*>(shared_memory);
     Role const role;
     if (threadIdx.x == 0) {
-      Mainloop::prefetch_tma_descriptors(params.mainloop);
+      Weight::template prefetch<Mainloop>(params);
       Epilogue::prefetch_tma_descriptors(params.epilogue);
     }
     MainloopPipeline mainloop(storage.mainloop, mainloop_params(params, role), Cluster{});
@@ -141,7 +143,8 @@ struct PingpongKernel : cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, in
     int const steps = cute::size(shape_k);
     auto state = cutlass::make_producer_start_state<MainloopPipeline>();
     for_each_tile(params, 0, 1, [&](auto const& tile) CUTLASS_LAMBDA_FUNC_INLINE {
-      mainloop.load(params.mainloop, pipeline, state, inputs, tile, cute::make_coord_iterator(shape_k), steps,
+      mainloop.load(Weight::mainloop_of(params, cute::get<1>(tile)), pipeline, state, inputs,
+                    Weight::tile_of(params, tile), cute::make_coord_iterator(shape_k), steps,
                     cutlass::canonical_lane_idx(), cute::block_rank_in_cluster(), storage.tensors.mainloop);
       state.advance(steps);
     });

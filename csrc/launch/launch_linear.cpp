@@ -96,6 +96,7 @@ class FusedLaunches {
     if (product.x.values.bytes == 0) {
       buffers.a = buffers_.x;
       buffers.b = buffers_.weight;
+      buffers.joined = buffers_.joined;
       return;
     }
     buffers.planes_a = planes_at(product.x);

@@ -13,9 +13,10 @@ struct LinearBuffers {
   void const* weight;
   void const* bias;  // null for none
   void* result;
-  void* workspace;       // plan.workspace_bytes; null for 0
-  void* weight_planes;   // null where the plan reads none
-  void* pre_activation;  // null where the plan stores none, or is not fused
+  void* workspace;            // plan.workspace_bytes; null for 0
+  void* weight_planes;        // null where the plan reads none
+  void* pre_activation;       // null where the plan stores none, or is not fused
+  JoinedWeights joined = {};  // of which weight is the first; in place of bias
 };
 
 // The program in the kernel of each FusedProduct of a plan, in their order, or in that of the pass after cuBLAS's

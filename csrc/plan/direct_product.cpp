@@ -79,7 +79,24 @@ std::optional<double> work_of_pass(LinearRequest const& request) {
          (is_fast ? kMicrosecondsPerElementAndFastOp : kMicrosecondsPerElementAndAccurateOp);
 }
 
+// Products of one x with several weights, by cuBLAS one after another.
+Alternative cublas_for_each(LinearRequest const& request, GemmProblem problem) {
+  double microseconds = 0.0;
+  for (int64_t const rows : request.joined_rows) {
+    problem.n = rows;
+    microseconds += predict_unfused_microseconds(problem, 0.0f, {});
+  }
+  double const host =
+      host_times(request.issuer, request.input).product * static_cast<double>(request.joined_rows.size());
+  return {"cuBLAS, one product for each weight",
+          microseconds,
+          compared(microseconds, host, request.issuer, request.input),
+          1,
+          {}};
+}
+
 Alternative cublas_for(LinearRequest const& request, GemmProblem problem, bool is_alone) {
+  if (request.joins_weights()) return cublas_for_each(request, problem);
   problem.epilogue_cost = request.epilogue_cost;
   double const microseconds = predict_unfused_microseconds(problem, request.operand_bytes, work_of_pass(request));
   bool const is_bare = problem.epilogue_cost == 0.0f && !reduces(request) && problem.output == problem.input;

@@ -39,6 +39,11 @@ std::string check_results(GemmConfig const& config, GemmProblem const& problem) 
   if (config.output == GemmOutput::kRows) {
     return problem.stores_pre_activation ? "stores no matrix, and so no pre-activation" : "";
   }
+  if (config.output == GemmOutput::kJoined && problem.columns_divisor % config.tile_n != 0) {
+    return "computes " + std::to_string(config.tile_n) +
+           " columns of one weight at a time, and those of a weight have the divisor " +
+           std::to_string(problem.columns_divisor);
+  }
   std::string fault = check_pitch("N", problem.n, problem.output);
   if (!fault.empty() || !problem.stores_pre_activation) return fault;
   return check_pitch("N", problem.n, problem.input);
@@ -102,6 +107,7 @@ std::string check_lines(GemmProblem const& problem) {
 }
 
 GemmOutput output_of(GemmProblem const& problem) {
+  if (problem.columns_divisor > 0) return GemmOutput::kJoined;
   if (problem.reduction != Reduction::kNone) {
     return GemmOutput::kRows;
   }

@@ -30,8 +30,9 @@ enum class ProductLayout { kNT, kNN, kTN };
 constexpr bool reads_columns_of_x(ProductLayout layout) { return layout == ProductLayout::kTN; }
 constexpr bool reads_columns_of_weight(ProductLayout layout) { return layout != ProductLayout::kNT; }
 
-// What a row of the table writes: the matrix in the operands' own type, the matrix in fp32, or row partials.
-enum class GemmOutput { kSame, kFloat32, kRows };
+// What a row of the table writes: the matrix in the operands' own type, the matrix in fp32, or row partials; or in the
+// operands' own type the products of one a with several weights, side by side.
+enum class GemmOutput { kSame, kFloat32, kRows, kJoined };
 
 // Everything that the choice of a kernel depends on, and no pointer.
 struct GemmProblem {
@@ -49,6 +50,8 @@ struct GemmProblem {
   bool specializes;            // the kernel has the epilogue compiled in, as soon as it is
   bool stores_pre_activation;  // beside the result, in the operands' type: z = a @ b^T + bias
   ProductLayout layout = ProductLayout::kNT;
+  // Of several weights whose products lie side by side in y: what divides the columns of each. 0 for one weight.
+  int64_t columns_divisor = 0;
 };
 
 // When a kernel over planes runs: always, or if the guard leaves split3 or trips it. Otherwise it returns at once.

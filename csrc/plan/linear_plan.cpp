@@ -1,5 +1,6 @@
 #include "plan/linear_plan.h"
 
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
@@ -22,6 +23,12 @@ void check(LinearRequest const& request) {
   if (!sizes || request.x.columns != request.weight.columns) {
     throw std::invalid_argument("x has to be [M, K] and weight [N, K], got " + shape_of(request.x) + " and " +
                                 shape_of(request.weight));
+  }
+  int64_t const rows = std::accumulate(request.joined_rows.begin(), request.joined_rows.end(), int64_t{0});
+  if (request.joins_weights() && (rows != request.weight.rows || request.epilogue_cost > 0.0f || reduces(request) ||
+                                  request.output != request.input || request.stores_pre_activation)) {
+    throw std::invalid_argument("weights are joined for products alone, whose columns are the rows of all: got " +
+                                std::to_string(rows) + " of " + shape_of(request.weight));
   }
   if (request.device.major > 0 && request.device.multiprocessors < 1) {
     throw std::invalid_argument("a CUDA device has at least one multiprocessor, got " +

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "common/dtype.h"
 #include "reduce/reduction.h"
@@ -66,8 +67,11 @@ struct DeviceFacts {
 };
 
 struct LinearRequest {
-  MatrixLayout x;                    // [M, K]
-  MatrixLayout weight;               // [N, K]
+  MatrixLayout x;       // [M, K]
+  MatrixLayout weight;  // [N, K]
+  // The rows of each of several weights in memory of their own, whose products lie side by side in y and which are
+  // `weight` together; empty for one. Each has a bias of its own, or none.
+  std::vector<int64_t> joined_rows;
   std::optional<VectorLayout> bias;  // [N]
   DType input;                       // of x, weight and bias
   DType output;
@@ -85,6 +89,8 @@ struct LinearRequest {
   bool stores_pre_activation;
   DeviceFacts device;
   Issuer issuer;
+
+  bool joins_weights() const { return !joined_rows.empty(); }
 
   // What the epilogue takes in a fused kernel.
   float fused_cost() const { return specialized_cost.value_or(epilogue_cost); }

@@ -1,5 +1,7 @@
 #include "plan/operand_layouts.h"
 
+#include <numeric>
+
 namespace cutfuse {
 
 namespace {
@@ -49,20 +51,22 @@ std::string why_lines_are_not_read(LinearRequest const& request) {
 
 GemmProblem problem_of(LinearRequest const& request, Product product) {
   ProductLayout const layout = layout_for(request.x, request.weight);
-  return {request.x.rows,
-          request.weight.rows,
-          request.x.columns,
-          pitch_of(request.x, reads_columns_of_x(layout)),
-          pitch_of(request.weight, reads_columns_of_weight(layout)),
-          request.input,
-          request.output,
-          request.reduction,
-          request.device.multiprocessors,
-          request.fused_cost(),
-          product,
-          request.specialized_cost.has_value(),
-          request.stores_pre_activation,
-          layout};
+  return {
+      request.x.rows,
+      request.weight.rows,
+      request.x.columns,
+      pitch_of(request.x, reads_columns_of_x(layout)),
+      pitch_of(request.weight, reads_columns_of_weight(layout)),
+      request.input,
+      request.output,
+      request.reduction,
+      request.device.multiprocessors,
+      request.fused_cost(),
+      product,
+      request.specialized_cost.has_value(),
+      request.stores_pre_activation,
+      layout,
+      std::accumulate(request.joined_rows.begin(), request.joined_rows.end(), int64_t{0}, std::gcd<int64_t, int64_t>)};
 }
 
 }  // namespace cutfuse

@@ -15,6 +15,7 @@ from ..ops.cuda_backward import gradient_layout
 from ..ops.layout import elementwise_layout, reduction_layout
 from ..planning.device import dtype_codes, reduction_codes
 from ..planning.fused import changes_setting, plan_call
+from ..planning.joined import plan_of
 from ..planning.linear_launch import matrices_of
 from ..planning.linear_plan import LinearArguments
 from ..planning.specialize import (
@@ -57,6 +58,16 @@ def plan_linear(arguments: LinearArguments, y: Tensor, is_bias_apart: bool = Fal
         return None  # the call was captured in a graph; a later one asks for them
     layouts = [matrix[1:] for matrix in matrices]
     return core.linear_call(plan, arguments.program.native, layouts, epilogues, _result_of(y))
+
+
+def plan_joined_call(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], y: Tensor
+) -> CallPlan | None:
+    core = native.core
+    plan = plan_of(x, weights, biases)
+    if plan is None:
+        return core.general_call()
+    return core.joined_call(plan, [bias is not None for bias in biases], _result_of(y))
 
 
 def plan_pointwise(x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor) -> CallPlan | None:

@@ -16,21 +16,28 @@ from .. import native
 from ..epilogue import Program
 from ..ops import cuda, cuda_backward
 from ..planning.linear_plan import LinearArguments
-from .call_plans import plan_backward, plan_linear, plan_pointwise, plan_reduce
+from .call_plans import plan_backward, plan_joined_call, plan_linear, plan_pointwise, plan_reduce
 from .calls import remember
 
 if TYPE_CHECKING:
     from .._C import CallFunction, CallPlan
     from .._C import call_backward_operator as call_backward_operator
+    from .._C import call_joined_operator as call_joined_operator
     from .._C import call_linear_operator as call_linear_operator
     from .._C import call_pointwise_operator as call_pointwise_operator
     from .._C import call_reduce_operator as call_reduce_operator
 else:
     try:
-        from .._C import call_backward_operator, call_linear_operator, call_pointwise_operator, call_reduce_operator
+        from .._C import (
+            call_backward_operator,
+            call_joined_operator,
+            call_linear_operator,
+            call_pointwise_operator,
+            call_reduce_operator,
+        )
     except ImportError:  # the general path raises an ImportError that tells what to do
         call_backward_operator = call_linear_operator = lambda *given: None
-        call_pointwise_operator = call_reduce_operator = call_linear_operator
+        call_pointwise_operator = call_reduce_operator = call_joined_operator = call_linear_operator
 
 
 def linear(
@@ -76,6 +83,17 @@ def linear_reduce(
         general = cuda.linear_reduce(x, weight, bias, operands, program, reduction, out_dtype)
         if y is not None:
             _remember_linear(given, program, general)
+        return general
+    return y
+
+
+def joined(x: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> Tensor:
+    y: Tensor | None = call_joined_operator(x, weights, biases)
+    if y is None or y is NotImplemented:
+        general = cuda.joined(x, weights, biases)
+        if y is not None:
+            make_plan = functools.partial(plan_joined_call, x, weights, biases, general)
+            _remember(native.core.CallFunction.joined_operator, (x, weights, biases), (x, *weights), make_plan)
         return general
     return y
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import composed, native
 from ..epilogue import Program, evaluate
 from ..epilogue.evaluate import arithmetic_dtype
+from ..planning.joined import composed_joined
 from ..planning.prepared import check_unchanged
 from ..reductions import GRADIENTS
 
@@ -71,6 +72,11 @@ def linear_with_pre_activation(
 def product(a: Tensor, b: Tensor, mode: str, issuer: str = "call") -> Tensor:
     with torch.autocast(a.device.type, enabled=False):
         return torch.mm(a, b.t())
+
+
+def joined(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        return composed_joined(x, weights, biases)
 
 
 def pointwise(x: Tensor, operands: Sequence[Tensor], program: str, out_dtype: torch.dtype) -> Tensor:

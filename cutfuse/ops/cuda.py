@@ -15,6 +15,7 @@ from .. import composed, native
 from ..epilogue import Program
 from ..planning.device import dtype_codes, multiprocessors, on_device, reduction_codes, stream_of
 from ..planning.fused import cublas_linear, plan_call
+from ..planning.joined import plan_of, run_joined
 from ..planning.linear_launch import launch_after_product, launch_fused
 from ..planning.linear_plan import LinearArguments
 from ..planning.planes import Planes
@@ -85,6 +86,10 @@ def product(a: Tensor, b: Tensor, mode: str, issuer: str = "call") -> Tensor:
     if mode not in SPLIT_MODES:
         return cublas_linear(a, b, None, mode)
     return _run(product_arguments(a, b, issuer), captured_mode=mode)
+
+
+def joined(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor:
+    return run_joined(x, weights, biases, plan_of(x, weights, biases))
 
 
 def _run(arguments: LinearArguments, kept: Planes | None = None, captured_mode: str = "") -> Tensor:

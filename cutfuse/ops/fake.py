@@ -58,6 +58,10 @@ def product(a: Tensor, b: Tensor, mode: str, issuer: str = "call") -> Tensor:
     return a.new_empty((a.shape[0], b.shape[0]))
 
 
+def joined(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor:
+    return x.new_empty((x.shape[0], sum(weight.shape[0] for weight in weights)))
+
+
 def pointwise(x: Tensor, operands: Sequence[Tensor], program: str, out_dtype: torch.dtype) -> Tensor:
     return torch.empty_like(x, dtype=out_dtype)
 

@@ -33,6 +33,7 @@ UNDISPATCHED: tuple[Callable[..., Any], ...] = (
     schema.linear,
     schema.linear_reduce,
     schema.product,
+    schema.joined,
     schema.pointwise,
     schema.reduce,
     schema.pointwise_backward,

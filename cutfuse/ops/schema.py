@@ -14,6 +14,8 @@ backward pass differentiates the program. The program has instructions.
 `layer` and `layer_cross_entropy` are what torch.compile's backend puts into a graph (compile/layer.py): composites of
 the others, with their gradients, for x `[..., K]` and operands that broadcast against `[..., N]`.
 
+`joined` is `x @ weight.T + bias` for several weights of one K, side by side: `[M, sum of N]`, in 16 bits.
+
 `product` is `a @ b.T` of matrices of any strides. In fp32 it has the precision that the forward pass has captured, or
 if that is empty the one that holds when the operator runs; in 16 bits it is planned for a training step that waits for
 the host.
@@ -47,6 +49,7 @@ SCHEMAS = (
     "layer_cross_entropy(Tensor x, Tensor weight, Tensor? bias, Tensor target, int ignore_index, str reduction, "
     "ScalarType out_dtype) -> Tensor",
     "product(Tensor a, Tensor b, str mode, str issuer='call') -> Tensor",
+    "joined(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor",
     "pointwise(Tensor x, Tensor[] operands, str program, ScalarType out_dtype) -> Tensor",
     "reduce(Tensor x, Tensor[] operands, str program, str reduction, int[] dims, ScalarType out_dtype) -> Tensor",
     "pointwise_backward(Tensor grad, Tensor x, Tensor[] operands, str program, str reduction, Tensor? result, "
@@ -58,6 +61,7 @@ for _schema in SCHEMAS:
 
 linear: Callable[..., Tensor] = torch.ops.cutfuse.linear.default
 product: Callable[..., Tensor] = torch.ops.cutfuse.product.default
+joined: Callable[..., Tensor] = torch.ops.cutfuse.joined.default
 linear_reduce: Callable[..., Tensor] = torch.ops.cutfuse.linear_reduce.default
 linear_with_pre_activation: Callable[..., tuple[Tensor, Tensor]] = torch.ops.cutfuse.linear_with_pre_activation.default
 pointwise: Callable[..., Tensor] = torch.ops.cutfuse.pointwise.default

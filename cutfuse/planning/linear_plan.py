@@ -62,9 +62,9 @@ def plan_linear(arguments: LinearArguments, precision: str, has_planes: bool = F
     """
     x, weight, bias = arguments.x, arguments.weight, arguments.bias
     return plan_layouts(
-        _matrix_layout(x),
-        _matrix_layout(weight),
-        None if bias is None else (bias.stride(0), _is_aligned(bias)),
+        matrix_layout(x),
+        matrix_layout(weight),
+        None if bias is None else (bias.stride(0), is_aligned(bias)),
         x.dtype,
         arguments.out_dtype,
         arguments.reduction,
@@ -112,11 +112,13 @@ def plan_layouts(
     only: str = "",
     issuer: str = "call",
     stores_pre_activation: bool = False,
+    joined_rows: tuple[int, ...] = (),
 ) -> LinearPlan:
     """The plan for tensors of these layouts. `issuer`: the name of the Issuer, which tells who launches the kernels.
 
     `specialized_cost`: see `cost_when_specialized`. `generated_cost`: of a kernel that torch.compile generates.
-    `operand_bytes`, `fetched_bytes`: see `bytes_of_operands`.
+    `operand_bytes`, `fetched_bytes`: see `bytes_of_operands`. `joined_rows`: of several weights, which are `weight`
+    together: see `joined`.
     """
     core = native.core
     codes = dtype_codes()
@@ -137,6 +139,7 @@ def plan_layouts(
         stores_pre_activation=stores_pre_activation,
         device=device,
         issuer=core.Issuer.__members__[issuer],
+        joined_rows=joined_rows,
     )
     return core.plan_linear(request, only)
 
@@ -159,9 +162,9 @@ def _operand_bytes(arguments: LinearArguments) -> tuple[int, int]:
     return bytes_of_operands(shape, arguments.x.dtype, [(tuple(t.shape), t.dtype) for t in arguments.operands])
 
 
-def _matrix_layout(matrix: Tensor) -> MatrixLayout:
-    return *matrix.shape, *matrix.stride(), _is_aligned(matrix)
+def matrix_layout(matrix: Tensor) -> MatrixLayout:
+    return *matrix.shape, *matrix.stride(), is_aligned(matrix)
 
 
-def _is_aligned(tensor: Tensor) -> bool:
+def is_aligned(tensor: Tensor) -> bool:
     return tensor.data_ptr() % ALIGNMENT == 0
