@@ -55,6 +55,11 @@ def _allocates(node: fx.Node) -> bool:
     return name_of(node) in _PRODUCTS or _is_known(function)
 
 
+def computes_elements(node: fx.Node) -> bool:
+    """Whether a node is one of the epilogue language's functions, which give a result of its own or their argument."""
+    return is_call(node) and _is_known(function_of(node))
+
+
 def _is_known(function: Any) -> bool:
     try:
         return is_known(function) or is_operator(function)

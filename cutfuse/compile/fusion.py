@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from ..planning.traced import UNKNOWN_SIZES
 from .choice import why_left
 from .differentiation import last_writes
 from .epochs import uses_transforms
+from .joining import join_products
 from .layouts import RowCopy, lay_out_by_rows
 from .nodes import module_of
 from .products import find_product
@@ -87,10 +89,24 @@ def _fuse_graph(module: fx.GraphModule, written: set[Any]) -> list[ProductReport
             failures[id(search)] = _describe(error)
             _warn(search.module, error)
     _undo(copies, [region for region in _regions_of(searches) if region.out in rewriter.replaced])
-    if rewriter.replaced:
+    joined = _join(graph)
+    if rewriter.replaced or joined:
         graph.lint()
         module.recompile()
-    return [_with_failure(before[id(search)], failures.get(id(search), "")) for search in searches]
+    return [
+        _with_failure(before[id(search)], failures.get(id(search), "") or joined.get(search.product.node, ""))
+        for search in searches
+    ]
+
+
+def _join(graph: fx.Graph) -> dict[fx.Node, str]:
+    """Joins the products that are left, unless that fails: for each, the reason to report."""
+    warn = functools.partial(_warn, "products of one input")
+    try:
+        return join_products(graph, warn)
+    except Exception as error:
+        warn(error)
+        return {}
 
 
 def _find_regions_by_rows(graph: fx.Graph, written: set[Any], copies: list[RowCopy]) -> list[Search]:

@@ -35,7 +35,7 @@ class Rewriter:
         """Replaces a region's nodes. Raises UnfitError, or what PyTorch raises, where the result would differ."""
         emitted: list[fx.Node] = []
         try:
-            with self.graph.inserting_before(region.out), _fake_mode_of(region.out), torch.no_grad():
+            with self.graph.inserting_before(region.out), fake_mode_of(region.out), torch.no_grad():
                 y = _Emission(self, emitted).emit(region)
                 siblings = [] if region.product.part is None else self._emit_siblings(region.product, emitted)
             _check_result(y, region.out)
@@ -226,7 +226,7 @@ def _columns(node: fx.Node) -> int:
 
 
 @contextlib.contextmanager
-def _fake_mode_of(node: fx.Node) -> Iterator[None]:
+def fake_mode_of(node: fx.Node) -> Iterator[None]:
     example: Any = tensor_of(node)
     mode = getattr(example, "fake_mode", None)
     with contextlib.nullcontext() if mode is None else mode:

@@ -12,7 +12,8 @@ from torch import Tensor
 from .. import native
 from ..epilogue import Program
 from .device import device_facts, dtype_codes
-from .linear_plan import ALIGNMENT, LinearArguments, bytes_of_operands, plan_layouts
+from .joined import plan_joined
+from .linear_plan import ALIGNMENT, LinearArguments, MatrixLayout, bytes_of_operands, plan_layouts
 from .specialize import Matrix, cost_when_specialized
 
 if TYPE_CHECKING:
@@ -54,6 +55,21 @@ def plan_traced(arguments: LinearArguments, precision: str) -> LinearPlan | None
         device_facts(x.device),
         issuer=_issuer(),
     )
+
+
+def plan_traced_joined(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> LinearPlan | None:
+    """The plan of the products of x `[..., K]` with several weights, in compiled code; None where no kernel takes them,
+    or a size is not known. Nor is there one for code in C++, whose operators are called with lists of tensors alone."""
+    if _issuer() == "compiled_cpp":
+        return None
+    seen_x, *seen = [_seen(tensor) for tensor in (x, *weights)]
+    known = [weight for weight in seen if weight is not None]
+    seen_biases = [_seen(bias) for bias in biases if bias is not None]
+    if seen_x is None or len(known) < len(seen):
+        return None
+    if any(bias is None or bias.strides != (1,) or not bias.is_aligned for bias in seen_biases):
+        return None
+    return plan_joined(_layout_of(_as_matrix(seen_x)), list(map(_layout_of, known)), x.dtype, x.device, _issuer())
 
 
 def compare_traced_passes(
@@ -131,6 +147,11 @@ class _Seen(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     is_aligned: bool
+
+
+def _layout_of(seen: _Seen) -> MatrixLayout:
+    (rows, columns), (row_stride, column_stride) = seen.shape, seen.strides
+    return rows, columns, row_stride, column_stride, seen.is_aligned
 
 
 def lies_in_rows(tensor: Tensor) -> bool:

@@ -1,0 +1,201 @@
+"""Joins products of one x with several weights, as queries, keys and values have them, into one kernel.
+
+Where each of them is small, one kernel for all fills the device that each leaves idle, and the host issues one launch
+instead of three. The results are columns of one matrix: views with a larger row stride, which the nodes behind them
+have to take.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .. import routing
+from ..ops import schema
+from ..planning.joined import MOST_WEIGHTS
+from ..planning.traced import plan_traced_joined
+from .column_views import evaluated, examples_behind, set_example
+from .differentiation import needs_gradient
+from .epochs import find_epochs
+from .nodes import module_of, name_of, tensor_of
+from .products import Product, find_product, same
+from .rewriting import fake_mode_of
+
+# By how much one kernel has to be predicted faster: large products have little to gain, and lose some where a card at
+# its power limit runs cuBLAS's larger tiles better.
+_ADVANTAGE = 0.95
+
+
+def join_products(graph: fx.Graph, warn: Callable[[Exception], None]) -> dict[fx.Node, str]:
+    """Joins products that are left in a graph; for each node that it replaced, the reason to report.
+
+    warn: called with an error, which leaves a group as it was.
+    """
+    reasons: dict[fx.Node, str] = {}
+    replaced: dict[fx.Node, fx.Node] = {}
+    for found in list(_groups(graph)):
+        try:
+            group = [_current(product, replaced) for product in found]
+            reason = _why_together(group)
+            joined = {} if reason is None else _join(graph, group)
+        except Exception as error:
+            warn(error)
+            continue
+        replaced.update(joined)
+        reasons.update(dict.fromkeys(joined, reason or ""))
+    return reasons
+
+
+def _join(graph: fx.Graph, group: Sequence[Product]) -> dict[fx.Node, fx.Node]:
+    """What stands in the products' places; nothing where they have to stay."""
+    with fake_mode_of(group[0].node), torch.no_grad():
+        columns = _columns_of(group)
+        changed = examples_behind(graph, columns)
+        if changed is None:
+            return {}
+        replaced = _emit(graph, group, columns)
+    for node, example in changed.items():
+        set_example(node, example)
+    return replaced
+
+
+def _groups(graph: fx.Graph) -> Iterator[list[Product]]:
+    """Products of one x with nothing between them that has to keep its place, two or more."""
+    epochs = find_epochs(graph)
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    found: dict[tuple[fx.Node, int], list[Product]] = {}
+    for node in graph.nodes:
+        product = find_product(node)
+        if product is not None and _is_joinable(product):
+            found.setdefault((product.x, epochs[node]), []).append(product)
+    for products in found.values():
+        first = order[products[0].node]
+        known = [p for p in products if all(order[given] < first for given in p.inputs)]
+        for start in range(0, len(known), MOST_WEIGHTS):
+            if len(group := known[start : start + MOST_WEIGHTS]) > 1:
+                yield group
+
+
+def _current(product: Product, replaced: Mapping[fx.Node, fx.Node]) -> Product:
+    """A product whose inputs may have been joined themselves."""
+    x, weight, bias = (
+        None if node is None else replaced.get(node, node) for node in (product.x, product.weight, product.bias)
+    )
+    assert x is not None
+    assert weight is not None
+    return replace(product, x=x, weight=weight, bias=bias)
+
+
+def _is_joinable(product: Product) -> bool:
+    """Whether a product could be joined with others: a layer of 16 bits that nothing differentiates."""
+    if name_of(product.node) != "linear" or product.is_transposed or not product.is_plain or not product.node.users:
+        return False
+    examples = [tensor_of(node) for node in (product.node, *product.inputs)]
+    given = [example for example in examples if example is not None]
+    if len(given) < len(examples) or any(map(is_traceable_wrapper_subclass, given)):
+        return False
+    y, x, weight, *biases = given
+    return (
+        all(example.dtype == y.dtype and example.device == y.device for example in given)
+        and (y.dtype.itemsize == 2 or routing.everywhere)
+        and not needs_gradient(product.node)
+        and weight.dim() == 2
+        and all(is_concrete_int(size) and size > 0 for size in weight.shape)
+        and x.dim() > 1
+        and all(bias.dim() == 1 and same(bias.shape[0], weight.shape[0]) for bias in biases)
+    )
+
+
+def _why_together(group: Sequence[Product]) -> str | None:
+    """What is reported of products that are joined; None where they are not to be."""
+    together = f"one kernel multiplies its input by the weights of {_names_of(group)}"
+    if routing.everywhere:
+        return together
+    x, weights = _example(group[0].x), [_example(product.weight) for product in group]
+    plan = plan_traced_joined(x, weights, [tensor_of(product.bias) for product in group])
+    if plan is None or not plan.is_fused:
+        return None
+    best, apart = plan.alternatives[plan.chosen].compared, plan.alternatives[-1].compared
+    if best > _ADVANTAGE * apart:
+        return None
+    return f"{together}, and is predicted to take {best:.1f} us, cuBLAS's products {apart:.1f} us"
+
+
+def _names_of(group: Sequence[Product]) -> str:
+    """The last part of each layer's path; of a layer without a module, its weight's name."""
+    *names, last = [module_of(product.node).rpartition(".")[2] or product.weight.name for product in group]
+    return f"{', '.join(names)} and {last}"
+
+
+def _columns_of(group: Sequence[Product]) -> dict[fx.Node, Tensor]:
+    """What the products would give as columns of one matrix."""
+    x = _example(group[0].x)
+    columns = [int(_example(product.weight).shape[0]) for product in group]
+    joined = x.new_empty((math.prod(x.shape[:-1]), sum(columns)))
+    parts = torch.split(joined, columns, 1)
+    leading = x.shape[:-1]
+    return {
+        product.node: part if x.dim() == 2 else part.unflatten(0, leading)
+        for product, part in zip(group, parts, strict=True)
+    }
+
+
+def _emit(graph: fx.Graph, group: Sequence[Product], examples: Mapping[fx.Node, Tensor]) -> dict[fx.Node, fx.Node]:
+    """Puts the operator before the first product, and views of its columns in the products' places, which it gives.
+
+    A failure leaves the graph as it was.
+    """
+    emitted: list[fx.Node] = []
+    try:
+        with graph.inserting_before(group[0].node):
+            parts = _emit_parts(graph, group, emitted)
+    except Exception:
+        for node in reversed(emitted):
+            graph.erase_node(node)
+        raise
+    for product, part in zip(group, parts, strict=True):
+        part.meta = {**product.node.meta}
+        set_example(part, examples[product.node])
+        product.node.replace_all_uses_with(part)
+        graph.erase_node(product.node)
+    return {product.node: part for product, part in zip(group, parts, strict=True)}
+
+
+def _emit_parts(graph: fx.Graph, group: Sequence[Product], emitted: list[fx.Node]) -> list[fx.Node]:
+    """The nodes that give what the products give. emitted: to which every node is added."""
+
+    def call(target: Any, *args: Any) -> fx.Node:
+        is_method = isinstance(target, str)
+        node = graph.call_method(target, args) if is_method else graph.call_function(target, args)
+        emitted.append(node)
+        example = evaluated(node, {})
+        if example is None:
+            raise ValueError(f"{name_of(node)} fails for products of {group[0].x.name}")
+        set_example(node, example)
+        return node
+
+    x, weights = group[0].x, [product.weight for product in group]
+    leading = _example(x).shape[:-1]
+    is_matrix = len(leading) == 1
+    matrix = x if is_matrix else call("reshape", x, -1, int(_example(x).shape[-1]))
+    joined = call(schema.joined, matrix, weights, [product.bias for product in group])
+    columns = call("split", joined, [int(_example(weight).shape[0]) for weight in weights], 1)
+    parts = [call(operator.getitem, columns, place) for place in range(len(group))]
+    if is_matrix:
+        return parts
+    sizes = [int(size) if is_concrete_int(size) else call("size", x, place) for place, size in enumerate(leading)]
+    return [call("unflatten", part, 0, sizes) for part in parts]
+
+
+def _example(node: fx.Node) -> Tensor:
+    example = tensor_of(node)
+    assert example is not None
+    return example

@@ -1,0 +1,128 @@
+"""Products of one x with several weights by one kernel, on a GPU: values, memory, direct calls, graphs and models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_model_joining import Attention
+from torch import Tensor
+
+from cutfuse import native
+from cutfuse.direct.operators import call_joined_operator
+from cutfuse.ops import cuda, schema
+from cutfuse.planning.device import stream_of
+from cutfuse.planning.joined import plan_joined, plan_of
+from cutfuse.planning.linear_plan import matrix_layout
+
+pytestmark = [pytest.mark.gpu, pytest.mark.no_path("calls operators, and no public function")]
+
+KERNELS = [name for name in native.module().gemm_kernels() if "_joined_" in name]
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
+ERRORS = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
+WIDTHS = [(128, 128), (256, 128, 384), (1024, 128, 128)]
+
+
+def inputs(
+    m: int, k: int, widths: Sequence[int], dtype: torch.dtype
+) -> tuple[Tensor, list[Tensor], list[Tensor | None]]:
+    """Every second weight has a bias; rows have a pitch of their own."""
+    torch.manual_seed(m + k)
+    x = torch.randn(m, k + 8, device="cuda").to(dtype)[:, :k]
+    weights = [torch.randn(n, k + 16, device="cuda").to(dtype)[:, :k] for n in widths]
+    biases = [torch.randn(n, device="cuda").to(dtype) if place % 2 == 0 else None for place, n in enumerate(widths)]
+    return x, weights, biases
+
+
+def expected_of(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor:
+    parts = [
+        F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+        for weight, bias in zip(weights, biases, strict=True)
+    ]
+    return torch.cat(parts, 1)
+
+
+def error_of(y: Tensor, expected: Tensor) -> float:
+    return float((y.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("widths", WIDTHS, ids=str)
+@pytest.mark.parametrize(("m", "k"), [(1, 64), (77, 136), (300, 1160), (2500, 72)])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_values(kernel: str, m: int, k: int, widths: tuple[int, ...]) -> None:
+    """Into memory of NaNs, between numbers that stay."""
+    dtype = DTYPES[kernel.split("_")[1]]
+    x, weights, biases = inputs(m, k, widths, dtype)
+    plan = plan_joined(matrix_layout(x), [matrix_layout(w) for w in weights], dtype, x.device, only=kernel)
+    assert plan is not None
+    memory = torch.full((m + 2, sum(widths)), 7.0, device="cuda", dtype=dtype)
+    y = memory[1:-1].fill_(torch.nan)
+    addresses = [w.data_ptr() for w in weights], [0 if b is None else b.data_ptr() for b in biases]
+    for _ in range(2):
+        native.core.launch_joined(plan, stream_of(0), x.data_ptr(), *addresses, y.data_ptr())
+    assert error_of(y, expected_of(x, weights, biases)) < ERRORS[dtype]
+    assert (memory[0] == 7).all()
+    assert (memory[-1] == 7).all()
+
+
+def test_the_operator_runs_directly_the_second_time() -> None:
+    x, weights, biases = inputs(300, 256, (256, 128, 128), torch.bfloat16)
+    native.core.forget_calls()
+    first = schema.joined(x, weights, biases)
+    before = native.core.direct_calls()
+    assert call_joined_operator(x, weights, biases) is not NotImplemented
+    assert native.core.direct_calls() == before + 1
+    second = schema.joined(x, weights, biases)
+    assert torch.equal(first, second)
+    assert torch.equal(first, cuda.joined(x, weights, biases))
+    assert error_of(first, expected_of(x, weights, biases)) < ERRORS[torch.bfloat16]
+
+
+@pytest.mark.parametrize("widths", [(96, 100), (128, 120, 8)], ids=str)
+def test_widths_that_no_kernel_takes(widths: tuple[int, ...]) -> None:
+    x, weights, biases = inputs(65, 256, widths, torch.float16)
+    assert plan_of(x, weights, biases) is None
+    for _ in range(2):
+        assert error_of(schema.joined(x, weights, biases), expected_of(x, weights, biases)) < ERRORS[torch.float16]
+
+
+def test_other_addresses_of_the_same_layout() -> None:
+    """The descriptors are those of the call's own tensors."""
+    for seed in range(3):
+        x, weights, biases = inputs(64, 128, (128, 128), torch.bfloat16)
+        weights = [weight * (seed + 1) for weight in weights]
+        assert error_of(schema.joined(x, weights, biases), expected_of(x, weights, biases)) < ERRORS[torch.bfloat16]
+
+
+def test_a_captured_call() -> None:
+    x, weights, biases = inputs(64, 128, (128, 256), torch.bfloat16)
+    schema.joined(x, weights, biases)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = schema.joined(x, weights, biases)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    assert error_of(y, expected_of(x, weights, biases)) < ERRORS[torch.bfloat16]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")  # of the first one in a process
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model(dtype: torch.dtype, mode: str | None) -> None:
+    model = Attention(64, 32).cuda().to(dtype).eval()
+    model.query, model.key = torch.nn.Linear(256, 512), torch.nn.Linear(256, 256, bias=False)
+    model.value, model.out = torch.nn.Linear(256, 256), torch.nn.Linear(512, 256)
+    model = model.cuda().to(dtype)
+    x = torch.randn(2, 100, 256, device="cuda").to(dtype)
+    with torch.no_grad():
+        expected = model.double()(x.double())
+        model = model.to(dtype)
+        plain = error_of(model(x), expected)
+        compiled = torch.compile(model, backend="cutfuse", mode=mode)
+        for _ in range(4):
+            y = compiled(x).clone()
+    assert error_of(y, expected) < 1.1 * plain
