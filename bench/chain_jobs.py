@@ -17,6 +17,7 @@ from bench.case_loop import Figures
 from bench.chain_cases import Case, all_cases
 from bench.chain_contenders import AUTOTUNE
 from bench.chain_run import Options, Prepared, prepare, timed
+from bench.device_turns import DeviceTurns
 from bench.jobs import Jobs, OnCase, Record, Turn, Worker, processors
 from bench.progress import Progress
 
@@ -27,8 +28,10 @@ GRAPHS = 1024
 class ChainWorker(Worker[Case]):
     """Prepares and times chains in one of the processes, which draws them again."""
 
-    def __init__(self, drawn: tuple[bool, bool, int], options: Options, compile_threads: int) -> None:
-        super().__init__(options.device, compile_threads)
+    def __init__(
+        self, drawn: tuple[bool, bool, int], options: Options, compile_threads: int, turns: DeviceTurns
+    ) -> None:
+        super().__init__(turns, options.device, compile_threads)
         torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = GRAPHS
         self.drawn = drawn
         self.options = options

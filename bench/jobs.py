@@ -1,12 +1,14 @@
 """Runs a suite's cases in several processes: they are prepared side by side, then timed in turns.
 
 Compiling takes a case longer than timing it, and keeps one core busy. No two processes use the device while one of them
-times a case. The first process tells the others what to do, and a process that ends loses its own cases alone.
+times a case, and while cases are prepared they take turns in what is chosen by its time. The first process tells the
+others what to do, and a process that ends loses its own cases alone.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -17,11 +19,13 @@ from functools import partial
 from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Generic
 
 import torch
 
 from bench.case_loop import AnyCase, CaseT, Figures
+from bench.device_turns import DeviceTurns, autotune_alone
 from bench.progress import Progress
 from bench.run_files import key_of, title_of
 from bench.runner import one_line
@@ -42,8 +46,9 @@ Turn = Callable[[], Figures]
 class Worker(ABC, Generic[CaseT]):
     """A suite's own part in one of the processes, in which it is made."""
 
-    def __init__(self, device: torch.device, compile_threads: int) -> None:
+    def __init__(self, turns: DeviceTurns, device: torch.device, compile_threads: int) -> None:
         torch._inductor.config.compile_threads = compile_threads
+        self.turns = turns
         self.clock = clock_for(device)
 
     @abstractmethod
@@ -60,7 +65,7 @@ class Worker(ABC, Generic[CaseT]):
 
 
 # Sent to a process, so that it is a class or a `partial` of one.
-MakeWorker = Callable[[], Worker[Any]]
+MakeWorker = Callable[[DeviceTurns], Worker[Any]]
 
 
 def processors() -> int:
@@ -94,9 +99,11 @@ def prepare_one(case: CaseT, worker: Worker[CaseT]) -> Turn | Figures:
     return {**found, "seconds": seconds} if isinstance(found, dict) else partial(time_one, case, found, seconds)
 
 
-def work(make: MakeWorker, link: Connection) -> None:
+def work(make: MakeWorker, link: Connection, turns_path: Path) -> None:
     """A process: do what it is told until the other end of the pipe is closed."""
-    worker = make()
+    turns = DeviceTurns(turns_path)
+    autotune_alone(turns)
+    worker = make(turns)
     cases = {key_of(case.as_dict()): case for case in worker.cases()}
     waiting: dict[tuple[str, ...], Turn] = {}
     with suppress(EOFError, ConnectionError):  # The time is over.
@@ -133,11 +140,11 @@ class Job:
         return message
 
 
-def start(make: MakeWorker) -> Job:
+def start(make: MakeWorker, turns_path: Path) -> Job:
     """Start a process. It is not forked: CUDA does not work in a fork of a process that uses it."""
     context = get_context("spawn")
     own, other = context.Pipe()
-    process = context.Process(target=work, args=(make, other))
+    process = context.Process(target=work, args=(make, other, turns_path))
     process.start()
     other.close()  # Held by the process alone, so that its end is seen here.
     return Job(process, own)
@@ -188,6 +195,9 @@ class Jobs(Generic[CaseT]):
         self.deadline = deadline
         self.record = record
         self.members: list[Job] = []
+        self.folder = tempfile.TemporaryDirectory(prefix="cutfuse-bench-")
+        self.turns_path = Path(self.folder.name) / "turns"
+        self.turns_path.touch()
         # Of each case that ended its process: the exit status.
         self.lost: list[tuple[CaseT, int | None]] = []
 
@@ -197,6 +207,7 @@ class Jobs(Generic[CaseT]):
 
     def __exit__(self, *exception: object) -> None:
         stop(self.members)
+        self.folder.cleanup()
 
     @property
     def is_over(self) -> bool:
@@ -206,7 +217,7 @@ class Jobs(Generic[CaseT]):
     def fill(self) -> None:
         """Start processes in place of those that ended."""
         while len(self.members) < self.count and not self.is_over:
-            self.members.append(start(self.make))
+            self.members.append(start(self.make, self.turns_path))
 
     def lose(self, job: Job, case: CaseT) -> None:
         """A process has ended at a case, which has its figures where it was the freeing of memory that failed."""

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 
 from bench.case_loop import Figures
+from bench.device_turns import DeviceTurns
 from bench.jobs import Jobs, OnCase, Record, Turn, Worker, failure, processors
 from bench.model_cases import COMPILATION, ERRORS, PASSES, Case, all_cases, weight_of
 from bench.model_run import Options, Prepared, prepare, run_untimed, timed
@@ -24,8 +25,8 @@ from bench.progress import Progress
 class ModelWorker(Worker[Case]):
     """Prepares and times models in one of `jobs` processes."""
 
-    def __init__(self, is_small: bool, jobs: int, options: Options) -> None:
-        super().__init__(options.device, compile_threads=max(1, processors() // jobs))
+    def __init__(self, is_small: bool, jobs: int, options: Options, turns: DeviceTurns) -> None:
+        super().__init__(turns, options.device, compile_threads=max(1, processors() // jobs))
         self.is_small = is_small
         self.jobs = jobs
         self.options = options
@@ -39,7 +40,7 @@ class ModelWorker(Worker[Case]):
     def prepare(self, case: Case) -> Turn | Figures:
         """Build the model, and compile and warm up every contender; all of a case that is not timed in turns."""
         if case.kind in PASSES:
-            return partial(self.time, prepare(case, self.options, self.clock, Progress(0)))
+            return partial(self.time, prepare(case, self.options, self.clock, Progress(0), self.turns.alone))
         figures = {**case.as_dict(), **run_untimed(case, self.options, self.clock, Progress(0))}
         return {**figures, "jobs": self.jobs} if case.kind == COMPILATION else figures
 

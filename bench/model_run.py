@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -136,8 +136,17 @@ class Started:
     without_graphs: int
 
 
+# Within it, nothing else of the run uses the device.
+Alone = Callable[[], AbstractContextManager[None]]
+
+
 def start(
-    case: Case, contender: Contender, call_of: Callable[[Contender], Call], expected: Tensor | None, clock: Clock
+    case: Case,
+    contender: Contender,
+    call_of: Callable[[Contender], Call],
+    expected: Tensor | None,
+    clock: Clock,
+    alone: Alone,
 ) -> Started | str:
     """Compile and warm up; or a note on why the contender is not to be timed."""
     counters = torch._dynamo.utils.counters["inductor"]
@@ -148,7 +157,11 @@ def start(
         result = call.run()
         note = "" if contender == EAGER else note_on_result(result, expected, case.precision)
         del result
-        return note or Started(call, warm_up(call, clock), counters["cudagraph_skips"])
+        if note:
+            return note
+        with alone():
+            host_us = warm_up(call, clock)
+        return Started(call, host_us, counters["cudagraph_skips"])
     except Exception as error:  # Out of memory or a fault of one compiler must not lose the others' times.
         return f"failed: {one_line(error)}"
 
@@ -219,8 +232,8 @@ class Prepared:
     started: dict[str, Started] = field(default_factory=dict)
 
 
-def prepare(case: Case, options: Options, clock: Clock, progress: Progress) -> Prepared:
-    """Build the model, ask what cutfuse fuses, and compile and warm up every contender."""
+def prepare(case: Case, options: Options, clock: Clock, progress: Progress, alone: Alone = nullcontext) -> Prepared:
+    """Build the model, ask what cutfuse fuses, and compile and warm up every contender; calls are made `alone`."""
     subject = Subject(case, options, case.is_small)
     with conditions_of(case, options.device):
         module = subject.build()
@@ -228,11 +241,12 @@ def prepare(case: Case, options: Options, clock: Clock, progress: Progress) -> P
         progress.stage("explaining")
         prepared = Prepared(case, *explained(module, inputs))
         torch._dynamo.reset()  # Explaining is not to leave anything that a contender finds.
-        expected = expected_of(case, module, inputs)
-        call_of = caller_for(case, options, module, inputs)
+        with alone():
+            expected = expected_of(case, module, inputs)
+            call_of = caller_for(case, options, module, inputs)
         for contender in contenders_for(case, options):
             progress.stage(contender.label)
-            found = start(case, contender, call_of, expected, clock)
+            found = start(case, contender, call_of, expected, clock, alone)
             if options.device.type == "cuda":
                 torch.cuda.empty_cache()  # Cases that are prepared meanwhile share the device's memory.
             if isinstance(found, str):

@@ -17,6 +17,7 @@ from torch._inductor import config as inductor_config
 from bench import model_jobs, model_report
 from bench.__main__ import main
 from bench.case_loop import Figures
+from bench.device_turns import DeviceTurns
 from bench.jobs import Turn
 from bench.model_cases import ERRORS, FULL_BATCH, PASSES, Case, all_cases, key_of, weight_of
 from bench.model_contenders import COMPILE, CONTENDERS, CUTFUSE, EAGER
@@ -203,5 +204,5 @@ def test_processes_share_the_processors_that_the_run_may_use(monkeypatch: pytest
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(12)), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 48)
     with inductor_config.patch(compile_threads=0):
-        ModelWorker(True, 6, OPTIONS)
+        ModelWorker(True, 6, OPTIONS, DeviceTurns(Path(os.devnull)))
         assert inductor_config.compile_threads == 2
