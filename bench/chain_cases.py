@@ -20,7 +20,9 @@ from bench.chain_functions import HAND_WRITTEN, LIGHT, LIGHT_ALONE, SPECIAL, Cha
 from bench.chain_workloads import ChainWorkload
 from bench.run_files import Shard, title_of
 
-LINEAR, STREAM, BACKWARD, REDUCE, TRAINING, START = "linear", "pointwise", "backward", "reduce", "training", "start"
+LINEAR, STREAM, BACKWARD, REDUCE, TRAINING = "linear", "pointwise", "backward", "reduce", "training"
+MEMORY, START = "memory", "start"
+UNTIMED = (MEMORY, START)  # measured in the first process, behind all others
 
 SHAPES: tuple[Shape, ...] = (
     *((4096, 11008, 4096), (12608, 3072, 768), (1536, 6144, 2560), (1024, 8192, 8192), (8192, 8192, 1024)),
@@ -37,6 +39,9 @@ LARGE_GFLOP = 40.0
 STREAM_SHAPES, SMALL_STREAMS = ((8192, 8192), (4096, 11008)), ((16, 24),)
 REDUCTIONS = (("sum", 1), ("sum", 0), ("amax", 1))
 TRAINING_SHAPES, SMALL_TRAINING = ((12608, 3072, 768), (4096, 8192, 8192)), ((8, 24, 16),)
+# Rows, hidden width and width of the blocks that a training step's memory is measured of.
+MEMORY_SHAPES = ((12608, 3072, 768), (16384, 4096, 1024), (3152, 1536, 384))
+STACK = "12 blocks"
 START_SHAPE = (4096, 4096, 4096)
 NO_WORK = Work(0, 0)
 ONE_CHAIN, MODEL_CHAINS = "one chain", 30
@@ -215,10 +220,11 @@ def training_cases(small: bool, quick: bool) -> Iterator[Case]:
 
 @lru_cache(maxsize=8)
 def all_cases(small: bool, quick: bool, seed: int) -> tuple[Case, ...]:
-    """In the order in which they are run. Small and quick runs are without the start of processes."""
-    start = [Case(START, variant, START_SHAPE, "bf16") for variant in (ONE_CHAIN, MODEL)]
+    """In the order in which they are run. Small and quick runs are without memory and the start of processes."""
+    untimed = [Case(MEMORY, STACK, shape, "bf16") for shape in MEMORY_SHAPES]
+    untimed += [Case(START, variant, START_SHAPE, "bf16") for variant in (ONE_CHAIN, MODEL)]
     fixed = (*stream_cases(small, quick), *training_cases(small, quick))
-    return (*fixed, *linear_cases(small, quick, seed), *(() if small or quick else start))
+    return (*fixed, *linear_cases(small, quick, seed), *(() if small or quick else untimed))
 
 
 def select(small: bool, quick: bool, seed: int, filters: Sequence[str], shard: Shard) -> list[Case]:

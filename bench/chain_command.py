@@ -10,7 +10,7 @@ import torch
 
 from bench import chain_suite, machine, report
 from bench.ceilings import ceilings_for
-from bench.chain_cases import START, Case, select
+from bench.chain_cases import UNTIMED, Case, select
 from bench.chain_contenders import COMPILERS, chosen
 from bench.chain_jobs import run_jobs
 from bench.chain_report import case_line
@@ -83,10 +83,10 @@ def run(plan: Plan[Case, Options], path: Path, *, fresh: bool, retry: bool) -> N
         jobs = plan.results["settings"]["jobs"]
         if jobs == 1:
             return measure_here(cases, on_case, progress)
-        calls = [case for case in cases if case.group != START]
+        calls = [case for case in cases if case.group not in UNTIMED]
         limit = plan.time_limit_s - budget.elapsed()
         left_out = run_jobs(calls, jobs, plan.results, options, limit, progress, on_case, case_line)
-        return [*left_out, *measure_here([case for case in cases if case.group == START], on_case, progress)]
+        return [*left_out, *measure_here([case for case in cases if case.group in UNTIMED], on_case, progress)]
 
     FILES.go_on(plan.results, plan.cases, path, measure, chain_suite.complete, fresh=fresh, retry=retry)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.cases import TARGET_DEVICE
-from bench.chain_cases import LINEAR, START, all_cases
+from bench.chain_cases import LINEAR, UNTIMED, all_cases
 from bench.chain_contenders import AUTOTUNE, COMPILE, INTERPRETED, LABELS, MM, NAMES, SPECIALIZED
 from bench.chain_suite import SECONDS, SHARE, median, share_of_ceiling
 from bench.format import MISSING, microseconds, ratio
@@ -108,7 +108,7 @@ def products_table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Gr
 
 def others_table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid:
     """Every case that is timed and no product with a chain."""
-    cases = [case for case in results["cases"] if case["group"] not in (LINEAR, START)]
+    cases = [case for case in results["cases"] if case["group"] not in (LINEAR, *UNTIMED)]
     columns = {
         "case": [Cell(case["group"]) for case in cases],
         "chain": [Cell(case["variant"]) for case in cases],
@@ -154,6 +154,8 @@ def explanations(results: dict[str, Any]) -> list[str]:
         "`cutfuse.linear` without an epilogue. Operands' bytes are counted at the ceiling of a copy.",
         "Until a chain runs specialized: from its first call in a process that has run another chain interpreted; cold "
         "without any cache of compiled kernels, the second process with the first one's. Medians of processes.",
+        "Memory: beyond parameters and input, of a step of pre-norm MLP blocks; kept between the passes with "
+        "`recompute` in the layer before gelu.",
     ]
     if results["settings"]["quick"]:
         lines.append("A quick run: the beginning of the draw, without max-autotune.")
@@ -214,6 +216,8 @@ def case_line(case: dict[str, Any]) -> str:
     for name, entry in case["contenders"].items():
         if "wait_s" in entry:
             parts.append(f"{name} {value_text({'unit': SECONDS}, entry['wait_s'])}")
+        elif "peak_bytes" in entry:
+            parts.append(f"{name} {entry['kept_bytes'] / 1e6:.1f} MB kept, peak {entry['peak_bytes'] / 1e6:.1f} MB")
         elif "median_us" in entry:
             parts.append(f"{name} {microseconds(entry['median_us'])} us")
         else:

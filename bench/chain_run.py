@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from bench import chain_start
+from bench import chain_memory, chain_start
 from bench.accuracy import WRONG_ABOVE
 from bench.ceilings import Ceilings
-from bench.chain_cases import LINEAR, NO_WORK, REDUCE, START, Case
+from bench.chain_cases import LINEAR, MEMORY, NO_WORK, REDUCE, START, Case
 from bench.chain_check import poison, worst_line_error
 from bench.chain_contenders import CUTFUSE, contender
 from bench.chain_workloads import ChainWorkload
@@ -115,4 +115,8 @@ def run_case(case: Case, options: Options, clock: Clock, progress: Progress) -> 
     if case.group == START:
         progress.stage("processes")
         return chain_start.run_case(case)
+    if case.group == MEMORY:
+        progress.stage("training steps")
+        meter = chain_memory.CudaMeter(options.device)
+        return chain_memory.measure(case.size, PRECISIONS[case.precision].dtype, options.device, meter)
     return timed(prepare(case, options.contenders, options, clock, progress), options, clock, progress)

@@ -14,6 +14,7 @@ from bench.chain_cases import (
     BACKWARD,
     LARGE_GFLOP,
     LINEAR,
+    MEMORY,
     MODEL,
     ONE_CHAIN,
     REDUCE,
@@ -28,6 +29,7 @@ from bench.chain_cases import (
 )
 from bench.chain_contenders import AUTOTUNE, COMPILE, EAGER, MM, POINTWISE, PRODUCT, SPECIALIZED
 from bench.chain_functions import LIGHT, SPECIAL
+from bench.chain_memory import EAGER_STACK, FUSED_STACK, RECOMPUTED_STACK
 from bench.chain_run import Options, run_case
 from bench.chain_start import COLD, SECOND
 from bench.host_suite import MEAN, WORST
@@ -36,7 +38,7 @@ from bench.run_files import key_of
 from bench.runner import Budget, release
 from bench.timing import Effort, clock_for
 
-RATIO, SHARE, SECONDS = "ratio", "share", "seconds"
+RATIO, SHARE, SECONDS, BYTES = "ratio", "share", "seconds", "bytes"
 
 EFFORT, QUICK_EFFORT = Effort(1.0, 10, 100), Effort(0.2, 5, 20)
 TIME_LIMIT_S = 540.0
@@ -101,11 +103,18 @@ def seconds_of(name: str, case: Figures) -> float | None:
     return case["contenders"].get(name, {}).get("wait_s")
 
 
+def over_eager_bytes(name: str, figure: str, case: Figures) -> float | None:
+    """A stack's bytes over those of the same blocks in plain PyTorch."""
+    own, eager = (case["contenders"].get(stack, {}).get(figure) for stack in (name, EAGER_STACK))
+    return own / eager if own is not None and eager else None
+
+
 @dataclass(frozen=True)
 class Goal:
     """A line of the table: a value of those cases of a group that are `chosen` is to keep within `limit`.
 
-    `unit` RATIO or SECONDS: at most; SHARE: at least. `measure`: of the cases, the geometric mean or the worst.
+    `unit`: SHARE, at least; or at most RATIO, of times, BYTES, a ratio of memory, or SECONDS. `measure`: of the cases,
+    the geometric mean or the worst.
     """
 
     line: int
@@ -177,6 +186,12 @@ def training_goal(shape: str, limit: float) -> Goal:
     return Goal(9, TRAINING, what, "best of eager and torch.compile", value, limit, lambda case: case["shape"] == shape)
 
 
+def memory_goal(line: int, what: str, name: str, figure: str, limit: float) -> Goal:
+    """A limit on the memory of a training step."""
+    value = partial(over_eager_bytes, name, figure)
+    return Goal(line, MEMORY, f"{what}, training 12 blocks, bf16", "eager", value, limit, unit=BYTES)
+
+
 GOALS = (
     *goals_of_products(),
     share_goal(6, STREAM, LIGHT.name, "copy", 0.95, lambda case: case["variant"] == LIGHT.name),
@@ -189,6 +204,8 @@ GOALS = (
     seconds_goal("a chain runs specialized, cold", COLD, 0.5, ONE_CHAIN),
     seconds_goal("a chain runs specialized, second process", SECOND, 0.02, ONE_CHAIN),
     seconds_goal(f"{MODEL} of a model run specialized, cold", COLD, 5.0, MODEL),
+    memory_goal(11, "peak memory", FUSED_STACK, "peak_bytes", 1.0),
+    memory_goal(12, "kept between the passes, recomputed", RECOMPUTED_STACK, "kept_bytes", 0.75),
 )
 
 

@@ -20,7 +20,7 @@ UNREAD |= {"gpu_range_us", "wall_range_us", "products"}
 # Of the chains suite: its tables have medians, and a case has up to eight contenders.
 UNREAD_OF_CHAINS = frozenset({"p10_us", "p90_us", "error", "path", "kernels"})
 # Fields that are as large as all others together, and have a file of their own.
-PARTS = {"models": ("fusion",)}
+PARTS = {"models": ("fusion",), "chains": ("chains",)}
 PRODUCT = "product"  # the route of the accuracy suite whose errors are shown; gradients are judged by their ratios
 
 

@@ -9,8 +9,9 @@ import torch
 from bench import chain_suite, machine, report
 from bench.cases import TARGET_DEVICE
 from bench.ceilings import ceilings_for
-from bench.chain_cases import MODEL, NO_WORK, START, Case, all_cases
+from bench.chain_cases import MEMORY, MODEL, NO_WORK, START, Case, all_cases
 from bench.chain_contenders import NAMES, SPECIALIZED
+from bench.chain_memory import EAGER_STACK, FUSED_STACK, RECOMPUTED_STACK
 from bench.chain_run import memory_us
 from bench.chain_start import COLD, SECOND
 
@@ -20,6 +21,8 @@ COMMIT = "0123456789abcdef" * 2 + "01234567"
 OWN_US = 400.0
 OTHERS_US = {"mm": 390.0, "eager": 800.0, "compile": 500.0, "max-autotune": 480.0, "interpreted": 700.0}
 BOUNDS_US = {"pointwise": 100.0, "product": 395.0}
+# Kept, and the peak.
+STEP_BYTES = {EAGER_STACK: (1000, 1200), FUSED_STACK: (1000, 1200), RECOMPUTED_STACK: (600, 900)}
 WAITS_S = {COLD: 0.3, SECOND: 0.01}
 
 
@@ -34,6 +37,8 @@ def contenders(case: Case) -> Figures:
     if case.group == START:
         waits = {COLD: 3.0} if case.variant == MODEL else WAITS_S
         return {name: {"wait_s": wait, "kernels": 30} for name, wait in waits.items()}
+    if case.group == MEMORY:
+        return {name: dict(zip(("kept_bytes", "peak_bytes"), own, strict=True)) for name, own in STEP_BYTES.items()}
     least = memory_us(case, ceilings_for(TARGET_DEVICE)) or 0.0
     own = least / 0.97 if case.work.written_bytes else OWN_US
     times = {**OTHERS_US, **BOUNDS_US, SPECIALIZED: own}

@@ -1,0 +1,117 @@
+"""The memory of training steps, as the chains suite measures it: steps on the CPU, and a meter with given counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import cutfuse
+from bench import chain_memory
+from bench.cases import TARGET_DEVICE
+from bench.chain_cases import MEMORY, MEMORY_SHAPES, all_cases
+from bench.chain_memory import EAGER_STACK, FUSED_STACK, RECOMPUTED_STACK
+from bench.chain_report import case_line
+from bench.chain_run import Options, run_case
+from bench.chain_suite import judge
+from bench.progress import Progress
+from bench.timing import Effort, HostClock
+
+CPU = torch.device("cpu")
+
+
+class LiveTensors:
+    """Counts what a step holds: `base`, and beyond it `kept` after a forward pass and `most` at the peak."""
+
+    def __init__(self, base: int, kept: list[int], most: list[int]) -> None:
+        self.base = base
+        self.kept = kept
+        self.most = most
+        self.calls: list[str] = []
+
+    def allocated(self) -> int:
+        self.calls.append("allocated")
+        is_after_forward = self.calls[-2:-1] == ["restart"]
+        return self.base + (self.kept.pop(0) if is_after_forward else 0)
+
+    def restart_peak(self) -> None:
+        self.calls.append("restart")
+
+    def peak(self) -> int:
+        self.calls.append("peak")
+        return self.base + self.most.pop(0)
+
+
+def test_the_last_step_counts_and_what_was_allocated_before_does_not() -> None:
+    meter = LiveTensors(5000, [9, 9, 100, 9, 9, 90, 9, 9, 60], [9, 9, 300, 9, 9, 310, 9, 9, 250])
+    found = chain_memory.measure((4, 24, 16), torch.float32, CPU, meter)["contenders"]
+    assert found == {
+        EAGER_STACK: {"kept_bytes": 100, "peak_bytes": 300},
+        FUSED_STACK: {"kept_bytes": 90, "peak_bytes": 310},
+        RECOMPUTED_STACK: {"kept_bytes": 60, "peak_bytes": 250},
+    }
+    assert meter.calls == ["allocated", "restart", "allocated", "peak"] * 9
+
+
+def kept_for_backward(stack: torch.nn.Module, x: torch.Tensor) -> int:
+    """The bytes of activations that a forward pass keeps: what is saved and no parameter."""
+    parameters = {parameter.data_ptr() for parameter in stack.parameters()}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in parameters:
+            saved[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = stack(x)
+    del result
+    return sum(saved.values())
+
+
+def test_the_stacks_compute_the_same_and_one_of_them_keeps_less() -> None:
+    stacks = chain_memory.stacks_of((8, 64, 16), torch.float32, CPU)
+    x = torch.randn(8, 16, requires_grad=True)
+    results = {name: stack(x) for name, stack in stacks.items()}
+    for name in (FUSED_STACK, RECOMPUTED_STACK):
+        torch.testing.assert_close(results[name], results[EAGER_STACK])
+    for stack in stacks.values():
+        assert len(stack) == chain_memory.BLOCKS
+    kept = {name: kept_for_backward(stack, x) for name, stack in stacks.items()}
+    assert kept[RECOMPUTED_STACK] < kept[EAGER_STACK]
+
+
+def test_a_case_of_memory_is_run_with_the_devices_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def measure(*arguments: Any) -> dict[str, Any]:
+        asked.append(arguments)
+        return {"contenders": {EAGER_STACK: {"kept_bytes": 2_000_000, "peak_bytes": 3_000_000}}}
+
+    monkeypatch.setattr(chain_memory, "measure", measure)
+    case = next(case for case in all_cases(False, False, 0) if case.group == MEMORY)
+    options = Options(CPU, (), Effort(0.0, 2, 2), None)
+    figures = {**case.as_dict(), **run_case(case, options, HostClock(), Progress(1))}
+    assert asked == [(MEMORY_SHAPES[0], torch.bfloat16, CPU, chain_memory.CudaMeter(CPU))]
+    assert case_line(figures) == "eager 2.0 MB kept, peak 3.0 MB"
+
+
+def test_the_worst_stack_is_held_to_eager() -> None:
+    cases = []
+    for shape, peak in zip(MEMORY_SHAPES, (1.0, 1.002, 0.9), strict=True):
+        entries = {EAGER_STACK: (100.0, 100.0), FUSED_STACK: (100.0, 100.0 * peak), RECOMPUTED_STACK: (70.0, 80.0)}
+        case = next(case for case in all_cases(False, False, 0) if (case.group, case.size) == (MEMORY, shape))
+        figures = {name: {"kept_bytes": kept, "peak_bytes": most} for name, (kept, most) in entries.items()}
+        cases.append({**case.as_dict(), "contenders": figures})
+    lines = {line["line"]: line for line in judge(cases, TARGET_DEVICE, False, 0)}
+    assert (lines[11]["value"], lines[11]["verdict"]) == (pytest.approx(1.002), "missed")
+    assert "16384x4096x1024" in lines[11]["where"]
+    assert (lines[12]["value"], lines[12]["verdict"]) == (0.7, "met")
+
+
+def test_compiled_kernels_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[None] = []
+    monkeypatch.setattr(cutfuse, "wait", lambda: waited.append(None))
+    chain_memory.measure((4, 24, 16), torch.float32, CPU, LiveTensors(0, [1] * 9, [1] * 9))
+    assert len(waited) == 3
