@@ -214,6 +214,30 @@ def test_views_across_dimensions_of_one_row(rows: tuple[int, ...]) -> None:
     assert joined(found) == []
 
 
+@pytest.mark.parametrize("own", [Tensor.clone, Tensor.double, lambda rows: rows.softmax(-1)])
+def test_a_result_of_one_row_has_its_own_strides(own: Callable[[Tensor], Tensor]) -> None:
+    """A copy keeps those of a dimension of one, which of a column of the joined matrix are the matrix's."""
+
+    def function(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return own(F.linear(x, w)), halves(F.linear(x, v))
+
+    inputs = draw(1, 32), W[0], W[1]
+    torch._dynamo.reset()
+    with torch.no_grad():
+        actual, expected = torch.compile(function, backend=Collector())(*inputs), function(*inputs)
+    assert [y.stride() for y in actual] == [y.stride() for y in expected]
+
+
+def test_bytes_of_a_product_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """Whether columns have such a view would be tried, and a trial that fails prints PyTorch's traceback."""
+
+    def function(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return F.linear(x, w).view(torch.float64).sin(), F.linear(x, v).unsqueeze(-1).sin()
+
+    assert joined(compare_without_gradients(function, X, W[0], draw(7, 32))) == []
+    assert [record for record in caplog.records if record.name == "torch._subclasses.fake_tensor"] == []
+
+
 def test_products_of_nothing() -> None:
     x, weights = draw(2, 3, 0), [draw(4, 0), draw(6, 0)]
     assert joined(compare_without_gradients(products, x, *weights)) == []

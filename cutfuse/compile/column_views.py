@@ -38,7 +38,8 @@ def examples_behind(graph: fx.Graph, columns: Mapping[fx.Node, Tensor]) -> dict[
     """The examples of those nodes whose layout changes with that of the products; None where the products have to stay.
 
     They do where something writes to a product or a view of it, as two values may then be one or two memories, where
-    the caller would be given a view, and where a node would fail or is not known to take any strides.
+    the caller would be given a view or other strides than before, and where a node would fail or is not known to take
+    any strides.
     columns: the products, with their results as columns of a matrix.
     """
     memories = {memory_of(example) for node in columns if (example := tensor_of(node)) is not None}
@@ -48,11 +49,14 @@ def examples_behind(graph: fx.Graph, columns: Mapping[fx.Node, Tensor]) -> dict[
     for node in graph.nodes:
         if node.op == "output":
             given = [tensor_of(found) for found in node.all_input_nodes]
-            if any(example is not None and memory_of(example) in memories for example in given):
+            is_view = any(example is not None and memory_of(example) in memories for example in given)
+            if is_view or not changed.keys().isdisjoint(node.all_input_nodes):
                 return None
         if node in columns or changed.keys().isdisjoint(node.all_input_nodes):
             continue
         if not (is_call(node) and (name_of(node) in _VIEWS | _READERS or computes_elements(node))):
+            return None
+        if _reinterprets(node):  # a trial that fails would print PyTorch's traceback
             return None
         if _has_values_of_data(any_example(node)):  # of which evaluating it again would make others
             return None
@@ -62,6 +66,12 @@ def examples_behind(graph: fx.Graph, columns: Mapping[fx.Node, Tensor]) -> dict[
         if not _are_alike(found, any_example(node)):
             changed[node] = found
     return {node: example for node, example in changed.items() if node not in columns}
+
+
+def _reinterprets(node: fx.Node) -> bool:
+    """Whether it is the bytes of a tensor that a view is of."""
+    given = (*node.args[1:], *node.kwargs.values())
+    return name_of(node) == "view" and any(isinstance(value, torch.dtype) for value in given)
 
 
 def _has_values_of_data(example: Any) -> bool:
@@ -104,10 +114,7 @@ def _is_alike(found: Any, before: Any) -> bool:
     if not isinstance(found, Tensor) or not isinstance(before, Tensor):
         return type(found) is type(before) and not isinstance(found, Tensor) and same(found, before)
     return found.dim() == before.dim() and all(
-        same(size, other_size) and (same(stride, other_stride) or same(size, 1))
-        for size, other_size, stride, other_stride in zip(
-            found.shape, before.shape, found.stride(), before.stride(), strict=True
-        )
+        map(same, (*found.shape, *found.stride()), (*before.shape, *before.stride()))
     )
 
 
