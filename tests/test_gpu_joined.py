@@ -96,6 +96,18 @@ def test_other_addresses_of_the_same_layout() -> None:
         assert error_of(schema.joined(x, weights, biases), expected_of(x, weights, biases)) < ERRORS[torch.bfloat16]
 
 
+@pytest.mark.parametrize("expanded", ["x", "weight"])
+def test_rows_that_are_one(expanded: str) -> None:
+    """Their stride is zero."""
+    x, weights, biases = inputs(65, 128, (128, 256), torch.bfloat16)
+    if expanded == "x":
+        x = x[:1].expand(65, -1)
+    else:
+        weights[1] = weights[1][:1].expand(256, -1)
+    for _ in range(2):
+        assert error_of(schema.joined(x, weights, biases), expected_of(x, weights, biases)) < ERRORS[torch.bfloat16]
+
+
 def test_a_captured_call() -> None:
     x, weights, biases = inputs(64, 128, (128, 256), torch.bfloat16)
     schema.joined(x, weights, biases)
