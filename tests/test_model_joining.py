@@ -216,15 +216,17 @@ def test_views_across_dimensions_of_one_row(rows: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("own", [Tensor.clone, Tensor.double, lambda rows: rows.softmax(-1)])
 def test_a_result_of_one_row_has_its_own_strides(own: Callable[[Tensor], Tensor]) -> None:
-    """A copy keeps those of a dimension of one, which of a column of the joined matrix are the matrix's."""
+    """A copy keeps those of a dimension of one, which of a column of the joined matrix are the matrix's.
+
+    Inductor makes the copies: the examples of PyTorch 2.8 and 2.9 are not what a clone that runs alone gives.
+    """
 
     def function(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         return own(F.linear(x, w)), halves(F.linear(x, v))
 
     inputs = draw(1, 32), W[0], W[1]
-    torch._dynamo.reset()
     with torch.no_grad():
-        actual, expected = torch.compile(function, backend=Collector())(*inputs), function(*inputs)
+        actual, expected = torch.compile(function, backend="cutfuse")(*inputs), function(*inputs)
     assert [y.stride() for y in actual] == [y.stride() for y in expected]
 
 
