@@ -225,6 +225,17 @@ def test_functions_that_dynamo_calls_itself() -> None:
         torch.testing.assert_close(actual, function(x), msg=str(function))
 
 
+def hypot_where_positive(y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """Dynamo compares y by itself too, and nothing takes the result before y comes back."""
+    mask = (y > 0) & (z < 2)
+    return torch.where(mask, torch.hypot(y, z), z)
+
+
+def difference_of_two(y: torch.Tensor, other: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """Two values of one shape are held when the first one comes back."""
+    return torch.maximum(other, z) - torch.minimum(y, z)
+
+
 @pytest.mark.parametrize(
     "fn",
     [
@@ -234,8 +245,13 @@ def test_functions_that_dynamo_calls_itself() -> None:
         lambda z: z * torch.tensor(0.5) + torch.tensor(2.0),
         lambda z: torch.where(z > 0, z, torch.tensor(torch.finfo(z.dtype).min, dtype=z.dtype)),
         nn.Sequential(nn.Hardswish(), nn.Tanh(), nn.Hardsigmoid()),
+        lambda z: hypot_where_positive(F.hardswish(z), z),
+        lambda z: (
+            torch.maximum(F.hardswish(z), z) - torch.minimum(abs(z), F.hardsigmoid(z)) * torch.exp(F.hardswish(z))
+        ),
+        lambda z: difference_of_two(F.hardswish(z), F.hardsigmoid(z), z),
     ],
-    ids=["sum", "mixed", "in a chain", "numbers", "least number", "modules"],
+    ids=["sum", "mixed", "in a chain", "numbers", "least number", "modules", "compared", "equal twice", "both held"],
 )
 def test_plain_tensors_in_a_trace_are_what_made_them(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
     x = torch.linspace(-3, 3, 31)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from cutfuse.epilogue.dynamo_graph import find_plain
+from cutfuse.epilogue.dynamo_graph import MARK, value_of_marked
 from cutfuse.epilogue.errors import EpilogueError, evaluated_while_compiling
 from cutfuse.epilogue.expression import Expr, refuse_captured
 from cutfuse.epilogue.lower import check_length
@@ -29,7 +29,7 @@ class _Trace(threading.local):
     """The expressions of the trace under way. Their numbers start at 0, so that equal traces give equal graphs."""
 
     expressions: list[Expr]
-    plain: list[Expr]  # found behind plain tensors so far
+    marks: int  # of plain tensors so far
 
 
 _trace = _Trace()
@@ -74,7 +74,10 @@ def _encode(value: Any) -> Any:
     if isinstance(value, StandIn):
         return "expression", value.size(0)
     if isinstance(value, torch.Tensor):
-        return "tensor", tuple(value.shape)
+        # Dynamo's graph tells from this node which tensor it is: others may have the same shape.
+        number = _next_mark()
+        value.new_empty((number, *MARK))
+        return "tensor", number, tuple(value.shape)
     if isinstance(value, bool):
         return value
     if isinstance(value, float):
@@ -94,8 +97,9 @@ def _decode(value: Any) -> Any:
     if not isinstance(value, tuple):
         return value
     match value:
-        case "tensor", shape:
-            return _find_plain(shape)
+        case "tensor", number, shape:
+            found = value_of_marked(number, _trace.expressions)
+            return refuse_captured(f"of shape {shape}") if found is None else found
         case "expression", number:
             return _trace.expressions[number]
         case "float", digits:
@@ -107,26 +111,16 @@ def _decode(value: Any) -> Any:
     return []
 
 
-def _find_plain(shape: tuple[int, ...]) -> Expr:
-    """The value of a plain tensor: a number, or the result of a function that Dynamo called by itself."""
-    found = list(dict.fromkeys(find_plain(shape, _trace.expressions)))
-    known = set(map(id, _trace.plain))
-    new = [item for item in found if id(item) not in known] if len(found) > 1 else found
-    if len(new) > 1 or (found and not new):
-        raise EpilogueError(
-            f"torch.compile evaluates {', '.join(map(repr, found))} by itself, and which of them is meant here "
-            "is not known: call the methods, such as z.abs() and z.tanh(), instead of abs() and torch.nn.functional"
-        )
-    if not new:
-        refuse_captured(f"of shape {shape}")
-    _trace.plain.append(new[0])
-    return new[0]
+@evaluated_while_compiling
+def _start(types: ValueTypes) -> int:
+    _trace.expressions, _trace.marks = symbolic_arguments(types), 0
+    return len(_trace.expressions)
 
 
 @evaluated_while_compiling
-def _start(types: ValueTypes) -> int:
-    _trace.expressions, _trace.plain = symbolic_arguments(types), []
-    return len(_trace.expressions)
+def _next_mark() -> int:
+    _trace.marks += 1
+    return _trace.marks - 1
 
 
 @evaluated_while_compiling

@@ -2,13 +2,14 @@
 
 Dynamo hands a call on a Tensor subclass to `__torch_function__`, but not abs() (from torch 2.13 on) and not the
 functions of torch.nn.functional that `torch.overrides` leaves out. What these give is a plain tensor, which has the
-shape of the stand-in and nothing else; the graph tells what it is.
+shape of the stand-in and nothing else. Where it comes back, an empty tensor is made of it, and the graph
+tells of which node.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,21 +18,24 @@ from cutfuse.epilogue.expression import Expr, constant
 from cutfuse.epilogue.traced_tensor import evaluate_call
 from cutfuse.epilogue.types import ValueType
 
+MARK = (0, 0)
 _BUILTINS = {operator.abs: torch.abs}
 
 
-def find_plain(shape: tuple[int, ...], expressions: Sequence[Expr]) -> Iterator[Expr]:
-    """The values of this shape that nothing in the graph takes. A stand-in's shape is (its number, 0)."""
+def value_of_marked(number: int, expressions: Sequence[Expr]) -> Expr | None:
+    """The value of the tensor of which the last empty tensor of the shape (number, *MARK) was made, or None where it
+    does not come from stand-ins and numbers alone. A stand-in's shape is (its number, 0)."""
     values: dict[torch.fx.Node, Expr] = {}
-    taken: set[torch.fx.Node] = set()
+    marked: torch.fx.Node | None = None
     for node in _nodes_of_this_trace():
+        if node.target == "new_empty":
+            if _shape_of(node) == (number, *MARK):
+                (marked,) = node.all_input_nodes
+            continue
         found = _evaluate(node, values, expressions)
         if found is not None:
-            taken.update(node.all_input_nodes)
             values[node] = found
-    for node, value in values.items():
-        if node not in taken and node.target is not torch.empty and _shape_of(node) == shape:
-            yield value
+    return None if marked is None else values.get(marked)
 
 
 def _nodes_of_this_trace() -> list[torch.fx.Node]:
