@@ -195,6 +195,23 @@ def test_special_values(op: str) -> None:
     )
 
 
+@pytest.mark.parametrize("mode", ["off", "now"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("epilogue", [torch.relu, lambda z: z.clamp(0, 1), lambda z: torch.relu(z) * 0.5])
+def test_a_mask_hides_an_infinite_gradient(epilogue: Callable[[Tensor], Tensor], dtype: torch.dtype, mode: str) -> None:
+    """Every sum is 0, where its square root has an infinite derivative."""
+    x, weight = -torch.rand(96, 64, device=DEVICE, dtype=dtype), torch.rand(128, 64, device=DEVICE, dtype=dtype)
+    inputs = [t.requires_grad_() for t in (x, weight, torch.zeros(128, device=DEVICE, dtype=dtype))]
+    with cutfuse.specialization(mode):
+        for y in (
+            cutfuse.linear(*inputs, epilogue=epilogue, reduce="sum"),
+            cutfuse.reduce(x, 1, "sum", prologue=epilogue),
+            cutfuse.pointwise(epilogue, x),
+        ):
+            gradients = torch.autograd.grad(y.sqrt().sum(), inputs, allow_unused=True, materialize_grads=True)
+            assert all(gradient.eq(0).all() for gradient in gradients)
+
+
 @pytest.mark.general_path("gradients of pointwise and reduce")
 @pytest.mark.parametrize(
     "view", [lambda t: t.t(), lambda t: t[::2], lambda t: t[:, 1:], lambda t: t[:1].expand(t.shape)]

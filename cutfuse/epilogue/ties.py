@@ -22,6 +22,6 @@ _HALVED = _probe()
 def ties_are_halved() -> bool:
     """Whether fmax, fmin and clamp with tensor bounds halve the derivative at a tie, and clamp has none at its bounds.
 
-    PyTorch 2.15 does, as it always did in maximum and minimum; 2.13 gives it all to the first argument.
+    PyTorch does from 2.14 on, as it always did in maximum and minimum; before, all of it goes to the first argument.
     """
     return _HALVED

@@ -110,17 +110,18 @@ def pointwise_backward(
     inputs = [t.to(dtype).expand(x.shape).contiguous() for t in tensors]
     indices = dict.fromkeys((*wanted, 0) if sums_columns else wanted)
     differentiate = _differentiate_double if dtype == torch.float64 else _differentiate
-    derivatives = dict(zip(indices, differentiate(Program.parse(program), inputs, list(indices)), strict=True))
     weight = grad.to(dtype)
     if result is not None:
         weight = weight * _reduction_weight(Program.parse(program), inputs, reduction, result)
+    weight = weight.expand(x.shape)
+    gradients = dict(zip(indices, differentiate(Program.parse(program), inputs, list(indices), weight), strict=True))
     outputs = []
     for k in wanted:
-        gradient = (weight * derivatives[k]).sum_to_size(tensors[k].shape)
+        gradient = gradients[k].sum_to_size(tensors[k].shape)
         # the strides that sum_to_size() gives are not defined; the kernels keep those of x
         outputs.append((torch.empty_like(x) if k == 0 else tensors[k].new_empty(tensors[k].shape)).copy_(gradient))
     if sums_columns:
-        outputs.append((weight * derivatives[0]).flatten(end_dim=-2).sum(0).to(x.dtype))
+        outputs.append(gradients[0].flatten(end_dim=-2).sum(0).to(x.dtype))
     return outputs
 
 
@@ -134,18 +135,22 @@ def _reduction_weight(program: Program, inputs: list[Tensor], reduction: str, re
     return ties / (ties.sum(dims, keepdim=True) if dims else ties)
 
 
-def _differentiate(program: Program, inputs: list[Tensor], indices: list[int]) -> list[Tensor]:
-    """The program's derivatives with respect to its inputs, in fp32, by the formulas that the kernels use too."""
+def _differentiate(program: Program, inputs: list[Tensor], indices: list[int], weight: Tensor) -> list[Tensor]:
+    """The gradients of the program's inputs, in fp32, by the formulas that the kernels use too.
+
+    weight: the gradient of the program's result.
+    """
     operands = [(t.data_ptr(), 1) for t in inputs[1:]]
     derivatives = [torch.empty_like(inputs[0]) for _ in indices]
     for k, derivative in zip(indices, derivatives, strict=True):
         native.core.evaluate(
             program.native, inputs[0].data_ptr(), derivative.data_ptr(), derivative.numel(), operands, k
         )
-    return derivatives
+    # -0 is the derivative of what a mask such as relu's hides: 0, also of an infinite gradient
+    return [torch.where((d == 0) & d.signbit(), 0, weight * d) for d in derivatives]
 
 
-def _differentiate_double(program: Program, inputs: list[Tensor], indices: list[int]) -> list[Tensor]:
+def _differentiate_double(program: Program, inputs: list[Tensor], indices: list[int], weight: Tensor) -> list[Tensor]:
     """The same in fp64, by PyTorch's autograd: the native evaluator supports fp32 only."""
     leaves = [t.detach().clone().requires_grad_() for t in inputs]
     with torch.enable_grad():
@@ -153,4 +158,4 @@ def _differentiate_double(program: Program, inputs: list[Tensor], indices: list[
     wanted = [leaves[k] for k in indices]
     if not y.requires_grad:  # every op is a comparison
         return [torch.zeros_like(leaf) for leaf in wanted]
-    return list(torch.autograd.grad(y, wanted, torch.ones_like(y), allow_unused=True, materialize_grads=True))
+    return list(torch.autograd.grad(y, wanted, weight, allow_unused=True, materialize_grads=True))
