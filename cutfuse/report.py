@@ -28,6 +28,9 @@ Line = tuple[str, str]
 # What changes results, kernels or their times in PyTorch, cuBLAS, the driver and the loader.
 VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_CACHE_DISABLE",
+    "CUDA_CACHE_MAXSIZE",
+    "CUDA_CACHE_PATH",
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "CUDA_LAUNCH_BLOCKING",
     "CUDA_MODULE_LOADING",

@@ -85,7 +85,7 @@ class Growth:
             self.stops[node] = "a tensor is written, or a mode such as autocast changes, in between"
             return False
         if reduction_of(node) is not None or cross_entropy_of(node) is not None:
-            self.stops[node] = "another value of the region is used beside the reduction"
+            self.stops[node] = "a reduction of rows is left to Inductor"
             return False
         if find_product(node) is not None:
             self.stops[node] = "it is the next product"
