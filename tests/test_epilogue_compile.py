@@ -256,3 +256,13 @@ def difference_of_two(y: torch.Tensor, other: torch.Tensor, z: torch.Tensor) -> 
 def test_plain_tensors_in_a_trace_are_what_made_them(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
     x = torch.linspace(-3, 3, 31)
     torch.testing.assert_close(compiled(lambda x: cutfuse.pointwise(fn, x))(x), fn(x))
+
+
+def test_types_of_values_and_types_by_name_in_one_epilogue() -> None:
+    """PyTorch 2.13 made a guard of both that could not be evaluated."""
+
+    def fn(z: torch.Tensor) -> torch.Tensor:
+        return (z * 2).to(z.dtype).to(torch.bfloat16)
+
+    x = torch.linspace(-3, 3, 31)
+    torch.testing.assert_close(compiled(lambda x: cutfuse.pointwise(fn, x))(x), fn(x))

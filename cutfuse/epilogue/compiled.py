@@ -88,6 +88,8 @@ def _encode(value: Any) -> Any:
         return "input_dtype", None
     if isinstance(value, (list, tuple)):  # Dynamo of torch 2.8 has no list | tuple here
         return "list", any([isinstance(item, torch.Tensor) for item in value])
+    if isinstance(value, torch.dtype):  # Dynamo of torch 2.13 compares types of two below, and fails
+        return value
     if type(value).__module__ == "numpy":  # torch 2.8 itself fails where such a value has to be a constant
         torch._dynamo.graph_break(msg="cutfuse: numbers of NumPy are no constants in an epilogue; use Python numbers")
     return value
