@@ -195,6 +195,7 @@ def test_special_values(op: str) -> None:
     )
 
 
+@pytest.mark.general_path("gradients of pointwise and reduce, and of reductions")
 @pytest.mark.parametrize("mode", ["off", "now"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("epilogue", [torch.relu, lambda z: z.clamp(0, 1), lambda z: torch.relu(z) * 0.5])

@@ -29,7 +29,7 @@ class _Trace(threading.local):
     """The expressions of the trace under way. Their numbers start at 0, so that equal traces give equal graphs."""
 
     expressions: list[Expr]
-    marks: int  # of plain tensors so far
+    mark_count: int
 
 
 _trace = _Trace()
@@ -115,14 +115,14 @@ def _decode(value: Any) -> Any:
 
 @evaluated_while_compiling
 def _start(types: ValueTypes) -> int:
-    _trace.expressions, _trace.marks = symbolic_arguments(types), 0
+    _trace.expressions, _trace.mark_count = symbolic_arguments(types), 0
     return len(_trace.expressions)
 
 
 @evaluated_while_compiling
 def _next_mark() -> int:
-    _trace.marks += 1
-    return _trace.marks - 1
+    _trace.mark_count += 1
+    return _trace.mark_count - 1
 
 
 @evaluated_while_compiling

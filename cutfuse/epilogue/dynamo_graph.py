@@ -2,8 +2,8 @@
 
 Dynamo hands a call on a Tensor subclass to `__torch_function__`, but not abs() (from torch 2.13 on) and not the
 functions of torch.nn.functional that `torch.overrides` leaves out. What these give is a plain tensor, which has the
-shape of the stand-in and nothing else. Where it comes back, an empty tensor is made of it, and the graph
-tells of which node.
+shape of the stand-in and nothing else. Where it comes back, an empty tensor, a mark, is made
+of it, and the graph tells of which node.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _BUILTINS = {operator.abs: torch.abs}
 
 
 def value_of_marked(number: int, expressions: Sequence[Expr]) -> Expr | None:
-    """The value of the tensor of which the last empty tensor of the shape (number, *MARK) was made, or None where it
-    does not come from stand-ins and numbers alone. A stand-in's shape is (its number, 0)."""
+    """The value of the tensor of which the last mark of that number was made, or None where it does not come from
+    stand-ins and numbers alone. A mark's shape is (its number, *MARK), and a stand-in's (its number, 0)."""
     values: dict[torch.fx.Node, Expr] = {}
     marked: torch.fx.Node | None = None
     for node in _nodes_of_this_trace():
