@@ -200,8 +200,9 @@ def test_special_values(op: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("epilogue", [torch.relu, lambda z: z.clamp(0, 1), lambda z: torch.relu(z) * 0.5])
 def test_a_mask_hides_an_infinite_gradient(epilogue: Callable[[Tensor], Tensor], dtype: torch.dtype, mode: str) -> None:
-    """Every sum is 0, where its square root has an infinite derivative."""
-    x, weight = -torch.rand(96, 64, device=DEVICE, dtype=dtype), torch.rand(128, 64, device=DEVICE, dtype=dtype)
+    """Every sum is 0, where its square root has an infinite derivative. No value is 0, which clamp does not mask."""
+    x, weight = (torch.rand(rows, 64, device=DEVICE, dtype=dtype) + 0.5 for rows in (96, 128))
+    x = -x
     inputs = [t.requires_grad_() for t in (x, weight, torch.zeros(128, device=DEVICE, dtype=dtype))]
     with cutfuse.specialization(mode):
         for y in (

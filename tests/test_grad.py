@@ -227,8 +227,9 @@ def test_a_training_step_moves_the_parameters_as_eager_does(path: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("epilogue", [torch.relu, lambda z: z.clamp(0, 1), lambda z: torch.relu(z) * 0.5])
 def test_a_mask_hides_an_infinite_gradient(epilogue: Callable[[Tensor], Tensor], dtype: torch.dtype, path: str) -> None:
-    """Every sum is 0, where its square root has an infinite derivative."""
-    x, weight, bias = leaves(-torch.rand(6, 8, dtype=dtype), torch.rand(4, 8, dtype=dtype), torch.zeros(4, dtype=dtype))
+    """Every sum is 0, where its square root has an infinite derivative. No value is 0, which clamp does not mask."""
+    positive = (torch.rand(rows, 8, dtype=dtype) + 0.5 for rows in (6, 4))
+    x, weight, bias = leaves(-next(positive), next(positive), torch.zeros(4, dtype=dtype))
     for y in (
         cutfuse.linear(x, weight, bias, epilogue=epilogue, reduce="sum"),
         cutfuse.reduce(x, 1, "sum", prologue=epilogue),
