@@ -128,6 +128,27 @@ def test_a_step_is_the_same_on_both_paths_and_as_accurate_as_eager(dtype: torch.
         assert errors[0] <= 1.1 * errors[1], errors
 
 
+@pytest.mark.parametrize("first", [8, 4])
+def test_an_operand_that_the_copy_engine_cannot_take(first: int) -> None:
+    """Its rows lie apart by whole vectors, and begin in the middle of one."""
+    m, n, k = 4096, 4096, 2048
+    tensors = training_tensors((m, n, k), torch.bfloat16)
+    grad, wide = (randn(m, columns, dtype=torch.bfloat16, seed=4) for columns in (n, n + 16))
+    r = wide[:, first : first + n]
+
+    def gated(z: Tensor, r: Tensor) -> Tensor:
+        return F.gelu(z) * r + torch.sigmoid(z)
+
+    with cutfuse.specialization("now"):
+        steps = [gradients(cutfuse.linear(*tensors, epilogue=gated, operands=[r]), tensors, grad) for _ in range(2)]
+    exact_tensors = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    exact = gradients(gated(F.linear(*exact_tensors), r.double()), exact_tensors, grad.double())
+    eager = gradients(gated(F.linear(*tensors), r), tensors, grad)
+    for *own, plain, wanted in zip(*steps, eager, exact, strict=True):
+        *errors, of_eager = ((result.double() - wanted).norm() / wanted.norm() for result in (*own, plain))
+        assert max(errors) <= 1.1 * of_eager, (errors, of_eager)
+
+
 def test_a_step_takes_no_more_memory_than_eager() -> None:
     tensors = training_tensors((8192, 4096, 1024), torch.bfloat16)
     peaks = []

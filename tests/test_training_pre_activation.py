@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from compiled_epilogues import compiler as compiler
 from emulated_device import core, direct_calls, paused
 from emulated_device import launches as launches
 from emulated_launches import EmulatedLaunches
@@ -151,3 +152,22 @@ def test_a_kernel_behind_cublas_leaves_the_product() -> None:
         *_, launch = found.launches
         assert not found.is_fused
         assert launch.in_place != stores
+
+
+@pytest.mark.usefixtures("one_kernel", "compiler", "launches")
+@pytest.mark.parametrize(("first", "kind"), [(8, "source"), (4, "strided")])
+def test_the_copy_engine_is_given_aligned_operands_alone(
+    monkeypatch: pytest.MonkeyPatch, first: int, kind: str
+) -> None:
+    found: list[Any] = []
+    find = training.find_epilogues
+
+    def find_and_note(*given: Any) -> Any:
+        found.extend(find(*given))
+        return found
+
+    monkeypatch.setattr(training, "find_epilogues", find_and_note)
+    m, n, _ = SHAPE
+    x, weight, *_ = tensors_of(torch.bfloat16)
+    cutfuse.linear(x, weight, epilogue=gated, operands=[torch.randn(m, n + 16).bfloat16()[:, first : first + n]])
+    assert [[own.name for own in epilogue.operand_kinds] for epilogue in found] == [[kind]]

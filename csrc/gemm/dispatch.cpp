@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "plan/linear_request.h"
+
 namespace cutfuse {
 
 #define CUTFUSE_GEMM_CONFIG(name, ...) LaunchStatus launch_##name(GemmLaunch const&, cudaStream_t);
@@ -70,12 +72,25 @@ std::string check_pointers(GemmConfig const& config, GemmBuffers const& buffers)
   return {};
 }
 
+// The operand that the copy engine brings to a specialized epilogue.
+std::string check_source(GemmLaunch const& launch) {
+  int const source = staged_by(launch.specialized).source;
+  if (source < 0) return {};
+  auto const address = reinterpret_cast<uintptr_t>(launch.operands.items[source].data);
+  if (address % kOperandAlignment == 0) return {};
+  return "operand " + std::to_string(source) + " has to start at a multiple of " + std::to_string(kOperandAlignment) +
+         " bytes in this epilogue, got address " + std::to_string(address);
+}
+
 }  // namespace
 
 void run_gemm(GemmConfig const& config, GemmLaunch const& launch, cudaStream_t stream) {
   std::string fault = find_rejection(config, launch.problem);
   if (fault.empty()) {
     fault = check_pointers(config, launch.buffers);
+  }
+  if (fault.empty()) {
+    fault = check_source(launch);
   }
   int const slices = launch.buffers.slices.count;
   if (fault.empty() && slices != 1 && (!is_over_planes(product_of(config)) || !slices_fit(launch.problem.k, slices))) {

@@ -19,7 +19,7 @@ from ..gradients.autograd import is_forced, linear_gradients, sum_gradients
 from ..gradients.elementwise import OperandFacts, kept_of, operand_facts, restored
 from ..planning.device import dtype_codes
 from ..planning.fused import changes_setting, plan_call
-from ..planning.linear_launch import operand_strides
+from ..planning.linear_launch import matrices_of
 from ..planning.linear_plan import LinearArguments
 from ..planning.specialize import (
     Epilogues,
@@ -151,8 +151,8 @@ def plan_training(
     products = plan_backward_products(z.view(m, n), arguments.x, weight)
     outputs = [(0, _contiguous(z), codes[z.dtype])]
     outputs += [(k, _contiguous(y, operands[k - 1].dtype), codes[operands[k - 1].dtype]) for k in wanted]
-    laid_out = [(codes[t.dtype], 0, *operand_strides(t, m, n)) for t in arguments.operands]
-    matrices = [(0, *operand) for operand in laid_out]
+    matrices = matrices_of(arguments)
+    laid_out = [matrix[1:] for matrix in matrices]
     program, matrix = arguments.program, (0, codes[z.dtype], 0, n, 1)
     has_sum = bias is not None and bias.requires_grad
     device = x.device.index or 0
