@@ -60,7 +60,8 @@ def get_specialization() -> str:
 def wait(timeout: float | None = None) -> int:
     """Waits until every epilogue that calls have asked for so far is compiled: before a measurement or a capture.
 
-    timeout: in seconds; None waits as long as it takes. Returns how many compiled kernels this process has.
+    timeout: in seconds; None waits as long as it takes. Where the process can start no thread, this one compiles, which
+    the timeout does not end. Returns how many compiled kernels this process has.
 
     Raises:
         TimeoutError: some are still being compiled.

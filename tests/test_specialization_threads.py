@@ -176,7 +176,7 @@ def test_an_exception_in_one_thread_leaves_the_others_at_work(
     compiler: CountingCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is queued gets a thread in its place."""
-    real, printed = background.compile, []
+    real, printed = background._compile, []
 
     def compile_or_raise(found: Any) -> None:
         real(found)
@@ -184,7 +184,7 @@ def test_an_exception_in_one_thread_leaves_the_others_at_work(
             raise ZeroDivisionError
 
     monkeypatch.setattr(threading, "excepthook", printed.append)
-    monkeypatch.setattr(background, "compile", compile_or_raise)
+    monkeypatch.setattr(background, "_compile", compile_or_raise)
     held = epilogues(THREADS - 1, HELD)
     specialize.request(held + epilogues(2, "broken") + epilogues(3))
     with pytest.raises(TimeoutError, match=f"{THREADS - 1} epilogues are still"):
@@ -214,18 +214,67 @@ def test_a_process_that_can_start_one_thread_alone(compiler: CountingCompiler, m
     assert compiler.most_at_once == 1
 
 
-def test_what_no_thread_could_be_started_for_gets_one_each_later(
-    compiler: CountingCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+def test_what_no_thread_could_be_started_for_gets_one_each_later(
+    compiler: CountingCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, *others = epilogues(3)
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+        refuse_threads(patch)
         specialize.request(others)
     compiler.may_go_on.clear()
     specialize.request([first])
     assert own_threads() == 3
     compiler.may_go_on.set()
     assert cutfuse.wait(30) == 3
+
+
+def test_a_further_call_starts_the_thread_that_could_not_be_started(
+    compiler: CountingCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = epilogues(1)
+    with monkeypatch.context() as patch:
+        refuse_threads(patch)
+        specialize.request(found)
+    specialize.request(found)
+    assert cutfuse.wait(30) == 1
+
+
+def test_a_caller_that_waits_compiles_where_no_thread_can_be_started(
+    compiler: CountingCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_threads(monkeypatch)
+    specialize.request(epilogues(3))
+    with pytest.raises(TimeoutError, match="3 epilogues are still"):
+        cutfuse.wait(0)
+    assert cutfuse.wait(30) == 3
+
+
+def test_waiting_includes_what_other_callers_compile(compiler: CountingCompiler) -> None:
+    compiler.may_go_on.clear()
+    caller = threading.Thread(target=background.compile, args=epilogues(1))
+    caller.start()
+    assert compiler.has_begun.wait(30)
+    with pytest.raises(TimeoutError, match="1 epilogue is still"):
+        cutfuse.wait(0.05)
+    compiler.may_go_on.set()
+    assert cutfuse.wait(30) == 1
+    caller.join(30)
+
+
+def test_a_capture_does_not_wait_for_what_nobody_has_asked_for(
+    compiler: CountingCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (held,), (other,) = epilogues(1, HELD), epilogues(1)
+    specialize.request([held])
+    monkeypatch.setattr(specialize, "_is_capturing", lambda: True)
+    specialize.request([other])
+    assert held.is_pending
+    assert other.is_pending
+    compiler.held.set()

@@ -48,6 +48,7 @@ class Background:
         self._changed = threading.Condition()
         self._waiting: deque[Specialization] = deque()
         self._threads: set[threading.Thread] = set()  # each has one epilogue that is not in `_waiting`
+        self._compiling = 0  # how many epilogues callers compile in their own threads
         self._waits = 0  # callers in `wait`
         self._has_warned = False
         self._stops = False
@@ -55,40 +56,53 @@ class Background:
     def add(self, specialization: Specialization) -> None:
         """Queues a specialization that the caller has claimed."""
         with self._changed:
-            if self._stops:
-                return
-            self._waiting.append(specialization)
+            if not self._stops:
+                self._waiting.append(specialization)
+        self.start_threads()
+
+    def start_threads(self) -> None:
+        """Starts threads for what is queued, also where none could be started before."""
+        with self._changed:
             self._start_threads()
 
     def compile(self, specialization: Specialization) -> None:
         """Compiles a specialization in this thread, or waits for the one that does so already."""
-        with _on_device(specialization.device):
-            is_ready = specialization.compile()
         with self._changed:
-            self._changed.notify_all()
-        if not is_ready:
-            self._warn(specialization)
+            self._compiling += 1
+        try:
+            self._compile(specialization)
+        finally:
+            with self._changed:
+                self._compiling -= 1
+                self._changed.notify_all()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits until nothing is queued. Returns how many kernels are compiled. Raises TimeoutError."""
+        """Waits until nothing is queued or being compiled. Returns how many kernels are compiled. Raises TimeoutError.
+
+        Compiles in this thread where none can be started, and then takes as long as that does.
+        """
         with self._changed:
             is_waiting = timeout is None or timeout > 0  # a caller that only looks goes on with other work
             self._waits += is_waiting
             try:
                 self._start_threads()
-                is_done = self._changed.wait_for(lambda: not self._threads, timeout)
+                if is_waiting and not self._threads:
+                    self._compile_waiting()
+                is_done = self._changed.wait_for(lambda: self._left() == 0, timeout)
             finally:
                 self._waits -= is_waiting
             if not is_done:
-                count = len(self._waiting) + len(self._threads)
+                count = self._left()
                 what = "1 epilogue is" if count == 1 else f"{count} epilogues are"
                 raise TimeoutError(f"cutfuse.wait: {what} still being compiled after {timeout} s")
         return native.core.compiled_count()
 
     def wait_for(self, specialization: Specialization) -> None:
-        """Waits for a specialization that is queued or being compiled; not for one that nobody has asked for."""
+        """Waits for a specialization that a thread compiles or will; not for one that nobody has asked for."""
+        if not specialization.is_claimed:
+            return
         with self._changed:
-            self._changed.wait_for(lambda: not self._threads or not specialization.is_pending)
+            self._changed.wait_for(lambda: not specialization.is_pending or not (self._threads or self._compiling))
 
     def stop(self) -> None:
         """Lets each thread finish what it compiles, and nothing more: CUDA must not be shut down beneath them."""
@@ -98,6 +112,27 @@ class Background:
             threads = list(self._threads)
         for thread in threads:
             thread.join()
+
+    def _left(self) -> int:
+        return len(self._waiting) + len(self._threads) + self._compiling
+
+    def _compile(self, specialization: Specialization) -> None:
+        with _on_device(specialization.device):
+            is_ready = specialization.compile()
+        with self._changed:
+            self._changed.notify_all()
+        if not is_ready:
+            self._warn(specialization)
+
+    def _compile_waiting(self) -> None:
+        """Compiles what is queued in this thread, which holds the lock and lets go of it meanwhile."""
+        while self._waiting:
+            specialization = self._waiting.popleft()
+            self._changed.release()
+            try:
+                self.compile(specialization)
+            finally:
+                self._changed.acquire()
 
     def _start_threads(self) -> None:
         """Starts a thread for each that waits, up to the limit. Where none can be started, what is queued waits for a
@@ -118,7 +153,7 @@ class Background:
         specialization: Specialization | None = first
         try:
             while specialization is not None:
-                self.compile(specialization)
+                self._compile(specialization)
                 specialization = self._next()
         except BaseException:  # which threading prints; another thread goes on
             self._end()

@@ -205,6 +205,8 @@ def request(epilogues: Epilogues) -> None:
             background.compile(epilogue)
         elif is_first:
             background.add(epilogue)
+        else:
+            background.start_threads()
 
 
 def are_requested(epilogues: Epilogues) -> bool:
