@@ -209,9 +209,9 @@ py::object training_plan(py::object const& z, std::vector<py::object> const& ope
   return py::reinterpret_steal<py::object>(handle);
 }
 
-CallPlan training_call(py::object const& apply, py::object const& plan) {
+CallPlan training_call(py::object const& apply, py::object const& plan, SpecializedEpilogues const& epilogues) {
   CallPlan call = {};
-  call.steps = call::TrainingSteps{PyRef::share(apply.ptr()), PyRef::share(plan.ptr())};
+  call.steps = call::TrainingSteps{PyRef::share(apply.ptr()), PyRef::share(plan.ptr()), epilogues};
   return call;
 }
 
@@ -279,7 +279,9 @@ void bind_calls(py::module_& module) {
   module.def("joined_call", &joined_call, py::arg("plan"), py::arg("has_bias"), py::arg("result"),
              "Of the products of x with several weights, side by side; has_bias: of each weight.");
   module.def("training_call", &training_call, py::arg("apply"), py::arg("plan"),
-             "apply(plan, x, weight, bias, *operands), of an autograd.Function.");
+             py::arg("epilogues") = SpecializedEpilogues(),
+             "apply(plan, x, weight, bias, *operands), of an autograd.Function. epilogues: the program in the kernels "
+             "of its passes, for which a capture waits.");
   module.def(
       "training_plan", &training_plan, py::arg("z"), py::arg("operand_tensors"), py::arg("y"), py::arg("rows"),
       py::arg("columns"), py::arg("z_dtype"), py::arg("out_dtype"), py::arg("program"), py::arg("operands"),

@@ -1480,9 +1480,11 @@ def training_backward(
     weight: typing.Any,
     *z_and_operands: typing.Any,
 ) -> typing.Any: ...
-def training_call(apply: typing.Any, plan: typing.Any) -> CallPlan:
+def training_call(
+    apply: typing.Any, plan: typing.Any, epilogues: collections.abc.Sequence[Specialization] = []
+) -> CallPlan:
     """
-    apply(plan, x, weight, bias, *operands), of an autograd.Function.
+    apply(plan, x, weight, bias, *operands), of an autograd.Function. epilogues: the program in the kernels of its passes, for which a capture waits.
     """
 
 def training_forward(plan: typing.Any, z: typing.Any, *operands: typing.Any) -> typing.Any: ...

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from emulated_device import direct_calls, paused
-from general_reasons import Call, why_general, why_watched
+from general_reasons import Call, is_captured, why_general, why_watched
 from torch import Tensor
 
 import cutfuse
@@ -159,10 +159,9 @@ class CheckedCalls:
         """The result of a call that was not direct at once, and why the next one is not either."""
         expected = self._make_generally(call, answer)
         # A second call, and its comparison, would be captured too.
-        is_captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        y = answer if is_captured else native_call(*call.given)
+        y = answer if is_captured() else native_call(*call.given)
         reason = "" if is_result(y) else why_general(call, y, expected)
-        if y is None and not reason and not is_captured:
+        if y is None and not reason and not is_captured():
             with cutfuse.specialization("now"):  # compiles the epilogue, whatever is queued in the background
                 self._make_generally(call, NotImplemented)
             y = native_call(*call.given)

@@ -99,9 +99,16 @@ def why_general(call: Call, answer: Any, y: Tensor) -> str:
     device = call.inputs[0].device
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         return f"x is on {device}, which is not the current device"
+    if is_captured() and needs_gradient(*call.tensors):
+        return "a captured training step waits for its epilogues"
     return {"linear": _why_linear_is_marked, "pointwise": _why_pointwise_is_marked, "reduce": _why_reduce_is_marked}[
         call.function
     ](call, y)
+
+
+def is_captured() -> bool:
+    """Whether calls are captured in a graph at this moment."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def why_watched(call: Call) -> str:
@@ -136,7 +143,7 @@ def _why_without_key(call: Call) -> str:
 
 def _why_unknown(call: Call) -> str:
     """Why a call that was made is not remembered."""
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if is_captured():
         return "the first call of its kind is captured in a graph"
     if call.function != "linear" and not call.inputs[0].is_floating_point():
         return "x is not floating-point, so that it is cast before, or PyTorch reduces it"

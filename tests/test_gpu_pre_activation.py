@@ -9,6 +9,7 @@ from gpu_tensors import DEVICE, randn
 from torch import Tensor
 
 import cutfuse
+from cutfuse import native
 from cutfuse.epilogue import Epilogue, Program
 from cutfuse.planning.linear_launch import launch_fused
 from cutfuse.planning.linear_plan import LinearArguments, plan_linear
@@ -147,6 +148,34 @@ def test_an_operand_that_the_copy_engine_cannot_take(first: int) -> None:
     for *own, plain, wanted in zip(*steps, eager, exact, strict=True):
         *errors, of_eager = ((result.double() - wanted).norm() / wanted.norm() for result in (*own, plain))
         assert max(errors) <= 1.1 * of_eager, (errors, of_eager)
+
+
+def test_a_captured_step_has_its_epilogues_compiled() -> None:
+    """Though a capture follows the first steps at once."""
+    tensors = training_tensors((4096, 4096, 2048), torch.bfloat16)
+    grad = randn(4096, 4096, dtype=torch.bfloat16, seed=4)
+
+    def step() -> list[Tensor]:
+        y = cutfuse.linear(*tensors, epilogue=lambda z: F.gelu(z) * 0.5 + torch.sigmoid(z))
+        return gradients(y, tensors, grad)
+
+    native.core.forget_specializations()
+    native.core.forget_calls()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        captured = step()
+    assert cutfuse.wait(0) >= 2
+    expected = step()
+    for tensor in captured:
+        tensor.fill_(float("nan"))
+    graph.replay()
+    assert all(map(torch.equal, captured, expected))
 
 
 def test_a_step_takes_no_more_memory_than_eager() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from compiled_epilogues import FakeCompiler
 from compiled_epilogues import compiler as compiler
-from emulated_device import core, direct_calls, paused
+from emulated_device import core, direct_calls, emulated_device, paused
 from emulated_device import launches as launches
 from emulated_launches import EmulatedLaunches
 from plan_cases import plan
@@ -171,3 +172,30 @@ def test_the_copy_engine_is_given_aligned_operands_alone(
     x, weight, *_ = tensors_of(torch.bfloat16)
     cutfuse.linear(x, weight, epilogue=gated, operands=[torch.randn(m, n + 16).bfloat16()[:, first : first + n]])
     assert [[own.name for own in epilogue.operand_kinds] for epilogue in found] == [[kind]]
+
+
+@pytest.mark.usefixtures("one_kernel")
+def test_a_captured_step_takes_the_path_that_waits_for_its_epilogues(compiler: FakeCompiler) -> None:
+    """Others run directly while they are interpreted."""
+    tensors = tensors_of(torch.bfloat16, has_bias=False)
+    captures: list[bool] = []
+
+    def step() -> list[int]:
+        launches.launches.clear()
+        y = cutfuse.linear(*tensors[:2], epilogue=gated, operands=tensors[2:])
+        torch.autograd.grad(y, tensors, torch.ones_like(y))
+        return [launch.specialized for launch in launches.launches if hasattr(launch, "specialized")][:2]
+
+    with emulated_device(is_capturing=lambda: bool(captures)) as launches:
+        compiler.may_go_on.clear()
+        step()
+        before = direct_calls()
+        assert step() == [0, 0]
+        assert direct_calls() == before + 1
+        captures.append(True)
+        step()
+        assert direct_calls() == before + 1
+        compiler.may_go_on.set()
+        cutfuse.wait(30)
+        assert sorted(step()) == [0x1001, 0x1002]
+        assert direct_calls() == before + 2

@@ -100,6 +100,7 @@ struct BackwardSteps {
 struct TrainingSteps {
   PyRef apply;
   PyRef plan;
+  SpecializedEpilogues epilogues;  // of its passes, in any order
 };
 
 // Calls that take the general path every time.

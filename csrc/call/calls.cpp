@@ -196,13 +196,17 @@ class Run {
 };
 
 // Until its epilogue is compiled, a call takes the general path, which waits for it in captures and where that is asked
-// for.
+// for. A training step does so in captures alone.
 bool waits_for_epilogue(CallPlan const& plan) {
   auto const is_pending = [](specialize::Specialization const* found) {
     return found != nullptr && found->is_pending();
   };
-  if (auto const* const steps = std::get_if<LinearSteps>(&plan.steps)) {
-    return std::any_of(steps->epilogues.begin(), steps->epilogues.end(), is_pending);
+  auto const are_pending = [&](SpecializedEpilogues const& found) {
+    return std::any_of(found.begin(), found.end(), is_pending);
+  };
+  if (auto const* const steps = std::get_if<LinearSteps>(&plan.steps)) return are_pending(steps->epilogues);
+  if (auto const* const steps = std::get_if<TrainingSteps>(&plan.steps)) {
+    return are_pending(steps->epilogues) && torch_state().is_capturing();
   }
   if (auto const* const steps = std::get_if<PointwiseSteps>(&plan.steps)) return is_pending(steps->specialization);
   if (auto const* const steps = std::get_if<BackwardSteps>(&plan.steps)) {

@@ -93,7 +93,8 @@ bool TorchState::connect(PyObject* functions) {
                           {"context_mode", &context_mode_},
                           {"inherited_mode", &inherited_mode_},
                           {"process", &process_},
-                          {"allows_tf32", &allows_tf32_}};
+                          {"allows_tf32", &allows_tf32_},
+                          {"is_capturing", &is_capturing_}};
   for (auto const& [name, object] : places) {
     *object = take(name);
     if (*object == nullptr) return false;
@@ -207,6 +208,8 @@ uint64_t TorchState::wanted_gradients(PyObject* const* tensors, int count) const
 }
 
 bool TorchState::records_gradients() const { return !gives(grad_enabled_, Py_False); }
+
+bool TorchState::is_capturing() const { return gives(is_capturing_, Py_True); }
 
 bool TorchState::is_current_device(int32_t index) const {
   return integer_of(PyRef::steal(call(current_device_)), -1) == index;

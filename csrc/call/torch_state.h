@@ -66,6 +66,8 @@ class TorchState {
   // Which tensors a gradient is wanted of, a bit each; none where gradients are off.
   uint64_t wanted_gradients(PyObject* const* tensors, int count) const;
   bool records_gradients() const;
+  // Whether the current stream is captured in a CUDA graph.
+  bool is_capturing() const;
   bool is_current_device(int32_t index) const;
 
   // Identities that a plan depends on: of the default type, and of how fp32 matrices are multiplied.
@@ -110,6 +112,7 @@ class TorchState {
   PyObject* inherited_mode_ = nullptr;
   PyObject* process_ = nullptr;  // a module's dictionary
   PyObject* allows_tf32_ = nullptr;
+  PyObject* is_capturing_ = nullptr;
 };
 
 TorchState& torch_state();

@@ -80,11 +80,16 @@ def torch_functions(device_type: int = CUDA, *, has_exchange_api: bool = True) -
         "inherited_mode": precision._INHERITED,
         "process": vars(precision),
         "allows_tf32": _tf32_getter(),
+        "is_capturing": getattr(core, "_cuda_isCurrentStreamCapturing", _no) if on_cuda else _no,
     }
 
 
 def _first(*_: Any) -> int:
     return 0
+
+
+def _no() -> bool:
+    return False
 
 
 def _dtype_words() -> dict[torch.dtype, int]:

@@ -212,6 +212,7 @@ def plan_training(
     return core.training_call(
         apply,
         TrainingPlan(handle, text, mode, allows_tf32(), is_fused, is_handed_on, operand_facts(program, operands)),
+        found,
     )
 
 
