@@ -273,6 +273,21 @@ def test_ever_new_chains(compiler: FakeCompiler, launches: EmulatedLaunches, mon
     assert cutfuse.wait(60) == limit
 
 
+def test_the_limit_is_of_what_is_asked_for(compiler: FakeCompiler) -> None:
+    """Explanations find epilogues that nobody asks for, which have a limit of their own."""
+    program = Program.parse("operands=0; tanh z; neg prev").native
+    limit = core.most_specializations
+    found = [core.find_specialization(f"kernel {number}", 0, program, []) for number in range(8 * limit)]
+    assert all(found)
+    assert core.find_specialization("one more", 0, program, []) is None
+    core.forget_specializations()
+    found = [core.find_specialization(f"kernel {number}", 0, program, []) for number in range(limit)]
+    assert core.find_specialization("one more", 0, program, []) is not None
+    for epilogue in found:
+        epilogue.claim()
+    assert core.find_specialization("another", 0, program, []) is None
+
+
 def test_what_one_kernel_serves() -> None:
     def find(text: str, kernel: str = "a", device: int = 0, types: tuple[int, ...] = ()) -> object:
         return core.find_specialization(kernel, device, Program.parse(text).native, list(types))

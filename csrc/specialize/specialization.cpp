@@ -1,5 +1,6 @@
 #include "specialize/specialization.h"
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <unordered_map>
@@ -18,7 +19,7 @@ class Registry {
     std::lock_guard const lock(mutex_);
     auto const found = specializations_.find(key);
     if (found != specializations_.end()) return found->second;
-    if (specializations_.size() >= kMostSpecializations) return nullptr;
+    if (is_full()) return nullptr;
     auto* const made = new Specialization(std::string(kernel), device, program, types);
     specializations_.emplace(std::move(key), made);
     return made;
@@ -42,6 +43,14 @@ class Registry {
   }
 
  private:
+  bool is_full() const {
+    if (specializations_.size() < kMostSpecializations) return false;
+    if (specializations_.size() >= kMostKnown) return true;
+    auto const claimed = std::count_if(specializations_.begin(), specializations_.end(),
+                                       [](auto const& item) { return item.second->is_claimed(); });
+    return static_cast<size_t>(claimed) >= kMostSpecializations;
+  }
+
   mutable std::mutex mutex_;
   std::unordered_map<std::string, Specialization*> specializations_;
 };

@@ -63,11 +63,12 @@ inline LoadedKernel* loaded(Specialization const* specialization) {
   return specialization == nullptr ? nullptr : specialization->loaded();
 }
 
-// Specializations are kept for good, as their kernels are. So there is a limit, which a program that keeps making up
-// new chains would pass.
+// Specializations are kept for good, as their kernels are. So there is a limit of those that are asked for, which a
+// program that keeps making up new chains would pass, and one of all, as explanations find some that nobody asks for.
 constexpr size_t kMostSpecializations = 512;
+constexpr size_t kMostKnown = 4096;
 
-// The one specialization of these, made now if there is none yet. Null beyond the limit, and for a program that no
+// The one specialization of these, made now if there is none yet. Null beyond the limits, and for a program that no
 // kernel interprets: one without instructions, and one that the kernels have compiled in. GEMM kernels, and those that
 // have no chain compiled in, are asked for with the program without its chain.
 Specialization* find_specialization(std::string_view kernel, int device, Program const& program,
