@@ -3,6 +3,7 @@
 
 #include <array>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <string>
@@ -37,18 +38,18 @@ class WithoutCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// What the driver's compiler says, in memory that outlives the compilation: it may be put off until a kernel is needed.
+// What the driver's compiler says. Its memory has to live as long as the library: compiling may be put off until a
+// kernel is needed, and is done again for a context that is made later where CUDA_MODULE_LOADING is EAGER.
 class CompilerLog {
  public:
   // Of the JIT options, which the driver writes through.
   std::array<cudaJitOption, 4>& options() { return options_; }
   std::array<void*, 4>& values() { return values_; }
 
-  std::string text() const { return (std::string(errors_.data()) + notes_.data()).substr(0, kShown); }
+  std::string text() const { return std::string(errors_.data()) + notes_.data(); }
 
  private:
-  static constexpr size_t kBytes = 8192;
-  static constexpr size_t kShown = 500;
+  static constexpr size_t kBytes = 4096;
   std::array<char, kBytes> errors_ = {};
   std::array<char, kBytes> notes_ = {};
   std::array<cudaJitOption, 4> options_ = {cudaJitErrorLogBuffer, cudaJitErrorLogBufferSizeBytes, cudaJitInfoLogBuffer,
@@ -57,7 +58,7 @@ class CompilerLog {
                                   reinterpret_cast<void*>(kBytes)};
 };
 
-// A library that is unloaded again unless it is kept.
+// A library that is unloaded again unless it is kept, as its log then is.
 class Library {
  public:
   Library() = default;
@@ -67,16 +68,27 @@ class Library {
   Library(Library const&) = delete;
   Library& operator=(Library const&) = delete;
 
-  cudaError_t load(std::string const& ptx, CompilerLog& log) {
-    return cudaLibraryLoadData(&library_, ptx.c_str(), log.options().data(), log.values().data(),
-                               static_cast<unsigned>(log.options().size()), nullptr, nullptr, 0);
+  cudaError_t load(std::string const& ptx) {
+    return cudaLibraryLoadData(&library_, ptx.c_str(), log_->options().data(), log_->values().data(),
+                               static_cast<unsigned>(log_->options().size()), nullptr, nullptr, 0);
   }
   cudaLibrary_t get() const { return library_; }
-  void keep() { library_ = nullptr; }
+  std::string log() const { return log_->text(); }
+  void keep() {
+    library_ = nullptr;
+    log_.release();  // NOLINT(bugprone-unused-return-value): the driver may write it again
+  }
 
  private:
   cudaLibrary_t library_ = nullptr;
+  std::unique_ptr<CompilerLog> log_ = std::make_unique<CompilerLog>();
 };
+
+// The part of a log that a message shows, in parentheses; nothing for an empty one.
+std::string shown(std::string const& log) {
+  constexpr size_t kShown = 500;
+  return log.empty() ? std::string() : " (" + log.substr(0, kShown) + ")";
+}
 
 KernelText const& text_of(std::string_view kernel) {
   static std::mutex mutex;
@@ -114,19 +126,18 @@ class Driver final : public KernelCompiler {
     std::string const ptx = text.specialize(program, types, op_snippets());
     WithoutCapture const relaxed;
     check(cudaSetDevice(device), "cudaSetDevice");
-    CompilerLog log;
     Library library;
-    cudaError_t status = library.load(ptx, log);
+    cudaError_t status = library.load(ptx);
     cudaKernel_t found = nullptr;
     if (status == cudaSuccess) status = cudaLibraryGetKernel(&found, library.get(), text.name_with(program).c_str());
     auto const* const function = reinterpret_cast<void const*>(found);
     // The driver may put off compiling until the kernel is needed: now, and not at its first launch.
     cudaFuncAttributes attributes = {};
     if (status == cudaSuccess) status = cudaFuncGetAttributes(&attributes, function);
-    std::string const said = log.text();
-    check(status, ("compiling the kernel (" + said + ")").c_str());
-    if (said.find(kSlowKernel) != std::string::npos) {
-      throw std::runtime_error("the driver's compiler warns of a slow kernel: " + said);
+    std::string const log = library.log();
+    check(status, ("compiling the kernel" + shown(log)).c_str());
+    if (log.find(kSlowKernel) != std::string::npos) {
+      throw std::runtime_error("the driver's compiler warns of a slow kernel" + shown(log));
     }
     library.keep();
     return function;
