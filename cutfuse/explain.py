@@ -13,15 +13,18 @@ import torch
 from torch import Tensor
 
 from .composed import PyTorchCall
+from .direct.call_plans import lay_out_pointwise, lay_out_reduction
 from .epilogue import Program
 from .gradients import autograd
 from .gradients.elementwise import needs_gradient
 from .linear import LinearCall, for_operators, is_plain
 from .ops import schema
+from .planning.device import dtype_codes, reduction_codes
 from .planning.fused import KEEPS, FusedExplanation, explain_fused, predicted, rejected
+from .planning.linear_launch import matrices_of
 from .planning.linear_plan import LinearArguments
 from .planning.planes import Planes
-from .planning.specialize import explain_pass
+from .planning.specialize import Epilogues, explain_pass, find_reduce
 from .planning.training_step import hands_gradient_on, plan_backward_products, storing
 from .pointwise import PointwiseCall
 from .precision import product_mode
@@ -32,6 +35,7 @@ from .reduce import ReduceCall
 if TYPE_CHECKING:
     from ._C import LinearPlan
 
+_NO_KERNEL = "nothing: PyTorch's own operations run"
 _NO_PROGRAM = "nothing: the sums take the program's factors as weights, and do not run it"
 _TERMINAL_WIDTH = 107  # 120 with the titles
 _HTML_CALL = "text-align: left; font-weight: bold"
@@ -132,8 +136,20 @@ def _explain(call: Call) -> Explanation:
         program=program,
         bytes=_bytes(inputs) + stored * call.out_dtype.itemsize,
         flops=0,
-        compiles=explain_pass(program, reduces=isinstance(call, ReduceCall)),
+        compiles=_NO_KERNEL
+        if composed
+        else explain_pass(program, isinstance(call, ReduceCall), lambda: _compiled(call)),
     )
+
+
+def _compiled(call: PointwiseCall | ReduceCall) -> Epilogues:
+    """The program in the kernel of a call that is not composed."""
+    if isinstance(call, PointwiseCall):
+        y = torch.empty_like(call.x, dtype=call.out_dtype, device="meta")
+        found = lay_out_pointwise(call.x, call.operands, call.epilogue.program, y)
+    else:
+        found = lay_out_reduction(call.x, call.operands, call.prologue.program, call.op, call.dims)
+    return [] if found is None else found.epilogues
 
 
 def _explain_pytorch(call: PyTorchCall) -> Explanation:
@@ -170,7 +186,7 @@ def _explain_linear(call: LinearCall) -> Explanation:
         bytes=_bytes(inputs) + stored * call.out_dtype.itemsize,
         flops=products,
         workspace_bytes=workspace_bytes,
-        compiles=compiles or explain_pass(call.epilogue.program, reduces=bool(reduced)),
+        compiles=compiles,
     )
 
 
@@ -189,7 +205,7 @@ class _Path(NamedTuple):
     steps: Sequence[str]
     reasons: Sequence[str]
     workspace_bytes: int = 0
-    compiles: str = ""  # empty where it is what the pass after the product has compiled
+    compiles: str = ""
 
 
 def _linear_path(call: LinearCall) -> _Path:
@@ -202,13 +218,16 @@ def _linear_path(call: LinearCall) -> _Path:
         reasons = [affine, *([composed] if composed else [])]
         return _Path("matrix-vector", steps, reasons, compiles=_NO_PROGRAM)
     if is_plain(call):
-        return _Path("composed", ["torch.nn.functional.linear"], ["nothing follows the linear layer"])
+        return _Path(
+            "composed", ["torch.nn.functional.linear"], ["nothing follows the linear layer"], compiles=_NO_KERNEL
+        )
     if composed:
         reasons = [composed]
         if composed == BEHIND_CUBLAS:
             ours = _explain_product(call, arguments)
             reasons += [*([] if ours.cublas is None else [rejected(ours.cublas)]), *ours.reasons]
-        return _Path("composed", ["torch.nn.functional.linear", "PyTorch's own operations"], reasons)
+        steps = ["torch.nn.functional.linear", "PyTorch's own operations"]
+        return _Path("composed", steps, reasons, compiles=_NO_KERNEL)
     after = "pointwise kernel, in place" if call.reduction == "none" else f"reduction kernel ({call.reduction})"
     product = "cuBLAS: torch.addmm" if call.bias is not None else "cuBLAS: torch.mm"
     inputs = (call.x, call.weight, call.bias, *call.operands)
@@ -216,7 +235,7 @@ def _linear_path(call: LinearCall) -> _Path:
         return _training_path(call, product, after.removesuffix(", in place"))
     fused = _explain_product(call, arguments)
     if not fused.steps:
-        return _Path("unfused", [product, _timed(after, fused)], fused.reasons)
+        return _Path("unfused", [product, _timed(after, fused)], fused.reasons, compiles=fused.compiles)
     return _Path("fused", fused.steps, fused.reasons, fused.workspace_bytes, fused.compiles)
 
 
@@ -254,7 +273,20 @@ def _training_path(call: LinearCall, product: str, after: str) -> _Path:
         bare = _arguments_of(call, Program.parse(schema.IDENTITY), "none", call.x.dtype)
         if KEEPS in _explain_product(call, bare).steps:
             reasons = [*reasons, KEEPS]
-    return _Path("unfused", [product, after, backward], reasons)
+    compiles = _explain_reduction(call, arguments) if fused is None else fused.compiles
+    return _Path("unfused", [product, after, backward], reasons, compiles=compiles)
+
+
+def _explain_reduction(call: LinearCall, arguments: LinearArguments) -> str:
+    """What the kernel that reduces the rows of a stored pre-activation has compiled."""
+    (m, _), n, program = call.x.shape, call.weight.shape[0], call.epilogue.program
+
+    def find() -> Epilogues:
+        operands = [(address, dtype, row, column, 0) for address, dtype, _, row, column in matrices_of(arguments)]
+        z = (0, dtype_codes()[call.x.dtype], n, 1, 0)
+        return find_reduce(call.x.device.index or 0, program, (m, n, 1), z, operands, reduction_codes()[call.reduction])
+
+    return explain_pass(program, call.reduction != "none", find)
 
 
 def _backward_step(call: LinearCall, is_handed_on: bool, recomputes: bool) -> str:

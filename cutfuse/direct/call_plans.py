@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from ..planning.joined import plan_of
 from ..planning.linear_launch import matrices_of
 from ..planning.linear_plan import LinearArguments
 from ..planning.specialize import (
+    Epilogues,
     Matrix,
     are_requested,
     find_backward,
@@ -70,50 +71,77 @@ def plan_joined_call(
     return core.joined_call(plan, [bias is not None for bias in biases], _result_of(y))
 
 
-def plan_pointwise(x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor) -> CallPlan | None:
-    core = native.core
+class LaidOut(NamedTuple):
+    """A call's tensors as one launch takes them: x, then the operands. epilogues: the program in its kernel."""
+
+    extents: tuple[int, ...]
+    layouts: list[Layout]
+    epilogues: Epilogues
+
+
+def lay_out_pointwise(x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor) -> LaidOut | None:
+    """Of a call with the result y, which may be on the meta device; None where one launch does not do."""
     tensors = (x, *operands)
     layout = elementwise_layout(y.stride(), *shapes_and_strides(tensors), y.shape)
     if layout is None:
-        return core.general_call()
+        return None
     laid_out = _layouts(tensors, layout.strides)
-    code = dtype_codes()[y.dtype]
     matrices = _matrices(tensors, laid_out)
+    address, code = 0 if y.is_meta else y.data_ptr(), dtype_codes()[y.dtype]
     device = x.device.index or 0
-    epilogues = find_pointwise(device, program, layout.extents, matrices[0], matrices[1:], y.data_ptr(), code)
+    epilogues = find_pointwise(device, program, layout.extents, matrices[0], matrices[1:], address, code)
+    return LaidOut(layout.extents, laid_out, epilogues)
+
+
+def plan_pointwise(x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor) -> CallPlan | None:
+    core = native.core
+    found = lay_out_pointwise(x, operands, program, y)
+    if found is None:
+        return core.general_call()
+    extents, (of_x, *others), epilogues = found
     request(epilogues)
     if not are_requested(epilogues):
         return None  # as of a linear layer
     specialization = epilogues[0] if epilogues else None
-    return core.pointwise_call(
-        layout.extents, laid_out[0], code, program.native, laid_out[1:], _result_of(y), specialization
-    )
+    code = dtype_codes()[y.dtype]
+    return core.pointwise_call(extents, of_x, code, program.native, others, _result_of(y), specialization)
+
+
+def lay_out_reduction(
+    x: Tensor, operands: Sequence[Tensor], program: Program, reduction: str, dims: tuple[int, ...]
+) -> LaidOut | None:
+    """None where one launch does not do, or its result is in another order than the dimensions that are kept."""
+    tensors = (x, *operands)
+    layout = reduction_layout(*shapes_and_strides(tensors), dims)
+    if layout is None or layout.result_order is not None:
+        return None
+    laid_out = _layouts(tensors, layout.strides)
+    matrices = _matrices(tensors, laid_out)
+    code, device = reduction_codes()[reduction], x.device.index or 0
+    epilogues = find_reduce(device, program, layout.extents, matrices[0], matrices[1:], code)
+    return LaidOut(layout.extents, laid_out, epilogues)
 
 
 def plan_reduce(
     x: Tensor, operands: Sequence[Tensor], program: Program, reduction: str, dims: tuple[int, ...], y: Tensor
 ) -> CallPlan | None:
     core = native.core
-    tensors = (x, *operands)
-    layout = reduction_layout(*shapes_and_strides(tensors), dims)
-    if layout is None or layout.result_order is not None or not y.is_contiguous():
+    found = lay_out_reduction(x, operands, program, reduction, dims) if y.is_contiguous() else None
+    if found is None:
         return core.general_call()
-    laid_out = _layouts(tensors, layout.strides)
+    extents, (of_x, *others), epilogues = found
     codes, reduction_code = dtype_codes(), reduction_codes()[reduction]
-    matrices = _matrices(tensors, laid_out)
-    device = x.device.index or 0
-    epilogues = find_reduce(device, program, layout.extents, matrices[0], matrices[1:], reduction_code)
     request(epilogues)
     if not are_requested(epilogues):
         return None  # as of a linear layer
-    workspace = reduction_workspace(layout.extents, codes[x.dtype], reduction_code, x.device)
+    workspace = reduction_workspace(extents, codes[x.dtype], reduction_code, x.device)
     return core.reduce_call(
-        layout.extents,
-        laid_out[0],
+        extents,
+        of_x,
         reduction_code,
         codes[y.dtype],
         program.native,
-        laid_out[1:],
+        others,
         _result_of(y),
         workspace,
         epilogues[0] if epilogues else None,

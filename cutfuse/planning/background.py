@@ -180,8 +180,8 @@ class Background:
             self._has_warned = True
         with contextlib.suppress(RuntimeWarning):  # where warnings are errors, one would end the thread
             warnings.warn(
-                f"cutfuse: an epilogue could not be compiled into {specialization.kernel}, which runs it more "
-                f"slowly without: {specialization.failure}",
+                f"cutfuse: {specialization.kernel} runs an epilogue as in its first calls, which is slower, because "
+                f"compiling it failed: {specialization.failure}",
                 RuntimeWarning,
                 stacklevel=2,
             )

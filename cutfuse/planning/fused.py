@@ -17,7 +17,7 @@ from .device import NOT_CUDA, device_facts
 from .linear_launch import matrices_of
 from .linear_plan import LinearArguments, first_scheme, plan_linear, precision_of, why_no_kernels
 from .planes import Planes
-from .specialize import explain_epilogues
+from .specialize import explain_epilogues, explain_pass, find_pass
 
 if TYPE_CHECKING:
     from .._C import Alternative, LinearPlan
@@ -49,22 +49,32 @@ class FusedExplanation(NamedTuple):
 def explain_fused(arguments: LinearArguments, kept: Planes | None = None) -> FusedExplanation:
     device = arguments.x.device
     if device_facts(device) == NOT_CUDA:
-        return FusedExplanation([], [why_no_kernels(device)])
+        reason = why_no_kernels(device)
+        return FusedExplanation([], [reason], compiles=f"nothing: {reason}")
     plan = plan_call(arguments, kept)
+    compiles = _explain_compiled(plan, device.index or 0, arguments)
     *kernels, cublas = plan.alternatives
     runnable = [kernel for kernel in kernels if not kernel.rejection]
     if plan.ruled_out:
-        return FusedExplanation([], [plan.ruled_out])
+        return FusedExplanation([], [plan.ruled_out], compiles=compiles)
     if not runnable:
-        return FusedExplanation([], sorted({f"{kernel.name}: {kernel.rejection}" for kernel in kernels}))
+        rejections = sorted({f"{kernel.name}: {kernel.rejection}" for kernel in kernels})
+        return FusedExplanation([], rejections, compiles=compiles)
     is_split = any(isinstance(launch, native.core.SplitPass) for launch in plan.launches)
     is_at_own_accuracy = precision_of(arguments) in SPLIT_MODES
     explain = _explain_planes if is_split or (is_at_own_accuracy and not plan.is_fused) else _explain_direct
     steps, reasons = explain(plan, runnable, cublas)
     if not steps:
-        return FusedExplanation(steps, reasons, cublas=cublas)
-    compiles = explain_epilogues(plan, device.index or 0, arguments.program, matrices_of(arguments))
+        return FusedExplanation(steps, reasons, compiles=compiles, cublas=cublas)
     return FusedExplanation(steps, reasons, plan.workspace_bytes, compiles)
+
+
+def _explain_compiled(plan: LinearPlan, device: int, arguments: LinearArguments) -> str:
+    """What the kernels of the product have compiled, or that of the pass behind it."""
+    program, operands = arguments.program, matrices_of(arguments)
+    if plan.is_fused:
+        return explain_epilogues(plan, device, program, operands)
+    return explain_pass(program, arguments.reduction != "none", lambda: find_pass(plan, device, program, operands))
 
 
 def _explain_direct(plan: LinearPlan, runnable: list[Alternative], cublas: Alternative) -> tuple[list[str], list[str]]:

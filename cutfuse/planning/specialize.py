@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -59,16 +59,17 @@ def explain_epilogues(plan: LinearPlan, device: int, program: Program, operands:
     epilogues = find_epilogues(plan, device, program, operands)
     if not epilogues:
         return (
-            f"nothing: the kernel {_meanwhile(program)}, because this process has asked for "
+            f"nothing: the kernel {_meanwhile(program.native)}, because this process has asked for "
             f"{native.core.most_specializations} others already"
         )
-    return "; ".join(_explain(epilogue, program) for epilogue in epilogues)
+    return "; ".join(_explain(epilogue, program.native) for epilogue in epilogues)
 
 
-def explain_pass(program: Program, reduces: bool) -> str:
-    """What kernels that do not multiply have compiled of a program, in this thread's mode.
+def explain_pass(program: Program, reduces: bool, find: Callable[[], Epilogues]) -> str:
+    """What a kernel that does not multiply has compiled of a program, in this thread's mode.
 
-    reduces: the kernels reduce what the program gives; such kernels have no chains built in.
+    reduces: the kernel reduces what the program gives; such kernels have no chains built in. find: gives the program
+    in that kernel; it is not called where nothing can be compiled.
     """
     if reduces and not program.instructions:
         return NO_PROLOGUE
@@ -77,15 +78,18 @@ def explain_pass(program: Program, reduces: bool) -> str:
     reason = why_interpreted()
     if reason:
         return f"nothing: the kernels interpret the program, because {reason}"
-    core = native.core
-    is_now = core.specialization_mode() == core.SpecializationMode.now
-    when = "before the first call runs" if is_now else "in the background; until then it is interpreted"
-    return f"the program into its kernel, where that takes whole aligned vectors, {when}"
+    found = find()
+    if not found:
+        return (
+            "nothing: the kernel interprets the program, because the tensors are no whole aligned vectors, or this "
+            f"process has asked for {native.core.most_specializations} others already"
+        )
+    return _explain(found[0], program.native.without_chain if reduces else program.native)
 
 
-def _explain(epilogue: Specialization, program: Program) -> str:
+def _explain(epilogue: Specialization, program: NativeProgram) -> str:
     core = native.core
-    meanwhile = "it is interpreted" if program.native.is_interpreted else "the kernel calls a function for it"
+    meanwhile = "it is interpreted" if program.is_interpreted else "the kernel calls a function for it"
     until_then = f"until then {meanwhile}"
     if epilogue.is_ready:
         return f"done: {epilogue.kernel} has the program compiled in, which took {epilogue.seconds:.2f} s"
@@ -98,9 +102,9 @@ def _explain(epilogue: Specialization, program: Program) -> str:
     return f"the program into {epilogue.kernel}, in the background; {until_then}"
 
 
-def _meanwhile(program: Program) -> str:
+def _meanwhile(program: NativeProgram) -> str:
     """What a kernel does with a program that is not compiled into its text."""
-    return "interprets the program" if program.native.is_interpreted else "calls a function of its own for the program"
+    return "interprets the program" if program.is_interpreted else "calls a function of its own for the program"
 
 
 def find_epilogues(plan: LinearPlan, device: int, program: Program, operands: Sequence[Matrix]) -> Epilogues:
