@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from torch.utils.checkpoint import checkpoint
 
 from cutfuse.compile.fusion import fuse
+from cutfuse.compile.products import find_product
 from cutfuse.compile.report import ProductReport
 
 # Gradients
@@ -190,6 +191,32 @@ def test_a_product_that_is_written_to_a_tensor_stays() -> None:
         return torch.relu(z) * 2
 
     agree(model, tensors((4, 8), (8, 6), (4, 6)))
+
+
+@pytest.mark.parametrize("function", [torch.mm, torch.addmm])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_product_of_a_wider_type_stays(function: Callable[..., Tensor], is_named: bool) -> None:
+    """It is not rounded to the type of the matrices, and what is added to it is of its own type."""
+    graph = fx.Graph()
+    shapes = [(6,)] * (function is torch.addmm) + [(4, 8), (8, 6)]
+    given = [graph.placeholder(f"given_{number}") for number in range(len(shapes))]
+    for node, shape in zip(given, shapes, strict=True):
+        node.meta["example_value"] = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    plain = graph.call_function(function, tuple(given))
+    plain.meta["example_value"] = torch.empty(4, 6, dtype=torch.bfloat16, device="meta")
+    assert find_product(plain) is not None
+    options = {"out_dtype": torch.float32} if is_named else {}
+    wide = graph.call_function(function, (*given, *([] if is_named else [torch.float32])), options)
+    wide.meta["example_value"] = torch.empty(4, 6, dtype=torch.float32, device="meta")
+    assert find_product(wide) is None
+
+
+@pytest.mark.parametrize("needs_grad", [(), (0, 1, 2)])
+@pytest.mark.parametrize("shape", [(1,), (1, 6), (4, 6), (4, 1), ()])
+def test_a_bias_that_pytorch_broadcasts_stays(shape: tuple[int, ...], needs_grad: tuple[int, ...]) -> None:
+    x, w, b = tensors((4, 8), (6, 8), shape)
+    reports = agree(lambda x, w, b: torch.relu(F.linear(x, w, b)) * 2, [x, w, b], needs_grad=needs_grad)
+    assert not any(report.is_fused for report in reports)
 
 
 def test_parameters_of_an_in_place_function_alone() -> None:

@@ -126,7 +126,7 @@ def _splits_columns(split: fx.Node, source: fx.Node) -> bool:
 def find_product(node: fx.Node) -> Product | None:
     """The product that a node computes, or None."""
     example = tensor_of(node)
-    if not is_call(node) or example is None or not example.is_floating_point() or node.kwargs.get("out") is not None:
+    if not is_call(node) or example is None or not example.is_floating_point() or _is_stored_otherwise(node):
         return None
     name = name_of(node)
     if name == "linear" and node.op == "call_function":
@@ -141,12 +141,24 @@ def find_product(node: fx.Node) -> Product | None:
     return found
 
 
+def _is_stored_otherwise(node: fx.Node) -> bool:
+    """Whether the result goes to a tensor that is given, or is not rounded to the type of the matrices."""
+    most = 2 if name_of(node) in _MATMULS else 3  # one more is mm's and addmm's out_dtype
+    return len(node.args) > most or any(node.kwargs.get(name) is not None for name in ("out", "out_dtype"))
+
+
 def _find_linear(node: fx.Node) -> Product | None:
     named = named_arguments(node, ("input", "weight", "bias"))
     bias = named.get("bias")
-    if bias is not None and tensor_of(bias) is None:
+    if bias is not None and not _is_row(bias, node):
         return None
     return _checked(Product(node, named.get("input"), named.get("weight"), False, bias))  # type: ignore[arg-type]
+
+
+def _is_row(value: Any, product: fx.Node) -> bool:
+    """Whether a value has the shape `[N]` of a bias: PyTorch broadcasts others, which no kernel does."""
+    example, z = tensor_of(value), tensor_of(product)
+    return example is not None and z is not None and example.dim() == 1 and same(example.shape[0], z.shape[-1])
 
 
 def _find_addmm(node: fx.Node) -> Product | None:
@@ -157,10 +169,7 @@ def _find_addmm(node: fx.Node) -> Product | None:
         return None
     if alpha == 0:  # then PyTorch may leave the product out: 0 * inf is none of its results
         return None
-    z = tensor_of(node)
-    assert z is not None
-    is_bias = example.dim() == 1 and same(example.shape[0], z.shape[-1]) and alpha == beta == 1
-    if is_bias:
+    if alpha == beta == 1 and _is_row(added, node):
         return _checked(Product(node, named.get("mat1"), named.get("mat2"), True, added))  # type: ignore[arg-type]
     if beta == 0:  # then PyTorch does not read it, and gives it a gradient of zeros
         if example.requires_grad:
@@ -193,7 +202,7 @@ def row_added_next(product: Product) -> fx.Node | None:
         return None
     row = other_argument(user, product.node)
     z, example = tensor_of(product.node), tensor_of(row)
-    if z is None or example is None or example.dim() != 1 or not same(example.shape[0], z.shape[-1]):
+    if z is None or example is None or not _is_row(row, product.node):
         return None
     is_result = tensor_of(user) is not None and example.dtype == z.dtype and example.device == z.device
     return user if is_result and z.dtype in KERNEL_DTYPES else None
