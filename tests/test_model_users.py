@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from model_checks import PYTORCH_WARNINGS, Collector, compare
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
 
 import cutfuse
 
@@ -305,6 +306,20 @@ def test_products_beside_an_autograd_function_are_fused() -> None:
 
     needed = [tensor.clone().requires_grad_() for tensor in (X, draw(8, 8))]
     assert compare(model, needed).programs == ["gelu(z)", "relu(z)"]
+
+
+@pytest.mark.filterwarnings("error:cutfuse leaves")
+def test_products_of_a_checkpoint_under_a_transform_are_left() -> None:
+    def layer(x: Tensor) -> Tensor:
+        return F.relu(F.linear(x, X)) * 2
+
+    def model(x: Tensor) -> Tensor:
+        checkpointed: Tensor = torch.vmap(lambda x: checkpoint(layer, x, use_reentrant=False))(x)
+        return checkpointed
+
+    found = cutfuse.explain_model(model, draw(2, 4, 8))
+    assert [product.is_fused for product in found.products] == [False]
+    assert "torch.func" in found.products[0].reason
 
 
 def test_products_under_transforms_are_reported() -> None:

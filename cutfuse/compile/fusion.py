@@ -36,32 +36,37 @@ def fuse(module: fx.GraphModule) -> list[ProductReport]:
     """
     reports = []
     written: set[Any] = set()
-    for graph_module in _graphs(module):
+    for graph_module, is_transformed in _graphs(module).items():
         try:
             with enable_python_dispatcher():  # of which examples with symbolic sizes have need in PyTorch 2.8
-                reports += _fuse_graph(graph_module, written)
+                if is_transformed:
+                    reports += [report(search) for search in _left_searches(graph_module.graph)]
+                else:
+                    reports += _fuse_graph(graph_module, written)
         except Exception as error:
             _warn("a graph", error)
     return reports
 
 
-def _graphs(module: fx.GraphModule) -> list[fx.GraphModule]:
-    """The graph, and those of the bodies of activation checkpoints, which run as they are."""
-    found = [module]
+def _graphs(module: fx.GraphModule, is_transformed: bool = False) -> dict[fx.GraphModule, bool]:
+    """The graph, and those of the bodies of activation checkpoints, which run as they are.
+
+    Of each: whether it, or one around it, uses transforms of torch.func.
+    """
+    found = {module: is_transformed or uses_transforms(module.graph)}
     for node in module.graph.nodes:
         if node.op == "call_function" and getattr(node.target, "__name__", "") == "tag_activation_checkpoint":
             body = node.args[0]
             inner = getattr(module, str(body.target), None) if isinstance(body, fx.Node) else None
-            if isinstance(inner, fx.GraphModule) and inner not in found:
-                found += _graphs(inner)
+            if isinstance(inner, fx.GraphModule):
+                for graph_module, is_inside in _graphs(inner, found[module]).items():
+                    found.setdefault(graph_module, is_inside)
     return found
 
 
 def _fuse_graph(module: fx.GraphModule, written: set[Any]) -> list[ProductReport]:
     """written: the memory that the graphs around this one write to, to which its own is added."""
     graph = module.graph
-    if uses_transforms(graph):
-        return [report(search) for search in _left_searches(graph)]
     copies: list[RowCopy] = []
     try:
         searches = _find_regions_by_rows(graph, written, copies)
