@@ -16,6 +16,7 @@ from model_checks import PYTORCH_WARNINGS
 from torch import Tensor, fx, nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
+from torch.utils.checkpoint import checkpoint
 
 import cutfuse
 from cutfuse.compile import inductor_pass
@@ -157,6 +158,40 @@ def test_another_librarys_pass_stays(patches: list[dict[str, Any]]) -> None:
     assert len(seen) == 1
 
 
+@pytest.mark.usefixtures("caches")
+def test_the_installed_pass_sees_what_is_written_around_a_checkpoint() -> None:
+    """Inductor runs its passes on the graphs inside of another first."""
+    if torch.__version__.startswith("2.8."):
+        pytest.skip("the compiler of PyTorch 2.8 itself repeats the write in the backward pass")
+
+    def model(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+        y: Tensor = checkpoint(lambda x: F.gelu(F.linear(x, w) + r), x, use_reentrant=False)
+        r.add_(1)
+        return y * 2
+
+    trained, found = [X.clone().requires_grad_(), torch.randn(8, 16, requires_grad=True)], []
+    for function in (model, torch.compile(model)):
+        r = torch.ones(5, 8)
+        with cutfuse.compile.installed():
+            y = function(*trained, r)
+        found.append([y, r, *torch.autograd.grad(y.sum(), trained)])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_the_installed_pass_leaves_branches() -> None:
+    def model(x: Tensor, w: Tensor) -> Tensor:
+        z = F.gelu(F.linear(x, w)) * 2
+        y: Tensor = torch.cond(z.sum() > 0, lambda z: F.relu(F.linear(z, w.t())), lambda z: F.linear(z, w.t()), (z,))
+        return y
+
+    weight = torch.randn(8, 16)
+    with cutfuse.compile.installed(), torch.no_grad():
+        compiled = torch.compile(model)
+        y, codes = run_and_get_code(compiled, X, weight)
+    torch.testing.assert_close(y, model(X, weight))
+    assert sum(code.count("torch.ops.cutfuse.on_cpu.linear(") for code in codes) == 1
+
+
 def test_installing_twice_is_installing_once() -> None:
     config = torch._inductor.config
     try:
@@ -176,6 +211,16 @@ def test_a_pass_has_one_number_while_nothing_changes(monkeypatch: pytest.MonkeyP
     assert first == inductor_pass.installed_pass(None).uuid()
     monkeypatch.setattr(inductor_pass, "cache_tag", lambda: "another version")
     assert first != inductor_pass.installed_pass(None).uuid()
+
+
+def test_another_version_of_the_package_is_another_pass(tmp_path: Path) -> None:
+    """Caches on disk outlive it."""
+    digests = []
+    for text in ("a = 1", "a = 2"):
+        (tmp_path / "fusion.py").write_text(text)
+        inductor_pass.digest_of.cache_clear()
+        digests.append(inductor_pass.digest_of(tmp_path))
+    assert digests[0] != digests[1]
 
 
 def test_torch_lists_the_backend() -> None:

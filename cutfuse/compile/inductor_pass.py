@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +28,7 @@ class FusionPass(CustomGraphPass):
         for other in self.before:
             other(graph)
         module = graph.owning_module
-        if module is not None:
+        if module is not None and not _is_inside_of_another():
             inductor.register()
             fuse(module)
 
@@ -34,8 +37,30 @@ class FusionPass(CustomGraphPass):
         others = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in self.before]
         if any(other is None for other in others):
             return None
-        own = f"{cache_tag()} {native.core.__file__} {torch.__version__} {others!r}"
+        own = f"{cache_tag()} {digest_of(Path(__file__).parents[1])} {torch.__version__} {others!r}"
         return hashlib.sha256(own.encode()).hexdigest()
+
+
+@functools.cache
+def digest_of(package: Path) -> str:
+    """Of the package's code, with the native module: what the pass fuses is another thing in another version."""
+    digest = hashlib.sha256()
+    for path in sorted([*package.rglob("*.py"), Path(native.core.__file__)]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _is_inside_of_another() -> bool:
+    """Whether Inductor runs its passes on the graph of a checkpoint's body or of a branch, before those around it.
+
+    What is fused of it depends on the graphs around, which the pass on the outermost one sees. Inductor's function
+    calls itself for each graph inside.
+    """
+    depth, frame = 0, inspect.currentframe()
+    while frame is not None and depth < 2:
+        depth += frame.f_code.co_name == "_recursive_pre_grad_passes"
+        frame = frame.f_back
+    return depth > 1
 
 
 def installed_pass(found: Any) -> FusionPass:
