@@ -17,6 +17,7 @@ from cutfuse.epilogue import Epilogue, Program
 from cutfuse.gradients import autograd, elementwise
 from cutfuse.ops import cuda, cuda_backward, schema
 from cutfuse.planning import linear_launch
+from cutfuse.planning.linear_plan import LinearArguments, plan_linear
 from cutfuse.routing import use_operators_everywhere
 
 
@@ -208,3 +209,13 @@ def test_public_functions_come_to_the_kernels(core: EmulatedCore) -> None:
         cutfuse.linear(BASE, torch.randn(7, 6), epilogue=lambda z: z / 2, reduce="sum")
     assert [name for name, _ in core.launches] == ["pointwise", "reduce", "reduce", "reduce", "reduce"]
     assert [extents for _, extents in core.launches[-2:]] == [(1, 7, 6), (60, 6, 1)]
+
+
+@pytest.mark.parametrize("bias", [torch.zeros(1), torch.zeros(1, 5), torch.zeros(5).bfloat16()])
+def test_a_bias_that_kernels_would_read_beyond_its_end(bias: Tensor) -> None:
+    """Operators are called without the public functions' checks too."""
+    arguments = LinearArguments(
+        torch.zeros(3, 4), torch.zeros(5, 4), bias, (), Program.parse("operands=0; relu z"), "none", torch.float32
+    )
+    with pytest.raises(ValueError, match=r"the bias has to be torch.float32 of shape \(5,\), got"):
+        plan_linear(arguments, "tf32")

@@ -58,9 +58,14 @@ def plan_linear(arguments: LinearArguments, precision: str, has_planes: bool = F
     `has_planes`: whether the weight has been split before. `only`: the name of an alternative that has to be chosen.
 
     Raises:
-        ValueError: `only` cannot run.
+        ValueError: `only` cannot run, or the bias does not fit.
     """
     x, weight, bias = arguments.x, arguments.weight, arguments.bias
+    if bias is not None and (bias.shape != weight.shape[:1] or bias.dtype != x.dtype):
+        raise ValueError(
+            f"cutfuse: the bias has to be {x.dtype} of shape {tuple(weight.shape[:1])}, got {bias.dtype} of shape "
+            f"{tuple(bias.shape)}"
+        )
     return plan_layouts(
         matrix_layout(x),
         matrix_layout(weight),
