@@ -1,0 +1,101 @@
+"""Specialized epilogues at the limits of a process: ever new chains, and threads that fail or cannot be started."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from compiled_epilogues import FakeCompiler, core, kernels_of
+from compiled_epilogues import compiler as compiler
+from emulated_device import launches as launches
+from emulated_launches import EmulatedLaunches
+from test_specialization import INTERPRETED, call, call_generally, tensors
+from test_specialization_threads import refuse_threads
+
+import cutfuse
+from cutfuse.epilogue import Program
+from cutfuse.planning import specialize
+from cutfuse.planning.background import background
+
+
+def test_ever_new_chains(compiler: FakeCompiler, launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the limit they are interpreted; nothing grows with their number."""
+    compiler.may_go_on.clear()
+    limit = core.most_specializations
+    ops = ("relu", "neg", "abs", "square", "tanh", "sigmoid", "floor", "ceil")
+    kernel = "sm90_bf16_128x128x64_2x1_cooperative"
+    found = []
+    for number in range(limit + 100):
+        chain = "; ".join(f"{ops[number // 8**place % 8]} {'prev' if place else 'z'}" for place in range(5))
+        found.append(core.find_specialization(kernel, 0, Program.parse(f"operands=0; {chain}; neg prev").native, []))
+        specialize.request([] if found[-1] is None else [found[-1]])
+    assert all(found[:limit])
+    assert not any(found[limit:])
+    assert core.specialization_count() == limit
+    compiler.may_go_on.set()
+    assert cutfuse.wait(60) == limit
+
+
+def test_the_limit_is_of_what_is_asked_for(compiler: FakeCompiler) -> None:
+    """Explanations find epilogues that nobody asks for, which have a limit of their own."""
+    program = Program.parse("operands=0; tanh z; neg prev").native
+    limit = core.most_specializations
+    found = [core.find_specialization(f"kernel {number}", 0, program, []) for number in range(8 * limit)]
+    assert all(found)
+    assert core.find_specialization("one more", 0, program, []) is None
+    core.forget_specializations()
+    found = [core.find_specialization(f"kernel {number}", 0, program, []) for number in range(limit)]
+    assert core.find_specialization("one more", 0, program, []) is not None
+    for epilogue in found:
+        epilogue.claim()
+    assert core.find_specialization("another", 0, program, []) is None
+
+
+def test_an_exception_in_the_thread_leaves_it_able_to_go_on(
+    compiler: FakeCompiler, launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = []
+    monkeypatch.setattr(threading, "excepthook", printed.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(background, "_compile", lambda specialization: 1 / 0)
+        call()
+        cutfuse.wait(30)
+    assert [type(given.exc_value) for given in printed] == [ZeroDivisionError]
+
+
+def test_what_is_queued_behind_an_exception_is_compiled(
+    compiler: FakeCompiler, launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda given: None)
+    monkeypatch.setattr(background, "most_threads", 1)
+    real = background._compile
+    monkeypatch.setattr(background, "_compile", lambda found: real(found) if compiler.has_begun.is_set() else fail())
+
+    def fail() -> None:
+        compiler.may_go_on.wait(30)
+        compiler.has_begun.set()
+        raise ZeroDivisionError
+
+    compiler.may_go_on.clear()
+    call()
+    x, weight, r = tensors()
+    cutfuse.linear(x, weight, epilogue=lambda z, r: torch.tanh(z) + r, operands=(r,))
+    compiler.may_go_on.set()
+    assert cutfuse.wait(30) == 1
+
+
+def test_a_process_that_can_start_no_thread(
+    compiler: FakeCompiler, launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls interpret, nobody waits, and the next chain tries again."""
+    with monkeypatch.context() as patch:
+        refuse_threads(patch)
+        call()
+        call_generally()
+        with pytest.raises(TimeoutError, match="1 epilogue is still"):
+            cutfuse.wait(0)
+        assert kernels_of(launches) == [INTERPRETED]
+    x, weight, r = tensors()
+    cutfuse.linear(x, weight, epilogue=lambda z, r: torch.tanh(z) + r, operands=(r,))
+    assert cutfuse.wait(30) == 2
