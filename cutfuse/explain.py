@@ -24,7 +24,7 @@ from .planning.fused import KEEPS, FusedExplanation, explain_fused, predicted, r
 from .planning.linear_launch import matrices_of
 from .planning.linear_plan import LinearArguments
 from .planning.planes import Planes
-from .planning.specialize import Epilogues, explain_pass, find_reduce
+from .planning.specialize import Epilogues, explain_pass, find_row_reduction
 from .planning.training_step import hands_gradient_on, plan_backward_products, storing
 from .pointwise import PointwiseCall
 from .precision import product_mode
@@ -279,12 +279,11 @@ def _training_path(call: LinearCall, product: str, after: str) -> _Path:
 
 def _explain_reduction(call: LinearCall, arguments: LinearArguments) -> str:
     """What the kernel that reduces the rows of a stored pre-activation has compiled."""
-    (m, _), n, program = call.x.shape, call.weight.shape[0], call.epilogue.program
+    shape, program = (call.x.shape[0], call.weight.shape[0]), call.epilogue.program
 
     def find() -> Epilogues:
-        operands = [(address, dtype, row, column, 0) for address, dtype, _, row, column in matrices_of(arguments)]
-        z = (0, dtype_codes()[call.x.dtype], n, 1, 0)
-        return find_reduce(call.x.device.index or 0, program, (m, n, 1), z, operands, reduction_codes()[call.reduction])
+        dtype, reduction = dtype_codes()[call.x.dtype], reduction_codes()[call.reduction]
+        return find_row_reduction(call.x.device.index or 0, program, shape, dtype, matrices_of(arguments), reduction)
 
     return explain_pass(program, call.reduction != "none", find)
 

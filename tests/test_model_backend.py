@@ -209,7 +209,7 @@ def test_installing_twice_is_installing_once() -> None:
 def test_a_pass_has_one_number_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     first = inductor_pass.installed_pass(None).uuid()
     assert first == inductor_pass.installed_pass(None).uuid()
-    monkeypatch.setattr(inductor_pass, "cache_tag", lambda: "another version")
+    monkeypatch.setattr(inductor_pass, "digest_of", lambda package: "another version")
     assert first != inductor_pass.installed_pass(None).uuid()
 
 

@@ -60,7 +60,7 @@ def _graphs(module: fx.GraphModule, is_transformed: bool = False) -> dict[fx.Gra
             inner = getattr(module, str(body.target), None) if isinstance(body, fx.Node) else None
             if isinstance(inner, fx.GraphModule):
                 for graph_module, is_inside in _graphs(inner, found[module]).items():
-                    found.setdefault(graph_module, is_inside)
+                    found[graph_module] = is_inside or found.get(graph_module, False)
     return found
 
 

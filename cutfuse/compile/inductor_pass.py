@@ -14,7 +14,6 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from .. import native
 from ..ops import inductor
-from ..registration import cache_tag
 from .fusion import fuse
 
 
@@ -37,7 +36,7 @@ class FusionPass(CustomGraphPass):
         others = [other.uuid() if isinstance(other, CustomGraphPass) else None for other in self.before]
         if any(other is None for other in others):
             return None
-        own = f"{cache_tag()} {digest_of(Path(__file__).parents[1])} {torch.__version__} {others!r}"
+        own = f"{digest_of(Path(__file__).parents[1])} {torch.__version__} {others!r}"
         return hashlib.sha256(own.encode()).hexdigest()
 
 

@@ -126,8 +126,7 @@ def find_pass(plan: LinearPlan, device: int, program: Program, operands: Sequenc
     m, n, _ = plan.product_shape
     if isinstance(plan.launches[-1], core.PointwisePass):
         return find_pointwise(device, program, (1, m, n), (0, plan.input, 0, n, 1), operands, 0, plan.output)
-    turned = [(address, dtype, row, column, 0) for address, dtype, _, row, column in operands]
-    return find_reduce(device, program, (m, n, 1), (0, plan.input, n, 1, 0), turned, int(plan.reduction))
+    return find_row_reduction(device, program, (m, n), plan.input, operands, int(plan.reduction))
 
 
 def find_pointwise(
@@ -156,6 +155,15 @@ def find_reduce(
     kernel = native.core.reduce_kernel(*problem)
     kinds = native.core.reduce_operand_kinds(*problem) if kernel and operands else []
     return _find_alone(kernel, device, program.native.without_chain, operands, kinds)
+
+
+def find_row_reduction(
+    device: int, program: Program, shape: tuple[int, int], dtype: int, operands: Sequence[Matrix], reduction: int
+) -> Epilogues:
+    """The same for the rows of a product `[M, N]` that is stored. operands: as of a product."""
+    m, n = shape
+    turned = [(address, code, row, column, 0) for address, code, _, row, column in operands]
+    return find_reduce(device, program, (m, n, 1), (0, dtype, n, 1, 0), turned, reduction)
 
 
 def find_backward(
