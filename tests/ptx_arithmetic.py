@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,6 +13,7 @@ UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
+@functools.cache
 def size_of(kind: str) -> int:
     """Bytes of a type such as f32."""
     return int(kind[1:]) // 8 if kind != "pred" else 1
@@ -24,7 +26,9 @@ def float_of(bits: Array) -> Array:
 def bits_of(values: Array) -> Array:
     """Of fp32 or fp64 values that arithmetic gave."""
     bits = np.ascontiguousarray(values).view(UNSIGNED[values.dtype.itemsize])
-    return np.where(np.isnan(values), CANONICAL_NAN, bits) if values.dtype == np.float32 else bits
+    if values.dtype != np.float32 or not (nan := np.isnan(values)).any():
+        return bits
+    return np.where(nan, CANONICAL_NAN, bits)
 
 
 def flushed(values: Array) -> Array:
@@ -38,6 +42,8 @@ def exact_sum(a: Array, b: Array) -> Array:
     part = total - a
     error = (a - (total - part)) + (b - part)
     inexact = (error != 0) & np.isfinite(total) & np.isfinite(error) & (total.view(np.uint64) & np.uint64(1) == 0)
+    if not inexact.any():
+        return total
     return np.where(inexact, np.nextafter(total, np.where(error > 0, np.inf, -np.inf)), total)
 
 
@@ -50,10 +56,6 @@ def to_single(values: Array, rounding: str) -> Array:
     up = below & {"rm": False, "rp": True, "rz": values < 0}[rounding]
     near = np.where(down, np.nextafter(near, np.float32(-np.inf)), near)
     return np.where(up, np.nextafter(near, np.float32(np.inf)), near)
-
-
-def rounding_of(parts: Sequence[str]) -> str:
-    return next((part[:2] for part in parts if part[:2] in ("rn", "rz", "rm", "rp")), "rn")
 
 
 def extreme(a: Array, b: Array, parts: Sequence[str]) -> Array:

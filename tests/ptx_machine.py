@@ -24,7 +24,6 @@ from ptx_arithmetic import (
     extreme,
     float_of,
     flushed,
-    rounding_of,
     size_of,
     to_single,
 )
@@ -62,6 +61,8 @@ class Machine(Block):
         self.block_of = np.arange(threads) // block_threads
         self.local = np.zeros((threads, LOCAL_BYTES), np.uint8)
         self.registers: dict[Register, Array] = {}
+        self.numbers: dict[tuple[int, str], Array] = {}
+        self.handlers: dict[str, Callable[[Statement], None]] = {}
         self.active = np.ones(threads, bool)
         self.uniform = True
 
@@ -89,8 +90,10 @@ class Machine(Block):
         if root in ("bra", "brx", "ret"):
             self.jump(statement, at)
             return True
-        handler = getattr(self, f"do_{root}", None)
-        assert handler, f"the machine does not know {statement.opcode}"
+        handler = self.handlers.get(root)
+        if handler is None:
+            assert hasattr(self, f"do_{root}"), f"the machine does not know {statement.opcode}"
+            handler = self.handlers[root] = getattr(self, f"do_{root}")
         if statement.guard is None:
             handler(statement)
             return False
@@ -132,7 +135,12 @@ class Machine(Block):
             number = int(operand[2:], 16) if operand[:2] in ("0f", "0d") else self.address_of(operand)
         else:
             number = operand
-        return np.full(self.threads, number & (1 << 8 * size_of(kind)) - 1, UNSIGNED[size_of(kind)])
+        value = self.numbers.get((number, kind))
+        if value is None:
+            value = np.full(self.threads, number & (1 << 8 * size_of(kind)) - 1, UNSIGNED[size_of(kind)])
+            value.flags.writeable = False
+            self.numbers[number, kind] = value
+        return value
 
     def address_of(self, symbol: str) -> int:
         if PARAMETER.search(symbol):
@@ -162,7 +170,8 @@ class Machine(Block):
             return
         assert isinstance(operand, Register), f"{operand} is no register"
         if not self.uniform:
-            value = np.where(self.active, value, self.registers.get(operand, np.zeros_like(value)))
+            before = self.registers.get(operand)
+            value = np.where(self.active, value, np.zeros_like(value) if before is None else before)
         self.registers[operand] = value
 
     def do_mov(self, statement: Statement) -> None:
@@ -179,11 +188,11 @@ class Machine(Block):
             self.write(target, integers(a, b))
             return
         a, b = self.read_float(first, kind), self.read_float(second, kind)
-        if rounding_of(parts) == "rn" or kind == "f64":
+        if statement.rounding == "rn" or kind == "f64":
             result = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[parts[0]](a, b)
         else:
             assert parts[0] == "add", f"the machine does not know {statement.opcode}"
-            result = to_single(exact_sum(a.astype(np.float64), b.astype(np.float64)), rounding_of(parts))
+            result = to_single(exact_sum(a.astype(np.float64), b.astype(np.float64)), statement.rounding)
         self.write(target, bits_of(result))
 
     def do_add(self, statement: Statement) -> None:
@@ -214,8 +223,8 @@ class Machine(Block):
 
     def do_fma(self, statement: Statement) -> None:
         a, b, c = (self.read_float(item, "f32").astype(np.float64) for item in statement.operands[1:])
-        assert re.fullmatch(r"fma\.r[nzmp]\.f32", statement.opcode), statement.opcode
-        self.write(statement.operands[0], bits_of(to_single(exact_sum(a * b, c), rounding_of(statement.parts))))
+        assert statement.opcode == f"fma.{statement.rounding}.f32", statement.opcode
+        self.write(statement.operands[0], bits_of(to_single(exact_sum(a * b, c), statement.rounding)))
 
     def do_neg(self, statement: Statement) -> None:
         kind = statement.parts[-1]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Register:
+class Register(NamedTuple):
     scope: int
     name: str
 
@@ -28,9 +28,11 @@ class Statement:
     guard: Register | None = None
     negated: bool = False
     parts: list[str] = field(default_factory=list)
+    rounding: str = "rn"
 
     def __post_init__(self) -> None:
         self.parts = self.opcode.split(".")
+        self.rounding = next((part[:2] for part in self.parts if part[:2] in ("rn", "rz", "rm", "rp")), "rn")
 
 
 @dataclass
@@ -138,13 +140,19 @@ def find_kernel(ptx: str, name: str) -> Function:
     return _parse_behind(re.search(r"\.entry\s+" + name + r"[^;{]*\{", ptx), ptx, name)
 
 
+def _matching_brace(ptx: str, start: int) -> int:
+    """Where the brace is closed that was opened before `start`."""
+    depth = 1
+    for brace in re.compile("[{}]").finditer(ptx, start):
+        depth += 1 if brace[0] == "{" else -1
+        if not depth:
+            return brace.start()
+    raise AssertionError("a brace is not closed")
+
+
 def _parse_behind(found: re.Match[str] | None, ptx: str, name: str) -> Function:
     assert found, f"no function {name}"
-    depth, end = 1, found.end()
-    while depth:
-        depth += {"{": 1, "}": -1}.get(ptx[end], 0)
-        end += 1
-    body = ptx[found.end() : end - 1]
+    body = ptx[found.end() : _matching_brace(ptx, found.end())]
     parser = Parser(body)
     for array, symbol in re.findall(r"^(\.shared [^;]*?(\w+)\[\d+\]);", ptx, re.MULTILINE):
         if symbol in body:  # which the kernels of a module may share

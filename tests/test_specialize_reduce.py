@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ if not native.module().cuda_build:
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 REDUCTIONS = tuple(native.module().reductions())
 EPILOGUE = 16  # elements of a thread of the function that GEMM kernels call
-LONG = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"] * 4)
+SPECIAL = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"])
+LONG = "; ".join([SPECIAL] * 4)
 GATED = "operands=1; sigmoid z -> s0; mul prev r0 -> s1; sub 1.0 s0; mul prev z; add prev s1"
 LIGHT = "operands=1; mul z 1.5; add prev 0.25; relu prev; minimum prev r0; mul prev 0.75; hardswish prev"
 
@@ -33,9 +35,14 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
     return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 1.5).to(dtype)
 
 
+@functools.lru_cache(maxsize=8)
+def accurate_function(program: str) -> SpecializedEpilogue:
+    return SpecializedEpilogue(specialize(make_kernel("Accurate"), Program.parse(program)))
+
+
 def values_of(program: Program, x: Tensor, operands: list[Tensor]) -> Tensor:
     """The program's values in fp32, of the function that a GEMM kernel calls, with the primitives of reductions."""
-    function = SpecializedEpilogue(specialize(make_kernel("Accurate"), program))
+    function = accurate_function(program.text)
     count = -(-x.numel() // EPILOGUE) * EPILOGUE
     values = [item.expand(x.shape).reshape(-1).float() for item in (x, *operands)]
     padded = [torch.nn.functional.pad(item, (0, count - x.numel())).view(-1, EPILOGUE) for item in values]
@@ -48,11 +55,20 @@ def assert_same_bits(got: Tensor, expected: Tensor) -> None:
     assert same.all(), (got[~same][:4], expected[~same][:4])
 
 
-def check(program: Program, x: Tensor, operands: list[Tensor], reduction: str = "sum", **given: Any) -> None:
+def check(
+    program: Program,
+    x: Tensor,
+    operands: list[Tensor],
+    reduction: str = "sum",
+    *,
+    values: Tensor | None = None,
+    **given: Any,
+) -> None:
+    """values: the program's, where a test has them for several kernels."""
     columns = given.pop("columns", False)
     kernel = given.pop("kernel", None) or SpecializedReduce(kernel_text(program, x.dtype, reduction, operands, columns))
     got, plan = kernel.run(program, x, operands, reduction, **given)
-    values = values_of(program, x, operands)
+    values = values_of(program, x, operands) if values is None else values
     values = (values.transpose(-1, -2) if kernel.columns else values).reshape(-1, x.shape[-2 if kernel.columns else -1])
     expected = fold_in_order(values, reduction, plan)
     if reduction == "logsumexp" and plan.splits == 1:
@@ -207,18 +223,20 @@ LAYOUTS = {
 @pytest.mark.parametrize("length", ["short", "long"])
 def test_operands_of_every_layout(dtype: torch.dtype, operand_dtype: torch.dtype, length: str, columns: bool) -> None:
     """Each is read as it lies in memory, which ends with it, whether that is compiled in or not."""
-    program = Program.parse(GATED if length == "short" else f"operands=1; mul z r0; {LONG}; mul prev r0")
+    program = Program.parse(GATED if length == "short" else f"operands=1; mul z r0; {SPECIAL}; mul prev r0")
     x = random(5, 264, dtype=dtype, seed=3)
     kernels = {}
     for name, layout in LAYOUTS.items():
         storage = torch.empty(0).set_(layout.untyped_storage()).to(operand_dtype)
         operand = storage.as_strided(layout.shape, layout.stride(), layout.storage_offset())
         kinds = {*kinds_of(program, x, [operand], "sum", columns), *(["strided"] if dtype == operand_dtype else [])}
+        values = values_of(program, x, [operand])
         for kind in kinds:
             if kind not in kernels:
                 kernels[kind] = SpecializedReduce(kernel_text(program, dtype, "sum", [operand], columns, [kind]))
+                assert ("$Lpass" in kernels[kind].text) == (length == "long")
             try:
-                check(program, x, [operand], kernel=kernels[kind])
+                check(program, x, [operand], kernel=kernels[kind], values=values)
             except AssertionError as error:
                 raise AssertionError(name, kind) from error
     assert set(kernels) == {"strided", "scalar", *(("row", "column") if columns else ())}
