@@ -15,7 +15,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 RUN := $(VENV)/bin/python
 # A process for each core, of half a gigabyte; PYTEST_FLAGS="-n 0" runs the tests in one.
-PARALLEL := --numprocesses auto --maxprocesses 4
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
 CLANG_FORMAT := $(RUN) -c 'import clang_format; clang_format.clang_format()'
 CLANG_TIDY := $(VENV)/bin/clang-tidy
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(RUN) -m pip install $(PIP_FLAGS)

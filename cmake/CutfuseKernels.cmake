@@ -73,7 +73,10 @@ endforeach()
 # GEMM kernels: generated translation units, each with as many rows of the table. A unit's first kernel on tensor cores
 # costs nvcc 13.0 45 s of processor time and each further one 10 s, because they share CUTLASS's templates; ptxas makes
 # the same code. Those on CUDA cores, which take 2 s each, have units of their own.
-set(sm90_kernels_per_file 4)
+if(NOT CUTFUSE_SM90_KERNELS_PER_FILE MATCHES "^[1-9][0-9]*$")
+  message(FATAL_ERROR "CUTFUSE_SM90_KERNELS_PER_FILE is '${CUTFUSE_SM90_KERNELS_PER_FILE}'; write a number from 1, as 4.")
+endif()
+set(sm90_kernels_per_file ${CUTFUSE_SM90_KERNELS_PER_FILE})
 set(fma_kernels_per_file 5)
 set(gemm_table "${CMAKE_CURRENT_SOURCE_DIR}/csrc/plan/gemm_configs.def")
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${gemm_table}")
