@@ -62,7 +62,6 @@ class Machine(Block):
         self.local = np.zeros((threads, LOCAL_BYTES), np.uint8)
         self.registers: dict[Register, Array] = {}
         self.numbers: dict[tuple[int, str], Array] = {}
-        self.handlers: dict[str, Callable[[Statement], None]] = {}
         self.active = np.ones(threads, bool)
         self.uniform = True
 
@@ -90,10 +89,8 @@ class Machine(Block):
         if root in ("bra", "brx", "ret"):
             self.jump(statement, at)
             return True
-        handler = self.handlers.get(root)
-        if handler is None:
-            assert hasattr(self, f"do_{root}"), f"the machine does not know {statement.opcode}"
-            handler = self.handlers[root] = getattr(self, f"do_{root}")
+        handler = getattr(self, f"do_{root}", None)
+        assert handler, f"the machine does not know {statement.opcode}"
         if statement.guard is None:
             handler(statement)
             return False
