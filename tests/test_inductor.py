@@ -270,3 +270,33 @@ def test_a_users_tag_of_compiled_code_stays() -> None:
     environment = {**os.environ, "TORCH_COMPILE_CACHE_KEY_TAG": "mine"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "mine" + cache_tag()
+
+
+def both_products(a: Tensor, b: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """The two products behind a gradient that is put together of parts, as of a layer that is split by chunk."""
+    rows = torch.cat([a * b.sigmoid(), a + b], 2).reshape(-1, 2 * a.shape[2])
+    return schema.product(rows, w, ""), schema.product(rows.t(), x.t(), "")
+
+
+@pytest.mark.parametrize("width", [1000, 1368])
+def test_a_product_of_rows_that_inductor_pads(width: int) -> None:
+    """On a CPU it takes settings for what Inductor does on a GPU by itself. PyTorch 2.11 fails without the mend."""
+    a, b, x, w = (torch.randn(*shape) for shape in ((4, 100, width), (4, 100, width), (400, 8), (8, 2 * width)))
+    inductor.register()
+    with torch._inductor.config.patch(disable_padding_cpu=False, force_pointwise_cat=True, realize_opcount_threshold=1):
+        found = torch.compile(both_products)(a, b, x, w)
+    torch.testing.assert_close(found, both_products(a, b, x, w))
+
+
+def test_memory_behind_a_view_is_laid_out_as_the_view_has_it() -> None:
+    """Of PyTorch up to 2.11, which pads the rows of memory while it makes a view of it, and keeps the layout open."""
+    from torch._inductor import ir
+
+    cpu = torch.device("cpu")
+    layout = ir.FlexibleLayout(cpu, torch.float32, [4, 3, 5])
+    layout.stride = [24, 8, 1]
+    memory = ir.Buffer(name="memory", layout=layout)
+    view = ir.ReinterpretView(data=ir.StorageBox(memory), layout=ir.FixedLayout(cpu, torch.float32, [12, 5], [8, 1]))
+    inductor._settle_layout(ir.TensorBox(view))
+    assert isinstance(memory.layout, ir.FixedLayout)
+    assert list(memory.layout.stride) == [24, 8, 1]

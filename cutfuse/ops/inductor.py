@@ -51,13 +51,39 @@ def register() -> bool:
     for operator in UNDISPATCHED:
         # A fallback is how Inductor calls an operator that it does not know. It makes one by itself only for operators
         # without a decomposition, because it does not expect a decomposition to return NotImplemented.
-        lowering.make_fallback(operator, lowering.constrain_to_fx_strides, warn=False)
+        lowering.make_fallback(operator, _constrained, warn=False)
         lowering.lowerings[operator] = _undispatched(lowering.lowerings[operator], operator)
     for operator, decomposed in ((schema.linear, linear), (schema.linear_reduce, linear_reduce)):
         # The second table is a copy of the first, made once. A setting of Inductor decides which one it reads.
         for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
             table[operator] = decomposed
     return True
+
+
+def _constrained(node: torch.fx.Node, *args: Any, **kwargs: Any) -> Any:
+    """What Inductor calls for an operator's arguments: their strides keep the order that they have in the graph.
+
+    Views of memory whose layout is still open are settled first. Up to PyTorch 2.11 Inductor pads the rows of such
+    memory when it makes a view of it, and may decide on rows without padding when it lays the memory out for an
+    operator that is none of PyTorch's: the view then reads what nobody has written.
+    """
+    from torch._inductor import lowering
+
+    for value in torch.utils._pytree.tree_leaves((args, kwargs)):
+        _settle_layout(value)
+    return lowering.constrain_to_fx_strides(node, *args, **kwargs)
+
+
+def _settle_layout(value: Any) -> None:
+    """Fixes the layout of the memory behind a view, as the view was made of it."""
+    from torch._inductor import ir
+
+    is_view = False
+    while isinstance(value, (ir.TensorBox, ir.BaseView, ir.StorageBox)):
+        is_view = is_view or isinstance(value, ir.ReinterpretView)
+        value = value.data
+    if is_view and isinstance(value, ir.Buffer) and isinstance(value.layout, ir.FlexibleLayout):
+        value.freeze_layout_with_exact_strides(value.layout.stride)
 
 
 def _undispatched(lower: Callable[..., Any], operator: Any) -> Callable[..., Any]:
