@@ -12,7 +12,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
-from . import native, routing
+from . import dynamo, native, routing
 from .epilogue import Epilogue, resolve
 from .epilogue.arity import check_arity
 from .epilogue.errors import OperandCountError, evaluated_while_compiling, refuse
@@ -195,13 +195,22 @@ def resolve_epilogue(function: str, epilogue: Any, numbers: Numbers, types: Valu
 
 
 def _is_transformed() -> bool:
-    """Whether a tensor may be a dual number or a functorch wrapper, whose memory says nothing of its derivatives."""
-    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether a tensor may be a dual number or a functorch wrapper, whose memory says nothing of its derivatives.
+
+    Dynamo reads the level of dual numbers as it traces, and guards it; so it does with functorch's stack.
+    """
+    return forward_ad._current_level >= 0 or _is_below_functorch()
+
+
+@dynamo.assume_constant_result
+def _is_below_functorch() -> bool:
+    """Also while Dynamo traces: it enters the transforms of the code that it traces."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def why_composed(x: Tensor, arithmetic: torch.dtype) -> str:
     """Why the kernels do not take x on its device; empty where they do. `arithmetic`: the type to compute in."""
-    if not torch.compiler.is_compiling() and _is_transformed():
+    if _is_transformed():
         return "forward-mode derivatives and torch.func transforms run through PyTorch's own operations"
     if routing.everywhere:
         return ""
@@ -251,9 +260,21 @@ def to_floating(function: str, x: Tensor) -> Tensor:
     return x.to(torch.get_default_dtype())
 
 
+def is_size(size: int, other: int) -> bool:
+    """`size == other`, of symbols whether that is known without a guard.
+
+    Dynamo takes symbols for integers, so that `isinstance` does not tell.
+    """
+    if isinstance(size, int) and isinstance(other, int) and not torch.compiler.is_compiling():
+        return size == other
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy, which takes 1 s
+
+    return statically_known_true(size == other)
+
+
 def is_shape(shape: torch.Size, other: torch.Size) -> bool:
-    """`shape == other`, without a guard on a symbolic size where the ranks differ: tuples compare items first."""
-    return len(shape) == len(other) and shape == other
+    """`shape == other`, of symbols as `is_size` has it."""
+    return len(shape) == len(other) and all(map(is_size, shape, other))
 
 
 def broadcast_shape(function: str, x: Tensor, operands: Sequence[Tensor]) -> torch.Size:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -159,3 +161,55 @@ def test_vmap_over_a_captured_scalar_names_operands(path: str) -> None:
         torch.vmap(lambda s: cutfuse.pointwise(lambda z: z * s, X))(scales)
     actual = torch.vmap(lambda s: cutfuse.pointwise(lambda z, s: z * s, X, s))(scales)
     torch.testing.assert_close(actual, scales[:, None, None] * X)
+
+
+COMPILED = {
+    "grad": lambda call: torch.func.grad(lambda x, w, r: call(x, w, r).square().sum(), (0, 1, 2)),
+    "vjp": lambda call: lambda x, w, r: (lambda y, back: back(y))(*torch.func.vjp(call, x, w, r)),
+    "jvp": lambda call: lambda x, w, r: torch.func.jvp(call, (x, w, r), (x, w, r)),
+    "hessian": lambda call: torch.func.hessian(lambda x, w, r: call(x[:1], w, r).square().sum()),
+    "jacrev": lambda call: torch.func.jacrev(call, 2),
+    "vmap": lambda call: torch.vmap(lambda x, w, r: call(x.unsqueeze(0), w, r), (0, None, None)),
+    "vmap_of_grad": lambda call: torch.vmap(
+        torch.func.grad(lambda x, w, r: call(x.unsqueeze(0), w, r).sum()), (0, None, None)
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize(
+    ("transform", "is_trained"), [*((transform, False) for transform in COMPILED), ("grad", True), ("vmap", True)]
+)
+@pytest.mark.parametrize("name", BATCHED)
+def test_compiled_transforms(name: str, transform: str, is_trained: bool, path: str) -> None:
+    """Dynamo enters a transform that it traces, below which no tensor asks for a gradient."""
+    torch._dynamo.reset()
+    call, reference = (COMPILED[transform](function) for function in BATCHED[name])
+    given = [t.clone().requires_grad_(is_trained) for t in (X, WEIGHT, ROW)]
+    expected = reference(*given)
+    torch.testing.assert_close(torch.compile(call, backend="aot_eager", fullgraph=True)(*given), expected)
+
+
+def tangent_inside(call: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
+    def forward(x: Tensor, w: Tensor, r: Tensor) -> Tensor | None:
+        with forward_ad.dual_level():
+            dual = [forward_ad.make_dual(t, t.cos()) for t in (x, w, r)]
+            tangent: Tensor | None = forward_ad.unpack_dual(call(*dual)).tangent
+            return tangent
+
+    return forward
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize("name", BATCHED)
+def test_compiled_forward_mode(name: str, path: str) -> None:
+    """Of a function that enters the level itself, and of one that is compiled before it is given dual numbers."""
+    torch._dynamo.reset()
+    call, reference = BATCHED[name]
+    expected = tangent_inside(reference)(X, WEIGHT, ROW)
+    found = torch.compile(tangent_inside(call), backend="aot_eager")(X, WEIGHT, ROW)
+    torch.testing.assert_close(found, expected)
+    compiled = torch.compile(call, backend="aot_eager")
+    compiled(X, WEIGHT, ROW)
+    torch.testing.assert_close(tangent_inside(compiled)(X, WEIGHT, ROW), expected)
+    torch.testing.assert_close(compiled(X, WEIGHT, ROW), reference(X, WEIGHT, ROW))
