@@ -344,13 +344,13 @@ def to_matrix(index: int, operand: Tensor, leading: torch.Size, columns: int) ->
     *outer, last = operand.shape
     extra = len(outer) - len(leading)
     aligned = (1,) * -extra + tuple(outer[max(extra, 0) :])
-    fits = all(size == 1 for size in outer[: max(extra, 0)]) and _broadcasts(last, columns)
+    fits = all(arguments.is_size(size, 1) for size in outer[: max(extra, 0)]) and _broadcasts(last, columns)
     if not fits or not all(_broadcasts(size, target) for size, target in zip(aligned, leading, strict=True)):
         _refuse_operand(index, operand, leading, columns)
     # Not Size.numel(), which makes a number of the symbol that a size may be, and so a graph for each batch.
-    if aligned == tuple(leading):
+    if all(arguments.is_size(size, target) for size, target in zip(aligned, leading, strict=True)):
         rows = math.prod(leading)
-    elif all(size == 1 for size in outer):
+    elif all(arguments.is_size(size, 1) for size in outer):
         rows = 1
     else:
         operand = operand.reshape(*aligned, last).expand(*leading, last)
@@ -361,11 +361,9 @@ def to_matrix(index: int, operand: Tensor, leading: torch.Size, columns: int) ->
 def _broadcasts(size: int, target: int) -> bool:
     """Two comparisons, as `size in (1, target)` would be one guard on both, which PyTorch warns about.
 
-    A symbol is compared with the target first, as whether it is 1 may be unknown, and a guard where it is known.
+    A symbol is compared with the target first: whether it is 1 may be unknown, as of rows that data select.
     """
-    if isinstance(size, int):
-        return size == 1 or size == target
-    return size == target or size == 1
+    return arguments.is_size(size, 1) or size == target or size == 1
 
 
 def _refuse_operand(index: int, operand: Tensor, leading: torch.Size, columns: int) -> None:

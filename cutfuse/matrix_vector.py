@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from . import dynamo
+from .arguments import is_size
 from .epilogue import Epilogue, Program, evaluate
 from .epilogue.affine import is_factor, split_affine
 from .epilogue.evaluate import arithmetic_dtype
@@ -62,8 +63,8 @@ def find_matrix_vector(
     if GRADIENTS[reduction] == "share" and not isinstance(columns, int):
         return None  # its share is a number of the program
     # Branches, as the comparison of a symbolic size is a symbol itself, and `split` takes constants.
-    along_rows = tuple([k for k, t in enumerate(operands) if t.shape[0] != 1])
-    along_columns = tuple([k for k, t in enumerate(operands) if t.shape[1] != 1])
+    along_rows = tuple([k for k, t in enumerate(operands) if not is_size(t.shape[0], 1)])
+    along_columns = tuple([k for k, t in enumerate(operands) if not is_size(t.shape[1], 1)])
     return split(epilogue.program.text, along_rows, along_columns)
 
 
@@ -197,7 +198,7 @@ def _sum_intercept(
     part: Part, operands: Sequence[Tensor], columns: int, dtype: torch.dtype, uses_operators: bool
 ) -> Tensor:
     """`[M]`, or `[1]` where no operand varies over M."""
-    varying = [operands[k] for k in part.reads if operands[k].shape[1] != 1]
+    varying = [operands[k] for k in part.reads if not is_size(operands[k].shape[1], 1)]
     if not varying:
         return _evaluate(part, operands, dtype).reshape(-1) * columns
     if not uses_operators:

@@ -134,3 +134,34 @@ def test_batches_make_as_many_graphs_as_pytorchs(name: str, operand: str, mark: 
     call, _, width = CALLS[name]
     graphs = count_graphs(call, operand, width, mark)
     assert graphs == count_pytorchs_graphs(name, operand, mark) == (1 if mark else 2)
+
+
+@pytest.mark.parametrize("exported", [False, True])
+@pytest.mark.parametrize("operand", ["full", "column", "inner", "row"])
+@pytest.mark.parametrize("name", CALLS)
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_a_number_of_rows_that_depends_on_data(name: str, operand: str, exported: bool, path: str) -> None:
+    """Whether such a number is 1 is unknown, and asking for it ends a graph."""
+    call, reference, width = CALLS[name]
+    if name == "linear_logsumexp" and path == "composed":
+        pytest.skip("PyTorch's own logsumexp asks for the number of its elements")
+
+    def selected(x: Tensor, r: Tensor, mask: Tensor, call: Call) -> Tensor:
+        rows = mask.nonzero().squeeze(1)
+        return call(x[rows], r[rows] if OPERANDS[operand][:1] == (-1,) else r)
+
+    x, r = inputs(operand, 9, width)
+    masks = [torch.arange(9) < count for count in (4, 1, 7)]
+
+    class Selecting(nn.Module):
+        def forward(self, x: Tensor, r: Tensor, mask: Tensor) -> Tensor:
+            return selected(x, r, mask, call)
+
+    if exported:
+        compiled = torch.export.export(Selecting(), (x, r, masks[0]), strict=False).module()
+    else:
+        torch._dynamo.reset()
+        compiled = torch.compile(Selecting(), backend="aot_eager", fullgraph=True)
+    for mask in masks:
+        torch.testing.assert_close(compiled(x, r, mask), selected(x, r, mask, reference))
+    torch._dynamo.reset()
