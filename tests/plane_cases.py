@@ -8,7 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-Change = Callable[[nn.Linear], object]
+import cutfuse
+
+Layer = nn.Linear | cutfuse.nn.FusedLinear
+Change = Callable[[Layer], object]
 
 
 class WritesThroughData(Optimizer):
@@ -24,92 +27,92 @@ class WritesThroughData(Optimizer):
                 parameter.data.neg_()
 
 
-def negated(layer: nn.Linear) -> Tensor:
+def negated(layer: Layer) -> Tensor:
     """What most changes make of the weight."""
     return -layer.weight.detach()
 
 
 @torch.no_grad()
-def in_place(layer: nn.Linear) -> None:
+def in_place(layer: Layer) -> None:
     """Without a gradient, as initialisations do."""
     layer.weight.neg_()
 
 
 @torch.inference_mode()
-def in_inference_mode(layer: nn.Linear) -> None:
+def in_inference_mode(layer: Layer) -> None:
     """The weight itself is no inference tensor."""
     layer.weight.neg_()
 
 
 @torch.no_grad()
-def one_element(layer: nn.Linear) -> None:
+def one_element(layer: Layer) -> None:
     """By its index."""
     layer.weight[1, 2] += 3.0
 
 
 @torch.no_grad()
-def as_output(layer: nn.Linear) -> None:
+def as_output(layer: Layer) -> None:
     """As the `out` of an operation."""
     torch.neg(layer.weight, out=layer.weight)
 
 
 @torch.no_grad()
-def several_at_once(layer: nn.Linear) -> None:
+def several_at_once(layer: Layer) -> None:
     """By an operation on a list."""
     torch._foreach_neg_([layer.weight])
 
 
-def through_an_alias(layer: nn.Linear) -> None:
+def through_an_alias(layer: Layer) -> None:
     """A detached tensor shares the version."""
     layer.weight.detach().neg_()
 
 
 @torch.no_grad()
-def through_a_view(layer: nn.Linear) -> None:
+def through_a_view(layer: Layer) -> None:
     """Of its transpose's last rows."""
     layer.weight.t()[-2:].neg_()
 
 
 @torch.no_grad()
-def initialised(layer: nn.Linear) -> None:
+def initialised(layer: Layer) -> None:
     """By torch.nn.init."""
     nn.init.normal_(layer.weight)
 
 
 @torch.no_grad()
-def transposed_in_place(layer: nn.Linear) -> None:
+def transposed_in_place(layer: Layer) -> None:
     """The same numbers in another order, and back with a sign."""
     layer.weight.t_()
     layer.weight.neg_()
     layer.weight.t_()
 
 
-def load_copied(layer: nn.Linear) -> None:
+def load_copied(layer: Layer) -> None:
     """The parameter stays."""
     layer.load_state_dict({"weight": negated(layer)})
 
 
-def load_assigned(layer: nn.Linear) -> None:
+def load_assigned(layer: Layer) -> None:
     """The parameter is another one."""
     layer.load_state_dict({"weight": negated(layer)}, assign=True)
 
 
-def other_parameter(layer: nn.Linear) -> None:
+def other_parameter(layer: Layer) -> None:
     """Assigned by hand."""
     layer.weight = nn.Parameter(negated(layer))
 
 
-def to_bfloat16_and_back(layer: nn.Linear) -> None:
+def to_bfloat16_and_back(layer: Layer) -> None:
     """Rounds."""
     layer.to(torch.bfloat16).to(torch.float32)
 
 
-def other_data(layer: nn.Linear) -> None:
+def other_data(layer: Layer) -> None:
     """The same parameter over another tensor."""
     layer.weight.data = negated(layer)
 
 
-def no_data_for_a_while(layer: nn.Linear) -> None:
+def no_data_for_a_while(layer: Layer) -> None:
     """What gathers sharded parameters does: the new storage may lie where the old one was."""
     values = negated(layer)
     layer.weight.data = values.new_empty(0)
@@ -117,12 +120,12 @@ def no_data_for_a_while(layer: nn.Linear) -> None:
 
 
 @torch.no_grad()
-def set_to_another(layer: nn.Linear) -> None:
+def set_to_another(layer: Layer) -> None:
     """By `Tensor.set_`."""
     layer.weight.set_(negated(layer))
 
 
-def storage_elsewhere(layer: nn.Linear) -> None:
+def storage_elsewhere(layer: Layer) -> None:
     """The storage is freed and allocated again at another address, and written in a way that no version counts."""
     values, storage = negated(layer), layer.weight.untyped_storage()
     address, size = storage.data_ptr(), storage.nbytes()
@@ -139,7 +142,7 @@ def storage_elsewhere(layer: nn.Linear) -> None:
 def step_of(make: Callable[[list[nn.Parameter]], Optimizer]) -> Change:
     """One step of an optimiser."""
 
-    def change(layer: nn.Linear) -> None:
+    def change(layer: Layer) -> None:
         layer.weight.grad = torch.ones_like(layer.weight)
         make([layer.weight]).step()
         layer.weight.grad = None
@@ -147,7 +150,7 @@ def step_of(make: Callable[[list[nn.Parameter]], Optimizer]) -> Change:
     return change
 
 
-def written_through_data(layer: nn.Linear) -> None:
+def written_through_data(layer: Layer) -> None:
     """In place, by what no version counts."""
     layer.weight.data.neg_()
 

@@ -349,3 +349,241 @@ def test_fused_linear_copies_pickles_and_keeps_an_epilogues_parameters() -> None
     assert list(module.state_dict()) == ["weight", "bias", "epilogue.weight"]
     module.epilogue = torch.tanh
     assert list(module.state_dict()) == ["weight", "bias"]
+
+
+# A FusedLinear is no nn.Linear.
+
+LAYERS = {
+    "no epilogue": lambda: cutfuse.nn.FusedLinear(7, 5),
+    "no bias": lambda: cutfuse.nn.FusedLinear(7, 5, bias=False, epilogue=torch.relu),
+    "reduced": lambda: cutfuse.nn.FusedLinear(7, 5, epilogue=torch.sigmoid, reduce="sum", keepdim=True),
+    "of another type": lambda: cutfuse.nn.FusedLinear(7, 5, epilogue=torch.tanh, dtype=torch.float64),
+    "a subclass": lambda: type("Named", (cutfuse.nn.FusedLinear,), {})(7, 5, epilogue=torch.relu),
+    "from_linear": lambda: cutfuse.nn.FusedLinear.from_linear(nn.Linear(7, 5), epilogue=torch.relu),
+}
+
+
+def replace_linears(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:
+    """What libraries do that quantize, adapt or convert layers."""
+    for name, child in list(model.named_children()):
+        if isinstance(child, nn.Linear):
+            setattr(model, name, make(child))
+        else:
+            replace_linears(child, make)
+
+
+def make_plain(layer: nn.Linear) -> nn.Linear:
+    plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None)
+    plain.weight, plain.bias = layer.weight, layer.bias
+    return plain
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_replaces_linear_layers_leaves_a_fused_linear(name: str) -> None:
+    layer = LAYERS[name]()
+    assert not isinstance(layer, nn.Linear)
+    model = nn.Sequential(layer, nn.Sequential(nn.Linear(5, 5)))
+    x = torch.randn(6, 7, dtype=layer.weight.dtype)
+    expected = layer(x)
+    replace_linears(model, make_plain)
+    assert model[0] is layer
+    replace_linears(model, lambda _: nn.Identity())
+    assert isinstance(model[1][0], nn.Identity)
+    assert torch.equal(model[0](x), expected)
+
+
+class Adapted(nn.Module):
+    """A product beside a layer, as peft adds one: what it refuses it cannot compute."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        if not isinstance(layer, nn.Linear):
+            raise ValueError(f"Target module {layer} is not supported")
+        self.base_layer = layer
+        self.down = nn.Linear(layer.in_features, 2, bias=False)
+        self.up = nn.Linear(2, layer.out_features, bias=False)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base_layer.weight
+
+    @property
+    def bias(self) -> Tensor:
+        return self.base_layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.up(self.down(x))
+
+
+def test_an_adapter_of_linear_layers_refuses_a_fused_linear() -> None:
+    with pytest.raises(ValueError, match=r"FusedLinear.* is not supported"):
+        Adapted(cutfuse.nn.FusedLinear(7, 5, epilogue=torch.nn.functional.gelu))
+
+
+def test_an_adapter_of_the_weight_lies_before_the_epilogue() -> None:
+    class LowRank(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.randn(2, 7)), nn.Parameter(torch.randn(5, 2))
+
+        def forward(self, weight: Tensor) -> Tensor:
+            return weight + self.b @ self.a
+
+    layer = cutfuse.nn.FusedLinear(7, 5, epilogue=torch.tanh)
+    weight, adapter, x = layer.weight.detach().clone(), LowRank(), torch.randn(6, 7)
+    nn.utils.parametrize.register_parametrization(layer, "weight", adapter)
+    expected = torch.tanh(nn.functional.linear(x, weight + adapter.b @ adapter.a, layer.bias))
+    torch.testing.assert_close(layer(x), expected)
+    nn.utils.parametrize.remove_parametrizations(layer, "weight")
+    torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated", "ignore:.*torch.(quint8|qint8)")
+def test_dynamic_quantization_leaves_a_fused_linear() -> None:
+    if not [engine for engine in torch.backends.quantized.supported_engines if engine != "none"]:
+        pytest.skip("this PyTorch has no quantized kernels")
+    model = nn.Sequential(cutfuse.nn.FusedLinear(7, 5, epilogue=torch.relu), nn.Linear(5, 5)).eval()
+    quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    assert isinstance(quantized[0], cutfuse.nn.FusedLinear)
+    assert type(quantized[1]) is not nn.Linear
+    x = torch.randn(6, 7)
+    assert torch.equal(quantized[0](x), model[0](x))
+
+
+def fold_norms(model: nn.Sequential) -> nn.Sequential:
+    """What passes before inference do where a norm follows a linear layer."""
+    first, norm = model
+    if isinstance(first, nn.Linear) and isinstance(norm, nn.BatchNorm1d):
+        return nn.Sequential(nn.utils.fusion.fuse_linear_bn_eval(first, norm))
+    return model
+
+
+@pytest.mark.parametrize("epilogue", [None, torch.relu], ids=["no epilogue", "epilogue"])
+def test_a_norm_is_not_folded_into_a_fused_linear(epilogue: Callable[[Tensor], Tensor] | None) -> None:
+    norm = nn.BatchNorm1d(5)
+    norm.running_mean.uniform_()
+    model = nn.Sequential(cutfuse.nn.FusedLinear(7, 5, epilogue=epilogue), norm).eval()
+    assert fold_norms(model) is model
+    plain, x = nn.Sequential(nn.Linear(7, 5), norm).eval(), torch.randn(6, 7)
+    torch.testing.assert_close(fold_norms(plain)(x), plain(x))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(7, 5), (1, 3), (64, 1)], ids=str)
+def test_initialisation_and_state_dict_are_those_of_linear(shape: tuple[int, int], bias: bool) -> None:
+    torch.manual_seed(3)
+    plain = nn.Linear(*shape, bias=bias)
+    state = torch.get_rng_state()
+    torch.manual_seed(3)
+    fused = cutfuse.nn.FusedLinear(*shape, bias=bias, epilogue=torch.relu)
+    assert torch.equal(torch.get_rng_state(), state)
+
+    def check_equal() -> None:
+        assert list(fused.state_dict()) == list(plain.state_dict()) == ["weight", "bias"][: 1 + bias]
+        for name, tensor in plain.state_dict().items():
+            assert torch.equal(fused.state_dict()[name], tensor)
+
+    check_equal()
+    assert (fused.in_features, fused.out_features) == shape
+    assert (fused.bias is None) == (not bias)
+    for module in (plain, fused):
+        torch.manual_seed(4)
+        module.reset_parameters()
+    check_equal()
+    plain.reset_parameters()
+    assert str(fused.load_state_dict(plain.state_dict())) == "<All keys matched successfully>"
+    check_equal()
+    fused.reset_parameters()
+    plain.load_state_dict(fused.state_dict())
+    check_equal()
+    other = cutfuse.nn.FusedLinear(shape[0], shape[1] + 1, bias)
+    with pytest.raises(RuntimeError, match="size mismatch for weight"):
+        other.load_state_dict(plain.state_dict())
+
+
+def test_device_and_type_are_those_given() -> None:
+    layer = cutfuse.nn.FusedLinear(7, 5, device="meta", dtype=torch.bfloat16)
+    assert {(p.device.type, p.dtype) for p in layer.parameters()} == {("meta", torch.bfloat16)}
+    layer = layer.to_empty(device="cpu")
+    torch.manual_seed(0)
+    layer.reset_parameters()
+    torch.manual_seed(0)
+    assert torch.equal(layer.weight, nn.Linear(7, 5, dtype=torch.bfloat16).weight)
+    assert nn.utils.skip_init(cutfuse.nn.FusedLinear, 7, 5, epilogue=torch.relu).weight.shape == (5, 7)
+
+
+# from_linear.
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_from_linear_shares_the_parameters(bias: bool) -> None:
+    linear = nn.Linear(7, 5, bias=bias, dtype=torch.float64).eval()
+    linear.weight.requires_grad_(False)
+    state = torch.get_rng_state()
+    layer = cutfuse.nn.FusedLinear.from_linear(linear, torch.sigmoid, "sum", True, recompute=True)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert layer.weight is linear.weight
+    assert layer.bias is linear.bias
+    assert (layer.in_features, layer.out_features, layer.training) == (7, 5, False)
+    assert (layer.epilogue, layer.reduce, layer.keepdim, layer.recompute) == (torch.sigmoid, "sum", True, True)
+    assert list(layer.state_dict()) == list(linear.state_dict())
+    x = torch.randn(6, 7, dtype=torch.float64)
+    with torch.no_grad():
+        linear.weight.mul_(2)
+    torch.testing.assert_close(layer(x), torch.sigmoid(linear(x)).sum(-1, keepdim=True))
+    assert cutfuse.nn.FusedLinear.from_linear(nn.Linear(7, 5)).training
+    with pytest.raises(ValueError, match="unknown reduction 'max'"):
+        cutfuse.nn.FusedLinear.from_linear(linear, reduce="max")
+
+
+def test_from_linear_makes_the_class_that_it_is_called_on() -> None:
+    class Named(cutfuse.nn.FusedLinear):
+        pass
+
+    assert type(Named.from_linear(nn.Linear(7, 5), epilogue=torch.relu)) is Named
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def with_forward(layer: nn.Linear) -> nn.Linear:
+    """As libraries wrap the call of one module."""
+    layer.forward = torch.relu
+    return layer
+
+
+def with_hook(layer: nn.Linear) -> nn.Linear:
+    layer.register_forward_hook(_double_output)
+    return layer
+
+
+def _double_output(module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor:
+    return 2 * y
+
+
+NOT_PLAIN: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "another module": (lambda: nn.Conv1d(7, 5, 1), TypeError, "linear has to be an nn.Linear, got Conv1d"),
+    "a FusedLinear": (lambda: cutfuse.nn.FusedLinear(7, 5), TypeError, "an nn.Linear, got FusedLinear"),
+    "a weight": (lambda: torch.randn(5, 7), TypeError, "an nn.Linear, got Tensor"),
+    "a subclass that computes more": (lambda: Doubled(7, 5), ValueError, "Doubled has a forward of its own"),
+    "a forward that was assigned": (
+        lambda: with_forward(nn.Linear(7, 5)),
+        ValueError,
+        "Linear has a forward of its own",
+    ),
+    "hooks": (lambda: with_hook(nn.Linear(7, 5)), ValueError, "Linear has hooks: _double_output"),
+    "a parametrization": (
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(7, 5)),
+        ValueError,
+        "the weight of ParametrizedLinear is computed .*remove_parametrizations",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_PLAIN)
+def test_from_linear_refuses_what_it_would_change(name: str) -> None:
+    make, error, message = NOT_PLAIN[name]
+    with pytest.raises(error, match=rf"cutfuse\.nn\.FusedLinear\.from_linear: .*{message}"):
+        cutfuse.nn.FusedLinear.from_linear(make())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import warnings
 from collections.abc import Callable, Sequence, Set
@@ -20,16 +21,22 @@ from ..linear import LinearCall, describe_unfused, linear, prepare_linear
 from ..precision import autocast_dtype
 from ..prepare import PreparedWeight
 from ..reductions import REDUCTIONS
+from .plain_linear import why_not_plain
 from .prepares_weight import PreparesWeight
 
 _Result = TypeVar("_Result")
+_Layer = TypeVar("_Layer", bound="FusedLinear")
 
 
-class FusedLinear(PreparesWeight, nn.Linear):
-    """`reduce(epilogue(linear(x), *operands))`: an `nn.Linear` with what follows it.
+class FusedLinear(PreparesWeight):
+    """`reduce(epilogue(linear(x), *operands))`: a linear layer with what follows it.
 
-    Its `state_dict` is `nn.Linear`'s, unless the epilogue is a module with parameters or buffers: one with parameters
-    runs unfused, after a warning. Pass parameters to `forward` as operands instead.
+    It has the parameters, the initialisation and the `state_dict` of `nn.Linear`, and is no `nn.Linear`, with an
+    epilogue or without: what adapts, quantizes or replaces the `nn.Linear`s of a model would drop the epilogue or add
+    behind it, and so leaves it or refuses it. `from_linear` makes one of an `nn.Linear`.
+
+    An epilogue that is a module with parameters or buffers adds them to the `state_dict`. One with parameters runs
+    unfused, after a warning: pass parameters to `forward` as operands instead.
 
     Args:
         in_features, out_features, bias, device, dtype: as of `nn.Linear`.
@@ -47,6 +54,10 @@ class FusedLinear(PreparesWeight, nn.Linear):
     Raises what `cutfuse.linear` raises where the arguments do not fit, and what the epilogue raises.
     """
 
+    in_features: int
+    out_features: int
+    weight: Tensor  # [out_features, in_features]
+    bias: Tensor | None  # [out_features]
     _unfused: Set[tuple[Any, ...]] = frozenset()  # the kinds of calls that could not be fused
     _has_warned = False
     recompute = False  # of a module that was pickled before it had this setting
@@ -69,11 +80,59 @@ class FusedLinear(PreparesWeight, nn.Linear):
         *,
         recompute: bool = False,
     ) -> None:
-        super().__init__(in_features, out_features, bias, device, dtype)
+        super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
+        if bias:
+            self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype))
+        else:
+            self.register_parameter("bias", None)
+        self.reset_parameters()
         self.epilogue = epilogue
         self.reduce = reduce
         self.keepdim = keepdim
         self.recompute = recompute
+
+    @classmethod
+    def from_linear(
+        cls: type[_Layer],
+        linear: nn.Linear,
+        epilogue: Callable[..., Tensor] | Epilogue | None = None,
+        reduce: str | None = None,
+        keepdim: bool = False,
+        *,
+        recompute: bool = False,
+    ) -> _Layer:
+        """A layer that shares the parameters of `linear`, and is in its mode: training or evaluation.
+
+        The other arguments are those of the constructor. A subclass whose constructor has others cannot be made so.
+
+        Raises TypeError where `linear` is no `nn.Linear`, and ValueError where it has a forward of its own, as a layer
+        of 8 bits has, or hooks, or a parametrization.
+        """
+        _check_is_linear(linear)
+        layer = cls(
+            linear.in_features,
+            linear.out_features,
+            linear.bias is not None,
+            epilogue,
+            reduce,
+            keepdim,
+            device="meta",
+            recompute=recompute,
+        )
+        layer.weight, layer.bias = linear.weight, linear.bias
+        layer.train(linear.training)
+        return layer
+
+    def reset_parameters(self) -> None:
+        """As of `nn.Linear`: weight and bias uniform within 1 / sqrt(in_features)."""
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            depth = self.weight.shape[1]
+            bound = 1 / math.sqrt(depth) if depth > 0 else 0
+            nn.init.uniform_(self.bias, -bound, bound)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _SETTINGS:
@@ -182,8 +241,8 @@ class FusedLinear(PreparesWeight, nn.Linear):
             text = f"cutfuse.nn.FusedLinear runs its epilogue unfused: {reason}"
             warnings.warn(text, UserWarning, stacklevel=stacklevel)
 
-    def _layer(self) -> nn.Linear:
-        return self
+    def _plain_weight(self) -> Tensor:
+        return self.weight
 
     def _forward_unfused(self, x: Tensor, *operands: Tensor | float) -> Tensor:
         epilogue: Callable[..., Tensor] | None = self.epilogue
@@ -192,7 +251,7 @@ class FusedLinear(PreparesWeight, nn.Linear):
         return y if self.reduce is None else REDUCTIONS[self.reduce](y, -1, keepdim=self.keepdim)
 
     def extra_repr(self) -> str:
-        parts = [super().extra_repr()]
+        parts = [f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"]
         if self.epilogue is not None:
             parts.append(f"epilogue={getattr(self.epilogue, '__name__', self.epilogue)!s}")
         if self.reduce is not None:
@@ -213,6 +272,24 @@ def _check_setting(name: str, value: Any) -> None:
         arguments.check_flag("nn.FusedLinear", name, value)
     elif value is not None:
         arguments.check_reduction("nn.FusedLinear", value)
+
+
+def _check_is_linear(linear: Any) -> None:
+    """Raises where another layer cannot have its parameters and compute what it does."""
+    function, kind = "nn.FusedLinear.from_linear", type(linear).__name__
+    if not isinstance(linear, nn.Linear):
+        raise TypeError(f"cutfuse.{function}: linear has to be an nn.Linear, got {kind}")
+    reason = why_not_plain(linear)
+    if reason:
+        raise ValueError(
+            f"cutfuse.{function}: {reason}, which the new layer would not run; give it an nn.Linear without that"
+        )
+    for name in ("weight", "bias"):
+        if name not in linear._parameters:
+            raise ValueError(
+                f"cutfuse.{function}: the {name} of {kind} is computed and no parameter to share; remove its "
+                "parametrization first, by torch.nn.utils.parametrize.remove_parametrizations"
+            )
 
 
 def _defined(cls: type) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import models
 from ..linear import LinearCall, linear, prepare_linear
@@ -33,5 +33,5 @@ class GemmSigmoidScaleResidual(DropIn, PreparesWeight, models.GemmSigmoidScaleRe
         operands = (self.scaling_factor,)
         return function(x, self._weight(), self.gemm.bias, epilogue=_sigmoid_scale_residual, operands=operands)
 
-    def _layer(self) -> nn.Linear:
-        return self.gemm
+    def _plain_weight(self) -> Tensor:
+        return self.gemm.weight

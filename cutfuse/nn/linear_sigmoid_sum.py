@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import models
 from ..composed import PyTorchCall
@@ -31,5 +31,5 @@ class LinearSigmoidSum(DropIn, PreparesWeight, models.LinearSigmoidSum):
     def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
         return function(x, self._weight(), self.linear.bias, epilogue=torch.sigmoid, reduce="sum", keepdim=True)
 
-    def _layer(self) -> nn.Linear:
-        return self.linear
+    def _plain_weight(self) -> Tensor:
+        return self.linear.weight

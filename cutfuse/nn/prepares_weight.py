@@ -22,7 +22,7 @@ class PreparesWeight(nn.Module):
         In training mode too. Calls raise RuntimeError where the weight has changed since, or is another one: prepare
         again. `train()` gives the memory back.
         """
-        self._prepared = prepare(self._layer().weight, mode)
+        self._prepared = prepare(self._plain_weight(), mode)
         return self
 
     def train(self: _Module, mode: bool = True) -> _Module:
@@ -31,13 +31,13 @@ class PreparesWeight(nn.Module):
             self._prepared = None
         return super().train(mode)
 
-    def _layer(self) -> nn.Linear:
-        """The layer whose weight it is."""
+    def _plain_weight(self) -> Tensor:
+        """The weight itself, prepared or not."""
         raise NotImplementedError
 
     def _weight(self) -> Tensor | PreparedWeight:
         """What `cutfuse.linear` takes."""
-        weight, prepared = self._layer().weight, self._prepared
+        weight, prepared = self._plain_weight(), self._prepared
         if prepared is None or is_exporting():  # an exported program has the weight alone
             return weight
         if prepared.weight is not weight:
