@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from generators import FLOATS, assert_no_worse
 from torch import Tensor, nn
 
@@ -587,3 +588,44 @@ def test_from_linear_refuses_what_it_would_change(name: str) -> None:
     make, error, message = NOT_PLAIN[name]
     with pytest.raises(error, match=rf"cutfuse\.nn\.FusedLinear\.from_linear: .*{message}"):
         cutfuse.nn.FusedLinear.from_linear(make())
+
+
+# Layers inside of drop-ins that have been replaced.
+
+
+REPLACEMENTS: dict[str, Callable[[nn.Linear], nn.Module]] = {
+    "adapter": Adapted,
+    "other forward": lambda layer: Doubled(layer.in_features, layer.out_features),
+    "hook": with_hook,
+    "pruned": lambda layer: nn.utils.prune.l1_unstructured(layer, "weight", 0.5),
+    "spectral norm": nn.utils.parametrizations.spectral_norm,
+    "no layer": lambda layer: nn.Identity(),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("replacement", REPLACEMENTS)
+@pytest.mark.parametrize(("name", "layer"), [("LinearSigmoidSum", "linear"), ("GemmSigmoidScaleResidual", "gemm")])
+def test_a_drop_in_computes_what_its_layer_was_replaced_by(
+    name: str, layer: str, replacement: str, compiled: bool
+) -> None:
+    reference, fused = (module.eval() for module in make_pair(name))
+    setattr(reference, layer, REPLACEMENTS[replacement](getattr(reference, layer)))
+    setattr(fused, layer, getattr(reference, layer))
+    torch._dynamo.reset()
+    call = torch.compile(fused, backend="eager", fullgraph=True) if compiled else fused
+    x = torch.randn(MODELS[name][1])
+    expected, actual = reference(x), call(x)
+    torch.testing.assert_close(actual, expected)
+    parameters = list(reference.parameters())
+    if parameters:
+        wanted = torch.autograd.grad(expected.sum(), parameters)
+        torch.testing.assert_close(torch.autograd.grad(actual.sum(), parameters), wanted)
+
+
+def test_explain_says_that_a_layer_was_replaced() -> None:
+    fused = cutfuse.nn.LinearSigmoidSum(7, 5)
+    fused.linear = Adapted(fused.linear)
+    explanation = cutfuse.explain(fused, torch.randn(6, 7))
+    assert explanation.path == "composed"
+    assert explanation.reasons[0] == "Adapted has a forward of its own: the plain model runs"

@@ -6,8 +6,9 @@ import copy
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ..composed import PyTorchCall
 from .prepares_weight import PreparesWeight
 
 NO_MATRIX = "x is no matrix, so that the sum over dim 1 is not over rows: the plain model runs"
@@ -24,6 +25,11 @@ class DropIn:
         plain.__class__ = next(kind for kind in type(self).__mro__ if not issubclass(kind, DropIn | PreparesWeight))
         model: nn.Module = plain
         return model
+
+
+def describe_plain_model(x: Tensor, reason: str) -> PyTorchCall:
+    """For `explain`, where the layer inside is another one than the drop-in computes; what it computes is not known."""
+    return PyTorchCall("linear", [x], f"{reason}: the plain model runs", flops=0)
 
 
 def is_symbolic(x: Any) -> bool:

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from .. import models
+from ..composed import PyTorchCall
 from ..linear import LinearCall, linear, prepare_linear
-from .drop_in import DropIn, Result, is_symbolic
+from .drop_in import DropIn, Result, describe_plain_model, is_symbolic
+from .plain_linear import is_plain, why_not_plain
 from .prepares_weight import PreparesWeight
 
 
@@ -21,12 +23,15 @@ class GemmSigmoidScaleResidual(DropIn, PreparesWeight, models.GemmSigmoidScaleRe
     """Drop-in for `cutfuse.models.GemmSigmoidScaleResidual`: x `[..., input_size]` to `[..., hidden_size]`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if is_symbolic(x):
+        if is_symbolic(x) or not is_plain(self.gemm):
             return super().forward(x)
         return self._call(linear, x)
 
-    def prepare_call(self, x: Tensor) -> LinearCall:
+    def prepare_call(self, x: Tensor) -> LinearCall | PyTorchCall:
         """What `cutfuse.explain` describes."""
+        reason = why_not_plain(self.gemm)
+        if reason:
+            return describe_plain_model(x, reason)
         return self._call(prepare_linear, x)
 
     def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
