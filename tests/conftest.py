@@ -26,6 +26,7 @@ take_devices_in_turn()
 
 from call_path import PATHS, check_paths, expected_reason, has_path, path_of, taken  # noqa: E402
 from plane_device import device as device  # noqa: E402
+from poison import poison  # noqa: E402
 
 import cutfuse  # noqa: E402
 from cutfuse import native  # noqa: E402
@@ -126,6 +127,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _frozen() -> None:
     """Collections leave out what earlier modules made, compilers' above all: each would take a second."""
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(request: pytest.FixtureRequest) -> None:
+    """Free memory of the device holds NaN and 1e30 before each gpu test, neither zeros nor the results of another one.
+
+    Tests that measure memory count what is allocated, which does not change.
+    """
+    if request.node.get_closest_marker("gpu"):
+        poison()
 
 
 @pytest.fixture(params=["composed", "operators"])
