@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable
 from typing import Any
@@ -26,13 +27,41 @@ _CUDA: dict[str, Callable[..., Any]] = {
 
 _CPU: dict[str, Callable[..., Any]] = {name: getattr(cpu, name) for name in _CUDA}
 
-for _name, _kernel in _CUDA.items():
-    schema.LIBRARY.impl(_name, _kernel, "CUDA")
-    schema.LIBRARY.impl(_name, _CPU[_name], "CPU")
-    torch.library.register_fake(f"cutfuse::{_name}", getattr(fake, _name), lib=schema.LIBRARY)
+_COMPOSITE: dict[str, Callable[..., Any]] = {"layer": layer, "layer_cross_entropy": layer_cross_entropy}
 
-schema.LIBRARY.impl("layer", layer, "CompositeImplicitAutograd")
-schema.LIBRARY.impl("layer_cross_entropy", layer_cross_entropy, "CompositeImplicitAutograd")
+
+def none_as_empty(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which computes the operator `name`, for a dispatcher that may give it None for an empty list.
+
+    The packages that AOTInductor makes do. The dispatcher gives every argument by its position, the lists among them.
+    """
+    operator: torch._ops.OpOverload = getattr(torch.ops.cutfuse, name).default
+    given_lists = [k for k, given in enumerate(operator._schema.arguments) if isinstance(given.type, torch.ListType)]
+    if not given_lists:
+        return function
+
+    @functools.wraps(function)
+    def dispatched(*given: Any) -> Any:
+        for k in given_lists:
+            if given[k] is None:
+                given = (*given[:k], [], *given[k + 1 :])
+        return function(*given)
+
+    return dispatched
+
+
+# What the dispatcher calls, by its keys.
+DISPATCHED: dict[str, dict[str, Callable[..., Any]]] = {
+    key: {name: none_as_empty(name, function) for name, function in functions.items()}
+    for key, functions in (("CUDA", _CUDA), ("CPU", _CPU), ("CompositeImplicitAutograd", _COMPOSITE))
+}
+
+for _key, _functions in DISPATCHED.items():
+    for _name, _function in _functions.items():
+        schema.LIBRARY.impl(_name, _function, _key)
+
+for _name in _CUDA:
+    torch.library.register_fake(f"cutfuse::{_name}", getattr(fake, _name), lib=schema.LIBRARY)
 
 
 for _device, _functions in (("cuda", _CUDA), ("cpu", _CPU)):
