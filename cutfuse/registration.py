@@ -12,7 +12,7 @@ import torch.compiler.config
 
 from .compile.composites import layer, layer_cross_entropy
 from .direct import operators
-from .ops import cpu, cuda, fake, inductor, schema
+from .ops import cpu, cuda, fake, flops, inductor, schema
 
 _CUDA: dict[str, Callable[..., Any]] = {
     "linear": operators.linear,
@@ -66,6 +66,8 @@ for _name in _CUDA:
 
 for _device, _functions in (("cuda", _CUDA), ("cpu", _CPU)):
     inductor.expose(_functions, _device)
+
+flops.register()
 
 
 def cache_tag() -> str:

@@ -1,0 +1,158 @@
+"""PyTorch's counter of operations counts a fused layer's products as it counts those of PyTorch's own operations."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from emulated_device import direct_calls
+from emulated_device import launches as launches
+from emulated_launches import EmulatedLaunches
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import cutfuse
+from cutfuse.routing import use_operators_everywhere
+
+X, W, B = torch.randn(6, 16), torch.randn(8, 16), torch.randn(8)
+CUBE = torch.randn(2, 3, 16)
+
+
+@pytest.fixture(autouse=True)
+def _operators(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every call takes the operators; on an emulated device they do so anyway."""
+    with contextlib.nullcontext() if "launches" in request.fixturenames else use_operators_everywhere():
+        yield
+
+
+def count(function: Callable[[], Any]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        function()
+    return counter.get_total_flops()
+
+
+def gated(z: Tensor, r: Tensor) -> Tensor:
+    return F.gelu(z) * r
+
+
+# A fused call of x, a weight and a bias, and what it stands for.
+Layer = Callable[[Tensor, Tensor, Tensor], Tensor]
+LAYERS: dict[str, tuple[Layer, Layer]] = {
+    "layer": (lambda x, w, b: cutfuse.linear(x, w, b, epilogue=F.gelu), lambda x, w, b: F.gelu(F.linear(x, w, b))),
+    "without a bias": (lambda x, w, b: cutfuse.linear(x, w, epilogue=F.gelu), lambda x, w, b: F.gelu(F.linear(x, w))),
+    "sum": (
+        lambda x, w, b: cutfuse.linear(x, w, b, epilogue=lambda z, r: z + r, operands=(b,)),
+        lambda x, w, b: F.linear(x, w, b) + b,
+    ),
+    "operand": (
+        lambda x, w, b: cutfuse.linear(x, w, b, epilogue=gated, operands=(b,)),
+        lambda x, w, b: gated(F.linear(x, w, b), b),
+    ),
+    "rows": (
+        lambda x, w, b: cutfuse.linear(x, w, b, epilogue=F.gelu, reduce="logsumexp"),
+        lambda x, w, b: F.gelu(F.linear(x, w, b)).logsumexp(-1),
+    ),
+    "elementwise": (
+        lambda x, w, b: cutfuse.reduce(cutfuse.pointwise(F.gelu, F.linear(x, w, b)), -1),
+        lambda x, w, b: F.gelu(F.linear(x, w, b)).sum(-1),
+    ),
+}
+
+
+@pytest.mark.parametrize("x", [X, CUBE, CUBE.bfloat16()], ids=["matrix", "3-D", "bf16"])
+@pytest.mark.parametrize("trained", ["", "x", "w", "xwb"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_counts_are_pytorchs(name: str, trained: str, x: Tensor) -> None:
+    """Of the forward pass and of the backward pass for those that are trained."""
+
+    def run(layer: Layer) -> int:
+        given = [
+            t.to(x.dtype, copy=True).requires_grad_(key in trained) for key, t in zip("xwb", (x, W, B), strict=True)
+        ]
+        return count(lambda: layer(*given).sum().backward() if trained else layer(*given))
+
+    fused, eager = LAYERS[name]
+    assert run(fused) == run(eager) == 2 * 6 * 8 * 16 * {"": 1, "xwb": 3}.get(trained, 2)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_counts_under_autocast(name: str) -> None:
+    fused, eager = LAYERS[name]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert count(lambda: fused(X, W, B)) == count(lambda: eager(X, W, B)) > 0
+
+
+def test_products_side_by_side() -> None:
+    weights = [torch.randn(n, 16) for n in (8, 8, 24)]
+    found = count(lambda: torch.ops.cutfuse.joined(X, weights, [B, None, None]))
+    assert found == count(lambda: [F.linear(X, weight) for weight in weights])
+
+
+def test_an_exported_program_is_counted() -> None:
+    """Dynamo compiles nothing below a mode, and calls what it has compiled before no more."""
+    layer = cutfuse.nn.FusedLinear(16, 8, epilogue=F.gelu).requires_grad_(False)
+    program = torch.export.export(layer, (X,))
+    assert torch.ops.cutfuse.linear.default in {node.target for node in program.graph.nodes}
+    assert count(lambda: program.module()(X)) == 2 * 6 * 8 * 16
+
+
+def test_modules_have_counts_of_their_own() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = cutfuse.nn.FusedLinear(16, 8, epilogue=F.gelu)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)
+
+    with FlopCounterMode(display=False) as counter:
+        Model()(X).sum().backward()
+    assert sum(counter.get_flop_counts()["Model.layer"].values()) == 2 * 6 * 8 * 16 * 2
+
+
+@pytest.mark.parametrize("imports", ["torch.utils.flop_counter, cutfuse", "cutfuse, torch.utils.flop_counter"])
+def test_the_order_of_imports_does_not_matter(imports: str) -> None:
+    """cutfuse does not import the counter itself."""
+    program = f"""
+import sys, torch
+is_first = "{imports}".startswith("cutfuse")
+if is_first:
+    import cutfuse
+    assert "torch.utils.flop_counter" not in sys.modules
+import importlib.util
+assert importlib.util.find_spec("torch.utils.flop_counter").name == "torch.utils.flop_counter"
+import {imports}
+found = [op for op in torch.utils.flop_counter.flop_registry if "cutfuse" in str(op)]
+assert len(found) == 5, found
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_layer_whose_calls_are_direct_is_counted(launches: EmulatedLaunches) -> None:
+    def call() -> Tensor:
+        return cutfuse.linear(X, W, B, epilogue=torch.relu)
+
+    call()
+    before = direct_calls()
+    call()
+    assert direct_calls() == before + 1
+    assert count(call) == 2 * 6 * 8 * 16
+
+
+def test_a_backward_pass_whose_forward_pass_was_direct_is_counted(launches: EmulatedLaunches) -> None:
+    weight = W.clone().requires_grad_()
+
+    def call() -> Tensor:
+        return cutfuse.linear(X, weight, B, epilogue=F.gelu).sum()
+
+    call()
+    before = direct_calls()
+    y = call()
+    assert direct_calls() == before + 1
+    assert count(y.backward) == 2 * 6 * 8 * 16
