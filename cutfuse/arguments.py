@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from . import dynamo, native, routing
 from .epilogue import Epilogue, resolve
@@ -23,6 +25,7 @@ from .reductions import REDUCTIONS
 
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FLOATING_DTYPES = (torch.float64, *KERNEL_DTYPES)  # of products and results
+_PLAIN = Tensor, torch.nn.Parameter, type(None)  # classes of what wraps no tensor
 _EPILOGUE_NAMES = {"pointwise": "function", "reduce": "prologue"}  # what these call the argument
 
 
@@ -221,6 +224,40 @@ def why_composed(x: Tensor, arithmetic: torch.dtype) -> str:
     if x.dtype not in KERNEL_DTYPES:
         return f"x is {x.dtype}; kernels read float32, float16 and bfloat16"
     return "" if native.serves(x.device) else "this build has no CUDA kernels for this device"
+
+
+def why_wrapped(tensors: Sequence[Tensor | None], operands: Sequence[Tensor]) -> str:
+    """Why PyTorch's own operations run, whatever the device, of a call in which a tensor wraps others; empty where none
+    does. `tensors`: x or, of a linear layer, x, weight and bias. No operator knows what such a tensor, a DTensor or a
+    quantized weight for example, does with an operation.
+    """
+    for given in (tensors, operands):
+        for tensor in given:
+            if type(tensor) not in _PLAIN:
+                return _name_wrapper(tensors, operands)
+    return ""
+
+
+def _name_wrapper(tensors: Sequence[Tensor | None], operands: Sequence[Tensor]) -> str:
+    """The same, of a call in which a tensor is of another class than PyTorch's own."""
+    names = ["x", "weight", "bias"][: len(tensors)] + [f"operand {k}" for k in range(len(operands))]
+    for name, tensor in zip(names, (*tensors, *operands), strict=True):
+        if tensor is not None and is_wrapper(type(tensor)):
+            return described_wrapper(name, tensor)
+    return ""
+
+
+def described_wrapper(name: str, tensor: Tensor) -> str:
+    kind = type(tensor).__name__
+    return f"{name} is a {kind}, a tensor that wraps others, which computes operations in its own way"
+
+
+@dynamo.assume_constant_result
+def is_wrapper(kind: type[Tensor]) -> bool:
+    """Whether a class of tensors computes PyTorch's operations itself. Those that compilers trace with do not count."""
+    return kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ and not issubclass(
+        kind, (FakeTensor, FunctionalTensor)
+    )
 
 
 def why_compiled(is_needed: bool = True) -> str:

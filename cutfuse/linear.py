@@ -183,7 +183,8 @@ def prepare_linear(
         out_dtype = torch.promote_types(x.dtype, torch.float32)  # as autocast has torch.sum
     resolved = arguments.resolve_epilogue("linear", epilogue, numbers, arguments.types_of(x, *tensors))
     out_dtype = arguments.resolve_out_dtype("linear", out_dtype, x.dtype, resolved, reduce)
-    composed_because = arguments.why_composed(x, arithmetic_dtype(x, tensors))
+    wrapped_because = arguments.why_wrapped((x, weight, bias), tensors)
+    composed_because = wrapped_because or arguments.why_composed(x, arithmetic_dtype(x, tensors))
     if not composed_because and prepared is None and not autograd.is_forced(x):
         composed_because = arguments.why_compiled(needs_gradient(x, weight, bias, *tensors))
     given = x, tensors
@@ -205,7 +206,8 @@ def prepare_linear(
         out_dtype=out_dtype,
         composed_because=composed_because,
         operation=operation,
-        matrix_vector=find_matrix_vector(resolved, reduce, tensors, columns),
+        # What a weight that wraps others computes may be products alone.
+        matrix_vector=None if wrapped_because else find_matrix_vector(resolved, reduce, tensors, columns),
         prepared=prepared,
         recompute=recompute,
     )

@@ -92,7 +92,11 @@ def prepare_pointwise(
         shape = arguments.broadcast_shape("pointwise", x, tensors)
         if not arguments.is_shape(shape, x.shape):
             x = x.expand(shape)
-    composed_because = arguments.why_composed(x, arithmetic_dtype(x, tensors)) or arguments.why_compiled()
+    composed_because = (
+        arguments.why_wrapped((x,), tensors)
+        or arguments.why_composed(x, arithmetic_dtype(x, tensors))
+        or arguments.why_compiled()
+    )
     if not composed_because:
         tensors = [arguments.to_kernel_dtype(t) for t in tensors]
     return PointwiseCall(x, tensors, resolved, out_dtype, composed_because)

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from . import arguments, dynamo, native
 from .planning import linear_plan
@@ -95,7 +94,7 @@ def _prepared(weight: Tensor, mode: str | None) -> PreparedWeight:
     arguments.check_floating("prepare", "weight", weight.dtype)
     if weight.dim() != 2:
         raise ValueError(f"cutfuse.prepare: weight has to be [N, K], got shape {tuple(weight.shape)}")
-    if is_traceable_wrapper_subclass(weight):
+    if arguments.is_wrapper(type(weight)):
         raise TypeError(
             f"cutfuse.prepare: weight is a {type(weight).__name__}, which wraps other tensors; prepare the local tensor"
         )

@@ -129,7 +129,8 @@ def prepare_reduce(
         out_dtype = torch.promote_types(x.dtype, torch.float32)  # as autocast has torch.sum
     resolved = arguments.resolve_epilogue("reduce", prologue, numbers, arguments.types_of(x, *tensors))
     out_dtype = arguments.resolve_out_dtype("reduce", out_dtype, x.dtype, resolved, op)
-    composed_because = arguments.why_composed(x, arithmetic_dtype(x, tensors))
+    composed_because = arguments.why_wrapped((x,), tensors)
+    composed_because = composed_because or arguments.why_composed(x, arithmetic_dtype(x, tensors))
     if not composed_because:
         tensors = [arguments.to_kernel_dtype(t) for t in tensors]
     return ReduceCall(x, dims, op, keepdim, tensors, resolved, out_dtype, composed_because)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, fx
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .. import arguments, native, routing
 from ..epilogue import Program
@@ -37,8 +36,8 @@ def why_left(region: Region) -> str:
     z, operands = _example(region.product.node), [_operand_example(region, k) for k in range(len(region.operands))]
     inputs = [*region.product.inputs, *(operand.source for operand in region.operands)]
     for node, example in zip(inputs, [*map(_example, region.product.inputs), *operands], strict=True):
-        if is_traceable_wrapper_subclass(example):  # which operators know nothing of
-            return f"{node.name} is a {type(example).__name__}, which computes operations in its own way"
+        if arguments.is_wrapper(type(example)):
+            return arguments.described_wrapper(node.name, example)
     if routing.everywhere:
         return BARE if region.is_bare else ""
     reason = arguments.why_composed(z, arithmetic_dtype(z, operands))

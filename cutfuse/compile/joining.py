@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .. import routing
+from ..arguments import is_wrapper
 from ..ops import schema
 from ..planning.joined import MOST_WEIGHTS
 from ..planning.traced import plan_traced_joined
@@ -100,7 +100,7 @@ def _is_joinable(product: Product) -> bool:
         return False
     examples = [tensor_of(node) for node in (product.node, *product.inputs)]
     given = [example for example in examples if example is not None]
-    if len(given) < len(examples) or any(map(is_traceable_wrapper_subclass, given)):
+    if len(given) < len(examples) or any(is_wrapper(type(example)) for example in given):
         return False
     y, x, weight, *biases = given
     return (
