@@ -211,10 +211,17 @@ def _is_below_functorch() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
+@dynamo.assume_constant_result
+def _is_exported_to_onnx() -> bool:
+    return torch.onnx.is_in_onnx_export()
+
+
 def why_composed(x: Tensor, arithmetic: torch.dtype) -> str:
     """Why the kernels do not take x on its device; empty where they do. `arithmetic`: the type to compute in."""
     if _is_transformed():
         return "forward-mode derivatives and torch.func transforms run through PyTorch's own operations"
+    if (torch.compiler.is_compiling() or torch.jit.is_tracing()) and _is_exported_to_onnx():
+        return "ONNX has PyTorch's own operations, and no operators of cutfuse"
     if routing.everywhere:
         return ""
     if x.device.type != "cuda":

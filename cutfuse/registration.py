@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.compiler.config
+from torch._decomp import register_decomposition
 
 from .compile.composites import layer, layer_cross_entropy
 from .direct import operators
@@ -63,6 +64,14 @@ for _key, _functions in DISPATCHED.items():
 for _name in _CUDA:
     torch.library.register_fake(f"cutfuse::{_name}", getattr(fake, _name), lib=schema.LIBRARY)
 
+
+# Exported programs with operators in them go to where cutfuse is not by PyTorch's operations: those of a CPU, on every
+# device. PyTorch's exporter to ONNX looks for decompositions here. Compilers do not: they ask for those that they name.
+for _name in ("linear", "linear_reduce", "linear_with_pre_activation", "product", "joined", "pointwise", "reduce"):
+    _operator = getattr(torch.ops.cutfuse, _name).default
+    register_decomposition(_operator)(_CPU[_name])
+    # Without it PyTorch would run the decomposition for the shapes of results, where sizes are symbols.
+    register_decomposition(_operator, type="meta")(getattr(fake, _name))
 
 for _device, _functions in (("cuda", _CUDA), ("cpu", _CPU)):
     inductor.expose(_functions, _device)
