@@ -23,20 +23,22 @@ __device__ __forceinline__ float element_of_bits(uint32_t bits, DType dtype) {
 
 }  // namespace detail
 
-// Elements outside the matrix are 0. The kernel's text says by the mark that it stages operands: see
-// specialize/kernel_text.h.
+// Elements outside the matrix are 0. The kernel's text says by the mark that it stages operands (see
+// specialize/kernel_text.h): behind an instruction, as lines of comments alone are left out of embedded text.
 template <int threads, int extent>
 __device__ __forceinline__ void stage_operands(EpilogueParams const& params, EpilogueStorage<extent>& storage,
                                                int tile_m, int tile_n, int thread) {
-  asm volatile("// operands are staged");
-  if (params.staged_rows == 0 && params.staged_columns == 0) return;
+  uint32_t rows = params.staged_rows;
+  uint32_t const columns = params.staged_columns;
+  asm volatile("mov.b32 %0, %0; // operands are staged" : "+r"(rows));
+  if (rows == 0 && columns == 0) return;
   constexpr int kElements = (extent + threads - 1) / threads;
   uint32_t bits[kMaxOperands][kElements];
   CUTFUSE_UNROLL
   for (int k = 0; k < kMaxOperands; ++k) {
     Operand const& operand = params.operands.items[k];
-    bool const is_row = (params.staged_rows >> k & 1) != 0;
-    bool const is_column = (params.staged_columns >> k & 1) != 0;
+    bool const is_row = (rows >> k & 1) != 0;
+    bool const is_column = (columns >> k & 1) != 0;
     int const size = is_row ? params.tile_columns : params.tile_rows;
     int const first = (is_row ? tile_n : tile_m) * size;
     int const count = min(size, (is_row ? params.columns : params.rows) - first);
