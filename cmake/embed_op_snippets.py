@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 DELIMITER = "PTX"
+# What nvcc writes around the text of an asm statement.
+ASM_BEGINS = "// begin inline asm"
+ASM_ENDS = "// end inline asm"
 SOURCE = """// Written by cmake/embed_op_snippets.py.
 #include "specialize/op_snippets.h"
 
@@ -25,8 +28,21 @@ OpSnippets const& op_snippets() {{
 
 
 def without_comments(ptx: str) -> str:
-    lines = (line.rstrip() for line in ptx.splitlines())
-    return "".join(f"{line}\n" for line in lines if line and not line.lstrip().startswith("//"))
+    """Without lines of a comment alone. Raises ValueError where an asm statement has such a line.
+
+    That may be a mark, which csrc/specialize would look for in vain: it stays behind an instruction.
+    """
+    kept, is_asm = [], False
+    for line in (line.rstrip() for line in ptx.splitlines()):
+        text = line.lstrip()
+        if text in (ASM_BEGINS, ASM_ENDS):
+            is_asm = text == ASM_BEGINS
+        elif text.startswith("//"):
+            if is_asm:
+                raise ValueError(f"an asm statement has the line '{text}', which is left out: put an instruction first")
+        elif text:
+            kept.append(f"{line}\n")
+    return "".join(kept)
 
 
 def embed(ptx: str) -> str:

@@ -130,6 +130,43 @@ def test_a_kernel_of_no_row_is_an_error() -> None:
         embed_kernel_templates.main("/nowhere/templates.cpp", "/nowhere/kernels.cu.o")
 
 
+ASM = """.version 9.0
+	// begin inline asm
+	mov.b32 %r1, %r1; // operands are staged
+	// end inline asm
+	// a note of the compiler's
+	// begin inline asm
+
+	// end inline asm
+	ret;
+"""
+
+
+@needs_source
+def test_a_mark_behind_an_instruction_stays() -> None:
+    sys.path.append(str(ROOT / "cmake"))
+    import embed_op_snippets
+
+    text = embed_op_snippets.without_comments(ASM)
+    assert text == ".version 9.0\n\tmov.b32 %r1, %r1; // operands are staged\n\tret;\n"
+
+
+@needs_source
+def test_a_mark_that_would_be_left_out_is_an_error() -> None:
+    sys.path.append(str(ROOT / "cmake"))
+    import embed_kernel_templates
+    import embed_op_snippets
+
+    lost = ASM.replace("mov.b32 %r1, %r1; ", "")
+    with pytest.raises(ValueError, match="has the line '// operands are staged', which is left out"):
+        embed_op_snippets.without_comments(lost)
+    call = "\tcall.uni helper, (param0);\n"
+    with pytest.raises(ValueError, match="has the line '// a mark'"):
+        embed_kernel_templates.templates(
+            SOURCE.replace(call, "\t// begin inline asm\n\t// a mark\n\t// end inline asm\n" + call)
+        )
+
+
 def specialized(kernel: str, text: str, kinds: Sequence[str] = ()) -> str:
     """Operands are in bf16, or in the kernel's type where it is said how they lie."""
     program = Program.parse(text)
