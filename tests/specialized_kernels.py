@@ -28,7 +28,6 @@ MATRIX_ROWS = 9
 # sm90::EpilogueParams: the program, four operands of an address, three strides and a type, two pointers, rows, columns,
 # and what is staged for a tile, whose elements lie behind.
 PARAMS_BYTES = 1264
-STAGED = "// operands are staged"
 
 ACCUMULATORS = 96  # that a thread still holds of its 128 in the epilogue of a 128x256 tile, after two of eight calls
 
@@ -47,6 +46,13 @@ def signature(name: str, source_bytes: int = 0) -> str:
     return f".func  (.param .align 16 .b8 func_retval0[64]) {name}(\n\t" + ",\n\t".join(parameters) + "\n)\n"
 
 
+def staging_mark() -> list[str]:
+    """The line by which this build's kernels say that they stage operands, of a register of its own."""
+    template = module().kernel_template("sm90_bf16_128x128x64_2x1_pingpong")
+    (line,) = [line.strip() for line in template.splitlines() if "operands are staged" in line]
+    return [".reg .b32 %staged;", "mov.u32 %staged, 0;", re.sub(r"%r\d+", "%staged", line)]
+
+
 def make_kernel(primitives: str, number: int = 0, source_bytes: int = 0, stages: bool = False) -> str:
     """A kernel of 168 registers a thread like the GEMMs', which holds values of its own across the epilogue's call.
 
@@ -54,7 +60,7 @@ def make_kernel(primitives: str, number: int = 0, source_bytes: int = 0, stages:
     """
     name, kernel = f"run_epilogue{number}_{primitives}Primitives", f"kernel{number}"
     held = range(ACCUMULATORS)
-    lines = [f".reg .f32 %f<{FRAGMENT + ACCUMULATORS}>;", ".reg .b64 %rd<3>;", *[STAGED] * stages]
+    lines = [f".reg .f32 %f<{FRAGMENT + ACCUMULATORS}>;", ".reg .b64 %rd<3>;", *(staging_mark() if stages else ())]
     lines += [f"ld.param.u64 %rd1, [{kernel}_param_0];", f"ld.param.u64 %rd2, [{kernel}_param_1];"]
     lines += [f"ld.f32 %f{i}, [%rd2+{4 * i}];" for i in range(FRAGMENT + ACCUMULATORS)]
     lines += ["{", ".param .b64 param0;", ".param .b32 param1;", ".param .b32 param2;"]
@@ -158,14 +164,16 @@ class SpecializedEpilogue:
         operands: Sequence[torch.Tensor] = (),
         columns: int | None = None,
         source: torch.Tensor | None = None,
+        tile: tuple[int, int] = (0, 0),
+        staged: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """z is [threads, 16], as the fragments of a source are. Operands are matrices, or broadcast to one: rows,
         columns, numbers.
 
-        The matrix ends behind the last thread, or after this many columns.
+        The matrix ends behind the last thread, or after this many columns. tile, staged: as of `memory`.
         """
         threads = len(z)
-        memory, symbols = self.memory(program, operands, columns or threads * FIRST_COLUMNS)
+        memory, symbols = self.memory(program, operands, columns or threads * FIRST_COLUMNS, tile, staged)
         machine = Machine(threads, memory, symbols)
         first = (np.arange(threads) * FIRST_COLUMNS).astype(np.uint32)
         parameters = [np.full(threads, MEMORY_BASE, np.uint64), np.zeros(threads, np.uint32), first]

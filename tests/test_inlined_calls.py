@@ -175,17 +175,3 @@ def test_a_call_that_is_not_as_nvcc_writes_it_is_refused(text: str, instead: str
     kernel = make_kernel("Fast").replace(text, instead if text == RESULT else f"{instead}\n{text}", 1)
     with pytest.raises(ValueError, match=f"has '{re.escape(instead)}' around a call that is to be inlined"):
         inlined(kernel, Program.parse("operands=0; relu z"))
-
-
-def test_a_kernel_that_stores_no_pre_activation_does_not_ask_for_its_address() -> None:
-    kernel = "sm90_bf16_128x128x64_2x1_pingpong"
-    program = Program.parse("operands=0; relu z")
-    mark = "// address of the pre-activation"
-    template = core.kernel_template(kernel)
-    assert template.count(mark) == 8
-    for stores in (True, False):
-        text = core.specialize_kernel(
-            template, program.native.without_chain, [], inlines=True, stores_pre_activation=stores
-        )
-        assert text.count(mark) == (8 if stores else 0)
-        assert "run_epilogue" not in text

@@ -1,0 +1,235 @@
+"""What the kernels that are embedded in a build have to have so that what is documented as faster happens.
+
+Nothing but time tells whether a mark is found, a call is put in its place or a load is as wide as it may be. Each of
+these tests fails where one of that is off in the text that ships.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from plan_cases import plan, transposed
+from specialized_kernels import FIRST_COLUMNS, FRAGMENT, SpecializedEpilogue, gather
+
+from cutfuse import native
+from cutfuse.epilogue import Program
+
+core = native.module()
+if not core.cuda_build:
+    pytest.skip("this build of cutfuse has no CUDA kernels", allow_module_level=True)
+
+THREADS = 4
+RELU = Program.parse("operands=0; relu z")
+# All but those of several weights, which run no program.
+KERNELS = [kernel for kernel in core.gemm_kernels() if "_joined_" not in kernel]
+ON_TENSOR_CORES = [kernel for kernel in KERNELS if "_fp32_" not in kernel]
+REDUCING = [kernel for kernel in KERNELS if "_rows_" in kernel]
+OVER_PLANES = [kernel for kernel in KERNELS if re.search("_(split|convert)[36]_", kernel)]
+FOLDS = {name: code for name, code in core.reductions().items() if name != "none"}
+TYPES = ("float32", "float16", "bfloat16")
+REDUCTIONS = ("sum", "amax", "amin", "logsumexp")  # the first of each fold
+
+
+def dtype_of(kernel: str) -> torch.dtype:
+    return {"bf16": torch.bfloat16, "f16": torch.float16}.get(kernel.split("_")[1], torch.float32)
+
+
+def tile_of(kernel: str) -> tuple[int, int]:
+    rows, columns = re.findall(r"_(\d+)x(\d+)x\d+", kernel)[0]
+    return int(rows), int(columns)
+
+
+def specialized(kernel: str, program: Program, kinds: tuple[str, ...] = (), **options: Any) -> str:
+    """The kernel with a program whose operands are of its own type, as it lies in memory unless options say more."""
+    code = core.dtypes()[str(dtype_of(kernel)).removeprefix("torch.")]
+    named = [core.OperandKind.__members__[kind] for kind in kinds]
+    text: str = core.specialize_kernel(
+        core.kernel_template(kernel), program.native.without_chain, [code] * len(kinds), kinds=named, **options
+    )
+    return text
+
+
+def kind_of_a_matrix(kernel: str) -> str:
+    """How the planner has the kernel take a matrix that is laid out as the result."""
+    m, n, k = 512, 2048, 1024
+    dtype = str(dtype_of(kernel)).removeprefix("torch.")
+    options: dict[str, Any] = {"dtype": dtype, "reduction": "sum" if "_rows_" in kernel else "none"}
+    if re.search("_b?f16_f32_", kernel):
+        options["output"] = "float32"
+    if "_tf32_" in kernel:
+        options["precision"] = "tf32"
+    if kernel in OVER_PLANES:
+        options["precision"] = "split" + re.findall("_(?:split|convert)([36])_", kernel)[0]
+    if re.search("_[nt]n_", kernel):
+        options["weight"] = transposed(n, k)
+    if "_tn_" in kernel:
+        options["x"] = transposed(m, k)
+    found = plan(m, n, k, only=kernel, epilogue_cost=4.0, specialized_cost=1.0, **options)
+    program = Program.parse("operands=1; tanh z; mul prev r0")
+    (epilogue,) = core.find_epilogues(found, 0, program.native, [(1 << 20, core.dtypes()[dtype], 0, n, 1)])
+    kind: str = epilogue.operand_kinds[0].name
+    return kind
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_what_a_kernel_brings_to_shared_memory_is_what_its_epilogue_reads(kernel: str) -> None:
+    """Rows, columns and single elements that kernels of the pingpong schedule stage, and a matrix that is fetched.
+
+    What lies in memory is another number than what is staged or fetched, so the values tell which of them was read.
+    """
+    is_staged, is_fetched = "pingpong" in kernel, kind_of_a_matrix(kernel) == "source"
+    assert ("_param_4[" in core.kernel_template(kernel).split("run_epilogue", 1)[1]) == is_fetched
+    generator = torch.Generator().manual_seed(1)
+    dtype, (tile_rows, tile_columns) = dtype_of(kernel), tile_of(kernel)
+    z = torch.randn(THREADS, FRAGMENT, generator=generator)
+    row = torch.randn(1, THREADS * FIRST_COLUMNS, generator=generator).to(dtype)
+    column, single = torch.randn(9, 1, generator=generator).to(dtype), torch.randn(1, 1, generator=generator).to(dtype)
+    staged = torch.randn(4, max(tile_rows, tile_columns), generator=generator)
+    source = torch.randn(THREADS, FRAGMENT, generator=generator).to(dtype) if is_fetched else None
+    program = Program.parse("operands=4; mul z r0; add prev r1; maximum prev r2; sub prev r3")
+    text = specialized(kernel, program, ("row", "column", "scalar", "source" if is_fetched else "scalar"))
+    operands = (row, column, single, torch.zeros(1, 1, dtype=dtype))
+    left = SpecializedEpilogue(text).run(
+        program, z, operands, source=source, tile=(tile_rows, tile_columns), staged=staged
+    )
+    read = [gather(operand, THREADS).float() for operand in operands]
+    if is_staged:
+        places = torch.arange(THREADS * FIRST_COLUMNS) % tile_columns
+        matrices = [staged[0, places].view(1, -1), staged[1, :9].view(9, 1), staged[2, :1].view(1, 1)]
+        read[:3] = [gather(matrix, THREADS) for matrix in matrices]
+        read[3] = gather(staged[3, :1].view(1, 1), THREADS)
+    if source is not None:
+        read[3] = source.float()
+    expected = (z * read[0] + read[1]).maximum(read[2]) - read[3]
+    assert torch.equal(left, expected)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_short_program_stands_in_the_place_of_its_calls(kernel: str) -> None:
+    """One of 40 instructions an element, with every kind of operand that is not loaded as a matrix."""
+    program = Program.parse("operands=2; mul z r0; silu prev; mul prev 0.5; clamp_open prev -1.0 1.0; add prev r1")
+    kept = specialized(kernel, program, ("row", "column"))
+    assert re.search(r"call\.uni \(retval0\),\s+\w*run_epilogue", kept)
+    assert "run_epilogue" not in specialized(kernel, program, ("row", "column"), inlines=True)
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel not in REDUCING])
+def test_a_kernel_that_stores_no_pre_activation_never_asks_for_its_address(kernel: str) -> None:
+    """The two texts differ in one line for each call of the program."""
+    asking = specialized(kernel, RELU).splitlines()
+    knowing = specialized(kernel, RELU, stores_pre_activation=False).splitlines()
+    calls = len(re.findall(r"call\.uni \(retval0\),\s+\w*run_epilogue", "\n".join(asking)))
+    assert len(asking) == len(knowing)
+    changed = [instead for line, instead in zip(asking, knowing, strict=True) if line != instead]
+    assert len(changed) == calls > 0
+    assert all(re.fullmatch(r"\s*mov\.b64 %rd\d+, 0;", line) for line in changed)
+
+
+@pytest.mark.parametrize("reduction", FOLDS.values(), ids=FOLDS)
+@pytest.mark.parametrize("kernel", REDUCING)
+def test_a_reduction_stands_in_the_place_of_its_calls(kernel: str, reduction: int) -> None:
+    """Its number is known where states begin, where elements are folded in, and where states are folded."""
+    asking = specialized(kernel, RELU, inlines=True)
+    knowing = specialized(kernel, RELU, inlines=True, reduction=reduction)
+    assert "reduce_rows" in asking
+    assert "reduce_rows" not in knowing
+    asked = re.findall(r"mov\.b32 (%r\d+), \1; // reduction", core.kernel_template(kernel))
+    assert len(asked) == 3
+    assert {f"\tmov.b32 {register}, {reduction};" for register in asked} <= set(knowing.splitlines())
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_functions_are_fast_where_16_bits_are_stored(kernel: str) -> None:
+    is_fast = dtype_of(kernel) != torch.float32 and "_f32_" not in kernel
+    (name,) = set(re.findall(r"(Fast|Accurate)Primitives", core.kernel_template(kernel)))
+    assert name == ("Fast" if is_fast else "Accurate")
+
+
+@pytest.mark.parametrize("kernel", ON_TENSOR_CORES)
+def test_products_are_asynchronous_and_the_copy_engine_loads(kernel: str) -> None:
+    text = core.kernel_template(kernel)
+    assert "wgmma.mma_async" in text
+    assert "cp.async.bulk.tensor" in text
+    assert {"setmaxnreg.inc", "setmaxnreg.dec"} <= set(re.findall(r"setmaxnreg\.\w+", text))
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel not in ON_TENSOR_CORES])
+def test_products_on_cuda_cores_load_vectors(kernel: str) -> None:
+    text = core.kernel_template(kernel)
+    is_dot = "_8x8x" in kernel
+    assert re.search(r"ld\.global\.(nc\.)?v4\.f32" if is_dot else r"cp\.async\.c[ag]\.shared\.global", text)
+
+
+@pytest.mark.parametrize("kernel", [*REDUCING, *OVER_PLANES])
+def test_the_next_kernel_may_start_while_this_one_ends(kernel: str) -> None:
+    """What folds a reduction's partial states, and the product behind the pass that splits x."""
+    text = core.kernel_template(kernel)
+    assert "griddepcontrol.launch_dependents;" in text
+    assert ("griddepcontrol.wait;" in text) == (kernel in OVER_PLANES)
+
+
+MARKS = {
+    "pointwise_{}": {"layout", "load", "compute"},
+    "pointwise_backward_{}": {"layout", "load", "differentiate", "count", "derivative"},
+    "pointwise_backward_columns_{}": {"layout", "load_rows", "differentiate", "count", "derivative"},
+    **{f"row_reduce_{name}_{{}}": {"layout", "locate", "fetch", "compute"} for name in REDUCTIONS},
+    **{f"strided_reduce_{name}_{{}}": {"layout", "locate", "fetch", "compute"} for name in REDUCTIONS},
+}
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", MARKS)
+def test_kernels_with_marks_move_whole_vectors(name: str, dtype: str) -> None:
+    """Of 16 bytes: x, gradients and results that are no reduction's. Functions of 16-bit tensors are the fast ones."""
+    text = core.kernel_template(name.format(dtype))
+    assert set(re.findall(r"^\s*cutfuse\.(\w+)", text, re.MULTILINE)) == MARKS[name]
+    loads = re.findall(r"ld\.global\.([\w.]+)", text)
+    assert loads
+    assert all(re.fullmatch(r"(nc\.)?v4\.[uf]32", load) for load in loads)
+    if "reduce" in name:
+        return
+    stores = [store for store in re.findall(r"st\.global\.([\w.]+)", text) if not store.startswith("v4")]
+    assert stores == (["f32"] if "columns" in name else []), "but for a column's sum"
+    layout = re.findall(r"cutfuse\.layout ([\d, ]+);", text)[0].split(", ")
+    assert layout[4] == ("0" if dtype == "float32" else "1")
+
+
+@pytest.mark.parametrize("operand", TYPES)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_operands_of_pointwise_are_loaded_by_vectors(dtype: str, operand: str) -> None:
+    """As wide as the operand's elements beside 16 bytes of x are, up to 16 bytes; single elements lie in a branch."""
+    program = Program.parse("operands=1; mul z r0")
+    text = core.specialize_kernel(core.kernel_template(f"pointwise_{dtype}"), program.native, [core.dtypes()[operand]])
+    sizes = {name: getattr(torch, name).itemsize for name in TYPES}
+    words = 16 // sizes[dtype] * sizes[operand] // 4
+    own = Counter(re.findall(r"ld\.global\.(v\d)", core.kernel_template(f"pointwise_{dtype}")))
+    added = Counter(re.findall(r"ld\.global\.(v\d)", text)) - own
+    assert added == {f"v{min(words, 4)}": 2 * max(words // 4, 1)}, "of each of two pieces"
+
+
+def snippet(name: str) -> str:
+    found = re.search(
+        rf"\.visible \.func[^(]*\([^)]*\) {name}\([^)]*\)\s*\{{(.*?)^\}}", core.op_snippets(), re.M | re.S
+    )
+    assert found
+    return found[1]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_neighbours_are_loaded_together(dtype: str) -> None:
+    """Eight pairs of a matrix's fragment and four of a row's."""
+    together = re.compile(
+        r"ld\.(?:v2\.f32|v2\.u16|u32)\s[^\[]*\[%rd\d+(?:\+\d\d)?\]"
+    )  # of the operand, not of parameters
+    assert [len(together.findall(snippet(f"load_{what}_{dtype}"))) for what in ("operand", "row")] == [8, 4]
+
+
+def test_what_is_staged_is_read_without_a_branch() -> None:
+    for name, loads in {"scalar": ["f32"], "column": ["f32"] * 2, "row": ["v2.f32"] * 4}.items():
+        text = snippet(f"load_staged_{name}")
+        assert "bra" not in text
+        assert re.findall(r"ld\.([\w.]*f32)", text) == loads
