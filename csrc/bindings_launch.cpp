@@ -76,7 +76,11 @@ class Recorder final : public Launcher {
     launch["d"] = address(buffers.d);
     launch["partials"] = address(buffers.partials);
     launch["pre_activation"] = address(buffers.pre_activation);
+    launch["swizzle"] = gemm.swizzle;
+    launch["raster_along_m"] = gemm.raster_along_m;
     launch["specialized"] = address(gemm.specialized == nullptr ? nullptr : gemm.specialized->function);
+    StagedOperands const staged = staged_by(gemm.specialized);
+    launch["staged"] = py::make_tuple(staged.source, staged.rows, staged.columns);
     add(launch, gemm.program, gemm.operands);
     if (!is_over_planes(product_of(config))) {
       launch["a"] = address(buffers.a);

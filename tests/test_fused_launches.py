@@ -208,9 +208,12 @@ def test_operands_as_they_are(recorder: Recorder, reduction: str) -> None:
         if way.rejection or way.name.startswith("cuBLAS"):
             continue
         recorder.clear()
-        y = linear_launch.launch_fused(linear_plan.plan_linear(arguments, "tf32", only=way.name), arguments)
+        planned = linear_plan.plan_linear(arguments, "tf32", only=way.name)
+        y = linear_launch.launch_fused(planned, arguments)
         launch, *rest = recorder.launches
         assert (launch.function, launch.kernel) == ("gemm", way.name)
+        chosen = planned.launches[0].kernel
+        assert (launch.swizzle, launch.raster_along_m) == (chosen.swizzle, chosen.raster_along_m)
         assert (launch.a, launch.b, launch.bias) == (x.data_ptr(), weight.data_ptr(), bias.data_ptr())
         assert launch.program.is_same(program.native)
         row_tuple = (row.data_ptr(), DTYPES["float32"], 0, 0, 1)

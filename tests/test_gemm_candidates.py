@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
 import pytest
@@ -50,12 +52,13 @@ def test_ragged_reductions_need_no_aligned_output() -> None:
     assert [kernel.rejection for kernel in kernels] == [""] * len(kernels)
 
 
-@pytest.mark.parametrize(("m", "n"), [(1024, 8192), (512, 4096), (2048, 2048), (1000, 3000)])
-def test_swizzle_never_pads_the_grid(m: int, n: int) -> None:
+@pytest.mark.parametrize(("m", "n"), [(1024, 8192), (512, 4096), (2048, 2048), (1000, 3000), (2048, 1024)])
+def test_tiles_are_kept_together_as_far_as_that_pads_no_grid(m: int, n: int) -> None:
+    """The largest of 8, 4, 2 and 1 clusters that divides both dimensions; the shorter one of the matrix first."""
     for kernel in plan(m, n, 8192).alternatives[:-1]:
         (product,) = products(plan(m, n, 8192, only=kernel.name))
-        swizzle = product.kernel.swizzle
-        assert swizzle in (1, 2, 4, 8)
-        if swizzle > 1:
-            assert -(-m // product.kernel.tile_m) % swizzle == 0
-            assert -(-n // product.kernel.tile_n) % swizzle == 0
+        chosen = product.kernel
+        cluster_m, cluster_n = (int(size) for size in re.findall(r"_(\d)x(\d)_", kernel.name)[0])
+        clusters = [math.ceil(m / chosen.tile_m / cluster_m), math.ceil(n / chosen.tile_n / cluster_n)]
+        assert chosen.swizzle == max(size for size in (1, 2, 4, 8) if all(count % size == 0 for count in clusters))
+        assert chosen.raster_along_m == (m < n)

@@ -96,6 +96,24 @@ def test_now_waits_for_what_the_background_has_begun(compiler: FakeCompiler, lau
     assert len(compiler.compiled) == 1
 
 
+def test_a_compiled_kernel_is_told_what_to_bring_to_shared_memory(
+    compiler: FakeCompiler, launches: EmulatedLaunches
+) -> None:
+    """A matrix of the result's type by the copy engine, and rows, columns and numbers; one that interprets nothing."""
+    x, weight, r = tensors()
+    operands = (torch.randn(N).bfloat16(), torch.randn(M, 1).bfloat16(), r, torch.randn(1).bfloat16())
+
+    def scaled(z: Tensor, row: Tensor, column: Tensor, matrix: Tensor, number: Tensor) -> Tensor:
+        return torch.relu(z) * row + column * matrix - number
+
+    for mode in ("off", "now", "now"):
+        with cutfuse.specialization(mode):
+            cutfuse.linear(x, weight, epilogue=scaled, operands=operands)
+            cutfuse.linear(x, weight, epilogue=scaled, operands=operands)
+    staged = {bool(launch.specialized): launch.staged for launch in launches.launches if launch.function == "gemm"}
+    assert staged == {False: (-1, 0, 0), True: (2, 0b0001, 0b1010)}
+
+
 def test_off_interprets(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
     with cutfuse.specialization("off"):
         call_generally()
