@@ -233,3 +233,45 @@ def test_what_is_staged_is_read_without_a_branch() -> None:
         text = snippet(f"load_staged_{name}")
         assert "bra" not in text
         assert re.findall(r"ld\.([\w.]*f32)", text) == loads
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_multiprocessor_has_as_many_blocks_as_registers_leave_room_for(dtype: str) -> None:
+    """Ten without operands, and no fewer than five with four matrices."""
+    template, blocks = core.kernel_template(f"pointwise_{dtype}"), []
+    for count in range(5):
+        chain = "; ".join(["tanh z", *(f"mul prev r{k}" for k in range(count))])
+        program = Program.parse(f"operands={count}; {chain}")
+        text = core.specialize_kernel(template, program.native, [core.dtypes()[dtype]] * count)
+        blocks += re.findall(r"\.minnctapersm (\d+)", text)
+    numbers = [int(number) for number in blocks]
+    assert numbers[0] == 10
+    assert numbers == sorted(numbers, reverse=True)
+    assert numbers[-1] >= 5
+
+
+LOOP = re.compile(r"^\$Lpass\d*:", re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["sm90_bf16_128x128x64_2x1_pingpong", "pointwise_float32", "pointwise_bfloat16"])
+def test_programs_are_loops_where_they_are_long_alone(name: str) -> None:
+    template = core.kernel_template(name)
+    short, long = (
+        core.specialize_kernel(template, Program.parse(f"operands=0; {text}").native.without_chain, [])
+        for text in ("gelu z; tanh prev", "; ".join(["softplus prev 1.0 20.0"] * 24))
+    )
+    assert not LOOP.search(short)
+    assert LOOP.search(long)
+    assert '.pragma "nounroll";' in long, "which ptxas keeps"
+
+
+def test_an_operand_that_a_line_shares_is_loaded_once() -> None:
+    """By a kernel that reduces rows against each other, whose loop loads the pieces of a matrix."""
+    template, loads = core.kernel_template("strided_reduce_sum_float32"), {}
+    program = Program.parse("operands=1; mul z r0; tanh prev")
+    for kind in ("strided", "column", "row", "scalar"):
+        named = [core.OperandKind.__members__[kind]]
+        text = core.specialize_kernel(template, program.native.without_chain, [core.dtypes()["float32"]], kinds=named)
+        loads[kind] = text.count("ld.global") - template.count("ld.global")
+    assert loads["row"] < loads["strided"] / 2
+    assert loads["scalar"] == 1 < loads["column"]
