@@ -275,3 +275,11 @@ def test_an_operand_that_a_line_shares_is_loaded_once() -> None:
         loads[kind] = text.count("ld.global") - template.count("ld.global")
     assert loads["row"] < loads["strided"] / 2
     assert loads["scalar"] == 1 < loads["column"]
+
+
+@pytest.mark.parametrize("name", ["sm90_bf16_128x128x64_2x1_pingpong", "pointwise_float32"])
+def test_a_number_is_loaded_once_for_all_elements(name: str) -> None:
+    program = Program.parse("operands=0; clamp_open z -1.0 1.0; mul prev 0.5; tanh prev; mul prev 2.0")
+    text = core.specialize_kernel(core.kernel_template(name), program.native.without_chain, [])
+    loaded = re.findall(r"ld[.\w]*\.f32 (%number\w+), \[", text)
+    assert len(loaded) == len(set(loaded)) >= 4
