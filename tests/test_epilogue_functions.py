@@ -10,10 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from host_program import run_on_host
+from torch import Tensor
 from torch_answers import derivatives, values
 
 import cutfuse
 from cutfuse.epilogue import Epilogue, EpilogueError
+from cutfuse.routing import use_operators_everywhere
 
 Function = Callable[..., torch.Tensor]
 
@@ -229,3 +231,21 @@ def test_nan_to_num_has_the_limits_of_the_type(dtype: torch.dtype) -> None:
     assert torch.equal(Epilogue(lambda z: torch.nan_to_num(z, 0, 1, -1))(z), torch.nan_to_num(z, 0, 1, -1))
     with pytest.raises(EpilogueError, match="pass the function itself"):
         Epilogue(torch.nan_to_num)
+
+
+@pytest.mark.parametrize(("function", "slope"), [(F.elu, 1.0), (F.selu, 1.0507009873554805), (F.celu, 1.0)])
+def test_the_slope_at_nan_is_that_of_cudas_kernels(function: Callable[[Tensor], Tensor], slope: float) -> None:
+    """PyTorch's kernels of a CPU give it too in a tensor's last elements, and NaN in those that they take by vectors."""
+    z = torch.full((3,), math.nan, requires_grad=True)
+    with use_operators_everywhere():
+        y = cutfuse.pointwise(function, z)
+    (gradient,) = torch.autograd.grad(y.sum(), z)
+    assert y.isnan().all()
+    assert torch.equal(gradient, torch.full((3,), slope))
+
+
+@pytest.mark.parametrize("z", [-0.3, -0.0, 0.0, 0.5])
+def test_softshrink_has_no_negative_zero(z: float) -> None:
+    """As PyTorch's kernels of a GPU, and of a CPU where they take elements by vectors."""
+    y = cutfuse.pointwise(F.softshrink, torch.full((3,), z))
+    assert torch.equal(y.signbit(), torch.zeros(3, dtype=torch.bool))

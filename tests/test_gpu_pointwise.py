@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from generators import EPILOGUES, FLOATS, assert_no_worse, operands_for, slack_for, to_double
 from gpu_tensors import DEVICE, VIEWS, randn
 from torch import Tensor
@@ -105,3 +106,31 @@ def test_more_than_2_31_elements(dtype: torch.dtype) -> None:
     for part in (slice(0, 1000), slice(columns - 1000, columns)):
         exact = torch.sigmoid(x[:, part].double())
         assert_no_worse(y[:, part], torch.sigmoid(x[:, part]), exact, slack=2.0)
+
+
+# Of one argument: rows of the op table, and compositions.
+FUNCTIONS = {
+    **{op.name: op.function for op in op_table().ops if op.arity == 1 and not op.parameters},
+    **{
+        function.__name__: function
+        for function in (F.elu, F.selu, F.celu, F.leaky_relu, F.hardtanh, F.softplus, F.softshrink, F.hardshrink)
+    },
+    "tanhshrink": F.tanhshrink,
+}
+
+
+@pytest.mark.general_path("gradients of pointwise and reduce")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values_and_slopes_at_special_points_are_pytorchs(name: str, dtype: torch.dtype) -> None:
+    """NaN, infinities and zeros, with their signs, are those of PyTorch's kernels of a GPU."""
+    points = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 0.25, -0.25, 1.0, -1.0], dtype=dtype)
+    given, own = (points.to(DEVICE).requires_grad_() for _ in range(2))
+    expected, found = FUNCTIONS[name](given), cutfuse.pointwise(FUNCTIONS[name], own)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    zeros = expected == 0
+    assert torch.equal(found.signbit()[zeros], expected.signbit()[zeros])
+    if not expected.requires_grad:
+        return
+    slopes = [torch.autograd.grad(y.sum(), x)[0] for y, x in ((found, own), (expected, given))]
+    torch.testing.assert_close(*slopes, equal_nan=True)

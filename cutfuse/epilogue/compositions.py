@@ -264,8 +264,7 @@ def hardshrink(input: Any, lambd: float = 0.5) -> Any:
 @composes("torch.nn.functional.softshrink")
 def softshrink(input: Any, lambd: float = 0.5) -> Any:
     """a - copysign(lambd, a), and 0 where |a| <= lambd"""
-    zero, bound = torch.copysign(to_symbolic(0.0), input), torch.copysign(to_symbolic(lambd), input)
-    return torch.where(torch.abs(input) <= lambd, zero, input - bound)
+    return torch.where(torch.abs(input) <= lambd, to_symbolic(0.0), input - torch.copysign(to_symbolic(lambd), input))
 
 
 @composes("torch.nn.functional.tanhshrink")
