@@ -235,7 +235,7 @@ def test_nan_to_num_has_the_limits_of_the_type(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("function", "slope"), [(F.elu, 1.0), (F.selu, 1.0507009873554805), (F.celu, 1.0)])
 def test_the_slope_at_nan_is_that_of_cudas_kernels(function: Callable[[Tensor], Tensor], slope: float) -> None:
-    """PyTorch's kernels of a CPU give it too in a tensor's last elements, and NaN in those that they take by vectors."""
+    """PyTorch's kernels of a CPU give it in a tensor's last elements, and NaN in those that they take by vectors."""
     z = torch.full((3,), math.nan, requires_grad=True)
     with use_operators_everywhere():
         y = cutfuse.pointwise(function, z)
