@@ -257,7 +257,7 @@ ERRORS: dict[str, tuple[Callable[..., object], str]] = {
     "linear": (nn.Sequential(nn.Linear(2, 2)), "torch.nn.functional.linear is not in the epilogue language"),
     "softmax": (lambda z: F.softmax(z, -1), "torch.nn.functional.softmax is not in the epilogue language"),
     "reduction": (lambda z: z.sum(), "Tensor.sum is not in the epilogue language.*use reduce="),
-    "one_argument_max": (lambda z: torch.max(z), "torch.max: missing a required argument: 'other'"),
+    "one_argument_max": (lambda z: torch.max(z), "torch.max of one value .*use reduce=.amax."),
     "shape": (lambda z: z * z.shape[0], "reads Tensor.shape of a symbolic value.*no shape"),
     "in_place_method": (lambda z: z.relu_(), "relu_ works in place.*use torch.Tensor.relu"),
     "in_place_function": (lambda z: torch.sigmoid_(z), "torch.sigmoid_ works in place.*use torch.sigmoid"),
@@ -348,7 +348,7 @@ def test_an_unknown_function_is_refused_with_the_command_that_lists_the_known_on
     with pytest.raises(
         EpilogueError, match=r"elementwise functions only; `python -m cutfuse\.epilogue` lists"
     ) as caught:
-        Epilogue(lambda z: torch.flip(z, [0]))
+        Epilogue(lambda z: torch.tril(z))
     assert len(str(caught.value)) < 200
     listed = "\n".join(listing())
     assert all(f"{op.path}(" in listed for op in op_table().ops)
@@ -359,3 +359,34 @@ def test_a_reduction_is_refused_with_the_argument_that_reduces(name: str) -> Non
     function = getattr(torch, name)
     with pytest.raises(EpilogueError, match=rf'torch\.{name} is not in the epilogue language: .*use reduce="{name}"'):
         Epilogue(lambda z: function(z, -1))
+
+
+# What it is called in the message, and what the message says to do.
+REDUCING: dict[str, tuple[Callable[[torch.Tensor], object], str, str]] = {
+    "max": (lambda z: z.max(), "torch.Tensor.max", 'reduce="amax"'),
+    "min": (lambda z: z.min(), "torch.Tensor.min", 'reduce="amin"'),
+    "max_of_a_dimension": (lambda z: torch.max(z, 1), "torch.max", 'reduce="amax"'),
+    "min_of_a_dimension": (lambda z: z.min(0)[0], "torch.Tensor.min", 'reduce="amin"'),
+    "max_by_keyword": (lambda z: z.max(dim=1, keepdim=True), "torch.Tensor.max", 'reduce="amax"'),
+    "max_with_its_dimension": (lambda z: z.max(1, True), "torch.Tensor.max", 'reduce="amax"'),
+    "max_of_another": (lambda z: z.abs().max(), "torch.Tensor.max", 'reduce="amax"'),
+    "sum": (lambda z: z.sum(), "torch.Tensor.sum", 'reduce="sum"'),
+    "mean": (lambda z: z.mean(), "torch.Tensor.mean", 'reduce="mean"'),
+    "amax": (lambda z: z.amax(), "torch.Tensor.amax", 'reduce="amax"'),
+    "any": (lambda z: (z > 0).any(), "torch.Tensor.any", "after the call"),
+    "std": (lambda z: z.std(), "torch.Tensor.std", "after the call"),
+    "norm": (lambda z: z.norm(), "torch.Tensor.norm", "after the call"),
+    "softmax": (lambda z: z.softmax(-1), "torch.Tensor.softmax", "after the call"),
+    "cumsum": (lambda z: z.cumsum(1), "torch.Tensor.cumsum", "after the call"),
+    "layer_norm": (lambda z: F.layer_norm(z, (4,)), "torch.nn.functional.layer_norm", "after the call"),
+}
+
+
+@pytest.mark.parametrize("takes_item", [False, True])
+@pytest.mark.parametrize("name", REDUCING)
+def test_what_combines_elements_is_refused_by_its_name(name: str, takes_item: bool) -> None:
+    fn, known_as, advice = REDUCING[name]
+    with pytest.raises(EpilogueError) as caught:
+        Epilogue(lambda z: z * fn(z).item() if takes_item else z * fn(z))
+    assert str(caught.value).startswith(known_as)
+    assert advice in str(caught.value)

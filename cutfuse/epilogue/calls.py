@@ -14,7 +14,7 @@ from cutfuse.epilogue.casts import ROUNDING
 from cutfuse.epilogue.compositions import compositions
 from cutfuse.epilogue.errors import EpilogueError
 from cutfuse.epilogue.expression import Call, Expr, apply, to_expression, to_number, with_call, with_type
-from cutfuse.epilogue.refused import refusal_of
+from cutfuse.epilogue.refused import reduces, refusal_of
 from cutfuse.epilogue.symbolic import COMPARISONS, LOGICAL
 from cutfuse.epilogue.table import Op, describe_callable, op_table
 from cutfuse.epilogue.types import UNKNOWN, ValueType, describe_types, promote
@@ -28,6 +28,10 @@ _BITWISE: dict[str, Callable[..., Any]] = {
     "|": torch.bitwise_or,
     "^": torch.bitwise_xor,
     "~": torch.bitwise_not,
+}
+# Functions of two tensors that reduce a single one, and the reduction.
+_OF_TWO: dict[Callable[..., Any], str] = {
+    function: f"a{name}" for name in ("max", "min") for function in (getattr(torch, name), getattr(torch.Tensor, name))
 }
 _CONSTANTS = bool | int | float | str | None
 _EXACT_INTEGERS = 2**24  # integers below it are exact in fp32
@@ -47,6 +51,8 @@ def operate(symbol: str, arguments: tuple[Any, ...]) -> Expr:
 def call(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Expr:
     """What a torch function or a method of Tensor gives."""
     keywords = _without_placement(function, keywords)
+    if function in _OF_TWO:
+        _check_two(function, arguments, keywords)
     composition = compositions().get(function)
     if composition is not None:
         result = _compose(function, composition, arguments, keywords)
@@ -56,12 +62,23 @@ def call(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dic
             return _with_call(found, function, arguments, keywords) if type == UNKNOWN else with_type(found, type)
     candidates = op_table().callables.get(function)
     if candidates is None:
-        _refuse_function(function)
+        refuse_function(function)
     op, tensors, parameters = bind(function, candidates, arguments, keywords)
     if op.infix in COMPARISONS:
         _check_exact(op, tensors)
     type = _result_type(function, arguments, keywords)
     return apply(op, tuple(map(to_expression, tensors)), parameters, None if type == UNKNOWN else type)
+
+
+def _check_two(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    """Raises EpilogueError where a function of `_OF_TWO` reduces: a number in the second place is a dimension."""
+    given = (*arguments, *keywords.values())
+    if len(given) != 2 or not all(isinstance(item, Expr | torch.Tensor) for item in given):
+        reduction = reduces(_OF_TWO[function])
+        raise EpilogueError(
+            f"{describe_callable(function)} of one value and not of two is {reduction}; use torch.clamp for a value "
+            "and a number"
+        )
 
 
 def _with_call(found: Expr, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Expr:
@@ -217,15 +234,13 @@ def _refuse_in_place(name: str) -> NoReturn:
     raise EpilogueError(f"{name} works in place, and an epilogue has values only; use {name.rstrip('_')}")
 
 
-def _refuse_function(function: Callable[..., Any]) -> NoReturn:
+def refuse_function(function: Callable[..., Any]) -> NoReturn:
     name = getattr(function, "__name__", "")
     if name.endswith("_") and not name.endswith("__"):
         _refuse_in_place(describe_callable(function))
     refusal = f"{describe_callable(function)} is not in the epilogue language"
     if name in REDUCTIONS:
-        raise EpilogueError(
-            f'{refusal}: it reduces; use reduce="{name}" for the last dimension, or reduce after the call'
-        )
+        raise EpilogueError(f"{refusal}: it is {reduces(name)}")
     reason = refusal_of(name)
     if reason is not None:
         raise EpilogueError(f"{refusal}: {reason}")

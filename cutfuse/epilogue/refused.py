@@ -16,6 +16,10 @@ _INTEGERS = "it is for integers, and an epilogue computes with floating-point nu
 _INTEGER_CAST = "it casts to integers, with which an epilogue cannot compute; use torch.trunc or torch.floor"
 _COMPLEX = "it is for complex numbers, and an epilogue computes with real ones"
 _DIMENSION = "it combines elements along a dimension, which an epilogue does not see; apply it after the call"
+_REDUCTION = (
+    "it reduces elements to fewer, which an epilogue does not see one by one; apply it after the call, or to an "
+    "operand before"
+)
 _TENSOR = "its result has another shape than its arguments, and an epilogue gives one value for each element"
 _QUANTIZED = "its derivative is not that of its value; apply it after the call"
 
@@ -40,7 +44,15 @@ _NAMES: dict[str, str] = {
     """,
     _INTEGER_CAST: "byte char int long short",
     _COMPLEX: "complex imag polar view_as_complex view_as_real",
-    _DIMENSION: "glu gumbel_softmax log_softmax logsumexp normalize softmax softmin",
+    _DIMENSION: """
+        argsort batch_norm cummax cummin cumprod cumsum cumulative_trapezoid diff flip fliplr flipud glu group_norm
+        gumbel_softmax instance_norm layer_norm local_response_norm log_softmax logcumsumexp normalize renorm rms_norm
+        roll rot90 softmax softmin sort msort topk
+    """,
+    _REDUCTION: """
+        all any argmax argmin aminmax count_nonzero cosine_similarity dist dot inner kthvalue median mode nanmean
+        nanmedian nanquantile nansum norm prod quantile std std_mean trace trapezoid trapz var var_mean vdot
+    """,
     _TENSOR: "equal frexp gradient is_same_size",
     _QUANTIZED: "fake_quantize_per_channel_affine fake_quantize_per_tensor_affine quantized_batch_norm",
     "its result is float64, and an epilogue computes in the type of its input; use torch.pow": "float_power",
@@ -55,7 +67,15 @@ def refused_functions() -> dict[str, str]:
     return {name: reason for reason, names in _NAMES.items() for name in names.split()}
 
 
+def reduces(reduction: str) -> str:
+    """Why the language lacks a reduction that calls have, and what to do."""
+    return (
+        f'a reduction over elements, which an epilogue does not see one by one; use reduce="{reduction}" for the last '
+        "dimension, reduce after the call, or reduce an operand before"
+    )
+
+
 def refusal_of(name: str) -> str | None:
     """Why the language lacks the function or method of this name, or None where nothing special is to say."""
-    bare = name.removeprefix("special_")
+    bare = name.removeprefix("special_").removeprefix("linalg_")
     return refused_functions().get(bare)

@@ -177,7 +177,8 @@ def _attribute_name(accessor: Any) -> str:
 def _attribute(name: str, value: Expr) -> Any:
     if name == "dtype":
         return value.dtype
-    return refuse_attribute(name)
+    method = getattr(torch.Tensor, name, None)
+    return calls.refuse_function(method) if callable(method) else refuse_attribute(name)
 
 
 def _answer(function: Callable[..., Any], value: Expr) -> bool:
