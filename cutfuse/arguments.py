@@ -19,8 +19,9 @@ from .epilogue import Epilogue, resolve
 from .epilogue.arity import check_arity
 from .epilogue.errors import OperandCountError, evaluated_while_compiling, refuse
 from .epilogue.operand_numbers import Number, Numbers
+from .epilogue.probes import Autocast, asking, autocast_on, probe
 from .epilogue.trace import refuse_class
-from .epilogue.types import ValueTypes, type_of
+from .epilogue.types import ValueTypes
 from .reductions import REDUCTIONS
 
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -97,26 +98,30 @@ def check_flag(function: str, name: str, value: Any) -> None:
 
 
 def resolve_out_dtype(
-    function: str, requested: torch.dtype | None, x_dtype: torch.dtype, epilogue: Epilogue, reduction: str | None = None
+    function: str, requested: torch.dtype | None, x: Tensor, epilogue: Epilogue, reduction: str | None = None
 ) -> torch.dtype:
-    """The requested type, or the one that PyTorch gives."""
+    """The requested type, or the one that PyTorch gives. x: what the epilogue takes, or a tensor of its type."""
     if requested is not None:
         check_floating(function, "out_dtype", requested)
         return requested
-    dtype = epilogue.dtype or x_dtype
-    return dtype if reduction is None else _reduced_dtype(function, reduction, dtype)
+    dtype = epilogue.dtype or x.dtype
+    return dtype if reduction is None else _reduced_dtype(function, reduction, (dtype, autocast_on(x.device.type)))
 
 
 @evaluated_while_compiling
-def _reduced_dtype(function: str, reduction: str, dtype: torch.dtype) -> torch.dtype:
-    return _find_reduced_dtype(function, reduction, dtype, torch.get_default_dtype())
+def _reduced_dtype(function: str, reduction: str, given: tuple[torch.dtype, Autocast | None]) -> torch.dtype:
+    """given: the type of what is reduced, and the autocast; in a tuple, as Dynamo hands a NamedTuple over empty."""
+    return _find_reduced_dtype(function, reduction, *given, torch.get_default_dtype())
 
 
 @functools.lru_cache(maxsize=64)
-def _find_reduced_dtype(function: str, reduction: str, dtype: torch.dtype, default_dtype: torch.dtype) -> torch.dtype:
+def _find_reduced_dtype(
+    function: str, reduction: str, dtype: torch.dtype, autocast: Autocast | None, default_dtype: torch.dtype
+) -> torch.dtype:
     # The default dtype is what logsumexp of a mask is of.
     try:
-        return REDUCTIONS[reduction](torch.zeros((1, 1), dtype=dtype, device="cpu"), 1).dtype
+        with asking(autocast):
+            return REDUCTIONS[reduction](probe((1, 1), dtype, autocast), 1).dtype
     except RuntimeError as error:
         reason = str(error).split("\n")[0]
         raise TypeError(
@@ -173,10 +178,6 @@ def _move_scalar(function: str, index: int, operand: Tensor, device: torch.devic
         return operand.to(device)
     # A fill takes the value as a kernel argument: no copy from pageable memory, and CUDA graphs capture it.
     return torch.full((), operand.item(), dtype=operand.dtype, device=device)
-
-
-def types_of(*tensors: Tensor) -> ValueTypes:
-    return tuple([type_of(tensor) for tensor in tensors])
 
 
 def resolve_epilogue(function: str, epilogue: Any, numbers: Numbers, types: ValueTypes) -> Epilogue:

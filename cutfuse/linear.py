@@ -18,6 +18,7 @@ from .direct.training import multiplies_at_once
 from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
 from .epilogue.operation import Operation
+from .epilogue.types import types_of
 from .gradients import autograd
 from .gradients.elementwise import needs_gradient
 from .matrix_vector import MatrixVector, affine_reduce, find_matrix_vector
@@ -178,11 +179,8 @@ def prepare_linear(
     leading, columns = x.shape[:-1], weight.shape[0]
     x, weight, bias = autocast_inputs(x, weight, bias)
     _check_types(x, weight, bias)
-    is_autocast = autocast_dtype(x.device.type) is not None
-    if out_dtype is None and is_autocast and reduce == "sum" and x.device.type == "cuda":
-        out_dtype = torch.promote_types(x.dtype, torch.float32)  # as autocast has torch.sum
-    resolved = arguments.resolve_epilogue("linear", epilogue, numbers, arguments.types_of(x, *tensors))
-    out_dtype = arguments.resolve_out_dtype("linear", out_dtype, x.dtype, resolved, reduce)
+    resolved = arguments.resolve_epilogue("linear", epilogue, numbers, types_of(x, *tensors))
+    out_dtype = arguments.resolve_out_dtype("linear", out_dtype, x, resolved, reduce)
     wrapped_because = arguments.why_wrapped((x, weight, bias), tensors)
     composed_because = wrapped_because or arguments.why_composed(x, arithmetic_dtype(x, tensors))
     if not composed_because and prepared is None and not autograd.is_forced(x):

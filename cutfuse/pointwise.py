@@ -12,6 +12,7 @@ from . import arguments, composed
 from .direct import calls
 from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
+from .epilogue.types import types_of
 from .gradients import elementwise
 
 
@@ -86,8 +87,8 @@ def prepare_pointwise(
         )
     x = arguments.to_floating("pointwise", x)
     numbers, tensors = arguments.split_operands("pointwise", operands, x.device)
-    resolved = arguments.resolve_epilogue("pointwise", fn, numbers, arguments.types_of(x, *tensors))
-    out_dtype = arguments.resolve_out_dtype("pointwise", out_dtype, x.dtype, resolved)
+    resolved = arguments.resolve_epilogue("pointwise", fn, numbers, types_of(x, *tensors))
+    out_dtype = arguments.resolve_out_dtype("pointwise", out_dtype, x, resolved)
     if tensors:
         shape = arguments.broadcast_shape("pointwise", x, tensors)
         if not arguments.is_shape(shape, x.shape):

@@ -13,8 +13,8 @@ from .composed import PyTorchCall
 from .direct import calls
 from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
+from .epilogue.types import types_of
 from .gradients import elementwise
-from .precision import autocast_dtype
 from .reductions import REDUCTIONS
 
 
@@ -125,10 +125,8 @@ def prepare_reduce(
     if tensors and not arguments.is_shape(arguments.broadcast_shape("reduce", x, tensors), x.shape):
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
         raise ValueError(f"cutfuse.reduce: operands of shape {shapes} do not broadcast against x's {tuple(x.shape)}")
-    if out_dtype is None and op == "sum" and x.device.type == "cuda" and autocast_dtype("cuda") is not None:
-        out_dtype = torch.promote_types(x.dtype, torch.float32)  # as autocast has torch.sum
-    resolved = arguments.resolve_epilogue("reduce", prologue, numbers, arguments.types_of(x, *tensors))
-    out_dtype = arguments.resolve_out_dtype("reduce", out_dtype, x.dtype, resolved, op)
+    resolved = arguments.resolve_epilogue("reduce", prologue, numbers, types_of(x, *tensors))
+    out_dtype = arguments.resolve_out_dtype("reduce", out_dtype, x, resolved, op)
     composed_because = arguments.why_wrapped((x,), tensors)
     composed_because = composed_because or arguments.why_composed(x, arithmetic_dtype(x, tensors))
     if not composed_because:

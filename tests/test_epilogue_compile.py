@@ -266,3 +266,162 @@ def test_types_of_values_and_types_by_name_in_one_epilogue() -> None:
 
     x = torch.linspace(-3, 3, 31)
     torch.testing.assert_close(compiled(lambda x: cutfuse.pointwise(fn, x))(x), fn(x))
+
+
+# Dynamo makes an instance of what it traces, of which PyTorch warns.
+OF_DYNAMO = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+
+
+class Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, z: torch.Tensor) -> torch.Tensor:
+        return z * 1.0
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        return -gradient
+
+
+class ReverseAlone(Reverse):
+    """Dynamo finds nothing to record in its forward."""
+
+    @staticmethod
+    def forward(ctx: object, z: torch.Tensor) -> torch.Tensor:
+        return z
+
+
+class ReverseView(Reverse):
+    """Its forward is not in the language."""
+
+    @staticmethod
+    def forward(ctx: object, z: torch.Tensor) -> torch.Tensor:
+        return z.view_as(z)
+
+
+class ReverseApart(Reverse):
+    @staticmethod
+    def forward(z: torch.Tensor) -> torch.Tensor:
+        return z * 1.0
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: object, output: object) -> None:
+        pass
+
+
+@OF_DYNAMO
+@pytest.mark.parametrize("function", [Reverse, ReverseAlone, ReverseView, ReverseApart])
+def test_a_function_with_a_backward_of_its_own_is_refused(function: type[torch.autograd.Function]) -> None:
+    x, weight = torch.randn(4, 8), torch.randn(3, 8, requires_grad=True)
+    for fn in (lambda z: function.apply(z), lambda z: function.apply(torch.tanh(z)) * 2):
+        with pytest.raises(cutfuse.EpilogueError, match=rf"autograd.Function \S*\.{function.__name__},"):
+            compiled(lambda fn=fn: cutfuse.linear(x, weight, epilogue=fn))()
+
+
+@OF_DYNAMO
+def test_a_function_outside_of_an_epilogue_is_no_matter() -> None:
+    x = torch.randn(4, 8, requires_grad=True)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            scale = Reverse.apply(x.detach())
+        return Reverse.apply(cutfuse.pointwise(lambda z, r: torch.tanh(z) * r, Reverse.apply(x), scale))
+
+    (actual,) = torch.autograd.grad(compiled(fn)(x).sum(), x)
+    torch.testing.assert_close(actual, torch.autograd.grad(fn(x).sum(), x)[0])
+
+
+@torch.no_grad()
+def gate(z: torch.Tensor) -> torch.Tensor:
+    return torch.sigmoid(z)
+
+
+def in_no_grad(z: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        s = torch.exp(z) + 1
+    return z / s
+
+
+def by_dynamo_in_no_grad(z: torch.Tensor) -> torch.Tensor:
+    """Dynamo computes abs() by itself, and so the sum."""
+    with torch.no_grad():
+        s = abs(z) + 1
+    return z / s
+
+
+def in_inference_mode(z: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        s = torch.sigmoid(z)
+    return z + s
+
+
+def between_set_grad_enabled(z: torch.Tensor) -> torch.Tensor:
+    torch.set_grad_enabled(False)
+    s = torch.sigmoid(z)
+    torch.set_grad_enabled(True)
+    return z * s
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [lambda z: z * gate(z), gate, in_no_grad, by_dynamo_in_no_grad, in_inference_mode, between_set_grad_enabled],
+    ids=["helper", "all", "with", "by Dynamo", "inference_mode", "set_grad_enabled"],
+)
+def test_what_is_computed_without_gradients_is_refused(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.randn(4, requires_grad=True)
+    function = compiled(lambda x: cutfuse.pointwise(fn, x))
+    with torch.no_grad():  # no gradient is lost here
+        torch.testing.assert_close(function(x), fn(x))
+    with pytest.raises(cutfuse.EpilogueError, match="where gradients are off"):
+        function(x)
+
+
+def masked_in_no_grad(z: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        mask = abs(z) > 0.5
+    return torch.where(mask, z, 0.1 * z)
+
+
+def test_a_mode_that_changes_no_gradient_is_no_matter() -> None:
+    x = torch.randn(9, requires_grad=True)
+    function = compiled(lambda x: cutfuse.pointwise(masked_in_no_grad, x))
+    (actual,), (expected,) = (torch.autograd.grad(f(x).sum(), x) for f in (function, masked_in_no_grad))
+    torch.testing.assert_close(actual, expected)
+
+
+def test_a_compiled_function_follows_autocast() -> None:
+    def fn(z: torch.Tensor) -> torch.Tensor:
+        return F.prelu(z, torch.tensor(0.5))  # which autocast of the CPU casts
+
+    function, x = compiled(lambda x: cutfuse.pointwise(fn, x)), torch.randn(4)
+    for dtype in (None, torch.bfloat16, torch.float16, None):
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            assert function(x).dtype == fn(x).dtype == (dtype or torch.float32)
+
+
+def test_reductions_and_layers_are_compiled_under_autocast() -> None:
+    layer = cutfuse.nn.FusedLinear(8, 3, epilogue=lambda z: torch.exp(z) * 2, reduce="sum")
+    x = torch.randn(4, 8)
+    calls = (
+        layer,
+        lambda x: cutfuse.linear(x, layer.weight, reduce="logsumexp"),
+        lambda x: cutfuse.reduce(x, 1, "mean"),
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        for call in calls:
+            torch.testing.assert_close(compiled(call)(x), call(x))
+
+
+def test_an_autocast_of_an_epilogues_own_is_refused_where_it_matters() -> None:
+    def matters(z: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.prelu(z, torch.tensor(0.5))
+
+    def does_not_matter(z: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return torch.exp(z)
+
+    x = torch.randn(4)
+    with pytest.raises(cutfuse.EpilogueError, match=r"torch\.autocast of its own"):
+        compiled(lambda: cutfuse.pointwise(matters, x))()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(compiled(lambda: cutfuse.pointwise(does_not_matter, x))(), does_not_matter(x))

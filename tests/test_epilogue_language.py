@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from host_program import run_on_host
 from torch import nn
 
+import cutfuse
 from cutfuse.epilogue import Epilogue, EpilogueError, Program, evaluate, input, op_table, operand
 from cutfuse.epilogue.__main__ import listing
 from cutfuse.reductions import REDUCTIONS
@@ -390,3 +391,201 @@ def test_what_combines_elements_is_refused_by_its_name(name: str, takes_item: bo
         Epilogue(lambda z: z * fn(z).item() if takes_item else z * fn(z))
     assert str(caught.value).startswith(known_as)
     assert advice in str(caught.value)
+
+
+class StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, z: torch.Tensor) -> torch.Tensor:
+        return torch.round(z)
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class Reverse(StraightThrough):
+    """Its forward computes nothing."""
+
+    @staticmethod
+    def forward(ctx: object, z: torch.Tensor) -> torch.Tensor:
+        return z
+
+
+class WithContextApart(StraightThrough):
+    @staticmethod
+    def forward(z: torch.Tensor) -> torch.Tensor:
+        return z * 2
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: object, output: object) -> None:
+        pass
+
+
+class InEnableGrad(StraightThrough):
+    @staticmethod
+    def forward(ctx: object, z: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return z * 2
+
+
+class InModule(nn.Module):
+    def __init__(self, function: type[torch.autograd.Function]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return self.function.apply(torch.tanh(z)) * 2
+
+
+FUNCTIONS = (StraightThrough, Reverse, WithContextApart, InEnableGrad)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda fn, x: cutfuse.linear(x, torch.eye(4, requires_grad=True), epilogue=fn),
+        lambda fn, x: cutfuse.pointwise(fn, x),
+        lambda fn, x: cutfuse.reduce(x, 1, prologue=fn),
+        lambda fn, x: Epilogue(fn),
+    ],
+    ids=["linear", "pointwise", "reduce", "ahead"],
+)
+def test_a_function_with_a_backward_of_its_own_is_refused(function: type, call: Callable) -> None:
+    for fn in (function.apply, lambda z: function.apply(z + 1) * 2, InModule(function)):
+        with pytest.raises(EpilogueError, match=rf"autograd.Function \S*\.{function.__name__},.* after the call"):
+            call(fn, torch.randn(2, 4))
+
+
+def test_a_function_is_refused_below_transforms() -> None:
+    with pytest.raises(EpilogueError, match="WithContextApart"):
+        torch.func.grad(lambda x: cutfuse.pointwise(WithContextApart.apply, x).sum())(torch.randn(4))
+
+
+class Calling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return cutfuse.pointwise(lambda z: torch.relu(z) * SCALE, x)
+
+
+def test_a_function_may_call_one_with_an_epilogue() -> None:
+    x = torch.randn(5)
+    torch.testing.assert_close(Calling.apply(x), torch.relu(x) * SCALE)
+
+
+@torch.no_grad()
+def gate(z: torch.Tensor) -> torch.Tensor:
+    return torch.sigmoid(z)
+
+
+class Gate:
+    @torch.no_grad()
+    def __call__(self, z: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(z)
+
+
+def in_no_grad(z: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        s = abs(z) + 1
+    return z / s
+
+
+def in_inference_mode(z: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        s = torch.sigmoid(z)
+    return z + s
+
+
+def between_set_grad_enabled(z: torch.Tensor) -> torch.Tensor:
+    torch.set_grad_enabled(False)
+    s = torch.sigmoid(z)
+    torch.set_grad_enabled(True)
+    return z * s
+
+
+def left_off(z: torch.Tensor) -> torch.Tensor:
+    s = torch.sigmoid(z)
+    torch.set_grad_enabled(False)
+    return s
+
+
+# Where gradients are off: what PyTorch differentiates otherwise than by the formula.
+WITHOUT_GRADIENT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "helper": lambda z: z * gate(z),
+    "all": gate,
+    "method": lambda z: z * Gate()(z),
+    "with": in_no_grad,
+    "inference_mode": in_inference_mode,
+    "set_grad_enabled": between_set_grad_enabled,
+    "left_off": left_off,
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_GRADIENT)
+def test_what_is_computed_without_gradients_is_refused(name: str) -> None:
+    fn, x = WITHOUT_GRADIENT[name], torch.randn(2, 4, requires_grad=True)
+    try:
+        if name != "left_off":  # whose mode PyTorch's own call leaves off
+            with torch.inference_mode():  # no gradient is lost here
+                torch.testing.assert_close(cutfuse.pointwise(fn, x), fn(x))
+        for call in (cutfuse.pointwise, lambda fn, x: cutfuse.reduce(x, 1, prologue=fn), lambda fn, _: Epilogue(fn)):
+            with pytest.raises(EpilogueError, match="gradients"):
+                call(fn, x)
+            assert torch.is_grad_enabled() or name == "left_off"
+            torch.set_grad_enabled(True)
+        with torch.inference_mode(), pytest.raises(EpilogueError, match="gradients"):
+            Epilogue(fn)  # which may be trained with later
+    finally:
+        torch.set_grad_enabled(True)
+
+
+def masked_in_no_grad(z: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        mask = torch.sigmoid(z) > 0.5
+    return torch.where(mask, z, 0.1 * z)
+
+
+def gradients_on_again(z: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        unused = torch.exp(z)  # noqa: F841
+        with torch.enable_grad():
+            return torch.sigmoid(z)
+
+
+@pytest.mark.parametrize("fn", [masked_in_no_grad, gradients_on_again])
+def test_a_mode_that_changes_no_gradient_is_no_matter(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.randn(2, 4, requires_grad=True)
+    for function in (lambda x: cutfuse.pointwise(fn, x), Epilogue(fn)):
+        torch.testing.assert_close(function(x), fn(x))
+        (actual,), (expected,) = (torch.autograd.grad(f(x).sum(), x) for f in (function, fn))
+        torch.testing.assert_close(actual, expected)
+
+
+def test_a_trace_made_without_gradients_serves_training() -> None:
+    def fn(z: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(z) * 1.5
+
+    x = torch.randn(2, 4, requires_grad=True)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            cutfuse.pointwise(fn, x)
+    (actual,), (expected,) = (torch.autograd.grad(f(x).sum(), x) for f in (lambda x: cutfuse.pointwise(fn, x), fn))
+    torch.testing.assert_close(actual, expected)
+
+
+def with_saved_tensors_hooks(z: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor * 0, lambda tensor: tensor):
+        return torch.sigmoid(z)
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (with_saved_tensors_hooks, "saved_tensors_hooks"),
+        (lambda z: (z * 2).register_hook(lambda gradient: -gradient), "register_hook"),
+        (lambda z: torch.utils.checkpoint.checkpoint(torch.sigmoid, z, use_reentrant=True), "CheckpointFunction"),
+    ],
+)
+def test_what_else_changes_a_gradient_is_refused(fn: Callable, message: str) -> None:
+    with pytest.raises(EpilogueError, match=message):
+        cutfuse.pointwise(fn, torch.randn(4, requires_grad=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import re
 import warnings
@@ -16,6 +17,11 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse import Epilogue, EpilogueError
+from cutfuse.arguments import _reduced_dtype
+from cutfuse.epilogue import op_table, resolve
+from cutfuse.epilogue.probes import Autocast
+from cutfuse.epilogue.table import CONDITION, Op
+from cutfuse.epilogue.types import ValueType
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -425,3 +431,110 @@ def test_a_boolean_number_is_added_to_a_mask_as_one(pointwise: Callable[..., Ten
 def test_alpha_decides_no_type(dtype: torch.dtype, pointwise: Callable[..., Tensor]) -> None:
     for fn in (lambda z: torch.add(z, -1.5, alpha=2), lambda z: z.sub(-1.5, alpha=2)):
         assert check(pointwise, fn, torch.tensor(0.5, dtype=dtype))
+
+
+def test_pytorchs_policy_is_found_on_every_device() -> None:
+    """The lists of PyTorch's documentation, of functions that the language has."""
+    to_fp32 = ("acos", "asin", "cosh", "exp", "expm1", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "sinh")
+    in_cuda = Autocast("cuda", torch.float16)
+    z, wide = ValueType(torch.float16, autocast=in_cuda), ValueType(torch.float32)
+    for name in to_fp32:
+        assert resolve(getattr(torch, name), 0, (z,)).dtype is torch.float32
+    assert resolve(F.softplus, 0, (z,)).dtype is torch.float32
+    for fn in (lambda z: z**2, lambda z: z**2.5, lambda z: 1.5**z, lambda z: F.relu(z).pow(3)):
+        assert resolve(fn, 0, (z,)).dtype is torch.float32
+    for fn in (
+        torch.relu,
+        torch.sigmoid,
+        torch.tanh,
+        F.gelu,
+        F.silu,
+        lambda z: z * 2 + 1,
+        lambda z: torch.exp(z).half(),
+    ):
+        assert resolve(fn, 0, (z,)).dtype is torch.float16
+    for fn in (torch.atan2, lambda z, r: torch.addcmul(z, z, r), lambda z, r: z * r):  # the widest
+        assert resolve(fn, 1, (z, wide)).dtype is torch.float32
+        assert resolve(fn, 1, (z, z._replace(autocast=None))).dtype is torch.float16
+    assert resolve(torch.exp, 0, (z._replace(autocast=None),)).dtype is torch.float16
+
+
+def test_a_prebuilt_epilogue_has_autocasts_types() -> None:
+    epilogue = Epilogue(lambda z, r: torch.exp(F.relu(z)) * r)
+    plain = (ValueType(torch.float16), ValueType(torch.float16))
+    cast = (plain[0]._replace(autocast=Autocast("cuda", torch.float16)), plain[1])
+    assert [epilogue.for_types(types).dtype for types in (plain, cast, plain)] == [
+        torch.float16,
+        torch.float32,
+        torch.float16,
+    ]
+    assert resolve(epilogue, 0, cast[:1], (2.0,)).dtype is torch.float32
+
+
+@pytest.mark.parametrize(
+    ("device_type", "expected"),
+    [
+        ("cuda", {"sum": torch.float32, "mean": torch.float16, "amax": torch.float16, "logsumexp": torch.float32}),
+        ("cpu", {"sum": torch.float16, "mean": torch.float16, "amax": torch.float16, "logsumexp": torch.float16}),
+    ],
+)
+def test_reductions_have_autocasts_types(device_type: str, expected: dict[str, torch.dtype]) -> None:
+    for reduction, dtype in expected.items():
+        assert _reduced_dtype("linear", reduction, (torch.float16, Autocast(device_type, torch.float16))) is dtype
+
+
+@pytest.mark.parametrize("cast", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("op", [op for op in op_table().ops if CONDITION not in op.tensors], ids=lambda op: op.name)
+def test_every_op_has_the_type_that_autocast_of_the_cpu_gives(op: Op, cast: torch.dtype) -> None:
+    def fn(*tensors: Tensor) -> Tensor:
+        return op.compose(tensors, [default for _, default in op.parameters])
+
+    epilogue = Epilogue(fn, op.arity - 1)
+    for dtypes in itertools.product(FLOATS[:3], repeat=op.arity):
+        tensors = [torch.rand(3).to(dtype) for dtype in dtypes]
+        with torch.autocast("cpu", cast):
+            try:
+                expected = fn(*tensors).dtype
+            except RuntimeError:  # such as lerp of two types
+                continue
+            assert cutfuse.pointwise(fn, *tensors).dtype == epilogue(*tensors).dtype == expected
+
+
+def test_prelu_is_cast_by_autocast(pointwise: Callable[..., Tensor]) -> None:
+    """The one function of the language that autocast of the CPU casts."""
+
+    def fn(z: Tensor, slope: Tensor) -> Tensor:
+        return F.prelu(z, slope)
+
+    x, slope = X.clone(), torch.tensor(0.25)
+    assert pointwise(fn, x, slope).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        actual, expected = pointwise(fn, x, slope), fn(x, slope)
+    assert expected.dtype == torch.bfloat16
+    torch.testing.assert_close(actual, expected)
+
+
+def test_an_autocast_of_an_epilogues_own_is_refused_where_it_matters() -> None:
+    def off(z: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return F.prelu(z, torch.tensor(0.25))
+
+    def off_for_fp32(z: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return torch.exp(z.float())
+
+    def on(z: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.prelu(z, torch.tensor(0.25))
+
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(
+            EpilogueError, match=r"within a torch\.autocast of its own.*torch\.float32, and not torch\.bf"
+        ):
+            cutfuse.pointwise(off, X)
+        for fn in (off_for_fp32, on):
+            torch.testing.assert_close(cutfuse.pointwise(fn, X), fn(X))
+    torch.testing.assert_close(cutfuse.pointwise(off, X), off(X))
+    for call in (lambda: cutfuse.pointwise(on, X), lambda: Epilogue(on)):
+        with pytest.raises(EpilogueError, match=r"within a torch\.autocast of its own"):
+            call()

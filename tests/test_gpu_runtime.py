@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse import native
+from cutfuse.epilogue import op_table
+from cutfuse.epilogue.table import CONDITION, Op
 from cutfuse.ops import schema
 
 pytestmark = pytest.mark.gpu
@@ -276,9 +279,43 @@ def test_autocast_gives_eagers_type(dtype: torch.dtype, reduction: str | None) -
         actual = cutfuse.linear(x, w, b, epilogue=torch.relu, reduce=reduction)
         total = cutfuse.sum(x.to(dtype), 1)
         assert total.dtype == x.to(dtype).sum(1).dtype
-    if reduction in (None, "sum", "mean", "amax", "amin"):
-        assert actual.dtype == eager.dtype
+    assert actual.dtype == eager.dtype
     torch.testing.assert_close(actual.float(), eager.float(), rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.general_path("autocast")
+@pytest.mark.parametrize("cast", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("op", [op for op in op_table().ops if CONDITION not in op.tensors], ids=lambda op: op.name)
+def test_every_op_has_the_type_that_autocast_gives(op: Op, cast: torch.dtype) -> None:
+    def fn(*tensors: torch.Tensor) -> torch.Tensor:
+        return op.compose(tensors, [default for _, default in op.parameters])
+
+    epilogue = cutfuse.Epilogue(fn, op.arity - 1)
+    for dtypes in itertools.product((torch.float16, torch.bfloat16, torch.float32), repeat=op.arity):
+        tensors = [torch.rand(64, device="cuda").to(dtype) for dtype in dtypes]
+        with torch.autocast("cuda", cast):
+            try:
+                expected = fn(*tensors).dtype
+            except RuntimeError:  # such as lerp of two types
+                continue
+            assert cutfuse.pointwise(fn, *tensors).dtype == epilogue(*tensors).dtype == expected
+
+
+@pytest.mark.general_path("autocast")
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize(
+    "fn",
+    [lambda z: F.relu(z) ** 2, lambda z: torch.exp(z / 20), F.softplus, torch.log1p, F.gelu, lambda z: F.relu(z) + 1],
+    ids=["squared relu", "exp", "softplus", "log1p", "gelu", "relu"],
+)
+def test_what_autocast_computes_in_fp32_does_not_overflow(fn: Callable, is_compiled: bool) -> None:
+    torch._dynamo.reset()
+    x, w = torch.full((64, 64), 2.5, device="cuda"), torch.full((64, 64), 2.0, device="cuda")  # z is 320
+    call = torch.compile(cutfuse.linear) if is_compiled else cutfuse.linear
+    with torch.autocast("cuda", torch.float16):
+        expected, actual = fn(F.linear(x, w)), call(x, w, epilogue=fn)
+    assert expected.isfinite().all()
+    torch.testing.assert_close(actual, expected, rtol=2e-3, atol=2e-3)  # of the same type too
 
 
 def test_nothing_warns_and_nothing_synchronises() -> None:

@@ -237,3 +237,35 @@ def test_a_mask_hides_an_infinite_gradient(epilogue: Callable[[Tensor], Tensor],
     ):
         gradients = torch.autograd.grad(y.sqrt().sum(), [x, weight, bias], allow_unused=True, materialize_grads=True)
         assert all(gradient.eq(0).all() for gradient in gradients)
+
+
+class StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, z: Tensor) -> Tensor:
+        return torch.round(z * 4) / 4
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+@torch.no_grad()
+def gate(z: Tensor) -> Tensor:
+    return torch.sigmoid(z)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("fn", [lambda z: StraightThrough.apply(torch.tanh(z)), lambda z: z * gate(z)])
+def test_a_layer_runs_unfused_where_the_formula_has_another_gradient(
+    fn: Callable[[Tensor], Tensor], is_compiled: bool
+) -> None:
+    torch._dynamo.reset()
+    layer = cutfuse.nn.FusedLinear(8, 3, epilogue=fn)
+    call = torch.compile(layer, backend="aot_eager") if is_compiled else layer
+    x = torch.randn(4, 8)
+    expected = fn(torch.nn.functional.linear(x, layer.weight, layer.bias))
+    with pytest.warns(UserWarning, match="unfused"):
+        actual = call(x)
+    torch.testing.assert_close(actual, expected)
+    (gradient,), (reference,) = (torch.autograd.grad(y.sum(), layer.weight) for y in (actual, expected))
+    torch.testing.assert_close(gradient, reference)

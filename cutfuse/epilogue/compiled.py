@@ -8,28 +8,35 @@ in the graph are empty tensors that nothing uses.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from cutfuse.epilogue.dynamo_graph import MARK, value_of_marked
+from cutfuse.epilogue.dynamo_graph import MARK, Functions, value_of_marked
 from cutfuse.epilogue.errors import EpilogueError, evaluated_while_compiling
 from cutfuse.epilogue.expression import Expr, refuse_captured
 from cutfuse.epilogue.lower import check_length
+from cutfuse.epilogue.modes import Modes, WithoutGradient, check_end, record_call, refuse_custom_function
 from cutfuse.epilogue.symbolic import refuse_list
 from cutfuse.epilogue.trace import ONE_SCALAR, Epilogue, check_result, epilogue_called, symbolic_arguments
 from cutfuse.epilogue.traced_tensor import evaluate_call
-from cutfuse.epilogue.types import INPUT_DTYPE, InputDtype, ValueTypes
+from cutfuse.epilogue.types import INPUT_DTYPE, Autocast, InputDtype, ValueTypes, under_autocast
 
 
 class _Trace(threading.local):
     """The expressions of the trace under way. Their numbers start at 0, so that equal traces give equal graphs."""
 
-    expressions: list[Expr]
+    expressions: list[Expr | WithoutGradient]
     mark_count: int
+    types: ValueTypes
+    # when it began
+    modes: Modes
+    autocasts: tuple[Autocast | None, ...]
+    functions: Functions
 
 
 _trace = _Trace()
@@ -100,7 +107,7 @@ def _decode(value: Any) -> Any:
         return value
     match value:
         case "tensor", number, shape:
-            found = value_of_marked(number, _trace.expressions)
+            found = value_of_marked(number, _trace.expressions, _trace.modes)
             return refuse_captured(f"of shape {shape}") if found is None else found
         case "expression", number:
             return _trace.expressions[number]
@@ -115,8 +122,10 @@ def _decode(value: Any) -> Any:
 
 @evaluated_while_compiling
 def _start(types: ValueTypes) -> int:
-    _trace.expressions, _trace.mark_count = symbolic_arguments(types), 0
-    return len(_trace.expressions)
+    _trace.expressions, _trace.mark_count = [*symbolic_arguments(types)], 0
+    _trace.types, _trace.modes, _trace.functions = types, Modes.now(), Functions.now()
+    with under_autocast(types, watched=True) as _trace.autocasts:
+        return len(_trace.expressions)
 
 
 @evaluated_while_compiling
@@ -125,21 +134,47 @@ def _next_mark() -> int:
     return _trace.mark_count - 1
 
 
+@contextlib.contextmanager
+def _going_on() -> Iterator[None]:
+    """A context for a further part of the trace under way."""
+    with under_autocast(_trace.types, at_start=_trace.autocasts):
+        yield
+
+
 @evaluated_while_compiling
 def _record(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: tuple[Any, ...]) -> tuple[str, Any]:
-    given = tuple(map(_decode, arguments))
-    found = evaluate_call(function, given, {name: _decode(value) for name, value in keywords})
-    if not isinstance(found, Expr):
+    try:
+        with _going_on():
+            given = tuple(map(_decode, arguments))
+            named = {name: _decode(value) for name, value in keywords}
+            found = record_call(evaluate_call, function, given, named, _trace.modes, Modes.now())
+    except EpilogueError:
+        _refuse_applied_function()  # the error may be of the function's body
+        raise
+    if not isinstance(found, Expr | WithoutGradient):
         return "value", found
-    check_length(found)  # not only at the end: Dynamo takes 10 ms for each operation of a loop
+    if isinstance(found, Expr):
+        check_length(found)  # not only at the end: Dynamo takes 10 ms for each operation of a loop
     _trace.expressions.append(found)
     return "expression", len(_trace.expressions) - 1
 
 
 @evaluated_while_compiling
 def _finish(result: tuple[str, Any] | None, value_count: int, operand_count: int) -> Epilogue:
+    _refuse_applied_function()
+    check_end(_trace.modes, Modes.now())
     if value_count != 1:
         check_result((None,) * value_count)
     if result is None:
         raise EpilogueError(f"the epilogue returns something that does not depend on its arguments: {ONE_SCALAR}")
-    return Epilogue.from_expression(check_result(_decode(result)), operand_count)
+    with _going_on():
+        expression = check_result(_decode(result))
+    return Epilogue.from_expression(expression, operand_count)
+
+
+def _refuse_applied_function() -> None:
+    """Dynamo traces the forward of a torch.autograd.Function in place of the Function, as no stand-in needs a gradient;
+    of that a trace sees nothing else."""
+    applied = Functions.now()
+    if applied.count > _trace.functions.count:
+        refuse_custom_function(applied.latest_since(_trace.functions))

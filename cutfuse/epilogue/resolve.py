@@ -82,8 +82,8 @@ def _resolve_prebuilt(epilogue: Epilogue, operand_count: int, types: ValueTypes 
     return epilogue.for_types(types)
 
 
-def _trace(epilogue: Callable[..., Any], numbers: Numbers, types: ValueTypes) -> Epilogue:
-    return Epilogue.from_expression(trace(bind(epilogue, numbers), types), len(types) - 1)
+def _trace(epilogue: Callable[..., Any], numbers: Numbers, types: ValueTypes, is_kept: bool = False) -> Epilogue:
+    return Epilogue.from_expression(trace(bind(epilogue, numbers), types, is_kept), len(types) - 1)
 
 
 @dynamo.disable  # after a graph break Dynamo would try to compile this
@@ -102,9 +102,9 @@ def _trace_once(epilogue: Callable[..., Any], numbers: Numbers, types: ValueType
     if key is None or fingerprint(numbers) is None:
         return _trace(epilogue, numbers, types)
     try:
-        traced = _trace(copy, numbers, types)
+        traced = _trace(copy, numbers, types, is_kept=True)
     except Exception:  # once more, for an error with the callable's own name and lines
-        return _trace(epilogue, numbers, types)
+        return _trace(epilogue, numbers, types, is_kept=True)
     # The copy shares classes of torch.nn and functions of torch with the callable; they may have changed meanwhile.
     if fingerprint(copy) != key or torch.get_default_dtype() is not default_dtype:
         return traced

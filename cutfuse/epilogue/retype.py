@@ -11,7 +11,7 @@ from cutfuse.epilogue import calls
 from cutfuse.epilogue.errors import EpilogueError
 from cutfuse.epilogue.expression import Expr, input, operand, to_expression, topological
 from cutfuse.epilogue.table import Op, op_table
-from cutfuse.epilogue.types import ValueTypes, input_types
+from cutfuse.epilogue.types import ValueTypes, input_types, under_autocast
 
 
 def retype(root: Expr, types: ValueTypes, numbers: Sequence[int | float | None] | None = None) -> Expr:
@@ -22,9 +22,13 @@ def retype(root: Expr, types: ValueTypes, numbers: Sequence[int | float | None] 
 
     Raises EpilogueError where PyTorch refuses a type, or computes with integers.
     """
+    with under_autocast(types):
+        return _retype(root, input_types(types), [None] * (len(types) - 1) if numbers is None else numbers)
+
+
+def _retype(root: Expr, types: ValueTypes, numbers: Sequence[int | float | None]) -> Expr:
     identity = op_table().identity
-    types = input_types(types)
-    leaves = _leaves(types, [None] * (len(types) - 1) if numbers is None else numbers)
+    leaves = _leaves(types, numbers)
     places: dict[int, Expr] = {}
     for node in topological(root, _called_with):
         arguments = tuple(places[id(argument)] for argument in _called_with(node))

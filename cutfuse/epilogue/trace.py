@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
-from collections.abc import Callable
-from types import MethodDescriptorType
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,16 +13,24 @@ import torch
 from cutfuse import dynamo
 from cutfuse.epilogue.affine import Affine, split_affine
 from cutfuse.epilogue.arity import check_arity, check_variadic, count_operands
-from cutfuse.epilogue.calls import call
 from cutfuse.epilogue.errors import EpilogueError, OperandCountError, counted, refuse
 from cutfuse.epilogue.evaluate import arithmetic_dtype, evaluate
 from cutfuse.epilogue.expression import Expr, input, operand
 from cutfuse.epilogue.lower import count_operands_read, lower
+from cutfuse.epilogue.modes import Modes, WithoutGradient, check_end, refuse_without_gradient
 from cutfuse.epilogue.program import Program
 from cutfuse.epilogue.retype import retype
 from cutfuse.epilogue.table import op_table
-from cutfuse.epilogue.traced_tensor import TracedTensor, tracing, wrap
-from cutfuse.epilogue.types import InputDtype, ValueTypes, input_types, refuse_unknown_type, type_of, unknown_types
+from cutfuse.epilogue.traced_tensor import TracedTensor, run_symbolically, unwrap
+from cutfuse.epilogue.types import (
+    InputDtype,
+    ValueTypes,
+    input_types,
+    refuse_unknown_type,
+    types_of,
+    under_autocast,
+    unknown_types,
+)
 
 ONE_SCALAR = "an epilogue returns one elementwise expression of the pre-activation and the operands"
 
@@ -67,7 +75,7 @@ class Epilogue:
             limit = op_table().limits["operands"]
             raise EpilogueError(f"operand_count has to be an integer from 0 to {limit}, got {count!r}")
         try:
-            expression = trace(fn, unknown_types(count))
+            expression = trace(fn, unknown_types(count), is_kept=True)
         except EpilogueError:
             raise
         except (TypeError, ValueError, IndexError) as error:
@@ -133,7 +141,7 @@ class Epilogue:
             z = z.to(torch.get_default_dtype())
         if len(operands) != self.operand_count:
             raise OperandCountError(f"{self!r} takes {counted(self.operand_count, 'operand')}, got {len(operands)}")
-        typed = self.for_types(tuple(map(type_of, (z, *operands))))
+        typed = self.for_types(types_of(z, *operands))
         y = evaluate(typed.program, z.to(arithmetic_dtype(z, operands)), operands).to(typed.dtype)
         return y.clone() if y is z else y
 
@@ -146,24 +154,34 @@ class Epilogue:
 
 
 @dynamo.disable  # after a graph break Dynamo would try to compile this
-def trace(fn: Callable[..., Any], types: ValueTypes) -> Expr:
-    """The expression that fn computes from the pre-activation and operands of these types."""
+def trace(fn: Callable[..., Any], types: ValueTypes, is_kept: bool = False) -> Expr:
+    """The expression that fn computes from the pre-activation and operands of these types.
+
+    is_kept: whether it serves later calls, which may be differentiated although this one is not.
+    """
     if not callable(fn):
         raise EpilogueError(f"an epilogue is a callable or a cutfuse.Epilogue, got {fn!r} of type {type(fn).__name__}")
     refuse_class("the epilogue", fn)
     _check_scripted(fn)
     symbolic = symbolic_arguments(types)
     try:
-        with tracing():
-            # PyTorch looks for missing arguments of a method before it hands the call over.
-            result = call(fn, tuple(symbolic), {}) if isinstance(fn, MethodDescriptorType) else fn(*map(wrap, symbolic))
+        with _gradients_on() if is_kept else contextlib.nullcontext(), under_autocast(types, watched=True):
+            start = Modes.now()
+            result = run_symbolically(fn, symbolic, start)
+            check_end(start, Modes.now())
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         if isinstance(error, TypeError):
             check_arity(fn, len(types) - 1, error)
         if not isinstance(error, EpilogueError):
             _check_operation(error)
         raise
-    return check_result(result)
+    return check_result(unwrap(result))
+
+
+@contextlib.contextmanager
+def _gradients_on() -> Iterator[None]:
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 def refuse_class(name: str, fn: Any) -> None:
@@ -214,8 +232,8 @@ def symbolic_arguments(types: ValueTypes) -> list[Expr]:
 
 def check_result(result: Any) -> Expr:
     """What the callable returned, if that is an expression that is not a number. Raises EpilogueError otherwise."""
-    if isinstance(result, TracedTensor):
-        result = result.expression
+    if isinstance(result, WithoutGradient):
+        refuse_without_gradient(result)
     if isinstance(result, Expr) and not result.is_number:
         return result
     if isinstance(result, torch.Tensor):

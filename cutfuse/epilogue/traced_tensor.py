@@ -6,11 +6,11 @@ what a callable does with them arrives at `__torch_function__`: functions, opera
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from types import MethodDescriptorType
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ import torch
 from cutfuse.epilogue import calls
 from cutfuse.epilogue.errors import EpilogueError
 from cutfuse.epilogue.expression import Expr
+from cutfuse.epilogue.modes import Modes, WithoutGradient, record_call, refuse_applied_function
 from cutfuse.epilogue.symbolic import (
     COMPARISONS,
     INFIX,
@@ -43,51 +44,57 @@ class RefusedError(Exception):
 
 
 class _Thread(threading.local):
-    is_tracing = False
+    start: Modes | None = None  # when the trace under way began
 
 
 _thread = _Thread()
 
 
-@contextlib.contextmanager
-def tracing() -> Iterator[None]:
-    """A context in which an epilogue runs on symbolic values. What they refuse is an EpilogueError outside of it."""
-    before, _thread.is_tracing = _thread.is_tracing, True
+def run_symbolically(fn: Callable[..., Any], arguments: list[Expr], start: Modes) -> Any:
+    """What a callable gives for symbolic values. What these refuse is an EpilogueError."""
+    before, _thread.start = _thread.start, start
     try:
-        yield
+        if isinstance(fn, MethodDescriptorType):  # PyTorch looks for missing arguments before it hands the call over
+            return calls.call(fn, tuple(arguments), {})
+        return fn(*map(wrap, arguments))
     except RefusedError as refused:
         raise refused.error from None
     finally:
-        _thread.is_tracing = before
+        _thread.start = before
 
 
 class TracedTensor(torch.Tensor):
     """A tensor without elements that stands for an expression."""
 
     expression: Expr
+    has_gradient = True
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[torch.Tensor]:  # type: ignore[override]  # for isinstance; nothing sets it
         return torch.Tensor
 
     @staticmethod
-    def of(expression: Expr) -> TracedTensor:
+    def of(expression: Expr, has_gradient: bool = True) -> TracedTensor:
         # This constructor bypasses the dispatcher, so that no TorchDispatchMode that is active sees it.
         dtype = expression.type.dtype or torch.float32
         traced = torch.Tensor._make_wrapper_subclass(TracedTensor, (), dtype=dtype, device=torch.device("cpu"))
         traced.expression = expression
+        if not has_gradient:
+            traced.has_gradient = False
         return traced
 
     @classmethod
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = tuple(_unwrap(item) for item in args)
-        named = {name: _unwrap(item) for name, item in (kwargs or {}).items()}
+        given = tuple(unwrap(item) for item in args)
+        named = {name: unwrap(item) for name, item in (kwargs or {}).items()}
+        now = Modes.now()
         try:
-            return wrap(evaluate_call(function, given, named))
+            refuse_applied_function(run_symbolically.__code__)
+            return wrap(record_call(evaluate_call, function, given, named, _thread.start or now, now))
         except EpilogueError as error:
-            if _thread.is_tracing:
+            if _thread.start is not None:
                 raise RefusedError(error) from None
             raise EpilogueError(f"an epilogue kept a symbolic value, which is used after its trace: {error}") from None
 
@@ -96,6 +103,7 @@ class TracedTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        refuse_applied_function(run_symbolically.__code__)
         raise EpilogueError(
             f"{function} takes the elements of a symbolic value, which has none: {NEEDS_VALUES['item']}"
         )
@@ -135,11 +143,15 @@ def is_operator(function: Any) -> bool:
 
 
 def wrap(value: Any) -> Any:
+    if isinstance(value, WithoutGradient):
+        return TracedTensor.of(value.value, has_gradient=False)
     return TracedTensor.of(value) if isinstance(value, Expr) else value
 
 
-def _unwrap(value: Any) -> Any:
-    return value.expression if isinstance(value, TracedTensor) else value
+def unwrap(value: Any) -> Any:
+    if not isinstance(value, TracedTensor):
+        return value
+    return value.expression if value.has_gradient else WithoutGradient(value.expression)
 
 
 def evaluate_call(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

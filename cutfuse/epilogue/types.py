@@ -2,16 +2,20 @@
 
 All arithmetic is fp32 (fp64 for fp64), whatever these types are. They decide what `z.dtype` is, what a cast means,
 which type the result has, and what is refused because floating-point arithmetic would not give PyTorch's result.
+Under autocast they are those that it gives on the call's device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from cutfuse.epilogue.errors import EpilogueError
+from cutfuse.epilogue.probes import Autocast, asking, autocast_on, probe
 
 
 class ValueType(NamedTuple):
@@ -22,6 +26,7 @@ class ValueType(NamedTuple):
     in_fp64: bool = False  # of an input: the arithmetic of its call is fp64
     like: str = ""  # not known, but the same as that of z or of an operand, named as `r0`
     is_number: bool = False  # of a Python number: tensors, also those without dimensions, decide the result's type
+    autocast: Autocast | None = None  # of z: what its call runs under
 
     def promotes_as(self, other: ValueType) -> bool:
         """Whether it is the same to PyTorch."""
@@ -57,8 +62,18 @@ def type_of(tensor: torch.Tensor) -> ValueType:
     return ValueType(tensor.dtype, tensor.dim() == 0)
 
 
+def types_of(z: torch.Tensor, *operands: torch.Tensor) -> ValueTypes:
+    """Of a call on these tensors, with the autocast that it runs under."""
+    first = ValueType(z.dtype, z.dim() == 0, autocast=autocast_on(z.device.type))
+    return (first, *[type_of(tensor) for tensor in operands])
+
+
 def input_types(types: ValueTypes) -> ValueTypes:
-    """The types of a call's inputs, with whether it computes in fp64: see `evaluate.arithmetic_dtype`."""
+    """The types of a call's inputs, with whether it computes in fp64: see `evaluate.arithmetic_dtype`.
+
+    Without the call's autocast, which is for `under_autocast`.
+    """
+    types = (types[0]._replace(autocast=None), *types[1:])
     has_dimensions = any(not item.is_scalar for item in types)
     in_fp64 = types[0].dtype is torch.float64 or any(
         item.dtype is torch.float64 and not (item.is_scalar and has_dimensions) for item in types
@@ -94,6 +109,72 @@ def refuse_unknown_type() -> NoReturn:
     )
 
 
+class _Thread(threading.local):
+    autocast: Autocast | None = None  # what the call whose values are typed runs under
+    at_start: tuple[Autocast | None, ...] = ()  # for the devices of `_devices`, when the trace under way began
+
+
+_thread = _Thread()
+
+
+def _devices() -> tuple[str, ...]:
+    """Whose autocast is watched: the call's device, where it runs under autocast, and else those that have kernels."""
+    return ("cuda", "cpu") if _thread.autocast is None else (_thread.autocast.device_type,)
+
+
+@contextlib.contextmanager
+def under_autocast(
+    types: ValueTypes, watched: bool = False, at_start: tuple[Autocast | None, ...] = ()
+) -> Iterator[tuple[Autocast | None, ...]]:
+    """A context in which values have the types that the autocast of a call gives, for the types of its inputs.
+
+    watched: whether the callable runs in it, which may enter or leave an autocast of its own. at_start: what such an
+    earlier context of the same trace gave.
+    """
+    before = _thread.autocast, _thread.at_start
+    _thread.autocast = types[0].autocast
+    _thread.at_start = at_start or (tuple(map(autocast_on, _devices())) if watched else ())
+    try:
+        yield _thread.at_start
+    finally:
+        _thread.autocast, _thread.at_start = before
+
+
+@contextlib.contextmanager
+def _typed_under(autocast: Autocast | None) -> Iterator[None]:
+    before, _thread.autocast = _thread.autocast, autocast
+    try:
+        yield
+    finally:
+        _thread.autocast = before
+
+
+def check_autocast(evaluate: Callable[[], Any], found: Any) -> None:
+    """Raises EpilogueError where the callable has entered or left an autocast that would change a value's type.
+
+    evaluate: what gave the value `found`.
+    """
+    for autocast in _entered_autocasts():
+        with _typed_under(autocast):
+            other = evaluate()
+        type: ValueType = found.type
+        if type.dtype is None or type != other.type:
+            types = "its type may differ" if type.dtype is None else f"it is {other.type.dtype}, and not {type.dtype}"
+            raise EpilogueError(
+                f"the epilogue computes {found!r} within a torch.autocast of its own, where {types}: an epilogue has "
+                "the types of the autocast that its call runs under. Enter torch.autocast around the call, or cast the "
+                "values in the epilogue (.float(), .half())"
+            )
+
+
+def _entered_autocasts() -> list[Autocast | None]:
+    """What the callable has entered since its trace began, of the devices on which its call may run."""
+    if not _thread.at_start:
+        return []
+    now = map(autocast_on, _devices())
+    return [found for found, before in zip(now, _thread.at_start, strict=True) if found != before]
+
+
 _PROMOTED_LIMIT = 4096
 _promoted: dict[tuple[Any, ...], ValueType] = {}
 
@@ -108,14 +189,16 @@ def promote(function: Callable[..., Any], name: str, arguments: tuple[Any, ...],
     given = [item for item in everything if isinstance(item, ValueType)]
     if any(item.dtype is None for item in given) or any(item is INPUT_DTYPE for item in everything):
         return UNKNOWN
+    autocast = _thread.autocast
     # 1, 1.0 and True are equal, but not to type promotion.
-    key = (function, arguments, tuple(keywords.items()), tuple(map(type, everything)), torch.get_default_dtype())
+    kinds = tuple(map(type, everything))
+    key = (function, arguments, tuple(keywords.items()), kinds, torch.get_default_dtype(), autocast)
     try:
         found = _promoted.get(key)
     except TypeError:  # an argument that is not hashable
-        return _promote(function, name, arguments, keywords)
+        return _promote(function, name, arguments, keywords, autocast)
     if found is None:
-        found = _promote(function, name, arguments, keywords)
+        found = _promote(function, name, arguments, keywords, autocast)
         if len(_promoted) >= _PROMOTED_LIMIT:
             _promoted.clear()
         _promoted[key] = found
@@ -123,13 +206,17 @@ def promote(function: Callable[..., Any], name: str, arguments: tuple[Any, ...],
 
 
 def _promote(
-    function: Callable[..., Any], name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]
+    function: Callable[..., Any],
+    name: str,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    autocast: Autocast | None,
 ) -> ValueType:
     given = [item for item in (*arguments, *keywords.values()) if isinstance(item, ValueType)]
     try:
-        # Autocast and modes are for the user's values, not for these, whose types are remembered.
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch(), torch.autocast("cpu", enabled=False):
-            result = _call(function, arguments, keywords)
+        with asking(autocast):
+            result = _call(function, arguments, keywords, autocast)
+        with asking(None):
             wraps = len(given) == 1 and given[0].is_integer and _wraps_around(function, arguments, keywords, result)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0]
@@ -176,12 +263,14 @@ def describe_types(types: list[ValueType]) -> str:
     return ", ".join("a number" if item.is_number else str(item.dtype) for item in types)
 
 
-def _call(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> torch.Tensor:
+def _call(
+    function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any], autocast: Autocast | None
+) -> torch.Tensor:
     """The function on tensors of the types. Numbers are numbers, or tensors where it takes nothing else."""
 
     def call(numbers: dict[torch.dtype, Any]) -> torch.Tensor:
-        named = {key: _probe(value, numbers) for key, value in keywords.items()}
-        result: torch.Tensor = function(*[_probe(value, numbers) for value in arguments], **named)
+        named = {key: _probe(value, numbers, autocast) for key, value in keywords.items()}
+        result: torch.Tensor = function(*[_probe(value, numbers, autocast) for value in arguments], **named)
         return result
 
     try:
@@ -189,14 +278,15 @@ def _call(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: di
     except TypeError:
         if not any(isinstance(value, ValueType) and value.is_number for value in (*arguments, *keywords.values())):
             raise
-        default = torch.ones((), dtype=torch.get_default_dtype(), device="cpu")
-        return call({torch.bool: default.bool(), torch.int64: default.long(), torch.float64: default})
+        dtypes = {torch.bool: torch.bool, torch.int64: torch.int64, torch.float64: torch.get_default_dtype()}
+        return call({kind: probe((), dtype, autocast, fill=1) for kind, dtype in dtypes.items()})
 
 
-def _probe(value: Any, numbers: dict[torch.dtype, Any]) -> Any:
+def _probe(value: Any, numbers: dict[torch.dtype, Any], autocast: Autocast | None) -> Any:
     """A tensor of the type, of no elements or no dimensions. Anything else as it is."""
     if not isinstance(value, ValueType):
         return value
     if value.is_number and value.dtype is not None:
         return numbers[value.dtype]
-    return torch.zeros(() if value.is_scalar else (0,), dtype=value.dtype, device="cpu")
+    assert value.dtype is not None
+    return probe(() if value.is_scalar else (0,), value.dtype, autocast)

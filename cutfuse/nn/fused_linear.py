@@ -16,9 +16,9 @@ from .. import arguments
 from ..composed import PyTorchCall
 from ..epilogue import Epilogue
 from ..epilogue.errors import EpilogueError, OperandCountError, evaluated_while_compiling
+from ..epilogue.probes import autocast_on
 from ..epilogue.types import ValueType, type_of
 from ..linear import LinearCall, describe_unfused, linear, prepare_linear
-from ..precision import autocast_dtype
 from ..prepare import PreparedWeight
 from ..reductions import REDUCTIONS
 from .plain_linear import why_not_plain
@@ -154,7 +154,7 @@ class FusedLinear(PreparesWeight):
         """x `[..., in_features]` and operands that broadcast against `[..., out_features]`."""
         if torch.compiler.is_dynamo_compiling():
             # An exception while Dynamo traces the epilogue could not be caught here.
-            if self._is_unfused_when_compiled(_input_dtype(x), tuple([_encode(operand) for operand in operands])):
+            if self._is_unfused_when_compiled((_input_type(x), *[_encode(operand) for operand in operands])):
                 return self._forward_unfused(x, *operands)
             return self._call(linear, self._weight(), self.bias, x, operands)
         if self._unfused and _kinds(x, operands) in self._unfused:
@@ -207,9 +207,11 @@ class FusedLinear(PreparesWeight):
         return self._weight(), self.bias
 
     @evaluated_while_compiling
-    def _is_unfused_when_compiled(self, dtype: torch.dtype, encoded: tuple[int | str | ValueType, ...]) -> bool:
+    def _is_unfused_when_compiled(self, types: tuple[Any, ...]) -> bool:
+        """types: of the pre-activation and the operands, encoded. A tuple, as Dynamo hands a NamedTuple over empty."""
+        z, *encoded = types
         operands = [float.fromhex(value) if isinstance(value, str) else value for value in encoded]
-        reason = self._why_unfused(dtype, operands)
+        reason = self._why_unfused(z, operands)
         if reason:
             self._warn(reason, stacklevel=3)
         return bool(reason)
@@ -218,9 +220,9 @@ class FusedLinear(PreparesWeight):
         """Why a call that raised cannot be fused; empty where its error is the caller's."""
         if self.epilogue is None or not _are_arguments(x, operands):
             return ""
-        return self._why_unfused(_input_dtype(x), operands)
+        return self._why_unfused(_input_type(x), operands)
 
-    def _why_unfused(self, dtype: torch.dtype, operands: Sequence[Any]) -> str:
+    def _why_unfused(self, z: ValueType, operands: Sequence[Any]) -> str:
         """Why the epilogue does not become a program for such operands, or their types; empty where it does.
 
         Raises OperandCountError where it takes another number of them.
@@ -228,7 +230,7 @@ class FusedLinear(PreparesWeight):
         numbers = tuple([operand if isinstance(operand, int | float) else None for operand in operands])
         types = [_type(operand) for operand in operands if not isinstance(operand, int | float)]
         try:
-            arguments.resolve_epilogue("nn.FusedLinear", self.epilogue, numbers, (ValueType(dtype), *types))
+            arguments.resolve_epilogue("nn.FusedLinear", self.epilogue, numbers, (z, *types))
         except OperandCountError:
             raise
         except Exception as error:  # whatever the user's code makes of a symbolic value
@@ -299,13 +301,15 @@ def _defined(cls: type) -> set[str]:
 
 def _are_arguments(x: Any, operands: Sequence[Any]) -> bool:
     """Whether these can be a call's arguments; otherwise its error says what is wrong with them."""
-    if not isinstance(x, Tensor) or _input_dtype(x) not in arguments.FLOATING_DTYPES:
+    if not isinstance(x, Tensor) or _input_type(x).dtype not in arguments.FLOATING_DTYPES:
         return False
     return all(isinstance(operand, Tensor | int | float) for operand in operands)
 
 
-def _input_dtype(x: Tensor) -> torch.dtype:
-    return autocast_dtype(x.device.type) or x.dtype
+def _input_type(x: Tensor) -> ValueType:
+    """The type of the pre-activation."""
+    autocast = autocast_on(x.device.type)
+    return ValueType(x.dtype if autocast is None else autocast.dtype, autocast=autocast)
 
 
 def _type(operand: Any) -> ValueType:
@@ -314,7 +318,7 @@ def _type(operand: Any) -> ValueType:
 
 def _kinds(x: Tensor, operands: Sequence[Any]) -> tuple[Any, ...]:
     """What decides whether an epilogue can be traced, besides the epilogue itself."""
-    return _input_dtype(x), *[None if isinstance(operand, int | float) else _type(operand) for operand in operands]
+    return _input_type(x), *[None if isinstance(operand, int | float) else _type(operand) for operand in operands]
 
 
 def _encode(operand: Tensor | float) -> int | str | ValueType:
