@@ -228,8 +228,15 @@ def mesh() -> Iterator[Any]:
 
 @pytest.mark.parametrize("compiles", [False, True])
 def test_tensor_parallel_layers(mesh: Any, compiles: bool) -> None:
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+
+    def shard(dim: int) -> Callable[..., None]:
+        def partition(name: str, module: nn.Module, mesh: Any) -> None:
+            for key, parameter in module.named_parameters(recurse=False):
+                placement = Shard(dim) if parameter.dim() > dim else Replicate()
+                module.register_parameter(key, nn.Parameter(distribute_tensor(parameter, mesh, [placement])))
+
+        return partition
 
     model = nn.Sequential(
         cutfuse.nn.FusedLinear(16, 8, epilogue=F.gelu),
@@ -238,7 +245,12 @@ def test_tensor_parallel_layers(mesh: Any, compiles: bool) -> None:
     model(X).sum().backward()
     expected, gradient = model(X).detach(), model[0].weight.grad
     model.zero_grad()
-    parallelize_module(model, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+
+    def replicate(module: nn.Module, inputs: tuple[Tensor], mesh: Any) -> tuple[Tensor]:
+        return (DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False),)
+
+    distribute_module(model[0], mesh, shard(0), replicate)
+    distribute_module(model[1], mesh, shard(1), output_fn=lambda module, y, mesh: y.full_tensor())
     assert isinstance(model[0].weight, DTensor)
     y = (torch.compile(model, backend="aot_eager", fullgraph=True) if compiles else model)(X)
     torch.testing.assert_close(y, expected)
