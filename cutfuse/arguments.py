@@ -221,7 +221,7 @@ def why_composed(x: Tensor, arithmetic: torch.dtype) -> str:
     """Why the kernels do not take x on its device; empty where they do. `arithmetic`: the type to compute in."""
     if _is_transformed():
         return "forward-mode derivatives and torch.func transforms run through PyTorch's own operations"
-    if (torch.compiler.is_compiling() or torch.jit.is_tracing()) and _is_exported_to_onnx():
+    if (torch.compiler.is_compiling() or torch._C._is_tracing()) and _is_exported_to_onnx():
         return "ONNX has PyTorch's own operations, and no operators of cutfuse"
     if routing.everywhere:
         return ""
@@ -306,15 +306,13 @@ def to_floating(function: str, x: Tensor) -> Tensor:
 
 
 def is_size(size: int, other: int) -> bool:
-    """`size == other`, of symbols whether that is known without a guard.
+    """`size == other`, of symbols whether that is known without a guard."""
+    # Dynamo takes symbols for integers.
+    if torch.compiler.is_dynamo_compiling() or isinstance(size, torch.SymInt) or isinstance(other, torch.SymInt):
+        from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy, which takes 1 s
 
-    Dynamo takes symbols for integers, so that `isinstance` does not tell.
-    """
-    if isinstance(size, int) and isinstance(other, int) and not torch.compiler.is_compiling():
-        return size == other
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy, which takes 1 s
-
-    return statically_known_true(size == other)
+        return statically_known_true(size == other)
+    return size == other
 
 
 def is_shape(shape: torch.Size, other: torch.Size) -> bool:

@@ -80,8 +80,8 @@ flops.register()
 
 
 def cache_tag() -> str:
-    """What compiled code on disk depends on besides the graph: how the operators are called."""
-    called = schema.SCHEMAS, [inductor.name_of(operator) for operator in inductor.UNDISPATCHED]
+    """What compiled code on disk depends on besides the graph: how operators are called, and how Inductor is mended."""
+    called = schema.SCHEMAS, [inductor.name_of(operator) for operator in inductor.UNDISPATCHED], "viewed memory"
     return f"cutfuse-{hashlib.sha256(repr(called).encode()).hexdigest()[:16]}"
 
 

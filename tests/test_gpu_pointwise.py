@@ -115,7 +115,6 @@ FUNCTIONS = {
         function.__name__: function
         for function in (F.elu, F.selu, F.celu, F.leaky_relu, F.hardtanh, F.softplus, F.softshrink, F.hardshrink)
     },
-    "tanhshrink": F.tanhshrink,
 }
 
 

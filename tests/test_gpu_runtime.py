@@ -301,6 +301,7 @@ def test_every_op_has_the_type_that_autocast_gives(op: Op, cast: torch.dtype) ->
             assert cutfuse.pointwise(fn, *tensors).dtype == epilogue(*tensors).dtype == expected
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")  # PyTorch's own, while it imports Inductor
 @pytest.mark.general_path("autocast")
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize(

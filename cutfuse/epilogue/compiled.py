@@ -21,10 +21,11 @@ from cutfuse.epilogue.errors import EpilogueError, evaluated_while_compiling
 from cutfuse.epilogue.expression import Expr, refuse_captured
 from cutfuse.epilogue.lower import check_length
 from cutfuse.epilogue.modes import Modes, WithoutGradient, check_end, record_call, refuse_custom_function
+from cutfuse.epilogue.probes import Autocast
 from cutfuse.epilogue.symbolic import refuse_list
 from cutfuse.epilogue.trace import ONE_SCALAR, Epilogue, check_result, epilogue_called, symbolic_arguments
 from cutfuse.epilogue.traced_tensor import evaluate_call
-from cutfuse.epilogue.types import INPUT_DTYPE, Autocast, InputDtype, ValueTypes, under_autocast
+from cutfuse.epilogue.types import INPUT_DTYPE, InputDtype, ValueTypes, under_autocast
 
 
 class _Trace(threading.local):
@@ -175,6 +176,6 @@ def _finish(result: tuple[str, Any] | None, value_count: int, operand_count: int
 def _refuse_applied_function() -> None:
     """Dynamo traces the forward of a torch.autograd.Function in place of the Function, as no stand-in needs a gradient;
     of that a trace sees nothing else."""
-    applied = Functions.now()
-    if applied.count > _trace.functions.count:
-        refuse_custom_function(applied.latest_since(_trace.functions))
+    now = Functions.now()
+    if now.applied > _trace.functions.applied:
+        refuse_custom_function(now.latest_since(_trace.functions))

@@ -35,7 +35,7 @@ _Value = Expr | WithoutGradient
 class Functions(NamedTuple):
     """The torch.autograd.Functions that Dynamo has applied, in all that it has traced so far."""
 
-    count: int
+    applied: int
     traced: list[CodeType]  # of the Python functions that it has traced
     frames: list[CodeType]  # and of those that it is tracing, the innermost last
 

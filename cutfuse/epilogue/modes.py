@@ -113,7 +113,7 @@ def function_of_forward(codes: list[CodeType]) -> type | None:
     kinds: list[type] = [torch.autograd.Function]
     for kind in kinds:  # grows while it is walked
         kinds.extend(kind.__subclasses__())
-        forward = getattr(kind, "forward", None)
+        forward: Any = getattr(kind, "forward", None)
         while hasattr(forward, "__wrapped__"):
             forward = forward.__wrapped__
         if kind is not torch.autograd.Function and getattr(forward, "__code__", None) in codes:

@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import composed, dynamo
 from ..epilogue import Program
 from ..epilogue.evaluate import arithmetic_dtype
-from ..ops import schema
+from ..ops import inductor, schema
 from ..ops.fake import sum_dtype
 from ..reductions import GRADIENTS, NEEDS_RESULT
 
@@ -240,6 +240,8 @@ def reduce(
     dims: tuple[int, ...],
     out_dtype: torch.dtype,
 ) -> Tensor:
+    if torch.compiler.is_dynamo_compiling():
+        inductor.register()
     if needs_gradient(x, *operands):
         y: Tensor = Reduce.apply(program, reduction, dims, out_dtype, x, *operands)
         return y

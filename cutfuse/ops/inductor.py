@@ -42,16 +42,20 @@ UNDISPATCHED: tuple[Callable[..., Any], ...] = (
 
 @dynamo.assume_constant_result
 def register() -> bool:
-    """Adds the linear operators to Inductor's decompositions. Runs while Dynamo traces a call, before Inductor does."""
+    """Adds the linear operators to Inductor's decompositions, and mends its views.
+
+    Runs while Dynamo traces a call, before Inductor does.
+    """
     # Imported here because that takes seconds, and other backends of torch.compile do not import it.
     from torch._inductor import decomposition, lowering
 
     if schema.linear in decomposition.decompositions:
         return True
+    _lay_out_viewed_memory()
     for operator in UNDISPATCHED:
         # A fallback is how Inductor calls an operator that it does not know. It makes one by itself only for operators
         # without a decomposition, because it does not expect a decomposition to return NotImplemented.
-        lowering.make_fallback(operator, _constrained, warn=False)
+        lowering.make_fallback(operator, lowering.constrain_to_fx_strides, warn=False)
         lowering.lowerings[operator] = _undispatched(lowering.lowerings[operator], operator)
     for operator, decomposed in ((schema.linear, linear), (schema.linear_reduce, linear_reduce)):
         # The second table is a copy of the first, made once. A setting of Inductor decides which one it reads.
@@ -60,30 +64,36 @@ def register() -> bool:
     return True
 
 
-def _constrained(node: torch.fx.Node, *args: Any, **kwargs: Any) -> Any:
-    """What Inductor calls for an operator's arguments: their strides keep the order that they have in the graph.
+def _lay_out_viewed_memory() -> None:
+    """Has Inductor fix the layout of memory where it makes a view of other dimensions of it.
 
-    Views of memory whose layout is still open are settled first. Up to PyTorch 2.11 Inductor pads the rows of such
-    memory when it makes a view of it, and may decide on rows without padding when it lays the memory out for an
-    operator that is none of PyTorch's: the view then reads what nobody has written.
+    It takes the strides of such a view from a layout that is still open, and may decide on another one later: whether
+    rows are padded depends on what reads them first. The view then reads what nobody has written. Seen with PyTorch
+    2.11, in graphs of ours and in its own: gradients of layers whose rows of results are no multiple of 128 bytes.
     """
-    from torch._inductor import lowering
+    from torch._inductor import ir
 
-    for value in torch.utils._pytree.tree_leaves((args, kwargs)):
-        _settle_layout(value)
-    return lowering.constrain_to_fx_strides(node, *args, **kwargs)
+    create = ir.View.create
+
+    @functools.wraps(create)
+    def create_settled(*args: Any, **kwargs: Any) -> Any:
+        view = create(*args, **kwargs)
+        _settle_layout(view)
+        return view
+
+    ir.View.create = staticmethod(create_settled)  # type: ignore[method-assign]
 
 
-def _settle_layout(value: Any) -> None:
+def _settle_layout(view: Any) -> None:
     """Fixes the layout of the memory behind a view, as the view was made of it."""
     from torch._inductor import ir
 
-    is_view = False
-    while isinstance(value, (ir.TensorBox, ir.BaseView, ir.StorageBox)):
-        is_view = is_view or isinstance(value, ir.ReinterpretView)
-        value = value.data
-    if is_view and isinstance(value, ir.Buffer) and isinstance(value.layout, ir.FlexibleLayout):
-        value.freeze_layout_with_exact_strides(value.layout.stride)
+    memory, has_strides = view, False
+    while isinstance(memory, (ir.TensorBox, ir.BaseView, ir.StorageBox)):
+        has_strides = has_strides or isinstance(memory, ir.ReinterpretView)
+        memory = memory.data
+    if has_strides and isinstance(memory, ir.Buffer) and isinstance(memory.layout, ir.FlexibleLayout):
+        memory.freeze_layout_with_exact_strides(memory.layout.stride)
 
 
 def _undispatched(lower: Callable[..., Any], operator: Any) -> Callable[..., Any]:
