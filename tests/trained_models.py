@@ -435,10 +435,12 @@ def make_model(seed: int, sizes: Sizes = DEVICE_SIZES) -> TrainedModel:
     (precision,) = choose.choices(list(PRECISIONS), _PRECISION_WEIGHTS)
     made = _Writer(choose, sizes, precision)
     shape = (*_shape(choose, sizes), made.width())
-    made.live["x"] = torch.empty(shape, device="meta")
     layout = tuple(range(len(shape)))
     if len(shape) > 2 and made.likely(0.15):
         layout = (1, 0, *layout[2:])
+    # As it lies in memory, which says of which shapes it has a view.
+    in_memory = torch.empty([shape[dimension] for dimension in layout], device="meta")
+    made.live["x"] = in_memory.permute(*(layout.index(dimension) for dimension in range(len(shape))))
     for _ in range(choose.randint(2, 5)):
         _step(made)
     while not made.products or not made.values:
