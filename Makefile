@@ -27,7 +27,7 @@ else
 CUTFUSE_CUDA ?= OFF
 endif
 
-NATIVE := pyproject.toml CMakeLists.txt $(wildcard cmake/* build_backend/*.py csrc/*.cpp csrc/*/*)
+NATIVE := pyproject.toml CMakeLists.txt $(wildcard cmake/*.* build_backend/*.py csrc/*.cpp csrc/*/*)
 INSTALLED := $(VENV)/.installed-cuda-$(CUTFUSE_CUDA)
 CPP_FILES := $(wildcard $(foreach suffix,h cuh cpp cu def,csrc/*.$(suffix) csrc/*/*.$(suffix)))
 # What a build without CUDA compiles; clang-tidy needs no more to know it, and takes a minute on 2 cores.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,13 @@ def test_the_workflow_runs_targets_that_make_has() -> None:
     targets = re.findall(r"run: make (\w+)", (ROOT / ".github" / "workflows" / "tests.yml").read_text())
     assert set(targets) == {"test", "lint"}
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+
+
+def test_a_second_make_installs_nothing(tmp_path: Path) -> None:
+    """What Python leaves beside the build files is no prerequisite."""
+    for name in ("cmake/a.cmake", "cmake/__pycache__/b.pyc", "csrc/epilogue/c.h"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text() + "\nnative:\n\t@echo $(NATIVE)\n")
+    found = subprocess.run(["make", "-s", "native"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["pyproject.toml", "CMakeLists.txt", "cmake/a.cmake", "csrc/epilogue/c.h"]
