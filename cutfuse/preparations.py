@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
@@ -54,6 +55,8 @@ def prepare_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
 def _find_preparation(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Preparation, tuple[Any, ...]]:
     """The function or module that is called, what prepares its calls, and the arguments of this one."""
     first = args[0] if args else None
+    if isinstance(first, torch.nn.Module):
+        _refuse_compiled(first)
     if isinstance(first, torch.nn.Module) and isinstance(first, PreparesCalls):
         _check_forward(first)
         return first, first.prepare_call, args[1:]
@@ -68,14 +71,20 @@ def _find_preparation(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
     return function, PREPARATIONS[function], args
 
 
+def _refuse_compiled(module: torch.nn.Module) -> None:
+    """Raises TypeError for what torch.compile made of a module: only until Python 3.11 does a protocol see in it the
+    attributes of the one inside."""
+    dynamo = sys.modules.get("torch._dynamo")  # which takes 1 s to import, and is there where something is compiled
+    if dynamo is not None and isinstance(module, dynamo.OptimizedModule):
+        raise TypeError(
+            f"cutfuse.explain: the module is compiled ({type(module).__name__}); explain the one that torch.compile "
+            f"was given, or {_WHOLE_MODELS}"
+        )
+
+
 def _check_forward(module: torch.nn.Module) -> None:
     """Raises TypeError where `prepare_call` is of another forward than the one that runs."""
     name = type(module).__name__
-    if isinstance(module, torch._dynamo.OptimizedModule):
-        raise TypeError(
-            f"cutfuse.explain: the module is compiled ({name}); explain the one that torch.compile was given, or "
-            f"{_WHOLE_MODELS}"
-        )
     own = next(cls for cls in type(module).__mro__ if "forward" in vars(cls))
     if "forward" in vars(module) or "prepare_call" not in vars(own):
         raise TypeError(
