@@ -189,7 +189,7 @@ def test_compiled_transforms(name: str, transform: str, is_trained: bool) -> Non
     """Dynamo enters a transform that it traces, below which no tensor asks for a gradient."""
     torch._dynamo.reset()
     call, reference = (COMPILED[transform](function) for function in BATCHED[name])
-    given = [t.clone().requires_grad_(is_trained) for t in (X, WEIGHT, ROW)]
+    given = [t.detach().clone().requires_grad_(is_trained) for t in (X, WEIGHT, ROW)]
     expected = reference(*given)
     with use_operators_everywhere():
         found = torch.compile(call, backend="aot_eager", fullgraph=True)(*given)
@@ -212,12 +212,13 @@ def test_compiled_forward_mode(name: str) -> None:
     """Of a function that enters the level itself, and of one that is compiled before it is given dual numbers."""
     torch._dynamo.reset()
     call, reference = BATCHED[name]
-    expected = tangent_inside(reference)(X, WEIGHT, ROW)
+    given = [t.detach() for t in (X, WEIGHT, ROW)]  # other tests have asked for their gradients
+    expected = tangent_inside(reference)(*given)
     with use_operators_everywhere():
-        found = torch.compile(tangent_inside(call), backend="aot_eager")(X, WEIGHT, ROW)
+        found = torch.compile(tangent_inside(call), backend="aot_eager")(*given)
         compiled = torch.compile(call, backend="aot_eager")
-        compiled(X, WEIGHT, ROW)
-        around = tangent_inside(compiled)(X, WEIGHT, ROW)
-        value = compiled(X, WEIGHT, ROW)
+        compiled(*given)
+        around = tangent_inside(compiled)(*given)
+        value = compiled(*given)
     torch.testing.assert_close((found, around), (expected, expected))
-    torch.testing.assert_close(value, reference(X, WEIGHT, ROW))
+    torch.testing.assert_close(value, reference(*given))
