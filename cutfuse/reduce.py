@@ -122,7 +122,8 @@ def prepare_reduce(
         return PyTorchCall(op, [x], because, dims)
     x = arguments.to_floating("reduce", x)
     numbers, tensors = arguments.split_operands("reduce", operands, x.device)
-    if tensors and not arguments.is_shape(arguments.broadcast_shape("reduce", x, tensors), x.shape):
+    shape = arguments.broadcast_shape("reduce", x, tensors) if tensors else x.shape
+    if not arguments.is_shape(shape, x.shape) and shape != x.shape:  # of symbols, first what is known without a guard
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
         raise ValueError(f"cutfuse.reduce: operands of shape {shapes} do not broadcast against x's {tuple(x.shape)}")
     resolved = arguments.resolve_epilogue("reduce", prologue, numbers, types_of(x, *tensors))

@@ -79,6 +79,9 @@ class Model(nn.Module):
         return y + cutfuse.reduce(joined, 1, "logsumexp", keepdim=True) * 2
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.8."), reason="AOTInductor of PyTorch 2.8 gives operators fp64 for the type fp32"
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_package_runs(tmp_path: Path) -> None:
     model, x = Model().eval().requires_grad_(False), X.float()

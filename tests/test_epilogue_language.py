@@ -452,13 +452,18 @@ FUNCTIONS = (StraightThrough, Reverse, WithContextApart, InEnableGrad)
     ids=["linear", "pointwise", "reduce", "ahead"],
 )
 def test_a_function_with_a_backward_of_its_own_is_refused(function: type, call: Callable) -> None:
+    message = rf"autograd.Function \S*\.{function.__name__},.* after the call"
+    if function is Reverse:  # from PyTorch 2.14 on its apply is written in C, which is seen in no frame
+        message += "|view_as is not in the epilogue language"
     for fn in (function.apply, lambda z: function.apply(z + 1) * 2, InModule(function)):
-        with pytest.raises(EpilogueError, match=rf"autograd.Function \S*\.{function.__name__},.* after the call"):
+        with pytest.raises(EpilogueError, match=message):
             call(fn, torch.randn(2, 4))
 
 
 def test_a_function_is_refused_below_transforms() -> None:
-    with pytest.raises(EpilogueError, match="WithContextApart"):
+    with pytest.raises(
+        EpilogueError, match=r"WithContextApart|custom_function_call"
+    ):  # the latter from PyTorch 2.14 on
         torch.func.grad(lambda x: cutfuse.pointwise(WithContextApart.apply, x).sum())(torch.randn(4))
 
 

@@ -538,3 +538,20 @@ def test_an_autocast_of_an_epilogues_own_is_refused_where_it_matters() -> None:
     for call in (lambda: cutfuse.pointwise(on, X), lambda: Epilogue(on)):
         with pytest.raises(EpilogueError, match=r"within a torch\.autocast of its own"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (lambda z: torch.where(z > 0, z, 0.0), torch.float16),
+        (lambda z: torch.where(z > 0, 1.0, 0.0) * z, torch.float32),
+        (torch.sinc, torch.float16),
+        (lambda z: 1 / (1 + z * z), torch.float32),
+        (lambda z: 2.0 / z, torch.float32),
+        (lambda z: z / 2, torch.float16),
+    ],
+)
+def test_types_under_the_autocast_of_a_gpu(fn: Callable, expected: torch.dtype) -> None:
+    """Asked without one: some functions make tensors of numbers themselves, and 1 / z is a reciprocal."""
+    z = ValueType(torch.float16, autocast=Autocast("cuda", torch.float16))
+    assert Epilogue(fn).for_types((z,)).dtype == expected

@@ -206,7 +206,7 @@ def tangent_inside(call: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
     return forward
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.parametrize("name", BATCHED)
 def test_compiled_forward_mode(name: str) -> None:
     """Of a function that enters the level itself, and of one that is compiled before it is given dual numbers."""

@@ -264,5 +264,7 @@ def test_all_of_a_call_are_distributed(mesh: Any, name: str) -> None:
     from torch.distributed.tensor import Replicate, distribute_tensor
 
     _, fused, eager = CALLS[name]
+    if name == "rows" and torch.__version__.startswith("2.8."):
+        pytest.skip("DTensor of PyTorch 2.8 has no logsumexp")
     given = given_of(name, "all", lambda tensor: distribute_tensor(tensor, mesh, [Replicate()]))
     torch.testing.assert_close(inner(fused(*given)), eager(*given_of(name, "", two)))

@@ -131,7 +131,7 @@ class _Writer:
             known = dict(self.live)
             try:
                 exec(text, known)
-            except (RuntimeError, IndexError, ValueError):
+            except (RuntimeError, IndexError, ValueError, AssertionError):
                 continue
             if all(_is_usable(known[name]) for name in made):
                 self.live.update({name: known[name] for name in made})

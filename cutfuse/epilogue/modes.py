@@ -14,7 +14,8 @@ from cutfuse.epilogue.errors import EpilogueError
 from cutfuse.epilogue.expression import Expr
 from cutfuse.epilogue.types import check_autocast
 
-_APPLY: CodeType = vars(torch.autograd.Function)["apply"].__func__.__code__
+# Of `torch.autograd.Function.apply`; None from PyTorch 2.14 on, where that is written in C.
+_APPLY: CodeType | None = getattr(getattr(vars(torch.autograd.Function)["apply"], "__func__", None), "__code__", None)
 
 
 class Modes(NamedTuple):
@@ -101,11 +102,16 @@ def refuse_custom_function(function: type | None) -> NoReturn:
 
 def refuse_applied_function(base: CodeType) -> None:
     """Raises EpilogueError where the caller runs in `Function.apply`, called by what runs in a frame of code `base`."""
+    codes: list[CodeType] = []
     frame = sys._getframe(1)
     while frame is not None and frame.f_code is not base:
         if frame.f_code is _APPLY:
             refuse_custom_function(frame.f_locals["cls"])
+        codes.append(frame.f_code)
         frame = frame.f_back  # type: ignore[assignment]  # None at the end
+    applied = function_of_forward(codes) if _APPLY is None else None
+    if applied is not None:
+        refuse_custom_function(applied)
 
 
 def function_of_forward(codes: list[CodeType]) -> type | None:

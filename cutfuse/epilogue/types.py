@@ -213,9 +213,10 @@ def _promote(
     autocast: Autocast | None,
 ) -> ValueType:
     given = [item for item in (*arguments, *keywords.values()) if isinstance(item, ValueType)]
+    if function is torch.div and len(arguments) == 2 and _is_number(arguments[0]):
+        function, arguments = torch.Tensor.__rtruediv__, arguments[::-1]  # 1 / z is a reciprocal, which autocast casts
     try:
-        with asking(autocast):
-            result = _call(function, arguments, keywords, autocast)
+        result = _ask(function, arguments, keywords, autocast)
         with asking(None):
             wraps = len(given) == 1 and given[0].is_integer and _wraps_around(function, arguments, keywords, result)
     except (RuntimeError, TypeError, NotImplementedError) as error:
@@ -234,6 +235,25 @@ def _promote(
             "compute this before"
         )
     return found
+
+
+def _is_number(value: Any) -> bool:
+    return value.is_number if isinstance(value, ValueType) else isinstance(value, int | float)
+
+
+def _ask(
+    function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any], autocast: Autocast | None
+) -> torch.Tensor:
+    """What the function gives for values of the types, under that autocast."""
+    try:
+        with asking(autocast):
+            return _call(function, arguments, keywords, autocast)
+    except (RuntimeError, NotImplementedError):
+        if autocast is None:
+            raise
+    # Some functions, such as torch.where of a number, make tensors on the device. Autocast knows none of them.
+    with asking(None):
+        return _call(function, arguments, keywords, None)
 
 
 def _wraps_around(
