@@ -213,7 +213,7 @@ def _promote(
     autocast: Autocast | None,
 ) -> ValueType:
     given = [item for item in (*arguments, *keywords.values()) if isinstance(item, ValueType)]
-    if function is torch.div and len(arguments) == 2 and _is_number(arguments[0]):
+    if function is torch.div and len(arguments) == 2 and not keywords and _is_number(arguments[0]):
         function, arguments = torch.Tensor.__rtruediv__, arguments[::-1]  # 1 / z is a reciprocal, which autocast casts
     try:
         result = _ask(function, arguments, keywords, autocast)
