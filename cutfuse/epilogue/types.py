@@ -248,8 +248,8 @@ def _ask(
     try:
         with asking(autocast):
             return _call(function, arguments, keywords, autocast)
-    except (RuntimeError, NotImplementedError):
-        if autocast is None:
+    except RuntimeError:
+        if autocast is None or autocast.device_type == "cpu":
             raise
     # Some functions, such as torch.where of a number, make tensors on the device. Autocast knows none of them.
     with asking(None):
