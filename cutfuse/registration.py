@@ -62,7 +62,8 @@ for _key, _functions in DISPATCHED.items():
         schema.LIBRARY.impl(_name, _function, _key)
 
 for _name in _CUDA:
-    torch.library.register_fake(f"cutfuse::{_name}", getattr(fake, _name), lib=schema.LIBRARY)
+    _fake = inductor.registered_with_inductor(getattr(fake, _name))
+    torch.library.register_fake(f"cutfuse::{_name}", _fake, lib=schema.LIBRARY)
 
 
 # Exported programs with operators in them go to where cutfuse is not by PyTorch's operations: those of a CPU, on every

@@ -12,6 +12,7 @@ the arguments twice.
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ from . import schema
 UNDISPATCHED: tuple[Callable[..., Any], ...] = (
     schema.linear,
     schema.linear_reduce,
+    schema.linear_with_pre_activation,
     schema.product,
     schema.joined,
     schema.pointwise,
@@ -42,7 +44,7 @@ UNDISPATCHED: tuple[Callable[..., Any], ...] = (
 
 @dynamo.assume_constant_result
 def register() -> bool:
-    """Adds the linear operators to Inductor's decompositions, and mends its views.
+    """Has Inductor call the operators, decompose the linear ones, and mend its views.
 
     Runs while Dynamo traces a call, before Inductor does.
     """
@@ -62,6 +64,22 @@ def register() -> bool:
         for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
             table[operator] = decomposed
     return True
+
+
+def registered_with_inductor(fake: Callable[..., Any]) -> Callable[..., Any]:
+    """`fake`, which PyTorch calls for the shapes of an operator's results, for graphs that reach Inductor by no trace.
+
+    Exported programs do, by AOTInductor, which is loaded by then. Without our fallbacks, Inductor refuses operators
+    that have a decomposition where the environment variable CI is set.
+    """
+
+    @functools.wraps(fake)
+    def registered(*args: Any, **kwargs: Any) -> Any:
+        if "torch._inductor.lowering" in sys.modules:
+            register()
+        return fake(*args, **kwargs)
+
+    return registered
 
 
 def _lay_out_viewed_memory() -> None:
