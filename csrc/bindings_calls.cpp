@@ -1,4 +1,5 @@
 // The direct path of the public functions and the operators: its plans, and what it is told about PyTorch.
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -105,10 +106,20 @@ call::TensorFacts facts_of(py::object const& tensor) {
   return facts;
 }
 
-// wrt, layout and type.
-using GradientTuple = std::tuple<int, ResultTuple, int>;
-// Layout of the partial sums, their number of rows, bytes of workspace of their fold, layout and type of the result.
-using ColumnSumTuple = std::tuple<ResultTuple, int64_t, int64_t, ResultTuple, int>;
+// Extents (outer, reduced, inner), the layout of what is summed, bytes of workspace, layout and type of the result.
+using GradientSumTuple = std::tuple<Extents, LayoutTuple, int64_t, ResultTuple, int>;
+// wrt, layout, type, and how it is summed.
+using GradientTuple = std::tuple<int, ResultTuple, int, std::optional<GradientSumTuple>>;
+// Layout of the partial sums, and how they are summed.
+using ColumnSumTuple = std::tuple<ResultTuple, GradientSumTuple>;
+
+call::GradientSum to_sum(std::string const& function, GradientSumTuple const& given) {
+  auto const& [extents, x, workspace_bytes, result, dtype] = given;
+  check_extents(function.c_str(), extents);
+  PyRef workspace;
+  if (workspace_bytes > 0) workspace = sizes_of(workspace_bytes);
+  return {{extents[0], extents[1], extents[2]}, to_layout(x), std::move(workspace), to_result(result), to_dtype(dtype)};
+}
 
 call::ElementGradientPlan to_gradients(std::string const& function, Program const& program,
                                        std::vector<GradientTuple> const& outputs,
@@ -119,16 +130,15 @@ call::ElementGradientPlan to_gradients(std::string const& function, Program cons
                           std::to_string(kMaxDerivatives));
   }
   call::ElementGradientPlan plan = {};
-  for (auto const& [wrt, layout, dtype] : outputs) {
+  for (auto const& [wrt, layout, dtype, sum] : outputs) {
     if (wrt < 0 || wrt > program.operand_count) throw py::value_error(function + ": no input " + std::to_string(wrt));
-    plan.outputs.push_back({wrt, to_result(layout), to_dtype(dtype)});
+    plan.outputs.push_back({wrt, to_result(layout), to_dtype(dtype), std::nullopt});
+    if (sum) plan.outputs.back().sum = to_sum(function, *sum);
   }
   plan.specialization = specialization.value_or(nullptr);
-  if (!column_sum) return plan;
-  auto const& [partials, row_blocks, workspace_bytes, sums, dtype] = *column_sum;
-  PyRef workspace;
-  if (workspace_bytes > 0) workspace = sizes_of(workspace_bytes);
-  plan.column_sum = {to_result(partials), row_blocks, std::move(workspace), to_result(sums), to_dtype(dtype)};
+  if (column_sum) {
+    plan.column_sum = {to_result(std::get<0>(*column_sum)), to_sum(function, std::get<1>(*column_sum))};
+  }
   return plan;
 }
 
@@ -147,16 +157,18 @@ CallPlan backward_call(Extents const& extents, LayoutTuple const& grad, LayoutTu
   return begin_plan(std::move(steps), program, operands);
 }
 
-// The plan of a product, what z's gradient is multiplied by, and the layout of the result.
-using BackwardProductTuple = std::tuple<LinearPlan, py::object, ResultTuple>;
+// The plan of a product, what z's gradient is multiplied by, whether that comes first, and the layout of the result.
+using BackwardProductTuple = std::tuple<LinearPlan, py::object, bool, ResultTuple>;
 
 std::optional<call::BackwardProduct> to_backward_product(std::optional<BackwardProductTuple> const& given) {
   if (!given) return std::nullopt;
-  auto const& [plan, factor, result] = *given;
-  if (!plan.is_fused() || plan.workspace_bytes > 0) {
-    throw py::value_error("training_plan: the products of a backward pass are single kernels without a workspace");
-  }
-  return call::BackwardProduct{steps_of("training_plan", plan, {}), facts_of(factor), to_result(result)};
+  auto const& [plan, factor, factor_first, result] = *given;
+  if (!plan.is_fused()) throw py::value_error("training_plan: the products of a backward pass are kernels of ours");
+  return call::BackwardProduct{steps_of("training_plan", plan, {}), facts_of(factor), factor_first, to_result(result)};
+}
+
+int64_t workspace_bytes_of(std::optional<call::BackwardProduct> const& product) {
+  return product ? product->steps.plan.workspace_bytes : 0;
 }
 
 py::object training_plan(py::object const& z, std::vector<py::object> const& operand_tensors, py::object const& y,
@@ -180,7 +192,6 @@ py::object training_plan(py::object const& z, std::vector<py::object> const& ope
         "training_plan: the product's plan has to be fused, and to store the pre-activation unless the gradient is "
         "handed on");
   }
-  if (hands_gradient_on && !product) throw py::value_error("training_plan: a gradient is handed on to a fused product");
   if (product) plan.product = steps_of("training_plan", *product, epilogues);
   if (product && product->workspace_bytes > 0) plan.workspace_sizes = sizes_of(product->workspace_bytes);
   plan.pre_activation = to_result(pre_activation);
@@ -204,6 +215,8 @@ py::object training_plan(py::object const& z, std::vector<py::object> const& ope
   plan.identity = identity;
   plan.grad_x = to_backward_product(grad_x);
   plan.grad_weight = to_backward_product(grad_weight);
+  int64_t const workspace_bytes = std::max(workspace_bytes_of(plan.grad_x), workspace_bytes_of(plan.grad_weight));
+  if (workspace_bytes > 0) plan.backward_workspace_sizes = sizes_of(workspace_bytes);
   PyObject* const handle = call::wrap(std::move(plan));
   if (handle == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(handle);
@@ -212,6 +225,12 @@ py::object training_plan(py::object const& z, std::vector<py::object> const& ope
 CallPlan training_call(py::object const& apply, py::object const& plan, SpecializedEpilogues const& epilogues) {
   CallPlan call = {};
   call.steps = call::TrainingSteps{PyRef::share(apply.ptr()), PyRef::share(plan.ptr()), epilogues};
+  return call;
+}
+
+CallPlan function_call(py::object const& function) {
+  CallPlan call = {};
+  call.steps = call::FunctionSteps{PyRef::share(function.ptr())};
   return call;
 }
 
@@ -273,6 +292,8 @@ void bind_calls(py::module_& module) {
   module.def("product_call", &product_call, "The plan of PyTorch's own linear layer.");
   module.def("operation_call", &operation_call, py::arg("function"), py::arg("arguments"),
              "PyTorch's own linear layer, then function(*arguments): 0 for the layer's result, k for operand k - 1.");
+  module.def("function_call", &function_call, py::arg("function"),
+             "function(x, weight, bias or None, *operands), of a linear layer.");
   module.def("linear_call", &linear_call, py::arg("plan"), py::arg("program"), py::arg("operands"),
              py::arg("epilogues"), py::arg("result"),
              "An operand is (dtype, outer, row and column stride), a result (sizes, strides, torch.dtype).");
@@ -289,13 +310,13 @@ void bind_calls(py::module_& module) {
       py::arg("backward"), py::arg("product"), py::arg("epilogues"), py::arg("pre_activation"), py::arg("identity"),
       py::arg("grad_x"), py::arg("grad_weight"), py::arg("hands_gradient_on"),
       "What training_linear, training_forward and training_backward take: of y = program(z, operands) over tensors "
-      "like these. is_read: which operands the backward pass reads. An output is (wrt, layout of a result, dtype); "
-      "column_sum is None or (partials' layout, their rows, bytes of "
-      "workspace to fold them, the sum's layout, dtype). forward, backward: the program in the kernels of the two "
+      "like these. is_read: which operands the backward pass reads. An output is (wrt, layout of a result, dtype, and "
+      "None or how it is summed: extents (outer, reduced, inner), the layout of what is summed, bytes of workspace, the "
+      "sum's layout, dtype); column_sum is None or (partials' layout, how they are summed). forward, backward: the program in the kernels of the two "
       "passes. product: a fused plan that stores the pre-activation, of this layout, with its epilogues; None where "
       "the forward pass is PyTorch's product and a pass. grad_x, grad_weight: the products of the backward pass, each "
-      "None where PyTorch multiplies, or (a fused plan of z's gradient and another tensor, that tensor, the layout of "
-      "the result); identity is their program. hands_gradient_on: the program adds operands, so that all outputs are "
+      "None where PyTorch multiplies, or (a fused plan of z's gradient and another tensor, that tensor, whether it is the "
+      "first of the two, the layout of the result); identity is their program. hands_gradient_on: the program adds operands, so that all outputs are "
       "the gradient that arrives; the partial sums are then that gradient's rows.");
   module.def("pointwise_call", &pointwise_call, py::arg("extents"), py::arg("x"), py::arg("out_dtype"),
              py::arg("program"), py::arg("operands"), py::arg("result"), py::arg("specialization"),

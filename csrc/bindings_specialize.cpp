@@ -148,6 +148,8 @@ void bind_specialize(py::module_& module) {
   module.def(
       "why_not_specialized", [] { return sp::kernel_compiler().why_not(); },
       "Why no program can be compiled into a kernel; empty where it can.");
+  module.def("set_stalled", &sp::set_stalled, py::arg("stalled"),
+             "Whether specializations are queued that no thread compiles: calls that wait for one try again.");
   module.def("specialization_count", &sp::specialization_count);
   module.def("compiled_count", &sp::compiled_count, "How many specializations are compiled.");
   module.attr("most_specializations") = sp::kMostSpecializations;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from . import arguments, composed
 from .composed import PyTorchCall
 from .direct import calls
+from .direct.recorded import record
 from .direct.training import multiplies_at_once
 from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
@@ -113,13 +115,53 @@ def _linear_generally(given: tuple[Any, ...], remember: bool = False, recompute:
         if isinstance(found, Tensor):
             return found
         remember = False
-    if call.operation is None:
-        y = _shaped(run_linear(call), x, call, keepdim)
-    else:  # of the tensors as they are given, as in a direct call: every call rounds and lays out its results alike
+    tensors = (x, weight, bias, *calls.tensors_of(operands))
+    if call.operation is not None:
+        # Of the tensors as they are given, as in a direct call: every call rounds and lays out its results alike.
         y = call.operation(F.linear(x, call.weight, bias), calls.tensors_of(operands))
+    elif remember and _is_recorded(given, call, tensors):
+        y, replay = record(functools.partial(_run_given, call, keepdim), tensors)
+        calls.remember_steps(given, call.epilogue, replay)
+        return y
+    else:
+        y = _shaped(run_linear(call), x, call, keepdim)
     if remember:
         _remember(given, call, y)
     return y
+
+
+def _is_recorded(given: tuple[Any, ...], call: LinearCall, tensors: Sequence[Tensor | None]) -> bool:
+    """Whether the operations that a call takes are written down, for the next calls like it."""
+    if is_plain(call) or needs_gradient(*tensors) or not _takes_steps(call, tensors):
+        return False
+    # A number in the memory of a CPU is copied to the device anew.
+    are_there = all(t is None or (t.numel() and t.device == call.x.device) for t in tensors)
+    return are_there and calls.has_number(given, call.epilogue)
+
+
+def _takes_steps(call: LinearCall, tensors: Sequence[Tensor | None]) -> bool:
+    """Whether a call takes more than one operator on the tensors that it is given."""
+    is_one = not call.composed_because and call.matrix_vector is None and not _casts_result(call)
+    return not (is_one and calls.same_memory(tensors, (call.x, call.weight, call.bias, *call.operands)))
+
+
+def _run_given(
+    call: LinearCall, keepdim: bool, x: Tensor, weight: Tensor, bias: Tensor | None, *operands: Tensor
+) -> Tensor:
+    """A call with these tensors in the place of those that it was prepared with."""
+    rows, matrices = _as_matrices(x, operands, weight.shape[0], is_composed=bool(call.composed_because))
+    call = call._replace(x=rows, weight=weight, bias=bias, operands=matrices)
+    return _shaped(run_linear(call), x, call, keepdim)
+
+
+def _as_matrices(
+    x: Tensor, operands: Sequence[Tensor], columns: int, *, is_composed: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """x as `[M, K]`, and operands that broadcast against `[M, columns]`, in types that the kernels read."""
+    matrices = [to_matrix(index, t, x.shape[:-1], columns) for index, t in enumerate(operands)]
+    if not is_composed:
+        matrices = [arguments.to_kernel_dtype(t) for t in matrices]
+    return x if x.dim() == 2 else x.reshape(arguments.rows_of(x), x.shape[-1]), matrices
 
 
 def _is_trained_with_views(call: LinearCall, x: Tensor) -> bool:
@@ -140,15 +182,15 @@ def _shaped(y: Tensor, x: Tensor, call: LinearCall, keepdim: bool) -> Tensor:
 
 def _remember(given: tuple[Any, ...], call: LinearCall, y: Tensor) -> None:
     if is_plain(call):
-        calls.remember_plain_linear(given, call.epilogue)
+        calls.remember_plain_linear(given, call.epilogue, functools.partial(is_plain, call))
         return
     if call.operation is not None:
         calls.remember_operation(given, call.epilogue, call.operation)
         return
-    is_general = bool(call.composed_because) or call.matrix_vector is not None or _casts_result(call)
     operator = LinearArguments(
         call.x, call.weight, call.bias, call.operands, call.epilogue.program, call.reduction, call.out_dtype
     )
+    is_general = _takes_steps(call, (*given[:3], *calls.tensors_of(given[4])))
     calls.remember_linear(given, operator, call.epilogue, y, is_general)
 
 
@@ -176,7 +218,7 @@ def prepare_linear(
     if reduce is not None:
         arguments.check_reduction("linear", reduce)
     numbers, tensors = arguments.split_operands("linear", operands, x.device)
-    leading, columns = x.shape[:-1], weight.shape[0]
+    columns = weight.shape[0]
     x, weight, bias = autocast_inputs(x, weight, bias)
     _check_types(x, weight, bias)
     resolved = arguments.resolve_epilogue("linear", epilogue, numbers, types_of(x, *tensors))
@@ -186,10 +228,7 @@ def prepare_linear(
     if not composed_because and prepared is None and not autograd.is_forced(x):
         composed_because = arguments.why_compiled(needs_gradient(x, weight, bias, *tensors))
     given = x, tensors
-    tensors = [to_matrix(index, t, leading, columns) for index, t in enumerate(tensors)]
-    if not composed_because:
-        tensors = [arguments.to_kernel_dtype(t) for t in tensors]
-    x = x if x.dim() == 2 else x.reshape(arguments.rows_of(x), x.shape[-1])
+    x, tensors = _as_matrices(x, tensors, columns, is_composed=bool(composed_because))
     operation = None
     if not composed_because and not recompute and not torch.compiler.is_compiling():
         operator = LinearArguments(x, weight, bias, tensors, resolved.program, reduce or "none", out_dtype)

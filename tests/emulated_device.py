@@ -13,8 +13,8 @@ from torch import Tensor
 
 from cutfuse import arguments, native
 from cutfuse.direct import calls
-from cutfuse.ops import cuda
-from cutfuse.planning import fused, joined, linear_plan, training_step
+from cutfuse.ops import cuda, cuda_backward
+from cutfuse.planning import fused, joined, linear_launch, linear_plan, training_step
 
 core = native.module()
 # PyTorch 2.8 and 2.9 have no functions in C that read tensors: there the direct path reads their attributes.
@@ -39,6 +39,9 @@ def emulated_device(
         for module in (fused, joined, linear_plan, training_step):
             patch.setattr(module, "device_facts", lambda device: (9, 0, 132))
         patch.setattr(cuda, "multiprocessors", lambda index: 132)
+        for module in (cuda, cuda_backward, linear_launch):
+            patch.setattr(module, "on_device", lambda index: contextlib.nullcontext())
+            patch.setattr(module, "stream_of", lambda index: 0)
         core.connect_calls({**calls.torch_functions(calls.CPU, has_exchange_api=has_exchange_api), **functions})
         try:
             with recorded(found):

@@ -12,7 +12,7 @@ import cutfuse
 from cutfuse import native
 from cutfuse.arguments import kernel_out_dtype
 from cutfuse.direct import calls
-from cutfuse.direct.training import adds_bias_apart, multiplies_at_once
+from cutfuse.direct.training import adds_bias_apart
 from cutfuse.epilogue.recognition import IDENTITY
 from cutfuse.gradients.elementwise import needs_gradient
 from cutfuse.linear import LinearCall, prepare_linear
@@ -162,19 +162,18 @@ def _why_call_is_marked(call: Call, found: Any, presented: tuple[Tensor | None, 
     if kernel_out_dtype(found.out_dtype, found.x.dtype) != found.out_dtype:
         return f"the result is cast to {found.out_dtype}"
     given = (*call.inputs, *calls.tensors_of(call.operands))
-    return "" if calls._same_memory(given, presented) else "a tensor is empty, or is cast or copied before"
+    return "" if calls.same_memory(given, presented) else "a tensor is empty, or is cast or copied before"
 
 
 def _why_linear_is_marked(call: Call, y: Tensor) -> str:
     found = prepare_linear(*call.given[:3], **call.options)
-    if found.matrix_vector is not None:
-        return "it is in the matrix-vector form"
     why = _why_call_is_marked(call, found, (found.x, found.weight, found.bias, *found.operands))
-    if why:
-        return why
     arguments = _arguments_of(found)
     if needs_gradient(*call.tensors):
-        return _why_training_is_marked(call, arguments, y)
+        return why or _why_training_is_marked(call, arguments, y)
+    if why or found.matrix_vector is not None:  # then its operations are written down
+        empty_or_elsewhere = any(not t.numel() or t.device != found.x.device for t in call.tensors)
+        return "a tensor is empty, or a number on a CPU" if empty_or_elsewhere else ""
     plan = plan_call(arguments)
     if plan.copies_bias:
         return "the plan copies the bias"
@@ -193,12 +192,9 @@ def _arguments_of(found: LinearCall) -> LinearArguments:
 def _why_training_is_marked(call: Call, arguments: LinearArguments, y: Tensor) -> str:
     if adds_bias_apart(call.given[0], call.given[2]):
         return "PyTorch adds the bias apart"
-    if not multiplies_at_once(arguments):
-        return "a product of the training step is of parts, or not in PyTorch's setting"
-    operands = calls.tensors_of(call.operands)
-    wanted = [k for k, operand in enumerate(operands) if operand.requires_grad]
-    if any(operands[k].shape != y.shape for k in wanted):
-        return "the gradient of a broadcast operand has to be summed"
+    if changes_setting(arguments.x):
+        return "PyTorch's setting has to be changed for the products"
+    wanted = [k for k, operand in enumerate(calls.tensors_of(call.operands)) if operand.requires_grad]
     reached = arguments.program.inputs_with_gradient
     if 0 not in reached or any(k + 1 not in reached for k in wanted):
         return "the result does not depend on what a gradient is wanted of"

@@ -221,7 +221,7 @@ def test_a_setting_that_changes_while_a_plan_is_made_leaves_none(
 
             return run
 
-        module, name = (calls, "is_forced") if epilogue is None else (call_plans, "plan_call")
+        module, name = (core, "product_call") if epilogue is None else (call_plans, "plan_call")
         with monkeypatch.context() as patch:
             patch.setattr(module, name, change_after(getattr(module, name)))
             run_linear(given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -16,21 +16,12 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse.direct import calls, operators
-from cutfuse.ops import cpu, cuda, cuda_backward, fake
-from cutfuse.planning import linear_launch
+from cutfuse.ops import cpu, fake
 
 GELU = "operands=0; gelu z"
 IDENTITY = "operands=0"
 GATED = cutfuse.Epilogue(lambda z, r: torch.sigmoid(z) * r + z, 1).text
 BF16, FP32 = torch.bfloat16, torch.float32
-
-
-@pytest.fixture(autouse=True)
-def _launches_need_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the general path."""
-    for module in (cuda, cuda_backward, linear_launch):
-        monkeypatch.setattr(module, "on_device", lambda index: contextlib.nullcontext())
-        monkeypatch.setattr(module, "stream_of", lambda index: 0)
 
 
 @pytest.fixture(params=READERS)
@@ -93,6 +84,11 @@ DIRECT: dict[str, Call] = {
     "backward of the operand": lambda: backward(drawn(6, 16), drawn(6, 16, dtype=FP32), wanted=(1,)),
     "backward with a row": lambda: backward(drawn(6, 16), drawn(16)),
     "backward of three dimensions": lambda: backward(drawn(2, 3, 16)),
+    "backward of a row": lambda: backward(drawn(6, 16), drawn(16), wanted=(0, 1), sums=True),
+    "backward of a row alone": lambda: backward(drawn(6, 16), drawn(1, 16), wanted=(1,)),
+    "backward of a column in fp32": lambda: backward(drawn(6, 16), drawn(6, 1, dtype=FP32), wanted=(0, 1)),
+    "backward of a scalar": lambda: backward(turned(6, 16), drawn(), wanted=(0, 1)),
+    "backward of a matrix in three dimensions": lambda: backward(drawn(2, 3, 16), drawn(3, 16), wanted=(1,)),
     "linear": lambda: linear(512, 2048, 64),
     "linear, reduced": lambda: linear(4096, 4104, 8, reduction="amax"),
 }
@@ -104,7 +100,8 @@ GENERAL: dict[str, Call] = {
     "nothing, linear": lambda: linear(0, 16, 16),
     "pointwise of four dimensions that do not merge": lambda: pointwise(drawn(3, 4, 5, 6)[:2, :3, :4, :5]),
     "a result in another order": lambda: reduce(drawn(2, 3, 4).permute(2, 0, 1), [1]),
-    "an operand's gradient that is summed": lambda: backward(drawn(6, 16), drawn(16), wanted=(0, 1)),
+    "an operand's gradient that is summed in two steps": lambda: backward(drawn(2, 3, 16), drawn(3, 1), wanted=(1,)),
+    "an operand with a dimension less": lambda: backward(drawn(1, 16), drawn(16), wanted=(1,)),
     "a column sum of columns": lambda: backward(turned(6, 16), sums=True),
     "no gradient": lambda: backward(drawn(6, 16), wanted=(), sums=True),
 }
@@ -206,22 +203,57 @@ def kernels(launches: EmulatedLaunches, function: str) -> list[int]:
         ("pointwise_backward", lambda: backward(drawn(64, 64), drawn(64, 64), sums=True)),
     ],
 )
-def test_it_waits_for_its_epilogue(launches: EmulatedLaunches, function: str, call: Call) -> None:
-    """On the general path, which interprets the program meanwhile."""
+def test_its_program_is_interpreted_until_it_is_compiled(launches: EmulatedLaunches, function: str, call: Call) -> None:
     compiler = FakeCompiler()
     compiler.may_go_on.clear()
     with compiled_by(compiler):
         before = direct_calls()
         of(call, 0)
         of(call, 1)
-        assert direct_calls() == before
+        assert direct_calls() == before + 1
         compiler.may_go_on.set()
         cutfuse.wait(30)
         of(call, 2)
-        assert direct_calls() == before + 1
+        assert direct_calls() == before + 2
     first, second, third = kernels(launches, function)
     assert first == second == 0
     assert third != 0
+
+
+def test_a_capture_waits_for_an_epilogue_on_the_general_path() -> None:
+    compiler, is_capturing = FakeCompiler(), False
+    compiler.may_go_on.clear()
+    with emulated_device(is_capturing=lambda: is_capturing), compiled_by(compiler):
+        core.forget_calls()
+        pointwise(drawn(64, 64), drawn(64, 64))
+        before, is_capturing = direct_calls(), True
+        pointwise(drawn(64, 64), drawn(64, 64))
+        assert direct_calls() == before
+        compiler.may_go_on.set()
+        cutfuse.wait(30)
+        pointwise(drawn(64, 64), drawn(64, 64))
+        assert direct_calls() == before + 1
+
+
+def test_what_no_thread_compiles_is_asked_for_again(
+    launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call whose kernel waits for a thread that could not be started is general, and starts one."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with compiled_by(FakeCompiler()) as compiler:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            pointwise(drawn(64, 64), drawn(64, 64))
+        before = direct_calls()
+        pointwise(drawn(64, 64), drawn(64, 64))
+        assert direct_calls() == before
+        assert cutfuse.wait(30) == 1
+        pointwise(drawn(64, 64), drawn(64, 64))
+        assert direct_calls() == before + 1
+        assert len(compiler.compiled) == 1
 
 
 def test_a_subclass_has_no_direct_call(launches: EmulatedLaunches) -> None:
@@ -274,9 +306,9 @@ def test_gradients_beyond_the_limit_are_refused() -> None:
     layout, result = (0, 0, 16, 1), ((6, 16), (16, 1), FP32)
     program = cutfuse.Epilogue(torch.sigmoid).program.native
     given = (1, 6, 16), layout, layout, program, []
-    assert core.backward_call(*given, [(0, result, 0)], None, None)
+    assert core.backward_call(*given, [(0, result, 0, None)], None, None)
     with pytest.raises(ValueError, match="6 outputs, and the limit is 5"):
-        core.backward_call(*given, [(0, result, 0)] * 6, None, None)
-    sums = result, 6, 0, ((16,), (1,), FP32), 0
+        core.backward_call(*given, [(0, result, 0, None)] * 6, None, None)
+    sums = result, ((1, 6, 16), (0, 0, 16, 1), 0, ((16,), (1,), FP32), 0)
     with pytest.raises(ValueError, match="the outer extent is 2"):
-        core.backward_call((2, 6, 16), *given[1:], [(0, result, 0)], sums, None)
+        core.backward_call((2, 6, 16), *given[1:], [(0, result, 0, None)], sums, None)

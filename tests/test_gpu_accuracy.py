@@ -197,7 +197,6 @@ SPECIAL: dict[str, tuple[list[Callable[[Tensor], None]], list[Callable[[Tensor],
 }
 
 
-@pytest.mark.general_path("products of training over planes", when=lambda case: case["route"] != "product")
 @pytest.mark.parametrize("k", [1000, 1024])
 @pytest.mark.parametrize("mode", ["guarded", "split6"])
 @pytest.mark.parametrize("route", suite.ROUTES)

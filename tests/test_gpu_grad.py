@@ -92,10 +92,7 @@ def test_casts(dtype: torch.dtype, target: torch.dtype) -> None:
     torch.testing.assert_close(actual, grad.to(dtype), rtol=0, atol=0)
 
 
-@pytest.mark.general_path(
-    "gradients of reductions, or of broadcast operands",
-    when=lambda case: case["reduction"] is not None or case["name"] == "four_operands",
-)
+@pytest.mark.general_path("gradients of reductions", when=lambda case: case["reduction"] is not None)
 @pytest.mark.parametrize("shape", [(1, 8, 8), (129, 264, 72), (77, 131, 61), (513, 1000, 336)], ids=str)
 @pytest.mark.parametrize("reduction", [None, *REDUCTIONS])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -120,7 +117,7 @@ def test_linear(name: str, dtype: torch.dtype, reduction: str | None, shape: tup
     check(actual, reference, *draws, slack=2.0 if reduction in ("amax", "amin") else None)
 
 
-@pytest.mark.general_path("calls in the matrix-vector form")
+@pytest.mark.general_path("gradients of reductions")
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_matrix_vector_form(reduction: str, dtype: torch.dtype) -> None:
@@ -230,7 +227,6 @@ def test_any_strides(view: Callable[[Tensor], Tensor]) -> None:
             )
 
 
-@pytest.mark.general_path("gradients of reductions, and of a broadcast operand")
 def test_two_runs_agree() -> None:
     tensors = [randn(513, 336).bfloat16(), randn(1000, 336).bfloat16(), randn(1000).bfloat16(), randn(1000).bfloat16()]
     x, weight, bias, row = (t.requires_grad_() for t in tensors)

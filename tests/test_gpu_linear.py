@@ -112,7 +112,6 @@ def test_every_reduction(name: str, reduction: str, shape: tuple[int, int, int],
     assert torch.equal(actual, again)
 
 
-@pytest.mark.general_path("calls in the matrix-vector form")
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=str)  # one number's error would be chance
 def test_matrix_vector_form(shape: tuple[int, int, int], reduction: str, dtype: torch.dtype) -> None:
@@ -169,7 +168,6 @@ def test_leading_dimensions(leading: tuple[int, ...], dtype: torch.dtype) -> Non
         assert_no_worse(actual, eager, exact, slack=slack_for(dtype))
 
 
-@pytest.mark.general_path("the mask is cast before")
 def test_operands_of_every_type(dtype: torch.dtype) -> None:
     x, weight, bias = make_inputs(129, 264, 72, dtype, DEVICE)
     mask = torch.rand(129, 264, device=DEVICE) > 0.5
@@ -248,7 +246,6 @@ def test_fp32_follows_pytorchs_setting() -> None:
     assert errors["highest"] < 2e-6 < 5e-5 < errors["high"] < 2e-3
 
 
-@pytest.mark.general_path("fp64 is PyTorch's own operations")
 def test_double_is_composed() -> None:
     x, weight, bias = make_inputs(33, 47, 65, torch.float64, DEVICE)
     actual = cutfuse.linear(x, weight, bias, epilogue=torch.tanh, reduce="sum")

@@ -117,7 +117,6 @@ def test_a_module_on_the_cpu_that_moves() -> None:
         assert torch.equal(other(x), layer(x))
 
 
-@pytest.mark.general_path("products of training over planes")
 def test_gradients_are_those_of_the_weight() -> None:
     x, weight, bias = (t.requires_grad_() for t in draw(*LARGE))
     prepared = cutfuse.prepare(weight)

@@ -106,7 +106,6 @@ def gradients(y: Tensor, tensors: list[Tensor], grad: Tensor) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y, tensors, grad)]
 
 
-@pytest.mark.general_path("products of training over planes", when=lambda case: case["dtype"] is torch.float32)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_step_is_the_same_on_both_paths_and_as_accurate_as_eager(dtype: torch.dtype) -> None:
     shape = (4096, 4096, 2048)

@@ -55,8 +55,7 @@ CALLS: dict[str, Callable[..., Tensor]] = {
     },
 }
 some_are_general = pytest.mark.general_path(
-    "a number is on the CPU, or the call is in the matrix-vector form",
-    when=lambda case: case["name"] in ("linear of numbers", "matrix-vector"),
+    "a number is on the CPU", when=lambda case: case["name"] == "linear of numbers"
 )
 
 

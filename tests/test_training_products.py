@@ -360,16 +360,14 @@ def test_sizes_without_a_number_do_not_wait() -> None:
     assert not waits_for_host(x, weight)  # not on a GPU
 
 
-def test_a_plan_of_two_kernels_is_refused() -> None:
+def test_a_product_of_cublas_is_refused() -> None:
     core = native.core
-    two = plan(1024, 1024, 1024, only="cuBLAS and one more kernel")
+    unfused = plan(1024, 1024, 1024, only="cuBLAS and one more kernel")
     result = ((8, 8), (8, 1), torch.bfloat16)
     z = torch.zeros(8, 8, dtype=torch.bfloat16)
-    given = [z, [], z, 8, 8, 2, 2, core.Program([], 0), [], [], [(0, result, 2)], result, *[None] * 4, []]
-    with pytest.raises(ValueError, match="single kernels without a workspace"):
-        core.training_plan(*given, result, core.Program([], 0), (two, z, result), None, False)
-    with pytest.raises(ValueError, match="a gradient is handed on to a fused product"):
-        core.training_plan(*given, result, core.Program([], 0), None, None, True)
+    given = [z, [], z, 8, 8, 2, 2, core.Program([], 0), [], [], [(0, result, 2, None)], result, *[None] * 4, []]
+    with pytest.raises(ValueError, match="are kernels of ours"):
+        core.training_plan(*given, result, core.Program([], 0), (unfused, z, False, result), None, False)
 
 
 def test_a_plan_of_operands_that_do_not_go_together_is_refused() -> None:
@@ -378,6 +376,21 @@ def test_a_plan_of_operands_that_do_not_go_together_is_refused() -> None:
     core = native.core
     program, operand = Program.parse("operands=1; add z r0").native, (2, 0, 8, 1)
     for tensors, is_read in (([], [True]), ([z], []), ([z], [True, False])):
-        given = [z, tensors, z, 8, 8, 2, 2, program, [operand], is_read, [(0, result, 2)], result, *[None] * 4, []]
+        given = [
+            z,
+            tensors,
+            z,
+            8,
+            8,
+            2,
+            2,
+            program,
+            [operand],
+            is_read,
+            [(0, result, 2, None)],
+            result,
+            *[None] * 4,
+            [],
+        ]
         with pytest.raises(ValueError, match=f"1 operands, {len(tensors)} tensors and {len(is_read)} flags"):
             core.training_plan(*given, result, core.Program([], 0), None, None, False)

@@ -64,21 +64,29 @@ struct ReduceSteps {
   specialize::Specialization const* specialization;  // as of PointwiseSteps
 };
 
-// A derivative that is stored: of x (wrt 0) or of operand wrt - 1, in x's shape.
+// The sum over a dimension of memory that the kernel of the gradients stores, by one more launch.
+struct GradientSum {
+  ReduceExtents extents;
+  TensorLayout x;
+  PyRef workspace;  // a tuple of one integer; null for none
+  ResultLayout result;
+  DType dtype;
+};
+
+// A derivative that is stored: of x (wrt 0) or of operand wrt - 1, in x's shape. An operand that is broadcast has the
+// sum of it for its gradient.
 struct GradientOutput {
   int wrt;
   ResultLayout layout;
   DType dtype;
+  std::optional<GradientSum> sum;
 };
 
-// The sum over the rows of a matrix [row_blocks, columns]: of the partial sums of x's gradient, which the kernel of the
-// gradients stores, or where a gradient is handed on, of that itself, and `partials` is not allocated.
+// The sum over the rows of a matrix: of the partial sums of x's gradient, which the kernel of the gradients stores, or
+// where a gradient is handed on, of that itself, and `partials` is not allocated.
 struct ColumnSum {
   ResultLayout partials;
-  int64_t row_blocks;
-  PyRef workspace;  // a tuple of one integer; null for none
-  ResultLayout result;
-  DType dtype;
+  GradientSum sum;
 };
 
 // The gradients of y = program(x, operands), and the sum of x's.
@@ -103,11 +111,16 @@ struct TrainingSteps {
   SpecializedEpilogues epilogues;  // of its passes, in any order
 };
 
+// A call of several operations, which a function makes, given x, weight, bias or None, and the operands.
+struct FunctionSteps {
+  PyRef function;
+};
+
 // Calls that take the general path every time.
 struct GeneralSteps {};
 
 using Steps = std::variant<GeneralSteps, ProductSteps, OperationSteps, LinearSteps, PointwiseSteps, ReduceSteps,
-                           BackwardSteps, TrainingSteps, JoinedSteps>;
+                           BackwardSteps, TrainingSteps, JoinedSteps, FunctionSteps>;
 
 struct CallPlan {
   Steps steps;

@@ -74,13 +74,9 @@ class Run {
     return done ? std::move(result.tensor) : PyRef();
   }
 
-  PyRef operator()(TrainingSteps const& steps) const {
-    PyObject* given[Arguments::kMaxTensors + 2] = {steps.plan.get(), arguments_.tensors[0], arguments_.tensors[1],
-                                                   arguments_.has_bias ? arguments_.tensors[2] : Py_None};
-    size_t count = 4;
-    for (int k = arguments_.first_operand; k < arguments_.tensor_count; ++k) given[count++] = arguments_.tensors[k];
-    return PyRef::steal(PyObject_Vectorcall(steps.apply.get(), given, count, nullptr));
-  }
+  PyRef operator()(TrainingSteps const& steps) const { return call_function(steps.apply, steps.plan.get()); }
+
+  PyRef operator()(FunctionSteps const& steps) const { return call_function(steps.function, nullptr); }
 
   PyRef operator()(ReduceSteps const& steps) const {
     Memory result = allocate_result();
@@ -104,18 +100,16 @@ class Run {
     ElementGradientPlan const& plan = steps.gradients;
     ElementGradients gradients;
     if (!allocate_outputs(plan, gradients)) return {};
-    if (plan.column_sum && !allocate_column_sum(*plan.column_sum, gradients)) return {};
+    if (plan.column_sum && !allocate_sum(plan.column_sum->sum, gradients.column_sum)) return {};
     PointwiseBackwardProblem problem = {};
     problem.extents = steps.extents;
     problem.grad = presented(steps.grad, arguments_.facts[0].data);
     problem.x = presented(steps.x, arguments_.facts[1].data);
     problem.program = plan_.program;
     problem.operands = operands();
-    int64_t const columns = steps.extents.columns;
     bool const done = launch([&] {
       launch_gradients(plan, problem, gradients, stream_);
-      if (!plan.column_sum) return;
-      launch_column_sum(*plan.column_sum, partials_of(gradients, columns), columns, gradients, stream_);
+      if (plan.column_sum) launch_column_sum(*plan.column_sum, gradients, stream_);
     });
     return done ? list_of(gradients) : PyRef();
   }
@@ -123,12 +117,14 @@ class Run {
  private:
   // The column sum comes last.
   static PyRef list_of(ElementGradients& gradients) {
-    if (gradients.column_sum.tensor) gradients.outputs.push_back(std::move(gradients.column_sum));
+    PyRef& column_sum = gradients.column_sum.result.tensor;
     auto const count = static_cast<Py_ssize_t>(gradients.outputs.size());
-    PyRef list = PyRef::steal(PyList_New(count));
-    for (Py_ssize_t k = 0; list && k < count; ++k) {
-      PyList_SET_ITEM(list.get(), k, gradients.outputs[static_cast<size_t>(k)].tensor.release());
+    PyRef list = PyRef::steal(PyList_New(count + (column_sum ? 1 : 0)));
+    if (!list) return {};
+    for (Py_ssize_t k = 0; k < count; ++k) {
+      PyList_SET_ITEM(list.get(), k, take_gradient(gradients, static_cast<size_t>(k)).release());
     }
+    if (column_sum) PyList_SET_ITEM(list.get(), count, column_sum.release());
     return list;
   }
 
@@ -150,6 +146,18 @@ class Run {
   }
 
   void* bias() const { return arguments_.has_bias ? arguments_.facts[2].data : nullptr; }
+
+  // first, where it is not null, x, weight, bias or None, and the operands.
+  PyRef call_function(PyRef const& function, PyObject* first) const {
+    PyObject* given[Arguments::kMaxTensors + 2];
+    size_t count = 0;
+    if (first != nullptr) given[count++] = first;
+    given[count++] = arguments_.tensors[0];
+    given[count++] = arguments_.tensors[1];
+    given[count++] = arguments_.has_bias ? arguments_.tensors[2] : Py_None;
+    for (int k = arguments_.first_operand; k < arguments_.tensor_count; ++k) given[count++] = arguments_.tensors[k];
+    return PyRef::steal(PyObject_Vectorcall(function.get(), given, count, nullptr));
+  }
 
   PyRef multiply() const {
     PyObject* const bias = arguments_.has_bias ? arguments_.tensors[2] : Py_None;
@@ -195,9 +203,7 @@ class Run {
   Stream const stream_;
 };
 
-// Until its epilogue is compiled, a call takes the general path, which waits for it in captures and where that is asked
-// for. A training step does so in captures alone.
-bool waits_for_epilogue(CallPlan const& plan) {
+bool has_pending_epilogue(CallPlan const& plan) {
   auto const is_pending = [](specialize::Specialization const* found) {
     return found != nullptr && found->is_pending();
   };
@@ -205,15 +211,19 @@ bool waits_for_epilogue(CallPlan const& plan) {
     return std::any_of(found.begin(), found.end(), is_pending);
   };
   if (auto const* const steps = std::get_if<LinearSteps>(&plan.steps)) return are_pending(steps->epilogues);
-  if (auto const* const steps = std::get_if<TrainingSteps>(&plan.steps)) {
-    return are_pending(steps->epilogues) && torch_state().is_capturing();
-  }
+  if (auto const* const steps = std::get_if<TrainingSteps>(&plan.steps)) return are_pending(steps->epilogues);
   if (auto const* const steps = std::get_if<PointwiseSteps>(&plan.steps)) return is_pending(steps->specialization);
   if (auto const* const steps = std::get_if<BackwardSteps>(&plan.steps)) {
     return is_pending(steps->gradients.specialization);
   }
   auto const* const steps = std::get_if<ReduceSteps>(&plan.steps);
   return steps != nullptr && is_pending(steps->specialization);
+}
+
+// Until its epilogue is compiled, a call has it interpreted: but in a capture, which keeps the kernels that it captures,
+// the general path waits for it, and where no thread compiles it, it starts one.
+bool waits_for_epilogue(CallPlan const& plan) {
+  return has_pending_epilogue(plan) && (specialize::is_stalled() || torch_state().is_capturing());
 }
 
 // Whether a plan has PyTorch's own functions alone, which see to devices, streams and whoever watches themselves.

@@ -113,7 +113,7 @@ bool current_stream(TrainingPlan const& plan, Stream& stream) {
 
 bool allocate_gradients(TrainingPlan const& plan, ElementGradients& gradients) {
   if (!plan.hands_gradient_on && !allocate_outputs(plan.gradients, gradients)) return false;
-  return !plan.gradients.column_sum || allocate_column_sum(*plan.gradients.column_sum, gradients);
+  return !plan.gradients.column_sum || allocate_sum(plan.gradients.column_sum->sum, gradients.column_sum);
 }
 
 // A product of a backward pass: what z's gradient is multiplied by, and where the result lies.
@@ -127,7 +127,8 @@ struct ProductRun {
 bool read_factor(std::optional<BackwardProduct> const& product, bool needed, PyObject* factor, ProductRun& run) {
   if (!product || !needed) return true;
   TensorFacts facts;
-  bool const needs_alignment = product->steps.plan.request.weight.aligned;
+  LinearRequest const& request = product->steps.plan.request;
+  bool const needs_alignment = product->factor_first ? request.x.aligned : request.weight.aligned;
   if (!read(factor, facts) || !same_layout(facts, product->factor)) return false;
   if (needs_alignment && !is_aligned(facts.data)) return false;
   run.product = &*product;
@@ -141,12 +142,15 @@ bool allocate_result(ProductRun& run) {
   return static_cast<bool>(run.result.tensor);
 }
 
-void launch_product(TrainingPlan const& plan, ProductRun const& run, void const* grad_z, Stream stream) {
+void launch_product(TrainingPlan const& plan, ProductRun const& run, void const* grad_z, Memory const& workspace,
+                    Stream stream) {
   if (run.product == nullptr) return;
+  bool const factor_first = run.product->factor_first;
   LinearBuffers buffers = {};
-  buffers.x = grad_z;
-  buffers.weight = run.factor;
+  buffers.x = factor_first ? run.factor : grad_z;
+  buffers.weight = factor_first ? grad_z : run.factor;
   buffers.result = run.result.address;
+  buffers.workspace = workspace.address;
   LinearSteps const& steps = run.product->steps;
   launch_fused(steps.plan, buffers, plan.identity, {}, steps.epilogues, launcher(), stream);
 }
@@ -175,11 +179,11 @@ PyObject* tuple_of(TrainingPlan const& plan, PyObject* grad, ElementGradients& g
   for (size_t k = 0; k < plan.gradients.outputs.size(); ++k) {
     int const wrt = plan.gradients.outputs[k].wrt;
     put(wrt == 0 ? 0 : kFirstOperand + wrt - 1,
-        plan.hands_gradient_on ? PyRef::share(grad) : std::move(gradients.outputs[k].tensor));
+        plan.hands_gradient_on ? PyRef::share(grad) : take_gradient(gradients, k));
   }
   if (grad_x.product != nullptr) put(1, std::move(grad_x.result.tensor));
   if (grad_weight.product != nullptr) put(2, std::move(grad_weight.result.tensor));
-  if (plan.gradients.column_sum) put(3, std::move(gradients.column_sum.tensor));
+  if (plan.gradients.column_sum) put(3, std::move(gradients.column_sum.result.tensor));
   return tuple.release();
 }
 
@@ -280,16 +284,19 @@ PyObject* training_backward(PyObject*, PyObject* const* given, Py_ssize_t count)
       !current_stream(*plan, stream)) {
     return nullptr;
   }
+  Memory workspace;
+  if (plan->backward_workspace_sizes && (grad_x.product != nullptr || grad_weight.product != nullptr)) {
+    workspace = allocate_bytes(plan->backward_workspace_sizes);
+    if (!workspace.tensor) return nullptr;
+  }
   void const* const grad_z = is_handed_on ? grad.data : gradients.outputs[0].address;
   bool const done = launch([&] {
     ElementGradientPlan const& elements = plan->gradients;
     if (!is_handed_on) launch_gradients(elements, backward_problem(*plan, grad, tensors), gradients, stream);
-    if (elements.column_sum) {
-      Operand const rows = is_handed_on ? grad : partials_of(gradients, plan->columns);
-      launch_column_sum(*elements.column_sum, rows, plan->columns, gradients, stream);
-    }
-    launch_product(*plan, grad_x, grad_z, stream);
-    launch_product(*plan, grad_weight, grad_z, stream);
+    if (elements.column_sum && is_handed_on) launch_column_sum(*elements.column_sum, grad, gradients, stream);
+    if (elements.column_sum && !is_handed_on) launch_column_sum(*elements.column_sum, gradients, stream);
+    launch_product(*plan, grad_x, grad_z, workspace, stream);
+    launch_product(*plan, grad_weight, grad_z, workspace, stream);
   });
   return done ? tuple_of(*plan, given[2], gradients, grad_x, grad_weight) : nullptr;
 }

@@ -12,10 +12,11 @@
 
 namespace cutfuse::call {
 
-// A product of the backward pass by one kernel, of z's gradient and x or the weight.
+// A product of the backward pass by kernels of ours, of z's gradient and x or the weight.
 struct BackwardProduct {
   LinearSteps steps;
   TensorFacts factor;  // what x or the weight has to be, but for its address
+  bool factor_first;   // it is the planner's x, and z's gradient the weight
   ResultLayout result;
 };
 
@@ -40,6 +41,7 @@ struct TrainingPlan {
   Program identity;               // of the backward products
   std::optional<BackwardProduct> grad_x;       // z's gradient @ weight; empty where PyTorch multiplies
   std::optional<BackwardProduct> grad_weight;  // z's gradient, transposed, @ x; likewise
+  PyRef backward_workspace_sizes;  // which the two use after each other: a tuple of one integer; null for none
 };
 
 // A handle for the functions below; null with an exception where it cannot be made.

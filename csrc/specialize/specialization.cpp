@@ -99,6 +99,14 @@ Specialization* find_specialization(std::string_view kernel, int device, Program
   return registry().find(kernel, device, program, types);
 }
 
+namespace {
+std::atomic<bool> stalled_now = false;
+}  // namespace
+
+void set_stalled(bool stalled) { stalled_now.store(stalled, std::memory_order_release); }
+
+bool is_stalled() { return stalled_now.load(std::memory_order_acquire); }
+
 size_t specialization_count() { return registry().size(); }
 
 size_t compiled_count() { return registry().compiled(); }

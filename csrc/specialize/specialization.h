@@ -74,6 +74,11 @@ constexpr size_t kMostKnown = 4096;
 Specialization* find_specialization(std::string_view kernel, int device, Program const& program,
                                     OperandTypes const& types);
 
+// Whether specializations are queued that no thread compiles, because none could be started: a call that waits for one
+// is to try again.
+void set_stalled(bool stalled);
+bool is_stalled();
+
 size_t specialization_count();
 // Those that are compiled.
 size_t compiled_count();

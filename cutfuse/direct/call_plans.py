@@ -35,8 +35,12 @@ if TYPE_CHECKING:
 
 Layout = tuple[int, int, int, int]  # type, and the strides of three dimensions
 Result = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-# The partial sums' layout, their rows, bytes of workspace, the result and its type.
-ColumnSum = tuple[Result, int, int, Result, int]
+# Extents (outer, reduced, inner), the layout of what is summed, bytes of workspace, the result and its type.
+GradientSum = tuple[tuple[int, ...], Layout, int, Result, int]
+# The derivative with respect to x (0) or operand k - 1 (k) as it is stored, its type, and how it is summed.
+GradientOutput = tuple[int, Result, int, GradientSum | None]
+# The partial sums' layout, and how they are summed.
+ColumnSum = tuple[Result, GradientSum]
 
 
 def _result_of(y: Tensor) -> Result:
@@ -159,17 +163,18 @@ def plan_backward(
 ) -> CallPlan | None:
     """gradients: those that are wanted and, with sums_columns, x's summed over its rows."""
     core = native.core
-    is_spread = any(k and operands[k - 1].shape != x.shape for k in wanted)  # and is summed to its own shape
-    if is_spread or not wanted or (sums_columns and not x.is_contiguous()):
+    if not wanted or (sums_columns and not x.is_contiguous()):
         return core.general_call()
     found, tensors = gradients[: len(wanted)], (grad, x, *operands)
-    layout = gradient_layout(found[0], tensors, sums_columns=sums_columns)
-    if layout is None:
+    dense = torch.empty_like(x, device="meta")
+    layout = gradient_layout(dense, tensors, sums_columns=sums_columns)
+    stored = gradient_outputs(dense, wanted, [t.shape for t in found], [_result_of(t) for t in found], x.device)
+    if layout is None or stored is None:
         return core.general_call()
-    codes = dtype_codes()
     laid_out = _layouts(tensors, layout.strides)
     matrices = _matrices(tensors, laid_out)
-    outputs = [(k, t.data_ptr(), codes[t.dtype]) for k, t in zip(wanted, found, strict=True)]
+    # With address 0, which counts as aligned, what is stored to be summed.
+    outputs = [(k, 0 if sum_ else t.data_ptr(), code) for (k, _, code, sum_), t in zip(stored, found, strict=True)]
     device = x.device.index or 0
     problem = layout.extents, matrices[0], matrices[1], matrices[2:], outputs, sums_columns
     epilogues = find_backward(device, program, *problem)
@@ -187,18 +192,51 @@ def plan_backward(
         laid_out[1],
         program.native,
         laid_out[2:],
-        [(k, _result_of(t), codes[t.dtype]) for k, t in zip(wanted, found, strict=True)],
+        stored,
         sums,
         epilogues[0] if epilogues else None,
     )
 
 
+def gradient_outputs(
+    dense: Tensor,
+    wanted: Sequence[int],
+    shapes: Sequence[tuple[int, ...]],
+    gradients: Sequence[Result],
+    device: torch.device,
+) -> list[GradientOutput] | None:
+    """What the kernel of the gradients stores, in the shape and layout of `dense`, and what of that is summed.
+
+    shapes: what `wanted` inputs, x (0) and operands (k - 1 for k), have, and broadcast to dense's. gradients: of them,
+    contiguous. None where one launch does not sum one of them.
+    """
+    codes = dtype_codes()
+    found: list[GradientOutput] = []
+    for k, shape, gradient in zip(wanted, shapes, gradients, strict=True):
+        if shape == dense.shape:
+            found.append((k, gradient, codes[gradient[2]], None))
+            continue
+        aligned = (1,) * (dense.dim() - len(shape)) + tuple(shape)
+        dims = tuple([d for d, size in enumerate(aligned) if size != dense.shape[d]])
+        layout = reduction_layout((dense.shape,), (dense.stride(),), dims) if dims else None
+        if layout is None or layout.result_order is not None:
+            return None
+        tangent = tuple(dense.shape), dense.stride(), torch.float32
+        total = gradient_sum(layout.extents, (codes[torch.float32], *layout.strides[0]), gradient, device)
+        found.append((k, tangent, codes[torch.float32], total))
+    return found
+
+
+def gradient_sum(extents: tuple[int, ...], x: Layout, result: Result, device: torch.device) -> GradientSum:
+    """The sum of a tensor over the middle extent, as the native module takes it."""
+    workspace = reduction_workspace(extents, x[0], reduction_codes()["sum"], device)
+    return extents, x, workspace, result, dtype_codes()[result[2]]
+
+
 def column_sum(rows: int, columns: int, dtype: torch.dtype, result: Result, device: torch.device) -> ColumnSum:
     """The sum over the rows of a matrix of this type, as the native module takes it."""
-    codes = dtype_codes()
-    workspace = reduction_workspace((1, rows, columns), codes[dtype], reduction_codes()["sum"], device)
     partials = (rows, columns), (columns, 1), torch.float32
-    return partials, rows, workspace, result, codes[result[2]]
+    return partials, gradient_sum((1, rows, columns), (dtype_codes()[dtype], 0, columns, 1), result, device)
 
 
 def _layouts(tensors: Sequence[Tensor], strides: Sequence[tuple[int, ...]]) -> list[Layout]:

@@ -21,7 +21,6 @@ from ..epilogue import Epilogue
 from ..epilogue.operation import Operation
 from ..epilogue.recognition import recognised
 from ..epilogue.types import type_of
-from ..gradients.autograd import is_forced
 from ..gradients.elementwise import needs_gradient
 from ..planning.linear_plan import LinearArguments
 from .call_plans import plan_linear, plan_pointwise, plan_reduce
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from .._C import call_linear as call_linear
     from .._C import call_pointwise as call_pointwise
     from .._C import call_reduce as call_reduce
+    from .recorded import Replay
 else:
     try:
         from .._C import call_linear, call_pointwise, call_reduce
@@ -117,9 +117,6 @@ def remember_linear(
     is_general: whether all calls with this key take the general path.
     """
     tensors = tensors_of(given[4])
-    presented = (arguments.x, arguments.weight, arguments.bias, *arguments.operands)
-    is_general = is_general or not _same_memory((*given[:3], *tensors), presented)
-
     is_apart = adds_bias_apart(given[0], given[2])
 
     def make_plan() -> CallPlan | None:
@@ -133,11 +130,26 @@ def remember_linear(
     remember(native.core.CallFunction.linear, given, number_of, make_plan)
 
 
-def remember_plain_linear(given: tuple[Any, ...], epilogue: Epilogue) -> None:
-    """Remembers a call that PyTorch's own linear layer computes."""
+def remember_plain_linear(given: tuple[Any, ...], epilogue: Epilogue, is_plain: Callable[[], bool]) -> None:
+    """Remembers a call that PyTorch's own linear layer computes, if `is_plain` says so in the key's precision too."""
 
     def make_plan() -> CallPlan | None:
-        return None if is_forced(given[0]) else native.core.product_call()
+        return native.core.product_call() if is_plain() else None
+
+    number_of = functools.partial(_number_of, given[3], given[4], given[0], epilogue)
+    remember(native.core.CallFunction.linear, given, number_of, make_plan)
+
+
+def has_number(given: tuple[Any, ...], epilogue: Epilogue) -> bool:
+    """Whether calls of `linear` like this one can be remembered."""
+    return _number_of(given[3], given[4], given[0], epilogue) is not None
+
+
+def remember_steps(given: tuple[Any, ...], epilogue: Epilogue, replay: Replay | None) -> None:
+    """Remembers a call of `linear` that takes several operations. replay: makes them; None where nothing can."""
+
+    def make_plan() -> CallPlan:
+        return native.core.general_call() if replay is None else native.core.function_call(replay)
 
     number_of = functools.partial(_number_of, given[3], given[4], given[0], epilogue)
     remember(native.core.CallFunction.linear, given, number_of, make_plan)
@@ -163,7 +175,7 @@ def remember_pointwise(
 ) -> None:
     """Remembers a call of `pointwise`. x and operands: the arguments of its operator."""
     tensors = (given[1], *tensors_of(given[2]))
-    is_general = is_general or not _same_memory(tensors, (x, *operands))
+    is_general = is_general or not same_memory(tensors, (x, *operands))
 
     def make_plan() -> CallPlan | None:
         return native.core.general_call() if is_general else plan_pointwise(x, operands, epilogue.program, y)
@@ -184,7 +196,7 @@ def remember_reduce(
 ) -> None:
     """Remembers a call of `reduce`. x and operands: the arguments of its operator."""
     tensors = (given[0], *tensors_of(given[5]))
-    is_general = is_general or not _same_memory(tensors, (x, *operands))
+    is_general = is_general or not same_memory(tensors, (x, *operands))
 
     def make_plan() -> CallPlan | None:
         if is_general:
@@ -228,7 +240,7 @@ def _number_of(function: Any, operands: Sequence[Any], x: Tensor, epilogue: Epil
     return found[0] if found is not None and found[1] is epilogue else None
 
 
-def _same_memory(given: Sequence[Tensor | None], presented: Sequence[Tensor | None]) -> bool:
+def same_memory(given: Sequence[Tensor | None], presented: Sequence[Tensor | None]) -> bool:
     """Whether the operator's arguments are the call's own tensors or views of them, and not casts or copies."""
     for tensor, view in zip(given, presented, strict=True):
         if tensor is None or view is None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from .. import native
 from ..gradients.autograd import is_forced, linear_gradients, sum_gradients
 from ..gradients.elementwise import OperandFacts, kept_of, operand_facts, restored
+from ..gradients.products import weight_gradient
 from ..planning.device import dtype_codes
 from ..planning.fused import changes_setting, plan_call
 from ..planning.linear_launch import matrices_of
@@ -29,9 +30,16 @@ from ..planning.specialize import (
     find_pointwise,
     request,
 )
-from ..planning.training_step import IDENTITY, hands_gradient_on, needs_planes, plan_backward_products, storing
+from ..planning.training_step import (
+    IDENTITY,
+    BackwardProducts,
+    hands_gradient_on,
+    needs_planes,
+    plan_backward_products,
+    storing,
+)
 from ..precision import allows_tf32, captured_mode
-from .call_plans import column_sum
+from .call_plans import Result, column_sum, gradient_outputs
 
 if TYPE_CHECKING:
     from .._C import CallPlan
@@ -60,6 +68,8 @@ class DirectLinear(torch.autograd.Function):
         y: Tensor
         if plan.is_fused:
             y, z = native.module().training_linear(plan.handle, x, weight, bias, *operands)
+        elif plan.hands_gradient_on:
+            y = F.linear(x, weight, bias)
         else:
             z = F.linear(x, weight, bias)
             y = native.module().training_forward(plan.handle, z, *operands)
@@ -90,7 +100,7 @@ class DirectLinear(torch.autograd.Function):
                 grad_x = torch.mm(rows, weight)
                 grad_x = grad_x if x.dim() == 2 else grad_x.view(x.shape)
             if multiplies_weight:
-                grad_weight = torch.mm(rows.t(), x if x.dim() == 2 else x.reshape(-1, x.shape[-1]))
+                grad_weight = weight_gradient(rows, x if x.dim() == 2 else x.reshape(-1, x.shape[-1]), weight)
         return None, grad_x, grad_weight, grad_bias, *grads
 
 
@@ -136,27 +146,27 @@ def plan_training(
     x, weight, bias = given
     assert x is not None
     assert weight is not None
-    if not multiplies_at_once(arguments) or not y.is_contiguous():
+    if changes_setting(x) or not y.is_contiguous():
         return core.general_call()
-    if len(arguments.program.instructions) == 0 and arguments.out_dtype == x.dtype:
-        return core.product_call()
+    is_identity = len(arguments.program.instructions) == 0 and arguments.out_dtype == x.dtype
     wanted = [k + 1 for k, operand in enumerate(operands) if operand.requires_grad]
-    if any(operands[k - 1].shape != y.shape for k in wanted):  # a broadcast operand's gradient has to be summed
-        return core.general_call()
     reached = arguments.program.inputs_with_gradient
     if 0 not in reached or any(k not in reached for k in wanted):
         return core.general_call()
     z = torch.empty(y.shape, dtype=x.dtype, device=y.device)
     m, n, codes = math.prod(y.shape[:-1]), y.shape[-1], dtype_codes()
     products = plan_backward_products(z.view(m, n), arguments.x, weight)
-    outputs = [(0, _contiguous(z), codes[z.dtype])]
-    outputs += [(k, _contiguous(y, operands[k - 1].dtype), codes[operands[k - 1].dtype]) for k in wanted]
+    dense = torch.empty((m, n), device="meta")
+    shapes = [dense.shape, *(arguments.operands[k - 1].shape for k in wanted)]
+    gradients = [_contiguous(z), *(_contiguous(operands[k - 1]) for k in wanted)]
+    outputs = gradient_outputs(dense, [0, *wanted], shapes, gradients, x.device)
+    assert outputs is not None  # a contiguous matrix is summed over any of its dimensions by one launch
     matrices = matrices_of(arguments)
     laid_out = [matrix[1:] for matrix in matrices]
     program, matrix = arguments.program, (0, codes[z.dtype], 0, n, 1)
     has_sum = bias is not None and bias.requires_grad
     device = x.device.index or 0
-    is_handed_on = hands_gradient_on(arguments)
+    is_handed_on = is_identity or hands_gradient_on(arguments)
     plan = plan_call(arguments if is_handed_on else storing(arguments))
     if plan.copies_bias:
         return core.general_call()
@@ -164,10 +174,10 @@ def plan_training(
     epilogues: Epilogues = []
     if plan.is_fused:
         epilogues = find_epilogues(plan, device, program, matrices)
-    else:
+    elif not is_handed_on:
         forward = find_pointwise(device, program, (1, m, n), matrix, matrices, 0, codes[y.dtype])
     grad = (0, codes[y.dtype], 0, n, 1)
-    derivatives = [(wrt, 0, code) for wrt, _, code in outputs]
+    derivatives = [(wrt, 0, code) for wrt, _, code, _ in outputs]
     is_read = [k in program.operands_in_derivatives for k in range(len(operands))]
     backward: Epilogues = []
     if not is_handed_on:
@@ -203,8 +213,8 @@ def plan_training(
         epilogues,
         _contiguous(z),
         IDENTITY.native,
-        None if products.of_x is None else (products.of_x, weight, _contiguous(x)),
-        None if products.of_weight is None else (products.of_weight, x, _contiguous(weight)),
+        None if products.of_x is None else (products.of_x, weight, False, _contiguous(x)),
+        None if products.of_weight is None else _weight_product(products, x, weight),
         is_handed_on,
     )
     mode = captured_mode() if x.dtype == torch.float32 else ""
@@ -229,7 +239,16 @@ def multiplies_at_once(arguments: LinearArguments) -> bool:
     return not changes_setting(x) and not (is_forced(x) and needs_planes(arguments))
 
 
-def _contiguous(tensor: Tensor, dtype: torch.dtype | None = None) -> tuple[Any, ...]:
+def _weight_product(products: BackwardProducts, x: Tensor, weight: Tensor) -> tuple[Any, ...]:
+    """The product that is the weight's gradient, as the native module takes it: the plan, x, whether x comes first in
+    it, and the result."""
+    result = _contiguous(weight)
+    if products.is_weight_turned:
+        turned, _, dtype = _contiguous(weight.t())
+        result = turned[::-1], (1, turned[1]), dtype
+    return products.of_weight, x, products.is_weight_turned, result
+
+
+def _contiguous(tensor: Tensor) -> Result:
     """Shape, strides and type of a contiguous result in the shape of a tensor."""
-    strides = torch.empty(tensor.shape, device="meta").stride()
-    return tuple(tensor.shape), strides, tensor.dtype if dtype is None else dtype
+    return tuple(tensor.shape), torch.empty(tensor.shape, device="meta").stride(), tensor.dtype

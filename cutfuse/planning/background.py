@@ -133,6 +133,7 @@ class Background:
                 self.compile(specialization)
             finally:
                 self._changed.acquire()
+        self._note_stall()
 
     def _start_threads(self) -> None:
         """Starts a thread for each that waits, up to the limit. Where none can be started, what is queued waits for a
@@ -145,6 +146,11 @@ class Background:
                 thread.start()
                 self._waiting.popleft()
                 self._threads.add(thread)
+        self._note_stall()
+
+    def _note_stall(self) -> None:
+        """Has calls try again that wait for what no thread will compile."""
+        native.core.set_stalled(bool(self._waiting) and not self._threads)
 
     def _most(self) -> int:
         return max(self.most_threads, self.most_while_waited) if self._waits > 0 else self.most_threads

@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import dynamo, native
 from ..epilogue import Program
 from ..epilogue.operation import is_sum
-from ..precision import GUARDED, allows_tf32, product_mode
+from ..precision import GUARDED, SPLIT_MODES, allows_tf32, product_mode
 from .device import NOT_CUDA, device_facts, dtype_codes
 from .fused import plan_call
 from .linear_plan import LinearArguments
@@ -28,10 +28,14 @@ IDENTITY = Program((), 0)
 
 
 class BackwardProducts(NamedTuple):
-    """The plans of `grad_z @ weight` and `grad_z.T @ x`; None where PyTorch multiplies."""
+    """The plans of the gradients of x and of the weight; None where PyTorch multiplies.
+
+    is_weight_turned: the weight's is planned as `x.T @ grad_z`, laid out as the weight is, and not as `grad_z.T @ x`.
+    """
 
     of_x: LinearPlan | None
     of_weight: LinearPlan | None
+    is_weight_turned: bool = False
 
 
 NO_PRODUCTS = BackwardProducts(None, None)
@@ -43,10 +47,21 @@ def issuer_of_products(x: Tensor, weight: Tensor, mode: str = "") -> str:
 
 
 def plan_backward_products(grad_z: Tensor, x: Tensor, weight: Tensor) -> BackwardProducts:
-    """grad_z `[M, N]`, x `[M, K]` and weight `[N, K]`, of one type."""
-    if not _is_small(x, weight):
+    """grad_z `[M, N]`, x `[M, K]` and weight `[N, K]`, of one type.
+
+    Kernels of ours multiply layers that wait for the host, and fp32 matrices by parts of their numbers.
+    """
+    issuer = issuer_of_products(x, weight)
+    if issuer == "call" and not (x.dtype == torch.float32 and product_mode() in SPLIT_MODES):
         return NO_PRODUCTS
-    return BackwardProducts(_plan(grad_z, weight.t()), _plan(grad_z.t(), x.t()))
+    is_turned = is_turned_weight(weight)
+    turned = (x.t(), grad_z.t()) if is_turned else (grad_z.t(), x.t())
+    return BackwardProducts(_plan(grad_z, weight.t(), issuer), _plan(*turned, issuer), is_turned)
+
+
+def is_turned_weight(weight: Tensor) -> bool:
+    """Whether it is `w.T` of `x @ w`, whose parameter is w: autograd copies a gradient that is laid out otherwise."""
+    return weight.stride(0) == 1 and weight.stride(1) != 1
 
 
 def product_arguments(a: Tensor, b: Tensor, issuer: str = "call") -> LinearArguments:
@@ -54,19 +69,19 @@ def product_arguments(a: Tensor, b: Tensor, issuer: str = "call") -> LinearArgum
     return LinearArguments(a, b, None, (), IDENTITY, "none", a.dtype, issuer=issuer)
 
 
-def _plan(a: Tensor, b: Tensor) -> LinearPlan | None:
-    plan = plan_call(product_arguments(a, b, "training"))
-    return plan if _is_one_kernel(plan) else None
+def _plan(a: Tensor, b: Tensor, issuer: str) -> LinearPlan | None:
+    plan = plan_call(product_arguments(a, b, issuer))
+    return plan if plan.is_fused else None
 
 
 def needs_planes(arguments: LinearArguments) -> bool:
     """Whether one of the three products of a training step in fp32 runs over planes, by several kernels."""
     x, weight, bias = arguments.x, arguments.weight, arguments.bias
-    issuer = issuer_of_products(x, weight)
     grad_z = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
-    products = [(x, weight, bias), (grad_z, weight.t(), None), (grad_z.t(), x.t(), None)]
-    plans = (plan_call(product_arguments(a, b, issuer)._replace(bias=bias)) for a, b, bias in products)
-    return any(plan.is_fused and not _is_one_kernel(plan) for plan in plans)
+    forward = plan_call(product_arguments(x, weight, issuer_of_products(x, weight))._replace(bias=bias))
+    products = plan_backward_products(grad_z, x, weight)
+    plans = (forward, products.of_x, products.of_weight)
+    return any(plan is not None and plan.is_fused and not _is_one_kernel(plan) for plan in plans)
 
 
 def _is_one_kernel(plan: LinearPlan) -> bool:
@@ -93,8 +108,10 @@ def takes_few_launches(arguments: LinearArguments) -> bool:
     if not _is_sum(arguments):
         return _is_fused(storing(arguments))
     grad_z = torch.empty(shape, dtype=x.dtype, device=x.device)
+    products = plan_backward_products(grad_z, x, weight)
+    multiplies = any(plan is not None and _is_one_kernel(plan) for plan in (products.of_x, products.of_weight))
     # Planned as any call, because the operator that computes it on the general path is.
-    return _is_fused(arguments) and plan_backward_products(grad_z, x, weight) != NO_PRODUCTS
+    return _is_fused(arguments) and multiplies
 
 
 def hands_gradient_on(arguments: LinearArguments) -> bool:
