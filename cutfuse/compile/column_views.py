@@ -63,7 +63,7 @@ def examples_behind(graph: fx.Graph, columns: Mapping[fx.Node, Tensor]) -> dict[
         found = evaluated(node, changed)
         if found is None or (name_of(node) == "view" and not _is_view(found, changed.get(node.args[0]))):
             return None
-        if not _are_alike(found, any_example(node)):
+        if not are_alike(found, any_example(node)):
             changed[node] = found
     return {node: example for node, example in changed.items() if node not in columns}
 
@@ -98,13 +98,30 @@ def _is_view(found: Tensor, source: Any) -> bool:
 def evaluated(node: fx.Node, changed: Mapping[fx.Node, Any]) -> Any:
     """What a node gives for changed inputs; None where it fails."""
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda given: changed.get(given, any_example(given)))
-    target: Any = node.target
     with suppress(Exception):
-        return getattr(args[0], target)(*args[1:], **kwargs) if node.op == "call_method" else target(*args, **kwargs)
+        return called(node, args, kwargs)
     return None
 
 
-def _are_alike(found: Any, before: Any) -> bool:
+def called(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """What the function or method of a node gives for these arguments."""
+    target: Any = node.target
+    return getattr(args[0], target)(*args[1:], **kwargs) if node.op == "call_method" else target(*args, **kwargs)
+
+
+def emit(graph: fx.Graph, emitted: list[fx.Node], target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A call with its example, put into a graph and added to `emitted`. Raises ValueError where the call fails."""
+    call = graph.call_method if isinstance(target, str) else graph.call_function
+    node = call(target, args, kwargs)
+    emitted.append(node)
+    example = evaluated(node, {})
+    if example is None:
+        raise ValueError(f"{name_of(node)} fails for {', '.join(given.name for given in node.all_input_nodes)}")
+    set_example(node, example)
+    return node
+
+
+def are_alike(found: Any, before: Any) -> bool:
     """Whether all tensors have the same shapes and strides, and all else is the same."""
     new, old = tree_leaves(found), tree_leaves(before)
     return len(new) == len(old) and all(map(_is_alike, new, old))

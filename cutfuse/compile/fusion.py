@@ -13,6 +13,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from ..planning.traced import UNKNOWN_SIZES
+from .attention import keep_attention
 from .choice import why_left
 from .differentiation import last_writes
 from .epochs import uses_transforms
@@ -67,6 +68,8 @@ def _graphs(module: fx.GraphModule, is_transformed: bool = False) -> dict[fx.Gra
 def _fuse_graph(module: fx.GraphModule, written: set[Any]) -> list[ProductReport]:
     """written: the memory that the graphs around this one write to, to which its own is added."""
     graph = module.graph
+    if keep_attention(graph, last_writes(graph, written), functools.partial(_warn, "attention")):
+        module.recompile()
     copies: list[RowCopy] = []
     try:
         searches = _find_regions_by_rows(graph, written, copies)

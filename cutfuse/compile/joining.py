@@ -7,11 +7,11 @@ have to take.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -22,7 +22,7 @@ from ..arguments import is_wrapper
 from ..ops import schema
 from ..planning.joined import MOST_WEIGHTS
 from ..planning.traced import plan_traced_joined
-from .column_views import evaluated, examples_behind, set_example
+from .column_views import emit, examples_behind, set_example
 from .differentiation import needs_gradient
 from .epochs import find_epochs
 from .nodes import module_of, name_of, tensor_of
@@ -171,17 +171,7 @@ def _emit(graph: fx.Graph, group: Sequence[Product], examples: Mapping[fx.Node, 
 
 def _emit_parts(graph: fx.Graph, group: Sequence[Product], emitted: list[fx.Node]) -> list[fx.Node]:
     """The nodes that give what the products give. emitted: to which every node is added."""
-
-    def call(target: Any, *args: Any) -> fx.Node:
-        is_method = isinstance(target, str)
-        node = graph.call_method(target, args) if is_method else graph.call_function(target, args)
-        emitted.append(node)
-        example = evaluated(node, {})
-        if example is None:
-            raise ValueError(f"{name_of(node)} fails for products of {group[0].x.name}")
-        set_example(node, example)
-        return node
-
+    call = functools.partial(emit, graph, emitted)
     x, weights = group[0].x, [product.weight for product in group]
     leading = _example(x).shape[:-1]
     is_matrix = len(leading) == 1

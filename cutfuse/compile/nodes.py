@@ -22,7 +22,8 @@ _STATEFUL_NAMESPACES = ("torch.cuda", "torch.xpu", "torch.accelerator", "torch.d
 _OF_LOCAL = re.compile(r"L\['\w+'\]\.(?!_orig_mod\b|__)\w")
 # A module of PyTorch's whose functions have the names of others: its reductions take a mask.
 _NAMESAKES = "torch.masked"
-_PYTHONS_MODULES = ("_operator", "operator", "math", "builtins")
+_OPERATORS = ("_operator", "operator")
+_PYTHONS_MODULES = (*_OPERATORS, "math", "builtins")
 # Functions with these in their names write statistics in training, whatever their schemas say.
 _TRAINABLE_NORMS = ("batch_norm", "instance_norm")
 
@@ -49,6 +50,8 @@ def name_of(node: fx.Node) -> str:
     if isinstance(target, str):
         return target
     module, name = str(getattr(target, "__module__", None) or ""), str(getattr(target, "__name__", target))
+    if module in _OPERATORS:  # whose `and_` and `or_` write to nothing
+        return name.removesuffix("_")
     return name if _is_pytorchs(module) and not module.startswith(_NAMESAKES) else f"{module}.{name}"
 
 
