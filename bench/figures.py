@@ -14,7 +14,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from bench import accuracy_plot, chain_plot, fp32_plot, host_plot, model_plot, plot, report, roofline_plot
+from bench import accuracy_plot, chain_plot, fp32_plot, gains_plot, host_plot, model_plot, plot, report, roofline_plot
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -27,6 +27,7 @@ FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], Figure | None]]] = {
     "chains": ("chains", chain_plot.draw),
     "host": ("host", host_plot.draw),
     "models": ("models", model_plot.draw),
+    "gains": ("models", gains_plot.draw),
 }
 FONTS = ["DejaVu Sans", "Verdana"]  # the first is matplotlib's own, by which it measures text
 INKS = {"light": "#24292f", "dark": "#d0d7de"}

@@ -12,6 +12,7 @@ from torch import nn
 from torch._inductor import config as inductor_config
 
 GRAPHS_MODE = "reduce-overhead"
+OR = " or "  # joins the names of contenders of which the faster one is a rival
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,15 @@ CUTFUSE_GRAPHS = Contender("cutfuse-graphs", "cutfuse, CUDA graphs", "cutfuse", 
 CONTENDERS: Mapping[str, Contender] = {
     contender.name: contender for contender in (EAGER, COMPILE, COMPILE_GRAPHS, CUTFUSE, CUTFUSE_GRAPHS)
 }
+
+# The faster of eager and a compiler, which is what a user would choose.
+FASTER, FASTER_GRAPHS = (f"{EAGER.name}{OR}{compiler.name}" for compiler in (COMPILE, COMPILE_GRAPHS))
+
+
+def rival_label(rival: str) -> str:
+    """A contender, or the faster one of several, as a table prints it."""
+    labels = [CONTENDERS[name].label for name in rival.split(OR)]
+    return labels[0] if len(labels) == 1 else f"faster of {' and '.join(labels)}"
 
 
 def quick_compilers(device: torch.device) -> AbstractContextManager[object]:

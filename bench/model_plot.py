@@ -1,4 +1,4 @@
-"""The models suite's plot: every line's ratio beside its target, and each model's times over torch.compile's."""
+"""The models suite's plot: every line's ratio beside its target, and each model's times over PyTorch's."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench import line_plot
 from bench.model_cases import FULL_BATCH, PRECISIONS, SMALL_BATCH
-from bench.model_contenders import COMPILE, CONTENDERS, CUTFUSE, CUTFUSE_GRAPHS
+from bench.model_contenders import CONTENDERS, CUTFUSE, CUTFUSE_GRAPHS, FASTER, rival_label
 from bench.model_suite import FIGURES, GPU, WALL, covers, ratio_of, verdict_of
 from bench.model_zoo import FORWARD, TRAINING
 from bench.plot import CONTENDER_COLOURS, GRID, save_png
@@ -19,11 +20,12 @@ from bench.report import heading
 
 COLOURS = {
     "eager": "#8c8c8c",
-    "compile-graphs": CONTENDER_COLOURS["compile"],
+    "compile": CONTENDER_COLOURS["compile"],
+    "compile-graphs": CONTENDER_COLOURS["max-autotune"],
     "cutfuse": CONTENDER_COLOURS["cutfuse"],
     "cutfuse-graphs": "#b5502a",
 }
-SHOWN = tuple(COLOURS)  # torch.compile itself is the line at 1
+SHOWN = tuple(COLOURS)
 PANELS = ((FORWARD, SMALL_BATCH), (FORWARD, FULL_BATCH), (TRAINING, FULL_BATCH))
 LINE_HEIGHT, MODEL_HEIGHT = 0.26, 0.24  # inches
 
@@ -43,19 +45,19 @@ def ratios_of(results: dict[str, Any], line: dict[str, Any]) -> list[float]:
 
 
 def quotient(case: dict[str, Any], name: str, figure: str) -> float | None:
-    """A contender's time over torch.compile's."""
-    return ratio_of({"own": name, "rival": COMPILE.name, "figure": figure}, case)
+    """A contender's time over that of the faster of eager and torch.compile."""
+    return ratio_of({"own": name, "rival": FASTER, "figure": figure}, case)
 
 
 def draw_times(axes: Axes, cases: list[dict[str, Any]], title: str) -> None:
-    """Each case's contenders over torch.compile: a dot for the GPU's time, and a ring for the wall clock's."""
+    """Each case's contenders over PyTorch's faster one: a dot for the GPU's time, and a ring for the wall clock's."""
     for place, case in enumerate(cases):
         for name in SHOWN:
             for figure, fill in ((GPU, COLOURS[name]), (WALL, "none")):
                 value = quotient(case, name, figure)
                 if value is not None:
                     axes.plot(value, place, "o", markersize=5, markeredgecolor=COLOURS[name], markerfacecolor=fill)
-    axes.axvline(1, color=CONTENDER_COLOURS["compile"], linewidth=0.9)
+    axes.axvline(1, color=rcParams["text.color"], linewidth=0.9)
     axes.set_yticks(range(len(cases)), [f"{case['group']}, {case['shape']}" for case in cases], size=6)
     axes.invert_yaxis()
     axes.set_xscale("log", base=2)
@@ -100,11 +102,13 @@ def draw(results: dict[str, Any]) -> Figure | None:
     line_plot.draw_lines(figure.add_subplot(grid[0, :]), shown, list(map(label_of, lines)), cells, title)
     for place, row in enumerate(rows, start=1):
         for column, (name, cases) in enumerate(row):
-            draw_times(figure.add_subplot(grid[place, column]), cases, f"{name}: time / torch.compile's")
+            draw_times(figure.add_subplot(grid[place, column]), cases, name)
     for name in SHOWN:
         figure.axes[-1].plot([], [], "o", color=COLOURS[name], label=CONTENDERS[name].label)
     figure.legend(loc="outside lower center", ncols=len(SHOWN), frameon=False, fontsize=7)
-    figure.suptitle(f"{heading(results)}\nFilled: GPU time; rings: wall time", size=7)
+    figure.suptitle(
+        f"{heading(results)}\nBelow: time / {rival_label(FASTER)}; filled: GPU time; rings: wall time", size=7
+    )
     return figure
 
 

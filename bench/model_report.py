@@ -10,7 +10,16 @@ from bench.cases import TARGET_DEVICE
 from bench.format import MISSING, error, microseconds, ratio
 from bench.host_report import limit_lines
 from bench.model_cases import COMPILATION, ERRORS, PASSES, all_cases
-from bench.model_contenders import COMPILE, COMPILE_GRAPHS, CONTENDERS, CUTFUSE, CUTFUSE_GRAPHS, EAGER
+from bench.model_contenders import (
+    COMPILE,
+    CONTENDERS,
+    CUTFUSE,
+    CUTFUSE_GRAPHS,
+    EAGER,
+    FASTER,
+    FASTER_GRAPHS,
+    rival_label,
+)
 from bench.model_suite import (
     COLD,
     ERROR,
@@ -66,7 +75,7 @@ def table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid:
         "what": [what_cell(line) for line in lines],
         "figure": [Cell(FIGURES[line["figure"]]) for line in lines],
         "contender": [Cell(CONTENDERS[line["own"]].label) for line in lines],
-        "over": [Cell(CONTENDERS[line["rival"]].label) for line in lines],
+        "over": [Cell(rival_label(line["rival"])) for line in lines],
         "cases": [cases_cell(line) for line in lines],
         "ratio": [Cell(ratio(line["ratio"]), style="bold") for line in lines],
         "target": [target_cell(line) for line in lines],
@@ -105,8 +114,8 @@ def times_table(results: dict[str, Any], without: tuple[str, ...] = ()) -> Grid:
         "batch": [Cell(case["shape"].removeprefix("batch ")) for case in cases],
         "precision": [Cell(case["precision"]) for case in cases],
         **{f"{CONTENDERS[name].label} ms": [times_cell(case, name) for case in cases] for name in present},
-        "cutfuse / torch.compile": [quotients_cell(case, CUTFUSE.name, COMPILE.name) for case in cases],
-        "with CUDA graphs": [quotients_cell(case, CUTFUSE_GRAPHS.name, COMPILE_GRAPHS.name) for case in cases],
+        "cutfuse / faster of both": [quotients_cell(case, CUTFUSE.name, FASTER) for case in cases],
+        "with CUDA graphs": [quotients_cell(case, CUTFUSE_GRAPHS.name, FASTER_GRAPHS) for case in cases],
         "products fused": [Cell(case.get("fused") or MISSING) for case in cases],
     }
     return grid_of(columns, without)
@@ -174,6 +183,8 @@ def explanations(results: dict[str, Any]) -> list[str]:
     lines = [
         "GPU: the device's time of a call that is queued behind other work. Wall: from the call until its result is "
         "there. Medians; contenders in turns, in random order, weights and inputs shared.",
+        "cutfuse / faster of both: over the faster of eager and torch.compile, each of the two times by itself; with "
+        "CUDA graphs, over the faster of eager and torch.compile with them. Targets are over the same.",
         "A training step is the forward pass in train mode with the configuration's dropout, the backward pass and a "
         'fused AdamW. Parameters are of the precision\'s own type, without autocast; fp32 is at "highest", and '
         "convolutions are in fp32 too.",

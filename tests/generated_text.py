@@ -9,9 +9,11 @@ from __future__ import annotations
 import html
 import inspect
 import re
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,12 @@ sys.path[:] = [*(entry for entry in sys.path if Path(entry or ".").resolve() != 
 
 import not_faster  # noqa: E402
 
-from bench import accuracy_report, chain_report, fp32_report, host_report, model_report, report  # noqa: E402
-from bench.model_cases import all_cases, key_of  # noqa: E402
-from bench.model_contenders import CUTFUSE_GRAPHS  # noqa: E402
+from bench import accuracy_report, chain_report, fp32_report, gains, host_report, model_report, report  # noqa: E402
+from bench.format import ratio  # noqa: E402
+from bench.host_cases import WHOLE  # noqa: E402
+from bench.model_cases import PASSES, all_cases, key_of  # noqa: E402
+from bench.model_contenders import COMPILE, CUTFUSE, CUTFUSE_GRAPHS, FASTER  # noqa: E402
+from bench.model_suite import GPU, WALL, ratio_of  # noqa: E402
 from bench.report import committed  # noqa: E402
 from bench.tables import Cell, Grid, markdown_table  # noqa: E402
 from cutfuse import models, nn  # noqa: E402
@@ -100,9 +105,9 @@ def source(name: str) -> str:
     return f"{plain_block}\n\nThe drop-in's `forward`:\n\n{forward_block}"
 
 
-def plot(name: str, *words: str) -> str:
+def plot(name: str, *words: str, folder: str = "images") -> str:
     """A plot of `bench.figures`, for light and dark pages."""
-    image = f"images/{name}-{{}}.svg"
+    image = f"{folder}/{name}-{{}}.svg"
     return "\n".join(
         [
             "<picture>",
@@ -157,6 +162,34 @@ def model_lines() -> str:
     return lines_of(model_report.table({**results, "lines": measured}), model_report.LEFT)
 
 
+def model_means() -> str:
+    """What whole models take of the faster of eager and torch.compile: a row for each kind of cases."""
+    cases = [case for case in committed("models")["cases"] if case["variant"] in PASSES]
+    kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for case in cases:
+        kinds.setdefault((f"{case['variant']} in {case['precision']}", f"{case['load']} batch"), []).append(case)
+    rows = []
+    for (kind, load), own in kinds.items():
+        row = [Cell(f"{kind}, {load}"), Cell(str(len(own)))]
+        for figure in (GPU, WALL):
+            about = {"own": CUTFUSE.name, "rival": FASTER, "figure": figure}
+            found = [value for case in own if (value := ratio_of(about, case)) is not None]
+            worst = f"{ratio(min(found))} to {ratio(max(found))}"
+            row += [Cell(f"{ratio(statistics.geometric_mean(found))}, {worst}")]
+        rows.append(row)
+    return lines_of((["cases", "count", "GPU time: mean, least to worst", "wall time"], rows), ("cases",))
+
+
+def compiled_lines() -> str:
+    """What compiled layers and blocks take of torch.compile's time, by the host suite."""
+    found = [line for line in committed("host")["lines"] if line["rival"] == COMPILE.label]
+    return "\n".join(
+        f"- {line['group']}, {line['where']}: {ratio(line['ratio'])} of torch.compile's time "
+        f"({'host and device' if line['time'] == WHOLE else line['time']}, H200)."
+        for line in found
+    )
+
+
 def ceilings() -> str:
     """The measured rates that the floor is made of."""
     found = committed("reference")["ceilings"]
@@ -181,11 +214,12 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "chains-texts": lambda: lines_of(chain_report.chains_table(committed("chains")), chain_report.LEFT),
     "host": lambda: lines_of(host_report.table(committed("host")), host_report.LEFT),
     "host-remarks": lambda: "\n".join(f"- {line}" for line in host_report.remarks(committed("host"))),
+    "gains": gains.sentence,
     "models": model_lines,
+    "models-means": model_means,
+    "compiled-lines": compiled_lines,
     "models-measured": models_measured,
-    "models-times": lambda: lines_of(
-        model_report.times_table(committed("models"), without=("eager ms",)), model_report.LEFT
-    ),
+    "models-times": lambda: lines_of(model_report.times_table(committed("models")), model_report.LEFT),
     "models-fusion": lambda: lines_of(model_report.fusion_table(committed("models")), model_report.LEFT_OF_FUSION),
     "models-remarks": lambda: "\n".join(f"- {line}" for line in model_report.remarks(committed("models"))),
     "trade-off": lambda: "\n".join(accuracy_report.trade_off_lines(committed("fp32"))),
@@ -198,6 +232,7 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "refused": refused_table,
     "source": source,
     "plot": plot,
+    "readme-plot": partial(plot, folder="docs/images"),
     "not-faster": not_faster.lines,
     "machine": machine,
     "under-floor": under_floor,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from documents import NEEDS_GPU, OF_H200, OF_PACKAGE, ROOT, blocks_of, name_of, pages, run_page
@@ -14,14 +13,12 @@ from generated_text import REGION, code, fill
 import cutfuse
 from bench import report
 from bench.__main__ import report_of
-from bench.format import error, microseconds
 from cutfuse.epilogue import __main__ as epilogue_listing
 from cutfuse.epilogue.table import op_table
 
 MOST_UNRUN = 2  # blocks that need a GPU, in all pages
 MOST_LINES = 130  # of the README
 SUITES = ("reference", "fp32")
-PYTORCH = {"eager", "compile", "max-autotune"}
 WITH_CODE = [path for path in pages() if blocks_of(path)]
 in_the_source_tree = pytest.mark.skipif(not pages(), reason="the documentation is only in the source tree")
 
@@ -82,35 +79,6 @@ def test_the_readme_is_short_and_its_commands_exist() -> None:
     assert {"demo", "test"} <= used <= targets
     for module in re.findall(r"python -m ([\w.]+)", readme):
         assert importlib.util.find_spec(module) is not None
-
-
-@in_the_source_tree
-def test_the_readmes_figures_are_the_results() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\|(?:[^|\n]*\|){2} ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", readme, re.MULTILINE)
-    measured = {suite: report.committed(suite) for suite in SUITES}
-    times = {fastest_times(case) for results in measured.values() for case in results["cases"]}
-    assert rows
-    for pytorch, ours, times_as_fast in rows:
-        assert (pytorch, ours, times_as_fast) in times
-    assert {"1.0e-06", "1.6e-07"} <= {error(entry.get("error")) for entry in fp32_residual(measured["reference"])}
-
-
-def fastest_times(case: dict[str, Any]) -> tuple[str, str, str]:
-    """The least time of PyTorch, cutfuse's time, and their ratio, as a table has them; empty where one is missing."""
-    entries = {name: entry for name, entry in case["contenders"].items() if "median_us" in entry}
-    if "cutfuse" not in entries or not PYTORCH & set(entries):
-        return "", "", ""
-    pytorch = min(entries[name]["median_us"] for name in PYTORCH & set(entries))
-    ours = entries["cutfuse"]["median_us"]
-    return microseconds(pytorch), microseconds(ours), f"{pytorch / ours:.2f}"
-
-
-def fp32_residual(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """The contenders of the first row of the README's table."""
-    cases = [case for case in results["cases"] if case["group"] == "GemmSigmoidScaleResidual"]
-    (case,) = (case for case in cases if case["precision"] == "fp32")
-    return list(case["contenders"].values())
 
 
 @pytest.mark.parametrize("path", pages(), ids=name_of)

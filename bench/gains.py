@@ -1,0 +1,78 @@
+"""Whom cutfuse helps, and by how much: the README's sentence and chart, from the committed results.
+
+Each kind of work is compared with the fastest of PyTorch in the same run: eager, torch.compile, and its max-autotune
+where that was measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bench import chain_suite, fp32_cases
+from bench.chain_cases import LINEAR, SIXTEEN_BITS
+from bench.chain_contenders import AUTOTUNE, COMPILE, EAGER
+from bench.fp32_suite import speed_ups
+from bench.model_cases import PRECISIONS
+from bench.model_contenders import CUTFUSE, FASTER
+from bench.model_suite import GPU, ratio_of
+from bench.model_zoo import FORWARD, TRAINING
+from bench.report import committed
+
+SUITES = ("fp32", "models", "chains")  # whose results are read
+NOTHING = 0.05  # a mean as near to 1 as this is no gain
+NAMES = {
+    (FORWARD, "fp32"): "whole models in fp32",
+    (TRAINING, "fp32"): "their training in fp32",
+    (FORWARD, "bf16"): "whole models in bf16",
+    (TRAINING, "bf16"): "their training in bf16",
+}
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A kind of work. times: how many times as fast as PyTorch cutfuse is, case by case, by the device's time."""
+
+    name: str
+    times: list[float]
+
+    @property
+    def mean(self) -> float:
+        """The geometric mean of the cases."""
+        return statistics.geometric_mean(self.times)
+
+
+def gains() -> list[Gain]:
+    """Every kind of work that the committed results have."""
+    return list(_gains())
+
+
+def _gains() -> Iterator[Gain]:
+    products = speed_ups(committed("fp32")["cases"], fp32_cases.PRODUCT, fp32_cases.PLAIN)
+    yield Gain("fp32 layers at full accuracy", [speed_up.value for speed_up in products])
+    models = committed("models")["cases"]
+    for precision in reversed(PRECISIONS):
+        for kind in (FORWARD, TRAINING):
+            about: dict[str, Any] = {"own": CUTFUSE.name, "rival": FASTER, "figure": GPU}
+            own = [case for case in models if (case["variant"], case["precision"]) == (kind, precision)]
+            found = [value for case in own if (value := ratio_of(about, case)) is not None]
+            yield Gain(NAMES[kind, precision], [1 / value for value in found])
+    layers = [
+        case for case in committed("chains")["cases"] if case["group"] == LINEAR and case["precision"] in SIXTEEN_BITS
+    ]
+    over = [chain_suite.over_fastest(case, (EAGER, COMPILE, AUTOTUNE)) for case in layers]
+    yield Gain("layers in bf16 and fp16", [1 / value for value in over if value is not None])
+
+
+def sentence() -> str:
+    """Whom it helps, and whom not."""
+    found = gains()
+    helped, others = ([gain for gain in found if (gain.mean >= 1 + NOTHING) is is_gain] for is_gain in (True, False))
+    gained = ", ".join(f"{gain.name} {gain.mean:.2f} (best {max(gain.times):.2f})" for gain in helped)
+    not_gained = ", ".join(f"{gain.name} {gain.mean:.2f} (worst {min(gain.times):.2f})" for gain in others)
+    return (
+        "On an H200, times as fast as the fastest of eager, torch.compile and its max-autotune, in geometric means: "
+        f"{gained}; nothing gained yet: {not_gained or 'none'}; and no gain on GPUs other than Hopper's (H100, H200)."
+    )
