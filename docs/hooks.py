@@ -32,16 +32,18 @@ def own_link(link: re.Match[str]) -> str:
     return text if "`" in text else f"`{text}`"
 
 
-def root_document(name: str) -> str:
-    """A document of the repository's root as a page, with links to other files of it as text."""
-    parts = FENCE.split((ROOT / name).read_text(encoding="utf-8"))
-    return "".join(part if part.startswith("```") else LINK.sub(own_link, part) for part in parts)
-
-
 def own_picture(picture: re.Match[str]) -> str:
     """A plot for light and dark pages, as the site's theme chooses it."""
     dark, alt, light = picture.groups()
     return f"![{alt}]({light}#only-light)\n![{alt}]({dark}#only-dark)"
+
+
+def root_document(name: str) -> str:
+    """A document of the repository's root as a page, with links to other files of it as text."""
+    parts = FENCE.split((ROOT / name).read_text(encoding="utf-8"))
+    return "".join(
+        part if part.startswith("```") else LINK.sub(own_link, PICTURE.sub(own_picture, part)) for part in parts
+    )
 
 
 def own_page(markdown: str) -> str:
