@@ -42,12 +42,6 @@ CONTENDERS: Mapping[str, Contender] = {
 FASTER, FASTER_GRAPHS = (f"{EAGER.name}{OR}{compiler.name}" for compiler in (COMPILE, COMPILE_GRAPHS))
 
 
-def rival_label(rival: str) -> str:
-    """A contender, or the faster one of several, as a table prints it."""
-    labels = [CONTENDERS[name].label for name in rival.split(OR)]
-    return labels[0] if len(labels) == 1 else f"faster of {' and '.join(labels)}"
-
-
 def quick_compilers(device: torch.device) -> AbstractContextManager[object]:
     """On a CPU, Inductor calls PyTorch's operations meanwhile, where PyTorch has that setting.
 

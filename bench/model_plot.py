@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 from bench import line_plot
 from bench.model_cases import FULL_BATCH, PRECISIONS, SMALL_BATCH
-from bench.model_contenders import CONTENDERS, CUTFUSE, CUTFUSE_GRAPHS, FASTER, rival_label
+from bench.model_contenders import CONTENDERS, CUTFUSE, CUTFUSE_GRAPHS, FASTER
+from bench.model_report import rival_label
 from bench.model_suite import FIGURES, GPU, WALL, covers, ratio_of, verdict_of
 from bench.model_zoo import FORWARD, TRAINING
 from bench.plot import CONTENDER_COLOURS, GRID, save_png

@@ -18,7 +18,7 @@ from bench.model_contenders import (
     EAGER,
     FASTER,
     FASTER_GRAPHS,
-    rival_label,
+    OR,
 )
 from bench.model_suite import (
     COLD,
@@ -42,6 +42,12 @@ LEFT = ("line", "what", "figure", "contender", "over", "cases", "target", "model
 LEFT_OF_FUSION = ("model", "products, N x K", "fused", "program", "ended at", "reason", "cases")
 # What a narrow terminal goes without, the first soonest.
 DROPPABLE = ("line", "over", "contender", "eager ms", "cases", "ended at", "program")
+
+
+def rival_label(rival: str) -> str:
+    """A contender, or the faster one of several, as a table prints it."""
+    labels = [CONTENDERS[name].label for name in rival.split(OR)]
+    return labels[0] if len(labels) == 1 else f"faster of {' and '.join(labels)}"
 
 
 def target_cell(line: dict[str, Any]) -> Cell:

@@ -12,7 +12,8 @@ from bench.chain_cases import LARGE_GFLOP, LINEAR, SIXTEEN_BITS
 from bench.chain_contenders import MM
 from bench.format import ratio
 from bench.model_cases import PASSES
-from bench.model_contenders import CUTFUSE, CUTFUSE_GRAPHS, FASTER, FASTER_GRAPHS, Contender, rival_label
+from bench.model_contenders import CUTFUSE, CUTFUSE_GRAPHS, FASTER, FASTER_GRAPHS, Contender
+from bench.model_report import rival_label
 from bench.report import committed
 
 PRODUCT_MODELS = ("LinearSigmoidSum", "GemmSigmoidScaleResidual")
