@@ -225,7 +225,7 @@ def why_composed(x: Tensor, arithmetic: torch.dtype) -> str:
         return "ONNX has PyTorch's own operations, and no operators of cutfuse"
     if routing.everywhere:
         return ""
-    if x.device.type != "cuda":
+    if x.device.type != "cuda" and not native.serves(x.device):
         return f"x is on {x.device.type}; kernels are for CUDA devices"
     if arithmetic is torch.float64:
         return "float64; kernels compute in fp32"

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+from .printing import bar_characters
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -60,15 +62,6 @@ def bar(ratio: float, characters: str) -> str:
     """
     filled = min(BAR_WIDTH, max(1, round(BAR_WIDTH * ratio)))
     return characters[0] * filled + characters[1] * (BAR_WIDTH - filled) + (">" if ratio > 1.025 else "")
-
-
-def bar_characters(encoding: str | None) -> str:
-    """Blocks where the output can show them."""
-    try:
-        "█░".encode(encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return "#."
-    return "█░"
 
 
 def format_seconds(seconds: float) -> str:

@@ -6,7 +6,7 @@ import html
 import math
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ from .planning.specialize import Epilogues, explain_pass, find_row_reduction
 from .planning.training_step import hands_gradient_on, plan_backward_products, storing
 from .pointwise import PointwiseCall
 from .precision import product_mode
+from .prediction import check_devices, described, predicting
 from .preparations import Call, prepare_call
 from .pytorch_operation import BEHIND_CUBLAS
 from .reduce import ReduceCall
@@ -53,6 +54,7 @@ class Explanation:
     interpret it; the identity where PyTorch runs it as it stands. bytes: the least that the call reads and writes.
     flops: multiplications and additions of its products. workspace_bytes: what a fused product allocates beside its
     result and frees again. compiles: what is compiled into a kernel because of this call, and when; or why nothing is.
+    device: the card that this is predicted for, None where it is about the tensors' own device.
     """
 
     call: str
@@ -64,6 +66,7 @@ class Explanation:
     flops: int
     workspace_bytes: int = 0
     compiles: str = ""
+    device: str | None = None
 
     def __str__(self) -> str:
         lines = [self.call]
@@ -89,6 +92,7 @@ class Explanation:
         has_program = self.program.instructions or not is_composed
         quantities = f"{_quantity(self.bytes, 'B')} moved, {_quantity(self.flops, 'FLOP')} in products"
         sections = [
+            ("device", () if self.device is None else (described(self.device),)),
             ("path", (self.path,)),
             ("runs", self.steps),
             ("because", self.reasons),
@@ -100,16 +104,24 @@ class Explanation:
         return [(title, entries) for title, entries in sections if entries]
 
 
-def explain(*args: Any, **kwargs: Any) -> Explanation:
+def explain(*args: Any, device: str | None = None, **kwargs: Any) -> Explanation:
     """What a call would run and why, without running it; print the result.
 
     Takes a function of cutfuse or a module of `cutfuse.nn` and the arguments of its call: `explain(module, x)`,
     `explain(cutfuse.linear, x, w, epilogue=torch.relu)`. Or the arguments alone, of `linear` (a tensor, then a weight),
     `reduce` (a tensor, then a dimension) or `pointwise` (a function, then a tensor). A module's hooks do not run.
 
-    Raises what the call raises; TypeError where it is no call of cutfuse.
+    device: "H200" or "H100", to predict for such a card, which this machine need not have. The tensors are on the CPU
+    then, or have no values: on the meta device, or fake.
+
+    Raises what the call raises; TypeError where it is no call of cutfuse; ValueError for another device, and where the
+    tensors are on a CUDA device that is no such card.
     """
-    return _explain(prepare_call(args, kwargs))
+    with predicting("explain", device):
+        call = prepare_call(args, kwargs)
+        tensors = call.tensors[:1] if isinstance(call, PyTorchCall) else [call.x]
+        check_devices("explain", device, (t.device for t in tensors))
+        return replace(_explain(call), device=device)
 
 
 def _explain(call: Call) -> Explanation:

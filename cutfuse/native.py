@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import dynamo
+from . import dynamo, prediction
 
 HOW_TO_GET_KERNELS = (
     "install nvcc (CUDA 12.8 or later, or set CUDACXX to it) and run "
@@ -64,9 +64,12 @@ def _warn_without_kernels() -> None:
 
 @dynamo.assume_constant_result
 def serves(device: torch.device) -> bool:
-    """True where the kernels run on `device`. A CUDA device that they do not serve is warned about, once a process."""
+    """True where the kernels run on `device`, or on the card that is predicted for in its place.
+
+    A CUDA device that they do not serve is warned about, once a process.
+    """
     if device.type != "cuda":
-        return False
+        return prediction.stands_in_for(device)
     if has_kernels():
         return torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY
     if torch.version.cuda is not None:

@@ -1,10 +1,19 @@
-"""Printing to a pipe whose reader may leave early, as `head` does."""
+"""Printing to a pipe whose reader may leave early, as `head` does, and what an output can show."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterable
+
+
+def bar_characters(encoding: str | None) -> str:
+    """Blocks where the output can show them."""
+    try:
+        "█░".encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return "#."
+    return "█░"
 
 
 def print_lines(lines: Iterable[str]) -> None:

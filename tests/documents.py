@@ -18,11 +18,9 @@ import pytest
 import torch
 
 import cutfuse
-from cutfuse import arguments, native
-from cutfuse.planning import fused, linear_plan, training_step
+from cutfuse.prediction import predicting
 
 ROOT = Path(__file__).resolve().parents[1]
-H200 = (9, 0, 132)  # compute capability and multiprocessors, which is what the planner asks of a device
 NEEDS_GPU = "needs a GPU"
 OF_H200 = "facts of an H200"
 OF_PACKAGE = generated_text.NOT_RUN
@@ -79,15 +77,11 @@ def _facts(mark: str) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def explained_for_h200() -> Iterator[None]:
-    """Within it, `cutfuse.explain` says what an H200 would run: it is told of one, and of a driver that compiles."""
+    """Within it, `cutfuse.explain` says what it says on an H200."""
     explain = cutfuse.explain
 
     def explain_for_h200(*args: Any, **kwargs: Any) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
-            for module in (fused, linear_plan, training_step):
-                patch.setattr(module, "device_facts", lambda device: H200)
-            patch.setattr(native.core, "why_not_specialized", lambda: "")
+        with predicting("explain", "H200"):
             return explain(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -17,7 +17,7 @@ from .attention import keep_attention
 from .choice import why_left
 from .differentiation import last_writes
 from .epochs import uses_transforms
-from .joining import join_products
+from .joining import Together, join_products
 from .layouts import RowCopy, lay_out_by_rows
 from .nodes import module_of
 from .products import find_product
@@ -102,13 +102,13 @@ def _fuse_graph(module: fx.GraphModule, written: set[Any]) -> list[ProductReport
         graph.lint()
         module.recompile()
     return [
-        _with_failure(before[id(search)], failures.get(id(search), "") or joined.get(search.product.node, ""))
+        _changed(before[id(search)], failures.get(id(search), ""), joined.get(search.product.node))
         for search in searches
     ]
 
 
-def _join(graph: fx.Graph) -> dict[fx.Node, str]:
-    """Joins the products that are left, unless that fails: for each, the reason to report."""
+def _join(graph: fx.Graph) -> dict[fx.Node, Together]:
+    """Joins the products that are left, unless that fails: for each, what to report."""
     warn = functools.partial(_warn, "products of one input")
     try:
         return join_products(graph, warn)
@@ -150,8 +150,13 @@ def _left_searches(graph: fx.Graph) -> list[Search]:
     return [Search(found, module_of(found.node), reason=_TRANSFORMED) for found in products if found is not None]
 
 
-def _with_failure(found: ProductReport, failure: str) -> ProductReport:
-    return found._replace(is_fused=False, program="", ended_at="", reason=failure) if failure else found
+def _changed(found: ProductReport, failure: str, together: Together | None) -> ProductReport:
+    """The report of a product, of which a failure left everything to the compiler, or which is joined with others."""
+    if failure:
+        return found._replace(is_fused=False, program="", ended_at="", reason=failure, times=None)
+    if together is not None:
+        return found._replace(is_joined=True, program="", ended_at="", reason=together.reason, times=together.times)
+    return found
 
 
 def _warn(what: str, error: Exception) -> None:

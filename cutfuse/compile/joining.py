@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -27,6 +28,7 @@ from .differentiation import needs_gradient
 from .epochs import find_epochs
 from .nodes import module_of, name_of, tensor_of
 from .products import Product, find_product, same
+from .region import Times
 from .rewriting import fake_mode_of
 
 # By how much one kernel has to be predicted faster: large products have little to gain, and lose some where a card at
@@ -34,24 +36,40 @@ from .rewriting import fake_mode_of
 _ADVANTAGE = 0.95
 
 
-def join_products(graph: fx.Graph, warn: Callable[[Exception], None]) -> dict[fx.Node, str]:
-    """Joins products that are left in a graph; for each node that it replaced, the reason to report.
+class Together(NamedTuple):
+    """What is reported of products that are joined. times: None where they are joined without a prediction."""
+
+    reason: str
+    times: Times | None = None
+
+    def share(self, columns: int, of: int) -> Together:
+        """The same of one product, with its share of the columns."""
+        if self.times is None:
+            return self
+        return self._replace(times=Times(self.times.before * columns / of, self.times.after * columns / of))
+
+
+def join_products(graph: fx.Graph, warn: Callable[[Exception], None]) -> dict[fx.Node, Together]:
+    """Joins products that are left in a graph; for each node that it replaced, what to report.
 
     warn: called with an error, which leaves a group as it was.
     """
-    reasons: dict[fx.Node, str] = {}
+    reported: dict[fx.Node, Together] = {}
     replaced: dict[fx.Node, fx.Node] = {}
     for found in list(_groups(graph)):
         try:
             group = [_current(product, replaced) for product in found]
-            reason = _why_together(group)
-            joined = {} if reason is None else _join(graph, group)
+            together = _why_together(group)
+            columns = [int(_example(product.weight).shape[0]) for product in group]
+            joined = {} if together is None else _join(graph, group)
         except Exception as error:
             warn(error)
             continue
         replaced.update(joined)
-        reasons.update(dict.fromkeys(joined, reason or ""))
-    return reasons
+        if together is not None:
+            shares = [together.share(own, sum(columns)) for own in columns]
+            reported.update(zip(joined, shares, strict=False))
+    return reported
 
 
 def _join(graph: fx.Graph, group: Sequence[Product]) -> dict[fx.Node, fx.Node]:
@@ -114,11 +132,11 @@ def _is_joinable(product: Product) -> bool:
     )
 
 
-def _why_together(group: Sequence[Product]) -> str | None:
+def _why_together(group: Sequence[Product]) -> Together | None:
     """What is reported of products that are joined; None where they are not to be."""
     together = f"one kernel multiplies its input by the weights of {_names_of(group)}"
     if routing.everywhere:
-        return together
+        return Together(together)
     x, weights = _example(group[0].x), [_example(product.weight) for product in group]
     plan = plan_traced_joined(x, weights, [tensor_of(product.bias) for product in group])
     if plan is None or not plan.is_fused:
@@ -126,7 +144,8 @@ def _why_together(group: Sequence[Product]) -> str | None:
     best, apart = plan.alternatives[plan.chosen].compared, plan.alternatives[-1].compared
     if best > _ADVANTAGE * apart:
         return None
-    return f"{together}, and is predicted to take {best:.1f} us, cuBLAS's products {apart:.1f} us"
+    reason = f"{together}, and is predicted to take {best:.1f} us, cuBLAS's products {apart:.1f} us"
+    return Together(reason, Times(apart, best))
 
 
 def _names_of(group: Sequence[Product]) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from ..planning.background import background
+from ..prediction import check_devices, predicting
 
 if TYPE_CHECKING:
     from .report import ModelExplanation, ProductReport
@@ -91,13 +92,17 @@ def installed() -> Iterator[None]:
         yield
 
 
-def explain_model(model: Callable[..., Any], *args: Any, **kwargs: Any) -> ModelExplanation:
+def explain_model(model: Callable[..., Any], *args: Any, device: str | None = None, **kwargs: Any) -> ModelExplanation:
     """What `torch.compile(model, backend="cutfuse")` fuses in a call of model, product by product; print the result.
 
     Runs the model once, by PyTorch's own operations and the fused layers, without Inductor. As in any call, a model in
     training mode updates its statistics, and random numbers advance.
 
-    Raises what the call raises.
+    device: "H200" or "H100", to predict for such a card, which this machine need not have. The model and its inputs are
+    on the CPU then, or on the meta device, where the run takes neither memory nor time.
+
+    Raises what the call raises; ValueError for another device, and where tensors are on a CUDA device that is no such
+    card.
     """
     from torch import _dynamo
 
@@ -105,11 +110,13 @@ def explain_model(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Model
     from .report import ModelExplanation
 
     products: list[ProductReport] = []
+    devices: set[torch.device] = set()
     graphs = 0
 
     def collect(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         nonlocal graphs
         graphs += 1
+        devices.update(given.device for given in inputs if isinstance(given, torch.Tensor))
         products.extend(fuse(module))
         return module.forward
 
@@ -120,9 +127,11 @@ def explain_model(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Model
 
     # Each call is traced as a first one: no earlier call counts against a limit, or makes a size vary.
     limits: dict[str, Any] = {"recompile_limit": _UNLIMITED, "accumulated_recompile_limit": _UNLIMITED}
-    with _dynamo.config.patch(suppress_errors=False, automatic_dynamic_shapes=False, **limits):
+    as_first = _dynamo.config.patch(suppress_errors=False, automatic_dynamic_shapes=False, **limits)
+    with predicting("explain_model", device), as_first:
         torch.compile(_with_own_code(call), backend=collect, **_own_limit())(*args, **kwargs)
-    return ModelExplanation(tuple(products), graphs)
+    check_devices("explain_model", device, devices)
+    return ModelExplanation(tuple(products), graphs, device)
 
 
 def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:

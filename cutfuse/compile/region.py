@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -47,12 +48,32 @@ class Region:
         return example.dtype
 
 
+class Comparison(NamedTuple):
+    """The microseconds predicted of kernels of ours, and of what runs otherwise; reason: if ours are slower."""
+
+    own: float
+    otherwise: float
+    reason: str = ""
+
+
+class Times(NamedTuple):
+    """The microseconds predicted of a product and what is or could be fused with it: by PyTorch's way, and after.
+
+    They are what the choice compares: the longer one of the device's time and the host's, which launches the kernels.
+    is_step: of a training step, forwards and backwards, where that is what is compared.
+    """
+
+    before: float
+    after: float
+    is_step: bool = False
+
+
 @dataclass
 class Search:
     """What became of one product.
 
     region: what was found, or None. ended_at, reason: where and why the region ends. refusals: why longer regions were
-    left. error: what was raised instead.
+    left. refused: the first of those. error: what was raised instead.
     """
 
     product: Product
@@ -61,4 +82,5 @@ class Search:
     ended_at: str = ""
     reason: str = ""
     refusals: list[str] = field(default_factory=list)
+    refused: Region | None = None
     error: Exception | None = None

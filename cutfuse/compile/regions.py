@@ -48,7 +48,7 @@ def _search(product: Product, schedule: Schedule, judge: Judge) -> Search:
                 return found
             search.refusals += found.refusals
             if found.refusals:
-                search.reason = found.refusals[0]
+                search.reason, search.refused = found.refusals[0], found.refused
     except Exception as error:  # an error of ours ends a region, and no compilation
         search.error = error
     return search
@@ -87,6 +87,8 @@ def _search_from(product: Product, schedule: Schedule, judge: Judge) -> Search:
             search.region = region
             break
         search.refusals.append(refusal)
+        if refusal != BARE:
+            search.refused = search.refused or region
     last = growth.product.node if search.region is None else search.region.out
     search.ended_at, search.reason = describe_end(growth, last, search)
     return search

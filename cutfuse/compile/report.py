@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import html
 import math
-import textwrap
-from collections.abc import Sequence
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from . import picture
+from .choice import times_of
 from .nodes import tensor_of
 from .products import Product
-from .region import Region, Search
-
-_WIDTH = 120
-_NO_GRAPH = (
-    "torch.compile makes no graph of it, as of nn.LSTM and of modules with full backward hooks; "
-    "TORCH_LOGS=graph_breaks prints the reason"
-)
-_HTML_TITLES = ("module", "times", "M x N x K", "fused", "ends at", "because")
+from .region import Region, Search, Times
 
 
 class ProductReport(NamedTuple):
@@ -28,7 +22,8 @@ class ProductReport(NamedTuple):
 
     module: the path of its module. m, n, k: its sizes, in the call that was traced. program: what is fused, as an
     expression of z and the operands r0, r1 ..; empty if nothing is. ended_at: the operation at which the region ended.
-    reason: why it ended there, or why nothing was fused.
+    reason: why it ended there, or why nothing was fused. times: what is predicted, None where nothing is. is_joined:
+    one kernel computes it and others of the same input.
     """
 
     module: str
@@ -40,67 +35,51 @@ class ProductReport(NamedTuple):
     program: str
     ended_at: str
     reason: str
+    times: Times | None = None
+    is_joined: bool = False
 
 
 @dataclass(frozen=True)
 class ModelExplanation:
-    """The products of a model, in the order in which they run. Print it, or read `products`.
+    """The products of a model, in the order in which they run. Print it, `save` it, or read `products`.
 
-    graphs: how many graphs Dynamo made of the model.
+    It is a table with a bar for each product's predicted time, in a terminal and in a notebook too.
+
+    graphs: how many graphs Dynamo made of the model. device: the card that this is predicted for, None where it is
+    about the tensors' own device.
     """
 
     products: tuple[ProductReport, ...]
     graphs: int
+    device: str | None = None
 
     @property
     def fused(self) -> int:
         """How many products have something fused."""
         return sum(product.is_fused for product in self.products)
 
+    @property
+    def before(self) -> float:
+        """The microseconds that PyTorch's way is predicted to take: the sum over the products with a prediction."""
+        return sum(product.times.before for product in self.products if product.times)
+
+    @property
+    def after(self) -> float:
+        """The same with cutfuse."""
+        return sum(product.times.after for product in self.products if product.times)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the table as a page of HTML, in one file that needs no other."""
+        Path(path).write_text(picture.page_of(self), encoding="utf-8")
+
     def __str__(self) -> str:
-        graphs = f"{self.graphs} graph{'s' if self.graphs != 1 else ''}"
-        lines = [f"{self.fused} of {len(self.products)} products are fused, in {graphs}"]
-        if not self.graphs:
-            lines.append(_NO_GRAPH)
-        for count, product in _grouped(self.products):
-            lines += _described(count, product)
-        return "\n".join(lines)
+        return picture.text_of(self)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """For notebooks. It has no colour of its own, so that it can be read on light and dark pages."""
-        first, *_ = str(self).splitlines()
-        rows = "".join(_html_row(count, product) for count, product in _grouped(self.products))
-        head = "".join(f"<th>{title}</th>" for title in _HTML_TITLES)
-        caption = f'<caption style="text-align: left; font-weight: bold">{html.escape(first)}</caption>'
-        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-
-
-def _grouped(products: Sequence[ProductReport]) -> list[tuple[int, ProductReport]]:
-    """Products that differ in the numbers of their modules alone, as those of equal layers do, counted once."""
-    groups: dict[Any, list[ProductReport]] = {}
-    for product in products:
-        key = product._replace(module=".".join(part for part in product.module.split(".") if not part.isdigit()))
-        groups.setdefault(key, []).append(product)
-    return [(len(found), found[0]) for found in groups.values()]
-
-
-def _html_row(count: int, product: ProductReport) -> str:
-    sizes = f"{product.m} x {product.n} x {product.k} {str(product.dtype).removeprefix('torch.')}"
-    cells = (product.module, str(count), sizes, product.program, product.ended_at, product.reason)
-    return f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
-
-
-def _described(count: int, product: ProductReport) -> list[str]:
-    sizes = f"{product.m} x {product.n} x {product.k} {str(product.dtype).removeprefix('torch.')}"
-    verdict, times = "fused" if product.is_fused else "left", f"  {count} times" if count > 1 else ""
-    lines = [f"{verdict:8}{product.module}  {sizes}{times}"]
-    if product.program:
-        lines.append(f"          {product.program}")
-    ended = f"ends at {product.ended_at}: " if product.ended_at else ""
-    lines += textwrap.wrap(ended + product.reason, _WIDTH, initial_indent=" " * 10, subsequent_indent=" " * 12)
-    return lines
+        """For notebooks. Its text has no colour of its own, so that it can be read on light and dark pages."""
+        return picture.html_of(self)
 
 
 def report(search: Search) -> ProductReport:
@@ -119,6 +98,7 @@ def report(search: Search) -> ProductReport:
         program="" if region is None else _expression(region),
         ended_at=search.ended_at,
         reason=search.reason,
+        times=times_of(search),
     )
 
 

@@ -13,7 +13,7 @@ from ..planning.traced import compare_traced_passes, seen_elements, seen_size
 from .absorption import absorbed_bytes
 from .differentiation import needs_gradient
 from .nodes import tensor_of
-from .region import Region
+from .region import Comparison, Region
 
 # PyTorch keeps their results alone, which the next product keeps anyway.
 _DIFFERENTIATED_BY_RESULT = {"tanh", "sigmoid", "exp", "sqrt", "rsqrt"}
@@ -24,17 +24,26 @@ def why_generated(region: Region, z: Tensor, operands: list[Tensor], otherwise: 
 
     otherwise: the reason where there is nothing to compare.
     """
+    found = compare_steps(region, z, operands)
+    if found is None or isinstance(found, str):
+        return found or otherwise
+    return "" if found.own < found.otherwise else f"{otherwise}, and {found.reason}"
+
+
+def compare_steps(region: Region, z: Tensor, operands: list[Tensor]) -> Comparison | str | None:
+    """A training step with kernels of ours behind the products, and with torch.compile's; why the sizes or the device
+    leave nothing to compare; or None where ours do not compute what follows."""
     program = region.epilogue.program
     if z.element_size() != 2 or region.reduction != "none" or region.product.part is not None:
-        return otherwise
+        return None
     if not program.instructions or program.instructions[-1].op in _DIFFERENTIATED_BY_RESULT:
-        return otherwise
+        return None
     # The gradient of what is broadcast is summed, with what is around it.
     trained = [operand.requires_grad for operand in operands]
     if any(is_trained and not _is_whole(z, t) for t, is_trained in zip(operands, trained, strict=True)):
-        return otherwise
+        return None
     if any(operand.part for operand in region.operands) or absorbed_bytes(region) is not None:
-        return otherwise
+        return None
     bias = region.product.bias
     sums_columns = bias is not None and needs_gradient(bias)
     x = tensor_of(region.product.x)
@@ -43,11 +52,11 @@ def why_generated(region: Region, z: Tensor, operands: list[Tensor], otherwise: 
     if isinstance(found, str):
         return found
     own, generated = found
-    if own < generated:
-        return ""
-    return (
-        f"{otherwise}, and with its kernels behind the products a training step is predicted to take "
-        f"{generated:.1f} us, with ours {own:.1f} us"
+    return Comparison(
+        own,
+        generated,
+        f"with its kernels behind the products a training step is predicted to take {generated:.1f} us, with ours "
+        f"{own:.1f} us",
     )
 
 

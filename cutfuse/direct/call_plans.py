@@ -29,6 +29,7 @@ from ..planning.specialize import (
     find_reduce,
     request,
 )
+from ..prediction import address_of
 
 if TYPE_CHECKING:
     from .._C import CallPlan
@@ -245,4 +246,4 @@ def _layouts(tensors: Sequence[Tensor], strides: Sequence[tuple[int, ...]]) -> l
 
 
 def _matrices(tensors: Sequence[Tensor], layouts: Sequence[Layout]) -> list[Matrix]:
-    return [(t.data_ptr(), *layout) for t, layout in zip(tensors, layouts, strict=True)]
+    return [(address_of(t), *layout) for t, layout in zip(tensors, layouts, strict=True)]

@@ -26,6 +26,7 @@ from ..planning.linear_plan import LinearArguments
 from ..planning.prepared import UNPREPARED, Prepared
 from ..planning.training_step import hands_gradient_on, is_traced, issuer_of_products
 from ..precision import SPLIT_MODES, allows_tf32, captured_mode, process, product_mode
+from ..prediction import stands_in_for
 from ..reductions import NEEDS_RESULT
 from .elementwise import (
     composes_gradient,
@@ -204,7 +205,7 @@ def is_forced(x: Tensor, mode: str = "") -> bool:
 
     In compiled code the answer is yes as soon as any mode was asked for, because operators read the mode when they run.
     """
-    if x.dtype != torch.float32 or x.device.type != "cuda":
+    if x.dtype != torch.float32 or not (x.device.type == "cuda" or stands_in_for(x.device)):
         return False
     if torch.compiler.is_compiling():
         return process.opted_in

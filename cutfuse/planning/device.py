@@ -8,8 +8,8 @@ import functools
 import torch
 
 from .. import native
+from ..prediction import DeviceFacts, predicted_facts
 
-DeviceFacts = tuple[int, int, int]
 NOT_CUDA: DeviceFacts = (0, 0, 0)
 
 _NOTHING = contextlib.nullcontext()
@@ -31,8 +31,8 @@ def multiprocessors(index: int) -> int:
 
 
 def device_facts(device: torch.device) -> DeviceFacts:
-    """What the planner needs to know of a device: its compute capability and number of multiprocessors."""
-    return _cuda_device_facts(device.index) if device.type == "cuda" else NOT_CUDA
+    """What the planner needs to know of a device, or of the card that is predicted for in its place."""
+    return _cuda_device_facts(device.index) if device.type == "cuda" else predicted_facts() or NOT_CUDA
 
 
 @functools.lru_cache(maxsize=64)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import composed, native
+from ..prediction import address_of
 from .device import dtype_codes, on_device, stream_of
 from .linear_plan import LinearArguments
 from .planes import Planes
@@ -100,7 +101,7 @@ def matrices_of(arguments: LinearArguments) -> list[Matrix]:
     """The operands as the native module takes them."""
     m, n = arguments.x.shape[0], arguments.weight.shape[0]
     codes = dtype_codes()
-    return [(t.data_ptr(), codes[t.dtype], 0, *operand_strides(t, m, n)) for t in arguments.operands]
+    return [(address_of(t), codes[t.dtype], 0, *operand_strides(t, m, n)) for t in arguments.operands]
 
 
 def operand_strides(operand: Tensor, m: int, n: int) -> tuple[int, int]:

@@ -15,7 +15,8 @@ from torch import Tensor
 from .. import native
 from ..epilogue import Program
 from ..precision import product_mode
-from .device import DeviceFacts, device_facts, dtype_codes, reduction_codes
+from ..prediction import DeviceFacts, address_of
+from .device import device_facts, dtype_codes, reduction_codes
 from .specialize import cost_when_specialized
 
 if TYPE_CHECKING:
@@ -172,4 +173,4 @@ def matrix_layout(matrix: Tensor) -> MatrixLayout:
 
 
 def is_aligned(tensor: Tensor) -> bool:
-    return tensor.data_ptr() % ALIGNMENT == 0
+    return address_of(tensor) % ALIGNMENT == 0

@@ -10,6 +10,7 @@ import torch
 
 from .. import native
 from ..epilogue import Program
+from ..prediction import predicted_facts
 from .background import background
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ def cost_when_specialized(program: Program, dtype: torch.dtype, out_dtype: torch
 
 def why_interpreted() -> str:
     """Why no program is compiled into its kernel in this thread's mode; empty where programs are."""
-    return OFF if _is_off() else native.core.why_not_specialized()
+    if _is_off():
+        return OFF
+    return "" if predicted_facts() else native.core.why_not_specialized()  # a card has a driver that compiles
 
 
 def _is_off() -> bool:

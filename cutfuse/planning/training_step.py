@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from .. import dynamo, native
 from ..epilogue import Program
 from ..epilogue.operation import is_sum
 from ..precision import GUARDED, SPLIT_MODES, allows_tf32, product_mode
+from ..prediction import stands_in_for
 from .device import NOT_CUDA, device_facts, dtype_codes
 from .fused import plan_call
 from .linear_plan import LinearArguments
@@ -130,8 +132,14 @@ def _is_sum(arguments: LinearArguments) -> bool:
 
 
 def is_traced(*tensors: Tensor) -> bool:
-    """Whether tensors have no memory that a plan could ask for, or mean more than they hold, as subclasses do."""
-    return dynamo.is_tracing() or any(type(t) not in (Tensor, torch.nn.Parameter) for t in tensors)
+    """Whether tensors have no memory that a plan could ask for, or mean more than they hold, as subclasses do.
+
+    Fake ones have that of the card that is predicted for.
+    """
+    if dynamo.is_tracing():
+        return True
+    others = [t for t in tensors if type(t) not in (Tensor, torch.nn.Parameter)]
+    return any(not (isinstance(t, FakeTensor) and stands_in_for(t.device)) for t in others)
 
 
 def _is_small(x: Tensor, weight: Tensor, mode: str = "") -> bool:
