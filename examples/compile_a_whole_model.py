@@ -1,6 +1,7 @@
 """A language model that knows nothing of cutfuse, compiled with its layers fused, and what became of each product.
 
-`python examples/compile_a_whole_model.py`; `--compile` runs the compiled model too, which needs a compiler.
+`python examples/compile_a_whole_model.py` predicts for an H200 where there is no GPU. `--save report.html` writes the
+table as a page; `--compile` runs the compiled model too, which needs a compiler, and on a CPU a model of `--width 64`.
 """
 
 from __future__ import annotations
@@ -63,21 +64,29 @@ class LanguageModel(nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--width", type=int, default=64)
-    parser.add_argument("--depth", type=int, default=2)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--words", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=16)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--words", type=int, default=32000)
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
+    parser.add_argument("--card", choices=("H200", "H100"), default="H200", help="what to predict for without a GPU")
+    parser.add_argument("--save", help="a file of HTML for the same table")
     parser.add_argument("--compile", action="store_true", help="run the compiled model too")
     options = parser.parse_args()
     torch.manual_seed(0)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = LanguageModel(options.words, options.width, options.depth, options.heads)
-    model = model.to(device, getattr(torch, options.dtype)).eval()
-    words = torch.randint(options.words, (2, options.tokens), device=device)
+    on_gpu = torch.cuda.is_available()
+    # Without a GPU the explanation is a prediction, for which a model on the meta device needs neither memory nor time.
+    with torch.device("cuda" if on_gpu else "cpu" if options.compile else "meta"):
+        model = LanguageModel(options.words, options.width, options.depth, options.heads)
+        words = torch.randint(options.words, (options.batch, options.tokens))
+    model = model.to(getattr(torch, options.dtype)).eval()
     with torch.no_grad():
-        print(cutfuse.explain_model(model, words))
+        found = cutfuse.explain_model(model, words, device=None if on_gpu else options.card)
+        print(found)
+        if options.save:
+            found.save(options.save)
         if options.compile:
             expected = model(words)
             error = (torch.compile(model, backend="cutfuse")(words) - expected).norm() / expected.norm()

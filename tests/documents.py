@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import sys
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,14 +92,16 @@ def explained_for_h200() -> Iterator[None]:
 
 
 def run_page(path: Path) -> list[tuple[Block, str]]:
-    """Runs a page's blocks in order in one namespace, and gives what each prints. The rest is compiled only."""
-    namespace: dict[str, Any] = {"__name__": "__main__"}
+    """Runs a page's blocks in order as one script, and gives what each prints. The rest is compiled only."""
+    script = types.ModuleType("__main__")
     torch.manual_seed(0)
     found = []
-    for block in blocks_of(path):
-        if not block.is_run:
-            block.compile()
-        found.append((block, block.run(namespace) if block.is_run else ""))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "__main__", script)  # where torch.compile looks for what its functions read
+        for block in blocks_of(path):
+            if not block.is_run:
+                block.compile()
+            found.append((block, block.run(vars(script)) if block.is_run else ""))
     return found
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..prediction import described
@@ -21,7 +22,7 @@ _NO_GRAPH = (
 )
 _COUNTED = (
     "Counted are the products, with what is fused with them or could have been. Attention, norms, embeddings and all "
-    "other operations are not. A time is the longer one of the device's and the host's."
+    "other operations are not. A time is the longer one of the device's and the host's, and a share of the host's."
 )
 _UNCOUNTED = "Products without times are not predicted, and not counted."
 _STEPS = "Times marked * are of a training step, forwards and backwards; the others are of the forward pass."
@@ -147,14 +148,13 @@ def html_of(found: ModelExplanation) -> str:
     rows = rows_of(found)
     scale = _scale(rows)
     caption = "<br/>".join(map(html.escape, _headlines(found)))
-    head = "".join(f"<th>{title}</th>" for title in _TITLES)
     body = "".join(_html_row(row, scale) for row in rows)
     total = ["", "sum of these", "", "", f"{found.before:,.1f}", f"{found.after:,.1f}", "", ""]
     foot = f"<tfoot>{_cells(total)}</tfoot>" if scale else ""
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in _notes(found))
     return (
         f'<div><table><caption style="text-align: left; font-weight: bold">{caption}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>{foot}</table>{notes}</div>"
+        f"<thead>{_cells(_TITLES, 'th')}</thead><tbody>{body}</tbody>{foot}</table>{notes}</div>"
     )
 
 
@@ -175,12 +175,12 @@ def _html_row(row: Row, scale: float) -> str:
     return _cells([f"<b>{row.verdict}</b>", *map(html.escape, cells), bar, "<br/>".join(map(html.escape, told))])
 
 
-def _cells(cells: list[str]) -> str:
+def _cells(cells: Sequence[str], tag: str = "td") -> str:
     """A row of HTML: numbers to the right, and in one line all but what is fused and why."""
     found = []
     for place, cell in enumerate(cells, 1):
         side, wraps = "right" if 4 <= place <= 6 else "left", "normal" if place == len(cells) else "nowrap"
-        found.append(f'<td style="text-align: {side}; white-space: {wraps}">{cell}</td>')
+        found.append(f'<{tag} style="text-align: {side}; white-space: {wraps}">{cell}</{tag}>')
     return f"<tr>{''.join(found)}</tr>"
 
 

@@ -59,7 +59,8 @@ class Comparison(NamedTuple):
 class Times(NamedTuple):
     """The microseconds predicted of a product and what is or could be fused with it: by PyTorch's way, and after.
 
-    They are what the choice compares: the longer one of the device's time and the host's, which launches the kernels.
+    They are what the choice compares: the longer one of the device's time and the host's, which launches the kernels,
+    and a share of the host's.
     is_step: of a training step, forwards and backwards, where that is what is compared.
     """
 
