@@ -66,7 +66,9 @@ def times_of(search: Search) -> Times | None:
     """
     region, product = search.region or search.refused, search.product
     z = _example(product.node)
-    if arguments.why_composed(z, z.dtype) or any(arguments.is_wrapper(type(_example(node))) for node in product.inputs):
+    if routing.everywhere or arguments.why_composed(z, z.dtype):
+        return None
+    if any(arguments.is_wrapper(type(_example(node))) for node in product.inputs):
         return None
     if region is not None:
         z, operands = _example(region.product.node), _operand_examples(region)

@@ -30,8 +30,10 @@ _TRANSFORMED = "a transform of torch.func, such as vmap or grad, is in the same 
 _LOG = logging.getLogger("cutfuse.compile")
 
 
-def fuse(module: fx.GraphModule) -> list[ProductReport]:
+def fuse(module: fx.GraphModule, predicts: bool = False) -> list[ProductReport]:
     """Rewrites a graph in place, and the graphs of activation checkpoints in it.
+
+    predicts: tell of each product what it is predicted to take too.
 
     An error leaves the region, or the whole graph, to the compiler, with a warning.
     """
@@ -41,9 +43,9 @@ def fuse(module: fx.GraphModule) -> list[ProductReport]:
         try:
             with enable_python_dispatcher():  # of which examples with symbolic sizes have need in PyTorch 2.8
                 if is_transformed:
-                    reports += [report(search) for search in _left_searches(graph_module.graph)]
+                    reports += [report(search, predicts) for search in _left_searches(graph_module.graph)]
                 else:
-                    reports += _fuse_graph(graph_module, written)
+                    reports += _fuse_graph(graph_module, written, predicts)
         except Exception as error:
             _warn("a graph", error)
     return reports
@@ -65,7 +67,7 @@ def _graphs(module: fx.GraphModule, is_transformed: bool = False) -> dict[fx.Gra
     return found
 
 
-def _fuse_graph(module: fx.GraphModule, written: set[Any]) -> list[ProductReport]:
+def _fuse_graph(module: fx.GraphModule, written: set[Any], predicts: bool) -> list[ProductReport]:
     """written: the memory that the graphs around this one write to, to which its own is added."""
     graph = module.graph
     if keep_attention(graph, last_writes(graph, written), functools.partial(_warn, "attention")):
@@ -85,7 +87,7 @@ def _fuse_graph(module: fx.GraphModule, written: set[Any]) -> list[ProductReport
             failures[id(search)] = _describe(search.error)
             _warn(search.module, search.error)
     with_region = [search for search in searches if search.region is not None]
-    before = {id(search): report(search) for search in searches}
+    before = {id(search): report(search, predicts) for search in searches}
     for search in sorted(with_region, key=lambda found: order[found.region.out]):  # type: ignore[union-attr]
         try:
             rewriter.rewrite(search.region)  # type: ignore[arg-type]

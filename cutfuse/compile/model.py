@@ -117,7 +117,7 @@ def explain_model(model: Callable[..., Any], *args: Any, device: str | None = No
         nonlocal graphs
         graphs += 1
         devices.update(given.device for given in inputs if isinstance(given, torch.Tensor))
-        products.extend(fuse(module))
+        products.extend(fuse(module, predicts=True))
         return module.forward
 
     model = _uncompiled(model)

@@ -82,8 +82,8 @@ class ModelExplanation:
         return picture.html_of(self)
 
 
-def report(search: Search) -> ProductReport:
-    """What became of one product."""
+def report(search: Search, predicts: bool) -> ProductReport:
+    """What became of one product; with times if it `predicts`."""
     region = search.region
     m, n, k = _sizes(search.product)
     z = tensor_of(search.product.node)
@@ -98,7 +98,7 @@ def report(search: Search) -> ProductReport:
         program="" if region is None else _expression(region),
         ended_at=search.ended_at,
         reason=search.reason,
-        times=times_of(search),
+        times=times_of(search) if predicts else None,
     )
 
 
