@@ -58,13 +58,14 @@ def contender_names(options: argparse.Namespace, is_cuda: bool) -> tuple[str, ..
     return tuple(name for name in CONTENDERS if name not in left_out)
 
 
-def draw(results: dict[str, Any], path: Path) -> None:
-    """Write the suite's PNGs, or say why not."""
+def draw(results: dict[str, Any], source: Path, path: Path) -> None:
+    """Write the suite's PNGs, or say why not. `source`: the results file, from which they can be drawn later."""
     for module, ending in PLOTS.get(results["suite"], (("bench.plot", ""),)):
         try:
             plot = importlib.import_module(module)
-        except ImportError:  # The plot is an extra; the results file is enough to draw it elsewhere.
-            print(f"No plot: matplotlib is missing. Later: python -m bench render {path.with_suffix('.json').name}")
+        except ModuleNotFoundError as error:  # The plot is an extra; the results file is enough to draw it elsewhere.
+            print(f"No plot: {error.name} is missing. For the plot: pip install 'cutfuse[bench]', then")
+            print(f"  python -m bench render {source}")
             return
         own = path.with_name(f"{path.stem}{ending}{path.suffix}")
         print(f"Plot: {own}" if plot.write_png(results, own) else f"No plot {own.name}: nothing was measured.")
@@ -137,7 +138,7 @@ def finish(results: dict[str, Any], written: Path, began: float) -> None:
     print(f"Cases: {len(results['cases'])}, {results['seconds']:.0f} s.")
     report.save(results, written)
     print(f"Results: {written}")
-    draw(results, written.with_suffix(".png"))
+    draw(results, written, written.with_suffix(".png"))
 
 
 def run_host(options: argparse.Namespace) -> int:
@@ -211,7 +212,7 @@ def merge(options: argparse.Namespace) -> int:
     report_of(results["suite"]).show(results)
     report.save(results, written)
     print(f"Results: {written}")
-    draw(results, written.with_suffix(".png"))
+    draw(results, written, written.with_suffix(".png"))
     return 0
 
 
@@ -355,7 +356,7 @@ def render(options: argparse.Namespace) -> int:
     else:
         form.show(results)
     if options.png or not (options.markdown or options.summary):
-        draw(results, options.png or options.results.with_suffix(".png"))
+        draw(results, options.results, options.png or options.results.with_suffix(".png"))
     return 0
 
 

@@ -78,6 +78,8 @@ def check_floating(function: str, name: str, dtype: Any) -> None:
 
 def check_reduction(function: str, name: Any) -> None:
     if not isinstance(name, str) or name not in REDUCTIONS:
+        if not REDUCTIONS:
+            native.module()  # the table is empty where the module is missing: the ImportError says what to do
         choices = ", ".join(repr(choice) for choice in REDUCTIONS)
         raise ValueError(f"cutfuse.{function}: unknown reduction {name!r}; choose one of {choices}")
 

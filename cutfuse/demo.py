@@ -175,10 +175,11 @@ def parse_device(parser: argparse.ArgumentParser, name: str) -> torch.device:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m cutfuse.demo", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m cutfuse.demo", description=__doc__.partition(": ")[2])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--small", action="store_true", help="small sizes on a GPU too")
     options = parser.parse_args(arguments)
+    native.require_module()
     device = parse_device(parser, options.device)
 
     is_large = device.type == "cuda" and torch.cuda.mem_get_info(device)[0] >= FULL_SIZE_BYTES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -44,6 +45,14 @@ def module() -> ModuleType:
             f"cutfuse's native module cannot be imported ({error}), beside {Path(__file__).parent}. If this is the "
             "source tree, run `pip install -e .` in it, or run Python elsewhere to get an installed cutfuse"
         ) from error
+
+
+def require_module() -> None:
+    """For commands: exits with what to do, and without a traceback, where the module was not built."""
+    try:
+        module()
+    except ImportError as error:
+        sys.exit(f"error: {error}")
 
 
 @functools.lru_cache(maxsize=1)

@@ -5,12 +5,13 @@ Runs on every machine: what cannot be found out is a line that says why. Nothing
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -202,5 +203,12 @@ def _driver() -> str:
     return ", ".join(sorted(set(result.stdout.split())))
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m cutfuse.report", description=__doc__.partition(": ")[2])
+    parser.parse_args(arguments)
     print_lines([report()])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

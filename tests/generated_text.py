@@ -32,9 +32,8 @@ from bench.model_suite import GPU, WALL, ratio_of  # noqa: E402
 from bench.report import committed  # noqa: E402
 from bench.tables import Cell, Grid, markdown_table  # noqa: E402
 from cutfuse import models, nn  # noqa: E402
-from cutfuse.epilogue.__main__ import format_op  # noqa: E402
 from cutfuse.epilogue.refused import refused_functions  # noqa: E402
-from cutfuse.epilogue.registry import describe_compositions  # noqa: E402
+from cutfuse.epilogue.registry import describe_compositions, describe_op  # noqa: E402
 from cutfuse.epilogue.table import op_table  # noqa: E402
 
 REGION = re.compile(r"^<!-- generate: ([^\n]+) -->\n(.*?)^<!-- end of generate -->$", re.MULTILINE | re.DOTALL)
@@ -70,18 +69,14 @@ def code(text: str) -> Cell:
 
 def functions_table() -> str:
     """The rows of the op table."""
-    rows = [[code(spelt), code(formula), Cell(special)] for spelt, formula, special in ops()]
+    described = map(describe_op, op_table().ops)
+    rows = [[code(op.spellings), code(op.formula), Cell(op.special)] for op in described]
     return lines_of((["function", "value", "special values"], rows), ("function", "value", "special values"))
-
-
-def ops() -> Iterable[tuple[str, str, str]]:
-    """How each op is written, its formula and its special values."""
-    return map(format_op, op_table().ops)
 
 
 def compositions_table() -> str:
     """The functions that are spelt with ops of the table."""
-    rows = [[code(spelt), Cell(formula)] for spelt, formula in describe_compositions()]
+    rows = [[code(one.spellings), Cell(one.formula)] for one in describe_compositions()]
     return lines_of((["function", "computes"], rows), ("function", "computes"))
 
 

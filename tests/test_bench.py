@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import re
+import shutil
 import sys
 import time
 from dataclasses import replace
@@ -19,6 +21,7 @@ from bench import cases, report, runner, suites, timing
 from bench.__main__ import main
 from bench.accuracy import relative_error
 from bench.ceilings import CEILINGS, Work, ceilings_for, floor_us
+from bench.command_line import SUMMARIES
 from bench.contenders import CONTENDERS, Run
 from bench.workloads import Reference, product_rows
 
@@ -79,6 +82,20 @@ def test_render_gives_markdown_and_a_plot_from_the_file_alone(
     assert "| case | shape | precision | eager us | cutfuse us | error eager | error cutfuse |" in lines
     assert any(line.startswith("| Sigmoid | 256x8192 | fp32 |") for line in lines)
     assert drawing.exists() == HAS_MATPLOTLIB
+
+
+def test_a_plot_that_cannot_be_drawn_names_the_extra_and_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if re.fullmatch(r"bench\.\w*plot|matplotlib(\..*)?", name)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    results = tmp_path / "run-2.13.json"
+    shutil.copy(next(SUMMARIES.glob("reference-*.json")), results)
+    assert main(["render", str(results), "--png", str(tmp_path / "other" / "plot.png")]) == 0
+    extra, render = capsys.readouterr().out.splitlines()[-2:]
+    assert extra == "No plot: matplotlib is missing. For the plot: pip install 'cutfuse[bench]', then"
+    assert render == f"  python -m bench render {results}"
 
 
 @pytest.mark.parametrize("content", ["{}", "[1]", "not JSON"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from cutfuse.epilogue.table import find_attribute, find_namesakes, op_table
+from cutfuse.epilogue.table import Op, find_attribute, find_namesakes, op_table
 
 Composition = Callable[..., Any]
 _Function = TypeVar("_Function", bound=Composition)
@@ -48,11 +48,35 @@ def compositions() -> dict[Callable[..., Any], Composition]:
     return result
 
 
-def describe_compositions() -> Iterator[tuple[str, str]]:
-    """How each composition is written, with its other names, and what it computes."""
+class Description(NamedTuple):
+    """How a function is written and what it computes, for lists of the language.
+
+    names: dotted ones and, of an op, its operators, as `a + b`. formula: over the arguments a, b and c, in their order.
+    special: what is to know at NaN, infinities and ties.
+    """
+
+    names: tuple[str, ...]
+    signature: str
+    formula: str
+    special: str = ""
+
+    @property
+    def spellings(self) -> str:
+        return ", ".join([f"{self.names[0]}{self.signature}", *self.names[1:]])
+
+
+def describe_op(op: Op) -> Description:
+    arguments = list(op.tensors)
+    arguments += [f"{name}={value:g}" for name, value in op.parameters]
+    arguments += [f"{name}={value!r}" for name, value in op.literals]
+    operators = [f"a {op.infix} b"] if op.infix else [f"{op.prefix}a"] if op.prefix else []
+    return Description((op.path, *op.aliases, *operators), f"({', '.join(arguments)})", op.formula, op.special)
+
+
+def describe_compositions() -> Iterator[Description]:
     for paths, _, composition in _registered:
         call = without_annotations(inspect.signature(composition))
-        yield ", ".join([f"{paths[0]}{call}", *paths[1:]]), " ".join((composition.__doc__ or "").split())
+        yield Description(paths, str(call), " ".join((composition.__doc__ or "").split()))
 
 
 def without_annotations(signature: inspect.Signature) -> inspect.Signature:
