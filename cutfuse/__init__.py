@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import compile, epilogue, models, nn
 from . import registration as registration
+from .availability import is_available
 from .compile import explain_model
 from .epilogue import Epilogue, EpilogueError
 from .explain import explain
@@ -24,6 +25,7 @@ __all__ = [
     "explain_model",
     "get_precision",
     "get_specialization",
+    "is_available",
     "linear",
     "models",
     "nn",

@@ -228,12 +228,12 @@ def why_composed(x: Tensor, arithmetic: torch.dtype) -> str:
     if routing.everywhere:
         return ""
     if x.device.type != "cuda" and not native.serves(x.device):
-        return f"x is on {x.device.type}; kernels are for CUDA devices"
+        return f"x is on {x.device.type}; {native.why_unserved(x.device)}"
     if arithmetic is torch.float64:
         return "float64; kernels compute in fp32"
     if x.dtype not in KERNEL_DTYPES:
         return f"x is {x.dtype}; kernels read float32, float16 and bfloat16"
-    return "" if native.serves(x.device) else "this build has no CUDA kernels for this device"
+    return "" if native.serves(x.device) else native.why_unserved(x.device)
 
 
 def why_wrapped(tensors: Sequence[Tensor | None], operands: Sequence[Tensor]) -> str:

@@ -77,10 +77,23 @@ def serves(device: torch.device) -> bool:
 
     A CUDA device that they do not serve is warned about, once a process.
     """
-    if device.type != "cuda":
-        return prediction.stands_in_for(device)
-    if has_kernels():
-        return torch.cuda.get_device_capability(device) >= OLDEST_CAPABILITY
-    if torch.version.cuda is not None:
+    if device.type == "cuda" and not has_kernels() and torch.version.cuda is not None:
         _warn_without_kernels()
-    return False
+    return not why_unserved(device)
+
+
+@dynamo.assume_constant_result
+def why_unserved(device: torch.device) -> str:
+    """Why the kernels do not run on `device`, which is there; empty where they do."""
+    if device.type != "cuda":
+        return "" if prediction.stands_in_for(device) else "kernels are for CUDA devices"
+    if not has_kernels():
+        return "this build of cutfuse has no CUDA kernels" if torch.version.cuda else without_cuda()
+    if torch.cuda.get_device_capability(device) < OLDEST_CAPABILITY:
+        major, minor = OLDEST_CAPABILITY
+        return f"the kernels are for sm_{major}{minor} and later"
+    return ""
+
+
+def without_cuda() -> str:
+    return f"PyTorch {torch.__version__} is built without CUDA"

@@ -115,4 +115,4 @@ def _why_no_planes(weight: Tensor, mode: str) -> str:
     elsewhere = linear_plan.why_no_kernels(weight.device)
     if elsewhere or not weight.numel():
         return elsewhere or "it has no elements"
-    return "" if native.serves(weight.device) else "this build has no CUDA kernels for this device"
+    return "" if native.serves(weight.device) else native.why_unserved(weight.device)

@@ -130,25 +130,24 @@ def variable_lines() -> list[Line]:
 def path_lines() -> list[Line]:
     """Which fast paths calls take here; on a GPU by making a call twice."""
     devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    if not native.has_kernels():
-        why = "this build has no kernels" if not native.core.cuda_build else "this PyTorch is built without CUDA"
-        return [("kernels", f"inactive: {why}; PyTorch's operations compute every call")]
+    native.module()  # without it calls raise, and no operation of PyTorch's computes them
     if not devices:
-        return [("kernels", "inactive: there is no CUDA device; PyTorch's operations compute every call")]
+        why = cutfuse.is_available().reason
+        return [("kernels", f"inactive: {why}; PyTorch's operations compute every call")]
     return [(f"cuda:{index}", describe_paths(torch.device("cuda", index))) for index in devices]
 
 
 def describe_paths(device: torch.device) -> str:
     """What runs on a CUDA device, and whether a call that is made again takes the direct path."""
-    if not native.serves(device):
-        major, minor = native.OLDEST_CAPABILITY
-        return f"PyTorch's operations: the kernels are for sm_{major}{minor} and later"
+    found = cutfuse.is_available(device)
+    if not found:
+        return f"PyTorch's operations: {found.reason}"
     x = torch.zeros(16, 16, device=device)
     cutfuse.pointwise(torch.tanh, x)
     before = native.core.direct_calls()
     cutfuse.pointwise(torch.tanh, x)
     direct = "on" if native.core.direct_calls() > before else "OFF"
-    gemm = "in one kernel" if device_facts(device)[0] == 9 else "through cuBLAS, then one kernel"
+    gemm = "through cuBLAS, then one kernel" if found.reason else "in one kernel"
     return f"linear layers {gemm}; direct path {direct}"
 
 

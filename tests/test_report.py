@@ -13,6 +13,7 @@ import torch
 
 import cutfuse
 from cutfuse import native, report
+from cutfuse.availability import Availability
 
 
 def lines_of(title: str) -> dict[str, str]:
@@ -142,10 +143,9 @@ def test_whatever_nvidia_smi_does(
     assert line.split(maxsplit=1)[1].startswith(driver)
 
 
-@pytest.mark.parametrize(("build", "cuda", "why"), [(False, "13.0", "this build has no"), (True, None, "without CUDA")])
-def test_why_no_kernel_runs(build: bool, cuda: str | None, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "module", lambda: SimpleNamespace(cuda_build=build))
-    monkeypatch.setattr(native, "has_kernels", lambda: False)
+@pytest.mark.parametrize(("cuda", "why"), [("13.0", "finds no CUDA device"), (None, "is built without CUDA")])
+def test_why_no_kernel_runs(cuda: str | None, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     assert why in lines_of("fast paths")["kernels"]
 
@@ -155,8 +155,7 @@ def test_the_direct_path_is_tried(remembers: bool, state: str, monkeypatch: pyte
     calls: list[int] = []
     core = SimpleNamespace(direct_calls=lambda: len(calls) if remembers else 0)
     monkeypatch.setattr(native, "module", lambda: core)
-    monkeypatch.setattr(native, "serves", lambda device: True)
-    monkeypatch.setattr(report, "device_facts", lambda device: (9, 0, 132))
+    monkeypatch.setattr(cutfuse, "is_available", lambda device: Availability(True, ""))
     monkeypatch.setattr(cutfuse, "pointwise", lambda *arguments: calls.append(1))
     described = report.describe_paths(torch.device("cpu"))
     assert described == f"linear layers in one kernel; direct path {state}"
