@@ -1,4 +1,5 @@
-"""`python -m cutfuse.demo`: the five reference models through cutfuse and PyTorch, checked against fp64 and timed.
+"""`python -m cutfuse.demo`: the five reference models through cutfuse and PyTorch, checked against fp64, and timed
+where kernels run.
 
 Runs the full sizes on a GPU with enough memory and small ones elsewhere. Exits with 1 when cutfuse's error is above
 PyTorch's by more than one rounding of the output type. `python -m bench` measures by stricter rules.
@@ -72,14 +73,14 @@ BFLOAT16 = Precision("bf16", torch.bfloat16)
 class Result:
     """Relative errors against fp64 (Frobenius norms) and median seconds a call, of PyTorch and of cutfuse.
 
-    path: which way cutfuse takes, as `cutfuse.explain` names it.
+    path: which way cutfuse takes, as `cutfuse.explain` names it. seconds: None where no kernel of cutfuse runs.
     """
 
     case: Case
     precision: Precision
     path: str
     errors: tuple[float, float]
-    seconds: tuple[float, float]
+    seconds: tuple[float, float] | None
 
     @property
     def matches(self) -> bool:
@@ -109,27 +110,26 @@ def measure_errors(model: nn.Module, x: Tensor, outputs: Sequence[Tensor]) -> li
     return (squared_errors / squared_norm).sqrt().tolist()
 
 
-def time_calls(calls: Sequence[Callable[[], Tensor]], device: torch.device, rounds: int, repeats: int) -> list[float]:
-    """The median seconds of each call: `rounds` samples of `repeats` calls, the contenders taking turns."""
+def time_calls(calls: Sequence[Callable[[], Tensor]], device: torch.device) -> list[float]:
+    """The median seconds of each call on a GPU: 20 samples of 10 calls, the contenders taking turns."""
 
     def now() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        torch.cuda.synchronize(device)
         return time.perf_counter()
 
     samples: list[list[float]] = [[] for _ in calls]
-    for _ in range(rounds):
+    for _ in range(20):
         for call, times in zip(calls, samples, strict=True):
             start = now()
-            for _ in range(repeats):
+            for _ in range(10):
                 call()
-            times.append((now() - start) / repeats)
+            times.append((now() - start) / 10)
     return [statistics.median(times) for times in samples]
 
 
 @torch.inference_mode()
 def run_case(case: Case, precision: Precision, device: torch.device) -> Result:
-    """Builds the plain and the fused model with the same weights, checks both against fp64 and times them."""
+    """Builds the plain and the fused model with the same weights, checks both against fp64, and times them."""
     torch.set_float32_matmul_precision(precision.matmul)
     torch.manual_seed(0)
     with device:
@@ -138,22 +138,23 @@ def run_case(case: Case, precision: Precision, device: torch.device) -> Result:
         x = torch.randn(case.shape, dtype=precision.dtype)
     fused.load_state_dict(plain.state_dict(), strict=True)
     plain_error, fused_error = measure_errors(plain, x, (plain(x), fused(x)))
-    rounds, repeats = (20, 10) if device.type == "cuda" else (5, 2)
-    plain_seconds, fused_seconds = time_calls((lambda: plain(x), lambda: fused(x)), device, rounds, repeats)
+    seconds = None
+    if cutfuse.is_available(device):
+        plain_seconds, fused_seconds = time_calls((lambda: plain(x), lambda: fused(x)), device)
+        seconds = plain_seconds, fused_seconds
     path = cutfuse.explain(fused, x).path
-    return Result(case, precision, path, (plain_error, fused_error), (plain_seconds, fused_seconds))
+    return Result(case, precision, path, (plain_error, fused_error), seconds)
 
 
 def describe(device: torch.device, cases: Sequence[Case]) -> str:
-    """What is about to run, and on what."""
-    if device.type == "cuda":
-        machine = torch.cuda.get_device_name(device)
-        path = "cutfuse's CUDA kernels" if native.has_kernels() else "PyTorch operations: this build has no kernels"
-    else:
-        machine = f"the CPU ({torch.get_num_threads()} threads)"
-        path = "PyTorch operations: the kernels need a GPU, so the times show nothing"
+    """What is about to run, and on what, in two lines."""
+    on_gpu = device.type == "cuda"
+    machine = torch.cuda.get_device_name(device) if on_gpu else f"the CPU ({torch.get_num_threads()} threads)"
     size = "full size" if cases is FULL_SIZE else "small size"
-    return f"cutfuse {cutfuse.__version__}, torch {torch.__version__}, {size} on {machine}, through {path}"
+    kernels = cutfuse.is_available(device)
+    runs = "cutfuse's kernels run" if kernels else "PyTorch's operations run, so nothing is timed"
+    because = f": {kernels.reason}" if kernels.reason else ""
+    return f"cutfuse {cutfuse.__version__}, torch {torch.__version__}, {size} on {machine}\n{runs}{because}"
 
 
 def choose_precisions(case: Case, device: torch.device) -> list[Precision]:
@@ -194,14 +195,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    show_table([result.figures for result in results], bars=device.type == "cuda")
-    print("ratio: time of cutfuse over PyTorch, below 1 is faster; errors, where shown, are relative to fp64")
+    show_table([result.figures for result in results])
     mismatches = [result for result in results if not result.matches]
     if mismatches:
         print(f"{len(mismatches)} of {len(results)} outputs are less accurate than PyTorch's")
         return 1
     print(f"all {len(results)} outputs are as accurate as PyTorch's, to one rounding\n")
-    print(next_steps(on_gpu=device.type == "cuda"))
+    print(next_steps(bool(cutfuse.is_available(device))))
     return 0
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
@@ -19,6 +21,7 @@ HEADINGS = (
     *("model", "input", "precision", "path", "error:\nPyTorch", "error:\ncutfuse"),
     *("time:\nPyTorch", "time:\ncutfuse", "ratio", BAR_HEADING, "check"),
 )
+TIME_HEADINGS = ("time:\nPyTorch", "time:\ncutfuse", "ratio", BAR_HEADING)
 TEXT_HEADINGS = ("model", "input", "precision", "path", BAR_HEADING, "check")
 # What a narrow terminal goes without, in this order.
 DROPPABLE = (
@@ -34,19 +37,20 @@ OK, MISMATCH = "ok", "MISMATCH"
 
 
 class Figures(NamedTuple):
-    """What a row of the table shows: errors and seconds are PyTorch's, then cutfuse's."""
+    """What a row of the table shows: errors and seconds are PyTorch's, then cutfuse's; seconds may be None."""
 
     model: str
     shape: tuple[int, ...]
     precision: str
     path: str
     errors: tuple[float, float]
-    seconds: tuple[float, float]
+    seconds: tuple[float, float] | None
     matches: bool
 
     @property
     def ratio(self) -> float:
-        return self.seconds[1] / self.seconds[0]
+        """NaN without times."""
+        return self.seconds[1] / self.seconds[0] if self.seconds else math.nan
 
 
 class Stage(Protocol):
@@ -76,12 +80,13 @@ def cells(figures: Figures, characters: str) -> dict[str, str]:
         figures.precision,
         figures.path,
         *(f"{error:.1e}" for error in figures.errors),
-        *(format_seconds(seconds) for seconds in figures.seconds),
-        f"{figures.ratio:.2f}",
-        bar(figures.ratio, characters),
         OK if figures.matches else MISMATCH,
     )
-    return dict(zip(HEADINGS, texts, strict=True))
+    found = dict(zip([heading for heading in HEADINGS if heading not in TIME_HEADINGS], texts, strict=True))
+    if figures.seconds:
+        times = (*map(format_seconds, figures.seconds), f"{figures.ratio:.2f}", bar(figures.ratio, characters))
+        found.update(zip(TIME_HEADINGS, times, strict=True))
+    return found
 
 
 class Layout(NamedTuple):
@@ -98,13 +103,13 @@ class Layout(NamedTuple):
         return f"Columns left out, because the terminal is too narrow: {', '.join(names)}." if names else ""
 
 
-def arrange(results: Sequence[Figures], characters: str, width: int, bars: bool) -> Layout:
+def arrange(results: Sequence[Figures], characters: str, width: int) -> Layout:
     """The table without the first of DROPPABLE, as few as have to go for it to be at most `width` wide."""
     rows = [cells(figures, characters) for figures in results]
     widths = {
         heading: max(map(len, [*heading.split("\n"), *(row[heading] for row in rows)]))
         for heading in HEADINGS
-        if bars or heading != BAR_HEADING
+        if all(heading in row for row in rows)
     }
     dropped: list[str] = []
     for group in DROPPABLE:
@@ -140,21 +145,25 @@ def terminal_console() -> Console | None:
     return Console()
 
 
-def show_table(results: Sequence[Figures], bars: bool = True) -> None:
-    """Prints the table as wide as the output is. `bars`: whether the times mean anything."""
+def show_table(results: Sequence[Figures]) -> None:
+    """Prints the table as wide as the output is, and what its columns are."""
     characters = bar_characters(sys.stdout.encoding)
     console = terminal_console()
     width = shutil.get_terminal_size((PIPE_WIDTH, 24)).columns if console is None else console.width
-    layout = arrange(results, characters, width, bars)
+    layout = arrange(results, characters, width)
     if console is None:
         print(format_table(layout))
     else:
-        show_rich(results, layout, console, bars)
-    if layout.remark:
-        print(layout.remark)
+        show_rich(results, layout, console)
+    remarks = [
+        "ratio: time of cutfuse over PyTorch, below 1 is faster." if "ratio" in layout.widths else "",
+        "Errors are relative to fp64." if "error:\ncutfuse" in layout.widths else "",
+        layout.remark,
+    ]
+    print(textwrap.fill(" ".join(filter(None, remarks)), width))
 
 
-def show_rich(results: Sequence[Figures], layout: Layout, console: Console, bars: bool) -> None:
+def show_rich(results: Sequence[Figures], layout: Layout, console: Console) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -165,7 +174,7 @@ def show_rich(results: Sequence[Figures], layout: Layout, console: Console, bars
         justify: Literal["left", "right"] = "left" if heading in TEXT_HEADINGS else "right"
         table.add_column(heading, justify=justify, no_wrap=True, min_width=width)
     for figures, row in zip(results, layout.rows, strict=True):
-        faster = "green" if bars and figures.ratio < 0.98 else ""
+        faster = "green" if figures.ratio < 0.98 else ""
         styles = {"ratio": faster, BAR_HEADING: faster, "check": "" if figures.matches else "bold red"}
         table.add_row(*(Text(row[heading], style=styles.get(heading, "")) for heading in layout.widths))
     console.print(table)
@@ -189,19 +198,19 @@ def progress(total: int) -> Iterator[Stage]:
         yield lambda text: shown.update(task, description=text, advance=1)
 
 
-def next_steps(on_gpu: bool) -> str:
-    """Commands to go on with, most useful first."""
+def next_steps(has_kernels: bool) -> str:
+    """What to go on with, most useful first, at most 80 columns wide."""
     steps = [
         ("python -m cutfuse.epilogue", "the functions that an epilogue may use"),
-        ("python -m cutfuse.report", "build, versions and settings, for a bug report"),
+        ("python -m cutfuse.report", "build and settings, for a bug report"),
     ]
-    if on_gpu:
-        steps.insert(0, ("python -m bench reference --quick", "these models by stricter rules, beside torch.compile"))
+    if has_kernels:
+        steps.insert(0, ("python -m bench reference --quick", "in a clone: beside torch.compile"))
     width = max(len(command) for command, _ in steps)
     lines = [
-        "Try next:",
-        "  y = cutfuse.linear(x, weight, bias, epilogue=lambda z: z * torch.sigmoid(z))   # an epilogue of your own",
-        "  print(cutfuse.explain(x, weight, bias, epilogue=torch.sigmoid, reduce='sum'))  # which kernels run, and why",
+        "Try next an epilogue of your own, and ask which kernels run, and why:",
+        "  y = cutfuse.linear(x, weight, bias, epilogue=lambda z: z * torch.sigmoid(z))",
+        "  print(cutfuse.explain(x, weight, bias, epilogue=torch.sigmoid, reduce='sum'))",
         *(f"  {command.ljust(width)}   # {purpose}" for command, purpose in steps),
     ]
     return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import sys
 from collections.abc import Iterator
 
@@ -31,6 +32,8 @@ def test_every_model_matches_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> N
     assert table.count(" ok\n") == 2 * len(demo.SMALL_SIZE)
     assert all(case.name in table for case in demo.SMALL_SIZE)
     assert table.rstrip().splitlines()[-1].startswith("  python -m cutfuse.report")
+    assert "nothing is timed: kernels are for CUDA devices" in table
+    assert "ratio:" not in table
 
 
 @pytest.mark.parametrize("device", ["gpu", "meta", "cuda:99"])
@@ -85,7 +88,7 @@ def test_bars_are_of_characters_that_the_output_has() -> None:
 
 def test_the_columns_are_aligned() -> None:
     results = [make_result(1e-3, 1e-3).figures, make_result(1e-3, 1.0).figures]
-    _, header, rule, *rows = demo_output.format_table(demo_output.arrange(results, "#.", 200, True)).splitlines()
+    _, header, rule, *rows = demo_output.format_table(demo_output.arrange(results, "#.", 200)).splitlines()
     assert header.startswith("model")
     assert header.endswith("check")
     starts = {line.index(part) for line, part in zip((header, *rows), ("check", "ok", "MISMATCH"), strict=True)}
@@ -126,13 +129,15 @@ def test_no_cell_is_truncated(
     monkeypatch.setenv("COLUMNS", str(width))
     demo_output.show_table(figures)
     printed = capsys.readouterr().out
-    shown, _, remark = printed.partition("Columns left out, because the terminal is too narrow: ")
+    shown, _, remark = printed.partition("ratio: time of cutfuse over PyTorch")
+    assert all(len(line) <= width for line in remark.splitlines())
+    remark = " ".join(remark.split()).partition("Columns left out, because the terminal is too narrow: ")[2]
     if console is not None:
         shown = console.file.getvalue()
     lines = shown.splitlines()
     assert max(map(len, lines)) <= width
     assert "…" not in shown
-    assert SHOWN[width] == set(demo_output.HEADINGS) - set(demo_output.arrange(figures, "█░", width, True).dropped)
+    assert SHOWN[width] == set(demo_output.HEADINGS) - set(demo_output.arrange(figures, "█░", width).dropped)
     for one in figures:
         texts = demo_output.cells(one, demo_output.bar_characters(sys.stdout.encoding))
         (line,) = (line for line in lines if line.startswith(one.model + " "))
@@ -142,11 +147,17 @@ def test_no_cell_is_truncated(
     assert remark.startswith("input") == (width < 200)
 
 
-def test_a_cpu_shows_no_bars(capsys: pytest.CaptureFixture[str]) -> None:
-    demo_output.show_table(wide_figures(), bars=False)
+@pytest.mark.parametrize("width", [80, 200])
+def test_without_times_there_is_no_ratio(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    short = [figures._replace(path="matrix-vector", seconds=None) for figures in wide_figures()]
+    demo_output.show_table(short)
     shown = capsys.readouterr().out
-    assert "full bar" not in shown
-    assert not set("█#") & set(shown)
+    assert not re.search(r"ratio|time|full bar|[█#]", shown)
+    assert shown.count("matrix-vector") == shown.count("5.3e-07") == len(short)
+    assert max(map(len, shown.splitlines())) <= width
 
 
 def test_progress_of_a_pipe_is_a_line_for_each_case(capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,6 +188,7 @@ def test_a_terminal_without_rich_shows_the_plain_table(
     assert "\nmodel " in capsys.readouterr().out
 
 
-def test_a_gpu_is_told_of_the_benchmarks() -> None:
-    assert "python -m bench reference --quick" in demo_output.next_steps(on_gpu=True)
-    assert "python -m bench" not in demo_output.next_steps(on_gpu=False)
+def test_where_kernels_run_it_tells_of_the_benchmarks() -> None:
+    assert "python -m bench reference --quick" in demo_output.next_steps(has_kernels=True)
+    assert "python -m bench" not in demo_output.next_steps(has_kernels=False)
+    assert max(map(len, demo_output.next_steps(has_kernels=True).splitlines())) <= 80
