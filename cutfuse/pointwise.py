@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler
 
 from . import arguments, composed
 from .direct import calls
@@ -45,6 +46,9 @@ def pointwise(
     """
     if torch.compiler.is_dynamo_compiling():
         return _pointwise_generally(fn, x, operands, out_dtype)
+    if profiler._is_profiler_enabled:
+        with profiler.record_function("cutfuse.pointwise"):
+            return _pointwise_generally(fn, x, operands, out_dtype)
     y: Tensor | None = calls.call_pointwise(fn, x, operands, out_dtype)
     if y is None or y is NotImplemented:
         return _pointwise_generally(fn, x, operands, out_dtype, remember=y is NotImplemented)

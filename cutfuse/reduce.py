@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler
 
 from . import arguments, composed
 from .composed import PyTorchCall
@@ -65,6 +66,9 @@ def reduce(
     given = x, dim, op, keepdim, prologue, operands, out_dtype
     if torch.compiler.is_dynamo_compiling():
         return _reduce_generally(given)
+    if profiler._is_profiler_enabled:
+        with profiler.record_function("cutfuse.reduce"):
+            return _reduce_generally(given)
     y: Tensor | None = calls.call_reduce(*given)
     if y is None or y is NotImplemented:
         return _reduce_generally(given, remember=y is NotImplemented)
