@@ -1,4 +1,4 @@
-# make demo   the five reference models through cutfuse and through PyTorch, checked and timed
+# make demo   the five reference models through cutfuse and through PyTorch, checked, and timed on a GPU
 # make test   the tests
 # make docs   the documentation, into site/
 # They make a virtual environment in .venv and install cutfuse there, in place: Python edits need no second install.
@@ -76,6 +76,7 @@ clean:
 $(VENV)/.torch:
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 or later was found; name one: make PYTHON=/path/to/python"; exit 1; }
 	@$(PYTHON) -c '$(NEW_ENOUGH)' || { echo "$(PYTHON) is older than Python 3.10; name another: make PYTHON=..."; exit 1; }
+	@echo "Making a virtual environment in $(VENV) with $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV) || { echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu install \
 	python3-venv"; exit 1; }
 	$(PIP) --quiet "pip>=23.1"
@@ -86,8 +87,8 @@ $(VENV)/.torch:
 		echo "Using the torch in $$site"; \
 		echo "$$site" > $$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch-of-the-machine.pth; \
 	else \
-		echo "Installing $(TORCH)"; \
-		$(PIP) --quiet "$(TORCH)"; \
+		echo "Installing $(TORCH): minutes, as its build for CUDA takes several GB to download"; \
+		$(PIP) "$(TORCH)"; \
 	fi
 	@touch $@
 
@@ -96,19 +97,20 @@ $(INSTALLED): $(VENV)/.torch $(NATIVE)
 	{ echo "No C++ compiler was found; on Debian and Ubuntu install g++, or set CXX"; exit 1; }
 ifeq ($(CUTFUSE_CUDA),OFF)
 	@echo "$(if $(GPU),CUTFUSE_CUDA is OFF,No GPU is visible): installing without the CUDA kernels."
+	@echo "Compiling the module takes about 2 minutes on 2 cores; PIP_FLAGS=--verbose shows each file."
 else
 	@echo "Installing with CUTFUSE_CUDA=$(CUTFUSE_CUDA). Compiling the CUDA kernels takes about 10 minutes on 2 cores."
 endif
-	$(PIP) $(if $(filter OFF,$(CUTFUSE_CUDA)),--quiet,--verbose) --editable ".[test]" \
+	$(PIP) $(if $(filter OFF,$(CUTFUSE_CUDA)),,--verbose) --editable ".[test]" \
 		--config-settings=cmake.define.CUTFUSE_CUDA=$(CUTFUSE_CUDA) \
 		--config-settings=cmake.define.CUTFUSE_NVCC_WHEELS=ON
 	@rm -f $(VENV)/.installed-cuda-*
 	@touch $@
 
 $(VENV)/.lint: $(INSTALLED)
-	$(PIP) --quiet "cutfuse[lint]"
+	$(PIP) "cutfuse[lint]"
 	@touch $@
 
 $(VENV)/.docs: $(INSTALLED)
-	$(PIP) --quiet "cutfuse[docs]"
+	$(PIP) "cutfuse[docs]"
 	@touch $@
