@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Callable
 
@@ -352,6 +353,41 @@ def test_scripted_epilogues() -> None:
 
 def _scale(z: Tensor) -> Tensor:
     return z * 2
+
+
+def test_compiled_epilogues(recwarn: pytest.WarningsRecorder) -> None:
+    """Dynamo does not see symbolic values: it would warn about what computes them, and give the user's code up."""
+    scale = torch.compile(_scale, backend="eager", fullgraph=True)
+    for fn in (scale, torch.compile(torch.nn.GELU(), backend="eager")):
+        for epilogue in (fn, lambda z, fn=fn: fn(z) + 1, torch.nn.Sequential(torch.nn.ReLU(), _Calling(fn))):
+            found = cutfuse.pointwise(epilogue, X)
+            torch.testing.assert_close(found, epilogue(X))
+    assert not recwarn.list
+    with torch.compiler.set_stance("fail_on_recompile"):  # which the trace leaves as it was, and the code is compiled
+        cutfuse.pointwise(lambda z: scale(z) - 1, X)
+        torch.testing.assert_close(scale(X), X * 2)
+        with pytest.raises(RuntimeError, match="recompile"):
+            torch.compile(_normalised, backend="eager")(X)
+
+
+class _Calling(torch.nn.Module):
+    def __init__(self, fn: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.fn(z)
+
+
+def test_an_error_shows_the_line_of_the_epilogue() -> None:
+    with pytest.raises(cutfuse.EpilogueError) as caught:
+        cutfuse.linear(X, W, B, epilogue=_normalised)
+    lines = [(entry.name, entry.line) for entry in traceback.extract_tb(caught.value.__traceback__)]
+    assert ("_normalised", "return torch.softmax(z * 2, -1)") in lines
+
+
+def _normalised(z: Tensor) -> Tensor:
+    return torch.softmax(z * 2, -1)
 
 
 def test_methods_of_other_types_are_called_as_they_are() -> None:

@@ -165,7 +165,11 @@ def trace(fn: Callable[..., Any], types: ValueTypes, is_kept: bool = False) -> E
     _check_scripted(fn)
     symbolic = symbolic_arguments(types)
     try:
-        with _gradients_on() if is_kept else contextlib.nullcontext(), under_autocast(types, watched=True):
+        with (
+            dynamo.NOT_COMPILING,
+            _gradients_on() if is_kept else contextlib.nullcontext(),
+            under_autocast(types, watched=True),
+        ):
             start = Modes.now()
             result = run_symbolically(fn, symbolic, start)
             check_end(start, Modes.now())

@@ -58,7 +58,8 @@ def run_symbolically(fn: Callable[..., Any], arguments: list[Expr], start: Modes
             return calls.call(fn, tuple(arguments), {})
         return fn(*map(wrap, arguments))
     except RefusedError as refused:
-        raise refused.error from None
+        # with the user's own lines
+        raise refused.error.with_traceback(refused.__traceback__) from None
     finally:
         _thread.start = before
 
