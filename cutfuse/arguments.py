@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 import operator
@@ -17,10 +18,11 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from . import dynamo, native, routing
 from .epilogue import Epilogue, resolve
 from .epilogue.arity import check_arity
-from .epilogue.errors import OperandCountError, evaluated_while_compiling, refuse
+from .epilogue.errors import EpilogueError, OperandCountError, counted, evaluated_while_compiling, refuse
 from .epilogue.operand_numbers import Number, Numbers
 from .epilogue.probes import Autocast, asking, autocast_on, probe
 from .epilogue.trace import refuse_class
+from .epilogue.traced_tensor import TracedTensor
 from .epilogue.types import ValueTypes
 from .reductions import REDUCTIONS
 
@@ -28,10 +30,14 @@ KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FLOATING_DTYPES = (torch.float64, *KERNEL_DTYPES)  # of products and results
 _PLAIN = Tensor, torch.nn.Parameter, type(None)  # classes of what wraps no tensor
 _EPILOGUE_NAMES = {"pointwise": "function", "reduce": "prologue"}  # what these call the argument
+_OPERANDS_OF = {
+    "pointwise": "the operands of pointwise(fn, x, *operands)",
+    "nn.FusedLinear": "the operands of forward(x, *operands)",
+}
 
 
 def check_tensor(function: str, name: str, value: Any) -> None:
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and type(value) is not TracedTensor:
         check_layout(function, name, value)
         return
     if isinstance(value, torch.fx.Proxy):
@@ -39,7 +45,24 @@ def check_tensor(function: str, name: str, value: Any) -> None:
             f"cutfuse.{function}: {name} is a torch.fx.Proxy, and an epilogue cannot be an argument in its graph: use "
             "torch.export or torch.compile, or call cutfuse in a module that the Tracer's is_leaf_module keeps whole"
         )
-    raise TypeError(f"cutfuse.{function}: {name} has to be a tensor, got {type(value).__name__}")
+    if type(value) is TracedTensor:
+        raise EpilogueError(
+            f"an epilogue calls cutfuse.{function}, which takes no symbolic values: apply it after the epilogue's call"
+        )
+    raise TypeError(f"cutfuse.{function}: {name} has to be a tensor, got {type(value).__name__}{_instead_of(value)}")
+
+
+def _instead_of(value: Any) -> str:
+    """What to pass in place of a value that is no tensor."""
+    if isinstance(value, torch.nn.Module):
+        return "; pass its parameters, such as layer.weight and layer.bias"
+    if callable(value):
+        return "; a function is the first argument of pointwise, epilogue= of linear and prologue= of reduce"
+    if isinstance(value, tuple | list) and any(isinstance(item, Tensor) for item in value):
+        return "; pass the tensors inside one by one"
+    return (
+        "; make a tensor of it, by torch.as_tensor" if hasattr(value, "__len__") and not isinstance(value, str) else ""
+    )
 
 
 def check_layout(function: str, name: str, tensor: Tensor) -> None:
@@ -81,14 +104,18 @@ def check_reduction(function: str, name: Any) -> None:
         if not REDUCTIONS:
             native.module()  # the table is empty where the module is missing: the ImportError says what to do
         choices = ", ".join(repr(choice) for choice in REDUCTIONS)
-        raise ValueError(f"cutfuse.{function}: unknown reduction {name!r}; choose one of {choices}")
+        close = difflib.get_close_matches(str(getattr(name, "__name__", name)).lower(), REDUCTIONS, n=1)
+        meant = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ValueError(f"cutfuse.{function}: unknown reduction {name!r}; choose one of {choices}{meant}")
 
 
 def check_epilogue(function: str, epilogue: Any) -> None:
     name = _EPILOGUE_NAMES.get(function, "epilogue")
     if epilogue is not None and not callable(epilogue):
         kind = type(epilogue).__name__
-        raise TypeError(f"cutfuse.{function}: the {name} has to be a callable or a cutfuse.Epilogue, got {kind}")
+        raise TypeError(
+            f"cutfuse.{function}: the {name} has to be a callable or a cutfuse.Epilogue, got {kind} {epilogue!r}"
+        )
     refuse_class(f"cutfuse.{function}: the {name}", epilogue)
 
 
@@ -167,7 +194,9 @@ def _to_number(function: str, index: int, operand: Any) -> Number:
         value = operand.item()
         if isinstance(value, (int, float)):
             return value
-    raise TypeError(f"cutfuse.{function}: operand {index} has to be a tensor or a number, got {type(operand).__name__}")
+    kind = type(operand).__name__
+    hint = "; cutfuse computes with real numbers" if isinstance(operand, complex) else _instead_of(operand)
+    raise TypeError(f"cutfuse.{function}: operand {index} has to be a tensor or a number, got {kind}{hint}")
 
 
 def _move_scalar(function: str, index: int, operand: Tensor, device: torch.device) -> Tensor:
@@ -185,10 +214,20 @@ def _move_scalar(function: str, index: int, operand: Tensor, device: torch.devic
 def resolve_epilogue(function: str, epilogue: Any, numbers: Numbers, types: ValueTypes) -> Epilogue:
     """The traced epilogue, numbers bound. `types`: of z and the tensor operands. None is the identity."""
     check_epilogue(function, epilogue)
+    name = _EPILOGUE_NAMES.get(function, "epilogue")
     if epilogue is None:
         if numbers:
-            refuse(f"cutfuse.{function}: there are operands, but no function that takes them", OperandCountError)
+            count = counted(len(numbers), "operand")
+            refuse(f"cutfuse.{function}: {count}, but no {name} that takes any; pass {name}=", OperandCountError)
         return resolve(None)
+    try:
+        return _resolve(epilogue, numbers, types)
+    except OperandCountError as error:
+        operands = _OPERANDS_OF.get(function, "operands=")
+        raise OperandCountError(f"cutfuse.{function}: {error}; make its parameters and {operands} agree") from None
+
+
+def _resolve(epilogue: Any, numbers: Numbers, types: ValueTypes) -> Epilogue:
     tensor_count = len(types) - 1
     if tensor_count == len(numbers):
         return resolve(epilogue, tensor_count, types)

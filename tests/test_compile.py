@@ -120,7 +120,7 @@ REFUSED: dict[str, tuple[Callable[..., object] | None, tuple, str]] = {
     "class of modules": (nn.ReLU, (), "is the class torch.nn.ReLU; pass an instance"),
     "literal's value": (F.gelu, (B,), "approximate has to be one of 'none', 'tanh', got r0"),
     "no epilogue": (None, (B,), "there are operands, but no function"),
-    "prebuilt epilogue": (cutfuse.Epilogue(torch.add), (), "takes 1 operand, but operands= has 0"),
+    "prebuilt epilogue": (cutfuse.Epilogue(torch.add), (), "takes 1 operand, and is given 0"),
     "prebuilt epilogue's numbers": (cutfuse.Epilogue(torch.add), (1.0, 2.0), "takes 1 operand, but"),
 }
 

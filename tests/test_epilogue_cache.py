@@ -316,7 +316,7 @@ def test_operand_counts_are_told_apart() -> None:
 def test_prebuilt_and_none() -> None:
     epilogue = Epilogue(lambda z, r: z * r)
     assert resolve(epilogue, 1) is epilogue
-    with pytest.raises(EpilogueError, match="takes 1 operand, but operands= has 2"):
+    with pytest.raises(EpilogueError, match="takes 1 operand, and is given 2"):
         resolve(epilogue, 2)
     assert resolve(None).text == "operands=0"
     with pytest.raises(EpilogueError, match="1 operand, but no epilogue to use them"):

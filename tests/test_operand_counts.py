@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 
 import pytest
@@ -36,14 +37,14 @@ MISCOUNTED: dict[str, tuple[Callable[..., Tensor], int, str]] = {
     "function of two tensors": (torch.add, 0, r"torch.add\(input, other, \*, alpha=1\)"),
     "composition": (torch.lerp, 1, r"torch.lerp\(input, end, weight\)"),
     "method": (torch.Tensor.relu, 1, r"torch.Tensor.relu\(input\)"),
-    "module": (torch.nn.GELU(), 1, r"GELU\(input: torch.Tensor\) -> torch.Tensor"),
-    "module with an operand": (_Scaled(), 0, r"_Scaled\(z: .*, scale: .*\) -> .*"),
+    "module": (torch.nn.GELU(), 1, r"GELU.forward\(input\)"),
+    "module with an operand": (_Scaled(), 0, r"_Scaled.forward\(z, scale\)"),
     "partial of a function": (functools.partial(torch.add, alpha=2), 0, r"torch.add\(input, other, \*, alpha=1\)"),
     "partial of a lambda": (functools.partial(lambda s, z: z * s, 2.0), 1, r"<lambda>\(s, z\)"),
     "PyTorch's Python function": (
         torch.nn.functional.silu,
         2,
-        r"torch.nn.functional.silu\(input: torch.Tensor, inplace: bool = False\) -> .*",
+        r"torch.nn.functional.silu\(input, inplace=False\)",
     ),
 }
 
@@ -53,15 +54,23 @@ MISCOUNTED: dict[str, tuple[Callable[..., Tensor], int, str]] = {
 def test_an_epilogue_of_another_number_of_operands_is_named_with_its_parameters(name: str, kind: str) -> None:
     fn, count, described = MISCOUNTED[name]
     operands = (2.0 if kind == "numbers" else B,) * count
-    message = rf"the epilogue {described} is called with the pre-activation and {count} operand.*operands= agree"
+    message = rf"the epilogue {described} is called with the pre-activation and {count} operands?; make its parameters"
     layer = cutfuse.nn.FusedLinear(7, 5, epilogue=fn)
-    for take in (lambda: cutfuse.linear(X, W, B, epilogue=fn, operands=operands), lambda: layer(X, *operands)):
-        with pytest.raises(cutfuse.EpilogueError, match=message):
+    takes: dict[str, Callable[[], Tensor]] = {
+        r"^cutfuse.linear: .* and operands= agree$": lambda: cutfuse.linear(X, W, B, epilogue=fn, operands=operands),
+        r"^cutfuse.nn.FusedLinear: .* operands of forward\(x, \*operands\) agree$": lambda: layer(X, *operands),
+        r"^cutfuse.pointwise: .* of pointwise\(fn, x, \*operands\) agree$": lambda: cutfuse.pointwise(
+            fn, X[:, :5], *operands
+        ),
+    }
+    for place, take in takes.items():
+        with pytest.raises(cutfuse.EpilogueError, match=place) as caught:
             take()
+        assert re.search(message, str(caught.value))
 
 
 def test_one_operand_is_no_plural() -> None:
-    with pytest.raises(cutfuse.EpilogueError, match="the pre-activation and 1 operand: "):
+    with pytest.raises(cutfuse.EpilogueError, match="the pre-activation and 1 operand; "):
         cutfuse.linear(X, W, B, epilogue=torch.relu, operands=(B,))
 
 

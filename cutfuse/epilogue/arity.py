@@ -32,8 +32,8 @@ def check_arity(fn: Callable[..., Any], operand_count: int, error: Exception) ->
         signature.bind(*bound, *[None] * (1 + operand_count), **keywords)
     except TypeError:
         raise OperandCountError(
-            f"the epilogue {_name(function)}{signature} is called with the pre-activation and "
-            f"{counted(operand_count, 'operand')}: make its parameters and operands= agree"
+            f"the epilogue {_name(function)}{without_annotations(signature)} is called with the pre-activation and "
+            f"{counted(operand_count, 'operand')}"
         ) from error
 
 
@@ -72,7 +72,7 @@ def _signature(fn: Callable[..., Any]) -> inspect.Signature | None:
     if not callable(fn):
         return None
     if fn in compositions():
-        return without_annotations(inspect.signature(compositions()[fn]))
+        return inspect.signature(compositions()[fn])
     candidates = op_table().callables.get(fn)
     return _signature_of_op(candidates[0]) if candidates else None
 
@@ -89,6 +89,8 @@ def _signature_of_op(op: Op) -> inspect.Signature:
 
 
 def _name(function: Callable[..., Any]) -> str:
+    if isinstance(function, torch.nn.Module):
+        return f"{type(function).__name__}.forward"
     if is_known(function):
         return describe_callable(function)
     return str(getattr(function, "__name__", type(function).__name__))

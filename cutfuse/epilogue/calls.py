@@ -16,7 +16,7 @@ from cutfuse.epilogue.errors import EpilogueError
 from cutfuse.epilogue.expression import Call, Expr, apply, to_expression, to_number, with_call, with_type
 from cutfuse.epilogue.refused import reduces, refusal_of
 from cutfuse.epilogue.symbolic import COMPARISONS, LOGICAL
-from cutfuse.epilogue.table import Op, describe_callable, op_table
+from cutfuse.epilogue.table import Op, describe_callable, find_attribute, op_table
 from cutfuse.epilogue.types import UNKNOWN, ValueType, describe_types, promote
 from cutfuse.reductions import REDUCTIONS
 
@@ -66,18 +66,19 @@ def call(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dic
     op, tensors, parameters = bind(function, candidates, arguments, keywords)
     if op.infix in COMPARISONS:
         _check_exact(op, tensors)
+    values = tuple(map(to_expression, tensors))
     type = _result_type(function, arguments, keywords)
-    return apply(op, tuple(map(to_expression, tensors)), parameters, None if type == UNKNOWN else type)
+    return apply(op, values, parameters, None if type == UNKNOWN else type)
 
 
 def _check_two(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
     """Raises EpilogueError where a function of `_OF_TWO` reduces: a number in the second place is a dimension."""
     given = (*arguments, *keywords.values())
     if len(given) != 2 or not all(isinstance(item, Expr | torch.Tensor) for item in given):
-        reduction = reduces(_OF_TWO[function])
+        bound = _OF_TWO[function]
         raise EpilogueError(
-            f"{describe_callable(function)} of one value and not of two is {reduction}; use torch.clamp for a value "
-            "and a number"
+            f"{describe_callable(function)} of one value and not of two is {reduces(bound)}. Of two values it is "
+            f"torch.{bound[1:]}imum, and of a value and a number torch.clamp"
         )
 
 
@@ -231,7 +232,16 @@ def _is_literal(given: Any, value: str) -> bool:
 
 
 def _refuse_in_place(name: str) -> NoReturn:
-    raise EpilogueError(f"{name} works in place, and an epilogue has values only; use {name.rstrip('_')}")
+    instead = find_attribute(name.rstrip("_"))
+    use = f"; use {name.rstrip('_')}" if callable(instead) and is_known(instead) else ""
+    raise EpilogueError(f"{name} works in place, and an epilogue has values only{use}")
+
+
+def check_refused(function: Callable[..., Any]) -> None:
+    """Raises EpilogueError for a function of PyTorch that the table of refusals or that of reductions has."""
+    name = getattr(function, "__name__", "")
+    if (name in REDUCTIONS or refusal_of(name)) and find_attribute(describe_callable(function)) is function:
+        refuse_function(function)
 
 
 def refuse_function(function: Callable[..., Any]) -> NoReturn:

@@ -221,7 +221,9 @@ def to_number(value: Any, what: str) -> float:
             raise EpilogueError(f"{what} is an integer beyond the range of floating-point numbers") from None
     if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 and value.dtype.kind in "biuf":
         return float(value.item())
-    raise EpilogueError(f"{what} has to be a number or an expression, got {value!r} of type {type(value).__name__}")
+    kind = type(value).__name__
+    hint = "; an epilogue computes with real numbers" if isinstance(value, complex) else ""
+    raise EpilogueError(f"{what} has to be a number or an expression, got {value!r} of type {kind}{hint}")
 
 
 def _tensor_to_number(tensor: torch.Tensor) -> float:
@@ -229,6 +231,8 @@ def _tensor_to_number(tensor: torch.Tensor) -> float:
     is_plain = not (batched or tensor.requires_grad or tensor.is_complex())
     if tensor.dim() == 0 and tensor.device.type == "cpu" and is_plain:
         return float(tensor.item())
+    if tensor.is_complex():
+        raise EpilogueError(f"the epilogue captures a complex tensor ({tensor.dtype}), and computes with real numbers")
     use = " that torch.vmap maps over" if batched else " that needs a gradient" if tensor.requires_grad else ""
     return refuse_captured(f"of shape {tuple(tensor.shape)} on {tensor.device}{use}")
 

@@ -1,4 +1,4 @@
-"""Elementwise functions of PyTorch that the epilogue language lacks, and why."""
+"""Functions of PyTorch that the epilogue language lacks, and why: what users may expect of it, elementwise or not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,29 @@ _POLYNOMIAL = "polynomials of a variable degree are not in it; write the one tha
 _INTEGERS = "it is for integers, and an epilogue computes with floating-point numbers"
 _INTEGER_CAST = "it casts to integers, with which an epilogue cannot compute; use torch.trunc or torch.floor"
 _COMPLEX = "it is for complex numbers, and an epilogue computes with real ones"
-_DIMENSION = "it combines elements along a dimension, which an epilogue does not see; apply it after the call"
+_DIMENSION = (
+    "it combines elements of a row or a column, and an epilogue computes each one alone; apply it after the call"
+)
+_BATCH_NORM = (
+    "in training it takes statistics of columns, and an epilogue computes each element alone; apply it after the call. "
+    "In evaluation it is a scale and a shift of each column, two rows: with s = bn.weight * torch.rsqrt(bn.running_var "
+    "+ bn.eps) and t = bn.bias - bn.running_mean * s, write epilogue=lambda z, s, t: z * s + t and operands=(s, t)"
+)
+_LOSS = (
+    "a loss reduces elements to one; write its formula for one element, with the target as an operand, and reduce= "
+    "that or reduce after the call"
+)
+_SHAPE = "it moves or picks elements, and an epilogue computes each one where it is; apply it before or after the call"
+_PRODUCT = (
+    "it is a further product, and a call has one; apply it after the call, by cutfuse.linear too where it is a linear "
+    "layer"
+)
+_RANDOM = "it draws random numbers, which an epilogue cannot; draw them before, and pass them through operands="
+_DETACHED = (
+    "an epilogue is differentiated as one formula; compute what carries no gradient before the call and pass it "
+    "through operands=, detached, or apply what needs it after the call"
+)
+_PLACE = "an epilogue runs where x is; move x and the operands before the call"
 _REDUCTION = (
     "it reduces elements to fewer, which an epilogue does not see one by one; apply it after the call, or to an "
     "operand before"
@@ -43,9 +65,11 @@ _NAMES: dict[str, str] = {
         gcd lcm
     """,
     _INTEGER_CAST: "byte char int long short",
-    _COMPLEX: "complex imag polar view_as_complex view_as_real",
+    _COMPLEX: "cdouble cfloat chalf complex imag polar view_as_complex view_as_real",
+    _BATCH_NORM: "batch_norm BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm",
     _DIMENSION: """
-        argsort batch_norm cummax cummin cumprod cumsum cumulative_trapezoid diff flip fliplr flipud glu group_norm
+        InstanceNorm1d InstanceNorm2d InstanceNorm3d
+        argsort cummax cummin cumprod cumsum cumulative_trapezoid diff flip fliplr flipud glu group_norm
         gumbel_softmax instance_norm layer_norm local_response_norm log_softmax logcumsumexp normalize renorm rms_norm
         roll rot90 softmax softmin sort msort topk
     """,
@@ -54,6 +78,19 @@ _NAMES: dict[str, str] = {
         nanmedian nanquantile nansum norm prod quantile std std_mean trace trapezoid trapz var var_mean vdot
     """,
     _TENSOR: "equal frexp gradient is_same_size",
+    _LOSS: """
+        binary_cross_entropy binary_cross_entropy_with_logits cross_entropy huber_loss kl_div l1_loss mse_loss nll_loss
+        smooth_l1_loss
+    """,
+    _SHAPE: """
+        chunk expand expand_as flatten gather index_select masked_select movedim narrow pad permute repeat
+        repeat_interleave reshape scatter select split squeeze swapaxes t take tile transpose tril triu unflatten
+        unfold unsqueeze view view_as
+    """,
+    _PRODUCT: "addmm baddbmm bilinear bmm conv1d conv2d conv3d einsum linear matmul mm mv outer tensordot",
+    _RANDOM: "bernoulli multinomial normal poisson rand_like randint_like randn_like",
+    _DETACHED: "data detach",
+    _PLACE: "cpu cuda",
     _QUANTIZED: "fake_quantize_per_channel_affine fake_quantize_per_tensor_affine quantized_batch_norm",
     "its result is float64, and an epilogue computes in the type of its input; use torch.pow": "float_power",
     "it steps through the numbers of one type, and an epilogue computes in fp32 for 16-bit types too": "nextafter",
@@ -76,6 +113,7 @@ def reduces(reduction: str) -> str:
 
 
 def refusal_of(name: str) -> str | None:
-    """Why the language lacks the function or method of this name, or None where nothing special is to say."""
+    """Why the language lacks the function, method, attribute of Tensor or module of torch.nn of this name, or None
+    where nothing special is to say."""
     bare = name.removeprefix("special_").removeprefix("linalg_")
     return refused_functions().get(bare)

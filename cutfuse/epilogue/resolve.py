@@ -137,7 +137,7 @@ def check_operands(epilogue: Epilogue, operand_count: int) -> Epilogue:
     if epilogue.operand_count != operand_count:
         program = f"the epilogue with the program {epilogue.text!r}"  # its repr is more than Dynamo of torch 2.8 traces
         refuse(
-            f"{program} takes {counted(epilogue.operand_count, 'operand')}, but operands= has {operand_count}",
+            f"{program} takes {counted(epilogue.operand_count, 'operand')}, and is given {operand_count}",
             OperandCountError,
         )
     return epilogue

@@ -31,8 +31,8 @@ PREFIX = {"-": "neg", "+": "pos", "~": "invert"}
 LOGICAL = {"&", "|", "^", "~"}
 
 NO_NUMBER = (
-    "the epilogue is traced once, on a symbolic value that has no number: float(), int(), round(), .item() and "
-    "functions of math and numpy cannot take it; use the torch function of the same name"
+    "the epilogue is traced once, on a symbolic value that has no number: float(), int(), .item(), f-strings "
+    "and functions of math and numpy cannot take it; use the torch function of the same name"
 )
 NO_BRANCH = (
     "the epilogue branches on data (if, while, and, or, not, min, max or a chained comparison of a symbolic value), "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,12 +14,14 @@ import torch
 from cutfuse import dynamo
 from cutfuse.epilogue.affine import Affine, split_affine
 from cutfuse.epilogue.arity import check_arity, check_variadic, count_operands
+from cutfuse.epilogue.calls import check_refused
 from cutfuse.epilogue.errors import EpilogueError, OperandCountError, counted, refuse
 from cutfuse.epilogue.evaluate import arithmetic_dtype, evaluate
 from cutfuse.epilogue.expression import Expr, input, operand
 from cutfuse.epilogue.lower import count_operands_read, lower
 from cutfuse.epilogue.modes import Modes, WithoutGradient, check_end, refuse_without_gradient
 from cutfuse.epilogue.program import Program
+from cutfuse.epilogue.refused import refusal_of
 from cutfuse.epilogue.retype import retype
 from cutfuse.epilogue.table import op_table
 from cutfuse.epilogue.traced_tensor import TracedTensor, run_symbolically, unwrap
@@ -174,10 +177,12 @@ def trace(fn: Callable[..., Any], types: ValueTypes, is_kept: bool = False) -> E
             result = run_symbolically(fn, symbolic, start)
             check_end(start, Modes.now())
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        check_refused(fn)
         if isinstance(error, TypeError):
             check_arity(fn, len(types) - 1, error)
         if not isinstance(error, EpilogueError):
             _check_operation(error)
+        _check_module(error)
         raise
     return check_result(unwrap(result))
 
@@ -222,6 +227,16 @@ def _check_operation(error: Exception) -> None:
         ) from error
 
 
+def _check_module(error: Exception) -> None:
+    """Raises EpilogueError where the error is that of a module of torch.nn that the table of refusals has."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        kind = type(frame.f_locals.get("self"))
+        reason = refusal_of(kind.__name__) if kind.__module__.startswith("torch.nn.") else None
+        if reason is not None:
+            message = f"torch.nn.{kind.__name__} is not in the epilogue language: {reason}"
+            raise EpilogueError(message).with_traceback(error.__traceback__) from None
+
+
 def symbolic_arguments(types: ValueTypes) -> list[Expr]:
     """z and the operands."""
     limit = op_table().limits["operands"]
@@ -249,5 +264,11 @@ def check_result(result: Any) -> Expr:
         raise EpilogueError(f"the epilogue returns {len(result)} values: {ONE_SCALAR}")
     if isinstance(result, Expr | bool | int | float | str | None):
         raise EpilogueError(f"the epilogue returns {result!r}, which does not depend on its arguments: {ONE_SCALAR}")
+    if isinstance(result, torch.nn.Module):
+        kind = type(result).__name__
+        raise EpilogueError(
+            f"the epilogue returns an object of type {kind}: {ONE_SCALAR}; make the module before and call it, as in "
+            f"{kind}()(z)"
+        )
     # Its repr might compute with symbolic values that it holds.
     raise EpilogueError(f"the epilogue returns an object of type {type(result).__name__}: {ONE_SCALAR}")

@@ -19,6 +19,7 @@ from cutfuse.epilogue import calls
 from cutfuse.epilogue.errors import EpilogueError
 from cutfuse.epilogue.expression import Expr
 from cutfuse.epilogue.modes import Modes, WithoutGradient, record_call, refuse_applied_function
+from cutfuse.epilogue.refused import refusal_of
 from cutfuse.epilogue.symbolic import (
     COMPARISONS,
     INFIX,
@@ -191,7 +192,12 @@ def _attribute(name: str, value: Expr) -> Any:
     if name == "dtype":
         return value.dtype
     method = getattr(torch.Tensor, name, None)
-    return calls.refuse_function(method) if callable(method) else refuse_attribute(name)
+    if callable(method):
+        calls.refuse_function(method)
+    reason = refusal_of(name)
+    if reason is not None:
+        raise EpilogueError(f"torch.Tensor.{name} is not in the epilogue language: {reason}")
+    return refuse_attribute(name)
 
 
 def _answer(function: Callable[..., Any], value: Expr) -> bool:

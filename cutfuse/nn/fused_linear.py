@@ -81,6 +81,7 @@ class FusedLinear(PreparesWeight):
         recompute: bool = False,
     ) -> None:
         super().__init__()
+        _check_places({"in_features": in_features, "out_features": out_features}, bias, epilogue, reduce, keepdim)
         self.in_features = in_features
         self.out_features = out_features
         self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
@@ -161,8 +162,8 @@ class FusedLinear(PreparesWeight):
             return self._forward_unfused(x, *operands)
         try:
             return self._call(linear, *self._weight_and_bias(), x, operands)
-        except Exception:
-            reason = self._why_failed(x, operands)
+        except Exception as error:
+            reason = self._why_failed(error, x, operands)
             if not reason:
                 raise
             y = self._forward_unfused(x, *operands)
@@ -175,8 +176,8 @@ class FusedLinear(PreparesWeight):
         """What `cutfuse.explain` describes."""
         try:
             return self._call(prepare_linear, *self._weight_and_bias(), x, operands)
-        except Exception:
-            reason = self._why_failed(x, operands)
+        except Exception as error:
+            reason = self._why_failed(error, x, operands)
             if not reason:
                 raise
         return describe_unfused(x, *self._weight_and_bias(), f"the epilogue runs unfused: {reason}", operands)
@@ -216,11 +217,13 @@ class FusedLinear(PreparesWeight):
             self._warn(reason, stacklevel=3)
         return bool(reason)
 
-    def _why_failed(self, x: Any, operands: Sequence[Any]) -> str:
-        """Why a call that raised cannot be fused; empty where its error is the caller's."""
-        if self.epilogue is None or not _are_arguments(x, operands):
-            return ""
-        return self._why_unfused(_input_type(x), operands)
+    def _why_failed(self, error: Exception, x: Any, operands: Sequence[Any]) -> str:
+        """Why a call that raised cannot be fused; empty where the error is the caller's, which then names the layer."""
+        is_callers = self.epilogue is None or not _are_arguments(x, operands)
+        reason = "" if is_callers else self._why_unfused(_input_type(x), operands)
+        if not reason and str(error).startswith("cutfuse.linear:"):
+            error.args = (str(error).replace("cutfuse.linear:", "cutfuse.nn.FusedLinear:", 1),)
+        return reason
 
     def _why_unfused(self, z: ValueType, operands: Sequence[Any]) -> str:
         """Why the epilogue does not become a program for such operands, or their types; empty where it does.
@@ -231,8 +234,8 @@ class FusedLinear(PreparesWeight):
         types = [_type(operand) for operand in operands if not isinstance(operand, int | float)]
         try:
             arguments.resolve_epilogue("nn.FusedLinear", self.epilogue, numbers, (z, *types))
-        except OperandCountError:
-            raise
+        except OperandCountError as error:
+            raise error from None
         except Exception as error:  # whatever the user's code makes of a symbolic value
             return str(error) if isinstance(error, EpilogueError) else f"{type(error).__name__}: {error}"
         return ""
@@ -274,6 +277,32 @@ def _check_setting(name: str, value: Any) -> None:
         arguments.check_flag("nn.FusedLinear", name, value)
     elif value is not None:
         arguments.check_reduction("nn.FusedLinear", value)
+
+
+def _check_places(sizes: dict[str, Any], bias: Any, epilogue: Any, reduce: Any, keepdim: Any) -> None:
+    """Raises TypeError for an argument in another's place: `nn.Linear` has device and dtype where an epilogue is."""
+    for name, size in sizes.items():
+        if not hasattr(size, "__index__"):
+            hint = "; FusedLinear.from_linear makes a layer of it" if isinstance(size, nn.Linear) else ""
+            raise TypeError(
+                f"cutfuse.nn.FusedLinear: {name} has to be an integer, got {size!r} of type {type(size).__name__}{hint}"
+            )
+    places = {"bias": bias, "epilogue": epilogue, "reduce": reduce, "keepdim": keepdim}
+    for name, value in places.items():
+        meant = "dtype" if isinstance(value, torch.dtype) else "device" if _is_device(value) else ""
+        if name == "bias" and callable(value):
+            meant = "epilogue"
+        if meant:
+            raise TypeError(
+                f"cutfuse.nn.FusedLinear: {name} cannot be {value!r}; pass the {meant} by its name, as {meant}="
+            )
+
+
+def _is_device(value: Any) -> bool:
+    try:
+        return isinstance(value, torch.device) or (isinstance(value, str) and bool(torch.device(value)))
+    except RuntimeError:  # no device has the name
+        return False
 
 
 def _check_is_linear(linear: Any) -> None:
