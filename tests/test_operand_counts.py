@@ -36,7 +36,7 @@ MISCOUNTED: dict[str, tuple[Callable[..., Tensor], int, str]] = {
     ),
     "function of two tensors": (torch.add, 0, r"torch.add\(input, other, \*, alpha=1\)"),
     "composition": (torch.lerp, 1, r"torch.lerp\(input, end, weight\)"),
-    "method": (torch.Tensor.relu, 1, r"torch.Tensor.relu\(input\)"),
+    "method": (torch.Tensor.relu, 1, r"torch.Tensor.relu\((input|self, /)\)"),
     "module": (torch.nn.GELU(), 1, r"GELU.forward\(input\)"),
     "module with an operand": (_Scaled(), 0, r"_Scaled.forward\(z, scale\)"),
     "partial of a function": (functools.partial(torch.add, alpha=2), 0, r"torch.add\(input, other, \*, alpha=1\)"),
