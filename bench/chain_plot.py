@@ -132,13 +132,14 @@ def draw(results: dict[str, Any]) -> Figure | None:
     )
     if not units and not has_points:
         return None
-    heights = [LINE_HEIGHT * len(lines_of(results, unit)) + 0.6 for unit in units] + [SCATTER_HEIGHT] * has_points
-    figure = Figure(figsize=(10, sum(heights) + 0.3), layout="constrained")
+    heights = [LINE_HEIGHT * len(lines_of(results, unit)) + 0.6 for unit in units]
+    heights += [len(SUBJECTS) * SCATTER_HEIGHT] * has_points
+    figure = Figure(figsize=(8.5, sum(heights) + 0.3), layout="constrained")
     parts = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights).ravel()
     for part, unit in zip(parts, units, strict=False):
         draw_lines(part.subplots(), results, unit)
     if has_points:
-        panels = parts[-1].subplots(1, len(SUBJECTS))
+        panels = parts[-1].subplots(len(SUBJECTS), 1)
         for axes, subject in zip(panels, SUBJECTS, strict=True):
             if not draw_products(axes, products, subject):
                 axes.remove()

@@ -71,7 +71,7 @@ def draw_times(axes: Axes, cases: list[dict[str, Any]], title: str) -> None:
 
 
 def panels_of(results: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """The titles and cases of the panels that have any, a pass and a batch after another, bf16 beside fp32."""
+    """The titles and cases of the panels that have any, a pass and a batch after another, bf16 before fp32."""
     found = []
     for kind, load in PANELS:
         for precision in PRECISIONS:
@@ -92,18 +92,16 @@ def draw(results: dict[str, Any]) -> Figure | None:
     if not lines:
         return None
     panels = panels_of(results)
-    rows = [panels[start : start + 2] for start in range(0, len(panels), 2)]
     heights = [LINE_HEIGHT * len(lines) + 0.6]
-    heights += [MODEL_HEIGHT * max(len(cases) for _, cases in row) + 0.6 for row in rows]
-    figure = Figure(figsize=(11, sum(heights) + 0.8), layout="constrained")
-    grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
+    heights += [MODEL_HEIGHT * len(cases) + 0.6 for _, cases in panels]
+    figure = Figure(figsize=(8.5, sum(heights) + 0.8), layout="constrained")
+    grid = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights).ravel()
     title = "cutfuse / the other: the mark is the target, dots are models"
     cells = [ratios_of(results, line) for line in lines]
     shown = [{**line, "verdict": verdict_of(line)} for line in lines]
-    line_plot.draw_lines(figure.add_subplot(grid[0, :]), shown, list(map(label_of, lines)), cells, title)
-    for place, row in enumerate(rows, start=1):
-        for column, (name, cases) in enumerate(row):
-            draw_times(figure.add_subplot(grid[place, column]), cases, name)
+    line_plot.draw_lines(grid[0], shown, list(map(label_of, lines)), cells, title)
+    for axes, (name, cases) in zip(grid[1:], panels, strict=True):
+        draw_times(axes, cases, name)
     for name in SHOWN:
         figure.axes[-1].plot([], [], "o", color=COLOURS[name], label=CONTENDERS[name].label)
     figure.legend(loc="outside lower center", ncols=len(SHOWN), frameon=False, fontsize=7)

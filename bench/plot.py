@@ -140,35 +140,27 @@ def draw(results: dict[str, Any]) -> Figure | None:
     panels = panels_of(results)
     if not panels:
         return None
-    columns = min(len(panels), 3 if results["suite"] == "linear" else 2)
-    rows = -(-len(panels) // columns)
     bars = max(sum(bar is not None for bars in series.values() for bar in bars) for _, series in panels.values())
     height = BAR * (bars + 0.8 * max(len(groups) for groups, _ in panels.values())) + 0.6
-    figure = Figure(figsize=(1.5 + 5.5 * columns, rows * height + 0.9), layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    figure = Figure(figsize=(8, len(panels) * height + 0.9), layout="constrained")
+    grid = figure.subplots(len(panels), 1, squeeze=False).ravel()
     if results["suite"] == "linear":
         label = "cutfuse / torch.mm alone (1: the epilogue is free)"
     else:
         has_floor = all(case["floor_us"] for case in results["cases"])
         label = "time / floor from the card's measured ceilings" if has_floor else "time / eager"
     is_log = max(lengths_of(panels)) > LINEAR_SCALE_UP_TO
-    for axes, (name, (groups, series)) in zip(grid, panels.items(), strict=False):
+    for axes, (name, (groups, series)) in zip(grid, panels.items(), strict=True):
         horizontal_bars(axes, groups, series, dots=is_log)
         scale(axes, panels)
         axes.axvline(1, color=rcParams["text.color"], linewidth=0.9)
         axes.set_title(name, size=10, loc="left", weight="bold")
         axes.set_xlabel(label, size=8)
         axes.tick_params(axis="x", labelsize=8)
-    for axes in grid[len(panels) :]:
-        axes.remove()
     # A panel may lack a contender that another has: the legend is of all.
-    handles = {
-        text: handle
-        for axes in grid[: len(panels)]
-        for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
+    handles = {text: handle for axes in grid for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=8)
-    figure.suptitle(heading(results), size=9)
+    figure.suptitle(heading(results), size=7)
     return figure
 
 

@@ -118,12 +118,12 @@ def draw(results: dict[str, Any]) -> Figure | None:
     """The figure; None where the card's ceilings are not known."""
     if not results["ceilings"]:
         return None
-    figure = Figure(figsize=(9.6, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
+    figure = Figure(figsize=(8, 8.6), layout="constrained")
+    products, streams = figure.subplots(2, 1, height_ratios=(1.15, 1))
     work = works()
-    draw_products(left, results, work)
-    draw_streams(right, results, work)
-    for axes in (left, right):
+    draw_products(products, results, work)
+    draw_streams(streams, results, work)
+    for axes in (products, streams):
         axes.set_axisbelow(True)
         axes.tick_params(labelsize=7)
         axes.spines[["top", "right"]].set_visible(False)
@@ -134,6 +134,6 @@ def draw(results: dict[str, Any]) -> Figure | None:
         Line2D([], [], marker=marker, color=rcParams["text.color"], label=name, **none)
         for name, marker in MARKERS.items()
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=7)
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=7)
     figure.suptitle(heading(results), size=7)
     return figure
