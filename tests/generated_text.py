@@ -38,11 +38,25 @@ from cutfuse.epilogue.table import op_table  # noqa: E402
 
 REGION = re.compile(r"^<!-- generate: ([^\n]+) -->\n(.*?)^<!-- end of generate -->$", re.MULTILINE | re.DOTALL)
 NOT_RUN = "source of the package"  # the mark of a block of Python that is not a program
+FIRST = ("model", "case", "chain", "precision")  # of a table with ratios: the columns to begin with
+RATIOS = ("ratio", "times as fast", "specialized", "share of ceiling", "with CUDA graphs")  # beside those of "a / b"
+
+
+def ratios_third(grid: Grid) -> Grid:
+    """A table whose third column and those behind it are its ratios, which a narrow page has to show."""
+    headings, rows = grid
+    ratios = [place for place, name in enumerate(headings) if " / " in name or name in RATIOS]
+    if not ratios:
+        return grid
+    others = [place for place in range(len(headings)) if place not in ratios]
+    others.sort(key=lambda place: FIRST.index(headings[place]) if headings[place] in FIRST else len(FIRST))
+    order = [*others[:2], *ratios, *others[2:]]
+    return [headings[place] for place in order], [[row[place] for place in order] for row in rows]
 
 
 def lines_of(grid: Grid, left: Iterable[str]) -> str:
     """A table in Markdown."""
-    return "\n".join(markdown_table(*grid, tuple(left)))
+    return "\n".join(markdown_table(*ratios_third(grid), tuple(left)))
 
 
 def reference_table(model: str = "") -> str:
