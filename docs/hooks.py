@@ -16,6 +16,7 @@ PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGEL
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 UPWARDS = re.compile(r"\]\(((?:\.\./)*)\.\./(README|CONTRIBUTING|CHANGELOG)\.md")
+IMAGE = re.compile(r"^!\[([^\]]*)\]\((\S+)\)$", re.MULTILINE)
 PICTURE = re.compile(
     r'<picture>\s*<source [^>]*srcset="([^"]+)">\s*<img alt="([^"]*)" src="([^"]+)">\s*</picture>', re.DOTALL
 )
@@ -33,9 +34,12 @@ def own_link(link: re.Match[str]) -> str:
 
 
 def own_picture(picture: re.Match[str]) -> str:
-    """A plot for light and dark pages, as the site's theme chooses it."""
+    """A plot for light and dark pages, as the site's theme chooses it, that leads to the one for light pages.
+
+    A browser shows that one alone on white.
+    """
     dark, alt, light = picture.groups()
-    return f"![{alt}]({light}#only-light)\n![{alt}]({dark}#only-dark)"
+    return f"[![{alt}]({light}#only-light)![{alt}]({dark}#only-dark)]({light})"
 
 
 def root_document(name: str) -> str:
@@ -49,6 +53,7 @@ def root_document(name: str) -> str:
 def own_page(markdown: str) -> str:
     """A page of `docs` as it is for the site."""
     markdown = UPWARDS.sub(lambda link: f"]({link[1]}{PAGES[link[2] + '.md']}", markdown)
+    markdown = IMAGE.sub(r"[\g<0>](\2)", markdown)
     return PICTURE.sub(own_picture, markdown)
 
 
