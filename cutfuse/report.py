@@ -1,12 +1,14 @@
 """`python -m cutfuse.report`: the build, versions, devices and settings that a bug report needs, as plain text.
 
-Runs on every machine: what cannot be found out is a line that says why. Nothing is sent anywhere.
+With `--json` it is an object of sections, each an object of names and strings. Runs on every machine: what cannot be
+found out is a line that says why. Nothing is sent anywhere.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
@@ -162,16 +164,33 @@ SECTIONS: dict[str, Callable[[], list[Line]]] = {
 }
 
 
-def report() -> str:
-    """The whole report. A section that fails says with which error: reports of broken machines matter most."""
-    text = []
+def collect() -> dict[str, dict[str, str]]:
+    """The sections' lines. A section that fails says with which error: reports of broken machines matter most."""
+    found = {}
     for title, section in SECTIONS.items():
         try:
             lines = section()
         except Exception as error:
             lines = [("FAILED", f"{type(error).__name__}: {error}")]
-        text += [title, *(f"  {name:26}{_as_one_line(value)}" for name, value in lines)]
+        found[title] = {name: _as_one_line(value) for name, value in lines}
+    return found
+
+
+def report() -> str:
+    """The whole report as text."""
+    text = []
+    for title, lines in collect().items():
+        text += [title, *(f"  {name:26}{value}" for name, value in lines.items())]
     return "\n".join(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the report."""
+    parser = argparse.ArgumentParser(prog="python -m cutfuse.report", description=__doc__.partition(": ")[2])
+    parser.add_argument("--json", action="store_true", help="an object of sections, in the place of text")
+    options = parser.parse_args(arguments)
+    print_lines([json.dumps(collect(), indent=1) if options.json else report()])
+    return 0
 
 
 def _as_one_line(value: str) -> str:
@@ -200,13 +219,6 @@ def _driver() -> str:
     if result.returncode != 0:
         return f"unknown: nvidia-smi exits with {result.returncode}"
     return ", ".join(sorted(set(result.stdout.split())))
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m cutfuse.report", description=__doc__.partition(": ")[2])
-    parser.parse_args(arguments)
-    print_lines([report()])
-    return 0
 
 
 if __name__ == "__main__":

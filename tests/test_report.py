@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -27,6 +28,17 @@ def test_it_names_build_and_versions() -> None:
     assert f"{cutfuse.__version__}, in " in lines_of("build")["cutfuse"]
     assert lines_of("build")["compiler"] == native.core.build_info()["host_compiler"]
     assert lines_of("versions")["torch"] == torch.__version__
+
+
+def test_as_json_it_has_the_same_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    report.main(["--json"])
+    found = json.loads(capsys.readouterr().out)
+    report.main([])
+    lines = []
+    for title, section in found.items():
+        lines += [title, *(f"  {name:26}{value}" for name, value in section.items())]
+    assert lines == capsys.readouterr().out.splitlines()
+    assert found["versions"]["torch"] == torch.__version__
 
 
 @pytest.mark.parametrize("module", ["cutfuse.report", "cutfuse.epilogue"])
