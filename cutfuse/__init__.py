@@ -41,4 +41,4 @@ __all__ = [
     "wait",
 ]
 
-__version__ = "0.2.0"  # the build takes the distribution's version from here
+__version__ = "0.3.0.dev0"  # the build takes the distribution's version from here

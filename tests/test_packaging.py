@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.resources
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,20 @@ def run_python(code: str) -> str:
 
 def test_version_is_the_distributions() -> None:
     assert cutfuse.__version__ == importlib.metadata.version("cutfuse")
+
+
+def test_the_readme_in_the_metadata_leads_to_the_repository() -> None:
+    """Beside PyPI's page there is no file that a relative link could name."""
+    metadata = importlib.metadata.metadata("cutfuse")
+    readme = metadata.get_payload() or metadata.get("Description")
+    if not readme:
+        pytest.skip("this installation's metadata has no README")
+    targets = re.findall(r"\]\(([^)\s]+)\)", readme)
+    assert targets
+    assert all(target.startswith("https://") for target in targets), targets
+    assert "/raw/HEAD/docs/images/" in readme
+    prose = re.sub(r"```.*?```", "", readme, flags=re.DOTALL)
+    assert re.findall(r"<\w+", prose) == [], "PyPI drops most of HTML"
 
 
 def test_is_marked_as_typed() -> None:

@@ -15,6 +15,7 @@ if not (ROOT / ".github").is_dir():
     pytest.skip("these files are only in the source tree", allow_module_level=True)
 
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
+CITATION = (ROOT / "CITATION.cff").read_text()
 RELEASE = re.compile(r"^## (\d+\.\d+\.\d+) - (\d{4}-\d{2}-\d{2})$", re.MULTILINE)
 
 
@@ -22,8 +23,33 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
 
 
-def test_the_newest_release_of_the_changelog_is_this_version() -> None:
-    assert RELEASE.findall(CHANGELOG)[0][0] == cutfuse.__version__
+def test_what_follows_a_release_has_a_version_of_its_own() -> None:
+    """A later one's development release where the changelog has changes since the newest release."""
+    newest = RELEASE.findall(CHANGELOG)[0][0]
+    unreleased = re.search(r"^## Unreleased\n(.*?)^## ", CHANGELOG, re.MULTILINE | re.DOTALL)
+    assert unreleased is not None
+    if not unreleased[1].strip():
+        assert cutfuse.__version__ == newest
+        return
+    version = re.fullmatch(r"(\d+\.\d+\.\d+)\.dev\d+", cutfuse.__version__)
+    assert version is not None, cutfuse.__version__
+    assert numbers(version[1]) > numbers(newest)
+
+
+def test_every_address_of_the_metadata_is_of_the_repository() -> None:
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    addresses = re.findall(r"https://[\w./-]+", pyproject)
+    repository = re.search(r'^Repository = "(.*)"$', pyproject, re.MULTILINE)
+    assert repository is not None
+    assert len(addresses) == 6
+    assert all(address.startswith(repository[1]) for address in addresses)
+
+
+def test_the_keywords_are_the_citations() -> None:
+    keywords = re.search(r"^keywords = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert keywords is not None
+    cited = re.findall(r"^  - (.*)$", CITATION.split("keywords:")[1], re.MULTILINE)
+    assert re.findall(r'"(.*?)"', keywords[1]) == cited
 
 
 def test_the_changelog_has_the_sections_of_keep_a_changelog() -> None:
@@ -37,10 +63,9 @@ def test_the_changelog_has_the_sections_of_keep_a_changelog() -> None:
 
 
 def test_the_citation_is_of_the_newest_release() -> None:
-    citation = (ROOT / "CITATION.cff").read_text()
     version, date = RELEASE.findall(CHANGELOG)[0]
-    assert f"\nversion: {version}\n" in citation
-    assert f'\ndate-released: "{date}"\n' in citation
+    assert f"\nversion: {version}\n" in CITATION
+    assert f'\ndate-released: "{date}"\n' in CITATION
 
 
 @pytest.mark.parametrize("name", ["bug.yml", "speed.yml"])
