@@ -68,6 +68,11 @@ def get_precision() -> str | None:
     return _process_mode
 
 
+def module_variables() -> dict[str, object]:
+    """This module's variables, of which direct calls read the process's mode."""
+    return globals()
+
+
 def product_mode(captured: str = "") -> str:
     """What a product of fp32 matrices runs in now: "ieee", "tf32", "split6", "split3" or "guarded".
 

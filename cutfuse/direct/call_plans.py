@@ -223,8 +223,9 @@ def gradient_outputs(
         if layout is None or layout.result_order is not None:
             return None
         tangent = tuple(dense.shape), dense.stride(), torch.float32
-        total = gradient_sum(layout.extents, (codes[torch.float32], *layout.strides[0]), gradient, device)
-        found.append((k, tangent, codes[torch.float32], total))
+        code, (outer, reduced, inner) = codes[torch.float32], layout.strides[0]
+        total = gradient_sum(layout.extents, (code, outer, reduced, inner), gradient, device)
+        found.append((k, tangent, code, total))
     return found
 
 

@@ -16,13 +16,14 @@ import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import native, precision
+from .. import native
 from ..epilogue import Epilogue
 from ..epilogue.operation import Operation
 from ..epilogue.recognition import recognised
 from ..epilogue.types import type_of
 from ..gradients.elementwise import needs_gradient
 from ..planning.linear_plan import LinearArguments
+from ..precision import _INHERITED, _context_mode, module_variables
 from .call_plans import plan_linear, plan_pointwise, plan_reduce
 from .training import adds_bias_apart, plan_training
 
@@ -76,9 +77,9 @@ def torch_functions(device_type: int = CUDA, *, has_exchange_api: bool = True) -
         "empty_strided": guards._empty_strided_cuda if on_cuda else guards._empty_strided_cpu,
         "linear": F.linear,
         "bytes_dtype": torch.uint8,
-        "context_mode": precision._context_mode,
-        "inherited_mode": precision._INHERITED,
-        "process": vars(precision),
+        "context_mode": _context_mode,
+        "inherited_mode": _INHERITED,
+        "process": module_variables(),
         "allows_tf32": _tf32_getter(),
         "is_capturing": getattr(core, "_cuda_isCurrentStreamCapturing", _no) if on_cuda else _no,
     }

@@ -169,7 +169,7 @@ def trace(fn: Callable[..., Any], types: ValueTypes, is_kept: bool = False) -> E
     symbolic = symbolic_arguments(types)
     try:
         with (
-            dynamo.NOT_COMPILING,
+            contextlib.nullcontext() if is_kept else dynamo.NOT_COMPILING,
             _gradients_on() if is_kept else contextlib.nullcontext(),
             under_autocast(types, watched=True),
         ):
