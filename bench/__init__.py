@@ -1,1 +1,1 @@
-"""Benchmarks of cutfuse against PyTorch: `python -m bench reference|linear|reduce|pointwise|render`."""
+"""Benchmarks of cutfuse against PyTorch: `python -m bench SUITE`."""

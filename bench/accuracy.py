@@ -35,6 +35,14 @@ def relative_error(result: Tensor, reference: Reference) -> float:
     return error if math.isfinite(error) else math.inf
 
 
+def frobenius_error(result: Tensor, exact: Tensor) -> float:
+    """The Frobenius norm of the difference over that of `exact`; infinite where there is a difference to nothing."""
+    norm, difference = exact.norm().item(), (result.double() - exact).norm().item()
+    if not math.isfinite(difference):
+        return math.inf
+    return difference / norm if norm else math.inf if difference else 0.0
+
+
 def rounding(dtype: torch.dtype) -> float:
     """The largest relative error of one rounding to `dtype`."""
     return torch.finfo(dtype).eps / 2

@@ -1,20 +1,16 @@
-"""The accuracy suite's plot: the error of one product against its time, for every precision."""
+"""The error of one product against its time, for every precision."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
-from bench.accuracy_suite import CUBLAS, GUARDED
+from bench.accuracy_suite import CUBLAS, GUARDED, TRADE_OFF
 from bench.format import duration, error
-from bench.plot import CONTENDER_COLOURS, GRID, save_png
+from bench.plot import CONTENDER_COLOURS, by_powers, finish
 from bench.report import heading
+from bench.suite import Results
 
 ALIGNMENTS = {"split3": "right", "split6": "left"}
-TICKS_US = tuple(step * 10**power for power in range(7) for step in (1, 2, 5))
 
 
 def colour_of(name: str) -> str:
@@ -22,9 +18,10 @@ def colour_of(name: str) -> str:
     return CONTENDER_COLOURS[{GUARDED: "cutfuse", CUBLAS: "compile"}.get(name, "eager")]
 
 
-def draw(results: dict[str, Any]) -> Figure | None:
+def draw(results: Results) -> Figure | None:
     """The figure; None where nothing was timed, or no product has an error to draw."""
-    found = (results["trade_off"] or {"contenders": {}})["contenders"]
+    cases = [case for case in results["cases"] if case["group"] == TRADE_OFF]
+    found = cases[0]["contenders"] if cases else {}
     points = {name: entry for name, entry in found.items() if "median_us" in entry and entry["error"]}
     if not points:
         return None
@@ -48,27 +45,11 @@ def draw(results: dict[str, Any]) -> Figure | None:
             weight="bold" if is_default else "normal",
             color=colour_of(name) if is_default else None,
         )
-    times = [entry["median_us"] for entry in points.values()]
+    by_powers(axes.xaxis, [entry["median_us"] for entry in points.values()], 1.7)
     errors = [entry["error"] for entry in points.values()]
-    left, right = min(times) / 1.7, max(times) * 1.7
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlim(left, right)
-    axes.set_ylim(min(errors) / 8, max(errors) * 8)
-    axes.set_xticks([tick for tick in TICKS_US if left <= tick <= right])
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set(yscale="log", ylim=(min(errors) / 8, max(errors) * 8))
     axes.set_xlabel("time in µs", size=8)
     axes.set_ylabel("relative Frobenius error against fp64", size=8)
-    axes.tick_params(labelsize=8)
-    axes.grid(**GRID)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(f"fp32 product of {results['trade_off']['shape']}, normal inputs", size=9, loc="left", weight="bold")
+    finish(axes, f"fp32 product of {cases[0]['shape']}, normal inputs")
     figure.suptitle(heading(results), size=7)
     return figure
-
-
-def write_png(results: dict[str, Any], path: Path) -> bool:
-    """Draw `results` into `path`; False where there is nothing to draw."""
-    return save_png(draw(results), path)

@@ -6,22 +6,24 @@ each precision costs.
 
 from __future__ import annotations
 
-import gc
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import cutfuse
+from bench.accuracy import frobenius_error
 from bench.distributions import BY_NAME, DISTRIBUTIONS, Distribution
-from bench.progress import Progress
-from bench.runner import one_line
-from bench.timing import Effort, clock_for, interleave
-from bench.workloads import PRECISIONS
+from bench.format import MISSING, error, figure, microseconds, one_line, ratio
+from bench.goals import MEAN, WORST
+from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
+from bench.tables import Table
+from bench.timing import Effort, interleave
+from bench.workloads import PRECISIONS, dimensions
 
 CUBLAS = "cuBLAS fp32"
 GUARDED = "guarded"
@@ -43,6 +45,7 @@ DEPTHS = (64, 1000, 8192, 32768)
 BACKWARD_DEPTHS = (1000,)
 SMALL_DEPTHS = (64, 1000)
 SIZES, SMALL_SIZES = (1024, 2048), (48, 80)  # M, N
+TRADE_OFF = "error and time"
 TRADE_OFF_SHAPE, SMALL_TRADE_OFF_SHAPE = (1024, 8192, 8192), (64, 256, 256)  # M, N, K
 
 
@@ -73,14 +76,6 @@ class Exact:
         """Of x `[M, K]` and weight `[N, K]`."""
         wide = weight.double().t()
         return Exact(x.double() @ wide, x.double().abs() @ wide.abs())
-
-
-def frobenius_error(result: Tensor, product: Tensor) -> float:
-    """The Frobenius norm of the difference over the product's; infinite where there is a difference to nothing."""
-    norm, difference = product.norm().item(), (result.double() - product).norm().item()
-    if not math.isfinite(difference):
-        return math.inf
-    return difference / norm if norm else math.inf if difference else 0.0
 
 
 def measure(result: Tensor, exact: Exact) -> Errors:
@@ -136,8 +131,8 @@ ROUTES: dict[str, Callable[[str, Tensor, Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Case:
-    """One row of the table: `x @ weight.T` of a distribution, x `[m, k]` and weight `[n, k]`, by one route."""
+class Product:
+    """`x @ weight.T` of a distribution, x `[m, k]` and weight `[n, k]`, by one route."""
 
     route: str
     distribution: str
@@ -146,158 +141,214 @@ class Case:
     k: int
 
     @property
-    def title(self) -> str:
-        """What `--filter` looks in."""
-        return f"{self.route} {self.distribution} K={self.k}"
-
-    @property
     def source(self) -> Distribution:
         """Where the matrices come from."""
         return BY_NAME[self.distribution]
 
+    def figures(self, device: torch.device, seed: int = 0) -> Figures:
+        """Every contender's errors, and the ratios of "guarded" to cuBLAS fp32, as JSON holds them."""
+        x, weight = self.source.sample(self.m, self.n, self.k, device, seed)
+        exact = Exact.of(x, weight)
+        entries: dict[str, dict[str, Any]] = {}
+        for name in CONTENDERS:
+            try:
+                entries[name] = asdict(measure(ROUTES[self.route](name, x, weight), exact))
+            except Exception as error:  # One contender's failure must not lose the others'.
+                entries[name] = {"note": f"failed: {one_line(error)}"}
+        ours, theirs = entries[GUARDED], entries[CUBLAS]
+        ratios = {key: error_ratio(ours.get(key, math.inf), theirs.get(key, math.inf)) for key in MEASURES}
+        return {"contenders": entries, "ratios": ratios}
 
-def cases(small: bool, quick: bool, filters: list[str]) -> list[Case]:
-    """The suite's cases whose title holds every one of `filters`, case ignored; small and quick ones are less deep."""
+    def prepare(self, session: Session) -> Figures:
+        """The figures: nothing is timed."""
+        with PRECISIONS["fp32"].active():
+            return self.figures(session.device, session.seed)
+
+    @property
+    def case(self) -> Case:
+        """The suite's case."""
+        shape = dimensions((self.m, self.n, self.k))
+        return Case(self.route, self.distribution, shape, "fp32", self.prepare, seconds=1.0)
+
+
+def accuracy_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
+    """Every distribution at every depth by every route; small and quick ones are less deep."""
+    del seed
     depths = SMALL_DEPTHS if small or quick else DEPTHS
-    m, n = SMALL_SIZES if small else SIZES
-
-    def every() -> Iterator[Case]:
-        for route in ROUTES:
-            for k in depths if route == "product" else BACKWARD_DEPTHS:
-                for distribution in DISTRIBUTIONS:
-                    yield Case(route, distribution.name, m, n, k)
-
-    return [case for case in every() if all(text.lower() in case.title.lower() for text in filters)]
+    for route in ROUTES:
+        for k in depths if route == "product" else BACKWARD_DEPTHS:
+            for distribution in DISTRIBUTIONS:
+                yield Product(route, distribution.name, *(SMALL_SIZES if small else SIZES), k).case
 
 
-def ratio(ours: float, theirs: float) -> float:
+def error_ratio(ours: float, theirs: float) -> float:
     """Of two errors: 1 where both are 0."""
     if theirs == 0:
         return math.inf if ours else 1.0
     return ours / theirs if math.isfinite(ours) else math.inf
 
 
-def run_case(case: Case, device: torch.device, seed: int = 0) -> dict[str, Any]:
-    """Every contender's errors, and the ratios of "guarded" to cuBLAS fp32, as JSON holds them."""
-    x, weight = case.source.sample(case.m, case.n, case.k, device, seed)
-    exact = Exact.of(x, weight)
-    entries: dict[str, dict[str, Any]] = {}
-    for name in CONTENDERS:
-        try:
-            entries[name] = asdict(measure(ROUTES[case.route](name, x, weight), exact))
-        except Exception as error:  # One contender's failure must not lose the others'.
-            entries[name] = {"note": f"failed: {one_line(error)}"}
-    ours, theirs = entries[GUARDED], entries[CUBLAS]
-    ratios = {key: ratio(ours.get(key, math.inf), theirs.get(key, math.inf)) for key in MEASURES}
-    return {**asdict(case), "is_exact": case.source.is_exact, "contenders": entries, "ratios": ratios}
+def finite(value: float | None) -> float:
+    """A figure; JSON has null for infinity."""
+    return math.inf if value is None else value
 
 
-def geometric_mean(ratios: list[float]) -> float:
-    """Of ratios, none counted below `LEAST_RATIO`."""
-    return math.exp(sum(math.log(max(value, LEAST_RATIO)) for value in ratios) / len(ratios))
+def ratios_of(case: Figures) -> list[float]:
+    """The ratios of "guarded" to cuBLAS fp32, in the order of `MEASURES`; infinite where the case failed."""
+    return [finite(case.get("ratios", {}).get(key)) for key in MEASURES]
 
 
-def verdict(what: str, value: float, at_most: float, where: str = "") -> dict[str, Any]:
-    """A line of the contract and whether it is met."""
-    return {"what": what, "value": value, "at_most": at_most, "where": where, "met": value <= at_most}
+def mean_ratio(case: Figures) -> float:
+    """The geometric mean of a case's ratios, none counted below `LEAST_RATIO`."""
+    return math.prod(max(value, LEAST_RATIO) for value in ratios_of(case)) ** (1 / len(MEASURES))
 
 
-def judge(figures: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The contract's verdicts for each route that has cases."""
-    verdicts = []
-    for route in ROUTES:
-        own = [entry for entry in figures if entry["route"] == route]
-        if not own:
-            continue
-        ratios = {
-            f"{entry['distribution']}, K={entry['k']}, {key}": value
-            for entry in own
-            for key, value in entry["ratios"].items()
-        }
-        worst = max(ratios, key=lambda where: ratios[where])
-        verdicts.append(verdict(f"{route}: geometric mean", geometric_mean(list(ratios.values())), MEAN_AT_MOST))
-        verdicts.append(verdict(f"{route}: worst cell", ratios[worst], WORST_AT_MOST, worst))
-        errors = {
-            f"{entry['distribution']}, K={entry['k']}": entry["contenders"][GUARDED].get("largest", math.inf)
-            for entry in own
-            if entry["is_exact"]
-        }
-        if errors:
-            worst = max(errors, key=lambda where: errors[where])
-            verdicts.append(verdict(f"{route}: error of integers", errors[worst], 0.0, worst if errors[worst] else ""))
-    return verdicts
+def error_of_integers(case: Figures) -> float:
+    """The largest error of "guarded" where every sum is exact."""
+    return finite(case["contenders"].get(GUARDED, {}).get("largest"))
 
 
-def trade_off(device: torch.device, small: bool, effort: Effort, seed: int = 0) -> dict[str, Any]:
-    """Each contender's time (as `bench.timing.Timing` in us) and relative Frobenius error on one normal product."""
-    m, n, k = SMALL_TRADE_OFF_SHAPE if small else TRADE_OFF_SHAPE
-    x, weight = BY_NAME["normal"].sample(m, n, k, device, seed)
+def goals_of(route: str) -> tuple[Goal, ...]:
+    """The contract on one route."""
+
+    def covers(case: Figures) -> bool:
+        return case["group"] == route
+
+    def is_exact(case: Figures) -> bool:
+        return covers(case) and BY_NAME[case["variant"]].is_exact
+
+    return (
+        Goal(f"{route}: errors", f"{CUBLAS}'s", covers, mean_ratio, MEAN_AT_MOST, MEAN),
+        Goal(f"{route}: errors", f"{CUBLAS}'s", covers, lambda case: max(ratios_of(case)), WORST_AT_MOST, WORST),
+        Goal(f"{route}: error of integers", "", is_exact, error_of_integers, 0.0, WORST),
+    )
+
+
+GOALS = tuple(goal for route in ROUTES for goal in goals_of(route))
+
+
+def trade_off(m: int, n: int, k: int, session: Session) -> Turn:
+    """Each contender's relative Frobenius error on one normal product, and what takes their times."""
+    x, weight = BY_NAME["normal"].sample(m, n, k, session.device, session.seed)
     operands = {name: (x, weight) for name in TRADE_OFF_CONTENDERS}
     operands[BF16] = (x.bfloat16(), weight.bfloat16())
     exact = x.double() @ weight.double().t()
     entries: dict[str, dict[str, Any]] = {}
-    for name in TRADE_OFF_CONTENDERS:
-        try:
-            entries[name] = {"error": frobenius_error(product(name, *operands[name]), exact)}
-        except Exception as error:  # One contender's failure must not lose the others'.
-            entries[name] = {"note": f"failed: {one_line(error)}"}
-    del exact
 
     def launch(name: str) -> Callable[[], Tensor]:
         return lambda: product(name, *operands[name])
 
-    launches = {name: launch(name) for name, entry in entries.items() if "error" in entry}
-    for name, timing in interleave(launches, clock_for(device), effort, seed).items():
-        entries[name].update(asdict(timing))
-    return {"shape": f"{m}x{n}x{k}", "contenders": entries}
+    def timed() -> Figures:
+        launches = {name: launch(name) for name, entry in entries.items() if "error" in entry}
+        with PRECISIONS["fp32"].active():
+            for name, timing in interleave(launches, session.clock, session.effort, session.seed).items():
+                entries[name].update(asdict(timing))
+        return {"contenders": entries}
 
-
-def run_suite(
-    chosen: list[Case],
-    device: torch.device,
-    small: bool,
-    effort: Effort,
-    seed: int,
-    progress: Progress,
-    on_case: Callable[[dict[str, Any]], None],
-) -> dict[str, Any]:
-    """Run `chosen`, handing each one's figures to `on_case`; returns the figures of `trade_off`."""
     with PRECISIONS["fp32"].active():
-        for case in chosen:
-            progress.begin(case.title)
-            before = time.perf_counter()
+        for name in TRADE_OFF_CONTENDERS:
             try:
-                figures = run_case(case, device, seed)
-            except Exception as error:  # Out of memory, say: other cases may still fit.
-                note = f"failed: {one_line(error)}"
-                figures = {
-                    **asdict(case),
-                    "is_exact": case.source.is_exact,
-                    "contenders": {},
-                    "ratios": dict.fromkeys(MEASURES, math.inf),
-                    "note": note,
-                }
-            figures["seconds"] = time.perf_counter() - before
-            on_case(figures)
-            progress.finish(progress_figures(figures))
-    return run_trade_off(device, small, effort, seed, progress)
+                entries[name] = {"error": frobenius_error(launch(name)(), exact)}
+            except Exception as error:  # One contender's failure must not lose the others'.
+                entries[name] = {"note": f"failed: {one_line(error)}"}
+    return timed
 
 
-def run_trade_off(device: torch.device, small: bool, effort: Effort, seed: int, progress: Progress) -> dict[str, Any]:
-    """The figures of `trade_off`, as the last step of a run."""
-    progress.begin("error and time")
-    before = time.perf_counter()
-    gc.collect()
-    with PRECISIONS["fp32"].active():
-        found = trade_off(device, small, effort, seed)
-    progress.finish({**found, "seconds": time.perf_counter() - before})
-    return found
+def trade_off_case(small: bool) -> Case:
+    """The error of one product against its time, for every precision."""
+    shape = SMALL_TRADE_OFF_SHAPE if small else TRADE_OFF_SHAPE
+    return Case(TRADE_OFF, "", dimensions(shape), "fp32", partial(trade_off, *shape))
 
 
-def progress_figures(figures: dict[str, Any]) -> dict[str, Any]:
-    """A case as `bench.progress` prints it: the relative Frobenius errors."""
-    notes = {
-        name: {"note": entry.get("note") or f"{entry['frobenius']:.1e}"}
-        for name, entry in figures["contenders"].items()
+def trade_off_table(results: Results) -> list[Table]:
+    """Each contender's time and error on one product."""
+    tables = []
+    for case in (case for case in results["cases"] if case["group"] == TRADE_OFF):
+        found = case["contenders"]
+        base = found.get(CUBLAS, {}).get("median_us")
+        columns = {
+            "contender": list(found),
+            "error": [figure(entry, "error", error) for entry in found.values()],
+            "times as fast": [
+                ratio(base / entry["median_us"]) if base and "median_us" in entry else MISSING
+                for entry in found.values()
+            ],
+            "us": [figure(entry, "median_us", microseconds) for entry in found.values()],
+        }
+        title = f"Error and time of a product of {case['shape']}, normal inputs, weights split on each call"
+        tables.append(Table(title, columns))
+    return tables
+
+
+def depth_of(case: Figures) -> int:
+    """K of a case."""
+    return int(case["shape"].split("x")[2])
+
+
+def errors_columns(cases: list[Figures]) -> dict[str, list[str]]:
+    """Each contender's relative Frobenius error."""
+    return {
+        name: [figure(case["contenders"].get(name), "frobenius", lambda value: error(finite(value))) for case in cases]
+        for name in CONTENDERS
     }
-    return {**figures, "contenders": notes}
+
+
+def ratio_text(value: float) -> str:
+    """A ratio of errors, which may be infinite."""
+    return f"{value:.2f}"
+
+
+def cases_table(results: Results) -> Table:
+    """Every case."""
+    cases = results["cases"]
+    columns = {
+        "inputs": [case["variant"] for case in cases],
+        "route": [case["group"] for case in cases],
+        "largest ratio": [ratio_text(max(ratios_of(case))) for case in cases],
+        "K": [str(depth_of(case)) for case in cases],
+        **errors_columns(cases),
+    }
+    return Table("Relative Frobenius errors", columns)
+
+
+def distributions_table(results: Results) -> Table:
+    """Of each distribution: the errors of its deepest product, and the largest ratio of all its cases."""
+    products = sorted((case for case in results["cases"] if case["group"] == "product"), key=depth_of)
+    deepest = {case["variant"]: case for case in products}
+    largest = {
+        name: max(max(ratios_of(case)) for case in results["cases"] if case["variant"] == name) for name in deepest
+    }
+    columns = {
+        "inputs": list(deepest),
+        "K": [str(depth_of(case)) for case in deepest.values()],
+        "largest ratio": list(map(ratio_text, largest.values())),
+        **errors_columns(list(deepest.values())),
+    }
+    return Table("Deepest products", columns)
+
+
+def about(results: Results) -> list[str]:
+    """What the figures are."""
+    del results
+    return [
+        "Errors against fp64: relative Frobenius norm, and max and mean of |d| / (|x| |weight|.T). Ratios are of "
+        f"{GUARDED} to {CUBLAS}, over all three. dX and dW are the product as the gradient of a layer's input and of "
+        "its weight."
+    ]
+
+
+SUITE = Suite(
+    name="accuracy",
+    cases=lambda *kind: list(accuracy_cases(*kind)),
+    goals=GOALS,
+    contenders=CONTENDERS,
+    chosen=lambda is_cuda, is_quick: CONTENDERS,
+    tables=lambda results: [cases_table(results)],
+    about=about,
+    plots={},
+    effort=Effort(),
+    quick_effort=Effort(0.2, 5, 20),
+    time_limit_s=1200.0,
+    compiles=False,
+    is_contract=True,
+)

@@ -5,24 +5,25 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
+from bench import chain_memory, chain_start
 from bench import chain_workloads as workloads
-from bench.cases import Shape, dimensions, element_size
 from bench.ceilings import Work
-from bench.chain_contenders import AUTOTUNE, COMPILE, CUTFUSE, EAGER, MM, POINTWISE, PRODUCT
 from bench.chain_drawing import drawn_chains
 from bench.chain_functions import HAND_WRITTEN, LIGHT, LIGHT_ALONE, SPECIAL, Chain
-from bench.chain_workloads import ChainWorkload
-from bench.run_files import Shard, title_of
+from bench.contenders import AUTOTUNE, COMPILE, EAGER, INTERPRETED, MM, POINTWISE, PRODUCT, SPECIALIZED
+from bench.launches import launch_case
+from bench.suite import Case
+from bench.workloads import Shape, dimensions, element_size
 
 LINEAR, STREAM, BACKWARD, REDUCE, TRAINING = "linear", "pointwise", "backward", "reduce", "training"
 MEMORY, START = "memory", "start"
-UNTIMED = (MEMORY, START)  # measured in the first process, behind all others
+UNTIMED = (MEMORY, START)  # that are not times of calls
+CUTFUSE = (INTERPRETED, SPECIALIZED)
 
 SHAPES: tuple[Shape, ...] = (
     *((4096, 11008, 4096), (12608, 3072, 768), (1536, 6144, 2560), (1024, 8192, 8192), (8192, 8192, 1024)),
@@ -42,43 +43,9 @@ TRAINING_SHAPES, SMALL_TRAINING = ((12608, 3072, 768), (4096, 8192, 8192)), ((8,
 # Rows, hidden width and width of the blocks that a training step's memory is measured of.
 MEMORY_SHAPES = ((12608, 3072, 768), (16384, 4096, 1024), (3152, 1536, 384))
 STACK = "12 blocks"
-START_SHAPE = (4096, 4096, 4096)
-NO_WORK = Work(0, 0)
 ONE_CHAIN, MODEL_CHAINS = "one chain", 30
 MODEL = f"{MODEL_CHAINS} chains"
-
-
-@dataclass(frozen=True)
-class Case:
-    """One row. `build` makes the tensors on a device; nothing is allocated before.
-
-    `work`: what it moves at the least; of a product, its operands alone. `has_full`: one of them is as large as z.
-    """
-
-    group: str
-    variant: str
-    size: Shape
-    precision: str
-    contenders: tuple[str, ...] = ()
-    build: Callable[[torch.device], ChainWorkload] | None = None
-    work: Work = NO_WORK
-    has_full: bool = False
-
-    @property
-    def title(self) -> str:
-        """What `--filter` looks in."""
-        return title_of(self.as_dict())
-
-    @property
-    def is_autotuned(self) -> bool:
-        """Whether max-autotune takes part, which takes longer than all the others together."""
-        return AUTOTUNE in self.contenders
-
-    def as_dict(self) -> dict[str, Any]:
-        """What its figures begin with."""
-        shape = dimensions(self.size)
-        own = {"group": self.group, "variant": self.variant, "shape": shape, "precision": self.precision}
-        return {**own, "full": True} if self.has_full else own
+START_S = 120.0  # a first guess of what a case of processes takes
 
 
 def gflop(shape: Shape) -> float:
@@ -94,17 +61,24 @@ def operand_bytes(chain: Chain, shape: Shape, precision: str) -> int:
     return sum(count * size for count, size in zip(counts, sizes, strict=True))
 
 
-def linear_case(shape: Shape, chain: Chain, precision: str) -> Case:
-    """A product with a chain behind it, and with what bounds it where a target names that."""
+def linear_case(shape: Shape, chain: Chain, precision: str, is_autotuned: bool) -> Case:
+    """A product with a chain behind it, and with what bounds it where a target names that.
+
+    Its least work is to read the operands, at the rate of a copy.
+    """
     extras: tuple[str, ...] = ()
     if precision == "fp32":
         extras = (PRODUCT,)
     elif gflop(shape) >= LARGE_GFLOP and not chain.has_full:
         extras = (POINTWISE,)
     build = partial(workloads.linear, shape, chain, precision, extras, (POINTWISE, PRODUCT))
-    contenders = (MM, EAGER, COMPILE, *CUTFUSE, *extras)
-    work = Work(operand_bytes(chain, shape, precision), 0)
-    return Case(LINEAR, chain.name, shape, precision, contenders, build, work, chain.has_full)
+    autotune = (AUTOTUNE,) if is_autotuned else ()
+    contenders = (MM, EAGER, COMPILE, *CUTFUSE, *extras, *autotune)
+    key = (LINEAR, chain.name, dimensions(shape), precision)
+    moved = operand_bytes(chain, shape, precision)
+    return launch_case(
+        key, build, contenders, Work(0, moved) if moved else None, about={"full": True} if chain.has_full else None
+    )
 
 
 def chains_of(seed: int) -> tuple[Chain, ...]:
@@ -181,55 +155,52 @@ def linear_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
     drawn = list(drawn_pairs(shapes, quotas, chains_of(seed), generator))
     autotuned = with_autotuning(drawn, AUTOTUNED, generator)
     for place, (shape, precision, chain) in enumerate(drawn[: QUICK if quick else len(drawn)]):
-        case = linear_case(shape, chain, precision)
-        is_autotuned = place in autotuned and not (quick or small)
-        yield replace(case, contenders=(*case.contenders, AUTOTUNE)) if is_autotuned else case
-
-
-def stream_case(group: str, variant: str, shape: Shape, precision: str, build: Any, work: Work) -> Case:
-    """What reads and writes tensors of `shape`; backward passes are not compiled, as the compiler frees their graph."""
-    contenders = (EAGER, *CUTFUSE) if group == BACKWARD else (EAGER, COMPILE, *CUTFUSE)
-    return Case(group, variant, shape, precision, contenders, build, work)
+        yield linear_case(shape, chain, precision, place in autotuned and not (quick or small))
 
 
 def stream_cases(small: bool, quick: bool) -> Iterator[Case]:
-    """What has no product: pointwise chains, their backward pass, and chains before a reduction."""
+    """What has no product: pointwise chains, their backward pass, and chains before a reduction.
+
+    Backward passes are not compiled, as the compiler frees their graph.
+    """
     shapes = (SMALL_STREAMS if small else STREAM_SHAPES)[: 1 if quick else None]
+    everyone = (EAGER, COMPILE, *CUTFUSE)
     for shape in shapes:
+        printed = dimensions(shape)
         for chain, precision in ((LIGHT, "bf16"), (LIGHT, "fp16"), (LIGHT, "fp32"), (SPECIAL, "bf16")):
             size = element_size(precision) * shape[0] * shape[1]
-            build = partial(workloads.pointwise, shape, chain, precision)
-            work = Work(2 * size, size)
-            yield stream_case(STREAM, chain.name, shape, precision, build, work)
+            build: Any = partial(workloads.pointwise, shape, chain, precision)
+            yield launch_case((STREAM, chain.name, printed, precision), build, everyone, Work(2 * size, size))
         for precision in ("bf16", "fp32"):
             size = element_size(precision) * shape[0] * shape[1]
             build = partial(workloads.backward, shape, LIGHT_ALONE, precision)
-            yield stream_case(BACKWARD, LIGHT_ALONE.name, shape, precision, build, Work(2 * size, size))
+            key = (BACKWARD, LIGHT_ALONE.name, printed, precision)
+            yield launch_case(key, build, (EAGER, *CUTFUSE), Work(2 * size, size))
             for op, dim in REDUCTIONS:
                 build = partial(workloads.reduction, shape, dim, op, LIGHT_ALONE, precision)
                 work = Work(size, element_size(precision) * shape[1 - dim])
-                yield stream_case(REDUCE, f"{op} of dim {dim}", shape, precision, build, work)
+                yield launch_case((REDUCE, f"{op} of dim {dim}", printed, precision), build, everyone, work)
 
 
 def training_cases(small: bool, quick: bool) -> Iterator[Case]:
     """A training step of a linear layer and gelu."""
     for shape in (SMALL_TRAINING if small else TRAINING_SHAPES)[: 1 if quick else None]:
-        build = partial(workloads.training, shape, COMPILE, "bf16")
-        yield Case(TRAINING, "layer, gelu", shape, "bf16", (EAGER, COMPILE, *CUTFUSE), build)
+        build = partial(workloads.training_of_gelu, shape, COMPILE, "bf16")
+        key = (TRAINING, "layer, gelu", dimensions(shape), "bf16")
+        yield launch_case(key, build, (EAGER, COMPILE, *CUTFUSE))
+
+
+def untimed_cases() -> Iterator[Case]:
+    """The memory of a training step, and the start of processes."""
+    for shape in MEMORY_SHAPES:
+        yield Case(MEMORY, STACK, dimensions(shape), "bf16", partial(chain_memory.prepare, shape, "bf16"))
+    for variant, count in ((ONE_CHAIN, 1), (MODEL, MODEL_CHAINS)):
+        prepare = partial(chain_start.prepare, count)
+        yield Case(START, variant, dimensions(chain_start.SHAPE), "bf16", prepare, seconds=START_S)
 
 
 @lru_cache(maxsize=8)
 def all_cases(small: bool, quick: bool, seed: int) -> tuple[Case, ...]:
     """In the order in which they are run. Small and quick runs are without memory and the start of processes."""
-    untimed = [Case(MEMORY, STACK, shape, "bf16") for shape in MEMORY_SHAPES]
-    untimed += [Case(START, variant, START_SHAPE, "bf16") for variant in (ONE_CHAIN, MODEL)]
     fixed = (*stream_cases(small, quick), *training_cases(small, quick))
-    return (*fixed, *linear_cases(small, quick, seed), *(() if small or quick else untimed))
-
-
-def select(small: bool, quick: bool, seed: int, filters: Sequence[str], shard: Shard) -> list[Case]:
-    """The shard of the cases whose title holds all of `filters`, case ignored."""
-    wanted = [
-        case for case in all_cases(small, quick, seed) if all(text.lower() in case.title.lower() for text in filters)
-    ]
-    return shard.of(wanted)
+    return (*fixed, *linear_cases(small, quick, seed), *(() if small or quick else untimed_cases()))

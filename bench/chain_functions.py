@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.cases import Shape
-from bench.workloads import PRECISIONS
+from bench.workloads import PRECISIONS, Shape
 
 FULL, ROW, COLUMN, SCALAR = "full", "row", "column", "scalar"
 MIXED = " mixed"

@@ -6,36 +6,24 @@ Counted without the parameters and the stack's input, from what is allocated bef
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 import cutfuse
-from bench.cases import Shape
 from bench.mlp_blocks import build_stacks
+from bench.suite import Figures, Session, Turn
+from bench.workloads import PRECISIONS, Shape
 
 EAGER_STACK, FUSED_STACK, RECOMPUTED_STACK = "eager", "cutfuse", "cutfuse, recomputed"
 BLOCKS = 12
 WARM_UP_STEPS = 2
 
 
-class Meter(Protocol):
-    """What counts a device's memory, in bytes."""
-
-    def allocated(self) -> int:
-        """What tensors hold, once the device has done its work."""
-
-    def restart_peak(self) -> None:
-        """Forget the peak so far."""
-
-    def peak(self) -> int:
-        """The most that tensors held since."""
-
-
 @dataclass(frozen=True)
-class CudaMeter:
-    """PyTorch's own counters."""
+class Meter:
+    """PyTorch's own counters of a device's memory, in bytes."""
 
     device: torch.device
 
@@ -74,7 +62,7 @@ def step_bytes(stack: nn.Sequential, x: Tensor, grad: Tensor, meter: Meter) -> d
     return {"kept_bytes": kept, "peak_bytes": meter.peak() - before}
 
 
-def measure(shape: Shape, dtype: torch.dtype, device: torch.device, meter: Meter) -> dict[str, Any]:
+def measure(shape: Shape, dtype: torch.dtype, device: torch.device, meter: Meter) -> Figures:
     """The figures of every stack for `shape`: rows, the hidden width and the width."""
     found = {}
     with torch.enable_grad():
@@ -86,3 +74,8 @@ def measure(shape: Shape, dtype: torch.dtype, device: torch.device, meter: Meter
             cutfuse.wait()  # for kernels that are compiled in the background
             found[name] = step_bytes(stack, x, grad, meter)
     return {"contenders": found}
+
+
+def prepare(shape: Shape, precision: str, session: Session) -> Turn:
+    """What measures a case, with PyTorch's own counters of a GPU."""
+    return partial(measure, shape, PRECISIONS[precision].dtype, session.device, Meter(session.device))

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,15 @@ import torch
 
 import cutfuse
 from bench import specialized
-from bench.cases import Shape
-from bench.chain_cases import MODEL, MODEL_CHAINS, START_SHAPE, Case
 from bench.chain_drawing import DRAWS, drawn_chain
 from bench.chain_functions import HAND_WRITTEN, Chain
 from bench.chain_workloads import operands_of
 from bench.host_calls import product_tensors
 from bench.host_timing import wait_for
+from bench.suite import Figures, Session, Turn
+from bench.workloads import Shape
 
+SHAPE = (4096, 4096, 4096)
 COLD, SECOND = "cold", "second process"
 REPETITIONS = 3
 PROCESS_TIMEOUT_S = 180.0
@@ -100,9 +102,8 @@ def entry_of(found: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
     return {"wait_s": statistics.median(one["wait_s"] for one in found), "kernels": fewest}
 
 
-def run_case(case: Case) -> dict[str, Any]:
+def run(count: int) -> Figures:
     """The figures of a case: in processes without a cache, and for one chain in processes that find one."""
-    count = MODEL_CHAINS if case.variant == MODEL else 1
     found: dict[str, list[dict[str, Any]]] = {COLD: []}
     for _ in range(REPETITIONS if count == 1 else 1):
         with tempfile.TemporaryDirectory() as folder:
@@ -112,6 +113,11 @@ def run_case(case: Case) -> dict[str, Any]:
     return {"contenders": {name: entry_of(own, count) for name, own in found.items()}}
 
 
+def prepare(count: int, session: Session) -> Turn:
+    """What measures a case."""
+    return partial(run, count)
+
+
 if __name__ == "__main__":
     with torch.no_grad():
-        print(json.dumps(measure(int(sys.argv[1]), START_SHAPE, torch.device("cuda"))))
+        print(json.dumps(measure(int(sys.argv[1]), SHAPE, torch.device("cuda"))))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,20 +11,20 @@ from torch import Tensor
 
 import cutfuse
 from bench import host_calls, specialized
-from bench.cases import Shape, random_tensor
 from bench.chain_functions import Chain
-from bench.contenders import Run
-from bench.workloads import REDUCTIONS, Reference, Workload, product_reference, product_rows, rows_of
+from bench.workloads import (
+    REDUCTIONS,
+    Reference,
+    Run,
+    Shape,
+    Workload,
+    product_reference,
+    product_rows,
+    random_tensor,
+    rows_of,
+)
 
 Function = Callable[..., Tensor]
-
-
-@dataclass(frozen=True)
-class ChainWorkload(Workload):
-    """`in_mode` gives cutfuse's call in a mode of `bench.specialized`; `extras` are contenders that this case adds."""
-
-    in_mode: Callable[[str], Callable[[], Any]] = field(kw_only=True)
-    extras: Mapping[str, Run] = field(default_factory=dict)
 
 
 def fused_in_mode(fused: Function, arguments: tuple[Tensor, ...]) -> Callable[[str], Callable[[], Any]]:
@@ -63,7 +62,7 @@ def product_run(x: Tensor, weight: Tensor) -> Run:
 
 def linear(
     shape: Shape, chain: Chain, precision: str, extras: tuple[str, ...], names: tuple[str, str], device: torch.device
-) -> ChainWorkload:
+) -> Workload:
     """A product of `shape` (M, N, K) with the chain behind it; the weight is scaled so that z is about normal.
 
     `names`: of the extra contenders that are `pointwise_run` and `product_run`; those that are in `extras` are built.
@@ -91,7 +90,7 @@ def linear(
     if product in extras:
         own[product] = product_run(x, weight)
     arguments = (x, weight, *operands)
-    return ChainWorkload(
+    return Workload(
         arguments=arguments,
         eager=eager,
         fused=fused,
@@ -104,7 +103,7 @@ def linear(
     )
 
 
-def pointwise(shape: Shape, chain: Chain, precision: str, device: torch.device) -> ChainWorkload:
+def pointwise(shape: Shape, chain: Chain, precision: str, device: torch.device) -> Workload:
     """`cutfuse.pointwise` of the chain over x of `shape`."""
     x = random_tensor(shape, precision, device, seed=1)
     arguments = (x, *operands_of(chain, *shape, precision, device))
@@ -112,7 +111,7 @@ def pointwise(shape: Shape, chain: Chain, precision: str, device: torch.device) 
     def fused(*tensors: Tensor) -> Tensor:
         return cutfuse.pointwise(chain.function, *tensors)
 
-    return ChainWorkload(
+    return Workload(
         arguments=arguments,
         eager=chain.function,
         fused=fused,
@@ -124,7 +123,7 @@ def pointwise(shape: Shape, chain: Chain, precision: str, device: torch.device) 
     )
 
 
-def reduction(shape: Shape, dim: int, op: str, chain: Chain, precision: str, device: torch.device) -> ChainWorkload:
+def reduction(shape: Shape, dim: int, op: str, chain: Chain, precision: str, device: torch.device) -> Workload:
     """`cutfuse.reduce` over a dimension of x with the chain before it."""
     x = random_tensor(shape, precision, device, seed=1)
     kept = 1 - dim
@@ -135,7 +134,7 @@ def reduction(shape: Shape, dim: int, op: str, chain: Chain, precision: str, dev
     def fused(x: Tensor) -> Tensor:
         return cutfuse.reduce(x, dim, op, prologue=chain.function)
 
-    return ChainWorkload(
+    return Workload(
         arguments=(x,),
         eager=eager,
         fused=fused,
@@ -155,7 +154,7 @@ def gradient_call(function: Function, x: Tensor, arriving: Tensor) -> Callable[[
     return lambda: torch.autograd.grad(y, leaf, arriving, retain_graph=True)[0]
 
 
-def backward(shape: Shape, chain: Chain, precision: str, device: torch.device) -> ChainWorkload:
+def backward(shape: Shape, chain: Chain, precision: str, device: torch.device) -> Workload:
     """The backward pass of `cutfuse.pointwise` of the chain, which has no operand."""
     x, arriving = (random_tensor(shape, precision, device, seed) for seed in (1, 2))
 
@@ -170,7 +169,7 @@ def backward(shape: Shape, chain: Chain, precision: str, device: torch.device) -
         return gradient_call(chain.function, x[start:stop].double(), arriving[start:stop].double())()
 
     eager = gradient_call(chain.function, x, arriving)
-    return ChainWorkload(
+    return Workload(
         arguments=(),
         eager=eager,
         fused=fused,
@@ -180,15 +179,19 @@ def backward(shape: Shape, chain: Chain, precision: str, device: torch.device) -
     )
 
 
-def training(shape: Shape, compiled: str, precision: str, device: torch.device) -> ChainWorkload:
-    """A linear layer and gelu, forwards and backwards; `compiled` is the name of torch.compile's contender."""
-    arguments = tuple(host_calls.training_tensors(shape, precision, device))
+def training(
+    tensors: list[Tensor], layer: Function, fused_layer: Function, explain: Callable[[], Any], compiled: str = ""
+) -> Workload:
+    """A layer forwards and backwards; `compiled` is the name of torch.compile's contender, where there is one.
+
+    `tensors`: the layer's, which need gradients, and the gradient that arrives.
+    """
+    arguments = tuple(tensors)
 
     def step_of(layer: Function) -> Callable[..., Any]:
         return torch.enable_grad()(host_calls.training_step(layer))
 
-    eager, fused = step_of(host_calls.linear_gelu), step_of(host_calls.fused_linear_gelu)
-    compiled_step = step_of(torch.compile(host_calls.linear_gelu, fullgraph=True, dynamic=False))
+    eager, fused = step_of(layer), step_of(fused_layer)
     wide = tuple(tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in arguments)
     exact = [part.detach() for part in eager(*wide)]
     norms = [part.norm() for part in exact]
@@ -200,13 +203,27 @@ def training(shape: Shape, compiled: str, precision: str, device: torch.device) 
 
     joint = collect(tuple(exact))
     reference = Reference(lambda start, stop: joint[start:stop], joint.numel(), 1)
-    return ChainWorkload(
+    extras: dict[str, Run] = {}
+    if compiled:
+        compiled_step = step_of(torch.compile(layer, fullgraph=True, dynamic=False))
+        extras[compiled] = Run(lambda: compiled_step(*arguments), reference)
+    return Workload(
         arguments=arguments,
         eager=eager,
         fused=fused,
-        explain=lambda: cutfuse.explain(cutfuse.linear, *arguments[:3], epilogue=F.gelu),
+        explain=explain,
         reference=reference,
         collect=collect,
         in_mode=fused_in_mode(fused, arguments),
-        extras={compiled: Run(lambda: compiled_step(*arguments), reference)},
+        extras=extras,
     )
+
+
+def training_of_gelu(shape: Shape, compiled: str, precision: str, device: torch.device) -> Workload:
+    """A linear layer and gelu."""
+    tensors = host_calls.training_tensors(shape, precision, device)
+
+    def explain() -> Any:
+        return cutfuse.explain(cutfuse.linear, *tensors[:3], epilogue=F.gelu)
+
+    return training(tensors, host_calls.linear_gelu, host_calls.fused_linear_gelu, explain, compiled)

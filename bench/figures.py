@@ -1,4 +1,4 @@
-"""The documentation's plots, from the committed results: `python -m bench.figures`.
+"""The documentation's plots, from the committed results: `python -m bench figures`.
 
 Each is an SVG for light and one for dark pages, without a background of its own.
 """
@@ -7,28 +7,20 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
-from bench import accuracy_plot, chain_plot, fp32_plot, gains_plot, host_plot, model_plot, plot, report, roofline_plot
+from bench.results import committed
+from bench.suite import Results, suite_of
+from bench.suites import SUITES
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
-# The name of each plot, the suite whose results it shows, and what draws it.
-FIGURES: dict[str, tuple[str, Callable[[dict[str, Any]], Figure | None]]] = {
-    "reference": ("reference", plot.draw),
-    "roofline": ("reference", roofline_plot.draw),
-    "error-and-time": ("fp32", accuracy_plot.draw),
-    "speed-by-shape": ("fp32", fp32_plot.draw_heat_maps),
-    "chains": ("chains", chain_plot.draw),
-    "host": ("host", host_plot.draw),
-    "models": ("models", model_plot.draw),
-    "gains": ("models", gains_plot.draw),
-}
 FONTS = ["DejaVu Sans", "Verdana"]  # the first is matplotlib's own, by which it measures text
 INKS = {"light": "#24292f", "dark": "#d0d7de"}
 
@@ -47,7 +39,7 @@ def theme(ink: str) -> dict[str, Any]:
     }
 
 
-def render(draw: Callable[[dict[str, Any]], Figure | None], results: dict[str, Any], ink: str) -> str:
+def render(draw: Callable[[Results], Figure | None], results: Results, ink: str) -> str:
     """A plot as SVG.
 
     Raises ValueError where the results have nothing to draw.
@@ -68,16 +60,19 @@ def compact(svg: str) -> str:
     return "\n".join(line.strip() for line in svg.splitlines() if line.strip()) + "\n"
 
 
-def main() -> None:
+def plots() -> Iterator[tuple[str, str, Callable[[Results], Figure | None]]]:
+    """Each plot's name, the suite whose results it shows, and what draws it."""
+    for suite in SUITES:
+        for name, function in suite_of(suite).plots.items():
+            yield name, suite, resolve_name(function)
+    yield "gains", "models", resolve_name("bench.gains_plot:draw")  # of several suites, for the README
+
+
+def write() -> None:
     """Write every plot."""
     IMAGES.mkdir(parents=True, exist_ok=True)
-    for name, (suite, draw) in FIGURES.items():
-        results = report.committed(suite)
+    for name, suite, draw in plots():
         for kind, ink in INKS.items():
             path = IMAGES / f"{name}-{kind}.svg"
-            path.write_text(render(draw, results, ink), encoding="utf-8")
+            path.write_text(render(draw, committed(suite), ink), encoding="utf-8")
             print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} kB")
-
-
-if __name__ == "__main__":
-    main()

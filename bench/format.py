@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 MISSING = "-"
 
 
@@ -27,3 +30,18 @@ def ratio(value: float | None) -> str:
 def error(value: float | None) -> str:
     """A relative error."""
     return MISSING if value is None else f"{value:.1e}"
+
+
+def figure(entry: dict[str, Any] | None, name: str, text: Callable[[Any], str]) -> str:
+    """One figure of a contender; a dash where there is none, or that the contender failed, of which notes say more."""
+    if entry is None:
+        return MISSING
+    if name in entry:
+        return text(entry[name])
+    return entry["note"].split(":")[0] if "note" in entry else MISSING
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as a note in a table."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:160]}"

@@ -14,17 +14,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
-from bench.cases import Case, Shape, dimensions, product_work, random_tensor, reference_cases
+from bench.accuracy_suite import trade_off_case
 from bench.ceilings import Work
-from bench.workloads import Reference, Workload, product_reference, product_rows
+from bench.chain_workloads import training
+from bench.contenders import AUTOTUNE, COMPILE, EAGER, FUSED, KEPT, MM
+from bench.launches import launch_case
+from bench.reference import MODELS, product_work
+from bench.suite import Case
+from bench.workloads import Shape, Workload, dimensions, product_reference, random_tensor
 
 # The mode of cutfuse's products in this suite: PyTorch's "highest".
 MODE: str | None = None
 FORCED = "split6"
 
-PLAIN, KEPT = "cutfuse", "cutfuse-kept"
-CUBLAS = "mm"
-PYTORCH = ("eager", "compile", "max-autotune")
+PYTORCH = (EAGER, COMPILE, AUTOTUNE)
 
 RESIDUAL, ROW_SUM = "GemmSigmoidScaleResidual", "LinearSigmoidSum"
 PRODUCT, SKINNY, TRAINING, FORCED_PRODUCT = "product", "skinny product", "training step", f"{FORCED} product"
@@ -38,7 +41,7 @@ GRID_SMALL: Grid = ((8, 16), (32, 64))
 SKINNY_GRID: Grid = ((1, 2, 4, 8, 16, 32, 64), (4096, 8192))
 SKINNY_QUICK: Grid = ((1, 32), (8192,))
 SKINNY_SMALL: Grid = ((1, 4), (64,))
-TRAINING_SHAPE, TRAINING_SMALL = (4096, 8192, 8192), (32, 64, 64)  # M, N, K; N = K
+TRAINING_SHAPE, TRAINING_SMALL = (4096, 8192, 8192), (32, 64, 64)  # M, N, K
 FORCED_SHAPE, FORCED_SMALL = (1024, 8192, 8192), (16, 64, 64)
 
 
@@ -99,91 +102,42 @@ def build_product(shape: Shape, mode: str | None, keeps: bool, device: torch.dev
     return replace(in_mode(plain, mode), kept=in_mode(kept, mode))
 
 
-def stacked_rows(products: Sequence[tuple[Tensor, Tensor]], start: int, stop: int) -> Tensor:
-    """Rows `start` to `stop` in fp64 of `a @ b.T` of every pair, one below the other."""
-    pieces = []
-    for a, b in products:
-        rows = a.shape[0]
-        if start < rows and stop > 0:
-            pieces.append(product_rows(a, b, None, max(start, 0), min(stop, rows)))
-        start, stop = start - rows, stop - rows
-    return torch.cat(pieces)
-
-
 def build_training(shape: Shape, device: torch.device) -> Workload:
-    """A linear layer's forward and the gradients of its input and its weight; K = N, so that they can be stacked."""
-    m, n, k = shape
-    scale = m**-0.25  # makes the elements of all three results about 1: their errors weigh alike
-    x, weight = matrices(shape, device)
-    x.mul_(scale)
-    weight.div_(scale)
-    gradient = random_tensor((m, n), "fp32", device, seed=3).mul_(scale)
-
-    def step(forward: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, ...]]:
-        def run(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-            with torch.enable_grad():
-                y = forward(x, weight)
-                return y.detach(), *torch.autograd.grad(y, (x, weight), gradient)
-
-        return run
+    """A linear layer's forward and the gradients of its input and its weight."""
+    leaves = [tensor.requires_grad_() for tensor in matrices(shape, device)]
+    gradient = random_tensor(shape[:2], "fp32", device, seed=3)
 
     def explain() -> Any:
         with torch.enable_grad():
-            return cutfuse.explain(cutfuse.linear, x, weight)
+            return cutfuse.explain(cutfuse.linear, *leaves)
 
-    products = [(x, weight), (gradient, weight.t()), (gradient.t(), x.t())]
-    workload = Workload(
-        arguments=(x.requires_grad_(), weight.requires_grad_()),
-        eager=step(F.linear),
-        fused=step(cutfuse.linear),
-        explain=explain,
-        reference=Reference(lambda start, stop: stacked_rows(products, start, stop), 2 * m + n, max(n, k)),
-        collect=torch.cat,
-    )
-    return in_mode(workload, MODE)
+    return in_mode(training([*leaves, gradient], F.linear, cutfuse.linear, explain), MODE)
 
 
-def model_cases(small: bool, quick: bool) -> Iterator[Case]:
+def model_cases(small: bool) -> Iterator[Case]:
     """Two of the reference models, with the compilers: they come first, while there is time for these."""
-    found = {case.group: case for case in reference_cases(small, quick) if case.precision == "fp32"}
-    for name in (RESIDUAL, ROW_SUM):
-        case = found[name]
-        yield replace(
-            case,
-            build=partial(build_model, case.build),
-            targets=(),  # those of the reference suite
-            contenders=(*PYTORCH, PLAIN, KEPT),
-        )
+    models = {model.name: model for model in MODELS}
+    for model in (models[RESIDUAL], models[ROW_SUM]):
+        build = partial(build_model, partial(model.build, small, "fp32"))
+        work = model.least_work(small, "fp32")
+        yield launch_case(model.key(small, "fp32"), build, (*PYTORCH, FUSED, KEPT), work)
 
 
 def product_case(group: str, shape: Shape, mode: str | None, keeps: bool, effort: float = 1.0) -> Case:
     """A bare product beside cuBLAS's."""
     m, n, k = shape
-    return Case(
-        group,
-        "",
-        dimensions(shape),
-        "fp32",
-        product_work((m, k), (k, n), 4),
-        partial(build_product, shape, mode, keeps),
-        contenders=(CUBLAS, PLAIN, *([KEPT] if keeps else [])),
-        effort=effort,
-    )
+    build = partial(build_product, shape, mode, keeps)
+    contenders = (MM, FUSED, *([KEPT] if keeps else []))
+    work = product_work((m, k), (k, n), 4)
+    return launch_case((group, "", dimensions(shape), "fp32"), build, contenders, work, effort)
 
 
 def training_case(shape: Shape) -> Case:
     """The training step: three products, and every matrix of them read or written once."""
     m, n, k = shape
     inputs = 4 * (m * k + n * k)
-    return Case(
-        TRAINING,
-        "",
-        dimensions(shape),
-        "fp32",
-        Work(inputs + 4 * m * n, inputs + 4 * m * n, 3 * 2 * m * n * k),
-        partial(build_training, shape),
-        contenders=("eager", PLAIN),
-    )
+    work = Work(inputs + 4 * m * n, inputs + 4 * m * n, 3 * 2 * m * n * k)
+    return launch_case((TRAINING, "", dimensions(shape), "fp32"), partial(build_training, shape), (EAGER, FUSED), work)
 
 
 def shapes_of(grid: Grid) -> Iterator[Shape]:
@@ -192,12 +146,14 @@ def shapes_of(grid: Grid) -> Iterator[Shape]:
     return itertools.product(rows, sizes, sizes)
 
 
-def fp32_cases(small: bool, quick: bool) -> Iterator[Case]:
-    """Models, single products, and the two grids; quick ones have fewer cells."""
-    yield from model_cases(small, quick)
+def fp32_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
+    """Models, single products, the two grids, and error against time; quick grids have fewer cells."""
+    del seed
+    yield from model_cases(small)
     yield training_case(TRAINING_SMALL if small else TRAINING_SHAPE)
     yield product_case(FORCED_PRODUCT, FORCED_SMALL if small else FORCED_SHAPE, FORCED, keeps=True)
     for shape in shapes_of(GRID_SMALL if small else GRID_QUICK if quick else GRID):
         yield product_case(PRODUCT, shape, MODE, keeps=True, effort=CELL_EFFORT)
     for shape in shapes_of(SKINNY_SMALL if small else SKINNY_QUICK if quick else SKINNY_GRID):
         yield product_case(SKINNY, shape, MODE, keeps=False, effort=CELL_EFFORT)
+    yield trade_off_case(small)

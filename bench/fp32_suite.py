@@ -1,123 +1,131 @@
-"""What the fp32 suite is held to: how many times as fast as PyTorch's fp32 cutfuse is to be, and the verdicts."""
+"""The fp32 suite: how many times as fast as PyTorch's fp32 cutfuse is to be, and the tables of it."""
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from bench import fp32_cases as suite
-from bench.cases import TARGET_DEVICE
+from bench.accuracy_suite import trade_off_table
+from bench.contenders import AUTOTUNE, COMPILE, CONTENDERS, EAGER, FUSED, KEPT, MM, chosen_of
+from bench.format import MISSING, error, figure, microseconds
+from bench.format import ratio as times
+from bench.goals import MEAN, WORST, median
+from bench.suite import Figures, Goal, Results, Suite
+from bench.tables import Table, filled
+from bench.timing import Effort
 
 # Where cutfuse runs cuBLAS itself, the two times are of one kernel and differ by noise.
 NOISE = 0.98
-MEAN, WORST = "geometric mean", "worst"
+NAMES = (MM, EAGER, COMPILE, AUTOTUNE, FUSED, KEPT)
+RIVALS = {suite.RESIDUAL: suite.PYTORCH, suite.ROW_SUM: suite.PYTORCH, suite.TRAINING: (EAGER,)}  # else cuBLAS
+AGAINST = {suite.PYTORCH: "fastest of PyTorch", (EAGER,): "eager", (MM,): "cuBLAS in fp32"}
+WEIGHTS = {FUSED: "plain weights", KEPT: "planes kept"}
+# The grids of cells, and the contenders whose speed-ups are shown of each.
+GRIDS = ((suite.PRODUCT, FUSED), (suite.PRODUCT, KEPT), (suite.SKINNY, FUSED))
+OWN_CUBLAS = "*"
 
 
-@dataclass(frozen=True)
-class Goal:
-    """A line of the table: the fastest of `rivals` takes `at_least` times as long as `contender` on the case `group`.
-
-    `measure`: of the cells of a grid, their geometric mean or the worst; empty for a single case.
-    """
-
-    line: int
-    group: str
-    contender: str
-    rivals: tuple[str, ...]
-    at_least: float
-    measure: str = ""
-
-
-CUBLAS = (suite.CUBLAS,)
-GOALS = (
-    Goal(1, suite.RESIDUAL, suite.KEPT, suite.PYTORCH, 4.0),
-    Goal(1, suite.RESIDUAL, suite.PLAIN, suite.PYTORCH, 4.0),
-    Goal(2, suite.ROW_SUM, suite.KEPT, suite.PYTORCH, 4.0),
-    Goal(3, suite.ROW_SUM, suite.PLAIN, suite.PYTORCH, 3.0),
-    Goal(4, suite.PRODUCT, suite.PLAIN, CUBLAS, 3.5, MEAN),
-    Goal(4, suite.PRODUCT, suite.PLAIN, CUBLAS, 1.0, WORST),
-    Goal(4, suite.PRODUCT, suite.KEPT, CUBLAS, 3.5, MEAN),
-    Goal(4, suite.PRODUCT, suite.KEPT, CUBLAS, 1.0, WORST),
-    Goal(5, suite.SKINNY, suite.PLAIN, CUBLAS, 1.0, WORST),
-    Goal(6, suite.TRAINING, suite.PLAIN, ("eager",), 3.0),
-    Goal(7, suite.FORCED_PRODUCT, suite.KEPT, CUBLAS, 2.2),
-    Goal(7, suite.FORCED_PRODUCT, suite.PLAIN, CUBLAS, 2.2),
-)
-RIVALS = {(goal.group, goal.contender): goal.rivals for goal in GOALS}
-
-
-@dataclass(frozen=True)
-class SpeedUp:
-    """A contender's on one case; not `is_complete` where a rival was not measured."""
-
-    shape: str
-    value: float
-    ran_cublas: bool
-    is_complete: bool
-
-    def limit(self, at_least: float) -> float:
-        """`at_least`, or a little less where the kernel is the rival's own."""
-        return at_least * NOISE if self.ran_cublas else at_least
-
-
-def ran_cublas(case: dict[str, Any], contender: str) -> bool:
+def ran_cublas(contender: str, case: Figures) -> bool:
     """Whether the contender's product was PyTorch's own."""
-    path = case["contenders"][contender].get("path") if contender == suite.KEPT else case["path"]
-    return (path or "").partition(":")[0] in ("unfused", "composed")
+    path: str = case["contenders"][contender].get("path", "")
+    return path.partition(":")[0] in ("unfused", "composed")
 
 
-def speed_up(case: dict[str, Any], contender: str) -> SpeedUp | None:
-    """The time of the fastest rival that was measured over the contender's; None where there is none."""
-    medians = {name: entry["median_us"] for name, entry in case["contenders"].items() if "median_us" in entry}
-    rivals = RIVALS[case["group"], contender]
-    measured = [medians[name] for name in rivals if name in medians]
-    if not measured or contender not in medians:
-        return None
-    value = min(measured) / medians[contender]
-    return SpeedUp(case["shape"], value, ran_cublas(case, contender), len(measured) == len(rivals))
+def speed_up(contender: str, case: Figures) -> float | None:
+    """The time of the fastest rival over the contender's; None where one of them was not measured."""
+    rivals = [median(case, name) for name in RIVALS.get(case["group"], (MM,))]
+    own = median(case, contender)
+    return None if own is None or None in rivals else min(filter(None, rivals)) / own
 
 
-def speed_ups(cases: Sequence[dict[str, Any]], group: str, contender: str) -> list[SpeedUp]:
-    """Those of a group's cases that were measured."""
-    found = [speed_up(case, contender) for case in cases if case["group"] == group]
-    return [value for value in found if value is not None]
+def goal(group: str, contender: str, at_least: float, measure: str = "") -> Goal:
+    """A group is to be `at_least` as many times as fast with the contender: a single case, or the cells of a grid."""
+
+    def allowed(case: Figures) -> float:
+        return at_least * NOISE if measure == WORST and ran_cublas(contender, case) else at_least
+
+    return Goal(
+        f"{group}, {WEIGHTS[contender]}",
+        AGAINST[RIVALS.get(group, (MM,))],
+        lambda case: case["group"] == group,
+        partial(speed_up, contender),
+        at_least,
+        measure or WORST,
+        is_least=True,
+        allowed=allowed,
+    )
 
 
-def worst_of(cells: Sequence[SpeedUp], at_least: float) -> SpeedUp:
-    """The cell that is the furthest below its limit, or the least above it."""
-    return min(cells, key=lambda cell: cell.value / cell.limit(at_least))
+GOALS = (
+    goal(suite.RESIDUAL, KEPT, 4.0),
+    goal(suite.RESIDUAL, FUSED, 4.0),
+    goal(suite.ROW_SUM, KEPT, 4.0),
+    goal(suite.ROW_SUM, FUSED, 3.0),
+    goal(suite.PRODUCT, FUSED, 3.5, MEAN),
+    goal(suite.PRODUCT, FUSED, 1.0, WORST),
+    goal(suite.PRODUCT, KEPT, 3.5, MEAN),
+    goal(suite.PRODUCT, KEPT, 1.0, WORST),
+    goal(suite.SKINNY, FUSED, 1.0, WORST),
+    goal(suite.TRAINING, FUSED, 3.0),
+    goal(suite.FORCED_PRODUCT, KEPT, 2.2),
+    goal(suite.FORCED_PRODUCT, FUSED, 2.2),
+)
 
 
-def outcome(goal: Goal, cells: Sequence[SpeedUp]) -> tuple[float, str, bool]:
-    """The figure of a line, the shape that it is of (empty for a mean), and whether it is enough."""
-    if goal.measure == MEAN:
-        mean = statistics.geometric_mean(cell.value for cell in cells)
-        return mean, "", mean >= goal.at_least
-    cell = worst_of(cells, goal.at_least)
-    limit = cell.limit(goal.at_least) if goal.measure == WORST else goal.at_least
-    return cell.value, cell.shape, cell.value >= limit
+def speed_up_text(contender: str, case: Figures) -> str:
+    """A speed-up with a mark where cutfuse ran cuBLAS itself."""
+    value = speed_up(contender, case)
+    return MISSING if value is None else times(value) + OWN_CUBLAS * ran_cublas(contender, case)
 
 
-def line(goal: Goal, cells: Sequence[SpeedUp], full_count: int, is_target: bool) -> dict[str, Any]:
-    """A line as JSON holds it. There is a verdict on the target device only, and for the whole of a grid only."""
-    value, where, met = outcome(goal, cells) if cells else (None, "", False)
-    is_whole = len(cells) == full_count and all(cell.is_complete for cell in cells)
-    verdict = ("met" if met else "missed") if is_whole else "not measured"
-    return {
-        **asdict(goal),
-        "cells": len(cells),
-        "speed_up": value,
-        "where": where,
-        "noise": NOISE if goal.measure == WORST else None,
-        "verdict": verdict if is_target else None,
+def times_table(results: Results) -> Table:
+    """Every product and model with its speed-ups, times and errors."""
+    cases = [case for case in results["cases"] if FUSED in case["contenders"]]
+    columns: dict[str, Any] = {
+        "case": [case["group"] for case in cases],
+        "shape": [case["shape"] for case in cases],
+        **{f"times as fast, {WEIGHTS[name]}": [speed_up_text(name, case) for case in cases] for name in WEIGHTS},
     }
+    for name in NAMES:
+        entries = [case["contenders"].get(name) for case in cases]
+        columns[f"{CONTENDERS[name].label} us"] = [figure(entry, "median_us", microseconds) for entry in entries]
+    columns["error"] = [figure(case["contenders"][FUSED], "error", error) for case in cases]
+    return Table("Times as fast as the fastest of PyTorch", filled(columns))
 
 
-def judge(cases: Sequence[dict[str, Any]], device_name: str) -> list[dict[str, Any]]:
-    """Every line of the table, from the cases' figures."""
-    full = Counter(case.group for case in suite.fp32_cases(small=False, quick=False))
-    is_target = device_name == TARGET_DEVICE
-    return [line(goal, speed_ups(cases, goal.group, goal.contender), full[goal.group], is_target) for goal in GOALS]
+def cells_of(results: Results, group: str, contender: str) -> dict[tuple[int, str], tuple[float, bool]]:
+    """A grid's speed-ups, and whether cutfuse ran cuBLAS itself, by M and "NxK"."""
+    found = {}
+    for case in results["cases"]:
+        value = speed_up(contender, case) if case["group"] == group else None
+        if value is not None:
+            m, rest = case["shape"].split("x", 1)
+            found[int(m), rest] = (value, ran_cublas(contender, case))
+    return found
+
+
+def about(results: Results) -> list[str]:
+    """What the figures are."""
+    del results
+    return [
+        'PyTorch is at "highest" throughout: its products are cuBLAS in fp32. Medians in microseconds of one '
+        "interleaved run; errors are relative, against fp64. The ratio is the fastest rival's time over cutfuse's.",
+        f"{OWN_CUBLAS}: cutfuse ran cuBLAS itself. There the two times are of one kernel, and {NOISE} counts as 1. The "
+        f"worst cell is the one furthest below its limit; the {MEAN} takes every cell as measured.",
+    ]
+
+
+SUITE = Suite(
+    name="fp32",
+    cases=lambda *kind: list(suite.fp32_cases(*kind)),
+    goals=GOALS,
+    contenders=NAMES,
+    chosen=chosen_of(NAMES),
+    tables=lambda results: [times_table(results), *trade_off_table(results)],
+    about=about,
+    plots={"fp32": "bench.fp32_plot:draw", "error-and-time": "bench.accuracy_plot:draw"},
+    effort=Effort(),
+    quick_effort=Effort(0.2, 5, 20),
+    time_limit_s=240.0,
+)

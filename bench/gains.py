@@ -9,17 +9,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from bench import chain_suite, fp32_cases
+from bench import chain_suite
 from bench.chain_cases import LINEAR, SIXTEEN_BITS
-from bench.chain_contenders import AUTOTUNE, COMPILE, EAGER
-from bench.fp32_suite import speed_ups
+from bench.contenders import COMPILERS, EAGER, FUSED
+from bench.fp32_cases import PRODUCT
+from bench.fp32_suite import speed_up
 from bench.model_cases import PRECISIONS
 from bench.model_contenders import CUTFUSE, FASTER
-from bench.model_suite import GPU, ratio_of
+from bench.model_suite import GPU, over
 from bench.model_zoo import FORWARD, TRAINING
-from bench.report import committed
+from bench.results import committed
 
 SUITES = ("fp32", "models", "chains")  # whose results are read
 NOTHING = 0.05  # a mean as near to 1 as this is no gain
@@ -50,20 +50,19 @@ def gains() -> list[Gain]:
 
 
 def _gains() -> Iterator[Gain]:
-    products = speed_ups(committed("fp32")["cases"], fp32_cases.PRODUCT, fp32_cases.PLAIN)
-    yield Gain("fp32 layers at full accuracy", [speed_up.value for speed_up in products])
+    products = [speed_up(FUSED, case) for case in committed("fp32")["cases"] if case["group"] == PRODUCT]
+    yield Gain("fp32 layers at full accuracy", [value for value in products if value is not None])
     models = committed("models")["cases"]
     for precision in reversed(PRECISIONS):
         for kind in (FORWARD, TRAINING):
-            about: dict[str, Any] = {"own": CUTFUSE.name, "rival": FASTER, "figure": GPU}
             own = [case for case in models if (case["variant"], case["precision"]) == (kind, precision)]
-            found = [value for case in own if (value := ratio_of(about, case)) is not None]
+            found = [value for case in own if (value := over(CUTFUSE, FASTER, GPU, case)) is not None]
             yield Gain(NAMES[kind, precision], [1 / value for value in found])
     layers = [
         case for case in committed("chains")["cases"] if case["group"] == LINEAR and case["precision"] in SIXTEEN_BITS
     ]
-    over = [chain_suite.over_fastest(case, (EAGER, COMPILE, AUTOTUNE)) for case in layers]
-    yield Gain("layers in bf16 and fp16", [1 / value for value in over if value is not None])
+    ratios = [chain_suite.over_fastest(case, (EAGER, *COMPILERS)) for case in layers]
+    yield Gain("layers in bf16 and fp16", [1 / value for value in ratios if value is not None])
 
 
 def sentence() -> str:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.gains import SUITES, gains
-from bench.plot import CONTENDER_COLOURS, GRID
-from bench.report import committed, heading
+from bench.plot import CONTENDER_COLOURS, horizontal
+from bench.report import heading
+from bench.results import committed
+from bench.suite import Results
 
 
-def draw(_: dict[str, Any]) -> Figure:
+def draw(_: Results) -> Figure:
     """A bar for the mean of each kind of work, and a dot for each case."""
     figure = Figure(figsize=(8.5, 3.1), layout="constrained")
     axes: Axes = figure.subplots()
@@ -25,18 +25,8 @@ def draw(_: dict[str, Any]) -> Figure:
         ends = (max(*gain.times, gain.mean), place)
         axes.annotate(text, ends, xytext=(6, 0), textcoords="offset points", va="center", size=8)
     axes.axvline(1, color=rcParams["text.color"], linewidth=0.9)
-    axes.set_yticks(range(len(found)), [gain.name for gain in found], size=8)
-    axes.invert_yaxis()
     axes.set_xlim(0, 1.2 * max(max(gain.times) for gain in found))
-    axes.set_title(
-        "Times as fast as the fastest of PyTorch: bars are geometric means, dots are cases",
-        size=8,
-        loc="left",
-        weight="bold",
-    )
+    title = "Times as fast as the fastest of PyTorch: bars are geometric means, dots are cases"
+    horizontal(axes, [gain.name for gain in found], title)
     figure.suptitle("\n".join(heading(committed(suite)) for suite in SUITES), size=6)
-    axes.tick_params(axis="x", labelsize=7)
-    axes.grid(axis="x", **GRID)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
     return figure

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
-from bench.cases import Shape, random_tensor
+from bench.workloads import Shape, random_tensor
 
 Result = Tensor | tuple[Tensor, ...]
 Function = Callable[..., Result]
@@ -18,82 +18,33 @@ Function = Callable[..., Result]
 LAYERS = 8  # in one compiled function: what entering it costs, in which the two do not differ, is shared by so many
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """A layer with nothing after it."""
-    return F.linear(x, weight)
-
-
-def fused_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """The same with cutfuse."""
-    return cutfuse.linear(x, weight)
-
-
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Two operations."""
+    """A layer and what follows it."""
     return F.gelu(F.linear(x, weight, bias))
 
 
 def fused_linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The same, with a lambda that is new on each call."""
+    """The same with cutfuse, with a lambda that is new on each call."""
     return cutfuse.linear(x, weight, bias, epilogue=lambda z: F.gelu(z))
 
 
-def linear_residual(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
-    """Three operations, the last with a tensor of the result's shape."""
-    return torch.relu(F.linear(x, weight, bias)) + residual
-
-
 def fused_linear_residual(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
-    """The same with cutfuse."""
+    """A layer, relu, and a tensor of the result's shape."""
     return cutfuse.linear(x, weight, bias, epilogue=lambda z, r: torch.relu(z) + r, operands=(residual,))
 
 
-def linear_row_sum(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Three operations, the last a reduction."""
-    return F.gelu(F.linear(x, weight, bias)).sum(-1)
-
-
-def fused_linear_row_sum(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The same with cutfuse."""
-    return cutfuse.linear(x, weight, bias, epilogue=lambda z: F.gelu(z), reduce="sum")
-
-
-def one_op(x: Tensor) -> Tensor:
-    """One operation."""
-    return torch.sigmoid(x)
-
-
-def fused_one_op(x: Tensor) -> Tensor:
-    """The same with cutfuse."""
-    return cutfuse.pointwise(torch.sigmoid, x)
-
-
-def three_ops(x: Tensor, operand: Tensor) -> Tensor:
-    """Three operations."""
-    return torch.sigmoid(x) * operand + x
-
-
 def fused_three_ops(x: Tensor, operand: Tensor) -> Tensor:
-    """The same with cutfuse."""
+    """Three operations without a product."""
     return cutfuse.pointwise(lambda v, u: torch.sigmoid(v) * u + v, x, operand)
 
 
-def row_sum(x: Tensor) -> Tensor:
-    """A sum over one of two dimensions."""
-    return torch.sum(x, 1)
-
-
-def fused_row_sum(x: Tensor) -> Tensor:
-    """The same with cutfuse."""
-    return cutfuse.sum(x, 1)
-
-
 def training_step(layer: Callable[..., Tensor]) -> Function:
-    """Of x, weight, bias and the gradient that arrives: the layer's result and the gradients of the first three."""
+    """Of the layer's tensors and the gradient that arrives: its result, and the gradients of its tensors."""
 
-    def step(x: Tensor, weight: Tensor, bias: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
-        y = layer(x, weight, bias)
-        return y, *torch.autograd.grad(y, (x, weight, bias), gradient)
+    def step(*tensors: Tensor) -> tuple[Tensor, ...]:
+        *leaves, gradient = tensors
+        y = layer(*leaves)
+        return y, *torch.autograd.grad(y, leaves, gradient)
 
     return step
 

@@ -7,41 +7,21 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+import cutfuse
 from bench import host_calls as calls
-from bench.cases import Shape, dimensions, random_tensor
 from bench.host_calls import Function, Result
-from bench.host_timing import HOST, WHOLE
+from bench.host_run import Calls, Group, prepare
+from bench.host_timing import WHOLE
 from bench.mlp_blocks import build_stacks
-from bench.workloads import PRECISIONS
+from bench.suite import Case
+from bench.workloads import PRECISIONS, Shape, dimensions, random_tensor
 
-
-@dataclass(frozen=True)
-class Calls:
-    """Without arguments: PyTorch's call, cutfuse's, and PyTorch's of the same tensors in fp64."""
-
-    pytorch: Callable[[], Result]
-    cutfuse: Callable[[], Result]
-    exact: Callable[[], Result]
-
-
-@dataclass(frozen=True)
-class Group:
-    """Cases that are alike: their name, what PyTorch runs, and which time is taken.
-
-    With `compiles`, both calls are of functions that torch.compile compiled.
-    """
-
-    name: str
-    rival: str
-    time: str = HOST
-    needs_grad: bool = False
-    compiles: bool = False
-
+COMPILE_S, CALL_S = 8.0, 1.0  # first guesses of what a case takes whose calls are compiled, and of any other
 
 GELU = Group("linear and gelu", "linear, gelu")
 RESIDUAL = Group("linear, relu, full operand", "linear, relu, add")
@@ -59,23 +39,10 @@ TRAINING_BLOCKS = Group("blocks, training", "eager", WHOLE, needs_grad=True)
 COMPILED_FORWARD = Group("compiled blocks, forward", "torch.compile", WHOLE, compiles=True)
 
 
-@dataclass(frozen=True)
-class Case:
-    """One shape of a group. `build` makes the tensors on a device; nothing is allocated before."""
-
-    group: Group
-    shape: str
-    precision: str
-    build: Callable[[torch.device], Calls]
-
-    @property
-    def title(self) -> str:
-        """What `--filter` looks in."""
-        return f"{self.group.name} {self.shape} {self.precision}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """What its figures begin with."""
-        return {"group": self.group.name, "shape": self.shape, "precision": self.precision}
+def case_of(group: Group, shape: str, precision: str, build: Callable[[torch.device], Calls]) -> Case:
+    """One shape of a group."""
+    seconds = COMPILE_S if group.compiles else CALL_S
+    return Case(group.name, "", shape, precision, partial(prepare, group, precision, build), seconds)
 
 
 @dataclass(frozen=True)
@@ -105,7 +72,7 @@ class Pair:
         for precision in self.precisions:
             for shape in shapes:
                 printed = dimensions(shape[: self.axes])
-                yield Case(self.group, printed, precision, partial(self.build, shape, precision))
+                yield case_of(self.group, printed, precision, partial(self.build, shape, precision))
 
 
 def in_its_way(group: Group, function: Function) -> Function:
@@ -114,14 +81,41 @@ def in_its_way(group: Group, function: Function) -> Function:
 
 
 ANY_FLOAT = ("bf16", "fp32")
+# A frame of Python around each, as around the others.
+BARE_LINEAR: Function = lambda x, weight: F.linear(x, weight)  # noqa: E731
+FUSED_LINEAR: Function = lambda x, weight: cutfuse.linear(x, weight)  # noqa: E731
 PAIRS = (
     Pair(GELU, calls.linear_gelu, calls.fused_linear_gelu, calls.layer_tensors),
-    Pair(RESIDUAL, calls.linear_residual, calls.fused_linear_residual, calls.residual_tensors),
-    Pair(ROW_SUM, calls.linear_row_sum, calls.fused_linear_row_sum, calls.layer_tensors),
-    Pair(BARE, calls.linear, calls.fused_linear, calls.product_tensors, ("bf16", "fp16")),
-    Pair(ONE_OP, calls.one_op, calls.fused_one_op, calls.single_tensor, ANY_FLOAT, axes=2),
-    Pair(THREE_OPS, calls.three_ops, calls.fused_three_ops, calls.elementwise_tensors, ANY_FLOAT, axes=2),
-    Pair(SUM, calls.row_sum, calls.fused_row_sum, calls.single_tensor, ANY_FLOAT, axes=2),
+    Pair(
+        RESIDUAL,
+        lambda x, weight, bias, residual: torch.relu(F.linear(x, weight, bias)) + residual,
+        calls.fused_linear_residual,
+        calls.residual_tensors,
+    ),
+    Pair(
+        ROW_SUM,
+        lambda x, weight, bias: F.gelu(F.linear(x, weight, bias)).sum(-1),
+        lambda x, weight, bias: cutfuse.linear(x, weight, bias, epilogue=lambda z: F.gelu(z), reduce="sum"),
+        calls.layer_tensors,
+    ),
+    Pair(BARE, BARE_LINEAR, FUSED_LINEAR, calls.product_tensors, ("bf16", "fp16")),
+    Pair(
+        ONE_OP,
+        lambda x: torch.sigmoid(x),
+        lambda x: cutfuse.pointwise(torch.sigmoid, x),
+        calls.single_tensor,
+        ANY_FLOAT,
+        axes=2,
+    ),
+    Pair(
+        THREE_OPS,
+        lambda x, operand: torch.sigmoid(x) * operand + x,
+        calls.fused_three_ops,
+        calls.elementwise_tensors,
+        ANY_FLOAT,
+        axes=2,
+    ),
+    Pair(SUM, lambda x: torch.sum(x, 1), lambda x: cutfuse.sum(x, 1), calls.single_tensor, ANY_FLOAT, axes=2),
     Pair(
         TRAINING,
         calls.training_step(calls.linear_gelu),
@@ -132,7 +126,7 @@ PAIRS = (
 )
 DRAWN_PAIRS = (
     Pair(DRAWN_GELU, calls.linear_gelu, calls.fused_linear_gelu, calls.layer_tensors, ("fp32",)),
-    Pair(DRAWN_BARE, calls.linear, calls.fused_linear, calls.product_tensors, ("fp32",)),
+    Pair(DRAWN_BARE, BARE_LINEAR, FUSED_LINEAR, calls.product_tensors, ("fp32",)),
 )
 LAYERS_PAIR = Pair(
     LAYERS, calls.repeated(calls.linear_gelu), calls.repeated(calls.fused_linear_gelu), calls.repeated_tensors
@@ -206,56 +200,29 @@ STACKS = (Stack(12, 384, 1536, 197), Stack(12, 768, 3072, 1576))
 DEVICE_BOUND_STACK = Stack(12, 768, 3072, 12608)
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How large a run's cases are, and how many it has.
+def host_cases(small: bool, quick: bool, seed: int = 0) -> Iterator[Case]:
+    """The full suite, a quick one with the first shapes of each, or one that a CPU does in seconds.
 
-    `layers`: M, N, K of the calls timed by the host; `compiled`: of the compiled ones, with K = N. `drawn` and
-    `drawn_bare`: of the calls in fp32 whose whole time is taken. `stacks`: also compiled; `eager_stacks`: not.
+    What compiles comes last, as it may not fit into the time; small runs go without.
     """
-
-    layers: list[Shape]
-    compiled: list[Shape]
-    drawn: list[Shape]
-    drawn_bare: list[Shape]
-    stacks: tuple[Stack, ...]
-    eager_stacks: tuple[Stack, ...] = ()
-
-
-def sizes_of(small: bool, quick: bool) -> Sizes:
-    """Those of the full suite, of a quick one with the first shapes of each, or of one that a CPU does in seconds."""
+    del seed
     if small:
         drawn = drawn_shapes(4, Range(1, 16), Range(16, 64), odd_ones=True)
-        return Sizes([(8, 32, 16), *drawn[:1]], [(4, 16, 16)], drawn, drawn[:2], (Stack(2, 16, 32, 5),))
-    layers = drawn_shapes(1 if quick else 3, Range(1, 512), Range(64, 1024), odd_ones=False)
-    drawn = drawn_shapes(16 if quick else 40, Range(1, 4096), Range(256, 8192), odd_ones=True)
-    compiled = [(197, 384, 384), (32, 1024, 1024)]
-    return Sizes(
-        [(197, 1536, 384), *([] if quick else [(32, 256, 256)]), *layers],
-        compiled[:1] if quick else compiled,
-        drawn,
-        drawn[: 4 if quick else 8],
-        STACKS,
-        (DEVICE_BOUND_STACK,),
-    )
-
-
-def host_cases(small: bool, quick: bool) -> Iterator[Case]:
-    """What compiles comes last, as it may not fit into the time; small runs, which are for a CPU, go without."""
-    sizes = sizes_of(small, quick)
+        layers: list[Shape] = [(8, 32, 16), *drawn[:1]]
+        stacks, eager_stacks = (Stack(2, 16, 32, 5),), ()
+    else:
+        drawn = drawn_shapes(16 if quick else 40, Range(1, 4096), Range(256, 8192), odd_ones=True)
+        layers = drawn_shapes(1 if quick else 3, Range(1, 512), Range(64, 1024), odd_ones=False)
+        layers = [(197, 1536, 384), *([] if quick else [(32, 256, 256)]), *layers]
+        stacks, eager_stacks = STACKS, (DEVICE_BOUND_STACK,)
     for pair in PAIRS:
-        yield from pair.cases(sizes.layers)
-    for pair, shapes in zip(DRAWN_PAIRS, (sizes.drawn, sizes.drawn_bare), strict=True):
-        yield from pair.cases(shapes)
+        yield from pair.cases(layers)
+    for pair, count in zip(DRAWN_PAIRS, (len(drawn), 2 if small else 4 if quick else 8), strict=True):
+        yield from pair.cases(drawn[:count])
     for group in (FORWARD, TRAINING_BLOCKS):
-        for stack in (*sizes.stacks, *sizes.eager_stacks):
-            yield Case(group, stack.label, "bf16", partial(stack.build, group))
+        for stack in (*stacks, *eager_stacks):
+            yield case_of(group, stack.label, "bf16", partial(stack.build, group))
     if not small:
-        yield from LAYERS_PAIR.cases(sizes.compiled)
-        for stack in sizes.stacks:
-            yield Case(COMPILED_FORWARD, stack.label, "bf16", partial(stack.build, COMPILED_FORWARD))
-
-
-def select(*, small: bool, quick: bool, filters: Sequence[str]) -> list[Case]:
-    """The cases whose title holds every one of `filters`, case ignored."""
-    return [case for case in host_cases(small, quick) if all(text.lower() in case.title.lower() for text in filters)]
+        yield from LAYERS_PAIR.cases([(197, 384, 384), *([] if quick else [(32, 1024, 1024)])])
+        for stack in stacks:
+            yield case_of(COMPILED_FORWARD, stack.label, "bf16", partial(stack.build, COMPILED_FORWARD))

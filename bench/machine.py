@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 import subprocess
@@ -53,6 +54,14 @@ def package_version(name: str) -> str | None:
         return None
 
 
+def installed_version(package: str) -> str | None:
+    """A package's version, without importing it; None where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def has_kernels() -> bool:
     """Whether the installed cutfuse was built with its CUDA kernels."""
     try:
@@ -73,6 +82,7 @@ def facts(device: torch.device, commit: str | None) -> dict[str, object]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "triton": package_version("triton"),
+        **{name: installed_version(name) for name in ("timm", "transformers")},
         "python": platform.python_version(),
         "system": platform.system(),
         "cpu": cpu_name(),

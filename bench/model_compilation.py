@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch._inductor.utils import fresh_cache
 
+from bench.format import one_line
 from bench.model_contenders import GRAPHS_MODE, Contender
 from bench.model_zoo import Inputs
-from bench.runner import one_line
 from bench.timing import Clock
 
 BATCH_SIZES = (2, 3, 5, 6, 8)

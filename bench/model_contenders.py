@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,6 @@ from torch import nn
 from torch._inductor import config as inductor_config
 
 GRAPHS_MODE = "reduce-overhead"
-OR = " or "  # joins the names of contenders of which the faster one is a rival
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,14 @@ CONTENDERS: Mapping[str, Contender] = {
     contender.name: contender for contender in (EAGER, COMPILE, COMPILE_GRAPHS, CUTFUSE, CUTFUSE_GRAPHS)
 }
 
-# The faster of eager and a compiler, which is what a user would choose.
-FASTER, FASTER_GRAPHS = (f"{EAGER.name}{OR}{compiler.name}" for compiler in (COMPILE, COMPILE_GRAPHS))
+# The faster of eager and a compiler is what a user would choose.
+FASTER, FASTER_GRAPHS = (EAGER, COMPILE), (EAGER, COMPILE_GRAPHS)
+
+
+def rival_label(rivals: Sequence[Contender]) -> str:
+    """A contender, or the faster one of several, as a table prints it."""
+    labels = [rival.label for rival in rivals]
+    return labels[0] if len(labels) == 1 else f"faster of {' and '.join(labels)}"
 
 
 def quick_compilers(device: torch.device) -> AbstractContextManager[object]:
@@ -53,15 +58,7 @@ def quick_compilers(device: torch.device) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def chosen(names: str | None, is_cuda: bool) -> tuple[Contender, ...]:
-    """Those that a comma-separated list names, or all: on a CPU, which has no CUDA graphs, without those modes.
-
-    Raises ValueError for a name that there is not.
-    """
-    if names is None:
-        return tuple(found for found in CONTENDERS.values() if is_cuda or found.mode != GRAPHS_MODE)
-    wanted = [name.strip() for name in names.split(",")]
-    unknown = [name for name in wanted if name not in CONTENDERS]
-    if unknown:
-        raise ValueError(f"unknown contenders {', '.join(unknown)}; choose from {', '.join(CONTENDERS)}")
-    return tuple(found for name, found in CONTENDERS.items() if name in wanted)
+def chosen(is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
+    """All, but on a CPU, which has no CUDA graphs, without those modes."""
+    del is_quick
+    return tuple(name for name, found in CONTENDERS.items() if is_cuda or found.mode != GRAPHS_MODE)

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bench.accuracy_suite import frobenius_error
+from bench.accuracy import frobenius_error
+from bench.format import one_line
 from bench.model_contenders import GRAPHS_MODE, Contender
 from bench.model_zoo import FORWARD, TRAINING, Inputs
-from bench.progress import Progress
-from bench.runner import one_line
 
 # Of FORWARD or TRAINING.
 InputsFor = Callable[[str], Inputs]
@@ -124,15 +123,12 @@ def errors_of(
     return entry
 
 
-def run(
-    contenders: Sequence[Contender], module: nn.Module, inputs_for: InputsFor, is_trained: bool, progress: Progress
-) -> dict[str, Any]:
+def run(contenders: Sequence[Contender], module: nn.Module, inputs_for: InputsFor, is_trained: bool) -> dict[str, Any]:
     """Every contender's errors but for those with CUDA graphs, which run the kernels of those without.
 
     The module is in eval mode throughout, so that it drops no elements at random.
     """
     seed = 1
-    progress.stage("fp64")
     wide, call = in_fp64(module)
     inputs = inputs_for(FORWARD)
     forward = inputs, output_of(call, widened_inputs(inputs))
@@ -144,6 +140,5 @@ def run(
     entries = {}
     for contender in contenders:
         if contender.mode != GRAPHS_MODE:
-            progress.stage(contender.label)
             entries[contender.name] = errors_of(contender, module, forward, training, seed)
     return {"contenders": entries}

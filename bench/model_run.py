@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -12,28 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from bench import model_compilation, model_errors
-from bench.accuracy import WRONG_ABOVE
-from bench.accuracy_suite import frobenius_error
-from bench.model_cases import COMPILATION, PASSES, Case
-from bench.model_contenders import EAGER, GRAPHS_MODE, Contender, quick_compilers
+from bench.accuracy import WRONG_ABOVE, frobenius_error
+from bench.format import one_line
+from bench.model_contenders import CONTENDERS, EAGER, GRAPHS_MODE, Contender, quick_compilers
 from bench.model_fusion import explained, fused_of
 from bench.model_timing import Call, time_models, warm_up
-from bench.model_zoo import FORWARD, TRAINING, Inputs
-from bench.progress import Progress
-from bench.runner import one_line
-from bench.timing import Clock, Effort
+from bench.model_zoo import FORWARD, TRAINING, Inputs, Model
+from bench.suite import Figures, Session, Turn
 from bench.workloads import PRECISIONS
 
-
-@dataclass(frozen=True)
-class Options:
-    """How cases are measured."""
-
-    device: torch.device
-    contenders: tuple[Contender, ...]
-    effort: Effort
-    seed: int = 0
-    compilations: int = 2
+COMPILATION, ERRORS = "compilation", "errors"
+COMPILATIONS = 2  # of which the shorter counts
 
 
 @contextmanager
@@ -98,11 +87,11 @@ def training_call(
     return Call(step, prepare_for(inputs))
 
 
-def caller_for(case: Case, options: Options, module: nn.Module, inputs: Inputs) -> Callable[[Contender], Call]:
+def caller_for(kind: str, module: nn.Module, inputs: Inputs, seed: int) -> Callable[[Contender], Call]:
     """What gives a contender's call."""
-    if case.kind != TRAINING:
+    if kind != TRAINING:
         return lambda contender: forward_call(contender, module, inputs)
-    gradient, optimizer = gradient_of(module, inputs, options.seed), optimizer_for(module)
+    gradient, optimizer = gradient_of(module, inputs, seed), optimizer_for(module)
     return lambda contender: training_call(contender, module, inputs, gradient, optimizer)
 
 
@@ -116,9 +105,9 @@ def note_on_result(result: Any, expected: Tensor | None, precision: str) -> str:
     return f"wrong: relative difference {error:.1e} to eager" if error > 2 * WRONG_ABOVE[precision] else ""
 
 
-def expected_of(case: Case, module: nn.Module, inputs: Inputs) -> Tensor | None:
+def expected_of(kind: str, module: nn.Module, inputs: Inputs) -> Tensor | None:
     """Eager's result as fp64 numbers; None for training, where a model may drop elements at random."""
-    if case.kind == TRAINING:
+    if kind == TRAINING:
         return None
     inputs.rewind(inputs)
     return inputs.call(module).double()
@@ -136,17 +125,12 @@ class Started:
     without_graphs: int
 
 
-# Within it, nothing else of the run uses the device.
-Alone = Callable[[], AbstractContextManager[None]]
-
-
 def start(
-    case: Case,
     contender: Contender,
     call_of: Callable[[Contender], Call],
     expected: Tensor | None,
-    clock: Clock,
-    alone: Alone,
+    precision: str,
+    session: Session,
 ) -> Started | str:
     """Compile and warm up; or a note on why the contender is not to be timed."""
     counters = torch._dynamo.utils.counters["inductor"]
@@ -155,137 +139,135 @@ def start(
         call = call_of(contender)
         call.before()
         result = call.run()
-        note = "" if contender == EAGER else note_on_result(result, expected, case.precision)
+        note = "" if contender == EAGER else note_on_result(result, expected, precision)
         del result
         if note:
             return note
-        with alone():
-            host_us = warm_up(call, clock)
+        with session.turns.alone():
+            host_us = warm_up(call, session.clock)
         return Started(call, host_us, counters["cudagraph_skips"])
     except Exception as error:  # Out of memory or a fault of one compiler must not lose the others' times.
         return f"failed: {one_line(error)}"
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A case's module, and what makes inputs for it."""
-
-    case: Case
-    options: Options
-    is_small: bool
-
-    def build(self) -> nn.Module:
-        """The module: of the case's size, or small."""
-        dtype = PRECISIONS[self.case.precision].dtype
-        module = self.case.model.build(self.is_small, dtype, self.options.device, self.options.seed)
-        return module.train(self.case.kind == TRAINING)
-
-    def inputs(self, module: nn.Module, batch: int, kind: str) -> Inputs:
-        """Inputs for it."""
-        dtype = PRECISIONS[self.case.precision].dtype
-        return self.case.model.inputs_on(module, batch, dtype, kind, self.options.device, self.options.seed)
-
-
-def run_compilation(subject: Subject, clock: Clock, progress: Progress) -> dict[str, Any]:
-    """How long each compiler takes, and how many graphs it makes."""
-    options = subject.options
-    module, reduced = subject.build(), replace(subject, is_small=True)
-    small = reduced.build()
-    inputs = subject.inputs(module, subject.case.batch, FORWARD)
-    entries = {}
-    for contender in model_compilation.compilers_of(options.contenders):
-        progress.stage(contender.label)
-        entries[contender.name] = model_compilation.figures_of(
-            contender,
-            module,
-            inputs,
-            small,
-            lambda batch: reduced.inputs(small, batch, FORWARD),
-            options.compilations,
-            clock,
-        )
-    return {"contenders": entries}
-
-
 @contextmanager
-def conditions_of(case: Case, device: torch.device) -> Iterator[None]:
+def conditions_of(kind: str, precision: str, device: torch.device) -> Iterator[None]:
     """What holds while a case is prepared, and while it is timed."""
-    needs_grad, precision = case.kind == TRAINING, PRECISIONS[case.precision].active()
-    with torch.set_grad_enabled(needs_grad), precision, convolutions_in_fp32(), quick_compilers(device):
+    products = PRECISIONS[precision].active()
+    with torch.set_grad_enabled(kind == TRAINING), products, convolutions_in_fp32(), quick_compilers(device):
         yield
 
 
-def contenders_for(case: Case, options: Options) -> list[Contender]:
+def contenders_for(kind: str, precision: str, session: Session) -> list[Contender]:
     """CUDA graphs are timed where a limit is about them, in forward passes of 16 bits: capturing takes long."""
-    has_graphs = case.kind == FORWARD and PRECISIONS[case.precision].dtype.itemsize == 2
-    return [contender for contender in options.contenders if has_graphs or contender.mode != GRAPHS_MODE]
+    has_graphs = kind == FORWARD and PRECISIONS[precision].dtype.itemsize == 2
+    own = contenders_of(session)
+    return [contender for contender in own if has_graphs or contender.mode != GRAPHS_MODE]
+
+
+def contenders_of(session: Session) -> list[Contender]:
+    """Those of the run."""
+    return [CONTENDERS[name] for name in session.contenders]
 
 
 @dataclass
 class Prepared:
     """A case to time: those contenders that are compiled and warm, and the figures that there are already."""
 
-    case: Case
-    products: list[dict[str, Any]]
-    note: str
-    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    figures: Figures
     started: dict[str, Started] = field(default_factory=dict)
 
 
-def prepare(case: Case, options: Options, clock: Clock, progress: Progress, alone: Alone = nullcontext) -> Prepared:
-    """Build the model, ask what cutfuse fuses, and compile and warm up every contender; calls are made `alone`."""
-    subject = Subject(case, options, case.is_small)
-    with conditions_of(case, options.device):
-        module = subject.build()
-        inputs = subject.inputs(module, case.batch, case.kind)
-        progress.stage("explaining")
-        prepared = Prepared(case, *explained(module, inputs))
+@dataclass(frozen=True)
+class Subject:
+    """What is measured of a model: `kind`, on a batch and in a precision. `is_small`: with less depth and width."""
+
+    model: Model
+    kind: str
+    precision: str
+    batch: int
+    is_small: bool
+
+    def build(self, session: Session) -> nn.Module:
+        """The module."""
+        dtype = PRECISIONS[self.precision].dtype
+        module = self.model.build(self.is_small, dtype, session.device, session.seed)
+        return module.train(self.kind == TRAINING)
+
+    def inputs(self, module: nn.Module, session: Session, kind: str, batch: int) -> Inputs:
+        """Inputs for it."""
+        dtype = PRECISIONS[self.precision].dtype
+        return self.model.inputs_on(module, batch, dtype, kind, session.device, session.seed)
+
+    def prepare(self, session: Session) -> Turn | Figures:
+        """What times a pass, or the figures of what is not timed in turns."""
+        with conditions_of(self.kind, self.precision, session.device):
+            if self.kind == COMPILATION:
+                return self.compilation(session)
+            if self.kind == ERRORS:
+                return self.errors(session)
+            return partial(self.timed, self.warm(session), session)
+
+    def errors(self, session: Session) -> Figures:
+        """Every contender's errors against fp64."""
+        module = self.build(session)
+
+        def inputs_for(kind: str) -> Inputs:
+            return self.inputs(module, session, kind, self.batch)
+
+        is_trained = self.model.batches.training is not None
+        return model_errors.run(contenders_of(session), module, inputs_for, is_trained)
+
+    def compilation(self, session: Session) -> Figures:
+        """How long each compiler takes, and how many graphs it makes; `jobs` processes compile side by side."""
+        module, reduced = self.build(session), replace(self, is_small=True)
+        small = reduced.build(session)
+        inputs = self.inputs(module, session, FORWARD, self.batch)
+        entries = {}
+        for contender in model_compilation.compilers_of(contenders_of(session)):
+            entries[contender.name] = model_compilation.figures_of(
+                contender,
+                module,
+                inputs,
+                small,
+                lambda batch: reduced.inputs(small, session, FORWARD, batch),
+                1 if self.is_small else COMPILATIONS,
+                session.clock,
+            )
+        return {"contenders": entries, **({"jobs": session.beside} if session.beside > 1 else {})}
+
+    def warm(self, session: Session) -> Prepared:
+        """Build the model, ask what cutfuse fuses, and compile and warm up every contender; calls are made alone."""
+        module = self.build(session)
+        inputs = self.inputs(module, session, self.kind, self.batch)
+        products, note = explained(module, inputs)
+        figures: Figures = {"contenders": {}, "rounds": 0, "products": products, "fused": fused_of(products)}
+        prepared = Prepared({**figures, "note": note} if note else figures)
         torch._dynamo.reset()  # Explaining is not to leave anything that a contender finds.
-        with alone():
-            expected = expected_of(case, module, inputs)
-            call_of = caller_for(case, options, module, inputs)
-        for contender in contenders_for(case, options):
-            progress.stage(contender.label)
-            found = start(case, contender, call_of, expected, clock, alone)
-            if options.device.type == "cuda":
+        with session.turns.alone():
+            expected = expected_of(self.kind, module, inputs)
+            call_of = caller_for(self.kind, module, inputs, session.seed)
+        for contender in contenders_for(self.kind, self.precision, session):
+            found = start(contender, call_of, expected, self.precision, session)
+            if session.device.type == "cuda":
                 torch.cuda.empty_cache()  # Cases that are prepared meanwhile share the device's memory.
             if isinstance(found, str):
-                prepared.entries[contender.name] = {"note": found}
+                figures["contenders"][contender.name] = {"note": found}
                 continue
             prepared.started[contender.name] = found
             skipped = found.without_graphs
-            prepared.entries[contender.name] = {"without_graphs": skipped} if skipped else {}
-    return prepared
+            figures["contenders"][contender.name] = {"without_graphs": skipped} if skipped else {}
+        return prepared
 
-
-def timed(prepared: Prepared, options: Options, clock: Clock, progress: Progress) -> dict[str, Any]:
-    """Times of every contender, and what cutfuse fused."""
-    progress.stage("timing")
-    entries, products = prepared.entries, prepared.products
-    calls = {name: own.call for name, own in prepared.started.items()}
-    host_us = {name: own.host_us for name, own in prepared.started.items()}
-    with conditions_of(prepared.case, options.device):
-        times, rounds = time_models(calls, host_us, clock, options.effort, options.seed) if calls else ({}, 0)
-    for name, own in times.items():
-        entries[name].update(asdict(own))
-    figures = {"contenders": entries, "rounds": rounds, "products": products, "fused": fused_of(products)}
-    return {**figures, "note": prepared.note} if prepared.note else figures
-
-
-def run_untimed(case: Case, options: Options, clock: Clock, progress: Progress) -> dict[str, Any]:
-    """The figures of a case that is about compilation or errors."""
-    subject = Subject(case, options, case.is_small)
-    with conditions_of(case, options.device):
-        if case.kind == COMPILATION:
-            return run_compilation(subject, clock, progress)
-        module = subject.build()
-        is_trained = case.model.batches.training is not None
-        inputs_for = partial(subject.inputs, module, case.batch)
-        return model_errors.run(options.contenders, module, inputs_for, is_trained, progress)
-
-
-def run_case(case: Case, options: Options, clock: Clock, progress: Progress) -> dict[str, Any]:
-    """Build the model and measure what the case is about; its figures as JSON holds them."""
-    if case.kind not in PASSES:
-        return run_untimed(case, options, clock, progress)
-    return timed(prepare(case, options, clock, progress), options, clock, progress)
+    def timed(self, prepared: Prepared, session: Session) -> Figures:
+        """Times of every contender, and what cutfuse fused."""
+        figures, started = prepared.figures, prepared.started
+        calls = {name: own.call for name, own in started.items()}
+        host_us = {name: own.host_us for name, own in started.items()}
+        if not calls:
+            return figures
+        with conditions_of(self.kind, self.precision, session.device):
+            times, figures["rounds"] = time_models(calls, host_us, session.clock, session.effort, session.seed)
+        for name, own in times.items():
+            figures["contenders"][name].update(asdict(own))
+        return figures

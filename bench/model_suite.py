@@ -1,36 +1,35 @@
-"""The models suite: what it is held to, the verdicts, and the run."""
+"""The models suite: what whole models may take of torch.compile's time, and the tables of it."""
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from bench.case_loop import go_on_after, run_cases
-from bench.cases import TARGET_DEVICE
-from bench.host_suite import MEAN, WORST
-from bench.model_cases import COMPILATION, ERRORS, FULL_BATCH, SMALL_BATCH, Case, all_cases, key_of
+from bench.format import MISSING, error, figure, microseconds, ratio
+from bench.goals import MEAN, WORST
+from bench.model_cases import FULL_BATCH, PASSES, SMALL_BATCH, all_cases
 from bench.model_contenders import (
     COMPILE,
+    CONTENDERS,
     CUTFUSE,
     CUTFUSE_GRAPHS,
     EAGER,
     FASTER,
     FASTER_GRAPHS,
-    OR,
     Contender,
-    quick_compilers,
+    chosen,
 )
 from bench.model_fusion import fusion_rows
-from bench.model_run import Options, run_case
-from bench.model_zoo import FORWARD, PACKAGES, TRAINING, installed_version
-from bench.progress import Progress
-from bench.runner import Budget, one_line, release
-from bench.timing import Effort, clock_for
+from bench.model_run import COMPILATION, ERRORS
+from bench.model_zoo import FORWARD, MODELS, PACKAGES, TRAINING, remark_on
+from bench.runner import release
+from bench.suite import Figures, Goal, Results, Suite, title_of
+from bench.tables import Table, filled
+from bench.timing import Effort
 
 # Figures of a contender, by their names in the results file.
 GPU, WALL, COLD, GRAPHS, ERROR, GRADIENT_ERROR = "gpu_us", "wall_us", "cold_s", "graphs", "error", "gradient_error"
@@ -42,171 +41,204 @@ FIGURES = {
     ERROR: "error of outputs",
     GRADIENT_ERROR: "error of gradients",
 }
-
-EFFORT, QUICK_EFFORT = Effort(5.0, 7, 100), Effort(0.1, 3, 20)
-COMPILATIONS, QUICK_COMPILATIONS = 2, 1
-TIME_LIMIT_S = 4 * 3600.0
-# First guesses of what a case takes: four compilations of a large model, and of a small one.
-CASE_GUESS_S, QUICK_CASE_GUESS_S = 90.0, 5.0
+MORE_S = 1.0  # A compilation may take so much more, or a tenth.
+UNTRAINED = {model.name for model in MODELS if model.batches.training is None}
 
 
-@dataclass(frozen=True)
-class Goal:
-    """A line of the table: a figure of `own` over that of `rival` is to be `at_most`, in one kind of cases.
-
-    `rival`: the name of a contender, or of several between " or ", of which each case takes the least figure.
-
-    `measure`: of the cases, the geometric mean or the worst. `precision` and `load` choose among them. A case with
-    `or_more` is also within its limit where `own` exceeds `rival` by no more than that.
-    """
-
-    line: int
-    kind: str
-    figure: str
-    own: Contender
-    rival: str
-    at_most: float
-    measure: str = WORST
-    precision: str = ""
-    load: str = ""
-    or_more: float = 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """What a line of the results begins with."""
-        names = ("line", "kind", "figure", "at_most", "or_more", "measure", "precision", "load")
-        own = {name: getattr(self, name) for name in names}
-        return {**own, "own": self.own.name, "rival": self.rival}
+def figure_of(case: Figures, contender: Contender, name: str) -> float | None:
+    """A contender's figure; None where it was not measured."""
+    value: float | None = case["contenders"].get(contender.name, {}).get(name)
+    return value
 
 
-def timed_goals(figure: str) -> tuple[Goal, ...]:
+def over(own: Contender, rivals: Sequence[Contender], name: str, case: Figures) -> float | None:
+    """A figure of the one over the least of the others'; 1 where both are nothing, None where one was not measured."""
+    mine, *others = (figure_of(case, contender, name) for contender in (own, *rivals))
+    measured = [other for other in others if other is not None]
+    if mine is None or len(measured) < len(rivals):
+        return None
+    return mine / min(measured) if min(measured) else 1.0 if mine == 0 else math.inf
+
+
+def goal(
+    kind: str,
+    name: str,
+    own: Contender,
+    rivals: Sequence[Contender],
+    at_most: float,
+    measure: str = WORST,
+    precision: str = "",
+    load: str = "",
+    allowed: Callable[[Figures], float] | None = None,
+) -> Goal:
+    """A figure of `own` over the least of `rivals` is to be `at_most`, in one kind of cases."""
+
+    def covers(case: Figures) -> bool:
+        chosen = precision in ("", case["precision"]) and load in ("", case["load"]) and kind == case["variant"]
+        return chosen and not (name == GRADIENT_ERROR and case["group"] in UNTRAINED)
+
+    graphs = "CUDA graphs" if own == CUTFUSE_GRAPHS else ""
+    parts = (kind if kind in PASSES else "", precision, f"{load} batch" if load else "", graphs, FIGURES[name])
+    what = ", ".join(part for part in parts if part)
+    against = rivals[0].label if len(rivals) == 1 else "faster of both"
+    return Goal(what, against, covers, partial(over, own, rivals, name), at_most, measure, allowed=allowed)
+
+
+def timed_goals(name: str) -> tuple[Goal, ...]:
     """The limits on times, of the device and of the wall clock alike."""
     return (
-        Goal(1, FORWARD, figure, CUTFUSE, FASTER, 0.93, MEAN, "bf16"),
-        Goal(1, FORWARD, figure, CUTFUSE, FASTER, 1.01, WORST, "bf16"),
-        Goal(2, FORWARD, figure, CUTFUSE_GRAPHS, FASTER_GRAPHS, 0.93, MEAN, "bf16"),
-        Goal(2, FORWARD, figure, CUTFUSE_GRAPHS, FASTER_GRAPHS, 1.01, WORST, "bf16"),
-        Goal(3, FORWARD, figure, CUTFUSE, FASTER, 0.45, MEAN, "fp32", FULL_BATCH),
-        Goal(3, FORWARD, figure, CUTFUSE, FASTER, 0.80, WORST, "fp32", FULL_BATCH),
-        Goal(4, FORWARD, figure, CUTFUSE, FASTER, 1.01, WORST, "fp32", SMALL_BATCH),
-        Goal(5, TRAINING, figure, CUTFUSE, FASTER, 0.96, MEAN, "bf16"),
-        Goal(6, TRAINING, figure, CUTFUSE, FASTER, 0.45, MEAN, "fp32"),
+        goal(FORWARD, name, CUTFUSE, FASTER, 0.93, MEAN, "bf16"),
+        goal(FORWARD, name, CUTFUSE, FASTER, 1.01, WORST, "bf16"),
+        goal(FORWARD, name, CUTFUSE_GRAPHS, FASTER_GRAPHS, 0.93, MEAN, "bf16"),
+        goal(FORWARD, name, CUTFUSE_GRAPHS, FASTER_GRAPHS, 1.01, WORST, "bf16"),
+        goal(FORWARD, name, CUTFUSE, FASTER, 0.45, MEAN, "fp32", FULL_BATCH),
+        goal(FORWARD, name, CUTFUSE, FASTER, 0.80, WORST, "fp32", FULL_BATCH),
+        goal(FORWARD, name, CUTFUSE, FASTER, 1.01, WORST, "fp32", SMALL_BATCH),
+        goal(TRAINING, name, CUTFUSE, FASTER, 0.96, MEAN, "bf16"),
+        goal(TRAINING, name, CUTFUSE, FASTER, 0.45, MEAN, "fp32"),
     )
 
 
+def allowed_compilation(case: Figures) -> float:
+    """A tenth more than torch.compile takes, or a second."""
+    other = figure_of(case, COMPILE, COLD)
+    return max(1.10, 1.0 + MORE_S / other) if other else 1.10
+
+
 GOALS = (
-    *sorted((*timed_goals(GPU), *timed_goals(WALL)), key=lambda goal: goal.line),
-    Goal(7, COMPILATION, COLD, CUTFUSE, COMPILE.name, 1.10, or_more=1.0),
-    Goal(8, COMPILATION, GRAPHS, CUTFUSE, COMPILE.name, 1.0),
-    Goal(9, ERRORS, ERROR, CUTFUSE, EAGER.name, 1.1),
-    Goal(10, ERRORS, GRADIENT_ERROR, CUTFUSE, EAGER.name, 1.1),
+    *(own for pair in zip(timed_goals(GPU), timed_goals(WALL), strict=True) for own in pair),
+    goal(COMPILATION, COLD, CUTFUSE, (COMPILE,), 1.10, allowed=allowed_compilation),
+    goal(COMPILATION, GRAPHS, CUTFUSE, (COMPILE,), 1.0),
+    goal(ERRORS, ERROR, CUTFUSE, (EAGER,), 1.1),
+    goal(ERRORS, GRADIENT_ERROR, CUTFUSE, (EAGER,), 1.1),
 )
 
 
-def covers(line: dict[str, Any], case: dict[str, Any]) -> bool:
-    """Whether a case belongs to a line, both as JSON holds them."""
-    chosen = all(line[key] in ("", case[key]) for key in ("precision", "load"))
-    return chosen and line["kind"] == case["variant"]
+def times_text(case: Figures, name: str) -> str:
+    """A contender's milliseconds: of the device, and of the wall clock."""
+    entry = case["contenders"].get(name)
+    if entry is None or GPU not in entry:
+        return figure(entry, GPU, str)
+    return " / ".join(microseconds(1e-3 * entry[key]) for key in (GPU, WALL))
 
 
-def pair_of(line: dict[str, Any], case: dict[str, Any]) -> tuple[float, float] | None:
-    """A case's figure of the line's `own` and the least of its `rival`; None where one was not measured."""
-    names = (line["own"], *line["rival"].split(OR))
-    own, *rivals = (case["contenders"].get(name, {}).get(line["figure"]) for name in names)
-    return None if None in (own, *rivals) else (own, min(rivals))
+def quotients_text(case: Figures, own: Contender, rivals: Sequence[Contender]) -> str:
+    """The ratios of both times."""
+    found = [over(own, rivals, name, case) for name in (GPU, WALL)]
+    return MISSING if None in found else " / ".join(map(ratio, found))
 
 
-def ratio_of(line: dict[str, Any], case: dict[str, Any]) -> float | None:
-    """The one figure over the other; 1 where both are nothing."""
-    pair = pair_of(line, case)
-    if pair is None:
-        return None
-    own, rival = pair
-    return own / rival if rival else 1.0 if own == 0 else math.inf
+def cases_of(results: Results, *kinds: str) -> list[Figures]:
+    """The cases of some kinds."""
+    return [case for case in results["cases"] if case["variant"] in kinds]
 
 
-def share_of_limit(line: dict[str, Any], case: dict[str, Any]) -> float:
-    """How much of what the line allows a measured case takes: above 1 it is too much."""
-    own, rival = pair_of(line, case) or (0.0, 0.0)
-    limit = line["at_most"] * rival
-    if line["or_more"]:
-        limit = max(limit, rival + line["or_more"])
-    return own / limit if limit else 0.0 if own == 0 else math.inf
+def times_table(results: Results) -> Table:
+    """Every timed case."""
+    cases = cases_of(results, *PASSES)
+    columns = {
+        "model": [case["group"] for case in cases],
+        "pass": [f"{case['variant']}, {case['shape']}, {case['precision']}" for case in cases],
+        "cutfuse / faster of both": [quotients_text(case, CUTFUSE, FASTER) for case in cases],
+        "with CUDA graphs": [quotients_text(case, CUTFUSE_GRAPHS, FASTER_GRAPHS) for case in cases],
+        "products fused": [case.get("fused") or MISSING for case in cases],
+        **{f"{own.label} ms": [times_text(case, name) for case in cases] for name, own in CONTENDERS.items()},
+    }
+    return Table("Times in milliseconds: GPU / wall", filled(columns))
 
 
-def place_of(case: dict[str, Any]) -> str:
-    """A case in a line's cell."""
-    return f"{case['group']}, {case['shape']}, {case['precision']}"
-
-
-def expected_cases(line: dict[str, Any]) -> int:
-    """How many cases of the whole suite a line has; models that are not trained have no gradients."""
-    cases = [case for case in all_cases(is_small=False) if covers(line, case.as_dict())]
-    if line["figure"] == GRADIENT_ERROR:
-        cases = [case for case in cases if case.model.batches.training is not None]
-    return len(cases)
-
-
-def judged(goal: Goal, cases: Sequence[dict[str, Any]], gives_verdict: bool) -> dict[str, Any]:
-    """A line as JSON holds it; "not measured" where a case is missing or failed."""
-    line = goal.as_dict()
-    found = [case for case in cases if covers(line, case) and ratio_of(line, case) is not None]
-    ratio, where, is_met = None, "", False
-    if found and goal.measure == MEAN:
-        ratio = statistics.geometric_mean(ratio_of(line, case) or 0.0 for case in found)
-        is_met = ratio <= goal.at_most
-    elif found:
-        worst = max(found, key=lambda case: share_of_limit(line, case))
-        ratio, where, is_met = ratio_of(line, worst), place_of(worst), share_of_limit(line, worst) <= 1
-    expected = expected_cases(line)
-    verdict = None
-    if gives_verdict:
-        verdict = "not measured" if len(found) < expected else "met" if is_met else "missed"
-    return {**line, "cases": len(found), "expected": expected, "ratio": ratio, "where": where, "verdict": verdict}
-
-
-def is_incomplete(line: dict[str, Any]) -> bool:
-    """Whether a line has no verdict because some of its cases, but not all, are missing or failed."""
-    return line["verdict"] == "not measured" and line["cases"] > 0
-
-
-def verdict_of(line: dict[str, Any]) -> str | None:
-    """A line's verdict as it is shown; None where there is none."""
-    if is_incomplete(line):
-        return f"incomplete, {line['cases']} of {line['expected']}"
-    return line["verdict"]
-
-
-def judge(cases: Sequence[dict[str, Any]], device_name: str, quick: bool) -> list[dict[str, Any]]:
-    """Every line of the table; there are verdicts on the target device, and none for small models."""
-    gives_verdict = device_name == TARGET_DEVICE and not quick
-    return [judged(goal, cases, gives_verdict) for goal in GOALS]
-
-
-def complete(results: dict[str, Any]) -> None:
-    """Work out what follows from the cases: their order, the lines, and the table of what was fused."""
-    quick = results["settings"]["quick"]
-    order = [key_of(case.as_dict()) for case in all_cases(quick)]
-    results["cases"].sort(key=lambda case: order.index(key_of(case)))
-    results["lines"] = judge(results["cases"], str(results["machine"]["device"]), quick)
-    results["fusion"] = fusion_rows(results["cases"])
-
-
-def settings(quick: bool, contenders: Sequence[Contender], effort: Effort, seed: int) -> dict[str, Any]:
-    """How the figures are measured: what runs of one results file have in common."""
+def figures_columns(cases: list[Figures], name: str, contenders: tuple[Contender, ...], text: Any) -> dict[str, Any]:
+    """A figure of some contenders."""
     return {
-        "quick": quick,
-        "seed": seed,
-        "contenders": [asdict(contender) for contender in contenders],
-        "seconds_per_case": effort.seconds,
-        "rounds": [effort.least_rounds, effort.most_rounds],
-        **{name: installed_version(name) for name in PACKAGES},
+        f"{FIGURES[name]}: {own.label}": [figure(case["contenders"].get(own.name), name, text) for case in cases]
+        for own in contenders
     }
 
 
-def effort_of(quick: bool, rounds: int | None) -> Effort:
-    """How long each case is measured."""
-    effort = QUICK_EFFORT if quick else EFFORT
-    return Effort(effort.seconds, rounds, rounds) if rounds else effort
+def compilation_table(results: Results) -> Table:
+    """Compile times and numbers of graphs."""
+    cases = cases_of(results, COMPILATION)
+    columns = {"model": [case["group"] for case in cases]}
+    columns |= figures_columns(cases, COLD, (COMPILE, CUTFUSE), "{:.1f} s".format)
+    return Table("Compilation", columns | figures_columns(cases, GRAPHS, (COMPILE, CUTFUSE), str))
+
+
+def errors_table(results: Results, name: str) -> Table:
+    """Errors against fp64, with cutfuse's ratio to eager's."""
+    cases = cases_of(results, ERRORS)
+    columns = {
+        "model": [case["group"] for case in cases],
+        "precision": [case["precision"] for case in cases],
+        "cutfuse / eager": [ratio(over(CUTFUSE, (EAGER,), name, case)) for case in cases],
+    }
+    columns |= figures_columns(cases, name, (EAGER, COMPILE, CUTFUSE), error)
+    return Table(f"Relative errors against fp64, {FIGURES[name]}", columns)
+
+
+def fusion_table(results: Results) -> Table:
+    """What became of every product of every model."""
+    rows = results["fusion"]
+    columns = {
+        "model": [row["model"] for row in rows],
+        "products, N x K": ["; ".join(row["layers"]) for row in rows],
+        "fused": ["yes" if row["fused"] else "no" for row in rows],
+        "program": [row.get("program") or MISSING for row in rows],
+        "ended at": [row.get("ended_at") or MISSING for row in rows],
+        "reason": [row.get("reason") or MISSING for row in rows],
+        "cases": [row["cases"] for row in rows],
+    }
+    return Table("What became of each product", columns)
+
+
+def tables(results: Results) -> list[Table]:
+    """Times, compilation, errors, and what was fused."""
+    errors = [errors_table(results, name) for name in (ERROR, GRADIENT_ERROR)]
+    return [times_table(results), compilation_table(results), *errors, fusion_table(results)]
+
+
+def graph_lines(results: Results) -> list[str]:
+    """Where a contender with CUDA graphs ran without them."""
+    found: dict[str, list[str]] = {}
+    for case in results["cases"]:
+        for name, entry in case["contenders"].items():
+            if "without_graphs" in entry:
+                found.setdefault(name, []).append(title_of(case))
+    return [
+        f"{CONTENDERS[name].label}: Inductor did without them in {'; '.join(titles)}." for name, titles in found.items()
+    ]
+
+
+def about(results: Results) -> list[str]:
+    """What the figures are."""
+    lines = [
+        "GPU: the device's time of a call that is queued behind other work. Wall: from the call until its result is "
+        "there. Medians; contenders in turns, in random order, weights and inputs shared.",
+        "Faster of both: of eager and torch.compile, each of the two times by itself; with CUDA graphs, of eager and "
+        "torch.compile with them.",
+        "A training step is the forward pass in train mode with the configuration's dropout, the backward pass and a "
+        'fused AdamW. Parameters are of the precision\'s own type, without autocast; fp32 is at "highest", and '
+        "convolutions are in fp32 too.",
+        "One token: against a static cache of 2048 positions, which holds 2047. Language models give the logits of the "
+        "last word, and in training their loss. The MLPs' small batch is 2048.",
+        "Compile time: the first call of a small batch in bf16, without caches; up to a second more is within the "
+        "limit. Graphs: of the small model with five batch sizes. Errors: of a small batch in eval mode, of all "
+        "gradients together.",
+    ]
+    # Of the cases, as those of a file may come from runs with more processes and with fewer.
+    jobs = max((case.get("jobs", 1) for case in results["cases"]), default=1)
+    if jobs > 1:
+        others = f"up to {jobs - 1} other processes" if jobs > 2 else "at most one other process"
+        lines.append(f"Compile times were measured while {others} compiled, those of both compilers alike.")
+    if not results["machine"].get("capability"):
+        lines.append("On a CPU both compilers call PyTorch's operations, as a C++ compiler would take minutes.")
+    missing = [remark_on(package) for package in PACKAGES if results["machine"].get(package) is None]
+    return [*lines, *graph_lines(results), *missing]
+
+
+def derived(results: Results) -> Results:
+    """The table of what was fused, which a summary keeps in place of every product."""
+    has_products = any("products" in case for case in results["cases"])
+    return {"fusion": fusion_rows(results["cases"]) if has_products else results.get("fusion", [])}
 
 
 def free(device: torch.device) -> None:
@@ -219,37 +251,18 @@ def free(device: torch.device) -> None:
     release(device)
 
 
-def run_suite(
-    cases: Sequence[Case],
-    options: Options,
-    budget: Budget,
-    progress: Progress,
-    on_case: Callable[[dict[str, Any]], None],
-    line_of: Callable[[dict[str, Any]], str],
-) -> list[str]:
-    """Run `cases`, handing each one's figures to `on_case`; returns the titles of those that the time did not allow.
-
-    `line_of` says on one line what came out of a case.
-    """
-    clock = clock_for(options.device)
-
-    def fits(case: Case) -> bool:
-        guess = QUICK_CASE_GUESS_S if case.is_small else CASE_GUESS_S
-        return budget.elapsed() + budget.expected(case.kind, guess) <= budget.limit_s
-
-    def after(case: Case, seconds: float) -> None:
-        budget.note(case.kind, seconds)
-        go_on_after(case.title, lambda: free(options.device))
-
-    return run_cases(
-        cases, lambda case: run_case(case, options, clock, progress), fits, after, progress, on_case, line_of
-    )
-
-
-def start_compiler(device: torch.device) -> None:
-    """Compile something small: the first compilation also starts the compiler's processes, which is no case's cost."""
-    try:
-        with quick_compilers(device):
-            torch.compile(torch.nn.functional.softplus)(torch.ones(64, device=device))
-    except Exception as error:  # Without a C++ compiler, say: each case then shows it.
-        print(f"torch.compile does not work here: {one_line(error)}")
+SUITE = Suite(
+    name="models",
+    cases=lambda is_small, is_quick, seed: all_cases(is_small or is_quick),
+    goals=GOALS,
+    contenders=tuple(CONTENDERS),
+    chosen=chosen,
+    tables=tables,
+    about=about,
+    plots={"models": "bench.model_plot:draw"},
+    effort=Effort(5.0, 7, 100),
+    quick_effort=Effort(0.1, 3, 20),
+    time_limit_s=4 * 3600.0,
+    release=free,
+    derived=derived,
+)

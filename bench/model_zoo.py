@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,14 +13,6 @@ from torch import Tensor, nn
 from bench import model_builders as builders
 
 FORWARD, TRAINING = "forward", "training"
-
-
-def installed_version(package: str) -> str | None:
-    """A package's version, without importing it; None where it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def itself(result: Tensor) -> Tensor:
@@ -83,11 +74,6 @@ class Model:
     make: Callable[[bool], nn.Module]
     inputs: MakeInputs
     batches: Batches
-
-    @property
-    def is_installed(self) -> bool:
-        """Whether the model can be built here."""
-        return not self.package or installed_version(self.package) is not None
 
     def build(self, small: bool, precision_dtype: torch.dtype, device: torch.device, seed: int) -> nn.Module:
         """The module with random weights, in eval mode."""
@@ -210,9 +196,3 @@ def remark_on(package: str) -> str:
     """Which models need a package that is not installed, and how to install it."""
     names = ", ".join(model.name for model in MODELS if model.package == package)
     return f'{package} is not installed, so these models are left out: {names} (pip install "cutfuse[models]").'
-
-
-def remarks_on_missing() -> list[str]:
-    """A remark for each package that is not installed."""
-    missing = [model.package for model in MODELS if not model.is_installed]
-    return [remark_on(package) for package in dict.fromkeys(missing)]

@@ -1,164 +1,46 @@
-"""Runs the cases of a suite: build, check against fp64, time, and keep to the time limit."""
+"""Runs the cases of a suite: what fits into the time, in one process or in several that share the device."""
 
 from __future__ import annotations
 
+import argparse
 import gc
+import os
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
 
 import torch
 
-from bench.accuracy import WRONG_ABOVE, relative_error, rounding
-from bench.cases import TARGET_DEVICE, Case
-from bench.ceilings import Ceilings, ceilings_for, floor_us
-from bench.contenders import CONTENDERS, Contender
-from bench.contenders.fused import KEPT
-from bench.progress import Progress
-from bench.timing import Clock, Effort, Launch, clock_for, interleave, percentile
-from bench.workloads import PRECISIONS, Workload
+from bench import machine, results
+from bench.device_turns import DeviceTurns, autotune_alone
+from bench.format import one_line
+from bench.progress import summary
+from bench.suite import Case, Figures, Results, Session, Shard, Suite, key_of, suite_of
 
-# First guess of what a case takes without compilers: tensors, the fp64 check of each contender, one second of timing.
-CASE_GUESS_S = 2.0
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a suite is run."""
-
-    device: torch.device
-    contenders: tuple[str, ...]
-    effort: Effort
-    time_limit_s: float
-    seed: int = 0
+OnCase = Callable[[Figures], None]
 
 
 @dataclass
 class Budget:
-    """Decides what still fits. Compilers go first, the slowest soonest, so that every case keeps its eager figure."""
+    """The time of a run, and how long cases took beside what was guessed."""
 
     limit_s: float
     began: float = field(default_factory=time.perf_counter)
-    spent: dict[str, list[float]] = field(default_factory=dict)
+    shares: list[float] = field(default_factory=list)
 
-    def elapsed(self) -> float:
-        """Seconds since the start."""
-        return time.perf_counter() - self.began
+    def left(self) -> float:
+        """Seconds until the limit."""
+        return self.limit_s - (time.perf_counter() - self.began)
 
-    def note(self, name: str, seconds: float) -> None:
-        """Remember what something took."""
-        self.spent.setdefault(name, []).append(seconds)
+    def fits(self, case: Case) -> bool:
+        """Whether the case is expected to end within the limit."""
+        return case.seconds * (median(self.shares) if self.shares else 1.0) <= self.left()
 
-    def expected(self, name: str, guess: float) -> float:
-        """The median of what was noted, or the guess."""
-        noted = self.spent.get(name)
-        return percentile(noted, 0.5) if noted else guess
-
-    def allows(self, contender: Contender, others: list[Contender], cases_left: int) -> bool:
-        """Whether compiling fits beside this and the `cases_left` later cases with every cheaper compiler."""
-        cheaper = [other for other in others if other.compile_guess_s < contender.compile_guess_s]
-        base = self.expected("case", CASE_GUESS_S)
-        compiling = sum(self.expected(other.name, other.compile_guess_s) for other in cheaper)
-        own = self.expected(contender.name, contender.compile_guess_s)
-        return self.elapsed() + own + base + cases_left * (base + compiling) <= self.limit_s
-
-    def exhausted(self) -> bool:
-        """Whether no further case is to be begun."""
-        return self.elapsed() > self.limit_s
-
-
-def one_line(error: BaseException) -> str:
-    """An exception as a note in a table."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:160]}"
-
-
-def check(case: Case, contender: Contender, workload: Workload, clock: Clock) -> tuple[dict[str, Any], Launch | None]:
-    """Run a contender once (which compiles it) and compare with fp64: its entry, and the launch if it may be timed."""
-    entry: dict[str, Any] = {}
-    try:
-        before = time.perf_counter()
-        run = contender.prepare(workload)
-        if run is None:
-            return {}, None
-        result = workload.collect(run.launch())
-        clock.wait()
-        if contender.compile_guess_s:
-            entry["compile_s"] = time.perf_counter() - before
-        entry["error"] = relative_error(result, run.reference)
-        entry["rounding"] = rounding(result.dtype)
-    except Exception as error:  # One contender's failure (out of memory, no compiler) must not lose the others'.
-        return {"note": f"failed: {one_line(error)}"}, None
-    if entry["error"] > WRONG_ABOVE[case.precision]:
-        return {**entry, "note": f"wrong: relative error {entry['error']:.1e} against fp64"}, None
-    return entry, run.launch
-
-
-def judge(case: Case, entries: dict[str, dict[str, Any]], device_name: str) -> dict[str, Any]:
-    """cutfuse's ratios to the others, whether its error is within eager's, and the verdicts on the targets."""
-    medians = {name: entry["median_us"] for name, entry in entries.items() if "median_us" in entry}
-    compiled = [medians[name] for name in ("compile", "max-autotune") if name in medians]
-    ratios: dict[str, float] = {}
-    if "cutfuse" in medians:
-        rivals = {"compile": min(compiled, default=None), "mm": medians.get("mm"), "eager": medians.get("eager")}
-        ratios = {name: medians["cutfuse"] / median for name, median in rivals.items() if median is not None}
-    accurate = None
-    if "error" in entries.get("cutfuse", {}) and "error" in entries.get("eager", {}):
-        accurate = entries["cutfuse"]["error"] <= entries["eager"]["error"] + entries["cutfuse"]["rounding"]
-    targets = []
-    for target in case.targets if device_name == TARGET_DEVICE else ():
-        ratio = ratios.get(target.against)
-        verdict = "not measured" if ratio is None else "met" if ratio <= target.at_most else "missed"
-        targets.append({**asdict(target), "verdict": verdict})
-    return {"ratios": ratios, "accurate": accurate, "targets": targets}
-
-
-def chosen_path(workload: Workload) -> tuple[str, list[str]]:
-    """What cutfuse.explain says would run first, and why nothing faster does."""
-    try:
-        explanation = workload.explain()
-    except Exception as error:  # The explanation is a label in the table; its failure is shown there.
-        return f"explain failed: {one_line(error)}", []
-    return ": ".join((explanation.path, *explanation.steps[:1])), list(explanation.reasons)
-
-
-def contenders_of(case: Case, options: Options) -> list[Contender]:
-    """Those of the run's that take part in `case`."""
-    return [CONTENDERS[name] for name in options.contenders if case.contenders is None or name in case.contenders]
-
-
-def run_case(
-    case: Case, options: Options, clock: Clock, budget: Budget, cases_left: int, progress: Progress
-) -> dict[str, Any]:
-    """Build, check and time one case; its figures as JSON holds them."""
-    contenders = contenders_of(case, options)
-    entries: dict[str, dict[str, Any]] = {}
-    launches: dict[str, Launch] = {}
-    path, reasons = None, []
-    with torch.no_grad(), PRECISIONS[case.precision].active():
-        workload = case.build(options.device)
-        for contender in contenders:
-            if contender.compile_guess_s and not budget.allows(contender, contenders, cases_left):
-                entries[contender.name] = {"note": "left out: time limit"}
-                continue
-            progress.stage(contender.label)
-            entry, launch = check(case, contender, workload, clock)
-            if "compile_s" in entry:
-                budget.note(contender.name, entry["compile_s"])
-            if entry:
-                entries[contender.name] = entry
-            if launch is not None:
-                launches[contender.name] = launch
-        if "cutfuse" in options.contenders:
-            path, reasons = chosen_path(workload)
-        if workload.kept and KEPT.name in entries:
-            entries[KEPT.name]["path"], entries[KEPT.name]["reasons"] = chosen_path(workload.kept)
-        progress.stage("timing")
-        effort = options.effort.scaled(case.effort)
-        for name, timing in interleave(launches, clock, effort, options.seed).items() if launches else ():
-            entries[name].update(asdict(timing))
-    return {"path": path, "reasons": reasons, "contenders": entries}
+    def note(self, case: Case, seconds: float) -> None:
+        """Remember what a case took."""
+        self.shares.append(seconds / case.seconds)
 
 
 def release(device: torch.device) -> None:
@@ -169,57 +51,182 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def compile_something(device: torch.device, progress: Progress) -> None:
+def start_compiler(device: torch.device) -> None:
     """Compile something small: the first compilation also starts the compiler's processes, which is no case's cost."""
-    progress.stage("starting the compiler")
     try:
         torch.compile(torch.nn.functional.softplus)(torch.ones(64, device=device))
     except Exception as error:  # Without a C++ compiler, say: each case then shows it.
-        progress.stage(one_line(error))
+        print(f"torch.compile does not work here: {one_line(error)}")
 
 
-def start_compiler(options: Options, progress: Progress) -> None:
-    """The same, where a contender compiles."""
-    if any(CONTENDERS[name].compile_guess_s for name in options.contenders):
-        compile_something(options.device, progress)
+def figures_of(case: Case, session: Session) -> Figures:
+    """Prepare a case beside other processes' cases, and time it alone."""
+    try:
+        with session.turns.preparing():
+            found = case.prepare(session)
+        if callable(found):
+            with session.turns.timing():
+                found = found()
+    except Exception as error:  # Out of memory while building, say: later cases may still fit.
+        found = {"contenders": {}, "note": f"failed: {one_line(error)}"}
+    return {**case.as_dict(), **found}
 
 
-def run_suite(
-    cases: list[Case],
-    options: Options,
-    device_name: str,
-    progress: Progress,
-    on_case: Callable[[dict[str, Any]], None],
-) -> tuple[Ceilings | None, list[str]]:
-    """Run `cases`, handing each one's figures to `on_case`; returns the floors' source and the cases left out."""
-    clock = clock_for(options.device)
-    budget = Budget(options.time_limit_s)
-    ceilings = ceilings_for(device_name)
-    start_compiler(options, progress)
-    for index, case in enumerate(cases):
-        if budget.exhausted():
-            return ceilings, [case.title for case in cases[index:]]
-        progress.begin(case.title)
+def run_cases(suite: Suite, cases: Sequence[Case], session: Session, budget: Budget, on_case: OnCase) -> list[str]:
+    """Measure those of `cases` that fit, handing each one's figures to `on_case`; returns the others' titles.
+
+    Exits where a kernel's fault has cost the process its device.
+    """
+    left_out = []
+    make_room = suite.release or release
+    for place, case in enumerate(cases, start=1):
+        if not budget.fits(case):
+            left_out.append(case.title)
+            continue
+        print(f"[{place}/{len(cases)}] {case.title}", flush=True)
         before = time.perf_counter()
-        figures: dict[str, Any] = {
-            "group": case.group,
-            "variant": case.variant,
-            "shape": case.shape,
-            "precision": case.precision,
-            "floor_us": floor_us(case.work, case.precision, ceilings),
-        }
-        try:
-            # Time is held back for the later cases that take compilers too.
-            alike = sum(later.contenders == case.contenders for later in cases[index + 1 :])
-            figures.update(run_case(case, options, clock, budget, alike, progress))
-        except Exception as error:  # Out of memory while building, say: later cases may still fit.
-            figures.update({"path": None, "reasons": [], "contenders": {}, "note": f"failed: {one_line(error)}"})
-        figures.update(judge(case, figures["contenders"], device_name))
-        release(options.device)
-        seconds = time.perf_counter() - before
-        compiling = sum(entry.get("compile_s", 0.0) for entry in figures["contenders"].values())
-        budget.note("case", seconds - compiling)
-        figures["seconds"] = seconds
+        figures = figures_of(case, session)
+        figures["seconds"] = time.perf_counter() - before
         on_case(figures)
-        progress.finish(figures)
-    return ceilings, []
+        print(f"    {summary(figures)}", flush=True)
+        try:
+            make_room(session.device)
+        except RuntimeError as error:
+            raise SystemExit(
+                f"the device is lost after {case.title}: {one_line(error)}. The same command goes on behind it."
+            ) from error
+        budget.note(case, time.perf_counter() - before)
+    return left_out
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command line asks for, and the results file's content before the first case."""
+
+    suite: Suite
+    cases: list[Case]
+    session: Session
+    budget: Budget
+    results: Results
+
+    @property
+    def wanted(self) -> list[Case]:
+        """The cases that the results do not have yet."""
+        done = {key_of(case) for case in self.results["cases"]}
+        return [case for case in self.cases if key_of(case.as_dict()) not in done]
+
+
+def chosen_contenders(suite: Suite, names: str | None, is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
+    """Those that a comma-separated list names, or the suite's; exits for a name that there is not."""
+    if names is None:
+        return suite.chosen(is_cuda, is_quick)
+    wanted = [name.strip() for name in names.split(",")]
+    unknown = [name for name in wanted if name not in suite.contenders]
+    if unknown:
+        raise SystemExit(f"unknown contenders {', '.join(unknown)}; choose from {', '.join(suite.contenders)}")
+    return tuple(name for name in suite.contenders if name in wanted)
+
+
+def chosen_cases(suite: Suite, options: argparse.Namespace, is_small: bool) -> list[Case]:
+    """The cases that the command line names by their titles and its shard; exits where there is none."""
+    try:
+        shard = Shard.parse(options.shard) if options.shard else Shard()
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    texts = [text.lower() for text in options.filter]
+    every = suite.cases(is_small, options.quick, options.seed)
+    found = [case for case in every if all(text in case.title.lower() for text in texts)]
+    missing = {case.package for case in found if case.package and not machine.installed_version(case.package)}
+    for package in sorted(missing):
+        print(f"{package} is not installed: cases that need it are left out.")
+    found = shard.of([case for case in found if case.package not in missing])
+    if options.titles:  # Those that the first of several processes has dealt to this one.
+        titles = set(options.titles.read_text(encoding="utf-8").splitlines())
+        found = [case for case in found if case.title in titles]
+    if not found:
+        raise SystemExit(f"no case of {suite.name} holds {' and '.join(options.filter)} in its title in this shard")
+    return found
+
+
+def device_of(options: argparse.Namespace) -> torch.device:
+    """The device that the command line names, or a GPU where there is one."""
+    return torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def plan(options: argparse.Namespace) -> Plan:
+    """What to run; exits with the reason where the command line is wrong."""
+    suite = suite_of(options.command)
+    device = device_of(options)
+    is_cuda = device.type == "cuda"
+    effort = suite.effort_of(options.quick or not is_cuda, options.rounds)
+    contenders = chosen_contenders(suite, options.contenders, is_cuda, options.quick)
+    content: Results = {
+        "schema": results.SCHEMA,
+        "suite": suite.name,
+        "machine": machine.facts(device, options.commit),
+        "settings": {
+            "small": not is_cuda,
+            "quick": options.quick,
+            "seed": options.seed,
+            "contenders": list(contenders),
+            "seconds_per_case": effort.seconds,
+            "rounds": [effort.least_rounds, effort.most_rounds],
+            "jobs": options.jobs,
+        },
+        "cases": [],
+        "left_out": [],
+    }
+    cases = chosen_cases(suite, options, not is_cuda)
+    session = Session(device, contenders, effort, options.seed, turns=DeviceTurns(options.turns), beside=options.beside)
+    limit = suite.time_limit_s if options.time_limit is None else options.time_limit
+    return Plan(suite, cases, session, Budget(limit), content)
+
+
+def take_up(plan: Plan, path: Path, retry: bool) -> None:
+    """Take the cases of an earlier run, where there is one; exits where it was of something else.
+
+    With `retry`, those that failed are run again.
+    """
+    if not path.exists():
+        return
+    try:
+        earlier = results.load(path)
+        results.check_alike(earlier, results.tidy(plan.results))
+    except (OSError, ValueError) as error:
+        raise SystemExit(
+            f"cannot continue {path}: {error}. Give --fresh to begin anew, or --output for another file."
+        ) from error
+    plan.results["cases"] = [case for case in earlier["cases"] if not (retry and results.has_failed(case))]
+    print(f"Continuing {path}, which has {len(plan.results['cases'])} cases.")
+
+
+def run(plan: Plan, options: argparse.Namespace, path: Path) -> None:
+    """Run the cases that the results file at `path` does not have yet, and write it after each."""
+    from bench.jobs import run_jobs
+
+    if not options.fresh:
+        take_up(plan, path, options.retry)
+    if plan.wanted:
+        (run_here if options.jobs == 1 else run_jobs)(plan, options, path)
+    results.complete(plan.results)
+    results.save(plan.results, path)
+
+
+def run_here(plan: Plan, options: argparse.Namespace, path: Path) -> None:
+    """Run in this process, which may be one of several that share the device."""
+    if options.turns:
+        autotune_alone(plan.session.turns)
+        torch._inductor.config.compile_threads = max(1, processors() // options.beside)
+    if plan.suite.compiles and plan.session.device.type == "cuda":
+        start_compiler(plan.session.device)
+
+    def on_case(figures: Figures) -> None:
+        plan.results["cases"].append(figures)
+        results.save(plan.results, path)  # After each case, so that a run that is cut short keeps what it measured.
+
+    plan.results["left_out"] = run_cases(plan.suite, plan.wanted, plan.session, plan.budget, on_case)
+
+
+def processors() -> int:
+    """How many this process may run on, which are fewer than the machine's where several runs share it."""
+    return len(os.sched_getaffinity(0))

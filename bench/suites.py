@@ -1,22 +1,22 @@
-"""Every suite that is a list of cases, by the name that the command line gives it."""
+"""The suites by their names on the command line. Nothing here imports torch, so that help is there at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from bench.cases import Case, linear_cases, pointwise_cases, reduce_cases, reference_cases
-from bench.fp32_cases import fp32_cases
 
-SUITES: dict[str, Callable[[bool, bool], Iterator[Case]]] = {
-    "reference": reference_cases,
-    "linear": linear_cases,
-    "reduce": reduce_cases,
-    "pointwise": pointwise_cases,
-    "fp32": fp32_cases,
+class Entry(NamedTuple):
+    """Where a suite is, and what the command line says of it."""
+
+    module: str
+    help: str
+
+
+SUITES = {
+    "reference": Entry("bench.reference", "five models with and without a product"),
+    "fp32": Entry("bench.fp32_suite", "fp32 products beside PyTorch's"),
+    "chains": Entry("bench.chain_suite", "chains of operations behind products, interpreted and specialized"),
+    "accuracy": Entry("bench.accuracy_suite", "fp32 products of every precision against fp64"),
+    "host": Entry("bench.host_suite", "the host's time of a call, and stacks of layers from end to end"),
+    "models": Entry("bench.model_suite", "whole models through torch.compile, with cutfuse and without"),
 }
-
-
-def select(suite: str, *, small: bool, quick: bool, filters: list[str]) -> list[Case]:
-    """The cases of `suite` whose title holds every one of `filters`, case ignored."""
-    cases = SUITES[suite](small, quick)
-    return [case for case in cases if all(text.lower() in case.title.lower() for text in filters)]

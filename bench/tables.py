@@ -1,140 +1,81 @@
-"""Tables of cells: as Markdown, and with rich as wide as the terminal allows."""
+"""Tables of text: as Markdown, and with rich as wide as the terminal allows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+from bench.format import MISSING
 
 PIPE_WIDTH = 240
+NUMBER = re.compile(r"[\d.,e+\-/* ]*(?:inf)?[\d.e+\-/* ]*s?(?: to [\d.]+)?")
+STYLES = {"met": "green", "missed": "bold red", "incomplete": "bold red", "not measured": "bold red"}
+STYLES |= dict.fromkeys(("failed", "wrong"), "bold red")
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A table's cell: its text, a second line where there is room for one, and a colour. ";" may break a line."""
-
-    text: str
-    detail: str = ""
-    style: str = ""
-
-
-Grid = tuple[list[str], list[list[Cell]]]  # the headings, and the rows
-
-
-def grid_of(columns: Mapping[str, Sequence[Cell]], without: Sequence[str] = ()) -> Grid:
-    """A table of columns by their headings, but for those named in `without`."""
-    kept = {name: cells for name, cells in columns.items() if name not in without}
-    return list(kept), [list(row) for row in zip(*kept.values(), strict=True)]
-
-
-def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[Cell]], left: Sequence[str]) -> list[str]:
-    """A table's lines in Markdown; the columns named in `left` are text and aligned left."""
-    return [
-        f"| {' | '.join(headings)} |",
-        "|" + "|".join("---" if name in left else "---:" for name in headings) + "|",
-        # A bar in a cell's text would end the cell.
-        *(f"| {' | '.join(cell.text.replace('|', chr(92) + '|') for cell in row)} |" for row in rows),
-    ]
-
-
-def rich_table(
-    title: str, headings: Sequence[str], rows: Sequence[Sequence[Cell]], left: Sequence[str], grouped_by: int = 0
-) -> Table:
-    """A table for rich, with a line wherever one of the first `grouped_by` cells changes."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in headings:
-        grid.add_column(name, justify="left" if name in left else "right", no_wrap=True)
-    previous = None
-    for row in rows:
-        group = [cell.text for cell in row[:grouped_by]]
-        if previous not in (None, group):
-            grid.add_section()
-        previous = group
-        grid.add_row(*(Text(cell.text.replace("; ", "\n"), style=cell.style) for cell in row))
-    return grid
-
-
-def rich_console() -> Console | None:
-    """A console, or None without rich."""
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-    console = Console()
-    # A pipe has no width of its own, and rich would fold the columns to 80.
-    return console if console.is_terminal else Console(width=PIPE_WIDTH)
-
-
-def print_fitting(console: Console, build: Callable[[tuple[str, ...]], Table], droppable: Sequence[str]) -> list[str]:
-    """Print the table that `build` makes without the first of `droppable`, as few as have to go; names those, if any.
-
-    `build` takes the headings of the columns to leave out.
-    """
-    unbounded = console.options.update(max_width=10_000)  # On its own width, a console measures only what fits.
-    count = 0
-    while count < len(droppable):
-        if console.measure(build(tuple(droppable[:count])), options=unbounded).maximum <= console.width:
-            break
-        count += 1
-    console.print(build(tuple(droppable[:count])))
-    left_out = ", ".join(droppable[:count])
-    return [f"Columns left out, because the terminal is too narrow: {left_out}."] if count else []
-
-
-@dataclass(frozen=True)
-class TitledTable:
-    """A table of a suite's results: `build` makes it without some columns, and those in `left` are text."""
+class Table:
+    """A title and columns by their headings, all of one length."""
 
     title: str
-    build: Callable[[dict[str, Any], tuple[str, ...]], Grid]
-    left: Sequence[str]
+    columns: Mapping[str, Sequence[str]]
 
-    def markdown(self, results: dict[str, Any], without: tuple[str, ...] = ()) -> list[str]:
-        """Its lines in Markdown; none where it has no rows."""
-        headings, rows = self.build(results, without)
-        return [f"**{self.title}**", "", *markdown_table(headings, rows, self.left), ""] if rows else []
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The cells by rows."""
+        return list(zip(*self.columns.values(), strict=True))
 
-    def print(self, results: dict[str, Any], console: Console, droppable: Sequence[str]) -> list[str]:
-        """Print it as wide as the terminal allows, if it has rows; names the columns that had to go."""
-        headings, rows = self.build(results, ())
-        if not rows:
-            return []
+    @property
+    def are_numbers(self) -> list[bool]:
+        """Of each column, whether it is of numbers, which are aligned right."""
+        return [all(map(NUMBER.fullmatch, cells)) for cells in self.columns.values()]
 
-        def fitting(without: tuple[str, ...]) -> Table:
-            return rich_table(self.title, *self.build(results, without), self.left, grouped_by=1)
-
-        return print_fitting(console, fitting, [name for name in droppable if name in headings])
-
-
-def markdown_of(
-    tables: Sequence[TitledTable], results: dict[str, Any], remarks: Sequence[str], without: tuple[str, ...] = ()
-) -> str:
-    """Every table without the columns of the headings in `without`, and the remarks."""
-    lines = [line for table in tables for line in table.markdown(results, without)]
-    return "\n".join([*lines, *(f"- {line}" for line in remarks)])
+    def markdown(self) -> str:
+        """Its lines in Markdown without the title, as wide as its cells."""
+        # A bar in a cell's text would end the cell.
+        texts = [[text.replace("|", "\\|") for text in row] for row in self.rows]
+        marks = ["---:" if is_number else "---" for is_number in self.are_numbers]
+        lines = [" | ".join(self.columns), *(" | ".join(row) for row in texts)]
+        return "\n".join([f"| {lines[0]} |", f"|{'|'.join(marks)}|", *(f"| {line} |" for line in lines[1:])])
 
 
-def print_tables(
-    console: Console,
-    tables: Sequence[TitledTable],
-    results: dict[str, Any],
-    remarks: Sequence[str],
-    droppable: Sequence[str],
-) -> None:
-    """Print the tables, the remarks, and which columns had to go."""
-    dropped = [name for table in tables for name in table.print(results, console, droppable)]
-    print_lines(console, [*remarks, *dict.fromkeys(dropped)])
+def filled(columns: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """The columns in which a cell is not empty."""
+    return {name: cells for name, cells in columns.items() if any(cell != MISSING for cell in cells)}
 
 
-def print_lines(console: Console, lines: Sequence[str]) -> None:
-    """Print remarks as they are."""
-    for line in lines:
+def style_of(text: str) -> str:
+    """The colour of a verdict or a failure."""
+    return next((style for word, style in STYLES.items() if text.startswith(word)), "")
+
+
+def show(tables: Iterable[Table], remarks: Sequence[str]) -> None:
+    """Print tables and remarks: with rich, or as Markdown where it is not installed."""
+    tables = [table for table in tables if table.rows]
+    try:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table as RichTable
+        from rich.text import Text
+    except ImportError:
+        print(markdown(tables, remarks))
+        return
+    console = Console()
+    if not console.is_terminal:  # A pipe has no width of its own, and rich would fold the columns to 80.
+        console = Console(width=PIPE_WIDTH)
+    for table in tables:
+        grid = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        for name, is_number in zip(table.columns, table.are_numbers, strict=True):
+            grid.add_column(name, justify="right" if is_number else "left")
+        for row in table.rows:
+            grid.add_row(*(Text(text, style=style_of(text)) for text in row))
+        console.print(grid)
+    for line in remarks:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def markdown(tables: Iterable[Table], remarks: Sequence[str]) -> str:
+    """The tables with their titles, and the remarks, in Markdown."""
+    parts = [f"**{table.title}**\n\n{table.markdown()}\n" for table in tables if table.rows]
+    return "\n".join([*parts, *(f"- {line}" for line in remarks)])

@@ -186,7 +186,7 @@ class Backlogs:
         return min(max(us, SHORTEST_BACKLOG_US), LONGEST_BACKLOG_US)
 
 
-def interleave(launches: dict[str, Launch], clock: Clock, effort: Effort, seed: int) -> dict[str, Timing]:
+def interleave(launches: Mapping[str, Launch], clock: Clock, effort: Effort, seed: int) -> dict[str, Timing]:
     """Time every launch once a round, each round in a new random order.
 
     A launch for which the device waited is timed again at the end of the round.

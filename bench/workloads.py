@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+import cutfuse
 
 # fp64 references are computed in pieces of at most this many elements (0.5 GB), so that they fit beside the outputs.
 CHUNK_ELEMENTS = 1 << 26
@@ -41,6 +42,25 @@ PRECISIONS = {
 }
 
 
+Shape = tuple[int, ...]
+
+
+def random_tensor(shape: Shape, precision: str, device: torch.device, seed: int) -> Tensor:
+    """Normal values. Zeros would run up to 13% faster on an H200: they toggle fewer bits, which saves power."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    return torch.randn(shape, dtype=PRECISIONS[precision].dtype, device=device, generator=generator)
+
+
+def element_size(precision: str) -> int:
+    """Bytes of one element."""
+    return PRECISIONS[precision].dtype.itemsize
+
+
+def dimensions(shape: Shape) -> str:
+    """A shape as tables print it."""
+    return "x".join(str(size) for size in shape)
+
+
 @dataclass(frozen=True)
 class Reference:
     """The result in fp64, by slices of the output's first dimension, of which it has `rows`."""
@@ -62,6 +82,7 @@ class Workload:
     `eager` and `fused` are called with `arguments`; `explain` with nothing, and describes what `fused` runs.
     `kept` is the same with a weight that is prepared, where `fused` splits it on each call.
     `collect` makes one tensor, which is compared with the reference, of what a call returns.
+    `in_mode` gives cutfuse's call in a mode of `bench.specialized`; `extras` are contenders that the case adds.
     `product` holds x `[M, K]` and weight `[N, K]` where a bare `torch.mm` makes sense, with its own fp64 reference.
     """
 
@@ -74,16 +95,17 @@ class Workload:
     product_reference: Reference | None = None
     kept: Workload | None = None
     collect: Callable[[Any], Tensor] = lambda result: result
+    in_mode: Callable[[str], Callable[[], Any]] | None = None
+    extras: Mapping[str, Run] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Chain:
-    """An epilogue as a user writes it, its tensor operands ("matrix" or "row vector") and the reduction after it."""
+class Run:
+    """A call that gives a contender's result, what the result should be, and what `cutfuse.explain` says of it."""
 
-    label: str
-    function: Callable[..., Tensor] | None = None
-    operands: tuple[str, ...] = ()
-    reduce: str | None = None
+    launch: Callable[[], Any]
+    reference: Reference
+    explain: Callable[[], Any] | None = None
 
 
 REDUCTIONS: dict[str, Callable[..., Tensor]] = {
@@ -119,8 +141,6 @@ def reference_model(
     name: str, arguments: tuple[Any, ...], tail: Callable[[Tensor], Tensor], x: Tensor, device: torch.device
 ) -> Workload:
     """A reference model and its drop-in, sharing one set of parameters; `tail` is what follows the product, if any."""
-    import cutfuse
-
     with device:
         module = getattr(cutfuse.models, name)(*arguments)
     module = module.to(x.dtype).requires_grad_(False).eval()
@@ -145,88 +165,4 @@ def reference_model(
         reference=Reference(rows, x.shape[0], per_row),
         product=None if weight is None else (x, weight),
         product_reference=None if weight is None else product_reference(x, weight),
-    )
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor, operands: tuple[Tensor, ...], chain: Chain) -> Workload:
-    """`cutfuse.linear` with `chain` after it, and the same as separate PyTorch calls."""
-    import cutfuse
-
-    def finish(z: Tensor, values: tuple[Tensor, ...]) -> Tensor:
-        y = z if chain.function is None else chain.function(z, *values)
-        return y if chain.reduce is None else REDUCTIONS[chain.reduce](y, -1)
-
-    def eager(x: Tensor, weight: Tensor, bias: Tensor, *operands: Tensor) -> Tensor:
-        return finish(F.linear(x, weight, bias), operands)
-
-    def fused(x: Tensor, weight: Tensor, bias: Tensor, *operands: Tensor) -> Tensor:
-        return cutfuse.linear(x, weight, bias, epilogue=chain.function, operands=operands, reduce=chain.reduce)
-
-    def explain() -> Any:
-        settings = {"epilogue": chain.function, "operands": operands, "reduce": chain.reduce}
-        return cutfuse.explain(cutfuse.linear, x, weight, bias, **settings)
-
-    def rows(start: int, stop: int) -> Tensor:
-        values = tuple(rows_of(operand, 2, start, stop) for operand in operands)
-        return finish(product_rows(x, weight, bias, start, stop), values)
-
-    return Workload(
-        arguments=(x, weight, bias, *operands),
-        eager=eager,
-        fused=fused,
-        explain=explain,
-        reference=Reference(rows, x.shape[0], max(weight.shape)),
-        product=(x, weight),
-        product_reference=product_reference(x, weight),
-    )
-
-
-def reduction(x: Tensor, dim: int, op: str, prologue: Callable[[Tensor], Tensor] | None) -> Workload:
-    """`cutfuse.reduce` of `x` over `dim`, and PyTorch's reduction of the same."""
-    import cutfuse
-
-    kept = 1 if dim == 0 else 0
-
-    def eager(x: Tensor) -> Tensor:
-        return REDUCTIONS[op](x if prologue is None else prologue(x), dim)
-
-    def fused(x: Tensor) -> Tensor:
-        return cutfuse.reduce(x, dim, op, prologue=prologue)
-
-    return Workload(
-        arguments=(x,),
-        eager=eager,
-        fused=fused,
-        explain=lambda: cutfuse.explain(cutfuse.reduce, x, dim, op, prologue=prologue),
-        reference=Reference(
-            lambda start, stop: eager(x.narrow(kept, start, stop - start).double()),
-            x.shape[kept],
-            x.numel() // x.shape[kept],
-        ),
-    )
-
-
-def pointwise(x: Tensor, operands: tuple[Tensor, ...], chain: Chain) -> Workload:
-    """`cutfuse.pointwise` of `chain` over `x` and `operands`, and the same as separate PyTorch calls."""
-    import cutfuse
-
-    function = chain.function
-    assert function is not None
-
-    def eager(x: Tensor, *operands: Tensor) -> Tensor:
-        return function(x, *operands)
-
-    def fused(x: Tensor, *operands: Tensor) -> Tensor:
-        return cutfuse.pointwise(function, x, *operands)
-
-    return Workload(
-        arguments=(x, *operands),
-        eager=eager,
-        fused=fused,
-        explain=lambda: cutfuse.explain(cutfuse.pointwise, function, x, *operands),
-        reference=Reference(
-            lambda start, stop: function(*(rows_of(value, x.dim(), start, stop) for value in (x, *operands))),
-            x.shape[0],
-            x[0].numel(),
-        ),
     )

@@ -5,22 +5,21 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
-from bench import chain_suite, model_suite
+from bench import chain_suite, model_suite, reference
 from bench.chain_cases import LARGE_GFLOP, LINEAR, SIXTEEN_BITS
-from bench.chain_contenders import MM
+from bench.contenders import MM
 from bench.format import ratio
+from bench.goals import MISSED, lines_of, median
 from bench.model_cases import PASSES
-from bench.model_contenders import CUTFUSE, CUTFUSE_GRAPHS, FASTER, FASTER_GRAPHS, Contender
-from bench.model_report import rival_label
-from bench.report import committed
+from bench.model_contenders import CUTFUSE, CUTFUSE_GRAPHS, FASTER, FASTER_GRAPHS, Contender, rival_label
+from bench.results import committed
+from bench.suite import Figures
+from bench.suites import SUITES
 
 PRODUCT_MODELS = ("LinearSigmoidSum", "GemmSigmoidScaleResidual")
 LONG_K = 4096  # from here on the product is most of the time
 LEAST = 1.005  # what a table shows as more than 1.00
-
-Figures = dict[str, Any]
 
 
 def lines() -> str:
@@ -36,7 +35,7 @@ def _lines() -> Iterator[str]:
     yield _host_line(committed("host"))
     yield _models_line(committed("models"), CUTFUSE, FASTER)
     yield _models_line(committed("models"), CUTFUSE_GRAPHS, FASTER_GRAPHS)
-    missed = {suite: _missed(committed(suite)) for suite in ("reference", "fp32", "chains", "host", "models")}
+    missed = {suite: _missed(committed(suite)) for suite in SUITES}
     listed = ", ".join(f"{count} of {suite}" for suite, count in missed.items() if count)
     yield f'Targets that are "missed" in the tables above: {listed or "none"}.'
 
@@ -44,7 +43,7 @@ def _lines() -> Iterator[str]:
 def _reference_line(results: Figures) -> str:
     """How long the 16-bit layers of the reference suite take over torch.compile."""
     cases = [case for case in results["cases"] if case["group"] in PRODUCT_MODELS]
-    found = [case["ratios"].get("compile") for case in cases if case["precision"] in SIXTEEN_BITS]
+    found = [reference.over_compiled(case) for case in cases if case["precision"] in SIXTEEN_BITS]
     names = " and ".join(f"`{name}`" for name in PRODUCT_MODELS)
     return f"{names} of the reference suite take {_range(found)} of torch.compile's time in 16 bits."
 
@@ -69,7 +68,7 @@ def _chains_line(products: Sequence[Figures]) -> str:
 def _long_k_line(products: Sequence[Figures]) -> str:
     """What layers take whose product is most of the time."""
     cases = [case for case in products if chain_suite.sizes_of(case)[2] >= LONG_K]
-    over_mm = [chain_suite.over(case, chain_suite.median(case, MM)) for case in cases]
+    over_mm = [chain_suite.over(case, median(case, MM)) for case in cases]
     over_compile = list(map(chain_suite.over_fastest, cases))
     return (
         f"Where K of such a product is {LONG_K} or more, the product is most of the time, and there is less to gain: "
@@ -81,22 +80,21 @@ def _long_k_line(products: Sequence[Figures]) -> str:
 def _host_line(results: Figures) -> str:
     """The lines of the host suite that are above 1."""
     listed = [
-        f"{line['group']} at {line['where']}: {ratio(line['ratio'])} of {line['rival']} ({line['time']})"
-        for line in results["lines"]
-        if line["ratio"] is not None and line["ratio"] >= LEAST
+        f"{line.goal.what} at {line.where}: {ratio(line.value)} of {line.goal.against}"
+        for line in lines_of(results)
+        if line.where and line.value is not None and line.value >= LEAST
     ]
     return f"Calls that take longer than PyTorch's at the worst shape of their line: {'; '.join(listed) or 'none'}."
 
 
-def _models_line(results: Figures, own: Contender, rival: str) -> str:
+def _models_line(results: Figures, own: Contender, rivals: Sequence[Contender]) -> str:
     """How many whole models take longer than the rival, by the device's time and by the wall clock."""
     cases = [case for case in results["cases"] if case["variant"] in PASSES]
     parts = []
     for figure in (model_suite.GPU, model_suite.WALL):
-        about = {"own": own.name, "rival": rival, "figure": figure}
-        count, worst = _slower(cases, partial(model_suite.ratio_of, about), model_suite.place_of)
+        count, worst = _slower(cases, partial(model_suite.over, own, rivals, figure), _model_title)
         parts.append(f"in {count} cases by {model_suite.FIGURES[figure]} ({worst})")
-    return f"Whole models take longer than with the {rival_label(rival)} {', and '.join(parts)}."
+    return f"Whole models take longer than with the {rival_label(rivals)} {', and '.join(parts)}."
 
 
 def _slower(
@@ -112,10 +110,13 @@ def _chain_title(case: Figures) -> str:
     return f"{case['variant']}, {case['shape']}, {case['precision']}"
 
 
+def _model_title(case: Figures) -> str:
+    return f"{case['group']}, {case['shape']}, {case['precision']}"
+
+
 def _missed(results: Figures) -> int:
     """How many of a suite's targets were missed."""
-    targets = results.get("lines") or [target for case in results["cases"] for target in case["targets"]]
-    return sum(target["verdict"] == "missed" for target in targets)
+    return sum(line.verdict == MISSED for line in lines_of(results))
 
 
 def _range(values: Iterable[float | None]) -> str:

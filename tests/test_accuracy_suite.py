@@ -1,26 +1,24 @@
-"""The accuracy suite on the CPU: its inputs are what they say, its metric and verdicts can fail, and it runs."""
+"""The accuracy suite on the CPU: its inputs are what they say, and its metric can fail."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from bench_runs import CPU, results_of, run
 from torch import Tensor
 
 import cutfuse
-from bench import accuracy_report, machine
 from bench import accuracy_suite as suite
-from bench.__main__ import main
 from bench.distributions import BY_NAME, DISTRIBUTIONS, HUGE_ROWS
+from bench.goals import MISSED, lines_of
+from bench.suite import Case
 from cutfuse.precision import product_mode
 
-HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
-CPU = torch.device("cpu")
 NAMES = [distribution.name for distribution in DISTRIBUTIONS]
 
 
@@ -141,53 +139,11 @@ def test_measure_refuses_another_shape() -> None:
 
 
 def test_ratio_of_errors() -> None:
-    assert suite.ratio(0.0, 0.0) == 1
-    assert suite.ratio(1e-9, 0.0) == math.inf
-    assert suite.ratio(0.0, 1e-9) == 0
-    assert suite.ratio(2e-9, 1e-9) == 2
-    assert suite.ratio(math.inf, math.inf) == math.inf  # neither gave a result: no reason to pass
-
-
-def test_geometric_mean_is_not_carried_by_cells_without_an_error() -> None:
-    assert suite.geometric_mean([0.25, 1.0]) == pytest.approx(0.5)
-    assert suite.geometric_mean([0.0, 1.0]) == pytest.approx(suite.LEAST_RATIO**0.5)
-    assert suite.geometric_mean([0.1, math.inf]) == math.inf
-
-
-def figures(ratios: list[float | None], route: str = "product", exact_error: float | None = None) -> dict[str, Any]:
-    """A case with these ratios, and "guarded" with an error on integers."""
-    return {
-        "route": route,
-        "distribution": "normal",
-        "k": 64,
-        "is_exact": exact_error is not None,
-        "contenders": {suite.GUARDED: {"largest": 1e-8 if exact_error is None else exact_error}},
-        "ratios": dict(zip(suite.MEASURES, ratios, strict=True)),
-    }
-
-
-def verdicts(*cases: dict[str, Any]) -> dict[str, bool]:
-    return {verdict["what"]: verdict["met"] for verdict in suite.judge(list(cases))}
-
-
-def test_contract_is_judged_for_each_route() -> None:
-    met = {"product: geometric mean": True, "product: worst cell": True}
-    assert verdicts(figures([0.4, 0.5, 2.05])) == met
-    assert verdicts(figures([0.4, 0.5, 2.11])) == {**met, "product: worst cell": False}
-    assert verdicts(figures([0.81, 0.8, 0.8])) == {**met, "product: geometric mean": False}
-    assert not any(verdicts(figures([0.5, 0.5, math.inf])).values())
-    both = verdicts(figures([0.5] * 3), figures([0.9] * 3, route="dW"))
-    assert both == {**met, "dW: geometric mean": False, "dW: worst cell": True}
-    worst = suite.judge([figures([0.5, 0.5, 0.5]), figures([0.5, 0.9, 0.5])])[1]
-    assert (worst["value"], worst["where"]) == (0.9, "normal, K=64, largest")
-
-
-def test_integers_have_to_be_exact() -> None:
-    assert verdicts(figures([1, 1, 1], exact_error=0.0))["product: error of integers"] is True
-    assert verdicts(figures([1, 1, 1], exact_error=1e-12))["product: error of integers"] is False
-    missing = figures([1, 1, 1], exact_error=0.0)
-    missing["contenders"][suite.GUARDED] = {"note": "failed: no memory"}
-    assert verdicts(missing)["product: error of integers"] is False
+    assert suite.error_ratio(0.0, 0.0) == 1
+    assert suite.error_ratio(1e-9, 0.0) == math.inf
+    assert suite.error_ratio(0.0, 1e-9) == 0
+    assert suite.error_ratio(2e-9, 1e-9) == 2
+    assert suite.error_ratio(math.inf, math.inf) == math.inf  # neither gave a result: no reason to pass
 
 
 @pytest.mark.parametrize("name", suite.CONTENDERS)
@@ -217,105 +173,63 @@ def test_contenders_run_in_the_modes_they_are_named_for(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("small", [False, True])
 def test_cases_cover_every_distribution_depth_and_route(small: bool) -> None:
-    found = suite.cases(small, quick=False, filters=[])
-    assert len({case.title for case in found}) == len(found)
-    depths = {case.k for case in found if case.route == "product"}
+    found = [case.as_dict() for case in suite.accuracy_cases(small, False, 0)]
+    depths = {suite.depth_of(case) for case in found if case["group"] == "product"}
     assert depths == ({64, 1000} if small else {64, 1000, 8192, 32768})
     for route in suite.ROUTES:
-        assert {case.distribution for case in found if case.route == route} == set(NAMES)
+        assert {case["variant"] for case in found if case["group"] == route} == set(NAMES)
 
 
-def run(output: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Run the suite on the CPU; the exit status and what it wrote."""
-    status = main(["accuracy", "--device", "cpu", "--rounds", "2", "--output", str(output), *arguments])
-    return status, json.loads(output.with_suffix(".json").read_text())
-
-
-def test_suite_measures_renders_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, results = run(tmp_path / "run", "--filter", "K=64")
-    assert status == 0
-    assert len(results["cases"]) == len(NAMES)
-    for case in results["cases"]:
-        assert set(case["contenders"]) == set(suite.CONTENDERS)
-        assert case["ratios"] == dict.fromkeys(suite.MEASURES, 1.0)  # a CPU has one fp32 product
-        assert case["contenders"]["bf16"]["mean"] > case["contenders"][suite.CUBLAS]["mean"]
-        ours = case["contenders"][suite.GUARDED]
-        assert case["is_exact"] == (ours["largest"] == 0)
+def test_a_cpu_has_one_product_of_fp32_which_integers_leave_exact() -> None:
+    for name in ("normal", "integers below 2^11"):
+        found = suite.Product("product", name, 48, 80, 64).figures(CPU)
+        assert found["ratios"] == dict.fromkeys(suite.MEASURES, 1.0)
+        ours = found["contenders"][suite.GUARDED]
+        assert BY_NAME[name].is_exact == (ours["largest"] == 0)
         assert 0 <= ours["mean"] <= ours["largest"] < 1e-3
-    assert results["verdicts"] == []
-    assert results["machine"]["torch"] == torch.__version__
-    assert tuple(results["trade_off"]["contenders"]) == suite.TRADE_OFF_CONTENDERS
-    for entry in results["trade_off"]["contenders"].values():
-        assert entry["median_us"] > 0
-        assert 0 < entry["error"] < 1e-2
-    assert (tmp_path / "run.png").exists() == HAS_MATPLOTLIB
-    assert "No verdict" in capsys.readouterr().out
-    assert main(["render", str(tmp_path / "run.json"), "--markdown", "--without", "tf32"]) == 0
-    text = capsys.readouterr().out
-    assert "| route | K | inputs | cuBLAS fp32 | guarded | split3 | split6 | bf16 | guarded / cuBLAS fp32 |" in text
-    assert "| product | 64 | integers below 2^11 | 0.0e+00 0.0e+00 0.0e+00 |" in text
-    assert main(["render", str(tmp_path / "run.json"), "--summary"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert (
-        "| inputs | K | cuBLAS fp32 | guarded | split3 | split6 | tf32 | bf16 | largest guarded / cuBLAS fp32 |"
-        in lines
-    )
-    rows = [line.split(" | ") for line in lines if line.startswith(("| normal |", "| integers"))]
-    assert [(row[1], row[-1]) for row in rows] == [("64", "1.00 |"), ("64", "1.00 |")]
-    assert "| cuBLAS tf32 |" in "\n".join(lines)
 
 
-def test_summary_takes_the_deepest_product_and_the_largest_ratio_of_all() -> None:
-    def case(route: str, k: int, error: float, ratios: list[float | None]) -> dict[str, Any]:
-        return {**figures(ratios, route), "k": k, "contenders": {suite.GUARDED: {"frobenius": error}}}
+def test_a_distribution_has_the_errors_of_its_deepest_product_and_the_largest_ratio_of_all() -> None:
+    def case(route: str, k: int, error: float, largest: float | None) -> dict[str, Any]:
+        own = {"group": route, "variant": "normal", "shape": f"8x8x{k}", "precision": "fp32"}
+        ratios = dict(zip(suite.MEASURES, (0.5, largest, 0.5), strict=True))
+        return {**own, "ratios": ratios, "contenders": {suite.GUARDED: {"frobenius": error}}}
 
-    cases = [
-        case("product", 8192, 2e-7, [0.5, 0.5, 0.5]),
-        case("product", 64, 1e-7, [0.5, 0.75, 0.5]),
-        case("dW", 1000, 3e-7, [0.5, 0.5, 0.6]),
-    ]
-    headings, rows = accuracy_report.summary_table({"cases": cases})
-    (row,) = [dict(zip(headings, (cell.text for cell in row), strict=True)) for row in rows]
-    assert (row["inputs"], row["K"], row["guarded"]) == ("normal", "8192", "2.0e-07")
-    assert row["largest guarded / cuBLAS fp32"] == "0.75"
-    assert row["bf16"] == "-"
-    cases.append(case("dX", 1000, 3e-7, [None, 0.5, 0.6]))  # JSON's infinity
-    assert accuracy_report.summary_table({"cases": cases})[1][0][-1].text == "inf"
+    cases = [case("product", 8192, 2e-7, 0.5), case("product", 64, 1e-7, 0.75), case("dW", 1000, 3e-7, 0.6)]
+    columns = suite.distributions_table(results_of("accuracy", cases)).columns
+    found = {name: columns[name] for name in ("inputs", "K", "guarded", "largest ratio", "bf16")}
+    assert found == {
+        "inputs": ["normal"],
+        "K": ["8192"],
+        "guarded": ["2.0e-07"],
+        "largest ratio": ["0.75"],
+        "bf16": ["-"],
+    }
+    cases.append(case("dX", 1000, 3e-7, None))  # JSON's infinity
+    assert suite.distributions_table(results_of("accuracy", cases)).columns["largest ratio"] == ["inf"]
 
 
-def test_a_worse_product_misses_the_contract(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    facts = machine.facts(CPU, None)
-    monkeypatch.setattr(machine, "facts", lambda *_: {**facts, "cutfuse_kernels": True, "capability": "9.0"})
+def test_a_worse_product_misses_the_contract_and_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.goals.judges", lambda *_: True)
+    monkeypatch.setattr("bench.goals.suite_of", lambda name: replace(suite.SUITE, cases=small_cases))
     linear = cutfuse.linear
     monkeypatch.setattr(cutfuse, "linear", lambda x, weight: linear(x, weight) * (1 + 2.0**-20))
-    status, results = run(tmp_path / "run", "--filter", "product", "--filter", "K=64")
+    status, found = run("accuracy", tmp_path / "run", "--filter", "product")
     assert status == 1
-    found = {verdict["what"]: verdict for verdict in results["verdicts"]}
-    assert [verdict["met"] for verdict in found.values()] == [False] * 3
-    assert found["product: worst cell"]["value"] is None  # infinite: cuBLAS has no error on integers
-    assert "product: worst cell: inf, at most 2.1: missed (integers" in capsys.readouterr().out
-    assert main(["render", str(tmp_path / "run.json"), "--markdown"]) == 0
-    assert "product: worst cell: inf, at most 2.1: missed (integers" in capsys.readouterr().out
+    assert [line.verdict for line in lines_of(found)][:3] == [MISSED] * 3
 
 
-def test_a_failing_contender_leaves_the_others_and_fails_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def small_cases(*kind: object) -> list[Case]:
+    """Those of a CPU, as if they were the whole suite."""
+    return list(suite.accuracy_cases(True, False, 0))
+
+
+def test_a_failing_contender_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(x: Tensor, weight: Tensor) -> Tensor:
         raise RuntimeError("no kernel")
 
     monkeypatch.setattr(cutfuse, "linear", fail)
-    status, results = run(tmp_path / "run", "--filter", "product normal K=64")
-    assert status == 1
-    (case,) = results["cases"]
-    assert case["contenders"][suite.GUARDED] == {"note": "failed: RuntimeError: no kernel"}
-    assert case["contenders"][suite.CUBLAS]["mean"] > 0
-    assert case["ratios"] == dict.fromkeys(suite.MEASURES, None)
-    assert "failed: RuntimeError: no kernel" in capsys.readouterr().out
-
-
-def test_an_empty_selection_is_refused() -> None:
-    with pytest.raises(SystemExit, match="no case of accuracy holds nothing like it"):
-        main(["accuracy", "--device", "cpu", "--filter", "nothing like it"])
+    found = suite.Product("product", "normal", 48, 80, 64).figures(CPU)
+    assert found["contenders"][suite.GUARDED] == {"note": "failed: RuntimeError: no kernel"}
+    assert found["contenders"][suite.CUBLAS]["mean"] > 0
+    assert found["ratios"] == dict.fromkeys(suite.MEASURES, math.inf)

@@ -1,264 +1,319 @@
-"""The benchmark on the CPU: every suite end to end at small sizes, and the arithmetic behind its columns."""
+"""Every suite of the benchmark on the CPU: measured, reported, drawn, continued, divided and merged."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import math
-import re
-import shutil
+import os
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from bench_runs import COMMIT, measured, run
 
 import cutfuse
-from bench import cases, report, runner, suites, timing
-from bench.__main__ import main
-from bench.accuracy import relative_error
+from bench import contenders, machine, reference, report, results, runner, tables
+from bench.__main__ import RAW, default_words, main, parse, results_path
 from bench.ceilings import CEILINGS, Work, ceilings_for, floor_us
-from bench.command_line import SUMMARIES
-from bench.contenders import CONTENDERS, Run
-from bench.workloads import Reference, product_rows
+from bench.contenders import CONTENDERS
+from bench.goals import TARGET_DEVICE
+from bench.suite import Case, Session, Shard, suite_of, title_of
+from bench.suites import SUITES
+from bench.workloads import Run
 
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
-H200 = "NVIDIA H200"
+pytestmark = pytest.mark.usefixtures("one_thread")
+# Of each suite but the models, whose test stands in for the compilers: a few cases, and their contenders.
+SMALL_RUNS = {
+    "reference": (["bf16"], {"mm", "eager", "cutfuse"}, 5),
+    "fp32": (["64x64"], {"mm", "eager", "cutfuse", "cutfuse-kept"}, 6),
+    "chains": (["8x24x16", "bf16"], {"mm", "eager", "interpreted", "specialized"}, 7),
+    "accuracy": (["x64 "], {"cuBLAS fp32", "guarded", "split3", "split6", "tf32", "bf16"}, 15),
+    "host": (["pointwise of three"], {"pytorch", "cutfuse"}, 4),
+}
+ONE = ("--filter", "Sigmoid 256", "--filter", "fp32")
 
 
-def bench(suite: str, output: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Run a suite on the CPU with two rounds; the exit status and what it wrote."""
-    status = main([suite, "--device", "cpu", "--rounds", "2", "--output", str(output), *arguments])
-    return status, json.loads(output.with_suffix(".json").read_text())
+@pytest.mark.parametrize("suite", SMALL_RUNS)
+def test_suite_measures_reports_and_draws(suite: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    filters, names, count = SMALL_RUNS[suite]
+    status, found = run(suite, tmp_path / "run", *(f"--filter={text}" for text in filters))
+    assert (status, len(found["cases"])) == (0, count)
+    assert {name for case in found["cases"] for name in case["contenders"]} == names
+    for entry in (entry for case in found["cases"] for entry in case["contenders"].values()):
+        assert "frobenius" in entry or 0 < entry["p10_us"] <= entry["median_us"] <= entry["p90_us"]
+        assert entry.get("error", 0.0) < 1e-2
+        assert entry.get("rounds", 2) == 2
+    assert found["machine"]["torch"] == torch.__version__
+    printed = capsys.readouterr().out
+    assert f"{suite} on " in printed
+    assert f"No verdict: the targets are those of an {TARGET_DEVICE}." in printed
+    path = tmp_path / "run.json"
+    assert main(["report", str(path), "--markdown"]) == 0
+    printed = capsys.readouterr().out
+    assert all(table.markdown() in printed for table in report.tables_of(results.load(path)) if table.rows)
+    assert main(["summarise", str(path), "--output", str(tmp_path / "results")]) == 0
+    summary = results.load(tmp_path / "results" / "run.json")
+    assert report.as_markdown(summary, is_short=True) == report.as_markdown(results.load(path), is_short=True)
+    assert (tmp_path / "results" / "run.json").stat().st_size < path.stat().st_size
 
 
-@pytest.mark.parametrize(
-    ("suite", "filters", "count"),
-    [
-        ("reference", ["bf16"], 5),
-        ("linear", ["64x1024", "fp32"], 6),
-        ("reduce", ["fp32"], 4),
-        ("pointwise", ["63x1001", "fp16"], 4),
-    ],
-)
-def test_suite_measures_and_checks_every_contender(
-    suite: str, filters: list[str], count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [part for text in filters for part in ("--filter", text)]
-    status, results = bench(suite, tmp_path / "run", *arguments)
-    assert status == 0
-    assert len(results["cases"]) == count
-    for case in results["cases"]:
-        expected = {"eager", "cutfuse"} | ({"mm"} if "mm" in case["contenders"] else set())
-        assert set(case["contenders"]) == expected
-        assert ("mm" in expected) == (suite == "linear" or "Linear" in case["group"] or "Gemm" in case["group"])
-        for entry in case["contenders"].values():
-            assert entry["p10_us"] <= entry["median_us"] <= entry["p90_us"]
-            assert entry["rounds"] == 2
-            assert 0 <= entry["error"] < 1e-2
-        ratio = case["contenders"]["cutfuse"]["median_us"] / case["contenders"]["eager"]["median_us"]
-        assert case["ratios"]["eager"] == pytest.approx(ratio, rel=1e-4)
-        assert case["accurate"] is True
-        assert case["path"]
-        assert case["targets"] == []
-        assert case["floor_us"] is None
-    assert (tmp_path / "run.png").exists() == HAS_MATPLOTLIB
-    assert results["machine"]["torch"] == torch.__version__
-    assert f"{suite} on " in capsys.readouterr().out
-
-
-def test_render_gives_markdown_and_a_plot_from_the_file_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bench("reference", tmp_path / "run", "--filter", "Sigmoid 256", "--filter", "fp32")
-    capsys.readouterr()
-    drawing = tmp_path / "again.png"
-    arguments = ["render", str(tmp_path / "run.json"), "--markdown", "--without", "path"]
-    assert main([*arguments, *(["--png", str(drawing)] if HAS_MATPLOTLIB else [])]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "| case | shape | precision | eager us | cutfuse us | error eager | error cutfuse |" in lines
-    assert any(line.startswith("| Sigmoid | 256x8192 | fp32 |") for line in lines)
-    assert drawing.exists() == HAS_MATPLOTLIB
-
-
-def test_a_plot_that_cannot_be_drawn_names_the_extra_and_the_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in [name for name in sys.modules if re.fullmatch(r"bench\.\w*plot|matplotlib(\..*)?", name)]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    results = tmp_path / "run-2.13.json"
-    shutil.copy(next(SUMMARIES.glob("reference-*.json")), results)
-    assert main(["render", str(results), "--png", str(tmp_path / "other" / "plot.png")]) == 0
-    extra, render = capsys.readouterr().out.splitlines()[-2:]
-    assert extra == "No plot: matplotlib is missing. For the plot: pip install 'cutfuse[bench]', then"
-    assert render == f"  python -m bench render {results}"
+@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("kind", [(False, False), (True, False), (False, True)])
+def test_cases_have_titles_of_their_own(suite: str, kind: tuple[bool, bool]) -> None:
+    titles = [case.title for case in suite_of(suite).cases(*kind, 0)]
+    assert titles
+    assert len(titles) == len(set(titles))
 
 
 @pytest.mark.parametrize("content", ["{}", "[1]", "not JSON"])
-def test_render_refuses_other_files(content: str, tmp_path: Path) -> None:
+def test_other_files_are_refused(content: str, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text(content)
-    with pytest.raises(SystemExit, match="cannot render"):
-        main(["render", str(other)])
+    for command in ("report", "merge", "summarise"):
+        with pytest.raises(SystemExit, match=f"cannot {command}"):
+            main([command, str(other)])
 
 
-def test_default_output_keeps_partial_runs_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.__main__.RAW", tmp_path)
-    assert main(["reduce", "--device", "cpu", "--rounds", "2", "--filter", "4096x33"]) == 0
-    written = {path.name for path in tmp_path.iterdir()}
-    assert written - {"reduce-cpu-partial.png"} == {"reduce-cpu-partial.json"}
+def test_partial_runs_and_shards_are_kept_apart() -> None:
+    def path(*arguments: str) -> str:
+        return str(results_path(None, *default_words(parse(["host", *arguments]), TARGET_DEVICE)))
+
+    assert path() == str(RAW / "host-nvidia-h200.json")
+    assert path("--quick") == path("--filter", "x") == str(RAW / "host-nvidia-h200-partial.json")
+    assert path("--shard", "2/4") == str(RAW / "host-nvidia-h200-shard-2-4.json")
+    assert results_path(Path("h200-2.11"), "host").name == "h200-2.11.json"
 
 
-def test_plain_table_without_rich(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, results = bench("reduce", tmp_path / "run", "--filter", "4096x33")
-    capsys.readouterr()
+def test_tables_without_rich_are_markdown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "rich", None)
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    report.show(results)
-    text = capsys.readouterr().out
-    assert "variant" in text
-    assert "4096x33" in text
+    tables.show([tables.Table("A title", {"what": ["a|b", "c"], "us": ["1.5", "-"]})], ["a remark"])
+    lines = ["**A title**", "", "| what | us |", "|---|---:|", "| a\\|b | 1.5 |", "| c | - |", "", "- a remark"]
+    assert capsys.readouterr().out.splitlines() == lines
 
 
-def test_wrong_result_is_not_timed_and_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = CONTENDERS["cutfuse"]
+def stand_in(name: str, monkeypatch: pytest.MonkeyPatch, prepare: Any) -> None:
+    """Put another contender in the place of one."""
+    monkeypatch.setitem(CONTENDERS, name, replace(CONTENDERS[name], prepare=prepare))
+
+
+def test_a_wrong_result_is_not_timed_and_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = contenders.fused
 
     def prepare(workload: Any) -> Run:
-        run = right.prepare(workload)
-        assert run is not None
-        return Run(lambda: run.launch() * 1.5, run.reference)
+        own = right(workload)
+        return Run(lambda: own.launch() * 1.5, own.reference)
 
-    monkeypatch.setitem(CONTENDERS, "cutfuse", replace(right, prepare=prepare))
-    status, results = bench("reference", tmp_path / "run", "--filter", "Sigmoid 256", "--filter", "fp32")
-    entry = results["cases"][0]["contenders"]["cutfuse"]
+    stand_in("cutfuse", monkeypatch, prepare)
+    status, found = run("reference", tmp_path / "run", *ONE)
+    entry = found["cases"][0]["contenders"]["cutfuse"]
     assert status == 1
     assert entry["note"].startswith("wrong: relative error 5.0e-01")
     assert "median_us" not in entry
-    assert "median_us" in results["cases"][0]["contenders"]["eager"]
+    assert "median_us" in found["cases"][0]["contenders"]["eager"]
 
 
-def test_failing_contender_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_contender_leaves_the_others_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def prepare(workload: Any) -> Run:
         raise RuntimeError(f"no kernel for {workload.arguments[0].shape}")
 
-    monkeypatch.setitem(CONTENDERS, "cutfuse", replace(CONTENDERS["cutfuse"], prepare=prepare))
-    status, results = bench("reference", tmp_path / "run", "--filter", "Sigmoid 256", "--filter", "fp32")
-    contenders = results["cases"][0]["contenders"]
+    stand_in("cutfuse", monkeypatch, prepare)
+    status, found = run("reference", tmp_path / "run", *ONE)
+    entries = found["cases"][0]["contenders"]
     assert status == 1
-    assert contenders["cutfuse"]["note"] == "failed: RuntimeError: no kernel for torch.Size([256, 8192])"
-    assert contenders["eager"]["median_us"] > 0
+    assert entries["cutfuse"]["note"] == "failed: RuntimeError: no kernel for torch.Size([256, 8192])"
+    assert entries["eager"]["median_us"] > 0
+    note = "cutfuse failed: RuntimeError: no kernel for torch.Size([256, 8192]) (Sigmoid 256x8192 fp32)."
+    assert note in capsys.readouterr().out
 
 
-def test_time_limit_lists_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, results = bench("pointwise", tmp_path / "run", "--time-limit", "0", "--quick")
-    assert status == 0
-    assert results["cases"] == []
-    assert len(results["left_out"]) == 8
-    assert "Cases left out by the time limit" in capsys.readouterr().out
-
-
-def test_unknown_contender_and_empty_selection_are_refused() -> None:
+def test_what_cannot_be_chosen_is_refused() -> None:
     with pytest.raises(SystemExit, match="unknown contenders fastest; choose from mm, eager"):
-        main(["reduce", "--device", "cpu", "--contenders", "eager,fastest"])
-    with pytest.raises(SystemExit, match="no case of reduce holds nothing like it"):
-        main(["reduce", "--device", "cpu", "--filter", "nothing like it"])
+        main(["reference", "--device", "cpu", "--contenders", "eager,fastest"])
+    with pytest.raises(SystemExit, match="no case of reference holds nothing like it"):
+        main(["reference", "--device", "cpu", "--filter", "nothing like it"])
+    with pytest.raises(SystemExit, match="a shard is written as 1/4"):
+        main(["reference", "--device", "cpu", "--shard", "5/4"])
 
 
-def test_budget_drops_the_slowest_compiler_first() -> None:
-    contenders = list(CONTENDERS.values())
-    compiled, tuned = CONTENDERS["compile"], CONTENDERS["max-autotune"]
-    budget = runner.Budget(limit_s=100)
-    for name, seconds in (("case", 1.0), ("compile", 3.0), ("max-autotune", 20.0)):
-        budget.note(name, seconds)
-    # 10 cases left of 1 + 3 seconds each, and this one: 20 + 1 + 40 fit into 100 seconds, not into 60.
-    assert budget.allows(tuned, contenders, cases_left=10)
-    budget.limit_s = 60
-    assert not budget.allows(tuned, contenders, cases_left=10)
-    assert budget.allows(compiled, contenders, cases_left=10)
+def test_cases_are_listed_as_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chains", "--list", "--filter", "linear"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 117
 
 
-class RecordingClock:
-    """A clock that takes each launch's time from the launch itself."""
+class Measurements:
+    """Stands for the measuring of cases: notes which are run, gives figures or fails, and may cost the device."""
 
     def __init__(self) -> None:
-        self.order: list[str] = []
+        self.titles: list[str] = []
+        self.failing: set[str] = set()
 
-    def start(self, launch: timing.Launch, backlog_us: float) -> timing.Queued:
-        assert backlog_us >= 30
-        elapsed = float(str(launch()))
-        return timing.Queued(lambda: elapsed)
-
-    def wait(self) -> None:
-        pass
+    def __call__(self, case: Case, session: Session) -> dict[str, Any]:
+        self.titles.append(case.title)
+        entry = {"note": "failed: MemoryError"} if case.title in self.failing else {"median_us": 10.0, "error": 1e-7}
+        return {**case.as_dict(), "contenders": {"eager": entry}}
 
 
-def test_interleaving_times_each_once_a_round_in_changing_order() -> None:
-    clock = RecordingClock()
-    launched: list[str] = []
-
-    def launch(name: str, elapsed: float) -> timing.Launch:
-        def run() -> float:
-            launched.append(name)
-            return elapsed
-
-        return run
-
-    names = {"a": 10.0, "b": 20.0, "c": 30.0}
-    launches = {name: launch(name, elapsed) for name, elapsed in names.items()}
-    timings = timing.interleave(launches, clock, timing.Effort(0.1, 12, 12), seed=3)
-    assert {name: found.median_us for name, found in timings.items()} == names
-    assert all(found.rounds == 12 for found in timings.values())
-    rounds = [tuple(launched[-3 * index - 3 : len(launched) - 3 * index]) for index in range(12)]
-    assert all(sorted(round_) == ["a", "b", "c"] for round_ in rounds)
-    assert len(set(rounds)) > 1
+@pytest.fixture
+def measurements(monkeypatch: pytest.MonkeyPatch) -> Measurements:
+    """Cases take no time and have given figures."""
+    fake = Measurements()
+    monkeypatch.setattr(runner, "figures_of", fake)
+    return fake
 
 
-@pytest.mark.gpu
-@pytest.mark.no_path("times an operation of PyTorch's")
-def test_cuda_clock_leaves_out_the_hosts_time() -> None:
-    x = torch.ones(1024, device="cuda")
-
-    def launch() -> None:
-        time.sleep(1e-3)
-        x.neg()
-
-    found = timing.interleave({"slow host": launch}, timing.CudaClock(x.device), timing.Effort(0.1, 5, 5), seed=0)
-    assert found["slow host"].host_us > 1000
-    assert found["slow host"].median_us < 100
+def all_titles() -> list[str]:
+    """The reference suite's cases on a CPU."""
+    return [case.title for case in suite_of("reference").cases(True, False, 0)]
 
 
-def test_percentile_interpolates() -> None:
-    assert timing.percentile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
-    assert timing.percentile([7.0], 0.9) == 7.0
-    assert timing.percentile([0.0, 10.0], 0.1) == pytest.approx(1.0)
+def titles_of(found: dict[str, Any]) -> list[str]:
+    """The cases of a results file."""
+    return [title_of(case) for case in found["cases"]]
 
 
-def test_relative_error_covers_every_row_and_never_passes_nan() -> None:
-    expected = torch.arange(1.0, 13.0, dtype=torch.float64).reshape(6, 2)
-    reference = Reference(lambda start, stop: expected[start:stop], rows=6, elements_per_row=1 << 25)
-    assert reference.step == 2
-    assert relative_error(expected.float(), reference) == 0
-    off = expected.float()
-    off[5, 1] += 3
-    assert relative_error(off, reference) == pytest.approx(3 / expected.norm().item())
-    off[2, 0] = math.nan
-    assert relative_error(off, reference) == math.inf
-    with pytest.raises(ValueError, match=r"shape \(5, 2\)"):
-        relative_error(expected[:5].float(), reference)
+def test_a_run_that_was_cut_short_is_continued(
+    measurements: Measurements, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("reference", tmp_path / "run", "--filter", "fp32")
+    first = list(measurements.titles)
+    _, found = run("reference", tmp_path / "run")
+    assert "Continuing" in capsys.readouterr().out
+    assert measurements.titles == [*first, *(title for title in all_titles() if title not in first)]
+    assert titles_of(found) == all_titles()
+    run("reference", tmp_path / "run", "--fresh", "--filter", "fp32")
+    assert len(measurements.titles) == len(all_titles()) + len(first)
 
 
-def test_product_reference_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    x, weight, bias = torch.randn(5, 7), torch.randn(11, 7), torch.randn(11)
-    expected = x[1:4].double() @ weight.double().t() + bias.double()
-    monkeypatch.setattr("bench.workloads.CHUNK_ELEMENTS", 21)
-    torch.testing.assert_close(product_rows(x, weight, bias, 1, 4), expected, rtol=1e-14, atol=1e-14)
+def test_only_a_run_of_the_same_code_and_kind_is_continued(measurements: Measurements, tmp_path: Path) -> None:
+    run("reference", tmp_path / "run", "--filter", "fp32")
+    for arguments, message in (
+        (("--commit", "f" * 40), "commit is .* Give --fresh"),
+        (("--seed", "1"), "seed is 0 in one and 1 in the other"),
+        (("--contenders", "eager"), "contenders is"),
+    ):
+        with pytest.raises(SystemExit, match=rf"cannot continue .*: {message}"):
+            run("reference", tmp_path / "run", *arguments)
+    dirty = f"{COMMIT} with changes"
+    run("reference", tmp_path / "dirty", "--filter", "fp32", commit=dirty)
+    with pytest.raises(SystemExit, match="with changes, so that the code may differ"):
+        run("reference", tmp_path / "dirty", commit=dirty)
+
+
+def test_a_failing_case_may_be_tried_again(measurements: Measurements, tmp_path: Path) -> None:
+    failing = all_titles()[0]
+    measurements.failing = {failing}
+    assert run("reference", tmp_path / "run", "--filter", "fp32")[0] == 1
+    measurements.failing, measurements.titles = set(), []
+    assert run("reference", tmp_path / "run", "--filter", "fp32")[0] == 1
+    assert measurements.titles == []
+    status, found = run("reference", tmp_path / "run", "--filter", "fp32", "--retry")
+    assert (status, measurements.titles, len(found["cases"])) == (0, [failing], 5)
+
+
+def test_a_case_that_costs_the_device_is_recorded_before_the_run_ends(
+    measurements: Measurements, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(device: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "release", lose)
+        with pytest.raises(SystemExit, match=f"the device is lost after {all_titles()[0]}: Runtime"):
+            run("reference", tmp_path / "run")
+    assert titles_of(run("reference", tmp_path / "run")[1]) == all_titles() == measurements.titles
+
+
+def test_the_time_limit_leaves_cases_for_the_next_run(
+    measurements: Measurements, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, found = run("reference", tmp_path / "run", "--time-limit", "0")
+    assert (status, found["cases"], found["left_out"]) == (0, [], all_titles())
+    assert "Cases left out by the time limit" in capsys.readouterr().out
+    assert run("reference", tmp_path / "run")[1]["left_out"] == []
+
+
+def test_time_is_held_back_by_what_cases_took() -> None:
+    quick, slow = (Case("", name, "", "", lambda session: {}, seconds) for name, seconds in (("a", 2.0), ("b", 45.0)))
+    budget = runner.Budget(100.0)
+    assert budget.fits(slow)
+    budget.note(quick, 6.0)  # three times as long as was guessed
+    assert budget.fits(quick)
+    assert not budget.fits(slow)
+
+
+def test_merged_shards_are_the_whole_run(measurements: Measurements, tmp_path: Path) -> None:
+    _, whole = run("reference", tmp_path / "whole")
+    measurements.failing = {all_titles()[0]}
+    for index in (1, 2, 3):
+        run("reference", tmp_path / f"part{index}", "--shard", f"{index}/3")
+    measurements.failing = set()
+    run("reference", tmp_path / "again", "--filter", all_titles()[0])
+    files = [str(tmp_path / f"{name}.json") for name in ("part3", "part1", "part2", "again")]
+    assert main(["merge", *files, "--output", str(tmp_path / "merged")]) == 0
+    merged = json.loads((tmp_path / "merged.json").read_text())
+    untimed = [[{**case, "seconds": 0} for case in found["cases"]] for found in (merged, whole)]
+    assert untimed[0] == untimed[1]
+    results.save({**whole, "suite": "host"}, tmp_path / "host.json")
+    with pytest.raises(SystemExit, match="cannot merge: the suites are reference and host"):
+        main(["merge", str(tmp_path / "whole.json"), str(tmp_path / "host.json")])
+
+
+def test_shards_divide_the_cases_and_take_about_as_long() -> None:
+    cases = list(suite_of("models").cases(False, False, 0))
+    for count in (2, 4):
+        parts = [Shard(index, count).of(cases) for index in range(1, count + 1)]
+        assert sorted(case.title for part in parts for case in part) == sorted(case.title for case in cases)
+        seconds = [sum(case.seconds for case in part) for part in parts]
+        assert max(seconds) < 1.2 * min(seconds)
+        assert parts[0] == [case for case in cases if case in parts[0]]
+    for wrong in ("0/4", "2", "a/b", "1/0"):
+        with pytest.raises(ValueError, match="a shard is written as 1/4"):
+            Shard.parse(wrong)
+
+
+def test_two_processes_measure_the_cases_of_one(tmp_path: Path) -> None:
+    status, found = run("reference", tmp_path / "run", "--jobs", "2", "--filter", "Sigmoid 256")
+    assert (status, found["left_out"], found["settings"]["jobs"]) == (0, [], 2)
+    assert titles_of(found) == [title for title in all_titles() if title.startswith("Sigmoid")]
+    assert all(entry["median_us"] > 0 for case in found["cases"] for entry in case["contenders"].values())
+
+
+ENDING = """
+import os, runpy, sys
+from bench import runner
+measure = runner.figures_of
+def figures_of(case, session):
+    if "bf16" in case.title:
+        os._exit(3)
+    return measure(case, session)
+runner.figures_of = figures_of
+"""
+
+
+def test_a_process_that_ends_loses_its_case_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(ENDING)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    status, found = run("reference", tmp_path / "run", "--jobs", "2", "--filter", "Sigmoid 256")
+    notes = {case["precision"]: case.get("note") for case in found["cases"]}
+    assert (status, found["left_out"]) == (1, [])
+    assert notes == {"fp32": None, "bf16": "failed: the process ended with status 3", "fp16": None}
+
+
+def test_packages_that_are_missing_leave_out_their_cases(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "installed_version", lambda package: None)
+    assert main(["models", "--list", "--filter", "TRAINING", "--filter", "bf16"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "timm is not installed: cases that need it are left out."
+    assert lines[2:] == ["DLRM bottom MLP training batch 65536 bf16", "DLRM top MLP training batch 65536 bf16"]
 
 
 @pytest.mark.parametrize(
@@ -275,9 +330,9 @@ def test_product_reference_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_floors_of_the_reference_models_on_an_h200(model: str, precision: str, microseconds: float) -> None:
-    found = suites.select("reference", small=False, quick=False, filters=[f"{model} ", f" {precision}"])
-    case = next(case for case in found if case.group == model)
-    assert floor_us(case.work, precision, ceilings_for(H200)) == pytest.approx(microseconds, rel=0.01)
+    (own,) = (found for found in reference.MODELS if found.name == model)
+    floor = floor_us(own.least_work(False, precision), precision, ceilings_for(TARGET_DEVICE))
+    assert floor == pytest.approx(microseconds, rel=0.01)
 
 
 def test_no_floor_without_measured_ceilings() -> None:
@@ -286,48 +341,14 @@ def test_no_floor_without_measured_ceilings() -> None:
     assert CEILINGS[0].source
 
 
-def entries(**medians: float) -> dict[str, dict[str, Any]]:
-    """Contenders with these medians and an error of 1e-3."""
-    return {
-        name.replace("_", "-"): {"median_us": median, "error": 1e-3, "rounding": 2e-3}
-        for name, median in medians.items()
-    }
-
-
-def test_verdicts_hold_the_targets_against_the_faster_compiler() -> None:
-    found = suites.select("reference", small=False, quick=False, filters=["bf16"])
-    by_name = {case.group: case for case in found}
-
-    def verdicts(name: str, device: str = H200, **medians: float) -> list[str]:
-        return [target["verdict"] for target in runner.judge(by_name[name], entries(**medians), device)["targets"]]
-
-    residual = "GemmSigmoidScaleResidual"
-    assert verdicts(residual, compile=190, max_autotune=180, mm=180, cutfuse=183) == ["met", "met"]
-    assert verdicts(residual, compile=190, max_autotune=170, mm=180, cutfuse=183) == ["missed", "met"]
-    assert verdicts(residual, compile=200, mm=170, cutfuse=183) == ["met", "missed"]
-    assert verdicts(residual, mm=180, cutfuse=183) == ["not measured", "met"]
-    assert verdicts("GemmDivideSumScale", compile=180, cutfuse=59) == ["met"]
-    assert verdicts("GemmDivideSumScale", compile=180, cutfuse=61) == ["missed"]
-    assert verdicts(residual, device="some other card", compile=190, cutfuse=500) == []
-
-
-def test_accuracy_is_judged_by_eager_plus_one_rounding() -> None:
-    case = suites.select("reference", small=False, quick=False, filters=["Sigmoid 4096", "bf16"])[0]
-    found = entries(eager=1, cutfuse=1)
-    found["cutfuse"]["error"] = 2.9e-3
-    assert runner.judge(case, found, H200)["accurate"] is True
-    found["cutfuse"]["error"] = 3.1e-3
-    assert runner.judge(case, found, H200)["accurate"] is False
-
-
-@pytest.mark.parametrize("suite", list(suites.SUITES))
-@pytest.mark.parametrize("small", [False, True])
-@pytest.mark.parametrize("quick", [False, True])
-def test_cases_have_titles_of_their_own(suite: str, small: bool, quick: bool) -> None:
-    titles = [case.title for case in suites.select(suite, small=small, quick=quick, filters=[])]
-    assert titles
-    assert len(titles) == len(set(titles))
-
-
 def test_reference_models_are_all_measured() -> None:
-    assert {model.name for model in cases.MODELS} == set(cutfuse.models.__all__)
+    assert {model.name for model in reference.MODELS} == set(cutfuse.models.__all__)
+
+
+def test_a_case_that_cannot_be_built_is_noted() -> None:
+    def fail(session: Session) -> Any:
+        raise MemoryError("Tried to allocate 200 GiB")
+
+    found = measured(Case("a", "", "1x1", "fp32", fail))
+    assert found["note"] == "failed: MemoryError: Tried to allocate 200 GiB"
+    assert results.has_failed(found)

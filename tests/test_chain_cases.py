@@ -9,11 +9,11 @@ from itertools import product
 
 import pytest
 import torch
+from bench_runs import parts_of
 
 from bench import chain_cases
 from bench.accuracy import WRONG_ABOVE
-from bench.chain_cases import AUTOTUNED, QUICK, QUOTAS, SHAPES, all_cases, chains_of, gflop, operand_bytes, select
-from bench.chain_contenders import AUTOTUNE, MM, POINTWISE, PRODUCT
+from bench.chain_cases import AUTOTUNED, QUICK, QUOTAS, SHAPES, all_cases, chains_of, gflop, operand_bytes
 from bench.chain_drawing import (
     LARGEST,
     NORMAL,
@@ -27,8 +27,10 @@ from bench.chain_drawing import (
     image,
 )
 from bench.chain_functions import FULL, LIGHT, LIGHT_ALONE, SPECIAL, Chain, Operand
-from bench.run_files import Shard
-from bench.workloads import PRECISIONS, REDUCTIONS
+from bench.chain_suite import sizes_of
+from bench.contenders import AUTOTUNE, MM, POINTWISE, PRODUCT
+from bench.suite import Case
+from bench.workloads import PRECISIONS, REDUCTIONS, dimensions
 from cutfuse.epilogue import op_table, split_affine
 from cutfuse.epilogue.resolve import resolve
 
@@ -144,12 +146,22 @@ def test_every_operand_of_a_drawn_chain_is_used() -> None:
             assert names == set("abc"[: len(operands)]), chain.lines
 
 
+def contenders_of(case: Case) -> tuple[str, ...]:
+    """Who runs a case of launches."""
+    return parts_of(case)[1]
+
+
+def products(quick: bool = False) -> list[Case]:
+    """The products with a chain behind them."""
+    return [case for case in all_cases(False, quick, 0) if case.group == "linear"]
+
+
 def test_cases_are_spread_over_the_grid() -> None:
     chains = {chain.name: chain for chain in chains_of(0)}
-    cases = [case for case in all_cases(False, False, 0) if case.group == "linear"]
+    cases = products()
     assert len({case.title for case in cases}) == len(cases) == 117
-    pairs = Counter((case.size, case.precision) for case in cases)
-    assert pairs == {(shape, precision): QUOTAS[precision] for shape in SHAPES for precision in QUOTAS}
+    pairs = Counter((case.shape, case.precision) for case in cases)
+    assert pairs == {(dimensions(shape), precision): QUOTAS[precision] for shape in SHAPES for precision in QUOTAS}
     counts = Counter(case.variant for case in cases)
     assert set(counts) == set(chains)
     assert max(counts.values()) - min(counts.values()) <= 4
@@ -162,33 +174,29 @@ def test_cases_are_spread_over_the_grid() -> None:
 
 
 def test_max_autotune_has_part_in_some_of_the_16_bit_cases_of_every_shape() -> None:
-    cases = [case for case in all_cases(False, False, 0) if case.is_autotuned]
+    cases = [case for case in products() if AUTOTUNE in contenders_of(case)]
     assert len(cases) == AUTOTUNED == 24
     assert {case.precision for case in cases} == {"bf16", "fp16"}
-    assert {case.size for case in cases} == set(SHAPES)
+    assert {case.shape for case in cases} == set(map(dimensions, SHAPES))
     assert len({case.variant for case in cases}) > 8
-    assert not any(case.is_autotuned for small in (False, True) for case in all_cases(small, True, 0))
+    assert min(case.seconds for case in cases) > 40 > max(case.seconds for case in products(quick=True))
 
 
 def test_a_quick_run_is_the_beginning_of_the_draw() -> None:
-    whole, quick = (
-        [case.title for case in all_cases(False, is_quick, 0) if case.group == "linear"] for is_quick in (False, True)
-    )
-    assert quick == whole[:QUICK]
-    cases = [case for case in all_cases(False, True, 0) if case.group == "linear"]
-    assert len({case.size for case in cases}) >= 6
+    cases = products(quick=True)
+    assert [case.title for case in cases] == [case.title for case in products()[:QUICK]]
+    assert len({case.shape for case in cases}) >= 6
     assert {case.precision for case in cases} == set(QUOTAS)
 
 
 def test_what_bounds_a_case_is_measured_where_a_target_names_it() -> None:
     chains = {chain.name: chain for chain in chains_of(0)}
-    for case in all_cases(False, False, 0):
-        if case.group != "linear":
-            continue
-        is_bounded = case.precision != "fp32" and gflop(case.size) >= 40 and not chains[case.variant].has_full
-        assert (POINTWISE in case.contenders) == is_bounded
-        assert (PRODUCT in case.contenders) == (case.precision == "fp32")
-        assert MM in case.contenders
+    for case in products():
+        is_large = gflop(sizes_of(case.as_dict())) >= 40
+        is_bounded = case.precision != "fp32" and is_large and not chains[case.variant].has_full
+        assert (POINTWISE in contenders_of(case)) == is_bounded
+        assert (PRODUCT in contenders_of(case)) == (case.precision == "fp32")
+        assert MM in contenders_of(case)
 
 
 def test_sizes_and_bytes() -> None:
@@ -199,16 +207,3 @@ def test_sizes_and_bytes() -> None:
     chain = Chain("some", 1, operands, ("return z",))
     assert operand_bytes(chain, (10, 20, 5), "bf16") == 4 * 200 + 2 * (20 + 10 + 1)
     assert operand_bytes(chain, (10, 20, 5), "tf32") == 2 * 200 + 4 * (20 + 10 + 1)
-    for case in all_cases(False, False, 0):
-        if case.group == "pointwise":
-            assert case.work.read_bytes == 2 * case.work.written_bytes >= 2 * 64e6
-
-
-def test_cases_are_chosen_by_title_and_shard() -> None:
-    found = select(False, False, 0, ["TRAINING", "768"], Shard())
-    assert [case.title for case in found] == ["training layer, gelu 12608x3072x768 bf16"]
-    parts = [select(False, False, 0, [], Shard(index, 3)) for index in (1, 2, 3)]
-    assert sorted(case.title for part in parts for case in part) == sorted(
-        case.title for case in all_cases(False, False, 0)
-    )
-    assert AUTOTUNE not in {name for case in select(True, False, 0, [], Shard()) for name in case.contenders}

@@ -6,17 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from bench_runs import measured, results_of
 
 import cutfuse
 from bench import chain_memory
-from bench.cases import TARGET_DEVICE
 from bench.chain_cases import MEMORY, MEMORY_SHAPES, all_cases
 from bench.chain_memory import EAGER_STACK, FUSED_STACK, RECOMPUTED_STACK
-from bench.chain_report import case_line
-from bench.chain_run import Options, run_case
-from bench.chain_suite import judge
-from bench.progress import Progress
-from bench.timing import Effort, HostClock
+from bench.goals import MISSED, lines_of
+from bench.progress import summary
 
 CPU = torch.device("cpu")
 
@@ -91,23 +88,22 @@ def test_a_case_of_memory_is_run_with_the_devices_counters(monkeypatch: pytest.M
 
     monkeypatch.setattr(chain_memory, "measure", measure)
     case = next(case for case in all_cases(False, False, 0) if case.group == MEMORY)
-    options = Options(CPU, (), Effort(0.0, 2, 2), None)
-    figures = {**case.as_dict(), **run_case(case, options, HostClock(), Progress(1))}
-    assert asked == [(MEMORY_SHAPES[0], torch.bfloat16, CPU, chain_memory.CudaMeter(CPU))]
-    assert case_line(figures) == "eager 2.0 MB kept, peak 3.0 MB"
+    figures = {**measured(case), "seconds": 4.0}
+    assert asked == [(MEMORY_SHAPES[0], torch.bfloat16, CPU, chain_memory.Meter(CPU))]
+    assert summary(figures) == "eager 3.0 MB (4.0 s)"
 
 
 def test_the_worst_stack_is_held_to_eager() -> None:
     cases = []
-    for shape, peak in zip(MEMORY_SHAPES, (1.0, 1.002, 0.9), strict=True):
+    own = [case for case in all_cases(False, False, 0) if case.group == MEMORY]
+    for case, peak in zip(own, (1.0, 1.002, 0.9), strict=True):
         entries = {EAGER_STACK: (100.0, 100.0), FUSED_STACK: (100.0, 100.0 * peak), RECOMPUTED_STACK: (70.0, 80.0)}
-        case = next(case for case in all_cases(False, False, 0) if (case.group, case.size) == (MEMORY, shape))
         figures = {name: {"kept_bytes": kept, "peak_bytes": most} for name, (kept, most) in entries.items()}
         cases.append({**case.as_dict(), "contenders": figures})
-    lines = {line["line"]: line for line in judge(cases, TARGET_DEVICE, False, 0)}
-    assert (lines[11]["value"], lines[11]["verdict"]) == (pytest.approx(1.002), "missed")
-    assert "16384x4096x1024" in lines[11]["where"]
-    assert (lines[12]["value"], lines[12]["verdict"]) == (0.7, "met")
+    lines = [line for line in lines_of(results_of("chains", cases)) if line.cells]
+    assert [line.value for line in lines] == [pytest.approx(1.002), 0.7]
+    assert lines[0].verdict == MISSED
+    assert "16384x4096x1024" in lines[0].where
 
 
 def test_compiled_kernels_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,7 @@
-"""The chains suite's measurements on the CPU: a small run from end to end, its checks, and the start of processes."""
+"""The chains suite's measurements on the CPU: what is checked of a result, and the start of processes."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,23 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from bench_runs import CPU, measured, parts_of
 
 import cutfuse
-from bench import chain_start, chain_workloads, machine, specialized
-from bench.__main__ import main
-from bench.cases import TARGET_DEVICE
-from bench.ceilings import ceilings_for
-from bench.chain_cases import MODEL, MODEL_CHAINS, ONE_CHAIN, START, Case, all_cases, chains_of
-from bench.chain_check import poison, worst_line_error
-from bench.chain_contenders import COMPILE, INTERPRETED, POINTWISE, PRODUCT, SPECIALIZED, contender
+from bench import chain_start, chain_workloads, specialized
+from bench.ceilings import ceilings_for, floor_us
+from bench.chain_cases import MODEL, MODEL_CHAINS, ONE_CHAIN, START, all_cases, chains_of
 from bench.chain_functions import LIGHT_ALONE
-from bench.chain_run import Options, memory_us, run_case
-from bench.progress import Progress
-from bench.timing import Effort, HostClock
+from bench.contenders import COMPILE, CONTENDERS, INTERPRETED, POINTWISE, PRODUCT, SPECIALIZED
+from bench.goals import TARGET_DEVICE
+from bench.launches import poison, worst_line_error
+from bench.suite import Case
 from bench.workloads import Reference
-
-CPU = torch.device("cpu")
-OPTIONS = Options(CPU, (INTERPRETED, SPECIALIZED), Effort(0.0, 2, 2), None)
 
 
 class Modes:
@@ -56,35 +50,6 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> Modes:
     return fake
 
 
-def run(output: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Run the suite on the CPU; the exit status and what it wrote."""
-    status = main(["chains", "--device", "cpu", "--rounds", "2", "--output", str(output), *arguments])
-    return status, json.loads(output.with_suffix(".json").read_text())
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_suite_measures_renders_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str], modes: Modes) -> None:
-    status, results = run(tmp_path / "run")
-    assert status == 0
-    cases = all_cases(True, False, 0)
-    assert [case["variant"] for case in results["cases"]] == [case.variant for case in cases]
-    for case, wanted in zip(results["cases"], cases, strict=True):
-        assert set(case["contenders"]) == set(wanted.contenders) - {COMPILE}
-        for entry in case["contenders"].values():
-            assert entry["error"] < 0.01
-            assert 0 < entry["p10_us"] <= entry["median_us"] <= entry["p90_us"]
-    assert {case["precision"] for case in results["cases"]} == {"bf16", "fp16", "fp32"}
-    assert all(line["verdict"] is None for line in results["lines"])
-    assert [chain["name"] for chain in results["chains"]] == [chain.name for chain in chains_of(0)]
-    assert modes.mode == "background"
-    assert {"off", "now"} <= set(modes.seen)
-    capsys.readouterr()
-    assert main(["render", str(tmp_path / "run.json"), "--summary"]) == 0
-    assert "| 1 | 16-bit, 40 GFLOP and more | best torch.compile | 0 of 42: geometric mean | - | ≤ 0.90 |" in (
-        capsys.readouterr().out
-    )
-
-
 def linear_case(**wanted: str) -> Case:
     """A small product's case with a precision or a chain."""
     return next(
@@ -96,18 +61,17 @@ def linear_case(**wanted: str) -> Case:
 
 def figures_with(case: Case) -> dict[str, Any]:
     """What a run of a case gives for cutfuse."""
-    return run_case(case, OPTIONS, HostClock(), Progress(1))["contenders"]
+    return measured(case, INTERPRETED, SPECIALIZED)["contenders"]
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_modes_are_set_for_the_calls_of_a_contender(modes: Modes) -> None:
-    case = linear_case(precision="bf16", variant="relu")
-    assert case.build is not None
+    build, _ = parts_of(linear_case(precision="bf16", variant="relu"))
     with torch.no_grad():
-        workload = case.build(CPU)
+        workload = build(CPU)
         for name, mode in ((INTERPRETED, "off"), (SPECIALIZED, "now")):
             modes.seen.clear()
-            contender(name, workload).prepare(workload).launch()
+            CONTENDERS[name].prepare(workload).launch()
             assert modes.seen == [mode, "background"]
 
 
@@ -207,7 +171,7 @@ def test_a_backward_pass_is_the_gradient_alone() -> None:
 
 
 def test_a_training_step_is_compared_in_all_of_its_results() -> None:
-    workload = chain_workloads.training((6, 20, 10), COMPILE, "bf16", CPU)
+    workload = chain_workloads.training_of_gelu((6, 20, 10), COMPILE, "bf16", CPU)
     with torch.no_grad():
         parts = workload.in_mode("now")()
     assert [tuple(part.shape) for part in parts] == [(6, 20), (6, 10), (20, 10), (20,)]
@@ -220,28 +184,18 @@ def test_a_training_step_is_compared_in_all_of_its_results() -> None:
 
 def test_the_least_time_is_that_of_the_ceilings() -> None:
     cases = {case.title: case for case in all_cases(False, False, 0)}
-    ceilings = ceilings_for(TARGET_DEVICE)
     size = 2 * 8192 * 8192
-    copied = memory_us(cases["pointwise six Light ops 8192x8192 bf16"], ceilings)
-    assert copied == pytest.approx(1e6 * 3 * size / 4.28e12)
-    read = memory_us(cases["reduce sum of dim 1 8192x8192 bf16"], ceilings)
-    assert read == pytest.approx(1e6 * (size + 2 * 8192) / 4.36e12)
-    assert memory_us(cases["reduce sum of dim 1 8192x8192 bf16"], None) is None
 
+    def floor(title: str, device: str = TARGET_DEVICE) -> float | None:
+        return floor_us(cases[title].prepare.args[3], "bf16", ceilings_for(device))  # type: ignore[attr-defined]
 
-def test_a_failing_contender_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = {**machine.facts(CPU, None), "device": TARGET_DEVICE}
-    monkeypatch.setattr(machine, "facts", lambda *_: facts)
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("no kernel")
-
-    monkeypatch.setattr(cutfuse, "reduce", fail)
-    status, results = run(tmp_path / "run", "--filter", "reduce amax")
-    assert status == 1
-    assert results["cases"][0]["contenders"][SPECIALIZED] == {"note": "failed: RuntimeError: no kernel"}
-    assert results["cases"][0]["contenders"]["eager"]["median_us"] > 0
-    assert results["cases"][0]["memory_us"] > 0
+    assert floor("pointwise six Light ops 8192x8192 bf16") == pytest.approx(1e6 * 3 * size / 4.28e12)
+    reduced = "reduce sum of dim 1 8192x8192 bf16"
+    assert floor(reduced) == pytest.approx(1e6 * (size + 2 * 8192) / 4.36e12)
+    assert floor(reduced, "some other card") is None
+    residual = next(case for case in cases.values() if case.variant == "residual" and case.precision == "bf16")
+    m, n, _ = map(int, residual.shape.split("x"))
+    assert floor(residual.title) == pytest.approx(1e6 * 2 * m * n / 4.28e12)  # the operand, at the rate of a copy
 
 
 @pytest.fixture
@@ -288,15 +242,15 @@ def start_case(variant: str) -> Case:
 
 def test_processes_begin_without_a_cache_and_the_second_finds_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain_start, "command", lambda count: [sys.executable, "-c", SCRIPT, str(count)])
-    found = run_case(start_case(ONE_CHAIN), OPTIONS, HostClock(), Progress(1))["contenders"]
+    found = measured(start_case(ONE_CHAIN))["contenders"]
     assert {name: entry["wait_s"] for name, entry in found.items()} == {"cold": 0.4, "second process": 0.01}
-    found = run_case(start_case(MODEL), OPTIONS, HostClock(), Progress(1))["contenders"]
+    found = measured(start_case(MODEL))["contenders"]
     assert found == {"cold": {"wait_s": 0.4, "kernels": MODEL_CHAINS}}
 
 
 def test_chains_that_are_left_to_the_interpreter_are_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain_start, "command", lambda count: [sys.executable, "-c", SCRIPT, str(count - 1)])
-    found = run_case(start_case(MODEL), OPTIONS, HostClock(), Progress(1))["contenders"]
+    found = measured(start_case(MODEL))["contenders"]
     assert found == {"cold": {"note": "failed: 29 of 30 chains ran specialized"}}
 
 

@@ -17,9 +17,9 @@ from bench.device_turns import DeviceTurns, autotune_alone
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """The file of a run."""
+    """The folder of a run."""
     found = tmp_path / "turns"
-    found.touch()
+    found.mkdir()
     return found
 
 
@@ -64,6 +64,53 @@ def test_a_turn_is_entered_again_inside_and_after_a_failure(path: Path) -> None:
     assert turns.depth == 0
     with turns.alone():
         assert turns.depth == 1
+
+
+def prepare_and_time(path: Path, log: Path, place: int) -> None:
+    """A process: prepare and time two cases, and note when."""
+    turns = DeviceTurns(path)
+
+    def note(text: str) -> None:
+        with log.open("a") as file:
+            file.write(f"{text} {place}\n")
+
+    for _ in range(2):
+        with turns.preparing():
+            note("prepares")
+            time.sleep(0.05)
+            note("prepared")
+        with turns.timing():
+            note("times")
+            time.sleep(0.05)
+            note("timed")
+
+
+def test_no_process_prepares_or_times_a_case_while_another_times_one(path: Path, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    log = tmp_path / "log"
+    processes = [context.Process(target=prepare_and_time, args=(path, log, place)) for place in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    preparing, together = 0, 0
+    lines = log.read_text().splitlines()
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        word, place = line.split()
+        preparing += {"prepares": 1, "prepared": -1}.get(word, 0)
+        together = max(together, preparing)
+        if word == "times":
+            assert preparing == 0
+            assert after == f"timed {place}"
+    assert together > 1
+    assert len(lines) == 3 * 8
+
+
+def test_a_process_without_others_takes_no_turns() -> None:
+    turns = DeviceTurns()
+    with turns.preparing(), turns.timing(), turns.alone():
+        assert turns.folder is None
 
 
 def test_variants_of_kernels_are_timed_in_a_turn(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench import gains
-from bench.report import committed
+from bench.results import committed
 
 
 def test_whole_models_are_compared_with_the_faster_of_eager_and_torch_compile() -> None:

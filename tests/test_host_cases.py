@@ -7,27 +7,36 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from bench_runs import CPU, measured
 from torch import Tensor
 
 import cutfuse
-from bench import host_calls, host_suite
+from bench import host_calls, host_run
 from bench import host_cases as suite
 from bench.accuracy import WRONG_ABOVE
+from bench.host_run import CUTFUSE, PYTORCH, Calls, Group
 from bench.host_timing import HOST, WHOLE
 from bench.mlp_blocks import build_stacks
-from bench.progress import Progress
-from bench.runner import Budget
-from bench.timing import Effort
+from bench.suite import Case
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-CPU = torch.device("cpu")
 SHAPE = (6, 24, 16)
 
 
-def compiling_cases() -> list[suite.Case]:
+def group_of(case: Case) -> Group:
+    """The group of a case."""
+    return case.prepare.args[0]  # type: ignore[attr-defined]
+
+
+def build_of(case: Case) -> Calls:
+    """The calls of a case."""
+    return case.prepare.args[2](CPU)  # type: ignore[attr-defined]
+
+
+def compiling_cases() -> list[Case]:
     """Those that small runs go without, at small sizes."""
     stack = suite.Stack(2, 16, 32, 5)
-    blocks = suite.Case(
+    blocks = suite.case_of(
         suite.COMPILED_FORWARD, stack.label, "bf16", lambda device: stack.build(suite.COMPILED_FORWARD, device)
     )
     return [*suite.LAYERS_PAIR.cases([(4, 16, 16)]), blocks]
@@ -38,32 +47,32 @@ def compiling_cases() -> list[suite.Case]:
     [*suite.host_cases(small=True, quick=False), *compiling_cases()],
     ids=lambda case: case.title,
 )
-def test_both_calls_give_the_exact_result(case: suite.Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_calls_give_the_exact_result(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    with torch.set_grad_enabled(case.group.needs_grad):
-        built = case.build(CPU)
+    with torch.set_grad_enabled(group_of(case).needs_grad):
+        built = build_of(case)
         exact = built.exact()
-        assert {part.dtype for part in host_suite.parts_of(exact)} == {torch.float64}
+        assert {part.dtype for part in host_run.parts_of(exact)} == {torch.float64}
         for call in (built.pytorch, built.cutfuse):
-            assert host_suite.error_of(call(), exact) < WRONG_ABOVE[case.precision]
-            assert host_suite.error_of(call(), exact) < WRONG_ABOVE[case.precision]  # a call leaves nothing behind
+            assert host_run.error_of(call(), exact) < WRONG_ABOVE[case.precision]
+            assert host_run.error_of(call(), exact) < WRONG_ABOVE[case.precision]  # a call leaves nothing behind
 
 
 def test_every_group_is_measured_and_titles_are_its_own() -> None:
-    groups = {value for value in vars(suite).values() if isinstance(value, suite.Group)}
+    groups = {value for value in vars(suite).values() if isinstance(value, Group)}
     for quick in (False, True):
         cases = list(suite.host_cases(small=False, quick=quick))
-        assert {case.group for case in cases} == groups
+        assert {group_of(case) for case in cases} == groups
         titles = [case.title for case in cases]
         assert len(titles) == len(set(titles))
-    small = {case.group for case in suite.host_cases(small=True, quick=False)}
+    small = {group_of(case) for case in suite.host_cases(small=True, quick=False)}
     assert {group for group in groups if not group.compiles} == small
 
 
 def test_quick_cases_are_among_the_full_ones_and_what_compiles_is_last() -> None:
     full, quick = ([case.title for case in suite.host_cases(small=False, quick=quick)] for quick in (False, True))
     assert set(quick) < set(full)
-    compiles = [case.group.compiles for case in suite.host_cases(small=False, quick=True)]
+    compiles = [group_of(case).compiles for case in suite.host_cases(small=False, quick=True)]
     assert compiles == sorted(compiles)
     assert sum(compiles) == 3
 
@@ -73,8 +82,8 @@ def test_cases_compile_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
     for case in [*suite.host_cases(small=True, quick=False), *compiling_cases()]:
         compiled.clear()
-        case.build(CPU)
-        assert len(compiled) == 2 * case.group.compiles
+        build_of(case)
+        assert len(compiled) == 2 * group_of(case).compiles
 
 
 def test_drawn_shapes_are_always_the_same_and_spread_over_their_range() -> None:
@@ -100,21 +109,21 @@ def test_drawn_shapes_are_always_the_same_and_spread_over_their_range() -> None:
 
 def test_what_the_host_is_timed_on_keeps_the_device_waiting() -> None:
     for case in suite.host_cases(small=False, quick=False):
-        if case.group.time == HOST:
+        if group_of(case).time == HOST:
             sizes = [int(size) for size in case.shape.split("x")]
             assert math.prod(sizes) <= 1 << 29  # 1.1 GFLOP: about 2 us on an H200 in bf16, 20 us in fp32
 
 
 def test_fp32_sizes_and_stacks_are_those_of_the_targets() -> None:
     cases = list(suite.host_cases(small=False, quick=False))
-    drawn = [tuple(map(int, case.shape.split("x"))) for case in cases if case.group == suite.DRAWN_GELU]
+    drawn = [tuple(map(int, case.shape.split("x"))) for case in cases if group_of(case) == suite.DRAWN_GELU]
     assert len(drawn) == 40
     assert all(1 <= m <= 4096 and min(n, k) >= 256 and max(n, k) <= 8192 for m, n, k in drawn)
     labels = ["12 blocks 384/1536, 197 rows", "12 blocks 768/3072, 1576 rows"]
     for group in (suite.FORWARD, suite.TRAINING_BLOCKS, suite.COMPILED_FORWARD):
         assert group.time == WHOLE
         more = [] if group.compiles else ["12 blocks 768/3072, 12608 rows"]
-        assert [case.shape for case in cases if case.group == group] == labels + more
+        assert [case.shape for case in cases if group_of(case) == group] == labels + more
 
 
 def test_the_lambda_is_new_on_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,46 +161,27 @@ def test_stacks_share_their_parameters() -> None:
 def test_grad_mode_and_fp32_setting_are_the_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bool, str]] = []
 
-    def build(device: torch.device) -> suite.Calls:
+    def build(device: torch.device) -> Calls:
         seen.append((torch.is_grad_enabled(), torch.get_float32_matmul_precision()))
-        return suite.Calls(*[lambda: torch.ones(2, dtype=torch.float64)] * 3)
+        return Calls(*[lambda: torch.ones(2, dtype=torch.float64)] * 3)
 
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
         for group in (suite.DRAWN_GELU, suite.TRAINING):
-            host_suite.run_case(suite.Case(group, "", "fp32", build), CPU, Effort(0.1, 1, 1), seed=0)
+            measured(suite.case_of(group, "", "fp32", build))
     finally:
         torch.set_float32_matmul_precision(before)
     assert seen == [(False, "highest"), (True, "highest")]
 
 
-def test_time_is_held_back_for_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(device: torch.device) -> suite.Calls:
-        return suite.Calls(*[lambda: torch.ones(2, dtype=torch.float64)] * 3)
-
-    cases = [suite.Case(group, group.name, "bf16", build) for group in (suite.GELU, suite.LAYERS, suite.FORWARD)]
-    found: list[str] = []
-
-    def run(limit_s: float) -> list[str]:
-        found.clear()
-        return host_suite.run_suite(
-            cases, CPU, Effort(0.0, 1, 1), 0, Budget(limit_s), Progress(3), lambda case: found.append(case["group"])
-        )
-
-    released: list[torch.device] = []
-    monkeypatch.setattr(host_suite, "release", released.append)
-    monkeypatch.setattr(Budget, "elapsed", lambda self: 1.0)
-    assert run(100.0) == []
-    assert found == [case.group.name for case in cases]
-    assert released == [CPU]
-    assert run(host_suite.COMPILE_GUESS_S) == [cases[1].title]
-    assert found == [suite.GELU.name, suite.FORWARD.name]
-    assert run(0.5) == [case.title for case in cases]
-    budget = Budget(100.0)
-    budget.note("compile", 200.0)
-    assert not host_suite.fits(cases[1], budget)
-    assert host_suite.fits(cases[0], budget)
+def test_calls_are_timed_when_their_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    timed = host_run.time_in_turns
+    monkeypatch.setattr(cutfuse, "wait", lambda *_: events.append("waited") or 0)
+    monkeypatch.setattr(host_run, "time_in_turns", lambda *given: events.append("timed") or timed(*given))
+    measured(next(case for case in suite.host_cases(small=True, quick=True) if group_of(case) == suite.GELU))
+    assert events == ["waited", "timed"]
 
 
 @pytest.mark.parametrize(
@@ -205,14 +195,14 @@ def test_time_is_held_back_for_compilers(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_is_wrong_is_not_timed(result: Tensor, message: str) -> None:
     exact = torch.zeros(3 if message.endswith("shapes") else len(result), dtype=torch.float64)
     right = lambda: exact.float()  # noqa: E731
-    case = suite.Case(suite.GELU, "", "fp32", lambda device: suite.Calls(right, lambda: result, lambda: exact))
-    entries = host_suite.run_case(case, CPU, Effort(0.1, 1, 1), seed=0)["contenders"]
-    assert entries[host_suite.CUTFUSE]["note"].startswith(message)
-    assert "median_us" not in entries[host_suite.CUTFUSE]
-    assert entries[host_suite.PYTORCH]["median_us"] >= 0
+    case = suite.case_of(suite.GELU, "", "fp32", lambda device: Calls(right, lambda: result, lambda: exact))
+    entries = measured(case)["contenders"]
+    assert entries[CUTFUSE]["note"].startswith(message)
+    assert "median_us" not in entries[CUTFUSE]
+    assert entries[PYTORCH]["median_us"] >= 0
 
 
 def test_each_of_several_results_is_compared() -> None:
     exact = (torch.ones(4).double(), 1e-6 * torch.ones(2).double())
-    assert host_suite.error_of((torch.ones(4), 1e-6 * torch.ones(2)), exact) < 1e-6
-    assert host_suite.error_of((torch.ones(4), torch.zeros(2)), exact) == pytest.approx(1.0)
+    assert host_run.error_of((torch.ones(4), 1e-6 * torch.ones(2)), exact) < 1e-6
+    assert host_run.error_of((torch.ones(4), torch.zeros(2)), exact) == pytest.approx(1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,18 +12,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from bench_runs import run, session_of
 from torch import Tensor, nn
 
 import cutfuse
-from bench import model_compilation, model_contenders, model_errors, model_run, model_suite, model_timing, timing
-from bench.__main__ import main
+from bench import model_compilation, model_errors, model_run, model_suite, model_timing, timing
 from bench.model_cases import PASSES, all_cases
-from bench.model_contenders import COMPILE, CONTENDERS, CUTFUSE, EAGER, OR, chosen
+from bench.model_contenders import COMPILE, CONTENDERS, CUTFUSE, EAGER, chosen
 from bench.model_fusion import explained, fused_of, fusion_rows, product_rows
-from bench.model_run import Options
 from bench.model_zoo import FORWARD, MODELS, TRAINING, Inputs
-from bench.progress import Progress
-from bench.timing import Effort
+from bench.results import load
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit")  # of PyTorch's own modules, where they are first imported
 
@@ -54,7 +51,6 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for contender in (COMPILE, CUTFUSE):
         changed = replace(contender, backend="aot_eager")
         monkeypatch.setitem(CONTENDERS, contender.name, changed)
-    monkeypatch.setattr(model_suite, "start_compiler", lambda device: None)
     monkeypatch.setattr(cutfuse, "explain_model", explain_layers, raising=False)
     yield
     torch._dynamo.reset()
@@ -210,7 +206,7 @@ def errors_with(call: Callable[[nn.Module], Callable[..., Any]]) -> dict[str, An
         return Inputs((torch.linspace(-1, 1, 64).reshape(4, 16),))
 
     contenders: Any = (EAGER, other)
-    return model_errors.run(contenders, module, inputs_for, True, Progress(1))["contenders"]
+    return model_errors.run(contenders, module, inputs_for, True)["contenders"]
 
 
 def test_errors_are_of_outputs_and_of_all_gradients() -> None:
@@ -248,26 +244,23 @@ def test_graphs_are_counted_over_batch_sizes() -> None:
 
 
 def test_modes_with_cuda_graphs_are_for_gpus() -> None:
-    assert [contender.name for contender in chosen(None, True)] == list(CONTENDERS)
-    assert [contender.name for contender in chosen(None, False)] == ["eager", "compile", "cutfuse"]
-    assert chosen("cutfuse,eager", False) == (EAGER, CUTFUSE)
-    with pytest.raises(ValueError, match="unknown contenders fastest; choose from eager"):
-        chosen("eager,fastest", True)
+    assert chosen(True, False) == tuple(CONTENDERS)
+    assert chosen(False, False) == ("eager", "compile", "cutfuse")
     assert (CUTFUSE.backend, CUTFUSE.mode) == ("cutfuse", None)
     graphs = CONTENDERS["cutfuse-graphs"]
     assert (graphs.backend, graphs.mode) == ("cutfuse", "reduce-overhead")
 
 
 def test_cuda_graphs_are_timed_where_a_limit_is_about_them() -> None:
-    graphs = {"compile-graphs", "cutfuse-graphs"}
-    options = Options(torch.device("cpu"), chosen(None, True), Effort(0.0, 2, 2))
+    session = session_of(*CONTENDERS)
     for case in all_cases(is_small=True):
-        if case.kind in PASSES:
-            goals = [goal for goal in model_suite.GOALS if model_suite.covers(goal.as_dict(), case.as_dict())]
-            compared = {name for goal in goals for name in (goal.own.name, *goal.rival.split(OR))}
-            timed = {contender.name for contender in model_run.contenders_for(case, options)}
-            assert timed & graphs == compared & graphs
-            assert timed - graphs == {"eager", "compile", "cutfuse"}
+        if case.variant in PASSES:
+            goals = [goal for goal in model_suite.GOALS if goal.covers(case.as_dict())]
+            has_goal = any("CUDA graphs" in goal.what for goal in goals)
+            timed = {found.name for found in model_run.contenders_for(case.variant, case.precision, session)}
+            assert timed == {"eager", "compile", "cutfuse"} | (
+                {"compile-graphs", "cutfuse-graphs"} if has_goal else set()
+            )
 
 
 def test_the_optimizer_of_a_training_step_leaves_the_weights() -> None:
@@ -297,26 +290,27 @@ def test_a_contender_without_its_cuda_graphs_is_told(
     torch._dynamo.register_backend(skip, name="without CUDA graphs")
     graphs = replace(CONTENDERS["cutfuse-graphs"], backend="without CUDA graphs", mode=None)
     monkeypatch.setitem(CONTENDERS, "cutfuse-graphs", graphs)
-    status, results = run(tmp_path / "run", "--filter", "forward batch 32 bf16", "--contenders", "eager,cutfuse-graphs")
+    status, results = run(
+        "models",
+        tmp_path / "run",
+        "--filter",
+        "bottom MLP forward batch 32 bf16",
+        "--contenders",
+        "eager,cutfuse-graphs",
+    )
     assert status == 0
     assert results["cases"][0]["contenders"]["cutfuse-graphs"]["without_graphs"] == 1
     text = capsys.readouterr().out
     assert "cutfuse, CUDA graphs: Inductor did without them in DLRM bottom MLP forward batch 32 bf16." in text
 
 
-def run(output: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Run the suite of the bottom MLP; the exit status and what it wrote."""
-    command = ["models", "--device", "cpu", "--filter", "bottom", "--rounds", "2", "--output", str(output)]
-    return main([*command, *arguments]), json.loads(output.with_suffix(".json").read_text())
-
-
 @pytest.mark.usefixtures("stand_ins", "one_thread")
 def test_suite_measures_every_kind_of_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, results = run(tmp_path / "run")
+    status, results = run("models", tmp_path / "run", "--filter", "bottom")
     assert status == 0
     cases = {(case["variant"], case["shape"], case["precision"]): case for case in results["cases"]}
     assert list(cases) == [
-        (case.kind, case.shape, case.precision) for case in all_cases(True) if case.model is MODELS[0]
+        (case.variant, case.shape, case.precision) for case in all_cases(True) if case.group == MODELS[0].name
     ]
     for kind, shape in (("forward", "batch 32"), ("training", "batch 128")):
         case = cases[kind, shape, "fp32"]
@@ -336,6 +330,7 @@ def test_suite_measures_every_kind_of_case(tmp_path: Path, capsys: pytest.Captur
     assert [row["layers"] for row in results["fusion"]] == [["1 x 0 64x16", "1 x 2 64x16", "1 x 4 64x16"]]
     text = capsys.readouterr().out
     assert "What became of each product" in text
+    assert all(table.rows for table in model_suite.tables(load(tmp_path / "run.json")))
     assert "No verdict: the targets are those of an NVIDIA H200." in text
 
 
@@ -349,13 +344,13 @@ def test_a_wrong_or_failing_contender_is_not_timed(
     torch._dynamo.register_backend(wrong, name="twice the result")
     monkeypatch.setitem(CONTENDERS, "cutfuse", replace(CUTFUSE, backend="twice the result"))
     monkeypatch.setitem(CONTENDERS, "compile", replace(COMPILE, backend="no such backend"))
-    status, results = run(tmp_path / "run", "--filter", "forward batch 32 fp32")
+    status, results = run("models", tmp_path / "run", "--filter", "bottom MLP forward batch 32 fp32")
     assert status == 1
     (case,) = results["cases"]
     assert case["contenders"]["cutfuse"] == {"note": "wrong: relative difference 1.0e+00 to eager"}
     assert case["contenders"]["compile"]["note"].startswith("failed: InvalidBackend: ")
     assert case["contenders"]["eager"]["gpu_us"] > 0
     assert "cutfuse wrong: relative difference" in capsys.readouterr().out
-    monkeypatch.setattr(model_contenders, "CONTENDERS", {"compile": CONTENDERS["compile"]})
-    _, results = run(tmp_path / "none", "--filter", "forward batch 32 fp32")
+    arguments = ("--filter", "bottom MLP forward batch 32 fp32", "--contenders", "compile")
+    _, results = run("models", tmp_path / "none", *arguments)
     assert results["cases"][0]["rounds"] == 0

@@ -1,0 +1,105 @@
+"""Whether a suite's goals are met: a line for each, of the figures of its cases."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.suite import Figures, Goal, Results, Suite, suite_of
+
+# Goals are stated for this card and the full sizes; elsewhere there is no verdict.
+TARGET_DEVICE = "NVIDIA H200"
+MEAN, WORST = "geometric mean", "worst"
+MET, MISSED, INCOMPLETE, NOT_MEASURED = VERDICTS = ("met", "missed", "incomplete", "not measured")
+
+
+def median(case: Figures, name: str) -> float | None:
+    """A contender's microseconds; None where it was not measured."""
+    return case["contenders"].get(name, {}).get("median_us")
+
+
+def fastest(case: Figures, names: Sequence[str]) -> float | None:
+    """The least time of several contenders, of those that were measured."""
+    return min((time for name in names if (time := median(case, name)) is not None), default=None)
+
+
+def quotient(own: float | None, other: float | None) -> float | None:
+    """One figure over another; None where one is missing."""
+    return None if own is None or other is None else own / other
+
+
+@dataclass(frozen=True)
+class Line:
+    """A goal, the cases that were measured with their values, of how many, and what follows.
+
+    verdict: None where the goal does not apply to the run.
+    """
+
+    goal: Goal
+    cells: Sequence[tuple[float, Figures]]
+    expected: int
+    value: float | None = None
+    worst: Figures | None = None
+    verdict: str | None = None
+
+    @property
+    def counted(self) -> str:
+        """Of how many cases the value is the mean or the worst, and how many there should be where some are missing."""
+        if not self.cells:
+            return f"0 of {self.expected}"
+        count = len(self.cells) if len(self.cells) == self.expected else f"{len(self.cells)} of {self.expected}"
+        measure = "mean" if self.goal.measure == MEAN else "worst"
+        return "1 case" if count == 1 else f"{measure} of {count}"
+
+    @property
+    def where(self) -> str:
+        """The worst case, without its group where all cases are of one; empty where there is none."""
+        groups = {case["group"] for _, case in self.cells}
+        names = ("group", "variant", "shape", "precision")[len(groups) == 1 :]
+        return ", ".join(self.worst[name] for name in names if self.worst.get(name)) if self.worst else ""
+
+
+def share_of_limit(goal: Goal, value: float, case: Figures) -> float:
+    """How much of what the goal allows a case takes: above 1 it is too much. Without a limit it is the value."""
+    limit = goal.allowed(case) if goal.allowed else goal.limit
+    if limit is None:
+        return value
+    own, allowed = (limit, value) if goal.is_least else (value, limit)
+    return own / allowed if allowed else float("inf") if own else 0.0
+
+
+def judged(goal: Goal, cases: Sequence[Figures], expected: int, gives_verdict: bool) -> Line:
+    """The goal's line, of the figures of a run's cases."""
+    cells = [(value, case) for case in cases if goal.covers(case) and (value := goal.value(case)) is not None]
+    if not cells:
+        return Line(goal, cells, expected, verdict=NOT_MEASURED if gives_verdict and goal.limit is not None else None)
+    worst = None
+    if goal.measure == MEAN:
+        value = statistics.geometric_mean(own for own, _ in cells)
+        share = share_of_limit(goal, value, cells[0][1])
+    else:
+        value, worst = max(cells, key=lambda cell: share_of_limit(goal, *cell))
+        share = share_of_limit(goal, value, worst)
+    verdict = None
+    if gives_verdict and goal.limit is not None:
+        verdict = INCOMPLETE if len(cells) < expected else MET if share <= 1 else MISSED
+    return Line(goal, cells, expected, value, worst, verdict)
+
+
+def judges(suite: Suite, results: Results) -> bool:
+    """Whether a run is held to the goals: one on the target device, and of the whole suite."""
+    settings = results["settings"]
+    is_whole = not settings["small"] and (suite.judges_quick or not settings["quick"])
+    return is_whole and str(results["machine"]["device"]) == TARGET_DEVICE
+
+
+def lines_of(results: Results) -> list[Line]:
+    """Every line of the suite's table."""
+    suite = suite_of(results["suite"])
+    settings = results["settings"]
+    is_quick = settings["quick"] and suite.judges_quick
+    every: list[dict[str, Any]] = [case.as_dict() for case in suite.cases(False, is_quick, settings["seed"])]
+    gives_verdict = judges(suite, results)
+    return [judged(goal, results["cases"], sum(map(goal.covers, every)), gives_verdict) for goal in suite.goals]

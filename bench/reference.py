@@ -1,0 +1,245 @@
+"""The reference suite: five models, with a product and without one, and the least time that each needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench import workloads
+from bench.accuracy import rounding
+from bench.ceilings import Work
+from bench.contenders import COMPILERS, CONTENDERS, EAGER, FUSED, MM, chosen_of
+from bench.format import error, figure, microseconds, ratio
+from bench.goals import fastest, median, quotient
+from bench.launches import launch_case
+from bench.suite import Case, Figures, Goal, Results, Suite
+from bench.tables import Table, filled
+from bench.timing import Effort
+from bench.workloads import PRECISIONS, Shape, Workload, dimensions, element_size, random_tensor
+
+NAMES = (MM, EAGER, *COMPILERS, FUSED)
+BEST_COMPILED = "best torch.compile"
+
+
+@dataclass(frozen=True)
+class Target:
+    """cutfuse's time over that of `against` is to be `at_most`."""
+
+    against: str
+    at_most: float
+
+
+AT_PAR = Target(BEST_COMPILED, 1.02)
+NEAR_PRODUCT = Target("torch.mm", 1.06)
+
+
+def product_work(shape: Shape, arguments: tuple[Any, ...], element: int) -> Work:
+    """A product whose whole result is written."""
+    (m, k), n = shape, arguments[1]
+    return Work((m * k + n * k) * element, m * n * element, 2 * m * n * k)
+
+
+def product_row_sum_work(shape: Shape, arguments: tuple[Any, ...], element: int) -> Work:
+    """A product of which only one number a row is written."""
+    (m, k), n = shape, arguments[1]
+    return Work((m * k + n * k) * element, m * element, 2 * m * n * k)
+
+
+def affine_row_sum_work(shape: Shape, arguments: tuple[Any, ...], element: int) -> Work:
+    """Row sums of a product that is only scaled need two matrix-vector products: memory, no arithmetic to speak of."""
+    (m, k), n = shape, arguments[1]
+    return Work((m * k + n * k) * element, m * element)
+
+
+def stream_work(shape: Shape, arguments: tuple[Any, ...], element: int) -> Work:
+    """One read and one write of each element."""
+    del arguments
+    return Work(math.prod(shape) * element, math.prod(shape) * element)
+
+
+def reduce_work(shape: Shape, arguments: tuple[Any, ...], element: int) -> Work:
+    """One read of each element, the dimension `arguments[0]` written as one."""
+    return Work(math.prod(shape) * element, math.prod(shape) // shape[arguments[0]] * element)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A reference model: x's shape and the constructor's arguments at both sizes, and what follows its product."""
+
+    name: str
+    full: tuple[Shape, tuple[Any, ...]]
+    small: tuple[Shape, tuple[Any, ...]]
+    tail: Callable[[Tensor], Tensor]
+    work: Callable[[Shape, tuple[Any, ...], int], Work]
+    precisions: tuple[str, ...]
+    targets: dict[str, tuple[Target, ...]] = field(default_factory=dict)
+
+    def targets_at(self, precision: str) -> tuple[Target, ...]:
+        """The targets at `precision`: at par with torch.compile, unless one of its own asks for more."""
+        own = self.targets.get(precision, ())
+        return own if any(target.against == BEST_COMPILED for target in own) else (AT_PAR, *own)
+
+    def build(self, small: bool, precision: str, device: torch.device) -> Workload:
+        """The model at one size and precision, and its drop-in."""
+        torch.manual_seed(0)
+        shape, arguments = self.small if small else self.full
+        x = random_tensor(shape, precision, device, seed=1)
+        return workloads.reference_model(self.name, arguments, self.tail, x, device)
+
+    def key(self, small: bool, precision: str) -> tuple[str, str, str, str]:
+        """The case's key, with the shape as M x N x K where it has a product."""
+        shape, arguments = self.small if small else self.full
+        printed = (shape[0], arguments[1], shape[1]) if len(arguments) > 1 else shape
+        return self.name, "", dimensions(printed), precision
+
+    def least_work(self, small: bool, precision: str) -> Work:
+        """The least that a case must move and compute."""
+        return self.work(*(self.small if small else self.full), element_size(precision))
+
+
+ALL_PRECISIONS = ("fp32", "bf16", "tf32", "fp16")
+NO_PRODUCT_PRECISIONS = ("fp32", "bf16", "fp16")
+MODELS = (
+    Model(
+        "LinearSigmoidSum",
+        full=((128, 32768), (32768, 32768)),
+        small=((32, 1024), (1024, 1024)),
+        tail=lambda z: torch.sigmoid(z).sum(1, keepdim=True),
+        work=product_row_sum_work,
+        precisions=ALL_PRECISIONS,
+        targets={"bf16": (NEAR_PRODUCT,)},
+    ),
+    Model(
+        "Sigmoid",
+        full=((4096, 393216), ()),
+        small=((256, 8192), ()),
+        tail=torch.sigmoid,
+        work=stream_work,
+        precisions=NO_PRODUCT_PRECISIONS,
+    ),
+    Model(
+        "GemmDivideSumScale",
+        full=((1024, 8192), (8192, 8192, 1.5)),
+        small=((128, 512), (512, 512, 1.5)),
+        tail=lambda z: (z / 2).sum(1, keepdim=True) * 1.5,
+        work=affine_row_sum_work,
+        precisions=ALL_PRECISIONS,
+        targets={"fp32": (Target(BEST_COMPILED, 1 / 15),), "bf16": (Target(BEST_COMPILED, 1 / 3),)},
+    ),
+    Model(
+        "SumReduction",
+        full=((128, 4096, 4095), (1,)),
+        small=((8, 512, 511), (1,)),
+        tail=lambda x: x.sum(1, keepdim=True),
+        work=reduce_work,
+        precisions=NO_PRODUCT_PRECISIONS,
+    ),
+    Model(
+        "GemmSigmoidScaleResidual",
+        full=((1024, 8192), (8192, 8192, 2.0)),
+        small=((128, 512), (512, 512, 2.0)),
+        tail=lambda z: torch.sigmoid(z) * 2.0 + z,
+        work=product_work,
+        precisions=ALL_PRECISIONS,
+        targets={"bf16": (NEAR_PRODUCT,)},
+    ),
+)
+
+
+def reference_case(model: Model, small: bool, precision: str) -> Case:
+    """A model at one precision."""
+    build = partial(model.build, small, precision)
+    return launch_case(model.key(small, precision), build, NAMES, model.least_work(small, precision))
+
+
+def reference_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
+    """The reference models. fp16, for which no target of its own is stated, comes last: it is left out first."""
+    del quick, seed
+    for precision in ALL_PRECISIONS:
+        for model in MODELS:
+            if precision in model.precisions and not (small and precision == "tf32"):
+                yield reference_case(model, small, precision)
+
+
+def over_compiled(case: Figures) -> float | None:
+    """cutfuse's time over the faster of torch.compile and max-autotune."""
+    return quotient(median(case, FUSED), fastest(case, COMPILERS))
+
+
+def over_product(case: Figures) -> float | None:
+    """cutfuse's time over the bare product's."""
+    return quotient(median(case, FUSED), median(case, MM))
+
+
+def share_of_error(case: Figures) -> float | None:
+    """cutfuse's error over eager's and one rounding of the output."""
+    own, eager = (case["contenders"].get(name, {}).get("error") for name in (FUSED, EAGER))
+    return None if own is None or eager is None else own / (eager + rounding(PRECISIONS[case["precision"]].dtype))
+
+
+def goal_of(model: Model, precision: str, target: Target) -> Goal:
+    """A model's target at one precision."""
+
+    def covers(case: Figures) -> bool:
+        return (case["group"], case["precision"]) == (model.name, precision)
+
+    value = over_compiled if target.against == BEST_COMPILED else over_product
+    return Goal(f"{model.name}, {precision}", target.against, covers, value, target.at_most)
+
+
+GOALS = (
+    *(
+        goal_of(model, precision, target)
+        for model in MODELS
+        for precision in model.precisions
+        for target in model.targets_at(precision)
+    ),
+    Goal("error against fp64", "eager's error and one rounding", lambda case: True, share_of_error, 1.0),
+)
+
+
+def times_table(results: Results) -> Table:
+    """Every case with its ratios, its times and its errors."""
+    cases: Sequence[Figures] = results["cases"]
+    entries = {name: [case["contenders"].get(name) for case in cases] for name in NAMES}
+    columns = {
+        "model": [case["group"] for case in cases],
+        "precision": [case["precision"] for case in cases],
+        "cutfuse / torch.compile": [ratio(over_compiled(case)) for case in cases],
+        "cutfuse / torch.mm": [ratio(over_product(case)) for case in cases],
+        "shape": [case["shape"] for case in cases],
+        "floor us": [microseconds(case.get("floor_us")) for case in cases],
+    }
+    for name, found in entries.items():
+        columns[f"{CONTENDERS[name].label} us"] = [figure(entry, "median_us", microseconds) for entry in found]
+    for name in (EAGER, FUSED):
+        columns[f"error {name}"] = [figure(entry, "error", error) for entry in entries[name]]
+    return Table("Times", filled(columns))
+
+
+def about(results: Results) -> list[str]:
+    """What the figures are."""
+    del results
+    return ["Medians in microseconds; errors are relative, against fp64. The best torch.compile may be max-autotune."]
+
+
+SUITE = Suite(
+    name="reference",
+    cases=lambda *kind: list(reference_cases(*kind)),
+    goals=GOALS,
+    contenders=NAMES,
+    chosen=chosen_of(NAMES),
+    tables=lambda results: [times_table(results)],
+    about=about,
+    plots={"reference": "bench.reference_plot:draw"},
+    effort=Effort(),
+    quick_effort=Effort(0.2, 5, 20),
+    time_limit_s=240.0,
+    judges_quick=True,
+)

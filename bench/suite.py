@@ -1,0 +1,172 @@
+"""What a suite is: its cases, how each is measured, the goals that it is held to, its tables and plots."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from typing import Any, TypeVar
+
+import torch
+
+from bench.device_turns import DeviceTurns
+from bench.suites import SUITES
+from bench.tables import Table
+from bench.timing import Clock, Effort, clock_for
+
+Figures = dict[str, Any]  # of one case, as JSON holds them
+Results = dict[str, Any]  # a results file's content
+Turn = Callable[[], Figures]
+T = TypeVar("T")
+
+
+def key_of(figures: Figures) -> tuple[str, ...]:
+    """What tells a case's figures from another's."""
+    return tuple(figures.get(name, "") for name in ("group", "variant", "shape", "precision"))
+
+
+def title_of(figures: Figures) -> str:
+    """A case's title, of its figures."""
+    return " ".join(part for part in key_of(figures) if part)
+
+
+@dataclass(frozen=True)
+class Session:
+    """How cases are measured in this process, one of `beside`. `contenders`: the names of those that take part."""
+
+    device: torch.device
+    contenders: tuple[str, ...]
+    effort: Effort
+    seed: int = 0
+    turns: DeviceTurns = field(default_factory=DeviceTurns)
+    beside: int = 1
+
+    @cached_property
+    def clock(self) -> Clock:
+        """The device's clock."""
+        return clock_for(self.device)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of a suite's results.
+
+    `prepare` does all that needs no quiet device, such as compiling; what it returns times the case, or it returns the
+    figures where nothing of the case is timed in turns. `seconds` is a first guess of what it takes. `about`: fields of
+    the figures beside its key. `package` has to be installed for it, or is empty.
+    """
+
+    group: str
+    variant: str
+    shape: str
+    precision: str
+    prepare: Callable[[Session], Turn | Figures]
+    seconds: float = 2.0
+    about: Mapping[str, Any] = field(default_factory=dict)
+    package: str = ""
+
+    @property
+    def title(self) -> str:
+        """What `--filter` looks in."""
+        return title_of(self.as_dict())
+
+    def as_dict(self) -> Figures:
+        """What its figures begin with."""
+        own = {name: getattr(self, name) for name in ("group", "variant", "shape", "precision")}
+        return {**own, **self.about}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part `index` of `count` parts, counted from 1."""
+
+    index: int = 1
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """From "1/4"; raises ValueError for what is no part."""
+        found = re.fullmatch(r"(\d+)/(\d+)", text)
+        index, count = (int(number) for number in found.groups()) if found else (0, 0)
+        if not 1 <= index <= count:
+            raise ValueError(f"a shard is written as 1/4 or 4/4, not {text}")
+        return cls(index, count)
+
+    def divided(self, parts: int) -> list[Shard]:
+        """The shards whose cases are this one's together."""
+        return [Shard(self.index + place * self.count, self.count * parts) for place in range(parts)]
+
+    def of(self, cases: Sequence[Case]) -> list[Case]:
+        """Its cases in their order: every `count`-th of them by their time, so that all parts take about as long."""
+        by_time = sorted(cases, key=lambda case: case.seconds, reverse=True)
+        chosen = {case.title for case in by_time[self.index - 1 :: self.count]}
+        return [case for case in cases if case.title in chosen]
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A line of a suite's table: a value of those cases that it `covers` is to be within `limit`, where there is one.
+
+    measure: of the cases, the geometric mean or the worst. is_least: the value is to be at least the limit. allowed:
+    a case's own limit, in place of `limit`. unit: behind the value, where it is no ratio.
+    """
+
+    what: str
+    against: str
+    covers: Callable[[Figures], bool]
+    value: Callable[[Figures], float | None]
+    limit: float | None
+    measure: str = "worst"
+    is_least: bool = False
+    allowed: Callable[[Figures], float] | None = None
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One suite.
+
+    cases: of whether they are small, whether they are few, and the seed. chosen: the contenders, of whether the device
+    is a GPU and whether the run is quick, of `contenders`. judges_quick: whether a quick run is held to the goals.
+    tables and about: of results, its tables of rows and what the figures are. plots: functions that draw, by the name
+    of the plot, as "module:function". release: makes room after a case. derived: fields of a results file that are made
+    of the cases. is_contract: a run in which a goal is missed has failed.
+    """
+
+    name: str
+    cases: Callable[[bool, bool, int], Sequence[Case]]
+    goals: Sequence[Goal]
+    contenders: tuple[str, ...]
+    chosen: Callable[[bool, bool], tuple[str, ...]]
+    tables: Callable[[Results], list[Table]]
+    about: Callable[[Results], list[str]]
+    plots: Mapping[str, str]
+    effort: Effort
+    quick_effort: Effort
+    time_limit_s: float
+    judges_quick: bool = False
+    compiles: bool = True
+    is_contract: bool = False
+    release: Callable[[torch.device], None] | None = None
+    derived: Callable[[Results], Results] = lambda results: {}
+
+    def effort_of(self, is_quick: bool, rounds: int | None) -> Effort:
+        """How long each case is measured."""
+        effort = self.quick_effort if is_quick else self.effort
+        return Effort(effort.seconds, rounds, rounds) if rounds else effort
+
+    def cases_of(self, results: Results) -> Sequence[Case]:
+        """All cases of the kind of run that the results are of."""
+        settings = results["settings"]
+        return self.cases(settings["small"], settings["quick"], settings["seed"])
+
+
+def suite_of(name: str) -> Suite:
+    """The suite of that name."""
+    suite: Suite = import_module(SUITES[name].module).SUITE
+    return suite
