@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +13,8 @@ from torch import Tensor
 import cutfuse
 from bench import accuracy_suite as suite
 from bench.distributions import BY_NAME, DISTRIBUTIONS
+from bench.goals import MET, judged
+from bench.suite import Figures
 from cutfuse.planning.fused import SPLITS_ON_ITS_WAY
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_at_highest")]
@@ -22,7 +23,7 @@ DEPTHS = (64, 1000, 8192)
 # Large enough that "guarded" runs over planes from K = 1000 on, and small enough that it takes cuBLAS at K = 64.
 ROWS, COLUMNS = 1024, 2048
 CASES = [
-    suite.Case(route, distribution.name, ROWS, COLUMNS, k)
+    suite.Product(route, distribution.name, ROWS, COLUMNS, k)
     for route in suite.ROUTES
     for k in (DEPTHS if route == "product" else suite.BACKWARD_DEPTHS)
     for distribution in DISTRIBUTIONS
@@ -33,15 +34,15 @@ def sample(name: str, k: int = 1000, m: int = ROWS, n: int = COLUMNS) -> tuple[T
     return BY_NAME[name].sample(m, n, k, torch.device("cuda"))
 
 
-_measured: dict[tuple[str, str], dict[str, Any]] = {}
+_measured: dict[tuple[suite.Product, str], Figures] = {}
 
 
-def measured(case: suite.Case, path: str) -> dict[str, Any]:
+def measured(product: suite.Product, path: str) -> Figures:
     """The case's figures with its calls on this path; each case is run once on each for all tests."""
-    key = case.title, path
+    key = product, path
     if key not in _measured:
         with taken(path):
-            _measured[key] = suite.run_case(case, torch.device("cuda"))
+            _measured[key] = {**product.case.as_dict(), **product.figures(torch.device("cuda"))}
     return _measured[key]
 
 
@@ -50,21 +51,23 @@ measured_on_each_path = pytest.mark.no_path("cases are measured on the path that
 
 @measured_on_each_path
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
-def test_no_cell_is_far_above_cublas(case: suite.Case, path: str) -> None:
-    figures = measured(case, path)
+@pytest.mark.parametrize("product", CASES, ids=lambda product: product.case.title)
+def test_no_cell_is_far_above_cublas(product: suite.Product, path: str) -> None:
+    figures = measured(product, path)
     failed = {name: entry for name, entry in figures["contenders"].items() if "note" in entry}
     assert not failed
     assert max(figures["ratios"].values()) <= suite.WORST_AT_MOST, figures
-    if case.source.is_exact:
+    if product.source.is_exact:
         assert all(figures["contenders"][name]["largest"] == 0 for name in ("guarded", "split3", "split6"))
 
 
 @measured_on_each_path
 @pytest.mark.parametrize("path", PATHS)
 def test_contract_over_all_cells(path: str) -> None:
-    missed = [verdict for verdict in suite.judge([measured(case, path) for case in CASES]) if not verdict["met"]]
-    assert not missed
+    cases = [measured(product, path) for product in CASES]
+    for goal in suite.GOALS:
+        expected = sum(map(goal.covers, cases))
+        assert judged(goal, cases, expected, gives_verdict=True).verdict == MET, goal
 
 
 @pytest.mark.parametrize("k", DEPTHS[1:])
