@@ -57,6 +57,16 @@ def launches(request: pytest.FixtureRequest) -> Iterator[EmulatedLaunches]:
         yield found
 
 
+@contextlib.contextmanager
+def without_device(*modules: Any, stream: int = 0) -> Iterator[None]:
+    """Within it, the general path of these modules launches on that stream, and selects no device."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in modules:
+            patch.setattr(module, "stream_of", lambda index: stream)
+            patch.setattr(module, "on_device", lambda index: contextlib.nullcontext())
+        yield
+
+
 def direct_calls() -> int:
     """How many calls ran directly so far."""
     return core.direct_calls()

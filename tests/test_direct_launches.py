@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_device import READERS, core, direct_calls, emulated_device
+from emulated_device import READERS, core, direct_calls, emulated_device, without_device
 from recorded_core import RecordedLaunches
 from torch import Tensor
 
@@ -99,9 +99,7 @@ def test_a_linear_layer(monkeypatch: pytest.MonkeyPatch, reader: str, layer: str
         made, launches = Allocations(given), RecordedLaunches()
         empty_strided = made.noted(calls.torch_functions(calls.CPU)["empty_strided"])
         with emulated_device(reader, expected, empty_strided=empty_strided, **functions):
-            with monkeypatch.context() as patch:
-                patch.setattr(linear_launch, "stream_of", lambda index: stream)
-                patch.setattr(linear_launch, "on_device", lambda index: contextlib.nullcontext())
+            with without_device(linear_launch, stream=stream), monkeypatch.context() as patch:
                 patch.setattr(torch, "empty", general.noted(torch.empty))
                 general.made.append(cuda._run(arguments, None))
             cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduction)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import threading
 import warnings
@@ -13,7 +12,7 @@ import pytest
 import torch
 from compiled_epilogues import FakeCompiler, compiled_by, core, kernels_of
 from compiled_epilogues import compiler as compiler
-from emulated_device import direct_calls
+from emulated_device import direct_calls, without_device
 from emulated_device import launches as launches
 from emulated_launches import EmulatedLaunches
 from torch import Tensor
@@ -44,9 +43,7 @@ def call_generally() -> Tensor:
     first, and their plan from then on."""
     x, weight, r = tensors()
     program = Epilogue(layer, 1).program
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linear_launch, "stream_of", lambda index: 0)
-        patch.setattr(linear_launch, "on_device", lambda index: contextlib.nullcontext())
+    with without_device(linear_launch):
         return cuda._run(LinearArguments(x, weight, None, [r], program, "none", torch.bfloat16))
 
 

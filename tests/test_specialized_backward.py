@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from compiled_epilogues import FakeCompiler, compiled_by
-from emulated_device import core, direct_calls
+from emulated_device import core, direct_calls, without_device
 from emulated_device import launches as launches
 from emulated_launches import EmulatedLaunches
 from hypothesis import example, given
@@ -208,13 +208,13 @@ def test_nothing_is_compiled_in_the_mode_off(launches: EmulatedLaunches) -> None
     assert backward_kernels(launches) == [0]
 
 
+ON_NO_DEVICE = (cuda_backward, cuda_backward.cuda)
+
+
 def run_generally(monkeypatch: pytest.MonkeyPatch, wanted: list[int], column_sum: bool, *given: Tensor) -> list[Tensor]:
     """What the operator does on a GPU; `emulated_device` leaves it to PyTorch."""
     grad, x, r = given
-    with monkeypatch.context() as patch:
-        for module in (cuda_backward, cuda_backward.cuda):
-            patch.setattr(module, "stream_of", lambda index: 0)
-            patch.setattr(module, "on_device", lambda index: contextlib.nullcontext())
+    with without_device(*ON_NO_DEVICE), monkeypatch.context() as patch:
         patch.setattr(cuda_backward.cuda, "reduction_workspace", lambda *_: 0)
         return cuda_backward.pointwise_backward(grad, x, [r], GATED, "none", None, wanted, column_sum)
 
@@ -251,28 +251,20 @@ def test_a_capture_asks_for_nothing(monkeypatch: pytest.MonkeyPatch, launches: E
     assert [kernel > 0 for kernel in backward_kernels(launches)] == [False, True]
 
 
-def test_a_reductions_weights_are_interpreted(launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reductions_weights_are_interpreted(launches: EmulatedLaunches) -> None:
     x = torch.randn(8, 64).bfloat16()
     result = torch.logsumexp(x.float(), 1, keepdim=True)
-    with compiler() as compiled, cutfuse.specialization("now"), monkeypatch.context() as patch:
-        for module in (cuda_backward, cuda_backward.cuda):
-            patch.setattr(module, "stream_of", lambda index: 0)
-            patch.setattr(module, "on_device", lambda index: contextlib.nullcontext())
+    with compiler() as compiled, cutfuse.specialization("now"), without_device(*ON_NO_DEVICE):
         grad = torch.ones(8, 1)
         cuda_backward.pointwise_backward(grad, x, [], "operands=0; tanh z", "logsumexp", result, [0], False)
     assert not any("backward" in kernel for kernel in compiled.asked)
 
 
-def test_what_compares_with_a_reductions_result_is_computed_as_there(
-    launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_compares_with_a_reductions_result_is_computed_as_there(launches: EmulatedLaunches) -> None:
     """Kernels of reductions have accurate primitives, whose last bits the fast ones of 16-bit tensors lose."""
     x = torch.randn(8, 64).bfloat16()
     result = torch.tanh(x.float()).amax(0, keepdim=True)
-    with compiler() as compiled, cutfuse.specialization("now"), monkeypatch.context() as patch:
-        for module in (cuda_backward, cuda_backward.cuda):
-            patch.setattr(module, "stream_of", lambda index: 0)
-            patch.setattr(module, "on_device", lambda index: contextlib.nullcontext())
+    with compiler() as compiled, cutfuse.specialization("now"), without_device(*ON_NO_DEVICE):
         arguments = torch.ones(1, 64), x, [], "operands=0; tanh z"
         cuda_backward.pointwise_backward(*arguments, "amax", result, [0], False)
         cuda_backward.pointwise_backward(torch.ones(8, 64), *arguments[1:], "none", None, [0], False)
