@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from emulated_core import REDUCTIONS, contiguous, matrix, view
 from recorded_core import RecordedLaunches
 from torch import Tensor
 
 from cutfuse import native
+
+DTYPES = {code: getattr(torch, name) for name, code in native.module().dtypes().items()}
+REDUCTIONS = {0: "none", **{code: name for name, code in native.module().reductions().items()}}
+
+
+def view(address: int, dtype: int, sizes: Sequence[int], strides: Sequence[int]) -> Tensor:
+    """The memory at an address as a strided tensor."""
+    element = DTYPES[dtype].itemsize
+    span = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    memory = (ctypes.c_char * (span * element)).from_address(address)
+    return torch.frombuffer(memory, dtype=DTYPES[dtype]).as_strided(sizes, strides)
+
+
+def matrix(fields: tuple[int, ...], extents: Sequence[int]) -> Tensor:
+    address, dtype, *strides = fields
+    return view(address, dtype, extents, strides).float()
+
+
+def contiguous(address: int, dtype: int, sizes: Sequence[int]) -> Tensor:
+    strides = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
+    return view(address, dtype, sizes, strides)
 
 
 def evaluate(program: Any, x: Tensor, operands: list[Tensor], wrt: int = -1) -> Tensor:
@@ -43,7 +66,7 @@ class EmulatedLaunches(RecordedLaunches):
     def _pointwise_backward(self, launch: Any) -> None:
         extents = launch.extents
         x, operands = matrix(launch.x, extents), [matrix(item, extents) for item in launch.operands]
-        grad = matrix(launch.grad, extents)
+        grad = matrix(launch.grad, extents) * self._weights(launch, x, operands)
         wanted = {wrt for wrt, *_ in launch.outputs} | ({0} if launch.column_partials else set())
         gradients = {wrt: grad * evaluate(launch.program, x, operands, wrt) for wrt in wanted}
         for wrt, address, dtype in launch.outputs:
@@ -54,6 +77,16 @@ class EmulatedLaunches(RecordedLaunches):
             of_blocks = gradients[0][0].split(-(-rows // blocks))
             partials = contiguous(launch.column_partials, 0, (blocks, columns)).zero_()
             partials[: len(of_blocks)] = torch.stack([part.sum(0) for part in of_blocks])
+
+    def _weights(self, launch: Any, x: Tensor, operands: list[Tensor]) -> Tensor | float:
+        """What each element has of the gradient of the reduction behind it."""
+        name, rows = REDUCTIONS[launch.reduction], (*launch.extents[:2], 1)
+        if name == "none":
+            return 1.0
+        y, result = evaluate(launch.program, x, operands), contiguous(launch.row_result, 0, rows)
+        if name == "logsumexp":
+            return torch.exp(y - result)
+        return (y == result) / contiguous(launch.tie_count, 0, rows)
 
     def _reduce(self, launch: Any) -> None:
         operands = [matrix(item, launch.extents) for item in launch.operands]

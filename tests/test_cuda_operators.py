@@ -1,18 +1,19 @@
-"""What the operators' CUDA implementations lay out and launch, against an emulated binding."""
+"""What the operators' CUDA implementations lay out and launch, whose launches PyTorch makes on CPU memory."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
-from emulated_core import EmulatedCore, EmulatedProgram
+from emulated_device import without_device
+from emulated_launches import EmulatedLaunches
 from generators import EPILOGUES, LAYOUTS, REDUCTIONS, eager_linear, eager_reduce, operands_for
+from recorded_core import recorded
 from torch import Tensor
 
+from cutfuse import native
 from cutfuse.epilogue import Epilogue, Program
 from cutfuse.gradients import autograd, elementwise
 from cutfuse.ops import cuda, cuda_backward, schema
@@ -22,20 +23,19 @@ from cutfuse.routing import use_operators_everywhere
 
 
 @pytest.fixture
-def core(monkeypatch: pytest.MonkeyPatch) -> EmulatedCore:
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedLaunches]:
     """The CUDA implementations on CPU memory, behind the operators that `cutfuse.gradients.autograd` calls."""
-    emulated = EmulatedCore()
-    monkeypatch.setattr(Program, "native", property(EmulatedProgram))
-    for module in (cuda, cuda_backward, linear_launch):
-        monkeypatch.setattr(module, "native", SimpleNamespace(core=emulated))
-        monkeypatch.setattr(module, "stream_of", lambda index: 0)
-        monkeypatch.setattr(module, "on_device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(cuda, "multiprocessors", lambda index: 132)
     for name in ("linear", "linear_reduce", "pointwise", "reduce"):
         monkeypatch.setattr(schema, name, getattr(cuda, name))
     monkeypatch.setattr(schema, "pointwise_backward", cuda_backward.pointwise_backward)
     cuda._workspace_bytes.cache_clear()
-    return emulated
+    with without_device(cuda, cuda_backward, linear_launch), recorded(EmulatedLaunches()) as found:
+        yield found
+
+
+def extents_of(launches: EmulatedLaunches) -> list[tuple[str, tuple[int, ...]]]:
+    return [(launch.function, tuple(launch.extents)) for launch in launches.launches]
 
 
 def text_of(function: Callable[..., Tensor], count: int = 0) -> str:
@@ -66,7 +66,7 @@ VIEWS = {
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_reductions_of_any_dimensions_and_strides(core: EmulatedCore, reduction: str, view: str) -> None:
+def test_reductions_of_any_dimensions_and_strides(launches: EmulatedLaunches, reduction: str, view: str) -> None:
     x, program = VIEWS[view], text_of(lambda z: z * z - z)
     for count in range(1, 5):
         for dims in itertools.combinations(range(4), count):
@@ -79,7 +79,7 @@ def test_reductions_of_any_dimensions_and_strides(core: EmulatedCore, reduction:
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("reduction", [None, "mean", "logsumexp", "amax"])
-def test_operands_of_any_strides(core: EmulatedCore, reduction: str | None, view: str) -> None:
+def test_operands_of_any_strides(launches: EmulatedLaunches, reduction: str | None, view: str) -> None:
     x = VIEWS[view]
     operands = [torch.randn(x.shape[1], 1, x.shape[3]), torch.randn(x.shape[2], 1), torch.randn_like(x)]
     function = lambda z, a, b, c: torch.tanh(z) * a + b * c  # noqa: E731
@@ -100,7 +100,7 @@ def test_operands_of_any_strides(core: EmulatedCore, reduction: str | None, view
 
 @pytest.mark.parametrize("reduction", [None, *REDUCTIONS])
 @pytest.mark.parametrize("name", [name for name in EPILOGUES if name != "where"])
-def test_linear(core: EmulatedCore, name: str, reduction: str | None) -> None:
+def test_linear(launches: EmulatedLaunches, name: str, reduction: str | None) -> None:
     epilogue, count = EPILOGUES[name]
     program = text_of(epilogue, count)
     tensors = [torch.randn(6, 7), torch.randn(5, 7), torch.randn(5), *operands_for(count, 6, 5, torch.float32)]
@@ -116,17 +116,17 @@ def test_linear(core: EmulatedCore, name: str, reduction: str | None) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_memory_formats_of_results(core: EmulatedCore, layout: str) -> None:
+def test_memory_formats_of_results(launches: EmulatedLaunches, layout: str) -> None:
     x = LAYOUTS[layout](torch.randn(6, 5))
     y = cuda.pointwise(x, [], text_of(torch.sigmoid), torch.bfloat16)
     torch.testing.assert_close(y, torch.sigmoid(x).bfloat16())
     assert y.stride() == torch.empty_like(x).stride()
 
 
-def test_what_is_contiguous_is_one_row(core: EmulatedCore) -> None:
+def test_what_is_contiguous_is_one_row(launches: EmulatedLaunches) -> None:
     for x in (BASE, BASE.permute(3, 1, 0, 2), BASE[1:2]):
         cuda.pointwise(x, [x, torch.ones(())], "operands=2; add z r0; mul prev r1", torch.float32)
-    assert core.launches == [("pointwise", (1, 1, 360)), ("pointwise", (1, 1, 360)), ("pointwise", (1, 1, 120))]
+    assert extents_of(launches) == [("pointwise", (1, 1, 360)), ("pointwise", (1, 1, 360)), ("pointwise", (1, 1, 120))]
 
 
 @pytest.mark.parametrize(
@@ -144,12 +144,12 @@ def test_what_is_contiguous_is_one_row(core: EmulatedCore) -> None:
         (BASE[0, 0].t(), (1,), [(1, 5, 6)]),
     ],
 )
-def test_reductions_take_the_fewest_launches(core: EmulatedCore, x: Tensor, dims: tuple, extents: list) -> None:
+def test_reductions_take_the_fewest_launches(launches: EmulatedLaunches, x: Tensor, dims: tuple, extents: list) -> None:
     cuda.reduce(x, [], "operands=0", "sum", dims, torch.float32)
-    assert core.launches == [("reduce", item) for item in extents]
+    assert extents_of(launches) == [("reduce", item) for item in extents]
 
 
-def test_no_memory_but_the_result_and_partials(core: EmulatedCore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_but_the_result_and_partials(launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reduction of a dense tensor never copies it."""
 
     def refuse(*_: object) -> None:
@@ -162,31 +162,26 @@ def test_no_memory_but_the_result_and_partials(core: EmulatedCore, monkeypatch: 
                 cuda.reduce(x, [], "operands=0", "sum", dims, torch.float32)
 
 
-def test_linear_writes_over_the_product(core: EmulatedCore, monkeypatch: pytest.MonkeyPatch) -> None:
-    outputs = []
-    original = core.pointwise
-    monkeypatch.setattr(
-        core, "pointwise", lambda *arguments: (outputs.append((arguments[3][0], arguments[5])), original(*arguments))
-    )
+def test_linear_writes_over_the_product(launches: EmulatedLaunches) -> None:
     x, weight = torch.randn(6, 7), torch.randn(5, 7)
     y = cuda.linear(x, weight, None, [], text_of(torch.relu), torch.float32)
     torch.testing.assert_close(y, torch.relu(x @ weight.t()))
-    z_address, out_address = outputs[0]
-    assert z_address == out_address == y.data_ptr()
+    assert launches.launches[0].x[0] == launches.launches[0].out == y.data_ptr()
     y = cuda.linear(x, weight, None, [], text_of(torch.relu), torch.bfloat16)
     torch.testing.assert_close(y, torch.relu(x @ weight.t()).bfloat16())
-    assert outputs[1][0] != outputs[1][1]
+    assert launches.launches[1].x[0] != launches.launches[1].out
 
 
-def test_the_bias_gradient_comes_with_the_pointwise_kernel(core: EmulatedCore) -> None:
-    x, weight, bias = (torch.randn(shape, requires_grad=True) for shape in ((6, 7), (5, 7), (5,)))
+def test_the_bias_gradient_comes_with_the_pointwise_kernel(launches: EmulatedLaunches) -> None:
+    x, weight, bias = (torch.randn(shape, requires_grad=True) for shape in ((600, 7), (5, 7), (5,)))
     y = autograd.linear(x, weight, bias, [], text_of(torch.sigmoid), "none", torch.float32)
-    core.launches.clear()
+    launches.launches.clear()
     torch.autograd.grad(y.sum(), (x, weight, bias))
-    assert core.launches == [("backward none", (1, 6, 5)), ("reduce", (1, 3, 5))]
+    blocks = native.core.pointwise_backward_row_blocks(600, 5)
+    assert extents_of(launches) == [("pointwise_backward", (1, 600, 5)), ("reduce", (1, blocks, 5))]
 
 
-def test_reductions_of_a_full_set_of_operands(core: EmulatedCore) -> None:
+def test_reductions_of_a_full_set_of_operands(launches: EmulatedLaunches) -> None:
     """No operand is left for the reduction's result, which the gradient needs."""
     epilogue, count = EPILOGUES["four_operands"]
     program = text_of(epilogue, count)
@@ -199,7 +194,7 @@ def test_reductions_of_a_full_set_of_operands(core: EmulatedCore) -> None:
             )
 
 
-def test_public_functions_come_to_the_kernels(core: EmulatedCore) -> None:
+def test_public_functions_come_to_the_kernels(launches: EmulatedLaunches) -> None:
     import cutfuse
 
     with use_operators_everywhere():
@@ -207,8 +202,8 @@ def test_public_functions_come_to_the_kernels(core: EmulatedCore) -> None:
         cutfuse.sum(BASE, 1)
         cutfuse.linear(BASE, torch.randn(7, 6), epilogue=torch.relu, reduce="amax")
         cutfuse.linear(BASE, torch.randn(7, 6), epilogue=lambda z: z / 2, reduce="sum")
-    assert [name for name, _ in core.launches] == ["pointwise", "reduce", "reduce", "reduce", "reduce"]
-    assert [extents for _, extents in core.launches[-2:]] == [(1, 7, 6), (60, 6, 1)]
+    assert launches.names == ["pointwise", "reduce", "reduce", "reduce", "reduce"]
+    assert [extents for _, extents in extents_of(launches)[-2:]] == [(1, 7, 6), (60, 6, 1)]
 
 
 @pytest.mark.parametrize("bias", [torch.zeros(1), torch.zeros(1, 5), torch.zeros(5).bfloat16()])

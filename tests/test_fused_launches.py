@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from emulated_device import without_device
 from fused_products import IDENTITY, arguments_of, explain, inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,9 +48,6 @@ recorder_in_use = Recorder()
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     found = recorder_in_use
     found.clear()
-    for module in (linear_launch, planes):
-        monkeypatch.setattr(module, "stream_of", lambda index: STREAM)
-        monkeypatch.setattr(module, "on_device", lambda index: contextlib.nullcontext())
     for module in (fused, linear_plan):
         monkeypatch.setattr(module, "device_facts", lambda device: (9, 0, 132))
     empty = torch.empty
@@ -61,7 +58,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
         return tensor
 
     monkeypatch.setattr(torch, "empty", noted)
-    with recorded(found):
+    with without_device(linear_launch, planes, stream=STREAM), recorded(found):
         yield found
 
 
