@@ -1,4 +1,4 @@
-"""Lowering, the text form, the native program, and the limits."""
+"""Programs: lowering, the text form, limits, the native interpreter, affine epilogues, and random expressions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,28 @@ import math
 import operator
 import pickle
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
-from host_program import run_on_host
+from host_program import VALUE, run_on_host
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from random_programs import OPERANDS, STEADY, Recipe, make_inputs, make_program, recipes, run_with_noise
 
 import cutfuse
-from cutfuse.epilogue import Epilogue, EpilogueError, Instruction, Program, input, op_table, split_affine
+from cutfuse.epilogue import (
+    Epilogue,
+    EpilogueError,
+    Expr,
+    Instruction,
+    Program,
+    evaluate,
+    input,
+    op_table,
+    split_affine,
+)
+from cutfuse.epilogue.lower import lower
 from cutfuse.native import module
 
 LIMITS = op_table().limits
@@ -248,3 +263,150 @@ def test_too_many_squarings_name_the_limit(count: int) -> None:
     ):
         with pytest.raises(EpilogueError, match=f"takes {count} instructions, and a program has at most 32"):
             call()
+
+
+AFFINE: dict[str, tuple[Callable[..., torch.Tensor], object, object]] = {
+    "identity": (lambda z: z, 1.0, 0.0),
+    "divide_and_scale": (lambda z: (z / 2) * 1.5, 0.75, 0.0),
+    "numbers": (lambda z: -(3 - z * 2) / 4 + z, 1.5, -0.75),
+    "operand_slope": (lambda z, r: z * r, "r0", 0.0),
+    "operand_intercept": (lambda z, r: r - z, -1.0, "r0"),
+    "both": (lambda z, r, s: (z + r) * s, "r1", "(r0 * r1)"),
+    "twice": (lambda z, r: z * r + z, "(r0 + 1)", 0.0),
+    "any_function_of_operands": (lambda z, r: z / torch.exp(r) + r**2, "(1 / exp(r0))", "square(r0)"),
+    "alpha": (lambda z, r: torch.add(r, z, alpha=2), 2.0, "r0"),
+    "without_z": (lambda z, r: r, 0.0, "r0"),
+    "copies": (lambda z: +z.contiguous(), 1.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", AFFINE)
+def test_slopes_and_intercepts(name: str) -> None:
+    fn, slope, intercept = AFFINE[name]
+    epilogue = Epilogue(fn)
+    form = epilogue.affine
+    assert form is not None
+    assert describe(form.slope) == slope
+    assert describe(form.intercept) == intercept
+    z, r, s = (torch.randn(50, dtype=torch.float64) for _ in range(3))
+    operands = (r, s)[: epilogue.operand_count]
+    parts = [value_of(part, operands) for part in (form.slope, form.intercept)]
+    torch.testing.assert_close(parts[0] * z + parts[1], fn(z, *operands))
+
+
+def describe(part: Expr | float) -> object:
+    return repr(part) if isinstance(part, Expr) else part
+
+
+def value_of(part: Expr | float, operands: tuple[torch.Tensor, ...]) -> torch.Tensor | float:
+    if not isinstance(part, Expr):
+        return part
+    program = Epilogue.from_expression(part, len(operands)).program
+    return evaluate(program, torch.zeros_like(operands[0]), operands)
+
+
+def test_operands_of_the_parts() -> None:
+    form = Epilogue(lambda z, a, b, c: (z + a) * b / torch.exp(c) + 1).affine
+    assert form is not None
+    assert form.slope_operands == (1, 2)
+    assert form.intercept_operands == (0, 1, 2)
+    assert Epilogue(lambda z: z * 2).affine.slope_operands == ()  # type: ignore[union-attr]
+    assert repr(Epilogue(lambda z, r: z * 2 + r).affine) == "Affine(slope=2.0, intercept=r0)"
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        torch.sigmoid,
+        lambda z: z * z,
+        lambda z: 1 / z,
+        lambda z: torch.square(z),
+        lambda z: torch.where(z > 0, z, z),
+        lambda z, r: torch.maximum(z, r),
+        lambda z, r: r / (z + 1),
+        # Affine for finite z only, where the product still has to be made: 0 * inf is NaN.
+        lambda z: z * 0 + 1,
+        lambda z: (z - z) * 2 + z,
+        # Numbers whose product overflows or vanishes in fp32, where those with z may not.
+        lambda z: z * 1e30 * 1e30,
+        lambda z: z * 1e-30 / 1e30,
+        lambda z: (z + 1e30) * 1e30,
+    ],
+)
+def test_not_affine(fn: Callable[..., torch.Tensor]) -> None:
+    assert Epilogue(fn).affine is None
+
+
+def test_division_by_zero_is_left_to_the_program() -> None:
+    form = Epilogue(lambda z: z / 0.0).affine
+    assert form is not None
+    z = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    assert (value_of(form.slope, (z,)) * z).tolist() == [torch.inf, -torch.inf]
+
+
+@given(recipes())
+def test_program_gives_what_the_callable_gives(recipe: Recipe) -> None:
+    inputs = make_inputs()
+    program = make_program(recipe)
+    expected = recipe(*inputs)
+    torch.testing.assert_close(evaluate(program, inputs[0], inputs[1:]), expected, rtol=0, atol=0, equal_nan=True)
+    assert Program.parse(program.text) == program
+    assert lower(program.expression, OPERANDS).text == program.text
+    assert len(program.native) <= len(program.instructions)
+
+
+def gradient_of(result: torch.Tensor, inputs: list[torch.Tensor], wrt: int) -> torch.Tensor:
+    if not result.requires_grad:
+        return torch.where(result.isnan(), torch.nan, 0.0)
+    gradient = torch.autograd.grad(result.sum(), inputs[wrt], allow_unused=True)[0]
+    return torch.zeros_like(result) if gradient is None else torch.where(result.isnan(), torch.nan, gradient)
+
+
+def run_exactly(program: Program, wrt: int, size: float = 0.0) -> torch.Tensor:
+    inputs = [tensor.requires_grad_(wrt != VALUE) for tensor in make_inputs()]
+    result = run_with_noise(program, inputs, size)
+    return result if wrt == VALUE else gradient_of(result, inputs, wrt)
+
+
+def check_on_host(program: Program, wrt: int) -> bool:
+    """Asserts that the error stays within what one of a few units in the last place after every op makes of it.
+
+    Neighbours of a jump (comparisons, floor) may fall on its other side: a few in a hundred. False where no element's
+    value is known.
+    """
+    expected = run_exactly(program, wrt)
+    spread = torch.stack([run_exactly(program, wrt, 1e-6 * k) - expected for k in (0.5, 1, 1.5, 2, 2.5)]).abs().amax(0)
+    known = expected.isfinite() & spread.isfinite() & (expected.abs() < 1e30)
+    if not known.any():
+        return False
+    inputs = make_inputs()
+    got = run_on_host(program, inputs[0], inputs[1:], wrt).double()
+    error = (got - expected)[known].abs()
+    bound = (8 * spread + 2e-6 * expected.abs() + 1e-7)[known]
+    wrong = ~(error <= bound)
+    assert wrong.float().mean() <= 0.1, (program.text, got[known][wrong], expected[known][wrong])
+    return True
+
+
+@pytest.mark.parametrize("wrt", range(VALUE, 1 + OPERANDS))
+@given(recipe=recipes(STEADY))
+def test_native_value_and_derivatives(wrt: int, recipe: Recipe) -> None:
+    assume(check_on_host(make_program(recipe), wrt))
+
+
+def test_a_derivative_whose_terms_cancel() -> None:
+    assert check_on_host(Program.parse("operands=2; hypot r0 r0; atan2 prev r0"), 1)
+
+
+@given(st.integers(1, 11), st.integers(0, 2**32))
+def test_a_tree_needs_slots_by_its_depth_only(leaves: int, seed: int) -> None:
+    """Sethi and Ullman: a sum of n terms in any association needs at most log2(n) slots, rounded up."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def build(count: int, z: Expr) -> Expr:
+        if count == 1:
+            return torch.exp(z * float(torch.rand((), generator=generator)))
+        left = int(torch.randint(1, count, (), generator=generator))
+        return build(left, z) + build(count - left, z)
+
+    assert Epilogue(lambda z: build(leaves, z)).program.slot_count <= (leaves - 1).bit_length()
