@@ -66,18 +66,22 @@ def check_values(fn: Callable[..., torch.Tensor], *scales: float) -> None:
 
 
 @pytest.mark.parametrize("end", [2.0, 3.0], ids=["changed back", "changed"])
-@pytest.mark.parametrize("way", ["global", "helper", "module", "tuple", "partial", "object", "method"])
-def test_a_global_that_changes_while_it_is_traced(during_calls: Callable, way: str, end: float) -> None:
+@pytest.mark.parametrize(
+    "way", ["global", "helper", "closure", "module", "tuple", "partial", "object", "method", "nn.Module"]
+)
+def test_what_changes_while_it_is_traced(during_calls: Callable, way: str, end: float) -> None:
     settings = types.ModuleType("settings")
     settings.inner = types.ModuleType("inner")  # type: ignore[attr-defined]
     settings.inner.scale = 2.0
 
     layer = Layer(2.0)
     layer.child = Layer(2.0)
+    rectifier, scale = nn.LeakyReLU(2.0), 2.0
 
     def set_scale(value: float) -> None:
+        nonlocal scale
         set_global(value)
-        settings.inner.scale = layer.scale = layer.child.scale = value
+        settings.inner.scale = layer.scale = layer.child.scale = rectifier.negative_slope = scale = value
 
     def helper(z: torch.Tensor) -> torch.Tensor:
         return z * GLOBAL
@@ -86,11 +90,13 @@ def test_a_global_that_changes_while_it_is_traced(during_calls: Callable, way: s
     fn, traced = {
         "global": (helper, helper),
         "helper": ((lambda z: helper(z) + 1), helper),
+        "closure": ((of_closure := lambda z: z * scale), of_closure),
         "module": ((read := lambda z: z * settings.inner.scale), read),
         "tuple": ((lambda z: functions[0](z) * functions[1]), helper),
         "partial": (functools.partial(helper), helper),
         "object": ((of_object := lambda z: z * layer.child.scale), of_object),
         "method": (layer.scaled, Layer.scaled),
+        "nn.Module": (nn.Sequential(nn.Identity(), rectifier), nn.LeakyReLU.forward),
     }[way]
     during_calls(traced.__code__, lambda: set_scale(3.0), lambda: set_scale(end))
     cutfuse.pointwise(fn, X)
@@ -98,36 +104,6 @@ def test_a_global_that_changes_while_it_is_traced(during_calls: Callable, way: s
     for scale in (2.0, 3.0):
         set_scale(scale)
         torch.testing.assert_close(cutfuse.pointwise(fn, X), fn(X))
-
-
-def test_a_closure_that_changes_while_it_is_traced(during_calls: Callable) -> None:
-    scale = 2.0
-
-    def fn(z: torch.Tensor) -> torch.Tensor:
-        return z * scale
-
-    def set_scale(value: float) -> None:
-        nonlocal scale
-        scale = value
-
-    during_calls(fn.__code__, lambda: set_scale(3.0), lambda: set_scale(2.0))
-    cutfuse.pointwise(fn, X)
-    sys.setprofile(None)
-    torch.testing.assert_close(cutfuse.pointwise(fn, X), X * 2)
-    set_scale(3.0)
-    torch.testing.assert_close(cutfuse.pointwise(fn, X), X * 3)
-
-
-def test_a_module_that_changes_while_it_is_traced(during_calls: Callable) -> None:
-    module = nn.LeakyReLU(0.25)
-    chain = nn.Sequential(nn.Identity(), module)
-    forward = nn.LeakyReLU.forward.__code__
-    during_calls(forward, lambda: setattr(module, "negative_slope", 0.5), lambda: None)
-    cutfuse.pointwise(chain, X)
-    sys.setprofile(None)
-    for slope in (0.25, 0.5):
-        module.negative_slope = slope
-        torch.testing.assert_close(cutfuse.pointwise(chain, X), chain(X))
 
 
 def test_a_class_that_changes_while_it_is_traced(during_calls: Callable, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cutfuse
-from cutfuse.epilogue import Epilogue, resolve
+from cutfuse.epilogue import Epilogue, EpilogueError, resolve
 from cutfuse.epilogue.module_class import class_token
 from cutfuse.epilogue.types import type_of
 
@@ -47,6 +47,101 @@ def check(fn: Callable[..., torch.Tensor], *changes: Change) -> None:
         before, wanted = wanted, fn(X)
         assert not torch.equal(before, wanted)
         torch.testing.assert_close(cutfuse.pointwise(fn, X), wanted)
+
+
+class Scale:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, z: torch.Tensor) -> torch.Tensor:
+        return z * self.scale
+
+    def method(self, z: torch.Tensor) -> torch.Tensor:
+        return z * self.scale
+
+
+def test_globals_and_closures() -> None:
+    """Of the function itself, of one that it calls, and of one that is made inside of it."""
+    scale = 2.0
+
+    def scaled(z: torch.Tensor) -> torch.Tensor:
+        return z * GLOBAL
+
+    def nested(z: torch.Tensor) -> torch.Tensor:
+        def inner(y: torch.Tensor) -> torch.Tensor:
+            return y * scale + GLOBAL
+
+        return inner(z)
+
+    def set_scale(value: float) -> None:
+        nonlocal scale
+        scale = value
+
+    for fn in (scaled, nested, lambda z: scaled(z) + 1):
+        set_global(2.0)
+        check(fn, lambda: set_global(3.0), lambda: set_global(torch.tensor(4.0)))
+    for fn in (nested, lambda z: z * scale):
+        set_scale(2.0)
+        check(fn, lambda: set_scale(3.0))
+    set_global(torch.ones(3))
+    with pytest.raises(EpilogueError, match="captures a tensor"):
+        resolve(scaled, 0)
+
+
+def test_a_function_in_the_place_of_another() -> None:
+    item = Scale(6.0)
+    set_global(torch.relu)
+    check(
+        lambda z: GLOBAL(z),  # type: ignore[operator]
+        lambda: set_global(torch.tanh),
+        lambda: set_global(lambda z: z * 5),
+        lambda: set_global(item),
+        lambda: setattr(item, "scale", 7.0),
+    )
+
+
+def test_what_the_function_itself_is_called_with_and_runs() -> None:
+    def fn(z: torch.Tensor, scale: float = 2.0, *, shift: float = 1.0) -> torch.Tensor:
+        return z * scale + shift
+
+    check(
+        fn,
+        lambda: setattr(fn, "__defaults__", (3.0,)),
+        lambda: setattr(fn, "__kwdefaults__", {"shift": 4.0}),
+        lambda: setattr(fn, "__code__", (lambda z, scale=None, *, shift=None: z - scale - shift).__code__),
+    )
+    assert resolve(fn, 1).text == "operands=1; sub z r0; sub prev 4.0"
+
+
+def test_attributes_of_objects() -> None:
+    item = Scale(2.0)
+    for fn in (item, item.method, lambda z: z * item.scale):
+        item.scale = 2.0
+        check(fn, lambda: setattr(item, "scale", 3.0))
+
+
+def test_modules_and_their_hooks() -> None:
+    module, handles = nn.LeakyReLU(0.25), []
+    chain = nn.Sequential(nn.Tanh(), module)
+
+    def double(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
+        return output * 2
+
+    for fn in (module, chain):
+        module.negative_slope = 0.25
+        check(
+            fn,
+            lambda: setattr(module, "negative_slope", 0.5),
+            lambda: handles.append(module.register_forward_hook(double)),
+            lambda: handles.pop().remove(),
+            lambda: handles.append(nn.modules.module.register_module_forward_hook(double)),
+            lambda: handles.pop().remove(),
+        )
+    check(chain, lambda: chain.__setitem__(0, nn.ReLU()))
+    dropout = nn.Dropout()
+    assert resolve(dropout.eval(), 0).text == "operands=0"
+    with pytest.raises(EpilogueError, match="dropout draws"):
+        resolve(dropout.train(), 0)
 
 
 def make_helper() -> Callable[..., torch.Tensor]:
