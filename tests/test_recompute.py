@@ -51,39 +51,24 @@ def saved_by(function: Callable[[], Tensor]) -> int:
 @pytest.mark.parametrize("reduce", [None, "sum", "mean", "amax", "amin", "logsumexp"])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("by_operators", [False, True])
 def test_results_are_those_of_a_layer_that_keeps_it(
-    by_operators: bool, dtype: torch.dtype, has_bias: bool, reduce: str | None
+    dtype: torch.dtype, has_bias: bool, reduce: str | None, path: str
 ) -> None:
     given = tensors(dtype, has_bias)
-    if by_operators:
-        with use_operators_everywhere():
-            found, expected = run(given, True, reduce), run(given, False, reduce)
-    else:
-        found, expected = run(given, True, reduce), run(given, False, reduce)
+    found, expected = run(given, True, reduce), run(given, False, reduce)
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
     for own, other in zip(found, expected, strict=True):
         torch.testing.assert_close(own, other, **tolerance)
 
 
 @pytest.mark.parametrize("reduce", [None, "sum", "logsumexp"])
-@pytest.mark.parametrize("by_operators", [False, True])
-def test_only_what_is_given_is_kept(by_operators: bool, reduce: str | None) -> None:
+def test_only_what_is_given_is_kept(reduce: str | None, path: str) -> None:
     x, weight, bias = tensors()[:3]
     parameters = sum(tensor.nbytes for tensor in (x, weight, bias))
     options = {"epilogue": lambda z: F.gelu(z) * 2, "reduce": reduce}
-
-    def measure() -> list[int]:
-        layer = functools.partial(cutfuse.linear, x, weight, bias, **options)
-        return [saved_by(functools.partial(layer, recompute=recompute)) for recompute in (True, False)]
-
-    if by_operators:
-        with use_operators_everywhere():
-            recomputed, kept = measure()
-        assert recomputed == parameters
-    else:
-        recomputed, kept = measure()
-        assert recomputed <= parameters
+    layer = functools.partial(cutfuse.linear, x, weight, bias, **options)
+    recomputed, kept = (saved_by(functools.partial(layer, recompute=recompute)) for recompute in (True, False))
+    assert recomputed == parameters if path == "operators" else recomputed <= parameters
     assert kept >= recomputed + 4 * M * N
 
 
