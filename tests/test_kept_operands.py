@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,15 +11,14 @@ import torch.nn.functional as F
 from emulated_device import direct_calls, paused
 from emulated_device import launches as launches
 from emulated_launches import EmulatedLaunches
+from test_training_pre_activation import one_kernel as one_kernel
+from test_training_products import Layer, assert_near, fused, plain
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import cutfuse
-from cutfuse.direct import training
-from cutfuse.planning.linear_plan import LinearArguments, plan_linear
 
 M, N, K = 37, 24, 16
-Layer = Callable[..., Tensor]
 
 
 def added(z: Tensor, r: Tensor) -> Tensor:
@@ -45,35 +44,17 @@ CHAINS: dict[str, tuple[Layer, list[tuple[int, ...]], int]] = {
 
 
 @pytest.fixture(params=["one kernel", "two kernels", "general"])
-def path(request: pytest.FixtureRequest, launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch) -> Any:
+def path(request: pytest.FixtureRequest, launches: EmulatedLaunches) -> Iterator[str]:
     """How the layer runs: the later calls directly but on the general path."""
-
-    def plan_by_a_kernel(arguments: LinearArguments) -> Any:
-        *kernels, _ = plan_linear(arguments, "tf32").alternatives
-        return plan_linear(arguments, "tf32", only=next(kernel.name for kernel in kernels if not kernel.rejection))
-
     if request.param == "one kernel":
-        monkeypatch.setattr(training, "plan_call", plan_by_a_kernel)
-    if request.param == "general":
-        with paused():
-            yield request.param
-    else:
+        request.getfixturevalue("one_kernel")
+    with paused() if request.param == "general" else contextlib.nullcontext():
         yield request.param
 
 
 def tensors_of(shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
     made = [torch.randn(M, K), torch.randn(N, K) * K**-0.5, torch.randn(N), *(torch.randn(shape) for shape in shapes)]
     return [tensor.to(dtype).requires_grad_() for tensor in made]
-
-
-def fused(epilogue: Layer, **options: Any) -> Layer:
-    return lambda x, weight, bias, *operands: cutfuse.linear(
-        x, weight, bias, epilogue=epilogue, operands=operands, **options
-    )
-
-
-def plain(epilogue: Layer) -> Layer:
-    return lambda x, weight, bias, *operands: epilogue(F.linear(x, weight, bias), *operands)
 
 
 def step(layer: Layer, tensors: list[Tensor], writes: int | None = None) -> list[Tensor]:
@@ -87,11 +68,6 @@ def step(layer: Layer, tensors: list[Tensor], writes: int | None = None) -> list
             given[3 + writes].fill_(torch.nan)
     grad = torch.linspace(-1, 1, y.numel()).view(y.shape).to(y.dtype)
     return list(torch.autograd.grad(y, tensors, grad))
-
-
-def assert_near(found: list[Tensor], expected: list[Tensor]) -> None:
-    for own, wanted in zip(found, expected, strict=True):
-        torch.testing.assert_close(own.float(), wanted.float(), rtol=6e-2, atol=6e-2)
 
 
 @pytest.mark.parametrize("name", CHAINS)
