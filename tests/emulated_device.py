@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from emulated_launches import EmulatedLaunches
-from recorded_core import RecordedLaunches, recorded
+from emulated_launches import EmulatedLaunches, RecordedLaunches, recorded
 from torch import Tensor
 
 from cutfuse import arguments, native

@@ -1,17 +1,46 @@
-"""Launches that PyTorch makes on CPU memory, through the addresses and strides that the kernels would be given."""
+"""Launches that are written down instead of made, or made by PyTorch on CPU memory: for tests of what is launched."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from recorded_core import RecordedLaunches
 from torch import Tensor
 
 from cutfuse import native
+
+
+class RecordedLaunches:
+    """`launches`: the arguments of each by name, and its function as `function`, in order."""
+
+    def __init__(self) -> None:
+        self.launches: list[SimpleNamespace] = []
+
+    def __call__(self, function: str, arguments: dict[str, Any]) -> None:
+        self.write_down(SimpleNamespace(function=function, **arguments))
+
+    def write_down(self, launch: SimpleNamespace) -> None:
+        self.launches.append(launch)
+
+    @property
+    def names(self) -> list[str]:
+        return [launch.function for launch in self.launches]
+
+
+@contextlib.contextmanager
+def recorded(launches: RecordedLaunches) -> Iterator[RecordedLaunches]:
+    """Within it, launches are written down."""
+    native.module().record_launches(launches)
+    try:
+        yield launches
+    finally:
+        native.module().record_launches(None)
+
 
 DTYPES = {code: getattr(torch, name) for name, code in native.module().dtypes().items()}
 REDUCTIONS = {0: "none", **{code: name for name, code in native.module().reductions().items()}}

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import torch
 from emulated_device import without_device
-from emulated_launches import EmulatedLaunches
+from emulated_launches import EmulatedLaunches, recorded
 from generators import EPILOGUES, LAYOUTS, REDUCTIONS, eager_linear, eager_reduce, operands_for
-from recorded_core import recorded
 from torch import Tensor
 
 from cutfuse import native

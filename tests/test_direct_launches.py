@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from emulated_device import READERS, core, direct_calls, emulated_device, without_device
-from recorded_core import RecordedLaunches
+from emulated_launches import RecordedLaunches
 from torch import Tensor
 
 import cutfuse

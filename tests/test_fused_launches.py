@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from emulated_device import without_device
+from emulated_launches import RecordedLaunches, recorded
 from fused_products import IDENTITY, arguments_of, explain, inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded_core import RecordedLaunches, recorded
 from torch import Tensor
 
 import cutfuse

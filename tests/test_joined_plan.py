@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from emulated_device import READERS, emulated_device
+from emulated_launches import RecordedLaunches
 from plan_cases import MODULE, plan, request
-from recorded_core import RecordedLaunches
 
 from cutfuse.direct.call_plans import plan_joined_call
 from cutfuse.planning import joined
