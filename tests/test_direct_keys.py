@@ -149,40 +149,20 @@ def test_reductions_have_plans_of_their_own(launches: EmulatedLaunches, reduce: 
 
 
 @contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+def held(get: Callable[[], Any], set_to: Callable[[Any], object], value: Any) -> Iterator[None]:
+    before = get()
+    set_to(value)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
-
-
-@contextlib.contextmanager
-def process_precision(mode: str | None) -> Iterator[None]:
-    before = cutfuse.get_precision()
-    cutfuse.set_precision(mode)
-    try:
-        yield
-    finally:
-        cutfuse.set_precision(before)
-
-
-@contextlib.contextmanager
-def torch_precision(setting: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(setting)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+        set_to(before)
 
 
 SETTINGS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
-    "default type": lambda: default_dtype(torch.float64),
+    "default type": lambda: held(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
     "precision of a context": lambda: cutfuse.precision("split6"),
-    "precision of the process": lambda: process_precision("split6"),
-    "PyTorch's precision": lambda: torch_precision("high"),
+    "precision of the process": lambda: held(cutfuse.get_precision, cutfuse.set_precision, "split6"),
+    "PyTorch's precision": lambda: held(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"),
 }
 
 
@@ -237,7 +217,7 @@ def test_a_default_type_that_changes_while_a_number_is_found_leaves_no_plan(
 
         def change_after(*arguments: Any) -> int | None:
             number = number_of(*arguments)
-            stack.enter_context(default_dtype(torch.float64))
+            stack.enter_context(SETTINGS["default type"]())
             return number
 
         with monkeypatch.context() as patch:
