@@ -17,6 +17,7 @@ from generators import (
     operands_for,
     slack_for,
 )
+from gpu_tensors import DEVICE, randn
 from torch import Tensor
 
 import cutfuse
@@ -24,13 +25,7 @@ from cutfuse.epilogue.table import CONDITION, Op, op_table
 
 pytestmark = pytest.mark.gpu
 
-DEVICE = "cuda"
 KWARGS = {"allow_unused": True, "materialize_grads": True}
-
-
-def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    torch.manual_seed(sum(shape) + 1000 * seed)
-    return torch.randn(shape, device=DEVICE).to(dtype)
 
 
 def check(
