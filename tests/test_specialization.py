@@ -73,14 +73,6 @@ def test_calls_interpret_until_the_epilogue_is_compiled(compiler: FakeCompiler, 
     assert len(compiler.compiled) == 1
 
 
-def test_now_waits_for_the_first_kernel(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
-    with cutfuse.specialization("now"):
-        call_generally()
-        call()
-        call()
-    assert kernels_of(launches) == [0x1001, 0x1001]
-
-
 def test_now_waits_for_what_the_background_has_begun(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
     compiler.may_go_on.clear()
     call()
@@ -109,24 +101,6 @@ def test_a_compiled_kernel_is_told_what_to_bring_to_shared_memory(
             cutfuse.linear(x, weight, epilogue=scaled, operands=operands)
     staged = {bool(launch.specialized): launch.staged for launch in launches.launches if launch.function == "gemm"}
     assert staged == {False: (-1, 0, 0), True: (2, 0b0001, 0b1010)}
-
-
-def test_off_interprets(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
-    with cutfuse.specialization("off"):
-        call_generally()
-        call()
-        call()
-    assert cutfuse.wait(30) == 0
-    assert kernels_of(launches) == [INTERPRETED, INTERPRETED]
-    assert core.specialization_count() == 0
-
-
-def test_off_after_a_kernel_is_compiled(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
-    for mode in ("now", "off", "now"):
-        with cutfuse.specialization(mode):
-            call()
-            call()
-    assert kernels_of(launches) == [0x1001, INTERPRETED, 0x1001, 0x1001]
 
 
 def test_a_number_that_changes_needs_no_other_kernel(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
@@ -172,18 +146,6 @@ def test_both_products_of_a_guarded_layer(compiler: FakeCompiler, launches: Emul
     first, second = (kernel for kernel, _, _ in compiler.compiled)
     assert "3" in first
     assert "6" in second
-
-
-def test_a_failure_is_told_once_and_interprets(launches: EmulatedLaunches) -> None:
-    x, weight, r = tensors()
-    message = r"sm90_bf16.* compiling it failed: .*no driver for this"
-    with compiled_by(FakeCompiler(lambda kernel: True), "now"):
-        with pytest.warns(RuntimeWarning, match=message):
-            call_generally()
-        call()
-        call()
-        cutfuse.linear(x, weight, epilogue=lambda z, r: torch.tanh(z) + r, operands=(r,))
-        assert kernels_of(launches) == [INTERPRETED] * 2
 
 
 @pytest.mark.parametrize("action", ["always", "error"])

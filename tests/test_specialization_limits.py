@@ -52,18 +52,6 @@ def test_the_limit_is_of_what_is_asked_for(compiler: FakeCompiler) -> None:
     assert core.find_specialization("another", 0, program, []) is None
 
 
-def test_an_exception_in_the_thread_leaves_it_able_to_go_on(
-    compiler: FakeCompiler, launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    printed = []
-    monkeypatch.setattr(threading, "excepthook", printed.append)
-    with monkeypatch.context() as patch:
-        patch.setattr(background, "_compile", lambda specialization: 1 / 0)
-        call()
-        cutfuse.wait(30)
-    assert [type(given.exc_value) for given in printed] == [ZeroDivisionError]
-
-
 def test_what_is_queued_behind_an_exception_is_compiled(
     compiler: FakeCompiler, launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch
 ) -> None:

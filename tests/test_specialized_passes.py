@@ -1,4 +1,4 @@
-"""Passes whose program is compiled into their kernel, elementwise and before a reduction: when launches take it."""
+"""Products, elementwise passes and reductions with a program compiled in: when launches take these kernels."""
 
 from __future__ import annotations
 
@@ -49,11 +49,24 @@ class Pass(NamedTuple):
     expected: Callable[[Tensor, Tensor], Tensor]
 
     def run_generally(self, x: Tensor, r: Tensor) -> None:
-        with without_device(cuda):
+        with without_device(cuda, linear_launch):
             self.operator(x, r)
 
 
+WEIGHT = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+
+def weight_for(x: Tensor, r: Tensor) -> Tensor:
+    return WEIGHT[: r.shape[1], : x.shape[1]].to(x.dtype)
+
+
 PASSES = {
+    "linear": Pass(
+        lambda x, r: cutfuse.linear(x, weight_for(x, r), epilogue=gated, operands=(r,)),
+        lambda x, r: cuda._run(LinearArguments(x, weight_for(x, r), None, [r], PROGRAM, "none", x.dtype)),
+        "sm90_bf16_64x64x128_1x1_pingpong",
+        lambda x, r: gated(torch.nn.functional.linear(x, weight_for(x, r)), r),
+    ),
     "pointwise": Pass(
         lambda x, r: cutfuse.pointwise(gated, x, r),
         lambda x, r: cuda.pointwise(x, (r,), PROGRAM.text, x.dtype),
@@ -140,13 +153,14 @@ def test_the_background_thread_compiles(passed: Pass, launches: EmulatedLaunches
 def test_nothing_is_compiled_in_the_mode_off(passed: Pass, launches: EmulatedLaunches) -> None:
     x, r = inputs(8, 64)
     with compiler() as compiled:
-        passed.call(x, r)
-        cutfuse.wait(30)
-        with cutfuse.specialization("off"):
+        for has_compiled in (False, True):
+            with cutfuse.specialization("off"):
+                passed.call(x, r)
+                passed.call(x, r)
+            assert core.specialization_count() == len(compiled.asked) == has_compiled
             passed.call(x, r)
-            passed.call(x, r)
-        passed.call(x, r)
-    assert kernels_of(launches) == [0, KERNEL + 1]
+            cutfuse.wait(30)
+    assert kernels_of(launches) == [0, 0, 0, KERNEL + 1]
     assert len(compiled.asked) == 1
 
 
