@@ -160,13 +160,6 @@ def test_fused_linear_takes_operands() -> None:
     torch.testing.assert_close(fused(x, residual, 0.5), torch.relu(x @ fused.weight.t()) * 0.5 + residual)
 
 
-def test_fused_linear_takes_modules_as_epilogues() -> None:
-    fused = cutfuse.nn.FusedLinear(7, 5, epilogue=nn.GELU(approximate="tanh"), dtype=torch.float64)
-    x = torch.randn(6, 7, dtype=torch.float64)
-    expected = nn.functional.gelu(nn.functional.linear(x, fused.weight, fused.bias), approximate="tanh")
-    torch.testing.assert_close(fused(x), expected)
-
-
 def test_an_unfusable_epilogue_runs_unfused_and_says_so_once() -> None:
     def normalise(z: Tensor) -> Tensor:
         return torch.softmax(z, -1)
@@ -182,11 +175,6 @@ def test_an_unfusable_epilogue_runs_unfused_and_says_so_once() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.testing.assert_close(fused(x), expected)
-
-
-def test_misspelt_reduction_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="unknown reduction 'max'; choose one of 'sum'"):
-        cutfuse.nn.FusedLinear(7, 5, reduce="max")
 
 
 def test_wrong_input_is_an_error_and_not_unfusable() -> None:

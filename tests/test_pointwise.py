@@ -84,8 +84,8 @@ def test_result_type(path: str) -> None:
 
 def test_result_is_a_new_tensor(path: str) -> None:
     x = torch.randn(3, 4)
-    for fn in (lambda z: z, lambda z: +z, cutfuse.Epilogue(lambda z: z * 1)):
-        y = cutfuse.pointwise(fn, x)
+    results = [cutfuse.pointwise(fn, x) for fn in (lambda z: z, lambda z: +z, cutfuse.Epilogue(lambda z: z * 1))]
+    for y in (*results, cutfuse.Epilogue(lambda z: z)(x)):
         assert y.data_ptr() != x.data_ptr()
         torch.testing.assert_close(y, x, rtol=0, atol=0)
 
@@ -103,13 +103,6 @@ def test_result_has_memory_for_every_element(fn, path: str) -> None:
         torch.testing.assert_close(y.add_(1), expected)
 
 
-def test_an_epilogue_of_nothing_copies() -> None:
-    x = torch.randn(3, 4)
-    y = cutfuse.Epilogue(lambda z: z)(x)
-    torch.testing.assert_close(y, x, rtol=0, atol=0)
-    assert y.data_ptr() != x.data_ptr()
-
-
 def test_memory_format_is_kept(path: str) -> None:
     x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     assert cutfuse.sigmoid(x).is_contiguous(memory_format=torch.channels_last)
@@ -123,15 +116,3 @@ def test_special_values_as_in_pytorch(path: str) -> None:
         torch.testing.assert_close(cutfuse.pointwise(fn, a, b), fn(a, b), equal_nan=True)
     for fn in (torch.sigmoid, torch.tanh, torch.relu, lambda z: z.clamp(-1, 1), torch.log1p, torch.nn.functional.silu):
         torch.testing.assert_close(cutfuse.pointwise(fn, x), fn(x), equal_nan=True)
-
-
-def test_a_closure_that_changes_is_seen(path: str) -> None:
-    x = torch.randn(3)
-    scale = 2.0
-
-    def fn(z: Tensor) -> Tensor:
-        return z * scale
-
-    torch.testing.assert_close(cutfuse.pointwise(fn, x), x * 2)
-    scale = 3.0
-    torch.testing.assert_close(cutfuse.pointwise(fn, x), x * 3)

@@ -160,15 +160,6 @@ def test_a_forward_for_gradients_multiplies_planes(device: Device, monkeypatch: 
     torch.testing.assert_close(*second)
 
 
-def test_a_step_between_is_refused(device: Device) -> None:
-    weight = make_weight().requires_grad_()
-    prepared = cutfuse.prepare(weight)
-    cutfuse.linear(X, prepared, epilogue=torch.sigmoid).sum().backward()
-    torch.optim.SGD([weight], lr=0.1).step()
-    with pytest.raises(RuntimeError, match="written in place"):
-        cutfuse.linear(X, prepared, epilogue=torch.sigmoid)
-
-
 # Changes. Those of layers are in test_prepare_modules.py.
 
 
@@ -224,16 +215,6 @@ def test_another_device_is_named() -> None:
     weight = make_weight()
     with pytest.raises(RuntimeError, match="it was on cpu and is on meta; call prepare again"):
         check_unchanged(weight.to("meta"), weight)
-
-
-def test_prepared_again_it_is_the_weight_as_it_is(device: Device) -> None:
-    weight = make_weight()
-    prepared = cutfuse.prepare(weight)
-    for change in (negated, lambda weight: weight.data.neg_(), elsewhere):
-        change(weight)
-        prepared = cutfuse.prepare(weight)
-        check_current(prepared)
-    assert device.products == ["planes"] * 3
 
 
 def test_the_operators_refuse_a_change_too(device: Device) -> None:

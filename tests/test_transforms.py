@@ -19,33 +19,6 @@ def inputs() -> tuple[Tensor, Tensor]:
     return torch.randn(4, 8), torch.randn(6, 8)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")  # PyTorch's own, at the first dual number
-def test_forward_mode() -> None:
-    x, weight = inputs()
-    with forward_ad.dual_level(), use_operators_everywhere():
-        dual = forward_ad.make_dual(x, torch.ones_like(x))
-        for actual, expected in (
-            (cutfuse.linear(dual, weight, epilogue=torch.tanh), torch.tanh(torch.nn.functional.linear(dual, weight))),
-            (cutfuse.pointwise(torch.sigmoid, dual), torch.sigmoid(dual)),
-            (cutfuse.sum(dual, 1), dual.sum(1)),
-        ):
-            torch.testing.assert_close(forward_ad.unpack_dual(actual).tangent, forward_ad.unpack_dual(expected).tangent)
-
-
-def test_functional_gradients_and_vmap() -> None:
-    x, weight = inputs()
-
-    def loss(x: Tensor) -> Tensor:
-        return cutfuse.linear(x, weight, epilogue=torch.tanh).sum()
-
-    def eager(x: Tensor) -> Tensor:
-        return torch.tanh(torch.nn.functional.linear(x, weight)).sum()
-
-    with use_operators_everywhere():
-        torch.testing.assert_close(torch.func.grad(loss)(x), torch.func.grad(eager)(x))
-        torch.testing.assert_close(torch.vmap(loss)(x), torch.vmap(eager)(x))
-
-
 X, WEIGHT = inputs()
 ROW = torch.randn(6, generator=torch.Generator().manual_seed(1))
 
@@ -163,7 +136,7 @@ def test_vmap_over_a_captured_scalar_names_operands(path: str) -> None:
     torch.testing.assert_close(actual, scales[:, None, None] * X)
 
 
-COMPILED = {
+TRANSFORMS = {
     "grad": lambda call: torch.func.grad(lambda x, w, r: call(x, w, r).square().sum(), (0, 1, 2)),
     "vjp": lambda call: lambda x, w, r: (lambda y, back: back(y))(*torch.func.vjp(call, x, w, r)),
     "jvp": lambda call: lambda x, w, r: torch.func.jvp(call, (x, w, r), (x, w, r)),
@@ -177,22 +150,23 @@ COMPILED = {
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize(
     ("name", "transform", "is_trained"),
     [
-        *(("linear", transform, False) for transform in COMPILED),
+        *(("linear", transform, False) for transform in TRANSFORMS),
         *((name, transform, False) for name in BATCHED if name != "linear" for transform in ("grad", "jvp", "vmap")),
         *((name, "grad", True) for name in BATCHED),
     ],
 )
-def test_compiled_transforms(name: str, transform: str, is_trained: bool) -> None:
+def test_transforms(name: str, transform: str, is_trained: bool, is_compiled: bool) -> None:
     """Dynamo enters a transform that it traces, below which no tensor asks for a gradient."""
     torch._dynamo.reset()
-    call, reference = (COMPILED[transform](function) for function in BATCHED[name])
+    call, reference = (TRANSFORMS[transform](function) for function in BATCHED[name])
     given = [t.detach().clone().requires_grad_(is_trained) for t in (X, WEIGHT, ROW)]
     expected = reference(*given)
     with use_operators_everywhere():
-        found = torch.compile(call, backend="aot_eager", fullgraph=True)(*given)
+        found = (torch.compile(call, backend="aot_eager", fullgraph=True) if is_compiled else call)(*given)
     torch.testing.assert_close(found, expected)
 
 
@@ -208,17 +182,18 @@ def tangent_inside(call: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.parametrize("name", BATCHED)
-def test_compiled_forward_mode(name: str) -> None:
-    """Of a function that enters the level itself, and of one that is compiled before it is given dual numbers."""
+def test_forward_mode(name: str) -> None:
+    """Of a function that enters the level itself, also compiled, and of one that is compiled before it has duals."""
     torch._dynamo.reset()
     call, reference = BATCHED[name]
     given = [t.detach() for t in (X, WEIGHT, ROW)]  # other tests have asked for their gradients
     expected = tangent_inside(reference)(*given)
     with use_operators_everywhere():
+        eager = tangent_inside(call)(*given)
         found = torch.compile(tangent_inside(call), backend="aot_eager")(*given)
         compiled = torch.compile(call, backend="aot_eager")
         compiled(*given)
         around = tangent_inside(compiled)(*given)
         value = compiled(*given)
-    torch.testing.assert_close((found, around), (expected, expected))
+    torch.testing.assert_close((eager, found, around), (expected,) * 3)
     torch.testing.assert_close(value, reference(*given))
