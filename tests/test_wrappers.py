@@ -118,22 +118,15 @@ def given_of(name: str, place: str, wrap: Callable[[Tensor], Any]) -> list[Any]:
     return [wrap(TENSORS[key]) if place in (key, "all") else TENSORS[key] for key in CALLS[name][0]]
 
 
+@pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize(("name", "place"), PLACES)
-def test_pytorchs_operations_are_asked(name: str, place: str) -> None:
+def test_pytorchs_operations_are_asked(name: str, place: str, compiles: bool) -> None:
     _, fused, eager = CALLS[name]
-    y: Any = fused(*given_of(name, place, two))
+    function = torch.compile(fused, backend="aot_eager", fullgraph=True) if compiles else fused
+    y: Any = function(*given_of(name, place, two))
     assert isinstance(y, TwoTensor)
     torch.testing.assert_close(y.a, eager(*given_of(name, "", two)))
     torch.testing.assert_close(y.a, y.b)
-
-
-@pytest.mark.parametrize(("name", "place"), PLACES)
-def test_they_are_in_compiled_code(name: str, place: str) -> None:
-    _, fused, eager = CALLS[name]
-    compiled = torch.compile(fused, backend="aot_eager", fullgraph=True)
-    y: Any = compiled(*given_of(name, place, two))
-    assert isinstance(y, TwoTensor)
-    torch.testing.assert_close(y.a, eager(*given_of(name, "", two)))
 
 
 @pytest.mark.parametrize("compiles", [False, True])
