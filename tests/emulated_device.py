@@ -33,14 +33,11 @@ def emulated_device(
     """
     found = EmulatedLaunches() if launches is None else launches
     has_exchange_api = reader != "attributes" and hasattr(Tensor, "__dlpack_c_exchange_api__")
-    with pytest.MonkeyPatch.context() as patch:
+    with without_device(cuda, cuda_backward, linear_launch), pytest.MonkeyPatch.context() as patch:
         patch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
         for module in (fused, joined, linear_plan, training_step):
             patch.setattr(module, "device_facts", lambda device: (9, 0, 132))
         patch.setattr(cuda, "multiprocessors", lambda index: 132)
-        for module in (cuda, cuda_backward, linear_launch):
-            patch.setattr(module, "on_device", lambda index: contextlib.nullcontext())
-            patch.setattr(module, "stream_of", lambda index: 0)
         core.connect_calls({**calls.torch_functions(calls.CPU, has_exchange_api=has_exchange_api), **functions})
         try:
             with recorded(found):

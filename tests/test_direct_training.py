@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from emulated_device import direct_calls, emulated_device, paused
 from emulated_device import launches as launches
-from emulated_launches import EmulatedLaunches
+from emulated_launches import EmulatedLaunches, RecordedLaunches
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recorded_core import RecordedLaunches
 from torch import Tensor
 
 import cutfuse
