@@ -198,6 +198,9 @@ def _why_training_is_marked(call: Call, arguments: LinearArguments, y: Tensor) -
     reached = arguments.program.inputs_with_gradient
     if 0 not in reached or any(k + 1 not in reached for k in wanted):
         return "the result does not depend on what a gradient is wanted of"
+    given = calls.tensors_of(call.operands)
+    if any(t.numel() != matrix.numel() for t, matrix in zip(given, arguments.operands, strict=True)):
+        return "an operand is broadcast already"
     if plan_call(arguments._replace(stores_pre_activation=True)).copies_bias:
         return "the plan copies the bias"
     return "" if y.is_contiguous() else "the result is not contiguous"

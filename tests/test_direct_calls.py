@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from emulated_device import direct_calls, paused
 from emulated_device import launches as launches
@@ -193,3 +194,20 @@ def test_a_sum_hands_a_gradient_on_in_its_own_layout(launches: EmulatedLaunches)
             (found,) = torch.autograd.grad(y, residual, grad)
             assert found.stride() == grad.stride()
             assert torch.equal(found, grad)
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_an_operand_that_is_broadcast_already(launches: EmulatedLaunches, is_trained: bool) -> None:
+    """Its rows lie in the same memory, so that it is a matrix [M, N] without a copy, but its gradient is none."""
+    x, weight = torch.randn(2, 3, 16).bfloat16().requires_grad_(), torch.randn(8, 16).bfloat16()
+    operand = torch.randn(8).expand(2, 1, 8).requires_grad_(is_trained)
+    grad = torch.ones(8, 3, 2).permute(2, 1, 0)  # for which a backward pass is general
+    leaf = operand if is_trained else x
+
+    def call() -> Tensor:
+        y = cutfuse.linear(x, weight, epilogue=lambda z, r: torch.tanh(z) * r, operands=(operand,))
+        return torch.autograd.grad(y, leaf, torch.ones_like(y) if is_trained else grad)[0]
+
+    expected, found, _ = run_three_ways(call)
+    assert found.untyped_storage().nbytes() == leaf.numel() * leaf.itemsize
+    check_same(found, expected, torch.bfloat16)

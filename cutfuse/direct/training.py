@@ -148,6 +148,8 @@ def plan_training(
     assert weight is not None
     if changes_setting(x) or not y.is_contiguous():
         return core.general_call()
+    if any(t.numel() != matrix.numel() for t, matrix in zip(operands, arguments.operands, strict=True)):
+        return core.general_call()  # of an operand that is broadcast already; its gradient is smaller than the matrix
     is_identity = len(arguments.program.instructions) == 0 and arguments.out_dtype == x.dtype
     wanted = [k + 1 for k, operand in enumerate(operands) if operand.requires_grad]
     reached = arguments.program.inputs_with_gradient
