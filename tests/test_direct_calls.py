@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,10 @@ from emulated_launches import EmulatedLaunches
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 import cutfuse
+from cutfuse.direct.recorded import record
 
 
 def run_three_ways(call: Callable[[], Tensor]) -> tuple[Tensor, Tensor, bool]:
@@ -211,3 +214,58 @@ def test_an_operand_that_is_broadcast_already(launches: EmulatedLaunches, is_tra
     expected, found, _ = run_three_ways(call)
     assert found.untyped_storage().nbytes() == leaf.numel() * leaf.itemsize
     check_same(found, expected, torch.bfloat16)
+
+
+def test_a_record_of_a_tensor_in_two_places_serves_two_tensors(launches: EmulatedLaunches) -> None:
+    weight, bias = torch.randn(16, 16), torch.randn(16)
+
+    def call(x: Tensor, residual: Tensor, row: Tensor) -> Tensor:
+        return cutfuse.linear(
+            x, weight, bias, epilogue=lambda z, r, s: z + r * s, operands=(residual, row), reduce="sum"
+        )
+
+    x = torch.randn(4, 16)
+    call(x, x, bias)
+    given = torch.randn(4, 16), torch.randn(4, 16), torch.randn(16)
+    before = direct_calls()
+    y = call(*given)
+    assert direct_calls() > before
+    with paused():
+        check_same(y, call(*given))
+
+
+class Alive(TorchFunctionMode):
+    """Counts the results of operations that are alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[weakref.ref[Tensor]] = []
+        self.most = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        self.results.append(weakref.ref(result))
+        self.most = max(self.most, sum(found() is not None for found in self.results))
+        return result
+
+
+def doubled(x: Tensor) -> Tensor:
+    for _ in range(6):
+        x = x * 2
+    return x
+
+
+def test_a_record_frees_what_is_not_read_again() -> None:
+    x = torch.randn(5)
+    with Alive() as recording:
+        _, replay = record(doubled, (x,))
+    with Alive() as replaying:
+        y = replay(x)
+    assert torch.equal(y, x * 64)
+    assert (recording.most, len(recording.results)) == (replaying.most, len(replaying.results)) == (2, 6)
+
+
+def test_records_that_differ_in_sizes_alone_share_their_code() -> None:
+    first, second = (record(lambda x: x.expand(x.shape[1], -1), (torch.randn(1, size),))[1] for size in (3, 4))
+    assert first.__code__ is second.__code__
+    assert second(torch.zeros(1, 4)).shape == (4, 4)

@@ -6,11 +6,14 @@ what Python decided between the operations depends on the key alone.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import Any
 
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..ops import schema
 from . import operators
@@ -34,10 +37,22 @@ def record(function: Callable[..., Tensor], given: Sequence[Tensor | None]) -> t
 
     That one is None where what was made cannot be written out: of a tensor that came from elsewhere, or in place.
     """
-    recorder = _Recorder(given)
+    # One tensor in two places is told apart, as calls laid out alike may have two tensors there.
+    told_apart = [t if all(t is not other for other in given[:k]) else _alias(t) for k, t in enumerate(given)]
+    recorder = _Recorder(told_apart)
     with recorder:
-        y = function(*given)
+        y = function(*told_apart)
     return y, recorder.replay(y)
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(source: str) -> CodeType:
+    """Of names and numbers made here. Records that differ in sizes alone share it: they are constants."""
+    return compile(source, "<cutfuse>", "exec")
+
+
+def _alias(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach()
 
 
 class _UnrecordableError(Exception):
@@ -50,11 +65,14 @@ class _Recorder(TorchFunctionMode):
     def __init__(self, given: Sequence[Tensor | None]) -> None:
         super().__init__()
         self._parameters = [f"t{k}" for k in range(len(given))]
-        # The tensors too: what is freed gives its identity away.
-        self._tensors = {id(t): (f"t{k}", t) for k, t in enumerate(given) if t is not None}
-        self._given = set(self._tensors)
+        # Weakly: an operation's result is freed as early as it is without a record.
+        self._names: Any = WeakTensorKeyDictionary()
+        for name, tensor in zip(self._parameters, given, strict=True):
+            if tensor is not None:
+                self._names[tensor] = name
         self._constants: dict[str, Any] = {}
         self._lines: list[str] = []
+        self._last_lines: dict[str, int] = {}  # of each result, the line that reads it last
         self._is_recordable = True
 
     def __torch_function__(
@@ -70,17 +88,21 @@ class _Recorder(TorchFunctionMode):
         return result
 
     def replay(self, y: Tensor) -> Replay | None:
-        found = self._tensors.get(id(y))
-        if not self._is_recordable or found is None or id(y) in self._given:
+        result = self._names.get(y)
+        if not self._is_recordable or result not in self._last_lines:
             return None
-        source = "\n    ".join([f"def replay({', '.join(self._parameters)}):", *self._lines, f"return {found[0]}"])
+        del self._last_lines[result]
+        lines = list(self._lines)
+        for name, k in self._last_lines.items():
+            lines[k] += f"; del {name}"
+        source = "\n    ".join([f"def replay({', '.join(self._parameters)}):", *lines, f"return {result}"])
         scope = dict(self._constants)
-        exec(source, scope)  # of names and numbers made here
+        exec(_compiled(source), scope)
         replay: Replay = scope["replay"]
         return replay
 
     def _add(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor) -> None:
-        if id(result) in self._tensors:
+        if result in self._names:
             if function not in _MAY_CHANGE_NOTHING:  # an operation in place
                 raise _UnrecordableError
             return
@@ -88,14 +110,18 @@ class _Recorder(TorchFunctionMode):
         arguments = [self._expression(value) for value in args]
         arguments += [f"{name}={self._expression(value)}" for name, value in kwargs.items()]
         name = f"t{len(self._parameters) + len(self._lines)}"
+        self._last_lines[name] = len(self._lines)
         self._lines.append(f"{name} = {called}({', '.join(arguments)})")
-        self._tensors[id(result)] = name, result
+        self._names[result] = name
 
     def _expression(self, value: Any) -> str:
         if isinstance(value, Tensor):
-            if id(value) not in self._tensors:
+            name: str | None = self._names.get(value)
+            if name is None:
                 raise _UnrecordableError
-            return self._tensors[id(value)][0]
+            if name in self._last_lines:
+                self._last_lines[name] = len(self._lines)
+            return name
         if type(value) in (list, tuple):
             items = "".join(f"{self._expression(item)}, " for item in value)
             return f"[{items}]" if type(value) is list else f"({items})"
