@@ -20,6 +20,7 @@ from cutfuse.ops.cuda import shapes_and_strides
 from cutfuse.ops.layout import elementwise_layout, reduction_layout
 from cutfuse.planning.fused import changes_setting, plan_call
 from cutfuse.planning.linear_plan import LinearArguments
+from cutfuse.planning.training_step import hands_gradient_on
 from cutfuse.pointwise import prepare_pointwise
 from cutfuse.reduce import prepare_reduce
 
@@ -201,6 +202,8 @@ def _why_training_is_marked(call: Call, arguments: LinearArguments, y: Tensor) -
     given = calls.tensors_of(call.operands)
     if any(t.numel() != matrix.numel() for t, matrix in zip(given, arguments.operands, strict=True)):
         return "an operand is broadcast already"
+    if hands_gradient_on(arguments) and any(given[k].shape != y.shape for k in wanted):
+        return "the gradient that is handed on is not in the operand's shape"
     if plan_call(arguments._replace(stores_pre_activation=True)).copies_bias:
         return "the plan copies the bias"
     return "" if y.is_contiguous() else "the result is not contiguous"

@@ -199,6 +199,15 @@ def test_a_sum_hands_a_gradient_on_in_its_own_layout(launches: EmulatedLaunches)
             assert torch.equal(found, grad)
 
 
+def test_a_gradient_is_handed_on_to_an_operand_of_more_dimensions(launches: EmulatedLaunches) -> None:
+    x, weight = torch.randn(2, 3, 16).bfloat16().requires_grad_(), torch.randn(8, 16).bfloat16()
+    residual = torch.randn(1, 2, 3, 8).bfloat16().requires_grad_()
+    for _ in range(2):
+        y = cutfuse.linear(x, weight, epilogue=torch.add, operands=(residual,))
+        (found,) = torch.autograd.grad(y, residual, torch.ones_like(y))
+        assert torch.equal(found, torch.ones_like(residual))
+
+
 @pytest.mark.parametrize("is_trained", [True, False])
 def test_an_operand_that_is_broadcast_already(launches: EmulatedLaunches, is_trained: bool) -> None:
     """Its rows lie in the same memory, so that it is a matrix [M, N] without a copy, but its gradient is none."""

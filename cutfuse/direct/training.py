@@ -170,7 +170,8 @@ def plan_training(
     device = x.device.index or 0
     is_handed_on = is_identity or hands_gradient_on(arguments)
     plan = plan_call(arguments if is_handed_on else storing(arguments))
-    if plan.copies_bias:
+    # What is handed on has y's shape; the general path hands a matrix on, which autograd gives the operand's.
+    if plan.copies_bias or (is_handed_on and any(operands[k - 1].shape != y.shape for k in wanted)):
         return core.general_call()
     forward: Epilogues = []
     epilogues: Epilogues = []
