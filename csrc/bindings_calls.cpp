@@ -310,14 +310,15 @@ void bind_calls(py::module_& module) {
       py::arg("backward"), py::arg("product"), py::arg("epilogues"), py::arg("pre_activation"), py::arg("identity"),
       py::arg("grad_x"), py::arg("grad_weight"), py::arg("hands_gradient_on"),
       "What training_linear, training_forward and training_backward take: of y = program(z, operands) over tensors "
-      "like these. is_read: which operands the backward pass reads. An output is (wrt, layout of a result, dtype, and "
-      "None or how it is summed: extents (outer, reduced, inner), the layout of what is summed, bytes of workspace, the "
-      "sum's layout, dtype); column_sum is None or (partials' layout, how they are summed). forward, backward: the program in the kernels of the two "
-      "passes. product: a fused plan that stores the pre-activation, of this layout, with its epilogues; None where "
-      "the forward pass is PyTorch's product and a pass. grad_x, grad_weight: the products of the backward pass, each "
-      "None where PyTorch multiplies, or (a fused plan of z's gradient and another tensor, that tensor, whether it is the "
-      "first of the two, the layout of the result); identity is their program. hands_gradient_on: the program adds operands, so that all outputs are "
-      "the gradient that arrives; the partial sums are then that gradient's rows.");
+      "like these. is_read: which operands the backward pass reads. An output is (wrt, layout of a result, dtype, "
+      "and None or how it is summed: extents (outer, reduced, inner), the layout of what is summed, bytes of "
+      "workspace, the sum's layout, dtype); column_sum is None or (partials' layout, how they are summed). forward, "
+      "backward: the program in the kernels of the two passes. product: a fused plan that stores the pre-activation, "
+      "of this layout, with its epilogues; None where the forward pass is PyTorch's product and a pass. grad_x, "
+      "grad_weight: the products of the backward pass, each None where PyTorch multiplies, or (a fused plan of z's "
+      "gradient and another tensor, that tensor, whether it is the first of the two, the layout of the result); "
+      "identity is their program. hands_gradient_on: the program adds operands, so that all outputs are the gradient "
+      "that arrives; the partial sums are then that gradient's rows.");
   module.def("pointwise_call", &pointwise_call, py::arg("extents"), py::arg("x"), py::arg("out_dtype"),
              py::arg("program"), py::arg("operands"), py::arg("result"), py::arg("specialization"),
              "As of the function pointwise, with a layout in place of each tensor.");

@@ -220,8 +220,8 @@ bool has_pending_epilogue(CallPlan const& plan) {
   return steps != nullptr && is_pending(steps->specialization);
 }
 
-// Until its epilogue is compiled, a call has it interpreted: but in a capture, which keeps the kernels that it captures,
-// the general path waits for it, and where no thread compiles it, it starts one.
+// Until its epilogue is compiled, a call has it interpreted: but in a capture, which keeps the kernels that it
+// captures, the general path waits for it, and where no thread compiles it, it starts one.
 bool waits_for_epilogue(CallPlan const& plan) {
   return has_pending_epilogue(plan) && (specialize::is_stalled() || torch_state().is_capturing());
 }

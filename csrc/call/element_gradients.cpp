@@ -51,9 +51,8 @@ void launch_gradients(ElementGradientPlan const& plan, PointwiseBackwardProblem 
   problem.specialized = specialize::loaded(plan.specialization);
   launcher().pointwise_backward(problem, stream);
   for (size_t k = 0; k < plan.outputs.size(); ++k) {
-    if (!plan.outputs[k].sum) continue;
-    GradientSum const& sum = *plan.outputs[k].sum;
-    launch_sum(sum, presented(sum.x, gradients.outputs[k].address), gradients.sums[k], stream);
+    std::optional<GradientSum> const& sum = plan.outputs[k].sum;
+    if (sum) launch_sum(*sum, presented(sum->x, gradients.outputs[k].address), gradients.sums[k], stream);
   }
 }
 
