@@ -113,13 +113,13 @@ def _linear_generally(given: tuple[Any, ...], remember: bool = False, recompute:
         out_dtype=out_dtype,
         recompute=recompute,
     )
-    if remember and _is_trained_with_views(call, x):
+    tensors = (x, weight, bias, *calls.tensors_of(operands))
+    if remember and _is_trained_with_views(call, tensors):
         _remember(given, call, x.new_empty(*x.shape[:-1], call.weight.shape[0], dtype=call.out_dtype))
         found = calls.call_linear(*given)
         if isinstance(found, Tensor):
             return found
         remember = False
-    tensors = (x, weight, bias, *calls.tensors_of(operands))
     if call.operation is not None:
         # Of the tensors as they are given, as in a direct call: every call rounds and lays out its results alike.
         y = call.operation(F.linear(x, call.weight, bias), calls.tensors_of(operands))
@@ -168,12 +168,15 @@ def _as_matrices(
     return x if x.dim() == 2 else x.reshape(arguments.rows_of(x), x.shape[-1]), matrices
 
 
-def _is_trained_with_views(call: LinearCall, x: Tensor) -> bool:
+def _is_trained_with_views(call: LinearCall, tensors: Sequence[Tensor | None]) -> bool:
     """Whether a backward pass is given views on the general path, where a direct call keeps the tensors themselves.
 
     A checkpoint compares what its two forward passes keep, so that the first one has to be direct too.
     """
-    return x.dim() > 2 and call.reduction == "none" and needs_gradient(x, call.weight, call.bias, *call.operands)
+    if call.reduction != "none" or not needs_gradient(*tensors):
+        return False
+    pairs = zip(tensors, (call.x, call.weight, call.bias, *call.operands), strict=True)
+    return any(t is not None and view is not None and t.dim() != view.dim() for t, view in pairs)
 
 
 def _shaped(y: Tensor, x: Tensor, call: LinearCall, keepdim: bool) -> Tensor:

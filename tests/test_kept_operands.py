@@ -108,6 +108,22 @@ def test_what_is_kept_is_what_a_checkpoint_finds_again(name: str, path: str) -> 
         assert_near(again, expected)
 
 
+@pytest.mark.parametrize("shape", [(N,), (), (1, M, N)], ids=str)
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_the_first_call_keeps_what_a_checkpoint_finds_again(
+    shape: tuple[int, ...], is_trained: bool, launches: EmulatedLaunches
+) -> None:
+    """Which compares the shapes of what its two forward passes keep: of operands that are no matrices, too."""
+    *tensors, factor = tensors_of([shape])
+    factor.requires_grad_(is_trained)
+    layer = fused(lambda z, r: F.silu(z) * r, out_dtype=torch.bfloat16)
+    y = checkpoint(layer, *tensors, factor, use_reentrant=False)
+    y.backward(torch.ones_like(y))
+    expected = F.silu(F.linear(*tensors)) * factor
+    found = [t.grad for t in tensors]
+    assert_near(found, list(torch.autograd.grad(expected.view(M, N), tensors, torch.ones_like(y))))
+
+
 @pytest.mark.parametrize("name", CHAINS)
 def test_gradients_can_be_differentiated_and_batched(name: str, path: str) -> None:
     epilogue, shapes, _ = CHAINS[name]
