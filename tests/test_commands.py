@@ -103,12 +103,12 @@ def test_a_function_of_the_language_is_described(name: str, part: str, capsys: p
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("softmax", "combines elements along a dimension"),
-        ("nn.Softmax", "combines elements along a dimension"),
+        ("softmax", "combines elements of a row or a column"),
+        ("nn.Softmax", "combines elements of a row or a column"),
         ("sum", 'use reduce="sum"'),
         ("relu_", "use torch.relu"),
         ("torch.lgamma", "its derivative"),
-        ("matmul", "elementwise functions only"),
+        ("matmul", "it is a further product"),
         ("nn.Linear", "with its arguments"),
         ("gelo", "did you mean gelu"),
     ],

@@ -119,9 +119,9 @@ REFUSED: dict[str, tuple[Callable[..., object] | None, tuple, str]] = {
     "too long": (lambda z: sum((torch.sin(z * k) for k in range(40)), z), (), "a program has at most 32"),
     "class of modules": (nn.ReLU, (), "is the class torch.nn.ReLU; pass an instance"),
     "literal's value": (F.gelu, (B,), "approximate has to be one of 'none', 'tanh', got r0"),
-    "no epilogue": (None, (B,), "there are operands, but no function"),
+    "no epilogue": (None, (B,), "1 operand, but no epilogue that takes any"),
     "prebuilt epilogue": (cutfuse.Epilogue(torch.add), (), "takes 1 operand, and is given 0"),
-    "prebuilt epilogue's numbers": (cutfuse.Epilogue(torch.add), (1.0, 2.0), "takes 1 operand, but"),
+    "prebuilt epilogue's numbers": (cutfuse.Epilogue(torch.add), (1.0, 2.0), "takes 1 operand, and is given 2"),
 }
 
 

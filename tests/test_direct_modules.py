@@ -121,7 +121,7 @@ def test_a_subclass_of_other_methods_stays_direct(launches: EmulatedLaunches) ->
 @pytest.mark.parametrize("wrong", [[1.0, 2.0], None, torch.ones(4, 16, dtype=torch.int64)], ids=str)
 def test_a_wrong_input_raises_what_linear_raises(wrong: object) -> None:
     module = cutfuse.nn.FusedLinear(16, 8, epilogue=torch.relu)
-    with pytest.raises(TypeError, match=r"cutfuse\.linear: x"):
+    with pytest.raises(TypeError, match=r"cutfuse\.nn\.FusedLinear: x"):
         module(wrong)
 
 

@@ -80,6 +80,8 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
+        if result is None:  # it writes something
+            self._is_recordable = False
         if self._is_recordable and isinstance(result, Tensor):
             try:
                 self._add(function, args, kwargs, result)
