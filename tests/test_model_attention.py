@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from model_checks import PYTORCH_WARNINGS, Collector, compare
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from cutfuse.compile import attention
 
@@ -130,6 +131,36 @@ def test_a_mask_that_is_written_to_is_passed(write: Callable[[Tensor], Tensor], 
         return found + mask.sum()
 
     assert masking(compare(model, qkv(), fullgraph=True)) == "mask"
+
+
+class Write(torch.autograd.Function):
+    """Writes to its first argument, and doubles the second."""
+
+    @staticmethod
+    def forward(ctx: Any, mask: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        mask[:, 3:] = -1.0
+        ctx.mark_dirty(mask)
+        return mask, q * 2
+
+    @staticmethod
+    def backward(ctx: Any, mask: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return mask, q * 2
+
+
+@pytest.mark.parametrize("is_checkpoint", [False, True])
+def test_a_mask_that_an_inner_graph_writes_to_is_passed(is_checkpoint: bool) -> None:
+    def write(mask: Tensor, q: Tensor) -> Tensor:
+        mask[:, 3:] = -1.0
+        return q * 2
+
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = torch.zeros(LENGTH, LENGTH)
+        seen = mask[:, :]
+        q = checkpoint(write, mask, q, use_reentrant=False) if is_checkpoint else Write.apply(mask, q)[1]
+        return F.scaled_dot_product_attention(q, k, v, seen)
+
+    given = [tensor.requires_grad_() for tensor in qkv()]
+    assert masking(compare(model, given, fullgraph=True)) == "mask"
 
 
 def test_a_causal_mask_of_other_queries_than_keys_is_passed() -> None:

@@ -20,17 +20,24 @@ def last_writes(graph: fx.Graph, outside: Iterable[Any] = ()) -> dict[Any, float
     """
     found = dict.fromkeys(outside, math.inf)
     for place, node in enumerate(graph.nodes):
-        for written in _written(node):
-            example = tensor_of(written)
-            if example is not None:
-                found[memory_of(example)] = max(place, found.get(memory_of(example), -1))
+        for memory in _memories(_written(node)):
+            found[memory] = max(place, found.get(memory, -1))
     return found
 
 
+def _memories(nodes: Iterable[fx.Node]) -> list[Any]:
+    return [memory_of(example) for node in nodes if (example := tensor_of(node)) is not None]
+
+
 def _written(node: fx.Node) -> list[fx.Node]:
-    """The tensors that a node may write to. Bodies of higher-order operators write to none: Dynamo refuses those."""
-    if not is_call(node) or not may_write(node) or isinstance(node.target, torch._ops.HigherOrderOperator):
+    """The tensors that a node may write to."""
+    if not is_call(node) or not may_write(node):
         return []
+    bodies = [getattr(node.graph.owning_module, str(given.target), None) for given in node.all_input_nodes]
+    graphs = [body.graph for body in bodies if isinstance(body, fx.GraphModule)]
+    if graphs:  # of a higher-order operator, whose inputs have the same examples inside
+        inside = {memory for graph in graphs for memory in last_writes(graph)}
+        return [given for given in node.all_input_nodes if not inside.isdisjoint(_memories([given]))]
     if works_in_place(node) and node.kwargs.get("out") is None and node.args and isinstance(node.args[0], fx.Node):
         return [node.args[0]]
     return node.all_input_nodes  # of torch._foreach_mul_ the tensors of its lists
