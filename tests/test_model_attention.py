@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from model_checks import PYTORCH_WARNINGS, Collector, compare
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from cutfuse.compile import attention
@@ -163,6 +164,20 @@ def test_a_mask_that_an_inner_graph_writes_to_is_passed(is_checkpoint: bool) -> 
     assert masking(compare(model, given, fullgraph=True)) == "mask"
 
 
+def test_a_mask_of_an_autocast_of_the_graph_is_passed() -> None:
+    """Autocast is not on where the graph is rewritten, and the result would have another type."""
+
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return attend(MASKS["tril"][1])(q, k, v)
+
+    found = compare(model, qkv(), fullgraph=True)
+    assert masking(found) == "mask"
+    (graph,) = found.graphs
+    (node,) = (node for node in graph.graph.nodes if node.target is F.scaled_dot_product_attention)
+    assert node.meta["example_value"].dtype == torch.bfloat16
+
+
 def test_a_causal_mask_of_other_queries_than_keys_is_passed() -> None:
     """`is_causal` aligns them at the first key, and flash attention does not compute it."""
     lower = attend(lambda q: torch.ones(q.shape[-2], LENGTH, dtype=torch.bool).tril())
@@ -308,15 +323,54 @@ def test_one_query_of_a_static_cache() -> None:
         shared_attention(is_causal=True),
         shared_attention(lambda rows: rows.repeat(1, 2, 1, 1)),
         shared_attention(lambda rows: rows[:, torch.tensor([1, 0]), None].expand(-1, -1, 2, -1, -1).flatten(1, 2)),
+        shared_attention(lambda rows: rows[:, (1, 0), None].expand(-1, -1, 2, -1, -1).flatten(1, 2)),
+        shared_attention(lambda rows: rows[:, range(1, -1, -1), None].expand(-1, -1, 2, -1, -1).flatten(1, 2)),
         shared_attention(lambda rows: rows[:, :, [3, 2, 1, 0, 5, 4]][:, :, None].repeat(1, 1, 2, 1, 1).flatten(1, 2)),
         lambda q, k, v: (
             F.scaled_dot_product_attention(q, (twice := repeat(k)), repeat(v.add_(twice.sum()))) + k.add_(1).sum()
         ),
     ],
-    ids=["a mask of each head", "causal", "heads in another order", "an index of data", "a list", "written between"],
+    ids=[
+        "a mask of each head",
+        "causal",
+        "heads in another order",
+        "an index of data",
+        "a tuple",
+        "a range",
+        "a list",
+        "written between",
+    ],
 )
 def test_keys_that_stay_repeated(model: Callable[..., Tensor]) -> None:
     assert heads_of(compare(model, qkv(HEADS // 2, rows=1))) == (HEADS, HEADS)
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_keys_that_are_written_before_the_backward_pass_stay_repeated(is_trained: bool) -> None:
+    """Attention keeps its keys and values for the backward pass, and those that are repeated are copies."""
+
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found = shared_attention()(q, k, v)
+        for cache in (k, v):
+            cache.mul_(2.0)
+        return found
+
+    q, k, v = qkv(HEADS // 2, rows=1)
+    found = compare(model, [q.requires_grad_(is_trained), k, v], fullgraph=True)
+    assert heads_of(found) == ((HEADS, HEADS) if is_trained else (2, 2))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda q, k, v: F.scaled_dot_product_attention(q[:, :1], repeat(k), repeat(v)),
+        lambda q, k, v: F.scaled_dot_product_attention(q, repeat(k), repeat(torch.cat([v, v], 1), 1)),
+        lambda q, k, v: F.scaled_dot_product_attention(q, F.scaled_dot_product_attention(q, repeat(k), repeat(v)), q),
+    ],
+    ids=["one head of queries", "other heads of values", "of keys that are attention"],
+)
+def test_heads_that_are_not_shared_alike(model: Callable[..., Tensor]) -> None:
+    compare(model, qkv(HEADS // 2, rows=1), fullgraph=True)
 
 
 def test_flash_attention_takes_shared_heads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,3 +384,14 @@ def test_flash_attention_takes_shared_heads(monkeypatch: pytest.MonkeyPatch) -> 
             2 if is_taken else HEADS,
         )
         assert heads_of(compare(causal, given, fullgraph=True)) == (HEADS, HEADS)  # a mask from outside has no values
+
+
+def test_kernels_that_the_model_chooses_get_the_heads_that_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be others than flash attention, which take no shared heads."""
+
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return shared_attention()(q, k, v)
+
+    monkeypatch.setattr(attention, "_takes_shared_heads", lambda *_: True)
+    assert heads_of(compare(model, qkv(HEADS // 2), fullgraph=True)) == (HEADS, HEADS)

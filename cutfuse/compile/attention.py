@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from torch.utils._pytree import tree_map
 
 from .column_views import any_example, are_alike, called, emit, examples_behind, set_example
-from .differentiation import memory_of
+from .differentiation import memory_of, why_changed
 from .epochs import find_epochs
 from .nodes import is_call, may_write, name_of, named_arguments, tensor_of
 from .products import same, same_shape
@@ -50,12 +51,16 @@ def keep_attention(graph: fx.Graph, written: Mapping[Any, float], warn: Callable
     warn: called with an error, which leaves the attention as it was.
     """
     constants, epochs = _Constants(written), find_epochs(graph)
-    found = [node for node in graph.nodes if is_call(node) and name_of(node) == "scaled_dot_product_attention"]
     is_changed = False
-    for node in found:
+    for place, node in enumerate(list(graph.nodes)):
+        if not is_call(node) or name_of(node) != "scaled_dot_product_attention":
+            continue
         try:
             given = named_arguments(node, _PARAMETERS)
-            wanted = _with_shared_heads(_without_mask(given, constants), epochs, epochs[node])
+            unmasked = _without_mask(given, constants)
+            wanted = _with_shared_heads(unmasked, epochs, epochs[node])
+            if why_changed(node, [wanted["key"], wanted["value"]], place, written):  # the repeated ones are copies
+                wanted = unmasked
             is_changed |= wanted != given and _replace(graph, node, wanted)
         except Exception as error:
             warn(error)
@@ -74,41 +79,46 @@ def _without_mask(given: dict[str, Any], constants: _Constants) -> dict[str, Any
 def _with_shared_heads(given: dict[str, Any], epochs: Mapping[fx.Node, int], epoch: int) -> dict[str, Any]:
     """The arguments with keys and values as they are before they are repeated for the heads that share them."""
     query, mask = tensor_of(given.get("query")), tensor_of(given.get("attn_mask"))
-    key, value = (_shared(given.get(name), epochs, epoch) for name in ("key", "value"))
-    if query is None or query.dim() != 4 or key is None or value is None or given.get("enable_gqa", False) is not False:
+    if query is None or query.dim() != 4 or given.get("enable_gqa", False) is not False:
+        return given
+    key, value = (_shared(given.get(name), query.shape[1], epochs, epoch) for name in ("key", "value"))
+    if key is None or value is None or any_example(key).shape[1] != any_example(value).shape[1]:
         return given
     wanted = {**given, "key": key, "value": value, "enable_gqa": True}
     dropout, is_causal = given.get("dropout_p", 0.0), given.get("is_causal", False)
     if same(query.shape[-2], 1):
         is_of_all_heads = mask is None or all(same(size, 1) for size in mask.shape[:-1][-2:])
         return wanted if is_of_all_heads and is_causal is False and dropout == 0 else given
-    return wanted if mask is None and _takes_shared_heads(query, key, value, dropout, is_causal) else given
+    chooses_kernels = any(name_of(node) == "_sdpa_kernel" for node in key.graph.nodes)  # its choice is not on here
+    is_taken = mask is None and not chooses_kernels and _takes_shared_heads(query, key, value, dropout, is_causal)
+    return wanted if is_taken else given
 
 
-def _shared(node: Any, epochs: Mapping[fx.Node, int], epoch: int) -> fx.Node | None:
-    """The `[batch, kept heads, length, width]` that a node repeats head by head; None if it does not, or if something
-    may be written in between: the node is a copy."""
+def _shared(node: Any, heads: Any, epochs: Mapping[fx.Node, int], epoch: int) -> fx.Node | None:
+    """The `[batch, kept heads, length, width]` that a node repeats head by head; None if it does not give as many, or
+    if something may be written in between: the node is a copy."""
     chain = [node]
     for names in _REPEATING:
         last = chain[-1]
-        if not isinstance(last, fx.Node) or not last.args or epochs[last] != epoch or name_of(last) not in names:
+        if not isinstance(last, fx.Node) or not last.args or epochs.get(last) != epoch or name_of(last) not in names:
             return None
         chain.append(last.args[0])
     shapes = [example.shape for step in chain if (example := tensor_of(step)) is not None]
     if [len(shape) for shape in shapes] != [4, 5, 5, 4]:
         return None
     (batch, kept, *rest), count = shapes[-1], shapes[1][2]
-    if not all(map(is_concrete_int, (kept, count))):
+    if not all(map(is_concrete_int, (kept, count))) or not same(kept * count, heads):
         return None
     steps = (batch, kept * count, *rest), (batch, kept, count, *rest), (batch, kept, 1, *rest)
     is_repeated = all(map(same_shape, shapes, map(torch.Size, steps)))
-    return chain[-1] if is_repeated and not _takes_elements(chain[-2]) else None
+    return chain[-1] if is_repeated and _keeps_order(chain[-2]) else None
 
 
-def _takes_elements(node: fx.Node) -> bool:
-    """Whether an index is data or a list, which takes elements in any order, and not only slices and new dimensions."""
+def _keeps_order(node: fx.Node) -> bool:
+    """Whether an index is of slices, new dimensions and integers: data, lists, tuples and ranges take any order."""
     index: Any = node.args[1] if len(node.args) > 1 else None
-    return any(isinstance(item, fx.Node | list) for item in (index if isinstance(index, tuple) else (index,)))
+    kinds = slice | int | EllipsisType | None
+    return all(isinstance(item, kinds) for item in (index if isinstance(index, tuple) else (index,)))
 
 
 def _takes_shared_heads(query: Tensor, key: fx.Node, value: fx.Node, dropout: float, is_causal: bool) -> bool:
@@ -133,6 +143,8 @@ def _replace(graph: fx.Graph, node: fx.Node, wanted: dict[str, Any]) -> bool:
             new = _emit(functools.partial(emit, graph, emitted), node, wanted)
             example = tensor_of(new)
             if before is not None and example is not None and same_shape(example.shape, before.shape):
+                if example.dtype != before.dtype:  # by an autocast of the graph, which is not on here
+                    return False
                 behind = {} if are_alike(example, before) else examples_behind(graph, {node: example})
     finally:
         if behind is None:
