@@ -58,7 +58,8 @@ def without_module(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
-    command = [sys.executable, *arguments]
+    # Without site, whose .pth files would let an editable installation win over this package.
+    command = [sys.executable, "-S", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=folder, env=environment)
 
 

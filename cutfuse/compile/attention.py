@@ -237,8 +237,10 @@ class _Constants:
             return None
         if not all(map(is_concrete_int, example.shape)) or example.numel() > _MOST_ELEMENTS:
             return None
-        value_of = _any_value if name in _OF_SHAPES else self._value
-        given = {source: value_of(source) for source in node.all_input_nodes}
+        given = {
+            source: _any_value(source) if name in _OF_SHAPES and source is node.args[0] else self._value(source)
+            for source in node.all_input_nodes
+        }
         if memory_of(example) in self.written or any(value is None for value in given.values()):
             return None
 
