@@ -334,7 +334,7 @@ def test_the_message_of_a_copy_is_the_callables_own() -> None:
     def named(z: torch.Tensor, scale: float, *, shift: float = 1.0) -> torch.Tensor:
         return z * scale + shift
 
-    with pytest.raises(EpilogueError, match=r"named\(z: .*Tensor.*, scale: .*float.*, \*, shift: .* = 1.0\)"):
+    with pytest.raises(EpilogueError, match=r"named\(z, scale, \*, shift=1.0\)"):
         resolve(named, 0)
 
 

@@ -100,7 +100,7 @@ def _is_named(group: Group, bare: str) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cutfuse.epilogue", description=__doc__.partition(": ")[2])
-    parser.add_argument("names", nargs="*", help="functions to look up, as gelu or torch.softmax; all without one")
+    parser.add_argument("names", nargs="*", help="functions to look up, as exp or torch.softmax; all without one")
     parser.epilog = "The exit status is 1 where an epilogue may not use one of the names."
     names = parser.parse_args(arguments).names
     native.require_module()
