@@ -238,7 +238,7 @@ def test_a_forgotten_operand_is_an_error_and_not_remembered(fullgraph: bool | No
     torch._dynamo.reset()
     call = module if fullgraph is None else torch.compile(module, fullgraph=fullgraph, backend="eager")
     for operands in ((), (row, row), (2.0, 2.0)):
-        with pytest.raises(cutfuse.EpilogueError, match=f"the pre-activation and {len(operands)} operands:"):
+        with pytest.raises(cutfuse.EpilogueError, match=f"the pre-activation and {len(operands)} operands;"):
             call(x, *operands)
     expected = nn.functional.linear(x, module.weight, module.bias)
     for operand in (row, 2.0, 3):
