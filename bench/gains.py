@@ -51,7 +51,7 @@ def gains() -> list[Gain]:
 
 def _gains() -> Iterator[Gain]:
     products = [speed_up(FUSED, case) for case in committed("fp32")["cases"] if case["group"] == PRODUCT]
-    yield Gain("fp32 layers at full accuracy", [value for value in products if value is not None])
+    yield Gain("fp32 products at full accuracy", [value for value in products if value is not None])
     models = committed("models")["cases"]
     for precision in reversed(PRECISIONS):
         for kind in (FORWARD, TRAINING):
@@ -69,9 +69,12 @@ def sentence() -> str:
     """Whom it helps, and whom not."""
     found = gains()
     helped, others = ([gain for gain in found if (gain.mean >= 1 + NOTHING) is is_gain] for is_gain in (True, False))
-    gained = ", ".join(f"{gain.name} {gain.mean:.2f} (best {max(gain.times):.2f})" for gain in helped)
-    not_gained = ", ".join(f"{gain.name} {gain.mean:.2f} (worst {min(gain.times):.2f})" for gain in others)
+    gained, not_gained = (
+        ", ".join(f"{gain.name} {gain.mean:.2f} ({min(gain.times):.2f} to {max(gain.times):.2f})" for gain in own)
+        for own in (helped, others)
+    )
     return (
-        "On an H200, times as fast as the fastest of eager, torch.compile and its max-autotune, in geometric means: "
-        f"{gained}; nothing gained yet: {not_gained or 'none'}; and no gain on GPUs other than Hopper's (H100, H200)."
+        "On an H200, times as fast as the fastest of eager, torch.compile and, where that was measured, its "
+        f"max-autotune, in geometric means (worst to best): {gained}; nothing gained yet: {not_gained or 'none'}; on GPUs other than "
+        "Hopper's (H100, H200) nothing is fused into a product."
     )

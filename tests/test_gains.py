@@ -24,7 +24,7 @@ def test_whole_models_are_compared_with_the_faster_of_eager_and_torch_compile() 
 def test_the_sentence_says_what_gains_and_what_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = [gains.Gain("a", [2.0, 8.0]), gains.Gain("b", [0.5, 2.0])]
     monkeypatch.setattr(gains, "gains", lambda: kinds)
-    assert "a 4.00 (best 8.00); nothing gained yet: b 1.00 (worst 0.50);" in gains.sentence()
+    assert "a 4.00 (2.00 to 8.00); nothing gained yet: b 1.00 (0.50 to 2.00);" in gains.sentence()
 
 
 def test_layers_are_compared_with_the_fastest_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
