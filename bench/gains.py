@@ -75,6 +75,6 @@ def sentence() -> str:
     )
     return (
         "On an H200, times as fast as the fastest of eager, torch.compile and, where that was measured, its "
-        f"max-autotune, in geometric means (worst to best): {gained}; nothing gained yet: {not_gained or 'none'}; on GPUs other than "
-        "Hopper's (H100, H200) nothing is fused into a product."
+        f"max-autotune, in geometric means (worst to best): {gained}; nothing gained yet: {not_gained or 'none'}; "
+        "on GPUs other than Hopper's (H100, H200) nothing is fused into a product."
     )
