@@ -8,29 +8,15 @@ from itertools import chain, repeat
 
 import pytest
 import torch
+from bench_runs import LaunchClock
 
 from bench import model_timing, timing
 from bench.accuracy import relative_error
 from bench.workloads import Reference, product_rows
 
 
-class RecordingClock:
-    """A clock that takes each launch's time from the launch itself."""
-
-    def __init__(self) -> None:
-        self.order: list[str] = []
-
-    def start(self, launch: timing.Launch, backlog_us: float) -> timing.Queued:
-        assert backlog_us >= 30
-        elapsed = float(str(launch()))
-        return timing.Queued(lambda: elapsed)
-
-    def wait(self) -> None:
-        pass
-
-
 def test_interleaving_times_each_once_a_round_in_changing_order() -> None:
-    clock = RecordingClock()
+    clock = LaunchClock()
     launched: list[str] = []
 
     def launch(name: str, elapsed: float) -> timing.Launch:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from bench_runs import run, session_of
+from bench_runs import LaunchClock, run, session_of
 from torch import Tensor, nn
 
 import cutfuse
@@ -124,18 +124,6 @@ def test_a_failing_explanation_is_told() -> None:
     assert explained(nn.Linear(2, 2), Inputs(), explain) == ([], "explain failed: RuntimeError: no graph")
 
 
-class FakeClock:
-    """Gives each launch's own number as the device's time."""
-
-    def start(self, launch: timing.Launch, backlog_us: float) -> timing.Queued:
-        assert backlog_us >= 30
-        elapsed = float(str(launch()))
-        return timing.Queued(lambda: elapsed)
-
-    def wait(self) -> None:
-        pass
-
-
 def test_contenders_take_turns_and_are_rewound_before_each_call() -> None:
     done: list[str] = []
 
@@ -148,7 +136,7 @@ def test_contenders_take_turns_and_are_rewound_before_each_call() -> None:
 
     calls = {name: call(name, us) for name, us in (("a", 10.0), ("b", 20.0), ("c", 30.0))}
     times, rounds = model_timing.time_models(
-        calls, {name: 5.0 for name in calls}, FakeClock(), timing.Effort(0.01, 8, 8), seed=1
+        calls, {name: 5.0 for name in calls}, LaunchClock(), timing.Effort(0.01, 8, 8), seed=1
     )
     assert rounds == 8
     assert {name: found.gpu_us for name, found in times.items()} == {"a": 10.0, "b": 20.0, "c": 30.0}
@@ -170,7 +158,7 @@ def test_warming_up_calls_as_often_as_cuda_graphs_need() -> None:
         nonlocal count
         count += 1
 
-    assert model_timing.warm_up(model_timing.Call(run), FakeClock()) >= 0
+    assert model_timing.warm_up(model_timing.Call(run), LaunchClock()) >= 0
     assert count == model_timing.WARM_UP_CALLS >= 4
 
 
