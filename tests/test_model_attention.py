@@ -101,7 +101,7 @@ MASKS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "a bias": ("mask", lambda q: -(indices(q)[0] - indices(q)[1]).abs().float()),
     "data": ("mask", lambda q: q[:, :, :1, :1] < 1e9),
     "random": ("mask", lambda q: torch.rand(LENGTH, LENGTH) >= 0),
-    "another value each time": ("mask", lambda q: torch.empty(LENGTH, LENGTH) * 0 == 0),
+    "another value each time": ("mask", lambda q: torch.empty(LENGTH, LENGTH, dtype=torch.uint8) >= 0),
 }
 
 
