@@ -6,7 +6,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test docs lint stub format clean
+.PHONY: help demo test docs lint format clean
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 10))
 PYTHON ?= $(shell for python in python3 python python3.14 python3.13 python3.12 python3.11 python3.10; do \
@@ -49,7 +49,7 @@ docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 	@echo "The documentation is in site/index.html"
 
-lint: $(VENV)/.lint
+lint: $(VENV)/.lint cutfuse/_C.pyi
 	$(RUN) -m ruff check
 	$(RUN) -m ruff format --check
 	$(RUN) -m mypy
@@ -60,9 +60,10 @@ lint: $(VENV)/.lint
 	printf '%s\n' $(sort $(HOST_FILES)) | xargs -P $(CLANG_TIDY_JOBS) -I {} \
 	$(CLANG_TIDY) --quiet {} -- -std=c++17 -Icsrc $$includes
 
-stub: $(VENV)/.lint
-	$(RUN) tests/native_stub.py
-	$(RUN) -m ruff format --quiet cutfuse/_C.pyi
+# The types of the native module, read from the one that is installed.
+cutfuse/_C.pyi: $(VENV)/.lint
+	$(RUN) -m pybind11_stubgen cutfuse._C --exit-code --output-dir .
+	@touch $@
 
 format: $(VENV)/.lint
 	$(RUN) -m ruff check --fix
