@@ -43,6 +43,8 @@ def recorded(launches: RecordedLaunches) -> Iterator[RecordedLaunches]:
 
 
 DTYPES = {code: getattr(torch, name) for name, code in native.module().dtypes().items()}
+FLOAT32 = native.module().dtypes()["float32"]
+BLOCK = 64  # columns of a matrix that share a scale
 REDUCTIONS = {0: "none", **{code: name for name, code in native.module().reductions().items()}}
 
 
@@ -74,12 +76,27 @@ def evaluate(program: Any, x: Tensor, operands: list[Tensor], wrt: int = -1) -> 
     return y
 
 
+def _plane_memory(address: int, rows: int, columns: int) -> Tensor:
+    """Where the parts of a matrix lie, as many fp32 numbers: rows are padded to whole blocks, with zeros."""
+    padded = -(-columns // BLOCK) * BLOCK
+    memory = contiguous(address, FLOAT32, (rows, padded))
+    memory[:, columns:] = 0
+    return memory[:, :columns]
+
+
 def _strides(pitch: int, by_columns: bool) -> tuple[int, int]:
     return (1, pitch) if by_columns else (pitch, 1)
 
 
 class EmulatedLaunches(RecordedLaunches):
-    """Writes launches down and makes those of kernels that read tensors as they are."""
+    """Writes launches down and makes them. Planes hold the matrix itself, in the memory of its parts.
+
+    is_tripped: what every guard finds.
+    """
+
+    def __init__(self, is_tripped: bool = False) -> None:
+        super().__init__()
+        self.is_tripped = is_tripped
 
     def write_down(self, launch: Any) -> None:
         super().write_down(launch)
@@ -129,6 +146,44 @@ class EmulatedLaunches(RecordedLaunches):
         m, n, k = problem.m, problem.n, problem.k
         a = view(launch.a, problem.input, (m, k), _strides(problem.lda, problem.reads_columns_of_x)).float()
         b = view(launch.b, problem.input, (n, k), _strides(problem.ldb, problem.reads_columns_of_weight)).float()
+        self._multiply(launch, a, b)
+
+    def _split(self, launch: Any) -> None:
+        if launch.guard is not None and not self.is_tripped:
+            return
+        address, words = launch.cleared
+        if words:
+            contiguous(address, FLOAT32, (words,)).zero_()
+        shape = (launch.rows, launch.columns)
+        source = view(launch.source, FLOAT32, shape, (launch.row_stride, launch.column_stride))
+        _plane_memory(launch.values, *shape).copy_(source)
+
+    def _gemm_planes(self, launch: Any) -> None:
+        if self._runs(launch):
+            problem = launch.problem
+            a, b = _plane_memory(launch.a[0], problem.m, problem.k), _plane_memory(launch.b[0], problem.n, problem.k)
+            self._multiply(launch, a, b)
+
+    def _gemm_convert(self, launch: Any) -> None:
+        if self._runs(launch):
+            data, pitch, columns, *_ = launch.b
+            b = view(data, FLOAT32, (launch.problem.n, columns), (pitch, 1))
+            self._multiply(launch, _plane_memory(launch.a[0], launch.problem.m, launch.problem.k)[:, :columns], b)
+
+    def _runs(self, launch: Any) -> bool:
+        when = native.module().RunWhen
+        runs = launch.run == when.always or self.is_tripped == (launch.run == when.if_tripped)
+        sums, arrived = launch.slices
+        if runs and launch.slice_count > 1:
+            tiles = -(-launch.problem.m // launch.tile_m) * -(-launch.problem.n // launch.tile_n)
+            assert not contiguous(arrived, FLOAT32, (tiles,)).any()
+            contiguous(sums, FLOAT32, (tiles * launch.slice_count * launch.tile_m * launch.tile_n,)).fill_(torch.nan)
+        return runs
+
+    @staticmethod
+    def _multiply(launch: Any, a: Tensor, b: Tensor) -> None:
+        problem = launch.problem
+        m, n = problem.m, problem.n
         z = a @ b.t()
         if launch.bias:
             z = z + view(launch.bias, problem.input, (n,), (1,)).float()

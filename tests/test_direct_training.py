@@ -34,13 +34,18 @@ def operand_shape(kind: str, leading: tuple[int, ...], n: int) -> tuple[int, ...
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordedLaunches]:
-    """What both paths launch; nothing is computed. The general path has the operators' CUDA implementations."""
+def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The general path has the operators' CUDA implementations, and fp32 products are those of PyTorch's "highest"."""
     for name in ("linear", "linear_with_pre_activation", "product", "pointwise", "reduce"):
         monkeypatch.setattr(schema, name, getattr(cuda, name))
     monkeypatch.setattr(schema, "pointwise_backward", cuda_backward.pointwise_backward)
-    for module in (autograd, training):  # as of a GPU's tensors at PyTorch's "highest"
+    for module in (autograd, training):
         monkeypatch.setattr(module, "is_forced", lambda x, mode="": x.dtype == torch.float32)
+
+
+@pytest.fixture
+def recorded(like_a_gpu: None) -> Iterator[RecordedLaunches]:
+    """What both paths launch; nothing is computed."""
     found = RecordedLaunches()
     with emulated_device(launches=found):
         yield found
@@ -153,3 +158,32 @@ def test_products_of_parts_run_directly(recorded: RecordedLaunches) -> None:
         assert [name.partition("_")[0] for name in backward] == [name.partition("_")[0] for name in elements] + [
             "gemm"
         ] * 4
+
+
+@pytest.mark.parametrize("is_tripped", [False, True])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_products_of_parts_have_pytorchs_gradients(like_a_gpu: None, is_tripped: bool, data: st.DataObject) -> None:
+    """Where K is sliced or not, whichever product the guards choose."""
+    draw = data.draw
+    leading = draw(st.sampled_from([(300,), (1024,), (4, 192)]))
+    n, k = draw(st.sampled_from([(1000, 2048), (2048, 1032), (1540, 2020)]))
+    kinds = draw(st.lists(st.sampled_from([FULL, ROW, COLUMN, SCALAR]), max_size=1))
+    epilogue = draw(st.sampled_from(EPILOGUES[len(kinds)]))
+    x, weight = torch.randn(*leading, k).requires_grad_(), (torch.randn(n, k) / 32).requires_grad_()
+    bias = torch.randn(n).requires_grad_()
+    operands = [torch.randn(operand_shape(kind, leading, n)).requires_grad_() for kind in kinds]
+    tensors, grad = [x, weight, bias, *operands], torch.randn(*leading, n)
+    with emulated_device(launches=EmulatedLaunches(is_tripped)) as launches:
+        cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands)
+        before = direct_calls()
+        launches.launches.clear()
+        y = cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands)
+        assert direct_calls() == before + 1
+        found = torch.autograd.grad(y, tensors, grad)
+    assert "split" in launches.names
+    wide = [t.detach().double().requires_grad_() for t in tensors]
+    exact = epilogue(F.linear(*wide[:3]), *wide[3:])
+    for own, right in zip((y, *found), (exact, *torch.autograd.grad(exact, wide, grad.double())), strict=True):
+        assert own.shape == right.shape
+        torch.testing.assert_close(own.double(), right, rtol=1e-4, atol=1e-4 * right.abs().max().item())
