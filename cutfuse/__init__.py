@@ -8,6 +8,7 @@ from .availability import is_available
 from .compile import explain_model
 from .epilogue import Epilogue, EpilogueError
 from .explain import explain
+from .head import linear_cross_entropy, linear_logprob
 from .linear import linear
 from .pointwise import pointwise, sigmoid
 from .precision import get_precision, precision, set_precision
@@ -27,6 +28,8 @@ __all__ = [
     "get_specialization",
     "is_available",
     "linear",
+    "linear_cross_entropy",
+    "linear_logprob",
     "models",
     "nn",
     "pointwise",

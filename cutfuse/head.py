@@ -1,0 +1,452 @@
+"""The head of a language model: a linear layer and the cross-entropy, log-probability or entropy of its rows.
+
+The matrix of logits `[M, V]` never exists. The forward pass is a product whose epilogue reduces its rows. The backward
+pass multiplies again, a part of the vocabulary at a time: the epilogue of that product makes the part's gradient, from
+which the gradients of x and of the part's weights are two more products. This is the method of Wijmans et al., "Cut
+Your Losses in Large-Vocabulary Language Models", 2024, without its filter of small gradients: nothing is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import arguments
+from .linear import autocast_inputs, linear
+from .precision import captured_mode, precision, product_mode
+
+_PART_BYTES = 256 << 20  # of a part's gradient, by default
+_PART_MULTIPLE = 128  # columns of the vocabulary: whole tiles
+_DOT_ELEMENTS = 1 << 24  # of the rows whose targets' logits are computed at a time
+_LOWEST = -1e30  # in place of a log-probability of minus infinity, where it is multiplied by a probability of 0
+_REDUCTIONS = ("mean", "sum", "none")
+
+
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    temperature: float = 1.0,
+    part_bytes: int = _PART_BYTES,
+) -> Tensor:
+    """`F.cross_entropy(logits, target)` of `logits = x @ weight.T + bias`, without the matrix of logits.
+
+    Args:
+        x: `[..., K]` in fp64, fp32, bf16 or fp16.
+        weight: `[V, K]`, of x's type and on its device.
+        target: `[...]` of int64, the class of each row of x: 0 to V - 1, or `ignore_index`.
+        bias: `[V]`, of x's type, or None.
+        ignore_index: the target of rows that have no loss and no gradient.
+        reduction: "mean" over the rows that count, "sum", or "none".
+        label_smoothing: the part of the target that all classes share, from 0 to 1.
+        z_loss: adds `z_loss * logsumexp(logits) ** 2` to the loss of each row.
+        softcap: a number c makes `c * tanh(logits / c)` of the logits; None leaves them.
+        temperature: divides the logits, behind the softcap.
+        part_bytes: memory for a part of the logits or of their gradient: the vocabulary is taken in as many parts as
+            that needs. 256 MiB by default; more takes fewer launches.
+
+    Returns:
+        The loss in fp32 (fp64 for fp64): `[]`, or `[...]` for "none". NaN for the mean of no row, as in PyTorch.
+
+    Gradients are those of x, weight and bias, as far as they are asked for; a gradient cannot be differentiated again.
+    The forward pass makes one product, and the backward pass three: of the logits again, of x's gradient and of the
+    weight's. Label smoothing behind a softcap takes one more. A target's logit is a dot product of its own, in fp32: a
+    log-probability may be above 0 by the rounding of the products, which is that of `cutfuse.linear`.
+
+    Raises:
+        ValueError: shapes, devices, a reduction or a number that do not fit.
+        TypeError: types that do not fit; targets that are probabilities.
+    """
+    function = "linear_cross_entropy"
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f'cutfuse.{function}: reduction has to be "mean", "sum" or "none", got {reduction!r}')
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"cutfuse.{function}: label_smoothing has to be from 0 to 1, got {label_smoothing}")
+    counts = target != ignore_index if isinstance(target, Tensor) else None
+    is_smoothed = label_smoothing > 0.0
+    logsumexp, chosen, mean, _ = _statistics(
+        function, x, weight, bias, target, counts, softcap, temperature, part_bytes, wants_mean=is_smoothed
+    )
+    losses = logsumexp - (1.0 - label_smoothing) * chosen
+    if is_smoothed:
+        losses = losses - label_smoothing * mean
+    if z_loss != 0.0:
+        losses = losses + z_loss * logsumexp.square()
+    assert counts is not None
+    losses = torch.where(counts, losses.reshape(target.shape), 0.0)
+    if reduction == "none":
+        return losses
+    total = losses.sum()
+    return total / counts.sum() if reduction == "mean" else total
+
+
+def linear_logprob(
+    x: Tensor,
+    weight: Tensor,
+    token: Tensor,
+    bias: Tensor | None = None,
+    *,
+    softcap: float | None = None,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    part_bytes: int = _PART_BYTES,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The log-probability of a token in each row: `log_softmax(x @ weight.T + bias)[..., token]`, without the logits.
+
+    Args:
+        x, weight, bias, softcap, temperature, part_bytes: as of `cutfuse.linear_cross_entropy`.
+        token: `[...]` of int64, from 0 to V - 1.
+        entropy: give the entropy of each row's distribution too, for one more product.
+
+    Returns:
+        `[...]` in fp32 (fp64 for fp64), or with `entropy` a pair of such tensors, in nats. Both have gradients.
+
+    Raises what `cutfuse.linear_cross_entropy` raises.
+    """
+    arguments.check_flag("linear_logprob", "entropy", entropy)
+    logsumexp, chosen, _, entropies = _statistics(
+        "linear_logprob", x, weight, bias, token, None, softcap, temperature, part_bytes, wants_entropy=entropy
+    )
+    logprob = (chosen - logsumexp).reshape(token.shape)
+    return (logprob, entropies.reshape(token.shape)) if entropy else logprob
+
+
+def _statistics(
+    function: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    counts: Tensor | None,
+    softcap: float | None,
+    temperature: float,
+    part_bytes: int,
+    *,
+    wants_mean: bool = False,
+    wants_entropy: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `logit_statistics` gives of a call, which is checked. counts: which targets are classes; None for all."""
+    given = {"x": x, "weight": weight, "target": target, **({} if bias is None else {"bias": bias})}
+    for name, tensor in given.items():
+        arguments.check_tensor(function, name, tensor)
+        if tensor.device != x.device:
+            raise ValueError(f"cutfuse.{function}: {name} is on {tensor.device} and x on {x.device}; move one of them")
+    if target.dtype != torch.int64:
+        hint = "; probabilities of all classes need the matrix of logits" if target.is_floating_point() else ""
+        raise TypeError(f"cutfuse.{function}: the target has to be classes of int64, got {target.dtype}{hint}")
+    if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1] or target.shape != x.shape[:-1]:
+        raise ValueError(
+            f"cutfuse.{function}: x has to be [..., K], weight [V, K] and the target [...], got shapes "
+            f"{tuple(x.shape)}, {tuple(weight.shape)} and {tuple(target.shape)}"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(
+            f"cutfuse.{function}: bias has to be [V] for a weight [V, K], got shapes {tuple(bias.shape)} and "
+            f"{tuple(weight.shape)}"
+        )
+    if weight.shape[0] == 0:
+        raise ValueError(f"cutfuse.{function}: a weight of shape {tuple(weight.shape)} has no class")
+    for name, number in (("softcap", softcap), ("temperature", temperature), ("part_bytes", part_bytes)):
+        if number is not None and not number > 0:
+            raise ValueError(f"cutfuse.{function}: {name} has to be above 0, got {number}")
+    x, weight, bias = autocast_inputs(x, weight, bias)
+    arguments.check_floating(function, "x", x.dtype)
+    types = [t.dtype for t in (weight, bias) if t is not None]
+    if any(dtype != x.dtype for dtype in types):
+        raise TypeError(
+            f"cutfuse.{function}: x, weight and bias have to be of one type, got {x.dtype} and "
+            f"{', '.join(map(str, types))}; cast them or use autocast"
+        )
+    classes = target if counts is None else torch.where(counts, target, 0)
+    matrix = x.reshape(target.numel(), x.shape[-1])
+    options = softcap or 0.0, float(temperature), wants_mean, wants_entropy, part_bytes, captured_mode()
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = logit_statistics(matrix, weight, bias, classes.reshape(-1), *options)
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _logits(softcap: float, temperature: float) -> Callable[[Tensor], Tensor] | None:
+    """The logits of a pre-activation z; None where they are z itself."""
+    scale = 1.0 / temperature
+    if softcap:
+        return lambda z: torch.tanh(z * (1.0 / softcap)) * (softcap * scale)
+    return None if temperature == 1.0 else lambda z: z * scale
+
+
+@functools.lru_cache(maxsize=64)
+def _entropy_terms(softcap: float, temperature: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """Probability times log-probability, of z and the row's logsumexp."""
+    logits = _logits(softcap, temperature) or (lambda z: z)
+
+    def terms(z: Tensor, logsumexp: Tensor) -> Tensor:
+        logprob = logits(z) - logsumexp
+        return torch.exp(logprob) * torch.clamp(logprob, min=_LOWEST)
+
+    return terms
+
+
+@functools.lru_cache(maxsize=64)
+def _logit_gradient(softcap: float, temperature: float, has_mean: bool, has_entropy: bool) -> Callable[..., Tensor]:
+    """The gradient of z, of z and of each row: the logsumexp, and what the row's gradients make of a logit's.
+
+    With the log-probability l it is the sum of exp(l), times the logsumexp's gradient; one of V parts of the mean's
+    gradient; and -exp(l) * (l + entropy), times the entropy's gradient.
+    """
+    scale = 1.0 / temperature
+
+    def gradient(z: Tensor, logsumexp: Tensor, of_probability: Tensor, *more: Tensor) -> Tensor:
+        inner = torch.tanh(z * (1.0 / softcap)) if softcap else z
+        logprob = inner * ((softcap or 1.0) * scale) - logsumexp
+        factor = of_probability
+        if has_entropy:
+            factor = factor + more[-1] * torch.clamp(logprob, min=_LOWEST)
+        found = torch.exp(logprob) * factor
+        if has_mean:
+            found = found + more[0]
+        return found * ((1.0 - inner * inner) * scale) if softcap else found * scale
+
+    # A signature for each number of operands, which is what an epilogue is asked for.
+    if has_mean and has_entropy:
+        return lambda z, logsumexp, factor, mean, entropy: gradient(z, logsumexp, factor, mean, entropy)
+    if has_mean or has_entropy:
+        return lambda z, logsumexp, factor, more: gradient(z, logsumexp, factor, more)
+    return lambda z, logsumexp, factor: gradient(z, logsumexp, factor)
+
+
+def _plus(z: Tensor, total: Tensor) -> Tensor:
+    return z + total
+
+
+def arithmetic_of(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+@torch.library.custom_op("cutfuse::logit_statistics", mutates_args=())
+def logit_statistics(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    classes: Tensor,
+    softcap: float,
+    temperature: float,
+    wants_mean: bool,
+    wants_entropy: bool,
+    part_bytes: int,
+    mode: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of each row of the logits, behind softcap and temperature: the logsumexp, the logit of its class, the mean and
+    the entropy, `[M]` each, in fp32 or fp64; empty where not wanted.
+
+    classes: `[M]`. softcap: 0 for none. mode: the precision of fp32 products; empty for the one that holds.
+    """
+    dtype, logits = arithmetic_of(x), _logits(softcap, temperature)
+    mean, entropy = (x.new_zeros(x.shape[0] if wanted else 0, dtype=dtype) for wanted in (wants_mean, wants_entropy))
+    with _in_mode(x, mode):
+        parts = _parts(x, weight, bias, part_bytes)
+        reduce = functools.partial(linear, x, out_dtype=dtype)
+        of_parts = [reduce(*part, epilogue=logits, reduce="logsumexp") for part in parts]
+        logsumexp = of_parts[0] if len(of_parts) == 1 else torch.logsumexp(torch.stack(of_parts), 0)
+        for part in parts:
+            if wants_mean:
+                mean += reduce(*part, epilogue=logits, reduce="sum")
+            if wants_entropy:
+                terms, column = _entropy_terms(softcap, temperature), logsumexp.unsqueeze(1)
+                entropy -= reduce(*part, epilogue=terms, operands=(column,), reduce="sum")
+    chosen = _chosen(x, weight, bias, classes)
+    return logsumexp, chosen if logits is None else logits(chosen), mean.div_(weight.shape[0]), entropy
+
+
+def _parts(x: Tensor, weight: Tensor, bias: Tensor | None, part_bytes: int) -> list[tuple[Tensor, Tensor | None]]:
+    """Weight and bias in parts of the vocabulary, of whose logits one part fits into so many bytes in x's type."""
+    fitting = part_bytes // max(x.shape[0] * x.element_size(), 1)
+    width = max(fitting // _PART_MULTIPLE * _PART_MULTIPLE, _PART_MULTIPLE)
+    biases = [None] * len(weight.split(width)) if bias is None else bias.split(width)
+    return list(zip(weight.split(width), biases, strict=True))
+
+
+def _chosen(x: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor) -> Tensor:
+    """The pre-activation of each row's class: a dot product of a row of x and one of the weight."""
+    dtype, rows = arithmetic_of(x), max(_DOT_ELEMENTS // max(x.shape[1], 1), 1)
+    found = x.new_empty(x.shape[0], dtype=dtype)
+    for first in range(0, x.shape[0], rows):
+        part = slice(first, first + rows)
+        found[part] = (x[part].to(dtype) * weight[classes[part]].to(dtype)).sum(-1)
+    return found if bias is None else found + bias[classes].to(dtype)
+
+
+@logit_statistics.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    classes: Tensor,
+    softcap: float,
+    temperature: float,
+    wants_mean: bool,
+    wants_entropy: bool,
+    part_bytes: int,
+    mode: str,
+) -> tuple[Tensor, ...]:
+    rows, dtype = x.shape[0], arithmetic_of(x)
+    sizes = rows, rows, rows if wants_mean else 0, rows if wants_entropy else 0
+    return tuple(x.new_empty(size, dtype=dtype) for size in sizes)
+
+
+@torch.library.custom_op("cutfuse::logit_gradients", mutates_args=())
+def logit_gradients(
+    gradients: Sequence[Tensor],
+    statistics: Sequence[Tensor],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    classes: Tensor,
+    softcap: float,
+    temperature: float,
+    part_bytes: int,
+    mode: str,
+    needed: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, weight and bias, of which those are `needed`; empty for the others.
+
+    gradients: of what `logit_statistics` gave, `[M]` or empty.
+    """
+    needs_x, needs_weight, needs_bias = needed
+    of_x: Tensor | None = None
+    of_weight = x.new_empty(weight.shape if needs_weight else (0,))
+    of_bias = x.new_empty(weight.shape[:1] if needs_bias else (0,))
+    with _in_mode(x, mode):
+        elements = _ElementGradients(gradients, statistics, weight.shape[0], softcap, temperature)
+        first = 0
+        for rows, biases in _parts(x, weight, bias, part_bytes):
+            grad = elements.of_part(x, rows, biases, classes - first)
+            part = slice(first, first + rows.shape[0])
+            if needs_x:
+                before = () if of_x is None else (of_x,)
+                plus = _plus if before else None
+                of_x = linear(grad, rows.t(), epilogue=plus, operands=before, out_dtype=arithmetic_of(x))
+            if needs_weight and x.dtype == torch.float32:
+                of_weight[part] = linear(grad.t(), x.t())
+            elif needs_weight:
+                torch.mm(grad.t(), x, out=of_weight[part])
+            if needs_bias:
+                of_bias[part] = grad.sum(0)
+            first += rows.shape[0]
+    return x.new_empty(0) if of_x is None else of_x.to(x.dtype), of_weight, of_bias
+
+
+class _ElementGradients:
+    """The gradient of the pre-activation, a part of the vocabulary at a time."""
+
+    def __init__(
+        self,
+        gradients: Sequence[Tensor],
+        statistics: Sequence[Tensor],
+        vocabulary: int,
+        softcap: float,
+        temperature: float,
+    ) -> None:
+        of_logsumexp, of_chosen, of_mean, of_entropy = gradients
+        logsumexp, chosen, _, entropy = statistics
+        has_mean, has_entropy = of_mean.numel() > 0, of_entropy.numel() > 0
+        is_zero = (of_logsumexp == 0) & (of_chosen == 0)
+        # The probabilities of a row without gradients are 0, whatever its logits are.
+        factor, logprob = of_logsumexp, chosen - logsumexp
+        operands = []
+        if has_mean:
+            is_zero &= of_mean == 0
+            operands.append(of_mean / vocabulary)
+        if has_entropy:
+            is_zero &= of_entropy == 0
+            factor = factor - of_entropy * entropy
+            operands.append(-of_entropy)
+        factor = torch.where(is_zero, 0.0, factor)
+        logsumexp = torch.where(is_zero, torch.inf, logsumexp)
+        self.operands = [t.unsqueeze(1) for t in (logsumexp, factor, *operands)]
+        self.epilogue = _logit_gradient(softcap, temperature, has_mean, has_entropy)
+        if has_entropy:
+            factor = factor - of_entropy * torch.clamp(logprob, min=_LOWEST)
+        found = torch.where(is_zero, 0.0, torch.exp(logprob) * factor) + of_chosen
+        inner = chosen * temperature / softcap if softcap else torch.zeros_like(chosen)
+        slope = (1.0 - inner * inner) / temperature
+        self.of_chosen = ((found + operands[0] if has_mean else found) * slope).unsqueeze(1)
+
+    def of_part(self, x: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor) -> Tensor:
+        """`[M, N]` in x's type, of a part with N classes. classes: of each row, counted from the part's first."""
+        grad = linear(x, weight, bias, epilogue=self.epilogue, operands=self.operands, out_dtype=x.dtype)
+        column = classes.unsqueeze(1)
+        is_inside = (column >= 0) & (column < grad.shape[1])
+        column = column.clamp(0, grad.shape[1] - 1)
+        return grad.scatter_(1, column, torch.where(is_inside, self.of_chosen.to(grad.dtype), grad.gather(1, column)))
+
+
+@logit_gradients.register_fake
+def _(
+    gradients: Sequence[Tensor],
+    statistics: Sequence[Tensor],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    classes: Tensor,
+    softcap: float,
+    temperature: float,
+    part_bytes: int,
+    mode: str,
+    needed: Sequence[bool],
+) -> tuple[Tensor, ...]:
+    needs_x, needs_weight, needs_bias = needed
+    return (
+        x.new_empty(x.shape if needs_x else (0,)),
+        x.new_empty(weight.shape if needs_weight else (0,)),
+        x.new_empty(weight.shape[:1] if needs_bias else (0,)),
+    )
+
+
+@contextlib.contextmanager
+def _in_mode(x: Tensor, mode: str) -> Any:
+    """Within it, fp32 products run in a mode that a forward pass captured; an empty one is the mode that holds.
+
+    No gradient is recorded, and autocast is off: the tensors were cast before.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.autocast(x.device.type, enabled=False))
+        if mode and x.dtype == torch.float32 and mode != product_mode():
+            stack.enter_context(precision(mode))
+        yield
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, bias, classes, softcap, temperature, _, _, part_bytes, mode = inputs
+    ctx.save_for_backward(x, weight, bias, classes, *output)
+    ctx.options = softcap, temperature, part_bytes, mode
+    ctx.set_materialize_grads(True)
+
+
+def _differentiate(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, bias, classes, *statistics = ctx.saved_tensors
+    needed = [bool(is_needed) for is_needed in ctx.needs_input_grad[:3]]
+    found = logit_gradients(list(gradients), statistics, x, weight, bias, classes, *ctx.options, needed)
+    return (*(grad if is_needed else None for grad, is_needed in zip(found, needed, strict=True)), *[None] * 7)
+
+
+def _refuse(ctx: Any, *gradients: Tensor) -> None:
+    raise NotImplementedError(
+        "cutfuse.linear_cross_entropy and linear_logprob: a gradient cannot be differentiated again; there, use "
+        "F.cross_entropy on the logits"
+    )
+
+
+logit_statistics.register_autograd(_differentiate, setup_context=_keep)
+logit_gradients.register_autograd(_refuse)

@@ -1,0 +1,310 @@
+"""The head of a language model: losses, log-probabilities and entropies of rows of logits, beside PyTorch in fp64."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from emulated_device import emulated_device, needs_exchange_api
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_checks import PYTORCH_WARNINGS
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import cutfuse
+from cutfuse import head
+
+pytestmark = [*PYTORCH_WARNINGS]
+IGNORED = -100
+
+
+def shaped(logits: Tensor, softcap: float | None, temperature: float) -> Tensor:
+    return (logits if softcap is None else softcap * torch.tanh(logits / softcap)) / temperature
+
+
+def cross_entropy(x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, **options: Any) -> Tensor:
+    """By PyTorch, with the logits in memory."""
+    logits = shaped(F.linear(x, weight, bias), options["softcap"], options["temperature"]).flatten(0, -2)
+    smoothing, reduction = options["label_smoothing"], options["reduction"]
+    losses = F.cross_entropy(logits, target.flatten(), reduction="none", label_smoothing=smoothing)
+    counts = target.flatten() != IGNORED
+    losses = torch.where(counts, losses + options["z_loss"] * torch.logsumexp(logits, -1) ** 2, 0.0)
+    if reduction == "none":
+        return losses.view(target.shape)
+    return losses.sum() / counts.sum() if reduction == "mean" else losses.sum()
+
+
+def logprob(x: Tensor, weight: Tensor, token: Tensor, bias: Tensor | None, **options: Any) -> Tensor:
+    """And the entropy, side by side."""
+    found = torch.log_softmax(shaped(F.linear(x, weight, bias), **options), -1)
+    chosen = found.gather(-1, token.unsqueeze(-1)).squeeze(-1)
+    return torch.stack([chosen, -(found.exp() * found).sum(-1)])
+
+
+def own_logprob(*tensors: Any, **options: Any) -> Tensor:
+    pair = cutfuse.linear_logprob(*tensors, entropy=True, **options)
+    assert isinstance(pair, tuple)
+    return torch.stack(pair)
+
+
+def gradients(y: Tensor, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    trained = [t for t in tensors if t is not None and t.requires_grad]
+    grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return [y, *torch.autograd.grad(y, trained, grad.to(y.dtype))]
+
+
+def compare(
+    function: Callable[..., Tensor],
+    reference: Callable[..., Tensor],
+    tensors: Sequence[Tensor | None],
+    target: Tensor,
+    options: dict[str, Any],
+    part_bytes: int,
+) -> None:
+    """Values and gradients beside fp64: within rounding of each type, or what PyTorch's own error is."""
+    x, weight, bias = tensors
+    assert x is not None
+    found = gradients(function(x, weight, target, bias, part_bytes=part_bytes, **options), tensors)
+    wide = [None if t is None else t.detach().double().requires_grad_(t.requires_grad) for t in tensors]
+    exact = gradients(reference(wide[0], wide[1], target, wide[2], **options), wide)
+    usual = gradients(reference(x, weight, target, bias, **options), tensors)
+    tolerance = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[x.dtype]
+    for own, right, eager in zip(found, exact, usual, strict=True):
+        assert own.shape == right.shape
+        largest = right.abs().max().item()
+        allowed = max(tolerance * largest, 2.0 * (eager.double() - right).abs().max().item(), 1e-7)
+        assert (own.double() - right).abs().max().item() <= allowed
+
+
+@st.composite
+def heads(draw: st.DrawFn) -> tuple[list[Tensor | None], Tensor, int]:
+    """x, weight and bias, a class for each row, and the memory of a part."""
+    leading = draw(st.sampled_from([(1,), (7,), (3, 5), (2, 1, 9)]))
+    classes, width = draw(st.sampled_from([(5, 16), (301, 24), (640, 3), (1023, 40)]))
+    dtype = draw(st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]))
+    # Large logits rounded to 16 bits, as a CPU rounds them, have errors of no bound that a test could know.
+    scale = draw(st.sampled_from([0.3, 1.0] if dtype.itemsize == 2 else [0.3, 1.0, 30.0]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 1 << 30)))
+    x = (scale * torch.randn(*leading, width, generator=generator)).to(dtype)
+    weight = (torch.randn(classes, width, generator=generator) / math.sqrt(width)).to(dtype)
+    if draw(st.booleans()):
+        weight = weight.t().contiguous().t()
+    bias = torch.randn(classes, generator=generator).to(dtype) if draw(st.booleans()) else None
+    tensors = [x, weight, bias]
+    for tensor in draw(st.sampled_from([[x, weight], [x], [weight], tensors])):
+        if tensor is not None:
+            tensor.requires_grad_()
+    return tensors, torch.randint(classes, leading, generator=generator), draw(st.sampled_from([1, 1 << 20]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(given_head=heads(), data=st.data())
+def test_losses_are_pytorchs(given_head: tuple[list[Tensor | None], Tensor, int], data: st.DataObject) -> None:
+    tensors, target, part_bytes = given_head
+    options = {
+        "softcap": data.draw(st.sampled_from([None, 5.0])),
+        "temperature": data.draw(st.sampled_from([1.0, 0.7])),
+        "label_smoothing": data.draw(st.sampled_from([0.0, 0.1])),
+        "z_loss": data.draw(st.sampled_from([0.0, 1e-3])),
+        "reduction": data.draw(st.sampled_from(["mean", "sum", "none"])),
+    }
+    ignored = torch.randperm(target.numel())[: data.draw(st.integers(0, target.numel() - 1))]
+    target.flatten()[ignored] = IGNORED
+    compare(cutfuse.linear_cross_entropy, cross_entropy, tensors, target, options, part_bytes)
+
+
+@settings(max_examples=20, deadline=None)
+@given(given_head=heads(), softcap=st.sampled_from([None, 5.0]), temperature=st.sampled_from([1.0, 0.7]))
+def test_log_probabilities_and_entropies_are_pytorchs(
+    given_head: tuple[list[Tensor | None], Tensor, int], softcap: float | None, temperature: float
+) -> None:
+    tensors, token, part_bytes = given_head
+    options = {"softcap": softcap, "temperature": temperature}
+    compare(own_logprob, logprob, tensors, token, options, part_bytes)
+
+
+def make(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(*shape, generator=generator).to(dtype).requires_grad_() for shape in ((6, 16), (300, 16)))
+    return x, weight, torch.randint(300, (6,), generator=generator)
+
+
+def test_no_row_counts() -> None:
+    x, weight, target = make()
+    none = torch.full_like(target, IGNORED)
+    assert cutfuse.linear_cross_entropy(x, weight, none).isnan()
+    loss = cutfuse.linear_cross_entropy(x, weight, none, reduction="sum")
+    assert loss == 0.0
+    assert not any(grad.any() for grad in torch.autograd.grad(loss, [x, weight]))
+    assert cutfuse.linear_cross_entropy(x[:0], weight, target[:0]).isnan()
+    empty = cutfuse.linear_cross_entropy(x[:0], weight, target[:0], reduction="sum")
+    assert empty == 0.0
+    assert not torch.autograd.grad(empty, weight)[0].any()
+
+
+def test_rows_that_do_not_count_are_not_seen() -> None:
+    """Their logits may be infinite."""
+    x, weight, target = make()
+    target[2] = IGNORED
+    wide = x.detach().clone()
+    wide[2] *= 1e30
+    wide.requires_grad_()
+    losses = [cutfuse.linear_cross_entropy(given, weight, target) for given in (x, wide)]
+    of_x, of_weight = torch.autograd.grad(losses[0], [x, weight])
+    of_wide, again = torch.autograd.grad(losses[1], [wide, weight])
+    assert torch.equal(losses[0], losses[1])
+    assert torch.equal(of_x, of_wide)
+    assert not of_x[2].any()
+    torch.testing.assert_close(of_weight, again)
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_classes_that_a_bias_of_minus_infinity_rules_out(entropy: bool) -> None:
+    x, weight, target = make()
+    bias = torch.zeros(300)
+    bias[100:] = -math.inf
+    target %= 100
+    found = cutfuse.linear_logprob(x, weight, target, bias, entropy=entropy)
+    y = sum(found) if isinstance(found, tuple) else found
+    few = cutfuse.linear_logprob(x, weight[:100], target, entropy=entropy)
+    right = sum(few) if isinstance(few, tuple) else few
+    torch.testing.assert_close(y, right)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), [x, weight]), torch.autograd.grad(right.sum(), [x, weight]))
+
+
+def test_memory_is_of_a_part() -> None:
+    """Of the logits, and of their gradient."""
+    original, seen = head.linear, []
+
+    def linear(x: Tensor, weight: Tensor, *given: Any, **options: Any) -> Tensor:
+        seen.append(weight.shape[0])
+        return original(x, weight, *given, **options)
+
+    x, weight = torch.randn(70, 8, requires_grad=True), torch.randn(5000, 8, requires_grad=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(head, "linear", linear)
+        y = cutfuse.linear_cross_entropy(x, weight, torch.randint(5000, (70,)), part_bytes=4 * 70 * 600)
+        assert seen == [512] * 9 + [392]
+        seen.clear()
+        torch.autograd.grad(y, [x, weight])
+    assert sum(size for size in seen if size > 8) == 5000
+    assert max(seen) == 512
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor", "cutfuse"])
+def test_it_compiles_without_a_break(backend: str) -> None:
+    x, weight, target = make()
+
+    def step(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        found = cutfuse.linear_logprob(x, weight, target.clamp(min=0), entropy=True)
+        assert isinstance(found, tuple)
+        loss = cutfuse.linear_cross_entropy(torch.tanh(x), weight, target, label_smoothing=0.1, z_loss=1e-3)
+        return loss + found[0].mean() + found[1].mean()
+
+    target[1] = IGNORED
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend=backend, fullgraph=True)
+    for rows in (6, 4):
+        given = (x[:rows].detach().requires_grad_(), weight, target[:rows])
+        y, right = compiled(*given), step(*given)
+        torch.testing.assert_close(y, right)
+        torch.testing.assert_close(torch.autograd.grad(y, given[:2]), torch.autograd.grad(right, given[:2]))
+
+
+def test_the_operators_pass_pytorchs_checks() -> None:
+    x, weight, target = make()
+    bias = torch.randn(300, requires_grad=True)
+    given = (x, weight, bias, target, 3.0, 0.5, True, True, 1, "")
+    torch.library.opcheck(head.logit_statistics, given)
+    statistics = [t.detach() for t in head.logit_statistics(*given)]
+    fixed = [t.detach() for t in (x, weight, bias)]
+    grads = [torch.randn_like(t) for t in statistics]
+    torch.library.opcheck(
+        head.logit_gradients, (grads, statistics, *fixed, target, 3.0, 0.5, 1, "", [True, False, True])
+    )
+
+
+def test_autocast_checkpoints_and_a_shared_weight() -> None:
+    x, weight, target = make()
+    expected = F.cross_entropy(F.linear(x, weight), target)
+    right = torch.autograd.grad(expected, [x, weight])
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = cutfuse.linear_cross_entropy(x, weight, target)
+    assert loss.dtype == torch.float32
+    for own, other in zip(torch.autograd.grad(loss, [x, weight]), right, strict=True):
+        assert own.dtype == torch.float32
+        torch.testing.assert_close(own, other, rtol=0.05, atol=0.01)
+    again: Any = checkpoint(cutfuse.linear_cross_entropy, x, weight, target, use_reentrant=False)
+    torch.testing.assert_close(torch.autograd.grad(again, [x, weight]), right)
+    tied = F.embedding(target, weight)
+    pair = [cutfuse.linear_cross_entropy(tied, weight, target), F.cross_entropy(F.linear(tied, weight), target)]
+    torch.testing.assert_close(*(torch.autograd.grad(y, weight, retain_graph=True)[0] for y in pair))
+
+
+def test_a_gradient_is_not_differentiated_again() -> None:
+    x, weight, target = make()
+    (of_x,) = torch.autograd.grad(cutfuse.linear_cross_entropy(x, weight, target), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="cannot be differentiated again"):
+        torch.autograd.grad(of_x.sum(), weight)
+
+
+def test_the_module() -> None:
+    linear = nn.Linear(16, 300)
+    x, _, target = make()
+    layer = cutfuse.nn.LinearCrossEntropy.from_linear(linear, label_smoothing=0.1)
+    assert layer.weight is linear.weight
+    torch.testing.assert_close(layer(x, target), F.cross_entropy(linear(x), target, label_smoothing=0.1))
+    assert repr(layer) == "LinearCrossEntropy(in_features=16, out_features=300, bias=True, label_smoothing=0.1)"
+    own = cutfuse.nn.LinearCrossEntropy(16, 300, dtype=torch.float64)
+    assert own.state_dict().keys() == nn.Linear(16, 300, bias=False).state_dict().keys()
+    assert torch.equal(pickle.loads(pickle.dumps(layer))(x, target), layer(x, target))
+    with pytest.raises(TypeError, match=r"nn\.Linear is expected, got Embedding"):
+        cutfuse.nn.LinearCrossEntropy.from_linear(nn.Embedding(3, 4))  # type: ignore[arg-type]
+
+
+WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "reduction": ({"reduction": "max"}, ValueError, "reduction has to be .* got 'max'"),
+    "smoothing": ({"label_smoothing": 2.0}, ValueError, "label_smoothing has to be from 0 to 1, got 2.0"),
+    "softcap": ({"softcap": 0.0}, ValueError, "softcap has to be above 0, got 0.0"),
+    "temperature": ({"temperature": -1.0}, ValueError, "temperature has to be above 0, got -1.0"),
+    "memory": ({"part_bytes": 0}, ValueError, "part_bytes has to be above 0, got 0"),
+    "probabilities": ({"target": torch.rand(6, 300)}, TypeError, "classes of int64, got torch.float32; probabilities"),
+    "int32": ({"target": torch.zeros(6, dtype=torch.int32)}, TypeError, "classes of int64, got torch.int32$"),
+    "rows": (
+        {"target": torch.zeros(5, dtype=torch.int64)},
+        ValueError,
+        r"got shapes \(6, 16\), \(300, 16\) and \(5,\)",
+    ),
+    "types": ({"weight": torch.zeros(300, 16).half()}, TypeError, "of one type, got torch.float32 and torch.float16"),
+    "bias": ({"bias": torch.zeros(16)}, ValueError, r"bias has to be \[V\] .* got shapes \(16,\) and \(300, 16\)"),
+    "no class": ({"weight": torch.zeros(0, 16)}, ValueError, r"shape \(0, 16\) has no class"),
+    "a list": ({"target": [1, 2]}, TypeError, "target has to be a tensor, got list"),
+    "a class": ({"target": torch.full((6,), 300)}, IndexError, "out of (range|bounds)"),
+}
+
+
+@pytest.mark.parametrize(("changed", "error", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_calls(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+    x, weight, target = make()
+    with pytest.raises(error, match=message):
+        cutfuse.linear_cross_entropy(**{"x": x, "weight": weight, "target": target, **changed})
+
+
+@needs_exchange_api
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_on_an_emulated_gpu_it_is_fused(dtype: torch.dtype) -> None:
+    """The products whose epilogue reduces rows, and those that make the gradients, are kernels' launches."""
+    generator = torch.Generator().manual_seed(3)
+    x, weight = ((torch.randn(*shape, generator=generator) / 16).to(dtype) for shape in ((256, 256), (2048, 256)))
+    target = torch.randint(2048, (256,), generator=generator)
+    tensors = [x.requires_grad_(), weight.requires_grad_(), None]
+    options: dict[str, Any] = {"softcap": None, "temperature": 1.0, "label_smoothing": 0.0, "z_loss": 0.0}
+    with emulated_device() as launches:
+        compare(cutfuse.linear_cross_entropy, cross_entropy, tensors, target, {**options, "reduction": "sum"}, 1 << 19)
+    assert any(name.startswith("gemm") for name in launches.names)
