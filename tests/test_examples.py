@@ -14,7 +14,7 @@ EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"
 
 @pytest.mark.skipif(not EXAMPLES, reason="the examples are only in the source tree")
 def test_the_examples_are_found() -> None:
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 6
 
 
 def run(path: Path, *options: str) -> None:
