@@ -31,9 +31,9 @@ NATIVE := pyproject.toml CMakeLists.txt $(wildcard cmake/*.* build_backend/*.py 
 INSTALLED := $(VENV)/.installed-cuda-$(CUTFUSE_CUDA)
 CPP_FILES := $(wildcard $(foreach suffix,h cuh cpp cu def,csrc/*.$(suffix) csrc/*/*.$(suffix)))
 # What a build without CUDA compiles; clang-tidy needs no more to know it, and takes a minute on 2 cores.
-HOST_FILES := $(filter-out csrc/launch/cuda_%.cpp csrc/bindings_gemm.cpp csrc/bindings_kernel_text.cpp, \
+HOST_FILES := $(filter-out csrc/launch/cuda_kernels.cpp csrc/bindings_kernels.cpp, \
 	$(wildcard csrc/*.cpp $(foreach folder,common epilogue plan specialize call launch,csrc/$(folder)/*.cpp) \
-	csrc/*/*_plan.cpp csrc/*/*_shape.cpp csrc/*/*_reference.cpp))
+	csrc/*/*_plan.cpp))
 CLANG_TIDY_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 help:

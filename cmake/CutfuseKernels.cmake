@@ -1,8 +1,7 @@
 # The kernel library, cutfuse_kernels: knows neither Python nor torch, so one build of it serves every version of both.
 
 file(GLOB host_sources CONFIGURE_DEPENDS csrc/common/*.cpp csrc/epilogue/*.cpp csrc/plan/*.cpp
-     csrc/specialize/*.cpp csrc/pointwise/*_plan.cpp csrc/reduce/*_plan.cpp csrc/split/*_reference.cpp
-     csrc/split/*_shape.cpp)
+     csrc/specialize/*.cpp csrc/pointwise/*_plan.cpp csrc/reduce/*_plan.cpp csrc/split/*_plan.cpp)
 add_library(cutfuse_kernels STATIC ${host_sources})
 target_link_libraries(cutfuse_kernels PUBLIC cutfuse_options)
 

@@ -15,7 +15,7 @@ file(GLOB module_sources CONFIGURE_DEPENDS csrc/bindings*.cpp csrc/call/*.cpp cs
 if(CUTFUSE_WITH_CUDA)
   list(FILTER module_sources EXCLUDE REGEX "launch/no_kernels\\.cpp$")
 else()
-  list(FILTER module_sources EXCLUDE REGEX "(launch/cuda_[a-z_]+|bindings_gemm|bindings_kernel_text)\\.cpp$")
+  list(FILTER module_sources EXCLUDE REGEX "(launch/cuda_kernels|bindings_kernels)\\.cpp$")
 endif()
 pybind11_add_module(_C MODULE NO_EXTRAS ${module_sources})
 target_link_libraries(_C PRIVATE cutfuse_kernels)

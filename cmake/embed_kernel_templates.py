@@ -22,7 +22,7 @@ KERNEL = re.compile(r"(?:sm90|fma)_gemmINS_\d+(sm90_\w+?)EEE")
 INTERNAL = re.compile(r"_INTERNAL_[0-9a-f]{8}_|_GLOBAL__N__[0-9a-f]{8}_|(?<=_cu_)[0-9a-f]{8}")
 NAME = re.compile(r"[\w$.]+")
 SOURCE = """// Written by cmake/embed_kernel_templates.py.
-#include "specialize/kernel_template.h"
+#include "specialize/kernel_text.h"
 
 namespace cutfuse::specialize {{
 namespace {{

@@ -8,11 +8,9 @@
 #include <vector>
 
 #include "common/build_info.h"
-#include "epilogue/host_evaluate.h"
 #include "epilogue/ops.h"
 #include "epilogue/program.h"
-#include "epilogue/scaling.h"
-#include "split/split_reference.h"
+#include "split/split_plan.h"
 
 namespace cutfuse::bindings {
 namespace {
@@ -52,7 +50,7 @@ Program make_program(std::vector<InstructionTuple> const& instructions, int oper
   }
   std::string const fault = find_fault(program);
   if (!fault.empty()) throw py::value_error(fault);
-  prepare(program);
+  complete(program);
   return program;
 }
 

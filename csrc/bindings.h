@@ -14,8 +14,8 @@
 
 #include "common/dtype.h"
 #include "epilogue/program.h"
-#include "launch/launch_linear.h"
-#include "reduce/reduction.h"
+#include "launch/launcher.h"
+#include "reduce/reductions.h"
 #include "split/planes.h"
 
 namespace cutfuse::bindings {

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "bindings.h"
-#include "launch/launch_linear.h"
+#include "launch/launcher.h"
 
 namespace cutfuse::bindings {
 namespace {
@@ -11,6 +11,8 @@ namespace {
 using Callback = py::typing::Callable<void(py::str, py::typing::Dict<py::str, py::object>)>;
 
 uintptr_t address(void const* data) { return reinterpret_cast<uintptr_t>(data); }
+
+uintptr_t function_of(LoadedKernel const* kernel) { return address(kernel == nullptr ? nullptr : kernel->function); }
 
 py::tuple tuple_of(Operand const& operand) {
   return py::make_tuple(address(operand.data), static_cast<int>(operand.dtype), operand.strides[0], operand.strides[1],
@@ -78,7 +80,7 @@ class Recorder final : public Launcher {
     launch["pre_activation"] = address(buffers.pre_activation);
     launch["swizzle"] = gemm.swizzle;
     launch["raster_along_m"] = gemm.raster_along_m;
-    launch["specialized"] = address(gemm.specialized == nullptr ? nullptr : gemm.specialized->function);
+    launch["specialized"] = function_of(gemm.specialized);
     StagedOperands const staged = staged_by(gemm.specialized);
     launch["staged"] = py::make_tuple(staged.source, staged.rows, staged.columns);
     add(launch, gemm.program, gemm.operands);
@@ -126,7 +128,7 @@ class Recorder final : public Launcher {
     add(launch, problem.program, problem.operands);
     launch["out"] = address(problem.out);
     launch["out_dtype"] = static_cast<int>(problem.out_dtype);
-    launch["specialized"] = address(problem.specialized == nullptr ? nullptr : problem.specialized->function);
+    launch["specialized"] = function_of(problem.specialized);
     callback_("pointwise", launch);
   }
 
@@ -149,7 +151,7 @@ class Recorder final : public Launcher {
     launch["row_result"] = address(problem.row_result);
     launch["tie_count"] = address(problem.tie_count);
     launch["is_accurate"] = problem.is_accurate;
-    launch["specialized"] = address(problem.specialized == nullptr ? nullptr : problem.specialized->function);
+    launch["specialized"] = function_of(problem.specialized);
     callback_("pointwise_backward", launch);
   }
 
@@ -164,7 +166,7 @@ class Recorder final : public Launcher {
     launch["out"] = address(problem.out);
     launch["out_dtype"] = static_cast<int>(problem.out_dtype);
     launch["workspace"] = address(problem.workspace);
-    launch["specialized"] = address(problem.specialized == nullptr ? nullptr : problem.specialized->function);
+    launch["specialized"] = function_of(problem.specialized);
     callback_("reduce", launch);
   }
 
@@ -211,7 +213,7 @@ void launch_fused_plan(LinearPlan const& plan, uintptr_t stream, uintptr_t x, ui
       pointer<void>(x),         pointer<void>(weight),        pointer<void>(bias),          pointer<void>(result),
       pointer<void>(workspace), pointer<void>(weight_planes), pointer<void>(pre_activation)};
   check_epilogues("launch_fused", plan, epilogues);
-  launch_fused(plan, buffers, program, to_operands(program, operands), epilogues, launcher(), pointer<void>(stream));
+  launch_fused(plan, buffers, program, to_operands(program, operands), epilogues, pointer<void>(stream));
 }
 
 void launch_joined_plan(LinearPlan const& plan, uintptr_t stream, uintptr_t x, std::vector<uintptr_t> const& weights,
@@ -230,7 +232,7 @@ void launch_joined_plan(LinearPlan const& plan, uintptr_t stream, uintptr_t x, s
   for (size_t k = 0; k < rows.size(); ++k) {
     buffers.joined.items[k] = {pointer<void>(weights[k]), pointer<void>(biases[k]), rows[k]};
   }
-  launch_fused(plan, buffers, {}, {}, {}, launcher(), pointer<void>(stream));
+  launch_fused(plan, buffers, {}, {}, {}, pointer<void>(stream));
 }
 
 void launch_after(LinearPlan const& plan, uintptr_t stream, uintptr_t z, uintptr_t result, uintptr_t workspace,
@@ -244,7 +246,7 @@ void launch_after(LinearPlan const& plan, uintptr_t stream, uintptr_t z, uintptr
   }
   check_epilogues("launch_after_product", plan, epilogues);
   launch_after_product(plan, pointer<void>(z), pointer<void>(result), pointer<void>(workspace), program,
-                       to_operands(program, operands), epilogues, launcher(), pointer<void>(stream));
+                       to_operands(program, operands), epilogues, pointer<void>(stream));
 }
 
 }  // namespace

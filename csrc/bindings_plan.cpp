@@ -3,12 +3,11 @@
 #include <utility>
 
 #include "bindings.h"
-#include "plan/gemm_candidates.h"
+#include "plan/alternatives.h"
+#include "plan/gemm_configs.h"
 #include "plan/linear_plan.h"
-#include "plan/plane_products.h"
-#include "plan/trained_pass.h"
-#include "plan/unfused_predictions.h"
-#include "split/planes_shape.h"
+#include "plan/predictions.h"
+#include "split/split_plan.h"
 
 namespace cutfuse::bindings {
 namespace {
@@ -17,8 +16,6 @@ using MatrixLayoutTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, bool>;
 using VectorLayoutTuple = std::tuple<int64_t, bool>;
 using DeviceTuple = std::tuple<int32_t, int32_t, int32_t>;
 using ShapeTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
-
-GemmConfig const& config_of(GemmCandidate const& candidate) { return gemm_configs()[candidate.config]; }
 
 MatrixLayout to_layout(MatrixLayoutTuple const& matrix) {
   auto const [rows, columns, row_stride, column_stride, aligned] = matrix;

@@ -5,11 +5,8 @@
 
 #include "bindings.h"
 #include "plan/gemm_configs.h"
-#include "pointwise/specialized_plan.h"
-#include "reduce/program_plan.h"
-#include "specialize/epilogue_operands.h"
-#include "specialize/kernel_compiler.h"
-#include "specialize/mode.h"
+#include "pointwise/pointwise_plan.h"
+#include "reduce/reduce_plan.h"
 #include "specialize/specialization.h"
 
 namespace cutfuse::bindings {

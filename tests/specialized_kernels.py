@@ -19,7 +19,7 @@ from cutfuse.epilogue import Program
 from cutfuse.native import module
 
 FRAGMENT = 16
-# A thread's elements in the matrix, relative to its first: sm90_fragment_operands.h.
+# A thread's elements in the matrix, relative to its first: sm90_epilogue_function.h.
 ROWS = np.array([i // 2 % 2 * 8 for i in range(FRAGMENT)])
 COLUMNS = np.array([i // 4 * 8 + i % 2 for i in range(FRAGMENT)])
 FIRST_COLUMNS = 128  # of neighbouring threads are this far apart

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "call/callables.h"
-#include "specialize/mode.h"
+#include "specialize/specialization.h"
 
 namespace cutfuse::call {
 
@@ -30,6 +30,12 @@ class Reader {
   void add_last_tensor() {
     out_.key.add(kTensor);
     out_.key.add(out_.facts[out_.tensor_count - 1]);
+  }
+
+  bool add_tensor(PyObject* object) {
+    if (!take_tensor(object)) return false;
+    add_last_tensor();
+    return true;
   }
 
   bool add_operands(PyObject* operands) {
@@ -113,9 +119,7 @@ class Reader {
       return add_flag(operand);
     }
     if (PyLong_CheckExact(operand)) return add_integer(operand);
-    if (!take_tensor(operand)) return false;
-    add_last_tensor();
-    return true;
+    return add_tensor(operand);
   }
 
   TorchState const& torch_;
@@ -139,89 +143,16 @@ uint64_t number_of(PyObject* callable, uint64_t known) { return known == kUnnumb
 
 Reading finish(Arguments const& arguments) { return arguments.key.is_complete() ? Reading::kKeyed : Reading::kGeneral; }
 
-Reading read_linear(PyObject* const* given, uint64_t callable, Arguments& arguments) {
-  auto const& [x, weight, bias, epilogue, operands, reduce, keepdim, out_dtype] =
-      *reinterpret_cast<PyObject* const(*)[8]>(given);
-  TorchState const& torch = torch_state();
-  Reader reader(torch, arguments);
+// Without their layouts in the key.
+bool take_layer(Reader& reader, PyObject* x, PyObject* weight, PyObject* bias, Arguments& arguments) {
   arguments.has_bias = bias != Py_None;
-  if (!reader.take_tensor(x) || !reader.take_tensor(weight)) return Reading::kGeneral;
-  if (arguments.has_bias && !reader.take_tensor(bias)) return Reading::kGeneral;
-  if (!is_linear_layer(arguments)) return Reading::kGeneral;
-  TensorFacts const& facts = arguments.facts[0];
-  bool const is_bare = epilogue == Py_None && reduce == Py_None && out_dtype == Py_None && keepdim == Py_False &&
-                       PyTuple_CheckExact(operands) && PyTuple_GET_SIZE(operands) == 0;
-  bool const has_precision = facts.dtype == kFloat32Word && torch.serves(facts);
-  if (is_bare && !has_precision) return Reading::kPlain;
+  return reader.take_tensor(x) && reader.take_tensor(weight) && (!arguments.has_bias || reader.take_tensor(bias)) &&
+         is_linear_layer(arguments);
+}
+
+void add_layer(Arguments& arguments) {
   for (int k = 0; k < arguments.tensor_count; ++k) arguments.key.add(arguments.facts[k]);
   arguments.key.add(arguments.has_bias ? kTensor : kNone);
-  if (!reader.add_operands(operands) || !torch.serves(arguments.facts[0])) return Reading::kGeneral;
-  uint64_t const wanted = torch.wanted_gradients(arguments.tensors, arguments.tensor_count);
-  if (wanted != 0 && reduce != Py_None) return Reading::kGeneral;
-  arguments.key.add(wanted);
-  uint64_t const number = number_of(epilogue, callable);
-  if (number == 0) return Reading::kUnknown;
-  arguments.key.add(number);
-  if (!reader.add_name(reduce) || !reader.add_flag(keepdim)) return Reading::kGeneral;
-  arguments.key.add(identity_of(out_dtype));
-  arguments.key.add(torch.default_dtype());
-  if (has_precision) arguments.key.add(torch.precision());
-  arguments.key.add(static_cast<uint64_t>(specialize::mode()));
-  return finish(arguments);
-}
-
-Reading read_linear_operator(PyObject* const* given, Arguments& arguments) {
-  auto const& [x, weight, bias, operands, program, reduction, out_dtype] =
-      *reinterpret_cast<PyObject* const(*)[7]>(given);
-  TorchState const& torch = torch_state();
-  Reader reader(torch, arguments);
-  arguments.has_bias = bias != Py_None;
-  if (!reader.take_tensor(x) || !reader.take_tensor(weight)) return Reading::kGeneral;
-  if (arguments.has_bias && !reader.take_tensor(bias)) return Reading::kGeneral;
-  if (!is_linear_layer(arguments) || !torch.serves(arguments.facts[0])) return Reading::kGeneral;
-  for (int k = 0; k < arguments.tensor_count; ++k) arguments.key.add(arguments.facts[k]);
-  arguments.key.add(arguments.has_bias ? kTensor : kNone);
-  if (!reader.add_operands(operands) || !reader.add_integer(program)) return Reading::kGeneral;
-  if (!reader.add_name(reduction)) return Reading::kGeneral;
-  arguments.key.add(identity_of(out_dtype));
-  if (arguments.facts[0].dtype == kFloat32Word) arguments.key.add(torch.precision());
-  arguments.key.add(static_cast<uint64_t>(specialize::mode()));
-  return finish(arguments);
-}
-
-Reading read_pointwise(PyObject* const* given, uint64_t callable, Arguments& arguments) {
-  auto const& [fn, x, operands, out_dtype] = *reinterpret_cast<PyObject* const(*)[4]>(given);
-  TorchState const& torch = torch_state();
-  Reader reader(torch, arguments);
-  if (fn == Py_None || !reader.take_tensor(x)) return Reading::kGeneral;
-  reader.add_last_tensor();
-  if (!reader.add_operands(operands) || !torch.serves(arguments.facts[0])) return Reading::kGeneral;
-  if (torch.wanted_gradients(arguments.tensors, arguments.tensor_count) != 0) return Reading::kGeneral;
-  uint64_t const number = number_of(fn, callable);
-  if (number == 0) return Reading::kUnknown;
-  arguments.key.add(number);
-  arguments.key.add(identity_of(out_dtype));
-  arguments.key.add(torch.default_dtype());
-  arguments.key.add(static_cast<uint64_t>(specialize::mode()));
-  return finish(arguments);
-}
-
-Reading read_reduce(PyObject* const* given, uint64_t callable, Arguments& arguments) {
-  auto const& [x, dim, op, keepdim, prologue, operands, out_dtype] = *reinterpret_cast<PyObject* const(*)[7]>(given);
-  TorchState const& torch = torch_state();
-  Reader reader(torch, arguments);
-  if (!reader.take_tensor(x)) return Reading::kGeneral;
-  reader.add_last_tensor();
-  if (!reader.add_operands(operands) || !torch.serves(arguments.facts[0])) return Reading::kGeneral;
-  if (torch.wanted_gradients(arguments.tensors, arguments.tensor_count) != 0) return Reading::kGeneral;
-  uint64_t const number = number_of(prologue, callable);
-  if (number == 0) return Reading::kUnknown;
-  arguments.key.add(number);
-  if (!reader.add_dims(dim) || !reader.add_name(op) || !reader.add_flag(keepdim)) return Reading::kGeneral;
-  arguments.key.add(identity_of(out_dtype));
-  arguments.key.add(torch.default_dtype());
-  arguments.key.add(static_cast<uint64_t>(specialize::mode()));
-  return finish(arguments);
 }
 
 // What the key of an operator ends with.
@@ -231,32 +162,97 @@ Reading finish_operator(PyObject* out_dtype, Arguments& arguments) {
   return finish(arguments);
 }
 
-Reading read_pointwise_operator(PyObject* const* given, Arguments& arguments) {
+// And that of a public function.
+Reading finish_function(PyObject* out_dtype, Arguments& arguments) {
+  arguments.key.add(torch_state().default_dtype());
+  return finish_operator(out_dtype, arguments);
+}
+
+Reading read_linear(PyObject* const* given, uint64_t callable, Arguments& arguments) {
+  auto const& [x, weight, bias, epilogue, operands, reduce, keepdim, out_dtype] =
+      *reinterpret_cast<PyObject* const(*)[8]>(given);
+  TorchState const& torch = torch_state();
+  Reader reader(torch, arguments);
+  if (!take_layer(reader, x, weight, bias, arguments)) return Reading::kGeneral;
+  TensorFacts const& facts = arguments.facts[0];
+  bool const is_bare = epilogue == Py_None && reduce == Py_None && out_dtype == Py_None && keepdim == Py_False &&
+                       PyTuple_CheckExact(operands) && PyTuple_GET_SIZE(operands) == 0;
+  bool const has_precision = facts.dtype == kFloat32Word && torch.serves(facts);
+  if (is_bare && !has_precision) return Reading::kPlain;
+  add_layer(arguments);
+  if (!reader.add_operands(operands) || !torch.serves(arguments.facts[0])) return Reading::kGeneral;
+  uint64_t const wanted = torch.wanted_gradients(arguments.tensors, arguments.tensor_count);
+  if (wanted != 0 && reduce != Py_None) return Reading::kGeneral;
+  arguments.key.add(wanted);
+  uint64_t const number = number_of(epilogue, callable);
+  if (number == 0) return Reading::kUnknown;
+  arguments.key.add(number);
+  if (!reader.add_name(reduce) || !reader.add_flag(keepdim)) return Reading::kGeneral;
+  if (has_precision) arguments.key.add(torch.precision());
+  return finish_function(out_dtype, arguments);
+}
+
+Reading read_linear_operator(PyObject* const* given, uint64_t /*callable*/, Arguments& arguments) {
+  auto const& [x, weight, bias, operands, program, reduction, out_dtype] =
+      *reinterpret_cast<PyObject* const(*)[7]>(given);
+  TorchState const& torch = torch_state();
+  Reader reader(torch, arguments);
+  if (!take_layer(reader, x, weight, bias, arguments) || !torch.serves(arguments.facts[0])) return Reading::kGeneral;
+  add_layer(arguments);
+  if (!reader.add_operands(operands) || !reader.add_integer(program)) return Reading::kGeneral;
+  if (!reader.add_name(reduction)) return Reading::kGeneral;
+  if (arguments.facts[0].dtype == kFloat32Word) arguments.key.add(torch.precision());
+  return finish_operator(out_dtype, arguments);
+}
+
+Reading read_pointwise(PyObject* const* given, uint64_t callable, Arguments& arguments) {
+  auto const& [fn, x, operands, out_dtype] = *reinterpret_cast<PyObject* const(*)[4]>(given);
+  TorchState const& torch = torch_state();
+  Reader reader(torch, arguments);
+  if (fn == Py_None || !reader.add_tensor(x)) return Reading::kGeneral;
+  if (!reader.add_operands(operands) || !torch.serves(arguments.facts[0])) return Reading::kGeneral;
+  if (torch.wanted_gradients(arguments.tensors, arguments.tensor_count) != 0) return Reading::kGeneral;
+  uint64_t const number = number_of(fn, callable);
+  if (number == 0) return Reading::kUnknown;
+  arguments.key.add(number);
+  return finish_function(out_dtype, arguments);
+}
+
+Reading read_reduce(PyObject* const* given, uint64_t callable, Arguments& arguments) {
+  auto const& [x, dim, op, keepdim, prologue, operands, out_dtype] = *reinterpret_cast<PyObject* const(*)[7]>(given);
+  TorchState const& torch = torch_state();
+  Reader reader(torch, arguments);
+  if (!reader.add_tensor(x)) return Reading::kGeneral;
+  if (!reader.add_operands(operands) || !torch.serves(arguments.facts[0])) return Reading::kGeneral;
+  if (torch.wanted_gradients(arguments.tensors, arguments.tensor_count) != 0) return Reading::kGeneral;
+  uint64_t const number = number_of(prologue, callable);
+  if (number == 0) return Reading::kUnknown;
+  arguments.key.add(number);
+  if (!reader.add_dims(dim) || !reader.add_name(op) || !reader.add_flag(keepdim)) return Reading::kGeneral;
+  return finish_function(out_dtype, arguments);
+}
+
+Reading read_pointwise_operator(PyObject* const* given, uint64_t /*callable*/, Arguments& arguments) {
   auto const& [x, operands, program, out_dtype] = *reinterpret_cast<PyObject* const(*)[4]>(given);
   Reader reader(torch_state(), arguments);
-  if (!reader.take_tensor(x) || !torch_state().serves(arguments.facts[0])) return Reading::kGeneral;
-  reader.add_last_tensor();
+  if (!reader.add_tensor(x) || !torch_state().serves(arguments.facts[0])) return Reading::kGeneral;
   if (!reader.add_operands(operands) || !reader.add_integer(program)) return Reading::kGeneral;
   return finish_operator(out_dtype, arguments);
 }
 
-Reading read_reduce_operator(PyObject* const* given, Arguments& arguments) {
+Reading read_reduce_operator(PyObject* const* given, uint64_t /*callable*/, Arguments& arguments) {
   auto const& [x, operands, program, reduction, dims, out_dtype] = *reinterpret_cast<PyObject* const(*)[6]>(given);
   Reader reader(torch_state(), arguments);
-  if (!reader.take_tensor(x) || !torch_state().serves(arguments.facts[0])) return Reading::kGeneral;
-  reader.add_last_tensor();
+  if (!reader.add_tensor(x) || !torch_state().serves(arguments.facts[0])) return Reading::kGeneral;
   if (!reader.add_operands(operands) || !reader.add_integer(program)) return Reading::kGeneral;
   if (!reader.add_name(reduction) || !reader.add_dims(dims)) return Reading::kGeneral;
   return finish_operator(out_dtype, arguments);
 }
 
-Reading read_backward_operator(PyObject* const* given, Arguments& arguments) {
+Reading read_backward_operator(PyObject* const* given, uint64_t /*callable*/, Arguments& arguments) {
   auto const& [grad, x, operands, program, wanted, sums_columns] = *reinterpret_cast<PyObject* const(*)[6]>(given);
   Reader reader(torch_state(), arguments);
-  for (PyObject* const tensor : {grad, x}) {
-    if (!reader.take_tensor(tensor)) return Reading::kGeneral;
-    reader.add_last_tensor();
-  }
+  if (!reader.add_tensor(grad) || !reader.add_tensor(x)) return Reading::kGeneral;
   if (!torch_state().serves(arguments.facts[0])) return Reading::kGeneral;
   if (!reader.add_operands(operands) || !reader.add_integer(program)) return Reading::kGeneral;
   if (!reader.add_integers(wanted) || !reader.add_flag(sums_columns)) return Reading::kGeneral;
@@ -273,20 +269,17 @@ bool add_tensors(Reader& reader, CallKey& key, PyObject* tensors, bool may_be_no
     PyObject* const tensor = PyList_GET_ITEM(tensors, k);
     if (tensor == Py_None && may_be_none) {
       key.add(kNone);
-    } else if (reader.take_tensor(tensor)) {
-      reader.add_last_tensor();
-    } else {
+    } else if (!reader.add_tensor(tensor)) {
       return false;
     }
   }
   return true;
 }
 
-Reading read_joined_operator(PyObject* const* given, Arguments& arguments) {
+Reading read_joined_operator(PyObject* const* given, uint64_t /*callable*/, Arguments& arguments) {
   auto const& [x, weights, biases] = *reinterpret_cast<PyObject* const(*)[3]>(given);
   Reader reader(torch_state(), arguments);
-  if (!reader.take_tensor(x) || !torch_state().serves(arguments.facts[0])) return Reading::kGeneral;
-  reader.add_last_tensor();
+  if (!reader.add_tensor(x) || !torch_state().serves(arguments.facts[0])) return Reading::kGeneral;
   bool const are_read =
       add_tensors(reader, arguments.key, weights, false) && add_tensors(reader, arguments.key, biases, true);
   return are_read ? finish(arguments) : Reading::kGeneral;
@@ -305,34 +298,12 @@ bool may_run_kernels(Function function, Arguments const& arguments) {
 }
 
 Reading read_arguments(Function function, PyObject* const* given, uint64_t callable, Arguments& arguments) {
+  using Read = Reading(PyObject* const*, uint64_t, Arguments&);
+  static constexpr Read* readers[] = {
+      read_linear,          read_pointwise,         read_reduce,         read_linear_operator, read_pointwise_operator,
+      read_reduce_operator, read_backward_operator, read_joined_operator};
   arguments.key.add(static_cast<uint64_t>(function));
-  Reading reading = Reading::kGeneral;
-  switch (function) {
-    case Function::kLinear:
-      reading = read_linear(given, callable, arguments);
-      break;
-    case Function::kPointwise:
-      reading = read_pointwise(given, callable, arguments);
-      break;
-    case Function::kReduce:
-      reading = read_reduce(given, callable, arguments);
-      break;
-    case Function::kLinearOperator:
-      reading = read_linear_operator(given, arguments);
-      break;
-    case Function::kPointwiseOperator:
-      reading = read_pointwise_operator(given, arguments);
-      break;
-    case Function::kReduceOperator:
-      reading = read_reduce_operator(given, arguments);
-      break;
-    case Function::kBackwardOperator:
-      reading = read_backward_operator(given, arguments);
-      break;
-    case Function::kJoinedOperator:
-      reading = read_joined_operator(given, arguments);
-      break;
-  }
+  Reading const reading = readers[static_cast<size_t>(function)](given, callable, arguments);
   PyErr_Clear();
   return reading;
 }

@@ -3,7 +3,7 @@
 
 #include <Python.h>
 
-#include "call/call_key.h"
+#include "call/call_plan.h"
 #include "call/calls.h"
 #include "epilogue/program.h"
 
@@ -35,20 +35,8 @@ Reading read_arguments(Function function, PyObject* const* given, uint64_t calla
 
 // How many positional arguments a function takes.
 constexpr Py_ssize_t argument_count(Function function) {
-  switch (function) {
-    case Function::kLinear:
-      return 8;
-    case Function::kPointwise:
-    case Function::kPointwiseOperator:
-      return 4;
-    case Function::kReduceOperator:
-    case Function::kBackwardOperator:
-      return 6;
-    case Function::kJoinedOperator:
-      return 3;
-    default:
-      return 7;
-  }
+  constexpr Py_ssize_t counts[] = {8, 4, 7, 7, 4, 6, 6, 3};
+  return counts[static_cast<int>(function)];
 }
 
 // Whether kernels may run with the tensors of a call: nobody watches PyTorch's calls, and no tensor is negated.

@@ -1,18 +1,64 @@
-// What a call whose key is known does. Made by Python when the first call with that key has run, and never changed.
+// Everything that the plan of a call depends on, and what a call whose key is known does. Plans are made by Python when
+// the first call with that key has run, and never changed.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <variant>
 #include <vector>
 
-#include "call/call_key.h"
-#include "call/py_ref.h"
-#include "launch/launch_linear.h"
+#include "call/python_objects.h"
+#include "call/torch_state.h"
+#include "launch/launcher.h"
 #include "plan/linear_plan.h"
 
 namespace cutfuse::call {
+
+class CallKey {
+ public:
+  void add(uint64_t word) {
+    if (size_ < kMaxWords) words_[size_] = word;
+    ++size_;
+    hash_ = (hash_ ^ word) * 0x9e3779b97f4a7c15u;
+    hash_ ^= hash_ >> 29;
+  }
+
+  // Its memory counts only by whether it is aligned.
+  void add(TensorFacts const& tensor) {
+    bool const aligned = reinterpret_cast<uintptr_t>(tensor.data) % kAlignment == 0;
+    add(tensor.dtype << 16 | static_cast<uint64_t>(tensor.ndim) << 8 | static_cast<uint64_t>(tensor.device_type) << 1 |
+        (aligned ? 1 : 0));
+    add(static_cast<uint64_t>(tensor.device_index));
+    for (int d = 0; d < tensor.ndim; ++d) {
+      add(static_cast<uint64_t>(tensor.sizes[d]));
+      add(static_cast<uint64_t>(tensor.strides[d]));
+    }
+  }
+
+  // Whether everything had room.
+  bool is_complete() const { return size_ <= kMaxWords; }
+
+  bool operator==(CallKey const& other) const {
+    return size_ == other.size_ && std::equal(words_, words_ + size_, other.words_);
+  }
+
+  struct Hash {
+    size_t operator()(CallKey const& key) const { return static_cast<size_t>(key.hash_); }
+  };
+
+ private:
+  static constexpr size_t kMaxWords = 160;
+  static constexpr uintptr_t kAlignment = 16;  // bytes
+
+  uint64_t hash_ = 0;
+  size_t size_ = 0;
+  uint64_t words_[kMaxWords];
+};
 
 // How a tensor of a call is presented to the kernels.
 struct TensorLayout {
@@ -141,8 +187,7 @@ class PlanTable {
   size_t size() const;
 
  private:
-  struct State;
-  State& state() const;
+  std::unordered_map<CallKey, std::shared_ptr<CallPlan const>, CallKey::Hash> plans_;
 };
 
 PlanTable& plan_table();

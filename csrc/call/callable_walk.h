@@ -4,12 +4,75 @@
 #include <Python.h>
 
 #include <utility>
+#include <vector>
 
 #include "call/observations.h"
 #include "call/python_objects.h"
-#include "call/walk_slots.h"
 
 namespace cutfuse::call {
+
+// The values that a walk through the tree of observations has found so far.
+
+class WalkSlots {
+ public:
+  WalkSlots(WalkSlots const&) = delete;
+  WalkSlots& operator=(WalkSlots const&) = delete;
+
+ protected:
+  WalkSlots() = default;
+
+  ~WalkSlots() {
+    for (int k = 0; k < count_; ++k) {
+      Py_DECREF(slots_[k].value);
+      Py_XDECREF(slots_[k].function);
+    }
+  }
+
+  struct Slot {
+    PyObject* value;
+    PyObject* function;  // whose reads are the value's: itself, or the forward of a module
+  };
+
+  static PyFunctionObject* as_function(PyObject* object) { return reinterpret_cast<PyFunctionObject*>(object); }
+
+  PyObject* value(Node const& node) const { return slots_[node.slot].value; }
+  PyObject* function(Node const& node) const { return slots_[node.slot].function; }
+
+  // For as long as the walk takes. With a GIL its owner holds it: no other thread runs. Without one this may be the
+  // last reference, and what its end runs cannot run under the lock.
+  PyObject* hold(PyRef reference) {
+    PyObject* const object = reference.get();
+#ifdef Py_GIL_DISABLED
+    held_.push_back(std::move(reference));
+#endif
+    return object;
+  }
+
+  template <class T>
+  PyObject* field(PyObject* owner, T* const& field) {
+    return hold(field_of(owner, field));
+  }
+
+  bool push(PyObject* value) {
+    if (value == nullptr || count_ == kSlotsLimit) {
+      return false;
+    }
+    Py_INCREF(value);
+    slots_[count_++] = {value, nullptr};
+    return true;
+  }
+
+  void set_function(Node const& node, PyObject* function) {
+    Py_INCREF(function);
+    slots_[node.slot].function = function;
+  }
+
+#ifdef Py_GIL_DISABLED
+  std::vector<PyRef> held_;
+#endif
+  int count_ = 0;
+  Slot slots_[kSlotsLimit];
+};
 
 inline PyTypeObject* partial_type = nullptr;
 inline PyTypeObject* epilogue_type = nullptr;
@@ -97,7 +160,7 @@ class Walk : private WalkSlots {
     PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
     if (PyFloat_Check(object)) {
       Edge* const edge = node.find({Answer::kFloatType, 0, type});
-      Reference const number(edge == nullptr ? nullptr : PyFloat_FromDouble(PyFloat_AS_DOUBLE(object)));
+      PyRef const number = PyRef::steal(edge == nullptr ? nullptr : PyFloat_FromDouble(PyFloat_AS_DOUBLE(object)));
       return push(number.get()) ? edge : nullptr;
     }
     uint32_t const version = version_of(Py_TYPE(object));
@@ -212,7 +275,7 @@ class Walk : private WalkSlots {
     if (closure == nullptr || node.index >= PyTuple_GET_SIZE(closure)) {
       return nullptr;
     }
-    return hold(Reference(PyCell_Get(PyTuple_GET_ITEM(closure, node.index))));
+    return hold(PyRef::steal(PyCell_Get(PyTuple_GET_ITEM(closure, node.index))));
   }
 
   // Attributes of modules, up to the first thing that is not one: what was found first, by the first of the names, and
@@ -316,7 +379,7 @@ class Walk : private WalkSlots {
         return &edge;
       }
       while (count_ > before) {
-        hold(Reference(slots_[--count_].value));
+        hold(PyRef::steal(slots_[--count_].value));
       }
     }
     return nullptr;

@@ -1,12 +1,12 @@
 #include "call/callables.h"
 
+#include <iterator>
 #include <utility>
 #include <vector>
 
 #include "call/callable_walk.h"
 #include "call/observations.h"
 #include "call/python_objects.h"
-#include "call/trail.h"
 
 #ifdef Py_GIL_DISABLED
 #include <pthread.h>
@@ -14,6 +14,142 @@
 
 namespace cutfuse::call {
 namespace {
+
+// A step of a trail, see cutfuse/epilogue/trail.py.
+struct Step {
+  Node node;  // without edges
+  Edge edge;
+};
+
+enum class Parsed { kSteps, kInexpressible, kError };  // after an error an exception is set
+
+// By Read and by Answer.
+constexpr char const* kReads[] = {"value",      "code",     "default values",   "qualname", "global",
+                                  "free",       "defaults", "keyword defaults", "keywords", "hooks",
+                                  "attributes", "forward",  "attribute"};
+constexpr char const* kAnswers[] = {"same",     "code",          "seen",    "float",  "int",    "text",
+                                    "tuple",    "float of type", "partial", "method", "module", "class",
+                                    "epilogue", "depth",         "place",   "size",   "names",  "none"};
+static_assert(std::size(kReads) == static_cast<size_t>(Read::kEnd) &&
+              std::size(kAnswers) == static_cast<size_t>(Answer::kNone) + 1);
+
+template <class T, size_t kCount>
+bool parse_name(char const* const (&names)[kCount], PyObject* text, T& value) {
+  for (size_t k = 0; k < kCount; ++k) {
+    if (PyUnicode_CompareWithASCIIString(text, names[k]) == 0) {
+      value = static_cast<T>(k);
+      return true;
+    }
+  }
+  PyErr_Format(PyExc_ValueError, "a trail has no %R", text);
+  return false;
+}
+
+// The token of an answer, and what keeps its object. `found` is what Python's fingerprint looked at.
+Parsed parse_answer(Answer answer, PyObject* found, Edge& edge) {
+  PyObject* first = found;
+  PyObject* second = nullptr;
+  bool const is_pair =
+      answer == Answer::kModule || answer == Answer::kClass || answer == Answer::kEpilogue || answer == Answer::kPlace;
+  if (is_pair && !PyArg_ParseTuple(found, "OO", &first, &second)) return Parsed::kError;
+  edge.token = {answer, 0, nullptr};
+  switch (answer) {
+    case Answer::kFloat:
+      edge.token = float_token(found);
+      return Parsed::kSteps;
+    case Answer::kInt:
+      edge.token = int_token(found);
+      edge.owned = PyRef::share(edge.token.object);
+      return Parsed::kSteps;
+    case Answer::kText:
+      edge.token = text_token(found);
+      edge.owned = PyRef::share(found);
+      return Parsed::kSteps;
+    case Answer::kSeen:
+    case Answer::kTuple:
+    case Answer::kDepth:
+    case Answer::kSize:
+      edge.token.bits = PyLong_AsLongLong(found);
+      return PyErr_Occurred() == nullptr ? Parsed::kSteps : Parsed::kError;
+    case Answer::kPartial:
+    case Answer::kNone:
+      return Parsed::kSteps;
+    case Answer::kSame:
+    case Answer::kFloatType:
+    case Answer::kNames:
+      edge.token.object = found;
+      edge.owned = PyRef::share(found);
+      return Parsed::kSteps;
+    case Answer::kPlace:
+      edge.token = place_token(PyLong_AsLongLong(first), PyLong_AsLongLong(second));
+      return PyErr_Occurred() == nullptr ? Parsed::kSteps : Parsed::kError;
+    case Answer::kModule:
+    case Answer::kClass:
+      edge.token = {answer, PyLong_AsLongLong(second), first};
+      return edge.token.bits == 0 ? Parsed::kInexpressible : Parsed::kSteps;
+    case Answer::kEpilogue:
+      edge.token.bits = PyLong_AsLongLong(second);
+      [[fallthrough]];
+    case Answer::kCode:
+    case Answer::kMethod:
+      edge.token.object = first;
+      edge.weak = PyRef::steal(PyWeakref_NewRef(first, nullptr));
+      return edge.weak ? Parsed::kSteps : Parsed::kError;
+  }
+  return Parsed::kError;
+}
+
+// Whether the argument of a read is what it walks over.
+bool is_argument(Read read, PyObject* argument) {
+  Py_ssize_t const size = PyTuple_Check(argument) ? PyTuple_GET_SIZE(argument) : 0;
+  switch (read) {
+    case Read::kGlobal:
+    case Read::kAttribute:
+      return size > 0;
+    case Read::kFree:
+      return size > 0 && PyLong_Check(PyTuple_GET_ITEM(argument, 0));
+    case Read::kHooks:
+      return size == 4 && PyTuple_Check(PyTuple_GET_ITEM(argument, 3));
+    default:
+      return true;
+  }
+}
+
+Parsed parse_step(PyObject* item, Step& step) {
+  PyObject *read, *argument, *answer_name, *found;
+  Answer answer;
+  if (!PyTuple_Check(item)) {
+    PyErr_SetString(PyExc_TypeError, "a trail is a list of tuples");
+    return Parsed::kError;
+  }
+  if (!PyArg_ParseTuple(item, "UiOUO", &read, &step.node.slot, &argument, &answer_name, &found) ||
+      !parse_name(kReads, read, step.node.read) || !parse_name(kAnswers, answer_name, answer)) {
+    return Parsed::kError;
+  }
+  if (!is_argument(step.node.read, argument)) {
+    PyErr_Format(PyExc_ValueError, "no argument of %U: %R", read, argument);
+    return Parsed::kError;
+  }
+  if (step.node.slot < 0 || step.node.slot >= kSlotsLimit) {
+    return Parsed::kInexpressible;
+  }
+  step.node.argument = PyRef::share(argument);
+  if (step.node.read == Read::kFree) {
+    step.node.index = static_cast<int>(PyLong_AsLong(PyTuple_GET_ITEM(argument, 0)));
+  }
+  return parse_answer(answer, found, step.edge);
+}
+
+Parsed parse_trail(PyObject* trail, std::vector<Step>& steps) {
+  steps.resize(static_cast<size_t>(PyList_GET_SIZE(trail)));
+  for (size_t k = 0; k < steps.size(); ++k) {
+    Parsed const parsed = parse_step(PyList_GET_ITEM(trail, static_cast<Py_ssize_t>(k)), steps[k]);
+    if (parsed != Parsed::kSteps) {
+      return parsed;
+    }
+  }
+  return steps.empty() ? Parsed::kInexpressible : Parsed::kSteps;
+}
 
 constexpr size_t kNodesLimit = 16384;  // a table of code that is compiled again and again starts anew here
 constexpr uint64_t kIdentity = 1;
@@ -90,7 +226,7 @@ bool takes(Node& node, Node& wanted) {
 }
 
 // Adds a path; under the lock, without a call of Python's that could run code.
-bool add_path(std::vector<Step>& steps, uint64_t number, std::vector<Reference>& dropped) {
+bool add_path(std::vector<Step>& steps, uint64_t number, std::vector<PyRef>& dropped) {
   size_t place = 0;
   for (Step& step : steps) {
     if (!takes(nodes[place], step.node)) {
@@ -162,7 +298,7 @@ bool learn(PyObject* trail, uint64_t number) {
     return false;
   }
   std::vector<Node> former;  // both are dropped after the lock is free again
-  std::vector<Reference> dropped;
+  std::vector<PyRef> dropped;
   Lock const lock;
   if (walks != 0) {
     return false;
@@ -177,13 +313,13 @@ bool learn(PyObject* trail, uint64_t number) {
 }
 
 bool learn_types(PyObject* partial, PyObject* epilogue) {
-  Reference const function(PyObject_GetAttrString(partial, "func"));
-  Reference const arguments(PyObject_GetAttrString(partial, "args"));
-  Reference const keywords(PyObject_GetAttrString(partial, "keywords"));
+  PyRef const function = PyRef::steal(PyObject_GetAttrString(partial, "func"));
+  PyRef const arguments = PyRef::steal(PyObject_GetAttrString(partial, "args"));
+  PyRef const keywords = PyRef::steal(PyObject_GetAttrString(partial, "keywords"));
   if (!function || !arguments || !keywords) {
     return false;
   }
-  for (Reference const* const descriptor : {&function, &arguments, &keywords}) {
+  for (PyRef const* const descriptor : {&function, &arguments, &keywords}) {
     if (Py_TYPE(descriptor->get()) != &PyMemberDescr_Type || !PyType_Check(epilogue)) {
       PyErr_SetString(PyExc_TypeError, "functools.partial has to be C's, and an Epilogue's type a class");
       return false;

@@ -7,14 +7,23 @@
 
 #include "call/arguments.h"
 #include "call/call_plan.h"
-#include "call/element_gradients.h"
 #include "call/memory.h"
 #include "call/training.h"
-#include "launch/launch_linear.h"
+#include "launch/launcher.h"
 
 namespace cutfuse::call {
 
 namespace {
+
+// Guards the table where threads run Python without a lock of the interpreter's; elsewhere that is enough.
+class TableLock {
+ public:
+#ifdef Py_GIL_DISABLED
+  TableLock() { PyMutex_Lock(&mutex); }
+  ~TableLock() { PyMutex_Unlock(&mutex); }
+  static inline PyMutex mutex = {};
+#endif
+};
 
 std::atomic<uint64_t> direct_call_count{0};
 std::atomic<int> pause_count{0};
@@ -55,7 +64,7 @@ class Run {
       void const* const own_bias = steps.has_bias[static_cast<size_t>(k)] ? facts[bias++].data : nullptr;
       buffers.joined.items[k] = {facts[1 + k].data, own_bias, facts[1 + k].sizes[0]};
     }
-    bool const done = launch([&] { launch_fused(steps.plan, buffers, plan_.program, {}, {}, launcher(), stream_); });
+    bool const done = launch([&] { launch_fused(steps.plan, buffers, plan_.program, {}, {}, stream_); });
     return done ? std::move(result.tensor) : PyRef();
   }
 
@@ -177,7 +186,7 @@ class Run {
                                    nullptr};
     Operands const given = operands();
     bool const done =
-        launch([&] { launch_fused(steps.plan, buffers, plan_.program, given, steps.epilogues, launcher(), stream_); });
+        launch([&] { launch_fused(steps.plan, buffers, plan_.program, given, steps.epilogues, stream_); });
     return done ? std::move(result.tensor) : PyRef();
   }
 
@@ -193,7 +202,7 @@ class Run {
     Operands const given = operands();
     bool const done = launch([&] {
       launch_after_product(plan, z.address, result.address, workspace.address, plan_.program, given, steps.epilogues,
-                           launcher(), stream_);
+                           stream_);
     });
     return done ? std::move(result.tensor) : PyRef();
   }
@@ -285,6 +294,34 @@ PyCFunction as_method(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssiz
 }
 
 }  // namespace
+
+std::shared_ptr<CallPlan const> PlanTable::find(CallKey const& key) const {
+  [[maybe_unused]] TableLock const lock;
+  auto const found = plans_.find(key);
+  return found == plans_.end() ? nullptr : found->second;
+}
+
+void PlanTable::insert(CallKey const& key, std::shared_ptr<CallPlan const> plan) {
+  if (size() >= kLimit) clear();
+  [[maybe_unused]] TableLock const lock;
+  plans_.insert_or_assign(key, std::move(plan));
+}
+
+void PlanTable::clear() {
+  decltype(plans_) old;
+  [[maybe_unused]] TableLock const lock;
+  std::swap(old, plans_);
+}
+
+size_t PlanTable::size() const {
+  [[maybe_unused]] TableLock const lock;
+  return plans_.size();
+}
+
+PlanTable& plan_table() {
+  static PlanTable* const table = new PlanTable();  // never freed: plans refer to Python's objects
+  return *table;
+}
 
 PyMethodDef const* call_functions() {
   static PyMethodDef const functions[] = {

@@ -14,18 +14,9 @@ namespace cutfuse::call {
 // Each takes its arguments as positional ones, and returns the result; None for a call that is the general path's; and
 // NotImplemented for one whose key is not in the table: the general path runs it, and may make a plan for the next.
 //
-// call_linear(x, weight, bias, epilogue, operands, reduce, keepdim, out_dtype)
-// call_pointwise(fn, x, operands, out_dtype)
-// call_reduce(x, dim, op, keepdim, prologue, operands, out_dtype)
-//
-// Those of operators, which torch.ops.cutfuse and Inductor's code call: what PyTorch's dispatcher or compiler has seen
-// to is not asked for again. program: a number of new_callable_number's.
-//
-// call_linear_operator(x, weight, bias, operands, program, reduction, out_dtype)
-// call_pointwise_operator(x, operands, program, out_dtype)
-// call_reduce_operator(x, operands, program, reduction, dims, out_dtype)
-// call_backward_operator(grad, x, operands, program, wanted, sums_columns), which gives a list
-// call_joined_operator(x, weights, biases), of which a bias may be None
+// Those of operators are called by torch.ops.cutfuse and Inductor's code: what PyTorch's dispatcher or compiler has
+// seen to is not asked for again. program: a number of new_callable_number's. call_backward_operator gives a list; a
+// bias of call_joined_operator may be None.
 PyMethodDef const* call_functions();
 
 enum class Function : uint64_t {

@@ -107,8 +107,8 @@ inline Token int_token(PyObject* number) {
 
 struct Edge {
   Token token;
-  Reference owned;  // what keeps the token's object alive
-  Reference weak;   // or a weak reference to it
+  PyRef owned;  // what keeps the token's object alive
+  PyRef weak;   // or a weak reference to it
   size_t child;
 
   // Whether the token's object is still the one that was meant. An address is used again.
@@ -119,7 +119,7 @@ struct Node {
   Read read = Read::kEnd;
   int slot = 0;
   int index = 0;  // of a free variable
-  Reference argument;
+  PyRef argument;
   uint64_t number = 0;
   std::vector<Edge> edges;
   std::unordered_multimap<uint64_t, size_t> by_hash;  // once there are more than kScanLimit

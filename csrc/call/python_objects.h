@@ -17,34 +17,36 @@ namespace cutfuse::call {
 #define CUTFUSE_END_CRITICAL_SECTION() Py_END_CRITICAL_SECTION()
 #endif
 
-// A strong reference.
-class Reference {
+// A counted reference.
+class PyRef {
  public:
-  Reference() = default;
-  explicit Reference(PyObject* owned) : object_(owned) {}
-  Reference(Reference&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
-  Reference& operator=(Reference&& other) noexcept {
+  PyRef() = default;
+  PyRef(PyRef const& other) : object_(Py_XNewRef(other.object_)) {}
+  PyRef(PyRef&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  PyRef& operator=(PyRef other) noexcept {
     std::swap(object_, other.object_);
     return *this;
   }
-  ~Reference() { Py_XDECREF(object_); }
+  ~PyRef() { Py_XDECREF(object_); }
 
-  static Reference to(PyObject* borrowed) {
-    Py_XINCREF(borrowed);
-    return Reference(borrowed);
-  }
+  // Takes over a reference, as the C API's functions return them; null where they failed.
+  static PyRef steal(PyObject* object) { return PyRef(object); }
+  static PyRef share(PyObject* object) { return PyRef(Py_XNewRef(object)); }
 
   PyObject* get() const { return object_; }
+  PyObject* release() { return std::exchange(object_, nullptr); }
   explicit operator bool() const { return object_ != nullptr; }
 
  private:
+  explicit PyRef(PyObject* object) : object_(object) {}
+
   PyObject* object_ = nullptr;
 };
 
 // What a dict of Python's own type holds.
-inline Reference item_of(PyObject* dict, PyObject* key) {
+inline PyRef item_of(PyObject* dict, PyObject* key) {
   if (dict == nullptr || !PyDict_CheckExact(dict)) {
-    return Reference();
+    return {};
   }
 #if PY_VERSION_HEX < 0x030D0000
   PyObject* const found = PyDict_GetItemWithError(dict, key);
@@ -56,36 +58,36 @@ inline Reference item_of(PyObject* dict, PyObject* key) {
   if (found == nullptr && PyErr_Occurred() != nullptr) {
     PyErr_Clear();
   }
-  return Reference(found);
+  return PyRef::steal(found);
 }
 
 // A field of an object.
 template <class T>
-Reference field_of(PyObject* owner, T* const& field) {
+PyRef field_of(PyObject* owner, T* const& field) {
   PyObject* found = nullptr;
   CUTFUSE_BEGIN_CRITICAL_SECTION(owner);
   found = reinterpret_cast<PyObject*>(field);
   Py_XINCREF(found);
   CUTFUSE_END_CRITICAL_SECTION();
   (void)owner;
-  return Reference(found);
+  return PyRef::steal(found);
 }
 
 // The object behind a weak reference.
-inline Reference target_of(PyObject* weak) {
+inline PyRef target_of(PyObject* weak) {
 #if PY_VERSION_HEX < 0x030D0000
   PyObject* const found = PyWeakref_GetObject(weak);
-  return found == Py_None ? Reference() : Reference::to(found);
+  return found == Py_None ? PyRef() : PyRef::share(found);
 #else
   PyObject* found = nullptr;
   PyWeakref_GetRef(weak, &found);
-  return Reference(found);
+  return PyRef::steal(found);
 #endif
 }
 
 // An object's __dict__.
-inline Reference dict_of(PyObject* object) {
-  Reference found(PyObject_GenericGetDict(object, nullptr));
+inline PyRef dict_of(PyObject* object) {
+  PyRef found = PyRef::steal(PyObject_GenericGetDict(object, nullptr));
   if (!found) {
     PyErr_Clear();
   }
@@ -93,8 +95,9 @@ inline Reference dict_of(PyObject* object) {
 }
 
 // What a descriptor of C gives.
-inline Reference describe(PyObject* descriptor, PyObject* object) {
-  Reference found(Py_TYPE(descriptor)->tp_descr_get(descriptor, object, reinterpret_cast<PyObject*>(Py_TYPE(object))));
+inline PyRef describe(PyObject* descriptor, PyObject* object) {
+  PyRef found =
+      PyRef::steal(Py_TYPE(descriptor)->tp_descr_get(descriptor, object, reinterpret_cast<PyObject*>(Py_TYPE(object))));
   if (!found) {
     PyErr_Clear();
   }

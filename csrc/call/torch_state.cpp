@@ -73,28 +73,10 @@ bool TorchState::connect(PyObject* functions) {
                           {"parameter_type", &parameter_type},
                           {"exchange_api", &exchange},
                           {"device_type", &device_type},
-                          {"dtype_words", &dtype_words_},
-                          {"function_modes", &function_modes_},
-                          {"dispatch_modes", &dispatch_modes_},
-                          {"functorch", &functorch_},
-                          {"profiler", &profiler_},
-                          {"tracing", &tracing_},
-                          {"autocast", &autocast_},
-                          {"device_name", &device_name_},
-                          {"forward_ad", &forward_ad_},
-                          {"grad_enabled", &grad_enabled_},
-                          {"is_neg", &is_neg_},
-                          {"default_dtype", &default_dtype_},
-                          {"current_device", &current_device_},
-                          {"current_stream", &current_stream_},
-                          {"empty_strided", &empty_strided_},
-                          {"linear", &linear_},
-                          {"bytes_dtype", &bytes_dtype_},
-                          {"context_mode", &context_mode_},
-                          {"inherited_mode", &inherited_mode_},
-                          {"process", &process_},
-                          {"allows_tf32", &allows_tf32_},
-                          {"is_capturing", &is_capturing_}};
+#define CUTFUSE_TORCH_OBJECT(name) {#name, &name##_},
+                          CUTFUSE_TORCH_OBJECTS(CUTFUSE_TORCH_OBJECT)
+#undef CUTFUSE_TORCH_OBJECT
+  };
   for (auto const& [name, object] : places) {
     *object = take(name);
     if (*object == nullptr) return false;

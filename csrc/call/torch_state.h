@@ -6,10 +6,42 @@
 
 #include <cstdint>
 
-#include "call/exchange_api.h"
-#include "call/py_ref.h"
+#include "call/python_objects.h"
 
 namespace cutfuse::call {
+
+// The part of DLPack's C exchange API that is used: https://dmlc.github.io/dlpack/latest/c_api.html, version 1.3.
+// PyTorch gives it from 2.10 on, as the capsule torch.Tensor.__dlpack_c_exchange_api__.
+
+constexpr uint32_t kExchangeMajorVersion = 1;
+constexpr char const* kExchangeCapsule = "dlpack_exchange_api";
+
+constexpr int32_t kCpu = 1;
+constexpr int32_t kCuda = 2;
+
+struct ExchangedTensor {  // DLTensor
+  void* data;
+  int32_t device_type;
+  int32_t device_index;
+  int32_t ndim;
+  uint8_t dtype_code;
+  uint8_t dtype_bits;
+  uint16_t dtype_lanes;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+};
+
+struct ExchangeApi {  // DLPackExchangeAPI
+  uint32_t major;
+  uint32_t minor;
+  ExchangeApi* previous;
+  void* managed_tensor_allocator;
+  void* managed_tensor_from_py_object;
+  void* managed_tensor_to_py_object;
+  int (*read)(void* py_object, ExchangedTensor* out);
+  int (*current_stream)(int32_t device_type, int32_t device_index, void** out);
+};
 
 // Of an element type: DLPack's code and bits; of types that DLPack or this module does not know, some other number.
 constexpr uint64_t dtype_word(uint32_t code, uint32_t bits) { return code << 8 | bits; }
@@ -34,6 +66,17 @@ struct TensorFacts {
   int64_t sizes[kMaxDims];
   int64_t strides[kMaxDims];
 };
+
+// The functions and constants that are handed over, by name. dtype_words is of dtypes, where there is no exchange API;
+// forward_ad and process are modules' dictionaries.
+// clang-format off
+#define CUTFUSE_TORCH_OBJECTS(OBJECT)                                                                             \
+  OBJECT(dtype_words) OBJECT(function_modes) OBJECT(dispatch_modes) OBJECT(functorch) OBJECT(profiler)            \
+  OBJECT(tracing) OBJECT(autocast) OBJECT(device_name) OBJECT(forward_ad) OBJECT(grad_enabled) OBJECT(is_neg)     \
+  OBJECT(default_dtype) OBJECT(current_device) OBJECT(current_stream) OBJECT(empty_strided) OBJECT(linear)        \
+  OBJECT(bytes_dtype) OBJECT(context_mode) OBJECT(inherited_mode) OBJECT(process) OBJECT(allows_tf32)             \
+  OBJECT(is_capturing)
+// clang-format on
 
 class TorchState {
  public:
@@ -90,29 +133,10 @@ class TorchState {
   PyTypeObject* parameter_type_ = nullptr;
   ExchangeApi const* exchange_ = nullptr;
   int32_t device_type_ = kCuda;
-  PyRef kept_;                       // the mapping, which keeps everything below alive
-  PyObject* dtype_words_ = nullptr;  // of dtypes, where there is no exchange API
-  PyObject* function_modes_ = nullptr;
-  PyObject* dispatch_modes_ = nullptr;
-  PyObject* functorch_ = nullptr;
-  PyObject* profiler_ = nullptr;
-  PyObject* tracing_ = nullptr;
-  PyObject* autocast_ = nullptr;
-  PyObject* device_name_ = nullptr;
-  PyObject* forward_ad_ = nullptr;  // a module's dictionary
-  PyObject* grad_enabled_ = nullptr;
-  PyObject* is_neg_ = nullptr;
-  PyObject* default_dtype_ = nullptr;
-  PyObject* current_device_ = nullptr;
-  PyObject* current_stream_ = nullptr;
-  PyObject* empty_strided_ = nullptr;
-  PyObject* linear_ = nullptr;
-  PyObject* bytes_dtype_ = nullptr;
-  PyObject* context_mode_ = nullptr;
-  PyObject* inherited_mode_ = nullptr;
-  PyObject* process_ = nullptr;  // a module's dictionary
-  PyObject* allows_tf32_ = nullptr;
-  PyObject* is_capturing_ = nullptr;
+  PyRef kept_;  // the mapping, which keeps everything below alive
+#define CUTFUSE_TORCH_OBJECT(name) PyObject* name##_ = nullptr;
+  CUTFUSE_TORCH_OBJECTS(CUTFUSE_TORCH_OBJECT)
+#undef CUTFUSE_TORCH_OBJECT
 };
 
 TorchState& torch_state();

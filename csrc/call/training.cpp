@@ -152,7 +152,7 @@ void launch_product(TrainingPlan const& plan, ProductRun const& run, void const*
   buffers.result = run.result.address;
   buffers.workspace = workspace.address;
   LinearSteps const& steps = run.product->steps;
-  launch_fused(steps.plan, buffers, plan.identity, {}, steps.epilogues, launcher(), stream);
+  launch_fused(steps.plan, buffers, plan.identity, {}, steps.epilogues, stream);
 }
 
 PointwiseBackwardProblem backward_problem(TrainingPlan const& plan, Operand const& grad, Tensors const& tensors) {
@@ -223,8 +223,8 @@ PyObject* training_linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
   buffers.workspace = workspace.address;
   buffers.pre_activation = z.address;
   LinearSteps const& product = *plan->product;
-  bool const done = launch(
-      [&] { launch_fused(product.plan, buffers, plan->program, operands, product.epilogues, launcher(), stream); });
+  bool const done =
+      launch([&] { launch_fused(product.plan, buffers, plan->program, operands, product.epilogues, stream); });
   return done ? PyTuple_Pack(2, result.tensor.get(), stores_z ? z.tensor.get() : Py_None) : nullptr;
 }
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "call/call_plan.h"
-#include "call/element_gradients.h"
+#include "call/memory.h"
 #include "call/torch_state.h"
 
 namespace cutfuse::call {

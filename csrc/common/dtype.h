@@ -10,6 +10,10 @@ enum class DType : uint8_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 
 constexpr size_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
+constexpr int kVectorBytes = 16;  // the widest load of one thread
+
+constexpr int elements_per_vector(DType dtype) { return kVectorBytes / static_cast<int>(size_of(dtype)); }
+
 constexpr char const* name_of(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:

@@ -14,8 +14,8 @@ struct StagedOperands {
 };
 
 struct LoadedKernel {
-  void const* function;                        // what cudaLaunchKernelExC takes: a function's address or a cudaKernel_t
-  std::atomic<uint64_t> prepared_devices = 0;  // bit d: device d allows it the shared memory that it needs
+  void const* function;                       // what cudaLaunchKernelExC takes: a function's address or a cudaKernel_t
+  std::atomic<uint64_t> allowed_devices = 0;  // bit d: device d allows it the shared memory that it needs
   StagedOperands staged = {};
 };
 

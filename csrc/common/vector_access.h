@@ -6,15 +6,12 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include "common/dtype.h"
-#include "common/macros.h"
+#include "common/host_device.h"
 
 namespace cutfuse {
-
-constexpr int kVectorBytes = 16;  // the widest load of one thread
 
 template <class T>
 constexpr int kVectorSize = kVectorBytes / static_cast<int>(sizeof(T));
@@ -37,26 +34,6 @@ auto dispatch_dtype(DType dtype, Function&& function) {
   }
 }
 
-namespace detail {
-
-template <class Value>
-CUTFUSE_HOST_DEVICE Value from_bits(uint32_t bits) {
-  static_assert(sizeof(Value) == sizeof(bits), "one word");
-  Value value;
-  memcpy(&value, &bits, sizeof(bits));
-  return value;
-}
-
-template <class Value>
-CUTFUSE_HOST_DEVICE uint32_t to_bits(Value value) {
-  static_assert(sizeof(Value) == sizeof(uint32_t), "one word");
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-
-}  // namespace detail
-
 CUTFUSE_HOST_DEVICE float to_float(float x) { return x; }
 CUTFUSE_HOST_DEVICE float to_float(__half x) { return __half2float(x); }
 CUTFUSE_HOST_DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
@@ -73,12 +50,12 @@ struct Vector {
 template <class T, int N>
 CUTFUSE_HOST_DEVICE float element(Vector<T, N> const& vector, int index) {
   if constexpr (std::is_same_v<T, float>) {
-    return detail::from_bits<float>(vector.words[index]);
+    return from_bits<float>(vector.words[index]);
   } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {  // a bf16 is the upper half of an fp32
     uint32_t const word = vector.words[index / 2];
-    return detail::from_bits<float>(index % 2 == 0 ? word << 16 : word & 0xffff0000u);
+    return from_bits<float>(index % 2 == 0 ? word << 16 : word & 0xffff0000u);
   } else {
-    float2 const pair = __half22float2(__half2(detail::from_bits<__half2_raw>(vector.words[index / 2])));
+    float2 const pair = __half22float2(__half2(from_bits<__half2_raw>(vector.words[index / 2])));
     return index % 2 == 0 ? pair.x : pair.y;
   }
 }
@@ -94,11 +71,11 @@ CUTFUSE_HOST_DEVICE void pack(float const* values, Vector<T, N>& vector) {
   CUTFUSE_UNROLL
   for (int i = 0; i < Vector<T, N>::kWords; ++i) {
     if constexpr (std::is_same_v<T, float>) {
-      vector.words[i] = detail::to_bits(values[i]);
+      vector.words[i] = to_bits(values[i]);
     } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-      vector.words[i] = detail::to_bits(__nv_bfloat162_raw(__floats2bfloat162_rn(values[2 * i], values[2 * i + 1])));
+      vector.words[i] = to_bits(__nv_bfloat162_raw(__floats2bfloat162_rn(values[2 * i], values[2 * i + 1])));
     } else {
-      vector.words[i] = detail::to_bits(__half2_raw(__floats2half2_rn(values[2 * i], values[2 * i + 1])));
+      vector.words[i] = to_bits(__half2_raw(__floats2half2_rn(values[2 * i], values[2 * i + 1])));
     }
   }
 }

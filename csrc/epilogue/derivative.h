@@ -14,7 +14,7 @@
 
 #include <cmath>
 
-#include "common/macros.h"
+#include "common/host_device.h"
 
 namespace cutfuse {
 
@@ -38,13 +38,7 @@ CUTFUSE_HOST_DEVICE NoDerivative none() { return {}; }
 // The tangent of numbers, of inputs that are not differentiated with respect to, and of what a mask replaced by 0.
 inline constexpr float kMaskedTangent = -0.0f;
 
-CUTFUSE_HOST_DEVICE bool is_masked(float tangent) {
-#if defined(__CUDA_ARCH__)
-  return __float_as_uint(tangent) == 0x80000000u;
-#else
-  return tangent == 0.0f && std::signbit(tangent);
-#endif
-}
+CUTFUSE_HOST_DEVICE bool is_masked(float tangent) { return to_bits(tangent) == 0x80000000u; }
 
 // Rounded before anything is added to it, whatever a compiler would contract.
 CUTFUSE_HOST_DEVICE float rounded_product(float a, float b) {

@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "common/macros.h"
-#include "epilogue/functors.h"
+#include "common/host_device.h"
+#include "epilogue/primitives.h"
 #include "epilogue/program.h"
 
 namespace cutfuse {
@@ -25,12 +25,6 @@ template <int F>
 struct Dual {
   Fragment<F> value;
   Fragment<F> tangent;
-};
-
-// The operand loader of programs without operands.
-template <int F>
-struct NoOperands {
-  CUTFUSE_HOST_DEVICE Fragment<F> operator()(int) const { return {}; }
 };
 
 namespace interpreter {

@@ -45,14 +45,6 @@ inline constexpr OpInfo kOps[] = {
 inline constexpr int kOpCount = sizeof(kOps) / sizeof(kOps[0]);
 static_assert(kOpCount <= 255, "an instruction holds its op in one byte");
 
-// The first op code that takes at least this many arguments: the arity of an op is then a comparison, not a table
-// look-up, which on the device would be a load.
-constexpr int first_op_with_arity(int arity) {
-  int code = 0;
-  while (code < kOpCount && kOps[code].arity < arity) ++code;
-  return code;
-}
-
 constexpr bool ordered_by_arity() {
   for (int code = 1; code < kOpCount; ++code) {
     if (kOps[code].arity < kOps[code - 1].arity) return false;
@@ -60,8 +52,5 @@ constexpr bool ordered_by_arity() {
   return true;
 }
 static_assert(ordered_by_arity(), "rows of ops.def are ordered by arity");
-
-inline constexpr int kFirstBinaryOp = first_op_with_arity(2);
-inline constexpr int kFirstTernaryOp = first_op_with_arity(3);
 
 }  // namespace cutfuse

@@ -1,10 +1,13 @@
 #include "epilogue/program.h"
 
+#include <algorithm>
 #include <cmath>
 
+#include "epilogue/interpreter.h"
 #include "epilogue/ops.h"
 
 namespace cutfuse {
+
 namespace {
 
 std::string describe(Program const& program, int index) {
@@ -50,33 +53,6 @@ std::string find_instruction_fault(Program const& program, int index, unsigned w
   }
   return fault;
 }
-
-}  // namespace
-
-std::string find_fault(Program const& program) {
-  if (program.length < 0 || program.length > kMaxInstructions) {
-    return "a program has at most " + std::to_string(kMaxInstructions) + " instructions, got " +
-           std::to_string(program.length);
-  }
-  if (program.operand_count < 0 || program.operand_count > kMaxOperands) {
-    return "a program has at most " + std::to_string(kMaxOperands) + " operands, got " +
-           std::to_string(program.operand_count);
-  }
-  unsigned written = 0;
-  for (int index = 0; index < program.length; ++index) {
-    Instruction const& instruction = program.instructions[index];
-    if (instruction.op >= kOpCount) {
-      return "instruction " + std::to_string(index) + " has unknown op code " + std::to_string(instruction.op) +
-             "; there are " + std::to_string(kOpCount);
-    }
-    std::string const fault = find_instruction_fault(program, index, written);
-    if (!fault.empty()) return describe(program, index) + ": " + fault;
-    if (instruction.slot != kNoSlot) written |= 1u << instruction.slot;
-  }
-  return "";
-}
-
-namespace {
 
 uint8_t local_of(int source, int argument) {
   if (is_slot(source)) return static_cast<uint8_t>(source - kSlot0);
@@ -147,9 +123,70 @@ void find_chain(Program& program) {
   program.chain = first.op;
 }
 
+constexpr Scaling kNoScaling = {false, 1.0f, -1};
+
+bool multiply(Scaling& scaling, float number) {
+  scaling.scale *= number;
+  return std::isnormal(scaling.scale);
+}
+
+// Takes an instruction in, if it multiplies the previous result. A shift by +0 is none to a sum, which starts from it.
+bool take(Scaling& scaling, Instruction const& instruction) {
+  if (static_cast<OpCode>(instruction.op) != OpCode::kMul || instruction.slot != kNoSlot) return false;
+  if (instruction.shift != 0.0f || !multiply(scaling, instruction.scale)) return false;
+  uint8_t const factor = partner_of_previous(instruction);
+  if (is_immediate(factor)) return multiply(scaling, number_of(instruction, factor));
+  if (!is_operand(factor) || scaling.weight >= 0) return false;
+  scaling.weight = factor - kOperand0;
+  return true;
+}
+
+// More than a pass of a heavy op, so that the host takes the paths of the device.
+constexpr int kWidth = 2 * interpreter::kHeavyPass;
+
+struct LoadHostOperand {
+  HostOperand const* operands;
+  int64_t begin;
+  int count;
+
+  Fragment<kWidth> operator()(int index) const { return load(operands[index]); }
+
+  // Elements beyond count repeat the last one.
+  Fragment<kWidth> load(HostOperand const& operand) const {
+    Fragment<kWidth> fragment;
+    for (int i = 0; i < kWidth; ++i) {
+      fragment.values[i] = operand.data[(begin + std::min(i, count - 1)) * operand.stride];
+    }
+    return fragment;
+  }
+};
+
 }  // namespace
 
-void prepare(Program& program) {
+std::string find_fault(Program const& program) {
+  if (program.length < 0 || program.length > kMaxInstructions) {
+    return "a program has at most " + std::to_string(kMaxInstructions) + " instructions, got " +
+           std::to_string(program.length);
+  }
+  if (program.operand_count < 0 || program.operand_count > kMaxOperands) {
+    return "a program has at most " + std::to_string(kMaxOperands) + " operands, got " +
+           std::to_string(program.operand_count);
+  }
+  unsigned written = 0;
+  for (int index = 0; index < program.length; ++index) {
+    Instruction const& instruction = program.instructions[index];
+    if (instruction.op >= kOpCount) {
+      return "instruction " + std::to_string(index) + " has unknown op code " + std::to_string(instruction.op) +
+             "; there are " + std::to_string(kOpCount);
+    }
+    std::string const fault = find_instruction_fault(program, index, written);
+    if (!fault.empty()) return describe(program, index) + ": " + fault;
+    if (instruction.slot != kNoSlot) written |= 1u << instruction.slot;
+  }
+  return "";
+}
+
+void complete(Program& program) {
   int length = 0;
   for (int index = 0; index < program.length; ++index) {
     Instruction instruction = program.instructions[index];
@@ -212,6 +249,26 @@ float generated_cost_of(Program const& program) {
     if (op == OpCode::kGelu || op == OpCode::kErf) cost += kErfCost;
   }
   return cost;
+}
+
+Scaling find_scaling(Program const& program) {
+  Scaling scaling = {true, 1.0f, -1};
+  for (int index = 0; index < program.length; ++index) {
+    if (!take(scaling, program.instructions[index])) return kNoScaling;
+  }
+  return scaling;
+}
+
+void host_evaluate(Program const& program, float const* input, float* output, int64_t count,
+                   HostOperand const* operands, int wrt) {
+  for (int64_t begin = 0; begin < count; begin += kWidth) {
+    int const valid = static_cast<int>(std::min<int64_t>(kWidth, count - begin));
+    LoadHostOperand const load = {operands, begin, valid};
+    Fragment<kWidth> const z = load.load({input, 1});
+    Fragment<kWidth> const result =
+        wrt < 0 ? interpret(program, z, load) : differentiate(program, z, wrt, load).tangent;
+    std::copy_n(result.values, valid, output + begin);
+  }
 }
 
 }  // namespace cutfuse

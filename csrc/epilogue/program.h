@@ -47,7 +47,7 @@ struct alignas(16) Instruction {
   uint8_t b;
   uint8_t c;        // a slot or kImmediate1: read element by element, which saves a fragment of registers
   uint8_t slot;     // the result is also kept in this slot, unless it is kNoSlot
-  uint8_t a_local;  // from here on derived by prepare, but for the immediates: where in local memory a and b wait
+  uint8_t a_local;  // from here on derived by complete, but for the immediates: where in local memory a and b wait
   uint8_t b_local;
   uint8_t steps;       // of Step
   float immediate[2];  // the op's parameters, or values for kImmediate0 and kImmediate1
@@ -77,9 +77,9 @@ constexpr uint8_t partner_of_previous(Instruction const& instruction) {
 struct Program {
   int32_t length;
   int32_t operand_count;
-  int16_t keeps_input;  // derived by prepare: the input is read after a result has replaced it
-  int16_t adds_input;   // derived by prepare: the chain ends by adding the input
-  int32_t chain;        // derived by prepare: the op of a chain of chains.def, or kNoChain
+  int16_t keeps_input;  // derived by complete: the input is read after a result has replaced it
+  int16_t adds_input;   // derived by complete: the chain ends by adding the input
+  int32_t chain;        // derived by complete: the op of a chain of chains.def, or kNoChain
   Instruction instructions[kMaxInstructions + 1];  // the last is never run: the interpreter reads one ahead
 };
 
@@ -99,9 +99,9 @@ std::string find_fault(Program const& program);
 
 // Derives what the interpreter wants to know beforehand, and folds a multiplication by a number and the addition of one
 // into the instruction before them; to be done once for a well-formed program.
-void prepare(Program& program);
+void complete(Program& program);
 
-// Whether kernels interpret a prepared program: it has instructions, and is no chain that they have compiled in.
+// Whether kernels interpret a complete program: it has instructions, and is no chain that they have compiled in.
 constexpr bool is_interpreted(Program const& program) { return program.length > 0 && program.chain == kNoChain; }
 
 // The same program for kernels that have no chain compiled in, or are to have it without a call.
@@ -110,14 +110,36 @@ inline Program without_chain(Program program) {
   return program;
 }
 
-// What interpreting a prepared program takes, in units of one light op; 0 for the identity.
+// What interpreting a complete program takes, in units of one light op; 0 for the identity.
 float cost_of(Program const& program);
 
-// What a prepared program takes that is compiled into the kernel, in units of CompiledTiming::per_op
+// What a complete program takes that is compiled into the kernel, in units of CompiledTiming::per_op
 // (plan/predictions). is_accurate: with the accurate primitives, which kernels of fp32 operands or results have.
 float specialized_cost_of(Program const& program, bool is_accurate);
 
-// What a prepared program takes, in the same units, of a kernel that torch.compile generates.
+// What a complete program takes, in the same units, of a kernel that torch.compile generates.
 float generated_cost_of(Program const& program);
+
+// program(z) = scale * z, times operand `weight` where that is not negative.
+struct Scaling {
+  bool found;
+  float scale;
+  int weight;
+};
+
+// Finds complete programs that multiply the previous result by numbers and at most one operand, in any order. Not where
+// the numbers' product is no normal fp32 number: it may overflow or vanish where the products with z do not.
+Scaling find_scaling(Program const& program);
+
+// An fp32 operand on the host: one number for all elements (stride 0) or one for each (stride 1).
+struct HostOperand {
+  float const* data;
+  int64_t stride;
+};
+
+// output[i] is the program's value at input[i] (wrt = -1), or its derivative with respect to the input (wrt = 0) or
+// operand wrt - 1. The program has to be well formed, and operands holds its operand_count of them.
+void host_evaluate(Program const& program, float const* input, float* output, int64_t count,
+                   HostOperand const* operands, int wrt);
 
 }  // namespace cutfuse

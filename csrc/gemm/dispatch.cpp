@@ -4,7 +4,8 @@
 #include <string>
 #include <utility>
 
-#include "plan/linear_request.h"
+#include "common/launch.h"
+#include "plan/linear_plan.h"
 
 namespace cutfuse {
 
@@ -101,8 +102,7 @@ void run_gemm(GemmConfig const& config, GemmLaunch const& launch, cudaStream_t s
   }
   LaunchStatus const status = launcher_of(config)(launch, stream);
   if (status.error != cudaSuccess) {
-    throw std::runtime_error(std::string(config.name) + ": " + status.action + " failed with " +
-                             cudaGetErrorName(status.error) + " (" + cudaGetErrorString(status.error) + "), " +
+    throw std::runtime_error(failure_of(std::string(config.name) + ": " + status.action, status.error) + ", " +
                              describe(launch.problem) + ", swizzle " + std::to_string(launch.swizzle));
   }
 }

@@ -5,7 +5,7 @@
 
 #include "common/loaded_kernel.h"
 #include "epilogue/program.h"
-#include "plan/gemm_problem.h"
+#include "plan/gemm_configs.h"
 #include "split/planes.h"
 
 namespace cutfuse {

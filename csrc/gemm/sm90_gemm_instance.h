@@ -13,11 +13,10 @@
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 #include <cutlass/util/packed_stride.hpp>
 
-#include "common/early_launch.h"
+#include "common/launch.h"
 #include "common/loaded_kernel.h"
 #include "epilogue/sm90_program_visitor.h"
-#include "gemm/kernel_attributes.h"
-#include "gemm/launch.h"
+#include "gemm/dispatch.h"
 #include "gemm/sm90_pingpong_kernel.h"
 #include "gemm/sm90_split_kernel.h"
 #include "plan/gemm_configs.h"
@@ -26,28 +25,8 @@ namespace cutfuse {
 namespace sm90 {
 
 template <DType dtype>
-struct ElementOf;
-template <>
-struct ElementOf<DType::kBFloat16> {
-  using type = cutlass::bfloat16_t;
-};
-template <>
-struct ElementOf<DType::kFloat16> {
-  using type = cutlass::half_t;
-};
-template <>
-struct ElementOf<DType::kFloat32> {
-  using type = float;
-};
-
-template <GemmOutput output, class Element>
-struct OutputElement {
-  using type = Element;
-};
-template <class Element>
-struct OutputElement<GemmOutput::kFloat32, Element> {
-  using type = float;
-};
+using ElementOf = cute::conditional_t<dtype == DType::kBFloat16, cutlass::bfloat16_t,
+                                      cute::conditional_t<dtype == DType::kFloat16, cutlass::half_t, float>>;
 
 struct Cooperative {
   static constexpr Schedule kSchedule = Schedule::kCooperative;
@@ -124,8 +103,8 @@ template <DType input, GemmOutput output, int tile_m, int tile_n, int tile_k, in
 struct GemmTypes {
   using Tile = cute::Shape<cute::Int<tile_m>, cute::Int<tile_n>, cute::Int<tile_k>>;
   using Cluster = cute::Shape<cute::Int<cluster_m>, cute::Int<cluster_n>, cute::_1>;
-  using Element = typename ElementOf<input>::type;
-  using OutElement = typename OutputElement<output, Element>::type;
+  using Element = ElementOf<input>;
+  using OutElement = cute::conditional_t<output == GemmOutput::kFloat32, float, Element>;
   using X = OperandLayout<reads_columns_of_x(layout)>;
   using Weight = OperandLayout<reads_columns_of_weight(layout)>;
   static constexpr bool kReduceRows = output == GemmOutput::kRows;
@@ -285,7 +264,7 @@ typename Kernel::Arguments make_arguments(GemmLaunch const& launch) {
     auto& biases = arguments.epilogue.thread.op_1;
     biases.starts = starts_of<Kernel>(buffers.joined);
     for (int k = 0; k < kMostJoinedWeights; ++k) {
-      biases.biases[k] = static_cast<Element const*>(buffers.joined.items[k].bias);
+      biases.items[k] = static_cast<Element const*>(buffers.joined.items[k].bias);
     }
   } else {
     add_program<Kernel>(launch, arguments);
@@ -327,11 +306,6 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
   auto params = make_params<Kernel>(launch, arguments);
   static LoadedKernel interpreting{reinterpret_cast<void const*>(sm90_gemm<Kernel>)};
   LoadedKernel& kernel = launch.specialized == nullptr ? interpreting : *launch.specialized;
-  cudaError_t status = allow_shared_memory(kernel, Kernel::SharedStorageSize);
-  if (status != cudaSuccess) {
-    return {status, "setting the shared memory size"};
-  }
-
   using Cluster = typename Kernel::ClusterShape;
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
@@ -344,10 +318,7 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = Kernel::kSplit ? 2 : 1;  // a product over planes is launched early, behind the kernel that splits
-  void* kernel_arguments[] = {&params};
-  status = cudaLaunchKernelExC(&config, kernel.function, kernel_arguments);
-  if (status != cudaSuccess) cudaGetLastError();  // clears the error, which the next launch would otherwise report
-  return {status, "launching the kernel"};
+  return launch_kernel(kernel, config, &params);
 }
 
 }  // namespace sm90

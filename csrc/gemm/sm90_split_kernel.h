@@ -7,11 +7,10 @@
 
 #include <cute/tensor.hpp>
 
-#include "common/early_launch.h"
-#include "gemm/sm90_consumer_turns.h"
+#include "common/launch.h"
+#include "gemm/sm90_scheduling.h"
 #include "gemm/sm90_split_mainloop.h"
-#include "gemm/sm90_tile_order.h"
-#include "split/split_guard.h"
+#include "split/kernels.h"
 
 namespace cutfuse {
 namespace sm90 {

@@ -13,14 +13,9 @@
 #include <cute/tensor.hpp>
 #include <cutlass/pipeline/pipeline.hpp>
 
-#include "gemm/sm90_consumer_turns.h"
 #include "gemm/sm90_converted_rows.h"
-#include "gemm/sm90_named_barriers.h"
 #include "gemm/sm90_plane_products.h"
-#include "gemm/sm90_second_pass.h"
-#include "gemm/sm90_tile_exchange.h"
-#include "gemm/sm90_tile_order.h"
-#include "gemm/sm90_tile_scales.h"
+#include "gemm/sm90_scheduling.h"
 #include "split/planes.h"
 #include "split/split_math.h"
 

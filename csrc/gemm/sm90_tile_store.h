@@ -9,7 +9,7 @@
 #include <cute/tensor.hpp>
 #include <cutlass/epilogue/collective/collective_builder.hpp>
 
-#include "gemm/sm90_named_barriers.h"
+#include "gemm/sm90_scheduling.h"
 
 namespace cutfuse {
 namespace sm90 {

@@ -1,12 +1,14 @@
-// What makes the launches of a plan: the CUDA kernels, or what a test puts in their place. Knows neither CUDA nor
+// Makes the launches of a plan, by the CUDA kernels or by what a test puts in their place. Knows neither CUDA nor
 // Python.
 #pragma once
 
 #include "gemm/gemm_launch.h"
 #include "plan/gemm_configs.h"
-#include "pointwise/pointwise_problem.h"
-#include "reduce/reduce_problem.h"
-#include "split/split_problem.h"
+#include "plan/linear_plan.h"
+#include "pointwise/pointwise_plan.h"
+#include "reduce/reduce_plan.h"
+#include "specialize/specialization.h"
+#include "split/split_plan.h"
 
 namespace cutfuse {
 
@@ -32,5 +34,31 @@ Launcher& kernels();
 // What makes launches now: kernels(), unless a test has put another in their place. Null puts them back.
 Launcher& launcher();
 void use_launcher(Launcher* other);
+
+// Where the tensors of a call lie. They have the layouts of the plan's request.
+struct LinearBuffers {
+  void const* x;
+  void const* weight;
+  void const* bias;  // null for none
+  void* result;
+  void* workspace;            // plan.workspace_bytes; null for 0
+  void* weight_planes;        // null where the plan reads none
+  void* pre_activation;       // null where the plan stores none, or is not fused
+  JoinedWeights joined = {};  // of which weight is the first; in place of bias
+};
+
+// The program in the kernel of each FusedProduct of a plan, in their order, or in that of the pass after cuBLAS's
+// product; empty where they interpret it for good.
+using SpecializedEpilogues = std::vector<specialize::Specialization const*>;
+
+// Each is made by launcher(): the launches of a fused plan, in their order. A product whose epilogue is not compiled
+// yet interprets the program.
+void launch_fused(LinearPlan const& plan, LinearBuffers const& buffers, Program const& program,
+                  Operands const& operands, SpecializedEpilogues const& epilogues, Stream stream);
+
+// Of a plan that is not fused, the launches after cuBLAS's: z is its result, contiguous, in the input's type. Nothing
+// where the plan has none. `result` may be z.
+void launch_after_product(LinearPlan const& plan, void const* z, void* result, void* workspace, Program const& program,
+                          Operands const& operands, SpecializedEpilogues const& epilogues, Stream stream);
 
 }  // namespace cutfuse

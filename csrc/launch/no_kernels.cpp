@@ -2,7 +2,7 @@
 #include <stdexcept>
 
 #include "launch/launcher.h"
-#include "specialize/kernel_compiler.h"
+#include "specialize/specialization.h"
 
 namespace cutfuse {
 

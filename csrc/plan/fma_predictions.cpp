@@ -1,9 +1,8 @@
-#include "plan/fma_predictions.h"
-
 #include <algorithm>
 #include <stdexcept>
 
-#include "common/ceil_divide.h"
+#include "common/division.h"
+#include "plan/predictions.h"
 
 namespace cutfuse {
 

@@ -1,18 +1,57 @@
 #include "plan/linear_plan.h"
 
+#include <algorithm>
 #include <numeric>
 #include <stdexcept>
 #include <utility>
 
-#include "common/ceil_divide.h"
+#include "common/division.h"
 #include "plan/alternatives.h"
-#include "plan/unfused_predictions.h"
+#include "plan/predictions.h"
 #include "reduce/reduce_plan.h"
 #include "reduce/reductions.h"
 
 namespace cutfuse {
 
+Piece MemoryLayout::add(int64_t bytes) {
+  Piece const piece = {memory_, end_, bytes};
+  end_ += round_up(bytes, kPieceAlignment);
+  bytes_ = std::max(bytes_, end_);
+  return piece;
+}
+
+WeightPlanes lay_weight_planes(PlanesShape const& shape) {
+  MemoryLayout layout(Memory::kWeightPlanes);
+  Piece const values = layout.add(shape.value_bytes);
+  Piece const scales = layout.add(shape.scale_bytes);
+  Piece const flags = layout.add(shape.flag_bytes);
+  return {{values, scales, flags}, layout.bytes()};
+}
+
 namespace {
+
+bool has_contiguous_rows(MatrixLayout const& matrix) { return matrix.column_stride == 1 || matrix.columns == 1; }
+
+// Columns that overlap, as those of an expanded vector do, are left to PyTorch.
+bool has_contiguous_columns(MatrixLayout const& matrix) {
+  return (matrix.row_stride == 1 || matrix.rows == 1) && matrix.column_stride >= matrix.rows;
+}
+
+bool has_contiguous_lines(MatrixLayout const& matrix) {
+  return has_contiguous_rows(matrix) || has_contiguous_columns(matrix);
+}
+
+// By rows where the strides allow both, because more kernels read rows.
+ProductLayout layout_for(MatrixLayout const& x, MatrixLayout const& weight) {
+  if (!has_contiguous_rows(x)) return ProductLayout::kTN;
+  return has_contiguous_rows(weight) ? ProductLayout::kNT : ProductLayout::kNN;
+}
+
+// Elements between the lines that are read.
+int64_t pitch_of(MatrixLayout const& matrix, bool by_columns) {
+  if (by_columns) return matrix.columns > 1 ? matrix.column_stride : matrix.rows;
+  return matrix.rows > 1 ? matrix.row_stride : matrix.columns;
+}
 
 std::string shape_of(MatrixLayout const& matrix) {
   return "[" + std::to_string(matrix.rows) + ", " + std::to_string(matrix.columns) + "]";
@@ -48,12 +87,50 @@ std::string names_of(std::vector<Alternative> const& alternatives) {
 // What the reduction of cuBLAS's result leaves between its launches.
 int64_t reduction_bytes(LinearRequest const& request) {
   ReduceExtents const extents = {request.x.rows, request.weight.rows, 1};
-  if (extents.outer == 0 || extents.reduced == 0 || request.device.multiprocessors == 0) return 0;
+  if (is_empty(extents) || request.device.multiprocessors == 0) return 0;
   return static_cast<int64_t>(
       reduce_workspace(extents, request.input, request.reduction, request.device.multiprocessors));
 }
 
 }  // namespace
+
+std::string strides_of(MatrixLayout const& matrix) {
+  return "(" + std::to_string(matrix.row_stride) + ", " + std::to_string(matrix.column_stride) + ")";
+}
+
+std::string why_lines_are_not_read(LinearRequest const& request) {
+  if (!has_contiguous_lines(request.x)) {
+    return "x has strides " + strides_of(request.x) + ": neither its rows nor its columns are contiguous";
+  }
+  if (!has_contiguous_lines(request.weight)) {
+    return "weight has strides " + strides_of(request.weight) + ": neither its rows nor its columns are contiguous";
+  }
+  if (!has_contiguous_rows(request.x) && !has_contiguous_columns(request.weight)) {
+    return "x has strides " + strides_of(request.x) + " and weight " + strides_of(request.weight) +
+           ": kernels that read x by columns read the weight by columns too";
+  }
+  return {};
+}
+
+GemmProblem problem_of(LinearRequest const& request, Product product) {
+  ProductLayout const layout = layout_for(request.x, request.weight);
+  return {
+      request.x.rows,
+      request.weight.rows,
+      request.x.columns,
+      pitch_of(request.x, reads_columns_of_x(layout)),
+      pitch_of(request.weight, reads_columns_of_weight(layout)),
+      request.input,
+      request.output,
+      request.reduction,
+      request.device.multiprocessors,
+      request.fused_cost(),
+      product,
+      request.specialized_cost.has_value(),
+      request.stores_pre_activation,
+      layout,
+      std::accumulate(request.joined_rows.begin(), request.joined_rows.end(), int64_t{0}, std::gcd<int64_t, int64_t>)};
+}
 
 std::string why_no_kernels(DeviceFacts const& device) {
   if (device.major == 9 && device.minor == 0) return {};
@@ -87,6 +164,34 @@ void choose(LinearPlan& plan, Alternative cublas, std::string const& only) {
   }
 }
 
+Alternative alternative_of(LinearRequest const& request, GemmCandidate const& kernel) {
+  double const host = host_times(request).fused;
+  return {config_of(kernel).name, kernel.microseconds, compared(kernel.microseconds, host, request), kernel.slices,
+          kernel.rejection};
+}
+
+Alternative cublas_alternative(LinearRequest const& request, std::string const& product, double microseconds,
+                               bool is_bare, std::string rejection) {
+  HostTimes const host_time = host_times(request);
+  double const host = host_time.product + (is_bare ? 0.0 : host_time.pass);
+  return {is_bare ? product : product + " and one more kernel", microseconds, compared(microseconds, host, request), 1,
+          std::move(rejection)};
+}
+
+void add_product_launches(LinearPlan& plan, LinearRequest const& request, GemmProblem const& problem,
+                          GemmCandidate const& kernel) {
+  MemoryLayout workspace(Memory::kWorkspace);
+  GemmConfig const& config = config_of(kernel);
+  FusedProduct product = {};
+  product.problem = problem;
+  product.kernel = kernel;
+  product.partials = workspace.add(partial_bytes(request, config));
+  product.when = SplitRun::kAlways;
+  plan.launches = {product};
+  if (reduces(request)) plan.launches.emplace_back(fold(request, config, product.partials));
+  plan.workspace_bytes = workspace.bytes();
+}
+
 void add_cublas_launches(LinearPlan& plan, LinearRequest const& request) {
   plan.launches = {CublasProduct{}};
   if (reduces(request)) {
@@ -105,20 +210,10 @@ LinearPlan plan_without_kernels(LinearRequest const& request, std::string reason
   return plan;
 }
 
-bool training_waits_for_host(int64_t m, int64_t n, int64_t k, DType dtype, int32_t multiprocessors, bool as_tf32) {
-  // Of linear, gelu and their backward pass in blocks, PyTorch's and by its products: 125 to 150. Kernels of ours take
-  // 100, and steps of 12 blocks 1152/2304 of 2366 rows, 104 by prediction, 1.16 of eager's time without them.
-  // Those of fp32 were compared where PyTorch's took 100.
-  double const host_microseconds = dtype == DType::kFloat32 ? 100.0 : 130.0;
-  GemmProblem const problem = {
-      m, n, k, k, k, dtype, dtype, Reduction::kNone, multiprocessors, 0.0f, Product::kDirect, false, false};
-  return predict_training_microseconds(problem, as_tf32) < host_microseconds;
-}
-
 LinearPlan plan_linear(LinearRequest const& request, std::string const& only) {
   check(request);
   bool const is_fp32 = request.input == DType::kFloat32 && request.precision != Precision::kTf32;
-  LinearPlan plan = is_fp32 ? plan_fp32_product(request, only) : plan_direct_product(request, only);
+  LinearPlan plan = is_fp32 ? plan_fp32_product(request, only) : plan_plain_product(request, only);
   if (!only.empty() && !plan.ruled_out.empty()) throw std::invalid_argument(only + " cannot run: " + plan.ruled_out);
   plan.request = request;
   plan.output_shape = {request.x.rows};

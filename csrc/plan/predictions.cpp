@@ -5,8 +5,7 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "common/ceil_divide.h"
-#include "plan/fma_predictions.h"
+#include "common/division.h"
 
 namespace cutfuse {
 
@@ -115,7 +114,7 @@ Waves waves_of(GemmConfig const& config, GemmProblem const& problem, int slices)
 }
 
 double tf32_factor(GemmProblem const& problem) {
-  return problem.input == DType::kFloat32 && problem.product == Product::kDirect ? kTf32Factor : 1.0;
+  return problem.input == DType::kFloat32 && problem.product == Product::kPlain ? kTf32Factor : 1.0;
 }
 
 // What one wave's products take, of so much of K, in kernels that interpret the epilogue or multiply planes.

@@ -1,17 +1,15 @@
-// How long kernels take, predicted: in microseconds, fitted to measurements on an H200.
+// How long kernels take, cuBLAS's among them, and issuing their launches takes of the host, predicted: in microseconds,
+// fitted to measurements on an H200.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
+#include "common/dtype.h"
 #include "plan/gemm_configs.h"
+#include "plan/linear_plan.h"
 
 namespace cutfuse {
-
-// What an epilogue reads for each element of the result: see LinearRequest.
-struct OperandBytes {
-  float all = 0.0f;
-  float fetched = 0.0f;
-};
 
 // One kernel of the table, with K in so many slices.
 double predict_microseconds(GemmConfig const& config, GemmProblem const& problem, int slices,
@@ -28,5 +26,84 @@ constexpr double kTf32Factor = 2.05;  // what a product takes in tf32 for one of
 
 // One pass that splits an fp32 matrix into planes.
 double predict_split_microseconds(int64_t rows, int64_t columns);
+
+double predict_fma_microseconds(GemmConfig const& config, GemmProblem const& problem, OperandBytes operand_bytes);
+
+// The alternative: cuBLAS, then one pointwise or reduction kernel over its result. A product over planes or by fused
+// multiply-adds is compared with cuBLAS in fp32, whose kernels a bias decides. compiled_work: the microseconds that an
+// element takes of a kernel that has the program compiled in; empty for one that interprets it.
+double predict_unfused_microseconds(GemmProblem const& problem, float operand_bytes = 0.0f,
+                                    std::optional<double> compiled_work = {}, bool has_bias = false);
+
+// Of such a kernel over a matrix of 16 bits or of fp32, by specialized_cost_of(Program): behind 63 products of 16 bits
+// it was 1.0 to 1.4e-6 us.
+constexpr double kMicrosecondsPerElementAndFastOp = 1.15e-6;
+constexpr double kMicrosecondsPerElementAndAccurateOp = 1.2e-6;
+// Of torch.compile's, by generated_cost_of(Program): what its kernels took beyond torch.mm behind 42 products of 16
+// bits, of which the median is 1.05 where they were bound by instructions.
+constexpr double kMicrosecondsPerElementAndGeneratedOp = 1.05e-6;
+
+constexpr double kPassLaunch = 1.9;  // of a kernel over a matrix, behind the one that stores it
+
+// A kernel over a matrix that has a program compiled in. bytes and work, in microseconds: of each element.
+double predict_pass_microseconds(double elements, double bytes, double work);
+
+// What it takes to read or write so many bytes behind the kernel that stores them. The difference of two such times is
+// what bytes more add to a kernel.
+double predict_memory_microseconds(double bytes);
+
+// cuBLAS's three products of a trained layer, forwards and backwards. as_tf32: fp32 products run on tensor cores.
+double predict_training_products(GemmProblem const& problem, bool as_tf32);
+
+// The same, and the passes over its result and gradient.
+double predict_training_microseconds(GemmProblem const& problem, bool as_tf32);
+
+// What issuing launches takes of the host, and how that counts beside the device's time.
+
+// In microseconds beside an H200: of a fused kernel, of each further launch of a fused plan, of PyTorch's product, and
+// what a pass behind that adds.
+struct HostTimes {
+  double fused;
+  double further;
+  double product;
+  double pass;
+  double share;  // of the host's time, which its other work waits for wherever the two are close
+};
+
+// input: of the product.
+HostTimes host_times(Issuer issuer, DType input);
+
+inline HostTimes host_times(LinearRequest const& request) { return host_times(request.issuer, request.input); }
+
+// What is compared of two ways of computing a layer.
+double compared(double device_microseconds, double host_microseconds, LinearRequest const& request);
+
+// A 16-bit layer in a training step of compiled code, by cuBLAS's products: what follows them, forwards and backwards,
+// in kernels of ours or in those that torch.compile's compiler makes.
+
+struct TrainedLayer {
+  int64_t m;
+  int64_t n;
+  int64_t k;
+  float forward_bytes;   // what passes read and write for each element of the result
+  float backward_bytes;  // the same
+  float own_cost;        // specialized_cost_of(Program), as kernels of 16 bits compute it
+  float generated_cost;  // see generated_cost_of(Program)
+  bool sums_columns;     // for the bias's gradient
+  int32_t multiprocessors;
+  Issuer issuer;
+};
+
+// Of the layer's step in microseconds: the device's time, or the host's where it takes longer to issue the launches.
+struct StepTimes {
+  double own;
+  double generated;
+};
+
+StepTimes compare_passes(TrainedLayer const& layer);
+
+// Whether the host takes longer to issue the training step of a layer whose products cuBLAS runs, forwards and
+// backwards, than the device to run it. as_tf32: fp32 products do so in tf32.
+bool training_waits_for_host(int64_t m, int64_t n, int64_t k, DType dtype, int32_t multiprocessors, bool as_tf32);
 
 }  // namespace cutfuse

@@ -1,11 +1,9 @@
-#include "plan/unfused_predictions.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
 
-#include "common/ceil_divide.h"
+#include "common/division.h"
 #include "plan/predictions.h"
 
 namespace cutfuse {
@@ -202,7 +200,7 @@ double predict_training_microseconds(GemmProblem const& problem, bool as_tf32) {
 
 double predict_unfused_microseconds(GemmProblem const& problem, float operand_bytes,
                                     std::optional<double> compiled_work, bool has_bias) {
-  bool const on_cores = problem.product != Product::kDirect;
+  bool const on_cores = problem.product != Product::kPlain;
   bool const is_bare = problem.epilogue_cost == 0.0f && problem.reduction == Reduction::kNone &&
                        (on_cores || problem.output == problem.input);
   double const product = on_cores ? predict_ieee_microseconds(problem, has_bias) : predict_cublas_microseconds(problem);

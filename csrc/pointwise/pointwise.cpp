@@ -1,11 +1,12 @@
-#include "pointwise/pointwise.h"
-
+// Launches of programs and of their derivatives.
 #include <algorithm>
+#include <vector>
 
 #include "common/launch.h"
 #include "pointwise/kernels.h"
 
 namespace cutfuse {
+
 namespace {
 
 Output output_of(Operand const& operand) {
@@ -15,12 +16,6 @@ Output output_of(Operand const& operand) {
 // Puts the strides that the plan has rewritten back into the tensor.
 void take_strides(Operand& operand, PointwiseTensor const& planned) {
   std::copy_n(planned.strides, 3, operand.strides);
-}
-
-StrideList strides_of(Program const& program, Operands& operands) {
-  StrideList strides;
-  for (int k = 0; k < program.operand_count; ++k) strides.push_back(operands.items[k].strides);
-  return strides;
 }
 
 // The elements after the last vector of a folded row.
@@ -47,6 +42,12 @@ PointwiseProblem tail_of(PointwiseParameters const& parameters) {
   return tail;
 }
 
+template <class Parameters>
+cudaError_t launch_specialized(LoadedKernel const& kernel, Parameters const& parameters, cudaStream_t stream) {
+  PointwisePlan const& plan = parameters.plan;
+  return launch_loaded(kernel, block_count(plan), plan.width * plan.height, stream, parameters);
+}
+
 // The interpreter's start is worth eight rows.
 constexpr PointwiseBlock kInterpretedBlock = {kVectorElements, kVectorThreads, 8};
 
@@ -55,7 +56,7 @@ cudaError_t launch_planned(PointwiseProblem const& problem, PointwiseParameters 
   if (!parameters.plan.vectors) return launch_pointwise_lines(parameters, stream);
   if (problem.program.chain != kNoChain) return launch_pointwise_chain(parameters, stream);
   if (problem.specialized == nullptr) return launch_pointwise_vectors(parameters, stream);
-  return launch_pointwise_specialized(*problem.specialized, parameters, stream);
+  return launch_specialized(*problem.specialized, parameters, stream);
 }
 
 }  // namespace
@@ -87,6 +88,78 @@ cudaError_t run_pointwise(PointwiseProblem const& problem, cudaStream_t stream) 
   cudaError_t const status = launch_planned(problem, parameters, stream);
   if (status != cudaSuccess || parameters.plan.tail == 0) return status;
   return run_pointwise(tail_of(parameters), stream);
+}
+
+namespace {
+
+// All but the plan and what it has rewritten.
+PointwiseBackwardParameters begin_parameters(PointwiseBackwardProblem const& problem) {
+  PointwiseExtents const& extents = problem.extents;
+  PointwiseBackwardParameters parameters = {};
+  parameters.grad = problem.grad;
+  parameters.x = problem.x;
+  parameters.program = problem.program;
+  parameters.operands = problem.operands;
+  parameters.column_partials = problem.column_partials;
+  parameters.columns = extents.columns;
+  parameters.reduction = problem.reduction;
+  parameters.row_result = {problem.row_result, {extents.rows, 1, 0}, DType::kFloat32};
+  parameters.tie_count = {problem.tie_count, {extents.rows, 1, 0}, DType::kFloat32};
+  // A reduction's weights compare values with its result too.
+  bool const compares = problem.is_accurate || problem.reduction != Reduction::kNone;
+  parameters.is_accurate = compares || problem.x.dtype == DType::kFloat32;
+  return parameters;
+}
+
+void add_output(PointwiseBackwardParameters& parameters, WantedDerivative const& wanted,
+                PointwiseTensor const& planned) {
+  int const w = parameters.derivative_count++;
+  parameters.wrt[w] = wanted.wrt;
+  parameters.outputs[w].data = wanted.data;
+  parameters.outputs[w].dtype = wanted.dtype;
+  std::copy_n(planned.strides, 3, parameters.outputs[w].strides);
+}
+
+}  // namespace
+
+PointwiseBackwardParameters interpreted_parameters_of(PointwiseBackwardProblem const& problem) {
+  PointwiseBackwardParameters parameters = begin_parameters(problem);
+  std::vector<WantedDerivative> const derivatives = derivatives_of(problem);
+  std::vector<PointwiseTensor> tensors = {tensor_of(problem.x)};
+  for (WantedDerivative const& wanted : derivatives) {
+    tensors.push_back(tensor_of(contiguous(wanted.data, wanted.dtype, problem.extents)));
+  }
+  StrideList others = strides_of(problem.program, parameters.operands);
+  others.insert(others.end(), {parameters.grad.strides, parameters.row_result.strides, parameters.tie_count.strides});
+  bool const keep_columns = problem.column_partials != nullptr;
+  parameters.plan = plan_pointwise_backward(problem.extents, tensors, others, keep_columns);
+  take_strides(parameters.x, tensors[0]);
+  for (size_t w = 0; w < derivatives.size(); ++w) add_output(parameters, derivatives[w], tensors[w + 1]);
+  return parameters;
+}
+
+PointwiseBackwardParameters specialized_parameters_of(PointwiseBackwardProblem const& problem) {
+  PointwiseBackwardParameters parameters = begin_parameters(problem);
+  BackwardPlan const planned = specialized_backward_plan(problem);
+  parameters.plan = planned.plan;
+  parameters.operands = planned.operands;
+  take_strides(parameters.x, planned.tensors[0]);
+  take_strides(parameters.grad, planned.tensors[1]);
+  for (size_t w = 0; w < planned.derivatives.size(); ++w) {
+    add_output(parameters, planned.derivatives[w], planned.tensors[w + 2]);
+  }
+  return parameters;
+}
+
+cudaError_t run_pointwise_backward(PointwiseBackwardProblem const& problem, cudaStream_t stream) {
+  if (is_empty(problem.extents)) return cudaSuccess;
+  if (problem.specialized != nullptr && problem.reduction == Reduction::kNone) {
+    PointwiseBackwardParameters const parameters = specialized_parameters_of(problem);
+    if (parameters.plan.vectors) {
+      return launch_specialized(*problem.specialized, parameters, stream);
+    }
+  }
+  return launch_pointwise_backward(interpreted_parameters_of(problem), stream);
 }
 
 }  // namespace cutfuse

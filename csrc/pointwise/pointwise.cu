@@ -1,8 +1,8 @@
-// A program over a tensor whose rows are aligned and contiguous.
-#include "common/shared_copy.h"
+// A program that is interpreted over a tensor: by vectors where its rows are aligned and contiguous, and by lines.
+#include "common/launch.h"
+#include "epilogue/fragment_line.h"
 #include "epilogue/interpreter.h"
 #include "pointwise/kernels.h"
-#include "pointwise/vector_kernel.h"
 
 namespace cutfuse {
 namespace {
@@ -64,6 +64,32 @@ __global__ void __launch_bounds__(kVectorThreads, 4) pointwise(__grid_constant__
   run_vectors<T, kVectorElements>(parameters, Interpreted<T>{shared});
 }
 
+// A program over a tensor of any strides, alignment and element types, all known at run time only. A thread's fragment
+// lies along columns where these come in aligned groups of four, and along rows otherwise, so that neighbouring threads
+// touch neighbouring columns.
+
+// Not inlined, for the reason that row_reduce_program gives.
+__device__ __noinline__ void compute_line(PointwiseParameters const& parameters, FragmentLine line) {
+  Fragment<kPointwiseFragment> values = load_line<kPointwiseFragment>(parameters.x, line);
+  values = interpret(parameters.program, values, LoadLineOperand<kPointwiseFragment>{&parameters.operands, line});
+  store_line(parameters.out, line, values);
+}
+
+__global__ void __launch_bounds__(kBlockThreads, 3)
+    pointwise_lines(__grid_constant__ PointwiseParameters const parameters) {
+  __shared__ PointwiseParameters shared;
+  copy_to_shared(parameters, shared);
+  PointwisePlan const& plan = parameters.plan;
+  PointwisePosition position = pointwise_position(plan);
+  FragmentLine line = pointwise_line(plan, position);
+  CUTFUSE_NO_UNROLL
+  for (; position.row < position.row_end; position.row += rows_per_step(plan)) {
+    line.row = position.row;
+    line.count = elements_left(plan, position);
+    if (line.count > 0) compute_line(shared, line);
+  }
+}
+
 }  // namespace
 
 cudaError_t launch_pointwise_vectors(PointwiseParameters const& parameters, cudaStream_t stream) {
@@ -72,6 +98,11 @@ cudaError_t launch_pointwise_vectors(PointwiseParameters const& parameters, cuda
     return launch(pointwise<typename decltype(tag)::type>, block_count(plan), plan.width * plan.height, stream,
                   parameters);
   });
+}
+
+cudaError_t launch_pointwise_lines(PointwiseParameters const& parameters, cudaStream_t stream) {
+  PointwisePlan const& plan = parameters.plan;
+  return launch(pointwise_lines, block_count(plan), plan.width * plan.height, stream, parameters);
 }
 
 }  // namespace cutfuse

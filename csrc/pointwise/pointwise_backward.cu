@@ -1,7 +1,7 @@
 // The derivatives of a program times the incoming gradient: each wanted one is a run of the program over dual numbers.
 // Also the weights that a reduction after the program gives to its elements, and the column sums that a bias gradient
 // is made of.
-#include "common/shared_copy.h"
+#include "common/launch.h"
 #include "epilogue/fragment_line.h"
 #include "epilogue/interpreter.h"
 #include "pointwise/kernels.h"

@@ -1,8 +1,7 @@
 // The chains of chains.def, compiled in. For a 16-bit sigmoid the H200's copy bandwidth leaves 27 issue slots an
 // element, of which the interpreter takes about 20 and this kernel 9.
-#include "epilogue/functors.h"
+#include "epilogue/primitives.h"
 #include "pointwise/kernels.h"
-#include "pointwise/vector_kernel.h"
 
 namespace cutfuse {
 namespace {

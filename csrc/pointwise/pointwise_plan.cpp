@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/ceil_divide.h"
+#include "common/division.h"
+#include "specialize/kernel_variant.h"
 
 namespace cutfuse {
+
 namespace {
 
-constexpr int64_t kVectorBytes = 16;
 constexpr int kLineVector = 4;          // neighbours of a fragment that are loaded together where alignment allows it
 constexpr int64_t kBlocksInFlight = 8;  // per multiprocessor: below, more blocks are worth more than more rows each
 constexpr int64_t kWorthTwoLaunches = 1 << 20;  // elements: what the vector kernel saves is worth a second launch
@@ -28,8 +29,6 @@ constexpr bool divides(uint32_t divisor) {
 
 static_assert(divides(1) && divides(2) && divides(3) && divides(4) && divides(7) && divides(641) && divides(65535) &&
               divides(65537) && divides((1u << 30) + 1) && divides(kLargest));
-
-int elements_per_vector(DType dtype) { return static_cast<int>(kVectorBytes / static_cast<int64_t>(size_of(dtype))); }
 
 int vector_shift(DType dtype) { return size_of(dtype) == 4 ? 2 : 3; }
 
@@ -129,6 +128,45 @@ int64_t rows_per_step(PointwisePlan const& plan) {
   return static_cast<int64_t>(plan.height) * (plan.along_rows ? kPointwiseFragment : 1);
 }
 
+// Collapsed, and folded for blocks of vectors.
+PointwisePlan begin_plan(PointwiseExtents extents, StrideList const& all, PointwiseBlock const& block) {
+  collapse(extents, all);
+  if (extents.outer > extents.rows) {  // blocks cover several rows, never several outer indices
+    std::swap(extents.outer, extents.rows);
+    for (int64_t* strides : all) std::swap(strides[0], strides[1]);
+  }
+  PointwisePlan plan = {};
+  plan.extents = extents;
+  fold(plan, all, static_cast<int64_t>(block.threads) * block.elements);
+  return plan;
+}
+
+void lay_vectors(PointwisePlan& plan, DType dtype, PointwiseBlock const& block) {
+  lay_along_columns(plan, block.elements, vector_shift(dtype),
+                    even_width(ceil_divide(plan.extents.columns, block.elements), block.threads), block.threads);
+}
+
+// A thread takes a vector of each of its rows. What a column's sum depends on, the rows of a block and of a step of its
+// threads, stays as it is.
+PointwisePlan plan_columns(PointwiseExtents const& extents, std::vector<PointwiseTensor>& tensors,
+                           StrideList const& others) {
+  PointwisePlan plan = plan_pointwise_backward(extents, tensors, others, true);
+  int64_t const elements = elements_per_vector(tensors[0].dtype);
+  plan.vectors = all_backward_vectors(tensors, plan.extents) && extents.columns % elements == 0;
+  if (!plan.vectors) return plan;
+  plan.shift = vector_shift(tensors[0].dtype);
+  plan.step = 0;
+  plan.tile_columns = plan.width * elements;
+  plan.column_tiles = ceil_divide(extents.columns, plan.tile_columns);
+  return plan;
+}
+
+// Rows and columns are what the kernels of pointwise_templates.cu count in 32 bits. Columns are fewer unless two rows
+// take 4 GB, and so are rows unless they take 16 GB and cannot be merged.
+bool is_counted(PointwiseExtents const& extents) {
+  return extents.rows <= kMostCounted && extents.columns <= kMostCounted;
+}
+
 }  // namespace
 
 void collapse(PointwiseExtents& extents, StrideList const& tensors) {
@@ -153,28 +191,6 @@ void collapse(PointwiseExtents& extents, StrideList const& tensors) {
   }
   extents = {sizes[0], sizes[1], sizes[2]};
 }
-
-namespace {
-
-// Collapsed, and folded for blocks of vectors.
-PointwisePlan begin_plan(PointwiseExtents extents, StrideList const& all, PointwiseBlock const& block) {
-  collapse(extents, all);
-  if (extents.outer > extents.rows) {  // blocks cover several rows, never several outer indices
-    std::swap(extents.outer, extents.rows);
-    for (int64_t* strides : all) std::swap(strides[0], strides[1]);
-  }
-  PointwisePlan plan = {};
-  plan.extents = extents;
-  fold(plan, all, static_cast<int64_t>(block.threads) * block.elements);
-  return plan;
-}
-
-void lay_vectors(PointwisePlan& plan, DType dtype, PointwiseBlock const& block) {
-  lay_along_columns(plan, block.elements, vector_shift(dtype),
-                    even_width(ceil_divide(plan.extents.columns, block.elements), block.threads), block.threads);
-}
-
-}  // namespace
 
 PointwisePlan plan_pointwise(PointwiseExtents extents, std::vector<PointwiseTensor>& tensors, StrideList const& others,
                              PointwiseBlock const& block, int multiprocessors) {
@@ -223,25 +239,6 @@ PointwisePlan plan_pointwise_backward(PointwiseExtents extents, std::vector<Poin
   return plan;
 }
 
-namespace {
-
-// A thread takes a vector of each of its rows. What a column's sum depends on, the rows of a block and of a step of its
-// threads, stays as it is.
-PointwisePlan plan_columns(PointwiseExtents const& extents, std::vector<PointwiseTensor>& tensors,
-                           StrideList const& others) {
-  PointwisePlan plan = plan_pointwise_backward(extents, tensors, others, true);
-  int64_t const elements = elements_per_vector(tensors[0].dtype);
-  plan.vectors = all_backward_vectors(tensors, plan.extents) && extents.columns % elements == 0;
-  if (!plan.vectors) return plan;
-  plan.shift = vector_shift(tensors[0].dtype);
-  plan.step = 0;
-  plan.tile_columns = plan.width * elements;
-  plan.column_tiles = ceil_divide(extents.columns, plan.tile_columns);
-  return plan;
-}
-
-}  // namespace
-
 PointwisePlan plan_backward_vectors(PointwiseExtents extents, std::vector<PointwiseTensor>& tensors,
                                     StrideList const& others, PointwiseBlock const& block, bool keep_columns) {
   if (keep_columns) return plan_columns(extents, tensors, others);
@@ -262,6 +259,77 @@ int64_t pointwise_backward_row_blocks(int64_t rows, int64_t columns) {
   int64_t const column_tiles = ceil_divide(columns, kBackwardColumns);
   int64_t const wanted = std::clamp<int64_t>(kBackwardBlocks / column_tiles, 1, ceil_divide(rows, kBackwardRows));
   return ceil_divide(rows, ceil_divide(rows, wanted));
+}
+
+bool is_empty(PointwiseExtents const& extents) {
+  return extents.outer == 0 || extents.rows == 0 || extents.columns == 0;
+}
+
+PointwiseTensor tensor_of(Operand const& operand) {
+  return {{operand.strides[0], operand.strides[1], operand.strides[2]},
+          operand.dtype,
+          reinterpret_cast<uintptr_t>(operand.data)};
+}
+
+StrideList strides_of(Program const& program, Operands& operands) {
+  StrideList strides;
+  for (int k = 0; k < program.operand_count; ++k) strides.push_back(operands.items[k].strides);
+  return strides;
+}
+
+Operand contiguous(void const* data, DType dtype, PointwiseExtents const& extents) {
+  return {data, {extents.rows * extents.columns, extents.columns, 1}, dtype};
+}
+
+PointwiseBlock compiled_block(DType dtype) { return {kChainVectors * elements_per_vector(dtype), kVectorThreads, 1}; }
+
+std::string specialized_template(DType dtype) { return std::string("pointwise_") + name_of(dtype); }
+
+std::string specialized_kernel(PointwiseProblem const& problem) {
+  Program const& program = problem.program;
+  PointwiseExtents const& extents = problem.extents;
+  if (!is_interpreted(program) || is_empty(extents)) return {};
+  Operands operands = problem.operands;
+  Operand const out = contiguous(problem.out, problem.out_dtype, extents);
+  std::vector<PointwiseTensor> tensors = {tensor_of(problem.x), tensor_of(out)};
+  // Rows of a block depend on the number of multiprocessors, and whether vectors are taken does not.
+  constexpr int kMultiprocessors = 1;
+  PointwisePlan const plan = plan_pointwise(extents, tensors, strides_of(program, operands),
+                                            compiled_block(problem.x.dtype), kMultiprocessors);
+  return plan.vectors && is_counted(plan.extents) ? specialized_template(problem.x.dtype) : std::string();
+}
+
+std::vector<WantedDerivative> derivatives_of(PointwiseBackwardProblem const& problem) {
+  std::vector<WantedDerivative> derivatives(problem.derivatives, problem.derivatives + problem.derivative_count);
+  bool const has_x = std::any_of(derivatives.begin(), derivatives.end(),
+                                 [](WantedDerivative const& wanted) { return wanted.wrt == 0; });
+  if (problem.column_partials != nullptr && !has_x) derivatives.push_back({0, nullptr, DType::kFloat32});
+  return derivatives;
+}
+
+BackwardPlan specialized_backward_plan(PointwiseBackwardProblem const& problem) {
+  BackwardPlan result = {
+      {}, derivatives_of(problem), {tensor_of(problem.x), tensor_of(problem.grad)}, problem.operands};
+  std::sort(result.derivatives.begin(), result.derivatives.end(),
+            [](WantedDerivative const& a, WantedDerivative const& b) { return a.wrt < b.wrt; });
+  for (WantedDerivative const& wanted : result.derivatives) {
+    result.tensors.push_back(tensor_of(contiguous(wanted.data, wanted.dtype, problem.extents)));
+  }
+  result.plan = plan_backward_vectors(problem.extents, result.tensors, strides_of(problem.program, result.operands),
+                                      compiled_block(problem.x.dtype), problem.column_partials != nullptr);
+  return result;
+}
+
+std::string specialized_kernel(PointwiseBackwardProblem const& problem) {
+  bool const is_taken = problem.program.length > 0 && problem.reduction == Reduction::kNone &&
+                        !is_empty(problem.extents) && !derivatives_of(problem).empty();
+  if (!is_taken) return {};
+  BackwardPlan const planned = specialized_backward_plan(problem);
+  if (!planned.plan.vectors) return {};
+  specialize::Inputs wrt;
+  for (WantedDerivative const& wanted : planned.derivatives) wrt.push_back(wanted.wrt);
+  std::string const kind = problem.column_partials != nullptr ? "pointwise_backward_columns_" : "pointwise_backward_";
+  return specialize::derivative_kernel(kind + name_of(problem.x.dtype), wrt);
 }
 
 }  // namespace cutfuse

@@ -5,8 +5,8 @@
 
 #include "common/launch.h"
 #include "common/vector_access.h"
-#include "reduce/block_combine.h"
-#include "reduce/reduce.h"
+#include "reduce/combine.h"
+#include "reduce/kernels.h"
 
 namespace cutfuse {
 namespace {
@@ -74,13 +74,12 @@ int choose_width(int64_t tiles, int64_t rows) {
 
 }  // namespace
 
-cudaError_t finalize_row_partials(float const* partials, int64_t tiles, int64_t rows, Reduction reduction,
-                                  int64_t count, float scale, void* out, DType out_dtype, bool early,
-                                  cudaStream_t stream) {
-  int const width = choose_width(tiles, rows);
-  FinalizeParameters const parameters = {partials, tiles, rows, count, scale, out, reduction, out_dtype, width};
-  return dispatch_fold(reduction, [&](auto constant) {
-    return launch(finalize_partials<decltype(constant)::value>, ceil_divide(rows, width), kBlockThreads, stream,
+cudaError_t finalize_row_partials(FoldProblem const& problem, float scale, bool early, cudaStream_t stream) {
+  int const width = choose_width(problem.tiles, problem.rows);
+  FinalizeParameters const parameters = {problem.partials, problem.tiles,     problem.rows,      problem.count, scale,
+                                         problem.out,      problem.reduction, problem.out_dtype, width};
+  return dispatch_fold(problem.reduction, [&](auto constant) {
+    return launch(finalize_partials<decltype(constant)::value>, ceil_divide(problem.rows, width), kBlockThreads, stream,
                   parameters, early);
   });
 }

@@ -1,9 +1,6 @@
-#include "reduce/reduce.h"
-
 #include "common/launch.h"
-#include "common/launch_loaded.h"
 #include "reduce/kernels.h"
-#include "reduce/program_plan.h"
+#include "reduce/reduce_plan.h"
 
 namespace cutfuse {
 namespace {
@@ -69,7 +66,7 @@ int threads_of(ReducePlan const& plan) {
 
 cudaError_t run_reduce(ReduceProblem const& problem, cudaStream_t stream) {
   ReduceExtents const& given = problem.extents;
-  if (given.outer == 0 || given.inner == 0 || given.reduced == 0) return cudaSuccess;
+  if (is_empty(given)) return cudaSuccess;
   int multiprocessors = 0;
   cudaError_t const query = multiprocessor_count(multiprocessors);
   if (query != cudaSuccess) return query;
@@ -78,8 +75,9 @@ cudaError_t run_reduce(ReduceProblem const& problem, cudaStream_t stream) {
   if (partial_rows > 0 && problem.workspace == nullptr) return cudaErrorInvalidValue;
   cudaError_t const status = launch_path(planned.problem, parameters_of(planned), stream);
   if (status != cudaSuccess || partial_rows == 0) return status;
-  return finalize_row_partials(problem.workspace, partial_rows, given.outer * given.inner, problem.reduction,
-                               given.reduced, planned.scale, problem.out, problem.out_dtype, launches_early(), stream);
+  FoldProblem const fold = {problem.workspace, partial_rows, given.outer * given.inner, problem.reduction,
+                            given.reduced,     problem.out,  problem.out_dtype};
+  return finalize_row_partials(fold, planned.scale, launches_early(), stream);
 }
 
 }  // namespace cutfuse

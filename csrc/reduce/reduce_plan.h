@@ -1,12 +1,18 @@
-// Which reduction kernel runs, and how its threads are laid over the tensor: host code that knows no CUDA.
+// What is asked of the reduction kernels, which of them runs, how its threads are laid over the tensor, and what
+// becomes of the program before a reduction: it is taken out of a sum, or runs in the kernel, where it is interpreted
+// or compiled in. Host code that knows no CUDA.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
-#include "common/divisor.h"
+#include "common/division.h"
 #include "common/dtype.h"
-#include "reduce/reduction.h"
+#include "common/loaded_kernel.h"
+#include "epilogue/program.h"
+#include "reduce/reductions.h"
+#include "specialize/kernel_variant.h"
 
 namespace cutfuse {
 
@@ -15,6 +21,10 @@ struct ReduceExtents {
   int64_t reduced;
   int64_t inner;
 };
+
+constexpr bool is_empty(ReduceExtents const& extents) {
+  return extents.outer == 0 || extents.reduced == 0 || extents.inner == 0;
+}
 
 // What the kernels take into a state at once where a program comes first: elements of a row, and rows of a column. The
 // strided kernels have so many columns a thread, where rows are whole vectors.
@@ -71,5 +81,54 @@ ReducePlan plan_reduce(ReduceLayout const& layout, int multiprocessors);
 
 // Bytes of workspace that suffice for a tensor of these extents whatever its strides, alignment and program.
 size_t reduce_workspace(ReduceExtents const& extents, DType dtype, Reduction reduction, int multiprocessors);
+
+struct ReduceProblem {
+  ReduceExtents extents;
+  Operand x;  // strides: outer, reduced, inner
+  Program program;
+  Operands operands;
+  Reduction reduction;
+  void* out;  // [outer, inner], contiguous
+  DType out_dtype;
+  float* workspace;  // reduce_workspace bytes
+  // Launched where rows are whole vectors: the kernel that specialized_kernel names with this program compiled in. Null
+  // for those that interpret it.
+  LoadedKernel const* specialized;
+};
+
+// Partial states of a row reduction, fp32 [tiles, rows] (two floats each for logsumexp, one otherwise), to be folded to
+// out [rows], times scale.
+struct FoldProblem {
+  float const* partials;
+  int64_t tiles;
+  int64_t rows;
+  Reduction reduction;
+  int64_t count;  // elements that a row's states cover together, which the mean divides by
+  void* out;
+  DType out_dtype;
+};
+
+struct PlannedReduce {
+  ReduceProblem problem;  // turned as the layout is, and without the program where that only scales
+  ReduceLayout layout;
+  ReducePlan plan;
+  float scale;          // of final results
+  float const* weight;  // see ReduceParameters
+};
+
+// Of a problem that is not empty.
+PlannedReduce plan_program(ReduceProblem const& problem, int multiprocessors);
+
+// The name of the template for tensors of this type.
+std::string reduce_template(ReducePath path, DType dtype, Reduction reduction);
+
+// The template of the kernel that runs the problem with its program compiled in; empty where the program has to be
+// interpreted, because rows are no whole vectors, there are too many of them or there is nothing to interpret. Whether
+// it is empty depends on the program, extents, strides, types and alignments to 16 bytes alone.
+std::string specialized_kernel(ReduceProblem const& problem);
+
+// What that kernel has compiled in of the operands. Whatever else a tensor's strides are, only which of them are 0
+// counts.
+specialize::OperandTypes specialized_operands(ReduceProblem const& problem);
 
 }  // namespace cutfuse

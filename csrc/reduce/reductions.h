@@ -1,3 +1,80 @@
+// The reductions of reductions.def: what is known of each on the host, and how states fold and finish.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "common/host_device.h"
+#include "epilogue/derivative.h"
+
+namespace cutfuse {
+
+enum class Reduction : uint8_t {
+  kNone = 0,
+#define CUTFUSE_REDUCTION(Camel, name, code, fold, finish, gradient) k##Camel = (code),
+#include "reduce/reductions.def"
+};
+
+// See the columns of reductions.def.
+enum class Fold : uint8_t { kNone, kTotal, kMaximum, kMinimum, kExponentials };
+enum class ReductionGradient : uint8_t { kOne, kShare, kTies, kSoftmax };
+
+constexpr char const* name_of(ReductionGradient gradient) {
+  constexpr char const* names[] = {"one", "share", "ties", "softmax"};
+  return names[static_cast<int>(gradient)];
+}
+
+struct ReductionInfo {
+  char const* name;
+  Reduction code;
+  Fold fold;
+  ReductionGradient gradient;
+};
+
+// By code. On the device a look-up at run time would be a load: see dispatch_fold.
+inline constexpr ReductionInfo kReductions[] = {
+    {"none", Reduction::kNone, Fold::kNone, ReductionGradient::kOne},
+#define CUTFUSE_REDUCTION(Camel, name, code, fold, finish, gradient) \
+  {#name, Reduction::k##Camel, Fold::k##fold, ReductionGradient::k##gradient},
+#include "reduce/reductions.def"
+};
+
+inline constexpr int kReductionCount = sizeof(kReductions) / sizeof(kReductions[0]);
+
+constexpr ReductionInfo const& info_of(Reduction reduction) { return kReductions[static_cast<int>(reduction)]; }
+
+constexpr char const* name_of(Reduction reduction) { return info_of(reduction).name; }
+
+// Whether a factor may be taken out of it, and partial results be added.
+constexpr bool is_additive(Reduction reduction) { return info_of(reduction).fold == Fold::kTotal; }
+
+// Floats that one partial result takes in a workspace: (maximum, sum) for logsumexp, one value for the others.
+constexpr int partial_width(Reduction reduction) { return info_of(reduction).fold == Fold::kExponentials ? 2 : 1; }
+
+// Whether gradients depend on the result, and on how many elements equal it.
+constexpr bool counts_ties(Reduction reduction) { return info_of(reduction).gradient == ReductionGradient::kTies; }
+constexpr bool needs_result(Reduction reduction) {
+  return counts_ties(reduction) || info_of(reduction).gradient == ReductionGradient::kSoftmax;
+}
+
+// The first reduction of a fold: the only one, but for Total.
+constexpr Reduction first_of(Fold fold) {
+  int code = 0;
+  while (kReductions[code].fold != fold) ++code;
+  return kReductions[code].code;
+}
+
+constexpr bool is_well_formed() {
+  for (int code = 0; code < kReductionCount; ++code) {
+    ReductionInfo const& info = kReductions[code];
+    if (static_cast<int>(info.code) != code) return false;
+    if (info.fold != Fold::kTotal && first_of(info.fold) != info.code) return false;
+  }
+  return true;
+}
+static_assert(is_well_formed(), "rows of reductions.def are ordered by code, and share no fold but Total");
+
 // How states fold and finish: the functions behind reductions.def. Shared by the standalone reductions, the row
 // reduction of the GEMM epilogues and their finaliser. A state is two floats, so that it lives in registers and
 // shuffles cheaply:
@@ -9,16 +86,6 @@
 //
 // NaN and infinity as PyTorch: sums follow IEEE, amax and amin propagate NaN, logsumexp of nothing but -inf is -inf, of
 // anything with +inf is +inf, of anything with NaN is NaN.
-#pragma once
-
-#include <cmath>
-#include <cstdint>
-#include <limits>
-
-#include "common/macros.h"
-#include "reduce/reduction.h"
-
-namespace cutfuse {
 
 struct RowState {
   float a;
@@ -26,26 +93,6 @@ struct RowState {
 };
 
 namespace detail {
-
-CUTFUSE_HOST_DEVICE float maximum_with_nan(float x, float y) {
-#if defined(__CUDA_ARCH__)
-  float result;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
-  return result;
-#else
-  return (x > y || x != x) ? x : y;
-#endif
-}
-
-CUTFUSE_HOST_DEVICE float minimum_with_nan(float x, float y) {
-#if defined(__CUDA_ARCH__)
-  float result;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
-  return result;
-#else
-  return (x < y || x != x) ? x : y;
-#endif
-}
 
 // What exponents are taken relative to: the maximum, or 0 where it is infinite. Terms are then 0, infinite or NaN as
 // IEEE arithmetic has it, and so is their sum, without a case for infinities at each element.
@@ -63,16 +110,6 @@ CUTFUSE_HOST_DEVICE float exp_relative(float x, float reference) {
   return result;
 #else
   return std::exp(x - reference);
-#endif
-}
-
-// A product that no compiler contracts with the addition behind it: every kernel that folds these states gets the same
-// bits, whatever it is compiled with.
-CUTFUSE_HOST_DEVICE float product(float x, float y) {
-#if defined(__CUDA_ARCH__)
-  return __fmul_rn(x, y);
-#else
-  return x * y;
 #endif
 }
 
@@ -126,35 +163,37 @@ struct Total {
   static CUTFUSE_HOST_DEVICE RowState load(float const* partials, int64_t index) { return {partials[index], 0.0f}; }
 };
 
-struct Maximum {
-  static constexpr float kIdentity = -kInfinity;
+// NaN propagates.
+template <bool is_maximum>
+struct Extreme {
+  static constexpr float kIdentity = is_maximum ? -kInfinity : kInfinity;
+
+  static CUTFUSE_HOST_DEVICE float choose(float x, float y) {
+#if defined(__CUDA_ARCH__)
+    float result;
+    if constexpr (is_maximum) {
+      asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
+    } else {
+      asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
+    }
+    return result;
+#else
+    return (is_maximum ? x > y : x < y) || x != x ? x : y;
+#endif
+  }
 
   template <int count, class Values>
   static CUTFUSE_HOST_DEVICE void accumulate(RowState& state, Values const& values) {
     CUTFUSE_UNROLL
-    for (int i = 0; i < count; ++i) state.a = detail::maximum_with_nan(state.a, values[i]);
+    for (int i = 0; i < count; ++i) state.a = choose(state.a, values[i]);
   }
-  static CUTFUSE_HOST_DEVICE RowState combine(RowState x, RowState y) {
-    return {detail::maximum_with_nan(x.a, y.a), 0.0f};
-  }
+  static CUTFUSE_HOST_DEVICE RowState combine(RowState x, RowState y) { return {choose(x.a, y.a), 0.0f}; }
   static CUTFUSE_HOST_DEVICE void store(float* partials, int64_t index, RowState state) { partials[index] = state.a; }
   static CUTFUSE_HOST_DEVICE RowState load(float const* partials, int64_t index) { return {partials[index], 0.0f}; }
 };
 
-struct Minimum {
-  static constexpr float kIdentity = kInfinity;
-
-  template <int count, class Values>
-  static CUTFUSE_HOST_DEVICE void accumulate(RowState& state, Values const& values) {
-    CUTFUSE_UNROLL
-    for (int i = 0; i < count; ++i) state.a = detail::minimum_with_nan(state.a, values[i]);
-  }
-  static CUTFUSE_HOST_DEVICE RowState combine(RowState x, RowState y) {
-    return {detail::minimum_with_nan(x.a, y.a), 0.0f};
-  }
-  static CUTFUSE_HOST_DEVICE void store(float* partials, int64_t index, RowState state) { partials[index] = state.a; }
-  static CUTFUSE_HOST_DEVICE RowState load(float const* partials, int64_t index) { return {partials[index], 0.0f}; }
-};
+using Maximum = Extreme<true>;
+using Minimum = Extreme<false>;
 
 struct Exponentials {
   static constexpr float kIdentity = -kInfinity;
@@ -163,7 +202,7 @@ struct Exponentials {
   static CUTFUSE_HOST_DEVICE void accumulate(RowState& state, Values const& values) {
     float maximum = state.a;
     CUTFUSE_UNROLL
-    for (int i = 0; i < count; ++i) maximum = detail::maximum_with_nan(maximum, values[i]);
+    for (int i = 0; i < count; ++i) maximum = Maximum::choose(maximum, values[i]);
     float const reference = detail::exponent_reference(maximum);
     float sum = ::fmaf(state.b, detail::exp_relative(state.a, reference), detail::exp_relative(values[0], reference));
     CUTFUSE_UNROLL
@@ -171,10 +210,10 @@ struct Exponentials {
     state = {maximum, sum};
   }
   static CUTFUSE_HOST_DEVICE RowState combine(RowState x, RowState y) {
-    float const maximum = detail::maximum_with_nan(x.a, y.a);
+    float const maximum = Maximum::choose(x.a, y.a);
     float const reference = detail::exponent_reference(maximum);
-    float const of_x = detail::product(x.b, detail::exp_relative(x.a, reference));
-    float const of_y = detail::product(y.b, detail::exp_relative(y.a, reference));
+    float const of_x = rounded_product(x.b, detail::exp_relative(x.a, reference));
+    float const of_y = rounded_product(y.b, detail::exp_relative(y.a, reference));
     return {maximum, of_x + of_y};
   }
   static CUTFUSE_HOST_DEVICE void store(float* partials, int64_t index, RowState state) {

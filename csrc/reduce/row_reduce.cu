@@ -1,9 +1,8 @@
 // Reduces contiguous rows: a power of two of threads per row, 16-byte loads, four in flight per thread. A row may start
 // at any element: what precedes its first 16-byte boundary and follows its last one is read singly. weighted_row_sum is
 // the product of a matrix and a vector.
-#include "reduce/block_combine.h"
+#include "reduce/combine.h"
 #include "reduce/kernels.h"
-#include "reduce/store_result.h"
 
 namespace cutfuse {
 namespace {

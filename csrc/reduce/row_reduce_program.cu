@@ -1,11 +1,10 @@
 // row_reduce with a program over every element first. Element types, strides and the reduction are known at run time
 // only: the interpretation costs more than they do.
-#include "common/shared_copy.h"
+#include "common/launch.h"
 #include "epilogue/fragment_line.h"
 #include "epilogue/interpreter.h"
-#include "reduce/block_combine.h"
+#include "reduce/combine.h"
 #include "reduce/kernels.h"
-#include "reduce/store_result.h"
 
 namespace cutfuse {
 namespace {

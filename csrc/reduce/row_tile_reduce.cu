@@ -1,8 +1,7 @@
 // Reduces short contiguous rows that are not 16-byte aligned, such as 33 bf16: a block loads as many whole rows as fit
 // in 16 KB with aligned 16-byte loads and reduces them out of shared memory.
-#include "reduce/block_combine.h"
+#include "reduce/combine.h"
 #include "reduce/kernels.h"
-#include "reduce/store_result.h"
 
 namespace cutfuse {
 namespace {

@@ -1,10 +1,8 @@
 // Reduces a dimension that is not the innermost. Threads lie along the inner dimension and, where it is narrow, along
 // the reduced one too; each keeps a state per element of its vector. ReducePlan says how super-rows allow 16-byte loads
 // of rows of any length and alignment.
-#include "reduce/combine_columns.h"
+#include "reduce/combine.h"
 #include "reduce/kernels.h"
-#include "reduce/store_result.h"
-#include "reduce/strided_layout.h"
 
 namespace cutfuse {
 namespace {

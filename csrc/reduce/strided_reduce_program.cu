@@ -1,9 +1,9 @@
 // strided_reduce with a program over every element first: fragments lie along aligned inner rows, of which a thread
 // takes a few into its states at once, or, where rows are not aligned, along the reduced dimension.
-#include "common/shared_copy.h"
+#include "common/launch.h"
 #include "epilogue/fragment_line.h"
 #include "epilogue/interpreter.h"
-#include "reduce/combine_columns.h"
+#include "reduce/combine.h"
 #include "reduce/kernels.h"
 
 namespace cutfuse {

@@ -1,9 +1,6 @@
 // The kernels that the derivatives of programs over aligned, contiguous rows are compiled into: as in
 // pointwise_templates.cu, with marks where the program goes, compiled to PTX alone and with -fmad=false.
-#include <cstddef>
-
 #include "pointwise/kernels.h"
-#include "pointwise/vector_kernel.h"
 #include "specialize/template_marks.h"
 
 namespace cutfuse {
@@ -11,14 +8,6 @@ namespace {
 
 static_assert(kBackwardPieces == 2, "the marks are of two pieces");
 static_assert(kMaxDerivatives == 5, "there is a mark of each derivative");
-
-// As in pointwise_templates.cu.
-template <class T>
-__device__ __forceinline__ void mark_layout() {
-  asm volatile("cutfuse.layout %0, %1, %2, %3, %4;" ::"n"(offsetof(PointwiseBackwardParameters, program)),
-               "n"(offsetof(PointwiseBackwardParameters, operands)), "n"(kVectorSize<T>), "n"(kBackwardPieces),
-               "n"(std::is_same_v<PrimitivesFor<T>, FastPrimitives> ? 1 : 0));
-}
 
 // How many derivatives there are, which the compiler of the text knows then.
 __device__ __forceinline__ int mark_count() {
@@ -104,7 +93,7 @@ __device__ __forceinline__ T const* first_of(Operand const& tensor, VectorPositi
 // A thread takes two pieces of one row, as in pointwise_templates.cu.
 template <class T>
 __device__ __forceinline__ void run(PointwiseBackwardParameters const& parameters) {
-  mark_layout<T>();
+  mark_layout<PointwiseBackwardParameters, T, kBackwardPieces>();
   PointwisePlan const& plan = parameters.plan;
   PointwisePosition const start = pointwise_position(plan);
   if (start.row >= start.row_end) return;
@@ -148,7 +137,7 @@ __device__ __forceinline__ void store_column_sums(PointwiseBackwardParameters co
 // The rows of a block, in each thread two at a time.
 template <class T>
 __device__ __forceinline__ void run_columns(PointwiseBackwardParameters const& parameters) {
-  mark_layout<T>();
+  mark_layout<PointwiseBackwardParameters, T, kBackwardPieces>();
   PointwisePlan const& plan = parameters.plan;
   PointwisePosition const start = pointwise_position(plan);
   float sums[kVectorSize<T>] = {};

@@ -162,20 +162,19 @@ class BodyWriter {
     int const count = held_[operand] ? registers_of(operand) : kPass;
     std::vector<std::string> const results = registers(operand_registers(operand), 0, count);
     std::string const index = std::to_string(operand);
-    bool const is_staged = signature_.is_staged;
+    auto const beside = [&](char const* what) -> Snippet const& {
+      return signature_.is_staged ? snippets_.load_staged(what) : snippets_.load(what, dtype);
+    };
     switch (kind) {
       case OperandKind::kScalar:
-        return writer_.add(is_staged ? snippets_.load_staged_scalar() : snippets_.load_scalar(dtype),
-                           {"%params", index}, results);
+        return writer_.add(beside("scalar"), {"%params", index}, results);
       case OperandKind::kColumn:
-        return writer_.add(is_staged ? snippets_.load_staged_column() : snippets_.load_column(dtype),
-                           {"%params", "%m", index}, results);
+        return writer_.add(beside("column"), {"%params", "%m", index}, results);
       case OperandKind::kRow:
-        return writer_.add(is_staged ? snippets_.load_staged_row() : snippets_.load_row(dtype),
-                           {"%params", "%n", index}, results);
+        return writer_.add(beside("row"), {"%params", "%n", index}, results);
       default:
-        return writer_.add(held_[operand] ? snippets_.load_operand(dtype) : snippets_.load_group(dtype),
-                           {"%params", "%m", "%n", index}, results);
+        return writer_.add(snippets_.load(held_[operand] ? "operand" : "group", dtype), {"%params", "%m", "%n", index},
+                           results);
     }
   }
 

@@ -4,14 +4,14 @@
 #include <string>
 
 #include "epilogue/program.h"
+#include "specialize/kernel_variant.h"
 #include "specialize/op_snippets.h"
-#include "specialize/operand_types.h"
 #include "specialize/program_writer.h"
 
 namespace cutfuse::specialize {
 
 // A thread's fragment: its elements, and how many a pass of a long program takes, which are those of one group of
-// columns (sm90_fragment_operands.h).
+// columns (sm90_epilogue_function.h).
 constexpr int kFragment = 16;
 constexpr int kPass = 4;
 constexpr int kColumnsPerPass = 8;
@@ -26,8 +26,8 @@ struct EpilogueSignature {
   bool is_staged;    // whether rows, columns and single elements are in shared memory: see sm90::EpilogueStorage
 };
 
-// What stands between the function's braces for a prepared program, and for every other of the same structure
-// (program_structure.h).
+// What stands between the function's braces for a complete program, and for every other of the same structure
+// (kernel_variant.h).
 ProgramText write_epilogue_body(Program const& program, OperandTypes const& operands, OpSnippets const& snippets,
                                 EpilogueSignature const& signature);
 

@@ -1,4 +1,5 @@
-// A kernel's PTX with a program in it: in the place of its function run_epilogue, or at marks in its body.
+// The PTX of the kernels that programs are compiled into, and with a program in it: in the place of its function
+// run_epilogue, or at marks in its body.
 #pragma once
 
 #include <optional>
@@ -7,11 +8,15 @@
 
 #include "epilogue/program.h"
 #include "specialize/epilogue_function.h"
-#include "specialize/gemm_text.h"
 #include "specialize/marked_kernel.h"
 #include "specialize/op_snippets.h"
 
 namespace cutfuse::specialize {
+
+// The PTX of a kernel as KernelText takes it: of a GEMM kernel by the name of its row in plan/gemm_configs.def, of one
+// in *_templates.cu by its own. Empty for another name. In builds with kernels only: written by
+// cmake/embed_kernel_templates.py.
+std::string_view kernel_template(std::string_view kernel);
 
 // Of run_epilogue: whether a program that is short stands in the place of each call, or is a function as long ones are.
 enum class Calls { kInlinedWhereShort, kKept };
@@ -26,7 +31,7 @@ class KernelText {
   // What the kernel with this program is called, in its text and by profilers: its own name and the program's ops.
   std::string name_with(Program const& program) const;
 
-  // The kernel with the program, which has to be prepared, compiled in.
+  // The kernel with the program, which has to be complete, compiled in.
   std::string specialize(Program const& program, OperandTypes const& operands, OpSnippets const& snippets,
                          Calls calls = Calls::kInlinedWhereShort) const;
 

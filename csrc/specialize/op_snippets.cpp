@@ -15,7 +15,7 @@ constexpr std::string_view kFunctionStart = ".visible .func";
 // In the names of op_snippets.cu.
 std::string infix_of(Primitives primitives) { return primitives == Primitives::kFast ? "_fast_" : "_accurate_"; }
 
-[[noreturn]] void refuse(std::string const& function, std::string_view line, char const* why) {
+[[noreturn]] void refuse_in(std::string const& function, std::string_view line, char const* why) {
   throw std::invalid_argument("op_snippets.cu: " + function + ": '" + std::string(trimmed(line)) + "' " + why);
 }
 
@@ -29,16 +29,6 @@ bool leaves_rounding_open(std::string_view opcode) {
            !starts_with(opcode, "rp");
   }
   return false;
-}
-
-std::vector<std::string> split(std::string_view list) {
-  std::vector<std::string> items;
-  while (!list.empty()) {
-    size_t const comma = list.find(',');
-    items.emplace_back(trimmed(list.substr(0, comma)));
-    list.remove_prefix(comma == std::string_view::npos ? list.size() : comma + 1);
-  }
-  return items;
 }
 
 // Whether the first result is stored from a register that is set once, to 1.
@@ -66,10 +56,10 @@ class SnippetReader {
       return;
     }
     std::string_view const instruction = instruction_of(text);
-    if (leaves_rounding_open(instruction)) refuse(function_, text, "names no rounding: compile with -fmad=false");
+    if (leaves_rounding_open(instruction)) refuse_in(function_, text, "names no rounding: compile with -fmad=false");
     if (returns_) leave();
     snippet_.instructions += instruction.empty() ? 0 : 1;
-    if (starts_with(instruction, "call")) refuse(function_, text, "calls a function, which is not pasted");
+    if (starts_with(instruction, "call")) refuse_in(function_, text, "calls a function, which is not pasted");
     if (starts_with(instruction, "ld.param.")) {
       read_argument(text);
     } else if (starts_with(instruction, "st.param.")) {
@@ -83,7 +73,7 @@ class SnippetReader {
   }
 
   Snippet finish() {
-    if (!returns_ && !leaves_) refuse(function_, "", "does not return");
+    if (!returns_ && !leaves_) refuse_in(function_, "", "does not return");
     if (leaves_) {
       add("$Lpasted_", SnippetPiece::Hole::kNumber);
       add(":\n");
@@ -118,7 +108,7 @@ class SnippetReader {
     size_t const comma = text.find(',');
     size_t const index = text.find(parameter);
     if (index == std::string_view::npos || text.find('{') != std::string_view::npos) {
-      refuse(function_, text, "reads something else than a parameter");
+      refuse_in(function_, text, "reads something else than a parameter");
     }
     bool const is_wide = text.substr(type + 2, 2) == "64";
     add(is_wide ? "mov.b64" : "mov.b32");
@@ -135,14 +125,12 @@ class SnippetReader {
     size_t const type = text.find_last_of('.', text.find_first_of(" \t"));
     bool const is_float = starts_with(text.substr(type), ".f32");
     if (address == std::string_view::npos || close == std::string_view::npos || !is_float) {
-      refuse(function_, text, "writes something else than a result in fp32");
+      refuse_in(function_, text, "writes something else than a result in fp32");
     }
     size_t const offset = address + kResult.size() + 1;
     int index = number_at(text.substr(std::min(offset, close))) / static_cast<int>(sizeof(float));
     std::string_view values = text.substr(text.find(',', close) + 1);
-    values = trimmed(values.substr(0, values.find(';')));
-    if (starts_with(values, "{")) values = values.substr(1, values.size() - 2);
-    for (std::string const& value : split(values)) {
+    for (std::string const& value : names_in(values.substr(0, values.find(';')))) {
       add("mov.f32 \t", SnippetPiece::Hole::kResult, index++);
       add(", " + value + ";\n");
     }
@@ -205,11 +193,7 @@ OpSnippets::OpSnippets(std::string_view ptx) {
     }
   }
   for (DType const dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
-    load_operand(dtype);
-    load_group(dtype);
-    load_scalar(dtype);
-    load_column(dtype);
-    load_row(dtype);
+    for (char const* const what : {"operand", "group", "scalar", "column", "row"}) load(what, dtype);
     for (int const elements : {4, 8}) {
       load_words(dtype, elements);
       if (dtype != DType::kFloat32) unpack(dtype, elements);

@@ -3,11 +3,11 @@
 // reads.
 //
 // The functions are the interpreter's functors, compiled with -fmad=false, so that an op keeps its rounding whatever
-// code is pasted next to it. They give the interpreter's bits because ops.def, primitives.h and scalar_math.h say fmaf
+// code is pasted next to it. They give the interpreter's bits because ops.def and primitives.h say fmaf
 // wherever they mean a fused multiply-add. What compilers still contract in the interpreter rounds the same either way:
 // 1 + expf(x), where expf's last step multiplies by a power of two, which is exact unless the sum is 1 anyway, and the
 // negation of a product in entr.
-#include "epilogue/functors.h"
+#include "epilogue/primitives.h"
 #include "epilogue/sm90_epilogue_function.h"
 #include "specialize/epilogue_function.h"
 
@@ -26,7 +26,7 @@ namespace cutfuse {
 // where a mask passes that one or not, the bits 1 for an element that is masked.
 __device__ __forceinline__ float terms_of(float derivative) { return derivative; }
 __device__ __forceinline__ Fragment<2> terms_of(MaskedDerivative derivative) {
-  return {derivative.factor, detail::from_bits<float>(derivative.passes ? 0u : 1u)};
+  return {derivative.factor, from_bits<float>(derivative.passes ? 0u : 1u)};
 }
 __device__ __forceinline__ float terms_of(NoDerivative) { return kMaskedTangent; }
 
@@ -198,14 +198,14 @@ __device__ __forceinline__ Fragment<N* static_cast<int>(sizeof(Bits)) / 4> load_
   Fragment<N / kPerWord> words;
   if (stride == 0) {
     uint32_t const bits = *data;
-    interpreter::fill(words, detail::from_bits<float>(kPerWord == 2 ? bits * 0x10001u : bits));
+    interpreter::fill(words, from_bits<float>(kPerWord == 2 ? bits * 0x10001u : bits));
     return words;
   }
   CUTFUSE_UNROLL
   for (int i = 0; i < N / kPerWord; ++i) {
     uint32_t bits = data[i * kPerWord * stride];
     if constexpr (kPerWord == 2) bits |= static_cast<uint32_t>(data[(i * kPerWord + 1) * stride]) << 16;
-    words.values[i] = detail::from_bits<float>(bits);
+    words.values[i] = from_bits<float>(bits);
   }
   return words;
 }
@@ -214,7 +214,7 @@ template <class T, int N>
 __device__ __forceinline__ Fragment<N> unpack_words(float const* words) {
   Vector<T, N> vector;
   CUTFUSE_UNROLL
-  for (int i = 0; i < N / 2; ++i) vector.words[i] = detail::to_bits(words[i]);
+  for (int i = 0; i < N / 2; ++i) vector.words[i] = to_bits(words[i]);
   Fragment<N> values;
   unpack(vector, values.values);
   return values;

@@ -46,18 +46,15 @@ class OpSnippets {
   // Of (a, b, c, p0, p1, value): the op's derivative with respect to an argument, and for one with a mask the bits 1
   // where it does not pass, 0 elsewhere.
   Snippet const& derivative(int code, int argument, Primitives primitives) const;
-  // Of (params, m, n, operand): the fragment whose first element is (m, n), and its group of columns whose first is n.
-  Snippet const& load_operand(DType dtype) const { return named(std::string("load_operand_") + name_of(dtype)); }
-  Snippet const& load_group(DType dtype) const { return named(std::string("load_group_") + name_of(dtype)); }
-  // Of (params, operand): its one element. Of (params, m, operand): those of the fragment's rows. Of (params, n,
-  // operand): those of its columns.
-  Snippet const& load_scalar(DType dtype) const { return named(std::string("load_scalar_") + name_of(dtype)); }
-  Snippet const& load_column(DType dtype) const { return named(std::string("load_column_") + name_of(dtype)); }
-  Snippet const& load_row(DType dtype) const { return named(std::string("load_row_") + name_of(dtype)); }
-  // The same where the kernel has them in shared memory, in fp32.
-  Snippet const& load_staged_scalar() const { return named("load_staged_scalar"); }
-  Snippet const& load_staged_column() const { return named("load_staged_column"); }
-  Snippet const& load_staged_row() const { return named("load_staged_row"); }
+  // What op_snippets.cu calls load_<what>_<dtype>. Of (params, m, n, operand): the fragment ("operand") whose first
+  // element is (m, n), and its group of columns ("group") whose first is n. Of (params, operand): its one element
+  // ("scalar"). Of (params, m, operand): those of the fragment's rows ("column"). Of (params, n, operand): those of its
+  // columns ("row").
+  Snippet const& load(std::string const& what, DType dtype) const {
+    return named("load_" + what + "_" + name_of(dtype));
+  }
+  // The last three where the kernel has them in shared memory, in fp32.
+  Snippet const& load_staged(std::string const& what) const { return named("load_staged_" + what); }
   // Of (address, stride in elements): so many elements as they lie in memory, in words. Of words: the elements in fp32.
   // A piece has 4 or 8 elements.
   Snippet const& load_words(DType dtype, int elements) const {

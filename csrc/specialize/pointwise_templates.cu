@@ -4,25 +4,13 @@
 //
 // An asm statement marks where the program goes, as an instruction that no GPU has. It names the registers that nvcc
 // has chosen, so that the program becomes part of the kernel's body and nothing is called.
-#include <cstddef>
-
 #include "pointwise/kernels.h"
-#include "pointwise/vector_kernel.h"
 #include "specialize/template_marks.h"
 
 namespace cutfuse {
 namespace {
 
 static_assert(kChainVectors == 2, "the marks are of two pieces");
-
-// The offsets of what a program reads in the kernel's parameters, elements of a piece, pieces, and whether primitives
-// are the fast ones.
-template <class T>
-__device__ __forceinline__ void mark_layout() {
-  asm volatile("cutfuse.layout %0, %1, %2, %3, %4;" ::"n"(offsetof(PointwiseParameters, program)),
-               "n"(offsetof(PointwiseParameters, operands)), "n"(kVectorSize<T>), "n"(kChainVectors),
-               "n"(std::is_same_v<PrimitivesFor<T>, FastPrimitives> ? 1 : 0));
-}
 
 template <int piece, class T>
 __device__ __forceinline__ Vector<T> compute(Vector<T> const& input) {
@@ -34,7 +22,7 @@ __device__ __forceinline__ Vector<T> compute(Vector<T> const& input) {
   return result;
 }
 
-// Where a thread begins, in 32 bits, which specialized_plan.cpp sees to: a row times a stride of 64 bits is two
+// Where a thread begins, in 32 bits, which pointwise_plan.cpp sees to: a row times a stride of 64 bits is two
 // instructions then, and four otherwise. A block is as high as its threads.
 struct Start {
   uint32_t outer;
@@ -59,7 +47,7 @@ __device__ __forceinline__ Start start_of(PointwisePlan const& plan) {
 // reads the first again, so that no load waits for a comparison.
 template <class T>
 __device__ __forceinline__ void run(PointwiseParameters const& parameters) {
-  mark_layout<T>();
+  mark_layout<PointwiseParameters, T, kChainVectors>();
   PointwisePlan const& plan = parameters.plan;
   Start const start = start_of<T>(plan);
   uint32_t const rows = static_cast<uint32_t>(plan.extents.rows);

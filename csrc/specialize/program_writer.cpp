@@ -24,11 +24,6 @@ std::string number(int index, int k) { return element(number_registers(index), k
 
 int operand_of(int source) { return source - kOperand0; }
 
-int argument_source(Instruction const& instruction, int argument) {
-  if (argument == 0) return instruction.a;
-  return argument == 1 ? instruction.b : instruction.c;
-}
-
 void add_new(std::vector<std::string>& list, std::vector<std::string> const& more) {
   for (std::string const& item : more) {
     if (std::find(list.begin(), list.end(), item) == list.end()) list.push_back(item);
@@ -36,6 +31,11 @@ void add_new(std::vector<std::string>& list, std::vector<std::string> const& mor
 }
 
 }  // namespace
+
+int argument_source(Instruction const& instruction, int argument) {
+  if (argument == 0) return instruction.a;
+  return argument == 1 ? instruction.b : instruction.c;
+}
 
 std::string element(std::string const& registers, int i) { return registers + std::to_string(i); }
 

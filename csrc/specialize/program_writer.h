@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "epilogue/program.h"
+#include "specialize/kernel_variant.h"
 #include "specialize/op_snippets.h"
-#include "specialize/operand_types.h"
 
 namespace cutfuse::specialize {
 
@@ -26,6 +26,9 @@ struct ProgramText {
   std::string text;
   std::vector<std::string> globals;  // the tables that it reads, each once
 };
+
+// Where an instruction takes argument 0, 1 or 2 from.
+int argument_source(Instruction const& instruction, int argument);
 
 // An element of a family of registers: "%z_3".
 std::string element(std::string const& registers, int i);

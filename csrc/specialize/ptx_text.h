@@ -1,4 +1,5 @@
-// Looking through PTX as nvcc writes it: one instruction or declaration a line.
+// Looking through PTX as nvcc writes it, one instruction or declaration a line, and putting a function in the place of
+// its calls, as ptxas does not by itself.
 #pragma once
 
 #include <string>
@@ -9,6 +10,9 @@ namespace cutfuse::specialize {
 
 // Before a loop that ptxas is to keep, and how a loop is known again.
 constexpr std::string_view kKeptLoop = ".pragma \"nounroll\";";
+
+// Throws std::invalid_argument, of what a kernel's text is or has.
+[[noreturn]] void refuse(std::string const& why);
 
 // Without spaces and tabs at both ends.
 std::string_view trimmed(std::string_view text);
@@ -29,6 +33,9 @@ size_t find_name(std::string_view text, std::string_view name, size_t from = 0);
 
 // The text with `with` wherever it has `what`, also as the first part of a longer name.
 std::string replace_all(std::string_view text, std::string_view what, std::string_view with);
+
+// The registers, names and numbers of a list, whatever braces and commas stand between them.
+std::vector<std::string> names_in(std::string_view text);
 
 // The number at the start; 0 where there is no digit.
 int number_at(std::string_view text);
@@ -59,5 +66,23 @@ std::string_view instruction_of(std::string_view line);
 
 // The opcode of an instruction, such as "mul.rn.f32".
 std::string_view opcode_of(std::string_view instruction);
+
+// A function whose parameters are <name>_param_0 and so on. body: what stands between its braces; result: the parameter
+// that takes its result, empty where it has none.
+struct FunctionText {
+  std::string_view name;
+  std::string_view result;
+  std::string_view body;
+};
+
+// How many calls of a function a text has.
+int count_calls(std::string_view text, std::string_view name);
+
+// Whether a body can stand in the place of a call: it has no loop, and returns once, at its end.
+bool is_straight(std::string_view body);
+
+// The text with a straight function's body at each of its calls, in braces of its own: the registers that a call gives
+// and takes are moved to the body's and from them. Throws std::invalid_argument where a call is not as nvcc writes it.
+std::string with_inlined_calls(std::string_view text, FunctionText const& function);
 
 }  // namespace cutfuse::specialize

@@ -4,10 +4,8 @@
 // threads.
 #include <cstddef>
 
-#include "reduce/block_combine.h"
-#include "reduce/combine_columns.h"
+#include "reduce/combine.h"
 #include "reduce/kernels.h"
-#include "reduce/store_result.h"
 #include "specialize/template_marks.h"
 
 namespace cutfuse {
@@ -151,7 +149,7 @@ struct RowFold {
   }
 };
 
-// What row_task says, in 32 bits, which program_plan.cpp sees to: a row times a stride of 64 bits is two instructions
+// What row_task says, in 32 bits, which reduce_plan.cpp sees to: a row times a stride of 64 bits is two instructions
 // then, and four otherwise.
 struct RowStart {
   uint32_t row;

@@ -1,16 +1,24 @@
 #include "specialize/specialization.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <exception>
+#include <string>
 #include <unordered_map>
 #include <utility>
+#include <variant>
 
-#include "specialize/program_structure.h"
+#include "specialize/kernel_variant.h"
 
 namespace cutfuse::specialize {
 
 namespace {
+
+std::atomic<Mode> of_process{Mode::kBackground};
+thread_local std::optional<Mode> of_thread;
+std::atomic<KernelCompiler*> compiler_in_use{nullptr};
+std::atomic<bool> stalled_now = false;
 
 class Registry {
  public:
@@ -60,7 +68,40 @@ Registry& registry() {
   return *found;
 }
 
+// Whether the copy engine takes the operand: in the result's type, in rows that begin on its boundaries.
+bool can_be_fetched(GemmConfig const& config, Operand const& operand, int64_t columns) {
+  int64_t const row_bytes = operand.strides[1] * static_cast<int64_t>(size_of(operand.dtype));
+  bool const is_matrix = operand.strides[2] == 1 && operand.strides[1] >= columns;
+  bool const is_aligned =
+      row_bytes % kOperandAlignment == 0 && reinterpret_cast<uintptr_t>(operand.data) % kOperandAlignment == 0;
+  return fetches_operand(config) && operand.dtype == config.input && is_matrix && is_aligned;
+}
+
+OperandKind kind_by_strides(Operand const& operand) {
+  int64_t const row_stride = operand.strides[1];
+  int64_t const column_stride = operand.strides[2];
+  if (column_stride == 0) return row_stride == 0 ? OperandKind::kScalar : OperandKind::kColumn;
+  return row_stride == 0 && column_stride == 1 ? OperandKind::kRow : OperandKind::kStrided;
+}
+
 }  // namespace
+
+Mode mode() { return of_thread ? *of_thread : process_mode(); }
+
+Mode process_mode() { return of_process.load(std::memory_order_relaxed); }
+
+void set_process_mode(Mode mode) { of_process.store(mode, std::memory_order_relaxed); }
+
+std::optional<Mode> thread_mode() { return of_thread; }
+
+void set_thread_mode(std::optional<Mode> mode) { of_thread = mode; }
+
+KernelCompiler& kernel_compiler() {
+  KernelCompiler* const other = compiler_in_use.load(std::memory_order_acquire);
+  return other == nullptr ? driver_compiler() : *other;
+}
+
+void use_kernel_compiler(KernelCompiler* other) { compiler_in_use.store(other, std::memory_order_release); }
 
 bool Specialization::compile(KernelCompiler& compiler) {
   std::lock_guard const compiling(compiling_);
@@ -99,10 +140,6 @@ Specialization* find_specialization(std::string_view kernel, int device, Program
   return registry().find(kernel, device, program, types);
 }
 
-namespace {
-std::atomic<bool> stalled_now = false;
-}  // namespace
-
 void set_stalled(bool stalled) { stalled_now.store(stalled, std::memory_order_release); }
 
 bool is_stalled() { return stalled_now.load(std::memory_order_acquire); }
@@ -112,5 +149,39 @@ size_t specialization_count() { return registry().size(); }
 size_t compiled_count() { return registry().compiled(); }
 
 void forget_specializations() { registry().forget(); }
+
+OperandTypes epilogue_operand_types(GemmConfig const& config, Program const& program, Operands const& operands,
+                                    int64_t columns) {
+  OperandTypes types = {};
+  for (int k = 0; k < program.operand_count; ++k) {
+    Operand const& operand = operands.items[k];
+    types[k] = {operand.dtype, kind_by_strides(operand)};
+    bool const is_first = source_among(types) < 0;
+    if (is_first && can_be_fetched(config, operand, columns)) types[k].kind = OperandKind::kSource;
+  }
+  return types;
+}
+
+std::string epilogue_kernel(LinearPlan const& plan, FusedProduct const& product) {
+  GemmConfig const& config = config_of(product.kernel);
+  Reduction const reduction = config.output == GemmOutput::kRows ? plan.request.reduction : Reduction::kNone;
+  return variant_kernel(config.name, {plan.request.stores_pre_activation, reduction});
+}
+
+std::vector<Specialization*> find_epilogues(LinearPlan const& plan, int device, Program const& program,
+                                            Operands const& operands) {
+  std::vector<Specialization*> found;
+  if (!plan.request.specialized_cost) return found;
+  Program const written = without_chain(program);  // the kernel has its chain as a function, which takes longer
+  for (Launch const& launch : plan.launches) {
+    auto const* const product = std::get_if<FusedProduct>(&launch);
+    if (product == nullptr) continue;
+    GemmConfig const& config = config_of(product->kernel);
+    OperandTypes const types = epilogue_operand_types(config, program, operands, plan.request.weight.rows);
+    found.push_back(find_specialization(epilogue_kernel(plan, *product), device, written, types));
+    if (found.back() == nullptr) return {};
+  }
+  return found;
+}
 
 }  // namespace cutfuse::specialize

@@ -1,18 +1,64 @@
-// A kernel with a program compiled in, and all of them in this process. Part of every build.
+// Kernels with a program compiled in: what is asked for of them, what compiles them, all of them in this process, and
+// those of a linear layer's plan. Part of every build.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "common/loaded_kernel.h"
 #include "epilogue/program.h"
-#include "specialize/kernel_compiler.h"
-#include "specialize/operand_types.h"
+#include "plan/gemm_configs.h"
+#include "plan/linear_plan.h"
+#include "specialize/kernel_variant.h"
 
 namespace cutfuse::specialize {
+
+enum class Mode {
+  kOff,         // programs are interpreted
+  kBackground,  // until they are compiled, by a thread that nobody waits for
+  kNow,         // a first call waits for its kernel
+};
+
+constexpr int kModeCount = 3;
+
+constexpr char const* name_of(Mode mode) {
+  constexpr char const* names[kModeCount] = {"off", "background", "now"};
+  return names[static_cast<int>(mode)];
+}
+
+// This thread's mode where it has one, and the process's elsewhere.
+Mode mode();
+
+Mode process_mode();
+void set_process_mode(Mode mode);
+
+// Empty: this thread follows the process.
+std::optional<Mode> thread_mode();
+void set_thread_mode(std::optional<Mode> mode);
+
+class KernelCompiler {
+ public:
+  virtual ~KernelCompiler() = default;
+  // Why it can compile nothing; empty where it can.
+  virtual std::string why_not() const = 0;
+  // The kernel with the program compiled in, loaded on the device, as cudaLaunchKernelExC takes it. Any thread may
+  // call it, in which the device may be current afterwards. Throws std::runtime_error with the reason where it cannot
+  // be had.
+  virtual void const* compile(std::string_view kernel, int device, Program const& program,
+                              OperandTypes const& types) = 0;
+};
+
+// The one of this build: the driver, or one that throws in a build without kernels.
+KernelCompiler& driver_compiler();
+
+// What compiles now: driver_compiler(), unless a test has put another in its place. Null puts it back.
+KernelCompiler& kernel_compiler();
+void use_kernel_compiler(KernelCompiler* other);
 
 // A program in a kernel, on one device. It serves every program that differs in numbers alone.
 class Specialization {
@@ -85,5 +131,17 @@ size_t compiled_count();
 
 // For tests: forgets all of them without freeing any.
 void forget_specializations();
+
+// How a kernel with a program compiled in takes the operands of an epilogue over [M, columns]. An address of 0 is one
+// that is not known yet, and taken for aligned.
+OperandTypes epilogue_operand_types(GemmConfig const& config, Program const& program, Operands const& operands,
+                                    int64_t columns);
+
+// The name of a product's kernel with a program compiled in.
+std::string epilogue_kernel(LinearPlan const& plan, FusedProduct const& product);
+
+// The program in the kernel of each product of a fused plan; empty where they interpret it for good.
+std::vector<Specialization*> find_epilogues(LinearPlan const& plan, int device, Program const& program,
+                                            Operands const& operands);
 
 }  // namespace cutfuse::specialize

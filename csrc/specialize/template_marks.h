@@ -2,10 +2,22 @@
 // marked_kernel.h reads. See pointwise_templates.cu.
 #pragma once
 
+#include <cstddef>
+#include <type_traits>
+
 #include "common/vector_access.h"
-#include "pointwise/vector_kernel.h"
+#include "pointwise/kernels.h"
 
 namespace cutfuse {
+
+// The offsets of what a program reads in the kernel's parameters, elements of a piece, pieces, and whether primitives
+// are the fast ones.
+template <class Parameters, class T, int pieces>
+__device__ __forceinline__ void mark_layout() {
+  asm volatile("cutfuse.layout %0, %1, %2, %3, %4;" ::"n"(offsetof(Parameters, program)),
+               "n"(offsetof(Parameters, operands)), "n"(kVectorSize<T>), "n"(pieces),
+               "n"(std::is_same_v<PrimitivesFor<T>, FastPrimitives> ? 1 : 0));
+}
 
 // Has the operands loaded: the first piece at `at`, the second so many columns behind it.
 __device__ __forceinline__ void mark_load(VectorPosition const& at, int second) {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "common/macros.h"
+#include "common/host_device.h"
 #include "split/planes.h"
 
 #if defined(__CUDACC__)
@@ -30,28 +30,18 @@ constexpr int kRareFraction = 256;
 // represents as a denormal number.
 constexpr int kSafeExponent = 60;
 
-CUTFUSE_HOST_DEVICE uint32_t to_bits(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-
-CUTFUSE_HOST_DEVICE float from_bits(uint32_t bits) {
-  float value;
-  memcpy(&value, &bits, sizeof(bits));
-  return value;
-}
-
 // The bits of |x|. Compared as integers, they have the order of the values, with infinity and NaN above all others.
 CUTFUSE_HOST_DEVICE uint32_t magnitude_of(float x) { return to_bits(x) & 0x7fffffffu; }
 
 CUTFUSE_HOST_DEVICE bool is_finite(uint32_t magnitude) { return magnitude < kInfinity; }
 
 // exponent in [-126, 127]
-CUTFUSE_HOST_DEVICE float power_of_two(int exponent) { return from_bits(static_cast<uint32_t>(exponent + 127) << 23); }
+CUTFUSE_HOST_DEVICE float power_of_two(int exponent) {
+  return from_bits<float>(static_cast<uint32_t>(exponent + 127) << 23);
+}
 
 // The exact reciprocal of a power of two in [2^-126, 2^126].
-CUTFUSE_HOST_DEVICE float reciprocal(float power) { return from_bits(0x7f000000u - to_bits(power)); }
+CUTFUSE_HOST_DEVICE float reciprocal(float power) { return from_bits<float>(0x7f000000u - to_bits(power)); }
 
 // floor(log2) of a block's largest magnitude; 0 for zero. It is -127 for every denormal number, which is below all
 // bounds that the exponent is compared with.
@@ -77,7 +67,8 @@ CUTFUSE_HOST_DEVICE float scale_up(float x, float up) {
   float const scaled = x * up;
   if constexpr (parts == 3) {
     constexpr uint32_t kLeast = 0x00010000u;  // 2^-133
-    if (magnitude_of(scaled) < kLeast && magnitude_of(x) != 0) return from_bits((to_bits(x) & 0x80000000u) | kLeast);
+    if (magnitude_of(scaled) < kLeast && magnitude_of(x) != 0)
+      return from_bits<float>((to_bits(x) & 0x80000000u) | kLeast);
   }
   return scaled;
 }
@@ -100,7 +91,7 @@ inline uint32_t round_to_half(float x) {
   if (magnitude > kInfinity) return kNan16;
   if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // from 65520 on, halfway from the largest fp16 number to 2^16
   if (magnitude < 0x38800000u) {  // denormal below 2^-14; adding 0.5 rounds to a multiple of 2^-24
-    return sign | (to_bits(from_bits(magnitude) + 0.5f) - to_bits(0.5f));
+    return sign | (to_bits(from_bits<float>(magnitude) + 0.5f) - to_bits(0.5f));
   }
   uint32_t const rounded = magnitude + 0xfffu + (magnitude >> 13 & 1u);
   return sign | ((rounded - (112u << 23)) >> 13);  // the exponents' biases differ by 112
@@ -135,7 +126,7 @@ CUTFUSE_HOST_DEVICE uint32_t round_pair(float first, float second) {
 template <int parts>
 CUTFUSE_HOST_DEVICE float widen(uint32_t word, int index) {
   if constexpr (parts == 3) {
-    return from_bits(index == 0 ? word << 16 : word & 0xffff0000u);
+    return from_bits<float>(index == 0 ? word << 16 : word & 0xffff0000u);
   } else {
 #if defined(__CUDA_ARCH__)
     __half2 pair;
@@ -144,8 +135,8 @@ CUTFUSE_HOST_DEVICE float widen(uint32_t word, int index) {
 #else
     uint32_t const half = index == 0 ? word & 0xffffu : word >> 16;
     bool const finite = (half & 0x7c00u) != 0x7c00u;
-    float const magnitude =
-        from_bits(finite ? (half & 0x7fffu) << 13 : kInfinity) * 0x1p112f;  // the difference of the exponents' biases
+    float const magnitude = from_bits<float>(finite ? (half & 0x7fffu) << 13 : kInfinity) *
+                            0x1p112f;  // the difference of the exponents' biases
     return (half & 0x8000u) != 0 ? -magnitude : magnitude;
 #endif
   }

@@ -3,7 +3,6 @@
 // written along rows.
 #include "common/vector_access.h"
 #include "split/kernels.h"
-#include "split/split_block.h"
 
 namespace cutfuse {
 namespace {
