@@ -869,9 +869,11 @@ def backward_call(
     ]
     | None,
     specialization: Specialization | None,
+    reduction: int = 0,
+    is_accurate: bool = False,
 ) -> CallPlan:
     """
-    As of the function pointwise_backward, with a layout in place of each tensor; outputs and column_sum as of training_plan.
+    As of the function pointwise_backward, with a layout in place of each tensor; outputs and column_sum as of training_plan. The reduction's result and ties, where it needs them, are tensors behind the operands.
     """
 
 def build_info() -> dict[str, str]:
@@ -1440,6 +1442,13 @@ def remember_call(
 def remembered_calls() -> int:
     """
     How many plans the table holds.
+    """
+
+def run_call(
+    plan: CallPlan, tensors: collections.abc.Sequence[typing.Any], first_operand: int, device: int
+) -> typing.Any:
+    """
+    What a plan gives for tensors laid out as those that it was made for, in the order of the call's arguments, on the current stream of their device, which is the current one. Of plans of operators.
     """
 
 def set_process_specialization_mode(mode: SpecializationMode) -> None: ...

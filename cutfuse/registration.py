@@ -12,18 +12,17 @@ import torch.compiler.config
 from torch._decomp import register_decomposition
 
 from .compile.composites import layer, layer_cross_entropy
-from .direct import operators
 from .ops import cpu, cuda, fake, flops, inductor, schema
 
 _CUDA: dict[str, Callable[..., Any]] = {
-    "linear": operators.linear,
-    "linear_reduce": operators.linear_reduce,
+    "linear": cuda.linear,
+    "linear_reduce": cuda.linear_reduce,
     "linear_with_pre_activation": cuda.linear_with_pre_activation,
     "product": cuda.product,
-    "joined": operators.joined,
-    "pointwise": operators.pointwise,
-    "reduce": operators.reduce,
-    "pointwise_backward": operators.pointwise_backward,
+    "joined": cuda.joined,
+    "pointwise": cuda.pointwise,
+    "reduce": cuda.reduce,
+    "pointwise_backward": cuda.pointwise_backward,
 }
 
 _CPU: dict[str, Callable[..., Any]] = {name: getattr(cpu, name) for name in _CUDA}

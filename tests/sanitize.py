@@ -13,9 +13,9 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse import native
+from cutfuse.direct.call_plans import joined_call
 from cutfuse.epilogue import Epilogue
 from cutfuse.planning.joined import plan_joined
-from cutfuse.planning.joined import run_joined as run_plan
 from cutfuse.planning.linear_launch import launch_fused
 from cutfuse.planning.linear_plan import LinearArguments, matrix_layout, plan_linear
 from cutfuse.planning.planes import split_weight
@@ -64,7 +64,8 @@ def run_joined() -> Iterator[str]:
         biases = [None, *(torch.randn(len(weight), device="cuda").to(dtype) for weight in weights[1:])]
         layouts = matrix_layout(x), [matrix_layout(weight) for weight in weights], dtype, x.device
         for way in plan_joined(*layouts).alternatives[:-1]:
-            check(run_plan(x, weights, biases, plan_joined(*layouts, only=way.name)), way.name)
+            planned = joined_call(plan_joined(*layouts, only=way.name), x, weights, biases)
+            check(planned.run([x, *weights, *biases[1:]], 1), way.name)
             yield way.name
 
 

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
-from emulated_device import without_device
-from emulated_launches import EmulatedLaunches, recorded
+from emulated_device import emulated_device, paused
+from emulated_launches import EmulatedLaunches
 from generators import EPILOGUES, LAYOUTS, REDUCTIONS, eager_linear, eager_reduce, operands_for
 from torch import Tensor
 
 from cutfuse import native
 from cutfuse.epilogue import Epilogue, Program
 from cutfuse.gradients import autograd, elementwise
-from cutfuse.ops import cuda, cuda_backward, schema
-from cutfuse.planning import linear_launch
+from cutfuse.ops import cuda, schema
+from cutfuse.planning import linear_plan
+from cutfuse.planning.device import NOT_CUDA
 from cutfuse.planning.linear_plan import LinearArguments, plan_linear
 from cutfuse.routing import use_operators_everywhere
 
@@ -24,12 +25,10 @@ from cutfuse.routing import use_operators_everywhere
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedLaunches]:
     """The CUDA implementations on CPU memory, behind the operators that `cutfuse.gradients.autograd` calls."""
-    monkeypatch.setattr(cuda, "multiprocessors", lambda index: 132)
-    for name in ("linear", "linear_reduce", "pointwise", "reduce"):
+    for name in ("linear", "linear_reduce", "pointwise", "reduce", "pointwise_backward"):
         monkeypatch.setattr(schema, name, getattr(cuda, name))
-    monkeypatch.setattr(schema, "pointwise_backward", cuda_backward.pointwise_backward)
-    cuda._workspace_bytes.cache_clear()
-    with without_device(cuda, cuda_backward, linear_launch), recorded(EmulatedLaunches()) as found:
+    with emulated_device() as found, paused():  # so that each call is planned
+        monkeypatch.setattr(linear_plan, "device_facts", lambda device: NOT_CUDA)  # every product is PyTorch's
         yield found
 
 

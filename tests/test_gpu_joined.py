@@ -11,7 +11,6 @@ from test_model_joining import Attention
 from torch import Tensor
 
 from cutfuse import native
-from cutfuse.direct.operators import call_joined_operator
 from cutfuse.ops import cuda, schema
 from cutfuse.planning.device import stream_of
 from cutfuse.planning.joined import plan_joined, plan_of
@@ -72,7 +71,7 @@ def test_the_operator_runs_directly_the_second_time() -> None:
     native.core.forget_calls()
     first = schema.joined(x, weights, biases)
     before = native.core.direct_calls()
-    assert call_joined_operator(x, weights, biases) is not NotImplemented
+    assert cuda.call_joined_operator(x, weights, biases) is not NotImplemented
     assert native.core.direct_calls() == before + 1
     second = schema.joined(x, weights, biases)
     assert torch.equal(first, second)

@@ -179,7 +179,7 @@ def test_a_direct_call(reader: str) -> None:
     with emulated_device(reader, launches):
         function = MODULE.CallFunction.joined_operator
         key = MODULE.call_key(function, first, 0)
-        call_plan = plan_joined_call(*first, torch.zeros(12, sum(widths)).bfloat16())
+        call_plan = plan_joined_call(*first).call
         assert MODULE.remember_call(function, first, 0, key, call_plan)
         y = MODULE.call_joined_operator(*second)
         other = MODULE.call_joined_operator(second[0], second[1], [None, None, None])

@@ -267,7 +267,7 @@ def test_when_a_training_step_waits_for_the_host(
 
 
 def test_what_a_direct_call_refuses() -> None:
-    for arguments in ([5], [-1], [0] * 8):
+    for arguments in ([5], [-1], [0] * 9):
         with pytest.raises(ValueError, match="operation_call"):
             native.core.operation_call(torch.relu, arguments)
 

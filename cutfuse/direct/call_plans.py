@@ -1,19 +1,19 @@
-"""Plans of direct calls, made of a call on the general path and its result."""
+"""Plans of calls: what csrc/call runs for tensors of these layouts, now and in later calls with the same key."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import native
 from ..epilogue import Program
-from ..ops.cuda import reduction_workspace, shapes_and_strides
-from ..ops.cuda_backward import gradient_layout
-from ..ops.layout import elementwise_layout, reduction_layout
-from ..planning.device import dtype_codes, reduction_codes
+from ..ops.layout import Layout as Merged
+from ..ops.layout import elementwise_layout, gradient_layout, reduction_layout, shapes_and_strides
+from ..planning.device import dtype_codes, multiprocessors, on_device, reduction_codes
 from ..planning.fused import changes_setting, plan_call
 from ..planning.joined import plan_of
 from ..planning.linear_launch import matrices_of
@@ -32,7 +32,7 @@ from ..planning.specialize import (
 from ..prediction import address_of
 
 if TYPE_CHECKING:
-    from .._C import CallPlan
+    from .._C import CallFunction, CallKey, CallPlan, LinearPlan
 
 Layout = tuple[int, int, int, int]  # type, and the strides of three dimensions
 Result = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -44,36 +44,62 @@ GradientOutput = tuple[int, Result, int, GradientSum | None]
 ColumnSum = tuple[Result, GradientSum]
 
 
+class Planned(NamedTuple):
+    """The plan of a call, and the program in the kernels that it launches."""
+
+    call: CallPlan
+    epilogues: Epilogues
+
+    def run(self, tensors: Sequence[Tensor], first_operand: int) -> Any:
+        """The result for the tensors of the call, or for others that are laid out alike."""
+        request(self.epilogues)
+        device = tensors[0].device.index
+        with on_device(device):
+            return native.core.run_call(self.call, list(tensors), first_operand, device or 0)
+
+    def keep(self, function: CallFunction, given: tuple[Any, ...], number: int, key: CallKey) -> None:
+        """Has later calls like this one run the plan. key: this call's, before the plan was made."""
+        request(self.epilogues)
+        if are_requested(self.epilogues):  # a call that is captured in a graph asks for none; a later one does
+            native.core.remember_call(function, given, number, key, self.call)
+
+
+def general() -> Planned:
+    """The plan of calls that take the general path every time."""
+    return Planned(native.core.general_call(), [])
+
+
 def _result_of(y: Tensor) -> Result:
     return tuple(y.shape), y.stride(), y.dtype
 
 
-def plan_linear(arguments: LinearArguments, y: Tensor, is_bias_apart: bool = False) -> CallPlan | None:
+def plan_linear(arguments: LinearArguments, y: Tensor, is_bias_apart: bool = False) -> Planned:
     core = native.core
     plan = plan_call(arguments)
     if is_bias_apart and not plan.is_fused:
-        return core.general_call()
+        return general()
     if plan.copies_bias or not y.is_contiguous() or (not plan.is_fused and changes_setting(arguments.x)):
-        return core.general_call()
+        return general()
     matrices = matrices_of(arguments)
     device = arguments.x.device.index or 0
     find = find_epilogues if plan.is_fused else find_pass
     epilogues = find(plan, device, arguments.program, matrices)
-    request(epilogues)
-    if not are_requested(epilogues):
-        return None  # the call was captured in a graph; a later one asks for them
     layouts = [matrix[1:] for matrix in matrices]
-    return core.linear_call(plan, arguments.program.native, layouts, epilogues, _result_of(y))
+    call = core.linear_call(plan, arguments.program.native, layouts, epilogues, _result_of(y))
+    return Planned(call, epilogues)
 
 
-def plan_joined_call(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], y: Tensor
-) -> CallPlan | None:
-    core = native.core
+def plan_joined_call(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Planned | None:
+    """None where no kernel takes the weights."""
     plan = plan_of(x, weights, biases)
-    if plan is None:
-        return core.general_call()
-    return core.joined_call(plan, [bias is not None for bias in biases], _result_of(y))
+    return None if plan is None else joined_call(plan, x, weights, biases)
+
+
+def joined_call(plan: LinearPlan, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Planned:
+    """Of a fused plan."""
+    columns = sum(weight.shape[0] for weight in weights)
+    result = (x.shape[0], columns), (columns, 1), x.dtype
+    return Planned(native.core.joined_call(plan, [bias is not None for bias in biases], result), [])
 
 
 class LaidOut(NamedTuple):
@@ -85,40 +111,37 @@ class LaidOut(NamedTuple):
 
 
 def lay_out_pointwise(x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor) -> LaidOut | None:
-    """Of a call with the result y, which may be on the meta device; None where one launch does not do."""
+    """Of a call with a result like y, which may be on the meta device; None where one launch does not do."""
     tensors = (x, *operands)
     layout = elementwise_layout(y.stride(), *shapes_and_strides(tensors), y.shape)
     if layout is None:
         return None
     laid_out = _layouts(tensors, layout.strides)
     matrices = _matrices(tensors, laid_out)
-    address, code = 0 if y.is_meta else y.data_ptr(), dtype_codes()[y.dtype]
-    device = x.device.index or 0
-    epilogues = find_pointwise(device, program, layout.extents, matrices[0], matrices[1:], address, code)
+    device, code = x.device.index or 0, dtype_codes()[y.dtype]
+    # With address 0, which counts as aligned, as all memory that PyTorch allocates is.
+    epilogues = find_pointwise(device, program, layout.extents, matrices[0], matrices[1:], 0, code)
     return LaidOut(layout.extents, laid_out, epilogues)
 
 
-def plan_pointwise(x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor) -> CallPlan | None:
-    core = native.core
+def plan_pointwise(x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor) -> Planned | None:
+    """y: as the result is to be, on any device. None where one launch does not do."""
     found = lay_out_pointwise(x, operands, program, y)
     if found is None:
-        return core.general_call()
+        return None
     extents, (of_x, *others), epilogues = found
-    request(epilogues)
-    if not are_requested(epilogues):
-        return None  # as of a linear layer
-    specialization = epilogues[0] if epilogues else None
-    code = dtype_codes()[y.dtype]
-    return core.pointwise_call(extents, of_x, code, program.native, others, _result_of(y), specialization)
+    specialization, code = epilogues[0] if epilogues else None, dtype_codes()[y.dtype]
+    call = native.core.pointwise_call(extents, of_x, code, program.native, others, _result_of(y), specialization)
+    return Planned(call, epilogues)
 
 
 def lay_out_reduction(
     x: Tensor, operands: Sequence[Tensor], program: Program, reduction: str, dims: tuple[int, ...]
 ) -> LaidOut | None:
-    """None where one launch does not do, or its result is in another order than the dimensions that are kept."""
+    """None where one launch does not do."""
     tensors = (x, *operands)
     layout = reduction_layout(*shapes_and_strides(tensors), dims)
-    if layout is None or layout.result_order is not None:
+    if layout is None:
         return None
     laid_out = _layouts(tensors, layout.strides)
     matrices = _matrices(tensors, laid_out)
@@ -129,18 +152,14 @@ def lay_out_reduction(
 
 def plan_reduce(
     x: Tensor, operands: Sequence[Tensor], program: Program, reduction: str, dims: tuple[int, ...], y: Tensor
-) -> CallPlan | None:
-    core = native.core
-    found = lay_out_reduction(x, operands, program, reduction, dims) if y.is_contiguous() else None
+) -> Planned | None:
+    """y: as the result is to be, on any device. None where one launch does not do."""
+    found = lay_out_reduction(x, operands, program, reduction, dims)
     if found is None:
-        return core.general_call()
+        return None
     extents, (of_x, *others), epilogues = found
     codes, reduction_code = dtype_codes(), reduction_codes()[reduction]
-    request(epilogues)
-    if not are_requested(epilogues):
-        return None  # as of a linear layer
-    workspace = reduction_workspace(extents, codes[x.dtype], reduction_code, x.device)
-    return core.reduce_call(
+    call = native.core.reduce_call(
         extents,
         of_x,
         reduction_code,
@@ -148,46 +167,71 @@ def plan_reduce(
         program.native,
         others,
         _result_of(y),
-        workspace,
+        reduction_workspace(extents, codes[x.dtype], reduction_code, x.device),
         epilogues[0] if epilogues else None,
     )
+    return Planned(call, epilogues)
+
+
+def reduction_workspace(extents: tuple[int, ...], dtype: int, reduction: int, device: torch.device) -> int:
+    """The bytes of workspace that a reduction with two kernel launches needs."""
+    return _workspace_bytes(extents, dtype, reduction, multiprocessors(device.index))
+
+
+@functools.lru_cache(maxsize=4096)
+def _workspace_bytes(extents: tuple[int, ...], dtype: int, reduction: int, multiprocessor_count: int) -> int:
+    return native.core.reduce_workspace(extents, dtype, reduction, multiprocessor_count)
+
+
+class RowResults(NamedTuple):
+    """Of a reduction behind a program, over the columns of a layout: its results and, for "amax" and "amin", how many
+    elements of a row equal its result. Both are in fp32, a number for each row."""
+
+    layout: Merged
+    reduction: str
+    tensors: Sequence[Tensor]
 
 
 def plan_backward(
-    grad: Tensor,
-    x: Tensor,
-    operands: Sequence[Tensor],
+    tensors: Sequence[Tensor],
     program: Program,
     wanted: Sequence[int],
+    inputs: Sequence[Tensor],
     sums_columns: bool,
-    gradients: Sequence[Tensor],
-) -> CallPlan | None:
-    """gradients: those that are wanted and, with sums_columns, x's summed over its rows."""
+    rows: RowResults | None = None,
+    is_accurate: bool = False,
+) -> Planned | None:
+    """The plan of the gradients of `inputs`, x and the operands; None where the tensors have no common layout.
+
+    tensors: the gradient, x and the operands as they are read, which are `inputs` or copies. What no launch sums to an
+    input's shape is fp32 in x's shape. sums_columns: of a contiguous x. is_accurate: the program compares its value
+    with a reduction's result.
+    """
     core = native.core
-    if not wanted or (sums_columns and not x.is_contiguous()):
-        return core.general_call()
-    found, tensors = gradients[: len(wanted)], (grad, x, *operands)
+    x, device = tensors[1], tensors[1].device
     dense = torch.empty_like(x, device="meta")
-    layout = gradient_layout(dense, tensors, sums_columns=sums_columns)
-    stored = gradient_outputs(dense, wanted, [t.shape for t in found], [_result_of(t) for t in found], x.device)
-    if layout is None or stored is None:
-        return core.general_call()
+    layout = None if rows is None else rows.layout
+    if layout is None or sums_columns:
+        layout = gradient_layout(dense, tensors, sums_columns=sums_columns)
+    if layout is None:
+        return None
+    like_dense = tuple(dense.shape), dense.stride()
+    gradients = [
+        (*like_dense, t.dtype) if t.shape == dense.shape else contiguous_result(t.shape, t.dtype)
+        for t in (inputs[k] for k in wanted)
+    ]
+    stored = gradient_outputs(dense, wanted, [inputs[k].shape for k in wanted], gradients, device)
     laid_out = _layouts(tensors, layout.strides)
     matrices = _matrices(tensors, laid_out)
-    # With address 0, which counts as aligned, what is stored to be summed.
-    outputs = [(k, 0 if sum_ else t.data_ptr(), code) for (k, _, code, sum_), t in zip(stored, found, strict=True)]
-    device = x.device.index or 0
+    outputs = [(k, 0, code) for k, _, code, _ in stored]
     problem = layout.extents, matrices[0], matrices[1], matrices[2:], outputs, sums_columns
-    epilogues = find_backward(device, program, *problem)
-    request(epilogues)
-    if not are_requested(epilogues):
-        return None  # as of a linear layer
+    epilogues = [] if is_accurate or rows is not None else find_backward(device.index or 0, program, *problem)
     sums = None
     if sums_columns:
-        _, rows, columns = layout.extents
-        blocks = core.pointwise_backward_row_blocks(rows, columns)
-        sums = column_sum(blocks, columns, torch.float32, _result_of(gradients[-1]), x.device)
-    return core.backward_call(
+        _, row_count, columns = layout.extents
+        blocks = core.pointwise_backward_row_blocks(row_count, columns)
+        sums = column_sum(blocks, columns, torch.float32, ((columns,), (1,), x.dtype), device)
+    call = core.backward_call(
         layout.extents,
         laid_out[0],
         laid_out[1],
@@ -196,37 +240,43 @@ def plan_backward(
         stored,
         sums,
         epilogues[0] if epilogues else None,
+        0 if rows is None else reduction_codes()[rows.reduction],
+        is_accurate,
     )
+    return Planned(call, epilogues)
 
 
 def gradient_outputs(
     dense: Tensor,
     wanted: Sequence[int],
-    shapes: Sequence[tuple[int, ...]],
+    shapes: Sequence[Sequence[int]],
     gradients: Sequence[Result],
     device: torch.device,
-) -> list[GradientOutput] | None:
+) -> list[GradientOutput]:
     """What the kernel of the gradients stores, in the shape and layout of `dense`, and what of that is summed.
 
     shapes: what `wanted` inputs, x (0) and operands (k - 1 for k), have, and broadcast to dense's. gradients: of them,
-    contiguous. None where one launch does not sum one of them.
+    contiguous. What one launch does not sum is stored in dense's shape.
     """
     codes = dtype_codes()
     found: list[GradientOutput] = []
     for k, shape, gradient in zip(wanted, shapes, gradients, strict=True):
-        if shape == dense.shape:
+        if tuple(shape) == tuple(dense.shape):
             found.append((k, gradient, codes[gradient[2]], None))
             continue
         aligned = (1,) * (dense.dim() - len(shape)) + tuple(shape)
         dims = tuple([d for d, size in enumerate(aligned) if size != dense.shape[d]])
         layout = reduction_layout((dense.shape,), (dense.stride(),), dims) if dims else None
-        if layout is None or layout.result_order is not None:
-            return None
-        tangent = tuple(dense.shape), dense.stride(), torch.float32
-        code, (outer, reduced, inner) = codes[torch.float32], layout.strides[0]
-        total = gradient_sum(layout.extents, (code, outer, reduced, inner), gradient, device)
-        found.append((k, tangent, code, total))
+        total = None
+        if layout is not None and layout.result_order is None:
+            outer, reduced, inner = layout.strides[0]
+            total = gradient_sum(layout.extents, (codes[torch.float32], outer, reduced, inner), gradient, device)
+        found.append((k, (tuple(dense.shape), dense.stride(), torch.float32), codes[torch.float32], total))
     return found
+
+
+def contiguous_result(shape: Sequence[int], dtype: torch.dtype) -> Result:
+    return tuple(shape), torch.empty(shape, device="meta").stride(), dtype
 
 
 def gradient_sum(extents: tuple[int, ...], x: Layout, result: Result, device: torch.device) -> GradientSum:

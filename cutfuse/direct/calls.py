@@ -24,11 +24,11 @@ from ..epilogue.types import type_of
 from ..gradients.elementwise import needs_gradient
 from ..planning.linear_plan import LinearArguments
 from ..precision import _INHERITED, _context_mode, module_variables
-from .call_plans import plan_linear, plan_pointwise, plan_reduce
+from .call_plans import Planned, general, plan_linear, plan_pointwise, plan_reduce
 from .training import adds_bias_apart, plan_training
 
 if TYPE_CHECKING:
-    from .._C import CallFunction, CallPlan
+    from .._C import CallFunction
     from .._C import call_linear as call_linear
     from .._C import call_pointwise as call_pointwise
     from .._C import call_reduce as call_reduce
@@ -120,11 +120,11 @@ def remember_linear(
     tensors = tensors_of(given[4])
     is_apart = adds_bias_apart(given[0], given[2])
 
-    def make_plan() -> CallPlan | None:
+    def make_plan() -> Planned:
         if is_general:
-            return native.core.general_call()
+            return general()
         if needs_gradient(*given[:3], *tensors):
-            return native.core.general_call() if is_apart else plan_training(given[:3], tensors, arguments, y)
+            return general() if is_apart else plan_training(given[:3], tensors, arguments, y)
         return plan_linear(arguments, y, is_apart)
 
     number_of = functools.partial(_number_of, given[3], given[4], given[0], epilogue)
@@ -134,8 +134,8 @@ def remember_linear(
 def remember_plain_linear(given: tuple[Any, ...], epilogue: Epilogue, is_plain: Callable[[], bool]) -> None:
     """Remembers a call that PyTorch's own linear layer computes, if `is_plain` says so in the key's precision too."""
 
-    def make_plan() -> CallPlan | None:
-        return native.core.product_call() if is_plain() else None
+    def make_plan() -> Planned | None:
+        return Planned(native.core.product_call(), []) if is_plain() else None
 
     number_of = functools.partial(_number_of, given[3], given[4], given[0], epilogue)
     remember(native.core.CallFunction.linear, given, number_of, make_plan)
@@ -149,8 +149,8 @@ def has_number(given: tuple[Any, ...], epilogue: Epilogue) -> bool:
 def remember_steps(given: tuple[Any, ...], epilogue: Epilogue, replay: Replay | None) -> None:
     """Remembers a call of `linear` that takes several operations. replay: makes them; None where nothing can."""
 
-    def make_plan() -> CallPlan:
-        return native.core.general_call() if replay is None else native.core.function_call(replay)
+    def make_plan() -> Planned:
+        return general() if replay is None else Planned(native.core.function_call(replay), [])
 
     number_of = functools.partial(_number_of, given[3], given[4], given[0], epilogue)
     remember(native.core.CallFunction.linear, given, number_of, make_plan)
@@ -159,8 +159,8 @@ def remember_steps(given: tuple[Any, ...], epilogue: Epilogue, replay: Replay | 
 def remember_operation(given: tuple[Any, ...], epilogue: Epilogue, operation: Operation) -> None:
     """Remembers a call that PyTorch's own linear layer and one function compute."""
 
-    def make_plan() -> CallPlan:
-        return native.core.operation_call(operation.function, list(operation.arguments))
+    def make_plan() -> Planned:
+        return Planned(native.core.operation_call(operation.function, list(operation.arguments)), [])
 
     number_of = functools.partial(_number_of, given[3], given[4], given[0], epilogue)
     remember(native.core.CallFunction.linear, given, number_of, make_plan)
@@ -178,8 +178,9 @@ def remember_pointwise(
     tensors = (given[1], *tensors_of(given[2]))
     is_general = is_general or not same_memory(tensors, (x, *operands))
 
-    def make_plan() -> CallPlan | None:
-        return native.core.general_call() if is_general else plan_pointwise(x, operands, epilogue.program, y)
+    def make_plan() -> Planned:
+        found = None if is_general else plan_pointwise(x, operands, epilogue.program, y)
+        return found or general()
 
     number_of = functools.partial(_number_of, given[0], given[2], given[1], epilogue)
     remember(native.core.CallFunction.pointwise, given, number_of, make_plan)
@@ -199,10 +200,9 @@ def remember_reduce(
     tensors = (given[0], *tensors_of(given[5]))
     is_general = is_general or not same_memory(tensors, (x, *operands))
 
-    def make_plan() -> CallPlan | None:
-        if is_general:
-            return native.core.general_call()
-        return plan_reduce(x, operands, epilogue.program, reduction, dims, y)
+    def make_plan() -> Planned:
+        found = None if is_general else plan_reduce(x, operands, epilogue.program, reduction, dims, y)
+        return found or general()
 
     number_of = functools.partial(_number_of, given[4], given[5], given[0], epilogue)
     remember(native.core.CallFunction.reduce, given, number_of, make_plan)
@@ -212,20 +212,19 @@ def remember(
     function: CallFunction,
     given: tuple[Any, ...],
     number_of: Callable[[], int | None],
-    make_plan: Callable[[], CallPlan | None],
+    make_plan: Callable[[], Planned | None],
 ) -> None:
-    """Makes the plan of a call and adds it to the table, unless its key has changed meanwhile.
+    """Makes the plan of a call, where it has one, and adds it to the table, unless its key has changed meanwhile.
 
     It can change because another thread sets the process's precision or the default type.
     """
-    core = native.core
     number = number_of()
-    key = None if number is None else core.call_key(function, given, number)
+    key = None if number is None else native.core.call_key(function, given, number)
     if number is None or key is None or number_of() != number:
         return
-    plan = make_plan()
-    if plan is not None:
-        core.remember_call(function, given, number, key, plan)
+    planned = make_plan()
+    if planned is not None:
+        planned.keep(function, given, number, key)
 
 
 def tensors_of(operands: Sequence[Any]) -> tuple[Tensor, ...]:

@@ -15,17 +15,16 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..ops import schema
-from . import operators
+from ..ops import cuda, schema
 
 Replay = Callable[..., Tensor]
 
 # What computes an operator on the devices that direct calls serve, without PyTorch's dispatcher.
 _UNDISPATCHED: dict[Any, Callable[..., Any]] = {
-    schema.linear: operators.linear,
-    schema.linear_reduce: operators.linear_reduce,
-    schema.pointwise: operators.pointwise,
-    schema.reduce: operators.reduce,
+    schema.linear: cuda.linear,
+    schema.linear_reduce: cuda.linear_reduce,
+    schema.pointwise: cuda.pointwise,
+    schema.reduce: cuda.reduce,
 }
 
 # They give their argument itself where it is as they would make it.

@@ -1,10 +1,12 @@
-"""Computes three-dimensional layouts of tensors of any shape for the kernels, from integers alone, with a cache."""
+"""Computes three-dimensional layouts of tensors of any shape for the kernels, from sizes and strides, with a cache."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from torch import Tensor
 
 Sizes = tuple[int, ...]
 MAX_DIMENSIONS = 3
@@ -25,6 +27,10 @@ class ReductionLayout(NamedTuple):
     result_shape: Sizes
     result_sizes: Sizes  # the kept dimensions of more than one element, in the order of (outer, inner)
     result_order: Sizes | None  # the permutation of these; None if they are in order
+
+
+def shapes_and_strides(tensors: Sequence[Tensor]) -> tuple[tuple[Sizes, ...], tuple[Sizes, ...]]:
+    return tuple([t.shape for t in tensors]), tuple([t.stride() for t in tensors])
 
 
 def broadcast_strides(shapes: Sequence[Sizes], strides: Sequence[Sizes], target: Sizes) -> tuple[Sizes, ...]:
@@ -74,6 +80,18 @@ def elementwise_layout(
         return None
     padding = MAX_DIMENSIONS - len(extents)
     return Layout((1,) * padding + tuple(extents), tuple((0,) * padding + tuple(own) for own in merged))
+
+
+def gradient_layout(dense: Tensor, tensors: Sequence[Tensor], *, sums_columns: bool) -> Layout | None:
+    """The layout of gradients as `dense` of tensors that broadcast to it; None if a kernel takes none of them as it is.
+
+    sums_columns: `dense` is a contiguous matrix whose rows are summed, so that they are not merged.
+    """
+    shapes, strides = shapes_and_strides(tensors)
+    if not sums_columns:
+        return elementwise_layout(dense.stride(), shapes, strides, dense.shape)
+    rows = broadcast_strides(shapes, strides, dense.shape)
+    return Layout((1, *dense.shape), tuple((0, *own) for own in rows))
 
 
 @functools.lru_cache(maxsize=4096)
