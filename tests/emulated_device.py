@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cutfuse import arguments, native
 from cutfuse.direct import call_plans, calls
-from cutfuse.planning import fused, joined, linear_launch, linear_plan, training_step
+from cutfuse.planning import fused, linear_launch, linear_plan, training_step
 
 core = native.module()
 # PyTorch 2.8 and 2.9 have no functions in C that read tensors: there the direct path reads their attributes.
@@ -34,7 +34,7 @@ def emulated_device(
     has_exchange_api = reader != "attributes" and hasattr(Tensor, "__dlpack_c_exchange_api__")
     with without_device(linear_launch), pytest.MonkeyPatch.context() as patch:
         patch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
-        for module in (fused, joined, linear_plan, training_step):
+        for module in (fused, linear_plan, training_step):
             patch.setattr(module, "device_facts", lambda device: (9, 0, 132))
         patch.setattr(call_plans, "on_device", lambda index: contextlib.nullcontext())
         patch.setattr(call_plans, "multiprocessors", lambda index: 132)

@@ -13,8 +13,7 @@ from torch import Tensor
 from cutfuse import native
 from cutfuse.ops import cuda, schema
 from cutfuse.planning.device import stream_of
-from cutfuse.planning.joined import plan_joined, plan_of
-from cutfuse.planning.linear_plan import matrix_layout
+from cutfuse.planning.linear_plan import layout_of, plan_joined, plan_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.no_path("calls operators, and no public function")]
 
@@ -54,7 +53,7 @@ def test_values(kernel: str, m: int, k: int, widths: tuple[int, ...]) -> None:
     """Into memory of NaNs, between numbers that stay."""
     dtype = DTYPES[kernel.split("_")[1]]
     x, weights, biases = inputs(m, k, widths, dtype)
-    plan = plan_joined(matrix_layout(x), [matrix_layout(w) for w in weights], dtype, x.device, only=kernel)
+    plan = plan_joined(layout_of(x).of_matrix, [layout_of(w).of_matrix for w in weights], dtype, x.device, only=kernel)
     assert plan is not None
     memory = torch.full((m + 2, sum(widths)), 7.0, device="cuda", dtype=dtype)
     y = memory[1:-1].fill_(torch.nan)

@@ -24,7 +24,7 @@ import cutfuse
 from cutfuse import arguments
 from cutfuse.linear import LinearCall, prepare_linear
 from cutfuse.ops import inductor, schema
-from cutfuse.planning import traced
+from cutfuse.planning import linear_plan
 from cutfuse.planning.device import NOT_CUDA
 from cutfuse.pointwise import prepare_pointwise
 from cutfuse.registration import cache_tag
@@ -60,8 +60,8 @@ def _operators() -> Iterator[None]:
 @pytest.fixture(params=[NOT_CUDA, H200], ids=["cuBLAS", "fused"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
     """Where small products are cuBLAS's, and where they are fused, with the host's times of public calls."""
-    monkeypatch.setattr(traced, "device_facts", lambda device: request.param)
-    monkeypatch.setattr(traced, "_issuer", lambda: "call")
+    monkeypatch.setattr(linear_plan, "device_facts", lambda device: request.param)
+    monkeypatch.setattr(linear_plan, "_issuer", lambda: "call")
     return request.param
 
 
@@ -154,7 +154,7 @@ def decided(
     monkeypatch: pytest.MonkeyPatch, m: int, n: int, k: int, epilogue: Callable[..., Tensor], **layout: object
 ) -> bool:
     """Whether the operator stays for a layer of these sizes on an H200."""
-    monkeypatch.setattr(traced, "device_facts", lambda device: H200)
+    monkeypatch.setattr(linear_plan, "device_facts", lambda device: H200)
     dtype = layout.get("dtype", torch.bfloat16)
     rows = torch.empty(m, k + 8, dtype=dtype, device="meta")
     x = rows[:, layout.get("first", 0) :][:, :k]

@@ -15,9 +15,8 @@ from ..ops.layout import Layout as Merged
 from ..ops.layout import elementwise_layout, gradient_layout, reduction_layout, shapes_and_strides
 from ..planning.device import dtype_codes, multiprocessors, on_device, reduction_codes
 from ..planning.fused import changes_setting, plan_call
-from ..planning.joined import plan_of
 from ..planning.linear_launch import matrices_of
-from ..planning.linear_plan import LinearArguments
+from ..planning.linear_plan import LinearArguments, plan_of
 from ..planning.specialize import (
     Epilogues,
     Matrix,

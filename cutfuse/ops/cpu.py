@@ -14,7 +14,7 @@ from torch import Tensor
 from .. import composed, native
 from ..epilogue import Program, evaluate
 from ..epilogue.evaluate import arithmetic_dtype
-from ..planning.joined import composed_joined
+from ..planning.linear_plan import composed_joined
 from ..planning.prepared import check_unchanged
 from ..reductions import GRADIENTS
 

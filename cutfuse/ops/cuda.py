@@ -28,9 +28,8 @@ from ..direct.call_plans import (
 from ..direct.calls import remember
 from ..epilogue import Epilogue, EpilogueError, Program, operand
 from ..planning.fused import cublas_linear, plan_call
-from ..planning.joined import composed_joined
 from ..planning.linear_launch import launch_after_product, launch_fused
-from ..planning.linear_plan import LinearArguments
+from ..planning.linear_plan import LinearArguments, composed_joined
 from ..planning.planes import Planes
 from ..planning.prepared import planes_of
 from ..planning.training_step import product_arguments, storing

@@ -24,9 +24,8 @@ from torch import Tensor
 from .. import composed, dynamo
 from ..epilogue import Program
 from ..planning.device import dtype_codes
-from ..planning.linear_plan import LinearArguments, precision_of
+from ..planning.linear_plan import LinearArguments, plan_traced, precision_of, traced_matrices
 from ..planning.specialize import find_epilogues, request
-from ..planning.traced import plan_traced, traced_matrices
 from . import schema
 
 # Those that code of Inductor's calls by their functions.
