@@ -16,7 +16,7 @@ from .composed import PyTorchCall
 from .direct.call_plans import lay_out_pointwise, lay_out_reduction
 from .epilogue import Program
 from .gradients import autograd
-from .gradients.elementwise import needs_gradient
+from .gradients.autograd import needs_gradient
 from .linear import LinearCall, for_operators, is_plain
 from .ops import schema
 from .planning.device import dtype_codes, reduction_codes

@@ -23,7 +23,7 @@ from .epilogue.evaluate import arithmetic_dtype
 from .epilogue.operation import Operation
 from .epilogue.types import types_of
 from .gradients import autograd
-from .gradients.elementwise import needs_gradient
+from .gradients.autograd import needs_gradient
 from .matrix_vector import MatrixVector, affine_reduce, find_matrix_vector
 from .planning.linear_plan import LinearArguments
 from .planning.prepared import UNPREPARED, Prepared

@@ -15,7 +15,7 @@ from .direct import calls
 from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
 from .epilogue.types import types_of
-from .gradients import elementwise
+from .gradients import autograd
 from .reductions import REDUCTIONS
 
 
@@ -149,7 +149,7 @@ def run_reduce(call: ReduceCall) -> Tensor:
     if composed_because:
         return composed.reduce(x, operands, prologue.program, op, dims, out_dtype, keepdim)
     kernel_dtype = arguments.kernel_out_dtype(out_dtype, x.dtype)
-    y = elementwise.reduce(x, operands, prologue.program.text, op, dims, kernel_dtype)
+    y = autograd.reduce(x, operands, prologue.program.text, op, dims, kernel_dtype)
     if keepdim:
         y = y.reshape([1 if d in dims else size for d, size in enumerate(x.shape)])
     return y if kernel_dtype == out_dtype else y.to(out_dtype)

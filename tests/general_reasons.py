@@ -14,7 +14,7 @@ from cutfuse.arguments import kernel_out_dtype
 from cutfuse.direct import calls
 from cutfuse.direct.training import adds_bias_apart
 from cutfuse.epilogue.recognition import IDENTITY
-from cutfuse.gradients.elementwise import needs_gradient
+from cutfuse.gradients.autograd import needs_gradient
 from cutfuse.linear import LinearCall, prepare_linear
 from cutfuse.ops.layout import elementwise_layout, reduction_layout, shapes_and_strides
 from cutfuse.planning.fused import changes_setting, plan_call

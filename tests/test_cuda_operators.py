@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cutfuse import native
 from cutfuse.epilogue import Epilogue, Program
-from cutfuse.gradients import autograd, elementwise
+from cutfuse.gradients import autograd
 from cutfuse.ops import cuda, schema
 from cutfuse.planning import linear_plan
 from cutfuse.planning.device import NOT_CUDA
@@ -69,7 +69,7 @@ def test_reductions_of_any_dimensions_and_strides(launches: EmulatedLaunches, re
     for count in range(1, 5):
         for dims in itertools.combinations(range(4), count):
             check(
-                lambda x, dims=dims: elementwise.reduce(x, (), program, reduction, dims, torch.float32),
+                lambda x, dims=dims: autograd.reduce(x, (), program, reduction, dims, torch.float32),
                 lambda x, dims=dims: eager_reduce(x * x - x, dims, reduction),
                 [x],
             )
@@ -86,8 +86,8 @@ def test_operands_of_any_strides(launches: EmulatedLaunches, reduction: str | No
 
     def actual(x: Tensor, *rest: Tensor) -> Tensor:
         if reduction is None:
-            return elementwise.pointwise(x, rest, program, torch.float32)
-        return elementwise.reduce(x, rest, program, reduction, dims, torch.float32)
+            return autograd.pointwise(x, rest, program, torch.float32)
+        return autograd.reduce(x, rest, program, reduction, dims, torch.float32)
 
     def expected(x: Tensor, *rest: Tensor) -> Tensor:
         y = function(x, *rest)
@@ -186,7 +186,7 @@ def test_reductions_of_a_full_set_of_operands(launches: EmulatedLaunches) -> Non
     for dims in ((0,), (1,)):
         for reduction in ("amax", "logsumexp"):
             check(
-                lambda x, *rest, d=dims, r=reduction: elementwise.reduce(x, rest, program, r, d, torch.float32),
+                lambda x, *rest, d=dims, r=reduction: autograd.reduce(x, rest, program, r, d, torch.float32),
                 lambda x, *rest, d=dims, r=reduction: eager_reduce(epilogue(x, *rest), d, r),
                 [torch.randn(6, 5), *operands_for(count, 6, 5, torch.float32)],
             )

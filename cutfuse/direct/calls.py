@@ -21,7 +21,7 @@ from ..epilogue import Epilogue
 from ..epilogue.operation import Operation
 from ..epilogue.recognition import recognised
 from ..epilogue.types import type_of
-from ..gradients.elementwise import needs_gradient
+from ..gradients.autograd import needs_gradient
 from ..planning.linear_plan import LinearArguments
 from ..precision import _INHERITED, _context_mode, module_variables
 from .call_plans import Planned, general, plan_linear, plan_pointwise, plan_reduce

@@ -15,9 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import native
-from ..gradients.autograd import is_forced, linear_gradients, sum_gradients
-from ..gradients.elementwise import OperandFacts, kept_of, operand_facts, restored
-from ..gradients.products import weight_gradient
+from ..gradients.autograd import (
+    OperandFacts,
+    is_forced,
+    kept_of,
+    linear_gradients,
+    operand_facts,
+    restored,
+    sum_gradients,
+    weight_gradient,
+)
 from ..planning.device import dtype_codes
 from ..planning.fused import changes_setting, plan_call
 from ..planning.linear_launch import matrices_of
@@ -64,7 +71,7 @@ class DirectLinear(torch.autograd.Function):
             z = F.linear(x, weight, bias)
             y = native.module().training_forward(plan.handle, z, *operands)
         if plan.hands_gradient_on:
-            ctx.save_for_backward(x, weight)  # as LinearSum does
+            ctx.save_for_backward(x, weight)
         else:
             ctx.save_for_backward(x, weight, bias, z, *kept_of(plan.operands, operands))
         ctx.plan = plan
