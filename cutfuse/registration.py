@@ -1,10 +1,16 @@
-"""Registers what computes the operators `torch.ops.cutfuse.*`."""
+"""Registers what computes the operators `torch.ops.cutfuse.*`, and how many operations PyTorch counts for them."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+import importlib
+import importlib.abc
+import importlib.machinery
+import math
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,7 +18,7 @@ import torch.compiler.config
 from torch._decomp import register_decomposition
 
 from .compile.composites import layer, layer_cross_entropy
-from .ops import cpu, cuda, fake, flops, inductor, schema
+from .layer import cpu, cuda, fake, inductor, schema
 
 _CUDA: dict[str, Callable[..., Any]] = {
     "linear": cuda.linear,
@@ -50,6 +56,66 @@ def none_as_empty(name: str, function: Callable[..., Any]) -> Callable[..., Any]
     return dispatched
 
 
+COUNTER = "torch.utils.flop_counter"  # of FlopCounterMode
+
+
+def count_product(x: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int:
+    """PyTorch's own, of a product of x `[M, K]` and weight `[N, K]`. What follows it counts nothing there either."""
+    return 2 * math.prod(x) * weight[0]
+
+
+def count_products(x: torch.Size, weights: Sequence[torch.Size], *_: Any, **__: Any) -> int:
+    """Of the products of one x with several weights."""
+    return sum(count_product(x, weight) for weight in weights)
+
+
+FLOPS: dict[str, Callable[..., int]] = {
+    "linear": count_product,
+    "linear_reduce": count_product,
+    "linear_with_pre_activation": count_product,
+    "product": count_product,
+    "joined": count_products,
+}
+
+
+def register_flops() -> None:
+    """Registers the formulas with PyTorch's counter, now or when it is imported.
+
+    cutfuse does not import it, as it imports Triton, which takes 0.2 s.
+    """
+    if COUNTER in sys.modules:
+        _add_to(importlib.import_module(COUNTER))
+    else:
+        sys.meta_path.insert(0, _Finder())
+
+
+def _add_to(counter: ModuleType) -> None:
+    for name, formula in FLOPS.items():
+        counter.register_flop_formula(getattr(torch.ops.cutfuse, name))(formula)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the counter by the other finders, and has the formulas added whenever its module is executed."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != COUNTER:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _add_to(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
 # What the dispatcher calls, by its keys.
 DISPATCHED: dict[str, dict[str, Callable[..., Any]]] = {
     key: {name: none_as_empty(name, function) for name, function in functions.items()}
@@ -76,7 +142,7 @@ for _name in ("linear", "linear_reduce", "linear_with_pre_activation", "product"
 for _device, _functions in (("cuda", _CUDA), ("cpu", _CPU)):
     inductor.expose(_functions, _device)
 
-flops.register()
+register_flops()
 
 
 def cache_tag() -> str:

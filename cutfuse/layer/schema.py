@@ -1,11 +1,11 @@
 """The operators' names and signatures in PyTorch's dispatcher.
 
 All operators are functional and private. All but the composites have no autograd formula in the dispatcher, which
-would cost host time in every call; `gradients` differentiates them. `program` is the text form of a
+would cost host time in every call; `autograd` differentiates them. `program` is the text form of a
 program. Operands broadcast against `x`, or against `[M, N]`. Types are those that the kernels support; on a CPU any
 type works.
 
-`snapshot`, `planes` and `scheme` belong to a prepared weight (planning/prepared.py). An operator raises RuntimeError if
+`snapshot`, `planes` and `scheme` belong to a prepared weight (prepared.py). An operator raises RuntimeError if
 the weight has changed since it was prepared.
 
 `linear_with_pre_activation` returns `[M, N]` twice: the result, and `x @ weight.T + bias` in x's type, at which a

@@ -14,9 +14,9 @@ from torch import Tensor
 from .. import composed, native
 from ..epilogue import Program, evaluate
 from ..epilogue.evaluate import arithmetic_dtype
-from ..planning.linear_plan import composed_joined
-from ..planning.prepared import check_unchanged
 from ..reductions import GRADIENTS
+from .planner import composed_joined
+from .prepared import check_unchanged
 
 
 def linear(

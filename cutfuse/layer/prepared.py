@@ -1,6 +1,6 @@
-"""The arguments that operators take for a prepared weight: a snapshot of the weight, and its planes.
+"""Prepared weights: a snapshot of the weight, which tells of changes, and its planes (csrc/split/planes.h).
 
-Both are plain tensors, so that compiled code can pass them on as it passes the weight.
+Both are plain tensors, so that compiled code can pass them on to operators as it passes the weight.
 """
 
 from __future__ import annotations
@@ -13,8 +13,70 @@ import torch._dynamo
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from .device import stream_of
-from .planes import Planes, split_weight
+from .. import native
+from .layouts import on_device, stream_of
+
+Flags = tuple[int, int]  # address and number of words, as the native module takes them
+
+
+class Planes(NamedTuple):
+    """The planes of a weight: values, scales and flags in one piece of memory, with the planner's layout."""
+
+    scheme: int  # a number of native.core.SplitScheme
+    memory: Tensor
+
+
+class PlaneAddresses(NamedTuple):
+    """The addresses to which a splitting kernel writes planes."""
+
+    values: int
+    scales: int
+    flags: int
+
+
+def split_weight(weight: Tensor, scheme: int) -> Planes:
+    """Splits `weight` [rows, columns], an fp32 matrix of any strides, into newly allocated planes."""
+    rows, columns = weight.shape
+    is_transposed = columns > 1 and weight.stride(1) != 1
+    layout = native.core.weight_planes(rows, columns, scheme, is_transposed)
+    memory = torch.empty(layout.bytes, dtype=torch.uint8, device=weight.device)
+    begin, pieces, index = memory.data_ptr(), layout.pieces, weight.device.index
+    to = PlaneAddresses(*(begin + piece.offset for piece in (pieces.values, pieces.scales, pieces.flags)))
+    with on_device(index):
+        split_matrix(stream_of(index), weight, scheme, to, is_weight=True)
+    return Planes(scheme, memory)
+
+
+def split_matrix(
+    stream: int,
+    matrix: Tensor,
+    scheme: int,
+    to: PlaneAddresses,
+    is_weight: bool,
+    only_if: list[Flags] | None = None,
+    cleared: tuple[int, int] = (0, 0),
+) -> None:
+    """Splits `matrix` on the current device, into planes at the addresses `to`, which have to fit its layout.
+
+    only_if: flags in device memory; if they are given, the kernel runs only if one of them says that split3 would lose
+    accuracy. cleared: address and number of words that the kernel sets to zero.
+    """
+    rows, columns = matrix.shape
+    row_stride, column_stride = matrix.stride()
+    native.core.split(
+        stream,
+        scheme,
+        is_weight,
+        matrix.data_ptr(),
+        rows,
+        columns,
+        row_stride,
+        column_stride if columns > 1 else 1,
+        *to,
+        only_if,
+        cleared,
+    )
+
 
 _DEFAULT_STREAM = 0
 

@@ -4,7 +4,7 @@ The forward pass of a layer keeps the pre-activation, as PyTorch's linear layer 
 kernel stores it beside the result. In the backward pass, one kernel computes all elementwise gradients and the column
 sum for the bias. In fp32 at PyTorch's "highest" (mode "guarded"), the products are split products where the planner
 expects those to be faster than cuBLAS; cuBLAS computes tf32 products and those of large 16-bit layers, kernels of ours
-those of small ones (planning/training_step.py). `cutfuse.precision` forces another mode. Gradients that are batched, or
+those of small ones (training_step.py). `cutfuse.precision` forces another mode. Gradients that are batched, or
 that are to be differentiated again, are those of PyTorch's own operations.
 """
 
@@ -21,15 +21,15 @@ from torch import Tensor
 from .. import composed, dynamo
 from ..epilogue import Program
 from ..epilogue.evaluate import arithmetic_dtype
-from ..ops import inductor, schema
-from ..ops.fake import sum_dtype
-from ..planning.fused import cublas_linear
-from ..planning.linear_plan import LinearArguments
-from ..planning.prepared import UNPREPARED, Prepared
-from ..planning.training_step import hands_gradient_on, is_traced, is_turned_weight, issuer_of_products
 from ..precision import SPLIT_MODES, allows_tf32, captured_mode, process, product_mode
 from ..prediction import stands_in_for
 from ..reductions import GRADIENTS, NEEDS_RESULT
+from . import inductor, schema
+from .fake import sum_dtype
+from .linear_launch import cublas_linear
+from .planner import LinearArguments
+from .prepared import UNPREPARED, Prepared
+from .training_step import hands_gradient_on, is_traced, is_turned_weight, issuer_of_products
 
 # What a layer keeps for its backward pass beside x and the weight.
 PRE_ACTIVATION = "pre-activation"  # and bias and operands

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .layout import kept_sizes
+from .layouts import kept_sizes
 
 
 def linear(

@@ -19,11 +19,12 @@ from .. import native
 from ..epilogue import Program
 from ..precision import product_mode
 from ..prediction import DeviceFacts, address_of
-from .device import device_facts, dtype_codes, reduction_codes
+from .layouts import device_facts, dtype_codes, reduction_codes
 from .specialize import Matrix, cost_when_specialized
 
 if TYPE_CHECKING:
     from .._C import LinearPlan
+
 
 ALIGNMENT = 16  # bytes; the TMA's requirement
 MOST_WEIGHTS = 3  # weights of one kernel

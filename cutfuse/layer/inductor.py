@@ -23,10 +23,10 @@ from torch import Tensor
 
 from .. import composed, dynamo
 from ..epilogue import Program
-from ..planning.device import dtype_codes
-from ..planning.linear_plan import LinearArguments, plan_traced, precision_of, traced_matrices
-from ..planning.specialize import find_epilogues, request
 from . import schema
+from .layouts import dtype_codes
+from .planner import LinearArguments, plan_traced, precision_of, traced_matrices
+from .specialize import find_epilogues, request
 
 # Those that code of Inductor's calls by their functions.
 UNDISPATCHED: tuple[Callable[..., Any], ...] = (

@@ -15,7 +15,11 @@ import torch
 from torch import Tensor
 
 from .. import composed, native
-from ..direct.call_plans import (
+from ..epilogue import Epilogue, EpilogueError, Program, operand
+from ..precision import SPLIT_MODES, product_mode
+from ..reductions import GRADIENTS
+from . import schema
+from .call_plans import (
     Planned,
     RowResults,
     general,
@@ -24,19 +28,13 @@ from ..direct.call_plans import (
     plan_linear,
     plan_pointwise,
     plan_reduce,
+    remember,
 )
-from ..direct.calls import remember
-from ..epilogue import Epilogue, EpilogueError, Program, operand
-from ..planning.fused import cublas_linear, plan_call
-from ..planning.linear_launch import launch_after_product, launch_fused
-from ..planning.linear_plan import LinearArguments, composed_joined
-from ..planning.planes import Planes
-from ..planning.prepared import planes_of
-from ..planning.training_step import product_arguments, storing
-from ..precision import SPLIT_MODES, product_mode
-from ..reductions import GRADIENTS
-from . import schema
-from .layout import Layout, ReductionLayout, reduction_layout, reduction_runs, shapes_and_strides
+from .layouts import MergedLayout, ReductionLayout, reduction_layout, reduction_runs, shapes_and_strides
+from .linear_launch import cublas_linear, launch_after_product, launch_fused, plan_call
+from .planner import LinearArguments, composed_joined
+from .prepared import Planes, planes_of
+from .training_step import product_arguments, storing
 
 if TYPE_CHECKING:
     from .._C import CallFunction
@@ -370,7 +368,7 @@ def _count_ties(x: Tensor, operands: Sequence[Tensor], program: str, result: Ten
     return reduce(x, (*operands, result), equals, "sum", dims, torch.float32).view(result.shape)
 
 
-def _rows_layout(grad: Tensor, x: Tensor, operands: Sequence[Tensor], result: Tensor) -> Layout | None:
+def _rows_layout(grad: Tensor, x: Tensor, operands: Sequence[Tensor], result: Tensor) -> MergedLayout | None:
     """The layout with rows outside and reduced columns inside, or None if a tensor's memory has another order."""
     dims = tuple(d for d in range(x.dim()) if result.shape[d] != x.shape[d])
     dense = torch.empty_like(x, device="meta")
@@ -378,7 +376,7 @@ def _rows_layout(grad: Tensor, x: Tensor, operands: Sequence[Tensor], result: Te
     if found is None or found.extents[2] != 1 or found.result_order is not None:
         return None
     rows, columns, _ = found.extents
-    return Layout((1, rows, columns), tuple((0, own[0], own[1]) for own in found.strides[1:]))
+    return MergedLayout((1, rows, columns), tuple((0, own[0], own[1]) for own in found.strides[1:]))
 
 
 def _plan_and_run(

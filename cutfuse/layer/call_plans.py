@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,13 +11,21 @@ from torch import Tensor
 
 from .. import native
 from ..epilogue import Program
-from ..ops.layout import Layout as Merged
-from ..ops.layout import elementwise_layout, gradient_layout, reduction_layout, shapes_and_strides
-from ..planning.device import dtype_codes, multiprocessors, on_device, reduction_codes
-from ..planning.fused import changes_setting, plan_call
-from ..planning.linear_launch import matrices_of
-from ..planning.linear_plan import LinearArguments, plan_of
-from ..planning.specialize import (
+from ..prediction import address_of
+from .layouts import (
+    MergedLayout,
+    dtype_codes,
+    elementwise_layout,
+    gradient_layout,
+    multiprocessors,
+    on_device,
+    reduction_codes,
+    reduction_layout,
+    shapes_and_strides,
+)
+from .linear_launch import changes_setting, matrices_of, plan_call
+from .planner import LinearArguments, plan_of
+from .specialize import (
     Epilogues,
     Matrix,
     are_requested,
@@ -28,15 +36,15 @@ from ..planning.specialize import (
     find_reduce,
     request,
 )
-from ..prediction import address_of
 
 if TYPE_CHECKING:
     from .._C import CallFunction, CallKey, CallPlan, LinearPlan
 
-Layout = tuple[int, int, int, int]  # type, and the strides of three dimensions
+
+TensorLayout = tuple[int, int, int, int]  # type, and the strides of three dimensions
 Result = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 # Extents (outer, reduced, inner), the layout of what is summed, bytes of workspace, the result and its type.
-GradientSum = tuple[tuple[int, ...], Layout, int, Result, int]
+GradientSum = tuple[tuple[int, ...], TensorLayout, int, Result, int]
 # The derivative with respect to x (0) or operand k - 1 (k) as it is stored, its type, and how it is summed.
 GradientOutput = tuple[int, Result, int, GradientSum | None]
 # The partial sums' layout, and how they are summed.
@@ -66,6 +74,25 @@ class Planned(NamedTuple):
 def general() -> Planned:
     """The plan of calls that take the general path every time."""
     return Planned(native.core.general_call(), [])
+
+
+def remember(
+    function: CallFunction,
+    given: tuple[Any, ...],
+    number_of: Callable[[], int | None],
+    make_plan: Callable[[], Planned | None],
+) -> None:
+    """Makes the plan of a call, where it has one, and adds it to the table, unless its key has changed meanwhile.
+
+    It can change because another thread sets the process's precision or the default type.
+    """
+    number = number_of()
+    key = None if number is None else native.core.call_key(function, given, number)
+    if number is None or key is None or number_of() != number:
+        return
+    planned = make_plan()
+    if planned is not None:
+        planned.keep(function, given, number, key)
 
 
 def _result_of(y: Tensor) -> Result:
@@ -105,7 +132,7 @@ class LaidOut(NamedTuple):
     """A call's tensors as one launch takes them: x, then the operands. epilogues: the program in its kernel."""
 
     extents: tuple[int, ...]
-    layouts: list[Layout]
+    layouts: list[TensorLayout]
     epilogues: Epilogues
 
 
@@ -186,7 +213,7 @@ class RowResults(NamedTuple):
     """Of a reduction behind a program, over the columns of a layout: its results and, for "amax" and "amin", how many
     elements of a row equal its result. Both are in fp32, a number for each row."""
 
-    layout: Merged
+    layout: MergedLayout
     reduction: str
     tensors: Sequence[Tensor]
 
@@ -278,7 +305,7 @@ def contiguous_result(shape: Sequence[int], dtype: torch.dtype) -> Result:
     return tuple(shape), torch.empty(shape, device="meta").stride(), dtype
 
 
-def gradient_sum(extents: tuple[int, ...], x: Layout, result: Result, device: torch.device) -> GradientSum:
+def gradient_sum(extents: tuple[int, ...], x: TensorLayout, result: Result, device: torch.device) -> GradientSum:
     """The sum of a tensor over the middle extent, as the native module takes it."""
     workspace = reduction_workspace(extents, x[0], reduction_codes()["sum"], device)
     return extents, x, workspace, result, dtype_codes()[result[2]]
@@ -290,10 +317,10 @@ def column_sum(rows: int, columns: int, dtype: torch.dtype, result: Result, devi
     return partials, gradient_sum((1, rows, columns), (dtype_codes()[dtype], 0, columns, 1), result, device)
 
 
-def _layouts(tensors: Sequence[Tensor], strides: Sequence[tuple[int, ...]]) -> list[Layout]:
+def _layouts(tensors: Sequence[Tensor], strides: Sequence[tuple[int, ...]]) -> list[TensorLayout]:
     codes = dtype_codes()
     return [(codes[t.dtype], outer, row, column) for t, (outer, row, column) in zip(tensors, strides, strict=True)]
 
 
-def _matrices(tensors: Sequence[Tensor], layouts: Sequence[Layout]) -> list[Matrix]:
+def _matrices(tensors: Sequence[Tensor], layouts: Sequence[TensorLayout]) -> list[Matrix]:
     return [(address_of(t), *layout) for t, layout in zip(tensors, layouts, strict=True)]

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import native
-from ..gradients.autograd import (
+from ..precision import allows_tf32, captured_mode
+from .autograd import (
     OperandFacts,
     is_forced,
     kept_of,
@@ -25,21 +26,12 @@ from ..gradients.autograd import (
     sum_gradients,
     weight_gradient,
 )
-from ..planning.device import dtype_codes
-from ..planning.fused import changes_setting, plan_call
-from ..planning.linear_launch import matrices_of
-from ..planning.linear_plan import LinearArguments
-from ..planning.specialize import Epilogues, find_backward, find_epilogues, find_pointwise
-from ..planning.training_step import (
-    IDENTITY,
-    BackwardProducts,
-    hands_gradient_on,
-    needs_planes,
-    plan_backward_products,
-    storing,
-)
-from ..precision import allows_tf32, captured_mode
 from .call_plans import Planned, Result, column_sum, contiguous_result, general, gradient_outputs
+from .layouts import dtype_codes
+from .linear_launch import changes_setting, matrices_of, plan_call
+from .planner import LinearArguments
+from .specialize import Epilogues, find_backward, find_epilogues, find_pointwise
+from .training_step import IDENTITY, BackwardProducts, hands_gradient_on, needs_planes, plan_backward_products, storing
 
 
 class TrainingPlan(NamedTuple):
