@@ -15,19 +15,18 @@ from torch.utils.checkpoint import checkpoint
 
 from . import arguments, composed
 from .composed import PyTorchCall
-from .direct import calls
-from .direct.recorded import record
-from .direct.training import multiplies_at_once
 from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
 from .epilogue.operation import Operation
 from .epilogue.types import types_of
-from .gradients import autograd
-from .gradients.autograd import needs_gradient
+from .layer import autograd, calls
+from .layer.autograd import needs_gradient
+from .layer.calls import record
+from .layer.planner import LinearArguments
+from .layer.prepared import UNPREPARED, Prepared
+from .layer.training import multiplies_at_once
+from .layer.training_step import is_traced
 from .matrix_vector import MatrixVector, affine_reduce, find_matrix_vector
-from .planning.linear_plan import LinearArguments
-from .planning.prepared import UNPREPARED, Prepared
-from .planning.training_step import is_traced
 from .precision import autocast_dtype
 from .prepare import PreparedWeight, is_exporting
 from .pytorch_operation import find_pytorch_operation

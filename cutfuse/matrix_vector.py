@@ -22,9 +22,8 @@ from .epilogue.affine import is_factor, split_affine
 from .epilogue.evaluate import arithmetic_dtype
 from .epilogue.expression import Expr, apply, constant, topological
 from .epilogue.table import Op, op_table
-from .gradients import autograd
-from .ops import schema
-from .ops.fake import sum_dtype
+from .layer import autograd, schema
+from .layer.fake import sum_dtype
 from .precision import autocast_dtype
 from .reductions import ADDITIVE, GRADIENTS
 

@@ -10,11 +10,10 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from . import arguments, composed
-from .direct import calls
 from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
 from .epilogue.types import types_of
-from .gradients import autograd
+from .layer import autograd, calls
 
 
 class PointwiseCall(NamedTuple):

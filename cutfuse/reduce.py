@@ -11,11 +11,10 @@ from torch.autograd import profiler
 
 from . import arguments, composed
 from .composed import PyTorchCall
-from .direct import calls
 from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
 from .epilogue.types import types_of
-from .gradients import autograd
+from .layer import autograd, calls
 from .reductions import REDUCTIONS
 
 

@@ -23,8 +23,7 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse import native
-from cutfuse.direct import calls
-from cutfuse.ops import cuda
+from cutfuse.layer import calls, cuda
 
 core = native.module()
 GENERAL, DIRECT = PATHS = ("general", "direct")

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 import cutfuse
 from cutfuse import native
 from cutfuse.arguments import kernel_out_dtype
-from cutfuse.direct import calls
-from cutfuse.direct.training import adds_bias_apart
 from cutfuse.epilogue.recognition import IDENTITY
-from cutfuse.gradients.autograd import needs_gradient
+from cutfuse.layer import calls
+from cutfuse.layer.autograd import needs_gradient
+from cutfuse.layer.layouts import elementwise_layout, reduction_layout, shapes_and_strides
+from cutfuse.layer.linear_launch import changes_setting, plan_call
+from cutfuse.layer.planner import LinearArguments
+from cutfuse.layer.training import adds_bias_apart
+from cutfuse.layer.training_step import hands_gradient_on
 from cutfuse.linear import LinearCall, prepare_linear
-from cutfuse.ops.layout import elementwise_layout, reduction_layout, shapes_and_strides
-from cutfuse.planning.fused import changes_setting, plan_call
-from cutfuse.planning.linear_plan import LinearArguments
-from cutfuse.planning.training_step import hands_gradient_on
 from cutfuse.pointwise import prepare_pointwise
 from cutfuse.reduce import prepare_reduce
 

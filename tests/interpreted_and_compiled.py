@@ -10,10 +10,10 @@ from torch import Tensor
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Program
-from cutfuse.ops import cuda
-from cutfuse.planning.linear_launch import launch_fused, matrices_of
-from cutfuse.planning.linear_plan import LinearArguments, plan_linear
-from cutfuse.planning.specialize import find_epilogues
+from cutfuse.layer import cuda
+from cutfuse.layer.linear_launch import launch_fused, matrices_of
+from cutfuse.layer.planner import LinearArguments, plan_linear
+from cutfuse.layer.specialize import find_epilogues
 
 DEVICE = "cuda"
 MODES = {torch.bfloat16: "tf32", torch.float16: "tf32", torch.float32: "split3"}

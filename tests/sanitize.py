@@ -13,11 +13,11 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse import native
-from cutfuse.direct.call_plans import joined_call
 from cutfuse.epilogue import Epilogue
-from cutfuse.planning.linear_launch import launch_fused
-from cutfuse.planning.linear_plan import LinearArguments, layout_of, plan_joined, plan_linear
-from cutfuse.planning.planes import split_weight
+from cutfuse.layer.call_plans import joined_call
+from cutfuse.layer.linear_launch import launch_fused
+from cutfuse.layer.planner import LinearArguments, layout_of, plan_joined, plan_linear
+from cutfuse.layer.prepared import split_weight
 from cutfuse.precision import GUARDED
 
 REDUCTIONS = ("sum", "mean", "amax", "amin", "logsumexp")

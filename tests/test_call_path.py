@@ -17,8 +17,8 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse import arguments, native
-from cutfuse.direct import calls
-from cutfuse.direct.call_plans import general
+from cutfuse.layer import calls
+from cutfuse.layer.call_plans import general
 
 core = native.module()
 FP64 = "float64; kernels compute in fp32"

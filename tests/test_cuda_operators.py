@@ -14,21 +14,19 @@ from torch import Tensor
 
 from cutfuse import native
 from cutfuse.epilogue import Epilogue, Program
-from cutfuse.gradients import autograd
-from cutfuse.ops import cuda, schema
-from cutfuse.planning import linear_plan
-from cutfuse.planning.device import NOT_CUDA
-from cutfuse.planning.linear_plan import LinearArguments, plan_linear
+from cutfuse.layer import autograd, cuda, planner, schema
+from cutfuse.layer.layouts import NOT_CUDA
+from cutfuse.layer.planner import LinearArguments, plan_linear
 from cutfuse.routing import use_operators_everywhere
 
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedLaunches]:
-    """The CUDA implementations on CPU memory, behind the operators that `cutfuse.gradients.autograd` calls."""
+    """The CUDA implementations on CPU memory, behind the operators that `cutfuse.layer.autograd` calls."""
     for name in ("linear", "linear_reduce", "pointwise", "reduce", "pointwise_backward"):
         monkeypatch.setattr(schema, name, getattr(cuda, name))
     with emulated_device() as found, paused():  # so that each call is planned
-        monkeypatch.setattr(linear_plan, "device_facts", lambda device: NOT_CUDA)  # every product is PyTorch's
+        monkeypatch.setattr(planner, "device_facts", lambda device: NOT_CUDA)  # every product is PyTorch's
         yield found
 
 

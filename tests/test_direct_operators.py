@@ -15,8 +15,7 @@ from emulated_launches import EmulatedLaunches
 from torch import Tensor
 
 import cutfuse
-from cutfuse.direct import calls
-from cutfuse.ops import cpu, cuda, fake
+from cutfuse.layer import calls, cpu, cuda, fake
 
 GELU = "operands=0; gelu z"
 IDENTITY = "operands=0"

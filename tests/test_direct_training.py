@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import cutfuse
-from cutfuse.direct import training
-from cutfuse.gradients import autograd
-from cutfuse.ops import cuda, schema
+from cutfuse.layer import autograd, cuda, schema, training
 
 EPILOGUES: dict[int, list[Callable[..., Tensor]]] = {
     0: [lambda z: z, lambda z: F.gelu(z) * 2, lambda z: torch.sigmoid(z) * z + z],

@@ -11,9 +11,9 @@ from test_model_joining import Attention
 from torch import Tensor
 
 from cutfuse import native
-from cutfuse.ops import cuda, schema
-from cutfuse.planning.device import stream_of
-from cutfuse.planning.linear_plan import layout_of, plan_joined, plan_of
+from cutfuse.layer import cuda, schema
+from cutfuse.layer.layouts import stream_of
+from cutfuse.layer.planner import layout_of, plan_joined, plan_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.no_path("calls operators, and no public function")]
 

@@ -12,7 +12,7 @@ from specialized_backward import MASKS
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Program, op_table
-from cutfuse.ops import cuda
+from cutfuse.layer import cuda
 
 pytestmark = pytest.mark.gpu
 calls_an_operator = pytest.mark.no_path("calls an operator's implementation, and no public function")

@@ -10,16 +10,16 @@ from emulated_device import READERS, emulated_device
 from emulated_launches import RecordedLaunches
 from plan_cases import MODULE, plan, request
 
-from cutfuse.direct.call_plans import plan_joined_call
-from cutfuse.planning import linear_plan
-from cutfuse.planning.linear_plan import plan_joined, plan_of
+from cutfuse.layer import planner
+from cutfuse.layer.call_plans import plan_joined_call
+from cutfuse.layer.planner import plan_joined, plan_of
 
 QKV = (1024, 1024, 1024)
 
 
 @pytest.fixture(autouse=True)
 def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_plan, "device_facts", lambda device: (9, 0, 132))
+    monkeypatch.setattr(planner, "device_facts", lambda device: (9, 0, 132))
 
 
 def rows_of(rows: int, columns: int, pitch: int | None = None, aligned: bool = True) -> Any:

@@ -18,8 +18,7 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse.epilogue import Program
-from cutfuse.ops import cuda
-from cutfuse.planning import specialize
+from cutfuse.layer import cuda, specialize
 
 BFLOAT16, FLOAT32, FLOAT16 = (core.dtypes()[name] for name in ("bfloat16", "float32", "float16"))
 GATED = "operands=1; sigmoid z; mul prev r0; add prev z"

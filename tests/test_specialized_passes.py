@@ -16,9 +16,8 @@ from emulated_launches import EmulatedLaunches
 from torch import Tensor
 
 import cutfuse
-from cutfuse.ops import cuda
-from cutfuse.planning import specialize
-from cutfuse.planning.linear_plan import LinearArguments
+from cutfuse.layer import cuda, specialize
+from cutfuse.layer.planner import LinearArguments
 
 KERNEL = 0x1000
 DTYPES = core.dtypes()

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from .. import composed
 from ..epilogue import Epilogue, Program
-from ..gradients.autograd import (
+from ..layer import schema
+from ..layer.autograd import (
     differentiate,
     element_gradients,
     kept_of,
@@ -24,7 +25,6 @@ from ..gradients.autograd import (
     wanted_inputs,
     weight_gradient,
 )
-from ..ops import schema
 
 _RELU = "operands=0; relu z"
 
