@@ -20,19 +20,9 @@ from torch._decomp import register_decomposition
 from .compile.composites import layer, layer_cross_entropy
 from .layer import cpu, cuda, fake, inductor, schema
 
-_CUDA: dict[str, Callable[..., Any]] = {
-    "linear": cuda.linear,
-    "linear_reduce": cuda.linear_reduce,
-    "linear_with_pre_activation": cuda.linear_with_pre_activation,
-    "product": cuda.product,
-    "joined": cuda.joined,
-    "pointwise": cuda.pointwise,
-    "reduce": cuda.reduce,
-    "pointwise_backward": cuda.pointwise_backward,
-}
-
-_CPU: dict[str, Callable[..., Any]] = {name: getattr(cpu, name) for name in _CUDA}
-
+_NAMES = [inductor.name_of(operator) for operator in inductor.UNDISPATCHED]
+_CUDA: dict[str, Callable[..., Any]] = {name: getattr(cuda, name) for name in _NAMES}
+_CPU: dict[str, Callable[..., Any]] = {name: getattr(cpu, name) for name in _NAMES}
 _COMPOSITE: dict[str, Callable[..., Any]] = {"layer": layer, "layer_cross_entropy": layer_cross_entropy}
 
 
@@ -56,11 +46,11 @@ def none_as_empty(name: str, function: Callable[..., Any]) -> Callable[..., Any]
     return dispatched
 
 
-COUNTER = "torch.utils.flop_counter"  # of FlopCounterMode
+COUNTER = "torch.utils.flop_counter"  # of FlopCounterMode, which counts a fused operator by its products
 
 
 def count_product(x: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int:
-    """PyTorch's own, of a product of x `[M, K]` and weight `[N, K]`. What follows it counts nothing there either."""
+    """As PyTorch counts a product of x `[M, K]` and weight `[N, K]`. What follows one counts nothing there either."""
     return 2 * math.prod(x) * weight[0]
 
 
@@ -126,14 +116,14 @@ for _key, _functions in DISPATCHED.items():
     for _name, _function in _functions.items():
         schema.LIBRARY.impl(_name, _function, _key)
 
-for _name in _CUDA:
+for _name in _NAMES:
     _fake = inductor.registered_with_inductor(getattr(fake, _name))
     torch.library.register_fake(f"cutfuse::{_name}", _fake, lib=schema.LIBRARY)
 
 
 # Exported programs with operators in them go to where cutfuse is not by PyTorch's operations: those of a CPU, on every
 # device. PyTorch's exporter to ONNX looks for decompositions here. Compilers do not: they ask for those that they name.
-for _name in ("linear", "linear_reduce", "linear_with_pre_activation", "product", "joined", "pointwise", "reduce"):
+for _name in [name for name in _NAMES if name != "pointwise_backward"]:
     _operator = getattr(torch.ops.cutfuse, _name).default
     register_decomposition(_operator)(_CPU[_name])
     # Without it PyTorch would run the decomposition for the shapes of results, where sizes are symbols.
@@ -147,7 +137,7 @@ register_flops()
 
 def cache_tag() -> str:
     """What compiled code on disk depends on besides the graph: how operators are called, and how Inductor is mended."""
-    called = schema.SCHEMAS, [inductor.name_of(operator) for operator in inductor.UNDISPATCHED], "viewed memory"
+    called = schema.SCHEMAS, _NAMES, "viewed memory"
     return f"cutfuse-{hashlib.sha256(repr(called).encode()).hexdigest()[:16]}"
 
 

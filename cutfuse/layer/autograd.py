@@ -440,8 +440,6 @@ def _composed_linear(forward: Any, out_dtype: torch.dtype) -> Callable[..., Tens
     program = Program.parse(forward.program)
 
     def compute(x: Tensor, weight: Tensor, bias: Tensor | None, *operands: Tensor) -> Tensor:
-        if forward.reduction == "none":
-            return composed.linear(x, weight, bias, operands, program, out_dtype)
         return composed.linear_reduce(x, weight, bias, operands, program, forward.reduction, out_dtype)
 
     return compute

@@ -99,7 +99,7 @@ def _result_of(y: Tensor) -> Result:
     return tuple(y.shape), y.stride(), y.dtype
 
 
-def plan_linear(arguments: LinearArguments, y: Tensor, is_bias_apart: bool = False) -> Planned:
+def plan_linear_call(arguments: LinearArguments, y: Tensor, is_bias_apart: bool = False) -> Planned:
     core = native.core
     plan = plan_call(arguments)
     if is_bias_apart and not plan.is_fused:
@@ -150,7 +150,7 @@ def lay_out_pointwise(x: Tensor, operands: Sequence[Tensor], program: Program, y
     return LaidOut(layout.extents, laid_out, epilogues)
 
 
-def plan_pointwise(x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor) -> Planned | None:
+def plan_pointwise_call(x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor) -> Planned | None:
     """y: as the result is to be, on any device. None where one launch does not do."""
     found = lay_out_pointwise(x, operands, program, y)
     if found is None:
@@ -176,7 +176,7 @@ def lay_out_reduction(
     return LaidOut(layout.extents, laid_out, epilogues)
 
 
-def plan_reduce(
+def plan_reduce_call(
     x: Tensor, operands: Sequence[Tensor], program: Program, reduction: str, dims: tuple[int, ...], y: Tensor
 ) -> Planned | None:
     """y: as the result is to be, on any device. None where one launch does not do."""
@@ -218,7 +218,7 @@ class RowResults(NamedTuple):
     tensors: Sequence[Tensor]
 
 
-def plan_backward(
+def plan_backward_call(
     tensors: Sequence[Tensor],
     program: Program,
     wanted: Sequence[int],

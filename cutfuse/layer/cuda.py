@@ -23,11 +23,11 @@ from .call_plans import (
     Planned,
     RowResults,
     general,
-    plan_backward,
+    plan_backward_call,
     plan_joined_call,
-    plan_linear,
-    plan_pointwise,
-    plan_reduce,
+    plan_linear_call,
+    plan_pointwise_call,
+    plan_reduce_call,
     remember,
 )
 from .layouts import MergedLayout, ReductionLayout, reduction_layout, reduction_runs, shapes_and_strides
@@ -57,18 +57,6 @@ else:
         call_pointwise_operator = call_reduce_operator = call_joined_operator = call_linear_operator
 
 
-def linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    program: str,
-    out_dtype: torch.dtype,
-    *prepared: Any,
-) -> Tensor:
-    return _linear((x, weight, bias, operands, _number_of(program), "none", out_dtype), program, *prepared)
-
-
 def linear_reduce(
     x: Tensor,
     weight: Tensor,
@@ -77,30 +65,27 @@ def linear_reduce(
     program: str,
     reduction: str,
     out_dtype: torch.dtype,
-    *prepared: Any,
-) -> Tensor:
-    return _linear((x, weight, bias, operands, _number_of(program), reduction, out_dtype), program, *prepared)
-
-
-def _linear(
-    given: tuple[Any, ...],
-    program: str,
     snapshot: Tensor | None = None,
-    planes: Tensor | None = None,
-    scheme: int = 0,
+    *planes: Any,
 ) -> Tensor:
-    """given: the arguments of csrc/call, whose plans read no planes."""
+    given = x, weight, bias, operands, _number_of(program), reduction, out_dtype
+    # Plans of csrc/call read no planes.
     y: Tensor | None = call_linear_operator(*given) if snapshot is None else None
     if y is not None and y is not NotImplemented:
         return y
-    x, weight, bias, operands, _, reduction, out_dtype = given
     arguments = LinearArguments(x, weight, bias, operands, Program.parse(program), reduction, out_dtype)
-    made = _run(arguments, planes_of(weight, snapshot, planes, scheme))
+    made = _run(arguments, planes_of(weight, snapshot, *planes))
     if y is NotImplemented and _have_elements(x, weight, *operands):
         remember(
-            native.core.CallFunction.linear_operator, given, lambda: 0, functools.partial(plan_linear, arguments, made)
+            native.core.CallFunction.linear_operator,
+            given,
+            lambda: 0,
+            functools.partial(plan_linear_call, arguments, made),
         )
     return made
+
+
+linear = schema.without_reduction(linear_reduce)
 
 
 def linear_with_pre_activation(
@@ -110,11 +95,9 @@ def linear_with_pre_activation(
     operands: Sequence[Tensor],
     program: str,
     out_dtype: torch.dtype,
-    snapshot: Tensor | None = None,
-    planes: Tensor | None = None,
-    scheme: int = 0,
+    *prepared: Any,
 ) -> tuple[Tensor, Tensor]:
-    kept = planes_of(weight, snapshot, planes, scheme)
+    kept = planes_of(weight, *prepared)
     arguments = storing(LinearArguments(x, weight, bias, operands, Program.parse(program), "none", out_dtype))
     plan = plan_call(arguments, kept)
     if plan.is_fused:
@@ -163,7 +146,7 @@ def pointwise(x: Tensor, operands: Sequence[Tensor], program: str, out_dtype: to
 
     def make_plan() -> Planned | None:
         like = torch.empty_like(x, dtype=out_dtype, device="meta")
-        return plan_pointwise(x, operands, Program.parse(program), like)
+        return plan_pointwise_call(x, operands, Program.parse(program), like)
 
     function = native.core.CallFunction.pointwise_operator
     made: Tensor | None = _plan_and_run(function, given, (x, *operands), y is NotImplemented, make_plan)
@@ -188,7 +171,7 @@ def reduce(
         layout = reduction_layout(*shapes_and_strides(tensors), dims)
         if layout is None:
             return None
-        return plan_reduce(x, operands, parsed, reduction, dims, _result_like(layout, out_dtype))
+        return plan_reduce_call(x, operands, parsed, reduction, dims, _result_like(layout, out_dtype))
 
     function = native.core.CallFunction.reduce_operator
     made: Tensor | None = _plan_and_run(function, given, tensors, y is NotImplemented, make_plan)
@@ -270,11 +253,11 @@ def _differentiate(
     if sums_columns:
         x = x.contiguous()  # rows and columns must not be merged or swapped: the sum is over rows
     tensors: list[Tensor] = [grad, x, *operands]
-    planned = plan_backward(tensors, program, wanted, inputs, sums_columns, rows, is_accurate)
+    planned = plan_backward_call(tensors, program, wanted, inputs, sums_columns, rows, is_accurate)
     is_whole = planned is not None and x is inputs[0]
     if planned is None:
         tensors = [torch.empty_like(x, dtype=t.dtype).copy_(t) for t in tensors]  # of one dimension together
-        planned = plan_backward(tensors, program, wanted, inputs, sums_columns, rows, is_accurate)
+        planned = plan_backward_call(tensors, program, wanted, inputs, sums_columns, rows, is_accurate)
         assert planned is not None
     stored: list[Tensor] = planned.run([*tensors, *(() if rows is None else rows.tensors)], 2)
     is_whole = is_whole and all(t.shape == inputs[k].shape for k, t in zip(wanted, stored, strict=False))

@@ -25,6 +25,18 @@ from .specialize import Matrix, explain_epilogues, explain_pass, find_epilogues,
 if TYPE_CHECKING:
     from .._C import Alternative, LinearPlan
 
+SPLITS_ON_ITS_WAY = "the kernel of the product splits the weight itself"
+KEEPS = "cutfuse.prepare has split the weight, and keeps its planes"
+
+_SETTING = threading.Lock()
+
+
+def plan_call(arguments: LinearArguments, kept: Planes | None = None, captured_mode: str = "") -> LinearPlan:
+    """The plan of a call. `kept`: the planes of a prepared weight, which the plan may or may not read."""
+    precision = precision_of(arguments, captured_mode)
+    has_planes = kept is not None and precision in SPLIT_MODES and kept.scheme == first_scheme(precision)
+    return plan_linear(arguments, precision, has_planes)
+
 
 def launch_fused(
     plan: LinearPlan, arguments: LinearArguments, planes: Planes | None = None, pre_activation: Tensor | None = None
@@ -122,17 +134,43 @@ def operand_strides(operand: Tensor, m: int, n: int) -> tuple[int, int]:
     return row_stride, column_stride
 
 
-SPLITS_ON_ITS_WAY = "the kernel of the product splits the weight itself"
-KEEPS = "cutfuse.prepare has split the weight, and keeps its planes"
+def cublas_linear(x: Tensor, weight: Tensor, bias: Tensor | None, captured_mode: str = "") -> Tensor:
+    """`x @ weight.T + bias` by PyTorch. A product of fp32 matrices has the precision that the caller has asked for."""
+    if x.dtype != torch.float32:
+        return F.linear(x, weight, bias)
+    if autocast_dtype(x.device.type) is not None:  # a backward pass under autocast
+        with torch.autocast(x.device.type, enabled=False):
+            return cublas_linear(x, weight, bias, captured_mode)
+    if not changes_setting(x, captured_mode):
+        return F.linear(x, weight, bias)
+    with _tf32_allowed(not allows_tf32()):
+        return F.linear(x, weight, bias)
 
-_SETTING = threading.Lock()
+
+def changes_setting(x: Tensor, captured_mode: str = "") -> bool:
+    """Whether PyTorch's own setting has to be changed for it to multiply x in the precision that was asked for."""
+    return x.dtype == torch.float32 and (product_mode(captured_mode) == "tf32") != allows_tf32()
 
 
-def plan_call(arguments: LinearArguments, kept: Planes | None = None, captured_mode: str = "") -> LinearPlan:
-    """The plan of a call. `kept`: the planes of a prepared weight, which the plan may or may not read."""
-    precision = precision_of(arguments, captured_mode)
-    has_planes = kept is not None and precision in SPLIT_MODES and kept.scheme == first_scheme(precision)
-    return plan_linear(arguments, precision, has_planes)
+@contextlib.contextmanager
+def _tf32_allowed(allowed: bool) -> Iterator[None]:
+    """Changes PyTorch's setting, which holds for the whole process, until one product is launched."""
+    settings = torch.backends.cuda.matmul
+    with _SETTING:
+        if not hasattr(settings, "fp32_precision"):  # torch 2.8
+            before, settings.allow_tf32 = torch.get_float32_matmul_precision(), allowed
+            try:
+                yield
+            finally:
+                torch.set_float32_matmul_precision(before)  # setting allow_tf32 back would turn "medium" into "high"
+            return
+        before, settings.fp32_precision = settings.fp32_precision, "tf32" if allowed else "ieee"
+        try:
+            yield
+        finally:
+            settings.fp32_precision = "none"  # inherits the general setting, which may be `before` already
+            if settings.fp32_precision != before:
+                settings.fp32_precision = before
 
 
 class FusedExplanation(NamedTuple):
@@ -220,42 +258,3 @@ def predicted(alternative: Alternative) -> str:
 
 def rejected(alternative: Alternative) -> str:
     return f"{alternative.name} would take {alternative.microseconds:.1f} us (predicted)"
-
-
-def cublas_linear(x: Tensor, weight: Tensor, bias: Tensor | None, captured_mode: str = "") -> Tensor:
-    """`x @ weight.T + bias` by PyTorch. A product of fp32 matrices has the precision that the caller has asked for."""
-    if x.dtype != torch.float32:
-        return F.linear(x, weight, bias)
-    if autocast_dtype(x.device.type) is not None:  # a backward pass under autocast
-        with torch.autocast(x.device.type, enabled=False):
-            return cublas_linear(x, weight, bias, captured_mode)
-    if not changes_setting(x, captured_mode):
-        return F.linear(x, weight, bias)
-    with _tf32_allowed(not allows_tf32()):
-        return F.linear(x, weight, bias)
-
-
-def changes_setting(x: Tensor, captured_mode: str = "") -> bool:
-    """Whether PyTorch's own setting has to be changed for it to multiply x in the precision that was asked for."""
-    return x.dtype == torch.float32 and (product_mode(captured_mode) == "tf32") != allows_tf32()
-
-
-@contextlib.contextmanager
-def _tf32_allowed(allowed: bool) -> Iterator[None]:
-    """Changes PyTorch's setting, which holds for the whole process, until one product is launched."""
-    settings = torch.backends.cuda.matmul
-    with _SETTING:
-        if not hasattr(settings, "fp32_precision"):  # torch 2.8
-            before, settings.allow_tf32 = torch.get_float32_matmul_precision(), allowed
-            try:
-                yield
-            finally:
-                torch.set_float32_matmul_precision(before)  # setting allow_tf32 back would turn "medium" into "high"
-            return
-        before, settings.fp32_precision = settings.fp32_precision, "tf32" if allowed else "ieee"
-        try:
-            yield
-        finally:
-            settings.fp32_precision = "none"  # inherits the general setting, which may be `before` already
-            if settings.fp32_precision != before:
-                settings.fp32_precision = before

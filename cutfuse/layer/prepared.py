@@ -16,22 +16,12 @@ from torch.autograd.graph import increment_version
 from .. import native
 from .layouts import on_device, stream_of
 
-Flags = tuple[int, int]  # address and number of words, as the native module takes them
-
 
 class Planes(NamedTuple):
     """The planes of a weight: values, scales and flags in one piece of memory, with the planner's layout."""
 
     scheme: int  # a number of native.core.SplitScheme
     memory: Tensor
-
-
-class PlaneAddresses(NamedTuple):
-    """The addresses to which a splitting kernel writes planes."""
-
-    values: int
-    scales: int
-    flags: int
 
 
 def split_weight(weight: Tensor, scheme: int) -> Planes:
@@ -41,41 +31,21 @@ def split_weight(weight: Tensor, scheme: int) -> Planes:
     layout = native.core.weight_planes(rows, columns, scheme, is_transposed)
     memory = torch.empty(layout.bytes, dtype=torch.uint8, device=weight.device)
     begin, pieces, index = memory.data_ptr(), layout.pieces, weight.device.index
-    to = PlaneAddresses(*(begin + piece.offset for piece in (pieces.values, pieces.scales, pieces.flags)))
     with on_device(index):
-        split_matrix(stream_of(index), weight, scheme, to, is_weight=True)
+        native.core.split(
+            stream_of(index),
+            scheme,
+            True,
+            weight.data_ptr(),
+            rows,
+            columns,
+            weight.stride(0),
+            weight.stride(1) if columns > 1 else 1,
+            begin + pieces.values.offset,
+            begin + pieces.scales.offset,
+            begin + pieces.flags.offset,
+        )
     return Planes(scheme, memory)
-
-
-def split_matrix(
-    stream: int,
-    matrix: Tensor,
-    scheme: int,
-    to: PlaneAddresses,
-    is_weight: bool,
-    only_if: list[Flags] | None = None,
-    cleared: tuple[int, int] = (0, 0),
-) -> None:
-    """Splits `matrix` on the current device, into planes at the addresses `to`, which have to fit its layout.
-
-    only_if: flags in device memory; if they are given, the kernel runs only if one of them says that split3 would lose
-    accuracy. cleared: address and number of words that the kernel sets to zero.
-    """
-    rows, columns = matrix.shape
-    row_stride, column_stride = matrix.stride()
-    native.core.split(
-        stream,
-        scheme,
-        is_weight,
-        matrix.data_ptr(),
-        rows,
-        columns,
-        row_stride,
-        column_stride if columns > 1 else 1,
-        *to,
-        only_if,
-        cleared,
-    )
 
 
 _DEFAULT_STREAM = 0
@@ -126,7 +96,9 @@ def _share_with_graphs(tensor: Tensor) -> None:
     torch._dynamo.mark_static_address(tensor, guard=False)
 
 
-def planes_of(weight: Tensor, snapshot: Tensor | None, planes: Tensor | None, scheme: int) -> Planes | None:
+def planes_of(
+    weight: Tensor, snapshot: Tensor | None = None, planes: Tensor | None = None, scheme: int = 0
+) -> Planes | None:
     """The planes of a prepared weight, or None if it has none. Raises RuntimeError if the weight has changed since."""
     if snapshot is None:
         return None

@@ -29,7 +29,8 @@ summed over all dimensions but the last and rounded once, to x's type.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,3 +70,20 @@ reduce: Callable[..., Tensor] = torch.ops.cutfuse.reduce.default
 layer: Callable[..., Tensor] = torch.ops.cutfuse.layer.default
 layer_cross_entropy: Callable[..., Tensor] = torch.ops.cutfuse.layer_cross_entropy.default
 pointwise_backward: Callable[..., list[Tensor]] = torch.ops.cutfuse.pointwise_backward.default
+
+
+def without_reduction(linear_reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """What implements `linear`, of what implements `linear_reduce` and takes "none" for a reduction."""
+
+    def linear(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        operands: Sequence[Tensor],
+        program: str,
+        out_dtype: torch.dtype,
+        *prepared: Any,
+    ) -> Any:
+        return linear_reduce(x, weight, bias, operands, program, "none", out_dtype, *prepared)
+
+    return linear

@@ -23,6 +23,17 @@ if TYPE_CHECKING:
     from .._C import Program as NativeProgram
 
 
+Epilogues = list["Specialization"]
+Matrix: TypeAlias = tuple[int, int, int, int, int]  # address, type and strides, as the native module takes them
+Output: TypeAlias = tuple[int, int, int]  # the input that a derivative is of, address and type
+
+_warned_of: set[str] = set()
+
+OFF = 'cutfuse.specialization is "off"'
+COMPILED_IN = "nothing: the kernels are built already, and have the program compiled in"
+NO_PROLOGUE = "nothing: no program precedes the reduction"
+
+
 def threads_of(processors: int) -> int:
     """How many threads compile at once on a machine: compiling is work of the CPU, which a model's host code needs."""
     return min(4, max(1, processors // 4))
@@ -204,17 +215,6 @@ def _on_device(index: int) -> contextlib.AbstractContextManager[object]:
 
 _processors = os.cpu_count() or 1
 background = Background(threads_of(_processors), threads_while_waited(_processors))
-
-
-Epilogues = list["Specialization"]
-Matrix: TypeAlias = tuple[int, int, int, int, int]  # address, type and strides, as the native module takes them
-Output: TypeAlias = tuple[int, int, int]  # the input that a derivative is of, address and type
-
-_warned_of: set[str] = set()
-
-OFF = 'cutfuse.specialization is "off"'
-COMPILED_IN = "nothing: the kernels are built already, and have the program compiled in"
-NO_PROLOGUE = "nothing: no program precedes the reduction"
 
 
 def cost_when_specialized(program: Program, dtype: torch.dtype, out_dtype: torch.dtype) -> float | None:

@@ -34,7 +34,7 @@ from .specialize import Epilogues, find_backward, find_epilogues, find_pointwise
 from .training_step import IDENTITY, BackwardProducts, hands_gradient_on, needs_planes, plan_backward_products, storing
 
 
-class TrainingPlan(NamedTuple):
+class TrainedCall(NamedTuple):
     """What forward and backward passes of layers with the same key need, on the direct and on the general path."""
 
     handle: Any  # the native plan
@@ -52,7 +52,7 @@ class DirectLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, plan: TrainingPlan, x: Tensor, weight: Tensor, bias: Tensor | None, *operands: Tensor
+        ctx: Any, plan: TrainedCall, x: Tensor, weight: Tensor, bias: Tensor | None, *operands: Tensor
     ) -> Tensor:
         y: Tensor
         if plan.is_fused:
@@ -98,7 +98,7 @@ apply = super(torch.autograd.Function, DirectLinear).apply
 
 
 def _general_backward(
-    plan: TrainingPlan,
+    plan: TrainedCall,
     grad: Tensor,
     x: Tensor,
     weight: Tensor,
@@ -127,7 +127,7 @@ def _as_matrix(tensor: Tensor) -> Tensor:
     return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
 
 
-def plan_training(
+def plan_training_call(
     given: Sequence[Tensor | None], operands: Sequence[Tensor], arguments: LinearArguments, y: Tensor
 ) -> Planned:
     """The plan of a call with the result y. given: x, weight and bias. arguments: those of the call's operator."""
@@ -207,7 +207,7 @@ def plan_training(
     )
     mode = captured_mode() if x.dtype == torch.float32 else ""
     text, is_fused = arguments.program.text, plan.is_fused
-    training = TrainingPlan(handle, text, mode, allows_tf32(), is_fused, is_handed_on, operand_facts(program, operands))
+    training = TrainedCall(handle, text, mode, allows_tf32(), is_fused, is_handed_on, operand_facts(program, operands))
     return Planned(core.training_call(apply, training, found), found)
 
 
