@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cutfuse import native
 from cutfuse.epilogue import Epilogue, Program
-from cutfuse.layer import autograd, cuda, planner, schema
+from cutfuse.layer import autograd, cpu, cuda, planner, schema
 from cutfuse.layer.layouts import NOT_CUDA
 from cutfuse.layer.planner import LinearArguments, plan_linear
 from cutfuse.routing import use_operators_everywhere
@@ -175,6 +175,17 @@ def test_the_bias_gradient_comes_with_the_pointwise_kernel(launches: EmulatedLau
     torch.autograd.grad(y.sum(), (x, weight, bias))
     blocks = native.core.pointwise_backward_row_blocks(600, 5)
     assert extents_of(launches) == [("pointwise_backward", (1, 600, 5)), ("reduce", (1, blocks, 5))]
+
+
+@pytest.mark.parametrize("dims", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("reduction", ["amax", "logsumexp"])
+def test_column_sums_behind_a_reduction(launches: EmulatedLaunches, reduction: str, dims: tuple[int, ...]) -> None:
+    """Of any dimensions: the kernel that sums columns reads a result for each of x's rows."""
+    x, program = torch.randn(16, 8), text_of(lambda z: z * 2)
+    shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
+    result = cuda.reduce(x, [], program, reduction, dims, torch.float32).reshape(shape)
+    given = torch.randn(result.shape), x, [], program, reduction, result, [0], True
+    torch.testing.assert_close(cuda.pointwise_backward(*given), cpu.pointwise_backward(*given))
 
 
 def test_reductions_of_a_full_set_of_operands(launches: EmulatedLaunches) -> None:

@@ -292,7 +292,7 @@ def _backward_of_reduction(
     parsed = Program.parse(program)
     ties = _count_ties(x, operands, program, result) if GRADIENTS[reduction] == "ties" else None
     layout = _rows_layout(grad, x, operands, result)
-    if layout is not None:
+    if layout is not None and (not sums_columns or layout.extents == (1, *x.shape)):  # column sums keep x's rows
         tensors = [result.contiguous(), *([] if ties is None else [ties])]
         rows = RowResults(layout, reduction, tensors)
         return _differentiate(grad, x, operands, parsed, wanted, sums_columns, rows=rows)
