@@ -147,8 +147,12 @@ call::ElementGradientPlan to_gradients(std::string const& function, Program cons
 
 CallPlan backward_call(Extents const& extents, LayoutTuple const& grad, LayoutTuple const& x, Program const& program,
                        std::vector<LayoutTuple> const& operands, std::vector<GradientTuple> const& outputs,
-                       std::optional<ColumnSumTuple> const& column_sum, OptionalSpecialization const& specialization) {
+                       std::optional<ColumnSumTuple> const& column_sum, OptionalSpecialization const& specialization,
+                       int reduction, bool is_accurate) {
   check_extents("backward_call", extents);
+  if ((is_accurate || reduction != 0) && specialization) {
+    throw py::value_error("backward_call: behind a reduction the program is interpreted: specialization must be None");
+  }
   if (column_sum && extents[0] != 1) {
     throw py::value_error("backward_call: columns are summed of a matrix, and the outer extent is " +
                           std::to_string(extents[0]));
@@ -156,7 +160,9 @@ CallPlan backward_call(Extents const& extents, LayoutTuple const& grad, LayoutTu
   call::BackwardSteps steps = {{extents[0], extents[1], extents[2]},
                                to_layout(grad),
                                to_layout(x),
-                               to_gradients("backward_call", program, outputs, column_sum, specialization)};
+                               to_gradients("backward_call", program, outputs, column_sum, specialization),
+                               to_reduction(reduction),
+                               is_accurate};
   return begin_plan(std::move(steps), program, operands);
 }
 
@@ -291,6 +297,32 @@ std::map<std::string, uint64_t> callable_counts() {
   return {{"nodes", counts.nodes}, {"numbers", counts.numbers}, {"hits", counts.hits}};
 }
 
+// How many tensors a call has in front of the plan's operands and behind them.
+size_t count_others(CallPlan const& plan, int first_operand) {
+  if (auto const* const steps = std::get_if<call::JoinedSteps>(&plan.steps)) {
+    auto const biases = std::count(steps->has_bias.begin(), steps->has_bias.end(), true);
+    return 1 + steps->has_bias.size() + static_cast<size_t>(biases);
+  }
+  size_t count = static_cast<size_t>(first_operand);
+  if (auto const* const steps = std::get_if<call::BackwardSteps>(&plan.steps)) {
+    count += needs_result(steps->reduction) + counts_ties(steps->reduction);
+  }
+  return count;
+}
+
+py::object run_call(CallPlan const& plan, std::vector<py::object> const& tensors, int first_operand, int device) {
+  size_t const expected = plan.operands.size() + count_others(plan, first_operand);
+  if (tensors.size() != expected || expected > call::Arguments::kMaxTensors) {
+    throw py::value_error("run_call: the plan is of " + std::to_string(expected) + " tensors, got " +
+                          std::to_string(tensors.size()));
+  }
+  std::vector<PyObject*> given;
+  for (py::object const& tensor : tensors) given.push_back(tensor.ptr());
+  PyObject* const result = call::run_plan(plan, given.data(), static_cast<int>(given.size()), first_operand, device);
+  if (result == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(result);
+}
+
 }  // namespace
 
 void bind_calls(py::module_& module) {
@@ -350,8 +382,12 @@ void bind_calls(py::module_& module) {
   module.def(
       "backward_call", &backward_call, py::arg("extents"), py::arg("grad"), py::arg("x"), py::arg("program"),
       py::arg("operands"), py::arg("outputs"), py::arg("column_sum"), py::arg("specialization"),
+      py::arg("reduction") = 0, py::arg("is_accurate") = false,
       "As of the function pointwise_backward, with a layout in place of each tensor; outputs and column_sum as of "
-      "training_plan.");
+      "training_plan. The reduction's result and ties, where it needs them, are tensors behind the operands.");
+  module.def("run_call", &run_call, py::arg("plan"), py::arg("tensors"), py::arg("first_operand"), py::arg("device"),
+             "What a plan gives for tensors laid out as those that it was made for, in the order of the call's "
+             "arguments, on the current stream of their device, which is the current one. Of plans of operators.");
   module.def("connect_calls", &connect, py::arg("functions").none(true),
              "What direct calls ask PyTorch, by name; None makes every call the general path's. Forgets all plans.");
   module.def("call_key", &read_key, py::arg("function"), py::arg("arguments"), py::arg("callable"),

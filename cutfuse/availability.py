@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from . import native
-from .planning.linear_plan import why_no_kernels
+from .layer.planner import why_no_kernels
 
 
 @dataclass(frozen=True)

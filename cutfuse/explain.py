@@ -13,19 +13,17 @@ import torch
 from torch import Tensor
 
 from .composed import PyTorchCall
-from .direct.call_plans import lay_out_pointwise, lay_out_reduction
 from .epilogue import Program
-from .gradients import autograd
-from .gradients.elementwise import needs_gradient
+from .layer import autograd, schema
+from .layer.autograd import needs_gradient
+from .layer.call_plans import lay_out_pointwise, lay_out_reduction
+from .layer.layouts import dtype_codes, reduction_codes
+from .layer.linear_launch import KEEPS, FusedExplanation, explain_fused, matrices_of, predicted, rejected
+from .layer.planner import LinearArguments
+from .layer.prepared import Planes
+from .layer.specialize import Epilogues, explain_pass, find_row_reduction
+from .layer.training_step import hands_gradient_on, plan_backward_products, storing
 from .linear import LinearCall, for_operators, is_plain
-from .ops import schema
-from .planning.device import dtype_codes, reduction_codes
-from .planning.fused import KEEPS, FusedExplanation, explain_fused, predicted, rejected
-from .planning.linear_launch import matrices_of
-from .planning.linear_plan import LinearArguments
-from .planning.planes import Planes
-from .planning.specialize import Epilogues, explain_pass, find_row_reduction
-from .planning.training_step import hands_gradient_on, plan_backward_products, storing
 from .pointwise import PointwiseCall
 from .precision import product_mode
 from .prediction import check_devices, described, predicting

@@ -13,21 +13,21 @@ from torch import Tensor
 from torch.autograd import profiler
 from torch.utils.checkpoint import checkpoint
 
-from . import arguments, composed
+from . import arguments, composed, native
 from .composed import PyTorchCall
-from .direct import calls
-from .direct.recorded import record
-from .direct.training import multiplies_at_once
 from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
 from .epilogue.operation import Operation
 from .epilogue.types import types_of
-from .gradients import autograd
-from .gradients.elementwise import needs_gradient
+from .layer import autograd, calls
+from .layer.autograd import needs_gradient
+from .layer.call_plans import Planned, general
+from .layer.calls import record
+from .layer.planner import LinearArguments
+from .layer.prepared import UNPREPARED, Prepared
+from .layer.training import multiplies_at_once
+from .layer.training_step import is_traced
 from .matrix_vector import MatrixVector, affine_reduce, find_matrix_vector
-from .planning.linear_plan import LinearArguments
-from .planning.prepared import UNPREPARED, Prepared
-from .planning.training_step import is_traced
 from .precision import autocast_dtype
 from .prepare import PreparedWeight, is_exporting
 from .pytorch_operation import find_pytorch_operation
@@ -125,7 +125,7 @@ def _linear_generally(given: tuple[Any, ...], remember: bool = False, recompute:
         y = call.operation(F.linear(x, call.weight, bias), calls.tensors_of(operands))
     elif remember and _is_recorded(given, call, tensors):
         y, replay = record(functools.partial(_run_given, call, keepdim), tensors)
-        calls.remember_steps(given, call.epilogue, replay)
+        calls.remember_linear(given, call.epilogue, functools.partial(calls.plan_steps, replay))
         return y
     else:
         y = _shaped(run_linear(call), x, call, keepdim)
@@ -188,17 +188,21 @@ def _shaped(y: Tensor, x: Tensor, call: LinearCall, keepdim: bool) -> Tensor:
 
 
 def _remember(given: tuple[Any, ...], call: LinearCall, y: Tensor) -> None:
-    if is_plain(call):
-        calls.remember_plain_linear(given, call.epilogue, functools.partial(is_plain, call))
-        return
+    calls.remember_linear(given, call.epilogue, functools.partial(_plan_next, given, call, y, is_plain(call)))
+
+
+def _plan_next(given: tuple[Any, ...], call: LinearCall, y: Tensor, was_plain: bool) -> Planned | None:
+    """The plan of later calls like this one, which gave y; None where it would not be computed in the same way now."""
+    if was_plain:
+        return Planned(native.core.product_call(), []) if is_plain(call) else None
     if call.operation is not None:
-        calls.remember_operation(given, call.epilogue, call.operation)
-        return
+        return calls.plan_operation(call.operation)
+    if _takes_steps(call, (*given[:3], *calls.tensors_of(given[4]))):
+        return general()
     operator = LinearArguments(
         call.x, call.weight, call.bias, call.operands, call.epilogue.program, call.reduction, call.out_dtype
     )
-    is_general = _takes_steps(call, (*given[:3], *calls.tensors_of(given[4])))
-    calls.remember_linear(given, operator, call.epilogue, y, is_general)
+    return calls.plan_layer(given, operator, y)
 
 
 def _casts_result(call: LinearCall) -> bool:
@@ -307,8 +311,6 @@ def run_linear(call: LinearCall) -> Tensor:
 
 def _run_composed(call: LinearCall) -> Tensor:
     x, weight, bias, operands, epilogue, reduction, out_dtype, *_ = call
-    if reduction == "none":
-        return composed.linear(x, weight, bias, operands, epilogue.program, out_dtype)
     return composed.linear_reduce(x, weight, bias, operands, epilogue.program, reduction, out_dtype)
 
 

@@ -22,9 +22,8 @@ from .epilogue.affine import is_factor, split_affine
 from .epilogue.evaluate import arithmetic_dtype
 from .epilogue.expression import Expr, apply, constant, topological
 from .epilogue.table import Op, op_table
-from .gradients import elementwise
-from .ops import schema
-from .ops.fake import sum_dtype
+from .layer import autograd, schema
+from .layer.fake import sum_dtype
 from .precision import autocast_dtype
 from .reductions import ADDITIVE, GRADIENTS
 
@@ -207,7 +206,7 @@ def _sum_intercept(
     stand_in = varying[0].detach()
     stand_in = stand_in.to(dtype) if dtype == torch.float64 else stand_in
     z = stand_in.expand(torch.broadcast_shapes(*[operands[k].shape for k in part.reads]))
-    return elementwise.reduce(z, _only_read(part, operands, z), part.program.text, "sum", (1,), dtype)
+    return autograd.reduce(z, _only_read(part, operands, z), part.program.text, "sum", (1,), dtype)
 
 
 def _weighted_sum(matrix: Tensor, vector: Tensor | None, dim: int, scale: float, dtype: torch.dtype) -> Tensor:
@@ -223,7 +222,7 @@ def _weighted_sum(matrix: Tensor, vector: Tensor | None, dim: int, scale: float,
 def _weighted_sum_by_operators(
     matrix: Tensor, vector: Tensor | None, dim: int, scale: float, dtype: torch.dtype
 ) -> Tensor:
-    if elementwise.needs_gradient(matrix, vector):
+    if autograd.needs_gradient(matrix, vector):
         y: Tensor = WeightedSum.apply(matrix, vector, dim, scale, dtype)
         return y
     return _launch(matrix, vector, dim, scale, dtype)
@@ -256,9 +255,9 @@ class WeightedSum(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         matrix, vector = ctx.saved_tensors
         needs_matrix, needs_vector, *_ = ctx.needs_input_grad
-        if elementwise.composes_gradient(grad):
+        if autograd.composes_gradient(grad):
             wide = sum_dtype(matrix.dtype)
-            again = elementwise.differentiate(
+            again = autograd.differentiate(
                 lambda matrix, vector: _weighted_sum(matrix, vector, ctx.dim, ctx.scale, wide).to(grad.dtype),
                 (matrix, vector),
                 (needs_matrix, needs_vector),

@@ -10,11 +10,10 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from . import arguments, composed
-from .direct import calls
 from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
 from .epilogue.types import types_of
-from .gradients import elementwise
+from .layer import autograd, calls
 
 
 class PointwiseCall(NamedTuple):
@@ -117,5 +116,5 @@ def run_pointwise(call: PointwiseCall) -> Tensor:
     if composed_because:
         return composed.pointwise(x, operands, epilogue.program, out_dtype)
     kernel_dtype = arguments.kernel_out_dtype(out_dtype, x.dtype)
-    y = elementwise.pointwise(x, operands, epilogue.program.text, kernel_dtype)
+    y = autograd.pointwise(x, operands, epilogue.program.text, kernel_dtype)
     return y if kernel_dtype == out_dtype else y.to(out_dtype)

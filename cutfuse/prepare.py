@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from . import arguments, dynamo, native
-from .planning import linear_plan
-from .planning.prepared import Prepared, check_unchanged, make_planes, refuse_changed, take_snapshot
+from .layer import planner
+from .layer.prepared import Prepared, check_unchanged, make_planes, refuse_changed, take_snapshot
 from .precision import SPLIT_MODES, checked_mode, product_mode
 
 
@@ -25,7 +25,7 @@ class PreparedWeight:
         self.weight = weight
         self.mode = mode
         self.without_planes = _why_no_planes(weight, mode)  # the reason; empty where there are planes
-        scheme = 0 if self.without_planes else linear_plan.first_scheme(mode)
+        scheme = 0 if self.without_planes else planner.first_scheme(mode)
         planes = make_planes(weight, scheme) if scheme else None
         self._snapshot = take_snapshot(weight)
         self._address = weight.data_ptr()
@@ -112,7 +112,7 @@ def _why_no_planes(weight: Tensor, mode: str) -> str:
         return f'precision "{mode}" takes the weight as it is'
     if weight.dtype != torch.float32:
         return f"planes are of float32 matrices, not of {weight.dtype}"
-    elsewhere = linear_plan.why_no_kernels(weight.device)
+    elsewhere = planner.why_no_kernels(weight.device)
     if elsewhere or not weight.numel():
         return elsewhere or "it has no elements"
     return "" if native.serves(weight.device) else native.why_unserved(weight.device)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from . import routing
-from .direct.training import adds_bias_apart, multiplies_at_once
 from .epilogue.operation import Operation, find_operation, is_sum
-from .gradients.elementwise import needs_gradient
-from .planning.fused import plan_call
-from .planning.linear_plan import LinearArguments
-from .planning.training_step import takes_few_launches, waits_for_host
+from .layer.autograd import needs_gradient
+from .layer.linear_launch import plan_call
+from .layer.planner import LinearArguments
+from .layer.training import adds_bias_apart, multiplies_at_once
+from .layer.training_step import takes_few_launches, waits_for_host
 from .precision import autocast_dtype
 
 TRAINED = "PyTorch's own operations take less host time to train a layer with one operation behind the product"

@@ -11,11 +11,10 @@ from torch.autograd import profiler
 
 from . import arguments, composed
 from .composed import PyTorchCall
-from .direct import calls
 from .epilogue import Epilogue
 from .epilogue.evaluate import arithmetic_dtype
 from .epilogue.types import types_of
-from .gradients import elementwise
+from .layer import autograd, calls
 from .reductions import REDUCTIONS
 
 
@@ -149,7 +148,7 @@ def run_reduce(call: ReduceCall) -> Tensor:
     if composed_because:
         return composed.reduce(x, operands, prologue.program, op, dims, out_dtype, keepdim)
     kernel_dtype = arguments.kernel_out_dtype(out_dtype, x.dtype)
-    y = elementwise.reduce(x, operands, prologue.program.text, op, dims, kernel_dtype)
+    y = autograd.reduce(x, operands, prologue.program.text, op, dims, kernel_dtype)
     if keepdim:
         y = y.reshape([1 if d in dims else size for d, size in enumerate(x.shape)])
     return y if kernel_dtype == out_dtype else y.to(out_dtype)

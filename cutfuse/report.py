@@ -21,8 +21,8 @@ import torch
 import cutfuse
 
 from . import native
-from .planning.device import device_facts
-from .planning.specialize import why_interpreted
+from .layer.layouts import device_facts
+from .layer.specialize import why_interpreted
 from .precision import allows_tf32, get_precision, product_mode
 from .printing import print_lines
 

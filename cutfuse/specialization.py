@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import dynamo, native
-from .planning.background import background
+from .layer.specialize import background
 
 if TYPE_CHECKING:
     from ._C import SpecializationMode

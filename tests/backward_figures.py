@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
-from cutfuse.ops import schema
+from cutfuse.layer import schema
 
 REPEATS = 15
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse import native
-from cutfuse.direct import calls, operators
+from cutfuse.layer import calls, cuda
 
 core = native.module()
 GENERAL, DIRECT = PATHS = ("general", "direct")
@@ -96,8 +96,8 @@ def checked_calls() -> Iterator[CheckedCalls]:
             native_call = getattr(calls, f"call_{function}")
             patch.setattr(calls, f"call_{function}", functools.partial(paths.call, function, native_call))
         for operator in ("linear", "pointwise", "reduce", "backward"):
-            native_call = getattr(operators, f"call_{operator}_operator")
-            patch.setattr(operators, f"call_{operator}_operator", functools.partial(paths.call_operator, native_call))
+            native_call = getattr(cuda, f"call_{operator}_operator")
+            patch.setattr(cuda, f"call_{operator}_operator", functools.partial(paths.call_operator, native_call))
         yield paths
 
 

@@ -12,7 +12,7 @@ from emulated_launches import EmulatedLaunches
 
 import cutfuse
 from cutfuse import native
-from cutfuse.planning.background import background
+from cutfuse.layer.specialize import background
 
 core = native.module()
 

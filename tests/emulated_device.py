@@ -11,9 +11,7 @@ from emulated_launches import EmulatedLaunches, RecordedLaunches, recorded
 from torch import Tensor
 
 from cutfuse import arguments, native
-from cutfuse.direct import calls
-from cutfuse.ops import cuda, cuda_backward
-from cutfuse.planning import fused, joined, linear_launch, linear_plan, training_step
+from cutfuse.layer import call_plans, calls, linear_launch, planner, training_step
 
 core = native.module()
 # PyTorch 2.8 and 2.9 have no functions in C that read tensors: there the direct path reads their attributes.
@@ -33,11 +31,12 @@ def emulated_device(
     """
     found = EmulatedLaunches() if launches is None else launches
     has_exchange_api = reader != "attributes" and hasattr(Tensor, "__dlpack_c_exchange_api__")
-    with without_device(cuda, cuda_backward, linear_launch), pytest.MonkeyPatch.context() as patch:
+    with without_device(linear_launch), pytest.MonkeyPatch.context() as patch:
         patch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
-        for module in (fused, joined, linear_plan, training_step):
+        for module in (linear_launch, planner, training_step):
             patch.setattr(module, "device_facts", lambda device: (9, 0, 132))
-        patch.setattr(cuda, "multiprocessors", lambda index: 132)
+        patch.setattr(call_plans, "on_device", lambda index: contextlib.nullcontext())
+        patch.setattr(call_plans, "multiprocessors", lambda index: 132)
         core.connect_calls({**calls.torch_functions(calls.CPU, has_exchange_api=has_exchange_api), **functions})
         try:
             with recorded(found):

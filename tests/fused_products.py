@@ -9,8 +9,8 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse.epilogue import Program
-from cutfuse.planning import fused, planes
-from cutfuse.planning.linear_plan import LinearArguments
+from cutfuse.layer import linear_launch, prepared
+from cutfuse.layer.planner import LinearArguments
 
 IDENTITY = Program.parse("operands=0")
 
@@ -25,11 +25,11 @@ def arguments_of(x: Tensor, weight: Tensor, reduction: str = "none", **options: 
 
 
 def explain(
-    x: Tensor, weight: Tensor, mode: str, reduction: str = "none", kept: planes.Planes | None = None, **options: Any
+    x: Tensor, weight: Tensor, mode: str, reduction: str = "none", kept: prepared.Planes | None = None, **options: Any
 ) -> tuple[str | None, list[str]]:
     """The kernel, None where none runs, and what is said beside."""
     with cutfuse.precision(mode):
-        explained = fused.explain_fused(arguments_of(x, weight, reduction, **options), kept)
+        explained = linear_launch.explain_fused(arguments_of(x, weight, reduction, **options), kept)
     steps, reasons = explained.steps, explained.reasons
     assert (explained.workspace_bytes > 0) <= bool(steps)
     return (steps[0], [*steps[1:], *reasons]) if steps else (None, reasons)

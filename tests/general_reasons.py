@@ -11,16 +11,15 @@ from torch import Tensor, nn
 import cutfuse
 from cutfuse import native
 from cutfuse.arguments import kernel_out_dtype
-from cutfuse.direct import calls
-from cutfuse.direct.training import adds_bias_apart
 from cutfuse.epilogue.recognition import IDENTITY
-from cutfuse.gradients.elementwise import needs_gradient
+from cutfuse.layer import calls
+from cutfuse.layer.autograd import needs_gradient
+from cutfuse.layer.layouts import elementwise_layout, reduction_layout, shapes_and_strides
+from cutfuse.layer.linear_launch import changes_setting, plan_call
+from cutfuse.layer.planner import LinearArguments
+from cutfuse.layer.training import adds_bias_apart
+from cutfuse.layer.training_step import hands_gradient_on
 from cutfuse.linear import LinearCall, prepare_linear
-from cutfuse.ops.cuda import shapes_and_strides
-from cutfuse.ops.layout import elementwise_layout, reduction_layout
-from cutfuse.planning.fused import changes_setting, plan_call
-from cutfuse.planning.linear_plan import LinearArguments
-from cutfuse.planning.training_step import hands_gradient_on
 from cutfuse.pointwise import prepare_pointwise
 from cutfuse.reduce import prepare_reduce
 
@@ -227,7 +226,4 @@ def _why_reduce_is_marked(call: Call, y: Tensor) -> str:
     if why:
         return why
     layout = reduction_layout(*shapes_and_strides(tensors), found.dims)
-    if layout is None:
-        return "the tensors have no common layout of three dimensions"
-    is_in_order = layout.result_order is None and y.is_contiguous()
-    return "" if is_in_order else "the result is not in the order of its dimensions"
+    return "" if layout is not None else "the tensors have no common layout of three dimensions"

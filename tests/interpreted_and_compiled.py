@@ -10,10 +10,10 @@ from torch import Tensor
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Program
-from cutfuse.ops import cuda, cuda_backward
-from cutfuse.planning.linear_launch import launch_fused, matrices_of
-from cutfuse.planning.linear_plan import LinearArguments, plan_linear
-from cutfuse.planning.specialize import find_epilogues
+from cutfuse.layer import cuda
+from cutfuse.layer.linear_launch import launch_fused, matrices_of
+from cutfuse.layer.planner import LinearArguments, plan_linear
+from cutfuse.layer.specialize import find_epilogues
 
 DEVICE = "cuda"
 MODES = {torch.bfloat16: "tf32", torch.float16: "tf32", torch.float32: "split3"}
@@ -105,7 +105,7 @@ def assert_same_gradients(
     results = []
     for mode in ("off", "now"):
         with cutfuse.specialization(mode):
-            results.append(cuda_backward.pointwise_backward(*given))
+            results.append(cuda.pointwise_backward(*given))
     assert native.core.compiled_count() == 1, "nothing has been compiled"
     for interpreted, compiled in zip(*results, strict=True):
         wrong = other_values(interpreted, compiled)

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from cutfuse import composed, native
-from cutfuse.ops import cuda, schema
-from cutfuse.planning import linear_plan, prepared
-from cutfuse.planning.fused import KEEPS, FusedExplanation
-from cutfuse.planning.linear_plan import LinearArguments, first_scheme, plan_linear, precision_of
-from cutfuse.planning.planes import Planes
+from cutfuse.layer import cuda, planner, prepared, schema
+from cutfuse.layer.linear_launch import KEEPS, FusedExplanation
+from cutfuse.layer.planner import LinearArguments, first_scheme, plan_linear, precision_of
+from cutfuse.layer.prepared import Planes
 from cutfuse.precision import SPLIT_MODES
 from cutfuse.routing import use_operators_everywhere
 
@@ -113,8 +112,8 @@ def launch_after_product(plan: LinearPlan, z: Tensor, arguments: LinearArguments
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """CPU tensors are on a device with kernels over planes, and calls take the operators' CUDA implementations."""
     fake = Device()
-    monkeypatch.setattr(linear_plan, "why_no_kernels", lambda device: "")
-    monkeypatch.setattr(linear_plan, "device_facts", lambda device: (9, 0, 132))
+    monkeypatch.setattr(planner, "why_no_kernels", lambda device: "")
+    monkeypatch.setattr(planner, "device_facts", lambda device: (9, 0, 132))
     monkeypatch.setattr(native, "serves", lambda device: True)
     monkeypatch.setattr(prepared, "split_weight", fake.split_weight)
     monkeypatch.setattr(prepared, "stream_of", lambda index: fake.stream)

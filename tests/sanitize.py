@@ -14,11 +14,10 @@ from torch import Tensor
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Epilogue
-from cutfuse.planning.joined import plan_joined
-from cutfuse.planning.joined import run_joined as run_plan
-from cutfuse.planning.linear_launch import launch_fused
-from cutfuse.planning.linear_plan import LinearArguments, matrix_layout, plan_linear
-from cutfuse.planning.planes import split_weight
+from cutfuse.layer.call_plans import joined_call
+from cutfuse.layer.linear_launch import launch_fused
+from cutfuse.layer.planner import LinearArguments, layout_of, plan_joined, plan_linear
+from cutfuse.layer.prepared import split_weight
 from cutfuse.precision import GUARDED
 
 REDUCTIONS = ("sum", "mean", "amax", "amin", "logsumexp")
@@ -62,9 +61,10 @@ def run_joined() -> Iterator[str]:
     for dtype in (torch.bfloat16, torch.float16):
         x, *weights = (torch.randn(rows, 136, device="cuda").to(dtype) for rows in (200, 256, 128, 384))
         biases = [None, *(torch.randn(len(weight), device="cuda").to(dtype) for weight in weights[1:])]
-        layouts = matrix_layout(x), [matrix_layout(weight) for weight in weights], dtype, x.device
+        layouts = layout_of(x).of_matrix, [layout_of(weight).of_matrix for weight in weights], dtype, x.device
         for way in plan_joined(*layouts).alternatives[:-1]:
-            check(run_plan(x, weights, biases, plan_joined(*layouts, only=way.name)), way.name)
+            planned = joined_call(plan_joined(*layouts, only=way.name), x, weights, biases)
+            check(planned.run([x, *weights, *biases[1:]], 1), way.name)
             yield way.name
 
 

@@ -14,7 +14,7 @@ from emulated_device import emulated_device
 from torch import Tensor, nn
 
 import cutfuse
-from cutfuse.ops import schema
+from cutfuse.layer import schema
 from cutfuse.registration import DISPATCHED
 from cutfuse.routing import use_operators_everywhere
 

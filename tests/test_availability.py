@@ -9,7 +9,7 @@ import torch
 
 import cutfuse
 from cutfuse import native
-from cutfuse.planning import device
+from cutfuse.layer import layouts
 
 
 def pretend(
@@ -21,7 +21,7 @@ def pretend(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
-    monkeypatch.setattr(device, "_cuda_device_facts", lambda index: (major, 0, 132))
+    monkeypatch.setattr(layouts, "_cuda_device_facts", lambda index: (major, 0, 132))
     monkeypatch.setattr(native, "has_kernels", lambda: built and cuda is not None)
 
 

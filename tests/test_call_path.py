@@ -17,7 +17,8 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse import arguments, native
-from cutfuse.direct import calls
+from cutfuse.layer import calls
+from cutfuse.layer.call_plans import general
 
 core = native.module()
 FP64 = "float64; kernels compute in fp32"
@@ -148,13 +149,13 @@ def test_epilogues_are_compiled_before_the_direct_call(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("name", ["linear", "pointwise", "reduce"])
 def test_a_call_that_is_marked_general_for_no_reason_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, f"plan_{name}", lambda *given: core.general_call())
+    monkeypatch.setattr(calls, f"plan_{name}_call", lambda *given: general())
     with pytest.raises(AssertionError, match=r"(?s)was not direct.*native answer: None"), taken(DIRECT):
         CALLS[name]()
 
 
 def test_training_that_is_marked_general_for_no_reason_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "plan_training", lambda *given: core.general_call())
+    monkeypatch.setattr(calls, "plan_training_call", lambda *given: general())
     x, weight = sample()
     with pytest.raises(AssertionError, match=r"(?s)requires_grad.*was not direct"), taken(DIRECT):
         layer(x.requires_grad_(), weight)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import cutfuse
-from cutfuse.ops import schema
+from cutfuse.layer import schema
 
 # Raised by PyTorch 2.13 itself: when Dynamo meets an autograd.Function, and when Inductor is imported.
 pytestmark = [

@@ -7,29 +7,26 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
-from emulated_device import without_device
-from emulated_launches import EmulatedLaunches, recorded
+from emulated_device import emulated_device, paused
+from emulated_launches import EmulatedLaunches
 from generators import EPILOGUES, LAYOUTS, REDUCTIONS, eager_linear, eager_reduce, operands_for
 from torch import Tensor
 
 from cutfuse import native
 from cutfuse.epilogue import Epilogue, Program
-from cutfuse.gradients import autograd, elementwise
-from cutfuse.ops import cuda, cuda_backward, schema
-from cutfuse.planning import linear_launch
-from cutfuse.planning.linear_plan import LinearArguments, plan_linear
+from cutfuse.layer import autograd, cpu, cuda, planner, schema
+from cutfuse.layer.layouts import NOT_CUDA
+from cutfuse.layer.planner import LinearArguments, plan_linear
 from cutfuse.routing import use_operators_everywhere
 
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedLaunches]:
-    """The CUDA implementations on CPU memory, behind the operators that `cutfuse.gradients.autograd` calls."""
-    monkeypatch.setattr(cuda, "multiprocessors", lambda index: 132)
-    for name in ("linear", "linear_reduce", "pointwise", "reduce"):
+    """The CUDA implementations on CPU memory, behind the operators that `cutfuse.layer.autograd` calls."""
+    for name in ("linear", "linear_reduce", "pointwise", "reduce", "pointwise_backward"):
         monkeypatch.setattr(schema, name, getattr(cuda, name))
-    monkeypatch.setattr(schema, "pointwise_backward", cuda_backward.pointwise_backward)
-    cuda._workspace_bytes.cache_clear()
-    with without_device(cuda, cuda_backward, linear_launch), recorded(EmulatedLaunches()) as found:
+    with emulated_device() as found, paused():  # so that each call is planned
+        monkeypatch.setattr(planner, "device_facts", lambda device: NOT_CUDA)  # every product is PyTorch's
         yield found
 
 
@@ -70,7 +67,7 @@ def test_reductions_of_any_dimensions_and_strides(launches: EmulatedLaunches, re
     for count in range(1, 5):
         for dims in itertools.combinations(range(4), count):
             check(
-                lambda x, dims=dims: elementwise.reduce(x, (), program, reduction, dims, torch.float32),
+                lambda x, dims=dims: autograd.reduce(x, (), program, reduction, dims, torch.float32),
                 lambda x, dims=dims: eager_reduce(x * x - x, dims, reduction),
                 [x],
             )
@@ -87,8 +84,8 @@ def test_operands_of_any_strides(launches: EmulatedLaunches, reduction: str | No
 
     def actual(x: Tensor, *rest: Tensor) -> Tensor:
         if reduction is None:
-            return elementwise.pointwise(x, rest, program, torch.float32)
-        return elementwise.reduce(x, rest, program, reduction, dims, torch.float32)
+            return autograd.pointwise(x, rest, program, torch.float32)
+        return autograd.reduce(x, rest, program, reduction, dims, torch.float32)
 
     def expected(x: Tensor, *rest: Tensor) -> Tensor:
         y = function(x, *rest)
@@ -180,6 +177,17 @@ def test_the_bias_gradient_comes_with_the_pointwise_kernel(launches: EmulatedLau
     assert extents_of(launches) == [("pointwise_backward", (1, 600, 5)), ("reduce", (1, blocks, 5))]
 
 
+@pytest.mark.parametrize("dims", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("reduction", ["amax", "logsumexp"])
+def test_column_sums_behind_a_reduction(launches: EmulatedLaunches, reduction: str, dims: tuple[int, ...]) -> None:
+    """Of any dimensions: the kernel that sums columns reads a result for each of x's rows."""
+    x, program = torch.randn(16, 8), text_of(lambda z: z * 2)
+    shape = [1 if d in dims else n for d, n in enumerate(x.shape)]
+    result = cuda.reduce(x, [], program, reduction, dims, torch.float32).reshape(shape)
+    given = torch.randn(result.shape), x, [], program, reduction, result, [0], True
+    torch.testing.assert_close(cuda.pointwise_backward(*given), cpu.pointwise_backward(*given))
+
+
 def test_reductions_of_a_full_set_of_operands(launches: EmulatedLaunches) -> None:
     """No operand is left for the reduction's result, which the gradient needs."""
     epilogue, count = EPILOGUES["four_operands"]
@@ -187,7 +195,7 @@ def test_reductions_of_a_full_set_of_operands(launches: EmulatedLaunches) -> Non
     for dims in ((0,), (1,)):
         for reduction in ("amax", "logsumexp"):
             check(
-                lambda x, *rest, d=dims, r=reduction: elementwise.reduce(x, rest, program, r, d, torch.float32),
+                lambda x, *rest, d=dims, r=reduction: autograd.reduce(x, rest, program, r, d, torch.float32),
                 lambda x, *rest, d=dims, r=reduction: eager_reduce(epilogue(x, *rest), d, r),
                 [torch.randn(6, 5), *operands_for(count, 6, 5, torch.float32)],
             )

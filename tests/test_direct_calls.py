@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import cutfuse
-from cutfuse.direct.recorded import record
+from cutfuse.layer.calls import record
 
 
 def run_three_ways(call: Callable[[], Tensor]) -> tuple[Tensor, Tensor, bool]:

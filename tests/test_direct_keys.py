@@ -15,7 +15,7 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse import native
-from cutfuse.direct import call_plans, calls
+from cutfuse.layer import call_plans, calls
 
 core = native.module()
 ROWS, COLUMNS, DEPTH = 6, 8, 16

@@ -13,11 +13,9 @@ from emulated_launches import RecordedLaunches
 from torch import Tensor
 
 import cutfuse
-from cutfuse.direct import calls
 from cutfuse.epilogue import Epilogue
-from cutfuse.ops import cuda
-from cutfuse.planning import linear_launch
-from cutfuse.planning.linear_plan import LinearArguments
+from cutfuse.layer import calls, cuda, linear_launch
+from cutfuse.layer.planner import LinearArguments
 
 STREAM = 7
 

@@ -15,8 +15,7 @@ from emulated_launches import EmulatedLaunches
 from torch import Tensor
 
 import cutfuse
-from cutfuse.direct import calls, operators
-from cutfuse.ops import cpu, fake
+from cutfuse.layer import calls, cpu, cuda, fake
 
 GELU = "operands=0; gelu z"
 IDENTITY = "operands=0"
@@ -41,22 +40,22 @@ def turned(*shape: int) -> Tensor:
 
 
 def pointwise(x: Tensor, *operands: Tensor, out: torch.dtype = BF16, program: str = "") -> Any:
-    return operators.pointwise(x, list(operands), program or (GATED if operands else GELU), out)
+    return cuda.pointwise(x, list(operands), program or (GATED if operands else GELU), out)
 
 
 def reduce(x: Tensor, dims: Any, *operands: Tensor, reduction: str = "sum") -> Any:
-    return operators.reduce(x, list(operands), GATED if operands else IDENTITY, reduction, dims, FP32)
+    return cuda.reduce(x, list(operands), GATED if operands else IDENTITY, reduction, dims, FP32)
 
 
 def backward(x: Tensor, *operands: Tensor, wanted: Any = (0,), sums: bool = False, grad: Tensor | None = None) -> Any:
     grad = drawn(*x.shape) if grad is None else grad
     program = GATED if operands else GELU
-    return operators.pointwise_backward(grad, x, list(operands), program, "none", None, list(wanted), sums)
+    return cuda.pointwise_backward(grad, x, list(operands), program, "none", None, list(wanted), sums)
 
 
 def linear(m: int, n: int, k: int, dtype: torch.dtype = BF16, reduction: str = "") -> Any:
     given = drawn(m, k, dtype=dtype), drawn(n, k, dtype=dtype), drawn(n, dtype=dtype), [], GELU
-    return operators.linear_reduce(*given, reduction, FP32) if reduction else operators.linear(*given, dtype)
+    return cuda.linear_reduce(*given, reduction, FP32) if reduction else cuda.linear(*given, dtype)
 
 
 Call = Callable[[], Any]
@@ -89,6 +88,9 @@ DIRECT: dict[str, Call] = {
     "backward of a column in fp32": lambda: backward(drawn(6, 16), drawn(6, 1, dtype=FP32), wanted=(0, 1)),
     "backward of a scalar": lambda: backward(turned(6, 16), drawn(), wanted=(0, 1)),
     "backward of a matrix in three dimensions": lambda: backward(drawn(2, 3, 16), drawn(3, 16), wanted=(1,)),
+    "pointwise of four dimensions that do not merge": lambda: pointwise(drawn(3, 4, 5, 6)[:2, :3, :4, :5]),
+    "a result in another order": lambda: reduce(drawn(2, 3, 4).permute(2, 0, 1), [1]),
+    "no gradient": lambda: backward(drawn(6, 16), wanted=(), sums=True),
     "linear": lambda: linear(512, 2048, 64),
     "linear, reduced": lambda: linear(4096, 4104, 8, reduction="amax"),
 }
@@ -98,13 +100,14 @@ GENERAL: dict[str, Call] = {
     "nothing, reduced": lambda: reduce(drawn(0, 16), [0]),
     "nothing, backward": lambda: backward(drawn(0, 16), sums=True),
     "nothing, linear": lambda: linear(0, 16, 16),
-    "pointwise of four dimensions that do not merge": lambda: pointwise(drawn(3, 4, 5, 6)[:2, :3, :4, :5]),
-    "a result in another order": lambda: reduce(drawn(2, 3, 4).permute(2, 0, 1), [1]),
     "an operand's gradient that is summed in two steps": lambda: backward(drawn(2, 3, 16), drawn(3, 1), wanted=(1,)),
     "an operand with a dimension less": lambda: backward(drawn(1, 16), drawn(16), wanted=(1,)),
     "a column sum of columns": lambda: backward(turned(6, 16), sums=True),
-    "no gradient": lambda: backward(drawn(6, 16), wanted=(), sums=True),
 }
+
+
+# The launches of a call that no plan expresses may be calls of their own, as many.
+STEPS = {"an operand's gradient that is summed in two steps": 2}
 
 
 def of(call: Call, seed: int) -> list[Tensor]:
@@ -125,7 +128,7 @@ def test_it_gives_what_the_general_path_gives(launches: EmulatedLaunches, case: 
     of(call, 0)
     before, made = direct_calls(), len(launches.launches)
     found = of(call, 1)
-    assert direct_calls() - before == (case in DIRECT)
+    assert direct_calls() - before == STEPS.get(case, case in DIRECT)
     direct = launches.names[made:]
     with paused():
         expected = of(call, 1)
@@ -170,10 +173,10 @@ def test_calls_that_differ_have_plans_of_their_own(launches: EmulatedLaunches, c
 def test_reductions_with_a_result_are_the_general_paths(launches: EmulatedLaunches) -> None:
     """Their kernels read the result too."""
     x, grad = drawn(6, 16), drawn(6, 1)
-    result = x.float().amax(1, keepdim=True)
+    result = x.float().logsumexp(1, keepdim=True)
     before = direct_calls()
     for _ in range(2):
-        (found,) = operators.pointwise_backward(grad, x, [], IDENTITY, "amax", result, [0], False)
+        (found,) = cuda.pointwise_backward(grad, x, [], IDENTITY, "logsumexp", result, [0], False)
     assert direct_calls() == before
     assert found.shape == x.shape
 
@@ -184,7 +187,7 @@ def test_a_column_sum_is_rounded_once(launches: EmulatedLaunches, dtype: torch.d
     x, grad = drawn(300, 16, dtype=dtype), drawn(300, 16, dtype=dtype)
     exact = (grad.double() * (x.double() > 0)).sum(0)
     given = grad, x, [], "operands=0; relu z", "none", None, [0], True
-    for compute in (operators.pointwise_backward, operators.pointwise_backward, cpu.pointwise_backward):
+    for compute in (cuda.pointwise_backward, cuda.pointwise_backward, cpu.pointwise_backward):
         *_, found = compute(*given)
         assert found.dtype == dtype
         torch.testing.assert_close(found, exact.to(dtype), rtol=1e-5, atol=1e-5)
@@ -281,7 +284,7 @@ FAILING: dict[str, Call] = {
 def test_memory_that_runs_out_is_told(case: str) -> None:
     """By PyTorch's own error, whichever of a call's allocations fails."""
     call, allocate = FAILING[case], calls.torch_functions(calls.CPU)["empty_strided"]
-    left: list[int] = []
+    left = [0] * 9
 
     def empty_strided(*given: Any) -> Tensor:
         if not left:

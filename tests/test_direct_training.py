@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import cutfuse
-from cutfuse.direct import training
-from cutfuse.gradients import autograd
-from cutfuse.ops import cuda, cuda_backward, schema
+from cutfuse.layer import autograd, cuda, schema, training
 
 EPILOGUES: dict[int, list[Callable[..., Tensor]]] = {
     0: [lambda z: z, lambda z: F.gelu(z) * 2, lambda z: torch.sigmoid(z) * z + z],
@@ -36,9 +34,8 @@ def operand_shape(kind: str, leading: tuple[int, ...], n: int) -> tuple[int, ...
 @pytest.fixture
 def like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The general path has the operators' CUDA implementations, and fp32 products are those of PyTorch's "highest"."""
-    for name in ("linear", "linear_with_pre_activation", "product", "pointwise", "reduce"):
+    for name in ("linear", "linear_with_pre_activation", "product", "pointwise", "reduce", "pointwise_backward"):
         monkeypatch.setattr(schema, name, getattr(cuda, name))
-    monkeypatch.setattr(schema, "pointwise_backward", cuda_backward.pointwise_backward)
     for module in (autograd, training):
         monkeypatch.setattr(module, "is_forced", lambda x, mode="": x.dtype == torch.float32)
 

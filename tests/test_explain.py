@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import cutfuse
-from cutfuse.ops import schema
+from cutfuse.layer import schema
 from cutfuse.preparations import PREPARATIONS
 from cutfuse.routing import use_operators_everywhere
 

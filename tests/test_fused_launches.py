@@ -19,8 +19,7 @@ from torch import Tensor
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Epilogue
-from cutfuse.ops import cuda
-from cutfuse.planning import fused, linear_launch, linear_plan, planes
+from cutfuse.layer import cuda, linear_launch, planner, prepared
 from cutfuse.precision import GUARDED
 
 STREAM = 7
@@ -48,7 +47,7 @@ recorder_in_use = Recorder()
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     found = recorder_in_use
     found.clear()
-    for module in (fused, linear_plan):
+    for module in (linear_launch, planner):
         monkeypatch.setattr(module, "device_facts", lambda device: (9, 0, 132))
     empty = torch.empty
 
@@ -58,12 +57,12 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
         return tensor
 
     monkeypatch.setattr(torch, "empty", noted)
-    with without_device(linear_launch, planes, stream=STREAM), recorded(found):
+    with without_device(linear_launch, prepared, stream=STREAM), recorded(found):
         yield found
 
 
 def run(
-    x: Tensor, weight: Tensor, mode: str, reduction: str = "none", kept: planes.Planes | None = None, **options: Any
+    x: Tensor, weight: Tensor, mode: str, reduction: str = "none", kept: prepared.Planes | None = None, **options: Any
 ) -> Tensor:
     """By the operators' implementation, which needs no kernels where PyTorch multiplies."""
     with cutfuse.precision(mode):
@@ -159,10 +158,10 @@ def test_launches_write_what_later_ones_read(
     x = torch.randn(k, m).t() if layout == "transposed" else torch.randn(m, k)
     weight = torch.randn(n * k + 1)[1:].view(n, k) if layout == "misaligned" else torch.randn(n, k)
     arguments = arguments_of(x, weight, reduction)
-    names = [way.name for way in linear_plan.plan_linear(arguments, mode).alternatives[:-1] if not way.rejection]
+    names = [way.name for way in planner.plan_linear(arguments, mode).alternatives[:-1] if not way.rejection]
     for name in names:
         core.clear()
-        y = linear_launch.launch_fused(linear_plan.plan_linear(arguments, mode, only=name), arguments)
+        y = linear_launch.launch_fused(planner.plan_linear(arguments, mode, only=name), arguments)
         (address, nbytes, launched), *rest = core.allocated
         assert (address, nbytes, launched) == (y.data_ptr(), y.nbytes, 0)
         if "_fp32_" in name:  # one kernel on CUDA cores
@@ -201,11 +200,11 @@ def test_operands_as_they_are(recorder: Recorder, reduction: str) -> None:
     bias, row, column = torch.randn(328).bfloat16(), torch.randn(1, 328), torch.randn(200, 1).half()
     program = Epilogue(lambda z, r, c: torch.tanh(z) * r + c).program
     arguments = arguments_of(x, weight, reduction, bias=bias, operands=(row, column), program=program)
-    for way in linear_plan.plan_linear(arguments, "tf32").alternatives:
+    for way in planner.plan_linear(arguments, "tf32").alternatives:
         if way.rejection or way.name.startswith("cuBLAS"):
             continue
         recorder.clear()
-        planned = linear_plan.plan_linear(arguments, "tf32", only=way.name)
+        planned = planner.plan_linear(arguments, "tf32", only=way.name)
         y = linear_launch.launch_fused(planned, arguments)
         launch, *rest = recorder.launches
         assert (launch.function, launch.kernel) == ("gemm", way.name)
@@ -287,7 +286,7 @@ def test_split6_of_other_weights_takes_planes_of_both(recorder: Recorder) -> Non
 
 def test_single_rows_have_a_pitch_of_whole_vectors(recorder: Recorder) -> None:
     arguments = arguments_of(torch.randn(1024, 1001), torch.randn(1, 1001).expand(4, 1001)[:1], "sum")
-    plan = linear_plan.plan_linear(arguments, "split3", only="sm90_convert3_rows_128x128x64")
+    plan = planner.plan_linear(arguments, "split3", only="sm90_convert3_rows_128x128x64")
     linear_launch.launch_fused(plan, arguments)
     (convert,) = (launch for launch in recorder.launches if launch.function == "gemm_convert")
     assert convert.b[:3] == (arguments.weight.data_ptr(), 1024, 1001)
@@ -362,7 +361,7 @@ def test_products_of_a_backward_pass_take_no_fused_kernel_but_over_planes(record
 def test_kept_planes_spare_the_pass_that_splits_the_weight(recorder: Recorder, layout: str, mode: str) -> None:
     x, weight = inputs(1024, 4096, 4096)
     weight = weight.t() if layout == "transposed" else weight
-    kept = planes.split_weight(weight, linear_plan.first_scheme(mode))
+    kept = prepared.split_weight(weight, planner.first_scheme(mode))
     (made,) = recorder.launches
     assert (made.source, made.is_weight, made.scheme) == (weight.data_ptr(), True, kept.scheme)
     begin, end = kept.memory.data_ptr(), kept.memory.data_ptr() + kept.memory.nbytes
@@ -377,24 +376,24 @@ def test_kept_planes_spare_the_pass_that_splits_the_weight(recorder: Recorder, l
         assert [product.guard, rest[0].guard, rest[-1].guard] == [guard] * 3
     else:
         assert rest == []
-    assert fused.KEEPS in explain(x, weight, mode, kept=kept)[1]
+    assert linear_launch.KEEPS in explain(x, weight, mode, kept=kept)[1]
 
 
 @pytest.mark.parametrize(("mode", "scheme"), [("split3", 6), ("split6", 3)])
 def test_planes_of_the_other_scheme_are_left_alone(recorder: Recorder, mode: str, scheme: int) -> None:
     x, weight = inputs(1024, 4096, 4096)
-    kept = planes.split_weight(weight, scheme)
+    kept = prepared.split_weight(weight, scheme)
     made = recorder.launches.pop()
     assert run(x, weight, mode, kept=kept).shape == (1024, 4096)
     assert (made.values, made.scales) not in [getattr(launch, "b", None) for launch in recorder.launches]
-    assert fused.KEEPS not in explain(x, weight, mode, kept=kept)[1]
+    assert linear_launch.KEEPS not in explain(x, weight, mode, kept=kept)[1]
 
 
 @pytest.mark.parametrize("mode", ["ieee", "tf32"])
 def test_planes_are_of_no_use_where_nothing_is_split(recorder: Recorder, mode: str) -> None:
     x, weight = inputs(1024, 4096, 1024)
-    kept = planes.split_weight(weight, 3)
+    kept = prepared.split_weight(weight, 3)
     recorder.clear()
     run(x, weight, mode, kept=kept)
     assert set(recorder.names) <= {"gemm"}
-    assert fused.KEEPS not in explain(x, weight, mode, kept=kept)[1]
+    assert linear_launch.KEEPS not in explain(x, weight, mode, kept=kept)[1]

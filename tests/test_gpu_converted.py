@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from cutfuse.epilogue import Epilogue
-from cutfuse.planning.linear_launch import launch_fused
-from cutfuse.planning.linear_plan import LinearArguments, plan_linear
+from cutfuse.layer.linear_launch import launch_fused
+from cutfuse.layer.planner import LinearArguments, plan_linear
 from cutfuse.precision import GUARDED
 
 pytestmark = [

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse import native
-from cutfuse.direct import calls
+from cutfuse.layer import calls
 
 pytestmark = [pytest.mark.gpu, pytest.mark.no_path("compares both paths itself")]
 core = native.module()

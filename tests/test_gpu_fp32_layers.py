@@ -15,9 +15,8 @@ from torch import Tensor
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Epilogue
-from cutfuse.planning.fused import plan_call
-from cutfuse.planning.linear_launch import launch_fused
-from cutfuse.planning.linear_plan import LinearArguments, plan_linear
+from cutfuse.layer.linear_launch import launch_fused, plan_call
+from cutfuse.layer.planner import LinearArguments, plan_linear
 
 pytestmark = pytest.mark.gpu
 

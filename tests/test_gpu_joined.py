@@ -11,11 +11,9 @@ from test_model_joining import Attention
 from torch import Tensor
 
 from cutfuse import native
-from cutfuse.direct.operators import call_joined_operator
-from cutfuse.ops import cuda, schema
-from cutfuse.planning.device import stream_of
-from cutfuse.planning.joined import plan_joined, plan_of
-from cutfuse.planning.linear_plan import matrix_layout
+from cutfuse.layer import cuda, schema
+from cutfuse.layer.layouts import stream_of
+from cutfuse.layer.planner import layout_of, plan_joined, plan_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.no_path("calls operators, and no public function")]
 
@@ -55,7 +53,7 @@ def test_values(kernel: str, m: int, k: int, widths: tuple[int, ...]) -> None:
     """Into memory of NaNs, between numbers that stay."""
     dtype = DTYPES[kernel.split("_")[1]]
     x, weights, biases = inputs(m, k, widths, dtype)
-    plan = plan_joined(matrix_layout(x), [matrix_layout(w) for w in weights], dtype, x.device, only=kernel)
+    plan = plan_joined(layout_of(x).of_matrix, [layout_of(w).of_matrix for w in weights], dtype, x.device, only=kernel)
     assert plan is not None
     memory = torch.full((m + 2, sum(widths)), 7.0, device="cuda", dtype=dtype)
     y = memory[1:-1].fill_(torch.nan)
@@ -72,7 +70,7 @@ def test_the_operator_runs_directly_the_second_time() -> None:
     native.core.forget_calls()
     first = schema.joined(x, weights, biases)
     before = native.core.direct_calls()
-    assert call_joined_operator(x, weights, biases) is not NotImplemented
+    assert cuda.call_joined_operator(x, weights, biases) is not NotImplemented
     assert native.core.direct_calls() == before + 1
     second = schema.joined(x, weights, biases)
     assert torch.equal(first, second)

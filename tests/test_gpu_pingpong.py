@@ -9,8 +9,8 @@ from torch import Tensor
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Epilogue
-from cutfuse.planning.linear_launch import launch_fused
-from cutfuse.planning.linear_plan import LinearArguments, plan_linear
+from cutfuse.layer.linear_launch import launch_fused
+from cutfuse.layer.planner import LinearArguments, plan_linear
 
 pytestmark = [pytest.mark.gpu, pytest.mark.no_path("launches plans, and calls no public function")]
 

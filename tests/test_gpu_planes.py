@@ -13,7 +13,7 @@ from plane_inputs import DEVICE, LARGE, SPLIT_MODES, draw, normal, wild
 from torch import Tensor
 
 import cutfuse
-from cutfuse.planning.fused import KEEPS
+from cutfuse.layer.linear_launch import KEEPS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("guarded_products")]
 

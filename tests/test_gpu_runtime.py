@@ -17,7 +17,7 @@ import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import op_table
 from cutfuse.epilogue.table import CONDITION, Op
-from cutfuse.ops import schema
+from cutfuse.layer import schema
 
 pytestmark = pytest.mark.gpu
 

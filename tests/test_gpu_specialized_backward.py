@@ -12,7 +12,7 @@ from specialized_backward import MASKS
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Program, op_table
-from cutfuse.ops import cuda_backward
+from cutfuse.layer import cuda
 
 pytestmark = pytest.mark.gpu
 calls_an_operator = pytest.mark.no_path("calls an operator's implementation, and no public function")
@@ -123,10 +123,10 @@ def test_a_graph_has_what_is_ready() -> None:
     grad, x, r = (torch.randn(256, 512, device="cuda").bfloat16() for _ in range(3))
     given = grad, x, [r], program.text, "none", None, [0, 1], True
     with cutfuse.specialization("now"):
-        expected = cuda_backward.pointwise_backward(*given)
+        expected = cuda.pointwise_backward(*given)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            captured = cuda_backward.pointwise_backward(*given)
+            captured = cuda.pointwise_backward(*given)
     for tensor in captured:
         tensor.fill_(float("nan"))
     graph.replay()

@@ -16,8 +16,8 @@ from torch import Tensor
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Epilogue
-from cutfuse.planning.linear_plan import LinearArguments
-from cutfuse.planning.training_step import takes_few_launches
+from cutfuse.layer.planner import LinearArguments
+from cutfuse.layer.training_step import takes_few_launches
 
 pytestmark = pytest.mark.gpu
 

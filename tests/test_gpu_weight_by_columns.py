@@ -14,9 +14,9 @@ from torch import Tensor
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Epilogue
-from cutfuse.planning import linear_launch
-from cutfuse.planning.linear_launch import launch_fused
-from cutfuse.planning.linear_plan import LinearArguments, plan_linear
+from cutfuse.layer import linear_launch
+from cutfuse.layer.linear_launch import launch_fused
+from cutfuse.layer.planner import LinearArguments, plan_linear
 
 pytestmark = pytest.mark.gpu
 launches_plans = pytest.mark.no_path("it launches plans, and calls no public function")

@@ -22,10 +22,9 @@ from torch._subclasses import FakeTensorMode
 
 import cutfuse
 from cutfuse import arguments
+from cutfuse.layer import inductor, planner, schema
+from cutfuse.layer.layouts import NOT_CUDA
 from cutfuse.linear import LinearCall, prepare_linear
-from cutfuse.ops import inductor, schema
-from cutfuse.planning import traced
-from cutfuse.planning.device import NOT_CUDA
 from cutfuse.pointwise import prepare_pointwise
 from cutfuse.registration import cache_tag
 from cutfuse.routing import use_operators_everywhere
@@ -60,8 +59,8 @@ def _operators() -> Iterator[None]:
 @pytest.fixture(params=[NOT_CUDA, H200], ids=["cuBLAS", "fused"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
     """Where small products are cuBLAS's, and where they are fused, with the host's times of public calls."""
-    monkeypatch.setattr(traced, "device_facts", lambda device: request.param)
-    monkeypatch.setattr(traced, "_issuer", lambda: "call")
+    monkeypatch.setattr(planner, "device_facts", lambda device: request.param)
+    monkeypatch.setattr(planner, "_issuer", lambda: "call")
     return request.param
 
 
@@ -154,7 +153,7 @@ def decided(
     monkeypatch: pytest.MonkeyPatch, m: int, n: int, k: int, epilogue: Callable[..., Tensor], **layout: object
 ) -> bool:
     """Whether the operator stays for a layer of these sizes on an H200."""
-    monkeypatch.setattr(traced, "device_facts", lambda device: H200)
+    monkeypatch.setattr(planner, "device_facts", lambda device: H200)
     dtype = layout.get("dtype", torch.bfloat16)
     rows = torch.empty(m, k + 8, dtype=dtype, device="meta")
     x = rows[:, layout.get("first", 0) :][:, :k]
@@ -212,7 +211,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     monkeypatch.setattr(arguments.routing, "everywhere", False)
     monkeypatch.setattr(arguments.native, "serves", lambda device: True)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    monkeypatch.setattr(cutfuse.gradients.autograd.process, "opted_in", False)
+    monkeypatch.setattr(cutfuse.layer.autograd.process, "opted_in", False)
     with FakeTensorMode() as mode:
         yield mode
 
@@ -231,7 +230,7 @@ def test_compiled_training_is_pytorchs_operations(on_a_gpu: FakeTensorMode) -> N
 def test_compiled_training_in_a_precision_that_is_asked_for_is_operators(
     on_a_gpu: FakeTensorMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cutfuse.gradients.autograd.process, "opted_in", True)
+    monkeypatch.setattr(cutfuse.layer.autograd.process, "opted_in", True)
     assert prepared(needs_grad=True, dtype=torch.float32).composed_because == ""
     assert "torch.compile" in prepared(needs_grad=True).composed_because
 

@@ -10,16 +10,16 @@ from emulated_device import READERS, emulated_device
 from emulated_launches import RecordedLaunches
 from plan_cases import MODULE, plan, request
 
-from cutfuse.direct.call_plans import plan_joined_call
-from cutfuse.planning import joined
-from cutfuse.planning.joined import plan_joined, plan_of
+from cutfuse.layer import planner
+from cutfuse.layer.call_plans import plan_joined_call
+from cutfuse.layer.planner import plan_joined, plan_of
 
 QKV = (1024, 1024, 1024)
 
 
 @pytest.fixture(autouse=True)
 def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joined, "device_facts", lambda device: (9, 0, 132))
+    monkeypatch.setattr(planner, "device_facts", lambda device: (9, 0, 132))
 
 
 def rows_of(rows: int, columns: int, pitch: int | None = None, aligned: bool = True) -> Any:
@@ -179,7 +179,7 @@ def test_a_direct_call(reader: str) -> None:
     with emulated_device(reader, launches):
         function = MODULE.CallFunction.joined_operator
         key = MODULE.call_key(function, first, 0)
-        call_plan = plan_joined_call(*first, torch.zeros(12, sum(widths)).bfloat16())
+        call_plan = plan_joined_call(*first).call
         assert MODULE.remember_call(function, first, 0, key, call_plan)
         y = MODULE.call_joined_operator(*second)
         other = MODULE.call_joined_operator(second[0], second[1], [None, None, None])

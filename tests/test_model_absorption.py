@@ -15,7 +15,7 @@ from cutfuse import arguments
 from cutfuse.compile import choice
 from cutfuse.compile.absorption import absorbed_bytes
 from cutfuse.compile.region import Region
-from cutfuse.planning import specialize, traced
+from cutfuse.layer import planner, specialize
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]
 
@@ -34,7 +34,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, float | None]]:
         return spared
 
     monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
-    monkeypatch.setattr(traced, "device_facts", lambda device: (9, 0, 132))
+    monkeypatch.setattr(planner, "device_facts", lambda device: (9, 0, 132))
     monkeypatch.setattr(specialize, "why_interpreted", lambda: "")
     monkeypatch.setattr(choice, "absorbed_bytes", observed)
     torch._dynamo.reset()

@@ -17,7 +17,7 @@ from bench.model_fusion import kind_of
 from cutfuse import arguments
 from cutfuse.compile.fusion import fuse
 from cutfuse.compile.report import ModelExplanation
-from cutfuse.planning import traced
+from cutfuse.layer import planner
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]
 
@@ -28,7 +28,7 @@ H200 = (9, 0, 132)
 def _h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors without memory, and the kernels and facts of an H200 for them."""
     monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
-    monkeypatch.setattr(traced, "device_facts", lambda device: H200)
+    monkeypatch.setattr(planner, "device_facts", lambda device: H200)
     yield
     torch._dynamo.reset()
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import cutfuse
 from cutfuse import routing
 from cutfuse.compile import joining
-from cutfuse.ops import schema
+from cutfuse.layer import schema
 
 pytestmark = [*PYTORCH_WARNINGS, pytest.mark.usefixtures("everything_fuses")]
 

@@ -21,7 +21,7 @@ from random_models import Program, make_program, namespace
 from torch import Tensor, fx
 
 from cutfuse.compile.fusion import fuse
-from cutfuse.ops import schema
+from cutfuse.layer import schema
 from cutfuse.routing import use_operators_everywhere
 
 # Among the first are models that find planted faults: modes that are crossed, operands that are read at another view or

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 import cutfuse
 from cutfuse import arguments
 from cutfuse.compile.fusion import fuse
-from cutfuse.planning import specialize, traced
+from cutfuse.layer import planner, specialize
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]
 
@@ -25,7 +25,7 @@ Chain = Callable[[Tensor, Tensor], Tensor]
 def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors without memory, and the kernels and facts of an H200 for them."""
     monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
-    monkeypatch.setattr(traced, "device_facts", lambda device: (9, 0, 132))
+    monkeypatch.setattr(planner, "device_facts", lambda device: (9, 0, 132))
     monkeypatch.setattr(specialize, "why_interpreted", lambda: "")
     torch._dynamo.reset()
     yield

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import cutfuse
-from cutfuse.gradients import autograd
-from cutfuse.planning.fused import cublas_linear
+from cutfuse.layer import autograd
+from cutfuse.layer.linear_launch import cublas_linear
 from cutfuse.precision import MODES, allows_tf32, autocast_dtype, captured_mode, process, product_mode
 
 

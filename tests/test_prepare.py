@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import cutfuse
-from cutfuse.ops import cuda
-from cutfuse.planning.fused import KEEPS
-from cutfuse.planning.prepared import check_unchanged
+from cutfuse.layer import cuda
+from cutfuse.layer.linear_launch import KEEPS
+from cutfuse.layer.prepared import check_unchanged
 from cutfuse.precision import MODES
 
 X = torch.randn(3, COLUMNS, generator=torch.Generator().manual_seed(1))
@@ -146,7 +146,7 @@ def test_gradients_flow_to_the_weight(device: Device) -> None:
 
 def test_a_forward_for_gradients_multiplies_planes(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the product is forced to planes, as on a GPU."""
-    monkeypatch.setattr("cutfuse.gradients.autograd.is_forced", lambda x, mode="": True)
+    monkeypatch.setattr("cutfuse.layer.autograd.is_forced", lambda x, mode="": True)
     weight, bias = make_weight().requires_grad_(), torch.randn(ROWS).requires_grad_()
     prepared = cutfuse.prepare(weight)
     arguments = {"epilogue": torch.sigmoid, "reduce": "logsumexp"}

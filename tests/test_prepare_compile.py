@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import cutfuse
-from cutfuse.ops import schema
-from cutfuse.planning.prepared import UNPREPARED
+from cutfuse.layer import schema
+from cutfuse.layer.prepared import UNPREPARED
 
 # Raised by PyTorch 2.13 itself: when Dynamo meets an autograd.Function, and when Inductor is imported.
 pytestmark = [

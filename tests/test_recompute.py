@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
-from cutfuse.gradients import autograd
+from cutfuse.layer import autograd
 from cutfuse.routing import use_operators_everywhere
 
 M, N, K = 12, 40, 8

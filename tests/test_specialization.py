@@ -19,9 +19,8 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse.epilogue import Epilogue, Program
-from cutfuse.ops import cuda
-from cutfuse.planning import linear_launch, linear_plan, specialize
-from cutfuse.planning.linear_plan import LinearArguments
+from cutfuse.layer import cuda, linear_launch, planner, specialize
+from cutfuse.layer.planner import LinearArguments
 
 M, N, K = 512, 2048, 64
 INTERPRETED = 0
@@ -131,7 +130,7 @@ def test_chains_that_kernels_call_meanwhile(compiler: FakeCompiler, launches: Em
     plans = []
     for mode in ("off", "now"):
         with cutfuse.specialization(mode):
-            plans.append(linear_plan.plan_linear(arguments, "tf32"))
+            plans.append(planner.plan_linear(arguments, "tf32"))
     assert plans[0] is plans[1], "one kernel, whatever the mode: so the same bits"
 
 

@@ -15,8 +15,8 @@ from test_specialization_threads import refuse_threads
 
 import cutfuse
 from cutfuse.epilogue import Program
-from cutfuse.planning import specialize
-from cutfuse.planning.background import background
+from cutfuse.layer import specialize
+from cutfuse.layer.specialize import background
 
 
 def test_ever_new_chains(compiler: FakeCompiler, launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from compiled_epilogues import FakeCompiler, core, kernels_of
 from emulated_device import emulated_device
 
 import cutfuse
-from cutfuse.planning.background import background
+from cutfuse.layer.specialize import background
 
 
 class Slow(FakeCompiler):

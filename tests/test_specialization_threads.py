@@ -12,8 +12,8 @@ from compiled_epilogues import FakeCompiler, compiled_by, core
 
 import cutfuse
 from cutfuse.epilogue import Program
-from cutfuse.planning import specialize
-from cutfuse.planning.background import background, threads_of, threads_while_waited
+from cutfuse.layer import specialize
+from cutfuse.layer.specialize import background, threads_of, threads_while_waited
 
 THREADS = 4
 HELD = "held"

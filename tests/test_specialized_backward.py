@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from compiled_epilogues import FakeCompiler, compiled_by
-from emulated_device import core, direct_calls, without_device
+from emulated_device import core, direct_calls
 from emulated_device import launches as launches
 from emulated_launches import EmulatedLaunches
 from hypothesis import example, given
@@ -18,8 +18,7 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse.epilogue import Program
-from cutfuse.ops import cuda_backward
-from cutfuse.planning import specialize
+from cutfuse.layer import cuda, specialize
 
 BFLOAT16, FLOAT32, FLOAT16 = (core.dtypes()[name] for name in ("bfloat16", "float32", "float16"))
 GATED = "operands=1; sigmoid z; mul prev r0; add prev z"
@@ -208,15 +207,8 @@ def test_nothing_is_compiled_in_the_mode_off(launches: EmulatedLaunches) -> None
     assert backward_kernels(launches) == [0]
 
 
-ON_NO_DEVICE = (cuda_backward, cuda_backward.cuda)
-
-
-def run_generally(monkeypatch: pytest.MonkeyPatch, wanted: list[int], column_sum: bool, *given: Tensor) -> list[Tensor]:
-    """What the operator does on a GPU; `emulated_device` leaves it to PyTorch."""
-    grad, x, r = given
-    with without_device(*ON_NO_DEVICE), monkeypatch.context() as patch:
-        patch.setattr(cuda_backward.cuda, "reduction_workspace", lambda *_: 0)
-        return cuda_backward.pointwise_backward(grad, x, [r], GATED, "none", None, wanted, column_sum)
+def differentiate(wanted: list[int], column_sum: bool, grad: Tensor, x: Tensor, r: Tensor) -> list[Tensor]:
+    return cuda.pointwise_backward(grad, x, [r], GATED, "none", None, wanted, column_sum)
 
 
 WAYS: dict[str, tuple[Callable[[Tensor], Tensor], list[int], bool, list[str]]] = {
@@ -228,13 +220,13 @@ WAYS: dict[str, tuple[Callable[[Tensor], Tensor], list[int], bool, list[str]]] =
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_general_path(launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_the_operator(launches: EmulatedLaunches, way: str) -> None:
     grad, x, r = (torch.randn(8, 64).bfloat16() for _ in range(3))
     shaped, wanted, column_sum, kernels = WAYS[way]
     with compiler() as compiled, cutfuse.specialization("now"):
-        run_generally(monkeypatch, wanted, column_sum, grad, x, shaped(r))
+        differentiate(wanted, column_sum, grad, x, shaped(r))
         with cutfuse.specialization("off"):
-            run_generally(monkeypatch, wanted, column_sum, grad, x, shaped(r))
+            differentiate(wanted, column_sum, grad, x, shaped(r))
     assert [kernel for kernel in compiled.asked if "backward" in kernel] == kernels
     assert [kernel > 0 for kernel in backward_kernels(launches)] == [True, False]
 
@@ -244,9 +236,9 @@ def test_a_capture_asks_for_nothing(monkeypatch: pytest.MonkeyPatch, launches: E
     with compiler() as compiled, cutfuse.specialization("now"):
         with monkeypatch.context() as patch:
             patch.setattr(specialize, "_is_capturing", lambda: True)
-            run_generally(monkeypatch, [0], False, grad, x, r)
+            differentiate([0], False, grad, x, r)
         assert compiled.asked == []
-        run_generally(monkeypatch, [0], False, grad, x, r)
+        differentiate([0], False, grad, x, r)
     assert len(compiled.asked) == 1
     assert [kernel > 0 for kernel in backward_kernels(launches)] == [False, True]
 
@@ -254,9 +246,9 @@ def test_a_capture_asks_for_nothing(monkeypatch: pytest.MonkeyPatch, launches: E
 def test_a_reductions_weights_are_interpreted(launches: EmulatedLaunches) -> None:
     x = torch.randn(8, 64).bfloat16()
     result = torch.logsumexp(x.float(), 1, keepdim=True)
-    with compiler() as compiled, cutfuse.specialization("now"), without_device(*ON_NO_DEVICE):
+    with compiler() as compiled, cutfuse.specialization("now"):
         grad = torch.ones(8, 1)
-        cuda_backward.pointwise_backward(grad, x, [], "operands=0; tanh z", "logsumexp", result, [0], False)
+        cuda.pointwise_backward(grad, x, [], "operands=0; tanh z", "logsumexp", result, [0], False)
     assert not any("backward" in kernel for kernel in compiled.asked)
 
 
@@ -264,10 +256,10 @@ def test_what_compares_with_a_reductions_result_is_computed_as_there(launches: E
     """Kernels of reductions have accurate primitives, whose last bits the fast ones of 16-bit tensors lose."""
     x = torch.randn(8, 64).bfloat16()
     result = torch.tanh(x.float()).amax(0, keepdim=True)
-    with compiler() as compiled, cutfuse.specialization("now"), without_device(*ON_NO_DEVICE):
+    with compiler() as compiled, cutfuse.specialization("now"):
         arguments = torch.ones(1, 64), x, [], "operands=0; tanh z"
-        cuda_backward.pointwise_backward(*arguments, "amax", result, [0], False)
-        cuda_backward.pointwise_backward(torch.ones(8, 64), *arguments[1:], "none", None, [0], False)
+        cuda.pointwise_backward(*arguments, "amax", result, [0], False)
+        cuda.pointwise_backward(torch.ones(8, 64), *arguments[1:], "none", None, [0], False)
     own = [launch for launch in launches.launches if launch.function == "pointwise_backward"]
     assert [launch.is_accurate for launch in own] == [True, False]
     assert [bool(launch.specialized) for launch in own] == [False, False], "the gradient has another type than x"

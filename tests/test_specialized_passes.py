@@ -10,15 +10,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from compiled_epilogues import TypedCompiler, compiled_by
-from emulated_device import core, direct_calls, without_device
+from emulated_device import core, direct_calls, paused
 from emulated_device import launches as launches
 from emulated_launches import EmulatedLaunches
 from torch import Tensor
 
 import cutfuse
-from cutfuse.ops import cuda
-from cutfuse.planning import linear_launch, specialize
-from cutfuse.planning.linear_plan import LinearArguments
+from cutfuse.layer import cuda, specialize
+from cutfuse.layer.planner import LinearArguments
 
 KERNEL = 0x1000
 DTYPES = core.dtypes()
@@ -49,7 +48,7 @@ class Pass(NamedTuple):
     expected: Callable[[Tensor, Tensor], Tensor]
 
     def run_generally(self, x: Tensor, r: Tensor) -> None:
-        with without_device(cuda, linear_launch):
+        with paused():
             self.operator(x, r)
 
 
@@ -88,8 +87,7 @@ def passed(request: pytest.FixtureRequest) -> Pass:
 
 
 def run_layer_generally(x: Tensor, weight: Tensor, r: Tensor, reduction: str = "none") -> None:
-    with without_device(linear_launch):
-        cuda._run(LinearArguments(x, weight, None, [r], PROGRAM, reduction, x.dtype))
+    cuda._run(LinearArguments(x, weight, None, [r], PROGRAM, reduction, x.dtype))
 
 
 def inputs(*shape: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,7 @@ from cutfuse import arguments, native
 from cutfuse.compile import choice
 from cutfuse.compile.report import ProductReport
 from cutfuse.epilogue import Program
-from cutfuse.ops import schema
-from cutfuse.planning import traced
+from cutfuse.layer import planner, schema
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]
 
@@ -72,7 +71,7 @@ def test_without_a_sum_of_columns_there_is_less_to_gain() -> None:
 def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors without memory, and the kernels and facts of an H200 for them."""
     monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
-    monkeypatch.setattr(traced, "device_facts", lambda device: (9, 0, 132))
+    monkeypatch.setattr(planner, "device_facts", lambda device: (9, 0, 132))
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -172,7 +171,7 @@ def test_operands_that_a_derivative_reads(program: str, read: set[int]) -> None:
 
 
 def test_devices_without_kernels_have_none(h200: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traced, "device_facts", lambda device: (8, 0, 108))
+    monkeypatch.setattr(planner, "device_facts", lambda device: (8, 0, 108))
     product = first_product(F.gelu)
     assert not product.is_fused
     assert "compute capability 9.0" in product.reason

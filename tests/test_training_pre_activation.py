@@ -16,8 +16,8 @@ from plan_cases import plan
 from torch import Tensor
 
 import cutfuse
-from cutfuse.direct import training
-from cutfuse.planning.linear_plan import LinearArguments, plan_linear
+from cutfuse.layer import training
+from cutfuse.layer.planner import LinearArguments, plan_linear
 
 SHAPE = 37, 24, 16
 

@@ -18,11 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 import cutfuse
 from cutfuse import native
-from cutfuse.direct import training
 from cutfuse.epilogue import Program
-from cutfuse.gradients import autograd
-from cutfuse.planning import training_step
-from cutfuse.planning.training_step import waits_for_host
+from cutfuse.layer import autograd, training, training_step
+from cutfuse.layer.training_step import waits_for_host
 
 HALVES = {"bfloat16": "bf16", "float16": "f16"}
 DTYPES = (torch.bfloat16, torch.float16)

@@ -18,8 +18,8 @@ from torch import Tensor
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Epilogue
-from cutfuse.planning import linear_launch
-from cutfuse.planning.linear_plan import LinearArguments, plan_linear
+from cutfuse.layer import linear_launch
+from cutfuse.layer.planner import LinearArguments, plan_linear
 
 HALVES = {"bfloat16": "bf16", "float16": "f16"}
 TILES = ("128x256x64_2x1_cooperative", "128x128x64_2x1_pingpong", "64x128x64_1x1_pingpong")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse.compile.trained_layer import PassedLayer, TrainedLayer
-from cutfuse.gradients.products import weight_gradient
+from cutfuse.layer.autograd import weight_gradient
 
 M, N, K = 6, 8, 16
 Layer = Callable[[Tensor, Tensor, Tensor], Tensor]

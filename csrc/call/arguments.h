@@ -13,7 +13,8 @@ namespace cutfuse::call {
 constexpr uint64_t kUnnumbered = ~uint64_t{0};
 
 struct Arguments {
-  static constexpr int kMaxTensors = 3 + kMaxOperands;
+  // A gradient, x, the operands, a reduction's result and its ties are the most.
+  static constexpr int kMaxTensors = 4 + kMaxOperands;
 
   CallKey key;
   int tensor_count = 0;

@@ -147,6 +147,9 @@ struct BackwardSteps {
   TensorLayout grad;
   TensorLayout x;
   ElementGradientPlan gradients;
+  // Behind the program. Its result and its ties, where it needs them, are tensors of the call, behind the operands.
+  Reduction reduction;
+  bool is_accurate;  // see PointwiseBackwardProblem
 };
 
 // A call that autograd records: `apply` of an autograd.Function, given `plan` and the call's tensors, bias or None

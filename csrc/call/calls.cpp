@@ -61,8 +61,9 @@ class Run {
     buffers.joined.count = static_cast<int32_t>(steps.has_bias.size());
     int bias = 1 + buffers.joined.count;
     for (int k = 0; k < buffers.joined.count; ++k) {
-      void const* const own_bias = steps.has_bias[static_cast<size_t>(k)] ? facts[bias++].data : nullptr;
-      buffers.joined.items[k] = {facts[1 + k].data, own_bias, facts[1 + k].sizes[0]};
+      auto const index = static_cast<size_t>(k);
+      void const* const own_bias = steps.has_bias[index] ? facts[bias++].data : nullptr;
+      buffers.joined.items[k] = {facts[1 + k].data, own_bias, steps.plan.request.joined_rows[index]};
     }
     bool const done = launch([&] { launch_fused(steps.plan, buffers, plan_.program, {}, {}, stream_); });
     return done ? std::move(result.tensor) : PyRef();
@@ -116,6 +117,11 @@ class Run {
     problem.x = presented(steps.x, arguments_.facts[1].data);
     problem.program = plan_.program;
     problem.operands = operands();
+    problem.reduction = steps.reduction;
+    problem.is_accurate = steps.is_accurate;
+    TensorFacts const* behind = arguments_.facts + arguments_.first_operand + plan_.operands.size();
+    if (needs_result(steps.reduction)) problem.row_result = static_cast<float const*>((behind++)->data);
+    if (counts_ties(steps.reduction)) problem.tie_count = static_cast<float const*>(behind->data);
     bool const done = launch([&] {
       launch_gradients(plan, problem, gradients, stream_);
       if (plan.column_sum) launch_column_sum(*plan.column_sum, gradients, stream_);
@@ -372,6 +378,20 @@ bool remember_call(Function function, PyObject* given, uint64_t callable, CallKe
   if (!read_key(function, given, callable, key) || !(key == before)) return false;
   plan_table().insert(key, std::make_shared<CallPlan const>(std::move(plan)));
   return true;
+}
+
+PyObject* run_plan(CallPlan const& plan, PyObject* const* tensors, int count, int first_operand, int32_t device) {
+  Arguments arguments;
+  arguments.first_operand = first_operand;
+  arguments.has_bias = first_operand == 3;  // a layer's, behind x and weight
+  for (; arguments.tensor_count < count; ++arguments.tensor_count) {
+    int const k = arguments.tensor_count;
+    arguments.tensors[k] = tensors[k];
+    if (!torch_state().read_address(tensors[k], arguments.facts[k].data)) return nullptr;
+  }
+  Stream stream = nullptr;
+  if (!torch_state().current_stream(device, stream)) return nullptr;
+  return std::visit(Run(plan, arguments, stream), plan.steps).release();
 }
 
 uint64_t direct_calls() { return direct_call_count.load(std::memory_order_relaxed); }

@@ -42,6 +42,11 @@ bool read_key(Function function, PyObject* given, uint64_t callable, CallKey& ke
 // another one by now: what the plan was made of may be neither's.
 bool remember_call(Function function, PyObject* given, uint64_t callable, CallKey const& before, CallPlan plan);
 
+// What a plan gives for tensors that are laid out as those that it was made for: as of the function's arguments, of
+// which at most Arguments::kMaxTensors. device: theirs, which is the current one. Null with an exception where that
+// fails.
+PyObject* run_plan(CallPlan const& plan, PyObject* const* tensors, int count, int first_operand, int32_t device);
+
 // Calls that ran directly, since the process began.
 uint64_t direct_calls();
 

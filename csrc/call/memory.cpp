@@ -47,7 +47,6 @@ void launch_gradients(ElementGradientPlan const& plan, PointwiseBackwardProblem 
     problem.derivatives[problem.derivative_count++] = {output.wrt, gradients.outputs[k].address, output.dtype};
   }
   problem.column_partials = static_cast<float*>(gradients.partials.address);
-  problem.reduction = Reduction::kNone;
   problem.specialized = specialize::loaded(plan.specialization);
   launcher().pointwise_backward(problem, stream);
   for (size_t k = 0; k < plan.outputs.size(); ++k) {

@@ -77,7 +77,7 @@ struct ElementGradients {
 bool allocate_outputs(ElementGradientPlan const& plan, ElementGradients& gradients);
 bool allocate_sum(GradientSum const& sum, SumMemory& memory);
 
-// problem: its extents, tensors and program.
+// problem: its extents, tensors, program and reduction.
 void launch_gradients(ElementGradientPlan const& plan, PointwiseBackwardProblem problem,
                       ElementGradients const& gradients, Stream stream);
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from ..ops import schema
-from ..planning.traced import seen_size
+from ..layer import schema
+from ..layer.planner import seen_size
 from .differentiation import needs_gradient
 from .lifting import COPIES, DROPOUTS, PERMUTATIONS, ROW_VIEWS, is_evaluated_dropout
 from .nodes import is_call, name_of, tensor_of

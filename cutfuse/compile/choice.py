@@ -11,10 +11,9 @@ from torch import Tensor, fx
 from .. import arguments, native, routing
 from ..epilogue import Program
 from ..epilogue.evaluate import arithmetic_dtype
+from ..layer import schema
+from ..layer.planner import UNKNOWN_SIZES, LinearArguments, lies_in_rows, plan_traced, precision_of, seen_elements
 from ..matrix_vector import split
-from ..ops import schema
-from ..planning.linear_plan import LinearArguments, precision_of
-from ..planning.traced import UNKNOWN_SIZES, lies_in_rows, plan_traced, seen_elements
 from ..reductions import ADDITIVE
 from .absorption import absorbed_bytes
 from .differentiation import needs_gradient

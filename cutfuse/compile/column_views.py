@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
-from ..planning.traced import seen_size
+from ..layer.planner import seen_size
 from .differentiation import last_writes, memory_of
 from .epochs import computes_elements
 from .nodes import is_call, name_of, tensor_of

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from ..layer import schema
 from ..linear import autocast_inputs
-from ..ops import schema
 from .layer import layer
 from .nodes import is_call, name_of, named_arguments, tensor_of
 from .products import same

@@ -12,7 +12,7 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from ..planning.traced import UNKNOWN_SIZES
+from ..layer.planner import UNKNOWN_SIZES
 from .attention import keep_attention
 from .choice import why_left
 from .differentiation import last_writes

@@ -13,7 +13,7 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from .. import native
-from ..ops import inductor
+from ..layer import inductor
 from .fusion import fuse
 
 

@@ -20,9 +20,8 @@ from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from .. import routing
 from ..arguments import is_wrapper
-from ..ops import schema
-from ..planning.joined import MOST_WEIGHTS
-from ..planning.traced import plan_traced_joined
+from ..layer import schema
+from ..layer.planner import MOST_WEIGHTS, plan_traced_joined
 from .column_views import emit, examples_behind, set_example
 from .differentiation import needs_gradient
 from .epochs import find_epochs

@@ -16,10 +16,10 @@ from torch import Tensor
 from .. import arguments, routing
 from ..epilogue import Epilogue
 from ..epilogue.evaluate import arithmetic_dtype
-from ..gradients.elementwise import needs_gradient
+from ..layer import schema
+from ..layer.autograd import needs_gradient
 from ..linear import LinearCall, autocast_inputs, run_linear, to_matrix
 from ..matrix_vector import find_matrix_vector
-from ..ops import schema
 from ..precision import captured_mode
 from .trained_layer import PassedLayer, TrainedLayer, why_kept
 

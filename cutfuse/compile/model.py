@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from ..planning.background import background
+from ..layer.specialize import background
 from ..prediction import check_devices, predicting
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def backend(
     """
     from torch._inductor import config
 
-    from ..ops import inductor
+    from ..layer import inductor
     from .fusion import fuse
 
     inductor.register()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
-from ..ops import schema
+from ..layer import schema
 from .lifting import NORM_SCALE, Operand, inverse, norm_dtype, permutation_of
 from .nodes import name_of, named_arguments, tensor_of
 from .products import Product, same, same_shape

@@ -15,9 +15,16 @@ from torch import Tensor
 
 from .. import composed
 from ..epilogue import Epilogue, Program
-from ..gradients.elementwise import differentiate, element_gradients, kept_of, operand_facts, restored, wanted_inputs
-from ..gradients.products import weight_gradient
-from ..ops import schema
+from ..layer import schema
+from ..layer.autograd import (
+    differentiate,
+    element_gradients,
+    kept_of,
+    operand_facts,
+    restored,
+    wanted_inputs,
+    weight_gradient,
+)
 
 _RELU = "operands=0; relu z"
 

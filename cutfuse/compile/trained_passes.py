@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..planning.traced import compare_traced_passes, seen_elements, seen_size
+from ..layer.planner import compare_traced_passes, seen_elements, seen_size
 from .absorption import absorbed_bytes
 from .differentiation import needs_gradient
 from .nodes import tensor_of

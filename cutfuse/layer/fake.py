@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .layout import kept_sizes
-
-
-def linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    program: str,
-    out_dtype: torch.dtype,
-    snapshot: Tensor | None = None,
-    planes: Tensor | None = None,
-    scheme: int = 0,
-) -> Tensor:
-    return x.new_empty((x.shape[0], weight.shape[0]), dtype=out_dtype)
+from .layouts import kept_sizes
+from .schema import without_reduction
 
 
 def linear_reduce(
@@ -32,11 +20,13 @@ def linear_reduce(
     program: str,
     reduction: str,
     out_dtype: torch.dtype,
-    snapshot: Tensor | None = None,
-    planes: Tensor | None = None,
-    scheme: int = 0,
+    *prepared: Any,
 ) -> Tensor:
-    return x.new_empty((x.shape[0],), dtype=out_dtype)
+    shape = (x.shape[0], weight.shape[0]) if reduction == "none" else (x.shape[0],)
+    return x.new_empty(shape, dtype=out_dtype)
+
+
+linear = without_reduction(linear_reduce)
 
 
 def linear_with_pre_activation(
@@ -46,9 +36,7 @@ def linear_with_pre_activation(
     operands: Sequence[Tensor],
     program: str,
     out_dtype: torch.dtype,
-    snapshot: Tensor | None = None,
-    planes: Tensor | None = None,
-    scheme: int = 0,
+    *prepared: Any,
 ) -> tuple[Tensor, Tensor]:
     shape = x.shape[0], weight.shape[0]
     return x.new_empty(shape, dtype=out_dtype), x.new_empty(shape)

@@ -18,16 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .. import composed, dynamo
 from ..epilogue import Program
-from ..planning.device import dtype_codes
-from ..planning.linear_plan import LinearArguments, precision_of
-from ..planning.specialize import find_epilogues, request
-from ..planning.traced import plan_traced, traced_matrices
 from . import schema
+from .layouts import dtype_codes
+from .planner import LinearArguments, plan_traced, precision_of, traced_matrices
+from .specialize import find_epilogues, request
 
 # Those that code of Inductor's calls by their functions.
 UNDISPATCHED: tuple[Callable[..., Any], ...] = (
@@ -149,22 +147,6 @@ def expose(functions: Mapping[str, Callable[..., Any]], device_type: str) -> Non
     setattr(torch.ops.cutfuse, f"on_{device_type}", types.SimpleNamespace(**own))
 
 
-def linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    program: str,
-    out_dtype: torch.dtype,
-    snapshot: Tensor | None = None,
-    planes: Tensor | None = None,
-    scheme: int = 0,
-) -> Any:
-    """The operator in PyTorch's operations, or NotImplemented if it has to stay."""
-    arguments = LinearArguments(x, weight, bias, operands, Program.parse(program), "none", out_dtype)
-    return _decomposed(arguments, snapshot)
-
-
 def linear_reduce(
     x: Tensor,
     weight: Tensor,
@@ -174,20 +156,16 @@ def linear_reduce(
     reduction: str,
     out_dtype: torch.dtype,
     snapshot: Tensor | None = None,
-    planes: Tensor | None = None,
-    scheme: int = 0,
+    *planes: Any,
 ) -> Any:
-    """The same of the operator with a reduction."""
-    arguments = LinearArguments(x, weight, bias, operands, Program.parse(program), reduction, out_dtype)
-    return _decomposed(arguments, snapshot)
-
-
-def _decomposed(arguments: LinearArguments, snapshot: Tensor | None) -> Any:
-    if snapshot is not None or _stays(arguments):
+    """The operator in PyTorch's operations, or NotImplemented if it has to stay."""
+    parsed = Program.parse(program)
+    if snapshot is not None or _stays(LinearArguments(x, weight, bias, operands, parsed, reduction, out_dtype)):
         return NotImplemented
-    x, weight, bias, operands, program, reduction, out_dtype, *_ = arguments
-    z = F.linear(x, weight, bias)
-    return composed.after_product(z, operands, program, reduction, out_dtype).contiguous()
+    return composed.linear_reduce(x, weight, bias, operands, parsed, reduction, out_dtype).contiguous()
+
+
+linear = schema.without_reduction(linear_reduce)
 
 
 def _stays(arguments: LinearArguments) -> bool:

@@ -19,12 +19,13 @@ from ..epilogue import Program
 from ..epilogue.operation import is_sum
 from ..precision import GUARDED, SPLIT_MODES, allows_tf32, product_mode
 from ..prediction import stands_in_for
-from .device import NOT_CUDA, device_facts, dtype_codes
-from .fused import plan_call
-from .linear_plan import LinearArguments
+from .layouts import NOT_CUDA, device_facts, dtype_codes
+from .linear_launch import plan_call
+from .planner import LinearArguments
 
 if TYPE_CHECKING:
     from .._C import LinearPlan
+
 
 IDENTITY = Program((), 0)
 

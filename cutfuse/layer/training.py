@@ -8,44 +8,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .. import native
-from ..gradients.autograd import is_forced, linear_gradients, sum_gradients
-from ..gradients.elementwise import OperandFacts, kept_of, operand_facts, restored
-from ..gradients.products import weight_gradient
-from ..planning.device import dtype_codes
-from ..planning.fused import changes_setting, plan_call
-from ..planning.linear_launch import matrices_of
-from ..planning.linear_plan import LinearArguments
-from ..planning.specialize import (
-    Epilogues,
-    are_requested,
-    find_backward,
-    find_epilogues,
-    find_pointwise,
-    request,
-)
-from ..planning.training_step import (
-    IDENTITY,
-    BackwardProducts,
-    hands_gradient_on,
-    needs_planes,
-    plan_backward_products,
-    storing,
-)
 from ..precision import allows_tf32, captured_mode
-from .call_plans import Result, column_sum, gradient_outputs
+from .autograd import (
+    OperandFacts,
+    is_forced,
+    kept_of,
+    linear_gradients,
+    operand_facts,
+    restored,
+    sum_gradients,
+    weight_gradient,
+)
+from .call_plans import Planned, Result, column_sum, contiguous_result, general, gradient_outputs
+from .layouts import dtype_codes
+from .linear_launch import changes_setting, matrices_of, plan_call
+from .planner import LinearArguments
+from .specialize import Epilogues, find_backward, find_epilogues, find_pointwise
+from .training_step import IDENTITY, BackwardProducts, hands_gradient_on, needs_planes, plan_backward_products, storing
 
-if TYPE_CHECKING:
-    from .._C import CallPlan
 
-
-class TrainingPlan(NamedTuple):
+class TrainedCall(NamedTuple):
     """What forward and backward passes of layers with the same key need, on the direct and on the general path."""
 
     handle: Any  # the native plan
@@ -63,7 +52,7 @@ class DirectLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, plan: TrainingPlan, x: Tensor, weight: Tensor, bias: Tensor | None, *operands: Tensor
+        ctx: Any, plan: TrainedCall, x: Tensor, weight: Tensor, bias: Tensor | None, *operands: Tensor
     ) -> Tensor:
         y: Tensor
         if plan.is_fused:
@@ -74,7 +63,7 @@ class DirectLinear(torch.autograd.Function):
             z = F.linear(x, weight, bias)
             y = native.module().training_forward(plan.handle, z, *operands)
         if plan.hands_gradient_on:
-            ctx.save_for_backward(x, weight)  # as LinearSum does
+            ctx.save_for_backward(x, weight)
         else:
             ctx.save_for_backward(x, weight, bias, z, *kept_of(plan.operands, operands))
         ctx.plan = plan
@@ -109,7 +98,7 @@ apply = super(torch.autograd.Function, DirectLinear).apply
 
 
 def _general_backward(
-    plan: TrainingPlan,
+    plan: TrainedCall,
     grad: Tensor,
     x: Tensor,
     weight: Tensor,
@@ -138,23 +127,23 @@ def _as_matrix(tensor: Tensor) -> Tensor:
     return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
 
 
-def plan_training(
+def plan_training_call(
     given: Sequence[Tensor | None], operands: Sequence[Tensor], arguments: LinearArguments, y: Tensor
-) -> CallPlan | None:
+) -> Planned:
     """The plan of a call with the result y. given: x, weight and bias. arguments: those of the call's operator."""
     core = native.core
     x, weight, bias = given
     assert x is not None
     assert weight is not None
     if changes_setting(x) or not y.is_contiguous():
-        return core.general_call()
+        return general()
     if any(t.numel() != matrix.numel() for t, matrix in zip(operands, arguments.operands, strict=True)):
-        return core.general_call()  # of an operand that is broadcast already; its gradient is smaller than the matrix
+        return general()  # of an operand that is broadcast already; its gradient is smaller than the matrix
     is_identity = len(arguments.program.instructions) == 0 and arguments.out_dtype == x.dtype
     wanted = [k + 1 for k, operand in enumerate(operands) if operand.requires_grad]
     reached = arguments.program.inputs_with_gradient
     if 0 not in reached or any(k not in reached for k in wanted):
-        return core.general_call()
+        return general()
     z = torch.empty(y.shape, dtype=x.dtype, device=y.device)
     m, n, codes = math.prod(y.shape[:-1]), y.shape[-1], dtype_codes()
     products = plan_backward_products(z.view(m, n), arguments.x, weight)
@@ -162,7 +151,6 @@ def plan_training(
     shapes = [dense.shape, *(arguments.operands[k - 1].shape for k in wanted)]
     gradients = [_contiguous(z), *(_contiguous(operands[k - 1]) for k in wanted)]
     outputs = gradient_outputs(dense, [0, *wanted], shapes, gradients, x.device)
-    assert outputs is not None  # a contiguous matrix is summed over any of its dimensions by one launch
     matrices = matrices_of(arguments)
     laid_out = [matrix[1:] for matrix in matrices]
     program, matrix = arguments.program, (0, codes[z.dtype], 0, n, 1)
@@ -172,7 +160,7 @@ def plan_training(
     plan = plan_call(arguments if is_handed_on else storing(arguments))
     # What is handed on has y's shape; the general path hands a matrix on, which autograd gives the operand's.
     if plan.copies_bias or (is_handed_on and any(operands[k - 1].shape != y.shape for k in wanted)):
-        return core.general_call()
+        return general()
     forward: Epilogues = []
     epilogues: Epilogues = []
     if plan.is_fused:
@@ -188,9 +176,6 @@ def plan_training(
         kept = [operand if reads else first_of_z for operand, reads in zip(matrices, is_read, strict=True)]
         backward = find_backward(device, program, (1, m, n), grad, matrix, kept, derivatives, has_sum)
     found = [*epilogues, *forward, *backward]
-    request(found)
-    if not are_requested(found):
-        return None  # the call is captured in a graph; a later one asks for it
     sums = None
     if bias is not None and bias.requires_grad:
         rows = m if is_handed_on else core.pointwise_backward_row_blocks(m, n)
@@ -222,11 +207,8 @@ def plan_training(
     )
     mode = captured_mode() if x.dtype == torch.float32 else ""
     text, is_fused = arguments.program.text, plan.is_fused
-    return core.training_call(
-        apply,
-        TrainingPlan(handle, text, mode, allows_tf32(), is_fused, is_handed_on, operand_facts(program, operands)),
-        found,
-    )
+    training = TrainedCall(handle, text, mode, allows_tf32(), is_fused, is_handed_on, operand_facts(program, operands))
+    return Planned(core.training_call(apply, training, found), found)
 
 
 def adds_bias_apart(x: Tensor, bias: Tensor | None) -> bool:
@@ -254,4 +236,4 @@ def _weight_product(products: BackwardProducts, x: Tensor, weight: Tensor) -> tu
 
 def _contiguous(tensor: Tensor) -> Result:
     """Shape, strides and type of a contiguous result in the shape of a tensor."""
-    return tuple(tensor.shape), torch.empty(tensor.shape, device="meta").stride(), tensor.dtype
+    return contiguous_result(tensor.shape, tensor.dtype)

@@ -1,6 +1,6 @@
-"""The arguments that operators take for a prepared weight: a snapshot of the weight, and its planes.
+"""Prepared weights: a snapshot of the weight, which tells of changes, and its planes (csrc/split/planes.h).
 
-Both are plain tensors, so that compiled code can pass them on as it passes the weight.
+Both are plain tensors, so that compiled code can pass them on to operators as it passes the weight.
 """
 
 from __future__ import annotations
@@ -13,8 +13,40 @@ import torch._dynamo
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from .device import stream_of
-from .planes import Planes, split_weight
+from .. import native
+from .layouts import on_device, stream_of
+
+
+class Planes(NamedTuple):
+    """The planes of a weight: values, scales and flags in one piece of memory, with the planner's layout."""
+
+    scheme: int  # a number of native.core.SplitScheme
+    memory: Tensor
+
+
+def split_weight(weight: Tensor, scheme: int) -> Planes:
+    """Splits `weight` [rows, columns], an fp32 matrix of any strides, into newly allocated planes."""
+    rows, columns = weight.shape
+    is_transposed = columns > 1 and weight.stride(1) != 1
+    layout = native.core.weight_planes(rows, columns, scheme, is_transposed)
+    memory = torch.empty(layout.bytes, dtype=torch.uint8, device=weight.device)
+    begin, pieces, index = memory.data_ptr(), layout.pieces, weight.device.index
+    with on_device(index):
+        native.core.split(
+            stream_of(index),
+            scheme,
+            True,
+            weight.data_ptr(),
+            rows,
+            columns,
+            weight.stride(0),
+            weight.stride(1) if columns > 1 else 1,
+            begin + pieces.values.offset,
+            begin + pieces.scales.offset,
+            begin + pieces.flags.offset,
+        )
+    return Planes(scheme, memory)
+
 
 _DEFAULT_STREAM = 0
 
@@ -64,7 +96,9 @@ def _share_with_graphs(tensor: Tensor) -> None:
     torch._dynamo.mark_static_address(tensor, guard=False)
 
 
-def planes_of(weight: Tensor, snapshot: Tensor | None, planes: Tensor | None, scheme: int) -> Planes | None:
+def planes_of(
+    weight: Tensor, snapshot: Tensor | None = None, planes: Tensor | None = None, scheme: int = 0
+) -> Planes | None:
     """The planes of a prepared weight, or None if it has none. Raises RuntimeError if the weight has changed since."""
     if snapshot is None:
         return None

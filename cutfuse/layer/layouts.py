@@ -1,16 +1,66 @@
-"""Computes three-dimensional layouts of tensors of any shape for the kernels, from integers alone, with a cache."""
+"""What kernels need to know of devices and tensors: facts, codes of types, and layouts of three dimensions.
+
+Nothing of a device is read before the first call. Layouts are computed of sizes and strides, and kept.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..prediction import DeviceFacts, predicted_facts
+
+NOT_CUDA: DeviceFacts = (0, 0, 0)
+
+_NOTHING = contextlib.nullcontext()
+
+
+def stream_of(index: int) -> int:
+    """The current stream's handle. Read inside an operator's implementation, never while tracing."""
+    return torch.cuda.current_stream(index).cuda_stream
+
+
+def on_device(index: int) -> contextlib.AbstractContextManager[object]:
+    """A context in which device `index` is current. If it already is, this costs one comparison."""
+    return _NOTHING if index == torch.cuda.current_device() else torch.cuda.device(index)
+
+
+@functools.lru_cache(maxsize=64)
+def multiprocessors(index: int) -> int:
+    return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def device_facts(device: torch.device) -> DeviceFacts:
+    """What the planner needs to know of a device, or of the card that is predicted for in its place."""
+    return _cuda_device_facts(device.index) if device.type == "cuda" else predicted_facts() or NOT_CUDA
+
+
+@functools.lru_cache(maxsize=64)
+def _cuda_device_facts(index: int) -> DeviceFacts:
+    return *torch.cuda.get_device_capability(index), multiprocessors(index)
+
+
+@functools.lru_cache(maxsize=1)
+def dtype_codes() -> dict[torch.dtype, int]:
+    return {getattr(torch, name): code for name, code in native.core.dtypes().items()}
+
+
+@functools.lru_cache(maxsize=1)
+def reduction_codes() -> dict[str, int]:
+    return {"none": 0, **native.core.reductions()}
+
 
 Sizes = tuple[int, ...]
 MAX_DIMENSIONS = 3
 
 
-class Layout(NamedTuple):
+class MergedLayout(NamedTuple):
     """Three extents, outermost first, and for each tensor its three strides in elements."""
 
     extents: Sizes
@@ -25,6 +75,10 @@ class ReductionLayout(NamedTuple):
     result_shape: Sizes
     result_sizes: Sizes  # the kept dimensions of more than one element, in the order of (outer, inner)
     result_order: Sizes | None  # the permutation of these; None if they are in order
+
+
+def shapes_and_strides(tensors: Sequence[Tensor]) -> tuple[tuple[Sizes, ...], tuple[Sizes, ...]]:
+    return tuple([t.shape for t in tensors]), tuple([t.stride() for t in tensors])
 
 
 def broadcast_strides(shapes: Sequence[Sizes], strides: Sequence[Sizes], target: Sizes) -> tuple[Sizes, ...]:
@@ -62,7 +116,7 @@ def by_stride(sizes: Sizes, strides: Sizes) -> list[int]:
 @functools.lru_cache(maxsize=4096)
 def elementwise_layout(
     output: Sizes, shapes: tuple[Sizes, ...], strides: tuple[Sizes, ...], target: Sizes
-) -> Layout | None:
+) -> MergedLayout | None:
     """The layout of fewest dimensions in which a result of size `target` and dense strides `output` is contiguous.
 
     `shapes` and `strides` are those of the inputs, which broadcast to `target`. None if it has more than three
@@ -73,7 +127,19 @@ def elementwise_layout(
     if len(extents) > MAX_DIMENSIONS:
         return None
     padding = MAX_DIMENSIONS - len(extents)
-    return Layout((1,) * padding + tuple(extents), tuple((0,) * padding + tuple(own) for own in merged))
+    return MergedLayout((1,) * padding + tuple(extents), tuple((0,) * padding + tuple(own) for own in merged))
+
+
+def gradient_layout(dense: Tensor, tensors: Sequence[Tensor], *, sums_columns: bool) -> MergedLayout | None:
+    """The layout of gradients as `dense` of tensors that broadcast to it; None if a kernel takes none of them as it is.
+
+    sums_columns: `dense` is a contiguous matrix whose rows are summed, so that they are not merged.
+    """
+    shapes, strides = shapes_and_strides(tensors)
+    if not sums_columns:
+        return elementwise_layout(dense.stride(), shapes, strides, dense.shape)
+    rows = broadcast_strides(shapes, strides, dense.shape)
+    return MergedLayout((1, *dense.shape), tuple((0, *own) for own in rows))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -7,6 +7,7 @@ autograd that is built on them, can be tested without a GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,25 +15,10 @@ from torch import Tensor
 from .. import composed, native
 from ..epilogue import Program, evaluate
 from ..epilogue.evaluate import arithmetic_dtype
-from ..planning.joined import composed_joined
-from ..planning.prepared import check_unchanged
 from ..reductions import GRADIENTS
-
-
-def linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    program: str,
-    out_dtype: torch.dtype,
-    snapshot: Tensor | None = None,
-    planes: Tensor | None = None,
-    scheme: int = 0,
-) -> Tensor:
-    if snapshot is not None:
-        check_unchanged(weight, snapshot)
-    return composed.linear(x, weight, bias, operands, Program.parse(program), out_dtype).contiguous()
+from .planner import composed_joined
+from .prepared import check_unchanged
+from .schema import without_reduction
 
 
 def linear_reduce(
@@ -43,13 +29,14 @@ def linear_reduce(
     program: str,
     reduction: str,
     out_dtype: torch.dtype,
-    snapshot: Tensor | None = None,
-    planes: Tensor | None = None,
-    scheme: int = 0,
+    *prepared: Any,
 ) -> Tensor:
-    if snapshot is not None:
-        check_unchanged(weight, snapshot)
-    return composed.linear_reduce(x, weight, bias, operands, Program.parse(program), reduction, out_dtype)
+    _check_prepared(weight, *prepared)
+    parsed = Program.parse(program)
+    return composed.linear_reduce(x, weight, bias, operands, parsed, reduction, out_dtype).contiguous()
+
+
+linear = without_reduction(linear_reduce)
 
 
 def linear_with_pre_activation(
@@ -59,14 +46,16 @@ def linear_with_pre_activation(
     operands: Sequence[Tensor],
     program: str,
     out_dtype: torch.dtype,
-    snapshot: Tensor | None = None,
-    planes: Tensor | None = None,
-    scheme: int = 0,
+    *prepared: Any,
 ) -> tuple[Tensor, Tensor]:
-    if snapshot is not None:
-        check_unchanged(weight, snapshot)
+    _check_prepared(weight, *prepared)
     z = torch.nn.functional.linear(x, weight, bias)
     return pointwise(z, operands, program, out_dtype), z
+
+
+def _check_prepared(weight: Tensor, snapshot: Tensor | None = None, *_: Any) -> None:
+    if snapshot is not None:
+        check_unchanged(weight, snapshot)
 
 
 def product(a: Tensor, b: Tensor, mode: str, issuer: str = "call") -> Tensor:

@@ -1,11 +1,11 @@
 """The operators' names and signatures in PyTorch's dispatcher.
 
 All operators are functional and private. All but the composites have no autograd formula in the dispatcher, which
-would cost host time in every call; `gradients` differentiates them. `program` is the text form of a
+would cost host time in every call; `autograd` differentiates them. `program` is the text form of a
 program. Operands broadcast against `x`, or against `[M, N]`. Types are those that the kernels support; on a CPU any
 type works.
 
-`snapshot`, `planes` and `scheme` belong to a prepared weight (planning/prepared.py). An operator raises RuntimeError if
+`snapshot`, `planes` and `scheme` belong to a prepared weight (prepared.py). An operator raises RuntimeError if
 the weight has changed since it was prepared.
 
 `linear_with_pre_activation` returns `[M, N]` twice: the result, and `x @ weight.T + bias` in x's type, at which a
@@ -29,7 +29,8 @@ summed over all dimensions but the last and rounded once, to x's type.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,3 +70,20 @@ reduce: Callable[..., Tensor] = torch.ops.cutfuse.reduce.default
 layer: Callable[..., Tensor] = torch.ops.cutfuse.layer.default
 layer_cross_entropy: Callable[..., Tensor] = torch.ops.cutfuse.layer_cross_entropy.default
 pointwise_backward: Callable[..., list[Tensor]] = torch.ops.cutfuse.pointwise_backward.default
+
+
+def without_reduction(linear_reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """What implements `linear`, of what implements `linear_reduce` and takes "none" for a reduction."""
+
+    def linear(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        operands: Sequence[Tensor],
+        program: str,
+        out_dtype: torch.dtype,
+        *prepared: Any,
+    ) -> Any:
+        return linear_reduce(x, weight, bias, operands, program, "none", out_dtype, *prepared)
+
+    return linear

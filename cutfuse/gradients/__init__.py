@@ -1,1 +1,0 @@
-"""The gradients of the operators."""

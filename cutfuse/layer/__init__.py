@@ -1,0 +1,1 @@
+"""A layer from its request to its launches: plans, operators with their autograd, and prepared weights."""

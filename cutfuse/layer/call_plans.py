@@ -1,0 +1,326 @@
+"""Plans of calls: what csrc/call runs for tensors of these layouts, now and in later calls with the same key."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import native
+from ..epilogue import Program
+from ..prediction import address_of
+from .layouts import (
+    MergedLayout,
+    dtype_codes,
+    elementwise_layout,
+    gradient_layout,
+    multiprocessors,
+    on_device,
+    reduction_codes,
+    reduction_layout,
+    shapes_and_strides,
+)
+from .linear_launch import changes_setting, matrices_of, plan_call
+from .planner import LinearArguments, plan_of
+from .specialize import (
+    Epilogues,
+    Matrix,
+    are_requested,
+    find_backward,
+    find_epilogues,
+    find_pass,
+    find_pointwise,
+    find_reduce,
+    request,
+)
+
+if TYPE_CHECKING:
+    from .._C import CallFunction, CallKey, CallPlan, LinearPlan
+
+
+TensorLayout = tuple[int, int, int, int]  # type, and the strides of three dimensions
+Result = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+# Extents (outer, reduced, inner), the layout of what is summed, bytes of workspace, the result and its type.
+GradientSum = tuple[tuple[int, ...], TensorLayout, int, Result, int]
+# The derivative with respect to x (0) or operand k - 1 (k) as it is stored, its type, and how it is summed.
+GradientOutput = tuple[int, Result, int, GradientSum | None]
+# The partial sums' layout, and how they are summed.
+ColumnSum = tuple[Result, GradientSum]
+
+
+class Planned(NamedTuple):
+    """The plan of a call, and the program in the kernels that it launches."""
+
+    call: CallPlan
+    epilogues: Epilogues
+
+    def run(self, tensors: Sequence[Tensor], first_operand: int) -> Any:
+        """The result for the tensors of the call, or for others that are laid out alike."""
+        request(self.epilogues)
+        device = tensors[0].device.index
+        with on_device(device):
+            return native.core.run_call(self.call, list(tensors), first_operand, device or 0)
+
+    def keep(self, function: CallFunction, given: tuple[Any, ...], number: int, key: CallKey) -> None:
+        """Has later calls like this one run the plan. key: this call's, before the plan was made."""
+        request(self.epilogues)
+        if are_requested(self.epilogues):  # a call that is captured in a graph asks for none; a later one does
+            native.core.remember_call(function, given, number, key, self.call)
+
+
+def general() -> Planned:
+    """The plan of calls that take the general path every time."""
+    return Planned(native.core.general_call(), [])
+
+
+def remember(
+    function: CallFunction,
+    given: tuple[Any, ...],
+    number_of: Callable[[], int | None],
+    make_plan: Callable[[], Planned | None],
+) -> None:
+    """Makes the plan of a call, where it has one, and adds it to the table, unless its key has changed meanwhile.
+
+    It can change because another thread sets the process's precision or the default type.
+    """
+    number = number_of()
+    key = None if number is None else native.core.call_key(function, given, number)
+    if number is None or key is None or number_of() != number:
+        return
+    planned = make_plan()
+    if planned is not None:
+        planned.keep(function, given, number, key)
+
+
+def _result_of(y: Tensor) -> Result:
+    return tuple(y.shape), y.stride(), y.dtype
+
+
+def plan_linear_call(arguments: LinearArguments, y: Tensor, is_bias_apart: bool = False) -> Planned:
+    core = native.core
+    plan = plan_call(arguments)
+    if is_bias_apart and not plan.is_fused:
+        return general()
+    if plan.copies_bias or not y.is_contiguous() or (not plan.is_fused and changes_setting(arguments.x)):
+        return general()
+    matrices = matrices_of(arguments)
+    device = arguments.x.device.index or 0
+    find = find_epilogues if plan.is_fused else find_pass
+    epilogues = find(plan, device, arguments.program, matrices)
+    layouts = [matrix[1:] for matrix in matrices]
+    call = core.linear_call(plan, arguments.program.native, layouts, epilogues, _result_of(y))
+    return Planned(call, epilogues)
+
+
+def plan_joined_call(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Planned | None:
+    """None where no kernel takes the weights."""
+    plan = plan_of(x, weights, biases)
+    return None if plan is None else joined_call(plan, x, weights, biases)
+
+
+def joined_call(plan: LinearPlan, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Planned:
+    """Of a fused plan."""
+    columns = sum(weight.shape[0] for weight in weights)
+    result = (x.shape[0], columns), (columns, 1), x.dtype
+    return Planned(native.core.joined_call(plan, [bias is not None for bias in biases], result), [])
+
+
+class LaidOut(NamedTuple):
+    """A call's tensors as one launch takes them: x, then the operands. epilogues: the program in its kernel."""
+
+    extents: tuple[int, ...]
+    layouts: list[TensorLayout]
+    epilogues: Epilogues
+
+
+def lay_out_pointwise(x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor) -> LaidOut | None:
+    """Of a call with a result like y, which may be on the meta device; None where one launch does not do."""
+    tensors = (x, *operands)
+    layout = elementwise_layout(y.stride(), *shapes_and_strides(tensors), y.shape)
+    if layout is None:
+        return None
+    laid_out = _layouts(tensors, layout.strides)
+    matrices = _matrices(tensors, laid_out)
+    device, code = x.device.index or 0, dtype_codes()[y.dtype]
+    # With address 0, which counts as aligned, as all memory that PyTorch allocates is.
+    epilogues = find_pointwise(device, program, layout.extents, matrices[0], matrices[1:], 0, code)
+    return LaidOut(layout.extents, laid_out, epilogues)
+
+
+def plan_pointwise_call(x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor) -> Planned | None:
+    """y: as the result is to be, on any device. None where one launch does not do."""
+    found = lay_out_pointwise(x, operands, program, y)
+    if found is None:
+        return None
+    extents, (of_x, *others), epilogues = found
+    specialization, code = epilogues[0] if epilogues else None, dtype_codes()[y.dtype]
+    call = native.core.pointwise_call(extents, of_x, code, program.native, others, _result_of(y), specialization)
+    return Planned(call, epilogues)
+
+
+def lay_out_reduction(
+    x: Tensor, operands: Sequence[Tensor], program: Program, reduction: str, dims: tuple[int, ...]
+) -> LaidOut | None:
+    """None where one launch does not do."""
+    tensors = (x, *operands)
+    layout = reduction_layout(*shapes_and_strides(tensors), dims)
+    if layout is None:
+        return None
+    laid_out = _layouts(tensors, layout.strides)
+    matrices = _matrices(tensors, laid_out)
+    code, device = reduction_codes()[reduction], x.device.index or 0
+    epilogues = find_reduce(device, program, layout.extents, matrices[0], matrices[1:], code)
+    return LaidOut(layout.extents, laid_out, epilogues)
+
+
+def plan_reduce_call(
+    x: Tensor, operands: Sequence[Tensor], program: Program, reduction: str, dims: tuple[int, ...], y: Tensor
+) -> Planned | None:
+    """y: as the result is to be, on any device. None where one launch does not do."""
+    found = lay_out_reduction(x, operands, program, reduction, dims)
+    if found is None:
+        return None
+    extents, (of_x, *others), epilogues = found
+    codes, reduction_code = dtype_codes(), reduction_codes()[reduction]
+    call = native.core.reduce_call(
+        extents,
+        of_x,
+        reduction_code,
+        codes[y.dtype],
+        program.native,
+        others,
+        _result_of(y),
+        reduction_workspace(extents, codes[x.dtype], reduction_code, x.device),
+        epilogues[0] if epilogues else None,
+    )
+    return Planned(call, epilogues)
+
+
+def reduction_workspace(extents: tuple[int, ...], dtype: int, reduction: int, device: torch.device) -> int:
+    """The bytes of workspace that a reduction with two kernel launches needs."""
+    return _workspace_bytes(extents, dtype, reduction, multiprocessors(device.index))
+
+
+@functools.lru_cache(maxsize=4096)
+def _workspace_bytes(extents: tuple[int, ...], dtype: int, reduction: int, multiprocessor_count: int) -> int:
+    return native.core.reduce_workspace(extents, dtype, reduction, multiprocessor_count)
+
+
+class RowResults(NamedTuple):
+    """Of a reduction behind a program, over the columns of a layout: its results and, for "amax" and "amin", how many
+    elements of a row equal its result. Both are in fp32, a number for each row."""
+
+    layout: MergedLayout
+    reduction: str
+    tensors: Sequence[Tensor]
+
+
+def plan_backward_call(
+    tensors: Sequence[Tensor],
+    program: Program,
+    wanted: Sequence[int],
+    inputs: Sequence[Tensor],
+    sums_columns: bool,
+    rows: RowResults | None = None,
+    is_accurate: bool = False,
+) -> Planned | None:
+    """The plan of the gradients of `inputs`, x and the operands; None where the tensors have no common layout.
+
+    tensors: the gradient, x and the operands as they are read, which are `inputs` or copies. What no launch sums to an
+    input's shape is fp32 in x's shape. sums_columns: of a contiguous x. is_accurate: the program compares its value
+    with a reduction's result.
+    """
+    core = native.core
+    x, device = tensors[1], tensors[1].device
+    dense = torch.empty_like(x, device="meta")
+    layout = None if rows is None else rows.layout
+    if layout is None or sums_columns:
+        layout = gradient_layout(dense, tensors, sums_columns=sums_columns)
+    if layout is None:
+        return None
+    like_dense = tuple(dense.shape), dense.stride()
+    gradients = [
+        (*like_dense, t.dtype) if t.shape == dense.shape else contiguous_result(t.shape, t.dtype)
+        for t in (inputs[k] for k in wanted)
+    ]
+    stored = gradient_outputs(dense, wanted, [inputs[k].shape for k in wanted], gradients, device)
+    laid_out = _layouts(tensors, layout.strides)
+    matrices = _matrices(tensors, laid_out)
+    outputs = [(k, 0, code) for k, _, code, _ in stored]
+    problem = layout.extents, matrices[0], matrices[1], matrices[2:], outputs, sums_columns
+    epilogues = [] if is_accurate or rows is not None else find_backward(device.index or 0, program, *problem)
+    sums = None
+    if sums_columns:
+        _, row_count, columns = layout.extents
+        blocks = core.pointwise_backward_row_blocks(row_count, columns)
+        sums = column_sum(blocks, columns, torch.float32, ((columns,), (1,), x.dtype), device)
+    call = core.backward_call(
+        layout.extents,
+        laid_out[0],
+        laid_out[1],
+        program.native,
+        laid_out[2:],
+        stored,
+        sums,
+        epilogues[0] if epilogues else None,
+        0 if rows is None else reduction_codes()[rows.reduction],
+        is_accurate,
+    )
+    return Planned(call, epilogues)
+
+
+def gradient_outputs(
+    dense: Tensor,
+    wanted: Sequence[int],
+    shapes: Sequence[Sequence[int]],
+    gradients: Sequence[Result],
+    device: torch.device,
+) -> list[GradientOutput]:
+    """What the kernel of the gradients stores, in the shape and layout of `dense`, and what of that is summed.
+
+    shapes: what `wanted` inputs, x (0) and operands (k - 1 for k), have, and broadcast to dense's. gradients: of them,
+    contiguous. What one launch does not sum is stored in dense's shape.
+    """
+    codes = dtype_codes()
+    found: list[GradientOutput] = []
+    for k, shape, gradient in zip(wanted, shapes, gradients, strict=True):
+        if tuple(shape) == tuple(dense.shape):
+            found.append((k, gradient, codes[gradient[2]], None))
+            continue
+        aligned = (1,) * (dense.dim() - len(shape)) + tuple(shape)
+        dims = tuple([d for d, size in enumerate(aligned) if size != dense.shape[d]])
+        layout = reduction_layout((dense.shape,), (dense.stride(),), dims) if dims else None
+        total = None
+        if layout is not None and layout.result_order is None:
+            outer, reduced, inner = layout.strides[0]
+            total = gradient_sum(layout.extents, (codes[torch.float32], outer, reduced, inner), gradient, device)
+        found.append((k, (tuple(dense.shape), dense.stride(), torch.float32), codes[torch.float32], total))
+    return found
+
+
+def contiguous_result(shape: Sequence[int], dtype: torch.dtype) -> Result:
+    return tuple(shape), torch.empty(shape, device="meta").stride(), dtype
+
+
+def gradient_sum(extents: tuple[int, ...], x: TensorLayout, result: Result, device: torch.device) -> GradientSum:
+    """The sum of a tensor over the middle extent, as the native module takes it."""
+    workspace = reduction_workspace(extents, x[0], reduction_codes()["sum"], device)
+    return extents, x, workspace, result, dtype_codes()[result[2]]
+
+
+def column_sum(rows: int, columns: int, dtype: torch.dtype, result: Result, device: torch.device) -> ColumnSum:
+    """The sum over the rows of a matrix of this type, as the native module takes it."""
+    partials = (rows, columns), (columns, 1), torch.float32
+    return partials, gradient_sum((1, rows, columns), (dtype_codes()[dtype], 0, columns, 1), result, device)
+
+
+def _layouts(tensors: Sequence[Tensor], strides: Sequence[tuple[int, ...]]) -> list[TensorLayout]:
+    codes = dtype_codes()
+    return [(codes[t.dtype], outer, row, column) for t, (outer, row, column) in zip(tensors, strides, strict=True)]
+
+
+def _matrices(tensors: Sequence[Tensor], layouts: Sequence[TensorLayout]) -> list[Matrix]:
+    return [(address_of(t), *layout) for t, layout in zip(tensors, layouts, strict=True)]

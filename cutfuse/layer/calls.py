@@ -1,0 +1,327 @@
+"""The public functions' calls that run in one C++ function (csrc/call), because one with the same key ran before.
+
+`connect` passes that function what it needs of PyTorch. After a call in Python, `remember_linear`, `remember_pointwise`
+and `remember_reduce` make the plan for later calls with the same key. A call that takes several of PyTorch's and
+cutfuse's operations is run once with each operation written down, and written out as straight-line code: what Python
+decided between the operations depends on the key alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from .. import native
+from ..epilogue import Epilogue
+from ..epilogue.operation import Operation
+from ..epilogue.recognition import recognised
+from ..epilogue.types import type_of
+from ..precision import _INHERITED, _context_mode, module_variables
+from . import cuda, schema
+from .autograd import needs_gradient
+from .call_plans import Planned, general, plan_linear_call, plan_pointwise_call, plan_reduce_call, remember
+from .planner import LinearArguments
+from .training import adds_bias_apart, plan_training_call
+
+if TYPE_CHECKING:
+    from .._C import call_linear as call_linear
+    from .._C import call_pointwise as call_pointwise
+    from .._C import call_reduce as call_reduce
+else:
+    try:
+        from .._C import call_linear, call_pointwise, call_reduce
+    except ImportError:  # the general path raises an ImportError that tells what to do
+        call_linear = call_pointwise = call_reduce = lambda *given: None
+
+CUDA = 2  # DLPack's numbers
+CPU = 1
+
+
+def connect() -> None:
+    """Passes PyTorch's functions to the native module. Raises AttributeError if this PyTorch lacks one."""
+    native.core.connect_calls(torch_functions())
+
+
+def torch_functions(device_type: int = CUDA, *, has_exchange_api: bool = True) -> dict[str, Any]:
+    """The functions of PyTorch that a direct call needs, by name. Inductor's code uses the private ones of them too."""
+    core = torch._C
+    guards: Any = core._dynamo.guards
+    exchange_api = getattr(Tensor, "__dlpack_c_exchange_api__", None) if has_exchange_api else None  # torch 2.10
+    on_cuda = device_type == CUDA
+    return {
+        "tensor_type": Tensor,
+        "parameter_type": nn.Parameter,
+        "exchange_api": exchange_api,
+        "device_type": device_type,
+        "dtype_words": _dtype_words(),
+        "function_modes": core._len_torch_function_stack,
+        "dispatch_modes": core._len_torch_dispatch_stack,
+        "functorch": core._functorch.peek_interpreter_stack,
+        "profiler": core._autograd._profiler_enabled,
+        "tracing": core._get_tracing_state,
+        "autocast": torch.is_autocast_enabled,
+        "device_name": "cuda" if on_cuda else "cpu",
+        "forward_ad": vars(forward_ad),
+        "grad_enabled": torch.is_grad_enabled,
+        "is_neg": Tensor.is_neg,
+        "default_dtype": torch.get_default_dtype,
+        # A PyTorch without CUDA has no CUDA tensors either, so the answer does not matter.
+        "current_device": getattr(core, "_cuda_getDevice", _first) if on_cuda else _first,
+        "current_stream": getattr(core, "_cuda_getCurrentRawStream", _first) if on_cuda else _first,
+        "empty_strided": guards._empty_strided_cuda if on_cuda else guards._empty_strided_cpu,
+        "linear": F.linear,
+        "bytes_dtype": torch.uint8,
+        "context_mode": _context_mode,
+        "inherited_mode": _INHERITED,
+        "process": module_variables(),
+        "allows_tf32": _tf32_getter(),
+        "is_capturing": getattr(core, "_cuda_isCurrentStreamCapturing", _no) if on_cuda else _no,
+    }
+
+
+def _first(*_: Any) -> int:
+    return 0
+
+
+def _no() -> bool:
+    return False
+
+
+def _dtype_words() -> dict[torch.dtype, int]:
+    """Types by their code and bits in DLPack, packed into a word."""
+    floating, bfloat = 2, 4
+    bits = {torch.float16: 16, torch.float32: 32, torch.float64: 64}
+    return {torch.bfloat16: bfloat << 8 | 16, **{dtype: floating << 8 | size for dtype, size in bits.items()}}
+
+
+def _tf32_getter() -> Any:
+    """A function that returns PyTorch's setting for fp32 products: "tf32" or True if they may run in tf32."""
+    getter = getattr(torch._C, "_get_fp32_precision_getter", None)  # torch 2.9
+    return torch._C._get_cublas_allow_tf32 if getter is None else functools.partial(getter, "cuda", "matmul")
+
+
+def remember_linear(given: tuple[Any, ...], epilogue: Epilogue, make_plan: Callable[[], Planned | None]) -> None:
+    """Remembers a call of `linear`, unless `make_plan` gives None. given: the call's arguments."""
+    number_of = functools.partial(_number_of, given[3], given[4], given[0], epilogue)
+    remember(native.core.CallFunction.linear, given, number_of, make_plan)
+
+
+def has_number(given: tuple[Any, ...], epilogue: Epilogue) -> bool:
+    """Whether calls of `linear` like this one can be remembered."""
+    return _number_of(given[3], given[4], given[0], epilogue) is not None
+
+
+def plan_layer(given: tuple[Any, ...], arguments: LinearArguments, y: Tensor) -> Planned:
+    """The plan of a call of `linear` that is one operator, with the result y. arguments: those of the operator."""
+    tensors = tensors_of(given[4])
+    is_apart = adds_bias_apart(given[0], given[2])
+    if needs_gradient(*given[:3], *tensors):
+        return general() if is_apart else plan_training_call(given[:3], tensors, arguments, y)
+    return plan_linear_call(arguments, y, is_apart)
+
+
+def plan_operation(operation: Operation) -> Planned:
+    """The plan of a call of `linear` that PyTorch's own linear layer and one function compute."""
+    return Planned(native.core.operation_call(operation.function, list(operation.arguments)), [])
+
+
+def plan_steps(replay: Replay | None) -> Planned:
+    """The plan of a call that takes several operations. replay: makes them; None where nothing can."""
+    return general() if replay is None else Planned(native.core.function_call(replay), [])
+
+
+def remember_pointwise(
+    given: tuple[Any, ...],
+    x: Tensor,
+    operands: Sequence[Tensor],
+    epilogue: Epilogue,
+    y: Tensor,
+    is_general: bool,
+) -> None:
+    """Remembers a call of `pointwise`. x and operands: the arguments of its operator."""
+    tensors = (given[1], *tensors_of(given[2]))
+    is_general = is_general or not same_memory(tensors, (x, *operands))
+
+    def make_plan() -> Planned:
+        found = None if is_general else plan_pointwise_call(x, operands, epilogue.program, y)
+        return found or general()
+
+    number_of = functools.partial(_number_of, given[0], given[2], given[1], epilogue)
+    remember(native.core.CallFunction.pointwise, given, number_of, make_plan)
+
+
+def remember_reduce(
+    given: tuple[Any, ...],
+    x: Tensor,
+    operands: Sequence[Tensor],
+    epilogue: Epilogue,
+    reduction: str,
+    dims: tuple[int, ...],
+    y: Tensor,
+    is_general: bool,
+) -> None:
+    """Remembers a call of `reduce`. x and operands: the arguments of its operator."""
+    tensors = (given[0], *tensors_of(given[5]))
+    is_general = is_general or not same_memory(tensors, (x, *operands))
+
+    def make_plan() -> Planned:
+        found = None if is_general else plan_reduce_call(x, operands, epilogue.program, reduction, dims, y)
+        return found or general()
+
+    number_of = functools.partial(_number_of, given[4], given[5], given[0], epilogue)
+    remember(native.core.CallFunction.reduce, given, number_of, make_plan)
+
+
+def tensors_of(operands: Sequence[Any]) -> tuple[Tensor, ...]:
+    return tuple(operand for operand in operands if isinstance(operand, Tensor))
+
+
+def _number_of(function: Any, operands: Sequence[Any], x: Tensor, epilogue: Epilogue) -> int | None:
+    """The number that stands for the callable in keys. None if it has none, or if its trace has changed since."""
+    tensors = tensors_of(operands)
+    numbers = tuple([None if isinstance(operand, Tensor) else operand for operand in operands])
+    types = tuple([type_of(tensor) for tensor in (x, *tensors)])
+    found = recognised(function, numbers if len(tensors) < len(numbers) else (), types)
+    return found[0] if found is not None and found[1] is epilogue else None
+
+
+def same_memory(given: Sequence[Tensor | None], presented: Sequence[Tensor | None]) -> bool:
+    """Whether the operator's arguments are the call's own tensors or views of them, and not casts or copies."""
+    for tensor, view in zip(given, presented, strict=True):
+        if tensor is None or view is None:
+            if tensor is not view:
+                return False
+        elif not tensor.numel() or tensor.data_ptr() != view.data_ptr() or tensor.dtype != view.dtype:
+            return False
+    return True
+
+
+Replay = Callable[..., Tensor]
+
+# What computes an operator on the devices that direct calls serve, without PyTorch's dispatcher.
+_UNDISPATCHED: dict[Any, Callable[..., Any]] = {
+    schema.linear: cuda.linear,
+    schema.linear_reduce: cuda.linear_reduce,
+    schema.pointwise: cuda.pointwise,
+    schema.reduce: cuda.reduce,
+}
+
+# They give their argument itself where it is as they would make it.
+_MAY_CHANGE_NOTHING = {Tensor.to, Tensor.float, Tensor.contiguous}
+
+
+def record(function: Callable[..., Tensor], given: Sequence[Tensor | None]) -> tuple[Tensor, Replay | None]:
+    """`function(*given)`, and a function that makes its operations again on tensors that are laid out alike.
+
+    That one is None where what was made cannot be written out: of a tensor that came from elsewhere, or in place.
+    """
+    # One tensor in two places is told apart, as calls laid out alike may have two tensors there.
+    told_apart = [t if all(t is not other for other in given[:k]) else _alias(t) for k, t in enumerate(given)]
+    recorder = _Recorder(told_apart)
+    with recorder:
+        y = function(*told_apart)
+    return y, recorder.replay(y)
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(source: str) -> CodeType:
+    """Of names and numbers made here. Records that differ in sizes alone share it: they are constants."""
+    return compile(source, "<cutfuse>", "exec")
+
+
+def _alias(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach()
+
+
+class _UnrecordableError(Exception):
+    """An operation that cannot be made again."""
+
+
+class _Recorder(TorchFunctionMode):
+    """Writes down the operations that give tensors, as lines of code."""
+
+    def __init__(self, given: Sequence[Tensor | None]) -> None:
+        super().__init__()
+        self._parameters = [f"t{k}" for k in range(len(given))]
+        # Weakly: an operation's result is freed as early as it is without a record.
+        self._names: Any = WeakTensorKeyDictionary()
+        for name, tensor in zip(self._parameters, given, strict=True):
+            if tensor is not None:
+                self._names[tensor] = name
+        self._constants: dict[str, Any] = {}
+        self._lines: list[str] = []
+        self._last_lines: dict[str, int] = {}  # of each result, the line that reads it last
+        self._is_recordable = True
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        if result is None:  # it writes something
+            self._is_recordable = False
+        if self._is_recordable and isinstance(result, Tensor):
+            try:
+                self._add(function, args, kwargs, result)
+            except _UnrecordableError:
+                self._is_recordable = False
+        return result
+
+    def replay(self, y: Tensor) -> Replay | None:
+        result = self._names.get(y)
+        if not self._is_recordable or result not in self._last_lines:
+            return None
+        del self._last_lines[result]
+        lines = list(self._lines)
+        for name, k in self._last_lines.items():
+            lines[k] += f"; del {name}"
+        source = "\n    ".join([f"def replay({', '.join(self._parameters)}):", *lines, f"return {result}"])
+        scope = dict(self._constants)
+        exec(_compiled(source), scope)
+        replay: Replay = scope["replay"]
+        return replay
+
+    def _add(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Tensor) -> None:
+        if result in self._names:
+            if function not in _MAY_CHANGE_NOTHING:  # an operation in place
+                raise _UnrecordableError
+            return
+        called = self._constant(_UNDISPATCHED.get(function, function))
+        arguments = [self._expression(value) for value in args]
+        arguments += [f"{name}={self._expression(value)}" for name, value in kwargs.items()]
+        name = f"t{len(self._parameters) + len(self._lines)}"
+        self._last_lines[name] = len(self._lines)
+        self._lines.append(f"{name} = {called}({', '.join(arguments)})")
+        self._names[result] = name
+
+    def _expression(self, value: Any) -> str:
+        if isinstance(value, Tensor):
+            name: str | None = self._names.get(value)
+            if name is None:
+                raise _UnrecordableError
+            if name in self._last_lines:
+                self._last_lines[name] = len(self._lines)
+            return name
+        if type(value) in (list, tuple):
+            items = "".join(f"{self._expression(item)}, " for item in value)
+            return f"[{items}]" if type(value) is list else f"({items})"
+        return self._constant(value)
+
+    def _constant(self, value: Any) -> str:
+        name = f"c{len(self._constants)}"
+        self._constants[name] = value
+        return name
+
+
+if sys.modules.get("cutfuse._C") is not None:
+    connect()

@@ -1,1 +1,0 @@
-"""The operators `torch.ops.cutfuse.*`: their schemas, and their CUDA, CPU and fake implementations."""
