@@ -17,14 +17,12 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 
 from . import dynamo, native, routing
 from .epilogue import Epilogue, resolve
-from .epilogue.arity import check_arity
 from .epilogue.errors import EpilogueError, OperandCountError, counted, evaluated_while_compiling, refuse
-from .epilogue.operand_numbers import Number, Numbers
-from .epilogue.probes import Autocast, asking, autocast_on, probe
-from .epilogue.trace import refuse_class
+from .epilogue.resolve import Number, Numbers
+from .epilogue.table import REDUCTIONS
+from .epilogue.trace import check_arity, refuse_class
 from .epilogue.traced_tensor import TracedTensor
-from .epilogue.types import ValueTypes
-from .reductions import REDUCTIONS
+from .epilogue.types import Autocast, ValueTypes, asking, autocast_on, probe
 
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FLOATING_DTYPES = (torch.float64, *KERNEL_DTYPES)  # of products and results

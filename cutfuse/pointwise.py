@@ -12,7 +12,7 @@ from torch.autograd import profiler
 from . import arguments, composed
 from .direct import calls
 from .epilogue import Epilogue
-from .epilogue.evaluate import arithmetic_dtype
+from .epilogue.program import arithmetic_dtype
 from .epilogue.types import types_of
 from .gradients import elementwise
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import routing
 from .direct.training import adds_bias_apart, multiplies_at_once
-from .epilogue.operation import Operation, find_operation, is_sum
+from .epilogue.program import Operation, find_operation, is_sum
 from .gradients.elementwise import needs_gradient
 from .planning.fused import plan_call
 from .planning.linear_plan import LinearArguments

@@ -13,10 +13,10 @@ from . import arguments, composed
 from .composed import PyTorchCall
 from .direct import calls
 from .epilogue import Epilogue
-from .epilogue.evaluate import arithmetic_dtype
+from .epilogue.program import arithmetic_dtype
+from .epilogue.table import REDUCTIONS
 from .epilogue.types import types_of
 from .gradients import elementwise
-from .reductions import REDUCTIONS
 
 
 class ReduceCall(NamedTuple):

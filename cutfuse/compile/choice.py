@@ -10,12 +10,12 @@ from torch import Tensor, fx
 
 from .. import arguments, native, routing
 from ..epilogue import Program
-from ..epilogue.evaluate import arithmetic_dtype
+from ..epilogue.program import arithmetic_dtype
+from ..epilogue.table import ADDITIVE
 from ..matrix_vector import split
 from ..ops import schema
 from ..planning.linear_plan import LinearArguments, precision_of
 from ..planning.traced import UNKNOWN_SIZES, lies_in_rows, plan_traced, seen_elements
-from ..reductions import ADDITIVE
 from .absorption import absorbed_bytes
 from .differentiation import needs_gradient
 from .lifting import inverse

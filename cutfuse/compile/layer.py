@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import arguments, routing
 from ..epilogue import Epilogue
-from ..epilogue.evaluate import arithmetic_dtype
+from ..epilogue.program import arithmetic_dtype
 from ..gradients.elementwise import needs_gradient
 from ..linear import LinearCall, autocast_inputs, run_linear, to_matrix
 from ..matrix_vector import find_matrix_vector

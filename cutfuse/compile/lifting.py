@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from ..epilogue.calls import is_known
-from ..epilogue.casts import cast
+from ..epilogue.compositions import cast
 from ..epilogue.errors import EpilogueError
 from ..epilogue.expression import Expr
 from ..epilogue.lower import check_length

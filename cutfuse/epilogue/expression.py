@@ -5,13 +5,12 @@ from __future__ import annotations
 import numbers
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 
-from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.symbolic import Symbolic
-from cutfuse.epilogue.table import Op, describe_callable, find_attribute, op_table
+from cutfuse.epilogue.errors import NEEDS_VALUES, EpilogueError, refuse_attribute, refuse_augmented, refuse_list
+from cutfuse.epilogue.table import COMPARISONS, INFIX, PREFIX, Op, describe_callable, find_attribute, op_table
 from cutfuse.epilogue.types import (
     BOOLEAN,
     INPUT_DTYPE,
@@ -48,7 +47,7 @@ class Call(NamedTuple):
         return Call(self.function, tuple(map(replaced, self.arguments)), keywords)
 
 
-class Expr(Symbolic):
+class Expr:
     """A node: an op on other nodes, or a leaf, which is `z`, an operand `r0`.. or a number.
 
     Behaves like a tensor of one element type: Python operators, torch functions and Tensor methods of the epilogue
@@ -65,6 +64,41 @@ class Expr(Symbolic):
     reads: frozenset[str]  # the leaves other than numbers that it depends on
     type: ValueType  # what PyTorch would give
     call: Call | None  # of an identity node: the call of the user's callable that its argument spells
+
+    __array_ufunc__ = None  # a numpy scalar on the left then leaves the operator to us
+    __hash__ = object.__hash__
+
+    if TYPE_CHECKING:  # set by the loops below
+
+        def __add__(self, other: Any) -> Any: ...
+        def __radd__(self, other: Any) -> Any: ...
+        def __sub__(self, other: Any) -> Any: ...
+        def __rsub__(self, other: Any) -> Any: ...
+        def __mul__(self, other: Any) -> Any: ...
+        def __rmul__(self, other: Any) -> Any: ...
+        def __truediv__(self, other: Any) -> Any: ...
+        def __rtruediv__(self, other: Any) -> Any: ...
+        def __floordiv__(self, other: Any) -> Any: ...
+        def __rfloordiv__(self, other: Any) -> Any: ...
+        def __mod__(self, other: Any) -> Any: ...
+        def __rmod__(self, other: Any) -> Any: ...
+        def __pow__(self, other: Any) -> Any: ...
+        def __rpow__(self, other: Any) -> Any: ...
+        def __and__(self, other: Any) -> Any: ...
+        def __rand__(self, other: Any) -> Any: ...
+        def __or__(self, other: Any) -> Any: ...
+        def __ror__(self, other: Any) -> Any: ...
+        def __xor__(self, other: Any) -> Any: ...
+        def __rxor__(self, other: Any) -> Any: ...
+        def __lt__(self, other: Any) -> Any: ...
+        def __le__(self, other: Any) -> Any: ...
+        def __gt__(self, other: Any) -> Any: ...
+        def __ge__(self, other: Any) -> Any: ...
+        def __eq__(self, other: object) -> Any: ...
+        def __ne__(self, other: object) -> Any: ...
+        def __neg__(self) -> Any: ...
+        def __pos__(self) -> Any: ...
+        def __invert__(self) -> Any: ...
 
     @property
     def is_number(self) -> bool:
@@ -90,6 +124,30 @@ class Expr(Symbolic):
 
         return calls.call(function, arguments, keywords)
 
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        for argument in (*args, *(kwargs or {}).values()):
+            if isinstance(argument, cls):
+                return argument._call(function, args, kwargs or {})
+        return refuse_list(getattr(function, "__name__", str(function)))
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(torch.Tensor, name, None)
+        if name.startswith("__") or function is None:
+            raise AttributeError(f"a symbolic value of an epilogue has no {name!r}, and neither has torch.Tensor")
+        if not callable(function):
+            refuse_attribute(name)
+
+        def method(*arguments: Any, **keywords: Any) -> Any:
+            return self._call(function, (self, *arguments), keywords)
+
+        return method
+
+    def __abs__(self) -> Any:
+        return self._call(torch.abs, (self,), {})
+
     @property
     def dtype(self) -> torch.dtype | InputDtype:
         """The type that PyTorch would give: the arithmetic is fp32, or fp64 for fp64, all the same."""
@@ -112,6 +170,53 @@ class Expr(Symbolic):
             call = None if node.call is None else _name_call(node.call, places)
             records.append((name, arguments, node.parameters, node.leaf, node.number, node.type, call))
         return _rebuild, (tuple(records),)
+
+
+def _refusal(reason: str) -> Callable[..., NoReturn]:
+    def refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
+        raise EpilogueError(reason)
+
+    return refuse
+
+
+def _infix(symbol: str) -> Callable[[Any, Any], Any]:
+    def operator(self: Any, other: Any) -> Any:
+        return self._operate(symbol, self, other)
+
+    return operator
+
+
+def _reflected(symbol: str) -> Callable[[Any, Any], Any]:
+    def operator(self: Any, other: Any) -> Any:
+        return self._operate(symbol, other, self)
+
+    return operator
+
+
+def _in_place(symbol: str) -> Callable[[Any, Any], Any]:
+    def operator(self: Any, other: Any) -> NoReturn:
+        refuse_augmented(symbol)
+
+    return operator
+
+
+def _prefix(symbol: str) -> Callable[[Any], Any]:
+    def operator(self: Any) -> Any:
+        return self._operate(symbol, self)
+
+    return operator
+
+
+for _name, _reason in NEEDS_VALUES.items():
+    setattr(Expr, _name, _refusal(_reason))
+for _symbol, _name in INFIX.items():
+    setattr(Expr, f"__{_name}__", _infix(_symbol))
+    setattr(Expr, f"__r{_name}__", _reflected(_symbol))
+    setattr(Expr, f"__i{_name}__", _in_place(_symbol))
+for _symbol, _name in COMPARISONS.items():
+    setattr(Expr, f"__{_name}__", _infix(_symbol))
+for _symbol, _name in PREFIX.items():
+    setattr(Expr, f"__{_name}__", _prefix(_symbol))
 
 
 def _make(key: tuple[Any, ...], **fields: Any) -> Expr:
@@ -210,7 +315,7 @@ def to_number(value: Any, what: str) -> float:
     """A Python or numpy number, or a tensor of no dimensions on the CPU that needs no gradient, as a float."""
     if isinstance(value, Expr) and value.number is not None:
         return value.number
-    if isinstance(value, Symbolic):
+    if isinstance(value, Expr):
         raise EpilogueError(f"{what} has to be a number, got the expression {value!r}")
     if isinstance(value, torch.Tensor):
         return _tensor_to_number(value)

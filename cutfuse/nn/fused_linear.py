@@ -16,11 +16,10 @@ from .. import arguments
 from ..composed import PyTorchCall
 from ..epilogue import Epilogue
 from ..epilogue.errors import EpilogueError, OperandCountError, evaluated_while_compiling
-from ..epilogue.probes import autocast_on
-from ..epilogue.types import ValueType, type_of
+from ..epilogue.table import REDUCTIONS
+from ..epilogue.types import ValueType, autocast_on, type_of
 from ..linear import LinearCall, describe_unfused, linear, prepare_linear
 from ..prepare import PreparedWeight
-from ..reductions import REDUCTIONS
 from .plain_linear import why_not_plain
 from .prepares_weight import PreparesWeight
 
