@@ -19,8 +19,7 @@ from .direct import calls
 from .direct.recorded import record
 from .direct.training import multiplies_at_once
 from .epilogue import Epilogue
-from .epilogue.evaluate import arithmetic_dtype
-from .epilogue.operation import Operation
+from .epilogue.program import Operation, arithmetic_dtype
 from .epilogue.types import types_of
 from .gradients import autograd
 from .gradients.elementwise import needs_gradient

@@ -18,15 +18,14 @@ from torch import Tensor
 from . import dynamo
 from .arguments import is_size
 from .epilogue import Epilogue, Program, evaluate
-from .epilogue.affine import is_factor, split_affine
-from .epilogue.evaluate import arithmetic_dtype
 from .epilogue.expression import Expr, apply, constant, topological
-from .epilogue.table import Op, op_table
+from .epilogue.lower import is_factor, split_affine
+from .epilogue.program import arithmetic_dtype
+from .epilogue.table import ADDITIVE, GRADIENTS, Op, op_table
 from .gradients import elementwise
 from .ops import schema
 from .ops.fake import sum_dtype
 from .precision import autocast_dtype
-from .reductions import ADDITIVE, GRADIENTS
 
 _NOTHING = contextlib.nullcontext()
 

@@ -21,7 +21,7 @@ from torch._dynamo.exc import TorchDynamoException
 from wide_tensor import WideTensor, computed, wide_of, widen
 
 from cutfuse import EpilogueError, routing
-from cutfuse.epilogue.evaluate import arithmetic_dtype
+from cutfuse.epilogue.program import arithmetic_dtype
 
 Mask = Callable[[Tensor, Tensor], Tensor]
 

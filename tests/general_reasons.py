@@ -13,7 +13,7 @@ from cutfuse import native
 from cutfuse.arguments import kernel_out_dtype
 from cutfuse.direct import calls
 from cutfuse.direct.training import adds_bias_apart
-from cutfuse.epilogue.recognition import IDENTITY
+from cutfuse.epilogue.resolve import IDENTITY
 from cutfuse.gradients.elementwise import needs_gradient
 from cutfuse.linear import LinearCall, prepare_linear
 from cutfuse.ops.cuda import shapes_and_strides

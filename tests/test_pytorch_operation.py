@@ -16,7 +16,7 @@ import cutfuse
 from cutfuse import native, pytorch_operation
 from cutfuse.direct import training
 from cutfuse.epilogue import Epilogue, Instruction, Program, evaluate, op_table
-from cutfuse.epilogue.operation import find_operation, rounds_once
+from cutfuse.epilogue.program import find_operation, rounds_once
 from cutfuse.epilogue.table import Op
 from cutfuse.planning import fused, linear_plan, training_step
 from cutfuse.planning.linear_plan import LinearArguments

@@ -1,4 +1,4 @@
-// The steps of a trail, see cutfuse/epilogue/trail.py.
+// The steps of a trail, see cutfuse/epilogue/fingerprint.py.
 #pragma once
 
 #include <Python.h>

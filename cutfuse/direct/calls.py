@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from .. import native
 from ..epilogue import Epilogue
-from ..epilogue.operation import Operation
-from ..epilogue.recognition import recognised
+from ..epilogue.program import Operation
+from ..epilogue.resolve import recognised
 from ..epilogue.types import type_of
 from ..gradients.elementwise import needs_gradient
 from ..planning.linear_plan import LinearArguments

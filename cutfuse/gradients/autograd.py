@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .. import composed
 from ..epilogue import Program
+from ..epilogue.table import NEEDS_RESULT
 from ..ops import inductor, schema
 from ..planning.fused import cublas_linear
 from ..planning.linear_plan import LinearArguments
@@ -27,7 +28,6 @@ from ..planning.prepared import UNPREPARED, Prepared
 from ..planning.training_step import hands_gradient_on, is_traced, issuer_of_products
 from ..precision import SPLIT_MODES, allows_tf32, captured_mode, process, product_mode
 from ..prediction import stands_in_for
-from ..reductions import NEEDS_RESULT
 from .elementwise import (
     composes_gradient,
     differentiate,

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from .. import composed, dynamo
 from ..epilogue import Program
-from ..epilogue.evaluate import arithmetic_dtype
+from ..epilogue.program import arithmetic_dtype
+from ..epilogue.table import GRADIENTS, NEEDS_RESULT
 from ..ops import inductor, schema
 from ..ops.fake import sum_dtype
-from ..reductions import GRADIENTS, NEEDS_RESULT
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from .. import composed, native
 from ..epilogue import Program, evaluate
-from ..epilogue.evaluate import arithmetic_dtype
+from ..epilogue.program import arithmetic_dtype
+from ..epilogue.table import GRADIENTS
 from ..planning.joined import composed_joined
 from ..planning.prepared import check_unchanged
-from ..reductions import GRADIENTS
 
 
 def linear(

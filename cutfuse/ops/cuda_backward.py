@@ -11,9 +11,9 @@ from torch import Tensor
 
 from .. import native
 from ..epilogue import Epilogue, EpilogueError, Program, operand
+from ..epilogue.table import GRADIENTS
 from ..planning.device import dtype_codes, on_device, reduction_codes, stream_of
 from ..planning.specialize import find_backward, request
-from ..reductions import GRADIENTS
 from . import cuda
 from .layout import Layout, broadcast_strides, elementwise_layout, reduction_layout
 
