@@ -21,10 +21,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from torch.utils._pytree import tree_map
 
-from .column_views import any_example, are_alike, called, emit, examples_behind, set_example
-from .differentiation import memory_of, why_changed
-from .epochs import find_epochs
-from .nodes import is_call, may_write, name_of, named_arguments, tensor_of
+from .layouts import any_example, are_alike, called, emit, examples_behind, set_example
+from .nodes import find_epochs, is_call, may_write, memory_of, name_of, named_arguments, tensor_of, why_changed
 from .products import same, same_shape
 from .rewriting import fake_mode_of
 

@@ -23,12 +23,10 @@ from ..arguments import is_wrapper
 from ..ops import schema
 from ..planning.joined import MOST_WEIGHTS
 from ..planning.traced import plan_traced_joined
-from .column_views import emit, examples_behind, set_example
-from .differentiation import needs_gradient
-from .epochs import find_epochs
-from .nodes import module_of, name_of, tensor_of
+from .layouts import emit, examples_behind, set_example
+from .nodes import find_epochs, module_of, name_of, needs_gradient, tensor_of
 from .products import Product, find_product, same
-from .region import Times
+from .regions import Times
 from .rewriting import fake_mode_of
 
 # By how much one kernel has to be predicted faster: large products have little to gain, and lose some where a card at

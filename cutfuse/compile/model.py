@@ -67,7 +67,7 @@ def install() -> None:
     """
     from torch._inductor import config
 
-    from .inductor_pass import installed_pass
+    from .fusion import installed_pass
 
     config.pre_grad_custom_pass = installed_pass(config.pre_grad_custom_pass)
 
@@ -76,7 +76,7 @@ def uninstall() -> None:
     """Undoes `install`. Models that are compiled stay as they are."""
     from torch._inductor import config
 
-    from .inductor_pass import without_pass
+    from .fusion import without_pass
 
     config.pre_grad_custom_pass = without_pass(config.pre_grad_custom_pass)
 
@@ -86,7 +86,7 @@ def installed() -> Iterator[None]:
     """A context in which models that torch.compile compiles are fused. Compilation is at a model's first call."""
     from torch._inductor import config
 
-    from .inductor_pass import installed_pass
+    from .fusion import installed_pass
 
     with config.patch(pre_grad_custom_pass=installed_pass(config.pre_grad_custom_pass)):
         yield

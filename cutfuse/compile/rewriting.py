@@ -15,7 +15,7 @@ from ..ops import schema
 from .lifting import NORM_SCALE, Operand, inverse, norm_dtype, permutation_of
 from .nodes import name_of, named_arguments, tensor_of
 from .products import Product, same, same_shape
-from .region import Region
+from .regions import Region
 
 _SYMBOL = -1  # the size of a dimension that a view gets by itself
 
