@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
+from .drop_ins import GemmDivideSumScale, GemmSigmoidScaleResidual, LinearSigmoidSum, Sigmoid, SumReduction
 from .fused_linear import FusedLinear
-from .gemm_divide_sum_scale import GemmDivideSumScale
-from .gemm_sigmoid_scale_residual import GemmSigmoidScaleResidual
-from .linear_sigmoid_sum import LinearSigmoidSum
-from .sigmoid import Sigmoid
-from .sum_reduction import SumReduction
 
 __all__ = [
     "FusedLinear",
