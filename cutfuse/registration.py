@@ -11,7 +11,7 @@ import torch
 import torch.compiler.config
 from torch._decomp import register_decomposition
 
-from .compile.composites import layer, layer_cross_entropy
+from .compile.layer import layer, layer_cross_entropy
 from .direct import operators
 from .ops import cpu, cuda, fake, flops, inductor, schema
 
