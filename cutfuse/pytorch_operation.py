@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import routing
+from . import native
 from .direct.training import adds_bias_apart, multiplies_at_once
 from .epilogue.program import Operation, find_operation, is_sum
 from .gradients.elementwise import needs_gradient
@@ -29,7 +29,7 @@ def find_pytorch_operation(
     The operation runs on x `[..., K]` and the operands as the caller has given them.
     """
     x, _, _, operands, program, reduction, out_dtype, *_ = arguments
-    if x.dtype not in _DTYPES or out_dtype != x.dtype or reduction != "none" or routing.everywhere:
+    if x.dtype not in _DTYPES or out_dtype != x.dtype or reduction != "none" or native.operators_everywhere:
         return None
     if any(t.dtype != x.dtype for t in operands):
         return None

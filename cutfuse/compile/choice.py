@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from .. import arguments, native, routing
+from .. import arguments, native
 from ..epilogue import Program
 from ..epilogue.program import arithmetic_dtype
 from ..epilogue.table import ADDITIVE
@@ -47,7 +47,7 @@ def why_left(region: Region) -> str:
     for node, example in zip(inputs, [*map(_example, region.product.inputs), *operands], strict=True):
         if arguments.is_wrapper(type(example)):
             return arguments.described_wrapper(node.name, example)
-    if routing.everywhere:
+    if native.operators_everywhere:
         return BARE if region.is_bare else ""
     reason = arguments.why_composed(z, arithmetic_dtype(z, operands))
     if reason or _needs_no_product(region, operands):
@@ -74,7 +74,7 @@ def times_of(search: Search) -> Times | None:
     """
     region, product = search.region or search.refused, search.product
     z = _example(product.node)
-    if routing.everywhere or arguments.why_composed(z, z.dtype):
+    if native.operators_everywhere or arguments.why_composed(z, z.dtype):
         return None
     if any(arguments.is_wrapper(type(_example(node))) for node in product.inputs):
         return None

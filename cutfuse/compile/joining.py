@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
-from .. import routing
+from .. import native
 from ..arguments import is_wrapper
 from ..ops import schema
 from ..planning.joined import MOST_WEIGHTS
@@ -121,7 +121,7 @@ def _is_joinable(product: Product) -> bool:
     y, x, weight, *biases = given
     return (
         all(example.dtype == y.dtype and example.device == y.device for example in given)
-        and (y.dtype.itemsize == 2 or routing.everywhere)
+        and (y.dtype.itemsize == 2 or native.operators_everywhere)
         and not needs_gradient(product.node)
         and weight.dim() == 2
         and all(is_concrete_int(size) and size > 0 for size in weight.shape)
@@ -133,7 +133,7 @@ def _is_joinable(product: Product) -> bool:
 def _why_together(group: Sequence[Product]) -> Together | None:
     """What is reported of products that are joined; None where they are not to be."""
     together = f"one kernel multiplies its input by the weights of {_names_of(group)}"
-    if routing.everywhere:
+    if native.operators_everywhere:
         return Together(together)
     x, weights = _example(group[0].x), [_example(product.weight) for product in group]
     plan = plan_traced_joined(x, weights, [tensor_of(product.bias) for product in group])

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import arguments, composed, routing
+from .. import arguments, composed, native
 from ..epilogue import Epilogue, Program
 from ..epilogue.program import arithmetic_dtype
 from ..gradients.elementwise import (
@@ -89,7 +89,7 @@ def _run(call: LinearCall) -> Tensor:
         return _applied(TrainedLayer, call.epilogue.text, call.out_dtype, *inputs)
     if call.x.element_size() == 2 and call.reduction == "none":
         return _applied(PassedLayer, call.epilogue.text, call.out_dtype, *inputs)
-    if call.matrix_vector is not None and not routing.everywhere:
+    if call.matrix_vector is not None and not native.operators_everywhere:
         call = call._replace(composed_because=DIFFERENTIATED)
     return run_linear(call)
 

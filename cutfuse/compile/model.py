@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from ..native import check_devices, predicting
 from ..planning.background import background
-from ..prediction import check_devices, predicting
 
 if TYPE_CHECKING:
     from .report import ModelExplanation, ProductReport

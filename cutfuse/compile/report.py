@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..prediction import described
+from ..native import describe_prediction
 from ..printing import bar_characters
 from .choice import times_of
 from .nodes import tensor_of
@@ -183,7 +183,7 @@ def _headlines(found: ModelExplanation) -> list[str]:
     lines = [f"{found.fused} of {len(found.products)} products are fused, in {found.graphs} graph"]
     lines[0] += "" if found.graphs == 1 else "s"
     if found.device is not None:
-        lines.append(described(found.device))
+        lines.append(describe_prediction(found.device))
     if not found.graphs:
         lines.append(_NO_GRAPH)
     if found.before:
