@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from cutfuse import composed, native
+from cutfuse.native import use_operators_everywhere
 from cutfuse.ops import cuda, schema
 from cutfuse.planning import linear_plan, prepared
 from cutfuse.planning.fused import KEEPS, FusedExplanation
 from cutfuse.planning.linear_plan import LinearArguments, first_scheme, plan_linear, precision_of
 from cutfuse.planning.planes import Planes
 from cutfuse.precision import SPLIT_MODES
-from cutfuse.routing import use_operators_everywhere
 
 if TYPE_CHECKING:
     from cutfuse._C import LinearPlan

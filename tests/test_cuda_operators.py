@@ -15,10 +15,10 @@ from torch import Tensor
 from cutfuse import native
 from cutfuse.epilogue import Epilogue, Program
 from cutfuse.gradients import autograd, elementwise
+from cutfuse.native import use_operators_everywhere
 from cutfuse.ops import cuda, cuda_backward, schema
 from cutfuse.planning import linear_launch
 from cutfuse.planning.linear_plan import LinearArguments, plan_linear
-from cutfuse.routing import use_operators_everywhere
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import cutfuse
+from cutfuse.explain import PREPARATIONS
+from cutfuse.native import use_operators_everywhere
 from cutfuse.ops import schema
-from cutfuse.preparations import PREPARATIONS
-from cutfuse.routing import use_operators_everywhere
 
 X, W, B = torch.randn(6, 7), torch.randn(5, 7), torch.randn(5)
 

@@ -23,12 +23,12 @@ from torch._subclasses import FakeTensorMode
 import cutfuse
 from cutfuse import arguments
 from cutfuse.linear import LinearCall, prepare_linear
+from cutfuse.native import use_operators_everywhere
 from cutfuse.ops import inductor, schema
 from cutfuse.planning import traced
 from cutfuse.planning.device import NOT_CUDA
 from cutfuse.pointwise import prepare_pointwise
 from cutfuse.registration import cache_tag
-from cutfuse.routing import use_operators_everywhere
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
@@ -209,7 +209,7 @@ def test_what_is_prepared_stays_an_operator() -> None:
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     """Tensors of a GPU that need not be there, in compiled code."""
-    monkeypatch.setattr(arguments.routing, "everywhere", False)
+    monkeypatch.setattr(arguments.native, "operators_everywhere", False)
     monkeypatch.setattr(arguments.native, "serves", lambda device: True)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     monkeypatch.setattr(cutfuse.gradients.autograd.process, "opted_in", False)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import cutfuse
 from cutfuse import models
-from cutfuse.routing import use_operators_everywhere
+from cutfuse.native import use_operators_everywhere
 
 # Name, constructor arguments, input shape.
 MODELS = {

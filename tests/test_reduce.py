@@ -16,7 +16,7 @@ from torch import Tensor
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import table
-from cutfuse.routing import use_operators_everywhere
+from cutfuse.native import use_operators_everywhere
 
 
 def test_the_table_of_reductions_is_the_only_list() -> None:

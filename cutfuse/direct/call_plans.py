@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import native
 from ..epilogue import Program
+from ..native import address_of
 from ..ops.cuda import reduction_workspace, shapes_and_strides
 from ..ops.cuda_backward import gradient_layout
 from ..ops.layout import elementwise_layout, reduction_layout
@@ -29,7 +30,6 @@ from ..planning.specialize import (
     find_reduce,
     request,
 )
-from ..prediction import address_of
 
 if TYPE_CHECKING:
     from .._C import CallPlan

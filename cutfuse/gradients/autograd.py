@@ -21,13 +21,13 @@ from torch import Tensor
 from .. import composed
 from ..epilogue import Program
 from ..epilogue.table import NEEDS_RESULT
+from ..native import stands_in_for
 from ..ops import inductor, schema
 from ..planning.fused import cublas_linear
 from ..planning.linear_plan import LinearArguments
 from ..planning.prepared import UNPREPARED, Prepared
 from ..planning.training_step import hands_gradient_on, is_traced, issuer_of_products
 from ..precision import SPLIT_MODES, allows_tf32, captured_mode, process, product_mode
-from ..prediction import stands_in_for
 from .elementwise import (
     composes_gradient,
     differentiate,

@@ -8,7 +8,7 @@ import functools
 import torch
 
 from .. import native
-from ..prediction import DeviceFacts, predicted_facts
+from ..native import DeviceFacts, predicted_facts
 
 NOT_CUDA: DeviceFacts = (0, 0, 0)
 

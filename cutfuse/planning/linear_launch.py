@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import composed, native
-from ..prediction import address_of
+from ..native import address_of
 from .device import dtype_codes, on_device, stream_of
 from .linear_plan import LinearArguments
 from .planes import Planes

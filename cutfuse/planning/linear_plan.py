@@ -14,8 +14,8 @@ from torch import Tensor
 
 from .. import native
 from ..epilogue import Program
+from ..native import DeviceFacts, address_of
 from ..precision import product_mode
-from ..prediction import DeviceFacts, address_of
 from .device import device_facts, dtype_codes, reduction_codes
 from .specialize import cost_when_specialized
 

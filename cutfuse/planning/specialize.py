@@ -10,7 +10,7 @@ import torch
 
 from .. import native
 from ..epilogue import Program
-from ..prediction import predicted_facts
+from ..native import predicted_facts
 from .background import background
 
 if TYPE_CHECKING:

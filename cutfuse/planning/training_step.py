@@ -17,8 +17,8 @@ from torch._subclasses import FakeTensor
 from .. import dynamo, native
 from ..epilogue import Program
 from ..epilogue.program import is_sum
+from ..native import stands_in_for
 from ..precision import GUARDED, SPLIT_MODES, allows_tf32, product_mode
-from ..prediction import stands_in_for
 from .device import NOT_CUDA, device_facts, dtype_codes
 from .fused import plan_call
 from .linear_plan import LinearArguments
