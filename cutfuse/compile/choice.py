@@ -29,7 +29,7 @@ from ..planning.linear_plan import LinearArguments, precision_of
 from ..planning.traced import UNKNOWN_SIZES, compare_traced_passes, lies_in_rows, plan_traced, seen_elements, seen_size
 from .layer import why_kept
 from .lifting import COPIES, DROPOUTS, PERMUTATIONS, ROW_VIEWS, inverse, is_evaluated_dropout
-from .nodes import is_call, name_of, needs_gradient, tensor_of
+from .nodes import any_example, example_of, is_call, name_of, needs_gradient, tensor_of
 from .products import SPLITS, Product, find_product, same
 from .regions import BARE, Comparison, Region, Search, Times
 
@@ -42,9 +42,9 @@ TRAINED = "torch.compile differentiates it, and fuses what follows with its grad
 
 def why_left(region: Region) -> str:
     """Why a region is left to the compiler; empty where it is not."""
-    z, operands = _example(region.product.node), _operand_examples(region)
+    z, operands = example_of(region.product.node), _operand_examples(region)
     inputs = [*region.product.inputs, *(operand.source for operand in region.operands)]
-    for node, example in zip(inputs, [*map(_example, region.product.inputs), *operands], strict=True):
+    for node, example in zip(inputs, [*map(example_of, region.product.inputs), *operands], strict=True):
         if arguments.is_wrapper(type(example)):
             return arguments.described_wrapper(node.name, example)
     if native.operators_everywhere:
@@ -73,13 +73,13 @@ def times_of(search: Search) -> Times | None:
     None where nothing is predicted.
     """
     region, product = search.region or search.refused, search.product
-    z = _example(product.node)
+    z = example_of(product.node)
     if native.operators_everywhere or arguments.why_composed(z, z.dtype):
         return None
-    if any(arguments.is_wrapper(type(_example(node))) for node in product.inputs):
+    if any(arguments.is_wrapper(type(example_of(node))) for node in product.inputs):
         return None
     if region is not None:
-        z, operands = _example(region.product.node), _operand_examples(region)
+        z, operands = example_of(region.product.node), _operand_examples(region)
         if _needs_no_product(region, operands):
             return None
         is_step = bool(_why_kept(region, z, operands))
@@ -193,7 +193,7 @@ def _compare_parts(region: Region, z: Tensor, plan: LinearPlan, precision: str) 
 
 def _weight(product: Product, dtype: torch.dtype) -> Tensor:
     """All of the weight, as `[N, K]`."""
-    weight = _of_type(_example(product.weight), dtype)
+    weight = _of_type(example_of(product.weight), dtype)
     with torch.no_grad():
         return weight.t() if product.is_transposed else weight
 
@@ -207,8 +207,8 @@ def _arguments(
     out_dtype: torch.dtype,
 ) -> LinearArguments:
     """What the planner is asked, with x and the weight in the type that autocast gives them."""
-    x, weight = _of_type(_example(product.x), z.dtype), _weight(product, z.dtype)
-    bias = None if product.bias is None else _of_type(_example(product.bias), z.dtype)
+    x, weight = _of_type(example_of(product.x), z.dtype), _weight(product, z.dtype)
+    bias = None if product.bias is None else _of_type(example_of(product.bias), z.dtype)
     part = product.part
     if part is not None:
         with torch.no_grad():
@@ -225,12 +225,6 @@ def _of_type(example: Tensor, dtype: torch.dtype) -> Tensor:
         return example.to(dtype)
 
 
-def _example(node: fx.Node) -> Tensor:
-    example = tensor_of(node)
-    assert example is not None
-    return example
-
-
 def _operand_examples(region: Region) -> list[Tensor]:
     return [_operand_example(region, k) for k in range(len(region.operands))]
 
@@ -239,13 +233,13 @@ def _operand_example(region: Region, index: int) -> Tensor:
     """An example of an operand; of a row of a batch norm the running variance, which has its shape."""
     operand = region.operands[index]
     if not operand.part:
-        example = _example(operand.source)
+        example = example_of(operand.source)
         if not operand.axes or example.dim() == 0:
             return example
         with torch.no_grad():
             return example[(None,) * (len(operand.axes) - example.dim())].permute(inverse(operand.axes))
     node = operand.source
-    return _example(node.args[2] if len(node.args) > 2 else node.kwargs["running_var"])  # type: ignore[arg-type]
+    return example_of(node.args[2] if len(node.args) > 2 else node.kwargs["running_var"])
 
 
 # PyTorch keeps their results alone, which the next product keeps anyway.
@@ -279,8 +273,7 @@ def compare_steps(region: Region, z: Tensor, operands: list[Tensor]) -> Comparis
         return None
     bias = region.product.bias
     sums_columns = bias is not None and needs_gradient(bias)
-    x = tensor_of(region.product.x)
-    assert x is not None, "a product has tensors"
+    x = example_of(region.product.x)
     found = compare_traced_passes(x, z, operands, program, region.out_dtype, trained, sums_columns)
     if isinstance(found, str):
         return found
@@ -398,7 +391,7 @@ def _readers(node: fx.Node) -> list[fx.Node]:
 
 
 def _gives_tensors(node: fx.Node) -> bool:
-    example = node.meta.get("example_value", node.meta.get("val"))
+    example = any_example(node)
     return example is None or any(isinstance(item, Tensor) for item in tree_leaves(example))
 
 

@@ -24,13 +24,23 @@ from torch.utils._pytree import tree_leaves
 
 from ..planning.traced import seen_size
 from .lifting import COPIES, DROPOUTS, ROW_VIEWS, is_evaluated_dropout
-from .nodes import computes_elements, is_call, last_writes, memory_of, name_of, tensor_of, works_in_place
+from .nodes import (
+    EXAMPLES,
+    any_example,
+    called,
+    computes_elements,
+    is_call,
+    last_writes,
+    memory_of,
+    name_of,
+    tensor_of,
+    works_in_place,
+)
 from .products import find_product, is_row_major, same
 
 _SUMS = {"add", "__add__", "__radd__", "sub", "__sub__", "__rsub__"}
 # What gives a row-major result whatever the layout of its input.
 _GIVE_ROWS = {"layer_norm", "rms_norm", "linear"}
-_EXAMPLES = ("example_value", "val")
 
 
 @dataclass(frozen=True)
@@ -64,7 +74,7 @@ def _copy(node: fx.Node, followers: list[fx.Node]) -> RowCopy:
         copy = node.graph.call_method("contiguous", (node,))
     node.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
     copy.meta = dict(node.meta)
-    metas = [{key: follower.meta[key] for key in _EXAMPLES if key in follower.meta} for follower in followers]
+    metas = [{key: follower.meta[key] for key in EXAMPLES if key in follower.meta} for follower in followers]
     for changed in [copy, *followers]:
         _make_example_row_major(changed)
     return RowCopy(copy, followers, metas)
@@ -124,7 +134,7 @@ def _is_row_major(node: fx.Node) -> bool:
 
 
 def _make_example_row_major(node: fx.Node) -> None:
-    for key in _EXAMPLES:
+    for key in EXAMPLES:
         example = node.meta.get(key)
         if example is not None:
             node.meta[key] = example.new_empty(example.shape).requires_grad_(example.requires_grad)
@@ -170,7 +180,7 @@ def examples_behind(graph: fx.Graph, columns: Mapping[fx.Node, Tensor]) -> dict[
             return None
         if _has_values_of_data(any_example(node)):  # of which evaluating it again would make others
             return None
-        found = evaluated(node, changed)
+        found = _evaluated(node, changed)
         if found is None or (name_of(node) == "view" and not _is_view(found, changed.get(node.args[0]))):
             return None
         if not are_alike(found, any_example(node)):
@@ -205,30 +215,12 @@ def _is_view(found: Tensor, source: Any) -> bool:
     return False
 
 
-def evaluated(node: fx.Node, changed: Mapping[fx.Node, Any]) -> Any:
+def _evaluated(node: fx.Node, changed: Mapping[fx.Node, Any]) -> Any:
     """What a node gives for changed inputs; None where it fails."""
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda given: changed.get(given, any_example(given)))
     with suppress(Exception):
         return called(node, args, kwargs)
     return None
-
-
-def called(node: fx.Node, args: Any, kwargs: Any) -> Any:
-    """What the function or method of a node gives for these arguments."""
-    target: Any = node.target
-    return getattr(args[0], target)(*args[1:], **kwargs) if node.op == "call_method" else target(*args, **kwargs)
-
-
-def emit(graph: fx.Graph, emitted: list[fx.Node], target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A call with its example, put into a graph and added to `emitted`. Raises ValueError where the call fails."""
-    call = graph.call_method if isinstance(target, str) else graph.call_function
-    node = call(target, args, kwargs)
-    emitted.append(node)
-    example = evaluated(node, {})
-    if example is None:
-        raise ValueError(f"{name_of(node)} fails for {', '.join(given.name for given in node.all_input_nodes)}")
-    set_example(node, example)
-    return node
 
 
 def are_alike(found: Any, before: Any) -> bool:
@@ -243,11 +235,3 @@ def _is_alike(found: Any, before: Any) -> bool:
     return found.dim() == before.dim() and all(
         map(same, (*found.shape, *found.stride()), (*before.shape, *before.stride()))
     )
-
-
-def any_example(node: fx.Node) -> Any:
-    return next((node.meta[key] for key in _EXAMPLES if key in node.meta), None)
-
-
-def set_example(node: fx.Node, example: Any) -> None:
-    node.meta[next((key for key in _EXAMPLES if key in node.meta), _EXAMPLES[0])] = example

@@ -27,7 +27,14 @@ from ..epilogue.lower import check_length
 from ..epilogue.table import CONDITION, Op, describe_callable, op_table
 from ..epilogue.traced_tensor import evaluate_call, is_operator
 from ..epilogue.types import ValueType, type_of
-from .nodes import function_of, is_evaluated_norm, name_of, named_arguments, tensor_of
+from .nodes import (
+    example_of,
+    function_of,
+    is_evaluated_norm,
+    name_of,
+    named_arguments,
+    tensor_of,
+)
 from .products import same, same_shape
 
 _REASON_LENGTH = 160
@@ -64,8 +71,7 @@ class Operand(NamedTuple):
 
     @property
     def type(self) -> ValueType:
-        example = tensor_of(self.source)
-        assert example is not None
+        example = example_of(self.source)
         return ValueType(norm_dtype(example)) if self.part else type_of(example)
 
     @property

@@ -22,6 +22,7 @@ from ..epilogue import Program
 from ..epilogue.calls import is_known
 from ..epilogue.traced_tensor import is_operator
 
+EXAMPLES = ("example_value", "val")  # where Dynamo and AOTAutograd put the example of what a node gives
 _IN_PLACE_NAMES = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 _IN_PLACE_OPERATORS = {getattr(operator, f"i{name}"): getattr(operator, f"__{name}__") for name in _IN_PLACE_NAMES}
 # Dunder methods that write, as Dynamo may spell them.
@@ -38,12 +39,32 @@ _PYTHONS_MODULES = (*_OPERATORS, "math", "builtins")
 _TRAINABLE_NORMS = ("batch_norm", "instance_norm")
 
 
+def any_example(node: fx.Node) -> Any:
+    """The example of what a node gives: a tensor, a number, or several of them; None where there is none."""
+    return next((node.meta[key] for key in EXAMPLES if key in node.meta), None)
+
+
+def set_example(node: fx.Node, example: Any) -> None:
+    node.meta[next((key for key in EXAMPLES if key in node.meta), EXAMPLES[0])] = example
+
+
 def tensor_of(node: Any) -> Tensor | None:
     """The example of what a node gives, if that is one tensor."""
-    if not isinstance(node, fx.Node):
-        return None
-    example = node.meta.get("example_value", node.meta.get("val"))
+    example = any_example(node) if isinstance(node, fx.Node) else None
     return example if isinstance(example, Tensor) else None
+
+
+def example_of(node: Any) -> Tensor:
+    """The example of a node that is known to give a tensor."""
+    example = tensor_of(node)
+    assert example is not None
+    return example
+
+
+def called(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """What the function or method of a node gives for these arguments."""
+    target: Any = node.target
+    return getattr(args[0], target)(*args[1:], **kwargs) if node.op == "call_method" else target(*args, **kwargs)
 
 
 def is_call(node: fx.Node) -> bool:

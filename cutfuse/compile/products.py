@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import is_concrete_int, statically_known_true
 
 from ..arguments import KERNEL_DTYPES
-from .nodes import is_call, name_of, named_arguments, tensor_of
+from .nodes import any_example, is_call, name_of, named_arguments, tensor_of
 
 _MATMULS = {"matmul", "mm", "__matmul__"}
 _ADDITIONS = {"add", "__add__", "iadd", "add_"}
@@ -95,7 +95,7 @@ def find_parts(product: Product) -> list[Product]:
     if not is_call(split) or name_of(split) not in SPLITS or not _splits_columns(split, product.node):
         return []
     takes_items = all(item.target is operator.getitem and type(item.args[1]) is int for item in split.users)
-    pieces = split.meta.get("example_value", split.meta.get("val"))
+    pieces = any_example(split)
     if not takes_items or not isinstance(pieces, tuple | list):
         return []
     lengths = [piece.shape[-1] for piece in pieces]

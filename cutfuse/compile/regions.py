@@ -33,7 +33,17 @@ from .lifting import (
     recognise,
     short_reason,
 )
-from .nodes import Schedule, is_call, memory_of, module_of, name_of, tensor_of, why_changed, why_undifferentiable
+from .nodes import (
+    Schedule,
+    example_of,
+    is_call,
+    memory_of,
+    module_of,
+    name_of,
+    tensor_of,
+    why_changed,
+    why_undifferentiable,
+)
 from .products import (
     CrossEntropy,
     Product,
@@ -76,9 +86,7 @@ class Region:
 
     @property
     def out_dtype(self) -> torch.dtype:
-        example = tensor_of(self.out)
-        assert example is not None
-        return example.dtype
+        return example_of(self.out).dtype
 
 
 class Comparison(NamedTuple):
@@ -301,8 +309,7 @@ class Growth:
         self, node: fx.Node, expressions: dict[fx.Node, Expr], operand: Callable[[Operand], Expr]
     ) -> Callable[[fx.Node], Any]:
         """What the arguments of a node are: expressions of the region, numbers, and operands."""
-        example = tensor_of(node)
-        assert example is not None
+        example = example_of(node)
 
         def value(argument: fx.Node) -> Any:
             if argument in expressions:
@@ -326,9 +333,7 @@ class Growth:
 
     def _first_expression(self, operand: Callable[[Operand], Expr]) -> Expr:
         """z, or what addmm makes of it."""
-        example = tensor_of(self.product.node)
-        assert example is not None
-        z: Any = input(type_of(example))
+        z: Any = input(type_of(example_of(self.product.node)))
         scaled = z if self.product.scale == 1.0 else z * self.product.scale
         if self.product.addend is None:
             return scaled  # type: ignore[no-any-return]
@@ -487,9 +492,7 @@ def _views_of_rows(views: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
 
 
 def _level_shape(growth: Growth, views: tuple[fx.Node, ...]) -> torch.Size:
-    example = tensor_of(views[-1] if views else growth.product.node)
-    assert example is not None
-    return example.shape
+    return example_of(views[-1] if views else growth.product.node).shape
 
 
 def describe_end(growth: Growth, last: fx.Node, search: Search) -> tuple[str, str]:

@@ -18,7 +18,7 @@ import torch
 from ..native import describe_prediction
 from ..printing import bar_characters
 from .choice import times_of
-from .nodes import tensor_of
+from .nodes import example_of
 from .products import Product
 from .regions import Region, Search, Times
 
@@ -92,14 +92,12 @@ def report(search: Search, predicts: bool) -> ProductReport:
     """What became of one product; with times if it `predicts`."""
     region = search.region
     m, n, k = _sizes(search.product)
-    z = tensor_of(search.product.node)
-    assert z is not None
     return ProductReport(
         module=search.module,
         m=m,
         n=n,
         k=k,
-        dtype=z.dtype,
+        dtype=example_of(search.product.node).dtype,
         is_fused=region is not None,
         program="" if region is None else _expression(region),
         ended_at=search.ended_at,
@@ -116,9 +114,7 @@ def _expression(region: Region) -> str:
 
 
 def _sizes(product: Product) -> tuple[int, int, int]:
-    z, x = tensor_of(product.node), tensor_of(product.x)
-    assert z is not None
-    assert x is not None
+    z, x = example_of(product.node), example_of(product.x)
     columns = z.shape[-1] if product.part is None else product.part.length
     sizes = [*z.shape[:-1], columns, x.shape[-1]]
     *rows, n, k = (size if isinstance(size, int) else _hint(size) for size in sizes)
