@@ -115,13 +115,11 @@ def _are_given(arguments: tuple[Expr, ...], given: tuple[Any, ...]) -> bool:
 
 
 def _result_type(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> ValueType:
-    given = tuple(_type_for_promotion(item) for item in arguments)
-    named = {name: _type_for_promotion(item) for name, item in keywords.items()}
-    return promote(function, describe_callable(function), given, named)
+    def type_of(value: Any) -> Any:
+        return value.type if isinstance(value, Expr) else value
 
-
-def _type_for_promotion(value: Any) -> Any:
-    return value.type if isinstance(value, Expr) else value
+    named = {name: type_of(item) for name, item in keywords.items()}
+    return promote(function, describe_callable(function), tuple(map(type_of, arguments)), named)
 
 
 def _check_exact(op: Op, values: list[Any]) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numbers
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
 from cutfuse.epilogue.errors import NEEDS_VALUES, EpilogueError, refuse_attribute, refuse_augmented, refuse_list
-from cutfuse.epilogue.table import COMPARISONS, INFIX, PREFIX, Op, describe_callable, find_attribute, op_table
+from cutfuse.epilogue.table import Op, describe_callable, find_attribute, op_table
 from cutfuse.epilogue.types import (
     BOOLEAN,
     INPUT_DTYPE,
@@ -47,6 +47,32 @@ class Call(NamedTuple):
         return Call(self.function, tuple(map(replaced, self.arguments)), keywords)
 
 
+def _operator(symbol: str) -> Callable[[Any, Any], Any]:
+    def operator(self: Expr, other: Any) -> Any:
+        return self._operate(symbol, self, other)
+
+    return operator
+
+
+def _infix(symbol: str) -> tuple[Callable[[Any, Any], Any], ...]:
+    """The operator with a value on the left, with one on the right, and in place."""
+
+    def reflected(self: Expr, other: Any) -> Any:
+        return self._operate(symbol, other, self)
+
+    def in_place(self: Expr, other: Any) -> NoReturn:
+        refuse_augmented(symbol)
+
+    return _operator(symbol), reflected, in_place
+
+
+def _prefix(symbol: str) -> Callable[[Any], Any]:
+    def operator(self: Expr) -> Any:
+        return self._operate(symbol, self)
+
+    return operator
+
+
 class Expr:
     """A node: an op on other nodes, or a leaf, which is `z`, an operand `r0`.. or a number.
 
@@ -68,37 +94,28 @@ class Expr:
     __array_ufunc__ = None  # a numpy scalar on the left then leaves the operator to us
     __hash__ = object.__hash__
 
-    if TYPE_CHECKING:  # set by the loops below
-
-        def __add__(self, other: Any) -> Any: ...
-        def __radd__(self, other: Any) -> Any: ...
-        def __sub__(self, other: Any) -> Any: ...
-        def __rsub__(self, other: Any) -> Any: ...
-        def __mul__(self, other: Any) -> Any: ...
-        def __rmul__(self, other: Any) -> Any: ...
-        def __truediv__(self, other: Any) -> Any: ...
-        def __rtruediv__(self, other: Any) -> Any: ...
-        def __floordiv__(self, other: Any) -> Any: ...
-        def __rfloordiv__(self, other: Any) -> Any: ...
-        def __mod__(self, other: Any) -> Any: ...
-        def __rmod__(self, other: Any) -> Any: ...
-        def __pow__(self, other: Any) -> Any: ...
-        def __rpow__(self, other: Any) -> Any: ...
-        def __and__(self, other: Any) -> Any: ...
-        def __rand__(self, other: Any) -> Any: ...
-        def __or__(self, other: Any) -> Any: ...
-        def __ror__(self, other: Any) -> Any: ...
-        def __xor__(self, other: Any) -> Any: ...
-        def __rxor__(self, other: Any) -> Any: ...
-        def __lt__(self, other: Any) -> Any: ...
-        def __le__(self, other: Any) -> Any: ...
-        def __gt__(self, other: Any) -> Any: ...
-        def __ge__(self, other: Any) -> Any: ...
-        def __eq__(self, other: object) -> Any: ...
-        def __ne__(self, other: object) -> Any: ...
-        def __neg__(self) -> Any: ...
-        def __pos__(self) -> Any: ...
-        def __invert__(self) -> Any: ...
+    __add__, __radd__, __iadd__ = _infix("+")
+    __sub__, __rsub__, __isub__ = _infix("-")
+    __mul__, __rmul__, __imul__ = _infix("*")
+    __truediv__, __rtruediv__, __itruediv__ = _infix("/")
+    __floordiv__, __rfloordiv__, __ifloordiv__ = _infix("//")
+    __mod__, __rmod__, __imod__ = _infix("%")
+    __pow__, __rpow__, __ipow__ = _infix("**")
+    __and__, __rand__, __iand__ = _infix("&")
+    __or__, __ror__, __ior__ = _infix("|")
+    __xor__, __rxor__, __ixor__ = _infix("^")
+    __matmul__, __rmatmul__, __imatmul__ = _infix("@")
+    __lshift__, __rlshift__, __ilshift__ = _infix("<<")
+    __rshift__, __rrshift__, __irshift__ = _infix(">>")
+    __lt__ = _operator("<")
+    __le__ = _operator("<=")
+    __eq__ = _operator("==")
+    __ne__ = _operator("!=")
+    __gt__ = _operator(">")
+    __ge__ = _operator(">=")
+    __neg__ = _prefix("-")
+    __pos__ = _prefix("+")
+    __invert__ = _prefix("~")
 
     @property
     def is_number(self) -> bool:
@@ -173,50 +190,14 @@ class Expr:
 
 
 def _refusal(reason: str) -> Callable[..., NoReturn]:
-    def refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
+    def refuse(self: Expr, *_: Any, **__: Any) -> NoReturn:
         raise EpilogueError(reason)
 
     return refuse
 
 
-def _infix(symbol: str) -> Callable[[Any, Any], Any]:
-    def operator(self: Any, other: Any) -> Any:
-        return self._operate(symbol, self, other)
-
-    return operator
-
-
-def _reflected(symbol: str) -> Callable[[Any, Any], Any]:
-    def operator(self: Any, other: Any) -> Any:
-        return self._operate(symbol, other, self)
-
-    return operator
-
-
-def _in_place(symbol: str) -> Callable[[Any, Any], Any]:
-    def operator(self: Any, other: Any) -> NoReturn:
-        refuse_augmented(symbol)
-
-    return operator
-
-
-def _prefix(symbol: str) -> Callable[[Any], Any]:
-    def operator(self: Any) -> Any:
-        return self._operate(symbol, self)
-
-    return operator
-
-
 for _name, _reason in NEEDS_VALUES.items():
     setattr(Expr, _name, _refusal(_reason))
-for _symbol, _name in INFIX.items():
-    setattr(Expr, f"__{_name}__", _infix(_symbol))
-    setattr(Expr, f"__r{_name}__", _reflected(_symbol))
-    setattr(Expr, f"__i{_name}__", _in_place(_symbol))
-for _symbol, _name in COMPARISONS.items():
-    setattr(Expr, f"__{_name}__", _infix(_symbol))
-for _symbol, _name in PREFIX.items():
-    setattr(Expr, f"__{_name}__", _prefix(_symbol))
 
 
 def _make(key: tuple[Any, ...], **fields: Any) -> Expr:

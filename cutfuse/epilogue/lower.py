@@ -58,21 +58,12 @@ def lower(root: Expr, operand_count: int) -> Program:
             f"the epilogue reads operand {read - 1}, and is given {counted(operand_count, 'operand')}: {root!r}"
         )
     nodes, result = _flatten(root)
-    _check_length(nodes)
     return Program(_assemble(nodes, _schedule(nodes, result)), operand_count)
 
 
 def check_length(root: Expr) -> None:
     """Raises EpilogueError where an expression takes more instructions than a program has."""
-    _check_length(_flatten(root)[0])
-
-
-def _check_length(nodes: list[_Node]) -> None:
-    limit = op_table().limits["instructions"]
-    if len(nodes) > limit:
-        raise EpilogueError(
-            f"the epilogue takes {len(nodes)} instructions, and a program has at most {limit}: {_ADVICE}"
-        )
+    _flatten(root)
 
 
 def count_operands_read(root: Expr) -> int:
@@ -81,7 +72,10 @@ def count_operands_read(root: Expr) -> int:
 
 
 def _flatten(root: Expr) -> tuple[list[_Node], int | Argument]:
-    """The nodes that compute root, arguments first, and what root itself is. Copies that only mark a type go."""
+    """The nodes that compute root, arguments first, and what root itself is. Copies that only mark a type go.
+
+    Raises EpilogueError where they are more instructions than a program has.
+    """
     identity = op_table().identity
     nodes: list[_Node] = []
     known: dict[tuple[int | str, ...], int] = {}
@@ -108,6 +102,11 @@ def _flatten(root: Expr) -> tuple[list[_Node], int | Argument]:
     result = places[id(root)]
     if not isinstance(result, int) and result != "z":
         result = add(identity, [result])
+    limit = op_table().limits["instructions"]
+    if len(nodes) > limit:
+        raise EpilogueError(
+            f"the epilogue takes {len(nodes)} instructions, and a program has at most {limit}: {_ADVICE}"
+        )
     return nodes, result
 
 

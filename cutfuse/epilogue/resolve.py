@@ -19,7 +19,7 @@ from cutfuse.epilogue import compiled
 from cutfuse.epilogue.calls import retype
 from cutfuse.epilogue.errors import EpilogueError, OperandCountError, counted, evaluated_while_compiling, refuse
 from cutfuse.epilogue.expression import input
-from cutfuse.epilogue.fingerprint import Trail, detach, fingerprint
+from cutfuse.epilogue.fingerprint import detach, fingerprint, fingerprint_with_trail
 from cutfuse.epilogue.reads import NoKeyError, remember
 from cutfuse.epilogue.trace import Epilogue, epilogue_called, trace
 from cutfuse.epilogue.types import ValueTypes, unknown_types
@@ -136,7 +136,11 @@ def _complete(key: Hashable, numbers: Numbers, types: ValueTypes, default_dtype:
 
 
 def _resolve_prebuilt(epilogue: Epilogue, operand_count: int, types: ValueTypes | None, numbers: Numbers) -> Epilogue:
-    check_operands(epilogue, len(numbers) or operand_count)
+    """Raises EpilogueError where a prebuilt epilogue takes another number of operands."""
+    given = len(numbers) or operand_count
+    if epilogue.operand_count != given:
+        program = f"the epilogue with the program {epilogue.text!r}"  # its repr is more than Dynamo of torch 2.8 traces
+        refuse(f"{program} takes {counted(epilogue.operand_count, 'operand')}, and is given {given}", OperandCountError)
     if types is None:
         return epilogue
     if numbers:
@@ -196,17 +200,6 @@ def identity(operand_count: int) -> Epilogue:
     return _identity()
 
 
-def check_operands(epilogue: Epilogue, operand_count: int) -> Epilogue:
-    """Raises EpilogueError where a prebuilt epilogue takes another number of operands."""
-    if epilogue.operand_count != operand_count:
-        program = f"the epilogue with the program {epilogue.text!r}"  # its repr is more than Dynamo of torch 2.8 traces
-        refuse(
-            f"{program} takes {counted(epilogue.operand_count, 'operand')}, and is given {operand_count}",
-            OperandCountError,
-        )
-    return epilogue
-
-
 IDENTITY = 1  # the number of None
 
 _NUMBERS_LIMIT = 1024
@@ -227,10 +220,10 @@ def recognised(
         return IDENTITY, identity(0)
     if has_function_modes() and may_change_traces():
         return None
-    trail = Trail()
-    key = fingerprint(epilogue, trail)
-    if key is None or not trail.is_complete:
+    keyed = fingerprint_with_trail(epilogue)
+    if keyed is None:
         return None
+    key, trail = keyed
     if isinstance(epilogue, Epilogue):  # never changes
         found: Epilogue | None = resolve(epilogue, len(types) - 1, types, numbers)
     else:
@@ -239,7 +232,7 @@ def recognised(
         return None
     _learn_types()
     number = number_of(key)
-    return (number, found) if native.core.learn_callable(trail.steps, number) else None
+    return (number, found) if native.core.learn_callable(trail, number) else None
 
 
 def number_of(key: Hashable) -> int:

@@ -11,6 +11,7 @@ device, also in a process that lacks it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
@@ -262,10 +263,6 @@ def _entered_autocasts() -> list[Autocast | None]:
     return [found for found, before in zip(now, _thread.at_start, strict=True) if found != before]
 
 
-_PROMOTED_LIMIT = 4096
-_promoted: dict[tuple[Any, ...], ValueType] = {}
-
-
 def promote(function: Callable[..., Any], name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> ValueType:
     """The type of a PyTorch function's result. `arguments` have a ValueType in place of each symbolic value.
 
@@ -276,29 +273,27 @@ def promote(function: Callable[..., Any], name: str, arguments: tuple[Any, ...],
     given = [item for item in everything if isinstance(item, ValueType)]
     if any(item.dtype is None for item in given) or any(item is INPUT_DTYPE for item in everything):
         return UNKNOWN
-    autocast = _thread.autocast
     # 1, 1.0 and True are equal, but not to type promotion.
-    kinds = tuple(map(type, everything))
-    key = (function, arguments, tuple(keywords.items()), kinds, torch.get_default_dtype(), autocast)
+    decisive = tuple(map(type, everything)), torch.get_default_dtype()
+    key = function, name, arguments, tuple(keywords.items()), _thread.autocast, decisive
     try:
-        found = _promoted.get(key)
+        hash(key)
     except TypeError:  # an argument that is not hashable
-        return _promote(function, name, arguments, keywords, autocast)
-    if found is None:
-        found = _promote(function, name, arguments, keywords, autocast)
-        if len(_promoted) >= _PROMOTED_LIMIT:
-            _promoted.clear()
-        _promoted[key] = found
-    return found
+        return _promote.__wrapped__(*key)
+    return _promote(*key)
 
 
+@functools.lru_cache(maxsize=4096)
 def _promote(
     function: Callable[..., Any],
     name: str,
     arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
+    named: tuple[tuple[str, Any], ...],
     autocast: Autocast | None,
+    decisive: tuple[Any, ...],
 ) -> ValueType:
+    """decisive: what the result depends on besides, for the cache."""
+    keywords = dict(named)
     given = [item for item in (*arguments, *keywords.values()) if isinstance(item, ValueType)]
     if function is torch.div and len(arguments) == 2 and not keywords and _is_number(arguments[0]):
         function, arguments = torch.Tensor.__rtruediv__, arguments[::-1]  # 1 / z is a reciprocal, which autocast casts
