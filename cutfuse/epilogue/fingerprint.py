@@ -309,7 +309,7 @@ class _Walk:
             raise NoKeyError
         self._check_global_hooks()
         attributes = vars(module).copy()
-        self.parts.append(token)
+        self.parts.append(("module", token))
         self.parts.append(tuple(attributes))
         kinds = tuple(map(type, attributes.values()))
         self.parts.append(kinds)  # an empty container has no part of its own

@@ -10,12 +10,13 @@ import dis
 import sys
 import threading
 import types
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
+from cutfuse import native
 from cutfuse.epilogue.trace import Epilogue
 
 _CODE_LIMIT = 16 * 1024  # bytes; an epilogue of ten lines has about 2000
@@ -252,48 +253,20 @@ _MODULE = vars(nn.Module)
 _CALL_PATH = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__")
 
 
-class _State:
-    """The attributes of a class and its bases, without `forward`.
-
-    `token` stands for them in keys. It refers to nothing, so that a key keeps nothing alive.
-    """
-
-    def __init__(self, kind: type[nn.Module]) -> None:
-        self.token = object()
-        self._homes: list[tuple[Mapping[str, Any], tuple[str, ...]]] = [(_MODULE, _CALL_PATH)]
-        for home in map(vars, _own_classes(kind)):
-            self._homes.append((home, tuple(name for name in tuple(home) if name != "forward")))
-        self._sizes = self._find_sizes()
-        self._values = self._find_values()  # kept alive, so that no other object gets the id of one
-        self._identities = list(map(id, self._values))
-
-    def is_current(self) -> bool:
-        return self._sizes == self._find_sizes() and self._identities == list(map(id, self._find_values()))
-
-    def _find_sizes(self) -> list[int]:
-        return [len(home) for home, _ in self._homes]
-
-    def _find_values(self) -> list[Any]:
-        values: list[Any] = []
-        for home, names in self._homes:
-            values.extend(map(home.get, names))
-        return values
+_versions: dict[type[nn.Module], int] = {}  # of classes of torch.nn, when they were found to be PyTorch's own
 
 
-_states: dict[type[nn.Module], _State] = {}
-
-
-def class_token(kind: type[nn.Module]) -> object | None:
-    """An object for a key: a new one after any attribute but `forward` has changed in a class of torch.nn.
+def class_token(kind: type[nn.Module]) -> int | None:
+    """A number for a key: another one after anything about a class of torch.nn, or a base of it, has changed.
 
     None for other classes, and where a function of the class other than `forward` is not PyTorch's.
     """
-    found = _states.get(kind)
-    if found is None or not found.is_current():
-        if not _is_of_torch(kind):
+    version = native.core.class_version(kind)
+    if _versions.get(kind) != version:
+        if not version or not _is_of_torch(kind):
             return None
-        found = _states[kind] = _State(kind)
-    return found.token
+        _versions[kind] = version
+    return version
 
 
 def _own_classes(kind: type[nn.Module]) -> list[type]:
