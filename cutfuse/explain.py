@@ -21,7 +21,7 @@ from .epilogue import Program
 from .epilogue.errors import EpilogueError
 from .gradients import autograd
 from .gradients.elementwise import needs_gradient
-from .linear import LinearCall, for_operators, is_plain, linear, prepare_linear
+from .linear import LinearCall, for_operators, is_plain, linear, normalise_linear
 from .native import check_devices, describe_prediction, predicting
 from .ops import schema
 from .planning.device import dtype_codes, reduction_codes
@@ -31,11 +31,11 @@ from .planning.linear_plan import LinearArguments, why_no_kernels
 from .planning.planes import Planes
 from .planning.specialize import Epilogues, explain_pass, find_row_reduction
 from .planning.training_step import hands_gradient_on, plan_backward_products, storing
-from .pointwise import PointwiseCall, pointwise, prepare_pointwise, prepare_sigmoid, sigmoid
+from .pointwise import PointwiseCall, normalise_pointwise, normalise_sigmoid, pointwise, sigmoid
 from .precision import product_mode
 from .prepare import PreparedWeight
 from .pytorch_operation import BEHIND_CUBLAS
-from .reduce import ReduceCall, prepare_reduce, prepare_sum, reduce
+from .reduce import ReduceCall, normalise_reduce, normalise_sum, reduce
 from .reduce import sum as sum_
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def explain(*args: Any, device: str | None = None, **kwargs: Any) -> Explanation
     tensors are on a CUDA device that is no such card.
     """
     with predicting("explain", device):
-        call = prepare_call(args, kwargs)
+        call = normalise_call(args, kwargs)
         tensors = call.tensors[:1] if isinstance(call, PyTorchCall) else [call.x]
         check_devices("explain", device, (t.device for t in tensors))
         return replace(_explain(call), device=device)
@@ -368,14 +368,14 @@ def _quantity(value: float, unit: str) -> str:
 
 
 Call = LinearCall | PointwiseCall | ReduceCall | PyTorchCall
-Preparation = Callable[..., Call]  # takes what a call takes
+Normaliser = Callable[..., Call]  # takes what a call takes, and gives its normal form without running it
 
-PREPARATIONS: dict[Callable[..., Tensor], Preparation] = {
-    linear: prepare_linear,
-    pointwise: prepare_pointwise,
-    sigmoid: prepare_sigmoid,
-    reduce: prepare_reduce,
-    sum_: prepare_sum,
+NORMALISERS: dict[Callable[..., Tensor], Normaliser] = {
+    linear: normalise_linear,
+    pointwise: normalise_pointwise,
+    sigmoid: normalise_sigmoid,
+    reduce: normalise_reduce,
+    sum_: normalise_sum,
 }
 _WRITE = (
     "write explain(module, x), explain(cutfuse.linear, x, weight), explain(x, weight), explain(x, dim) or "
@@ -385,39 +385,39 @@ _WHOLE_MODELS = "for a whole model use cutfuse.explain_model(model, x)"
 
 
 @runtime_checkable
-class PreparesCalls(Protocol):
-    """A module whose `forward` makes one call of cutfuse, which `prepare_call` gives instead of making it.
+class NormalisesCalls(Protocol):
+    """A module whose `forward` makes one call of cutfuse, which `normalise_call` gives instead of making it.
 
     Both are defined by the same class: a subclass that has another `forward` cannot be explained without its own.
     """
 
-    def prepare_call(self, *args: Any, **kwargs: Any) -> Call: ...
+    def normalise_call(self, *args: Any, **kwargs: Any) -> Call: ...
 
 
-def prepare_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+def normalise_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """The call that `explain` is given. Raises what the call raises; TypeError where it is no call of cutfuse."""
-    called, prepare, arguments = _find_preparation(args, kwargs)
-    _check_signature(called, prepare, arguments, kwargs)
-    return prepare(*arguments, **kwargs)
+    called, normalise, arguments = _find_normaliser(args, kwargs)
+    _check_signature(called, normalise, arguments, kwargs)
+    return normalise(*arguments, **kwargs)
 
 
-def _find_preparation(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Preparation, tuple[Any, ...]]:
-    """The function or module that is called, what prepares its calls, and the arguments of this one."""
+def _find_normaliser(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Normaliser, tuple[Any, ...]]:
+    """The function or module that is called, what gives the normal form of its calls, and the arguments of this one."""
     first = args[0] if args else None
     if isinstance(first, torch.nn.Module):
         _refuse_compiled(first)
-    if isinstance(first, torch.nn.Module) and isinstance(first, PreparesCalls):
+    if isinstance(first, torch.nn.Module) and isinstance(first, NormalisesCalls):
         _check_forward(first)
-        return first, first.prepare_call, args[1:]
+        return first, first.normalise_call, args[1:]
     if inspect.isfunction(first) and first.__module__.startswith("cutfuse."):
-        if first not in PREPARATIONS:
+        if first not in NORMALISERS:
             raise TypeError(f"cutfuse.explain: {first.__name__} makes no call that can be explained; {_WRITE}")
-        return first, PREPARATIONS[first], args[1:]
+        return first, NORMALISERS[first], args[1:]
     if callable(first) and not isinstance(first, Tensor):
-        return pointwise, _prepare_function, args
+        return pointwise, _normalise_function, args
     second = args[1] if len(args) > 1 else kwargs.get("weight")
     function: Callable[..., Tensor] = linear if isinstance(second, Tensor | PreparedWeight) else reduce
-    return function, PREPARATIONS[function], args
+    return function, NORMALISERS[function], args
 
 
 def _refuse_compiled(module: torch.nn.Module) -> None:
@@ -432,29 +432,29 @@ def _refuse_compiled(module: torch.nn.Module) -> None:
 
 
 def _check_forward(module: torch.nn.Module) -> None:
-    """Raises TypeError where `prepare_call` is of another forward than the one that runs."""
+    """Raises TypeError where `normalise_call` is of another forward than the one that runs."""
     name = type(module).__name__
     own = next(cls for cls in type(module).__mro__ if "forward" in vars(cls))
-    if "forward" in vars(module) or "prepare_call" not in vars(own):
+    if "forward" in vars(module) or "normalise_call" not in vars(own):
         raise TypeError(
             f"cutfuse.explain: {name} has another forward than cutfuse's. Either PyTorch's own operations compute it, "
             "or it makes calls of cutfuse: explain those"
         )
 
 
-def _check_signature(called: Any, prepare: Preparation, arguments: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _check_signature(called: Any, normalise: Normaliser, arguments: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     is_module = isinstance(called, torch.nn.Module)
     try:
-        inspect.signature(prepare if is_module else called).bind(*arguments, **kwargs)
+        inspect.signature(normalise if is_module else called).bind(*arguments, **kwargs)
     except TypeError as error:
         name = type(called).__name__ if is_module else called.__name__
         raise TypeError(f"cutfuse.explain: {error} in a call of {name}; {_WRITE}") from None
 
 
-def _prepare_function(fn: Callable[..., Any], *given: Any, **options: Any) -> PointwiseCall:
+def _normalise_function(fn: Callable[..., Any], *given: Any, **options: Any) -> PointwiseCall:
     """Of `explain(fn, x)`, which asks about `pointwise(fn, x)`."""
     try:
-        return prepare_pointwise(fn, *given, **options)
+        return normalise_pointwise(fn, *given, **options)
     except EpilogueError as error:
         if isinstance(fn, torch.nn.Module):
             what = f"{type(fn).__name__} is no module of cutfuse.nn; {_WHOLE_MODELS}"

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from .. import models
 from ..composed import PyTorchCall
-from ..linear import LinearCall, describe_unfused, linear, prepare_linear
-from ..pointwise import PointwiseCall, prepare_sigmoid, sigmoid
-from ..reduce import ReduceCall, prepare_reduce, reduce
+from ..linear import LinearCall, describe_unfused, linear, normalise_linear
+from ..pointwise import PointwiseCall, normalise_sigmoid, sigmoid
+from ..reduce import ReduceCall, normalise_reduce, reduce
 from .fused_linear import PreparesWeight, is_plain, why_not_plain
 
 NO_MATRIX = "x is no matrix, so that the sum over dim 1 is not over rows: the plain model runs"
@@ -54,14 +54,14 @@ class LinearSigmoidSum(DropIn, PreparesWeight, models.LinearSigmoidSum):
             return super().forward(x)
         return self._call(linear, x)
 
-    def prepare_call(self, x: Tensor) -> LinearCall | PyTorchCall:
+    def normalise_call(self, x: Tensor) -> LinearCall | PyTorchCall:
         """What `cutfuse.explain` describes."""
         reason = why_not_plain(self.linear)
         if reason:
             return describe_plain_model(x, reason)
         if x.dim() != 2:
             return describe_unfused(x, self._weight(), self.linear.bias, NO_MATRIX)
-        return self._call(prepare_linear, x)
+        return self._call(normalise_linear, x)
 
     def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
         return function(x, self._weight(), self.linear.bias, epilogue=torch.sigmoid, reduce="sum", keepdim=True)
@@ -78,9 +78,9 @@ class Sigmoid(DropIn, models.Sigmoid):
             return super().forward(x)
         return sigmoid(x)
 
-    def prepare_call(self, x: Tensor) -> PointwiseCall:
+    def normalise_call(self, x: Tensor) -> PointwiseCall:
         """What `cutfuse.explain` describes."""
-        return prepare_sigmoid(x)
+        return normalise_sigmoid(x)
 
 
 def _divide_scale(z: Tensor, scaling_factor: float) -> Tensor:
@@ -95,11 +95,11 @@ class GemmDivideSumScale(DropIn, models.GemmDivideSumScale):
             return super().forward(x)
         return self._call(linear, x)
 
-    def prepare_call(self, x: Tensor) -> LinearCall | PyTorchCall:
+    def normalise_call(self, x: Tensor) -> LinearCall | PyTorchCall:
         """What `cutfuse.explain` describes."""
         if x.dim() != 2:
             return describe_unfused(x, self.weight, None, NO_MATRIX)
-        return self._call(prepare_linear, x)
+        return self._call(normalise_linear, x)
 
     def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
         return function(
@@ -115,9 +115,9 @@ class SumReduction(DropIn, models.SumReduction):
             return super().forward(x)
         return self._call(reduce, x)
 
-    def prepare_call(self, x: Tensor) -> ReduceCall | PyTorchCall:
+    def normalise_call(self, x: Tensor) -> ReduceCall | PyTorchCall:
         """What `cutfuse.explain` describes."""
-        return self._call(prepare_reduce, x)
+        return self._call(normalise_reduce, x)
 
     def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
         return function(x, self.dim, "sum", keepdim=True)
@@ -135,12 +135,12 @@ class GemmSigmoidScaleResidual(DropIn, PreparesWeight, models.GemmSigmoidScaleRe
             return super().forward(x)
         return self._call(linear, x)
 
-    def prepare_call(self, x: Tensor) -> LinearCall | PyTorchCall:
+    def normalise_call(self, x: Tensor) -> LinearCall | PyTorchCall:
         """What `cutfuse.explain` describes."""
         reason = why_not_plain(self.gemm)
         if reason:
             return describe_plain_model(x, reason)
-        return self._call(prepare_linear, x)
+        return self._call(normalise_linear, x)
 
     def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
         operands = (self.scaling_factor,)

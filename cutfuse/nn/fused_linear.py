@@ -21,7 +21,7 @@ from ..epilogue import Epilogue
 from ..epilogue.errors import EpilogueError, OperandCountError, evaluated_while_compiling
 from ..epilogue.table import REDUCTIONS
 from ..epilogue.types import ValueType, autocast_on, type_of
-from ..linear import LinearCall, describe_unfused, linear, prepare_linear
+from ..linear import LinearCall, describe_unfused, linear, normalise_linear
 from ..prepare import PreparedWeight, is_exporting, prepare
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -234,10 +234,10 @@ class FusedLinear(PreparesWeight):
         self.__dict__["_unfused"] = self._unfused | {_kinds(x, operands)}
         return y
 
-    def prepare_call(self, x: Tensor, *operands: Tensor | float) -> LinearCall | PyTorchCall:
+    def normalise_call(self, x: Tensor, *operands: Tensor | float) -> LinearCall | PyTorchCall:
         """What `cutfuse.explain` describes."""
         try:
-            return self._call(prepare_linear, *self._weight_and_bias(), x, operands)
+            return self._call(normalise_linear, *self._weight_and_bias(), x, operands)
         except Exception as error:
             reason = self._why_failed(error, x, operands)
             if not reason:
