@@ -22,12 +22,12 @@ from torch._subclasses import FakeTensorMode
 
 import cutfuse
 from cutfuse import arguments
-from cutfuse.linear import LinearCall, prepare_linear
+from cutfuse.linear import LinearCall, normalise_linear
 from cutfuse.native import use_operators_everywhere
 from cutfuse.ops import inductor, schema
 from cutfuse.planning import traced
 from cutfuse.planning.device import NOT_CUDA
-from cutfuse.pointwise import prepare_pointwise
+from cutfuse.pointwise import normalise_pointwise
 from cutfuse.registration import cache_tag
 
 pytestmark = [
@@ -219,7 +219,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
 
 def prepared(needs_grad: bool, dtype: torch.dtype = torch.bfloat16) -> LinearCall:
     x, weight = (torch.empty(8, 8, dtype=dtype, device="cuda") for _ in range(2))
-    return prepare_linear(x, weight.requires_grad_(needs_grad), epilogue=cutfuse.Epilogue(torch.tanh))
+    return normalise_linear(x, weight.requires_grad_(needs_grad), epilogue=cutfuse.Epilogue(torch.tanh))
 
 
 def test_compiled_training_is_pytorchs_operations(on_a_gpu: FakeTensorMode) -> None:
@@ -238,7 +238,7 @@ def test_compiled_training_in_a_precision_that_is_asked_for_is_operators(
 
 def test_compiled_pointwise_is_pytorchs_operations(on_a_gpu: FakeTensorMode) -> None:
     x = torch.empty(8, 8, device="cuda")
-    assert "torch.compile" in prepare_pointwise(cutfuse.Epilogue(torch.tanh), x).composed_because
+    assert "torch.compile" in normalise_pointwise(cutfuse.Epilogue(torch.tanh), x).composed_because
 
 
 def test_compiled_code_on_disk_is_of_these_operators(
