@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -239,12 +239,6 @@ PIPE_WIDTH = 100  # where neither a terminal nor COLUMNS says how wide the outpu
 OK, MISMATCH = "ok", "MISMATCH"
 
 
-class Stage(Protocol):
-    """Says which case runs now."""
-
-    def __call__(self, text: str) -> None: ...
-
-
 def bar(ratio: float, characters: str) -> str:
     """cutfuse's time as a part of PyTorch's, in BAR_WIDTH characters; a ">" behind it where it is longer.
 
@@ -367,7 +361,7 @@ def show_rich(results: Sequence[Result], layout: Layout, console: Console) -> No
 
 
 @contextmanager
-def progress(total: int) -> Iterator[Stage]:
+def progress(total: int) -> Iterator[Callable[[str], None]]:
     """Gives a function that is told of each case when it starts: a bar on a terminal with rich, lines elsewhere."""
     console = terminal_console()
     if console is None:

@@ -133,15 +133,11 @@ def find_product(node: fx.Node) -> Product | None:
         return None
     name = name_of(node)
     if name == "linear" and node.op == "call_function":
-        found = _find_linear(node)
-    elif name in _MATMULS:
+        return _find_linear(node)
+    if name in _MATMULS:
         named = named_arguments(node, ("input", "other"))
-        found = _checked(Product(node, named.get("input"), named.get("other", named.get("mat2")), True))  # type: ignore[arg-type]
-    elif name == "addmm":
-        found = _find_addmm(node)
-    else:
-        return None
-    return found
+        return _checked(Product(node, named.get("input"), named.get("other", named.get("mat2")), True))  # type: ignore[arg-type]
+    return _find_addmm(node) if name == "addmm" else None
 
 
 def _is_stored_otherwise(node: fx.Node) -> bool:

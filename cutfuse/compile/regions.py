@@ -236,11 +236,11 @@ class Growth:
     def _grow(self) -> None:
         expressions = {self.product.node: self._first_expression(self._explored)}
         self.lifted[self.product.node] = self.axes[self.product.node] = ()
-        queue: list[tuple[int, int]] = []
+        queue: list[int] = []
         nodes: dict[int, fx.Node] = {}
         self._enqueue(self.product.node, queue, nodes)
         while queue and any(self._is_open(node) for node in nodes.values()):
-            node = nodes.pop(heapq.heappop(queue)[0])
+            node = nodes.pop(heapq.heappop(queue))
             self.reaches.add(node)
             self._enqueue(node, queue, nodes)
             if not self._is_candidate(node):
@@ -252,12 +252,12 @@ class Growth:
             except Exception as error:  # what the language does not expect ends a region, and no compilation
                 self.stops[node] = f"{type(error).__name__}: {error}".split("\n")[0]
 
-    def _enqueue(self, node: fx.Node, queue: list[tuple[int, int]], nodes: dict[int, fx.Node]) -> None:
+    def _enqueue(self, node: fx.Node, queue: list[int], nodes: dict[int, fx.Node]) -> None:
         for user in node.users:
             place = self.order[user]
             if place not in nodes and user not in self.reaches:
                 nodes[place] = user
-                heapq.heappush(queue, (place, place))
+                heapq.heappush(queue, place)
 
     def _is_open(self, node: fx.Node) -> bool:
         """Whether a node may still become a part of the region."""

@@ -89,34 +89,19 @@ def is_rounding(source: torch.dtype | None, target: torch.dtype) -> bool:
     return target is not torch.float32 or source is torch.float64
 
 
-@composes("torch.Tensor.float", exact=True)
-def to_float(self: Expr, *, memory_format: Any = None) -> Expr:
-    """a, of type float32"""
-    return cast(self, torch.float32)
+def _compose_cast(name: str, dtype: torch.dtype, formula: str) -> None:
+    def method(self: Expr, *, memory_format: Any = None) -> Expr:
+        return cast(self, dtype)
+
+    method.__doc__ = formula
+    composes(f"torch.Tensor.{name}", exact=True)(method)
 
 
-@composes("torch.Tensor.half", exact=True)
-def to_half(self: Expr, *, memory_format: Any = None) -> Expr:
-    """a rounded to float16"""
-    return cast(self, torch.float16)
-
-
-@composes("torch.Tensor.bfloat16", exact=True)
-def to_bfloat16(self: Expr, *, memory_format: Any = None) -> Expr:
-    """a rounded to bfloat16"""
-    return cast(self, torch.bfloat16)
-
-
-@composes("torch.Tensor.double")
-def to_double(self: Expr, *, memory_format: Any = None) -> Expr:
-    """a, of type float64, where x or an operand is"""
-    return cast(self, torch.float64)
-
-
-@composes("torch.Tensor.bool")
-def to_bool(self: Expr, *, memory_format: Any = None) -> Expr:
-    """a != 0"""
-    return cast(self, torch.bool)
+_compose_cast("float", torch.float32, "a, of type float32")
+_compose_cast("half", torch.float16, "a rounded to float16")
+_compose_cast("bfloat16", torch.bfloat16, "a rounded to bfloat16")
+_compose_cast("double", torch.float64, "a, of type float64, where x or an operand is")
+_compose_cast("bool", torch.bool, "a != 0")
 
 
 @composes("torch.Tensor.to")

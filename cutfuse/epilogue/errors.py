@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 
@@ -229,6 +229,15 @@ LAYOUT_METHODS = frozenset(
         "untyped_storage",
     ]
 )
+
+
+def refusal(reason: str) -> Callable[..., NoReturn]:
+    """A method that raises EpilogueError."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise EpilogueError(reason)
+
+    return refuse
 
 
 def refuse_list(function: str) -> NoReturn:

@@ -5,11 +5,19 @@ from __future__ import annotations
 import numbers
 import weakref
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from cutfuse.epilogue.errors import NEEDS_VALUES, EpilogueError, refuse_attribute, refuse_augmented, refuse_list
+from cutfuse.epilogue.errors import (
+    NEEDS_VALUES,
+    EpilogueError,
+    refusal,
+    refuse_attribute,
+    refuse_augmented,
+    refuse_list,
+)
 from cutfuse.epilogue.table import Op, describe_callable, find_attribute, op_table
 from cutfuse.epilogue.types import (
     BOOLEAN,
@@ -189,15 +197,8 @@ class Expr:
         return _rebuild, (tuple(records),)
 
 
-def _refusal(reason: str) -> Callable[..., NoReturn]:
-    def refuse(self: Expr, *_: Any, **__: Any) -> NoReturn:
-        raise EpilogueError(reason)
-
-    return refuse
-
-
 for _name, _reason in NEEDS_VALUES.items():
-    setattr(Expr, _name, _refusal(_reason))
+    setattr(Expr, _name, refusal(_reason))
 
 
 def _make(key: tuple[Any, ...], **fields: Any) -> Expr:
@@ -330,11 +331,9 @@ def refuse_captured(description: str) -> NoReturn:
     )
 
 
-def _own_arguments(node: Expr) -> tuple[Expr, ...]:
-    return node.arguments
-
-
-def topological(root: Expr, arguments_of: Callable[[Expr], tuple[Expr, ...]] = _own_arguments) -> Iterator[Expr]:
+def topological(
+    root: Expr, arguments_of: Callable[[Expr], tuple[Expr, ...]] = attrgetter("arguments")
+) -> Iterator[Expr]:
     """Every node below and including root, arguments before their users. Iterative: a chain may be long."""
     seen: set[int] = set()
     stack = [(root, False)]

@@ -24,6 +24,7 @@ from cutfuse.epilogue.errors import (
     LAYOUT_METHODS,
     NEEDS_VALUES,
     EpilogueError,
+    refusal,
     refusal_of,
     refuse_attribute,
     refuse_augmented,
@@ -231,12 +232,6 @@ class TracedTensor(torch.Tensor):
     def type(self, *args: Any, **kwargs: Any) -> Any:
         return self.__torch_function__(torch.Tensor.type, (), (self, *args), kwargs)
 
-    def __iter__(self) -> Any:
-        raise EpilogueError(NEEDS_VALUES["__iter__"])
-
-    def __len__(self) -> int:
-        raise EpilogueError(NEEDS_VALUES["__len__"])
-
     def __dir__(self) -> list[str]:
         return dir(torch.Tensor)
 
@@ -244,13 +239,10 @@ class TracedTensor(torch.Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return repr(self.expression)
 
-    def __round__(self, digits: int = 0) -> Any:
-        raise EpilogueError(NEEDS_VALUES["__round__"])
 
-    def __divmod__(self, other: Any) -> Any:
-        raise EpilogueError(NEEDS_VALUES["__divmod__"])
-
-    __rdivmod__ = __divmod__
+# These do not come to `__torch_function__`.
+for _name in ("__iter__", "__len__", "__round__", "__divmod__", "__rdivmod__"):
+    setattr(TracedTensor, _name, refusal(NEEDS_VALUES[_name]))
 
 
 def is_operator(function: Any) -> bool:

@@ -228,22 +228,13 @@ def under_autocast(
         _thread.autocast, _thread.at_start = before
 
 
-@contextlib.contextmanager
-def _typed_under(autocast: Autocast | None) -> Iterator[None]:
-    before, _thread.autocast = _thread.autocast, autocast
-    try:
-        yield
-    finally:
-        _thread.autocast = before
-
-
 def check_autocast(evaluate: Callable[[], Any], found: Any) -> None:
     """Raises EpilogueError where the callable has entered or left an autocast that would change a value's type.
 
     evaluate: what gave the value `found`.
     """
     for autocast in _entered_autocasts():
-        with _typed_under(autocast):
+        with under_autocast((ValueType(autocast=autocast),)):
             other = evaluate()
         type: ValueType = found.type
         if type.dtype is None or type != other.type:
