@@ -17,7 +17,7 @@ import torch
 
 from cutfuse import dynamo, native
 from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.expression import Expr, apply, constant, input, operand
+from cutfuse.epilogue.expression import Expr, apply, constant, input, operand, topological
 from cutfuse.epilogue.table import CONDITION, Op, op_table
 
 if TYPE_CHECKING:
@@ -138,33 +138,24 @@ class Program:
     @functools.cached_property
     def inputs_with_gradient(self) -> frozenset[int]:
         """From which inputs the result comes otherwise than through booleans: 0 for z, k for operand k - 1."""
-        found: set[int] = set()
-        seen: set[int] = set()
-        stack = [self.expression]
-        while stack:
-            node = stack.pop()
-            if id(node) in seen or node.is_boolean:
-                continue
-            seen.add(id(node))
-            if node.leaf:
-                found.add(0 if node.leaf == "z" else 1 + int(node.leaf[1:]))
-            elif node.op is not None:
-                pairs = zip(node.op.tensors, node.arguments, strict=True)
-                stack.extend(argument for name, argument in pairs if name != CONDITION)
-        return frozenset(found)
+
+        def differentiated(node: Expr) -> tuple[Expr, ...]:
+            if node.op is None or node.is_boolean:
+                return ()
+            pairs = zip(node.op.tensors, node.arguments, strict=True)
+            return tuple(argument for name, argument in pairs if name != CONDITION)
+
+        leaves = {node.leaf for node in topological(self.expression, differentiated) if not node.is_boolean}
+        return frozenset(0 if leaf == "z" else 1 + int(leaf[1:]) for leaf in leaves if leaf)
 
     @functools.cached_property
     def operands_in_derivatives(self) -> frozenset[int]:
         """The operands whose values a derivative depends on: not those that are added alone, scaled by numbers."""
-        found: set[int] = set()
-        stack = [self.expression]
-        while stack:
-            node = stack.pop()
-            if _adds(node):
-                stack.extend(node.arguments)
-            elif node.op is not None:
-                found.update(int(leaf[1:]) for leaf in node.reads if leaf != "z")
-        return frozenset(found)
+        read: set[str] = set()
+        for node in topological(self.expression, lambda node: node.arguments if _adds(node) else ()):
+            if node.op is not None and not _adds(node):
+                read |= node.reads
+        return frozenset(int(leaf[1:]) for leaf in read if leaf != "z")
 
     @property
     def slot_count(self) -> int:
