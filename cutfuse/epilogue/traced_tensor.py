@@ -56,14 +56,9 @@ class WithoutGradient(NamedTuple):
 
 
 def record_call(
-    evaluate: Callable[..., Any],
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
-    start: Modes,
-    now: Modes,
+    function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any], start: Modes, now: Modes
 ) -> Any:
-    """What `evaluate` gives for a call, with the modes when the trace began and those of the call.
+    """What a call gives, with the modes when the trace began and those of the call.
 
     Without a gradient is what is computed where gradients are off, unless it has none anyway, as a comparison. Raises
     EpilogueError where a value without one becomes a part of a value that has one. Nothing is refused where gradients
@@ -76,9 +71,9 @@ def record_call(
             "computes are not saved, so that these hooks see none of them: enter them around the call"
         )
     given, named = tuple(map(_value, arguments)), {name: _value(item) for name, item in keywords.items()}
-    found = evaluate(function, given, named)
+    found = evaluate_call(function, given, named)
     if isinstance(found, Expr):
-        check_autocast(lambda: evaluate(function, given, named), found)
+        check_autocast(lambda: evaluate_call(function, given, named), found)
     if not start.records_gradients or not isinstance(found, Expr) or found.is_boolean or not found.reads:
         return found
     if not now.records_gradients:
@@ -120,11 +115,11 @@ def refuse_custom_function(function: type | None) -> NoReturn:
     )
 
 
-def refuse_applied_function(base: CodeType) -> None:
-    """Raises EpilogueError where the caller runs in `Function.apply`, called by what runs in a frame of code `base`."""
+def _refuse_applied_function() -> None:
+    """Raises EpilogueError where the caller runs in `Function.apply`, called by what `run_symbolically` runs."""
     codes: list[CodeType] = []
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code is not base:
+    while frame is not None and frame.f_code is not run_symbolically.__code__:
         if frame.f_code is _APPLY:
             refuse_custom_function(frame.f_locals["cls"])
         codes.append(frame.f_code)
@@ -208,8 +203,8 @@ class TracedTensor(torch.Tensor):
         named = {name: unwrap(item) for name, item in (kwargs or {}).items()}
         now = Modes.now()
         try:
-            refuse_applied_function(run_symbolically.__code__)
-            return wrap(record_call(evaluate_call, function, given, named, _thread.start or now, now))
+            _refuse_applied_function()
+            return wrap(record_call(function, given, named, _thread.start or now, now))
         except EpilogueError as error:
             if _thread.start is not None:
                 raise RefusedError(error) from None
@@ -220,7 +215,7 @@ class TracedTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        refuse_applied_function(run_symbolically.__code__)
+        _refuse_applied_function()
         raise EpilogueError(
             f"{function} takes the elements of a symbolic value, which has none: {NEEDS_VALUES['item']}"
         )
