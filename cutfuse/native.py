@@ -180,7 +180,7 @@ def describe_prediction(device: str) -> str:
     return f"a prediction for an {device}{CARDS[device].caution}; nothing ran on one"
 
 
-operators_everywhere = False
+operators_everywhere = False  # which way calls take where it is not theirs to say, for tests
 
 
 @contextlib.contextmanager

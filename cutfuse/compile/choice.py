@@ -28,8 +28,8 @@ from ..ops import schema
 from ..planning.linear_plan import LinearArguments, precision_of
 from ..planning.traced import UNKNOWN_SIZES, compare_traced_passes, lies_in_rows, plan_traced, seen_elements, seen_size
 from .layer import why_kept
-from .lifting import COPIES, DROPOUTS, PERMUTATIONS, ROW_VIEWS, inverse, is_evaluated_dropout
-from .nodes import any_example, example_of, is_call, name_of, needs_gradient, tensor_of
+from .lifting import COPIES, PERMUTATIONS, ROW_VIEWS, inverse, is_evaluated_dropout
+from .nodes import DROPOUTS, any_example, example_of, is_call, name_of, needs_gradient, tensor_of
 from .products import SPLITS, Product, find_product, same
 from .regions import BARE, Comparison, Region, Search, Times
 

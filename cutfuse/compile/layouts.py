@@ -23,8 +23,9 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
 from ..planning.traced import seen_size
-from .lifting import COPIES, DROPOUTS, ROW_VIEWS, is_evaluated_dropout
+from .lifting import COPIES, ROW_VIEWS, is_evaluated_dropout
 from .nodes import (
+    DROPOUTS,
     EXAMPLES,
     any_example,
     called,

@@ -28,6 +28,7 @@ from ..epilogue.table import CONDITION, Op, describe_callable, op_table
 from ..epilogue.traced_tensor import evaluate_call, is_operator
 from ..epilogue.types import ValueType, type_of
 from .nodes import (
+    DROPOUTS,
     example_of,
     function_of,
     is_evaluated_norm,
@@ -39,7 +40,6 @@ from .products import same, same_shape
 
 _REASON_LENGTH = 160
 _REFUSED = "is not in the epilogue language"
-DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
 # What gives its argument's values, in evaluation or where no gradient is needed.
 COPIES = DROPOUTS | {"contiguous", "clone", "detach"}
 # Views of rows: they keep the last dimension, hence the matrix.

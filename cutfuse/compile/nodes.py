@@ -35,6 +35,7 @@ _OF_LOCAL = re.compile(r"L\['\w+'\]\.(?!_orig_mod\b|__)\w")
 _NAMESAKES = "torch.masked"
 _OPERATORS = ("_operator", "operator")
 _PYTHONS_MODULES = (*_OPERATORS, "math", "builtins")
+DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
 # Functions with these in their names write statistics in training, whatever their schemas say.
 _TRAINABLE_NORMS = ("batch_norm", "instance_norm")
 
@@ -273,8 +274,8 @@ def needs_gradient(node: fx.Node) -> bool:
 # Known functions that may give their argument itself, or a view of it.
 _MAY_ALIAS = {
     *("contiguous", "to", "type", "type_as", "float", "half", "bfloat16", "double", "bool", "positive", "pos", "real"),
-    *("conj", "conj_physical", "resolve_conj", "resolve_neg", "dropout", "dropout1d", "dropout2d", "dropout3d"),
-    *("alpha_dropout", "feature_alpha_dropout", "rrelu", "expand_as"),
+    *("conj", "conj_physical", "resolve_conj", "resolve_neg", "rrelu", "expand_as"),
+    *DROPOUTS,
 }
 _PRODUCTS = {"linear", "matmul", "mm", "addmm", "__matmul__"}
 _NESTING = ("_vmap", "_grad", "_jvp", "_add_batch_dim", "_remove_batch_dim", "_functionalize", "_wrap_for_grad")

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import is_concrete_int, statically_known_true
 
 from ..arguments import KERNEL_DTYPES
+from ..epilogue.table import REDUCTIONS
 from .nodes import any_example, is_call, name_of, named_arguments, tensor_of
 
 _MATMULS = {"matmul", "mm", "__matmul__"}
@@ -213,7 +214,7 @@ def other_argument(node: fx.Node, argument: fx.Node) -> Any:
 
 
 _REDUCTION_ARGUMENTS = {"input", "dim", "axis", "keepdim", "dtype"}
-_REDUCTIONS = {name: name for name in ("sum", "mean", "amax", "amin", "logsumexp")} | {"max": "amax", "min": "amin"}
+_REDUCTIONS = {name: name for name in REDUCTIONS} | {"max": "amax", "min": "amin"}
 
 
 def reduction_of(node: fx.Node) -> tuple[str, bool] | None:

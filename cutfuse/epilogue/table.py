@@ -328,7 +328,7 @@ def _read_table() -> list[ReductionInfo]:
 
 _TABLE = _read_table()
 
-# By name, PyTorch's own.
+# The reductions that there are: by name, PyTorch's own.
 REDUCTIONS: dict[str, Callable[..., Tensor]] = {row.name: getattr(torch, row.name) for row in _TABLE}
 # What the gradient of the result is multiplied by for each element: see csrc/reduce/reductions.def.
 GRADIENTS = {row.name: row.gradient for row in _TABLE}
