@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import cutfuse
 from cutfuse import models, native
-from cutfuse.printing import bar_characters
+from cutfuse.compile.report import bar_characters
 
 if TYPE_CHECKING:
     from rich.console import Console

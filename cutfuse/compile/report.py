@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 
 from ..native import describe_prediction
-from ..printing import bar_characters
 from .choice import times_of
 from .nodes import example_of
 from .products import Product
@@ -247,6 +246,15 @@ def _clipped(name: str, width: int) -> str:
 
 def _indented(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, initial_indent=" " * 7, subsequent_indent=" " * 9, break_on_hyphens=False)
+
+
+def bar_characters(encoding: str | None) -> str:
+    """Blocks where the output can show them."""
+    try:
+        "█░".encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return "#."
+    return "█░"
 
 
 def _bar(before: float, after: float, characters: str) -> str:
