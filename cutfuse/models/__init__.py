@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import Tensor, nn
 
@@ -60,3 +62,8 @@ class GemmSigmoidScaleResidual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         z: Tensor = self.gemm(x)
         return torch.sigmoid(z) * self.scaling_factor + z
+
+
+# The modules that the classes were in up to 0.2.0: pickles of whole modules name them.
+for _name in ("gemm_divide_sum_scale", "gemm_sigmoid_scale_residual", "linear_sigmoid_sum", "sigmoid", "sum_reduction"):
+    sys.modules[f"{__name__}.{_name}"] = sys.modules[__name__]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+from . import drop_ins
 from .drop_ins import GemmDivideSumScale, GemmSigmoidScaleResidual, LinearSigmoidSum, Sigmoid, SumReduction
 from .fused_linear import FusedLinear
 
@@ -13,3 +16,7 @@ __all__ = [
     "Sigmoid",
     "SumReduction",
 ]
+
+# The modules that the classes were in up to 0.2.0: pickles of whole modules name them.
+for _name in ("gemm_divide_sum_scale", "gemm_sigmoid_scale_residual", "linear_sigmoid_sum", "sigmoid", "sum_reduction"):
+    sys.modules[f"{__name__}.{_name}"] = drop_ins
