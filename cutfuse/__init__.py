@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from . import compile, epilogue, models, nn
 from . import registration as registration
-from .availability import is_available
 from .compile import explain_model
 from .epilogue import Epilogue, EpilogueError
-from .explain import explain
+from .explain import explain, is_available
 from .head import linear_cross_entropy, linear_logprob
 from .linear import linear
 from .pointwise import pointwise, sigmoid

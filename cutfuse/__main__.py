@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cutfuse import demo, report
 from cutfuse.epilogue import __main__ as epilogue
-from cutfuse.printing import print_lines
+from cutfuse.report import print_lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

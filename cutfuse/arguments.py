@@ -15,16 +15,14 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from . import dynamo, native, routing
+from . import dynamo, native
 from .epilogue import Epilogue, resolve
-from .epilogue.arity import check_arity
 from .epilogue.errors import EpilogueError, OperandCountError, counted, evaluated_while_compiling, refuse
-from .epilogue.operand_numbers import Number, Numbers
-from .epilogue.probes import Autocast, asking, autocast_on, probe
-from .epilogue.trace import refuse_class
+from .epilogue.resolve import Number, Numbers
+from .epilogue.table import REDUCTIONS
+from .epilogue.trace import check_arity, refuse_class
 from .epilogue.traced_tensor import TracedTensor
-from .epilogue.types import ValueTypes
-from .reductions import REDUCTIONS
+from .epilogue.types import Autocast, ValueTypes, asking, autocast_on, probe
 
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FLOATING_DTYPES = (torch.float64, *KERNEL_DTYPES)  # of products and results
@@ -264,7 +262,7 @@ def why_composed(x: Tensor, arithmetic: torch.dtype) -> str:
         return "forward-mode derivatives and torch.func transforms run through PyTorch's own operations"
     if (torch.compiler.is_compiling() or torch._C._is_tracing()) and _is_exported_to_onnx():
         return "ONNX has PyTorch's own operations, and no operators of cutfuse"
-    if routing.everywhere:
+    if native.operators_everywhere:
         return ""
     if x.device.type != "cuda" and not native.serves(x.device):
         return f"x is on {x.device.type}; {native.why_unserved(x.device)}"
@@ -314,14 +312,14 @@ def why_compiled(is_needed: bool = True) -> str:
 
     torch.compile makes one kernel of them and of what stands around them, and differentiates them.
     """
-    if not is_needed or routing.everywhere or not torch.compiler.is_compiling():
+    if not is_needed or native.operators_everywhere or not torch.compiler.is_compiling():
         return ""
     return "torch.compile fuses it with the operations around it"
 
 
 def to_kernel_dtype(tensor: Tensor) -> Tensor:
     """Masks, integers and the rarer types as fp32, which is what the arithmetic is in."""
-    if tensor.dtype in KERNEL_DTYPES or (routing.everywhere and tensor.dtype == torch.float64):
+    if tensor.dtype in KERNEL_DTYPES or (native.operators_everywhere and tensor.dtype == torch.float64):
         return tensor
     return tensor.to(torch.float32)
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .epilogue import Program, evaluate
-from .epilogue.evaluate import arithmetic_dtype
-from .reductions import REDUCTIONS
+from .epilogue.program import arithmetic_dtype
+from .epilogue.table import REDUCTIONS
 
 
 class PyTorchCall(NamedTuple):

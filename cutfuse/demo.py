@@ -2,25 +2,34 @@
 where kernels run.
 
 Runs the full sizes on a GPU with enough memory and small ones elsewhere. Exits with 1 when cutfuse's error is above
-PyTorch's by more than one rounding of the output type. `python -m bench` measures by stricter rules.
+PyTorch's by more than one rounding of the output type. `python -m bench` measures by stricter rules. Where rich is
+installed, it colours a terminal.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import math
+import shutil
 import statistics
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import cutfuse
 from cutfuse import models, native
-from cutfuse.demo_output import Figures, next_steps, progress, show_table
+from cutfuse.compile.report import bar_characters
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # LinearSigmoidSum in fp64 and Sigmoid's three matrices each take about 25 GiB at full size.
 FULL_SIZE_BYTES = 32 * 2**30
@@ -89,9 +98,9 @@ class Result:
         return self.errors[1] <= self.errors[0] + one_rounding
 
     @property
-    def figures(self) -> Figures:
-        case = self.case
-        return Figures(case.name, case.shape, self.precision.name, self.path, self.errors, self.seconds, self.matches)
+    def ratio(self) -> float:
+        """NaN without times."""
+        return self.seconds[1] / self.seconds[0] if self.seconds else math.nan
 
 
 def measure_errors(model: nn.Module, x: Tensor, outputs: Sequence[Tensor]) -> list[float]:
@@ -195,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    show_table([result.figures for result in results])
+    show_table(results)
     mismatches = [result for result in results if not result.matches]
     if mismatches:
         print(f"{len(mismatches)} of {len(results)} outputs are less accurate than PyTorch's")
@@ -207,3 +216,181 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+BAR_WIDTH = 20
+BAR_HEADING = "time against PyTorch's\n(full bar: PyTorch)"
+HEADINGS = (
+    *("model", "input", "precision", "path", "error:\nPyTorch", "error:\ncutfuse"),
+    *("time:\nPyTorch", "time:\ncutfuse", "ratio", BAR_HEADING, "check"),
+)
+TIME_HEADINGS = ("time:\nPyTorch", "time:\ncutfuse", "ratio", BAR_HEADING)
+TEXT_HEADINGS = ("model", "input", "precision", "path", BAR_HEADING, "check")
+# What a narrow terminal goes without, in this order.
+DROPPABLE = (
+    ("input",),
+    ("path",),
+    ("error:\nPyTorch", "error:\ncutfuse"),
+    ("time:\nPyTorch", "time:\ncutfuse"),
+    (BAR_HEADING,),
+)
+GAP = 2  # between two columns
+PIPE_WIDTH = 100  # where neither a terminal nor COLUMNS says how wide the output is
+OK, MISMATCH = "ok", "MISMATCH"
+
+
+def bar(ratio: float, characters: str) -> str:
+    """cutfuse's time as a part of PyTorch's, in BAR_WIDTH characters; a ">" behind it where it is longer.
+
+    `characters`: for what is filled, and for the rest.
+    """
+    filled = min(BAR_WIDTH, max(1, round(BAR_WIDTH * ratio)))
+    return characters[0] * filled + characters[1] * (BAR_WIDTH - filled) + (">" if ratio > 1.025 else "")
+
+
+def format_seconds(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} us" if seconds < 0.01 else f"{seconds * 1e3:.0f} ms"
+
+
+def cells(result: Result, characters: str) -> dict[str, str]:
+    """The texts of a row by the headings of their columns."""
+    texts = (
+        result.case.name,
+        "x".join(map(str, result.case.shape)),
+        result.precision.name,
+        result.path,
+        *(f"{error:.1e}" for error in result.errors),
+        OK if result.matches else MISMATCH,
+    )
+    found = dict(zip([heading for heading in HEADINGS if heading not in TIME_HEADINGS], texts, strict=True))
+    if result.seconds:
+        times = (*map(format_seconds, result.seconds), f"{result.ratio:.2f}", bar(result.ratio, characters))
+        found.update(zip(TIME_HEADINGS, times, strict=True))
+    return found
+
+
+class Layout(NamedTuple):
+    """The table's rows, and the widths of the columns that are shown by their headings."""
+
+    rows: list[dict[str, str]]
+    widths: dict[str, int]
+    dropped: tuple[str, ...]
+
+    @property
+    def remark(self) -> str:
+        """Names the columns that the width left no room for; empty if there are none."""
+        names = ["bars" if heading == BAR_HEADING else heading.replace("\n", " ") for heading in self.dropped]
+        return f"Columns left out, because the terminal is too narrow: {', '.join(names)}." if names else ""
+
+
+def arrange(results: Sequence[Result], characters: str, width: int) -> Layout:
+    """The table without the first of DROPPABLE, as few as have to go for it to be at most `width` wide."""
+    rows = [cells(result, characters) for result in results]
+    widths = {
+        heading: max(map(len, [*heading.split("\n"), *(row[heading] for row in rows)]))
+        for heading in HEADINGS
+        if all(heading in row for row in rows)
+    }
+    dropped: list[str] = []
+    for group in DROPPABLE:
+        if sum(widths.values()) + GAP * (len(widths) - 1) <= width:
+            break
+        dropped += [heading for heading in group if widths.pop(heading, None) is not None]
+    return Layout(rows, widths, tuple(dropped))
+
+
+def format_table(layout: Layout) -> str:
+    """The results as aligned columns: text to the left, numbers to the right."""
+
+    def format_row(row: dict[str, str]) -> str:
+        aligned = (
+            row[heading].ljust(width) if heading in TEXT_HEADINGS else row[heading].rjust(width)
+            for heading, width in layout.widths.items()
+        )
+        return (GAP * " ").join(aligned).rstrip()
+
+    first, second = ({heading: heading.rpartition("\n")[part] for heading in HEADINGS} for part in (0, 2))
+    rule = (GAP * " ").join("-" * width for width in layout.widths.values())
+    return "\n".join([format_row(first), format_row(second), rule, *map(format_row, layout.rows)])
+
+
+def terminal_console() -> Console | None:
+    """rich's console, or None where rich or a terminal is missing."""
+    if not sys.stdout.isatty():
+        return None
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    return Console()
+
+
+def show_table(results: Sequence[Result]) -> None:
+    """Prints the table as wide as the output is, and what its columns are."""
+    characters = bar_characters(sys.stdout.encoding)
+    console = terminal_console()
+    width = shutil.get_terminal_size((PIPE_WIDTH, 24)).columns if console is None else console.width
+    layout = arrange(results, characters, width)
+    if console is None:
+        print(format_table(layout))
+    else:
+        show_rich(results, layout, console)
+    remarks = [
+        "ratio: time of cutfuse over PyTorch, below 1 is faster." if "ratio" in layout.widths else "",
+        "Errors are relative to fp64." if "error:\ncutfuse" in layout.widths else "",
+        layout.remark,
+    ]
+    print(textwrap.fill(" ".join(filter(None, remarks)), width))
+
+
+def show_rich(results: Sequence[Result], layout: Layout, console: Console) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    # One space of padding and one of the box are the gap.
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="bold")
+    for heading, width in layout.widths.items():
+        justify: Literal["left", "right"] = "left" if heading in TEXT_HEADINGS else "right"
+        table.add_column(heading, justify=justify, no_wrap=True, min_width=width)
+    for result, row in zip(results, layout.rows, strict=True):
+        faster = "green" if result.ratio < 0.98 else ""
+        styles = {"ratio": faster, BAR_HEADING: faster, "check": "" if result.matches else "bold red"}
+        table.add_row(*(Text(row[heading], style=styles.get(heading, "")) for heading in layout.widths))
+    console.print(table)
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[str], None]]:
+    """Gives a function that is told of each case when it starts: a bar on a terminal with rich, lines elsewhere."""
+    console = terminal_console()
+    if console is None:
+        started = iter(range(1, total + 1))
+        yield lambda text: print(f"[{next(started)}/{total}] {text}", file=sys.stderr, flush=True)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (MofNCompleteColumn(), BarColumn(BAR_WIDTH), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True) as shown:
+        task = shown.add_task("", total=total)
+        # rich counts a case when the next one starts: -1, so that the first one is not done yet.
+        shown.update(task, completed=-1)
+        yield lambda text: shown.update(task, description=text, advance=1)
+
+
+def next_steps(has_kernels: bool) -> str:
+    """What to go on with, most useful first, at most 80 columns wide."""
+    steps = [
+        ("python -m cutfuse.epilogue", "the functions that an epilogue may use"),
+        ("python -m cutfuse.report", "build and settings, for a bug report"),
+    ]
+    if has_kernels:
+        steps.insert(0, ("python -m bench reference --quick", "in a clone: beside torch.compile"))
+    width = max(len(command) for command, _ in steps)
+    lines = [
+        "Try next an epilogue of your own, and ask which kernels run, and why:",
+        "  y = cutfuse.linear(x, weight, bias, epilogue=lambda z: z * torch.sigmoid(z))",
+        "  print(cutfuse.explain(x, weight, bias, epilogue=torch.sigmoid, reduce='sum'))",
+        *(f"  {command.ljust(width)}   # {purpose}" for command, purpose in steps),
+    ]
+    return "\n".join(lines)

@@ -1,35 +1,40 @@
-"""Explains which kernels a call would run, and why, by asking the dispatcher itself."""
+"""Explains which kernels a call would run, and why, by asking the dispatcher itself; and whether a device has any."""
 
 from __future__ import annotations
 
 import html
+import inspect
 import math
+import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from . import native
 from .composed import PyTorchCall
 from .epilogue import Program
+from .epilogue.errors import EpilogueError
 from .layer import autograd, schema
 from .layer.autograd import needs_gradient
 from .layer.call_plans import lay_out_pointwise, lay_out_reduction
 from .layer.layouts import dtype_codes, reduction_codes
 from .layer.linear_launch import KEEPS, FusedExplanation, explain_fused, matrices_of, predicted, rejected
-from .layer.planner import LinearArguments
+from .layer.planner import LinearArguments, why_no_kernels
 from .layer.prepared import Planes
 from .layer.specialize import Epilogues, explain_pass, find_row_reduction
 from .layer.training_step import hands_gradient_on, plan_backward_products, storing
-from .linear import LinearCall, for_operators, is_plain
-from .pointwise import PointwiseCall
+from .linear import LinearCall, for_operators, is_plain, linear, normalise_linear
+from .native import check_devices, describe_prediction, predicting
+from .pointwise import PointwiseCall, normalise_pointwise, normalise_sigmoid, pointwise, sigmoid
 from .precision import product_mode
-from .prediction import check_devices, described, predicting
-from .preparations import Call, prepare_call
+from .prepare import PreparedWeight
 from .pytorch_operation import BEHIND_CUBLAS
-from .reduce import ReduceCall
+from .reduce import ReduceCall, normalise_reduce, normalise_sum, reduce
+from .reduce import sum as sum_
 
 if TYPE_CHECKING:
     from ._C import LinearPlan
@@ -90,7 +95,7 @@ class Explanation:
         has_program = self.program.instructions or not is_composed
         quantities = f"{_quantity(self.bytes, 'B')} moved, {_quantity(self.flops, 'FLOP')} in products"
         sections = [
-            ("device", () if self.device is None else (described(self.device),)),
+            ("device", () if self.device is None else (describe_prediction(self.device),)),
             ("path", (self.path,)),
             ("runs", self.steps),
             ("because", self.reasons),
@@ -116,7 +121,7 @@ def explain(*args: Any, device: str | None = None, **kwargs: Any) -> Explanation
     tensors are on a CUDA device that is no such card.
     """
     with predicting("explain", device):
-        call = prepare_call(args, kwargs)
+        call = normalise_call(args, kwargs)
         tensors = call.tensors[:1] if isinstance(call, PyTorchCall) else [call.x]
         check_devices("explain", device, (t.device for t in tensors))
         return replace(_explain(call), device=device)
@@ -358,3 +363,160 @@ def _quantity(value: float, unit: str) -> str:
             return f"{value:.3g} {prefix}{unit}"
         value /= 1000
     raise AssertionError
+
+
+Call = LinearCall | PointwiseCall | ReduceCall | PyTorchCall
+Normaliser = Callable[..., Call]  # takes what a call takes, and gives its normal form without running it
+
+NORMALISERS: dict[Callable[..., Tensor], Normaliser] = {
+    linear: normalise_linear,
+    pointwise: normalise_pointwise,
+    sigmoid: normalise_sigmoid,
+    reduce: normalise_reduce,
+    sum_: normalise_sum,
+}
+_WRITE = (
+    "write explain(module, x), explain(cutfuse.linear, x, weight), explain(x, weight), explain(x, dim) or "
+    "explain(fn, x)"
+)
+_WHOLE_MODELS = "for a whole model use cutfuse.explain_model(model, x)"
+
+
+@runtime_checkable
+class NormalisesCalls(Protocol):
+    """A module whose `forward` makes one call of cutfuse, which `normalise_call` gives instead of making it.
+
+    Both are defined by the same class: a subclass that has another `forward` cannot be explained without its own.
+    """
+
+    def normalise_call(self, *args: Any, **kwargs: Any) -> Call: ...
+
+
+def normalise_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """The call that `explain` is given. Raises what the call raises; TypeError where it is no call of cutfuse."""
+    called, normalise, arguments = _find_normaliser(args, kwargs)
+    _check_signature(called, normalise, arguments, kwargs)
+    return normalise(*arguments, **kwargs)
+
+
+def _find_normaliser(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Normaliser, tuple[Any, ...]]:
+    """The function or module that is called, what gives the normal form of its calls, and the arguments of this one."""
+    first = args[0] if args else None
+    if isinstance(first, torch.nn.Module):
+        _refuse_compiled(first)
+    if isinstance(first, torch.nn.Module) and isinstance(first, NormalisesCalls):
+        _check_forward(first)
+        return first, first.normalise_call, args[1:]
+    if inspect.isfunction(first) and first.__module__.startswith("cutfuse."):
+        if first not in NORMALISERS:
+            raise TypeError(f"cutfuse.explain: {first.__name__} makes no call that can be explained; {_WRITE}")
+        return first, NORMALISERS[first], args[1:]
+    if callable(first) and not isinstance(first, Tensor):
+        return pointwise, _normalise_function, args
+    second = args[1] if len(args) > 1 else kwargs.get("weight")
+    function: Callable[..., Tensor] = linear if isinstance(second, Tensor | PreparedWeight) else reduce
+    return function, NORMALISERS[function], args
+
+
+def _refuse_compiled(module: torch.nn.Module) -> None:
+    """Raises TypeError for what torch.compile made of a module: only until Python 3.11 does a protocol see in it the
+    attributes of the one inside."""
+    dynamo = sys.modules.get("torch._dynamo")  # which takes 1 s to import, and is there where something is compiled
+    if dynamo is not None and isinstance(module, dynamo.OptimizedModule):
+        raise TypeError(
+            f"cutfuse.explain: the module is compiled ({type(module).__name__}); explain the one that torch.compile "
+            f"was given, or {_WHOLE_MODELS}"
+        )
+
+
+def _check_forward(module: torch.nn.Module) -> None:
+    """Raises TypeError where `normalise_call` is of another forward than the one that runs."""
+    name = type(module).__name__
+    own = next(cls for cls in type(module).__mro__ if "forward" in vars(cls))
+    if "forward" in vars(module) or "normalise_call" not in vars(own):
+        raise TypeError(
+            f"cutfuse.explain: {name} has another forward than cutfuse's. Either PyTorch's own operations compute it, "
+            "or it makes calls of cutfuse: explain those"
+        )
+
+
+def _check_signature(called: Any, normalise: Normaliser, arguments: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    is_module = isinstance(called, torch.nn.Module)
+    try:
+        inspect.signature(normalise if is_module else called).bind(*arguments, **kwargs)
+    except TypeError as error:
+        name = type(called).__name__ if is_module else called.__name__
+        raise TypeError(f"cutfuse.explain: {error} in a call of {name}; {_WRITE}") from None
+
+
+def _normalise_function(fn: Callable[..., Any], *given: Any, **options: Any) -> PointwiseCall:
+    """Of `explain(fn, x)`, which asks about `pointwise(fn, x)`."""
+    try:
+        return normalise_pointwise(fn, *given, **options)
+    except EpilogueError as error:
+        if isinstance(fn, torch.nn.Module):
+            what = f"{type(fn).__name__} is no module of cutfuse.nn; {_WHOLE_MODELS}"
+        else:
+            what = f"{getattr(fn, '__name__', type(fn).__name__)} is no function of cutfuse"
+        raise EpilogueError(
+            f"cutfuse.explain: {what}. cutfuse.pointwise, which takes elementwise functions, refuses it: {error}"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Availability:
+    """What `cutfuse.is_available` returns: true or false in conditions, and printed with the reason.
+
+    reason: why no kernel runs, or where some do, why none multiplies; empty where all run.
+    """
+
+    is_available: bool
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.is_available
+
+    def __repr__(self) -> str:
+        return f"{self.is_available}: {self.reason}" if self.reason else str(self.is_available)
+
+
+def is_available(device: torch.device | str | int | None = None) -> Availability:
+    """Whether cutfuse's kernels run on a device. Where they do not, PyTorch's own operations compute every call.
+
+    It is true on CUDA devices from sm_80 on. The kernels that multiply and apply the epilogue in one are for sm_90: on
+    others the result is true, with that as the reason. What runs for a call, `cutfuse.explain` says.
+
+    Args:
+        device: as PyTorch names it, or the index of a CUDA device; by default the current CUDA device.
+
+    Returns:
+        An object that is true or false in conditions, has the reason as `reason`, a str that is empty where all kernels
+        run, and prints as, for example, `False: this build of cutfuse has no CUDA kernels`.
+
+    Raises:
+        RuntimeError: `device` is not the name of a device.
+    """
+    asked = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
+    try:
+        native.module()
+    except ImportError as error:
+        return Availability(False, str(error))
+    why = _why_missing(asked)
+    if why:
+        return Availability(False, why)
+    if asked.type == "cuda" and asked.index is None:
+        asked = torch.device("cuda", torch.cuda.current_device())
+    why = native.why_unserved(asked)
+    return Availability(not why, why or why_no_kernels(asked))
+
+
+def _why_missing(device: torch.device) -> str:
+    """Why a CUDA device is not there; empty where it is, and for other devices."""
+    if device.type != "cuda":
+        return ""
+    if torch.version.cuda is None:
+        return native.without_cuda()
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        return "PyTorch finds no CUDA device"
+    return "" if (device.index or 0) < count else f"PyTorch finds {count} CUDA devices, and no {device}"

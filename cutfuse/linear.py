@@ -16,8 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from . import arguments, composed, native
 from .composed import PyTorchCall
 from .epilogue import Epilogue
-from .epilogue.evaluate import arithmetic_dtype
-from .epilogue.operation import Operation
+from .epilogue.program import Operation, arithmetic_dtype
 from .epilogue.types import types_of
 from .layer import autograd, calls
 from .layer.autograd import needs_gradient
@@ -102,7 +101,7 @@ def linear(
 def _linear_generally(given: tuple[Any, ...], remember: bool = False, recompute: bool = False) -> Tensor:
     """Any call, with every check. `remember`: the next one like it is to run directly."""
     x, weight, bias, epilogue, operands, reduce, keepdim, out_dtype = given
-    call = prepare_linear(
+    call = normalise_linear(
         x,
         weight,
         bias,
@@ -209,7 +208,7 @@ def _casts_result(call: LinearCall) -> bool:
     return arguments.kernel_out_dtype(call.out_dtype, call.x.dtype) != call.out_dtype
 
 
-def prepare_linear(
+def normalise_linear(
     x: Tensor,
     weight: Tensor | PreparedWeight,
     bias: Tensor | None = None,
@@ -265,7 +264,7 @@ def describe_unfused(
     x: Tensor, weight: Tensor | PreparedWeight, bias: Tensor | None, because: str, operands: Sequence[Any] = ()
 ) -> PyTorchCall:
     """A layer of which PyTorch computes the product and what follows, for `explain`. Checked as in `linear`."""
-    layer = prepare_linear(x, weight, bias)
+    layer = normalise_linear(x, weight, bias)
     tensors = [t for t in (x, layer.weight, bias, *operands) if isinstance(t, Tensor)]
     return PyTorchCall("linear", tensors, because, flops=2 * x.numel() * layer.weight.shape[0])
 

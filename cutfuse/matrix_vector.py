@@ -18,14 +18,13 @@ from torch import Tensor
 from . import dynamo
 from .arguments import is_size
 from .epilogue import Epilogue, Program, evaluate
-from .epilogue.affine import is_factor, split_affine
-from .epilogue.evaluate import arithmetic_dtype
 from .epilogue.expression import Expr, apply, constant, topological
-from .epilogue.table import Op, op_table
+from .epilogue.lower import is_factor, split_affine
+from .epilogue.program import arithmetic_dtype
+from .epilogue.table import ADDITIVE, GRADIENTS, Op, op_table
 from .layer import autograd, schema
 from .layer.fake import sum_dtype
 from .precision import autocast_dtype
-from .reductions import ADDITIVE, GRADIENTS
 
 _NOTHING = contextlib.nullcontext()
 

@@ -11,7 +11,7 @@ from torch.autograd import profiler
 
 from . import arguments, composed
 from .epilogue import Epilogue
-from .epilogue.evaluate import arithmetic_dtype
+from .epilogue.program import arithmetic_dtype
 from .epilogue.types import types_of
 from .layer import autograd, calls
 
@@ -58,7 +58,7 @@ def _pointwise_generally(
     fn: Any, x: Tensor, operands: tuple[Tensor | float, ...], out_dtype: torch.dtype | None, remember: bool = False
 ) -> Tensor:
     """Any call, with every check. `remember`: the next one like it is to run directly."""
-    call = prepare_pointwise(fn, x, *operands, out_dtype=out_dtype)
+    call = normalise_pointwise(fn, x, *operands, out_dtype=out_dtype)
     y = run_pointwise(call)
     if remember:
         casts_result = arguments.kernel_out_dtype(call.out_dtype, call.x.dtype) != call.out_dtype
@@ -79,7 +79,7 @@ def sigmoid(x: Tensor) -> Tensor:
     return pointwise(torch.sigmoid, x)
 
 
-def prepare_pointwise(
+def normalise_pointwise(
     fn: Callable[..., Tensor] | Epilogue, x: Tensor, *operands: Tensor | float, out_dtype: torch.dtype | None = None
 ) -> PointwiseCall:
     """Checks a call of `pointwise` and decides its path; computes nothing but casts that the path needs."""
@@ -106,9 +106,9 @@ def prepare_pointwise(
     return PointwiseCall(x, tensors, resolved, out_dtype, composed_because)
 
 
-def prepare_sigmoid(x: Tensor) -> PointwiseCall:
+def normalise_sigmoid(x: Tensor) -> PointwiseCall:
     """The same for a call of `sigmoid`."""
-    return prepare_pointwise(torch.sigmoid, x)
+    return normalise_pointwise(torch.sigmoid, x)
 
 
 def run_pointwise(call: PointwiseCall) -> Tensor:

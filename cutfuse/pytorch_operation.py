@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from . import routing
-from .epilogue.operation import Operation, find_operation, is_sum
+from . import native
+from .epilogue.program import Operation, find_operation, is_sum
 from .layer.autograd import needs_gradient
 from .layer.linear_launch import plan_call
 from .layer.planner import LinearArguments
@@ -29,7 +29,7 @@ def find_pytorch_operation(
     The operation runs on x `[..., K]` and the operands as the caller has given them.
     """
     x, _, _, operands, program, reduction, out_dtype, *_ = arguments
-    if x.dtype not in _DTYPES or out_dtype != x.dtype or reduction != "none" or routing.everywhere:
+    if x.dtype not in _DTYPES or out_dtype != x.dtype or reduction != "none" or native.operators_everywhere:
         return None
     if any(t.dtype != x.dtype for t in operands):
         return None

@@ -12,10 +12,10 @@ from torch.autograd import profiler
 from . import arguments, composed
 from .composed import PyTorchCall
 from .epilogue import Epilogue
-from .epilogue.evaluate import arithmetic_dtype
+from .epilogue.program import arithmetic_dtype
+from .epilogue.table import REDUCTIONS
 from .epilogue.types import types_of
 from .layer import autograd, calls
-from .reductions import REDUCTIONS
 
 
 class ReduceCall(NamedTuple):
@@ -77,7 +77,7 @@ def reduce(
 def _reduce_generally(given: tuple[Any, ...], remember: bool = False) -> Tensor:
     """Any call, with every check. `remember`: the next one like it is to run directly."""
     x, dim, op, keepdim, prologue, operands, out_dtype = given
-    call = prepare_reduce(x, dim, op, keepdim, prologue, operands=operands, out_dtype=out_dtype)
+    call = normalise_reduce(x, dim, op, keepdim, prologue, operands=operands, out_dtype=out_dtype)
     if isinstance(call, PyTorchCall):
         return _reduce_as_torch(x, call.dims, op, keepdim, out_dtype)
     y = run_reduce(call)
@@ -104,7 +104,7 @@ def sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
     return reduce(x, dim, "sum", keepdim)
 
 
-def prepare_reduce(
+def normalise_reduce(
     x: Tensor,
     dim: int | Sequence[int] | None,
     op: str = "sum",
@@ -138,9 +138,9 @@ def prepare_reduce(
     return ReduceCall(x, dims, op, keepdim, tensors, resolved, out_dtype, composed_because)
 
 
-def prepare_sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> ReduceCall | PyTorchCall:
+def normalise_sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> ReduceCall | PyTorchCall:
     """The same for a call of `sum`."""
-    return prepare_reduce(x, dim, "sum", keepdim)
+    return normalise_reduce(x, dim, "sum", keepdim)
 
 
 def run_reduce(call: ReduceCall) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 import torch.compiler.config
 from torch._decomp import register_decomposition
 
-from .compile.composites import layer, layer_cross_entropy
+from .compile.layer import layer, layer_cross_entropy
 from .layer import cpu, cuda, fake, inductor, schema
 
 _NAMES = [inductor.name_of(operator) for operator in inductor.UNDISPATCHED]

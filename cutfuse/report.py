@@ -13,7 +13,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -24,7 +24,6 @@ from . import native
 from .layer.layouts import device_facts
 from .layer.specialize import why_interpreted
 from .precision import allows_tf32, get_precision, product_mode
-from .printing import print_lines
 
 Line = tuple[str, str]
 
@@ -191,6 +190,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     print_lines([json.dumps(collect(), indent=1) if options.json else report()])
     return 0
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Prints lines. Exits with 1 and no traceback if nothing reads standard output any more."""
+    try:
+        for line in lines:
+            print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes standard output once more when it exits: let that succeed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 def _as_one_line(value: str) -> str:

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 from wide_tensor import WideTensor, computed, wide_of, widen
 
-from cutfuse import EpilogueError, routing
-from cutfuse.epilogue.evaluate import arithmetic_dtype
+from cutfuse import EpilogueError, native
+from cutfuse.epilogue.program import arithmetic_dtype
 
 Mask = Callable[[Tensor, Tensor], Tensor]
 
@@ -140,7 +140,7 @@ def overflowed(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 def working_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
     """In which type a call of these computes; the operators store fp32 for x of any other type than fp64."""
-    if routing.everywhere and tensors[0].dtype != torch.float64:
+    if native.operators_everywhere and tensors[0].dtype != torch.float64:
         return torch.float32
     # x is expanded to the operands, and a layer's x has dimensions anyway.
     has_dimensions = any(tensor.dim() for tensor in tensors)
@@ -220,7 +220,7 @@ def check_differentiated(
     Of the tensors that the result comes from: for others PyTorch has no gradient, and the operators 0 times what comes
     from above, which may be NaN.
     """
-    if routing.everywhere and tensors[0].dtype == torch.float64:
+    if native.operators_everywhere and tensors[0].dtype == torch.float64:
         return  # the operators' derivatives are fp32; nothing but tests takes fp64 there
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -251,7 +251,7 @@ def check_differentiated(
             return differentiate(reference, [widen(tensor) for tensor in given], DIRECTIONS, places)
 
         exact = assert_meaning(own, torchs, tensors, mask=unknown)
-        is_forwards = routing.everywhere and not batched
+        is_forwards = native.operators_everywhere and not batched
         assert_rounded(got, exact, own, tensors, mask=unknown, stored=tensors[0].dtype, is_forwards=is_forwards)
 
 

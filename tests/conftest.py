@@ -30,7 +30,7 @@ from poison import poison  # noqa: E402
 
 import cutfuse  # noqa: E402
 from cutfuse import native  # noqa: E402
-from cutfuse.routing import use_operators_everywhere  # noqa: E402
+from cutfuse.native import use_operators_everywhere  # noqa: E402
 
 # The first call of anything pays for imports and tracing, so deadlines would only make slow machines fail.
 settings.register_profile("cutfuse", deadline=None, max_examples=50, derandomize="CI" in os.environ)

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import cutfuse
-from cutfuse.prediction import predicting
+from cutfuse.native import predicting
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDS_GPU = "needs a GPU"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import cutfuse
 from cutfuse import native
 from cutfuse.arguments import kernel_out_dtype
-from cutfuse.epilogue.recognition import IDENTITY
+from cutfuse.epilogue.resolve import IDENTITY
 from cutfuse.layer import calls
 from cutfuse.layer.autograd import needs_gradient
 from cutfuse.layer.layouts import elementwise_layout, reduction_layout, shapes_and_strides
@@ -19,9 +19,9 @@ from cutfuse.layer.linear_launch import changes_setting, plan_call
 from cutfuse.layer.planner import LinearArguments
 from cutfuse.layer.training import adds_bias_apart
 from cutfuse.layer.training_step import hands_gradient_on
-from cutfuse.linear import LinearCall, prepare_linear
-from cutfuse.pointwise import prepare_pointwise
-from cutfuse.reduce import prepare_reduce
+from cutfuse.linear import LinearCall, normalise_linear
+from cutfuse.pointwise import normalise_pointwise
+from cutfuse.reduce import normalise_reduce
 
 core = native.module()
 MOST_OPERANDS = 4  # of a program, tensors and numbers together in a key
@@ -152,7 +152,7 @@ def _why_unknown(call: Call) -> str:
 
 def _reduce_call(call: Call) -> Any:
     *given, operands, out_dtype = call.given
-    return prepare_reduce(*given, operands=operands, out_dtype=out_dtype)
+    return normalise_reduce(*given, operands=operands, out_dtype=out_dtype)
 
 
 def _why_call_is_marked(call: Call, found: Any, presented: tuple[Tensor | None, ...]) -> str:
@@ -166,7 +166,7 @@ def _why_call_is_marked(call: Call, found: Any, presented: tuple[Tensor | None, 
 
 
 def _why_linear_is_marked(call: Call, y: Tensor) -> str:
-    found = prepare_linear(*call.given[:3], **call.options)
+    found = normalise_linear(*call.given[:3], **call.options)
     why = _why_call_is_marked(call, found, (found.x, found.weight, found.bias, *found.operands))
     arguments = _arguments_of(found)
     if needs_gradient(*call.tensors):
@@ -210,7 +210,7 @@ def _why_training_is_marked(call: Call, arguments: LinearArguments, y: Tensor) -
 
 def _why_pointwise_is_marked(call: Call, y: Tensor) -> str:
     fn, x, operands, out_dtype = call.given
-    found = prepare_pointwise(fn, x, *operands, out_dtype=out_dtype)
+    found = normalise_pointwise(fn, x, *operands, out_dtype=out_dtype)
     tensors = (found.x, *found.operands)
     why = _why_call_is_marked(call, found, tensors)
     if why:

@@ -33,9 +33,12 @@ from bench.suite import Figures  # noqa: E402
 from bench.suites import SUITES  # noqa: E402
 from bench.tables import Table  # noqa: E402
 from cutfuse import models, nn  # noqa: E402
-from cutfuse.epilogue.refused import refused_functions  # noqa: E402
-from cutfuse.epilogue.registry import describe_compositions, describe_op  # noqa: E402
-from cutfuse.epilogue.table import op_table  # noqa: E402
+from cutfuse.epilogue.errors import refused_functions  # noqa: E402
+from cutfuse.epilogue.table import (  # noqa: E402
+    describe_compositions,
+    describe_op,
+    op_table,
+)
 
 REGION = re.compile(r"^<!-- generate: ([^\n]+) -->\n(.*?)^<!-- end of generate -->$", re.MULTILINE | re.DOTALL)
 NOT_RUN = "source of the package"  # the mark of a block of Python that is not a program

@@ -13,7 +13,7 @@ from torch._dynamo.backends.debugging import aot_eager
 
 from cutfuse.compile.fusion import fuse
 from cutfuse.compile.report import ProductReport
-from cutfuse.routing import use_operators_everywhere
+from cutfuse.native import use_operators_everywhere
 
 Model = Callable[..., Any]
 

@@ -17,8 +17,8 @@ from cutfuse.layer import cuda, planner, prepared, schema
 from cutfuse.layer.linear_launch import KEEPS, FusedExplanation
 from cutfuse.layer.planner import LinearArguments, first_scheme, plan_linear, precision_of
 from cutfuse.layer.prepared import Planes
+from cutfuse.native import use_operators_everywhere
 from cutfuse.precision import SPLIT_MODES
-from cutfuse.routing import use_operators_everywhere
 
 if TYPE_CHECKING:
     from cutfuse._C import LinearPlan

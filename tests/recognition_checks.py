@@ -14,7 +14,7 @@ import torch
 from cutfuse import native
 from cutfuse.epilogue import Epilogue, resolve
 from cutfuse.epilogue.fingerprint import fingerprint
-from cutfuse.epilogue.recognition import IDENTITY, recognised
+from cutfuse.epilogue.resolve import IDENTITY, recognised
 from cutfuse.epilogue.types import unknown_types
 
 Fn = Callable[..., Any]
@@ -97,4 +97,4 @@ def make(scale: Any) -> Callable[..., Any]:
 def any_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if everything that has a key had been traced."""
     epilogue = Epilogue(lambda z: z * 2)
-    monkeypatch.setattr(sys.modules["cutfuse.epilogue.recognition"], "find_traced", lambda *_: epilogue)
+    monkeypatch.setattr(sys.modules["cutfuse.epilogue.resolve"], "find_traced", lambda *_: epilogue)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from cutfuse import arguments, composed, routing
+from cutfuse import arguments, composed, native
 from cutfuse.epilogue import Epilogue, Program, evaluate, op_table
 from cutfuse.epilogue.table import CONDITION
 
@@ -61,7 +61,7 @@ class Recorded:
         with (
             mock.patch.object(arguments, "resolve_epilogue", replay),
             mock.patch.object(arguments, "resolve_out_dtype", return_value=torch.float64),
-            mock.patch.object(routing, "everywhere", False),
+            mock.patch.object(native, "operators_everywhere", False),
         ):
             yield
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import cutfuse
 from cutfuse.layer import schema
+from cutfuse.native import use_operators_everywhere
 from cutfuse.registration import DISPATCHED
-from cutfuse.routing import use_operators_everywhere
 
 GELU, BF16, FP32 = "operands=0; gelu z", torch.bfloat16, torch.float32
 GENERATOR = torch.Generator().manual_seed(0)

@@ -17,7 +17,7 @@ from cutfuse.epilogue import Epilogue, Program
 from cutfuse.layer import autograd, cpu, cuda, planner, schema
 from cutfuse.layer.layouts import NOT_CUDA
 from cutfuse.layer.planner import LinearArguments, plan_linear
-from cutfuse.routing import use_operators_everywhere
+from cutfuse.native import use_operators_everywhere
 
 
 @pytest.fixture

@@ -7,12 +7,13 @@ import math
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
 import cutfuse
-from cutfuse import demo, demo_output
+from cutfuse import demo
 
 
 @pytest.fixture(autouse=True)
@@ -78,17 +79,17 @@ def test_both_sizes_are_the_same_models() -> None:
     [(0.0, "#" + 19 * "."), (0.25, 5 * "#" + 15 * "."), (1.0, 20 * "#"), (1.02, 20 * "#"), (3.0, 20 * "#" + ">")],
 )
 def test_a_bar_is_a_part_of_pytorchs_time(ratio: float, drawn: str) -> None:
-    assert demo_output.bar(ratio, "#.") == drawn
+    assert demo.bar(ratio, "#.") == drawn
 
 
 def test_bars_are_of_characters_that_the_output_has() -> None:
-    assert demo_output.bar_characters("utf-8") == "█░"
-    assert demo_output.bar_characters("ascii") == demo_output.bar_characters(None) == "#."
+    assert demo.bar_characters("utf-8") == "█░"
+    assert demo.bar_characters("ascii") == demo.bar_characters(None) == "#."
 
 
 def test_the_columns_are_aligned() -> None:
-    results = [make_result(1e-3, 1e-3).figures, make_result(1e-3, 1.0).figures]
-    _, header, rule, *rows = demo_output.format_table(demo_output.arrange(results, "#.", 200)).splitlines()
+    results = [make_result(1e-3, 1e-3), make_result(1e-3, 1.0)]
+    _, header, rule, *rows = demo.format_table(demo.arrange(results, "#.", 200)).splitlines()
     assert header.startswith("model")
     assert header.endswith("check")
     starts = {line.index(part) for line, part in zip((header, *rows), ("check", "ok", "MISMATCH"), strict=True)}
@@ -96,11 +97,11 @@ def test_the_columns_are_aligned() -> None:
     assert "##########.........." in rows[0]  # 1 ms of 2
 
 
-def wide_figures() -> list[demo_output.Figures]:
+def wide_results() -> list[demo.Result]:
     """The rows of a GPU with the longest texts, one slower than PyTorch and less accurate."""
     path = "planes of both operands in slices of K"
     return [
-        demo_output.Figures(case.name, case.shape, "fp32", path, (5.3e-7, error), (1.25e-2, seconds), error < 1)
+        demo.Result(case, demo.FLOAT32, path, (5.3e-7, error), (1.25e-2, seconds))
         for case, error, seconds in zip(
             demo.FULL_SIZE, (1e-7, 2e-7, 3e-7, 1.0, 5e-7), (1e-3, 2e-3, 12e-3, 4e-2, 5e-5), strict=True
         )
@@ -109,10 +110,10 @@ def wide_figures() -> list[demo_output.Figures]:
 
 SHOWN = {
     60: {"model", "precision", "ratio", "check"},
-    80: {"model", "precision", "ratio", demo_output.BAR_HEADING, "check"},
-    100: set(demo_output.HEADINGS) - {"input", "path", "error:\nPyTorch", "error:\ncutfuse"},
-    160: set(demo_output.HEADINGS) - {"input"},
-    200: set(demo_output.HEADINGS),
+    80: {"model", "precision", "ratio", demo.BAR_HEADING, "check"},
+    100: set(demo.HEADINGS) - {"input", "path", "error:\nPyTorch", "error:\ncutfuse"},
+    160: set(demo.HEADINGS) - {"input"},
+    200: set(demo.HEADINGS),
 }
 
 
@@ -121,13 +122,13 @@ SHOWN = {
 def test_no_cell_is_truncated(
     width: int, rich: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures, console = wide_figures(), None
+    results, console = wide_results(), None
     if rich:
         module = pytest.importorskip("rich.console", reason="rich colours the table")
         console = module.Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
-    monkeypatch.setattr(demo_output, "terminal_console", lambda: console)
+    monkeypatch.setattr(demo, "terminal_console", lambda: console)
     monkeypatch.setenv("COLUMNS", str(width))
-    demo_output.show_table(figures)
+    demo.show_table(results)
     printed = capsys.readouterr().out
     shown, _, remark = printed.partition("ratio: time of cutfuse over PyTorch")
     assert all(len(line) <= width for line in remark.splitlines())
@@ -137,10 +138,10 @@ def test_no_cell_is_truncated(
     lines = shown.splitlines()
     assert max(map(len, lines)) <= width
     assert "…" not in shown
-    assert SHOWN[width] == set(demo_output.HEADINGS) - set(demo_output.arrange(figures, "█░", width).dropped)
-    for one in figures:
-        texts = demo_output.cells(one, demo_output.bar_characters(sys.stdout.encoding))
-        (line,) = (line for line in lines if line.startswith(one.model + " "))
+    assert SHOWN[width] == set(demo.HEADINGS) - set(demo.arrange(results, "█░", width).dropped)
+    for one in results:
+        texts = demo.cells(one, demo.bar_characters(sys.stdout.encoding))
+        (line,) = (line for line in lines if line.startswith(one.case.name + " "))
         assert [texts[heading] for heading in SHOWN[width] if texts[heading] not in line] == []
     for heading in SHOWN[width]:
         assert all(part in shown for part in heading.split("\n"))
@@ -152,8 +153,8 @@ def test_without_times_there_is_no_ratio(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    short = [figures._replace(path="matrix-vector", seconds=None) for figures in wide_figures()]
-    demo_output.show_table(short)
+    short = [replace(result, path="matrix-vector", seconds=None) for result in wide_results()]
+    demo.show_table(short)
     shown = capsys.readouterr().out
     assert not re.search(r"ratio|time|full bar|[█#]", shown)
     assert shown.count("matrix-vector") == shown.count("5.3e-07") == len(short)
@@ -161,7 +162,7 @@ def test_without_times_there_is_no_ratio(
 
 
 def test_progress_of_a_pipe_is_a_line_for_each_case(capsys: pytest.CaptureFixture[str]) -> None:
-    with demo_output.progress(2) as begin:
+    with demo.progress(2) as begin:
         begin("first")
         begin("second")
     assert capsys.readouterr().err == "[1/2] first\n[2/2] second\n"
@@ -170,10 +171,10 @@ def test_progress_of_a_pipe_is_a_line_for_each_case(capsys: pytest.CaptureFixtur
 def test_a_terminal_shows_bars_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     console_module = pytest.importorskip("rich.console", reason="rich colours the table")
     console = console_module.Console(file=io.StringIO(), force_terminal=True, width=200, color_system="standard")
-    monkeypatch.setattr(demo_output, "terminal_console", lambda: console)
-    with demo_output.progress(1) as begin:
+    monkeypatch.setattr(demo, "terminal_console", lambda: console)
+    with demo.progress(1) as begin:
         begin("first case")
-    demo_output.show_table([make_result(1e-3, 1e-3).figures])
+    demo.show_table([make_result(1e-3, 1e-3)])
     shown = console.file.getvalue()
     assert "first case" in shown
     assert "\x1b[32m" in shown  # green: faster than PyTorch
@@ -184,11 +185,11 @@ def test_a_terminal_without_rich_shows_the_plain_table(
 ) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    demo_output.show_table([make_result(1e-3, 1e-3).figures])
+    demo.show_table([make_result(1e-3, 1e-3)])
     assert "\nmodel " in capsys.readouterr().out
 
 
 def test_where_kernels_run_it_tells_of_the_benchmarks() -> None:
-    assert "python -m bench reference --quick" in demo_output.next_steps(has_kernels=True)
-    assert "python -m bench" not in demo_output.next_steps(has_kernels=False)
-    assert max(map(len, demo_output.next_steps(has_kernels=True).splitlines())) <= 80
+    assert "python -m bench reference --quick" in demo.next_steps(has_kernels=True)
+    assert "python -m bench" not in demo.next_steps(has_kernels=False)
+    assert max(map(len, demo.next_steps(has_kernels=True).splitlines())) <= 80

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import cutfuse
-from cutfuse.routing import use_operators_everywhere
+from cutfuse.native import use_operators_everywhere
 
 # Raised by PyTorch itself: when Dynamo meets an autograd.Function, and when export is imported.
 pytestmark = [

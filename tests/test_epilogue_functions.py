@@ -15,7 +15,7 @@ from torch_answers import derivatives, values
 
 import cutfuse
 from cutfuse.epilogue import Epilogue, EpilogueError
-from cutfuse.routing import use_operators_everywhere
+from cutfuse.native import use_operators_everywhere
 
 Function = Callable[..., torch.Tensor]
 

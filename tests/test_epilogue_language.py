@@ -17,7 +17,7 @@ from torch import nn
 import cutfuse
 from cutfuse.epilogue import Epilogue, EpilogueError, Program, evaluate, input, op_table, operand
 from cutfuse.epilogue.__main__ import listing
-from cutfuse.reductions import REDUCTIONS
+from cutfuse.epilogue.table import REDUCTIONS
 
 SCALE = 1.25
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import cutfuse
 from cutfuse.epilogue import Epilogue, EpilogueError, resolve
-from cutfuse.epilogue.module_class import class_token
+from cutfuse.epilogue.reads import class_token
 from cutfuse.epilogue.types import type_of
 
 pytestmark = pytest.mark.usefixtures("recognition")

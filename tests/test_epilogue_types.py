@@ -19,9 +19,8 @@ import cutfuse
 from cutfuse import Epilogue, EpilogueError
 from cutfuse.arguments import _reduced_dtype
 from cutfuse.epilogue import op_table, resolve
-from cutfuse.epilogue.probes import Autocast
 from cutfuse.epilogue.table import CONDITION, Op
-from cutfuse.epilogue.types import ValueType
+from cutfuse.epilogue.types import Autocast, ValueType
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import cutfuse
+from cutfuse.explain import NORMALISERS
 from cutfuse.layer import schema
-from cutfuse.preparations import PREPARATIONS
-from cutfuse.routing import use_operators_everywhere
+from cutfuse.native import use_operators_everywhere
 
 X, W, B = torch.randn(6, 7), torch.randn(5, 7), torch.randn(5)
 
@@ -216,9 +216,9 @@ def test_a_module_is_explained_without_its_hooks(nothing_runs: None) -> None:
         cutfuse.explain(module, X[:, 1:], 2.0)
 
 
-@pytest.mark.parametrize(("function", "prepare"), PREPARATIONS.items())
-def test_what_prepares_a_call_takes_what_the_call_takes(function, prepare) -> None:
-    given, taken = inspect.signature(function), inspect.signature(prepare)
+@pytest.mark.parametrize(("function", "normalise"), NORMALISERS.items())
+def test_a_normaliser_takes_what_the_call_takes(function, normalise) -> None:
+    given, taken = inspect.signature(function), inspect.signature(normalise)
     assert list(given.parameters.values()) == list(taken.parameters.values())
 
 

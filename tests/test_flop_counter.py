@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import cutfuse
-from cutfuse.routing import use_operators_everywhere
+from cutfuse.native import use_operators_everywhere
 
 X, W, B = torch.randn(6, 16), torch.randn(8, 16), torch.randn(8)
 CUBE = torch.randn(2, 3, 16)

@@ -14,7 +14,7 @@ from torch.autograd import gradcheck
 
 import cutfuse
 from cutfuse.epilogue.table import CONDITION, op_table
-from cutfuse.routing import use_operators_everywhere
+from cutfuse.native import use_operators_everywhere
 
 
 def leaves(*tensors: Tensor) -> list[Tensor]:

@@ -24,10 +24,10 @@ import cutfuse
 from cutfuse import arguments
 from cutfuse.layer import inductor, planner, schema
 from cutfuse.layer.layouts import NOT_CUDA
-from cutfuse.linear import LinearCall, prepare_linear
-from cutfuse.pointwise import prepare_pointwise
+from cutfuse.linear import LinearCall, normalise_linear
+from cutfuse.native import use_operators_everywhere
+from cutfuse.pointwise import normalise_pointwise
 from cutfuse.registration import cache_tag
-from cutfuse.routing import use_operators_everywhere
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
@@ -208,7 +208,7 @@ def test_what_is_prepared_stays_an_operator() -> None:
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     """Tensors of a GPU that need not be there, in compiled code."""
-    monkeypatch.setattr(arguments.routing, "everywhere", False)
+    monkeypatch.setattr(arguments.native, "operators_everywhere", False)
     monkeypatch.setattr(arguments.native, "serves", lambda device: True)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     monkeypatch.setattr(cutfuse.layer.autograd.process, "opted_in", False)
@@ -218,7 +218,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
 
 def prepared(needs_grad: bool, dtype: torch.dtype = torch.bfloat16) -> LinearCall:
     x, weight = (torch.empty(8, 8, dtype=dtype, device="cuda") for _ in range(2))
-    return prepare_linear(x, weight.requires_grad_(needs_grad), epilogue=cutfuse.Epilogue(torch.tanh))
+    return normalise_linear(x, weight.requires_grad_(needs_grad), epilogue=cutfuse.Epilogue(torch.tanh))
 
 
 def test_compiled_training_is_pytorchs_operations(on_a_gpu: FakeTensorMode) -> None:
@@ -237,7 +237,7 @@ def test_compiled_training_in_a_precision_that_is_asked_for_is_operators(
 
 def test_compiled_pointwise_is_pytorchs_operations(on_a_gpu: FakeTensorMode) -> None:
     x = torch.empty(8, 8, device="cuda")
-    assert "torch.compile" in prepare_pointwise(cutfuse.Epilogue(torch.tanh), x).composed_because
+    assert "torch.compile" in normalise_pointwise(cutfuse.Epilogue(torch.tanh), x).composed_because
 
 
 def test_compiled_code_on_disk_is_of_these_operators(

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import cutfuse
-from cutfuse.routing import use_operators_everywhere
+from cutfuse.native import use_operators_everywhere
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -11,7 +11,7 @@ from generators import FLOATS, assert_no_worse, eager_linear, make_inputs
 
 import cutfuse
 from cutfuse import matrix_vector
-from cutfuse.routing import use_operators_everywhere
+from cutfuse.native import use_operators_everywhere
 
 AFFINE = {
     "scale": (lambda z: z / 2 * 1.5, ()),

@@ -13,8 +13,8 @@ from torch import Tensor
 import cutfuse
 from cutfuse import arguments
 from cutfuse.compile import choice
-from cutfuse.compile.absorption import absorbed_bytes
-from cutfuse.compile.region import Region
+from cutfuse.compile.choice import absorbed_bytes
+from cutfuse.compile.regions import Region
 from cutfuse.layer import planner, specialize
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]

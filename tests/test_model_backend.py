@@ -19,7 +19,7 @@ from torch._inductor.utils import run_and_get_code
 from torch.utils.checkpoint import checkpoint
 
 import cutfuse
-from cutfuse.compile import inductor_pass
+from cutfuse.compile import fusion
 
 pytestmark = [
     *PYTORCH_WARNINGS,
@@ -208,10 +208,10 @@ def test_installing_twice_is_installing_once() -> None:
 
 
 def test_a_pass_has_one_number_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = inductor_pass.installed_pass(None).uuid()
-    assert first == inductor_pass.installed_pass(None).uuid()
-    monkeypatch.setattr(inductor_pass, "digest_of", lambda package: "another version")
-    assert first != inductor_pass.installed_pass(None).uuid()
+    first = fusion.installed_pass(None).uuid()
+    assert first == fusion.installed_pass(None).uuid()
+    monkeypatch.setattr(fusion, "digest_of", lambda package: "another version")
+    assert first != fusion.installed_pass(None).uuid()
 
 
 def test_another_version_of_the_package_is_another_pass(tmp_path: Path) -> None:
@@ -219,8 +219,8 @@ def test_another_version_of_the_package_is_another_pass(tmp_path: Path) -> None:
     digests = []
     for text in ("a = 1", "a = 2"):
         (tmp_path / "fusion.py").write_text(text)
-        inductor_pass.digest_of.cache_clear()
-        digests.append(inductor_pass.digest_of(tmp_path))
+        fusion.digest_of.cache_clear()
+        digests.append(fusion.digest_of(tmp_path))
     assert digests[0] != digests[1]
 
 

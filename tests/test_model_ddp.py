@@ -23,7 +23,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch.nn.parallel import DistributedDataParallel
 
 from cutfuse.compile import fusion, model
-from cutfuse.routing import use_operators_everywhere
+from cutfuse.native import use_operators_everywhere
 
 rank, file = int(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)

@@ -12,7 +12,7 @@ from model_checks import PYTORCH_WARNINGS, Collector, compare
 from torch import Tensor, nn
 
 import cutfuse
-from cutfuse import routing
+from cutfuse import native
 from cutfuse.compile import joining
 from cutfuse.layer import schema
 
@@ -311,5 +311,5 @@ def test_the_explanation_names_them() -> None:
 
 def test_elsewhere_nothing_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device without kernels."""
-    monkeypatch.setattr(routing, "everywhere", False)
+    monkeypatch.setattr(native, "operators_everywhere", False)
     assert joined(compare_without_gradients(Attention().eval().bfloat16(), X.bfloat16())) == []

@@ -11,7 +11,7 @@ from model_checks import PYTORCH_WARNINGS, Collector, compare
 from torch import Tensor, nn
 
 from cutfuse.compile import fusion
-from cutfuse.compile.region import Search
+from cutfuse.compile.regions import Search
 from cutfuse.compile.rewriting import UnfitError
 
 pytestmark = [*PYTORCH_WARNINGS]

@@ -17,9 +17,8 @@ from test_prediction import explained
 from torch import Tensor, nn
 
 import cutfuse
-from cutfuse.compile import picture
-from cutfuse.compile.picture import rows_of
-from cutfuse.compile.report import ModelExplanation
+from cutfuse.compile import report
+from cutfuse.compile.report import ModelExplanation, rows_of
 
 pytestmark = [
     *PYTORCH_WARNINGS,
@@ -96,7 +95,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr(picture, "sys", SimpleNamespace(stdout=Terminal()))  # pytest puts its own in sys
+    monkeypatch.setattr(report, "sys", SimpleNamespace(stdout=Terminal()))  # pytest puts its own in sys
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     return monkeypatch
@@ -127,7 +126,7 @@ def test_colours_are_a_terminals_that_wants_them(found: ModelExplanation, termin
 
 
 def test_an_output_without_blocks_has_other_bars(found: ModelExplanation, terminal: pytest.MonkeyPatch) -> None:
-    terminal.setattr(picture.sys, "stdout", Terminal("ascii"))
+    terminal.setattr(report.sys, "stdout", Terminal("ascii"))
     assert "###" in str(found).encode("ascii").decode()
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, fx
 
 from cutfuse.compile.fusion import fuse
 from cutfuse.layer import schema
-from cutfuse.routing import use_operators_everywhere
+from cutfuse.native import use_operators_everywhere
 
 # Among the first are models that find planted faults: modes that are crossed, operands that are read at another view or
 # kept though they are written, addmm's factors, detach, results of comparisons. The last finds that writes are crossed.

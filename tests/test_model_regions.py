@@ -13,7 +13,7 @@ from model_checks import PYTORCH_WARNINGS, compare
 from torch import Tensor, nn
 
 import cutfuse
-from cutfuse.compile.written_out import recognise
+from cutfuse.compile.lifting import recognise
 from cutfuse.epilogue import input, op_table
 from cutfuse.epilogue.expression import apply
 from cutfuse.epilogue.trace import trace

@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import pickle
+import re
 import warnings
 from collections.abc import Callable
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 import cutfuse
 from cutfuse import models
-from cutfuse.routing import use_operators_everywhere
+from cutfuse.native import use_operators_everywhere
 
 # Name, constructor arguments, input shape.
 MODELS = {
@@ -119,6 +120,17 @@ def test_modules_copy_and_pickle(name: str) -> None:
     x = torch.randn(MODELS[name][1])
     for other in (copy.deepcopy(fused), pickle.loads(pickle.dumps(fused))):
         torch.testing.assert_close(other(x), fused(x))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_pickle_of_a_module_that_0_2_0_made_loads(name: str) -> None:
+    """It names the module of each class, as in `cutfuse.nn.drop_ins`."""
+    former = re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    for module, package in zip(make_pair(name), ("cutfuse.models", "cutfuse.nn"), strict=True):
+        pickled = pickle.dumps(module, protocol=0)
+        old = pickled.replace(type(module).__module__.encode() + b"\n", f"{package}.{former}\n".encode())
+        assert old != pickled
+        assert type(pickle.loads(old)) is type(module)
 
 
 @pytest.mark.parametrize("name", ["LinearSigmoidSum", "GemmDivideSumScale", "GemmSigmoidScaleResidual"])

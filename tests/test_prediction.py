@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 import cutfuse
-from cutfuse import arguments, native, prediction
+from cutfuse import arguments, native
 from cutfuse.layer import autograd, linear_launch, planner, training_step
 
 pytestmark = [
@@ -200,10 +200,10 @@ def test_tensors_on_another_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: a100)
     devices = [torch.device("cpu"), torch.device("cuda", 1)]
     with pytest.raises(ValueError, match=r'on cuda:1, a NVIDIA A100; move the call to the CPU or to device="meta"'):
-        prediction.check_devices("explain", "H100", devices)
-    prediction.check_devices("explain", None, devices)
+        native.check_devices("explain", "H100", devices)
+    native.check_devices("explain", None, devices)
     a100.major, a100.multi_processor_count = 9, 132  # such a card itself
-    prediction.check_devices("explain", "H100", devices)
+    native.check_devices("explain", "H100", devices)
 
 
 def test_a_prediction_says_that_it_is_one() -> None:

@@ -13,7 +13,7 @@ from plane_device import COLUMNS, NBYTES, ROWS, Device
 from torch import Tensor, nn
 
 import cutfuse
-from cutfuse.nn.prepares_weight import PreparesWeight
+from cutfuse.nn.fused_linear import PreparesWeight
 
 X = torch.randn(3, COLUMNS, generator=torch.Generator().manual_seed(1))
 

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import cutfuse
 from cutfuse import native, pytorch_operation
 from cutfuse.epilogue import Epilogue, Instruction, Program, evaluate, op_table
-from cutfuse.epilogue.operation import find_operation, rounds_once
+from cutfuse.epilogue.program import find_operation, rounds_once
 from cutfuse.epilogue.table import Op
 from cutfuse.layer import linear_launch, planner, training, training_step
 from cutfuse.layer.planner import LinearArguments

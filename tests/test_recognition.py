@@ -23,16 +23,16 @@ from torch import nn
 from cutfuse import native
 from cutfuse.epilogue import Epilogue, resolve
 from cutfuse.epilogue.fingerprint import fingerprint
-from cutfuse.epilogue.namespaces import NoKeyError
-from cutfuse.epilogue.recognition import recognised
+from cutfuse.epilogue.reads import NoKeyError
+from cutfuse.epilogue.resolve import recognised
 from cutfuse.epilogue.types import type_of, unknown_types
 
 GLOBAL = 2.0
 OUTSIDE = 2.0
 FINGERPRINT: Any = sys.modules["cutfuse.epilogue.fingerprint"]
-DETACH: Any = sys.modules["cutfuse.epilogue.detach"]
-NAMESPACES: Any = sys.modules["cutfuse.epilogue.namespaces"]
-RECOGNITION: Any = sys.modules["cutfuse.epilogue.recognition"]
+DETACH: Any = sys.modules["cutfuse.epilogue.fingerprint"]
+NAMESPACES: Any = sys.modules["cutfuse.epilogue.reads"]
+RECOGNITION: Any = sys.modules["cutfuse.epilogue.resolve"]
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from torch import nn
 from cutfuse import native
 from cutfuse.epilogue import Epilogue
 from cutfuse.epilogue.fingerprint import fingerprint
-from cutfuse.epilogue.recognition import recognised
+from cutfuse.epilogue.resolve import recognised
 from cutfuse.epilogue.types import unknown_types
 
 Fn = Callable[..., Any]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse.layer import autograd
-from cutfuse.routing import use_operators_everywhere
+from cutfuse.native import use_operators_everywhere
 
 M, N, K = 12, 40, 8
 

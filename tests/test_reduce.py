@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import cutfuse
-from cutfuse import native, reductions
-from cutfuse.routing import use_operators_everywhere
+from cutfuse import native
+from cutfuse.epilogue import table
+from cutfuse.native import use_operators_everywhere
 
 
 def test_the_table_of_reductions_is_the_only_list() -> None:
-    assert tuple(reductions.REDUCTIONS) == tuple(native.core.reductions()) == REDUCTIONS
+    assert tuple(table.REDUCTIONS) == tuple(native.core.reductions()) == REDUCTIONS
     assert list(native.core.reductions().values()) == list(range(1, len(REDUCTIONS) + 1))
-    assert reductions.ADDITIVE == ("sum", "mean")
-    assert reductions.NEEDS_RESULT == ("amax", "amin", "logsumexp")
+    assert table.ADDITIVE == ("sum", "mean")
+    assert table.NEEDS_RESULT == ("amax", "amin", "logsumexp")
     *first, last = (f'"{name}"' for name in REDUCTIONS)
     for documented in (cutfuse.linear, cutfuse.reduce, cutfuse.nn.FusedLinear):
         assert f"{', '.join(first)} or {last}" in documented.__doc__

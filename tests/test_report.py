@@ -14,7 +14,7 @@ import torch
 
 import cutfuse
 from cutfuse import native, report
-from cutfuse.availability import Availability
+from cutfuse.explain import Availability
 
 
 def lines_of(title: str) -> dict[str, str]:

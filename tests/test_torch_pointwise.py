@@ -12,8 +12,8 @@ import torch
 from torch.overrides import get_overridable_functions
 
 from cutfuse.epilogue import Epilogue, EpilogueError, op_table
-from cutfuse.epilogue.refused import refusal_of, refused_functions
-from cutfuse.epilogue.registry import compositions
+from cutfuse.epilogue.errors import refusal_of, refused_functions
+from cutfuse.epilogue.table import compositions
 
 HOMES = (torch, torch.nn.functional, torch.special, torch.Tensor)
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
-from cutfuse.routing import use_operators_everywhere
+from cutfuse.native import use_operators_everywhere
 
 
 def inputs() -> tuple[Tensor, Tensor]:

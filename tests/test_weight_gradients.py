@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
-from cutfuse.compile.trained_layer import PassedLayer, TrainedLayer
+from cutfuse.compile.layer import PassedLayer, TrainedLayer
 from cutfuse.layer.autograd import weight_gradient
 
 M, N, K = 6, 8, 16

@@ -23,7 +23,7 @@ from trained_models import CPU_SIZES, DEVICE_SIZES, PRECISIONS, TrainedModel, ma
 import cutfuse  # noqa: F401  # registers the backend
 from cutfuse.compile import fusion
 from cutfuse.compile.report import ProductReport
-from cutfuse.routing import use_operators_everywhere
+from cutfuse.native import use_operators_everywhere
 
 Backend = str | Callable[..., Any]
 Results = dict[str, Tensor | None]

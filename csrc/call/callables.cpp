@@ -15,7 +15,7 @@
 namespace cutfuse::call {
 namespace {
 
-// A step of a trail, see cutfuse/epilogue/trail.py.
+// A step of a trail, see cutfuse/epilogue/fingerprint.py.
 struct Step {
   Node node;  // without edges
   Edge edge;

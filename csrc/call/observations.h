@@ -85,7 +85,7 @@ inline uint64_t hash_of(Token const& token) {
 
 inline Token whole(Answer answer, int64_t bits) { return {answer, bits, nullptr}; }
 
-// Where an object has an attribute: see cutfuse/epilogue/objects.py.
+// Where an object has an attribute: see cutfuse/epilogue/reads.py.
 enum class Place { kObject, kClass, kChildren };
 
 inline Token place_token(int64_t place, int64_t depth) { return whole(Answer::kPlace, (place << 32) | depth); }

@@ -7,7 +7,6 @@ heads share. Both are undone where the graph proves that the attention is the sa
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,12 +20,22 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from torch.utils._pytree import tree_map
 
-from .column_views import any_example, are_alike, called, emit, examples_behind, set_example
-from .differentiation import memory_of, why_changed
-from .epochs import find_epochs
-from .nodes import is_call, may_write, name_of, named_arguments, tensor_of
+from .layouts import are_alike, examples_behind
+from .nodes import (
+    any_example,
+    called,
+    find_epochs,
+    is_call,
+    may_write,
+    memory_of,
+    name_of,
+    named_arguments,
+    set_example,
+    tensor_of,
+    why_changed,
+)
 from .products import same, same_shape
-from .rewriting import fake_mode_of
+from .rewriting import Emit, UnfitError, emitting
 
 _PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _MOST_ELEMENTS = 1 << 26  # of a mask that is computed at compilation: 8192 x 8192
@@ -131,26 +140,13 @@ def _takes_shared_heads(query: Tensor, key: fx.Node, value: fx.Node, dropout: fl
 
 
 def _replace(graph: fx.Graph, node: fx.Node, wanted: dict[str, Any]) -> bool:
-    """Puts attention with other arguments in a node's place, unless what reads it needs the strides that it had.
-
-    A failure leaves the graph as it was.
-    """
-    emitted: list[fx.Node] = []
-    before = tensor_of(node)
-    behind: dict[fx.Node, Any] | None = None
+    """Puts attention with other arguments in a node's place, unless what reads it needs what it had."""
     try:
-        with graph.inserting_before(node), fake_mode_of(node), torch.no_grad():
-            new = _emit(functools.partial(emit, graph, emitted), node, wanted)
-            example = tensor_of(new)
-            if before is not None and example is not None and same_shape(example.shape, before.shape):
-                if example.dtype != before.dtype:  # by an autocast of the graph, which is not on here
-                    return False
-                behind = {} if are_alike(example, before) else examples_behind(graph, {node: example})
-    finally:
-        if behind is None:
-            for unused in reversed(emitted):
-                graph.erase_node(unused)
-    if behind is None:
+        with emitting(graph, node) as call:
+            new = _emit(call, node, wanted)
+            example, before = tensor_of(new), tensor_of(node)
+            behind = _changed_behind(graph, node, example, before)
+    except UnfitError:
         return False
     new.meta = dict(node.meta)
     set_example(new, _differentiated(example, before))
@@ -161,7 +157,21 @@ def _replace(graph: fx.Graph, node: fx.Node, wanted: dict[str, Any]) -> bool:
     return True
 
 
-def _emit(call: Callable[..., fx.Node], node: fx.Node, wanted: dict[str, Any]) -> fx.Node:
+def _changed_behind(
+    graph: fx.Graph, node: fx.Node, example: Tensor | None, before: Tensor | None
+) -> dict[fx.Node, Any]:
+    """The examples that change behind a node whose own does. Raises UnfitError where something needs the former one."""
+    if example is None or before is None or not same_shape(example.shape, before.shape):
+        raise UnfitError("it has another shape")
+    if example.dtype != before.dtype:  # by an autocast of the graph, which is not on here
+        raise UnfitError("it has another type")
+    behind = {} if are_alike(example, before) else examples_behind(graph, {node: example})
+    if behind is None:
+        raise UnfitError("what reads it needs the strides that it had")
+    return behind
+
+
+def _emit(call: Emit, node: fx.Node, wanted: dict[str, Any]) -> fx.Node:
     """The nodes of the attention. One query of each head becomes several of each head that is kept: no kernel with a
     mask takes shared heads."""
     query, key = tensor_of(wanted["query"]), tensor_of(wanted["key"])

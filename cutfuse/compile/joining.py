@@ -7,7 +7,6 @@ have to take.
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,17 +17,15 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
-from .. import routing
+from .. import native
 from ..arguments import is_wrapper
 from ..layer import schema
 from ..layer.planner import MOST_WEIGHTS, plan_traced_joined
-from .column_views import emit, examples_behind, set_example
-from .differentiation import needs_gradient
-from .epochs import find_epochs
-from .nodes import module_of, name_of, tensor_of
+from .layouts import examples_behind
+from .nodes import example_of, find_epochs, module_of, name_of, needs_gradient, set_example, tensor_of
 from .products import Product, find_product, same
-from .region import Times
-from .rewriting import fake_mode_of
+from .regions import Times
+from .rewriting import Emit, emitting, fake_mode_of
 
 # By how much one kernel has to be predicted faster: large products have little to gain, and lose some where a card at
 # its power limit runs cuBLAS's larger tiles better.
@@ -59,7 +56,7 @@ def join_products(graph: fx.Graph, warn: Callable[[Exception], None]) -> dict[fx
         try:
             group = [_current(product, replaced) for product in found]
             together = _why_together(group)
-            columns = [int(_example(product.weight).shape[0]) for product in group]
+            columns = [int(example_of(product.weight).shape[0]) for product in group]
             joined = {} if together is None else _join(graph, group)
         except Exception as error:
             warn(error)
@@ -72,13 +69,22 @@ def join_products(graph: fx.Graph, warn: Callable[[Exception], None]) -> dict[fx
 
 
 def _join(graph: fx.Graph, group: Sequence[Product]) -> dict[fx.Node, fx.Node]:
-    """What stands in the products' places; nothing where they have to stay."""
-    with fake_mode_of(group[0].node), torch.no_grad():
+    """Puts the operator before the first product, and views of its columns in the products' places, which it gives;
+    nothing where they have to stay."""
+    first = group[0].node
+    with fake_mode_of(first), torch.no_grad():
         columns = _columns_of(group)
         changed = examples_behind(graph, columns)
-        if changed is None:
-            return {}
-        replaced = _emit(graph, group, columns)
+    if changed is None:
+        return {}
+    with emitting(graph, first) as emit:
+        parts = _emit_parts(emit, group)
+    replaced = dict(zip(columns, parts, strict=True))
+    for node, part in replaced.items():
+        part.meta = {**node.meta}
+        set_example(part, columns[node])
+        node.replace_all_uses_with(part)
+        graph.erase_node(node)
     for node, example in changed.items():
         set_example(node, example)
     return replaced
@@ -122,7 +128,7 @@ def _is_joinable(product: Product) -> bool:
     y, x, weight, *biases = given
     return (
         all(example.dtype == y.dtype and example.device == y.device for example in given)
-        and (y.dtype.itemsize == 2 or routing.everywhere)
+        and (y.dtype.itemsize == 2 or native.operators_everywhere)
         and not needs_gradient(product.node)
         and weight.dim() == 2
         and all(is_concrete_int(size) and size > 0 for size in weight.shape)
@@ -134,9 +140,9 @@ def _is_joinable(product: Product) -> bool:
 def _why_together(group: Sequence[Product]) -> Together | None:
     """What is reported of products that are joined; None where they are not to be."""
     together = f"one kernel multiplies its input by the weights of {_names_of(group)}"
-    if routing.everywhere:
+    if native.operators_everywhere:
         return Together(together)
-    x, weights = _example(group[0].x), [_example(product.weight) for product in group]
+    x, weights = example_of(group[0].x), [example_of(product.weight) for product in group]
     plan = plan_traced_joined(x, weights, [tensor_of(product.bias) for product in group])
     if plan is None or not plan.is_fused:
         return None
@@ -155,8 +161,8 @@ def _names_of(group: Sequence[Product]) -> str:
 
 def _columns_of(group: Sequence[Product]) -> dict[fx.Node, Tensor]:
     """What the products would give as columns of one matrix."""
-    x = _example(group[0].x)
-    columns = [int(_example(product.weight).shape[0]) for product in group]
+    x = example_of(group[0].x)
+    columns = [int(example_of(product.weight).shape[0]) for product in group]
     joined = x.new_empty((math.prod(x.shape[:-1]), sum(columns)))
     parts = torch.split(joined, columns, 1)
     leading = x.shape[:-1]
@@ -166,44 +172,16 @@ def _columns_of(group: Sequence[Product]) -> dict[fx.Node, Tensor]:
     }
 
 
-def _emit(graph: fx.Graph, group: Sequence[Product], examples: Mapping[fx.Node, Tensor]) -> dict[fx.Node, fx.Node]:
-    """Puts the operator before the first product, and views of its columns in the products' places, which it gives.
-
-    A failure leaves the graph as it was.
-    """
-    emitted: list[fx.Node] = []
-    try:
-        with graph.inserting_before(group[0].node):
-            parts = _emit_parts(graph, group, emitted)
-    except Exception:
-        for node in reversed(emitted):
-            graph.erase_node(node)
-        raise
-    for product, part in zip(group, parts, strict=True):
-        part.meta = {**product.node.meta}
-        set_example(part, examples[product.node])
-        product.node.replace_all_uses_with(part)
-        graph.erase_node(product.node)
-    return {product.node: part for product, part in zip(group, parts, strict=True)}
-
-
-def _emit_parts(graph: fx.Graph, group: Sequence[Product], emitted: list[fx.Node]) -> list[fx.Node]:
-    """The nodes that give what the products give. emitted: to which every node is added."""
-    call = functools.partial(emit, graph, emitted)
+def _emit_parts(call: Emit, group: Sequence[Product]) -> list[fx.Node]:
+    """The nodes that give what the products give."""
     x, weights = group[0].x, [product.weight for product in group]
-    leading = _example(x).shape[:-1]
+    leading = example_of(x).shape[:-1]
     is_matrix = len(leading) == 1
-    matrix = x if is_matrix else call("reshape", x, -1, int(_example(x).shape[-1]))
+    matrix = x if is_matrix else call("reshape", x, -1, int(example_of(x).shape[-1]))
     joined = call(schema.joined, matrix, weights, [product.bias for product in group])
-    columns = call("split", joined, [int(_example(weight).shape[0]) for weight in weights], 1)
+    columns = call("split", joined, [int(example_of(weight).shape[0]) for weight in weights], 1)
     parts = [call(operator.getitem, columns, place) for place in range(len(group))]
     if is_matrix:
         return parts
     sizes = [int(size) if is_concrete_int(size) else call("size", x, place) for place, size in enumerate(leading)]
     return [call("unflatten", part, 0, sizes) for part in parts]
-
-
-def _example(node: fx.Node) -> Tensor:
-    example = tensor_of(node)
-    assert example is not None
-    return example

@@ -1,27 +1,40 @@
-"""The operator that stands in a graph for a linear layer and what follows it.
+"""The operators that stand in a graph for a linear layer and what follows it, and how they are differentiated.
 
-It is a composite: AOTAutograd traces through it, to the operators that compute it and to their gradients. It is an
-operator of the dispatcher, because PyTorch keeps no compiled code on disk of graphs with functions that it does not
-know.
+They are composites: AOTAutograd traces through them, to the operators that compute them and to their gradients. They
+are operators of the dispatcher, because PyTorch keeps no compiled code on disk of graphs with functions that it does
+not know.
+
+A trained layer of 16 bits keeps no pre-activation where its backward pass needs none: storing it takes a fused kernel
+as long as a pass of its own over it. A residual that is added needs nothing of it, and a relu nothing but the result,
+which the next layer keeps anyway. Others are passes of ours behind PyTorch's product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from .. import arguments, routing
-from ..epilogue import Epilogue
-from ..epilogue.evaluate import arithmetic_dtype
+from .. import arguments, composed, native
+from ..epilogue import Epilogue, Program
+from ..epilogue.program import arithmetic_dtype
 from ..layer import schema
-from ..layer.autograd import needs_gradient
+from ..layer.autograd import (
+    differentiate,
+    element_gradients,
+    kept_of,
+    needs_gradient,
+    operand_facts,
+    restored,
+    wanted_inputs,
+    weight_gradient,
+)
 from ..linear import LinearCall, autocast_inputs, run_linear, to_matrix
 from ..matrix_vector import find_matrix_vector
 from ..precision import captured_mode
-from .trained_layer import PassedLayer, TrainedLayer, why_kept
 
 DIFFERENTIATED = "torch.compile differentiates it, and fuses it with the operations around it"
 
@@ -76,7 +89,7 @@ def _run(call: LinearCall) -> Tensor:
         return _applied(TrainedLayer, call.epilogue.text, call.out_dtype, *inputs)
     if call.x.element_size() == 2 and call.reduction == "none":
         return _applied(PassedLayer, call.epilogue.text, call.out_dtype, *inputs)
-    if call.matrix_vector is not None and not routing.everywhere:
+    if call.matrix_vector is not None and not native.operators_everywhere:
         call = call._replace(composed_because=DIFFERENTIATED)
     return run_linear(call)
 
@@ -106,4 +119,140 @@ class _Product(torch.autograd.Function):
             schema.product(grad, weight.t(), ctx.mode) if needs_x else None,
             schema.product(grad.t(), x.t(), ctx.mode) if needs_weight else None,
             grad.sum(0) if needs_bias else None,
+        )
+
+
+def layer_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ignore_index: int,
+    reduction: str,
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """`F.cross_entropy(x @ weight.T + bias, target)` for x `[..., K]` of as many rows as the target `[M]` has items."""
+    x, weight, bias = autocast_inputs(x, weight, bias)
+    x = x.reshape(target.shape[0], x.shape[-1])
+    arithmetic = torch.float64 if x.dtype == torch.float64 else torch.float32
+    logsumexp = layer(x, weight, bias, [], schema.IDENTITY, "logsumexp", False, arithmetic)
+    counts = target != ignore_index
+    classes = torch.where(counts, target, 0)
+    logits = (x.to(arithmetic) * F.embedding(classes, weight).to(arithmetic)).sum(-1)
+    if bias is not None:
+        logits = logits + bias[classes].to(arithmetic)
+    losses = torch.where(counts, logsumexp - logits, 0.0)
+    if reduction == "none":
+        return losses.to(out_dtype)
+    total = losses.sum()
+    return (total / counts.sum() if reduction == "mean" else total).to(out_dtype)
+
+
+_RELU = "operands=0; relu z"
+
+
+def why_kept(dtype: torch.dtype, reduction: str, epilogue: Epilogue, operands: Iterable[Tensor]) -> str:
+    """Why a trained layer is none of these; empty where it is one. dtype: of the product."""
+    if dtype.itemsize != 2:
+        return f"its product is of {dtype}"
+    if reduction != "none":
+        return "its rows are reduced"
+    if epilogue.text == _RELU:
+        return ""
+    if epilogue.affine is None:
+        return "its derivative depends on the product"
+    trained = {k for k, operand in enumerate(operands) if operand.requires_grad}
+    is_factor = trained.intersection(epilogue.affine.slope_operands)
+    return "the gradient of a factor depends on the product" if is_factor else ""
+
+
+def _save(
+    ctx: Any, program: str, x: Tensor, weight: Tensor, value: Tensor | None, operands: tuple[Tensor, ...]
+) -> None:
+    """Keeps what a backward pass reads. value: z, or the result."""
+    ctx.program = program
+    ctx.operands = operand_facts(Program.parse(program), operands)
+    ctx.save_for_backward(x, weight, value, *kept_of(ctx.operands, operands))
+
+
+class TrainedLayer(torch.autograd.Function):
+    """`program(x @ weight.T + bias, operands)` by the operator forwards, and by PyTorch's operations backwards.
+
+    The program is one of which `why_kept` gives nothing. Inductor fuses the operations with those around them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        program: str,
+        out_dtype: torch.dtype,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        *operands: Tensor,
+    ) -> Tensor:
+        y = schema.linear(x, weight, bias, operands, program, out_dtype)
+        _save(ctx, program, x, weight, y if program == _RELU else None, operands)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, y, *kept = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias, *needs = ctx.needs_input_grad[2:]
+        program = Program.parse(ctx.program)
+        operands = restored(ctx.operands, kept, grad.device, needs)
+        # The derivative is the same at any z if the program is affine, and of relu at its result.
+        z = grad.to(x.dtype) if y is None else y
+        grad_z, *rest = differentiate(
+            lambda z, *operands: composed.pointwise(z, operands, program, grad.dtype),
+            (z.detach().requires_grad_(), *operands),
+            (needs_x or needs_weight or needs_bias, *needs),
+            grad,
+        )
+        if grad_z is not None:
+            grad_z = grad_z.to(x.dtype)  # a relu's result may be of another type
+        return (
+            None,
+            None,
+            None if grad_z is None or not needs_x else torch.mm(grad_z, weight),
+            None if grad_z is None or not needs_weight else weight_gradient(grad_z, x, weight),
+            None if grad_z is None or not needs_bias else grad_z.sum(0),
+            *rest,
+        )
+
+
+class PassedLayer(torch.autograd.Function):
+    """`program(x @ weight.T + bias, operands)` by PyTorch's product and a kernel of ours, forwards and backwards."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        program: str,
+        out_dtype: torch.dtype,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        *operands: Tensor,
+    ) -> Tensor:
+        z = F.linear(x, weight, bias)
+        _save(ctx, program, x, weight, z, operands)
+        return schema.pointwise(z, operands, program, out_dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, z, *kept = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias, *needs = ctx.needs_input_grad[2:]
+        operands = restored(ctx.operands, kept, grad.device, [False] * len(needs))
+        wanted = wanted_inputs([needs_x or needs_weight or needs_bias, *needs], ctx.program)
+        gradients, column_sum = element_gradients(
+            grad, z, operands, ctx.program, "none", None, wanted, needs_bias and 0 in wanted
+        )
+        grad_z = gradients.get(0)
+        return (
+            None,
+            None,
+            None if grad_z is None or not needs_x else torch.mm(grad_z, weight),
+            None if grad_z is None or not needs_weight else weight_gradient(grad_z, x, weight),
+            column_sum,
+            *(gradients.get(k + 1) for k in range(len(needs))),
         )

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch._inductor import config
 
 from ..layer.specialize import background
-from ..prediction import check_devices, predicting
+from ..native import check_devices, predicting
 
 if TYPE_CHECKING:
     from .report import ModelExplanation, ProductReport
@@ -30,8 +31,6 @@ def backend(
 
     mode, options: Inductor's, as in `torch.compile(model, mode=..., options=...)`.
     """
-    from torch._inductor import config
-
     from ..layer import inductor
     from .fusion import fuse
 
@@ -65,18 +64,14 @@ def install() -> None:
 
     Passes that other libraries have installed stay, and run before. Installing twice is installing once.
     """
-    from torch._inductor import config
-
-    from .inductor_pass import installed_pass
+    from .fusion import installed_pass
 
     config.pre_grad_custom_pass = installed_pass(config.pre_grad_custom_pass)
 
 
 def uninstall() -> None:
     """Undoes `install`. Models that are compiled stay as they are."""
-    from torch._inductor import config
-
-    from .inductor_pass import without_pass
+    from .fusion import without_pass
 
     config.pre_grad_custom_pass = without_pass(config.pre_grad_custom_pass)
 
@@ -84,9 +79,7 @@ def uninstall() -> None:
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
     """A context in which models that torch.compile compiles are fused. Compilation is at a model's first call."""
-    from torch._inductor import config
-
-    from .inductor_pass import installed_pass
+    from .fusion import installed_pass
 
     with config.patch(pre_grad_custom_pass=installed_pass(config.pre_grad_custom_pass)):
         yield

@@ -1,17 +1,28 @@
-"""Reads the nodes of Dynamo's graph: what each calls, on what, and what it gives."""
+"""Reads the nodes of Dynamo's graph: what each calls, gives and writes, and what may not be moved.
+
+The graph is not functional: nodes write to tensors, and enter and leave modes such as autocast and no_grad. Such a node
+begins a new epoch. A region moves its product to where its last node stands, so all of its nodes have to belong to one
+epoch, and autograd has to find of the region what it finds of the nodes that the region replaces.
+"""
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from ..epilogue import Program
+from ..epilogue.calls import is_known
+from ..epilogue.traced_tensor import is_operator
+
+EXAMPLES = ("example_value", "val")  # where Dynamo and AOTAutograd put the example of what a node gives
 _IN_PLACE_NAMES = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 _IN_PLACE_OPERATORS = {getattr(operator, f"i{name}"): getattr(operator, f"__{name}__") for name in _IN_PLACE_NAMES}
 # Dunder methods that write, as Dynamo may spell them.
@@ -24,16 +35,37 @@ _OF_LOCAL = re.compile(r"L\['\w+'\]\.(?!_orig_mod\b|__)\w")
 _NAMESAKES = "torch.masked"
 _OPERATORS = ("_operator", "operator")
 _PYTHONS_MODULES = (*_OPERATORS, "math", "builtins")
+DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
 # Functions with these in their names write statistics in training, whatever their schemas say.
 _TRAINABLE_NORMS = ("batch_norm", "instance_norm")
 
 
+def any_example(node: fx.Node) -> Any:
+    """The example of what a node gives: a tensor, a number, or several of them; None where there is none."""
+    return next((node.meta[key] for key in EXAMPLES if key in node.meta), None)
+
+
+def set_example(node: fx.Node, example: Any) -> None:
+    node.meta[next((key for key in EXAMPLES if key in node.meta), EXAMPLES[0])] = example
+
+
 def tensor_of(node: Any) -> Tensor | None:
     """The example of what a node gives, if that is one tensor."""
-    if not isinstance(node, fx.Node):
-        return None
-    example = node.meta.get("example_value", node.meta.get("val"))
+    example = any_example(node) if isinstance(node, fx.Node) else None
     return example if isinstance(example, Tensor) else None
+
+
+def example_of(node: Any) -> Tensor:
+    """The example of a node that is known to give a tensor."""
+    example = tensor_of(node)
+    assert example is not None
+    return example
+
+
+def called(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """What the function or method of a node gives for these arguments."""
+    target: Any = node.target
+    return getattr(args[0], target)(*args[1:], **kwargs) if node.op == "call_method" else target(*args, **kwargs)
 
 
 def is_call(node: fx.Node) -> bool:
@@ -168,3 +200,150 @@ def module_of(node: fx.Node) -> str:
         path = path.removeprefix(root)
     path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", re.sub(r"^[LG]\[[^\]]*\]", "", path))
     return re.sub(r"\.?\b(_modules|_orig_mod)\.|^\.+", ".", path).strip(".") or node.name
+
+
+def last_writes(graph: fx.Graph, outside: Iterable[Any] = ()) -> dict[Any, float]:
+    """The place in the graph of the last node that may write to a memory, by what `memory_of` gives of it.
+
+    outside: the memory that the graph around the body of a checkpoint writes to, which may be behind the body.
+    """
+    found = dict.fromkeys(outside, math.inf)
+    for place, node in enumerate(graph.nodes):
+        for memory in _memories(_written(node)):
+            found[memory] = max(place, found.get(memory, -1))
+    return found
+
+
+def _memories(nodes: Iterable[fx.Node]) -> list[Any]:
+    return [memory_of(example) for node in nodes if (example := tensor_of(node)) is not None]
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """The tensors that a node may write to."""
+    if not is_call(node) or not may_write(node):
+        return []
+    bodies = [getattr(node.graph.owning_module, str(given.target), None) for given in node.all_input_nodes]
+    graphs = [body.graph for body in bodies if isinstance(body, fx.GraphModule)]
+    if graphs:  # of a higher-order operator, whose inputs have the same examples inside
+        inside = {memory for graph in graphs for memory in last_writes(graph)}
+        return [given for given in node.all_input_nodes if not inside.isdisjoint(_memories([given]))]
+    if works_in_place(node) and node.kwargs.get("out") is None and node.args and isinstance(node.args[0], fx.Node):
+        return [node.args[0]]
+    return node.all_input_nodes  # of torch._foreach_mul_ the tensors of its lists
+
+
+def memory_of(example: Tensor) -> Any:
+    """What two tensors have in common that are views of the same memory."""
+    return example.untyped_storage()._cdata if example.layout is torch.strided else id(example)
+
+
+def why_changed(out: fx.Node, inputs: Sequence[fx.Node], place: int, writes: Mapping[Any, float]) -> str:
+    """Which of a layer's inputs is written behind `place`, where out needs a gradient; empty if none is.
+
+    The layer keeps its inputs for the backward pass, and PyTorch keeps some: not a residual that is added.
+    """
+    example = tensor_of(out)
+    if example is None or not example.requires_grad:
+        return ""
+    for node in inputs:
+        given = tensor_of(node)
+        if given is not None and writes.get(memory_of(given), -1) > place:
+            return f"{node.name} is written before the backward pass reads it"
+    return ""
+
+
+def why_undifferentiable(out: fx.Node, inputs: Sequence[fx.Node], operands: Sequence[fx.Node], program: Program) -> str:
+    """Why a layer's result would need a gradient, and out needs none; empty if it would not. inputs: of the product."""
+    example = tensor_of(out)
+    if example is None or example.requires_grad or not example.is_floating_point():
+        return ""
+    if not any(map(needs_gradient, (*inputs, *operands))):
+        return ""
+    reached = program.inputs_with_gradient
+    has_gradient = 0 in reached and any(map(needs_gradient, inputs))
+    has_gradient |= any(k + 1 in reached and needs_gradient(node) for k, node in enumerate(operands))
+    # Where the nodes have a derivative and their result needs no gradient, gradients are off.
+    return "" if has_gradient else "its result has no gradient, and an operator's would"
+
+
+def needs_gradient(node: fx.Node) -> bool:
+    example = tensor_of(node)
+    return example is not None and example.requires_grad
+
+
+# Known functions that may give their argument itself, or a view of it.
+_MAY_ALIAS = {
+    *("contiguous", "to", "type", "type_as", "float", "half", "bfloat16", "double", "bool", "positive", "pos", "real"),
+    *("conj", "conj_physical", "resolve_conj", "resolve_neg", "rrelu", "expand_as"),
+    *DROPOUTS,
+}
+_PRODUCTS = {"linear", "matmul", "mm", "addmm", "__matmul__"}
+_NESTING = ("_vmap", "_grad", "_jvp", "_add_batch_dim", "_remove_batch_dim", "_functionalize", "_wrap_for_grad")
+
+
+def find_epochs(graph: fx.Graph) -> dict[fx.Node, int]:
+    """The number of each node's epoch. A node that begins one belongs to it."""
+    epochs: dict[fx.Node, int] = {}
+    epoch = 0
+    for node in graph.nodes:
+        if may_write(node) and not updates_fresh_value(node):
+            epoch += 1
+        epochs[node] = epoch
+    return epochs
+
+
+def updates_fresh_value(node: fx.Node) -> bool:
+    """Whether a node updates in place what nothing else can see, so that the result is a value like any other."""
+    first = node.args[0] if node.args else None
+    if not works_in_place(node) or not isinstance(first, fx.Node) or node.kwargs.get("out") is not None:
+        return False
+    return len(first.users) == 1 and _allocates(first)
+
+
+def _allocates(node: fx.Node) -> bool:
+    """Whether a node's result is in memory of its own."""
+    if not is_call(node) or name_of(node).rstrip("_") in _MAY_ALIAS or node.kwargs.get("out") is not None:
+        return False
+    if works_in_place(node):
+        return updates_fresh_value(node)
+    function: Any = function_of(node)
+    return name_of(node) in _PRODUCTS or _is_known(function)
+
+
+def computes_elements(node: fx.Node) -> bool:
+    """Whether a node is one of the epilogue language's functions, which give a result of its own or their argument."""
+    return is_call(node) and _is_known(function_of(node))
+
+
+def _is_known(function: Any) -> bool:
+    try:
+        return is_known(function) or is_operator(function)
+    except TypeError:  # not hashable
+        return False
+
+
+def uses_transforms(graph: fx.Graph) -> bool:
+    """Whether a graph enters transforms of torch.func, inside of which tensors have hidden dimensions."""
+    return any(is_call(node) and _is_transform(node) for node in graph.nodes)
+
+
+def _is_transform(node: fx.Node) -> bool:
+    name, target = name_of(node), node.target
+    if not isinstance(target, torch._ops.HigherOrderOperator):
+        return name.startswith(_NESTING)
+    # An autograd.Function is a call like any other, though it comes from the same modules.
+    return name != "autograd_function_apply" and "functorch" in str(type(target).__module__)
+
+
+class Schedule:
+    """What the searches of one graph share.
+
+    order: the place of each node. epochs: see `find_epochs`. writes: see `last_writes`. taken: the nodes of regions so
+    far.
+    """
+
+    def __init__(self, graph: fx.Graph, writes: dict[Any, float]) -> None:
+        self.order = {node: place for place, node in enumerate(graph.nodes)}
+        self.epochs = find_epochs(graph)
+        self.writes = writes
+        self.taken: set[fx.Node] = set()

@@ -1,18 +1,22 @@
-"""The matrix products of a graph by a weight that is one matrix."""
+"""Finds the matrix products of a graph by a weight that is one matrix, and what reduces the rows of one.
+
+A reduction is one of the last dimension, or the cross entropy of a matrix of logits.
+"""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import is_concrete_int, statically_known_true
 
 from ..arguments import KERNEL_DTYPES
-from .nodes import is_call, name_of, named_arguments, tensor_of
+from ..epilogue.table import REDUCTIONS
+from .nodes import any_example, is_call, name_of, named_arguments, tensor_of
 
 _MATMULS = {"matmul", "mm", "__matmul__"}
 _ADDITIONS = {"add", "__add__", "iadd", "add_"}
@@ -92,7 +96,7 @@ def find_parts(product: Product) -> list[Product]:
     if not is_call(split) or name_of(split) not in SPLITS or not _splits_columns(split, product.node):
         return []
     takes_items = all(item.target is operator.getitem and type(item.args[1]) is int for item in split.users)
-    pieces = split.meta.get("example_value", split.meta.get("val"))
+    pieces = any_example(split)
     if not takes_items or not isinstance(pieces, tuple | list):
         return []
     lengths = [piece.shape[-1] for piece in pieces]
@@ -130,15 +134,11 @@ def find_product(node: fx.Node) -> Product | None:
         return None
     name = name_of(node)
     if name == "linear" and node.op == "call_function":
-        found = _find_linear(node)
-    elif name in _MATMULS:
+        return _find_linear(node)
+    if name in _MATMULS:
         named = named_arguments(node, ("input", "other"))
-        found = _checked(Product(node, named.get("input"), named.get("other", named.get("mat2")), True))  # type: ignore[arg-type]
-    elif name == "addmm":
-        found = _find_addmm(node)
-    else:
-        return None
-    return found
+        return _checked(Product(node, named.get("input"), named.get("other", named.get("mat2")), True))  # type: ignore[arg-type]
+    return _find_addmm(node) if name == "addmm" else None
 
 
 def _is_stored_otherwise(node: fx.Node) -> bool:
@@ -211,3 +211,74 @@ def row_added_next(product: Product) -> fx.Node | None:
 def other_argument(node: fx.Node, argument: fx.Node) -> Any:
     """Of a node with two arguments the one that is not `argument`."""
     return node.args[1] if node.args[0] is argument else node.args[0]
+
+
+_REDUCTION_ARGUMENTS = {"input", "dim", "axis", "keepdim", "dtype"}
+_REDUCTIONS = {name: name for name in REDUCTIONS} | {"max": "amax", "min": "amin"}
+
+
+def reduction_of(node: fx.Node) -> tuple[str, bool] | None:
+    """The reduction of the last dimension that a node computes, and whether it keeps the dimension."""
+    name = _REDUCTIONS.get(name_of(node))
+    if name is None or not is_call(node) or not node.args or not isinstance(node.args[0], fx.Node):
+        return None
+    if not node.kwargs.keys() <= _REDUCTION_ARGUMENTS:
+        return None
+    source = tensor_of(node.args[0])
+    named = named_arguments(node, ("input", "dim", "keepdim"))
+    dim, keepdim = named.get("dim", named.get("axis")), named.get("keepdim", False)
+    dims = dim if isinstance(dim, tuple | list) else (dim,)
+    if source is None or source.dim() < 1 or len(dims) != 1 or type(dims[0]) is not int or type(keepdim) is not bool:
+        return None
+    is_last = dims[0] % source.dim() == source.dim() - 1
+    if not is_last or not source.is_floating_point():
+        return None
+    # Of equal largest elements PyTorch gives one the gradient where it gives indices, and shares it out in amax.
+    if name_of(node) in ("max", "min") and source.requires_grad:
+        return None
+    return (name, keepdim) if _reduced_type_fits(node, source) else None
+
+
+def _reduced_type_fits(node: fx.Node, source: Tensor) -> bool:
+    """Whether the type of the result is one that a kernel stores."""
+    dtype = node.kwargs.get("dtype") or source.dtype
+    is_wider = dtype is not torch.float64 or source.dtype is torch.float64
+    return isinstance(dtype, torch.dtype) and dtype.is_floating_point and is_wider and not same(source.shape[-1], 0)
+
+
+_LOSS_ARGUMENTS = (
+    "input",
+    "target",
+    "weight",
+    "size_average",
+    "ignore_index",
+    "reduce",
+    "reduction",
+    "label_smoothing",
+)
+_LOSS_REDUCTIONS = ("mean", "sum", "none")
+
+
+class CrossEntropy(NamedTuple):
+    """A call of F.cross_entropy with classes as targets, one for each row."""
+
+    target: fx.Node  # [M]
+    ignore_index: int
+    reduction: str
+
+
+def cross_entropy_of(node: fx.Node) -> CrossEntropy | None:
+    """The cross entropy that a node computes of a matrix of logits; None for weighted, smoothed and other ones."""
+    if not is_call(node) or name_of(node) != "cross_entropy" or not node.args or not isinstance(node.args[0], fx.Node):
+        return None
+    named = named_arguments(node, _LOSS_ARGUMENTS)
+    logits, target = tensor_of(node.args[0]), tensor_of(named.get("target"))
+    plain = all(named.get(name) is None for name in ("weight", "size_average", "reduce"))
+    ignore_index, reduction = named.get("ignore_index", -100), named.get("reduction", "mean")
+    if not plain or named.get("label_smoothing", 0.0) != 0.0 or reduction not in _LOSS_REDUCTIONS:
+        return None
+    if logits is None or target is None or logits.dim() != 2 or target.dim() != 1 or target.dtype != torch.int64:
+        return None
+    if type(ignore_index) is not int or target.device != logits.device or same(logits.shape[-1], 0):
+        return None
+    return CrossEntropy(named["target"], ignore_index, reduction)

@@ -1,20 +1,25 @@
-"""What became of each matrix product of a model."""
+"""What became of each matrix product of a model: a table with bars, as text, as HTML for a notebook, and as a page."""
 
 from __future__ import annotations
 
+import html
 import math
 import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from . import picture
+from ..native import describe_prediction
 from .choice import times_of
-from .nodes import tensor_of
+from .nodes import example_of
 from .products import Product
-from .region import Region, Search, Times
+from .regions import Region, Search, Times
 
 
 class ProductReport(NamedTuple):
@@ -70,30 +75,28 @@ class ModelExplanation:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the table as a page of HTML, in one file that needs no other."""
-        Path(path).write_text(picture.page_of(self), encoding="utf-8")
+        Path(path).write_text(page_of(self), encoding="utf-8")
 
     def __str__(self) -> str:
-        return picture.text_of(self)
+        return text_of(self)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """For notebooks. Its text has no colour of its own, so that it can be read on light and dark pages."""
-        return picture.html_of(self)
+        return html_of(self)
 
 
 def report(search: Search, predicts: bool) -> ProductReport:
     """What became of one product; with times if it `predicts`."""
     region = search.region
     m, n, k = _sizes(search.product)
-    z = tensor_of(search.product.node)
-    assert z is not None
     return ProductReport(
         module=search.module,
         m=m,
         n=n,
         k=k,
-        dtype=z.dtype,
+        dtype=example_of(search.product.node).dtype,
         is_fused=region is not None,
         program="" if region is None else _expression(region),
         ended_at=search.ended_at,
@@ -110,9 +113,7 @@ def _expression(region: Region) -> str:
 
 
 def _sizes(product: Product) -> tuple[int, int, int]:
-    z, x = tensor_of(product.node), tensor_of(product.x)
-    assert z is not None
-    assert x is not None
+    z, x = example_of(product.node), example_of(product.x)
     columns = z.shape[-1] if product.part is None else product.part.length
     sizes = [*z.shape[:-1], columns, x.shape[-1]]
     *rows, n, k = (size if isinstance(size, int) else _hint(size) for size in sizes)
@@ -123,3 +124,188 @@ def _hint(size: Any) -> int:
     """A symbol's value in the call that is traced; 0 where that is not known."""
     found = size.node.hint
     return found if isinstance(found, int) else 0
+
+
+_NO_GRAPH = (
+    "torch.compile makes no graph of it, as of nn.LSTM and of modules with full backward hooks; "
+    "TORCH_LOGS=graph_breaks prints the reason"
+)
+_COUNTED = (
+    "Counted are the products, with what is fused with them or could have been. Attention, norms, embeddings and all "
+    "other operations are not. A time is the longer one of the device's and the host's, and a share of the host's."
+)
+_UNCOUNTED = "Products without times are not predicted, and not counted."
+_STEPS = "Times marked * are of a training step, forwards and backwards; the others are of the forward pass."
+_PIPE_WIDTH = 100
+_TITLES = ("", "module", "M x N x K", "times", "before, us", "after, us", "", "fused, and why no more")
+_COLOURS = {"fused": ("\033[32m", "#2da44e"), "joined": ("\033[32m", "#2da44e"), "left": ("\033[90m", "#8c959f")}
+_STYLE = """
+:root { color-scheme: light dark; --page: #ffffff; --text: #1f2328; --line: #d1d9e0; }
+@media (prefers-color-scheme: dark) { :root { --page: #0d1117; --text: #e6edf3; --line: #3d444d; } }
+body { background: var(--page); color: var(--text); font: 14px/1.45 system-ui, sans-serif; margin: 2rem; }
+table { border-collapse: collapse; }
+th, td { border-bottom: 1px solid var(--line); padding: 0.35rem 0.6rem; }
+"""
+
+
+class Row(NamedTuple):
+    """Products that differ in the numbers of their modules alone, as those of equal layers do.
+
+    verdict: "fused", "joined" or "left". before, after: microseconds of all of them; None where nothing is predicted.
+    """
+
+    verdict: str
+    occurrences: int
+    product: ProductReport
+    before: float | None
+    after: float | None
+
+
+def rows_of(found: ModelExplanation) -> list[Row]:
+    groups: dict[Any, list[ProductReport]] = {}
+    for product in found.products:
+        key = product._replace(module=".".join(part for part in product.module.split(".") if not part.isdigit()))
+        groups.setdefault(key, []).append(product)
+    rows = []
+    for first, *others in groups.values():
+        verdict, count = "fused" if first.is_fused else "joined" if first.is_joined else "left", 1 + len(others)
+        before, after = (None, None) if first.times is None else (count * time for time in first.times[:2])
+        rows.append(Row(verdict, count, first, before, after))
+    return rows
+
+
+def _headlines(found: ModelExplanation) -> list[str]:
+    lines = [f"{found.fused} of {len(found.products)} products are fused, in {found.graphs} graph"]
+    lines[0] += "" if found.graphs == 1 else "s"
+    if found.device is not None:
+        lines.append(describe_prediction(found.device))
+    if not found.graphs:
+        lines.append(_NO_GRAPH)
+    if found.before:
+        less = f"{1 - found.after / found.before:.1%} less" if found.after <= found.before else "more"
+        lines.append(f"predicted: {found.before:,.1f} us before, by PyTorch, and {found.after:,.1f} us after, {less}")
+    return lines
+
+
+def _notes(found: ModelExplanation) -> list[str]:
+    times = [product.times for product in found.products]
+    if not any(times):
+        return []
+    is_step = any(time is not None and time.is_step for time in times)
+    return [_COUNTED, *([] if all(times) else [_UNCOUNTED]), *([_STEPS] if is_step else [])]
+
+
+def _size_of(product: ProductReport) -> str:
+    return f"{product.m} x {product.n} x {product.k} {str(product.dtype).removeprefix('torch.')}"
+
+
+def _reason_of(product: ProductReport) -> str:
+    return (f"ends at {product.ended_at}: " if product.ended_at else "") + product.reason
+
+
+def _time(row: Row, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.1f}{'*' if row.product.times is not None and row.product.times.is_step else ''}"
+
+
+def _scale(rows: list[Row]) -> float:
+    return max((max(row.before, row.after or 0.0) for row in rows if row.before is not None), default=0.0)
+
+
+def text_of(found: ModelExplanation) -> str:
+    """Text as wide as the terminal that it is printed to, up to 120 columns. A terminal has colours too."""
+    is_terminal = sys.stdout.isatty()
+    width = min(max(shutil.get_terminal_size().columns, 60), 120) if is_terminal else _PIPE_WIDTH
+    has_colours = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    characters = bar_characters(getattr(sys.stdout, "encoding", None) or "utf-8")
+    rows, bar = rows_of(found), width // 5
+    scale, module = _scale(rows), width - bar - 36  # what the other columns take
+    lines = [line for headline in _headlines(found) for line in textwrap.wrap(headline, width)]
+    if scale:
+        lines.append(f"{'':7}{'':{module}} times    before   after us")
+    for row in rows:
+        name = row.product.module if not scale else _clipped(row.product.module, module)
+        times = f"{_time(row, row.before):>10}{_time(row, row.after):>10}" if scale else ""
+        line = f"{row.verdict:7}{name:{module}}{f'{row.occurrences}x':>6}{times}"
+        if row.before is not None and row.after is not None:
+            drawn = _bar(row.before / scale * bar, row.after / scale * bar, characters)
+            line += f"  {_COLOURS[row.verdict][0]}{drawn}\033[0m" if has_colours else f"  {drawn}"
+        program = f": {row.product.program}" if row.product.program else ""
+        for detail in (f"{_size_of(row.product)}{program}", _reason_of(row.product)):
+            line += "".join(f"\n{part}" for part in _indented(detail, width))
+        lines.append(line)
+    if scale:
+        lines.append(f"{'':7}{'sum of these':{module + 6}}{found.before:10,.1f}{found.after:10,.1f}")
+    return "\n".join([*lines, *(line for note in _notes(found) for line in textwrap.wrap(note, width))])
+
+
+def _clipped(name: str, width: int) -> str:
+    return name if len(name) <= width else f"..{name[2 - width :]}"
+
+
+def _indented(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=" " * 7, subsequent_indent=" " * 9, break_on_hyphens=False)
+
+
+def bar_characters(encoding: str | None) -> str:
+    """Blocks where the output can show them."""
+    try:
+        "█░".encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return "#."
+    return "█░"
+
+
+def _bar(before: float, after: float, characters: str) -> str:
+    filled = max(round(after), 1)
+    return characters[0] * filled + characters[1] * (round(before) - filled)
+
+
+def html_of(found: ModelExplanation) -> str:
+    """A table. Colours are the bars' alone, and are seen on light and dark pages."""
+    rows = rows_of(found)
+    scale = _scale(rows)
+    caption = "<br/>".join(map(html.escape, _headlines(found)))
+    body = "".join(_html_row(row, scale) for row in rows)
+    total = ["", "sum of these", "", "", f"{found.before:,.1f}", f"{found.after:,.1f}", "", ""]
+    foot = f"<tfoot>{_cells(total)}</tfoot>" if scale else ""
+    notes = "".join(f"<p>{html.escape(note)}</p>" for note in _notes(found))
+    return (
+        f'<div><table><caption style="text-align: left; font-weight: bold">{caption}</caption>'
+        f"<thead>{_cells(_TITLES, 'th')}</thead><tbody>{body}</tbody>{foot}</table>{notes}</div>"
+    )
+
+
+def _html_row(row: Row, scale: float) -> str:
+    product, colour = row.product, _COLOURS[row.verdict][1]
+    bar = ""
+    if row.before is not None and row.after is not None:
+        parts = (row.after, 1.0), (max(row.before - row.after, 0.0), 0.3)
+        bar = '<div style="display: flex; width: 12em">{}</div>'.format(
+            "".join(
+                f'<div style="height: 1em; width: {part / scale:.1%}; background: {colour}; opacity: {opacity}"></div>'
+                for part, opacity in parts
+            )
+        )
+    told = [text for text in (product.program, _reason_of(product)) if text]
+    times = [_time(row, row.before), _time(row, row.after)]
+    cells = [product.module, _size_of(product), str(row.occurrences), *times]
+    return _cells([f"<b>{row.verdict}</b>", *map(html.escape, cells), bar, "<br/>".join(map(html.escape, told))])
+
+
+def _cells(cells: Sequence[str], tag: str = "td") -> str:
+    """A row of HTML: numbers to the right, and in one line all but what is fused and why."""
+    found = []
+    for place, cell in enumerate(cells, 1):
+        side, wraps = "right" if 4 <= place <= 6 else "left", "normal" if place == len(cells) else "nowrap"
+        found.append(f'<{tag} style="text-align: {side}; white-space: {wraps}">{cell}</{tag}>')
+    return f"<tr>{''.join(found)}</tr>"
+
+
+def page_of(found: ModelExplanation) -> str:
+    """A page that needs no other file, light or dark as the reader's system is."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/><title>cutfuse.explain_model</title>'
+        f"<style>{_STYLE}</style></head><body>{html_of(found)}</body></html>\n"
+    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
@@ -13,15 +13,41 @@ from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from ..layer import schema
 from .lifting import NORM_SCALE, Operand, inverse, norm_dtype, permutation_of
-from .nodes import name_of, named_arguments, tensor_of
-from .products import Product, same, same_shape
-from .region import Region
+from .nodes import any_example, called, example_of, name_of, named_arguments, set_example, tensor_of
+from .products import Part, Product, same, same_shape
+from .regions import Region
 
 _SYMBOL = -1  # the size of a dimension that a view gets by itself
 
 
 class UnfitError(Exception):
     """What was emitted does not give what the graph has; the message says what differs."""
+
+
+class Emit(Protocol):
+    """Puts a call of a function, or of a Tensor's method by its name, into a graph, with its example."""
+
+    def __call__(self, target: Any, *arguments: Any, **keywords: Any) -> fx.Node: ...
+
+
+@contextlib.contextmanager
+def emitting(graph: fx.Graph, place: fx.Node) -> Iterator[Emit]:
+    """A context that gives what puts calls before a node. A failure within it leaves the graph as it was."""
+    emitted: list[fx.Node] = []
+
+    def emit(target: Any, *arguments: Any, **keywords: Any) -> fx.Node:
+        call = graph.call_method if isinstance(target, str) else graph.call_function
+        emitted.append(node := call(target, arguments, keywords))
+        set_example(node, called(node, *fx.node.map_arg((arguments, keywords), any_example)))
+        return node
+
+    try:
+        with graph.inserting_before(place), fake_mode_of(place), torch.no_grad():
+            yield emit
+    except Exception:
+        for node in reversed(emitted):
+            graph.erase_node(node)
+        raise
 
 
 class Rewriter:
@@ -33,18 +59,13 @@ class Rewriter:
 
     def rewrite(self, region: Region) -> None:
         """Replaces a region's nodes. Raises UnfitError, or what PyTorch raises, where the result would differ."""
-        emitted: list[fx.Node] = []
-        try:
-            with self.graph.inserting_before(region.out), fake_mode_of(region.out), torch.no_grad():
-                y = _Emission(self, emitted).emit(region)
-                siblings = [] if region.product.part is None else self._emit_siblings(region.product, emitted)
+        part = region.product.part
+        siblings: list[tuple[fx.Node, fx.Node]] = []
+        with emitting(self.graph, region.out) as emit:
+            y = _Emission(self, emit).emit(region)
             _check_result(y, region.out)
-            for node, sibling in siblings:
-                _check_result(node, sibling, any_strides=True)
-        except Exception:
-            for node in reversed(emitted):
-                self.graph.erase_node(node)
-            raise
+            if part is not None:
+                siblings = self._emit_siblings(region.product, part)
         y.meta = {**y.meta, **region.out.meta}
         region.out.replace_all_uses_with(y)
         self.replaced[region.out] = y
@@ -53,23 +74,22 @@ class Rewriter:
             sibling.replace_all_uses_with(node)
             self.replaced[sibling] = node
         self._erase([region.out, *reversed(region.cone), *(sibling for _, sibling in siblings)])
-        if region.product.part is not None:
-            whole = region.product.part.whole
-            self._erase([*whole.users, whole])
+        if part is not None:
+            self._erase([*part.whole.users, part.whole])
+
+    def _emit_siblings(self, product: Product, part: Part) -> list[tuple[fx.Node, fx.Node]]:
+        """The other parts of a product as products of their own, each with the node that it is to replace."""
+        with emitting(self.graph, part.whole) as emit:
+            emission = _Emission(self, emit)
+            found = [(emission.product(product, start, length), sibling) for sibling, start, length in part.siblings]
+            for node, sibling in found:
+                _check_result(node, sibling, any_strides=True)
+        return found
 
     def _erase(self, nodes: list[fx.Node]) -> None:
         for node in nodes:  # in-place nodes are no dead code to FX
             if not node.users:
                 self.graph.erase_node(node)
-
-    def _emit_siblings(self, product: Product, emitted: list[fx.Node]) -> list[tuple[fx.Node, fx.Node]]:
-        """The other parts of a product as products of their own, each with the node that it is to replace."""
-        assert product.part is not None
-        with self.graph.inserting_before(product.part.whole):
-            emission = _Emission(self, emitted)
-            return [
-                (emission.product(product, start, length), sibling) for sibling, start, length in product.part.siblings
-            ]
 
     def current(self, node: Any) -> Any:
         """The node that stands for another one by now."""
@@ -81,15 +101,15 @@ class Rewriter:
 class _Emission:
     """The nodes of one region, with their examples."""
 
-    def __init__(self, rewriter: Rewriter, emitted: list[fx.Node]) -> None:
+    def __init__(self, rewriter: Rewriter, emit: Emit) -> None:
         self.rewriter = rewriter
-        self.emitted = emitted
+        self._call = emit
 
     def emit(self, region: Region) -> fx.Node:
         product = region.product
         x: fx.Node = self.rewriter.current(product.x)
         for view in region.rows_before:
-            x = self._view_of_x(view, x)
+            x = self._view(view, x, _columns(x))
         part = product.part
         weight, bias = self._parameters(product, *((None, None) if part is None else (part.start, part.length)))
         if region.cross_entropy is not None:
@@ -120,11 +140,11 @@ class _Emission:
         """The weight as `[N, K]` and the bias, of some columns of the product or of all."""
         weight, bias = self.rewriter.current(product.weight), self.rewriter.current(product.bias)
         if product.is_transposed:
-            weight = self._call(torch.Tensor.t, weight)
+            weight = self._call("t", weight)
         if start is None:
             return weight, bias
-        weight = self._call(torch.Tensor.narrow, weight, 0, start, length)
-        return weight, None if bias is None else self._call(torch.Tensor.narrow, bias, 0, start, length)
+        weight = self._call("narrow", weight, 0, start, length)
+        return weight, None if bias is None else self._call("narrow", bias, 0, start, length)
 
     def _operand(self, operand: Operand) -> fx.Node:
         source: fx.Node = self.rewriter.current(operand.source)
@@ -134,16 +154,14 @@ class _Emission:
         if not operand.axes or example is None or example.dim() == 0:
             return source
         for _ in range(len(operand.axes) - example.dim()):
-            source = self._call(torch.Tensor.unsqueeze, source, 0)
-        return self._call(torch.Tensor.permute, source, *inverse(operand.axes))
+            source = self._call("unsqueeze", source, 0)
+        return self._call("permute", source, *inverse(operand.axes))
 
     def _norm_row(self, norm: fx.Node, part: str) -> fx.Node:
         """The row by which a batch norm in evaluation multiplies, or the one that it adds."""
         names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
         named = {name: self.rewriter.current(node) for name, node in named_arguments(norm, names).items()}
-        example = tensor_of(norm)
-        assert example is not None
-        variance = self._call(torch.Tensor.to, named["running_var"], norm_dtype(example))
+        variance = self._call("to", named["running_var"], norm_dtype(example_of(norm)))
         scale = self._call(torch.rsqrt, self._call(torch.add, variance, named.get("eps", 1e-5)))
         if named.get("weight") is not None:
             scale = self._call(torch.mul, scale, named["weight"])
@@ -152,17 +170,12 @@ class _Emission:
         shift = self._call(torch.neg, self._call(torch.mul, scale, named["running_mean"]))
         return shift if named.get("bias") is None else self._call(torch.add, shift, named["bias"])
 
-    def _view_of_x(self, view: fx.Node, x: fx.Node) -> fx.Node:
-        """The view of rows, of a matrix with as many rows and other columns."""
-        return self._view(view, x, _columns(x))
-
     def _view(self, view: fx.Node, source: fx.Node, columns: int | None = None) -> fx.Node:
-        """The view of rows, of another matrix of as many rows. columns: how many it has, -1 for a symbol's; None: as
+        """The view of rows, of another matrix of as many rows. columns: how many x has, -1 for a symbol's; None: as
         many."""
         if permutation_of(view) is not None:
-            return self._call(getattr(torch.Tensor, name_of(view)), source, *view.args[1:], **view.kwargs)
-        example = tensor_of(view)
-        assert example is not None
+            return self._call(name_of(view), source, *view.args[1:], **view.kwargs)
+        example = example_of(view)
         leading, last = example.shape[:-1], example.shape[-1] if columns is None else columns
         if last == _SYMBOL and 0 in leading:
             raise UnfitError("its input has no elements, and its inner size is not known at compile time")
@@ -171,7 +184,7 @@ class _Emission:
             found = tensor_of(source)
             if columns is None and found is not None and found.is_contiguous():  # a result, which is to be no view
                 return self._call(torch.ops.aten._unsafe_view.default, source, shape)
-            return self._call(torch.Tensor.reshape, source, shape)
+            return self._call("reshape", source, shape)
         return self._dynamic_view(view, source, columns)
 
     def _dynamic_view(self, view: fx.Node, source: fx.Node, columns: int | None) -> fx.Node:
@@ -184,7 +197,7 @@ class _Emission:
             if list(arguments).count(-1) > 1:
                 raise UnfitError("the product's inner size is not known at compile time")
         try:
-            y = self._call(getattr(torch.Tensor, name), source, *arguments, **view.kwargs)
+            y = self._call(name, source, *arguments, **view.kwargs)
         except (RuntimeError, IndexError) as error:
             raise UnfitError(f"{name_of(view)} of the product's input fails: {error}".split("\n")[0]) from None
         found, example = tensor_of(y), tensor_of(view)
@@ -198,31 +211,16 @@ class _Emission:
             return given
         if isinstance(given[0], tuple | list):
             return given[0]
-        sizes = _example(given[0]) if isinstance(given[0], fx.Node) else None
+        sizes = any_example(given[0]) if isinstance(given[0], fx.Node) else None
         if not isinstance(sizes, tuple | list):
             return given
         return [self._call(operator.getitem, given[0], index) for index in range(len(sizes))]
 
-    def _call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> fx.Node:
-        if isinstance(function, type(torch.Tensor.t)):  # methods of Tensor
-            node = self.rewriter.graph.call_method(function.__name__, arguments, keywords)
-        else:
-            node = self.rewriter.graph.call_function(function, arguments, keywords)
-        self.emitted.append(node)
-        given, named = fx.node.map_arg((arguments, keywords), _example)
-        node.meta["example_value"] = function(*given, **named)
-        return node
-
-
-def _example(node: fx.Node) -> Any:
-    return node.meta.get("example_value", node.meta.get("val"))
-
 
 def _columns(node: fx.Node) -> int:
     """How many columns a matrix has, or _SYMBOL."""
-    example = tensor_of(node)
-    assert example is not None
-    return int(example.shape[-1]) if is_concrete_int(example.shape[-1]) else _SYMBOL
+    size = example_of(node).shape[-1]
+    return int(size) if is_concrete_int(size) else _SYMBOL
 
 
 @contextlib.contextmanager

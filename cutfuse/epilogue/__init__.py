@@ -1,10 +1,9 @@
 """The epilogue language: tracing a Python callable to a program, and what can be done with one."""
 
-from cutfuse.epilogue.affine import Affine, split_affine
 from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.evaluate import evaluate
 from cutfuse.epilogue.expression import Expr, input, operand
-from cutfuse.epilogue.program import Instruction, Program
+from cutfuse.epilogue.lower import Affine, split_affine
+from cutfuse.epilogue.program import Instruction, Program, evaluate
 from cutfuse.epilogue.resolve import resolve
 from cutfuse.epilogue.table import op_table
 from cutfuse.epilogue.trace import Epilogue

@@ -13,9 +13,8 @@ from cutfuse import native
 from cutfuse.epilogue import Epilogue
 from cutfuse.epilogue.calls import is_known, refuse_function
 from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.registry import Description, describe_compositions, describe_op
-from cutfuse.epilogue.table import find_namesakes, op_table
-from cutfuse.printing import print_lines
+from cutfuse.epilogue.table import Description, describe_compositions, describe_op, find_namesakes, op_table
+from cutfuse.report import print_lines
 
 Group = list[Description]  # all that the language has of a function, under the names of the first
 

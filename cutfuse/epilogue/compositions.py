@@ -1,19 +1,370 @@
-"""Arithmetic, masks and activations that the ops of the table spell, and ops with more spellings than one."""
+"""Torch functions that the ops of the table spell, with PyTorch's values, types and derivatives at special values.
+
+Casts are among them. Arithmetic is fp32 (fp64 for fp64) whatever the types are. So a cast to a narrower type rounds,
+and every other one only marks the value as one of that type, which decides promotion and the result's type.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from cutfuse.epilogue.elementary import full_like
 from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.expression import Expr, apply, to_expression, to_number, to_symbolic, with_type
-from cutfuse.epilogue.registry import composes, compositions
-from cutfuse.epilogue.table import Op, op_table
-from cutfuse.epilogue.ties import ties_are_halved
-from cutfuse.epilogue.types import BOOLEAN
+from cutfuse.epilogue.expression import (
+    Expr,
+    apply,
+    constant,
+    to_expression,
+    to_number,
+    to_symbolic,
+    topological,
+    with_type,
+)
+from cutfuse.epilogue.table import Op, composes, compositions, op_table
+from cutfuse.epilogue.types import BOOLEAN, INPUTS, InputDtype, ValueType, refuse_unknown_type
+
+
+def _probe() -> bool:
+    with torch.inference_mode(False), torch.enable_grad():
+        one = torch.ones(1, device="cpu", requires_grad=True)
+        # The node by itself: autograd's engine would start its threads, for every device.
+        node: Any = torch.fmax(one, torch.ones(1, device="cpu", requires_grad=True)).grad_fn
+        gradient, _ = node(torch.ones(1, device="cpu"))
+        return bool(gradient.item() == 0.5)
+
+
+_HALVED = _probe()
+
+
+def ties_are_halved() -> bool:
+    """Whether fmax, fmin and clamp with tensor bounds halve the derivative at a tie, and clamp has none at its bounds.
+
+    PyTorch does from 2.14 on, as it always did in maximum and minimum; before, all of it goes to the first argument.
+    """
+    return _HALVED
+
+
+# The ops that round, by the type to which they do.
+ROUNDING = {torch.float16: "half", torch.bfloat16: "bfloat16", torch.float32: "float"}
+
+
+def cast(value: Expr, dtype: torch.dtype | InputDtype) -> Expr:
+    """The value as one of another type. Raises EpilogueError for types in which an epilogue cannot compute."""
+    if isinstance(dtype, InputDtype):
+        return value if value.type == INPUTS else apply(op_table().identity, (value,), (), INPUTS)
+    if value.type.dtype is dtype and not value.type.is_number:
+        return value
+    type = ValueType(dtype, value.type.is_scalar)
+    if dtype is torch.bool:
+        return apply(op_table().infix["!="], (value, constant(0.0)), (), type)
+    if dtype is torch.float64 and not _may_be_wide(value):
+        raise EpilogueError(
+            f"the epilogue casts {value.type.dtype} to torch.float64, but its arithmetic is fp32: pass x or the "
+            "operand in float64"
+        )
+    if dtype not in (*ROUNDING, torch.float64):
+        raise EpilogueError(
+            f"the epilogue casts to {dtype}, which it cannot compute in: it casts to torch.bool and to float16, "
+            "bfloat16, float32 and float64; out_dtype= is the result's type"
+        )
+    if is_rounding(value.type.dtype, dtype):
+        return apply(op_table().op(ROUNDING[dtype]), (value,), (), type)
+    # A copy, so that the cast is known apart from the op whose result it is, where the types are not known yet.
+    return apply(op_table().identity, (value,), (), type)
+
+
+def _may_be_wide(value: Expr) -> bool:
+    """Whether a value may be computed in fp64: the call does, or its types are not known. Numbers are exact."""
+    leaves = [node.type for node in topological(value) if node.leaf]
+    return value.is_boolean or not leaves or any(item.in_fp64 or item.dtype is None for item in leaves)
+
+
+def is_rounding(source: torch.dtype | None, target: torch.dtype) -> bool:
+    """Whether a cast loses digits of the arithmetic's fp32 or fp64 value. `source` is None where it is not known."""
+    if source is torch.bool or target is torch.float64:
+        return False
+    return target is not torch.float32 or source is torch.float64
+
+
+def _compose_cast(name: str, dtype: torch.dtype, formula: str) -> None:
+    def method(self: Expr, *, memory_format: Any = None) -> Expr:
+        return cast(self, dtype)
+
+    method.__doc__ = formula
+    composes(f"torch.Tensor.{name}", exact=True)(method)
+
+
+_compose_cast("float", torch.float32, "a, of type float32")
+_compose_cast("half", torch.float16, "a rounded to float16")
+_compose_cast("bfloat16", torch.bfloat16, "a rounded to bfloat16")
+_compose_cast("double", torch.float64, "a, of type float64, where x or an operand is")
+_compose_cast("bool", torch.bool, "a != 0")
+
+
+@composes("torch.Tensor.to")
+def to(self: Expr, other: Any = None, *rest: Any, dtype: Any = None, **placement: Any) -> Expr:
+    """a rounded to a dtype, or to that of another value; other arguments of it change no value"""
+    target = dtype if other is None else other
+    if isinstance(target, Expr):
+        return type_as(self, target)
+    if isinstance(target, str | torch.device) or isinstance(placement.get("device"), str | torch.device):
+        raise EpilogueError("the epilogue moves a value to a device: it runs where x is; move the operands beforehand")
+    return cast(self, _check_dtype(target))
+
+
+@composes("torch.Tensor.type")
+def type_method(self: Expr, dtype: Any = None, non_blocking: bool = False) -> Expr:
+    """a rounded to a dtype"""
+    return cast(self, _check_dtype(dtype))
+
+
+@composes("torch.Tensor.type_as")
+def type_as(self: Expr, other: Expr) -> Expr:
+    """a rounded to the type of b"""
+    return cast(self, other.dtype)
+
+
+@composes("torch.Tensor.contiguous")
+def contiguous(self: Expr, *, memory_format: Any = None) -> Expr:
+    """a"""
+    return self
+
+
+def _check_dtype(dtype: Any) -> torch.dtype | InputDtype:
+    if not isinstance(dtype, torch.dtype | InputDtype):
+        raise EpilogueError(f"the epilogue casts to {dtype!r}, which is not a torch.dtype")
+    return dtype
+
+
+@composes("torch.isnan")
+def isnan(input: Any) -> Any:
+    """a != a"""
+    return input != input
+
+
+@composes("torch.isinf")
+def isinf(input: Any) -> Any:
+    """|a| == inf"""
+    return torch.abs(input) == math.inf
+
+
+@composes("torch.isfinite")
+def isfinite(input: Any) -> Any:
+    """|a| < inf"""
+    return torch.abs(input) < math.inf
+
+
+@composes("torch.isposinf")
+def isposinf(input: Any) -> Any:
+    """a == inf"""
+    return input == math.inf
+
+
+@composes("torch.isneginf")
+def isneginf(input: Any) -> Any:
+    """a == -inf"""
+    return input == -math.inf
+
+
+@composes("torch.signbit")
+def signbit(input: Any) -> Any:
+    """copysign(1, a) < 0"""
+    return torch.copysign(to_symbolic(1.0), input) < 0
+
+
+@composes("torch.isclose")
+def isclose(input: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
+    """a == b, or a finite |a - b| <= atol + rtol * |b|"""
+    difference = torch.abs(input - other)
+    close = (difference <= torch.abs(rtol * to_symbolic(other)) + atol) & (difference < math.inf) | (input == other)
+    return close | (isnan(input) & isnan(other)) if equal_nan else close
+
+
+@composes("torch.logical_xor")
+def logical_xor(input: Any, other: Any) -> Any:
+    """(a != 0) != (b != 0)"""
+    return _truth(input) != _truth(other)
+
+
+def _truth(value: Any) -> Any:
+    node = to_expression(value)
+    return node if node.is_boolean else node != 0
+
+
+@composes("torch.nan_to_num")
+def nan_to_num(input: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Any:
+    """a where it is finite; infinities become the type's largest and smallest number where none is given"""
+    # What is replaced has no derivative. PyTorch multiplies by 0 there, which is NaN under an infinite derivative.
+    if input.is_boolean:
+        return input
+    high = torch.finfo(input.dtype).max if posinf is None else to_number(posinf, "posinf of nan_to_num")
+    low = torch.finfo(input.dtype).min if neginf is None else to_number(neginf, "neginf of nan_to_num")
+    finite = torch.where(input == math.inf, high, torch.where(input == -math.inf, low, input))
+    return torch.where(isnan(input), 0.0 if nan is None else to_number(nan, "nan of nan_to_num"), finite)
+
+
+@composes("torch.tan")
+def tan(input: Any) -> Any:
+    """sin(a) / cos(a)"""
+    return torch.sin(input) / torch.cos(input)
+
+
+@composes("torch.sinc")
+def sinc(input: Any) -> Any:
+    """sin(pi * a) / (pi * a), and 1 at 0"""
+    at_zero = input == 0
+    angle = torch.where(at_zero, 1.0, input * math.pi)  # the quotient has no 0 / 0 that a derivative could meet
+    return torch.where(at_zero, 1.0, torch.sin(angle) / angle)
+
+
+@composes("torch.deg2rad")
+def deg2rad(input: Any) -> Any:
+    """a * pi / 180"""
+    return input * (math.pi / 180)
+
+
+@composes("torch.rad2deg")
+def rad2deg(input: Any) -> Any:
+    """a * 180 / pi"""
+    return input * (180 / math.pi)
+
+
+@composes("torch.frac")
+def frac(input: Any) -> Any:
+    """a - trunc(a)"""
+    return input - torch.trunc(input)
+
+
+@composes("torch.angle")
+def angle(input: Any) -> Any:
+    """pi if a < 0 else 0"""
+    zero = torch.sign(input) * 0.0  # of the input's type, which two numbers would not have
+    return torch.where(isnan(input), math.nan, torch.where(input < 0, math.pi, zero))
+
+
+@composes("torch.real", "torch.conj", "torch.conj_physical", "torch.resolve_conj", "torch.resolve_neg")
+def real(input: Any) -> Any:
+    """a"""
+    return input
+
+
+@composes("torch.heaviside")
+def heaviside(input: Any, values: Any) -> Any:
+    """0 below 0, 1 above, and values at 0. PyTorch has no derivative of it; here that of input is 0"""
+    # Each number beside a value, whose type the choice then has.
+    return torch.where(input > 0, 1.0, torch.where(input == 0, to_symbolic(values), 0.0))
+
+
+@composes("torch.round")
+def round(input: Any, *, decimals: int | None = None) -> Any:
+    """a rounded to so many decimals, ties to even; negative decimals count before the point"""
+    if decimals is None:
+        return NotImplemented
+    scale = 10.0 ** abs(to_number(decimals, "decimals of round"))
+    if decimals == 0:
+        return torch.round(input)
+    return torch.round(input * scale) / scale if decimals > 0 else torch.round(input / scale) * scale
+
+
+@composes("torch.fmax")
+def fmax(input: Any, other: Any) -> Any:
+    """max(a, b), and the other one where one is NaN"""
+    if ties_are_halved():
+        return _unless_nan(torch.maximum, input, other)
+    return torch.where((input >= other) | isnan(other), input, other)
+
+
+@composes("torch.fmin")
+def fmin(input: Any, other: Any) -> Any:
+    """min(a, b), and the other one where one is NaN"""
+    if ties_are_halved():
+        return _unless_nan(torch.minimum, input, other)
+    return torch.where((input <= other) | isnan(other), input, other)
+
+
+def _unless_nan(choose: Callable[..., Any], a: Any, b: Any) -> Any:
+    chosen = choose(to_expression(a), to_expression(b))
+    return torch.where(isnan(b), a, torch.where(isnan(a), b, chosen))
+
+
+@composes("torch.logaddexp")
+def logaddexp(input: Any, other: Any) -> Any:
+    """ln(exp(a) + exp(b)), without overflow"""
+    return _log_of_sum(input, other, torch.exp, 1.0)
+
+
+@composes("torch.logaddexp2")
+def logaddexp2(input: Any, other: Any) -> Any:
+    """log2(2 ** a + 2 ** b), without overflow"""
+    return _log_of_sum(input, other, torch.exp2, math.log(2))
+
+
+def _log_of_sum(a: Any, b: Any, exponential: Callable[[Any], Any], log_of_base: float) -> Any:
+    # Equal infinities have no difference. Half of each, so that both have PyTorch's derivative, 1 / 2 at a tie.
+    equal = 0.5 * to_expression(a) + 0.5 * to_expression(b) + math.log(2) / log_of_base
+    rest = torch.log1p(exponential(-torch.abs(a - b)))
+    larger = torch.maximum(to_symbolic(a), to_symbolic(b))
+    return torch.where(a == b, equal, larger + (rest if log_of_base == 1 else rest / log_of_base))
+
+
+@composes("torch.xlogy", "torch.special.xlog1py")
+def times_logarithm_of_nan(input: Any, other: Any) -> Any:
+    """Only where b is the Python number NaN (other b are ops of the table): NaN, whose derivative is 0 where a is 0 and
+    NaN elsewhere"""
+    # PyTorch asks whether a number is positive, and otherwise has no derivative at a = 0. Of a tensor it asks whether
+    # that is 0 or negative, which NaN is not.
+    if isinstance(other, Expr | torch.Tensor) or not math.isnan(to_number(other, "an argument")):
+        return NotImplemented
+    return torch.where(input == 0, 0.0, input) * math.nan
+
+
+@composes("torch.ldexp")
+def ldexp(input: Any, other: Any) -> Any:
+    """a * 2 ** b"""
+    return input * torch.exp2(to_symbolic(other))
+
+
+@composes("torch.special.ndtr")
+def ndtr(input: Any) -> Any:
+    """erfc(-a / sqrt(2)) / 2"""
+    return 0.5 * torch.erfc(input * -math.sqrt(0.5))
+
+
+@composes("torch.zeros_like")
+def zeros_like(input: Expr, *, dtype: Any = None, requires_grad: bool = False) -> Expr:
+    """0"""
+    return full_like(input, 0.0, dtype=dtype, requires_grad=requires_grad)
+
+
+@composes("torch.ones_like")
+def ones_like(input: Expr, *, dtype: Any = None, requires_grad: bool = False) -> Expr:
+    """1"""
+    return full_like(input, 1.0, dtype=dtype, requires_grad=requires_grad)
+
+
+@composes("torch.full_like")
+def full_like(input: Expr, fill_value: Any, *, dtype: Any = None, requires_grad: bool = False) -> Expr:
+    """fill_value, a number"""
+    if requires_grad:
+        raise EpilogueError("a constant that requires a gradient has none outside of the epilogue: pass it as operand")
+    type = _type_like(input) if dtype is None else ValueType(dtype, input.type.is_scalar)
+    number = to_number(fill_value, "fill_value of full_like")
+    if type.dtype is not None and not type.is_integer:  # integers are refused by their type
+        number = torch.tensor(number, dtype=torch.float64, device="cpu").to(type.dtype).item()
+    return constant(number, type)
+
+
+def _type_like(value: Expr) -> ValueType:
+    """The value's type; ahead of time the name of the input that has it."""
+    if value.type.dtype is not None:
+        return value.type
+    if value.leaf:
+        return ValueType(like=value.leaf)
+    return INPUTS if value.reads == {"z"} else refuse_unknown_type()
+
 
 __all__ = ["compositions", "infix", "logical"]
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 import numbers
 import weakref
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.symbolic import Symbolic
+from cutfuse.epilogue.errors import (
+    NEEDS_VALUES,
+    EpilogueError,
+    refusal,
+    refuse_attribute,
+    refuse_augmented,
+    refuse_list,
+)
 from cutfuse.epilogue.table import Op, describe_callable, find_attribute, op_table
 from cutfuse.epilogue.types import (
     BOOLEAN,
@@ -48,7 +55,33 @@ class Call(NamedTuple):
         return Call(self.function, tuple(map(replaced, self.arguments)), keywords)
 
 
-class Expr(Symbolic):
+def _operator(symbol: str) -> Callable[[Any, Any], Any]:
+    def operator(self: Expr, other: Any) -> Any:
+        return self._operate(symbol, self, other)
+
+    return operator
+
+
+def _infix(symbol: str) -> tuple[Callable[[Any, Any], Any], ...]:
+    """The operator with a value on the left, with one on the right, and in place."""
+
+    def reflected(self: Expr, other: Any) -> Any:
+        return self._operate(symbol, other, self)
+
+    def in_place(self: Expr, other: Any) -> NoReturn:
+        refuse_augmented(symbol)
+
+    return _operator(symbol), reflected, in_place
+
+
+def _prefix(symbol: str) -> Callable[[Any], Any]:
+    def operator(self: Expr) -> Any:
+        return self._operate(symbol, self)
+
+    return operator
+
+
+class Expr:
     """A node: an op on other nodes, or a leaf, which is `z`, an operand `r0`.. or a number.
 
     Behaves like a tensor of one element type: Python operators, torch functions and Tensor methods of the epilogue
@@ -65,6 +98,32 @@ class Expr(Symbolic):
     reads: frozenset[str]  # the leaves other than numbers that it depends on
     type: ValueType  # what PyTorch would give
     call: Call | None  # of an identity node: the call of the user's callable that its argument spells
+
+    __array_ufunc__ = None  # a numpy scalar on the left then leaves the operator to us
+    __hash__ = object.__hash__
+
+    __add__, __radd__, __iadd__ = _infix("+")
+    __sub__, __rsub__, __isub__ = _infix("-")
+    __mul__, __rmul__, __imul__ = _infix("*")
+    __truediv__, __rtruediv__, __itruediv__ = _infix("/")
+    __floordiv__, __rfloordiv__, __ifloordiv__ = _infix("//")
+    __mod__, __rmod__, __imod__ = _infix("%")
+    __pow__, __rpow__, __ipow__ = _infix("**")
+    __and__, __rand__, __iand__ = _infix("&")
+    __or__, __ror__, __ior__ = _infix("|")
+    __xor__, __rxor__, __ixor__ = _infix("^")
+    __matmul__, __rmatmul__, __imatmul__ = _infix("@")
+    __lshift__, __rlshift__, __ilshift__ = _infix("<<")
+    __rshift__, __rrshift__, __irshift__ = _infix(">>")
+    __lt__ = _operator("<")
+    __le__ = _operator("<=")
+    __eq__ = _operator("==")
+    __ne__ = _operator("!=")
+    __gt__ = _operator(">")
+    __ge__ = _operator(">=")
+    __neg__ = _prefix("-")
+    __pos__ = _prefix("+")
+    __invert__ = _prefix("~")
 
     @property
     def is_number(self) -> bool:
@@ -90,6 +149,30 @@ class Expr(Symbolic):
 
         return calls.call(function, arguments, keywords)
 
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        for argument in (*args, *(kwargs or {}).values()):
+            if isinstance(argument, cls):
+                return argument._call(function, args, kwargs or {})
+        return refuse_list(getattr(function, "__name__", str(function)))
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(torch.Tensor, name, None)
+        if name.startswith("__") or function is None:
+            raise AttributeError(f"a symbolic value of an epilogue has no {name!r}, and neither has torch.Tensor")
+        if not callable(function):
+            refuse_attribute(name)
+
+        def method(*arguments: Any, **keywords: Any) -> Any:
+            return self._call(function, (self, *arguments), keywords)
+
+        return method
+
+    def __abs__(self) -> Any:
+        return self._call(torch.abs, (self,), {})
+
     @property
     def dtype(self) -> torch.dtype | InputDtype:
         """The type that PyTorch would give: the arithmetic is fp32, or fp64 for fp64, all the same."""
@@ -112,6 +195,10 @@ class Expr(Symbolic):
             call = None if node.call is None else _name_call(node.call, places)
             records.append((name, arguments, node.parameters, node.leaf, node.number, node.type, call))
         return _rebuild, (tuple(records),)
+
+
+for _name, _reason in NEEDS_VALUES.items():
+    setattr(Expr, _name, refusal(_reason))
 
 
 def _make(key: tuple[Any, ...], **fields: Any) -> Expr:
@@ -210,7 +297,7 @@ def to_number(value: Any, what: str) -> float:
     """A Python or numpy number, or a tensor of no dimensions on the CPU that needs no gradient, as a float."""
     if isinstance(value, Expr) and value.number is not None:
         return value.number
-    if isinstance(value, Symbolic):
+    if isinstance(value, Expr):
         raise EpilogueError(f"{what} has to be a number, got the expression {value!r}")
     if isinstance(value, torch.Tensor):
         return _tensor_to_number(value)
@@ -244,11 +331,9 @@ def refuse_captured(description: str) -> NoReturn:
     )
 
 
-def _own_arguments(node: Expr) -> tuple[Expr, ...]:
-    return node.arguments
-
-
-def topological(root: Expr, arguments_of: Callable[[Expr], tuple[Expr, ...]] = _own_arguments) -> Iterator[Expr]:
+def topological(
+    root: Expr, arguments_of: Callable[[Expr], tuple[Expr, ...]] = attrgetter("arguments")
+) -> Iterator[Expr]:
     """Every node below and including root, arguments before their users. Iterative: a chain may be long."""
     seen: set[int] = set()
     stack = [(root, False)]

@@ -1,16 +1,23 @@
-"""The epilogue program: code for the accumulator machine of csrc/epilogue/program.h, and its text form."""
+"""The epilogue program: code for the accumulator machine of csrc/epilogue/program.h, its text form, and its values.
+
+PyTorch's own operations compute them: the reference, and the path without kernels.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cutfuse import native
+import torch
+
+from cutfuse import dynamo, native
 from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.expression import Expr, apply, constant, input, operand
+from cutfuse.epilogue.expression import Expr, apply, constant, input, operand, topological
 from cutfuse.epilogue.table import CONDITION, Op, op_table
 
 if TYPE_CHECKING:
@@ -131,33 +138,24 @@ class Program:
     @functools.cached_property
     def inputs_with_gradient(self) -> frozenset[int]:
         """From which inputs the result comes otherwise than through booleans: 0 for z, k for operand k - 1."""
-        found: set[int] = set()
-        seen: set[int] = set()
-        stack = [self.expression]
-        while stack:
-            node = stack.pop()
-            if id(node) in seen or node.is_boolean:
-                continue
-            seen.add(id(node))
-            if node.leaf:
-                found.add(0 if node.leaf == "z" else 1 + int(node.leaf[1:]))
-            elif node.op is not None:
-                pairs = zip(node.op.tensors, node.arguments, strict=True)
-                stack.extend(argument for name, argument in pairs if name != CONDITION)
-        return frozenset(found)
+
+        def differentiated(node: Expr) -> tuple[Expr, ...]:
+            if node.op is None or node.is_boolean:
+                return ()
+            pairs = zip(node.op.tensors, node.arguments, strict=True)
+            return tuple(argument for name, argument in pairs if name != CONDITION)
+
+        leaves = {node.leaf for node in topological(self.expression, differentiated) if not node.is_boolean}
+        return frozenset(0 if leaf == "z" else 1 + int(leaf[1:]) for leaf in leaves if leaf)
 
     @functools.cached_property
     def operands_in_derivatives(self) -> frozenset[int]:
         """The operands whose values a derivative depends on: not those that are added alone, scaled by numbers."""
-        found: set[int] = set()
-        stack = [self.expression]
-        while stack:
-            node = stack.pop()
-            if _adds(node):
-                stack.extend(node.arguments)
-            elif node.op is not None:
-                found.update(int(leaf[1:]) for leaf in node.reads if leaf != "z")
-        return frozenset(found)
+        read: set[str] = set()
+        for node in topological(self.expression, lambda node: node.arguments if _adds(node) else ()):
+            if node.op is not None and not _adds(node):
+                read |= node.reads
+        return frozenset(int(leaf[1:]) for leaf in read if leaf != "z")
 
     @property
     def slot_count(self) -> int:
@@ -223,3 +221,169 @@ def _adds(node: Expr) -> bool:
     if node.op.infix == "/":
         return numbers[1]
     return node.op.infix in ("+", "-") or node.op.prefix in ("+", "-") or node.op is op_table().identity
+
+
+_ROOTS = {"torch": torch, "operator": operator}
+_LARGEST_FLOAT = torch.finfo(torch.float32).max
+
+Value = torch.Tensor | float
+
+
+class _Step(NamedTuple):
+    """An instruction as a call: strings and numbers only, which Dynamo takes as constants."""
+
+    path: tuple[str, ...]  # of the function, from torch or operator
+    keywords: tuple[tuple[str, float | str], ...]
+    arguments: tuple[Argument, ...]
+    condition: int | None  # which argument has to be boolean
+    takes_numbers: bool  # otherwise they are made tensors
+    target: str | None
+
+
+def evaluate(program: Program, z: torch.Tensor, operands: Sequence[torch.Tensor] = ()) -> torch.Tensor:
+    """Runs a program by composed PyTorch operations, differentiably.
+
+    z: floating-point, any shape. operands: as many as the program says, each broadcastable to z; they are converted to
+    z's dtype, booleans to 1 and 0. Returns a new tensor of z's shape and dtype, or z itself where the program is the
+    identity; a program whose result is a comparison gives 1 and 0.
+    Raises EpilogueError for a wrong number of operands.
+    """
+    if len(operands) != program.operand_count:
+        raise EpilogueError(f"the program takes {program.operand_count} operands, got {len(operands)}")
+    sources: dict[str, torch.Tensor] = {f"r{k}": tensor for k, tensor in enumerate(operands)}
+    sources["z"] = sources["prev"] = z
+    for step in _steps(program.text):
+        values = [sources[item] if isinstance(item, str) else item for item in step.arguments]
+        if step.takes_numbers:
+            values = [_as_float(value, z) for value in values]
+        else:
+            values = [_as_tensor(value, z) for value in values]
+            if step.condition is not None:
+                values[step.condition] = values[step.condition] != 0
+            if len(values) == 3:  # PyTorch's clamp has no derivative where one bound is larger than the input
+                values = list(torch.broadcast_tensors(*values))
+        function: Any = _ROOTS[step.path[0]]
+        for name in step.path[1:]:
+            function = getattr(function, name)
+        sources["prev"] = function(*values, **dict(step.keywords))
+        if step.target is not None:
+            sources[step.target] = sources["prev"]
+    y = _as_tensor(sources["prev"], z)
+    return y if y.shape == z.shape else y.expand(z.shape).clone(memory_format=torch.contiguous_format)
+
+
+def arithmetic_dtype(x: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.dtype:
+    """fp64 where PyTorch promotes to it: for an input with dimensions, or any where none has dimensions. Else fp32."""
+    wide = x.dtype == torch.float64 or any(t.dtype == torch.float64 and (t.dim() > 0 or x.dim() == 0) for t in operands)
+    return torch.float64 if wide else torch.float32
+
+
+@dynamo.assume_constant_result
+def _steps(program: str) -> tuple[_Step, ...]:
+    return _cached_steps(program)
+
+
+@functools.lru_cache(maxsize=1024)
+def _cached_steps(program: str) -> tuple[_Step, ...]:
+    steps = []
+    for item in Program.parse(program).instructions:
+        op = op_table().op(item.op)
+        steps.append(
+            _Step(
+                path=("operator", op.operator.__name__) if op.operator else tuple(op.path.split(".")),
+                keywords=op.keywords(item.parameters),
+                arguments=item.arguments,
+                condition=op.tensors.index(CONDITION) if CONDITION in op.tensors else None,
+                takes_numbers=op.operator is not None and any(isinstance(source, str) for source in item.arguments),
+                target=None if item.slot is None else f"s{item.slot}",
+            )
+        )
+    return tuple(steps)
+
+
+def _as_float(value: Value, like: torch.Tensor) -> Value:
+    return _as_tensor(value, like) if isinstance(value, torch.Tensor) else value
+
+
+def _as_tensor(value: Value, like: torch.Tensor) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        # PyTorch's functions round such a number to an infinity, and new_full refuses it.
+        if like.dtype == torch.float32 and abs(value) > _LARGEST_FLOAT:
+            value = math.inf if value > 0 else -math.inf
+        return like.new_full((), value)
+    return value if value.dtype == like.dtype else value.to(like.dtype)
+
+
+# Infix operators whose backward pass hands the gradient on as it is, and those that round once. A quotient is none:
+# PyTorch multiplies a rounded reciprocal, and a divisor's derivative in steps that overflow in fp16.
+_HANDING_ON = ("+", "-")
+_ARITHMETIC = (*_HANDING_ON, "*")
+
+
+class Operation(NamedTuple):
+    """The function that a program is, of z and operands of z's type."""
+
+    function: Callable[..., torch.Tensor]
+    arguments: tuple[int, ...]  # 0 for z, k for operand k - 1
+    hands_gradient_on: bool
+    keeps_values: bool  # whether PyTorch's backward pass needs values of the arguments
+
+    def __call__(self, z: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+        tensors = (z, *operands)
+        return self.function(*(tensors[k] for k in self.arguments))
+
+
+@functools.lru_cache(maxsize=1024)
+def is_sum(program: str) -> bool:
+    """Whether a program, in its text form, is z plus an operand or a number: all gradients are the one that arrives."""
+    instructions = Program.parse(program).instructions
+    found = find_operation(program)
+    is_addition = found is not None and op_table().op(instructions[0].op).infix == "+"
+    return found is not None and is_addition and found.arguments.count(0) == 1  # z + z has twice the gradient
+
+
+@functools.lru_cache(maxsize=1024)
+def find_operation(program: str) -> Operation | None:
+    """None for a program, in its text form, that is more than one function, or one that is not known to round once."""
+    instructions = Program.parse(program).instructions
+    if len(instructions) != 1:
+        return None
+    (instruction,) = instructions
+    op = op_table().op(instruction.op)
+    tensors = [item for item in instruction.arguments if isinstance(item, str)]
+    takes_numbers = op.operator is not None
+    if not rounds_once(op):
+        return None
+    if len(tensors) < op.arity and not takes_numbers:
+        return None
+    arguments = tuple(0 if item in ("z", "prev") else 1 + int(item.removeprefix("r")) for item in tensors)
+    if 0 not in arguments:
+        return None
+    keywords = dict(op.keywords(instruction.parameters))
+    function: Any = op.operator or (functools.partial(op.function, **keywords) if keywords else op.function)
+    if len(tensors) < op.arity:
+        function = _with_numbers(function, instruction.arguments)
+    hands_gradient_on = op.infix in _HANDING_ON
+    scales = op.infix == "*" and len(tensors) == 1
+    return Operation(function, arguments, hands_gradient_on, not (hands_gradient_on or scales))
+
+
+def rounds_once(op: Op) -> bool:
+    """Whether PyTorch computes the op of 16 bits in fp32, and its derivative from the argument: the activations do.
+
+    Others may compute in 16 bits throughout, as `torch.logit` does on a CPU, or differentiate by the rounded result, as
+    `torch.tanh` does, which is then not to be changed in place either.
+    """
+    return op.path.startswith("torch.nn.functional.") or op.infix in _ARITHMETIC
+
+
+def _with_numbers(
+    function: Callable[..., torch.Tensor], arguments: tuple[Argument, ...]
+) -> Callable[..., torch.Tensor]:
+    """`function` of the arguments that are no numbers, with those that are in their places."""
+
+    def call(*tensors: torch.Tensor) -> torch.Tensor:
+        rest = iter(tensors)
+        return function(*(next(rest) if isinstance(item, str) else item for item in arguments))
+
+    return call

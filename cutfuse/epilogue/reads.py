@@ -1,14 +1,23 @@
-"""What a code object reads from outside, by its bytecode."""
+"""What a callable reads from outside: by its bytecode, and what each read gives, where that runs no code.
+
+Names give globals, free variables, attributes of modules and, as `self.scale` in a method, of plain objects. A class of
+torch.nn is watched for patches, in anything that a call of a module runs besides its `forward`.
+"""
 
 from __future__ import annotations
 
 import dis
 import sys
+import threading
 import types
-from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
+from torch import nn
+
+from cutfuse import native
+from cutfuse.epilogue.trace import Epilogue
 
 _CODE_LIMIT = 16 * 1024  # bytes; an epilogue of ten lines has about 2000
 
@@ -147,3 +156,254 @@ def _is_opaque(instruction: str) -> bool:
 def _reveals_more(attribute: str) -> bool:
     """Whether an attribute may be of a function itself, as `__name__` is, or gives others, as `__dict__` does."""
     return attribute.startswith("__") or attribute in _FORMATTERS
+
+
+_CODES_LIMIT = 1024
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+MISSING = object()
+
+_Value = TypeVar("_Value")
+
+
+class NoKeyError(Exception):
+    """Something that may change without the key changing, or that is too large for one."""
+
+
+# By value, so that code compiled again from the same text has the same key; and by identity, which is faster and needs
+# the code kept alive, so that no other takes its place.
+_reads_by_code: dict[types.CodeType, Reads] = {}
+_reads_by_identity: dict[int, tuple[types.CodeType, Reads]] = {}
+_lock = threading.Lock()
+
+
+def remember(cache: dict[Any, _Value], key: Hashable, value: _Value, limit: int) -> _Value:
+    """Stores in a cache that is read without a lock, and gives what it holds: of two threads the first one's value.
+
+    When the cache is full the older half goes.
+    """
+    with _lock:
+        if len(cache) >= limit:
+            for old in list(cache)[: limit // 2]:
+                del cache[old]
+        return cache.setdefault(key, value)
+
+
+def reads_of(code: types.CodeType) -> Reads:
+    """What code reads. Raises NoKeyError where it is too large to be kept."""
+    found = _reads_by_identity.get(id(code))
+    if found is not None:
+        return found[1]
+    if not is_comparable(code):
+        raise NoKeyError
+    reads = _reads_by_code.get(code)
+    if reads is None:
+        reads = remember(_reads_by_code, code, Reads(code), _CODES_LIMIT)
+    return remember(_reads_by_identity, id(code), (code, reads), _CODES_LIMIT)[1]
+
+
+def read_global(fn: types.FunctionType, name: str) -> Any:
+    """What a function's LOAD_GLOBAL gives."""
+    namespace = fn.__globals__
+    value = namespace.get(name, MISSING)
+    if value is MISSING:
+        value = builtins_of(fn).get(name, MISSING)
+    # A subclass of dict may compute what it gives.
+    if value is MISSING or type(namespace) is not dict:
+        raise NoKeyError
+    return value
+
+
+def builtins_of(fn: Any) -> dict[str, Any]:
+    """A function's `__builtins__`. Not typed as a function: mypy forgets this attribute when it reads its own cache."""
+    found: dict[str, Any] = fn.__builtins__
+    return found
+
+
+def read_free(fn: types.FunctionType, index: int) -> Any:
+    """What a function's free variable holds."""
+    try:
+        return (fn.__closure__ or ())[index].cell_contents
+    except ValueError:
+        raise NoKeyError from None
+
+
+def read_attribute(module: types.ModuleType, name: str) -> Any:
+    """What a module holds itself: its `__getattr__` might give another value the next time."""
+    value = module.__dict__.get(name, MISSING)
+    if value is MISSING:
+        raise NoKeyError
+    return value
+
+
+def look_up(kind: type, name: str) -> Any:
+    """What a class or the first of its bases that has the attribute holds; MISSING where none has it."""
+    for home in kind.__mro__:
+        found = vars(home).get(name, MISSING)
+        if found is not MISSING:
+            return found
+    return MISSING
+
+
+def can_change(kind: type) -> bool:
+    """Whether attributes of a class can be set: it is made in Python, or as those are."""
+    return bool(kind.__flags__ & _HEAP_TYPE)
+
+
+_MODULE = vars(nn.Module)
+_CALL_PATH = ("__call__", "_wrapped_call_impl", "_call_impl", "__getattr__")
+
+
+_versions: dict[type[nn.Module], int] = {}  # of classes of torch.nn, when they were found to be PyTorch's own
+
+
+def class_token(kind: type[nn.Module]) -> int | None:
+    """A number for a key: another one after anything about a class of torch.nn, or a base of it, has changed.
+
+    None for other classes, and where a function of the class other than `forward` is not PyTorch's.
+    """
+    version = native.core.class_version(kind)
+    if _versions.get(kind) != version:
+        if not version or not _is_of_torch(kind):
+            return None
+        _versions[kind] = version
+    return version
+
+
+def _own_classes(kind: type[nn.Module]) -> list[type]:
+    """The class and its bases, up to nn.Module."""
+    return [home for home in kind.__mro__ if home is not nn.Module and home is not object]
+
+
+def added_names() -> set[str]:
+    """The functions of nn.Module that are not PyTorch's, such as one that transformers adds to initialize models."""
+    items = tuple(_MODULE.items())
+    return {name for name, value in items if type(value) is types.FunctionType and not is_function_of_torch(value)}
+
+
+def _is_of_torch(kind: type[nn.Module]) -> bool:
+    homes = (*_own_classes(kind), nn.Module)
+    unused = _unused_names(homes)
+    for home in homes:
+        module = sys.modules.get(home.__module__)
+        if not home.__module__.startswith("torch.nn.modules.") or getattr(module, home.__name__, None) is not home:
+            return False
+        for name, value in tuple(vars(home).items()):
+            if name == "forward" or is_function_of_torch(value) or (home is nn.Module and name in unused):
+                continue
+            if callable(value) or hasattr(value, "__get__"):
+                return False
+    return True
+
+
+def _unused_names(homes: Iterable[type]) -> set[str]:
+    """The added functions that no call of a module runs: Python does not, and no code of its classes has their name."""
+    added = {name for name in added_names() if not name.startswith("__")}
+    return added.difference(_CALL_PATH, _names_read_by(homes)) if added else added
+
+
+def _names_read_by(homes: Iterable[type]) -> set[str]:
+    functions = [value for home in homes for value in vars(home).values() if isinstance(value, types.FunctionType)]
+    codes = [function.__code__ for function in functions if is_function_of_torch(function)]
+    names: set[str] = set()
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return names
+
+
+def is_function_of_torch(value: Any) -> bool:
+    """Whether PyTorch or Python defines a function or descriptor."""
+    if type(value) is types.FunctionType:
+        return str(value.__globals__.get("__name__")).partition(".")[0] == "torch"
+    return type(value) is types.GetSetDescriptorType
+
+
+# Where an attribute was found. `csrc/call/callable_walk.h` looks in the same order.
+IN_OBJECT, IN_CLASS, IN_CHILDREN = range(3)
+
+_NOT_PLAIN = (torch.Tensor, types.ModuleType, Epilogue)
+
+
+class Unread(NamedTuple):
+    """An object, and for each read of it by code the attribute, and the attributes that are read of that one."""
+
+    value: Any
+    chains: tuple[tuple[str, ...], ...]
+
+
+def is_plain(kind: type) -> bool:
+    """Whether an instance's attributes are what it or its class holds, unless that is a descriptor or is missing.
+
+    One with a `__del__` is not: that would run for the copies that `detach` makes.
+    """
+    return (
+        type(kind) is type
+        and can_change(kind)
+        and look_up(kind, "__getattribute__") is vars(object)["__getattribute__"]
+        and look_up(kind, "__del__") is MISSING
+        and not issubclass(kind, _NOT_PLAIN)
+    )
+
+
+def read_plain(value: Any, kind: type, name: str) -> tuple[int, Any]:
+    """Where an object of a plain class has an attribute, and the attribute.
+
+    Raises NoKeyError where a read may run code.
+    """
+    of_class = look_up(kind, name)
+    if look_up(type(of_class), "__get__") is not MISSING:
+        raise NoKeyError
+    attributes = attributes_of(value)
+    found = attributes.get(name, MISSING)
+    if found is not MISSING:
+        # What the class has may become a descriptor, which the version of its own class tells and no other.
+        if of_class is not MISSING and can_change(type(of_class)):
+            raise NoKeyError
+        return IN_OBJECT, found
+    if of_class is not MISSING:
+        return IN_CLASS, of_class
+    return IN_CHILDREN, _read_child(kind, attributes, name)
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """An object's `__dict__`, whatever its class calls so."""
+    if type(look_up(type(value), "__dict__")) is not types.GetSetDescriptorType:
+        raise NoKeyError
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except TypeError:  # a descriptor of another class
+        raise NoKeyError from None
+    if type(attributes) is not dict:
+        raise NoKeyError
+    return attributes
+
+
+def new_object(kind: type) -> Any:
+    """An object without attributes. Raises NoKeyError for a class that makes its own."""
+    try:
+        return object.__new__(kind)
+    except TypeError:
+        raise NoKeyError from None
+
+
+def children_of(module: Any) -> dict[str, Any]:
+    """Where an object of `new_object` gets the modules inside of it."""
+    attributes = attributes_of(module)
+    for home in ("_parameters", "_buffers"):
+        attributes.setdefault(home, {})
+    children: dict[str, Any] = attributes.setdefault("_modules", {})
+    return children
+
+
+def _read_child(kind: type, attributes: dict[str, Any], name: str) -> Any:
+    """A module inside of a module, which nn.Module's own `__getattr__` gives."""
+    getter = vars(nn.Module).get("__getattr__")
+    homes: list[Any] = [attributes.get(home) for home in ("_parameters", "_buffers", "_modules")]
+    is_module = issubclass(kind, nn.Module) and look_up(kind, "__getattr__") is getter and is_function_of_torch(getter)
+    if not is_module or any(type(home) is not dict for home in homes):
+        raise NoKeyError
+    parameters, buffers, children = homes
+    if name in parameters or name in buffers or name not in children:
+        raise NoKeyError
+    return children[name]

@@ -1,24 +1,88 @@
-"""From what the user passes as epilogue= to an Epilogue, without tracing the same thing twice."""
+"""From what the user passes as epilogue= to an Epilogue, without tracing the same thing twice.
+
+Operands that are numbers are bound to a callable, and put in place in an Epilogue. The native module is taught which
+callables are equal, so that it recognises one without running Python code.
+"""
 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch.utils._device import DeviceContext
 
-from cutfuse import dynamo
+from cutfuse import dynamo, native
 from cutfuse.epilogue import compiled
-from cutfuse.epilogue.detach import detach
+from cutfuse.epilogue.calls import retype
 from cutfuse.epilogue.errors import EpilogueError, OperandCountError, counted, evaluated_while_compiling, refuse
 from cutfuse.epilogue.expression import input
-from cutfuse.epilogue.fingerprint import fingerprint
-from cutfuse.epilogue.namespaces import NoKeyError, remember
-from cutfuse.epilogue.operand_numbers import Numbers, bind, substitute
-from cutfuse.epilogue.trace import Epilogue, trace
+from cutfuse.epilogue.fingerprint import detach, fingerprint, fingerprint_with_trail
+from cutfuse.epilogue.reads import NoKeyError, remember
+from cutfuse.epilogue.trace import Epilogue, epilogue_called, trace
 from cutfuse.epilogue.types import ValueTypes, unknown_types
+
+Number = int | float
+Numbers = tuple[Number | None, ...]  # for each operand its number, or None where it is a tensor
+
+
+def bind(fn: Callable[..., Any], numbers: Numbers) -> Callable[..., Any]:
+    """`fn` with its operands that are numbers in place; itself where `numbers` is empty."""
+    if not numbers:
+        return fn
+
+    def bound(z: Any, *tensors: Any) -> Any:
+        taken = 0
+        operands = []
+        for number in numbers:
+            operands.append(tensors[taken] if number is None else number)
+            taken += number is None
+        return fn(z, *operands)
+
+    return bound
+
+
+def substitute(epilogue: Epilogue, numbers: Numbers, types: ValueTypes) -> Epilogue:
+    """The epilogue with its operands that are numbers in place."""
+    # As text, since torch.compile may hold a float that changes as a symbol.
+    return _substitute(epilogue.name, tuple([None if n is None else _digits(n) for n in numbers]), types)
+
+
+def _digits(number: Number) -> str:
+    """A number as a constant for Dynamo: in hexadecimal -0.0 is not 0.0. An integer has no "0x1.8p+1"."""
+    if isinstance(number, bool):
+        return repr(number)
+    if isinstance(number, float):
+        return number.hex()
+    try:
+        float(number)
+    except OverflowError:
+        refuse("an operand is an integer beyond the range of floating-point numbers")
+    return repr(operator.index(number))
+
+
+def _to_number_again(digits: str) -> Number:
+    if digits in ("True", "False"):
+        return digits == "True"
+    return int(digits) if digits.removeprefix("-").isdigit() else float.fromhex(digits)
+
+
+@evaluated_while_compiling
+def _substitute(name: str, numbers: tuple[str | None, ...], types: ValueTypes) -> Epilogue:
+    """The epilogue of that name with its operands that are numbers in place."""
+    return _substitute_once(name, numbers, types, torch.get_default_dtype())
+
+
+@functools.lru_cache(maxsize=256)
+def _substitute_once(
+    name: str, numbers: tuple[str | None, ...], types: ValueTypes, default_dtype: torch.dtype
+) -> Epilogue:
+    # The default dtype is what a mask times a number is of.
+    values = [None if digits is None else _to_number_again(digits) for digits in numbers]
+    return Epilogue.from_expression(retype(epilogue_called(name).expression, types, values), len(types) - 1)
+
 
 _EPILOGUES_LIMIT = 1024
 
@@ -72,7 +136,11 @@ def _complete(key: Hashable, numbers: Numbers, types: ValueTypes, default_dtype:
 
 
 def _resolve_prebuilt(epilogue: Epilogue, operand_count: int, types: ValueTypes | None, numbers: Numbers) -> Epilogue:
-    check_operands(epilogue, len(numbers) or operand_count)
+    """Raises EpilogueError where a prebuilt epilogue takes another number of operands."""
+    given = len(numbers) or operand_count
+    if epilogue.operand_count != given:
+        program = f"the epilogue with the program {epilogue.text!r}"  # its repr is more than Dynamo of torch 2.8 traces
+        refuse(f"{program} takes {counted(epilogue.operand_count, 'operand')}, and is given {given}", OperandCountError)
     if types is None:
         return epilogue
     if numbers:
@@ -132,12 +200,47 @@ def identity(operand_count: int) -> Epilogue:
     return _identity()
 
 
-def check_operands(epilogue: Epilogue, operand_count: int) -> Epilogue:
-    """Raises EpilogueError where a prebuilt epilogue takes another number of operands."""
-    if epilogue.operand_count != operand_count:
-        program = f"the epilogue with the program {epilogue.text!r}"  # its repr is more than Dynamo of torch 2.8 traces
-        refuse(
-            f"{program} takes {counted(epilogue.operand_count, 'operand')}, and is given {operand_count}",
-            OperandCountError,
-        )
-    return epilogue
+IDENTITY = 1  # the number of None
+
+_NUMBERS_LIMIT = 1024
+
+_numbers: dict[Hashable, int] = {}
+
+
+def recognised(
+    epilogue: Callable[..., Any] | Epilogue | None, numbers: Numbers, types: ValueTypes
+) -> tuple[int, Epilogue] | None:
+    """The number that `recognise` gives for a callable from now on, and the Epilogue of what has that number.
+
+    numbers and types: as for `resolve`, which is to be called before: nothing is traced here. None where the callable
+    has no key, or has changed since. The Epilogue is found by the key that the number is given for, so that a plan for
+    it holds wherever `recognise` gives that number.
+    """
+    if epilogue is None:
+        return IDENTITY, identity(0)
+    if has_function_modes() and may_change_traces():
+        return None
+    keyed = fingerprint_with_trail(epilogue)
+    if keyed is None:
+        return None
+    key, trail = keyed
+    if isinstance(epilogue, Epilogue):  # never changes
+        found: Epilogue | None = resolve(epilogue, len(types) - 1, types, numbers)
+    else:
+        found = find_traced(key, numbers, types)
+    if found is None:
+        return None
+    _learn_types()
+    number = number_of(key)
+    return (number, found) if native.core.learn_callable(trail, number) else None
+
+
+def number_of(key: Hashable) -> int:
+    """Of a fingerprint: one number as long as it is remembered, and never another key's."""
+    found = _numbers.get(key)
+    return remember(_numbers, key, native.core.new_callable_number(), _NUMBERS_LIMIT) if found is None else found
+
+
+@functools.lru_cache(maxsize=1)
+def _learn_types() -> None:
+    native.core.learn_callable_types(functools.partial, Epilogue)

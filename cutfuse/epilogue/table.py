@@ -1,27 +1,51 @@
-"""The op table as Python sees it: the rows of csrc/epilogue/ops.def, matched to PyTorch's callables.
+"""The op table as Python sees it, the register of compositions of its ops, and the table of reductions.
 
-Nothing here names an op. A row's signature and aliases say which torch function it stands for; functions of the same
-name in `torch`, `torch.nn.functional`, `torch.special` and `torch.Tensor` are found from that name.
+An op is a row of csrc/epilogue/ops.def, matched to PyTorch's callables; nothing here names one. A row's signature and
+aliases say which torch function it stands for; functions of the same name in `torch`, `torch.nn.functional`,
+`torch.special` and `torch.Tensor` are found from that name.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import math
 import operator
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from cutfuse import native
-from cutfuse.epilogue.symbolic import COMPARISONS, INFIX, LOGICAL
 
 if TYPE_CHECKING:
-    from cutfuse._C import OpInfo
+    from cutfuse._C import OpInfo, ReductionInfo
+
+
+# Python's spelling of each operator: the language, not the list of ops. What a symbol computes is for the op table.
+INFIX = {
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "truediv",
+    "**": "pow",
+    "&": "and",
+    "|": "or",
+    "^": "xor",
+    "//": "floordiv",
+    "%": "mod",
+    "@": "matmul",
+    "<<": "lshift",
+    ">>": "rshift",
+}
+COMPARISONS = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
+PREFIX = {"-": "neg", "+": "pos", "~": "invert"}
+# Operators that PyTorch has for booleans but not for floats.
+LOGICAL = {"&", "|", "^", "~"}
 
 _HOMES = (torch, torch.nn.functional, torch.special, torch.Tensor)
 _PREFIXES = ("fft", "linalg", "special")
@@ -218,3 +242,97 @@ def _default(node: ast.expr) -> float | str:
 
 def _is_dotted(alias: str) -> bool:
     return alias[0].isalpha() and ":" not in alias
+
+
+Composition = Callable[..., Any]
+_Function = TypeVar("_Function", bound=Composition)
+
+_registered: list[tuple[tuple[str, ...], bool, Composition]] = []
+
+
+def composes(*paths: str, exact: bool = False) -> Callable[[_Function], _Function]:
+    """Registers a composition under dotted names of torch functions.
+
+    It has the torch function's own signature and returns an expression, or NotImplemented to leave the call to the op
+    table. It holds for every callable of the op that a path belongs to, or for the functions of the same name in torch,
+    its submodules and Tensor; for the path alone where it is exact.
+    """
+
+    def register(function: _Function) -> _Function:
+        _registered.append((paths, exact, function))
+        return function
+
+    return register
+
+
+@functools.lru_cache(maxsize=1)
+def compositions() -> dict[Callable[..., Any], Composition]:
+    """By PyTorch callable; those that this version of PyTorch lacks are left out."""
+    by_op: dict[int, list[Callable[..., Any]]] = {}
+    for function, candidates in op_table().callables.items():
+        by_op.setdefault(candidates[0].code, []).append(function)
+    result: dict[Callable[..., Any], Composition] = {}
+    for paths, exact, composition in sorted(_registered, key=lambda entry: entry[1]):
+        for path in paths:
+            target = find_attribute(path)
+            if target is None:
+                continue
+            op = next(iter(op_table().callables.get(target, ())), None)
+            functions = [target] if exact else find_namesakes(path) if op is None else by_op[op.code]
+            result.update(dict.fromkeys(functions, composition))
+    return result
+
+
+class Description(NamedTuple):
+    """How a function is written and what it computes, for lists of the language.
+
+    names: dotted ones and, of an op, its operators, as `a + b`. formula: over the arguments a, b and c, in their order.
+    special: what is to know at NaN, infinities and ties.
+    """
+
+    names: tuple[str, ...]
+    signature: str
+    formula: str
+    special: str = ""
+
+    @property
+    def spellings(self) -> str:
+        return ", ".join([f"{self.names[0]}{self.signature}", *self.names[1:]])
+
+
+def describe_op(op: Op) -> Description:
+    arguments = list(op.tensors)
+    arguments += [f"{name}={value:g}" for name, value in op.parameters]
+    arguments += [f"{name}={value!r}" for name, value in op.literals]
+    operators = [f"a {op.infix} b"] if op.infix else [f"{op.prefix}a"] if op.prefix else []
+    return Description((op.path, *op.aliases, *operators), f"({', '.join(arguments)})", op.formula, op.special)
+
+
+def describe_compositions() -> Iterator[Description]:
+    for paths, _, composition in _registered:
+        call = without_annotations(inspect.signature(composition))
+        yield Description(paths, str(call), " ".join((composition.__doc__ or "").split()))
+
+
+def without_annotations(signature: inspect.Signature) -> inspect.Signature:
+    bare = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
+    return signature.replace(parameters=bare, return_annotation=signature.empty)
+
+
+def _read_table() -> list[ReductionInfo]:
+    try:
+        return native.core.reduction_table()
+    except (ImportError, AttributeError):  # AttributeError: a module of an older build
+        return []  # importing cutfuse succeeds without its module, so that cutfuse.report can tell of it
+
+
+_TABLE = _read_table()
+
+# The reductions that there are: by name, PyTorch's own.
+REDUCTIONS: dict[str, Callable[..., Tensor]] = {row.name: getattr(torch, row.name) for row in _TABLE}
+# What the gradient of the result is multiplied by for each element: see csrc/reduce/reductions.def.
+GRADIENTS = {row.name: row.gradient for row in _TABLE}
+# Those whose gradients depend on their results.
+NEEDS_RESULT = tuple([row.name for row in _TABLE if row.needs_result])
+# Those that a factor may be taken out of.
+ADDITIVE = tuple([row.name for row in _TABLE if row.is_additive])

@@ -2,20 +2,39 @@
 
 All arithmetic is fp32 (fp64 for fp64), whatever these types are. They decide what `z.dtype` is, what a cast means,
 which type the result has, and what is refused because floating-point arithmetic would not give PyTorch's result.
-Under autocast they are those that it gives on the call's device.
+
+Under autocast they are those that it gives on the call's device. Autocast decides by a tensor's device, before a kernel
+of that device runs. So a tensor that has the device in name, and computes on the CPU, is given the types of that
+device, also in a process that lacks it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
 
 from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.probes import Autocast, asking, autocast_on, probe
+from cutfuse.precision import autocast_dtype
+
+
+class Autocast(NamedTuple):
+    """An autocast that is enabled: for tensors on which type of device, and to which type it casts."""
+
+    device_type: str
+    dtype: torch.dtype
+
+
+def autocast_on(device_type: str) -> Autocast | None:
+    """The one under which tensors on such a device are now, or None."""
+    dtype = autocast_dtype(device_type)
+    return None if dtype is None else Autocast(device_type, dtype)
 
 
 class ValueType(NamedTuple):
@@ -140,22 +159,13 @@ def under_autocast(
         _thread.autocast, _thread.at_start = before
 
 
-@contextlib.contextmanager
-def _typed_under(autocast: Autocast | None) -> Iterator[None]:
-    before, _thread.autocast = _thread.autocast, autocast
-    try:
-        yield
-    finally:
-        _thread.autocast = before
-
-
 def check_autocast(evaluate: Callable[[], Any], found: Any) -> None:
     """Raises EpilogueError where the callable has entered or left an autocast that would change a value's type.
 
     evaluate: what gave the value `found`.
     """
     for autocast in _entered_autocasts():
-        with _typed_under(autocast):
+        with under_autocast((ValueType(autocast=autocast),)):
             other = evaluate()
         type: ValueType = found.type
         if type.dtype is None or type != other.type:
@@ -175,10 +185,6 @@ def _entered_autocasts() -> list[Autocast | None]:
     return [found for found, before in zip(now, _thread.at_start, strict=True) if found != before]
 
 
-_PROMOTED_LIMIT = 4096
-_promoted: dict[tuple[Any, ...], ValueType] = {}
-
-
 def promote(function: Callable[..., Any], name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> ValueType:
     """The type of a PyTorch function's result. `arguments` have a ValueType in place of each symbolic value.
 
@@ -189,29 +195,27 @@ def promote(function: Callable[..., Any], name: str, arguments: tuple[Any, ...],
     given = [item for item in everything if isinstance(item, ValueType)]
     if any(item.dtype is None for item in given) or any(item is INPUT_DTYPE for item in everything):
         return UNKNOWN
-    autocast = _thread.autocast
     # 1, 1.0 and True are equal, but not to type promotion.
-    kinds = tuple(map(type, everything))
-    key = (function, arguments, tuple(keywords.items()), kinds, torch.get_default_dtype(), autocast)
+    decisive = tuple(map(type, everything)), torch.get_default_dtype()
+    key = function, name, arguments, tuple(keywords.items()), _thread.autocast, decisive
     try:
-        found = _promoted.get(key)
+        hash(key)
     except TypeError:  # an argument that is not hashable
-        return _promote(function, name, arguments, keywords, autocast)
-    if found is None:
-        found = _promote(function, name, arguments, keywords, autocast)
-        if len(_promoted) >= _PROMOTED_LIMIT:
-            _promoted.clear()
-        _promoted[key] = found
-    return found
+        return _promote.__wrapped__(*key)
+    return _promote(*key)
 
 
+@functools.lru_cache(maxsize=4096)
 def _promote(
     function: Callable[..., Any],
     name: str,
     arguments: tuple[Any, ...],
-    keywords: dict[str, Any],
+    named: tuple[tuple[str, Any], ...],
     autocast: Autocast | None,
+    decisive: tuple[Any, ...],
 ) -> ValueType:
+    """decisive: what the result depends on besides, for the cache."""
+    keywords = dict(named)
     given = [item for item in (*arguments, *keywords.values()) if isinstance(item, ValueType)]
     if function is torch.div and len(arguments) == 2 and not keywords and _is_number(arguments[0]):
         function, arguments = torch.Tensor.__rtruediv__, arguments[::-1]  # 1 / z is a reciprocal, which autocast casts
@@ -310,3 +314,72 @@ def _probe(value: Any, numbers: dict[torch.dtype, Any], autocast: Autocast | Non
         return numbers[value.dtype]
     assert value.dtype is not None
     return probe(() if value.is_scalar else (0,), value.dtype, autocast)
+
+
+def probe(shape: tuple[int, ...], dtype: torch.dtype, autocast: Autocast | None, fill: float = 0) -> torch.Tensor:
+    """A tensor on the device of the autocast, for `asking` about that; on the CPU for none."""
+    tensor = torch.full(shape, fill, dtype=dtype, device="cpu")
+    return tensor if autocast is None or autocast.device_type == "cpu" else _Elsewhere.of(tensor, autocast.device_type)
+
+
+@contextlib.contextmanager
+def asking(autocast: Autocast | None) -> Iterator[None]:
+    """A context in which functions of probes give the types of that autocast, whatever modes are active.
+
+    Those are for the user's values, not for probes, whose types are remembered.
+    """
+    # The faster one would keep calls from `_Elsewhere` too.
+    is_elsewhere = autocast is not None and autocast.device_type != "cpu"
+    modes_off: Callable[[], Any] = _disable_current_modes if is_elsewhere else torch._C._DisableTorchDispatch
+    with torch._C.DisableTorchFunction(), modes_off(), contextlib.ExitStack() as stack:
+        stack.enter_context(_autocast("cpu", None))
+        if autocast is not None:
+            stack.enter_context(_autocast(*autocast))
+        yield
+
+
+@contextlib.contextmanager
+def _autocast(device_type: str, dtype: torch.dtype | None) -> Iterator[None]:
+    """Autocast of that device to the type, or off for None.
+
+    `torch.autocast` itself stays off for a device that the process lacks.
+    """
+    enabled, before = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+    torch.set_autocast_enabled(device_type, dtype is not None)
+    if dtype is not None:
+        torch.set_autocast_dtype(device_type, dtype)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device_type, enabled)
+        torch.set_autocast_dtype(device_type, before)
+
+
+class _Elsewhere(torch.Tensor):
+    """A tensor on the CPU that says it is on another device."""
+
+    tensor: torch.Tensor
+
+    @staticmethod
+    def of(tensor: torch.Tensor, device_type: str) -> _Elsewhere:
+        device = torch.device(device_type)
+        found = torch.Tensor._make_wrapper_subclass(_Elsewhere, tensor.shape, dtype=tensor.dtype, device=device)
+        found.tensor = tensor
+        return found
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # a class method, as in TracedTensor
+        cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        devices: set[str] = set()
+
+        def to_cpu(value: _Elsewhere) -> torch.Tensor:
+            devices.add(value.device.type)
+            return value.tensor
+
+        given, named = tree_map_only(_Elsewhere, to_cpu, (args, {**(kwargs or {})}))
+        if named.get("device") is not None:
+            named["device"] = torch.device("cpu")
+        result = function(*given, **named)
+        (device_type,) = devices
+        return tree_map_only(torch.Tensor, lambda tensor: _Elsewhere.of(tensor, device_type), result)

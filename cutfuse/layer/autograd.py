@@ -20,10 +20,10 @@ from torch import Tensor
 
 from .. import composed, dynamo
 from ..epilogue import Program
-from ..epilogue.evaluate import arithmetic_dtype
+from ..epilogue.program import arithmetic_dtype
+from ..epilogue.table import GRADIENTS, NEEDS_RESULT
+from ..native import stands_in_for
 from ..precision import SPLIT_MODES, allows_tf32, captured_mode, process, product_mode
-from ..prediction import stands_in_for
-from ..reductions import GRADIENTS, NEEDS_RESULT
 from . import inductor, schema
 from .fake import sum_dtype
 from .linear_launch import cublas_linear

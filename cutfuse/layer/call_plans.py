@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import native
 from ..epilogue import Program
-from ..prediction import address_of
+from ..native import address_of
 from .layouts import (
     MergedLayout,
     dtype_codes,

@@ -23,8 +23,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import native
 from ..epilogue import Epilogue
-from ..epilogue.operation import Operation
-from ..epilogue.recognition import recognised
+from ..epilogue.program import Operation
+from ..epilogue.resolve import recognised
 from ..epilogue.types import type_of
 from ..precision import _INHERITED, _context_mode, module_variables
 from . import cuda, schema

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from .. import composed, native
 from ..epilogue import Program, evaluate
-from ..epilogue.evaluate import arithmetic_dtype
-from ..reductions import GRADIENTS
+from ..epilogue.program import arithmetic_dtype
+from ..epilogue.table import GRADIENTS
 from .planner import composed_joined
 from .prepared import check_unchanged
 from .schema import without_reduction

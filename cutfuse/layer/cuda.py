@@ -16,8 +16,8 @@ from torch import Tensor
 
 from .. import composed, native
 from ..epilogue import Epilogue, EpilogueError, Program, operand
+from ..epilogue.table import GRADIENTS
 from ..precision import SPLIT_MODES, product_mode
-from ..reductions import GRADIENTS
 from . import schema
 from .call_plans import (
     Planned,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import native
-from ..prediction import DeviceFacts, predicted_facts
+from ..native import DeviceFacts, predicted_facts
 
 NOT_CUDA: DeviceFacts = (0, 0, 0)
 

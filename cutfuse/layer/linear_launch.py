@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import composed, native
+from ..native import address_of
 from ..precision import SPLIT_MODES, allows_tf32, autocast_dtype, product_mode
-from ..prediction import address_of
 from .layouts import NOT_CUDA, device_facts, dtype_codes, on_device, stream_of
 from .planner import LinearArguments, first_scheme, plan_linear, precision_of, why_no_kernels
 from .prepared import Planes

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from .. import native
 from ..epilogue import Program
+from ..native import DeviceFacts, address_of
 from ..precision import product_mode
-from ..prediction import DeviceFacts, address_of
 from .layouts import device_facts, dtype_codes, reduction_codes
 from .specialize import Matrix, cost_when_specialized
 

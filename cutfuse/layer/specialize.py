@@ -15,7 +15,7 @@ import torch
 
 from .. import native
 from ..epilogue import Program
-from ..prediction import predicted_facts
+from ..native import predicted_facts
 from .layouts import on_device
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from torch._subclasses import FakeTensor
 
 from .. import dynamo, native
 from ..epilogue import Program
-from ..epilogue.operation import is_sum
+from ..epilogue.program import is_sum
+from ..native import stands_in_for
 from ..precision import GUARDED, SPLIT_MODES, allows_tf32, product_mode
-from ..prediction import stands_in_for
 from .layouts import NOT_CUDA, device_facts, dtype_codes
 from .linear_launch import plan_call
 from .planner import LinearArguments

@@ -3,13 +3,12 @@ arguments and parameters."""
 
 from __future__ import annotations
 
+import sys
+
+from . import drop_ins
+from .drop_ins import GemmDivideSumScale, GemmSigmoidScaleResidual, LinearSigmoidSum, Sigmoid, SumReduction
 from .fused_linear import FusedLinear
-from .gemm_divide_sum_scale import GemmDivideSumScale
-from .gemm_sigmoid_scale_residual import GemmSigmoidScaleResidual
 from .linear_cross_entropy import LinearCrossEntropy
-from .linear_sigmoid_sum import LinearSigmoidSum
-from .sigmoid import Sigmoid
-from .sum_reduction import SumReduction
 
 __all__ = [
     "FusedLinear",
@@ -20,3 +19,7 @@ __all__ = [
     "Sigmoid",
     "SumReduction",
 ]
+
+# The modules that the classes were in up to 0.2.0: pickles of whole modules name them.
+for _name in ("gemm_divide_sum_scale", "gemm_sigmoid_scale_residual", "linear_sigmoid_sum", "sigmoid", "sum_reduction"):
+    sys.modules[f"{__name__}.{_name}"] = drop_ins

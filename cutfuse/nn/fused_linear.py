@@ -1,4 +1,7 @@
-"""A linear layer with what follows it."""
+"""A linear layer with what follows it, and what the modules with a matrix product have in common.
+
+Their weight can be prepared, and they take the weight and bias of a layer inside of them where these say all of it.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,72 @@ from .. import arguments
 from ..composed import PyTorchCall
 from ..epilogue import Epilogue
 from ..epilogue.errors import EpilogueError, OperandCountError, evaluated_while_compiling
-from ..epilogue.probes import autocast_on
-from ..epilogue.types import ValueType, type_of
-from ..linear import LinearCall, describe_unfused, linear, prepare_linear
-from ..prepare import PreparedWeight
-from ..reductions import REDUCTIONS
-from .plain_linear import why_not_plain
-from .prepares_weight import PreparesWeight
+from ..epilogue.table import REDUCTIONS
+from ..epilogue.types import ValueType, autocast_on, type_of
+from ..linear import LinearCall, describe_unfused, linear, normalise_linear
+from ..prepare import PreparedWeight, is_exporting, prepare
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Not of an adapter around the layer, or of one of 8 bits in its place, or of one with hooks."""
+    if type(layer).forward is not nn.Linear.forward or "forward" in layer.__dict__:
+        return False
+    return not (layer._forward_pre_hooks or layer._forward_hooks or layer._backward_pre_hooks or layer._backward_hooks)
+
+
+def why_not_plain(layer: nn.Module) -> str:
+    """For messages; empty where it is plain. Dynamo need not trace it."""
+    if is_plain(layer):
+        return ""
+    kind = type(layer).__name__
+    hooks = [hook for name in _HOOKS for hook in getattr(layer, name).values()]
+    if not hooks:
+        return f"{kind} has a forward of its own"
+    names = [getattr(hook, "__qualname__", type(hook).__name__) for hook in hooks]
+    return f"{kind} has hooks: {', '.join(names)}"
+
+
+_Module = TypeVar("_Module", bound="PreparesWeight")
+
+
+class PreparesWeight(nn.Module):
+    """Before the model among a module's bases."""
+
+    _prepared: PreparedWeight | None = None
+
+    def prepare(self: _Module, mode: str | None = None) -> _Module:
+        """Prepares the weight by `cutfuse.prepare`, and gives the module itself.
+
+        In training mode too. Calls raise RuntimeError where the weight has changed since, or is another one: prepare
+        again. `train()` gives the memory back.
+        """
+        self._prepared = prepare(self._plain_weight(), mode)
+        return self
+
+    def train(self: _Module, mode: bool = True) -> _Module:
+        """As `nn.Module.train`. `train()` drops what is prepared, and `eval()` keeps it."""
+        if mode:
+            self._prepared = None
+        return super().train(mode)
+
+    def _plain_weight(self) -> Tensor:
+        """The weight itself, prepared or not."""
+        raise NotImplementedError
+
+    def _weight(self) -> Tensor | PreparedWeight:
+        """What `cutfuse.linear` takes."""
+        weight, prepared = self._plain_weight(), self._prepared
+        if prepared is None or is_exporting():  # an exported program has the weight alone
+            return weight
+        if prepared.weight is not weight:
+            raise RuntimeError(
+                f"cutfuse.nn.{type(self).__name__}: the weight is another tensor than the one that was prepared; "
+                "call prepare() again, or train() to have none prepared"
+            )
+        return prepared
+
 
 _Result = TypeVar("_Result")
 _Layer = TypeVar("_Layer", bound="FusedLinear")
@@ -172,10 +234,10 @@ class FusedLinear(PreparesWeight):
         self.__dict__["_unfused"] = self._unfused | {_kinds(x, operands)}
         return y
 
-    def prepare_call(self, x: Tensor, *operands: Tensor | float) -> LinearCall | PyTorchCall:
+    def normalise_call(self, x: Tensor, *operands: Tensor | float) -> LinearCall | PyTorchCall:
         """What `cutfuse.explain` describes."""
         try:
-            return self._call(prepare_linear, *self._weight_and_bias(), x, operands)
+            return self._call(normalise_linear, *self._weight_and_bias(), x, operands)
         except Exception as error:
             reason = self._why_failed(error, x, operands)
             if not reason:
