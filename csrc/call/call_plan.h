@@ -1,4 +1,4 @@
-// What a call whose key is known does. Made by Python when the first call with that key has run, and never changed.
+// What a call whose key is known does. Made by Python for the first call with that key, and never changed.
 #pragma once
 
 #include <memory>
