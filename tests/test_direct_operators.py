@@ -170,15 +170,23 @@ def test_calls_that_differ_have_plans_of_their_own(launches: EmulatedLaunches, c
             )
 
 
-def test_reductions_with_a_result_are_the_general_paths(launches: EmulatedLaunches) -> None:
-    """Their kernels read the result too."""
-    x, grad = drawn(6, 16), drawn(6, 1)
-    result = x.float().logsumexp(1, keepdim=True)
-    before = direct_calls()
-    for _ in range(2):
-        (found,) = cuda.pointwise_backward(grad, x, [], IDENTITY, "logsumexp", result, [0], False)
-    assert direct_calls() == before
-    assert found.shape == x.shape
+@pytest.mark.parametrize("reduction", ["amax", "logsumexp"])
+def test_gradients_behind_a_reduction_run_directly(launches: EmulatedLaunches, reduction: str) -> None:
+    """With its result and its ties, which the kernel reads too; another reduction of the same tensors is another."""
+    x, r, grad = drawn(6, 16), drawn(6, 16), drawn(6, 1)
+    results = [cuda.reduce(x, [r], GATED, name, [1], FP32).unsqueeze(1) for name in ("amin", reduction)]
+
+    def of_both() -> list[Tensor]:
+        given = [(name, result, [0, 1], False) for name, result in zip(("amin", reduction), results, strict=True)]
+        return [y for some in given for y in cuda.pointwise_backward(grad, x, [r], GATED, *some)]
+
+    with paused():
+        expected = of_both()
+    of_both()
+    before, made = direct_calls(), len(launches.launches)
+    check_same(of_both(), expected)
+    assert direct_calls() - before == len(launches.launches) - made
+    assert launches.names[made:].count("pointwise_backward") == 2
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32])

@@ -291,11 +291,16 @@ def _backward_of_reduction(
     """Of a program behind which a reduction gave `result`."""
     parsed = Program.parse(program)
     ties = _count_ties(x, operands, program, result) if GRADIENTS[reduction] == "ties" else None
+    rows = [result.contiguous(), *([] if ties is None else [ties])]
+    given = grad, x, [*operands, *rows], _number_of(f"{reduction} of {program}"), wanted, sums_columns
+    found: list[Tensor] | None = call_backward_operator(*given)
+    if found is not None and found is not NotImplemented:
+        return found
     layout = _rows_layout(grad, x, operands, result)
     if layout is not None and (not sums_columns or layout.extents == (1, *x.shape)):  # column sums keep x's rows
-        tensors = [result.contiguous(), *([] if ties is None else [ties])]
-        rows = RowResults(layout, reduction, tensors)
-        return _differentiate(grad, x, operands, parsed, wanted, sums_columns, rows=rows)
+        results = RowResults(layout, reduction, rows)
+        kept = given if found is NotImplemented else None
+        return _differentiate(grad, x, operands, parsed, wanted, sums_columns, kept, results)
     if ties is not None:
         grad = grad.float() / ties
     through = _through_reduction(program, reduction)
