@@ -160,6 +160,8 @@ def report(options: argparse.Namespace) -> int:
     from bench import results as files
 
     path = Path(options.results)
+    if options.results in SUITES and options.results not in files.committed_suites():
+        raise SystemExit(f"{options.results} has no committed results: run it, and report the file that it writes")
     if options.results in SUITES:
         results, path = files.committed(options.results), RAW / f"{options.results}.json"
     else:

@@ -22,7 +22,7 @@ from bench.format import MISSING, error, figure, microseconds, one_line, ratio
 from bench.goals import MEAN, WORST
 from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
 from bench.tables import Table
-from bench.timing import Effort, interleave
+from bench.timing import interleave
 from bench.workloads import PRECISIONS, dimensions
 
 CUBLAS = "cuBLAS fp32"
@@ -327,27 +327,17 @@ def distributions_table(results: Results) -> Table:
     return Table("Deepest products", columns)
 
 
-def about(results: Results) -> list[str]:
-    """What the figures are."""
-    del results
-    return [
-        "Errors against fp64: relative Frobenius norm, and max and mean of |d| / (|x| |weight|.T). Ratios are of "
-        f"{GUARDED} to {CUBLAS}, over all three. dX and dW are the product as the gradient of a layer's input and of "
-        "its weight."
-    ]
-
-
 SUITE = Suite(
     name="accuracy",
     cases=lambda *kind: list(accuracy_cases(*kind)),
     goals=GOALS,
     contenders=CONTENDERS,
-    chosen=lambda is_cuda, is_quick: CONTENDERS,
     tables=lambda results: [cases_table(results)],
-    about=about,
-    plots={},
-    effort=Effort(),
-    quick_effort=Effort(0.2, 5, 20),
+    about=[
+        "Errors against fp64: relative Frobenius norm, and max and mean of |d| / (|x| |weight|.T). Ratios are of "
+        f"{GUARDED} to {CUBLAS}, over all three. dX and dW are the product as the gradient of a layer's input and of "
+        "its weight."
+    ],
     time_limit_s=1200.0,
     compiles=False,
     is_contract=True,

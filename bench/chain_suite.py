@@ -37,13 +37,12 @@ from bench.contenders import (
     POINTWISE,
     PRODUCT,
     SPECIALIZED,
-    chosen_of,
+    slow_compilers,
 )
-from bench.format import MISSING, figure, microseconds, ratio
+from bench.format import MISSING, ratio
 from bench.goals import MEAN, WORST, fastest, median, quotient
 from bench.suite import Figures, Goal, Results, Suite
-from bench.tables import Table, filled
-from bench.timing import Effort
+from bench.tables import Table, filled, times_columns
 
 NAMES = tuple(name for name in CONTENDERS if name not in (FUSED, KEPT))
 Value = Callable[[Figures], float | None]
@@ -200,10 +199,8 @@ def times_table(title: str, cases: Sequence[Figures]) -> Table:
         "specialized / compiled": [ratio(over_fastest(case)) for case in cases],
         "specialized / mm": [ratio(over(case, median(case, MM))) for case in cases],
         "precision": [case["precision"] for case in cases],
+        **times_columns(cases, {name: CONTENDERS[name].label for name in NAMES}),
     }
-    for name in NAMES:
-        entries = [case["contenders"].get(name) for case in cases]
-        columns[f"{CONTENDERS[name].label} us"] = [figure(entry, "median_us", microseconds) for entry in entries]
     return Table(title, filled(columns))
 
 
@@ -232,10 +229,14 @@ def tables(results: Results) -> list[Table]:
     ]
 
 
-def about(results: Results) -> list[str]:
-    """What the figures are."""
-    del results
-    return [
+SUITE = Suite(
+    name="chains",
+    cases=all_cases,
+    goals=GOALS,
+    contenders=NAMES,
+    left_out=slow_compilers,
+    tables=tables,
+    about=[
         "The device's time, from a cold cache: medians in microseconds, contenders interleaved in random order within "
         "a case. Every result was compared with fp64 before, cutfuse's a second time over memory filled with NaN.",
         'Products have no bias; fp32 is at "highest" and tf32 at "high". Compiled: the faster of torch.compile and, '
@@ -249,19 +250,7 @@ def about(results: Results) -> list[str]:
         "without any cache of compiled kernels, the second process with the first one's. Medians of processes.",
         "Training step: a linear layer and gelu in bf16. Memory: of a step of pre-norm MLP blocks, beyond parameters "
         "and input; kept between the passes with `recompute` in the layer before gelu.",
-    ]
-
-
-SUITE = Suite(
-    name="chains",
-    cases=all_cases,
-    goals=GOALS,
-    contenders=NAMES,
-    chosen=chosen_of(NAMES),
-    tables=tables,
-    about=about,
+    ],
     plots={"chains": "bench.chain_plot:draw"},
-    effort=Effort(),
-    quick_effort=Effort(0.2, 5, 20),
     time_limit_s=540.0,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -84,14 +84,9 @@ class Contender:
     prepare: Callable[[Workload], Run | None]
 
 
-def chosen_of(names: Sequence[str]) -> Callable[[bool, bool], tuple[str, ...]]:
-    """Of whether the device is a GPU and whether the run is quick: all, without the compilers that take too long."""
-
-    def chosen(is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
-        left_out = () if is_cuda and not is_quick else (AUTOTUNE,) if is_cuda else COMPILERS
-        return tuple(name for name in names if name not in left_out)
-
-    return chosen
+def slow_compilers(is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
+    """Those that take too long on a CPU, or in a quick run."""
+    return () if is_cuda and not is_quick else (AUTOTUNE,) if is_cuda else COMPILERS
 
 
 def extra(name: str) -> Callable[[Workload], Run | None]:

@@ -7,13 +7,12 @@ from typing import Any
 
 from bench import fp32_cases as suite
 from bench.accuracy_suite import trade_off_table
-from bench.contenders import AUTOTUNE, COMPILE, CONTENDERS, EAGER, FUSED, KEPT, MM, chosen_of
-from bench.format import MISSING, error, figure, microseconds
+from bench.contenders import AUTOTUNE, COMPILE, CONTENDERS, EAGER, FUSED, KEPT, MM, slow_compilers
+from bench.format import MISSING, error, figure
 from bench.format import ratio as times
 from bench.goals import MEAN, WORST, median
 from bench.suite import Figures, Goal, Results, Suite
-from bench.tables import Table, filled
-from bench.timing import Effort
+from bench.tables import Table, filled, times_columns
 
 # Where cutfuse runs cuBLAS itself, the two times are of one kernel and differ by noise.
 NOISE = 0.98
@@ -87,9 +86,7 @@ def times_table(results: Results) -> Table:
         "shape": [case["shape"] for case in cases],
         **{f"times as fast, {WEIGHTS[name]}": [speed_up_text(name, case) for case in cases] for name in WEIGHTS},
     }
-    for name in NAMES:
-        entries = [case["contenders"].get(name) for case in cases]
-        columns[f"{CONTENDERS[name].label} us"] = [figure(entry, "median_us", microseconds) for entry in entries]
+    columns |= times_columns(cases, {name: CONTENDERS[name].label for name in NAMES})
     columns["error"] = [figure(case["contenders"][FUSED], "error", error) for case in cases]
     return Table("Times as fast as the fastest of PyTorch", filled(columns))
 
@@ -105,27 +102,19 @@ def cells_of(results: Results, group: str, contender: str) -> dict[tuple[int, st
     return found
 
 
-def about(results: Results) -> list[str]:
-    """What the figures are."""
-    del results
-    return [
-        'PyTorch is at "highest" throughout: its products are cuBLAS in fp32. Medians in microseconds of one '
-        "interleaved run; errors are relative, against fp64. The ratio is the fastest rival's time over cutfuse's.",
-        f"{OWN_CUBLAS}: cutfuse ran cuBLAS itself. There the two times are of one kernel, and {NOISE} counts as 1. The "
-        f"worst cell is the one furthest below its limit; the {MEAN} takes every cell as measured.",
-    ]
-
-
 SUITE = Suite(
     name="fp32",
     cases=lambda *kind: list(suite.fp32_cases(*kind)),
     goals=GOALS,
     contenders=NAMES,
-    chosen=chosen_of(NAMES),
+    left_out=slow_compilers,
     tables=lambda results: [times_table(results), *trade_off_table(results)],
-    about=about,
+    about=[
+        'PyTorch is at "highest" throughout: its products are cuBLAS in fp32. Medians in microseconds of one '
+        "interleaved run; errors are relative, against fp64. The ratio is the fastest rival's time over cutfuse's.",
+        f"{OWN_CUBLAS}: cutfuse ran cuBLAS itself. There the two times are of one kernel, and {NOISE} counts as 1. The "
+        f"worst cell is the one furthest below its limit; the {MEAN} takes every cell as measured.",
+    ],
     plots={"fp32": "bench.fp32_plot:draw", "error-and-time": "bench.accuracy_plot:draw"},
-    effort=Effort(),
-    quick_effort=Effort(0.2, 5, 20),
     time_limit_s=240.0,
 )

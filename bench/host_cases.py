@@ -39,10 +39,12 @@ TRAINING_BLOCKS = Group("blocks, training", "eager", WHOLE, needs_grad=True)
 COMPILED_FORWARD = Group("compiled blocks, forward", "torch.compile", WHOLE, compiles=True)
 
 
-def case_of(group: Group, shape: str, precision: str, build: Callable[[torch.device], Calls]) -> Case:
+def case_of(
+    group: Group, shape: str, precision: str, build: Callable[[torch.device], Calls], variant: str = ""
+) -> Case:
     """One shape of a group."""
     seconds = COMPILE_S if group.compiles else CALL_S
-    return Case(group.name, "", shape, precision, partial(prepare, group, precision, build), seconds)
+    return Case(group.name, variant, shape, precision, partial(prepare, group, precision, build), seconds)
 
 
 @dataclass(frozen=True)
@@ -150,9 +152,9 @@ SHAPE_SEED = 12
 ALIGNED = 8  # elements: 16 bytes in bf16, which kernels need of N and K
 
 
-def drawn_shapes(count: int, rows: Range, sizes: Range, odd_ones: bool) -> list[Shape]:
-    """M, N, K at random, always the same ones. N and K are multiples of 8, but in every fourth with `odd_ones`."""
-    generator = random.Random(SHAPE_SEED)
+def drawn_shapes(count: int, rows: Range, sizes: Range, odd_ones: bool, seed: int = SHAPE_SEED) -> list[Shape]:
+    """M, N, K at random, the same ones for a seed. N and K are multiples of 8, but in every fourth with `odd_ones`."""
+    generator = random.Random(seed)
     shapes = []
     for index in range(count):
         multiple = 1 if odd_ones and index % 4 == 3 else ALIGNED

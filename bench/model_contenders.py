@@ -58,7 +58,7 @@ def quick_compilers(device: torch.device) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def chosen(is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
-    """All, but on a CPU, which has no CUDA graphs, without those modes."""
+def without_graphs(is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
+    """The modes with CUDA graphs, which a CPU does not have."""
     del is_quick
-    return tuple(name for name, found in CONTENDERS.items() if is_cuda or found.mode != GRAPHS_MODE)
+    return () if is_cuda else tuple(name for name, found in CONTENDERS.items() if found.mode == GRAPHS_MODE)

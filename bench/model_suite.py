@@ -21,7 +21,7 @@ from bench.model_contenders import (
     FASTER,
     FASTER_GRAPHS,
     Contender,
-    chosen,
+    without_graphs,
 )
 from bench.model_fusion import fusion_rows
 from bench.model_run import COMPILATION, ERRORS
@@ -208,22 +208,9 @@ def graph_lines(results: Results) -> list[str]:
     ]
 
 
-def about(results: Results) -> list[str]:
-    """What the figures are."""
-    lines = [
-        "GPU: the device's time of a call that is queued behind other work. Wall: from the call until its result is "
-        "there. Medians; contenders in turns, in random order, weights and inputs shared.",
-        "Faster of both: of eager and torch.compile, each of the two times by itself; with CUDA graphs, of eager and "
-        "torch.compile with them.",
-        "A training step is the forward pass in train mode with the configuration's dropout, the backward pass and a "
-        'fused AdamW. Parameters are of the precision\'s own type, without autocast; fp32 is at "highest", and '
-        "convolutions are in fp32 too.",
-        "One token: against a static cache of 2048 positions, which holds 2047. Language models give the logits of the "
-        "last word, and in training their loss. The MLPs' small batch is 2048.",
-        "Compile time: the first call of a small batch in bf16, without caches; up to a second more is within the "
-        "limit. Graphs: of the small model with five batch sizes. Errors: of a small batch in eval mode, of all "
-        "gradients together.",
-    ]
+def notes(results: Results) -> list[str]:
+    """Of a run: how many processes compiled, which contenders ran without CUDA graphs, which models are missing."""
+    lines = []
     # Of the cases, as those of a file may come from runs with more processes and with fewer.
     jobs = max((case.get("jobs", 1) for case in results["cases"]), default=1)
     if jobs > 1:
@@ -256,9 +243,23 @@ SUITE = Suite(
     cases=lambda is_small, is_quick, seed: all_cases(is_small or is_quick),
     goals=GOALS,
     contenders=tuple(CONTENDERS),
-    chosen=chosen,
+    left_out=without_graphs,
     tables=tables,
-    about=about,
+    about=[
+        "GPU: the device's time of a call that is queued behind other work. Wall: from the call until its result is "
+        "there. Medians; contenders in turns, in random order, weights and inputs shared.",
+        "Faster of both: of eager and torch.compile, each of the two times by itself; with CUDA graphs, of eager and "
+        "torch.compile with them.",
+        "A training step is the forward pass in train mode with the configuration's dropout, the backward pass and a "
+        'fused AdamW. Parameters are of the precision\'s own type, without autocast; fp32 is at "highest", and '
+        "convolutions are in fp32 too.",
+        "One token: against a static cache of 2048 positions, which holds 2047. Language models give the logits of the "
+        "last word, and in training their loss. The MLPs' small batch is 2048.",
+        "Compile time: the first call of a small batch in bf16, without caches; up to a second more is within the "
+        "limit. Graphs: of the small model with five batch sizes. Errors: of a small batch in eval mode, of all "
+        "gradients together.",
+    ],
+    notes=notes,
     plots={"models": "bench.model_plot:draw"},
     effort=Effort(5.0, 7, 100),
     quick_effort=Effort(0.1, 3, 20),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.suite import Figures, Results, key_of, suite_of, title_of
+from bench.suites import SUITES
 
 SCHEMA = 2
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -70,9 +71,19 @@ def load(path: Path) -> Results:
     return results
 
 
+def committed_path(suite: str) -> Path:
+    """Where a suite's committed results are."""
+    return RESULTS / f"{suite}-nvidia-h200.json"
+
+
+def committed_suites() -> list[str]:
+    """The suites that have committed results."""
+    return [suite for suite in SUITES if committed_path(suite).exists()]
+
+
 def committed(suite: str) -> Results:
     """A suite's committed results, of which the documentation's tables and plots are made."""
-    return load(RESULTS / f"{suite}-nvidia-h200.json")
+    return load(committed_path(suite))
 
 
 def has_failed(case: Figures) -> bool:

@@ -80,7 +80,7 @@ def test_there_are_verdicts_on_whole_runs_on_the_target_device_only(suite: str) 
     assert verdicts(quick=True) == ({NOT_MEASURED} if suite_of(suite).judges_quick else {None})
 
 
-@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("suite", results.committed_suites())
 def test_every_goal_has_cases_and_is_measured_by_the_committed_results(suite: str) -> None:
     found = results.committed(suite)
     lines = lines_of(found)
@@ -210,7 +210,7 @@ def test_failures_warnings_and_what_was_left_out_are_told() -> None:
     assert "Cases left out by the time limit: a case; another." in lines
 
 
-@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("suite", results.committed_suites())
 def test_plots_are_of_the_committed_results_and_none_of_nothing(suite: str) -> None:
     pytest.importorskip("matplotlib")
     from bench import figures
