@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import lru_cache, partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ def linear_case(shape: Shape, chain: Chain, precision: str, is_autotuned: bool) 
         extras = (PRODUCT,)
     elif gflop(shape) >= LARGE_GFLOP and not chain.has_full:
         extras = (POINTWISE,)
-    build = partial(workloads.linear, shape, chain, precision, extras, (POINTWISE, PRODUCT))
+    build = partial(workloads.linear, shape, chain, precision, extras)
     autotune = (AUTOTUNE,) if is_autotuned else ()
     contenders = (MM, EAGER, COMPILE, *CUTFUSE, *extras, *autotune)
     key = (LINEAR, chain.name, dimensions(shape), precision)
@@ -131,31 +132,15 @@ def drawn_pairs(
             yield shape, precision, chain
 
 
-def with_autotuning(drawn: Sequence[tuple[Shape, str, Chain]], count: int, generator: random.Random) -> set[int]:
-    """The places of those of 16 bits that max-autotune takes part in."""
-    balance = Balance(generator)
-    free = [place for place, (_, precision, _) in enumerate(drawn) if precision in SIXTEEN_BITS]
-    found: set[int] = set()
-
-    def features(place: int) -> list[Hashable]:
-        shape, precision, chain = drawn[place]
-        return [("shape", shape), ("shape again", shape), precision, *strata(chain)]
-
-    while free and len(found) < count:
-        place = balance.choose(free, features)
-        free.remove(place)
-        found.add(place)
-    return found
-
-
 def linear_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
-    """The draw; quick: its beginning, in which max-autotune has no part."""
-    generator = random.Random(seed)
+    """The draw; quick: its beginning. max-autotune has part in the first ones of 16 bits of a whole one."""
     shapes, quotas = (SMALL_SHAPES, SMALL_QUOTAS) if small else (SHAPES, QUOTAS)
-    drawn = list(drawn_pairs(shapes, quotas, chains_of(seed), generator))
-    autotuned = with_autotuning(drawn, AUTOTUNED, generator)
-    for place, (shape, precision, chain) in enumerate(drawn[: QUICK if quick else len(drawn)]):
-        yield linear_case(shape, chain, precision, place in autotuned and not (quick or small))
+    autotuned = 0 if quick or small else AUTOTUNED
+    drawn = drawn_pairs(shapes, quotas, chains_of(seed), random.Random(seed))
+    for shape, precision, chain in islice(drawn, QUICK if quick else None):
+        is_autotuned = precision in SIXTEEN_BITS and autotuned > 0
+        autotuned -= is_autotuned
+        yield linear_case(shape, chain, precision, is_autotuned)
 
 
 def stream_cases(small: bool, quick: bool) -> Iterator[Case]:
@@ -185,7 +170,7 @@ def stream_cases(small: bool, quick: bool) -> Iterator[Case]:
 def training_cases(small: bool, quick: bool) -> Iterator[Case]:
     """A training step of a linear layer and gelu."""
     for shape in (SMALL_TRAINING if small else TRAINING_SHAPES)[: 1 if quick else None]:
-        build = partial(workloads.training_of_gelu, shape, COMPILE, "bf16")
+        build = partial(workloads.training_of_gelu, shape, "bf16")
         key = (TRAINING, "layer, gelu", dimensions(shape), "bf16")
         yield launch_case(key, build, (EAGER, COMPILE, *CUTFUSE))
 

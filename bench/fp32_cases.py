@@ -21,11 +21,9 @@ from bench.contenders import AUTOTUNE, COMPILE, EAGER, FUSED, KEPT, MM
 from bench.launches import launch_case
 from bench.reference import MODELS, product_work
 from bench.suite import Case
-from bench.workloads import Shape, Workload, dimensions, product_reference, random_tensor
+from bench.workloads import Run, Shape, Workload, dimensions, product_reference, random_tensor
 
-# The mode of cutfuse's products in this suite: PyTorch's "highest".
-MODE: str | None = None
-FORCED = "split6"
+FORCED = "split6"  # as a mode of `cutfuse.precision`; the others are at PyTorch's own setting, "highest"
 
 PYTORCH = (EAGER, COMPILE, AUTOTUNE)
 
@@ -45,39 +43,12 @@ TRAINING_SHAPE, TRAINING_SMALL = (4096, 8192, 8192), (32, 64, 64)  # M, N, K
 FORCED_SHAPE, FORCED_SMALL = (1024, 8192, 8192), (16, 64, 64)
 
 
-def in_mode(workload: Workload, mode: str | None) -> Workload:
-    """The same with cutfuse's products in `mode`."""
-
-    def within(call: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Tensor) -> Any:
-            with cutfuse.precision(mode):
-                return call(*arguments)
-
-        return run
-
-    return replace(workload, fused=within(workload.fused), explain=within(workload.explain))
-
-
 def build_model(build: Callable[[torch.device], Workload], device: torch.device) -> Workload:
     """A reference model, once as it is and once prepared, with the same weight."""
     plain = build(device)
-    prepared = copy.copy(plain.fused).prepare(MODE)
-    kept = replace(plain, fused=prepared, explain=lambda: cutfuse.explain(prepared, *plain.arguments))
-    return replace(in_mode(plain, MODE), kept=in_mode(kept, MODE))
-
-
-def product(x: Tensor, weight: Tensor) -> Workload:
-    """`x @ weight.T` with nothing after it."""
-    reference = product_reference(x, weight)
-    return Workload(
-        arguments=(x, weight),
-        eager=F.linear,
-        fused=cutfuse.linear,
-        explain=lambda: cutfuse.explain(cutfuse.linear, x, weight),
-        reference=reference,
-        product=(x, weight),
-        product_reference=reference,
-    )
+    prepared = copy.copy(plain.fused).prepare()
+    kept = Run(lambda: prepared(*plain.arguments), plain.reference, lambda: cutfuse.explain(prepared, *plain.arguments))
+    return replace(plain, extras={KEPT: kept})
 
 
 def matrices(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -87,19 +58,29 @@ def matrices(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
     return random_tensor((m, k), "fp32", device, seed=1), weight
 
 
-def build_product(shape: Shape, mode: str | None, keeps: bool, device: torch.device) -> Workload:
-    """The bare product of `shape` (M, N, K); `keeps` adds it with the weight prepared."""
-    plain = product(*matrices(shape, device))
-    if not keeps:
-        return in_mode(plain, mode)
-    x, weight = plain.arguments
+def build_product(shape: Shape, mode: str | None, device: torch.device) -> Workload:
+    """The bare product of `shape` (M, N, K) in a mode of `cutfuse.precision`, and with the weight prepared."""
+    x, weight = matrices(shape, device)
     prepared = cutfuse.prepare(weight, mode)
-    kept = replace(
-        plain,
-        fused=lambda x, weight: cutfuse.linear(x, prepared),
-        explain=lambda: cutfuse.explain(cutfuse.linear, x, prepared),
+    reference = product_reference(x, weight)
+
+    def product(x: Tensor, weight: Any) -> Tensor:
+        with cutfuse.precision(mode):
+            return cutfuse.linear(x, weight)
+
+    def explain(weight: Any) -> Any:
+        with cutfuse.precision(mode):
+            return cutfuse.explain(cutfuse.linear, x, weight)
+
+    return Workload(
+        arguments=(x, weight),
+        eager=F.linear,
+        fused=product,
+        reference=reference,
+        explain=lambda: explain(weight),
+        product=(x, weight),
+        extras={KEPT: Run(lambda: product(x, prepared), reference, lambda: explain(prepared))},
     )
-    return replace(in_mode(plain, mode), kept=in_mode(kept, mode))
 
 
 def build_training(shape: Shape, device: torch.device) -> Workload:
@@ -107,11 +88,7 @@ def build_training(shape: Shape, device: torch.device) -> Workload:
     leaves = [tensor.requires_grad_() for tensor in matrices(shape, device)]
     gradient = random_tensor(shape[:2], "fp32", device, seed=3)
 
-    def explain() -> Any:
-        with torch.enable_grad():
-            return cutfuse.explain(cutfuse.linear, *leaves)
-
-    return in_mode(training([*leaves, gradient], F.linear, cutfuse.linear, explain), MODE)
+    return training([*leaves, gradient], F.linear, cutfuse.linear)
 
 
 def model_cases(small: bool) -> Iterator[Case]:
@@ -123,11 +100,17 @@ def model_cases(small: bool) -> Iterator[Case]:
         yield launch_case(model.key(small, "fp32"), build, (*PYTORCH, FUSED, KEPT), work)
 
 
-def product_case(group: str, shape: Shape, mode: str | None, keeps: bool, effort: float = 1.0) -> Case:
+def product_case(
+    group: str,
+    shape: Shape,
+    mode: str | None = None,
+    effort: float = CELL_EFFORT,
+    own: Sequence[str] = (FUSED, KEPT),
+) -> Case:
     """A bare product beside cuBLAS's."""
     m, n, k = shape
-    build = partial(build_product, shape, mode, keeps)
-    contenders = (MM, FUSED, *([KEPT] if keeps else []))
+    build = partial(build_product, shape, mode)
+    contenders = (MM, *own)
     work = product_work((m, k), (k, n), 4)
     return launch_case((group, "", dimensions(shape), "fp32"), build, contenders, work, effort)
 
@@ -151,9 +134,9 @@ def fp32_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
     del seed
     yield from model_cases(small)
     yield training_case(TRAINING_SMALL if small else TRAINING_SHAPE)
-    yield product_case(FORCED_PRODUCT, FORCED_SMALL if small else FORCED_SHAPE, FORCED, keeps=True)
+    yield product_case(FORCED_PRODUCT, FORCED_SMALL if small else FORCED_SHAPE, FORCED, effort=1.0)
     for shape in shapes_of(GRID_SMALL if small else GRID_QUICK if quick else GRID):
-        yield product_case(PRODUCT, shape, MODE, keeps=True, effort=CELL_EFFORT)
+        yield product_case(PRODUCT, shape)
     for shape in shapes_of(SKINNY_SMALL if small else SKINNY_QUICK if quick else SKINNY_GRID):
-        yield product_case(SKINNY, shape, MODE, keeps=False, effort=CELL_EFFORT)
+        yield product_case(SKINNY, shape, own=(FUSED,))
     yield trade_off_case(small)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bench.accuracy import WRONG_ABOVE, relative_error, rounding
 from bench.ceilings import Work, ceilings_for, floor_us
-from bench.contenders import AUTOTUNE, COMPILERS, CONTENDERS, CUTFUSE, INTERPRETED, SPECIALIZED, Contender, run_of
+from bench.contenders import AUTOTUNE, COMPILERS, CONTENDERS, CUTFUSE, INTERPRETED, SPECIALIZED, Contender
 from bench.format import one_line
 from bench.machine import device_name
 from bench.suite import Case, Figures, Session, Turn
@@ -108,7 +108,7 @@ class Prepared:
     def checked(self, contender: Contender, entry: Figures) -> Run | None:
         """Run a contender once (which compiles it) and compare with fp64, cutfuse's chains again over memory of NaN."""
         before = time.perf_counter()
-        run = run_of(contender, self.workload)
+        run = contender.run(self.workload)
         if run is None:
             return None
         result = self.workload.collect(run.launch())
