@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import gc
-import random
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 
 import torch
 
-from bench.timing import FIRST_ROUNDS_DROPPED, Effort, Launch, percentile
+from bench.timing import Effort, Launch, in_rounds, spread, without_collector
 
 HOST, WHOLE = "host", "whole"
 
@@ -46,18 +43,6 @@ class CallTime:
     median_us: float
     p10_us: float
     p90_us: float
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """The garbage collector is off meanwhile, as timeit has it."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def wait_for(device: torch.device) -> Callable[[], object]:
@@ -95,30 +80,8 @@ def time_in_turns(
     seed: int,
     now: Callable[[], int] = time.perf_counter_ns,
 ) -> tuple[dict[str, CallTime], int]:
-    """Give every call a turn in each round, in a new random order; the first rounds warm up, the others are counted."""
-    order = random.Random(seed)
-    samples: dict[str, list[float]] = {name: [] for name in calls}
-    take = partial(take_turn, turn=turn, wait=wait, now=now)
-
-    def run_round() -> None:
-        names = list(calls)
-        order.shuffle(names)
-        for name in names:
-            samples[name].append(take(calls[name]))
-
+    """Give every call its turns, and say of how many rounds their times are."""
+    take = {name: partial(take_turn, call, turn, wait, now) for name, call in calls.items()}
     with without_collector():
-        for _ in range(FIRST_ROUNDS_DROPPED):
-            before = now()
-            run_round()
-            round_seconds = 1e-9 * (now() - before)
-        for values in samples.values():
-            values.clear()
-        wanted = effort.most_rounds if round_seconds == 0 else int(effort.seconds / round_seconds)
-        rounds = min(max(wanted, effort.least_rounds), effort.most_rounds)
-        for _ in range(rounds):
-            run_round()
-    times = {
-        name: CallTime(*(percentile(values, fraction) for fraction in (0.5, 0.1, 0.9)))
-        for name, values in samples.items()
-    }
-    return times, rounds
+        samples = in_rounds(take, effort, seed, now=lambda: 1e-9 * now())
+    return {name: CallTime(*spread(values)) for name, values in samples.items()}, len(next(iter(samples.values()), ()))
