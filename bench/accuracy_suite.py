@@ -18,7 +18,7 @@ from torch import Tensor
 import cutfuse
 from bench.accuracy import frobenius_error
 from bench.distributions import BY_NAME, DISTRIBUTIONS, Distribution
-from bench.format import MISSING, error, figure, microseconds, one_line, ratio
+from bench.format import MISSING, error, figure, microseconds, note_on, ratio
 from bench.goals import MEAN, WORST
 from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
 from bench.tables import Table
@@ -154,7 +154,7 @@ class Product:
             try:
                 entries[name] = asdict(measure(ROUTES[self.route](name, x, weight), exact))
             except Exception as error:  # One contender's failure must not lose the others'.
-                entries[name] = {"note": f"failed: {one_line(error)}"}
+                entries[name] = note_on(error)
         ours, theirs = entries[GUARDED], entries[CUBLAS]
         ratios = {key: error_ratio(ours.get(key, math.inf), theirs.get(key, math.inf)) for key in MEASURES}
         return {"contenders": entries, "ratios": ratios}
@@ -250,7 +250,7 @@ def trade_off(m: int, n: int, k: int, session: Session) -> Turn:
             try:
                 entries[name] = {"error": frobenius_error(launch(name)(), exact)}
             except Exception as error:  # One contender's failure must not lose the others'.
-                entries[name] = {"note": f"failed: {one_line(error)}"}
+                entries[name] = note_on(error)
     return timed
 
 
@@ -293,18 +293,13 @@ def errors_columns(cases: list[Figures]) -> dict[str, list[str]]:
     }
 
 
-def ratio_text(value: float) -> str:
-    """A ratio of errors, which may be infinite."""
-    return f"{value:.2f}"
-
-
 def cases_table(results: Results) -> Table:
     """Every case."""
     cases = results["cases"]
     columns = {
         "inputs": [case["variant"] for case in cases],
         "route": [case["group"] for case in cases],
-        "largest ratio": [ratio_text(max(ratios_of(case))) for case in cases],
+        "largest ratio": [f"{max(ratios_of(case)):.2f}" for case in cases],
         "K": [str(depth_of(case)) for case in cases],
         **errors_columns(cases),
     }
@@ -321,7 +316,7 @@ def distributions_table(results: Results) -> Table:
     columns = {
         "inputs": list(deepest),
         "K": [str(depth_of(case)) for case in deepest.values()],
-        "largest ratio": list(map(ratio_text, largest.values())),
+        "largest ratio": [f"{value:.2f}" for value in largest.values()],
         **errors_columns(list(deepest.values())),
     }
     return Table("Deepest products", columns)

@@ -11,13 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bench import chain_suite
-from bench.chain_cases import LINEAR, SIXTEEN_BITS
+from bench.chain_suite import LINEAR, SIXTEEN_BITS
 from bench.contenders import COMPILERS, EAGER, FUSED
-from bench.fp32_cases import PRODUCT
-from bench.fp32_suite import speed_up
-from bench.model_cases import PRECISIONS
+from bench.fp32_suite import PRODUCT, speed_up
 from bench.model_contenders import CUTFUSE, FASTER
-from bench.model_suite import GPU, over
+from bench.model_suite import GPU, PRECISIONS, over
 from bench.model_zoo import FORWARD, TRAINING
 from bench.results import committed
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from bench.accuracy import WRONG_ABOVE, relative_error, rounding
 from bench.ceilings import Work, ceilings_for, floor_us
 from bench.contenders import AUTOTUNE, COMPILERS, CONTENDERS, CUTFUSE, INTERPRETED, SPECIALIZED, Contender
-from bench.format import one_line
+from bench.format import note_on, one_line
 from bench.machine import device_name
 from bench.suite import Case, Figures, Session, Turn
 from bench.timing import Launch, interleave
@@ -93,7 +93,7 @@ class Prepared:
                 warnings.simplefilter("always")
                 run = self.checked(CONTENDERS[name], entry)
         except Exception as error:  # One contender's failure (out of memory, no compiler) must not lose the others'.
-            self.entries[name] = {"note": f"failed: {one_line(error)}"}
+            self.entries[name] = note_on(error)
             return
         if run is None:
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -39,12 +39,6 @@ CONTENDERS: Mapping[str, Contender] = {
 
 # The faster of eager and a compiler is what a user would choose.
 FASTER, FASTER_GRAPHS = (EAGER, COMPILE), (EAGER, COMPILE_GRAPHS)
-
-
-def rival_label(rivals: Sequence[Contender]) -> str:
-    """A contender, or the faster one of several, as a table prints it."""
-    labels = [rival.label for rival in rivals]
-    return labels[0] if len(labels) == 1 else f"faster of {' and '.join(labels)}"
 
 
 def quick_compilers(device: torch.device) -> AbstractContextManager[object]:

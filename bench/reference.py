@@ -16,7 +16,7 @@ from bench.accuracy import rounding
 from bench.ceilings import Work
 from bench.contenders import COMPILERS, CONTENDERS, EAGER, FUSED, MM, slow_compilers
 from bench.format import error, figure, microseconds, ratio
-from bench.goals import fastest, median, quotient
+from bench.goals import fastest, figure_of, median, quotient
 from bench.launches import launch_case
 from bench.suite import Case, Figures, Goal, Results, Suite
 from bench.tables import Table, filled, times_columns
@@ -178,7 +178,7 @@ def over_product(case: Figures) -> float | None:
 
 def share_of_error(case: Figures) -> float | None:
     """cutfuse's error over eager's and one rounding of the output."""
-    own, eager = (case["contenders"].get(name, {}).get("error") for name in (FUSED, EAGER))
+    own, eager = (figure_of(case, name, "error") for name in (FUSED, EAGER))
     return None if own is None or eager is None else own / (eager + rounding(PRECISIONS[case["precision"]].dtype))
 
 

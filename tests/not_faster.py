@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from bench import chain_suite, model_suite, reference
-from bench.chain_cases import LARGE_GFLOP, LINEAR, SIXTEEN_BITS
+from bench.chain_suite import LARGE_GFLOP, LINEAR, SIXTEEN_BITS
 from bench.contenders import MM
 from bench.format import ratio
 from bench.goals import MISSED, lines_of, median
-from bench.model_cases import PASSES
-from bench.model_contenders import CUTFUSE, CUTFUSE_GRAPHS, FASTER, FASTER_GRAPHS, Contender, rival_label
+from bench.model_contenders import CUTFUSE, CUTFUSE_GRAPHS, FASTER, FASTER_GRAPHS, Contender
+from bench.model_suite import PASSES
 from bench.results import committed, committed_suites
 from bench.suite import Figures
 
@@ -93,7 +93,8 @@ def _models_line(results: Figures, own: Contender, rivals: Sequence[Contender]) 
     for figure in (model_suite.GPU, model_suite.WALL):
         count, worst = _slower(cases, partial(model_suite.over, own, rivals, figure), _model_title)
         parts.append(f"in {count} cases by {model_suite.FIGURES[figure]} ({worst})")
-    return f"Whole models take longer than with the {rival_label(rivals)} {', and '.join(parts)}."
+    labels = " and ".join(rival.label for rival in rivals)
+    return f"Whole models take longer than with the faster of {labels} {', and '.join(parts)}."
 
 
 def _slower(

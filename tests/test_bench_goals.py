@@ -131,7 +131,7 @@ def test_cutfuses_error_may_be_eagers_and_one_rounding() -> None:
 
 
 def test_cublas_may_be_noise_only_where_cutfuse_ran_it() -> None:
-    own = case(0, group=fp32_suite.suite.PRODUCT, mm=98.5, cutfuse=100.0, cutfuse_kept=20.0)
+    own = case(0, group=fp32_suite.PRODUCT, mm=98.5, cutfuse=100.0, cutfuse_kept=20.0)
     assert (fp32_suite.speed_up(FUSED, own), fp32_suite.speed_up(KEPT, own)) == (0.985, 4.925)
     worst = next(found for found in fp32_suite.GOALS if found.covers(own) and found.measure == WORST)
     assert judged(worst, [own], 1, True).verdict == MISSED

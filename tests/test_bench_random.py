@@ -97,5 +97,5 @@ def test_the_command_runs_the_layers_of_its_seed(tmp_path: Path, capsys: pytest.
 
 
 def test_a_suite_without_committed_results_says_so() -> None:
-    with pytest.raises(SystemExit, match="random has no committed results: run it"):
+    with pytest.raises(SystemExit, match="cannot report: random has no committed results: run it"):
         main(["report", "random"])

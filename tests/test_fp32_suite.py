@@ -11,7 +11,7 @@ from bench_runs import CPU, parts_of
 from torch import Tensor
 
 import cutfuse
-from bench import fp32_cases as suite
+from bench import fp32_suite as suite
 from bench.accuracy import WRONG_ABOVE, relative_error
 from bench.contenders import CONTENDERS, FUSED, KEPT
 from bench.fp32_suite import GOALS, RIVALS
@@ -21,12 +21,12 @@ from cutfuse.precision import product_mode
 
 def built(group: str, shape: str = "") -> Workload:
     """The first small case of a group, or with that shape."""
-    cases = suite.fp32_cases(True, False, 0)
+    cases = suite.fp32_suite(True, False, 0)
     return parts_of(next(case for case in cases if case.group == group and shape in case.shape))[0](CPU)
 
 
 def test_the_full_suite_has_every_cell_and_who_the_goals_are_of() -> None:
-    cases = list(suite.fp32_cases(small=False, quick=False, seed=0))
+    cases = list(suite.fp32_suite(small=False, quick=False, seed=0))
     groups = Counter(case.group for case in cases)
     assert (groups.pop(suite.PRODUCT), groups.pop(suite.SKINNY)) == (45, 28)
     assert set(groups.values()) == {1}

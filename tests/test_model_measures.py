@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import cutfuse
 from bench import model_compilation, model_errors, model_run, model_suite, model_timing, timing
-from bench.model_cases import PASSES, all_cases
 from bench.model_contenders import COMPILE, CONTENDERS, CUTFUSE, EAGER
 from bench.model_fusion import explained, fused_of, fusion_rows, product_rows
+from bench.model_suite import PASSES, all_cases
 from bench.model_zoo import FORWARD, MODELS, TRAINING, Inputs
 from bench.results import load
 
