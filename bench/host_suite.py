@@ -270,14 +270,14 @@ GOALS = (
     goal(TRAINING, 0.9, precision="bf16"),
     goal(TRAINING, 1.0, precision="fp32"),
     goal(LAYERS, 1.1),
-    goal(FORWARD, 0.65, shape=SMALL_STACK),
-    goal(TRAINING_BLOCKS, 0.9, shape=SMALL_STACK),
-    goal(FORWARD, 0.8, shape=LARGE_STACK),
-    goal(TRAINING_BLOCKS, 0.95, shape=LARGE_STACK),
-    goal(COMPILED_FORWARD, 1.02, shape=SMALL_STACK),
-    goal(COMPILED_FORWARD, 1.02, shape=LARGE_STACK),
-    goal(FORWARD, 0.95, shape=DEVICE_BOUND_STACK.label),
-    goal(TRAINING_BLOCKS, 0.95, shape=DEVICE_BOUND_STACK.label),
+    goal(FORWARD, 0.65, precision="bf16", shape=SMALL_STACK),
+    goal(TRAINING_BLOCKS, 0.9, precision="bf16", shape=SMALL_STACK),
+    goal(FORWARD, 0.8, precision="bf16", shape=LARGE_STACK),
+    goal(TRAINING_BLOCKS, 0.95, precision="bf16", shape=LARGE_STACK),
+    goal(COMPILED_FORWARD, 1.02, precision="bf16", shape=SMALL_STACK),
+    goal(COMPILED_FORWARD, 1.02, precision="bf16", shape=LARGE_STACK),
+    goal(FORWARD, 0.95, precision="bf16", shape=DEVICE_BOUND_STACK.label),
+    goal(TRAINING_BLOCKS, 0.95, precision="bf16", shape=DEVICE_BOUND_STACK.label),
 )
 
 
@@ -285,7 +285,7 @@ def cases_table(results: Results) -> Table:
     """Every case with both times."""
     cases = results["cases"]
     columns = {
-        "call": [" ".join(filter(None, (case["group"], case["variant"]))) for case in cases],
+        "call": [" ".join(filter(None, (case["group"], case.get("variant")))) for case in cases],
         "shape": [case["shape"] for case in cases],
         "ratio": [ratio(over_pytorch(case)) for case in cases],
         "precision": [case["precision"] for case in cases],

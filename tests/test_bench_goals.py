@@ -90,6 +90,7 @@ def test_every_goal_has_cases_and_is_measured_by_the_committed_results(suite: st
     assert f"{counts[MET]} met, {counts[MISSED]} missed, 0 incomplete, 0 not measured." in report.verdict_line(found)
     table = report.lines_table(found)
     assert list(table.columns)[2] == "ratio"
+    assert all(own.rows for own in suite_of(suite).tables(found))  # summaries are without empty fields
     assert sum(text.startswith("missed (") for text in table.columns["target"]) == counts[MISSED]
 
 
