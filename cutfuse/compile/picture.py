@@ -22,13 +22,17 @@ _NO_GRAPH = (
 )
 _COUNTED = (
     "Counted are the products, with what is fused with them or could have been. Attention, norms, embeddings and all "
-    "other operations are not. A time is the longer one of the device's and the host's, and a share of the host's."
+    "other operations are not. Before is torch.compile without cutfuse: cuBLAS's product and one kernel for what "
+    "follows. Eager code, with a kernel for each operation, is not predicted. A time is the longer one of the device's "
+    "and the host's, and a share of the host's."
 )
 _UNCOUNTED = "Products without times are not predicted, and not counted."
 _STEPS = "Times marked * are of a training step, forwards and backwards; the others are of the forward pass."
 _PIPE_WIDTH = 100
+_MARGIN = 8  # of what is behind the verdicts
 _TITLES = ("", "module", "M x N x K", "times", "before, us", "after, us", "", "fused, and why no more")
-_COLOURS = {"fused": ("\033[32m", "#2da44e"), "joined": ("\033[32m", "#2da44e"), "left": ("\033[90m", "#8c959f")}
+_GREEN, _GREY = ("\033[32m", "#2da44e"), ("\033[90m", "#8c959f")
+_COLOURS = {"fused": _GREEN, "product": _GREEN, "joined": _GREEN, "left": _GREY}
 _STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --text: #1f2328; --line: #d1d9e0; }
 @media (prefers-color-scheme: dark) { :root { --page: #0d1117; --text: #e6edf3; --line: #3d444d; } }
@@ -41,7 +45,8 @@ th, td { border-bottom: 1px solid var(--line); padding: 0.35rem 0.6rem; }
 class Row(NamedTuple):
     """Products that differ in the numbers of their modules alone, as those of equal layers do.
 
-    verdict: "fused", "joined" or "left". before, after: microseconds of all of them; None where nothing is predicted.
+    verdict: "fused", "product" for a kernel of cutfuse's with nothing behind the product, "joined" or "left". before,
+    after: microseconds of all of them; None where nothing is predicted.
     """
 
     verdict: str
@@ -58,7 +63,8 @@ def rows_of(found: ModelExplanation) -> list[Row]:
         groups.setdefault(key, []).append(product)
     rows = []
     for first, *others in groups.values():
-        verdict, count = "fused" if first.is_fused else "joined" if first.is_joined else "left", 1 + len(others)
+        own = "product" if first.is_alone else "fused"
+        verdict, count = own if first.is_fused else "joined" if first.is_joined else "left", 1 + len(others)
         before, after = (None, None) if first.times is None else (count * time for time in first.times[:2])
         rows.append(Row(verdict, count, first, before, after))
     return rows
@@ -67,14 +73,23 @@ def rows_of(found: ModelExplanation) -> list[Row]:
 def _headlines(found: ModelExplanation) -> list[str]:
     lines = [f"{found.fused} of {len(found.products)} products are fused, in {found.graphs} graph"]
     lines[0] += "" if found.graphs == 1 else "s"
+    alone = sum(product.is_alone for product in found.products)
+    if alone:
+        lines[0] += f"; of {alone} more a kernel of cutfuse's computes the product alone"
     if found.device is not None:
         lines.append(described(found.device))
     if not found.graphs:
         lines.append(_NO_GRAPH)
-    if found.before:
-        less = f"{1 - found.after / found.before:.1%} less" if found.after <= found.before else "more"
-        lines.append(f"predicted: {found.before:,.1f} us before, by PyTorch, and {found.after:,.1f} us after, {less}")
+    for kind, before, after in _sums(found):
+        less = f"{1 - after / before:.1%} less" if after <= before else "more"
+        lines.append(f"predicted, {kind}: {before:,.1f} us before, by torch.compile, and {after:,.1f} us after, {less}")
     return lines
+
+
+def _sums(found: ModelExplanation) -> list[tuple[str, float, float]]:
+    """The sums before and after of each kind of times, of which a trained model has two."""
+    kinds = [("forward", found.before, found.after), ("training steps*", found.step_before, found.step_after)]
+    return [kind for kind in kinds if kind[1]]
 
 
 def _notes(found: ModelExplanation) -> list[str]:
@@ -110,14 +125,14 @@ def text_of(found: ModelExplanation) -> str:
     has_colours = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     characters = bar_characters(getattr(sys.stdout, "encoding", None) or "utf-8")
     rows, bar = rows_of(found), width // 5
-    scale, module = _scale(rows), width - bar - 36  # what the other columns take
+    scale, module = _scale(rows), width - bar - 29 - _MARGIN  # what the other columns take
     lines = [line for headline in _headlines(found) for line in textwrap.wrap(headline, width)]
     if scale:
-        lines.append(f"{'':7}{'':{module}} times    before   after us")
+        lines.append(f"{'':{_MARGIN}}{'':{module}} times    before   after us")
     for row in rows:
         name = row.product.module if not scale else _clipped(row.product.module, module)
         times = f"{_time(row, row.before):>10}{_time(row, row.after):>10}" if scale else ""
-        line = f"{row.verdict:7}{name:{module}}{f'{row.occurrences}x':>6}{times}"
+        line = f"{row.verdict:{_MARGIN}}{name:{module}}{f'{row.occurrences}x':>6}{times}"
         if row.before is not None and row.after is not None:
             drawn = _bar(row.before / scale * bar, row.after / scale * bar, characters)
             line += f"  {_COLOURS[row.verdict][0]}{drawn}\033[0m" if has_colours else f"  {drawn}"
@@ -126,7 +141,10 @@ def text_of(found: ModelExplanation) -> str:
             line += "".join(f"\n{part}" for part in _indented(detail, width))
         lines.append(line)
     if scale:
-        lines.append(f"{'':7}{'sum of these':{module + 6}}{found.before:10,.1f}{found.after:10,.1f}")
+        lines += [
+            f"{'':{_MARGIN}}{f'sum, {kind}':{module + 6}}{before:10,.1f}{after:10,.1f}"
+            for kind, before, after in _sums(found)
+        ]
     return "\n".join([*lines, *(line for note in _notes(found) for line in textwrap.wrap(note, width))])
 
 
@@ -135,7 +153,9 @@ def _clipped(name: str, width: int) -> str:
 
 
 def _indented(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, initial_indent=" " * 7, subsequent_indent=" " * 9, break_on_hyphens=False)
+    return textwrap.wrap(
+        text, width, initial_indent=" " * _MARGIN, subsequent_indent=" " * (_MARGIN + 2), break_on_hyphens=False
+    )
 
 
 def _bar(before: float, after: float, characters: str) -> str:
@@ -149,8 +169,10 @@ def html_of(found: ModelExplanation) -> str:
     scale = _scale(rows)
     caption = "<br/>".join(map(html.escape, _headlines(found)))
     body = "".join(_html_row(row, scale) for row in rows)
-    total = ["", "sum of these", "", "", f"{found.before:,.1f}", f"{found.after:,.1f}", "", ""]
-    foot = f"<tfoot>{_cells(total)}</tfoot>" if scale else ""
+    totals = [
+        ["", f"sum, {kind}", "", "", f"{before:,.1f}", f"{after:,.1f}", "", ""] for kind, before, after in _sums(found)
+    ]
+    foot = f"<tfoot>{''.join(map(_cells, totals))}</tfoot>" if scale else ""
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in _notes(found))
     return (
         f'<div><table><caption style="text-align: left; font-weight: bold">{caption}</caption>'
