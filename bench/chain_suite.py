@@ -14,10 +14,9 @@ import torch
 from bench import chain_memory, chain_start
 from bench import chain_workloads as workloads
 from bench.ceilings import Work
-from bench.chain_drawing import drawn_chains
-from bench.chain_functions import HAND_WRITTEN, LIGHT, LIGHT_ALONE, SPECIAL, Chain
 from bench.chain_memory import EAGER_STACK, FUSED_STACK, RECOMPUTED_STACK
 from bench.chain_start import COLD, SECOND
+from bench.chains import HAND_WRITTEN, LIGHT, LIGHT_ALONE, SPECIAL, Chain, drawn_chains
 from bench.contenders import (
     AUTOTUNE,
     COMPILE,

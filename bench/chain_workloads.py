@@ -11,7 +11,7 @@ from torch import Tensor
 
 import cutfuse
 from bench import host_calls, specialized
-from bench.chain_functions import Chain
+from bench.chains import Chain
 from bench.contenders import COMPILE, POINTWISE, PRODUCT
 from bench.workloads import (
     REDUCTIONS,

@@ -17,8 +17,7 @@ from bench import host_calls as calls
 from bench.format import ratio
 from bench.goals import MEAN, WORST, median, quotient
 from bench.host_calls import Function, Result
-from bench.host_run import CUTFUSE, PYTORCH, Calls, Group, prepare
-from bench.host_timing import HOST, TURNS, WHOLE
+from bench.host_run import CUTFUSE, HOST, PYTORCH, TURNS, WHOLE, Calls, Group, prepare
 from bench.mlp_blocks import build_stacks
 from bench.suite import Case, Figures, Goal, Results, Suite
 from bench.tables import Table, times_columns

@@ -13,12 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
-from bench.chain_functions import COLUMN, FULL, ROW, SCALAR, Chain, Operand
+from bench.chains import COLUMN, FULL, ROW, SCALAR, Chain, Operand
 from bench.goals import MEAN, WORST
 from bench.host_calls import Function, Result, parameter_tensors, training_step
-from bench.host_run import Calls, Group
+from bench.host_run import WHOLE, Calls, Group
 from bench.host_suite import EFFORT, NAMES, QUICK_EFFORT, Range, case_of, cases_table, drawn_shapes, over_pytorch
-from bench.host_timing import WHOLE
 from bench.suite import Case, Figures, Goal, Suite
 from bench.workloads import Shape, dimensions, random_tensor
 

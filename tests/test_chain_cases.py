@@ -13,20 +13,25 @@ from bench_runs import parts_of
 
 from bench import chain_suite
 from bench.accuracy import WRONG_ABOVE
-from bench.chain_drawing import (
+from bench.chain_suite import AUTOTUNED, QUICK, QUOTAS, SHAPES, all_cases, chains_of, gflop, operand_bytes, sizes_of
+from bench.chains import (
+    FULL,
     LARGEST,
+    LIGHT,
+    LIGHT_ALONE,
     NORMAL,
     PARAMETERS,
+    SPECIAL,
     UNARY,
+    Chain,
     Draw,
+    Operand,
     combined,
     drawn_chain,
     drawn_chains,
     evaluator,
     image,
 )
-from bench.chain_functions import FULL, LIGHT, LIGHT_ALONE, SPECIAL, Chain, Operand
-from bench.chain_suite import AUTOTUNED, QUICK, QUOTAS, SHAPES, all_cases, chains_of, gflop, operand_bytes, sizes_of
 from bench.contenders import AUTOTUNE, MM, POINTWISE, PRODUCT
 from bench.suite import Case
 from bench.workloads import PRECISIONS, REDUCTIONS, dimensions

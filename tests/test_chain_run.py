@@ -14,8 +14,8 @@ from bench_runs import CPU, measured, parts_of
 import cutfuse
 from bench import chain_start, chain_workloads, specialized
 from bench.ceilings import ceilings_for, floor_us
-from bench.chain_functions import LIGHT_ALONE
 from bench.chain_suite import MODEL, MODEL_CHAINS, ONE_CHAIN, START, all_cases, chains_of
+from bench.chains import LIGHT_ALONE
 from bench.contenders import CONTENDERS, INTERPRETED, POINTWISE, PRODUCT, SPECIALIZED
 from bench.goals import TARGET_DEVICE
 from bench.launches import poison, worst_line_error

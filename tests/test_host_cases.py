@@ -14,8 +14,7 @@ import cutfuse
 from bench import host_calls, host_run
 from bench import host_suite as suite
 from bench.accuracy import WRONG_ABOVE
-from bench.host_run import CUTFUSE, PYTORCH, Calls, Group
-from bench.host_timing import HOST, WHOLE
+from bench.host_run import CUTFUSE, HOST, PYTORCH, WHOLE, Calls, Group
 from bench.mlp_blocks import build_stacks
 from bench.suite import Case
 
