@@ -77,16 +77,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def load(path: Path, command: str) -> dict[str, Any]:
-    """Read the results that a command was given, or exit with the reason why not."""
-    from bench import results
-
-    try:
-        return results.load(path)
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"cannot {command}: {error}") from error
-
-
 def results_path(output: Path | None, *words: str) -> Path:
     """Where results are written: the output that was named, or a name of words."""
     output = output or RAW / "-".join(word.lower().replace(" ", "-").replace("/", "-") for word in words if word)
@@ -154,7 +144,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if misses or any(map(files.has_failed, results["cases"])) else 0
 
 
-def report(options: argparse.Namespace) -> int:
+def report(options: argparse.Namespace) -> None:
     """Print the tables of results, and draw their plots unless Markdown was asked for."""
     from bench import report as form
     from bench import results as files
@@ -163,57 +153,52 @@ def report(options: argparse.Namespace) -> int:
     if options.results in SUITES:
         results, path = files.committed(options.results), RAW / f"{options.results}.json"
     else:
-        results = load(path, "report")
+        results = files.load(path)
     if options.markdown:
         print(form.as_markdown(results, options.short))
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
         present(results, options.png or path.with_suffix(".png"), options.short)
-    return 0
 
 
-def merge(options: argparse.Namespace) -> int:
+def merge(options: argparse.Namespace) -> None:
     """Put several runs of a suite into one file, and print and draw it."""
     from bench import results as files
 
-    try:
-        results = files.merged([load(path, "merge") for path in options.results])
-    except ValueError as error:
-        raise SystemExit(f"cannot merge: {error}") from error
+    results = files.merged([files.load(path) for path in options.results])
     path = results_path(options.output, results["suite"], results["machine"]["device"], "merged")
     files.save(results, path)
     print(f"Results: {path}")
     present(results, path.with_suffix(".png"))
-    return 0
 
 
-def summarise(options: argparse.Namespace) -> int:
+def summarise(options: argparse.Namespace) -> None:
     """Write the part of a results file that the tables and plots are made of."""
     from bench import results as files
 
-    try:
-        sizes = files.summarise(load(options.results, "summarise"), options.output / options.results.name)
-    except ValueError as error:
-        raise SystemExit(f"cannot summarise: {error}") from error
-    for path, size in sizes.items():
+    for path, size in files.summarise(files.load(options.results), options.output / options.results.name).items():
         print(f"Summary: {path}, {size / 1000:.0f} kB")
-    return 0
 
 
-def figures(options: argparse.Namespace) -> int:
+def figures(options: argparse.Namespace) -> None:
     """Write the documentation's plots."""
     from bench.figures import write
 
     del options
     write()
-    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The entry point; returns the exit status."""
+    """The entry point; returns the exit status, and exits with the reason where results cannot be used."""
     options = parse(arguments)
+    if options.command in SUITES:
+        return run(options)
     commands = {"report": report, "merge": merge, "summarise": summarise, "figures": figures}
-    return commands.get(options.command, run)(options)
+    try:
+        commands[options.command](options)
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"cannot {options.command}: {error}") from error
+    return 0
 
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ from torch import Tensor
 import cutfuse
 from bench.accuracy import frobenius_error
 from bench.distributions import BY_NAME, DISTRIBUTIONS, Distribution
-from bench.format import MISSING, error, figure, microseconds, one_line, ratio
+from bench.format import MISSING, error, figure, microseconds, note_on, ratio
 from bench.goals import MEAN, WORST
 from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
 from bench.tables import Table
-from bench.timing import Effort, interleave
+from bench.timing import interleave
 from bench.workloads import PRECISIONS, dimensions
 
 CUBLAS = "cuBLAS fp32"
@@ -154,7 +154,7 @@ class Product:
             try:
                 entries[name] = asdict(measure(ROUTES[self.route](name, x, weight), exact))
             except Exception as error:  # One contender's failure must not lose the others'.
-                entries[name] = {"note": f"failed: {one_line(error)}"}
+                entries[name] = note_on(error)
         ours, theirs = entries[GUARDED], entries[CUBLAS]
         ratios = {key: error_ratio(ours.get(key, math.inf), theirs.get(key, math.inf)) for key in MEASURES}
         return {"contenders": entries, "ratios": ratios}
@@ -250,7 +250,7 @@ def trade_off(m: int, n: int, k: int, session: Session) -> Turn:
             try:
                 entries[name] = {"error": frobenius_error(launch(name)(), exact)}
             except Exception as error:  # One contender's failure must not lose the others'.
-                entries[name] = {"note": f"failed: {one_line(error)}"}
+                entries[name] = note_on(error)
     return timed
 
 
@@ -293,18 +293,13 @@ def errors_columns(cases: list[Figures]) -> dict[str, list[str]]:
     }
 
 
-def ratio_text(value: float) -> str:
-    """A ratio of errors, which may be infinite."""
-    return f"{value:.2f}"
-
-
 def cases_table(results: Results) -> Table:
     """Every case."""
     cases = results["cases"]
     columns = {
         "inputs": [case["variant"] for case in cases],
         "route": [case["group"] for case in cases],
-        "largest ratio": [ratio_text(max(ratios_of(case))) for case in cases],
+        "largest ratio": [f"{max(ratios_of(case)):.2f}" for case in cases],
         "K": [str(depth_of(case)) for case in cases],
         **errors_columns(cases),
     }
@@ -321,20 +316,10 @@ def distributions_table(results: Results) -> Table:
     columns = {
         "inputs": list(deepest),
         "K": [str(depth_of(case)) for case in deepest.values()],
-        "largest ratio": list(map(ratio_text, largest.values())),
+        "largest ratio": [f"{value:.2f}" for value in largest.values()],
         **errors_columns(list(deepest.values())),
     }
     return Table("Deepest products", columns)
-
-
-def about(results: Results) -> list[str]:
-    """What the figures are."""
-    del results
-    return [
-        "Errors against fp64: relative Frobenius norm, and max and mean of |d| / (|x| |weight|.T). Ratios are of "
-        f"{GUARDED} to {CUBLAS}, over all three. dX and dW are the product as the gradient of a layer's input and of "
-        "its weight."
-    ]
 
 
 SUITE = Suite(
@@ -342,12 +327,12 @@ SUITE = Suite(
     cases=lambda *kind: list(accuracy_cases(*kind)),
     goals=GOALS,
     contenders=CONTENDERS,
-    chosen=lambda is_cuda, is_quick: CONTENDERS,
     tables=lambda results: [cases_table(results)],
-    about=about,
-    plots={},
-    effort=Effort(),
-    quick_effort=Effort(0.2, 5, 20),
+    about=[
+        "Errors against fp64: relative Frobenius norm, and max and mean of |d| / (|x| |weight|.T). Ratios are of "
+        f"{GUARDED} to {CUBLAS}, over all three. dX and dW are the product as the gradient of a layer's input and of "
+        "its weight."
+    ],
     time_limit_s=1200.0,
     compiles=False,
     is_contract=True,

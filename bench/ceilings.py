@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 # An fp32 product at fp32 accuracy takes three products of 16-bit parts on tensor cores; on the H200 that is five times
 # faster than the card's fp32 units, so the floor of "highest" is a third of the 16-bit rate.
@@ -18,10 +18,6 @@ class Ceilings:
     read: float
     product: dict[str, float]
     source: str
-
-    def as_dict(self) -> dict[str, object]:
-        """The table as JSON holds it."""
-        return asdict(self)
 
 
 CEILINGS = (

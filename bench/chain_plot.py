@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.chain_cases import LINEAR, gflop
-from bench.chain_suite import over_fastest, sizes_of
-from bench.plot import CONTENDER_COLOURS, by_powers, figure_of, finish, goal_panels
+from bench.chain_suite import LINEAR, gflop, over_fastest, sizes_of
+from bench.plot import CONTENDER_COLOURS, by_powers, figure_of, finish, goal_panels, scatter
 from bench.suite import Figures, Results
 
 PRECISION_COLOURS = {
@@ -38,14 +36,9 @@ def points_of(cases: Sequence[Figures]) -> dict[str, list[tuple[float, float]]]:
 def draw_products(axes: Axes, results: Results) -> None:
     """A point for each product, by its size."""
     points = points_of(results["cases"])
-    for precision, own in points.items():
-        axes.scatter(*zip(*own, strict=True), s=16, color=PRECISION_COLOURS[precision], label=precision)
-    sizes, values = zip(*(point for own in points.values() for point in own), strict=True)
-    by_powers(axes.xaxis, sizes)
-    by_powers(axes.yaxis, (1.0, *values))
-    axes.axhline(1, color=rcParams["text.color"], linewidth=0.9)
+    scatter(axes, points, PRECISION_COLOURS, 16, 1.2)
+    by_powers(axes.yaxis, [1.0, *(value for own in points.values() for _, value in own)])
     axes.set_xlabel("GFLOP of the product", size=8)
-    axes.legend(frameon=False, fontsize=7)
     finish(axes, "a product with a chain, specialized: time / the best of torch.compile")
 
 

@@ -22,11 +22,10 @@ import torch
 
 import cutfuse
 from bench import specialized
-from bench.chain_drawing import DRAWS, drawn_chain
-from bench.chain_functions import HAND_WRITTEN, Chain
 from bench.chain_workloads import operands_of
+from bench.chains import DRAWS, HAND_WRITTEN, Chain, drawn_chain
 from bench.host_calls import product_tensors
-from bench.host_timing import wait_for
+from bench.host_run import wait_for
 from bench.suite import Figures, Session, Turn
 from bench.workloads import Shape
 

@@ -1,49 +1,213 @@
-"""The chains suite: what chains behind products, and by themselves, are held to, and the tables of it."""
+"""The chains suite: a stratified draw of products with chains behind them, and a few of what else is fused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+import random
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import islice
 from typing import Any
 
-from bench.chain_cases import (
-    BACKWARD,
-    LARGE_GFLOP,
-    LINEAR,
-    MEMORY,
-    MODEL,
-    ONE_CHAIN,
-    REDUCE,
-    SIXTEEN_BITS,
-    START,
-    STREAM,
-    TRAINING,
-    UNTIMED,
-    all_cases,
-    chains_of,
-    gflop,
-)
-from bench.chain_functions import LIGHT, SPECIAL
+import torch
+
+from bench import chain_memory, chain_start
+from bench import chain_workloads as workloads
+from bench.ceilings import Work
 from bench.chain_memory import EAGER_STACK, FUSED_STACK, RECOMPUTED_STACK
 from bench.chain_start import COLD, SECOND
+from bench.chains import HAND_WRITTEN, LIGHT, LIGHT_ALONE, SPECIAL, Chain, drawn_chains
 from bench.contenders import (
+    AUTOTUNE,
     COMPILE,
     COMPILERS,
     CONTENDERS,
     EAGER,
     FUSED,
+    INTERPRETED,
     KEPT,
     MM,
     POINTWISE,
     PRODUCT,
     SPECIALIZED,
-    chosen_of,
+    slow_compilers,
 )
-from bench.format import MISSING, figure, microseconds, ratio
-from bench.goals import MEAN, WORST, fastest, median, quotient
-from bench.suite import Figures, Goal, Results, Suite
-from bench.tables import Table, filled
-from bench.timing import Effort
+from bench.format import MISSING, ratio
+from bench.goals import MEAN, WORST, fastest, figure_of, median, quotient
+from bench.launches import launch_case
+from bench.suite import Case, Figures, Goal, Results, Suite
+from bench.tables import Table, filled, times_columns
+from bench.workloads import Shape, dimensions, element_size
+
+LINEAR, STREAM, BACKWARD, REDUCE, TRAINING = "linear", "pointwise", "backward", "reduce", "training"
+MEMORY, START = "memory", "start"
+UNTIMED = (MEMORY, START)  # that are not times of calls
+CUTFUSE = (INTERPRETED, SPECIALIZED)
+
+SHAPES: tuple[Shape, ...] = (
+    *((4096, 11008, 4096), (12608, 3072, 768), (1536, 6144, 2560), (1024, 8192, 8192), (8192, 8192, 1024)),
+    *((16384, 4096, 4096), (2048, 2304, 768), (777, 3080, 1160), (96, 14336, 5120)),
+)
+SMALL_SHAPES: tuple[Shape, ...] = ((8, 24, 16), (5, 17, 40))
+# How many chains each shape has in each precision.
+QUOTAS = {"bf16": 4, "fp16": 3, "tf32": 3, "fp32": 3}
+SMALL_QUOTAS = {"bf16": 6, "fp32": 6}
+SIXTEEN_BITS = ("bf16", "fp16")
+AUTOTUNED, QUICK = 24, 16
+LARGE_GFLOP = 40.0
+
+STREAM_SHAPES, SMALL_STREAMS = ((8192, 8192), (4096, 11008)), ((16, 24),)
+REDUCTIONS = (("sum", 1), ("sum", 0), ("amax", 1))
+TRAINING_SHAPES, SMALL_TRAINING = ((12608, 3072, 768), (4096, 8192, 8192)), ((8, 24, 16),)
+# Rows, hidden width and width of the blocks that a training step's memory is measured of.
+MEMORY_SHAPES = ((12608, 3072, 768), (16384, 4096, 1024), (3152, 1536, 384))
+STACK = "12 blocks"
+ONE_CHAIN, MODEL_CHAINS = "one chain", 30
+MODEL = f"{MODEL_CHAINS} chains"
+START_S = 120.0  # a first guess of what a case of processes takes
+
+
+def gflop(shape: Shape) -> float:
+    """10**9 operations of a product of `shape` (M, N, K)."""
+    m, n, k = shape
+    return 2e-9 * m * n * k
+
+
+def operand_bytes(chain: Chain, shape: Shape, precision: str) -> int:
+    """The bytes of all operands."""
+    counts = [torch.Size(operand.shape(*shape[:2])).numel() for operand in chain.operands]
+    sizes = [element_size(operand.precision(precision)) for operand in chain.operands]
+    return sum(count * size for count, size in zip(counts, sizes, strict=True))
+
+
+def linear_case(shape: Shape, chain: Chain, precision: str, is_autotuned: bool) -> Case:
+    """A product with a chain behind it, and with what bounds it where a target names that.
+
+    Its least work is to read the operands, at the rate of a copy.
+    """
+    extras: tuple[str, ...] = ()
+    if precision == "fp32":
+        extras = (PRODUCT,)
+    elif gflop(shape) >= LARGE_GFLOP and not chain.has_full:
+        extras = (POINTWISE,)
+    build = partial(workloads.linear, shape, chain, precision, extras)
+    autotune = (AUTOTUNE,) if is_autotuned else ()
+    contenders = (MM, EAGER, COMPILE, *CUTFUSE, *extras, *autotune)
+    key = (LINEAR, chain.name, dimensions(shape), precision)
+    moved = operand_bytes(chain, shape, precision)
+    return launch_case(
+        key, build, contenders, Work(0, moved) if moved else None, about={"full": True} if chain.has_full else None
+    )
+
+
+def chains_of(seed: int) -> tuple[Chain, ...]:
+    """Those written by hand, and those that the seed draws."""
+    return (*HAND_WRITTEN, *drawn_chains(seed))
+
+
+def strata(chain: Chain) -> list[tuple[str, Hashable]]:
+    """What cases of a chain are to be spread over."""
+    return [("ops", chain.ops), ("operands", len(chain.operands)), ("full", chain.has_full), ("reduce", chain.reduce)]
+
+
+class Balance:
+    """Chooses among candidates that whose features were chosen least, so that every stratum has its share."""
+
+    def __init__(self, generator: random.Random) -> None:
+        self.generator = generator
+        self.used: Counter[Hashable] = Counter()
+
+    def choose(self, candidates: Sequence[Any], features_of: Callable[[Any], Sequence[Hashable]]) -> Any:
+        """One of the candidates; at random where several are alike."""
+        order = self.generator.sample(range(len(candidates)), len(candidates))
+        best = min(order, key=lambda place: sum(self.used[feature] for feature in features_of(candidates[place])))
+        self.used.update(features_of(candidates[best]))
+        return candidates[best]
+
+
+def drawn_pairs(
+    shapes: Sequence[Shape], quotas: dict[str, int], chains: Sequence[Chain], generator: random.Random
+) -> Iterator[tuple[Shape, str, Chain]]:
+    """Shapes, precisions and chains: each of the first two together `quotas` times, with other chains.
+
+    Every beginning of the sequence is spread as evenly as it can be.
+    """
+    balance = Balance(generator)
+    taken: set[tuple[Shape, str, str]] = set()
+    for turn in range(max(quotas.values())):
+        pairs = [(shape, precision) for precision, quota in quotas.items() if turn < quota for shape in shapes]
+        generator.shuffle(pairs)
+        for shape, precision in pairs:
+
+            def features(chain: Chain, shape: Shape = shape, precision: str = precision) -> list[Hashable]:
+                spread = [(other, *stratum) for stratum in strata(chain) for other in (shape, precision)]
+                # The chain itself counts as much as all of its strata.
+                return [*spread, *((chain.name, again) for again in range(len(spread))), (shape, chain.name)]
+
+            free = [chain for chain in chains if (shape, precision, chain.name) not in taken]
+            chain = balance.choose(free, features)
+            taken.add((shape, precision, chain.name))
+            yield shape, precision, chain
+
+
+def linear_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
+    """The draw; quick: its beginning. max-autotune has part in the first ones of 16 bits of a whole one."""
+    shapes, quotas = (SMALL_SHAPES, SMALL_QUOTAS) if small else (SHAPES, QUOTAS)
+    autotuned = 0 if quick or small else AUTOTUNED
+    drawn = drawn_pairs(shapes, quotas, chains_of(seed), random.Random(seed))
+    for shape, precision, chain in islice(drawn, QUICK if quick else None):
+        is_autotuned = precision in SIXTEEN_BITS and autotuned > 0
+        autotuned -= is_autotuned
+        yield linear_case(shape, chain, precision, is_autotuned)
+
+
+def stream_cases(small: bool, quick: bool) -> Iterator[Case]:
+    """What has no product: pointwise chains, their backward pass, and chains before a reduction.
+
+    Backward passes are not compiled, as the compiler frees their graph.
+    """
+    shapes = (SMALL_STREAMS if small else STREAM_SHAPES)[: 1 if quick else None]
+    everyone = (EAGER, COMPILE, *CUTFUSE)
+    for shape in shapes:
+        printed = dimensions(shape)
+        for chain, precision in ((LIGHT, "bf16"), (LIGHT, "fp16"), (LIGHT, "fp32"), (SPECIAL, "bf16")):
+            size = element_size(precision) * shape[0] * shape[1]
+            build: Any = partial(workloads.pointwise, shape, chain, precision)
+            yield launch_case((STREAM, chain.name, printed, precision), build, everyone, Work(2 * size, size))
+        for precision in ("bf16", "fp32"):
+            size = element_size(precision) * shape[0] * shape[1]
+            build = partial(workloads.backward, shape, LIGHT_ALONE, precision)
+            key = (BACKWARD, LIGHT_ALONE.name, printed, precision)
+            yield launch_case(key, build, (EAGER, *CUTFUSE), Work(2 * size, size))
+            for op, dim in REDUCTIONS:
+                build = partial(workloads.reduction, shape, dim, op, LIGHT_ALONE, precision)
+                work = Work(size, element_size(precision) * shape[1 - dim])
+                yield launch_case((REDUCE, f"{op} of dim {dim}", printed, precision), build, everyone, work)
+
+
+def training_cases(small: bool, quick: bool) -> Iterator[Case]:
+    """A training step of a linear layer and gelu."""
+    for shape in (SMALL_TRAINING if small else TRAINING_SHAPES)[: 1 if quick else None]:
+        build = partial(workloads.training_of_gelu, shape, "bf16")
+        key = (TRAINING, "layer, gelu", dimensions(shape), "bf16")
+        yield launch_case(key, build, (EAGER, COMPILE, *CUTFUSE))
+
+
+def untimed_cases() -> Iterator[Case]:
+    """The memory of a training step, and the start of processes."""
+    for shape in MEMORY_SHAPES:
+        yield Case(MEMORY, STACK, dimensions(shape), "bf16", partial(chain_memory.prepare, shape))
+    for variant, count in ((ONE_CHAIN, 1), (MODEL, MODEL_CHAINS)):
+        prepare = partial(chain_start.prepare, count)
+        yield Case(START, variant, dimensions(chain_start.SHAPE), "bf16", prepare, seconds=START_S)
+
+
+@lru_cache(maxsize=8)
+def all_cases(small: bool, quick: bool, seed: int) -> tuple[Case, ...]:
+    """In the order in which they are run. Small and quick runs are without memory and the start of processes."""
+    fixed = (*stream_cases(small, quick), *training_cases(small, quick))
+    return (*fixed, *linear_cases(small, quick, seed), *(() if small or quick else untimed_cases()))
+
 
 NAMES = tuple(name for name in CONTENDERS if name not in (FUSED, KEPT))
 Value = Callable[[Figures], float | None]
@@ -93,16 +257,9 @@ def share_of_ceiling(case: Figures) -> float | None:
     return quotient(case.get("floor_us"), median(case, SPECIALIZED))
 
 
-def seconds_of(name: str, case: Figures) -> float | None:
-    """How long a process took until its chains ran specialized."""
-    seconds: float | None = case["contenders"].get(name, {}).get("wait_s")
-    return seconds
-
-
 def over_eager_bytes(name: str, figure: str, case: Figures) -> float | None:
     """A stack's bytes over those of the same blocks in plain PyTorch."""
-    own, eager = (case["contenders"].get(stack, {}).get(figure) for stack in (name, EAGER_STACK))
-    return own / eager if own is not None and eager else None
+    return quotient(*(figure_of(case, stack, figure) for stack in (name, EAGER_STACK)))
 
 
 def goal(
@@ -158,8 +315,15 @@ def share_goal(group: str, what: str, ceiling: str, limit: float, chosen: Chosen
 
 def seconds_goal(what: str, name: str, limit: float, variant: str) -> Goal:
     """A limit on the time until chains run specialized."""
-    value = partial(seconds_of, name)
-    return goal(START, what, "", value, limit, lambda case: case["variant"] == variant, unit=" s")
+    return goal(
+        START,
+        what,
+        "",
+        lambda case: figure_of(case, name, "wait_s"),
+        limit,
+        lambda case: case["variant"] == variant,
+        unit=" s",
+    )
 
 
 def training_goal(shape: str, limit: float) -> Goal:
@@ -200,10 +364,8 @@ def times_table(title: str, cases: Sequence[Figures]) -> Table:
         "specialized / compiled": [ratio(over_fastest(case)) for case in cases],
         "specialized / mm": [ratio(over(case, median(case, MM))) for case in cases],
         "precision": [case["precision"] for case in cases],
+        **times_columns(cases, {name: CONTENDERS[name].label for name in NAMES}),
     }
-    for name in NAMES:
-        entries = [case["contenders"].get(name) for case in cases]
-        columns[f"{CONTENDERS[name].label} us"] = [figure(entry, "median_us", microseconds) for entry in entries]
     return Table(title, filled(columns))
 
 
@@ -232,10 +394,14 @@ def tables(results: Results) -> list[Table]:
     ]
 
 
-def about(results: Results) -> list[str]:
-    """What the figures are."""
-    del results
-    return [
+SUITE = Suite(
+    name="chains",
+    cases=all_cases,
+    goals=GOALS,
+    contenders=NAMES,
+    left_out=slow_compilers,
+    tables=tables,
+    about=[
         "The device's time, from a cold cache: medians in microseconds, contenders interleaved in random order within "
         "a case. Every result was compared with fp64 before, cutfuse's a second time over memory filled with NaN.",
         'Products have no bias; fp32 is at "highest" and tf32 at "high". Compiled: the faster of torch.compile and, '
@@ -249,19 +415,7 @@ def about(results: Results) -> list[str]:
         "without any cache of compiled kernels, the second process with the first one's. Medians of processes.",
         "Training step: a linear layer and gelu in bf16. Memory: of a step of pre-norm MLP blocks, beyond parameters "
         "and input; kept between the passes with `recompute` in the layer before gelu.",
-    ]
-
-
-SUITE = Suite(
-    name="chains",
-    cases=all_cases,
-    goals=GOALS,
-    contenders=NAMES,
-    chosen=chosen_of(NAMES),
-    tables=tables,
-    about=about,
+    ],
     plots={"chains": "bench.chain_plot:draw"},
-    effort=Effort(),
-    quick_effort=Effort(0.2, 5, 20),
     time_limit_s=540.0,
 )

@@ -11,7 +11,8 @@ from torch import Tensor
 
 import cutfuse
 from bench import host_calls, specialized
-from bench.chain_functions import Chain
+from bench.chains import Chain
+from bench.contenders import COMPILE, POINTWISE, PRODUCT
 from bench.workloads import (
     REDUCTIONS,
     Reference,
@@ -25,11 +26,6 @@ from bench.workloads import (
 )
 
 Function = Callable[..., Tensor]
-
-
-def fused_in_mode(fused: Function, arguments: tuple[Tensor, ...]) -> Callable[[str], Callable[[], Any]]:
-    """The call of `fused` in a mode."""
-    return lambda mode: specialized.in_mode(mode, lambda: fused(*arguments))
 
 
 def operands_of(chain: Chain, m: int, n: int, precision: str, device: torch.device) -> tuple[Tensor, ...]:
@@ -55,23 +51,15 @@ def pointwise_run(chain: Chain, z: Tensor, operands: tuple[Tensor, ...]) -> Run:
     return Run(call, Reference(rows, *z.shape))
 
 
-def product_run(x: Tensor, weight: Tensor) -> Run:
-    """cutfuse's product with nothing behind it."""
-    return Run(lambda: cutfuse.linear(x, weight), product_reference(x, weight))
-
-
-def linear(
-    shape: Shape, chain: Chain, precision: str, extras: tuple[str, ...], names: tuple[str, str], device: torch.device
-) -> Workload:
+def linear(shape: Shape, chain: Chain, precision: str, extras: tuple[str, ...], device: torch.device) -> Workload:
     """A product of `shape` (M, N, K) with the chain behind it; the weight is scaled so that z is about normal.
 
-    `names`: of the extra contenders that are `pointwise_run` and `product_run`; those that are in `extras` are built.
+    `extras`: which of the chain alone, POINTWISE, and of cutfuse's product alone, PRODUCT, are built.
     """
     m, n, k = shape
     x = random_tensor((m, k), precision, device, seed=1)
     weight = random_tensor((n, k), precision, device, seed=2).mul_(k**-0.5)
     operands = operands_of(chain, m, n, precision, device)
-    settings: dict[str, Any] = {"epilogue": chain.function, "operands": operands, "reduce": chain.reduce}
 
     def eager(x: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
         return finished(chain, chain.function(F.linear(x, weight), *operands))
@@ -83,22 +71,17 @@ def linear(
     def fused(x: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:
         return cutfuse.linear(x, weight, epilogue=chain.function, operands=operands, reduce=chain.reduce)
 
-    pointwise, product = names
     own: dict[str, Run] = {}
-    if pointwise in extras:
-        own[pointwise] = pointwise_run(chain, torch.mm(x, weight.t()), operands)
-    if product in extras:
-        own[product] = product_run(x, weight)
-    arguments = (x, weight, *operands)
+    if POINTWISE in extras:
+        own[POINTWISE] = pointwise_run(chain, torch.mm(x, weight.t()), operands)
+    if PRODUCT in extras:
+        own[PRODUCT] = Run(lambda: cutfuse.linear(x, weight), product_reference(x, weight))
     return Workload(
-        arguments=arguments,
+        arguments=(x, weight, *operands),
         eager=eager,
         fused=fused,
-        explain=lambda: cutfuse.explain(cutfuse.linear, x, weight, **settings),
         reference=Reference(rows, m, max(weight.shape)),
         product=(x, weight),
-        product_reference=product_reference(x, weight),
-        in_mode=fused_in_mode(fused, arguments),
         extras=own,
     )
 
@@ -115,11 +98,9 @@ def pointwise(shape: Shape, chain: Chain, precision: str, device: torch.device) 
         arguments=arguments,
         eager=chain.function,
         fused=fused,
-        explain=lambda: cutfuse.explain(cutfuse.pointwise, chain.function, *arguments),
         reference=Reference(
             lambda start, stop: chain.function(*(rows_of(tensor, 2, start, stop) for tensor in arguments)), *shape
         ),
-        in_mode=fused_in_mode(fused, arguments),
     )
 
 
@@ -138,11 +119,9 @@ def reduction(shape: Shape, dim: int, op: str, chain: Chain, precision: str, dev
         arguments=(x,),
         eager=eager,
         fused=fused,
-        explain=lambda: cutfuse.explain(cutfuse.reduce, x, dim, op, prologue=chain.function),
         reference=Reference(
             lambda start, stop: eager(x.narrow(kept, start, stop - start).double()), shape[kept], shape[dim]
         ),
-        in_mode=fused_in_mode(fused, (x,)),
     )
 
 
@@ -173,19 +152,13 @@ def backward(shape: Shape, chain: Chain, precision: str, device: torch.device) -
         arguments=(),
         eager=eager,
         fused=fused,
-        explain=lambda: cutfuse.explain(cutfuse.pointwise, chain.function, x),
         reference=Reference(rows, *shape),
         in_mode=in_mode,
     )
 
 
-def training(
-    tensors: list[Tensor], layer: Function, fused_layer: Function, explain: Callable[[], Any], compiled: str = ""
-) -> Workload:
-    """A layer forwards and backwards; `compiled` is the name of torch.compile's contender, where there is one.
-
-    `tensors`: the layer's, which need gradients, and the gradient that arrives.
-    """
+def training(tensors: list[Tensor], layer: Function, fused_layer: Function) -> Workload:
+    """A layer forwards and backwards. `tensors`: the layer's, which need gradients, and the gradient that arrives."""
     arguments = tuple(tensors)
 
     def step_of(layer: Function) -> Callable[..., Any]:
@@ -203,27 +176,19 @@ def training(
 
     joint = collect(tuple(exact))
     reference = Reference(lambda start, stop: joint[start:stop], joint.numel(), 1)
-    extras: dict[str, Run] = {}
-    if compiled:
-        compiled_step = step_of(torch.compile(layer, fullgraph=True, dynamic=False))
-        extras[compiled] = Run(lambda: compiled_step(*arguments), reference)
+    # It is the layer that is compiled: the compiler frees the graph of a step.
+    compiled = step_of(torch.compile(layer, fullgraph=True, dynamic=False))
     return Workload(
         arguments=arguments,
         eager=eager,
         fused=fused,
-        explain=explain,
         reference=reference,
         collect=collect,
-        in_mode=fused_in_mode(fused, arguments),
-        extras=extras,
+        extras={COMPILE: Run(lambda: compiled(*arguments), reference)},
     )
 
 
-def training_of_gelu(shape: Shape, compiled: str, precision: str, device: torch.device) -> Workload:
+def training_of_gelu(shape: Shape, precision: str, device: torch.device) -> Workload:
     """A linear layer and gelu."""
     tensors = host_calls.training_tensors(shape, precision, device)
-
-    def explain() -> Any:
-        return cutfuse.explain(cutfuse.linear, *tensors[:3], epilogue=F.gelu)
-
-    return training(tensors, host_calls.linear_gelu, host_calls.fused_linear_gelu, explain, compiled)
+    return training(tensors, host_calls.linear_gelu, host_calls.fused_linear_gelu)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from bench import specialized
-from bench.workloads import Run, Workload
+from bench.workloads import Run, Workload, product_reference
 
 # The same kernels as mode "max-autotune" without its CUDA graphs. With graphs each launch first copies its inputs to
 # fixed addresses (6.4 GB for the sigmoid), and the host time that graphs save is in no contender's figure.
@@ -26,10 +25,10 @@ COMPILERS = (COMPILE, AUTOTUNE)
 
 def bare_product(workload: Workload) -> Run | None:
     """`torch.mm` of the product alone: what cuBLAS takes before anything follows."""
-    if workload.product is None or workload.product_reference is None:
+    if workload.product is None:
         return None
     x, weight = workload.product
-    return Run(lambda: torch.mm(x, weight.t()), workload.product_reference)
+    return Run(lambda: torch.mm(x, weight.t()), product_reference(x, weight))
 
 
 def eager(workload: Workload) -> Run:
@@ -40,11 +39,7 @@ def eager(workload: Workload) -> Run:
 def compiled(workload: Workload, mode: str | None = None) -> Run:
     """The plain PyTorch code under torch.compile, compiled for these sizes by the first call."""
     function = torch.compile(workload.eager, fullgraph=True, dynamic=False, mode=mode)
-
-    def launch() -> Tensor:
-        return function(*workload.arguments)
-
-    return Run(launch, workload.reference)
+    return Run(lambda: function(*workload.arguments), workload.reference)
 
 
 def max_autotuned(workload: Workload) -> Run:
@@ -59,44 +54,33 @@ def fused(workload: Workload) -> Run:
     return Run(lambda: workload.fused(*workload.arguments), workload.reference, workload.explain)
 
 
-def fused_with_kept_planes(workload: Workload) -> Run | None:
-    """The same with a prepared weight, which keeps its planes."""
-    return None if workload.kept is None else fused(workload.kept)
-
-
-def in_mode(mode: str) -> Callable[[Workload], Run | None]:
+def in_mode(mode: str) -> Callable[[Workload], Run]:
     """cutfuse's call in a mode of specialization."""
 
-    def prepare(workload: Workload) -> Run | None:
-        if workload.in_mode is None:
-            return None
-        return Run(workload.in_mode(mode), workload.reference, specialized.in_mode(mode, workload.explain))
+    def prepare(workload: Workload) -> Run:
+        if workload.in_mode:
+            return Run(workload.in_mode(mode), workload.reference)
+        return Run(specialized.in_mode(mode, lambda: workload.fused(*workload.arguments)), workload.reference)
 
     return prepare
 
 
 @dataclass(frozen=True)
 class Contender:
-    """`prepare` gives the call for a workload, or None where the contender has nothing to run."""
+    """`prepare` gives the call for a workload that has none of the contender's name, or None where there is none."""
 
     name: str
     label: str
-    prepare: Callable[[Workload], Run | None]
+    prepare: Callable[[Workload], Run | None] = lambda workload: None
+
+    def run(self, workload: Workload) -> Run | None:
+        """The call for a workload; None where there is nothing to run."""
+        return workload.extras.get(self.name) or self.prepare(workload)
 
 
-def chosen_of(names: Sequence[str]) -> Callable[[bool, bool], tuple[str, ...]]:
-    """Of whether the device is a GPU and whether the run is quick: all, without the compilers that take too long."""
-
-    def chosen(is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
-        left_out = () if is_cuda and not is_quick else (AUTOTUNE,) if is_cuda else COMPILERS
-        return tuple(name for name in names if name not in left_out)
-
-    return chosen
-
-
-def extra(name: str) -> Callable[[Workload], Run | None]:
-    """What a workload adds under that name."""
-    return lambda workload: workload.extras.get(name)
+def slow_compilers(is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
+    """Those that take too long on a CPU, or in a quick run."""
+    return () if is_cuda and not is_quick else (AUTOTUNE,) if is_cuda else COMPILERS
 
 
 # In the tables' order.
@@ -108,15 +92,10 @@ CONTENDERS: dict[str, Contender] = {
         Contender(COMPILE, "torch.compile", compiled),
         Contender(AUTOTUNE, "max-autotune", max_autotuned),
         Contender(FUSED, "cutfuse", fused),
-        Contender(KEPT, "cutfuse, planes kept", fused_with_kept_planes),
+        Contender(KEPT, "cutfuse, planes kept"),
         Contender(INTERPRETED, "interpreted", in_mode(specialized.INTERPRETED)),
         Contender(SPECIALIZED, "specialized", in_mode(specialized.SPECIALIZED)),
-        Contender(POINTWISE, "pointwise alone", extra(POINTWISE)),
-        Contender(PRODUCT, "product alone", extra(PRODUCT)),
+        Contender(POINTWISE, "pointwise alone"),
+        Contender(PRODUCT, "product alone"),
     )
 }
-
-
-def run_of(contender: Contender, workload: Workload) -> Run | None:
-    """The contender's call: the workload's own, where it has one of that name."""
-    return workload.extras.get(contender.name) or contender.prepare(workload)

@@ -45,3 +45,32 @@ def one_line(error: BaseException) -> str:
     """An exception as a note in a table."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:160]}"
+
+
+def note_on(error: BaseException) -> dict[str, Any]:
+    """The figures of a contender that failed, or of a case: one failure must not lose the others' figures."""
+    return {"note": f"failed: {one_line(error)}"}
+
+
+# What is shown of a contender's figures on a line: the first of these that there is.
+SHOWN: dict[str, Callable[[Any], str]] = {
+    "median_us": lambda value: f"{microseconds(value)} us",
+    "gpu_us": lambda value: f"{microseconds(value)} us",
+    "error": error,
+    "frobenius": error,
+    "cold_s": lambda value: f"{value:.1f} s",
+    "wait_s": lambda value: f"{value:.3g} s",
+    "peak_bytes": lambda value: f"{value / 1e6:.1f} MB",
+    "note": str,
+}
+
+
+def summary(figures: dict[str, Any]) -> str:
+    """One line on a finished case."""
+    parts = []
+    for name, entry in figures["contenders"].items():
+        shown = next((text(entry[key]) for key, text in SHOWN.items() if key in entry), "")
+        parts.append(f"{name} {shown}")
+    if figures.get("note"):
+        parts.append(figures["note"])
+    return f"{', '.join(parts)} ({figures['seconds']:.1f} s)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
@@ -48,11 +48,6 @@ def draw_grid(axes: Axes, found: Cells, title: str) -> None:
     axes.tick_params(length=0)
 
 
-def drawn(found: Cells, title: str) -> Callable[[Axes], None]:
-    """What draws a grid."""
-    return lambda axes: draw_grid(axes, found, title)
-
-
 def grid_panels(results: Results) -> list[Panel]:
     """A heat map of each grid in which something was measured."""
     panels: list[Panel] = []
@@ -60,7 +55,9 @@ def grid_panels(results: Results) -> list[Panel]:
         found = cells_of(results, group, contender)
         title = f"{group}, {WEIGHTS[contender]}: times as fast as cuBLAS in fp32"
         if found:
-            panels.append((CELL_HEIGHT * len({m for m, _ in found}) + 0.9, drawn(found, title)))
+            panels.append(
+                (CELL_HEIGHT * len({m for m, _ in found}) + 0.9, partial(draw_grid, found=found, title=title))
+            )
     return panels
 
 

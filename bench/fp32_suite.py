@@ -1,28 +1,159 @@
-"""The fp32 suite: how many times as fast as PyTorch's fp32 cutfuse is to be, and the tables of it."""
+"""The fp32 suite: products of fp32 matrices on 16-bit tensor cores, beside PyTorch's at "highest"."""
 
 from __future__ import annotations
 
+import copy
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bench import fp32_cases as suite
-from bench.accuracy_suite import trade_off_table
-from bench.contenders import AUTOTUNE, COMPILE, CONTENDERS, EAGER, FUSED, KEPT, MM, chosen_of
-from bench.format import MISSING, error, figure, microseconds
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import cutfuse
+from bench.accuracy_suite import trade_off_case, trade_off_table
+from bench.ceilings import Work
+from bench.chain_workloads import training
+from bench.contenders import AUTOTUNE, COMPILE, CONTENDERS, EAGER, FUSED, KEPT, MM, slow_compilers
+from bench.format import MISSING, error, figure
 from bench.format import ratio as times
 from bench.goals import MEAN, WORST, median
-from bench.suite import Figures, Goal, Results, Suite
-from bench.tables import Table, filled
-from bench.timing import Effort
+from bench.launches import launch_case
+from bench.reference import MODELS, product_work
+from bench.suite import Case, Figures, Goal, Results, Suite
+from bench.tables import Table, filled, times_columns
+from bench.workloads import Run, Shape, Workload, dimensions, product_reference, random_tensor
+
+FORCED = "split6"  # as a mode of `cutfuse.precision`; the others are at PyTorch's own setting, "highest"
+
+PYTORCH = (EAGER, COMPILE, AUTOTUNE)
+
+RESIDUAL, ROW_SUM = "GemmSigmoidScaleResidual", "LinearSigmoidSum"
+PRODUCT, SKINNY, TRAINING, FORCED_PRODUCT = "product", "skinny product", "training step", f"{FORCED} product"
+
+CELL_EFFORT = 0.15  # of a case's time, for each of the many cells of a grid
+
+Grid = tuple[Sequence[int], Sequence[int]]  # M, and N and K alike
+GRID: Grid = ((128, 512, 1024, 4096, 8192), (1024, 4096, 8192))
+GRID_QUICK: Grid = ((128, 1024), (1024, 8192))
+GRID_SMALL: Grid = ((8, 16), (32, 64))
+SKINNY_GRID: Grid = ((1, 2, 4, 8, 16, 32, 64), (4096, 8192))
+SKINNY_QUICK: Grid = ((1, 32), (8192,))
+SKINNY_SMALL: Grid = ((1, 4), (64,))
+TRAINING_SHAPE, TRAINING_SMALL = (4096, 8192, 8192), (32, 64, 64)  # M, N, K
+FORCED_SHAPE, FORCED_SMALL = (1024, 8192, 8192), (16, 64, 64)
+
+
+def build_model(build: Callable[[torch.device], Workload], device: torch.device) -> Workload:
+    """A reference model, once as it is and once prepared, with the same weight."""
+    plain = build(device)
+    prepared = copy.copy(plain.fused).prepare()
+    kept = Run(lambda: prepared(*plain.arguments), plain.reference, lambda: cutfuse.explain(prepared, *plain.arguments))
+    return replace(plain, extras={KEPT: kept})
+
+
+def matrices(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
+    """x `[M, K]` and a weight `[N, K]` scaled so that their product is about normal."""
+    m, n, k = shape
+    weight = random_tensor((n, k), "fp32", device, seed=2).mul_(k**-0.5)
+    return random_tensor((m, k), "fp32", device, seed=1), weight
+
+
+def build_product(shape: Shape, mode: str | None, device: torch.device) -> Workload:
+    """The bare product of `shape` (M, N, K) in a mode of `cutfuse.precision`, and with the weight prepared."""
+    x, weight = matrices(shape, device)
+    prepared = cutfuse.prepare(weight, mode)
+    reference = product_reference(x, weight)
+
+    def product(x: Tensor, weight: Any) -> Tensor:
+        with cutfuse.precision(mode):
+            return cutfuse.linear(x, weight)
+
+    def explain(weight: Any) -> Any:
+        with cutfuse.precision(mode):
+            return cutfuse.explain(cutfuse.linear, x, weight)
+
+    return Workload(
+        arguments=(x, weight),
+        eager=F.linear,
+        fused=product,
+        reference=reference,
+        explain=lambda: explain(weight),
+        product=(x, weight),
+        extras={KEPT: Run(lambda: product(x, prepared), reference, lambda: explain(prepared))},
+    )
+
+
+def build_training(shape: Shape, device: torch.device) -> Workload:
+    """A linear layer's forward and the gradients of its input and its weight."""
+    leaves = [tensor.requires_grad_() for tensor in matrices(shape, device)]
+    gradient = random_tensor(shape[:2], "fp32", device, seed=3)
+
+    return training([*leaves, gradient], F.linear, cutfuse.linear)
+
+
+def model_suite(small: bool) -> Iterator[Case]:
+    """Two of the reference models, with the compilers: they come first, while there is time for these."""
+    models = {model.name: model for model in MODELS}
+    for model in (models[RESIDUAL], models[ROW_SUM]):
+        build = partial(build_model, partial(model.build, small, "fp32"))
+        work = model.least_work(small, "fp32")
+        yield launch_case(model.key(small, "fp32"), build, (*PYTORCH, FUSED, KEPT), work)
+
+
+def product_case(
+    group: str,
+    shape: Shape,
+    mode: str | None = None,
+    effort: float = CELL_EFFORT,
+    own: Sequence[str] = (FUSED, KEPT),
+) -> Case:
+    """A bare product beside cuBLAS's."""
+    m, n, k = shape
+    build = partial(build_product, shape, mode)
+    contenders = (MM, *own)
+    work = product_work((m, k), (k, n), 4)
+    return launch_case((group, "", dimensions(shape), "fp32"), build, contenders, work, effort)
+
+
+def training_case(shape: Shape) -> Case:
+    """The training step: three products, and every matrix of them read or written once."""
+    m, n, k = shape
+    inputs = 4 * (m * k + n * k)
+    work = Work(inputs + 4 * m * n, inputs + 4 * m * n, 3 * 2 * m * n * k)
+    return launch_case((TRAINING, "", dimensions(shape), "fp32"), partial(build_training, shape), (EAGER, FUSED), work)
+
+
+def shapes_of(grid: Grid) -> Iterator[Shape]:
+    """M, N, K of every cell."""
+    rows, sizes = grid
+    return itertools.product(rows, sizes, sizes)
+
+
+def fp32_suite(small: bool, quick: bool, seed: int) -> Iterator[Case]:
+    """Models, single products, the two grids, and error against time; quick grids have fewer cells."""
+    del seed
+    yield from model_suite(small)
+    yield training_case(TRAINING_SMALL if small else TRAINING_SHAPE)
+    yield product_case(FORCED_PRODUCT, FORCED_SMALL if small else FORCED_SHAPE, FORCED, effort=1.0)
+    for shape in shapes_of(GRID_SMALL if small else GRID_QUICK if quick else GRID):
+        yield product_case(PRODUCT, shape)
+    for shape in shapes_of(SKINNY_SMALL if small else SKINNY_QUICK if quick else SKINNY_GRID):
+        yield product_case(SKINNY, shape, own=(FUSED,))
+    yield trade_off_case(small)
+
 
 # Where cutfuse runs cuBLAS itself, the two times are of one kernel and differ by noise.
 NOISE = 0.98
 NAMES = (MM, EAGER, COMPILE, AUTOTUNE, FUSED, KEPT)
-RIVALS = {suite.RESIDUAL: suite.PYTORCH, suite.ROW_SUM: suite.PYTORCH, suite.TRAINING: (EAGER,)}  # else cuBLAS
-AGAINST = {suite.PYTORCH: "fastest of PyTorch", (EAGER,): "eager", (MM,): "cuBLAS in fp32"}
+RIVALS = {RESIDUAL: PYTORCH, ROW_SUM: PYTORCH, TRAINING: (EAGER,)}  # else cuBLAS
+AGAINST = {PYTORCH: "fastest of PyTorch", (EAGER,): "eager", (MM,): "cuBLAS in fp32"}
 WEIGHTS = {FUSED: "plain weights", KEPT: "planes kept"}
 # The grids of cells, and the contenders whose speed-ups are shown of each.
-GRIDS = ((suite.PRODUCT, FUSED), (suite.PRODUCT, KEPT), (suite.SKINNY, FUSED))
+GRIDS = ((PRODUCT, FUSED), (PRODUCT, KEPT), (SKINNY, FUSED))
 OWN_CUBLAS = "*"
 
 
@@ -58,18 +189,18 @@ def goal(group: str, contender: str, at_least: float, measure: str = "") -> Goal
 
 
 GOALS = (
-    goal(suite.RESIDUAL, KEPT, 4.0),
-    goal(suite.RESIDUAL, FUSED, 4.0),
-    goal(suite.ROW_SUM, KEPT, 4.0),
-    goal(suite.ROW_SUM, FUSED, 3.0),
-    goal(suite.PRODUCT, FUSED, 3.5, MEAN),
-    goal(suite.PRODUCT, FUSED, 1.0, WORST),
-    goal(suite.PRODUCT, KEPT, 3.5, MEAN),
-    goal(suite.PRODUCT, KEPT, 1.0, WORST),
-    goal(suite.SKINNY, FUSED, 1.0, WORST),
-    goal(suite.TRAINING, FUSED, 3.0),
-    goal(suite.FORCED_PRODUCT, KEPT, 2.2),
-    goal(suite.FORCED_PRODUCT, FUSED, 2.2),
+    goal(RESIDUAL, KEPT, 4.0),
+    goal(RESIDUAL, FUSED, 4.0),
+    goal(ROW_SUM, KEPT, 4.0),
+    goal(ROW_SUM, FUSED, 3.0),
+    goal(PRODUCT, FUSED, 3.5, MEAN),
+    goal(PRODUCT, FUSED, 1.0, WORST),
+    goal(PRODUCT, KEPT, 3.5, MEAN),
+    goal(PRODUCT, KEPT, 1.0, WORST),
+    goal(SKINNY, FUSED, 1.0, WORST),
+    goal(TRAINING, FUSED, 3.0),
+    goal(FORCED_PRODUCT, KEPT, 2.2),
+    goal(FORCED_PRODUCT, FUSED, 2.2),
 )
 
 
@@ -87,9 +218,7 @@ def times_table(results: Results) -> Table:
         "shape": [case["shape"] for case in cases],
         **{f"times as fast, {WEIGHTS[name]}": [speed_up_text(name, case) for case in cases] for name in WEIGHTS},
     }
-    for name in NAMES:
-        entries = [case["contenders"].get(name) for case in cases]
-        columns[f"{CONTENDERS[name].label} us"] = [figure(entry, "median_us", microseconds) for entry in entries]
+    columns |= times_columns(cases, {name: CONTENDERS[name].label for name in NAMES})
     columns["error"] = [figure(case["contenders"][FUSED], "error", error) for case in cases]
     return Table("Times as fast as the fastest of PyTorch", filled(columns))
 
@@ -105,27 +234,19 @@ def cells_of(results: Results, group: str, contender: str) -> dict[tuple[int, st
     return found
 
 
-def about(results: Results) -> list[str]:
-    """What the figures are."""
-    del results
-    return [
+SUITE = Suite(
+    name="fp32",
+    cases=lambda *kind: list(fp32_suite(*kind)),
+    goals=GOALS,
+    contenders=NAMES,
+    left_out=slow_compilers,
+    tables=lambda results: [times_table(results), *trade_off_table(results)],
+    about=[
         'PyTorch is at "highest" throughout: its products are cuBLAS in fp32. Medians in microseconds of one '
         "interleaved run; errors are relative, against fp64. The ratio is the fastest rival's time over cutfuse's.",
         f"{OWN_CUBLAS}: cutfuse ran cuBLAS itself. There the two times are of one kernel, and {NOISE} counts as 1. The "
         f"worst cell is the one furthest below its limit; the {MEAN} takes every cell as measured.",
-    ]
-
-
-SUITE = Suite(
-    name="fp32",
-    cases=lambda *kind: list(suite.fp32_cases(*kind)),
-    goals=GOALS,
-    contenders=NAMES,
-    chosen=chosen_of(NAMES),
-    tables=lambda results: [times_table(results), *trade_off_table(results)],
-    about=about,
+    ],
     plots={"fp32": "bench.fp32_plot:draw", "error-and-time": "bench.accuracy_plot:draw"},
-    effort=Effort(),
-    quick_effort=Effort(0.2, 5, 20),
     time_limit_s=240.0,
 )

@@ -11,13 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bench import chain_suite
-from bench.chain_cases import LINEAR, SIXTEEN_BITS
+from bench.chain_suite import LINEAR, SIXTEEN_BITS
 from bench.contenders import COMPILERS, EAGER, FUSED
-from bench.fp32_cases import PRODUCT
-from bench.fp32_suite import speed_up
-from bench.model_cases import PRECISIONS
+from bench.fp32_suite import PRODUCT, speed_up
 from bench.model_contenders import CUTFUSE, FASTER
-from bench.model_suite import GPU, over
+from bench.model_suite import GPU, PRECISIONS, over
 from bench.model_zoo import FORWARD, TRAINING
 from bench.results import committed
 
@@ -44,12 +42,8 @@ class Gain:
         return statistics.geometric_mean(self.times)
 
 
-def gains() -> list[Gain]:
+def gains() -> Iterator[Gain]:
     """Every kind of work that the committed results have."""
-    return list(_gains())
-
-
-def _gains() -> Iterator[Gain]:
     products = [speed_up(FUSED, case) for case in committed("fp32")["cases"] if case["group"] == PRODUCT]
     yield Gain("fp32 products at full accuracy", [value for value in products if value is not None])
     models = committed("models")["cases"]
@@ -67,7 +61,7 @@ def _gains() -> Iterator[Gain]:
 
 def sentence() -> str:
     """Whom it helps, and whom not."""
-    found = gains()
+    found = list(gains())
     helped, others = ([gain for gain in found if (gain.mean >= 1 + NOTHING) is is_gain] for is_gain in (True, False))
     gained, not_gained = (
         ", ".join(f"{gain.name} {gain.mean:.2f} ({min(gain.times):.2f} to {max(gain.times):.2f})" for gain in own)

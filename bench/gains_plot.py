@@ -17,7 +17,7 @@ def draw(_: Results) -> Figure:
     """A bar for the mean of each kind of work, and a dot for each case."""
     figure = Figure(figsize=(8.5, 3.1), layout="constrained")
     axes: Axes = figure.subplots()
-    found = gains()
+    found = list(gains())
     for place, gain in enumerate(found):
         axes.barh(place, gain.mean, height=0.66, color=CONTENDER_COLOURS["cutfuse"])
         axes.plot(gain.times, [place] * len(gain.times), ".", color=CONTENDER_COLOURS["compile"], markersize=4)

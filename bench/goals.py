@@ -15,9 +15,15 @@ MEAN, WORST = "geometric mean", "worst"
 MET, MISSED, INCOMPLETE, NOT_MEASURED = VERDICTS = ("met", "missed", "incomplete", "not measured")
 
 
-def median(case: Figures, name: str) -> float | None:
+def figure_of(case: Figures, contender: str, name: str) -> float | None:
+    """A contender's figure; None where it was not measured."""
+    value: float | None = case["contenders"].get(contender, {}).get(name)
+    return value
+
+
+def median(case: Figures, contender: str) -> float | None:
     """A contender's microseconds; None where it was not measured."""
-    return case["contenders"].get(name, {}).get("median_us")
+    return figure_of(case, contender, "median_us")
 
 
 def fastest(case: Figures, names: Sequence[str]) -> float | None:

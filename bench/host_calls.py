@@ -38,13 +38,16 @@ def fused_three_ops(x: Tensor, operand: Tensor) -> Tensor:
     return cutfuse.pointwise(lambda v, u: torch.sigmoid(v) * u + v, x, operand)
 
 
-def training_step(layer: Callable[..., Tensor]) -> Function:
-    """Of the layer's tensors and the gradient that arrives: its result, and the gradients of its tensors."""
+def training_step(layer: Callable[..., Tensor], count: int | None = None) -> Function:
+    """Of the layer's tensors and the gradient that arrives: its result, and the gradients of its first `count` tensors.
+
+    None: of all.
+    """
 
     def step(*tensors: Tensor) -> tuple[Tensor, ...]:
-        *leaves, gradient = tensors
-        y = layer(*leaves)
-        return y, *torch.autograd.grad(y, leaves, gradient)
+        *own, gradient = tensors
+        y = layer(*own)
+        return y, *torch.autograd.grad(y, own[:count], gradient)
 
     return step
 

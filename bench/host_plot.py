@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from matplotlib import rcParams
+from functools import partial
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.goals import median
-from bench.host_cases import DRAWN_BARE, DRAWN_GELU
 from bench.host_run import PYTORCH
-from bench.host_suite import over_pytorch
-from bench.plot import CONTENDER_COLOURS, by_powers, figure_of, finish, goal_panels
+from bench.host_suite import DRAWN_BARE, DRAWN_GELU, over_pytorch
+from bench.plot import CONTENDER_COLOURS, figure_of, finish, goal_panels, scatter
 from bench.suite import Results
 
 DRAWN_COLOURS = {DRAWN_GELU.name: CONTENDER_COLOURS["cutfuse"], DRAWN_BARE.name: CONTENDER_COLOURS["compile"]}
@@ -29,15 +29,10 @@ def drawn_points(results: Results) -> dict[str, list[tuple[float, float]]]:
 
 def draw_drawn(axes: Axes, found: dict[str, list[tuple[float, float]]]) -> None:
     """A point for each fp32 call, by PyTorch's time."""
-    for name, points in found.items():
-        axes.scatter(*zip(*points, strict=True), s=14, color=DRAWN_COLOURS[name], label=name)
-    times, values = zip(*(point for own in found.values() for point in own), strict=True)
-    by_powers(axes.xaxis, times, 1.15)
-    axes.set_ylim(0, 1.1 * max(1.0, *values))
-    axes.axhline(1, color=rcParams["text.color"], linewidth=0.9)
+    scatter(axes, found, DRAWN_COLOURS, 14, 1.15)
+    axes.set_ylim(0, 1.1 * max(1.0, *(value for own in found.values() for _, value in own)))
     axes.set_xlabel("PyTorch's whole time in µs", size=8)
     axes.set_ylabel("cutfuse / PyTorch", size=8)
-    axes.legend(frameon=False, fontsize=7)
     finish(axes, "fp32 with M, N and K drawn at random")
 
 
@@ -46,5 +41,5 @@ def draw(results: Results) -> Figure | None:
     panels = goal_panels(results)
     found = drawn_points(results)
     if found:
-        panels.append((SCATTER_HEIGHT, lambda axes: draw_drawn(axes, found)))
+        panels.append((SCATTER_HEIGHT, partial(draw_drawn, found=found)))
     return figure_of(results, panels, 8.5)

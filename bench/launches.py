@@ -15,8 +15,8 @@ from torch import Tensor
 
 from bench.accuracy import WRONG_ABOVE, relative_error, rounding
 from bench.ceilings import Work, ceilings_for, floor_us
-from bench.contenders import AUTOTUNE, COMPILERS, CONTENDERS, CUTFUSE, INTERPRETED, SPECIALIZED, Contender, run_of
-from bench.format import one_line
+from bench.contenders import AUTOTUNE, COMPILERS, CONTENDERS, CUTFUSE, INTERPRETED, SPECIALIZED, Contender
+from bench.format import note_on, one_line
 from bench.machine import device_name
 from bench.suite import Case, Figures, Session, Turn
 from bench.timing import Launch, interleave
@@ -93,7 +93,7 @@ class Prepared:
                 warnings.simplefilter("always")
                 run = self.checked(CONTENDERS[name], entry)
         except Exception as error:  # One contender's failure (out of memory, no compiler) must not lose the others'.
-            self.entries[name] = {"note": f"failed: {one_line(error)}"}
+            self.entries[name] = note_on(error)
             return
         if run is None:
             return
@@ -108,7 +108,7 @@ class Prepared:
     def checked(self, contender: Contender, entry: Figures) -> Run | None:
         """Run a contender once (which compiles it) and compare with fp64, cutfuse's chains again over memory of NaN."""
         before = time.perf_counter()
-        run = run_of(contender, self.workload)
+        run = contender.run(self.workload)
         if run is None:
             return None
         result = self.workload.collect(run.launch())

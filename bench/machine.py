@@ -11,6 +11,9 @@ from pathlib import Path
 
 import torch
 
+import cutfuse
+from cutfuse import native
+
 
 def command_output(*arguments: str) -> str | None:
     """The first line that a command prints, or None where it is missing or fails."""
@@ -46,14 +49,6 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
-def package_version(name: str) -> str | None:
-    """An importable package's `__version__`."""
-    try:
-        return getattr(__import__(name), "__version__", None)
-    except ImportError:
-        return None
-
-
 def installed_version(package: str) -> str | None:
     """A package's version, without importing it; None where it is not installed."""
     try:
@@ -62,27 +57,17 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def has_kernels() -> bool:
-    """Whether the installed cutfuse was built with its CUDA kernels."""
-    try:
-        from cutfuse import _C
-    except ImportError:
-        return False
-    return bool(_C.cuda_build)
-
-
 def facts(device: torch.device, commit: str | None) -> dict[str, object]:
     """Everything that the results of a run depend on; `commit` for where the code is not a git checkout."""
     found: dict[str, object] = {
         "device": device_name(device),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": commit or git_commit(),
-        "cutfuse": package_version("cutfuse"),
-        "cutfuse_kernels": has_kernels(),
+        "cutfuse": cutfuse.__version__,
+        "cutfuse_kernels": bool(native.core.cuda_build),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "triton": package_version("triton"),
-        **{name: installed_version(name) for name in ("timm", "transformers")},
+        **{name: installed_version(name) for name in ("triton", "timm", "transformers")},
         "python": platform.python_version(),
         "system": platform.system(),
         "cpu": cpu_name(),

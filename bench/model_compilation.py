@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch._inductor.utils import fresh_cache
 
-from bench.format import one_line
+from bench.format import note_on
 from bench.model_contenders import GRAPHS_MODE, Contender
 from bench.model_zoo import Inputs
 from bench.timing import Clock
@@ -67,7 +67,7 @@ def figures_of(
         graphs = graphs_of(contender, small, small_inputs)
         seconds = [cold_seconds(contender, module, inputs, clock) for _ in range(compilations)]
     except Exception as error:  # One compiler's failure must not lose the other's figures.
-        return {"note": f"failed: {one_line(error)}"}
+        return note_on(error)
     return {"graphs": graphs, "cold_s": min(seconds)}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -41,12 +41,6 @@ CONTENDERS: Mapping[str, Contender] = {
 FASTER, FASTER_GRAPHS = (EAGER, COMPILE), (EAGER, COMPILE_GRAPHS)
 
 
-def rival_label(rivals: Sequence[Contender]) -> str:
-    """A contender, or the faster one of several, as a table prints it."""
-    labels = [rival.label for rival in rivals]
-    return labels[0] if len(labels) == 1 else f"faster of {' and '.join(labels)}"
-
-
 def quick_compilers(device: torch.device) -> AbstractContextManager[object]:
     """On a CPU, Inductor calls PyTorch's operations meanwhile, where PyTorch has that setting.
 
@@ -58,7 +52,7 @@ def quick_compilers(device: torch.device) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def chosen(is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
-    """All, but on a CPU, which has no CUDA graphs, without those modes."""
+def without_graphs(is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
+    """The modes with CUDA graphs, which a CPU does not have."""
     del is_quick
-    return tuple(name for name, found in CONTENDERS.items() if is_cuda or found.mode != GRAPHS_MODE)
+    return () if is_cuda else tuple(name for name, found in CONTENDERS.items() if found.mode == GRAPHS_MODE)

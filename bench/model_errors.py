@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bench.accuracy import frobenius_error
-from bench.format import one_line
+from bench.format import note_on
 from bench.model_contenders import GRAPHS_MODE, Contender
 from bench.model_zoo import FORWARD, TRAINING, Inputs
 
@@ -119,7 +119,7 @@ def errors_of(
             found = gradients_of(contender.of(module), module, training[0], seed)
             entry["gradient_error"] = joint_error(found, training[1])
     except Exception as error:  # One contender's failure must not lose the others' errors.
-        return {"note": f"failed: {one_line(error)}"}
+        return note_on(error)
     return entry
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.model_cases import FULL_BATCH, PRECISIONS, SMALL_BATCH
 from bench.model_contenders import CONTENDERS, CUTFUSE, FASTER
-from bench.model_suite import GPU, WALL, over
+from bench.model_suite import FULL_BATCH, GPU, PRECISIONS, SMALL_BATCH, WALL, over
 from bench.model_zoo import FORWARD, TRAINING
 from bench.plot import CONTENDER_COLOURS, Panel, figure_of, goal_panels, horizontal
 from bench.suite import Figures, Results
@@ -44,11 +44,6 @@ def draw_times(axes: Axes, cases: Sequence[Figures], title: str) -> None:
     horizontal(axes, [f"{case['group']}, {case['shape']}" for case in cases], title)
 
 
-def drawn(cases: Sequence[Figures], title: str) -> Callable[[Axes], None]:
-    """What draws a panel of times."""
-    return lambda axes: draw_times(axes, cases, title)
-
-
 def time_panels(results: Results) -> list[Panel]:
     """A panel for each pass, batch and precision of which something was measured."""
     panels: list[Panel] = []
@@ -63,7 +58,7 @@ def time_panels(results: Results) -> list[Panel]:
             ]
             title = f"{kind}, {precision}, {load} batch: time / faster of both; filled: GPU, rings: wall"
             if own:
-                panels.append((MODEL_HEIGHT * len(own) + 0.6, drawn(own, title)))
+                panels.append((MODEL_HEIGHT * len(own) + 0.6, partial(draw_times, cases=own, title=title)))
     return panels
 
 

@@ -1,17 +1,16 @@
-"""The models suite: what whole models may take of torch.compile's time, and the tables of it."""
+"""The models suite: whole models through torch.compile, with cutfuse and without."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from bench.format import MISSING, error, figure, microseconds, ratio
-from bench.goals import MEAN, WORST
-from bench.model_cases import FULL_BATCH, PASSES, SMALL_BATCH, all_cases
+from bench.goals import MEAN, WORST, figure_of
 from bench.model_contenders import (
     COMPILE,
     CONTENDERS,
@@ -21,15 +20,62 @@ from bench.model_contenders import (
     FASTER,
     FASTER_GRAPHS,
     Contender,
-    chosen,
+    without_graphs,
 )
 from bench.model_fusion import fusion_rows
-from bench.model_run import COMPILATION, ERRORS
-from bench.model_zoo import FORWARD, MODELS, PACKAGES, TRAINING, remark_on
+from bench.model_run import COMPILATION, ERRORS, Subject
+from bench.model_zoo import FORWARD, MODELS, PACKAGES, TRAINING, Model, remark_on
 from bench.runner import release
-from bench.suite import Figures, Goal, Results, Suite, title_of
+from bench.suite import Case, Figures, Goal, Results, Suite, title_of
 from bench.tables import Table, filled
 from bench.timing import Effort
+
+PASSES = (FORWARD, TRAINING)
+SMALL_BATCH, FULL_BATCH = "small", "full"
+PRECISIONS = ("bf16", "fp32")
+# A model's need of memory and time beside the others', roughly: the MLPs are small, and Llama has most parameters.
+SIZES = {"DLRM bottom MLP": 0.1, "DLRM top MLP": 0.1, "Llama 1B": 2.0, "Llama 1B, one token": 2.0}
+# First guesses of what a forward pass in bf16 takes: its compilations, of a large model and of a small one.
+CASE_S, SMALL_CASE_S = 45.0, 5.0
+
+
+def case_of(subject: Subject, load: str) -> Case:
+    """A case; `load` tells a small batch from one that fills the card."""
+    size = 4.0 if subject.kind == TRAINING else 2.0 if load == FULL_BATCH else 1.0
+    weight = size * (2.0 if subject.precision == "fp32" else 1.0) * SIZES.get(subject.model.name, 1.0)
+    return Case(
+        subject.model.name,
+        subject.kind,
+        f"batch {subject.batch}",
+        subject.precision,
+        subject.prepare,
+        weight * (SMALL_CASE_S if subject.is_small else CASE_S),
+        {"load": load},
+        subject.model.package,
+    )
+
+
+def cases_of_model(model: Model, is_small: bool) -> Iterator[Case]:
+    """A model's cases: times first, the smaller batch before the larger."""
+    batches = model.batches.reduced() if is_small else model.batches
+
+    def case(kind: str, precision: str, batch: int, load: str) -> Case:
+        return case_of(Subject(model, kind, precision, batch, is_small), load)
+
+    for precision in PRECISIONS:
+        yield case(FORWARD, precision, batches.small, SMALL_BATCH)
+        yield case(FORWARD, precision, batches.forward, FULL_BATCH)
+        if batches.training is not None:
+            yield case(TRAINING, precision, batches.training, FULL_BATCH)
+    yield case(COMPILATION, "bf16", batches.small, SMALL_BATCH)
+    for precision in PRECISIONS:
+        yield case(ERRORS, precision, batches.small, SMALL_BATCH)
+
+
+def all_cases(is_small: bool) -> list[Case]:
+    """Those of every model, installed or not, in the order in which they are run."""
+    return [case for model in MODELS for case in cases_of_model(model, is_small)]
+
 
 # Figures of a contender, by their names in the results file.
 GPU, WALL, COLD, GRAPHS, ERROR, GRADIENT_ERROR = "gpu_us", "wall_us", "cold_s", "graphs", "error", "gradient_error"
@@ -45,15 +91,9 @@ MORE_S = 1.0  # A compilation may take so much more, or a tenth.
 UNTRAINED = {model.name for model in MODELS if model.batches.training is None}
 
 
-def figure_of(case: Figures, contender: Contender, name: str) -> float | None:
-    """A contender's figure; None where it was not measured."""
-    value: float | None = case["contenders"].get(contender.name, {}).get(name)
-    return value
-
-
 def over(own: Contender, rivals: Sequence[Contender], name: str, case: Figures) -> float | None:
     """A figure of the one over the least of the others'; 1 where both are nothing, None where one was not measured."""
-    mine, *others = (figure_of(case, contender, name) for contender in (own, *rivals))
+    mine, *others = (figure_of(case, contender.name, name) for contender in (own, *rivals))
     measured = [other for other in others if other is not None]
     if mine is None or len(measured) < len(rivals):
         return None
@@ -101,7 +141,7 @@ def timed_goals(name: str) -> tuple[Goal, ...]:
 
 def allowed_compilation(case: Figures) -> float:
     """A tenth more than torch.compile takes, or a second."""
-    other = figure_of(case, COMPILE, COLD)
+    other = figure_of(case, COMPILE.name, COLD)
     return max(1.10, 1.0 + MORE_S / other) if other else 1.10
 
 
@@ -208,22 +248,9 @@ def graph_lines(results: Results) -> list[str]:
     ]
 
 
-def about(results: Results) -> list[str]:
-    """What the figures are."""
-    lines = [
-        "GPU: the device's time of a call that is queued behind other work. Wall: from the call until its result is "
-        "there. Medians; contenders in turns, in random order, weights and inputs shared.",
-        "Faster of both: of eager and torch.compile, each of the two times by itself; with CUDA graphs, of eager and "
-        "torch.compile with them.",
-        "A training step is the forward pass in train mode with the configuration's dropout, the backward pass and a "
-        'fused AdamW. Parameters are of the precision\'s own type, without autocast; fp32 is at "highest", and '
-        "convolutions are in fp32 too.",
-        "One token: against a static cache of 2048 positions, which holds 2047. Language models give the logits of the "
-        "last word, and in training their loss. The MLPs' small batch is 2048.",
-        "Compile time: the first call of a small batch in bf16, without caches; up to a second more is within the "
-        "limit. Graphs: of the small model with five batch sizes. Errors: of a small batch in eval mode, of all "
-        "gradients together.",
-    ]
+def notes(results: Results) -> list[str]:
+    """Of a run: how many processes compiled, which contenders ran without CUDA graphs, which models are missing."""
+    lines = []
     # Of the cases, as those of a file may come from runs with more processes and with fewer.
     jobs = max((case.get("jobs", 1) for case in results["cases"]), default=1)
     if jobs > 1:
@@ -256,9 +283,23 @@ SUITE = Suite(
     cases=lambda is_small, is_quick, seed: all_cases(is_small or is_quick),
     goals=GOALS,
     contenders=tuple(CONTENDERS),
-    chosen=chosen,
+    left_out=without_graphs,
     tables=tables,
-    about=about,
+    about=[
+        "GPU: the device's time of a call that is queued behind other work. Wall: from the call until its result is "
+        "there. Medians; contenders in turns, in random order, weights and inputs shared.",
+        "Faster of both: of eager and torch.compile, each of the two times by itself; with CUDA graphs, of eager and "
+        "torch.compile with them.",
+        "A training step is the forward pass in train mode with the configuration's dropout, the backward pass and a "
+        'fused AdamW. Parameters are of the precision\'s own type, without autocast; fp32 is at "highest", and '
+        "convolutions are in fp32 too.",
+        "One token: against a static cache of 2048 positions, which holds 2047. Language models give the logits of the "
+        "last word, and in training their loss. The MLPs' small batch is 2048.",
+        "Compile time: the first call of a small batch in bf16, without caches; up to a second more is within the "
+        "limit. Graphs: of the small model with five batch sizes. Errors: of a small batch in eval mode, of all "
+        "gradients together.",
+    ],
+    notes=notes,
     plots={"models": "bench.model_plot:draw"},
     effort=Effort(5.0, 7, 100),
     quick_effort=Effort(0.1, 3, 20),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from bench.host_timing import without_collector
-from bench.timing import Backlogs, Clock, Effort, Launch, spread
+from bench.timing import Backlogs, Clock, Effort, Launch, Queued, in_rounds, late_of, spread, without_collector
 
 # The second call with CUDA graphs captures them, and the third is the first that replays.
 WARM_UP_CALLS = 4
@@ -60,16 +59,6 @@ def warm_up(call: Call, clock: Clock) -> float:
     return host_us
 
 
-def device_turn(name: str, call: Call, clock: Clock, backlogs: Backlogs) -> float:
-    """The device's microseconds of one call that is queued behind other work; called again where that was too short."""
-    while True:
-        call.before()
-        queued = clock.start(call.run, backlogs[name])
-        clock.wait()
-        if backlogs.covers(name, queued):
-            return queued.microseconds()
-
-
 def time_models(
     calls: Mapping[str, Call], host_us: Mapping[str, float], clock: Clock, effort: Effort, seed: int
 ) -> tuple[dict[str, CallTimes], int]:
@@ -77,37 +66,24 @@ def time_models(
 
     `host_us` is what `warm_up` gave: the device is kept busy for twice as long while a call is issued, at first.
     """
-    order = random.Random(seed)
     backlogs = Backlogs(host_us)
-    device: dict[str, list[float]] = {name: [] for name in calls}
-    whole: dict[str, list[float]] = {name: [] for name in calls}
 
-    def run_round() -> float:
-        gc.collect()  # The collector is off within a round, and a model's results may hold cycles with tensors in them.
-        began = time.perf_counter()
-        names = list(calls)
-        order.shuffle(names)
-        for name in names:
-            device[name].append(device_turn(name, calls[name], clock, backlogs))
-            whole[name].append(wall_turn(calls[name], clock)[1])
-        return time.perf_counter() - began
+    def turn(name: str, call: Call) -> tuple[Queued, float]:
+        return backlogs.queued(name, clock, call.run, call.before), wall_turn(call, clock)[1]
 
+    turns = {name: partial(turn, name, call) for name, call in calls.items()}
     gc.collect()
     gc.freeze()
     try:
         with without_collector():
-            round_seconds = run_round()
-            for values in (*device.values(), *whole.values()):
-                values.clear()
-            backlogs.late.clear()
-            for _ in effort.rounds_of(round_seconds):
-                run_round()
+            # The collector is off within a round, and a model's results may hold cycles with tensors in them.
+            samples = in_rounds(turns, effort, seed, dropped=1, between=gc.collect)
     finally:
         gc.unfreeze()
-    times = {name: _times_of(device[name], whole[name], backlogs.late[name]) for name in calls}
-    return times, len(next(iter(device.values())))
-
-
-def _times_of(device: list[float], whole: list[float], late: int) -> CallTimes:
-    (gpu_us, *gpu_range), (wall_us, *wall_range) = spread(device), spread(whole)
-    return CallTimes(gpu_us, wall_us, tuple(gpu_range), tuple(wall_range), late)
+    times = {}
+    for name, values in samples.items():
+        queued, whole = zip(*values, strict=True)
+        gpu_us, *gpu_range = spread([one.microseconds() for one in queued])
+        wall_us, *wall_range = spread(whole)
+        times[name] = CallTimes(gpu_us, wall_us, tuple(gpu_range), tuple(wall_range), late_of(queued))
+    return times, len(next(iter(samples.values())))

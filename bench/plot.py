@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from matplotlib import rcParams
@@ -26,6 +26,7 @@ CONTENDER_COLOURS = {
 LINE_HEIGHT = 0.26  # inches
 TICKS = tuple(step * 10.0**power for power in range(-3, 7) for step in (1, 2, 5))
 
+Points = Sequence[tuple[float, float]]
 # A panel's height in inches, and what draws it.
 Panel = tuple[float, Callable[[Axes], None]]
 
@@ -54,6 +55,15 @@ def horizontal(axes: Axes, labels: Sequence[str], title: str) -> None:
     axes.set_ylim(len(labels) - 0.4, -0.6)
     finish(axes, title, "x", ("top", "right", "left"))
     axes.tick_params(axis="y", length=0)
+
+
+def scatter(axes: Axes, points: Mapping[str, Points], colours: Mapping[str, str], size: float, margin: float) -> None:
+    """A dot for each of the points by their names, x by powers, and a line where y is 1."""
+    for name, own in points.items():
+        axes.scatter(*zip(*own, strict=True), s=size, color=colours[name], label=name)
+    by_powers(axes.xaxis, [x for own in points.values() for x, _ in own], margin)
+    axes.axhline(1, color=rcParams["text.color"], linewidth=0.9)
+    axes.legend(frameon=False, fontsize=7)
 
 
 def draw_lines(axes: Axes, lines: Sequence[Line], title: str) -> None:

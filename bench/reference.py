@@ -14,13 +14,12 @@ from torch import Tensor
 from bench import workloads
 from bench.accuracy import rounding
 from bench.ceilings import Work
-from bench.contenders import COMPILERS, CONTENDERS, EAGER, FUSED, MM, chosen_of
+from bench.contenders import COMPILERS, CONTENDERS, EAGER, FUSED, MM, slow_compilers
 from bench.format import error, figure, microseconds, ratio
-from bench.goals import fastest, median, quotient
+from bench.goals import fastest, figure_of, median, quotient
 from bench.launches import launch_case
 from bench.suite import Case, Figures, Goal, Results, Suite
-from bench.tables import Table, filled
-from bench.timing import Effort
+from bench.tables import Table, filled, times_columns
 from bench.workloads import PRECISIONS, Shape, Workload, dimensions, element_size, random_tensor
 
 NAMES = (MM, EAGER, *COMPILERS, FUSED)
@@ -179,7 +178,7 @@ def over_product(case: Figures) -> float | None:
 
 def share_of_error(case: Figures) -> float | None:
     """cutfuse's error over eager's and one rounding of the output."""
-    own, eager = (case["contenders"].get(name, {}).get("error") for name in (FUSED, EAGER))
+    own, eager = (figure_of(case, name, "error") for name in (FUSED, EAGER))
     return None if own is None or eager is None else own / (eager + rounding(PRECISIONS[case["precision"]].dtype))
 
 
@@ -207,7 +206,6 @@ GOALS = (
 def times_table(results: Results) -> Table:
     """Every case with its ratios, its times and its errors."""
     cases: Sequence[Figures] = results["cases"]
-    entries = {name: [case["contenders"].get(name) for case in cases] for name in NAMES}
     columns = {
         "model": [case["group"] for case in cases],
         "precision": [case["precision"] for case in cases],
@@ -215,18 +213,11 @@ def times_table(results: Results) -> Table:
         "cutfuse / torch.mm": [ratio(over_product(case)) for case in cases],
         "shape": [case["shape"] for case in cases],
         "floor us": [microseconds(case.get("floor_us")) for case in cases],
+        **times_columns(cases, {name: CONTENDERS[name].label for name in NAMES}),
     }
-    for name, found in entries.items():
-        columns[f"{CONTENDERS[name].label} us"] = [figure(entry, "median_us", microseconds) for entry in found]
     for name in (EAGER, FUSED):
-        columns[f"error {name}"] = [figure(entry, "error", error) for entry in entries[name]]
+        columns[f"error {name}"] = [figure(case["contenders"].get(name), "error", error) for case in cases]
     return Table("Times", filled(columns))
-
-
-def about(results: Results) -> list[str]:
-    """What the figures are."""
-    del results
-    return ["Medians in microseconds; errors are relative, against fp64. The best torch.compile may be max-autotune."]
 
 
 SUITE = Suite(
@@ -234,12 +225,10 @@ SUITE = Suite(
     cases=lambda *kind: list(reference_cases(*kind)),
     goals=GOALS,
     contenders=NAMES,
-    chosen=chosen_of(NAMES),
+    left_out=slow_compilers,
     tables=lambda results: [times_table(results)],
-    about=about,
+    about=["Medians in microseconds; errors are relative, against fp64. The best torch.compile may be max-autotune."],
     plots={"reference": "bench.reference_plot:draw"},
-    effort=Effort(),
-    quick_effort=Effort(0.2, 5, 20),
     time_limit_s=240.0,
     judges_quick=True,
 )

@@ -82,7 +82,7 @@ def note_lines(cases: list[dict[str, Any]]) -> list[str]:
 def remarks(results: Results) -> list[str]:
     """What the figures are, the verdicts in total, failures, and what is missing."""
     suite, settings = suite_of(results["suite"]), results["settings"]
-    lines = [*suite.about(results), verdict_line(results), *note_lines(results["cases"])]
+    lines = [*suite.about, *suite.notes(results), verdict_line(results), *note_lines(results["cases"])]
     lines.append(
         f"Cases: {len(results['cases'])} of {len(suite.cases_of(results))}, drawn with seed {settings['seed']}."
     )

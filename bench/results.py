@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.suite import Figures, Results, key_of, suite_of, title_of
+from bench.suites import SUITES
 
 SCHEMA = 2
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -17,7 +18,7 @@ LARGEST_BYTES = 50_000  # of a file that is committed
 MACHINE = ("device", "commit", "cutfuse", "cutfuse_kernels", "torch", "cuda", "triton", "timm", "transformers")
 SETTINGS = ("small", "quick", "seed", "contenders", "seconds_per_case", "rounds")
 # No table and no plot reads these.
-UNREAD = frozenset({"host_us", "rounds", "late", "rounding", "compile_s", "seconds", "reasons", "p10_us", "p90_us"})
+UNREAD = frozenset({"host_us", "rounds", "late", "rounding", "compile_s", "seconds", "p10_us", "p90_us"})
 UNREAD |= {"gpu_range_us", "wall_range_us", "products", "kernels", "warned"}
 # Of the chains suite, whose cases have up to eight contenders.
 UNREAD_OF_CHAINS = UNREAD | {"error", "path"}
@@ -70,9 +71,24 @@ def load(path: Path) -> Results:
     return results
 
 
+def committed_path(suite: str) -> Path:
+    """Where a suite's committed results are."""
+    return RESULTS / f"{suite}-nvidia-h200.json"
+
+
+def committed_suites() -> list[str]:
+    """The suites that have committed results."""
+    return [suite for suite in SUITES if committed_path(suite).exists()]
+
+
 def committed(suite: str) -> Results:
-    """A suite's committed results, of which the documentation's tables and plots are made."""
-    return load(RESULTS / f"{suite}-nvidia-h200.json")
+    """A suite's committed results, of which the documentation's tables and plots are made.
+
+    Raises ValueError where it has none.
+    """
+    if suite not in committed_suites():
+        raise ValueError(f"{suite} has no committed results: run it, and name the file that it writes")
+    return load(committed_path(suite))
 
 
 def has_failed(case: Figures) -> bool:

@@ -15,8 +15,7 @@ import torch
 
 from bench import machine, results
 from bench.device_turns import DeviceTurns, autotune_alone
-from bench.format import one_line
-from bench.progress import summary
+from bench.format import note_on, one_line, summary
 from bench.suite import Case, Figures, Results, Session, Shard, Suite, key_of, suite_of
 
 OnCase = Callable[[Figures], None]
@@ -68,7 +67,7 @@ def figures_of(case: Case, session: Session) -> Figures:
             with session.turns.timing():
                 found = found()
     except Exception as error:  # Out of memory while building, say: later cases may still fit.
-        found = {"contenders": {}, "note": f"failed: {one_line(error)}"}
+        found = {"contenders": {}, **note_on(error)}
     return {**case.as_dict(), **found}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -19,7 +19,7 @@ from bench.timing import Clock, Effort, clock_for
 Figures = dict[str, Any]  # of one case, as JSON holds them
 Results = dict[str, Any]  # a results file's content
 Turn = Callable[[], Figures]
-T = TypeVar("T")
+EFFORT, QUICK_EFFORT = Effort(), Effort(0.2, 5, 20)
 
 
 def key_of(figures: Figures) -> tuple[str, ...]:
@@ -94,10 +94,6 @@ class Shard:
             raise ValueError(f"a shard is written as 1/4 or 4/4, not {text}")
         return cls(index, count)
 
-    def divided(self, parts: int) -> list[Shard]:
-        """The shards whose cases are this one's together."""
-        return [Shard(self.index + place * self.count, self.count * parts) for place in range(parts)]
-
     def of(self, cases: Sequence[Case]) -> list[Case]:
         """Its cases in their order: every `count`-th of them by their time, so that all parts take about as long."""
         by_time = sorted(cases, key=lambda case: case.seconds, reverse=True)
@@ -131,29 +127,36 @@ class Goal:
 class Suite:
     """One suite.
 
-    cases: of whether they are small, whether they are few, and the seed. chosen: the contenders, of whether the device
-    is a GPU and whether the run is quick, of `contenders`. judges_quick: whether a quick run is held to the goals.
-    tables and about: of results, its tables of rows and what the figures are. plots: functions that draw, by the name
-    of the plot, as "module:function". release: makes room after a case. derived: fields of a results file that are made
-    of the cases. is_contract: a run in which a goal is missed has failed.
+    cases: of whether they are small, whether they are few, and the seed. left_out: those of `contenders` that take no
+    part by default, of whether the device is a GPU and whether the run is quick. judges_quick: whether a quick run is
+    held to the goals. tables: of results, its tables of rows. about: what the figures are, and notes: of results, what
+    is to be said of them besides. plots: functions that draw, by the name of the plot, as "module:function". release:
+    makes room after a case. derived: fields of a results file that are made of the cases. is_contract: a run in which a
+    goal is missed has failed.
     """
 
     name: str
     cases: Callable[[bool, bool, int], Sequence[Case]]
     goals: Sequence[Goal]
     contenders: tuple[str, ...]
-    chosen: Callable[[bool, bool], tuple[str, ...]]
     tables: Callable[[Results], list[Table]]
-    about: Callable[[Results], list[str]]
-    plots: Mapping[str, str]
-    effort: Effort
-    quick_effort: Effort
+    about: Sequence[str]
     time_limit_s: float
+    left_out: Callable[[bool, bool], Sequence[str]] = lambda is_cuda, is_quick: ()
+    notes: Callable[[Results], list[str]] = lambda results: []
+    plots: Mapping[str, str] = field(default_factory=dict)
+    effort: Effort = EFFORT
+    quick_effort: Effort = QUICK_EFFORT
     judges_quick: bool = False
     compiles: bool = True
     is_contract: bool = False
     release: Callable[[torch.device], None] | None = None
     derived: Callable[[Results], Results] = lambda results: {}
+
+    def chosen(self, is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
+        """The contenders that take part by default."""
+        left_out = self.left_out(is_cuda, is_quick)
+        return tuple(name for name in self.contenders if name not in left_out)
 
     def effort_of(self, is_quick: bool, rounds: int | None) -> Effort:
         """How long each case is measured."""

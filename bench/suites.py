@@ -18,5 +18,6 @@ SUITES = {
     "chains": Entry("bench.chain_suite", "chains of operations behind products, interpreted and specialized"),
     "accuracy": Entry("bench.accuracy_suite", "fp32 products of every precision against fp64"),
     "host": Entry("bench.host_suite", "the host's time of a call, and stacks of layers from end to end"),
+    "random": Entry("bench.random_suite", "layers drawn anew for each --seed, beside eager PyTorch"),
     "models": Entry("bench.model_suite", "whole models through torch.compile, with cutfuse and without"),
 }

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from bench.format import MISSING
+from bench.format import MISSING, figure, microseconds
 
+Figures = dict[str, Any]
 PIPE_WIDTH = 240
 NUMBER = re.compile(r"[\d.,e+\-/* ]*(?:inf)?[\d.e+\-/* ]*s?(?: to [\d.]+)?")
 STYLES = {"met": "green", "missed": "bold red", "incomplete": "bold red", "not measured": "bold red"}
@@ -43,6 +45,14 @@ class Table:
 def filled(columns: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
     """The columns in which a cell is not empty."""
     return {name: cells for name, cells in columns.items() if any(cell != MISSING for cell in cells)}
+
+
+def times_columns(cases: Sequence[Figures], labels: Mapping[str, str]) -> dict[str, Sequence[str]]:
+    """The microseconds of each contender, of the labels by their names."""
+    return {
+        f"{label} us": [figure(case["contenders"].get(name), "median_us", microseconds) for case in cases]
+        for name, label in labels.items()
+    }
 
 
 def style_of(text: str) -> str:

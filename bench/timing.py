@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 import torch
 
 Launch = Callable[[], object]
+Now = Callable[[], float]  # seconds
+T = TypeVar("T")
 
 WARM_UP_LAUNCHES = 3
 FIRST_ROUNDS_DROPPED = 2
@@ -20,6 +25,7 @@ CYCLES_PER_US = 2000
 SHORTEST_BACKLOG_US = 30.0
 # An eager forward pass of 24 layers takes the host 20 ms; a longer spin would cost more than it shows.
 LONGEST_BACKLOG_US = 60_000.0
+QUANTILES = torch.tensor([0.5, 0.1, 0.9], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -34,11 +40,12 @@ class Effort:
         """`share` of the time, within the same bounds."""
         return replace(self, seconds=share * self.seconds)
 
-    def rounds_of(self, round_seconds: float) -> Iterator[int]:
+    def rounds_of(self, round_seconds: float, now: Now = time.perf_counter) -> Iterator[int]:
         """The rounds to run, of about `round_seconds` each; no more when they take twice as long as they are to."""
-        began = time.perf_counter()
-        for count in range(min(max(int(self.seconds / round_seconds), self.least_rounds), self.most_rounds)):
-            if count >= self.least_rounds and time.perf_counter() - began > 2 * self.seconds:
+        began = now()
+        wanted = int(self.seconds / round_seconds) if round_seconds else self.most_rounds
+        for count in range(min(max(wanted, self.least_rounds), self.most_rounds)):
+            if count >= self.least_rounds and now() - began > 2 * self.seconds:
                 return
             yield count
 
@@ -131,18 +138,50 @@ def clock_for(device: torch.device) -> Clock:
     return CudaClock(device) if device.type == "cuda" else HostClock()
 
 
-def percentile(values: list[float], fraction: float) -> float:
-    """The value below which `fraction` of `values` lie, interpolated between neighbours."""
-    ordered = sorted(values)
-    position = fraction * (len(ordered) - 1)
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median, the 10th and the 90th percentile, interpolated between neighbours."""
+    found: list[float] = torch.tensor(values, dtype=torch.float64).quantile(QUANTILES).tolist()
+    return found[0], found[1], found[2]
 
 
-def spread(values: list[float]) -> tuple[float, float, float]:
-    """The median, the 10th and the 90th percentile."""
-    return percentile(values, 0.5), percentile(values, 0.1), percentile(values, 0.9)
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """The garbage collector is off meanwhile, as timeit has it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def in_rounds(
+    turns: Mapping[str, Callable[[], T]],
+    effort: Effort,
+    seed: int,
+    dropped: int = FIRST_ROUNDS_DROPPED,
+    between: Callable[[], object] = lambda: None,
+    now: Now = time.perf_counter,
+) -> dict[str, list[T]]:
+    """What each gives in its turns: one in each round, in a new random order, without the first rounds, which warm up.
+
+    `between` is called before each round.
+    """
+    order = random.Random(seed)
+    samples: dict[str, list[T]] = {name: [] for name in turns}
+
+    def run_round() -> float:
+        between()
+        began = now()
+        for name in order.sample(list(turns), len(turns)):
+            samples[name].append(turns[name]())
+        return now() - began
+
+    round_seconds = [run_round() for _ in range(dropped)][-1]
+    for _ in effort.rounds_of(round_seconds, now):
+        run_round()
+    return {name: values[dropped:] for name, values in samples.items()}
 
 
 def host_time_us(launch: Launch, clock: Clock) -> float:
@@ -154,66 +193,47 @@ def host_time_us(launch: Launch, clock: Clock) -> float:
         launch()
         times.append(1e6 * (time.perf_counter() - before))
     clock.wait()
-    return percentile(times[WARM_UP_LAUNCHES:], 0.5)
+    return statistics.median(times[WARM_UP_LAUNCHES:])
 
 
 class Backlogs:
     """For how many microseconds the device is kept busy while each launch is issued, so that it does not wait for it.
 
     At first twice the host's time; twice as long each time that this was too short, because the host takes longer now
-    and then. `late` counts the times that were taken though the longest was too short.
+    and then.
     """
 
     def __init__(self, host_us: Mapping[str, float]) -> None:
-        self.late: Counter[str] = Counter()
         self._us = {name: self._within(2 * us) for name, us in host_us.items()}
 
-    def __getitem__(self, name: str) -> float:
-        return self._us[name]
-
-    def covers(self, name: str, queued: Queued) -> bool:
-        """Whether a time counts: it does where it was in time, and where no longer backlog is taken."""
-        if queued.in_time:
-            return True
-        if self._us[name] == LONGEST_BACKLOG_US:
-            self.late[name] += 1
-            return True
-        self._us[name] = self._within(2 * self._us[name])
-        return False
+    def queued(self, name: str, clock: Clock, launch: Launch, before: Callable[[], object] = lambda: None) -> Queued:
+        """A launch that was in time, or one behind the longest backlog; `before` is called before each try."""
+        while True:
+            before()
+            queued = clock.start(launch, self._us[name])
+            clock.wait()
+            if queued.in_time or self._us[name] == LONGEST_BACKLOG_US:
+                return queued
+            self._us[name] = self._within(2 * self._us[name])
 
     @staticmethod
     def _within(us: float) -> float:
         return min(max(us, SHORTEST_BACKLOG_US), LONGEST_BACKLOG_US)
 
 
-def interleave(launches: Mapping[str, Launch], clock: Clock, effort: Effort, seed: int) -> dict[str, Timing]:
-    """Time every launch once a round, each round in a new random order.
+def late_of(samples: Sequence[Queued]) -> int:
+    """Of how many samples the host's time may be a part, though the backlog was the longest."""
+    return sum(not sample.in_time for sample in samples)
 
-    A launch for which the device waited is timed again at the end of the round.
-    """
-    order = random.Random(seed)
+
+def interleave(launches: Mapping[str, Launch], clock: Clock, effort: Effort, seed: int) -> dict[str, Timing]:
+    """Time every launch once a round, each round in a new random order."""
     host = {name: host_time_us(launch, clock) for name, launch in launches.items()}
     backlogs = Backlogs(host)
-    samples: dict[str, list[float]] = {name: [] for name in launches}
-
-    def run_round(keep: bool) -> None:
-        names = list(launches)
-        order.shuffle(names)
-        while names:
-            pending = [(name, clock.start(launches[name], backlogs[name])) for name in names]
-            clock.wait()
-            names = [name for name, queued in pending if not backlogs.covers(name, queued)]
-            for name, queued in pending:
-                if keep and name not in names:
-                    samples[name].append(queued.microseconds())
-
-    for _ in range(FIRST_ROUNDS_DROPPED):
-        before = time.perf_counter()
-        run_round(keep=False)
-        round_seconds = time.perf_counter() - before
-    backlogs.late.clear()
-    for _ in effort.rounds_of(round_seconds):
-        run_round(keep=True)
+    samples = in_rounds(
+        {name: partial(backlogs.queued, name, clock, launch) for name, launch in launches.items()}, effort, seed
+    )
     return {
-        name: Timing(*spread(values), host[name], len(values), backlogs.late[name]) for name, values in samples.items()
+        name: Timing(*spread([one.microseconds() for one in own]), host[name], len(own), late_of(own))
+        for name, own in samples.items()
     }

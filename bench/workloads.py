@@ -80,20 +80,18 @@ class Workload:
     """One case's tensors and calls. Every contender gets the same `arguments`.
 
     `eager` and `fused` are called with `arguments`; `explain` with nothing, and describes what `fused` runs.
-    `kept` is the same with a weight that is prepared, where `fused` splits it on each call.
     `collect` makes one tensor, which is compared with the reference, of what a call returns.
-    `in_mode` gives cutfuse's call in a mode of `bench.specialized`; `extras` are contenders that the case adds.
-    `product` holds x `[M, K]` and weight `[N, K]` where a bare `torch.mm` makes sense, with its own fp64 reference.
+    `in_mode` gives cutfuse's call in a mode of `bench.specialized`, where that is more than `fused` in this mode.
+    `product` holds x `[M, K]` and weight `[N, K]` where a bare `torch.mm` makes sense.
+    `extras` are the calls of contenders that are the case's own, by their names.
     """
 
     arguments: tuple[Tensor, ...]
     eager: Callable[..., Tensor]
     fused: Callable[..., Tensor]
-    explain: Callable[[], Any]
     reference: Reference
+    explain: Callable[[], Any] | None = None
     product: tuple[Tensor, Tensor] | None = None
-    product_reference: Reference | None = None
-    kept: Workload | None = None
     collect: Callable[[Any], Tensor] = lambda result: result
     in_mode: Callable[[str], Callable[[], Any]] | None = None
     extras: Mapping[str, Run] = field(default_factory=dict)
@@ -161,8 +159,7 @@ def reference_model(
         arguments=(x,),
         eager=module,
         fused=fused,
-        explain=lambda: cutfuse.explain(fused, x),
         reference=Reference(rows, x.shape[0], per_row),
+        explain=lambda: cutfuse.explain(fused, x),
         product=None if weight is None else (x, weight),
-        product_reference=None if weight is None else product_reference(x, weight),
     )

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 _NO_KERNEL = "nothing: PyTorch's own operations run"
 _NO_PROGRAM = "nothing: the sums take the program's factors as weights, and do not run it"
+_STEP = "a step, because {} gradients; within torch.no_grad() it would be the forward pass alone"
+_EAGER = "{}; eager PyTorch, which runs a kernel for each operation, is not predicted"
 _TERMINAL_WIDTH = 107  # 120 with the titles
 _HTML_CALL = "text-align: left; font-weight: bold"
 _HTML_TITLE = "text-align: left; vertical-align: top"
@@ -51,13 +53,15 @@ _HTML_ENTRY = "text-align: left; font-family: monospace; white-space: pre-wrap"
 class Explanation:
     """What a call would run.
 
-    path: "fused" (one kernel computes the product and the epilogue), "unfused" (cuBLAS, then one kernel),
-    "matrix-vector" (no matrix product is needed), "kernel" (the call has no product) or "composed" (PyTorch's own
-    operations). steps: what runs, in order. reasons: why this path was chosen. program: the epilogue as the kernels
-    interpret it; the identity where PyTorch runs it as it stands. bytes: the least that the call reads and writes.
-    flops: multiplications and additions of its products. workspace_bytes: what a fused product allocates beside its
-    result and frees again. compiles: what is compiled into a kernel because of this call, and when; or why nothing is.
-    device: the card that this is predicted for, None where it is about the tensors' own device.
+    path: "fused" (one kernel computes the product and the epilogue), "product" (a kernel of cutfuse's computes the
+    product, and nothing follows), "unfused" (cuBLAS, then one kernel), "matrix-vector" (no matrix product is needed),
+    "kernel" (the call has no product) or "composed" (PyTorch's own operations). steps: what runs, in order. reasons:
+    why this path was chosen. program: the epilogue as the kernels interpret it; the identity where PyTorch runs it as
+    it stands. bytes: the least that the call reads and writes. flops: multiplications and additions of its products.
+    workspace_bytes: what a fused product allocates beside its result and frees again. compiles: what is compiled into a
+    kernel because of this call, and when; or why nothing is. device: the card that this is predicted for, None where it
+    is about the tensors' own device. trained: which tensors need gradients, so that a backward pass follows. baseline:
+    with what the predicted times were compared; empty where none were.
     """
 
     call: str
@@ -70,6 +74,8 @@ class Explanation:
     workspace_bytes: int = 0
     compiles: str = ""
     device: str | None = None
+    trained: tuple[str, ...] = ()
+    baseline: str = ""
 
     def __str__(self) -> str:
         lines = [self.call]
@@ -96,9 +102,11 @@ class Explanation:
         quantities = f"{_quantity(self.bytes, 'B')} moved, {_quantity(self.flops, 'FLOP')} in products"
         sections = [
             ("device", () if self.device is None else (describe_prediction(self.device),)),
+            ("training", (_STEP.format(_listed(self.trained)),) if self.trained else ()),
             ("path", (self.path,)),
             ("runs", self.steps),
             ("because", self.reasons),
+            ("baseline", (self.baseline,) if self.baseline else ()),
             ("program", self.program.pretty().splitlines() if has_program else ()),
             ("compiles", () if is_composed else (self.compiles,)),
             ("at least", (quantities,)),
@@ -115,7 +123,8 @@ def explain(*args: Any, device: str | None = None, **kwargs: Any) -> Explanation
     `reduce` (a tensor, then a dimension) or `pointwise` (a function, then a tensor). A module's hooks do not run.
 
     device: "H200" or "H100", to predict for such a card, which this machine need not have. The tensors are on the CPU
-    then, or have no values: on the meta device, or fake.
+    then, or have no values: on the meta device, or fake. Without a GPU PyTorch turns `torch.autocast("cuda")` off, with
+    a warning: `torch.autocast("cpu", dtype=torch.bfloat16)` stands for it, with tensors on the CPU.
 
     Raises what the call raises; TypeError where it is no call of cutfuse; ValueError for another device, and where the
     tensors are on a CUDA device that is no such card.
@@ -124,7 +133,19 @@ def explain(*args: Any, device: str | None = None, **kwargs: Any) -> Explanation
         call = normalise_call(args, kwargs)
         tensors = call.tensors[:1] if isinstance(call, PyTorchCall) else [call.x]
         check_devices("explain", device, (t.device for t in tensors))
-        return replace(_explain(call), device=device)
+        trained = tuple(name for name, tensor in _named(call) if needs_gradient(tensor))
+        return replace(_explain(call), device=device, trained=trained)
+
+
+def _named(call: Call) -> list[tuple[str, Tensor]]:
+    """The tensors of a call with their names."""
+    if isinstance(call, PyTorchCall):
+        return list(zip(("x", "weight"), call.tensors, strict=False))
+    named: list[tuple[str, Tensor | None]] = [("x", call.x)]
+    if isinstance(call, LinearCall):
+        named += [("weight", call.weight), ("bias", call.bias)]
+    named += [(f"operand {k}", tensor) for k, tensor in enumerate(call.operands)]
+    return [(name, tensor) for name, tensor in named if tensor is not None]
 
 
 def _explain(call: Call) -> Explanation:
@@ -189,7 +210,7 @@ def _explain_linear(call: LinearCall) -> Explanation:
     described = [_described("x", call.x), _described(weight, call.weight)]
     described += [_described(f"operand {k}", t) for k, t in enumerate(call.operands)]
     reduced = "" if call.reduction == "none" else f", {call.reduction} over the last dimension"
-    path, steps, reasons, workspace_bytes, compiles = _linear_path(call)
+    path, steps, reasons, workspace_bytes, compiles, baseline = _linear_path(call)
     stored = rows if reduced else rows * columns
     products = 2 * (rows + columns) * depth if path == "matrix-vector" else 2 * rows * columns * depth
     return Explanation(
@@ -202,6 +223,7 @@ def _explain_linear(call: LinearCall) -> Explanation:
         flops=products,
         workspace_bytes=workspace_bytes,
         compiles=compiles,
+        baseline=baseline,
     )
 
 
@@ -221,6 +243,20 @@ class _Path(NamedTuple):
     reasons: Sequence[str]
     workspace_bytes: int = 0
     compiles: str = ""
+    baseline: str = ""
+
+
+def _baseline(call: LinearCall, fused: FusedExplanation) -> str:
+    """What the times of kernels are compared with; empty where nothing is predicted."""
+    if not fused.steps and fused.cublas is None:
+        return ""
+    if not _has_epilogue(call):
+        return "cuBLAS's product, which is eager PyTorch's too"
+    return _EAGER.format("cuBLAS and one kernel of cutfuse's behind it")
+
+
+def _has_epilogue(call: LinearCall) -> bool:
+    return bool(call.epilogue.program.instructions) or call.reduction != "none"
 
 
 def _linear_path(call: LinearCall) -> _Path:
@@ -249,9 +285,12 @@ def _linear_path(call: LinearCall) -> _Path:
     if needs_gradient(*inputs):
         return _training_path(call, product, after.removesuffix(", in place"))
     fused = _explain_product(call, arguments)
+    baseline = _baseline(call, fused)
     if not fused.steps:
-        return _Path("unfused", [product, _timed(after, fused)], fused.reasons, compiles=fused.compiles)
-    return _Path("fused", fused.steps, fused.reasons, fused.workspace_bytes, fused.compiles)
+        steps = [product, _timed(after, fused)]
+        return _Path("unfused", steps, fused.reasons, compiles=fused.compiles, baseline=baseline)
+    name = "fused" if _has_epilogue(call) else "product"
+    return _Path(name, fused.steps, fused.reasons, fused.workspace_bytes, fused.compiles, baseline)
 
 
 def _timed(after: str, fused: FusedExplanation) -> str:
@@ -269,7 +308,7 @@ def _training_path(call: LinearCall, product: str, after: str) -> _Path:
     if is_handed_on:
         reasons = ["what is added has the gradient that arrives, so that the backward pass needs no pre-activation"]
         fused = _explain_product(call, arguments)
-    elif call.recompute and (program.instructions or call.reduction != "none"):
+    elif call.recompute and _has_epilogue(call):
         recomputed_because = "recompute=True: the backward pass computes the pre-activation again"
         reasons = [recomputed_because]
         fused = _explain_product(call, arguments)
@@ -279,7 +318,8 @@ def _training_path(call: LinearCall, product: str, after: str) -> _Path:
     backward = _backward_step(call, is_handed_on, recomputes=bool(recomputed_because))
     if fused is not None and fused.steps:
         steps, reasons = [*fused.steps, backward], [*reasons, *fused.reasons]
-        return _Path("fused", steps, reasons, fused.workspace_bytes, fused.compiles)
+        baseline = _baseline(call, fused)
+        return _Path("fused", steps, reasons, fused.workspace_bytes, fused.compiles, baseline)
     if fused is not None:
         after = _timed(after, fused)
         reasons = [*([recomputed_because] if recomputed_because else []), *fused.reasons]
@@ -289,7 +329,8 @@ def _training_path(call: LinearCall, product: str, after: str) -> _Path:
         if KEEPS in _explain_product(call, bare).steps:
             reasons = [*reasons, KEEPS]
     compiles = _explain_reduction(call, arguments) if fused is None else fused.compiles
-    return _Path("unfused", [product, after, backward], reasons, compiles=compiles)
+    baseline = "" if fused is None else _baseline(call, fused)
+    return _Path("unfused", [product, after, backward], reasons, compiles=compiles, baseline=baseline)
 
 
 def _explain_reduction(call: LinearCall, arguments: LinearArguments) -> str:
@@ -333,6 +374,11 @@ def _arguments_of(call: LinearCall, program: Program, reduction: str, out_dtype:
 def _explain_product(call: LinearCall, arguments: LinearArguments) -> FusedExplanation:
     _, planes, scheme = for_operators(call)
     return explain_fused(arguments, None if planes is None else Planes(scheme, planes))
+
+
+def _listed(names: Sequence[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last} need" if first else f"{last} needs"
 
 
 def _described(name: str, tensor: Tensor) -> str:

@@ -138,9 +138,17 @@ def predicting(function: str, device: str | None) -> Iterator[None]:
         )
     token = _predicted.set(CARDS[device].facts)
     try:
-        yield
+        with _autocast_of_card():
+            yield
     finally:
         _predicted.reset(token)
+
+
+def _autocast_of_card() -> contextlib.AbstractContextManager[object]:
+    """Autocast of CUDA devices, where that is on, for the tensors on the CPU that stand for the card's."""
+    if not torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
+        return contextlib.nullcontext()
+    return torch.autocast("cpu", dtype=torch.get_autocast_dtype("cuda"))
 
 
 def predicted_facts() -> DeviceFacts | None:

@@ -25,12 +25,10 @@ from bench import accuracy_suite, gains, reference, report  # noqa: E402
 from bench.ceilings import CEILINGS  # noqa: E402
 from bench.format import ratio  # noqa: E402
 from bench.goals import lines_of  # noqa: E402
-from bench.model_cases import PASSES  # noqa: E402
 from bench.model_contenders import COMPILE, CUTFUSE, FASTER  # noqa: E402
-from bench.model_suite import GPU, WALL, over  # noqa: E402
-from bench.results import committed  # noqa: E402
+from bench.model_suite import GPU, PASSES, WALL, over  # noqa: E402
+from bench.results import committed, committed_suites  # noqa: E402
 from bench.suite import Figures  # noqa: E402
-from bench.suites import SUITES  # noqa: E402
 from bench.tables import Table  # noqa: E402
 from cutfuse import models, nn  # noqa: E402
 from cutfuse.epilogue.errors import refused_functions  # noqa: E402
@@ -134,7 +132,7 @@ def under_floor() -> str:
 
 def machine() -> str:
     """Where, when and of which commit the results of the pages are."""
-    return "\n".join(f"- {report.heading(committed(suite))}" for suite in SUITES)
+    return "\n".join(f"- {report.heading(committed(suite))}" for suite in committed_suites())
 
 
 def model_means() -> str:

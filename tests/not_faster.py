@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from bench import chain_suite, model_suite, reference
-from bench.chain_cases import LARGE_GFLOP, LINEAR, SIXTEEN_BITS
+from bench.chain_suite import LARGE_GFLOP, LINEAR, SIXTEEN_BITS
 from bench.contenders import MM
 from bench.format import ratio
 from bench.goals import MISSED, lines_of, median
-from bench.model_cases import PASSES
-from bench.model_contenders import CUTFUSE, CUTFUSE_GRAPHS, FASTER, FASTER_GRAPHS, Contender, rival_label
-from bench.results import committed
+from bench.model_contenders import CUTFUSE, CUTFUSE_GRAPHS, FASTER, FASTER_GRAPHS, Contender
+from bench.model_suite import PASSES
+from bench.results import committed, committed_suites
 from bench.suite import Figures
-from bench.suites import SUITES
 
 PRODUCT_MODELS = ("LinearSigmoidSum", "GemmSigmoidScaleResidual")
 LONG_K = 4096  # from here on the product is most of the time
@@ -35,7 +34,7 @@ def _lines() -> Iterator[str]:
     yield _host_line(committed("host"))
     yield _models_line(committed("models"), CUTFUSE, FASTER)
     yield _models_line(committed("models"), CUTFUSE_GRAPHS, FASTER_GRAPHS)
-    missed = {suite: _missed(committed(suite)) for suite in SUITES}
+    missed = {suite: _missed(committed(suite)) for suite in committed_suites()}
     listed = ", ".join(f"{count} of {suite}" for suite, count in missed.items() if count)
     yield f'Targets that are "missed" in the tables above: {listed or "none"}.'
 
@@ -94,7 +93,8 @@ def _models_line(results: Figures, own: Contender, rivals: Sequence[Contender]) 
     for figure in (model_suite.GPU, model_suite.WALL):
         count, worst = _slower(cases, partial(model_suite.over, own, rivals, figure), _model_title)
         parts.append(f"in {count} cases by {model_suite.FIGURES[figure]} ({worst})")
-    return f"Whole models take longer than with the {rival_label(rivals)} {', and '.join(parts)}."
+    labels = " and ".join(rival.label for rival in rivals)
+    return f"Whole models take longer than with the faster of {labels} {', and '.join(parts)}."
 
 
 def _slower(

@@ -33,6 +33,7 @@ SMALL_RUNS = {
     "chains": (["8x24x16", "bf16"], {"mm", "eager", "interpreted", "specialized"}, 7),
     "accuracy": (["x64 "], {"cuBLAS fp32", "guarded", "split3", "split6", "tf32", "bf16"}, 15),
     "host": (["pointwise of three"], {"pytorch", "cutfuse"}, 4),
+    "random": (["row sum", "gelu", "fp32"], {"pytorch", "cutfuse"}, 5),
 }
 ONE = ("--filter", "Sigmoid 256", "--filter", "fp32")
 

@@ -80,7 +80,7 @@ def test_there_are_verdicts_on_whole_runs_on_the_target_device_only(suite: str) 
     assert verdicts(quick=True) == ({NOT_MEASURED} if suite_of(suite).judges_quick else {None})
 
 
-@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("suite", results.committed_suites())
 def test_every_goal_has_cases_and_is_measured_by_the_committed_results(suite: str) -> None:
     found = results.committed(suite)
     lines = lines_of(found)
@@ -90,6 +90,7 @@ def test_every_goal_has_cases_and_is_measured_by_the_committed_results(suite: st
     assert f"{counts[MET]} met, {counts[MISSED]} missed, 0 incomplete, 0 not measured." in report.verdict_line(found)
     table = report.lines_table(found)
     assert list(table.columns)[2] == "ratio"
+    assert all(own.rows for own in suite_of(suite).tables(found))  # summaries are without empty fields
     assert sum(text.startswith("missed (") for text in table.columns["target"]) == counts[MISSED]
 
 
@@ -131,7 +132,7 @@ def test_cutfuses_error_may_be_eagers_and_one_rounding() -> None:
 
 
 def test_cublas_may_be_noise_only_where_cutfuse_ran_it() -> None:
-    own = case(0, group=fp32_suite.suite.PRODUCT, mm=98.5, cutfuse=100.0, cutfuse_kept=20.0)
+    own = case(0, group=fp32_suite.PRODUCT, mm=98.5, cutfuse=100.0, cutfuse_kept=20.0)
     assert (fp32_suite.speed_up(FUSED, own), fp32_suite.speed_up(KEPT, own)) == (0.985, 4.925)
     worst = next(found for found in fp32_suite.GOALS if found.covers(own) and found.measure == WORST)
     assert judged(worst, [own], 1, True).verdict == MISSED
@@ -210,7 +211,7 @@ def test_failures_warnings_and_what_was_left_out_are_told() -> None:
     assert "Cases left out by the time limit: a case; another." in lines
 
 
-@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("suite", results.committed_suites())
 def test_plots_are_of_the_committed_results_and_none_of_nothing(suite: str) -> None:
     pytest.importorskip("matplotlib")
     from bench import figures

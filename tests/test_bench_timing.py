@@ -50,10 +50,10 @@ def test_cuda_clock_leaves_out_the_hosts_time() -> None:
     assert found["slow host"].median_us < 100
 
 
-def test_percentile_interpolates() -> None:
-    assert timing.percentile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
-    assert timing.percentile([7.0], 0.9) == 7.0
-    assert timing.percentile([0.0, 10.0], 0.1) == pytest.approx(1.0)
+def test_percentiles_are_interpolated() -> None:
+    assert timing.spread([4.0, 1.0, 3.0, 2.0])[0] == 2.5
+    assert timing.spread([7.0]) == (7.0, 7.0, 7.0)
+    assert timing.spread([0.0, 10.0]) == pytest.approx((5.0, 1.0, 9.0))
 
 
 def test_relative_error_covers_every_row_and_never_passes_nan() -> None:

@@ -11,23 +11,27 @@ import pytest
 import torch
 from bench_runs import parts_of
 
-from bench import chain_cases
+from bench import chain_suite
 from bench.accuracy import WRONG_ABOVE
-from bench.chain_cases import AUTOTUNED, QUICK, QUOTAS, SHAPES, all_cases, chains_of, gflop, operand_bytes
-from bench.chain_drawing import (
+from bench.chain_suite import AUTOTUNED, QUICK, QUOTAS, SHAPES, all_cases, chains_of, gflop, operand_bytes, sizes_of
+from bench.chains import (
+    FULL,
     LARGEST,
+    LIGHT,
+    LIGHT_ALONE,
     NORMAL,
     PARAMETERS,
+    SPECIAL,
     UNARY,
+    Chain,
     Draw,
+    Operand,
     combined,
     drawn_chain,
     drawn_chains,
     evaluator,
     image,
 )
-from bench.chain_functions import FULL, LIGHT, LIGHT_ALONE, SPECIAL, Chain, Operand
-from bench.chain_suite import sizes_of
 from bench.contenders import AUTOTUNE, MM, POINTWISE, PRODUCT
 from bench.suite import Case
 from bench.workloads import PRECISIONS, REDUCTIONS, dimensions
@@ -111,7 +115,7 @@ def test_what_is_drawn_depends_on_the_seed_alone() -> None:
     assert drawn_chains(0) == drawn_chains(0)
     assert drawn_chains(0) != drawn_chains(1)
     titles = [case.title for case in all_cases(False, False, 0)]
-    chain_cases.all_cases.cache_clear()
+    chain_suite.all_cases.cache_clear()
     assert [case.title for case in all_cases(False, False, 0)] == titles
     assert [case.title for case in all_cases(False, False, 1)] != titles
 

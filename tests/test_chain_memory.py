@@ -10,10 +10,10 @@ from bench_runs import measured, results_of
 
 import cutfuse
 from bench import chain_memory
-from bench.chain_cases import MEMORY, MEMORY_SHAPES, all_cases
 from bench.chain_memory import EAGER_STACK, FUSED_STACK, RECOMPUTED_STACK
+from bench.chain_suite import MEMORY, MEMORY_SHAPES, all_cases
+from bench.format import summary
 from bench.goals import MISSED, lines_of
-from bench.progress import summary
 
 CPU = torch.device("cpu")
 

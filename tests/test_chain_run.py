@@ -14,9 +14,9 @@ from bench_runs import CPU, measured, parts_of
 import cutfuse
 from bench import chain_start, chain_workloads, specialized
 from bench.ceilings import ceilings_for, floor_us
-from bench.chain_cases import MODEL, MODEL_CHAINS, ONE_CHAIN, START, all_cases, chains_of
-from bench.chain_functions import LIGHT_ALONE
-from bench.contenders import COMPILE, CONTENDERS, INTERPRETED, POINTWISE, PRODUCT, SPECIALIZED
+from bench.chain_suite import MODEL, MODEL_CHAINS, ONE_CHAIN, START, all_cases, chains_of
+from bench.chains import LIGHT_ALONE
+from bench.contenders import CONTENDERS, INTERPRETED, POINTWISE, PRODUCT, SPECIALIZED
 from bench.goals import TARGET_DEVICE
 from bench.launches import poison, worst_line_error
 from bench.suite import Case
@@ -153,7 +153,7 @@ def test_poison_fills_a_result_or_several() -> None:
 def test_extra_contenders_are_the_chain_and_the_product_alone() -> None:
     chain = next(chain for chain in chains_of(0) if chain.name == "gelu, z")
     with torch.no_grad():
-        workload = chain_workloads.linear((6, 20, 10), chain, "bf16", (POINTWISE, PRODUCT), (POINTWISE, PRODUCT), CPU)
+        workload = chain_workloads.linear((6, 20, 10), chain, "bf16", (POINTWISE, PRODUCT), CPU)
         x, weight = workload.arguments
         z = torch.mm(x, weight.t())
         alone = workload.extras[POINTWISE]
@@ -171,9 +171,9 @@ def test_a_backward_pass_is_the_gradient_alone() -> None:
 
 
 def test_a_training_step_is_compared_in_all_of_its_results() -> None:
-    workload = chain_workloads.training_of_gelu((6, 20, 10), COMPILE, "bf16", CPU)
+    workload = chain_workloads.training_of_gelu((6, 20, 10), "bf16", CPU)
     with torch.no_grad():
-        parts = workload.in_mode("now")()
+        parts = CONTENDERS[SPECIALIZED].run(workload).launch()
     assert [tuple(part.shape) for part in parts] == [(6, 20), (6, 10), (20, 10), (20,)]
     joint, exact = workload.collect(parts), workload.reference.compute(0, workload.reference.rows)
     assert exact.norm().item() == pytest.approx(2.0)  # four parts of norm 1

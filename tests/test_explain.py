@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import threading
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -267,3 +268,41 @@ def test_long_reasons_are_wrapped_to_a_terminal() -> None:
     assert max(map(len, lines)) <= 120
     assert "             short" in lines
     assert " ".join(str(explanation).split()).count("word") == 60
+
+
+def explained_for_h200(*args: Any, **kwargs: Any) -> Any:
+    return cutfuse.explain(*args, device="H200", **kwargs)
+
+
+def test_what_times_are_compared_with_is_said() -> None:
+    x, weight = torch.ones(1024, 4096), torch.ones(4096, 4096)
+    fused = explained_for_h200(x, weight, epilogue=torch.sigmoid)
+    assert fused.baseline.startswith("cuBLAS and one kernel of cutfuse's behind it; eager PyTorch")
+    assert "  baseline   cuBLAS and one kernel of cutfuse's behind it; eager PyTorch" in str(fused)
+    assert cutfuse.explain(x, weight, epilogue=torch.sigmoid).baseline == ""  # on a CPU nothing is predicted
+    unfused = explained_for_h200(x[:80].bfloat16(), weight.bfloat16(), epilogue=torch.sigmoid, reduce="sum")
+    assert bool(unfused.baseline) == any("predicted" in step for step in unfused.steps)
+
+
+def test_a_product_with_nothing_behind_it_is_not_called_fused() -> None:
+    x, weight = torch.ones(1024, 4096), torch.ones(4096, 4096)
+    product = explained_for_h200(cutfuse.linear, x, weight)
+    assert product.path == "product"
+    assert product.baseline == "cuBLAS's product, which is eager PyTorch's too"
+    assert explained_for_h200(cutfuse.linear, x, weight, epilogue=torch.sigmoid).path == "fused"
+    assert explained_for_h200(cutfuse.linear, x, weight, reduce="amax").path == "fused"
+
+
+def test_tensors_that_make_a_call_a_training_step_are_named() -> None:
+    x, weight, bias = torch.ones(64, 32), torch.ones(16, 32), torch.ones(16)
+    operand = torch.ones(64, 16)
+    arguments: dict[str, Any] = {"epilogue": lambda z, r: torch.relu(z) * r + z, "operands": (operand,)}
+    assert cutfuse.explain(x, weight, bias, **arguments).trained == ()
+    for tensor in (x, weight, operand):
+        tensor.requires_grad_()
+    found = cutfuse.explain(x, weight, bias, **arguments)
+    assert found.trained == ("x", "weight", "operand 0")
+    assert "  training   a step, because x, weight and operand 0 need gradients; within torch.no_grad()" in str(found)
+    assert "  training   a step, because x needs gradients" in str(cutfuse.explain(cutfuse.pointwise, torch.exp, x))
+    with torch.no_grad():
+        assert cutfuse.explain(x, weight, bias, **arguments).trained == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,22 +11,22 @@ from bench_runs import CPU, parts_of
 from torch import Tensor
 
 import cutfuse
-from bench import fp32_cases as suite
+from bench import fp32_suite as suite
 from bench.accuracy import WRONG_ABOVE, relative_error
-from bench.contenders import CONTENDERS, KEPT
+from bench.contenders import CONTENDERS, FUSED, KEPT
 from bench.fp32_suite import GOALS, RIVALS
-from bench.workloads import Reference, Workload
+from bench.workloads import Reference, Run, Workload
 from cutfuse.precision import product_mode
 
 
 def built(group: str, shape: str = "") -> Workload:
     """The first small case of a group, or with that shape."""
-    cases = suite.fp32_cases(True, False, 0)
+    cases = suite.fp32_suite(True, False, 0)
     return parts_of(next(case for case in cases if case.group == group and shape in case.shape))[0](CPU)
 
 
 def test_the_full_suite_has_every_cell_and_who_the_goals_are_of() -> None:
-    cases = list(suite.fp32_cases(small=False, quick=False, seed=0))
+    cases = list(suite.fp32_suite(small=False, quick=False, seed=0))
     groups = Counter(case.group for case in cases)
     assert (groups.pop(suite.PRODUCT), groups.pop(suite.SKINNY)) == (45, 28)
     assert set(groups.values()) == {1}
@@ -37,12 +38,10 @@ def test_the_full_suite_has_every_cell_and_who_the_goals_are_of() -> None:
 
 
 def test_kept_planes_are_those_of_the_same_weight() -> None:
-    for workload in (built(suite.RESIDUAL), suite.build_product((4, 8, 8), suite.MODE, True, CPU)):
-        assert workload.kept is not None
-        plain, kept = workload.fused(*workload.arguments), workload.kept.fused(*workload.kept.arguments)
+    for workload in (built(suite.RESIDUAL), suite.build_product((4, 8, 8), None, CPU)):
+        plain, kept = workload.fused(*workload.arguments), workload.extras[KEPT].launch()
         assert torch.equal(plain, kept)
         assert relative_error(plain, workload.reference) < WRONG_ABOVE["fp32"]
-    assert suite.build_product((4, 8, 8), suite.MODE, False, CPU).kept is None
 
 
 @pytest.mark.parametrize("group", [suite.ROW_SUM, suite.RESIDUAL, suite.PRODUCT, suite.FORCED_PRODUCT])
@@ -53,10 +52,10 @@ def test_only_what_is_named_so_is_prepared(group: str, monkeypatch: pytest.Monke
     workload.fused(*workload.arguments)
     assert "prepared" not in workload.explain().call
     assert used == []
-    assert workload.kept is not None
-    workload.kept.fused(*workload.kept.arguments)
-    assert "prepared weight" in workload.kept.explain().call
-    mode = suite.FORCED if group == suite.FORCED_PRODUCT else suite.MODE or product_mode()
+    kept = workload.extras[KEPT]
+    kept.launch()
+    assert "prepared weight" in kept.explain().call
+    mode = suite.FORCED if group == suite.FORCED_PRODUCT else product_mode()
     assert used == [(mode, mode)] * 2
 
 
@@ -69,10 +68,11 @@ def test_products_run_in_the_suites_mode_and_pytorchs_outside_of_it(monkeypatch:
 
     monkeypatch.setattr(cutfuse, "linear", record)
     for workload in (built(suite.TRAINING), built(suite.FORCED_PRODUCT), built(suite.PRODUCT, "8x32x32")):
-        for each in filter(None, (workload, workload.kept)):
-            each.eager(*each.arguments)
-            each.fused(*each.arguments)
-    mode = suite.MODE or product_mode()
+        workload.eager(*workload.arguments)
+        workload.fused(*workload.arguments)
+        if KEPT in workload.extras:
+            workload.extras[KEPT].launch()
+    mode = product_mode()
     assert seen == [mode, suite.FORCED, suite.FORCED, mode, mode]
 
 
@@ -86,17 +86,10 @@ def test_the_training_step_is_checked_in_all_its_results() -> None:
             assert relative_error(workload.collect(wrong), workload.reference) > 10 * WRONG_ABOVE["fp32"]
 
 
-def test_kept_planes_are_run_where_the_case_has_them() -> None:
-    calls: list[str] = []
-
-    def workload(name: str, kept: Workload | None = None) -> Workload:
-        call = lambda *_: calls.append(name) or torch.ones(2, 2)  # noqa: E731
-        reference = Reference(lambda start, stop: torch.ones(stop - start, 2).double(), 2, 2)
-        return Workload((torch.ones(2, 2),), call, call, lambda: None, reference, kept=kept)
-
-    contender = CONTENDERS[KEPT]
-    assert contender.prepare(workload("plain")) is None
-    run = contender.prepare(workload("plain", workload("kept")))
-    assert run is not None
-    run.launch()
-    assert calls == ["kept"]
+def test_a_workloads_own_call_of_a_contender_is_run() -> None:
+    reference = Reference(lambda start, stop: torch.ones(stop - start, 2).double(), 2, 2)
+    plain = Workload((), lambda: torch.ones(2, 2), lambda: torch.ones(2, 2), reference)
+    own = Run(lambda: torch.ones(2, 2), reference)
+    assert CONTENDERS[KEPT].run(plain) is None
+    for name in (KEPT, FUSED):
+        assert CONTENDERS[name].run(replace(plain, extras={name: own})) is own

@@ -12,10 +12,9 @@ from torch import Tensor
 
 import cutfuse
 from bench import host_calls, host_run
-from bench import host_cases as suite
+from bench import host_suite as suite
 from bench.accuracy import WRONG_ABOVE
-from bench.host_run import CUTFUSE, PYTORCH, Calls, Group
-from bench.host_timing import HOST, WHOLE
+from bench.host_run import CUTFUSE, HOST, PYTORCH, WHOLE, Calls, Group
 from bench.mlp_blocks import build_stacks
 from bench.suite import Case
 
@@ -44,7 +43,7 @@ def compiling_cases() -> list[Case]:
 
 @pytest.mark.parametrize(
     "case",
-    [*suite.host_cases(small=True, quick=False), *compiling_cases()],
+    [*suite.host_suite(small=True, quick=False), *compiling_cases()],
     ids=lambda case: case.title,
 )
 def test_both_calls_give_the_exact_result(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,18 +60,18 @@ def test_both_calls_give_the_exact_result(case: Case, monkeypatch: pytest.Monkey
 def test_every_group_is_measured_and_titles_are_its_own() -> None:
     groups = {value for value in vars(suite).values() if isinstance(value, Group)}
     for quick in (False, True):
-        cases = list(suite.host_cases(small=False, quick=quick))
+        cases = list(suite.host_suite(small=False, quick=quick))
         assert {group_of(case) for case in cases} == groups
         titles = [case.title for case in cases]
         assert len(titles) == len(set(titles))
-    small = {group_of(case) for case in suite.host_cases(small=True, quick=False)}
+    small = {group_of(case) for case in suite.host_suite(small=True, quick=False)}
     assert {group for group in groups if not group.compiles} == small
 
 
 def test_quick_cases_are_among_the_full_ones_and_what_compiles_is_last() -> None:
-    full, quick = ([case.title for case in suite.host_cases(small=False, quick=quick)] for quick in (False, True))
+    full, quick = ([case.title for case in suite.host_suite(small=False, quick=quick)] for quick in (False, True))
     assert set(quick) < set(full)
-    compiles = [group_of(case).compiles for case in suite.host_cases(small=False, quick=True)]
+    compiles = [group_of(case).compiles for case in suite.host_suite(small=False, quick=True)]
     assert compiles == sorted(compiles)
     assert sum(compiles) == 3
 
@@ -80,7 +79,7 @@ def test_quick_cases_are_among_the_full_ones_and_what_compiles_is_last() -> None
 def test_cases_compile_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[object] = []
     monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
-    for case in [*suite.host_cases(small=True, quick=False), *compiling_cases()]:
+    for case in [*suite.host_suite(small=True, quick=False), *compiling_cases()]:
         compiled.clear()
         build_of(case)
         assert len(compiled) == 2 * group_of(case).compiles
@@ -108,14 +107,14 @@ def test_drawn_shapes_are_always_the_same_and_spread_over_their_range() -> None:
 
 
 def test_what_the_host_is_timed_on_keeps_the_device_waiting() -> None:
-    for case in suite.host_cases(small=False, quick=False):
+    for case in suite.host_suite(small=False, quick=False):
         if group_of(case).time == HOST:
             sizes = [int(size) for size in case.shape.split("x")]
             assert math.prod(sizes) <= 1 << 29  # 1.1 GFLOP: about 2 us on an H200 in bf16, 20 us in fp32
 
 
 def test_fp32_sizes_and_stacks_are_those_of_the_targets() -> None:
-    cases = list(suite.host_cases(small=False, quick=False))
+    cases = list(suite.host_suite(small=False, quick=False))
     drawn = [tuple(map(int, case.shape.split("x"))) for case in cases if group_of(case) == suite.DRAWN_GELU]
     assert len(drawn) == 40
     assert all(1 <= m <= 4096 and min(n, k) >= 256 and max(n, k) <= 8192 for m, n, k in drawn)
@@ -180,7 +179,7 @@ def test_calls_are_timed_when_their_kernels_are_compiled(monkeypatch: pytest.Mon
     timed = host_run.time_in_turns
     monkeypatch.setattr(cutfuse, "wait", lambda *_: events.append("waited") or 0)
     monkeypatch.setattr(host_run, "time_in_turns", lambda *given: events.append("timed") or timed(*given))
-    measured(next(case for case in suite.host_cases(small=True, quick=True) if group_of(case) == suite.GELU))
+    measured(next(case for case in suite.host_suite(small=True, quick=True) if group_of(case) == suite.GELU))
     assert events == ["waited", "timed"]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from bench.host_timing import HOST, TURNS, WHOLE, Turn, take_turn, time_in_turns, wait_for
+from bench.host_run import HOST, TURNS, WHOLE, Turn, take_turn, time_in_turns, wait_for
 from bench.timing import FIRST_ROUNDS_DROPPED, Effort
 
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import cutfuse
 from bench import model_compilation, model_errors, model_run, model_suite, model_timing, timing
-from bench.model_cases import PASSES, all_cases
-from bench.model_contenders import COMPILE, CONTENDERS, CUTFUSE, EAGER, chosen
+from bench.model_contenders import COMPILE, CONTENDERS, CUTFUSE, EAGER
 from bench.model_fusion import explained, fused_of, fusion_rows, product_rows
+from bench.model_suite import PASSES, all_cases
 from bench.model_zoo import FORWARD, MODELS, TRAINING, Inputs
 from bench.results import load
 
@@ -232,8 +232,8 @@ def test_graphs_are_counted_over_batch_sizes() -> None:
 
 
 def test_modes_with_cuda_graphs_are_for_gpus() -> None:
-    assert chosen(True, False) == tuple(CONTENDERS)
-    assert chosen(False, False) == ("eager", "compile", "cutfuse")
+    assert model_suite.SUITE.chosen(True, False) == tuple(CONTENDERS)
+    assert model_suite.SUITE.chosen(False, False) == ("eager", "compile", "cutfuse")
     assert (CUTFUSE.backend, CUTFUSE.mode) == ("cutfuse", None)
     graphs = CONTENDERS["cutfuse-graphs"]
     assert (graphs.backend, graphs.mode) == ("cutfuse", "reduce-overhead")

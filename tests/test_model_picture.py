@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -74,13 +75,107 @@ def test_the_sums_are_those_of_the_rows(seed: int) -> None:
     one = explained(seed, "meta", "H200")
     rows = rows_of(one)
     assert sum(row.occurrences for row in rows) == len(one.products)
-    assert one.before == pytest.approx(sum(row.before or 0.0 for row in rows))
-    assert one.after == pytest.approx(sum(row.after or 0.0 for row in rows))
-    assert f"{one.before:,.1f} us before, by PyTorch, and {one.after:,.1f} us after" in " ".join(str(one).split())
+    forward, steps = (
+        [row for row in rows if row.product.times and row.product.times.is_step == is_step] for is_step in (False, True)
+    )
+    assert one.before == pytest.approx(sum(row.before or 0.0 for row in forward))
+    assert one.after == pytest.approx(sum(row.after or 0.0 for row in forward))
+    assert one.step_before == pytest.approx(sum(row.before or 0.0 for row in steps))
+    assert one.step_after == pytest.approx(sum(row.after or 0.0 for row in steps))
+    told = f"predicted, forward: {one.before:,.1f} us before, by torch.compile, and {one.after:,.1f} us after"
+    assert (told in " ".join(str(one).split())) == bool(forward)
     for product in one.products:
         times = product.times
         if times is not None and not product.is_fused and not product.is_joined:
             assert times.before == times.after > 0.0
+
+
+class OwnLayers(nn.Module):
+    """Layers of cutfuse's, with PyTorch's between them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = cutfuse.nn.FusedLinear(width, 4 * width, epilogue=F.gelu)
+        self.down = nn.Linear(4 * width, width)
+        self.scored = cutfuse.nn.LinearSigmoidSum(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scored(x + self.down(self.up(x)))
+
+
+def explain_own_layers(dtype: torch.dtype, **settings: Any) -> ModelExplanation:
+    model, x = OwnLayers(1024).to(dtype), torch.ones(4096, 1024, dtype=dtype)
+    return cutfuse.explain_model(model, x, device="H200", **settings)
+
+
+def test_layers_of_cutfuses_own_are_rows_at_their_own_times() -> None:
+    with torch.no_grad():
+        found = explain_own_layers(torch.bfloat16)
+    assert [(product.module, product.program) for product in found.products] == [
+        ("up", "gelu(z)"),
+        ("down", "(r0 + z)"),
+        ("scored", "sum(sigmoid(z), -1)"),
+    ]
+    for product in (found.products[0], found.products[2]):
+        assert product.is_fused
+        assert product.times.before == product.times.after > 0
+        assert product.reason == "a layer of cutfuse's own, fused already: both times are its own"
+    assert (found.products[0].m, found.products[0].n, found.products[0].k) == (4096, 4096, 1024)
+
+
+def test_a_trained_layer_of_cutfuses_own_is_a_row() -> None:
+    with cutfuse.precision("guarded"):
+        found = explain_own_layers(torch.float32)
+    assert [product.module for product in found.products] == ["up", "down", "scored"]
+
+
+def test_a_trained_model_has_a_sum_of_each_kind() -> None:
+    found = explain_own_layers(torch.bfloat16)
+    steps = [product.times for product in found.products if product.times and product.times.is_step]
+    others = [product.times for product in found.products if product.times and not product.times.is_step]
+    assert steps
+    assert others
+    assert found.step_before == pytest.approx(sum(times.before for times in steps))
+    assert found.before == pytest.approx(sum(times.before for times in others))
+    for text in (" ".join(str(found).split()), found._repr_html_()):
+        assert f"predicted, forward: {found.before:,.1f} us before, by torch.compile" in text
+        assert f"predicted, training steps*: {found.step_before:,.1f} us before, by torch.compile" in text
+        assert "sum, forward" in text
+        assert "sum, training steps*" in text
+        assert "Before is torch.compile without cutfuse" in text
+
+
+def test_a_product_with_nothing_behind_it_is_not_called_fused() -> None:
+    model, x = (
+        nn.Sequential(nn.Linear(1024, 1024), nn.Softmax(-1), nn.Linear(1024, 1024), nn.GELU()),
+        torch.ones(4096, 1024),
+    )
+    with torch.no_grad():
+        found = cutfuse.explain_model(model, x, device="H200")
+    assert [row.verdict for row in rows_of(found)] == ["product", "fused"]
+    assert found.fused == 1
+    told = "1 of 2 products are fused, in 1 graph; of 1 more a kernel of cutfuse's computes the product alone"
+    assert str(found).startswith(told)
+
+
+def test_autocast_of_the_card_holds_for_tensors_that_stand_for_its() -> None:
+    model, x = nn.Sequential(nn.Linear(1024, 4096), nn.GELU()), torch.ones(4096, 1024)
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)  # torch.autocast("cuda") leaves it off where there is no GPU
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    try:
+        with torch.no_grad():
+            found = cutfuse.explain_model(model, x, device="H200")
+            call = cutfuse.explain(x, model[0].weight, epilogue=F.gelu, device="H200").call
+            own = cutfuse.explain(x, model[0].weight, epilogue=F.gelu).call
+    finally:
+        torch.set_autocast_enabled("cuda", before[0])
+        torch.set_autocast_dtype("cuda", before[1])
+    assert found.products[0].dtype == torch.bfloat16
+    assert call == "linear of x [4096, 1024] bfloat16, weight [4096, 1024] bfloat16"
+    assert own == "linear of x [4096, 1024] float32, weight [4096, 1024] float32"
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):  # what stands for it where there is no GPU
+        assert cutfuse.explain_model(model, x, device="H200").products[0].dtype == torch.bfloat16
 
 
 class Terminal:
@@ -109,7 +204,7 @@ def test_text_is_no_wider_than_the_terminal(
     text = re.sub(r"\033\[\d+m", "", str(found))
     assert max(map(len, text.splitlines())) <= columns
     assert "█" in text
-    assert "sum of these" in text
+    assert "sum, forward" in text
 
 
 def test_colours_are_a_terminals_that_wants_them(found: ModelExplanation, terminal: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
@@ -98,6 +98,21 @@ def times_of(search: Search) -> Times | None:
     plan = plan_traced(given, precision_of(given))
     alone = None if plan is None or plan.ruled_out else plan.alternatives[-1].compared
     return None if alone is None or search.region else Times(alone, alone)
+
+
+def own_arguments(node: fx.Node) -> LinearArguments:
+    """What a node that calls an operator of cutfuse's computes: `linear` and its like, by their schemas."""
+    given: tuple[Any, ...] = node.args
+    x, weight, bias, operands, program, *rest = given
+    return LinearArguments(
+        _example(x),
+        _example(weight),
+        None if bias is None else _example(bias),
+        list(map(_example, operands)),
+        Program.parse(program),
+        rest[0] if isinstance(rest[0], str) else "none",
+        next(item for item in rest if isinstance(item, torch.dtype)),
+    )
 
 
 def _needs_no_product(region: Region, operands: list[Tensor]) -> bool:

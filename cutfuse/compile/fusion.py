@@ -8,6 +8,7 @@ import inspect
 import logging
 import warnings
 from collections.abc import Iterable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,11 @@ from .layouts import RowCopy, lay_out_by_rows
 from .nodes import last_writes, module_of, uses_transforms
 from .products import find_product
 from .regions import Region, Search, find_regions
-from .report import ProductReport, report
+from .report import ProductReport, report, report_own
 from .rewriting import Rewriter, UnfitError
 
 _TRANSFORMED = "a transform of torch.func, such as vmap or grad, is in the same graph"
+_OWN_LAYERS = {f"cutfuse.{name}.default" for name in ("linear", "linear_reduce", "linear_with_pre_activation")}
 _LOG = logging.getLogger("cutfuse.compile")
 
 
@@ -85,6 +87,7 @@ def _fuse_graph(module: fx.GraphModule, written: set[Any], predicts: bool) -> li
     written.update(last_writes(graph))
     rewriter = Rewriter(graph)
     order = {node: place for place, node in enumerate(graph.nodes)}
+    own = _own_layers(module, order) if predicts else []
     failures: dict[int, str] = {}
     for search in searches:
         if search.error is not None:
@@ -107,10 +110,23 @@ def _fuse_graph(module: fx.GraphModule, written: set[Any], predicts: bool) -> li
     if rewriter.replaced or joined:
         graph.lint()
         module.recompile()
-    return [
+    reports = [
         _changed(before[id(search)], failures.get(id(search), ""), joined.get(search.product.node))
         for search in searches
     ]
+    products = zip((order[search.product.node] for search in searches), reports, strict=True)
+    return [product for _, product in sorted([*products, *own], key=itemgetter(0))]
+
+
+def _own_layers(module: fx.GraphModule, order: dict[fx.Node, int]) -> list[tuple[int, ProductReport]]:
+    """The layers of cutfuse's that the model calls itself, with their places: of trained ones the forward pass's."""
+    found = []
+    for node, place in order.items():
+        nodes: Iterable[fx.Node] = [node]
+        if getattr(node.target, "__name__", str(node.target)) == "autograd_function_apply":
+            nodes = getattr(module, str(node.args[0].target)).graph.nodes  # type: ignore[union-attr]
+        found += [(place, report_own(own)) for own in nodes if str(own.target) in _OWN_LAYERS]
+    return found
 
 
 def _join(graph: fx.Graph) -> dict[fx.Node, Together]:

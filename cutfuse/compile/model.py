@@ -92,7 +92,9 @@ def explain_model(model: Callable[..., Any], *args: Any, device: str | None = No
     training mode updates its statistics, and random numbers advance.
 
     device: "H200" or "H100", to predict for such a card, which this machine need not have. The model and its inputs are
-    on the CPU then, or on the meta device, where the run takes neither memory nor time.
+    on the CPU then, or on the meta device, where the run takes neither memory nor time. Without a GPU PyTorch turns
+    `torch.autocast("cuda")` off, with a warning: `torch.autocast("cpu", dtype=torch.bfloat16)` stands for it, with the
+    model and its inputs on the CPU. It casts nothing on the meta device.
 
     Raises what the call raises; ValueError for another device, and where tensors are on a CUDA device that is no such
     card.

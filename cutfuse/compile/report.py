@@ -14,21 +14,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import fx
 
+from ..layer.planner import plan_traced, precision_of
 from ..native import describe_prediction
-from .choice import times_of
-from .nodes import example_of
+from .choice import own_arguments, times_of
+from .nodes import example_of, module_of
 from .products import Product
 from .regions import Region, Search, Times
+
+_OWN = "a layer of cutfuse's own, fused already: both times are its own"
 
 
 class ProductReport(NamedTuple):
     """A product `[M, K] @ [K, N]` of a model.
 
-    module: the path of its module. m, n, k: its sizes, in the call that was traced. program: what is fused, as an
-    expression of z and the operands r0, r1 ..; empty if nothing is. ended_at: the operation at which the region ended.
-    reason: why it ended there, or why nothing was fused. times: what is predicted, None where nothing is. is_joined:
-    one kernel computes it and others of the same input.
+    module: the path of its module. m, n, k: its sizes, in the call that was traced. is_fused: a kernel of cutfuse's
+    computes it, with what follows. program: what is fused, as an expression of z and the operands r0, r1 ..; "z" where
+    nothing follows, empty if nothing is fused. ended_at: the operation at which the region ended. reason: why it ended
+    there, or why nothing was fused. times: what is predicted, None where nothing is. is_joined: one kernel computes it
+    and others of the same input.
     """
 
     module: str
@@ -42,6 +47,14 @@ class ProductReport(NamedTuple):
     reason: str
     times: Times | None = None
     is_joined: bool = False
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether a kernel of cutfuse's computes the product, and nothing follows that is fused."""
+        return self.is_fused and self.program == _ALONE
+
+
+_ALONE = "z"  # the expression of a product with nothing behind it
 
 
 @dataclass(frozen=True)
@@ -61,17 +74,34 @@ class ModelExplanation:
     @property
     def fused(self) -> int:
         """How many products have something fused."""
-        return sum(product.is_fused for product in self.products)
+        return sum(product.is_fused and not product.is_alone for product in self.products)
 
     @property
     def before(self) -> float:
-        """The microseconds that PyTorch's way is predicted to take: the sum over the products with a prediction."""
-        return sum(product.times.before for product in self.products if product.times)
+        """The microseconds that torch.compile's way is predicted to take: cuBLAS's product and one kernel behind it.
+
+        It is the sum over the products of which a forward pass is predicted. `step_before` has the training steps.
+        """
+        return self._sum(is_step=False).before
 
     @property
     def after(self) -> float:
         """The same with cutfuse."""
-        return sum(product.times.after for product in self.products if product.times)
+        return self._sum(is_step=False).after
+
+    @property
+    def step_before(self) -> float:
+        """As `before`, over the products of which a training step is predicted, forwards and backwards."""
+        return self._sum(is_step=True).before
+
+    @property
+    def step_after(self) -> float:
+        """As `after`, over these products."""
+        return self._sum(is_step=True).after
+
+    def _sum(self, is_step: bool) -> Times:
+        own = [product.times for product in self.products if product.times and product.times.is_step == is_step]
+        return Times(sum(times.before for times in own), sum(times.after for times in own), is_step)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the table as a page of HTML, in one file that needs no other."""
@@ -105,6 +135,31 @@ def report(search: Search, predicts: bool) -> ProductReport:
     )
 
 
+def report_own(node: fx.Node) -> ProductReport:
+    """A layer of cutfuse's, or one of its drop-in modules, which the compiler keeps."""
+    given = own_arguments(node)
+    plan = plan_traced(given, precision_of(given))
+    reason = _OWN
+    if plan is not None and not plan.is_fused:
+        reason = (
+            f"a layer of cutfuse's own: {plan.ruled_out or 'cuBLAS and one more kernel are predicted to be faster'}"
+        )
+    expression = repr(given.program.expression)
+    own = None if plan is None or plan.ruled_out else plan.alternatives[plan.chosen].compared
+    return ProductReport(
+        module=module_of(node),
+        m=_number(math.prod(given.x.shape[:-1])),
+        n=_number(given.weight.shape[0]),
+        k=_number(given.x.shape[-1]),
+        dtype=given.x.dtype,
+        is_fused=plan is not None and plan.is_fused,
+        program=expression if given.reduction == "none" else f"{given.reduction}({expression}, -1)",
+        ended_at="",
+        reason=reason,
+        times=None if own is None else Times(own, own),
+    )
+
+
 def _expression(region: Region) -> str:
     expression = repr(region.epilogue.expression)
     if region.cross_entropy is not None:
@@ -116,13 +171,13 @@ def _sizes(product: Product) -> tuple[int, int, int]:
     z, x = example_of(product.node), example_of(product.x)
     columns = z.shape[-1] if product.part is None else product.part.length
     sizes = [*z.shape[:-1], columns, x.shape[-1]]
-    *rows, n, k = (size if isinstance(size, int) else _hint(size) for size in sizes)
+    *rows, n, k = map(_number, sizes)
     return math.prod(rows), n, k
 
 
-def _hint(size: Any) -> int:
-    """A symbol's value in the call that is traced; 0 where that is not known."""
-    found = size.node.hint
+def _number(size: Any) -> int:
+    """A size; of a symbol its value in the call that is traced, and 0 where that is not known."""
+    found = size if isinstance(size, int) else size.node.hint
     return found if isinstance(found, int) else 0
 
 
@@ -132,13 +187,17 @@ _NO_GRAPH = (
 )
 _COUNTED = (
     "Counted are the products, with what is fused with them or could have been. Attention, norms, embeddings and all "
-    "other operations are not. A time is the longer one of the device's and the host's, and a share of the host's."
+    "other operations are not. Before is torch.compile without cutfuse: cuBLAS's product and one kernel for what "
+    "follows. Eager code, with a kernel for each operation, is not predicted. A time is the longer one of the device's "
+    "and the host's, and a share of the host's."
 )
 _UNCOUNTED = "Products without times are not predicted, and not counted."
 _STEPS = "Times marked * are of a training step, forwards and backwards; the others are of the forward pass."
 _PIPE_WIDTH = 100
+_MARGIN = 8  # of what is behind the verdicts
 _TITLES = ("", "module", "M x N x K", "times", "before, us", "after, us", "", "fused, and why no more")
-_COLOURS = {"fused": ("\033[32m", "#2da44e"), "joined": ("\033[32m", "#2da44e"), "left": ("\033[90m", "#8c959f")}
+_GREEN, _GREY = ("\033[32m", "#2da44e"), ("\033[90m", "#8c959f")
+_COLOURS = {"fused": _GREEN, "product": _GREEN, "joined": _GREEN, "left": _GREY}
 _STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --text: #1f2328; --line: #d1d9e0; }
 @media (prefers-color-scheme: dark) { :root { --page: #0d1117; --text: #e6edf3; --line: #3d444d; } }
@@ -151,7 +210,8 @@ th, td { border-bottom: 1px solid var(--line); padding: 0.35rem 0.6rem; }
 class Row(NamedTuple):
     """Products that differ in the numbers of their modules alone, as those of equal layers do.
 
-    verdict: "fused", "joined" or "left". before, after: microseconds of all of them; None where nothing is predicted.
+    verdict: "fused", "product" for a kernel of cutfuse's with nothing behind the product, "joined" or "left". before,
+    after: microseconds of all of them; None where nothing is predicted.
     """
 
     verdict: str
@@ -168,7 +228,8 @@ def rows_of(found: ModelExplanation) -> list[Row]:
         groups.setdefault(key, []).append(product)
     rows = []
     for first, *others in groups.values():
-        verdict, count = "fused" if first.is_fused else "joined" if first.is_joined else "left", 1 + len(others)
+        own = "product" if first.is_alone else "fused"
+        verdict, count = own if first.is_fused else "joined" if first.is_joined else "left", 1 + len(others)
         before, after = (None, None) if first.times is None else (count * time for time in first.times[:2])
         rows.append(Row(verdict, count, first, before, after))
     return rows
@@ -177,14 +238,23 @@ def rows_of(found: ModelExplanation) -> list[Row]:
 def _headlines(found: ModelExplanation) -> list[str]:
     lines = [f"{found.fused} of {len(found.products)} products are fused, in {found.graphs} graph"]
     lines[0] += "" if found.graphs == 1 else "s"
+    alone = sum(product.is_alone for product in found.products)
+    if alone:
+        lines[0] += f"; of {alone} more a kernel of cutfuse's computes the product alone"
     if found.device is not None:
         lines.append(describe_prediction(found.device))
     if not found.graphs:
         lines.append(_NO_GRAPH)
-    if found.before:
-        less = f"{1 - found.after / found.before:.1%} less" if found.after <= found.before else "more"
-        lines.append(f"predicted: {found.before:,.1f} us before, by PyTorch, and {found.after:,.1f} us after, {less}")
+    for kind, before, after in _sums(found):
+        less = f"{1 - after / before:.1%} less" if after <= before else "more"
+        lines.append(f"predicted, {kind}: {before:,.1f} us before, by torch.compile, and {after:,.1f} us after, {less}")
     return lines
+
+
+def _sums(found: ModelExplanation) -> list[tuple[str, float, float]]:
+    """The sums before and after of each kind of times, of which a trained model has two."""
+    kinds = [("forward", found.before, found.after), ("training steps*", found.step_before, found.step_after)]
+    return [kind for kind in kinds if kind[1]]
 
 
 def _notes(found: ModelExplanation) -> list[str]:
@@ -220,14 +290,14 @@ def text_of(found: ModelExplanation) -> str:
     has_colours = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     characters = bar_characters(getattr(sys.stdout, "encoding", None) or "utf-8")
     rows, bar = rows_of(found), width // 5
-    scale, module = _scale(rows), width - bar - 36  # what the other columns take
+    scale, module = _scale(rows), width - bar - 29 - _MARGIN  # what the other columns take
     lines = [line for headline in _headlines(found) for line in textwrap.wrap(headline, width)]
     if scale:
-        lines.append(f"{'':7}{'':{module}} times    before   after us")
+        lines.append(f"{'':{_MARGIN}}{'':{module}} times    before   after us")
     for row in rows:
         name = row.product.module if not scale else _clipped(row.product.module, module)
         times = f"{_time(row, row.before):>10}{_time(row, row.after):>10}" if scale else ""
-        line = f"{row.verdict:7}{name:{module}}{f'{row.occurrences}x':>6}{times}"
+        line = f"{row.verdict:{_MARGIN}}{name:{module}}{f'{row.occurrences}x':>6}{times}"
         if row.before is not None and row.after is not None:
             drawn = _bar(row.before / scale * bar, row.after / scale * bar, characters)
             line += f"  {_COLOURS[row.verdict][0]}{drawn}\033[0m" if has_colours else f"  {drawn}"
@@ -236,7 +306,10 @@ def text_of(found: ModelExplanation) -> str:
             line += "".join(f"\n{part}" for part in _indented(detail, width))
         lines.append(line)
     if scale:
-        lines.append(f"{'':7}{'sum of these':{module + 6}}{found.before:10,.1f}{found.after:10,.1f}")
+        lines += [
+            f"{'':{_MARGIN}}{f'sum, {kind}':{module + 6}}{before:10,.1f}{after:10,.1f}"
+            for kind, before, after in _sums(found)
+        ]
     return "\n".join([*lines, *(line for note in _notes(found) for line in textwrap.wrap(note, width))])
 
 
@@ -245,7 +318,9 @@ def _clipped(name: str, width: int) -> str:
 
 
 def _indented(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, initial_indent=" " * 7, subsequent_indent=" " * 9, break_on_hyphens=False)
+    return textwrap.wrap(
+        text, width, initial_indent=" " * _MARGIN, subsequent_indent=" " * (_MARGIN + 2), break_on_hyphens=False
+    )
 
 
 def bar_characters(encoding: str | None) -> str:
@@ -268,8 +343,10 @@ def html_of(found: ModelExplanation) -> str:
     scale = _scale(rows)
     caption = "<br/>".join(map(html.escape, _headlines(found)))
     body = "".join(_html_row(row, scale) for row in rows)
-    total = ["", "sum of these", "", "", f"{found.before:,.1f}", f"{found.after:,.1f}", "", ""]
-    foot = f"<tfoot>{_cells(total)}</tfoot>" if scale else ""
+    totals = [
+        ["", f"sum, {kind}", "", "", f"{before:,.1f}", f"{after:,.1f}", "", ""] for kind, before, after in _sums(found)
+    ]
+    foot = f"<tfoot>{''.join(map(_cells, totals))}</tfoot>" if scale else ""
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in _notes(found))
     return (
         f'<div><table><caption style="text-align: left; font-weight: bold">{caption}</caption>'

@@ -1,0 +1,181 @@
+"""The random suite: layers drawn anew for each seed, forwards, with a row sum and in training, beside eager."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import cutfuse
+from bench.chains import COLUMN, FULL, ROW, SCALAR, Chain, Operand
+from bench.goals import MEAN, WORST
+from bench.host_calls import Function, Result, parameter_tensors, training_step
+from bench.host_run import WHOLE, Calls, Group
+from bench.host_suite import EFFORT, NAMES, QUICK_EFFORT, Range, case_of, cases_table, drawn_shapes, over_pytorch
+from bench.suite import Case, Figures, Goal, Suite
+from bench.workloads import Shape, dimensions, random_tensor
+
+FORWARD = Group("forward", "eager", WHOLE)
+ROW_SUM = Group("forward with a row sum", "eager", WHOLE)
+TRAINING = Group("training step", "eager", WHOLE, needs_grad=True)
+PRECISIONS = {"16 bits": ("bf16", "fp16"), "fp32": ("fp32",)}
+LIMITS = {FORWARD: (0.40, 0.40), ROW_SUM: (0.60, 0.65), TRAINING: (0.70, 0.75)}  # of the mean, by PRECISIONS
+WORST_AT_MOST = 1.05
+
+ROWS, SIZES = Range(1, 4096), Range(128, 4096)  # M; N and K
+SMALL_ROWS, SMALL_SIZES = Range(1, 16), Range(16, 64)
+# With positive operands and arriving gradients, neither sums of rows nor the gradients of what is broadcast cancel to
+# nothing, of which the relative error would say nothing.
+CHAINS = (
+    Chain("gelu", 1, (), ("return F.gelu(z)",)),
+    Chain("scaled silu", 2, (), ("return F.silu(z * 1.5)",)),
+    Chain("softplus, tanh, z", 3, (), ("return torch.tanh(F.softplus(z)) * z",)),
+    Chain("residual", 1, (Operand(FULL),), ("return z + a",)),
+    Chain("gelu, residual", 2, (Operand(FULL),), ("return F.gelu(z) + a",)),
+    Chain("gate", 2, (Operand(FULL),), ("return torch.sigmoid(z) * a",)),
+    Chain("shifted relu", 2, (Operand(ROW),), ("return torch.relu(z + a)",)),
+    Chain("gelu, row scale", 2, (Operand(ROW),), ("return F.gelu(z) * a",)),
+    Chain("silu, row scale, z", 3, (Operand(ROW),), ("return F.silu(z) * a + z",)),
+    Chain("shifted gelu", 2, (Operand(COLUMN),), ("return F.gelu(z + a)",)),
+    Chain("sigmoid, column scale", 2, (Operand(COLUMN),), ("return torch.sigmoid(z) * a",)),
+    Chain("gelu, column, z", 3, (Operand(COLUMN),), ("return F.gelu(z) * a + z",)),
+    Chain("shift", 1, (Operand(SCALAR),), ("return z + a",)),
+    Chain("silu, scalar scale", 2, (Operand(SCALAR),), ("return F.silu(z) * a",)),
+    Chain("square, scalar, z", 3, (Operand(SCALAR),), ("return z * z * a + z",)),
+)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer of `shape` (M, N, K) with a chain behind it; x is `[M, K]` or `[B, M / B, K]`.
+
+    transposed: the weight is the transpose of a contiguous `[K, N]`. operand_grads: operands need gradients too, where
+    those of x, weight and bias are taken.
+    """
+
+    shape: Shape
+    chain: Chain
+    has_bias: bool
+    is_3d: bool
+    transposed: bool
+    operand_grads: bool
+
+    @property
+    def label(self) -> str:
+        """What is particular about it, as results have it."""
+        traits = {"bias": self.has_bias, "3-D": self.is_3d, "weight.T": self.transposed}
+        traits["operand's gradient"] = self.operand_grads
+        return ", ".join([self.chain.name, *(name for name, has in traits.items() if has)])
+
+    def tensors(self, precision: str, device: torch.device) -> list[Tensor]:
+        """x, the weight as it is stored, the bias where there is one, and the operands."""
+        m, n, k = self.shape
+        batch = next(count for count in (8, 4, 2, 1) if m % count == 0)
+        leading = (batch, m // batch) if self.is_3d else (m,)
+        weight, bias = parameter_tensors(self.shape, precision, device, seed=2)
+        found = [random_tensor((*leading, k), precision, device, seed=1)]
+        found.append(weight.t().contiguous() if self.transposed else weight)
+        found += [bias] * self.has_bias
+        for operand in self.chain.operands:
+            shape = operand.shape(m, n)
+            tensor = random_tensor(shape, operand.precision(precision), device, seed=10).abs_().add_(0.5)
+            found.append(tensor.reshape(*leading, shape[-1]) if len(shape) == 2 else tensor)
+        return found
+
+    def function(self, call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """Of `tensors`: `call` of x, the weight, the bias or None, and the operands."""
+
+        def layer(x: Tensor, weight: Tensor, *others: Tensor) -> Tensor:
+            bias, operands = (others[0], others[1:]) if self.has_bias else (None, others)
+            return call(x, weight.t() if self.transposed else weight, bias, operands)
+
+        return layer
+
+    def build(self, group: Group, precision: str, device: torch.device) -> Calls:
+        """Both calls, and PyTorch's in fp64."""
+        reduce = "sum" if group == ROW_SUM else None
+
+        def eager(x: Tensor, weight: Tensor, bias: Tensor | None, operands: tuple[Tensor, ...]) -> Tensor:
+            y = self.chain.function(F.linear(x, weight, bias), *operands)
+            return y.sum(-1) if reduce else y
+
+        def fused(x: Tensor, weight: Tensor, bias: Tensor | None, operands: tuple[Tensor, ...]) -> Tensor:
+            return cutfuse.linear(x, weight, bias, epilogue=self.chain.function, operands=operands, reduce=reduce)
+
+        tensors = self.tensors(precision, device)
+        functions: list[Function] = [self.function(eager), self.function(fused)]
+        if group.needs_grad:
+            count = len(tensors) if self.operand_grads else 2 + self.has_bias
+            for tensor in tensors[:count]:
+                tensor.requires_grad_()
+            gradient = random_tensor((*tensors[0].shape[:-1], self.shape[1]), precision, device, seed=4).abs_()
+            tensors.append(gradient)
+            functions = [training_step(function, count) for function in functions]
+        wide = [tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in tensors]
+
+        def exact() -> Result:
+            return functions[0](*wide)
+
+        return Calls(*(partial(function, *tensors) for function in functions), exact)
+
+
+def drawn_layers(group: Group, count: int, rows: Range, sizes: Range, seed: int) -> list[Layer]:
+    """Layers of a group at random, the same ones for a seed; each chain has as many of them, give or take one."""
+    generator = random.Random(seed)
+    layers = []
+    for place, shape in enumerate(drawn_shapes(count, rows, sizes, odd_ones=True, seed=seed)):
+        if place % len(CHAINS) == 0:
+            chains = generator.sample(CHAINS, len(CHAINS))
+        chain = chains[place % len(CHAINS)]
+        has_bias, is_3d, transposed, operand_grads = (generator.random() < 0.5 for _ in range(4))
+        operand_grads &= group.needs_grad and bool(chain.operands)
+        layers.append(Layer(shape, chain, has_bias, is_3d, transposed, operand_grads))
+    return layers
+
+
+def random_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
+    """Other layers for each group and precision; 16 bits are bf16 and fp16 in turn."""
+    ranges = (SMALL_ROWS, SMALL_SIZES) if small else (ROWS, SIZES)
+    count = len(CHAINS) if small or quick else 2 * len(CHAINS)
+    kinds = list(product(LIMITS, PRECISIONS.values()))
+    for place, (group, precisions) in enumerate(kinds):
+        for number, layer in enumerate(drawn_layers(group, count, *ranges, seed=len(kinds) * seed + place)):
+            precision = precisions[number % len(precisions)]
+            build = partial(layer.build, group, precision)
+            yield case_of(group, dimensions(layer.shape), precision, build, f"{number:02} {layer.label}")
+
+
+def goals() -> Iterator[Goal]:
+    """The mean and the worst of each group, in 16 bits and in fp32."""
+    for group, limits in LIMITS.items():
+        for (bits, precisions), limit in zip(PRECISIONS.items(), limits, strict=True):
+
+            def covers(case: Figures, name: str = group.name, precisions: tuple[str, ...] = precisions) -> bool:
+                return case["group"] == name and case["precision"] in precisions
+
+            for measure, at_most in ((MEAN, limit), (WORST, WORST_AT_MOST)):
+                yield Goal(f"{group.name}, {bits}", group.rival, covers, over_pytorch, at_most, measure)
+
+
+SUITE = Suite(
+    name="random",
+    cases=lambda *kind: list(random_cases(*kind)),
+    goals=tuple(goals()),
+    contenders=NAMES,
+    tables=lambda results: [cases_table(results)],
+    about=(
+        "The whole time of a call until the device is done, waiting inside, over eager's; medians in microseconds, the "
+        "two taking turns in random order, kernels compiled before.",
+        f"M of {ROWS.least} to {ROWS.most}, N and K of {SIZES.least} to {SIZES.most}; {len(CHAINS)} chains with no "
+        "operand, or one as large as the result, a row, a column or a scalar; drawn by the seed.",
+    ),
+    effort=EFFORT,
+    quick_effort=QUICK_EFFORT,
+    time_limit_s=540.0,
+)
