@@ -105,10 +105,10 @@ def own_arguments(node: fx.Node) -> LinearArguments:
     given: tuple[Any, ...] = node.args
     x, weight, bias, operands, program, *rest = given
     return LinearArguments(
-        _example(x),
-        _example(weight),
-        None if bias is None else _example(bias),
-        list(map(_example, operands)),
+        example_of(x),
+        example_of(weight),
+        None if bias is None else example_of(bias),
+        list(map(example_of, operands)),
         Program.parse(program),
         rest[0] if isinstance(rest[0], str) else "none",
         next(item for item in rest if isinstance(item, torch.dtype)),
