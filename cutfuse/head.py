@@ -282,8 +282,9 @@ def _chosen(x: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor) -> 
     found = x.new_empty(x.shape[0], dtype=dtype)
     for first in range(0, x.shape[0], rows):
         part = slice(first, first + rows)
-        found[part] = (x[part].to(dtype) * weight[classes[part]].to(dtype)).sum(-1)
-    return found if bias is None else found + bias[classes].to(dtype)
+        of_classes = weight.index_select(0, classes[part])  # which refuses negative ones, as an index in brackets does not
+        found[part] = (x[part].to(dtype) * of_classes.to(dtype)).sum(-1)
+    return found if bias is None else found + bias.index_select(0, classes).to(dtype)
 
 
 @logit_statistics.register_fake

@@ -286,6 +286,8 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no class": ({"weight": torch.zeros(0, 16)}, ValueError, r"shape \(0, 16\) has no class"),
     "a list": ({"target": [1, 2]}, TypeError, "target has to be a tensor, got list"),
     "a class": ({"target": torch.full((6,), 300)}, IndexError, "out of (range|bounds)"),
+    "negative": ({"target": torch.full((6,), -1)}, IndexError, "out of (range|bounds)"),
+    "another ignored": ({"target": torch.full((6,), -100), "ignore_index": -1}, IndexError, "out of (range|bounds)"),
 }
 
 
