@@ -258,6 +258,7 @@ def logit_statistics(
         reduce = functools.partial(linear, x, out_dtype=dtype)
         of_parts = [reduce(*part, epilogue=logits, reduce="logsumexp") for part in parts]
         logsumexp = of_parts[0] if len(of_parts) == 1 else torch.logsumexp(torch.stack(of_parts), 0)
+        logsumexp.masked_fill_(logsumexp == torch.inf, torch.nan)  # as log_softmax has it, and its gradients then
         for part in parts:
             if wants_mean:
                 mean += reduce(*part, epilogue=logits, reduce="sum")

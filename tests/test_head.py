@@ -149,7 +149,7 @@ def test_no_row_counts() -> None:
 
 
 def test_rows_that_do_not_count_are_not_seen() -> None:
-    """Their logits may be infinite."""
+    """Their logits may be as large as the type has them."""
     x, weight, target = make()
     target[2] = IGNORED
     wide = x.detach().clone()
@@ -162,6 +162,19 @@ def test_rows_that_do_not_count_are_not_seen() -> None:
     assert torch.equal(of_x, of_wide)
     assert not of_x[2].any()
     torch.testing.assert_close(of_weight, again)
+
+
+@pytest.mark.parametrize("part_bytes", [1, 1 << 20])
+def test_an_infinite_logit_gives_nan_in_its_row(part_bytes: int) -> None:
+    """In the loss and in the gradients, where a loss scaler looks for it, as in PyTorch."""
+    x, weight, target = make()
+    with torch.no_grad():
+        x[2] = torch.finfo(x.dtype).max
+    found = cutfuse.linear_cross_entropy(x, weight, target, reduction="none", part_bytes=part_bytes)
+    right = F.cross_entropy(F.linear(x, weight), target, reduction="none")
+    assert right.isnan().sum() == 1
+    pair = ([y, *torch.autograd.grad(y.sum(), [x, weight])] for y in (found, right))
+    torch.testing.assert_close(*pair, equal_nan=True)
 
 
 @pytest.mark.parametrize("entropy", [False, True])
