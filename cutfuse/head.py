@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +27,8 @@ _PART_MULTIPLE = 128  # columns of the vocabulary: whole tiles
 _DOT_ELEMENTS = 1 << 24  # of the rows whose targets' logits are computed at a time
 _LOWEST = -1e30  # in place of a log-probability of minus infinity, where it is multiplied by a probability of 0
 _REDUCTIONS = ("mean", "sum", "none")
+_INTEGERS: tuple[type, ...] = numbers.Integral, torch.SymInt
+_NUMBERS: tuple[type, ...] = numbers.Real, torch.SymInt, torch.SymFloat
 
 
 def linear_cross_entropy(
@@ -72,6 +76,9 @@ def linear_cross_entropy(
     function = "linear_cross_entropy"
     if reduction not in _REDUCTIONS:
         raise ValueError(f'cutfuse.{function}: reduction has to be "mean", "sum" or "none", got {reduction!r}')
+    _check_number(function, "ignore_index", ignore_index, _INTEGERS)
+    _check_number(function, "label_smoothing", label_smoothing)
+    _check_number(function, "z_loss", z_loss)
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"cutfuse.{function}: label_smoothing has to be from 0 to 1, got {label_smoothing}")
     counts = target != ignore_index if isinstance(target, Tensor) else None
@@ -138,17 +145,18 @@ def _statistics(
     wants_entropy: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What `logit_statistics` gives of a call, which is checked. counts: which targets are classes; None for all."""
-    given = {"x": x, "weight": weight, "target": target, **({} if bias is None else {"bias": bias})}
+    target_name = "token" if function == "linear_logprob" else "target"
+    given = {"x": x, "weight": weight, target_name: target, **({} if bias is None else {"bias": bias})}
     for name, tensor in given.items():
         arguments.check_tensor(function, name, tensor)
         if tensor.device != x.device:
             raise ValueError(f"cutfuse.{function}: {name} is on {tensor.device} and x on {x.device}; move one of them")
     if target.dtype != torch.int64:
         hint = "; probabilities of all classes need the matrix of logits" if target.is_floating_point() else ""
-        raise TypeError(f"cutfuse.{function}: the target has to be classes of int64, got {target.dtype}{hint}")
+        raise TypeError(f"cutfuse.{function}: the {target_name} has to be classes of int64, got {target.dtype}{hint}")
     if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1] or target.shape != x.shape[:-1]:
         raise ValueError(
-            f"cutfuse.{function}: x has to be [..., K], weight [V, K] and the target [...], got shapes "
+            f"cutfuse.{function}: x has to be [..., K], weight [V, K] and the {target_name} [...], got shapes "
             f"{tuple(x.shape)}, {tuple(weight.shape)} and {tuple(target.shape)}"
         )
     if bias is not None and bias.shape != weight.shape[:1]:
@@ -158,9 +166,11 @@ def _statistics(
         )
     if weight.shape[0] == 0:
         raise ValueError(f"cutfuse.{function}: a weight of shape {tuple(weight.shape)} has no class")
-    for name, number in (("softcap", softcap), ("temperature", temperature), ("part_bytes", part_bytes)):
-        if number is not None and not number > 0:
-            raise ValueError(f"cutfuse.{function}: {name} has to be above 0, got {number}")
+    positive = {"softcap": 1.0 if softcap is None else softcap, "temperature": temperature, "part_bytes": part_bytes}
+    for name, number in positive.items():
+        _check_number(function, name, number, _INTEGERS if name == "part_bytes" else _NUMBERS)
+        if not 0 < number < math.inf:
+            raise ValueError(f"cutfuse.{function}: {name} has to be above 0 and finite, got {number}")
     x, weight, bias = autocast_inputs(x, weight, bias)
     arguments.check_floating(function, "x", x.dtype)
     types = [t.dtype for t in (weight, bias) if t is not None]
@@ -171,9 +181,18 @@ def _statistics(
         )
     classes = target if counts is None else torch.where(counts, target, 0)
     matrix = x.reshape(target.numel(), x.shape[-1])
-    options = softcap or 0.0, float(temperature), wants_mean, wants_entropy, part_bytes, captured_mode()
+    options = float(softcap or 0.0), float(temperature), wants_mean, wants_entropy, part_bytes, captured_mode()
     found: tuple[Tensor, Tensor, Tensor, Tensor] = logit_statistics(matrix, weight, bias, classes.reshape(-1), *options)
     return found
+
+
+def _check_number(function: str, name: str, value: Any, kinds: tuple[type, ...] = _NUMBERS) -> None:
+    """Raises TypeError for what is no number of these kinds, a tensor for example: it would have no gradient."""
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        expected = "an integer" if kinds is _INTEGERS else "a number"
+        raise TypeError(
+            f"cutfuse.{function}: {name} has to be {expected}, got {value!r} of type {type(value).__name__}"
+        )
 
 
 @functools.lru_cache(maxsize=64)
@@ -283,7 +302,9 @@ def _chosen(x: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor) -> 
     found = x.new_empty(x.shape[0], dtype=dtype)
     for first in range(0, x.shape[0], rows):
         part = slice(first, first + rows)
-        of_classes = weight.index_select(0, classes[part])  # which refuses negative ones, as an index in brackets does not
+        of_classes = weight.index_select(
+            0, classes[part]
+        )  # which refuses negative ones, as an index in brackets does not
         found[part] = (x[part].to(dtype) * of_classes.to(dtype)).sum(-1)
     return found if bias is None else found + bias.index_select(0, classes).to(dtype)
 

@@ -284,9 +284,29 @@ def test_the_module() -> None:
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "reduction": ({"reduction": "max"}, ValueError, "reduction has to be .* got 'max'"),
     "smoothing": ({"label_smoothing": 2.0}, ValueError, "label_smoothing has to be from 0 to 1, got 2.0"),
-    "softcap": ({"softcap": 0.0}, ValueError, "softcap has to be above 0, got 0.0"),
-    "temperature": ({"temperature": -1.0}, ValueError, "temperature has to be above 0, got -1.0"),
-    "memory": ({"part_bytes": 0}, ValueError, "part_bytes has to be above 0, got 0"),
+    "softcap": ({"softcap": 0.0}, ValueError, "softcap has to be above 0 and finite, got 0.0"),
+    "no softcap": ({"softcap": math.inf}, ValueError, "softcap has to be above 0 and finite, got inf"),
+    "temperature": ({"temperature": -1.0}, ValueError, "temperature has to be above 0 and finite, got -1.0"),
+    "learned": (
+        {"temperature": torch.ones(())},
+        TypeError,
+        r"temperature has to be a number, got tensor\(1.\) of type",
+    ),
+    "no temperature": ({"temperature": None}, TypeError, "temperature has to be a number, got None of type NoneType"),
+    "bool": ({"softcap": True}, TypeError, "softcap has to be a number, got True of type bool"),
+    "string": ({"z_loss": "1e-4"}, TypeError, "z_loss has to be a number, got '1e-4' of type str"),
+    "smoothing's type": (
+        {"label_smoothing": "0"},
+        TypeError,
+        "label_smoothing has to be a number, got '0' of type str",
+    ),
+    "ignored": ({"ignore_index": None}, TypeError, "ignore_index has to be an integer, got None of type NoneType"),
+    "memory": ({"part_bytes": 0}, ValueError, "part_bytes has to be above 0 and finite, got 0"),
+    "memory's type": (
+        {"part_bytes": 1e9},
+        TypeError,
+        "part_bytes has to be an integer, got 1000000000.0 of type float",
+    ),
     "probabilities": ({"target": torch.rand(6, 300)}, TypeError, "classes of int64, got torch.float32; probabilities"),
     "int32": ({"target": torch.zeros(6, dtype=torch.int32)}, TypeError, "classes of int64, got torch.int32$"),
     "rows": (
@@ -309,6 +329,14 @@ def test_wrong_calls(changed: dict[str, Any], error: type[Exception], message: s
     x, weight, target = make()
     with pytest.raises(error, match=message):
         cutfuse.linear_cross_entropy(**{"x": x, "weight": weight, "target": target, **changed})
+
+
+@pytest.mark.parametrize("name", ["a list", "int32", "rows"])
+def test_the_tokens_have_their_own_name_in_messages(name: str) -> None:
+    x, weight, _ = make()
+    changed, error, _ = WRONG[name]
+    with pytest.raises(error, match=r"linear_logprob: .*\btoken\b"):
+        cutfuse.linear_logprob(x, weight, changed["target"])
 
 
 @needs_exchange_api
