@@ -16,9 +16,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from . import arguments
+from . import arguments, dynamo
+from .gradients.elementwise import composes_gradient, differentiate
 from .linear import autocast_inputs, linear
 from .precision import captured_mode, precision, product_mode
 
@@ -64,10 +66,13 @@ def linear_cross_entropy(
     Returns:
         The loss in fp32 (fp64 for fp64): `[]`, or `[...]` for "none". NaN for the mean of no row, as in PyTorch.
 
-    Gradients are those of x, weight and bias, as far as they are asked for; a gradient cannot be differentiated again.
-    The forward pass makes one product, and the backward pass three: of the logits again, of x's gradient and of the
-    weight's. Label smoothing behind a softcap takes one more. A target's logit is a dot product of its own, in fp32: a
-    log-probability may be above 0 by the rounding of the products, which is that of `cutfuse.linear`.
+    Gradients are those of x, weight and bias, as far as they are asked for. The forward pass makes one product, and the
+    backward pass three: of the logits again, of x's gradient and of the weight's. Label smoothing behind a softcap
+    takes one more. Transforms of torch.func, gradients that are batched or differentiated again, and tensors that wrap
+    others, such as `DTensor`, take PyTorch's own operations on the matrix of logits.
+
+    A target's logit is a dot product of its own, in fp32: a log-probability may be above 0 by the rounding of the
+    products, which is that of `cutfuse.linear`.
 
     Raises:
         ValueError: shapes, devices, a reduction or a number that do not fit.
@@ -181,9 +186,37 @@ def _statistics(
         )
     classes = target if counts is None else torch.where(counts, target, 0)
     matrix = x.reshape(target.numel(), x.shape[-1])
-    options = float(softcap or 0.0), float(temperature), wants_mean, wants_entropy, part_bytes, captured_mode()
-    found: tuple[Tensor, Tensor, Tensor, Tensor] = logit_statistics(matrix, weight, bias, classes.reshape(-1), *options)
+    call = matrix, weight, bias, classes.reshape(-1), float(softcap or 0.0), float(temperature)
+    if arguments.why_transformed() or arguments.why_wrapped((x, weight, bias), [target]):
+        return _statistics_of_logits(*call, wants_mean, wants_entropy)
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = logit_statistics(
+        *call, wants_mean, wants_entropy, part_bytes, captured_mode()
+    )
     return found
+
+
+def _statistics_of_logits(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    classes: Tensor,
+    softcap: float,
+    temperature: float,
+    wants_mean: bool,
+    wants_entropy: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `logit_statistics` gives, by PyTorch's own operations on the logits: for transforms of torch.func,
+    forward-mode derivatives, ONNX and tensors that wrap others, which know no operators of cutfuse, and for gradients
+    that are batched or differentiated again."""
+    z = F.linear(x, weight, bias).to(arithmetic_of(x))
+    shape = _logits(softcap, temperature)
+    logits = z if shape is None else shape(z)
+    logsumexp = torch.logsumexp(logits, 1)
+    mean = logits.mean(1) if wants_mean else logits.new_empty(0)
+    entropy = logits.new_empty(0)
+    if wants_entropy:
+        entropy = -_entropy_terms(softcap, temperature)(z, logsumexp.unsqueeze(1)).sum(1)
+    return logsumexp, logits.gather(1, classes.unsqueeze(1)).squeeze(1), mean, entropy
 
 
 def _check_number(function: str, name: str, value: Any, kinds: tuple[type, ...] = _NUMBERS) -> None:
@@ -460,16 +493,24 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _differentiate(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, bias, classes, *statistics = ctx.saved_tensors
     needed = [bool(is_needed) for is_needed in ctx.needs_input_grad[:3]]
+    if not dynamo.is_tracing() and any(map(composes_gradient, gradients)):
+        return *_differentiate_logits(ctx, gradients, statistics, needed), *[None] * 7
     found = logit_gradients(list(gradients), statistics, x, weight, bias, classes, *ctx.options, needed)
     return (*(grad if is_needed else None for grad, is_needed in zip(found, needed, strict=True)), *[None] * 7)
 
 
-def _refuse(ctx: Any, *gradients: Tensor) -> None:
-    raise NotImplementedError(
-        "cutfuse.linear_cross_entropy and linear_logprob: a gradient cannot be differentiated again; there, use "
-        "F.cross_entropy on the logits"
-    )
+def _differentiate_logits(
+    ctx: Any, gradients: Sequence[Tensor], statistics: Sequence[Tensor], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """PyTorch's own gradients of x, weight and bias, which may be batched or differentiated again."""
+    x, weight, bias, classes, *_ = ctx.saved_tensors
+    softcap, temperature, *_ = ctx.options
+    wanted = [t.numel() > 0 for t in statistics[2:]]
+
+    def compute(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.cat(_statistics_of_logits(x, weight, bias, classes, softcap, temperature, *wanted))
+
+    return differentiate(compute, (x, weight, bias), needed, torch.cat(list(gradients)))
 
 
 logit_statistics.register_autograd(_differentiate, setup_context=_keep)
-logit_gradients.register_autograd(_refuse)

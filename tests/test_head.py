@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_checks import PYTORCH_WARNINGS
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import cutfuse
@@ -260,11 +261,41 @@ def test_autocast_checkpoints_and_a_shared_weight() -> None:
     torch.testing.assert_close(*(torch.autograd.grad(y, weight, retain_graph=True)[0] for y in pair))
 
 
-def test_a_gradient_is_not_differentiated_again() -> None:
+def differentiate_again(call: Callable[..., Tensor], x: Tensor, weight: Tensor) -> Any:
+    given = [t.detach().requires_grad_() for t in (x, weight)]
+    found = torch.autograd.grad(call(*given).sum(), given, create_graph=True)
+    return torch.autograd.grad(sum(grad.square().sum() for grad in found), given)
+
+
+# Of losses `[M]` of x and weight.
+TRANSFORMS: dict[str, Callable[[Callable[..., Tensor], Tensor, Tensor], Any]] = {
+    "grad": lambda call, x, w: torch.func.grad(lambda x, w: call(x, w).sum(), argnums=(0, 1))(x, w),
+    "vjp": lambda call, x, w: torch.func.vjp(call, x, w)[1](torch.ones(6)),
+    "jvp": lambda call, x, w: torch.func.jvp(call, (x, w), (w[:6], w)),
+    "hessian": lambda call, x, w: torch.func.hessian(lambda x: call(x, w).sum())(x),
+    "vmap": lambda call, x, w: torch.vmap(call, (None, 0))(x, torch.stack([w, 2 * w])),
+    "jacobian": lambda call, x, w: torch.autograd.functional.jacobian(lambda x: call(x, w), x, vectorize=True),
+    "again": differentiate_again,
+    "wrapped": lambda call, x, w: call(TwoTensor(x, 2 * x), TwoTensor(w, w)).b,
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_and_further_derivatives_are_pytorchs(name: str) -> None:
     x, weight, target = make()
-    (of_x,) = torch.autograd.grad(cutfuse.linear_cross_entropy(x, weight, target), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match="cannot be differentiated again"):
-        torch.autograd.grad(of_x.sum(), weight)
+
+    def own(x: Tensor, weight: Tensor) -> Tensor:
+        logprob, entropy = cutfuse.linear_logprob(x, weight, target, softcap=20.0, entropy=True)
+        loss = cutfuse.linear_cross_entropy(x, weight, target, reduction="none", label_smoothing=0.1)
+        return loss + logprob + entropy
+
+    def usual(x: Tensor, weight: Tensor) -> Tensor:
+        logits = F.linear(x, weight)
+        loss = F.cross_entropy(logits, target, reduction="none", label_smoothing=0.1)
+        return loss + logprob(x, weight, target, None, softcap=20.0, temperature=1.0).sum(0)
+
+    run = TRANSFORMS[name]
+    torch.testing.assert_close(*(run(call, x.detach(), weight.detach()) for call in (own, usual)), rtol=1e-4, atol=1e-5)
 
 
 def test_the_module() -> None:
