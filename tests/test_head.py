@@ -17,6 +17,7 @@ from model_checks import PYTORCH_WARNINGS
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import cutfuse
 from cutfuse import head
@@ -242,6 +243,26 @@ def test_the_operators_pass_pytorchs_checks() -> None:
     torch.library.opcheck(
         head.logit_gradients, (grads, statistics, *fixed, target, 3.0, 0.5, 1, "", [True, False, True])
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "trained", "products"),
+    [
+        ({}, "", 1),
+        ({}, "x weight", 4),
+        ({"label_smoothing": 0.1}, "weight", 3),
+        ({"label_smoothing": 0.1, "softcap": 5.0}, "x", 4),
+    ],
+)
+def test_the_counter_of_operations_counts_the_products(options: dict[str, Any], trained: str, products: int) -> None:
+    x, weight, target = make()
+    x.requires_grad_("x" in trained)
+    weight.requires_grad_("weight" in trained)
+    with FlopCounterMode(display=False) as counter:
+        loss = cutfuse.linear_cross_entropy(x, weight, target, **options)
+        if trained:
+            loss.backward()
+    assert counter.get_total_flops() == products * 2 * 6 * 16 * 300
 
 
 def test_autocast_checkpoints_and_a_shared_weight() -> None:

@@ -29,12 +29,26 @@ def layers(x: torch.Size, weights: Sequence[torch.Size], *_: Any, **__: Any) -> 
     return sum(layer(x, weight) for weight in weights)
 
 
+def logit_statistics(x: torch.Size, weight: torch.Size, *given: Any, **_: Any) -> int:
+    """Of a head's forward pass: the logsumexp's product, one for the mean behind a softcap, and the entropy's."""
+    _, _, softcap, _, wants_mean, wants_entropy, *_ = given
+    return layer(x, weight) * (1 + (wants_mean and softcap > 0) + wants_entropy)
+
+
+def logit_gradients(_: Any, __: Any, x: torch.Size, weight: torch.Size, *given: Any, **___: Any) -> int:
+    """Of a head's backward pass: the product of the logits, and those of the gradients of x and weight as needed."""
+    needs_x, needs_weight, _ = given[-1]
+    return layer(x, weight) * (1 + needs_x + needs_weight)
+
+
 FORMULAS: dict[str, Callable[..., int]] = {
     "linear": layer,
     "linear_reduce": layer,
     "linear_with_pre_activation": layer,
     "product": layer,
     "joined": layers,
+    "logit_statistics": logit_statistics,
+    "logit_gradients": logit_gradients,
 }
 
 
