@@ -329,8 +329,12 @@ def test_the_module() -> None:
     own = cutfuse.nn.LinearCrossEntropy(16, 300, dtype=torch.float64)
     assert own.state_dict().keys() == nn.Linear(16, 300, bias=False).state_dict().keys()
     assert torch.equal(pickle.loads(pickle.dumps(layer))(x, target), layer(x, target))
-    with pytest.raises(TypeError, match=r"nn\.Linear is expected, got Embedding"):
+    with pytest.raises(
+        TypeError, match=r"LinearCrossEntropy.from_linear: linear has to be an nn\.Linear, got Embedding"
+    ):
         cutfuse.nn.LinearCrossEntropy.from_linear(nn.Embedding(3, 4))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the weight of ParametrizedLinear is computed and no parameter to share"):
+        cutfuse.nn.LinearCrossEntropy.from_linear(nn.utils.parametrizations.weight_norm(linear))
 
 
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {

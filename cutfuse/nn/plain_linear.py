@@ -1,6 +1,8 @@
-"""Whether a layer computes `F.linear(x, weight, bias)`, so that its weight and bias say all of it."""
+"""Whether a layer computes `F.linear(x, weight, bias)`, so that its weight and bias say all of it and can be shared."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch import nn
 
@@ -24,3 +26,21 @@ def why_not_plain(layer: nn.Module) -> str:
         return f"{kind} has a forward of its own"
     names = [getattr(hook, "__qualname__", type(hook).__name__) for hook in hooks]
     return f"{kind} has hooks: {', '.join(names)}"
+
+
+def check_is_linear(kind_made: str, linear: Any) -> None:
+    """Raises where another layer, made by `from_linear`, cannot have its parameters and compute what it does."""
+    function, kind = f"{kind_made}.from_linear", type(linear).__name__
+    if not isinstance(linear, nn.Linear):
+        raise TypeError(f"cutfuse.{function}: linear has to be an nn.Linear, got {kind}")
+    reason = why_not_plain(linear)
+    if reason:
+        raise ValueError(
+            f"cutfuse.{function}: {reason}, which the new layer would not run; give it an nn.Linear without that"
+        )
+    for name in ("weight", "bias"):
+        if name not in linear._parameters:
+            raise ValueError(
+                f"cutfuse.{function}: the {name} of {kind} is computed and no parameter to share; remove its "
+                "parametrization first, by torch.nn.utils.parametrize.remove_parametrizations"
+            )
