@@ -12,7 +12,9 @@ from torch import Tensor
 
 from .composed import PyTorchCall
 from .epilogue.errors import EpilogueError
+from .head import linear_cross_entropy, linear_logprob
 from .linear import LinearCall, linear, prepare_linear
+from .nn.linear_cross_entropy import LinearCrossEntropy
 from .pointwise import PointwiseCall, pointwise, prepare_pointwise, prepare_sigmoid, sigmoid
 from .prepare import PreparedWeight
 from .reduce import ReduceCall, prepare_reduce, prepare_sum, reduce
@@ -60,6 +62,11 @@ def _find_preparation(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
     if isinstance(first, torch.nn.Module) and isinstance(first, PreparesCalls):
         _check_forward(first)
         return first, first.prepare_call, args[1:]
+    if isinstance(first, LinearCrossEntropy) or first is linear_cross_entropy or first is linear_logprob:
+        raise TypeError(
+            "cutfuse.explain: the head of a language model makes several calls of cutfuse.linear; that of the forward "
+            'pass is explain(cutfuse.linear, x, weight, bias, reduce="logsumexp")'
+        )
     if inspect.isfunction(first) and first.__module__.startswith("cutfuse."):
         if first not in PREPARATIONS:
             raise TypeError(f"cutfuse.explain: {first.__name__} makes no call that can be explained; {_WRITE}")

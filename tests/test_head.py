@@ -395,6 +395,15 @@ def test_the_tokens_have_their_own_name_in_messages(name: str) -> None:
         cutfuse.linear_logprob(x, weight, changed["target"])
 
 
+@pytest.mark.parametrize(
+    "called", [cutfuse.linear_cross_entropy, cutfuse.linear_logprob, cutfuse.nn.LinearCrossEntropy(16, 300)]
+)
+def test_explain_says_which_call_to_ask_about(called: Any) -> None:
+    x, weight, target = make()
+    with pytest.raises(TypeError, match=r'several calls of cutfuse.linear.*, reduce="logsumexp"'):
+        cutfuse.explain(called, x, weight, target)
+
+
 @needs_exchange_api
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_on_an_emulated_gpu_it_is_fused(dtype: torch.dtype) -> None:
