@@ -21,7 +21,9 @@ from torch import Tensor
 
 from . import arguments, dynamo
 from .gradients.elementwise import composes_gradient, differentiate
-from .linear import autocast_inputs, linear
+from .linear import autocast_inputs, linear, prepare_linear
+from .planning.fused import plan_call
+from .planning.linear_plan import LinearArguments
 from .precision import captured_mode, precision, product_mode
 
 _PART_BYTES = 256 << 20  # of a part's gradient, by default
@@ -317,7 +319,9 @@ def logit_statistics(
             if wants_entropy:
                 terms, column = _entropy_terms(softcap, temperature), logsumexp.unsqueeze(1)
                 entropy -= reduce(*part, epilogue=terms, operands=(column,), reduce="sum")
-    chosen = _chosen(x, weight, bias, classes)
+        chosen = _chosen(x, weight, bias, classes)
+        if x.dtype.itemsize == 2 and _rounds_logits(x, *parts[0], logits):
+            chosen = chosen.to(x.dtype).to(dtype)
     return logsumexp, chosen if logits is None else logits(chosen), mean.div_(weight.shape[0]), entropy
 
 
@@ -327,6 +331,19 @@ def _parts(x: Tensor, weight: Tensor, bias: Tensor | None, part_bytes: int) -> l
     width = max(fitting // _PART_MULTIPLE * _PART_MULTIPLE, _PART_MULTIPLE)
     biases = [None] * len(weight.split(width)) if bias is None else bias.split(width)
     return list(zip(weight.split(width), biases, strict=True))
+
+
+def _rounds_logits(x: Tensor, weight: Tensor, bias: Tensor | None, logits: Callable[[Tensor], Tensor] | None) -> bool:
+    """Whether the logits of a part are rounded to x's type, where no kernel reduces the rows that it multiplies.
+
+    A target's logit has to be rounded with the others of its row: the gradient of a probability near 1 is what is left
+    of 1, which is as small as the rounding of a large logit in 16 bits.
+    """
+    call = prepare_linear(x, weight, bias, epilogue=logits, reduce="logsumexp", out_dtype=arithmetic_of(x))
+    if call.composed_because:
+        return True
+    program, reduction, out_dtype = call.epilogue.program, call.reduction, call.out_dtype
+    return not plan_call(LinearArguments(call.x, call.weight, call.bias, [], program, reduction, out_dtype)).is_fused
 
 
 def _chosen(x: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor) -> Tensor:

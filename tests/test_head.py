@@ -404,6 +404,21 @@ def test_explain_says_which_call_to_ask_about(called: Any) -> None:
         cutfuse.explain(called, x, weight, target)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_in_16_bits_are_rounded_alike(dtype: torch.dtype) -> None:
+    """On a CPU, as PyTorch rounds them: where a target is nearly certain, loss and gradients are what is left of 1."""
+    generator = torch.Generator().manual_seed(5)
+    x, weight = ((3.0 * torch.randn(*shape, generator=generator)).to(dtype) for shape in ((64, 16), (300, 16)))
+    target = F.linear(x, weight).argmax(-1)
+    x.requires_grad_()
+    found = cutfuse.linear_cross_entropy(x, weight, target, reduction="none")
+    right = F.cross_entropy(F.linear(x, weight).float(), target, reduction="none")
+    assert right.median() < 0.01
+    torch.testing.assert_close(found, right)
+    own, usual = (torch.autograd.grad(y.sum(), x)[0] for y in (found, right))
+    torch.testing.assert_close(own, usual, rtol=0.0, atol=4 * torch.finfo(dtype).eps * usual.abs().max().item())
+
+
 @needs_exchange_api
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_on_an_emulated_gpu_it_is_fused(dtype: torch.dtype) -> None:
