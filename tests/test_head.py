@@ -232,6 +232,9 @@ def test_it_compiles_without_a_break(backend: str) -> None:
         torch.testing.assert_close(torch.autograd.grad(y, given[:2]), torch.autograd.grad(right, given[:2]))
 
 
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # by the checks of PyTorch 2.14
 def test_the_operators_pass_pytorchs_checks() -> None:
     x, weight, target = make()
     bias = torch.randn(300, requires_grad=True)
@@ -301,6 +304,7 @@ TRANSFORMS: dict[str, Callable[[Callable[..., Tensor], Tensor, Tensor], Any]] = 
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")  # deprecated in PyTorch, still used
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms_and_further_derivatives_are_pytorchs(name: str) -> None:
     x, weight, target = make()

@@ -31,14 +31,14 @@ def layers(x: torch.Size, weights: Sequence[torch.Size], *_: Any, **__: Any) -> 
 
 def logit_statistics(x: torch.Size, weight: torch.Size, *given: Any, **_: Any) -> int:
     """Of a head's forward pass: the logsumexp's product, one for the mean behind a softcap, and the entropy's."""
-    _, _, softcap, _, wants_mean, wants_entropy, *_ = given
-    return layer(x, weight) * (1 + (wants_mean and softcap > 0) + wants_entropy)
+    softcap, _, wants_mean, wants_entropy = given[2:6]
+    return layer(x, weight) * (1 + bool(wants_mean and softcap) + bool(wants_entropy))
 
 
 def logit_gradients(_: Any, __: Any, x: torch.Size, weight: torch.Size, *given: Any, **___: Any) -> int:
     """Of a head's backward pass: the product of the logits, and those of the gradients of x and weight as needed."""
     needs_x, needs_weight, _ = given[-1]
-    return layer(x, weight) * (1 + needs_x + needs_weight)
+    return layer(x, weight) * (1 + bool(needs_x) + bool(needs_weight))
 
 
 FORMULAS: dict[str, Callable[..., int]] = {
