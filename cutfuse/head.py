@@ -73,8 +73,8 @@ def linear_cross_entropy(
     takes one more. Transforms of torch.func, gradients that are batched or differentiated again, and tensors that wrap
     others, such as `DTensor`, take PyTorch's own operations on the matrix of logits.
 
-    A target's logit is a dot product of its own, in fp32: a log-probability may be above 0 by the rounding of the
-    products, which is that of `cutfuse.linear`.
+    A target's logit is a dot product of its own, in fp32, rounded to 16 bits where the other logits are. Where fp32
+    products round more, as in tf32, a log-probability may be above 0 by that rounding.
 
     Raises:
         ValueError: shapes, devices, a reduction or a number that do not fit.
