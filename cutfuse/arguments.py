@@ -256,14 +256,23 @@ def _is_exported_to_onnx() -> bool:
     return torch.onnx.is_in_onnx_export()
 
 
-def why_composed(x: Tensor, arithmetic: torch.dtype) -> str:
-    """Why the kernels do not take x on its device; empty where they do. `arithmetic`: the type to compute in."""
+def why_transformed() -> str:
+    """Why PyTorch's own operations run, whatever the tensors are: what transforms them knows no operators of cutfuse.
+
+    Empty where nothing does.
+    """
     if _is_transformed():
         return "forward-mode derivatives and torch.func transforms run through PyTorch's own operations"
     if (torch.compiler.is_compiling() or torch._C._is_tracing()) and _is_exported_to_onnx():
         return "ONNX has PyTorch's own operations, and no operators of cutfuse"
-    if native.operators_everywhere:
-        return ""
+    return ""
+
+
+def why_composed(x: Tensor, arithmetic: torch.dtype) -> str:
+    """Why the kernels do not take x on its device; empty where they do. `arithmetic`: the type to compute in."""
+    transformed_because = why_transformed()
+    if transformed_because or native.operators_everywhere:
+        return transformed_because
     if x.device.type != "cuda" and not native.serves(x.device):
         return f"x is on {x.device.type}; {native.why_unserved(x.device)}"
     if arithmetic is torch.float64:

@@ -18,6 +18,7 @@ from . import native
 from .composed import PyTorchCall
 from .epilogue import Program
 from .epilogue.errors import EpilogueError
+from .head import linear_cross_entropy, linear_logprob
 from .layer import autograd, schema
 from .layer.autograd import needs_gradient
 from .layer.call_plans import lay_out_pointwise, lay_out_reduction
@@ -29,6 +30,7 @@ from .layer.specialize import Epilogues, explain_pass, find_row_reduction
 from .layer.training_step import hands_gradient_on, plan_backward_products, storing
 from .linear import LinearCall, for_operators, is_plain, linear, normalise_linear
 from .native import check_devices, describe_prediction, predicting
+from .nn.linear_cross_entropy import LinearCrossEntropy
 from .pointwise import PointwiseCall, normalise_pointwise, normalise_sigmoid, pointwise, sigmoid
 from .precision import product_mode
 from .prepare import PreparedWeight
@@ -453,6 +455,11 @@ def _find_normaliser(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any
     if isinstance(first, torch.nn.Module) and isinstance(first, NormalisesCalls):
         _check_forward(first)
         return first, first.normalise_call, args[1:]
+    if isinstance(first, LinearCrossEntropy) or first is linear_cross_entropy or first is linear_logprob:
+        raise TypeError(
+            "cutfuse.explain: the head of a language model makes several calls of cutfuse.linear; that of the forward "
+            'pass is explain(cutfuse.linear, x, weight, bias, reduce="logsumexp")'
+        )
     if inspect.isfunction(first) and first.__module__.startswith("cutfuse."):
         if first not in NORMALISERS:
             raise TypeError(f"cutfuse.explain: {first.__name__} makes no call that can be explained; {_WRITE}")

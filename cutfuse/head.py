@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from . import arguments
-from .linear import autocast_inputs, linear
+from . import arguments, dynamo
+from .layer.autograd import composes_gradient, differentiate
+from .layer.linear_launch import plan_call
+from .layer.planner import LinearArguments
+from .linear import autocast_inputs, linear, normalise_linear
 from .precision import captured_mode, precision, product_mode
 
 _PART_BYTES = 256 << 20  # of a part's gradient, by default
@@ -25,6 +31,8 @@ _PART_MULTIPLE = 128  # columns of the vocabulary: whole tiles
 _DOT_ELEMENTS = 1 << 24  # of the rows whose targets' logits are computed at a time
 _LOWEST = -1e30  # in place of a log-probability of minus infinity, where it is multiplied by a probability of 0
 _REDUCTIONS = ("mean", "sum", "none")
+_INTEGERS: tuple[type, ...] = numbers.Integral, torch.SymInt
+_NUMBERS: tuple[type, ...] = numbers.Real, torch.SymInt, torch.SymFloat
 
 
 def linear_cross_entropy(
@@ -60,10 +68,13 @@ def linear_cross_entropy(
     Returns:
         The loss in fp32 (fp64 for fp64): `[]`, or `[...]` for "none". NaN for the mean of no row, as in PyTorch.
 
-    Gradients are those of x, weight and bias, as far as they are asked for; a gradient cannot be differentiated again.
-    The forward pass makes one product, and the backward pass three: of the logits again, of x's gradient and of the
-    weight's. Label smoothing behind a softcap takes one more. A target's logit is a dot product of its own, in fp32: a
-    log-probability may be above 0 by the rounding of the products, which is that of `cutfuse.linear`.
+    Gradients are those of x, weight and bias, as far as they are asked for. The forward pass makes one product, and the
+    backward pass three: of the logits again, of x's gradient and of the weight's. Label smoothing behind a softcap
+    takes one more. Transforms of torch.func, gradients that are batched or differentiated again, and tensors that wrap
+    others, such as `DTensor`, take PyTorch's own operations on the matrix of logits.
+
+    A target's logit is a dot product of its own, in fp32, rounded to 16 bits where the other logits are. Where fp32
+    products round more, as in tf32, a log-probability may be above 0 by that rounding.
 
     Raises:
         ValueError: shapes, devices, a reduction or a number that do not fit.
@@ -72,6 +83,9 @@ def linear_cross_entropy(
     function = "linear_cross_entropy"
     if reduction not in _REDUCTIONS:
         raise ValueError(f'cutfuse.{function}: reduction has to be "mean", "sum" or "none", got {reduction!r}')
+    _check_number(function, "ignore_index", ignore_index, _INTEGERS)
+    _check_number(function, "label_smoothing", label_smoothing)
+    _check_number(function, "z_loss", z_loss)
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"cutfuse.{function}: label_smoothing has to be from 0 to 1, got {label_smoothing}")
     counts = target != ignore_index if isinstance(target, Tensor) else None
@@ -138,17 +152,18 @@ def _statistics(
     wants_entropy: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What `logit_statistics` gives of a call, which is checked. counts: which targets are classes; None for all."""
-    given = {"x": x, "weight": weight, "target": target, **({} if bias is None else {"bias": bias})}
+    target_name = "token" if function == "linear_logprob" else "target"
+    given = {"x": x, "weight": weight, target_name: target, **({} if bias is None else {"bias": bias})}
     for name, tensor in given.items():
         arguments.check_tensor(function, name, tensor)
         if tensor.device != x.device:
             raise ValueError(f"cutfuse.{function}: {name} is on {tensor.device} and x on {x.device}; move one of them")
     if target.dtype != torch.int64:
         hint = "; probabilities of all classes need the matrix of logits" if target.is_floating_point() else ""
-        raise TypeError(f"cutfuse.{function}: the target has to be classes of int64, got {target.dtype}{hint}")
+        raise TypeError(f"cutfuse.{function}: the {target_name} has to be classes of int64, got {target.dtype}{hint}")
     if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1] or target.shape != x.shape[:-1]:
         raise ValueError(
-            f"cutfuse.{function}: x has to be [..., K], weight [V, K] and the target [...], got shapes "
+            f"cutfuse.{function}: x has to be [..., K], weight [V, K] and the {target_name} [...], got shapes "
             f"{tuple(x.shape)}, {tuple(weight.shape)} and {tuple(target.shape)}"
         )
     if bias is not None and bias.shape != weight.shape[:1]:
@@ -158,9 +173,11 @@ def _statistics(
         )
     if weight.shape[0] == 0:
         raise ValueError(f"cutfuse.{function}: a weight of shape {tuple(weight.shape)} has no class")
-    for name, number in (("softcap", softcap), ("temperature", temperature), ("part_bytes", part_bytes)):
-        if number is not None and not number > 0:
-            raise ValueError(f"cutfuse.{function}: {name} has to be above 0, got {number}")
+    positive = {"softcap": 1.0 if softcap is None else softcap, "temperature": temperature, "part_bytes": part_bytes}
+    for name, number in positive.items():
+        _check_number(function, name, number, _INTEGERS if name == "part_bytes" else _NUMBERS)
+        if not 0 < number < math.inf:
+            raise ValueError(f"cutfuse.{function}: {name} has to be above 0 and finite, got {number}")
     x, weight, bias = autocast_inputs(x, weight, bias)
     arguments.check_floating(function, "x", x.dtype)
     types = [t.dtype for t in (weight, bias) if t is not None]
@@ -171,9 +188,46 @@ def _statistics(
         )
     classes = target if counts is None else torch.where(counts, target, 0)
     matrix = x.reshape(target.numel(), x.shape[-1])
-    options = softcap or 0.0, float(temperature), wants_mean, wants_entropy, part_bytes, captured_mode()
-    found: tuple[Tensor, Tensor, Tensor, Tensor] = logit_statistics(matrix, weight, bias, classes.reshape(-1), *options)
+    call = matrix, weight, bias, classes.reshape(-1), float(softcap or 0.0), float(temperature)
+    if arguments.why_transformed() or arguments.why_wrapped((x, weight, bias), [target]):
+        return _statistics_of_logits(*call, wants_mean, wants_entropy)
+    found: tuple[Tensor, Tensor, Tensor, Tensor] = logit_statistics(
+        *call, wants_mean, wants_entropy, part_bytes, captured_mode()
+    )
     return found
+
+
+def _statistics_of_logits(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    classes: Tensor,
+    softcap: float,
+    temperature: float,
+    wants_mean: bool,
+    wants_entropy: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `logit_statistics` gives, by PyTorch's own operations on the logits: for transforms of torch.func,
+    forward-mode derivatives, ONNX and tensors that wrap others, which know no operators of cutfuse, and for gradients
+    that are batched or differentiated again."""
+    z = F.linear(x, weight, bias).to(arithmetic_of(x))
+    shape = _logits(softcap, temperature)
+    logits = z if shape is None else shape(z)
+    logsumexp = torch.logsumexp(logits, 1)
+    mean = logits.mean(1) if wants_mean else logits.new_empty(0)
+    entropy = logits.new_empty(0)
+    if wants_entropy:
+        entropy = -_entropy_terms(softcap, temperature)(z, logsumexp.unsqueeze(1)).sum(1)
+    return logsumexp, logits.gather(1, classes.unsqueeze(1)).squeeze(1), mean, entropy
+
+
+def _check_number(function: str, name: str, value: Any, kinds: tuple[type, ...] = _NUMBERS) -> None:
+    """Raises TypeError for what is no number of these kinds, a tensor for example: it would have no gradient."""
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        expected = "an integer" if kinds is _INTEGERS else "a number"
+        raise TypeError(
+            f"cutfuse.{function}: {name} has to be {expected}, got {value!r} of type {type(value).__name__}"
+        )
 
 
 @functools.lru_cache(maxsize=64)
@@ -258,13 +312,16 @@ def logit_statistics(
         reduce = functools.partial(linear, x, out_dtype=dtype)
         of_parts = [reduce(*part, epilogue=logits, reduce="logsumexp") for part in parts]
         logsumexp = of_parts[0] if len(of_parts) == 1 else torch.logsumexp(torch.stack(of_parts), 0)
+        logsumexp.masked_fill_(logsumexp == torch.inf, torch.nan)  # as log_softmax has it, and its gradients then
         for part in parts:
             if wants_mean:
                 mean += reduce(*part, epilogue=logits, reduce="sum")
             if wants_entropy:
                 terms, column = _entropy_terms(softcap, temperature), logsumexp.unsqueeze(1)
                 entropy -= reduce(*part, epilogue=terms, operands=(column,), reduce="sum")
-    chosen = _chosen(x, weight, bias, classes)
+        chosen = _chosen(x, weight, bias, classes)
+        if x.dtype.itemsize == 2 and _rounds_logits(x, *parts[0], logits):
+            chosen = chosen.to(x.dtype).to(dtype)
     return logsumexp, chosen if logits is None else logits(chosen), mean.div_(weight.shape[0]), entropy
 
 
@@ -276,14 +333,30 @@ def _parts(x: Tensor, weight: Tensor, bias: Tensor | None, part_bytes: int) -> l
     return list(zip(weight.split(width), biases, strict=True))
 
 
+def _rounds_logits(x: Tensor, weight: Tensor, bias: Tensor | None, logits: Callable[[Tensor], Tensor] | None) -> bool:
+    """Whether the logits of a part are rounded to x's type, where no kernel reduces the rows that it multiplies.
+
+    A target's logit has to be rounded with the others of its row: the gradient of a probability near 1 is what is left
+    of 1, which is as small as the rounding of a large logit in 16 bits.
+    """
+    call = normalise_linear(x, weight, bias, epilogue=logits, reduce="logsumexp", out_dtype=arithmetic_of(x))
+    if call.composed_because:
+        return True
+    program, reduction, out_dtype = call.epilogue.program, call.reduction, call.out_dtype
+    return not plan_call(LinearArguments(call.x, call.weight, call.bias, [], program, reduction, out_dtype)).is_fused
+
+
 def _chosen(x: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor) -> Tensor:
     """The pre-activation of each row's class: a dot product of a row of x and one of the weight."""
     dtype, rows = arithmetic_of(x), max(_DOT_ELEMENTS // max(x.shape[1], 1), 1)
     found = x.new_empty(x.shape[0], dtype=dtype)
     for first in range(0, x.shape[0], rows):
         part = slice(first, first + rows)
-        found[part] = (x[part].to(dtype) * weight[classes[part]].to(dtype)).sum(-1)
-    return found if bias is None else found + bias[classes].to(dtype)
+        of_classes = weight.index_select(
+            0, classes[part]
+        )  # which refuses negative ones, as an index in brackets does not
+        found[part] = (x[part].to(dtype) * of_classes.to(dtype)).sum(-1)
+    return found if bias is None else found + bias.index_select(0, classes).to(dtype)
 
 
 @logit_statistics.register_fake
@@ -437,16 +510,24 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _differentiate(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, bias, classes, *statistics = ctx.saved_tensors
     needed = [bool(is_needed) for is_needed in ctx.needs_input_grad[:3]]
+    if not dynamo.is_tracing() and any(map(composes_gradient, gradients)):
+        return *_differentiate_logits(ctx, gradients, statistics, needed), *[None] * 7
     found = logit_gradients(list(gradients), statistics, x, weight, bias, classes, *ctx.options, needed)
     return (*(grad if is_needed else None for grad, is_needed in zip(found, needed, strict=True)), *[None] * 7)
 
 
-def _refuse(ctx: Any, *gradients: Tensor) -> None:
-    raise NotImplementedError(
-        "cutfuse.linear_cross_entropy and linear_logprob: a gradient cannot be differentiated again; there, use "
-        "F.cross_entropy on the logits"
-    )
+def _differentiate_logits(
+    ctx: Any, gradients: Sequence[Tensor], statistics: Sequence[Tensor], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """PyTorch's own gradients of x, weight and bias, which may be batched or differentiated again."""
+    x, weight, bias, classes, *_ = ctx.saved_tensors
+    softcap, temperature, *_ = ctx.options
+    wanted = [t.numel() > 0 for t in statistics[2:]]
+
+    def compute(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.cat(_statistics_of_logits(x, weight, bias, classes, softcap, temperature, *wanted))
+
+    return differentiate(compute, (x, weight, bias), needed, torch.cat(list(gradients)))
 
 
 logit_statistics.register_autograd(_differentiate, setup_context=_keep)
-logit_gradients.register_autograd(_refuse)

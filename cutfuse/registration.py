@@ -59,12 +59,26 @@ def count_products(x: torch.Size, weights: Sequence[torch.Size], *_: Any, **__: 
     return sum(count_product(x, weight) for weight in weights)
 
 
+def count_logit_statistics(x: torch.Size, weight: torch.Size, *given: Any, **_: Any) -> int:
+    """Of a head's forward pass: the logsumexp's product, one for the mean behind a softcap, and the entropy's."""
+    softcap, _, wants_mean, wants_entropy = given[2:6]
+    return count_product(x, weight) * (1 + bool(wants_mean and softcap) + bool(wants_entropy))
+
+
+def count_logit_gradients(_: Any, __: Any, x: torch.Size, weight: torch.Size, *given: Any, **___: Any) -> int:
+    """Of a head's backward pass: the product of the logits, and those of the gradients of x and weight as needed."""
+    needs_x, needs_weight, _ = given[-1]
+    return count_product(x, weight) * (1 + bool(needs_x) + bool(needs_weight))
+
+
 FLOPS: dict[str, Callable[..., int]] = {
     "linear": count_product,
     "linear_reduce": count_product,
     "linear_with_pre_activation": count_product,
     "product": count_product,
     "joined": count_products,
+    "logit_statistics": count_logit_statistics,
+    "logit_gradients": count_logit_gradients,
 }
 
 

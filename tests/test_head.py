@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_checks import PYTORCH_WARNINGS
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import cutfuse
 from cutfuse import head
@@ -149,7 +151,7 @@ def test_no_row_counts() -> None:
 
 
 def test_rows_that_do_not_count_are_not_seen() -> None:
-    """Their logits may be infinite."""
+    """Their logits may be as large as the type has them."""
     x, weight, target = make()
     target[2] = IGNORED
     wide = x.detach().clone()
@@ -162,6 +164,19 @@ def test_rows_that_do_not_count_are_not_seen() -> None:
     assert torch.equal(of_x, of_wide)
     assert not of_x[2].any()
     torch.testing.assert_close(of_weight, again)
+
+
+@pytest.mark.parametrize("part_bytes", [1, 1 << 20])
+def test_an_infinite_logit_gives_nan_in_its_row(part_bytes: int) -> None:
+    """In the loss and in the gradients, where a loss scaler looks for it, as in PyTorch."""
+    x, weight, target = make()
+    with torch.no_grad():
+        x[2] = torch.finfo(x.dtype).max
+    found = cutfuse.linear_cross_entropy(x, weight, target, reduction="none", part_bytes=part_bytes)
+    right = F.cross_entropy(F.linear(x, weight), target, reduction="none")
+    assert right.isnan().sum() == 1
+    pair = ([y, *torch.autograd.grad(y.sum(), [x, weight])] for y in (found, right))
+    torch.testing.assert_close(*pair, equal_nan=True)
 
 
 @pytest.mark.parametrize("entropy", [False, True])
@@ -217,6 +232,9 @@ def test_it_compiles_without_a_break(backend: str) -> None:
         torch.testing.assert_close(torch.autograd.grad(y, given[:2]), torch.autograd.grad(right, given[:2]))
 
 
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # by the checks of PyTorch 2.14
 def test_the_operators_pass_pytorchs_checks() -> None:
     x, weight, target = make()
     bias = torch.randn(300, requires_grad=True)
@@ -228,6 +246,26 @@ def test_the_operators_pass_pytorchs_checks() -> None:
     torch.library.opcheck(
         head.logit_gradients, (grads, statistics, *fixed, target, 3.0, 0.5, 1, "", [True, False, True])
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "trained", "products"),
+    [
+        ({}, "", 1),
+        ({}, "x weight", 4),
+        ({"label_smoothing": 0.1}, "weight", 3),
+        ({"label_smoothing": 0.1, "softcap": 5.0}, "x", 4),
+    ],
+)
+def test_the_counter_of_operations_counts_the_products(options: dict[str, Any], trained: str, products: int) -> None:
+    x, weight, target = make()
+    x.requires_grad_("x" in trained)
+    weight.requires_grad_("weight" in trained)
+    with FlopCounterMode(display=False) as counter:
+        loss = cutfuse.linear_cross_entropy(x, weight, target, **options)
+        if trained:
+            loss.backward()
+    assert counter.get_total_flops() == products * 2 * 6 * 16 * 300
 
 
 def test_autocast_checkpoints_and_a_shared_weight() -> None:
@@ -247,11 +285,42 @@ def test_autocast_checkpoints_and_a_shared_weight() -> None:
     torch.testing.assert_close(*(torch.autograd.grad(y, weight, retain_graph=True)[0] for y in pair))
 
 
-def test_a_gradient_is_not_differentiated_again() -> None:
+def differentiate_again(call: Callable[..., Tensor], x: Tensor, weight: Tensor) -> Any:
+    given = [t.detach().requires_grad_() for t in (x, weight)]
+    found = torch.autograd.grad(call(*given).sum(), given, create_graph=True)
+    return torch.autograd.grad(sum(grad.square().sum() for grad in found), given)
+
+
+# Of losses `[M]` of x and weight.
+TRANSFORMS: dict[str, Callable[[Callable[..., Tensor], Tensor, Tensor], Any]] = {
+    "grad": lambda call, x, w: torch.func.grad(lambda x, w: call(x, w).sum(), argnums=(0, 1))(x, w),
+    "vjp": lambda call, x, w: torch.func.vjp(call, x, w)[1](torch.ones(6)),
+    "jvp": lambda call, x, w: torch.func.jvp(call, (x, w), (w[:6], w)),
+    "hessian": lambda call, x, w: torch.func.hessian(lambda x: call(x, w).sum())(x),
+    "vmap": lambda call, x, w: torch.vmap(call, (None, 0))(x, torch.stack([w, 2 * w])),
+    "jacobian": lambda call, x, w: torch.autograd.functional.jacobian(lambda x: call(x, w), x, vectorize=True),
+    "again": differentiate_again,
+    "wrapped": lambda call, x, w: call(TwoTensor(x, 2 * x), TwoTensor(w, w)).b,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")  # deprecated in PyTorch, still used
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_and_further_derivatives_are_pytorchs(name: str) -> None:
     x, weight, target = make()
-    (of_x,) = torch.autograd.grad(cutfuse.linear_cross_entropy(x, weight, target), x, create_graph=True)
-    with pytest.raises(NotImplementedError, match="cannot be differentiated again"):
-        torch.autograd.grad(of_x.sum(), weight)
+
+    def own(x: Tensor, weight: Tensor) -> Tensor:
+        logprob, entropy = cutfuse.linear_logprob(x, weight, target, softcap=20.0, entropy=True)
+        loss = cutfuse.linear_cross_entropy(x, weight, target, reduction="none", label_smoothing=0.1)
+        return loss + logprob + entropy
+
+    def usual(x: Tensor, weight: Tensor) -> Tensor:
+        logits = F.linear(x, weight)
+        loss = F.cross_entropy(logits, target, reduction="none", label_smoothing=0.1)
+        return loss + logprob(x, weight, target, None, softcap=20.0, temperature=1.0).sum(0)
+
+    run = TRANSFORMS[name]
+    torch.testing.assert_close(*(run(call, x.detach(), weight.detach()) for call in (own, usual)), rtol=1e-4, atol=1e-5)
 
 
 def test_the_module() -> None:
@@ -264,16 +333,40 @@ def test_the_module() -> None:
     own = cutfuse.nn.LinearCrossEntropy(16, 300, dtype=torch.float64)
     assert own.state_dict().keys() == nn.Linear(16, 300, bias=False).state_dict().keys()
     assert torch.equal(pickle.loads(pickle.dumps(layer))(x, target), layer(x, target))
-    with pytest.raises(TypeError, match=r"nn\.Linear is expected, got Embedding"):
+    with pytest.raises(
+        TypeError, match=r"LinearCrossEntropy.from_linear: linear has to be an nn\.Linear, got Embedding"
+    ):
         cutfuse.nn.LinearCrossEntropy.from_linear(nn.Embedding(3, 4))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the weight of ParametrizedLinear is computed and no parameter to share"):
+        cutfuse.nn.LinearCrossEntropy.from_linear(nn.utils.parametrizations.weight_norm(linear))
 
 
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "reduction": ({"reduction": "max"}, ValueError, "reduction has to be .* got 'max'"),
     "smoothing": ({"label_smoothing": 2.0}, ValueError, "label_smoothing has to be from 0 to 1, got 2.0"),
-    "softcap": ({"softcap": 0.0}, ValueError, "softcap has to be above 0, got 0.0"),
-    "temperature": ({"temperature": -1.0}, ValueError, "temperature has to be above 0, got -1.0"),
-    "memory": ({"part_bytes": 0}, ValueError, "part_bytes has to be above 0, got 0"),
+    "softcap": ({"softcap": 0.0}, ValueError, "softcap has to be above 0 and finite, got 0.0"),
+    "no softcap": ({"softcap": math.inf}, ValueError, "softcap has to be above 0 and finite, got inf"),
+    "temperature": ({"temperature": -1.0}, ValueError, "temperature has to be above 0 and finite, got -1.0"),
+    "learned": (
+        {"temperature": torch.ones(())},
+        TypeError,
+        r"temperature has to be a number, got tensor\(1.\) of type",
+    ),
+    "no temperature": ({"temperature": None}, TypeError, "temperature has to be a number, got None of type NoneType"),
+    "bool": ({"softcap": True}, TypeError, "softcap has to be a number, got True of type bool"),
+    "string": ({"z_loss": "1e-4"}, TypeError, "z_loss has to be a number, got '1e-4' of type str"),
+    "smoothing's type": (
+        {"label_smoothing": "0"},
+        TypeError,
+        "label_smoothing has to be a number, got '0' of type str",
+    ),
+    "ignored": ({"ignore_index": None}, TypeError, "ignore_index has to be an integer, got None of type NoneType"),
+    "memory": ({"part_bytes": 0}, ValueError, "part_bytes has to be above 0 and finite, got 0"),
+    "memory's type": (
+        {"part_bytes": 1e9},
+        TypeError,
+        "part_bytes has to be an integer, got 1000000000.0 of type float",
+    ),
     "probabilities": ({"target": torch.rand(6, 300)}, TypeError, "classes of int64, got torch.float32; probabilities"),
     "int32": ({"target": torch.zeros(6, dtype=torch.int32)}, TypeError, "classes of int64, got torch.int32$"),
     "rows": (
@@ -286,6 +379,8 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no class": ({"weight": torch.zeros(0, 16)}, ValueError, r"shape \(0, 16\) has no class"),
     "a list": ({"target": [1, 2]}, TypeError, "target has to be a tensor, got list"),
     "a class": ({"target": torch.full((6,), 300)}, IndexError, "out of (range|bounds)"),
+    "negative": ({"target": torch.full((6,), -1)}, IndexError, "out of (range|bounds)"),
+    "another ignored": ({"target": torch.full((6,), -100), "ignore_index": -1}, IndexError, "out of (range|bounds)"),
 }
 
 
@@ -294,6 +389,38 @@ def test_wrong_calls(changed: dict[str, Any], error: type[Exception], message: s
     x, weight, target = make()
     with pytest.raises(error, match=message):
         cutfuse.linear_cross_entropy(**{"x": x, "weight": weight, "target": target, **changed})
+
+
+@pytest.mark.parametrize("name", ["a list", "int32", "rows"])
+def test_the_tokens_have_their_own_name_in_messages(name: str) -> None:
+    x, weight, _ = make()
+    changed, error, _ = WRONG[name]
+    with pytest.raises(error, match=r"linear_logprob: .*\btoken\b"):
+        cutfuse.linear_logprob(x, weight, changed["target"])
+
+
+@pytest.mark.parametrize(
+    "called", [cutfuse.linear_cross_entropy, cutfuse.linear_logprob, cutfuse.nn.LinearCrossEntropy(16, 300)]
+)
+def test_explain_says_which_call_to_ask_about(called: Any) -> None:
+    x, weight, target = make()
+    with pytest.raises(TypeError, match=r'several calls of cutfuse.linear.*, reduce="logsumexp"'):
+        cutfuse.explain(called, x, weight, target)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_in_16_bits_are_rounded_alike(dtype: torch.dtype) -> None:
+    """On a CPU, as PyTorch rounds them: where a target is nearly certain, loss and gradients are what is left of 1."""
+    generator = torch.Generator().manual_seed(5)
+    x, weight = ((3.0 * torch.randn(*shape, generator=generator)).to(dtype) for shape in ((64, 16), (300, 16)))
+    target = F.linear(x, weight).argmax(-1)
+    x.requires_grad_()
+    found = cutfuse.linear_cross_entropy(x, weight, target, reduction="none")
+    right = F.cross_entropy(F.linear(x, weight).float(), target, reduction="none")
+    assert right.median() < 0.01
+    torch.testing.assert_close(found, right)
+    own, usual = (torch.autograd.grad(y.sum(), x)[0] for y in (found, right))
+    torch.testing.assert_close(own, usual, rtol=0.0, atol=4 * torch.finfo(dtype).eps * usual.abs().max().item())
 
 
 @needs_exchange_api

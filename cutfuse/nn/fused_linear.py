@@ -46,6 +46,24 @@ def why_not_plain(layer: nn.Module) -> str:
     return f"{kind} has hooks: {', '.join(names)}"
 
 
+def check_is_linear(kind_made: str, linear: Any) -> None:
+    """Raises where another layer, made by `from_linear`, cannot have its parameters and compute what it does."""
+    function, kind = f"{kind_made}.from_linear", type(linear).__name__
+    if not isinstance(linear, nn.Linear):
+        raise TypeError(f"cutfuse.{function}: linear has to be an nn.Linear, got {kind}")
+    reason = why_not_plain(linear)
+    if reason:
+        raise ValueError(
+            f"cutfuse.{function}: {reason}, which the new layer would not run; give it an nn.Linear without that"
+        )
+    for name in ("weight", "bias"):
+        if name not in linear._parameters:
+            raise ValueError(
+                f"cutfuse.{function}: the {name} of {kind} is computed and no parameter to share; remove its "
+                "parametrization first, by torch.nn.utils.parametrize.remove_parametrizations"
+            )
+
+
 _Module = TypeVar("_Module", bound="PreparesWeight")
 
 
@@ -174,7 +192,7 @@ class FusedLinear(PreparesWeight):
         Raises TypeError where `linear` is no `nn.Linear`, and ValueError where it has a forward of its own, as a layer
         of 8 bits has, or hooks, or a parametrization.
         """
-        _check_is_linear(linear)
+        check_is_linear("nn.FusedLinear", linear)
         layer = cls(
             linear.in_features,
             linear.out_features,
@@ -365,24 +383,6 @@ def _is_device(value: Any) -> bool:
         return isinstance(value, torch.device) or (isinstance(value, str) and bool(torch.device(value)))
     except RuntimeError:  # no device has the name
         return False
-
-
-def _check_is_linear(linear: Any) -> None:
-    """Raises where another layer cannot have its parameters and compute what it does."""
-    function, kind = "nn.FusedLinear.from_linear", type(linear).__name__
-    if not isinstance(linear, nn.Linear):
-        raise TypeError(f"cutfuse.{function}: linear has to be an nn.Linear, got {kind}")
-    reason = why_not_plain(linear)
-    if reason:
-        raise ValueError(
-            f"cutfuse.{function}: {reason}, which the new layer would not run; give it an nn.Linear without that"
-        )
-    for name in ("weight", "bias"):
-        if name not in linear._parameters:
-            raise ValueError(
-                f"cutfuse.{function}: the {name} of {kind} is computed and no parameter to share; remove its "
-                "parametrization first, by torch.nn.utils.parametrize.remove_parametrizations"
-            )
 
 
 def _defined(cls: type) -> set[str]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..head import linear_cross_entropy
+from .fused_linear import check_is_linear
 
 
 class LinearCrossEntropy(nn.Module):
@@ -40,11 +41,10 @@ class LinearCrossEntropy(nn.Module):
     def from_linear(cls, linear: nn.Linear, **options: Any) -> LinearCrossEntropy:
         """A head that shares the parameters of `linear`. options: as of the constructor.
 
-        Raises TypeError where `linear` is no `nn.Linear`.
+        Raises TypeError where `linear` is no `nn.Linear`, and ValueError where it has a forward of its own, as a layer
+        of 8 bits has, or hooks, or a parametrization.
         """
-        if not isinstance(linear, nn.Linear):
-            kind = type(linear).__name__
-            raise TypeError(f"cutfuse.nn.LinearCrossEntropy.from_linear: an nn.Linear is expected, got {kind}")
+        check_is_linear("nn.LinearCrossEntropy", linear)
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
         layer._take(linear, options)
