@@ -106,17 +106,15 @@ inline Operands to_operands(Program const& program, std::vector<MatrixTuple> con
   return operands;
 }
 
-inline specialize::OperandTypes to_operand_types(Program const& program, std::vector<int> const& dtypes) {
+// Operands are strided unless kinds are given.
+inline specialize::OperandTypes to_operand_types(Program const& program, std::vector<int> const& dtypes,
+                                                 std::vector<specialize::OperandKind> const& kinds) {
   check_operand_count(program, dtypes.size());
+  if (!kinds.empty()) check_operand_count(program, kinds.size());
   specialize::OperandTypes types = {};
   for (size_t k = 0; k < dtypes.size(); ++k) types[k].dtype = to_dtype(dtypes[k]);
-  return types;
-}
-
-inline void set_kinds(Program const& program, std::vector<specialize::OperandKind> const& kinds,
-                      specialize::OperandTypes& types) {
-  if (!kinds.empty()) check_operand_count(program, kinds.size());
   for (size_t k = 0; k < kinds.size(); ++k) types[k].kind = kinds[k];
+  return types;
 }
 
 inline std::vector<specialize::OperandKind> kinds_of(int operand_count, specialize::OperandTypes const& types) {

@@ -41,11 +41,16 @@ call::ResultLayout to_result(ResultTuple const& result) {
           PyRef::share(std::get<2>(result).ptr())};
 }
 
+CallPlan plan_of(call::Steps steps) {
+  CallPlan plan = {};
+  plan.steps = std::move(steps);
+  return plan;
+}
+
 // Of a call that allocates what its steps say.
 CallPlan begin_plan(call::Steps steps, Program const& program, std::vector<LayoutTuple> const& operands) {
   check_operand_count(program, operands.size());
-  CallPlan plan = {};
-  plan.steps = std::move(steps);
+  CallPlan plan = plan_of(std::move(steps));
   plan.program = program;
   for (LayoutTuple const& operand : operands) plan.operands.push_back(to_layout(operand));
   return plan;
@@ -232,15 +237,11 @@ py::object training_plan(py::object const& z, std::vector<py::object> const& ope
 }
 
 CallPlan training_call(py::object const& apply, py::object const& plan, SpecializedEpilogues const& epilogues) {
-  CallPlan call = {};
-  call.steps = call::TrainingSteps{PyRef::share(apply.ptr()), PyRef::share(plan.ptr()), epilogues};
-  return call;
+  return plan_of(call::TrainingSteps{PyRef::share(apply.ptr()), PyRef::share(plan.ptr()), epilogues});
 }
 
 CallPlan function_call(py::object const& function) {
-  CallPlan call = {};
-  call.steps = call::FunctionSteps{PyRef::share(function.ptr())};
-  return call;
+  return plan_of(call::FunctionSteps{PyRef::share(function.ptr())});
 }
 
 CallPlan operation_call(py::object const& function, std::vector<int> const& arguments) {
@@ -248,16 +249,10 @@ CallPlan operation_call(py::object const& function, std::vector<int> const& argu
   for (int const k : arguments) {
     if (k < 0 || k > kMaxOperands) throw py::value_error("operation_call: no tensor " + std::to_string(k));
   }
-  CallPlan plan = {};
-  plan.steps = call::OperationSteps{PyRef::share(function.ptr()), arguments};
-  return plan;
+  return plan_of(call::OperationSteps{PyRef::share(function.ptr()), arguments});
 }
 
-CallPlan product_call() {
-  CallPlan plan = {};
-  plan.steps = call::ProductSteps{};
-  return plan;
-}
+CallPlan product_call() { return plan_of(call::ProductSteps{}); }
 
 void connect(std::optional<py::typing::Dict<py::str, py::object>> const& functions) {
   call::torch_state().disconnect();

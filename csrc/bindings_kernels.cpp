@@ -89,12 +89,10 @@ namespace sp = cutfuse::specialize;
 std::string specialize_kernel(std::string const& kernel, Program const& program, std::vector<int> const& dtypes,
                               std::string const& snippets, std::vector<sp::OperandKind> const& kinds,
                               sp::Inputs const& derivatives, bool inlines, bool stores_pre_activation, int reduction) {
-  sp::OperandTypes types = to_operand_types(program, dtypes);
-  set_kinds(program, kinds, types);
+  sp::OperandTypes const types = to_operand_types(program, dtypes, kinds);
   sp::KernelText const text(kernel, derivatives, {stores_pre_activation, to_reduction(reduction)});
-  sp::Calls const calls = inlines ? sp::Calls::kInlinedWhereShort : sp::Calls::kKept;
-  if (snippets.empty()) return text.specialize(program, types, sp::op_snippets(), calls);
-  return text.specialize(program, types, sp::OpSnippets(snippets), calls);
+  if (snippets.empty()) return text.specialize(program, types, sp::op_snippets(), inlines);
+  return text.specialize(program, types, sp::OpSnippets(snippets), inlines);
 }
 
 // Fields of the struct that are padding hold what they held.

@@ -121,25 +121,18 @@ class Recorder final : public Launcher {
 
   void pointwise(PointwiseProblem const& problem, Stream stream) override {
     py::gil_scoped_acquire const gil;
-    py::dict launch = begin(stream);
     PointwiseExtents const& extents = problem.extents;
-    launch["extents"] = py::make_tuple(extents.outer, extents.rows, extents.columns);
-    launch["x"] = tuple_of(problem.x);
-    add(launch, problem.program, problem.operands);
+    py::dict launch = begin(problem, {extents.outer, extents.rows, extents.columns}, stream);
     launch["out"] = address(problem.out);
     launch["out_dtype"] = static_cast<int>(problem.out_dtype);
-    launch["specialized"] = function_of(problem.specialized);
     callback_("pointwise", launch);
   }
 
   void pointwise_backward(PointwiseBackwardProblem const& problem, Stream stream) override {
     py::gil_scoped_acquire const gil;
-    py::dict launch = begin(stream);
     PointwiseExtents const& extents = problem.extents;
-    launch["extents"] = py::make_tuple(extents.outer, extents.rows, extents.columns);
+    py::dict launch = begin(problem, {extents.outer, extents.rows, extents.columns}, stream);
     launch["grad"] = tuple_of(problem.grad);
-    launch["x"] = tuple_of(problem.x);
-    add(launch, problem.program, problem.operands);
     py::list outputs;
     for (int k = 0; k < problem.derivative_count; ++k) {
       WantedDerivative const& wanted = problem.derivatives[k];
@@ -151,22 +144,17 @@ class Recorder final : public Launcher {
     launch["row_result"] = address(problem.row_result);
     launch["tie_count"] = address(problem.tie_count);
     launch["is_accurate"] = problem.is_accurate;
-    launch["specialized"] = function_of(problem.specialized);
     callback_("pointwise_backward", launch);
   }
 
   void reduce(ReduceProblem const& problem, Stream stream) override {
     py::gil_scoped_acquire const gil;
-    py::dict launch = begin(stream);
     ReduceExtents const& extents = problem.extents;
-    launch["extents"] = py::make_tuple(extents.outer, extents.reduced, extents.inner);
-    launch["x"] = tuple_of(problem.x);
-    add(launch, problem.program, problem.operands);
+    py::dict launch = begin(problem, {extents.outer, extents.reduced, extents.inner}, stream);
     launch["reduction"] = static_cast<int>(problem.reduction);
     launch["out"] = address(problem.out);
     launch["out_dtype"] = static_cast<int>(problem.out_dtype);
     launch["workspace"] = address(problem.workspace);
-    launch["specialized"] = function_of(problem.specialized);
     callback_("reduce", launch);
   }
 
@@ -174,6 +162,17 @@ class Recorder final : public Launcher {
   static py::dict begin(Stream stream) {
     py::dict launch;
     launch["stream"] = address(stream);
+    return launch;
+  }
+
+  // Of a kernel without a product.
+  template <class Problem>
+  static py::dict begin(Problem const& problem, Extents const& extents, Stream stream) {
+    py::dict launch = begin(stream);
+    launch["extents"] = py::make_tuple(extents[0], extents[1], extents[2]);
+    launch["x"] = tuple_of(problem.x);
+    launch["specialized"] = function_of(problem.specialized);
+    add(launch, problem.program, problem.operands);
     return launch;
   }
 

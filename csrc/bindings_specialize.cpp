@@ -49,9 +49,7 @@ void fake_compiler(std::optional<Compile> const& compile) {
 
 sp::Specialization* find_specialization(std::string const& kernel, int device, Program const& program,
                                         std::vector<int> const& dtypes, std::vector<sp::OperandKind> const& kinds) {
-  sp::OperandTypes types = to_operand_types(program, dtypes);
-  set_kinds(program, kinds, types);
-  return sp::find_specialization(kernel, device, program, types);
+  return sp::find_specialization(kernel, device, program, to_operand_types(program, dtypes, kinds));
 }
 
 std::vector<sp::Specialization*> find_epilogues(LinearPlan const& plan, int device, Program const& program,

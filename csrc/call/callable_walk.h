@@ -40,7 +40,7 @@ class WalkSlots {
 
   // For as long as the walk takes. With a GIL its owner holds it: no other thread runs. Without one this may be the
   // last reference, and what its end runs cannot run under the lock.
-  PyObject* hold(PyRef reference) {
+  PyObject* hold(PyRef&& reference) {
     PyObject* const object = reference.get();
 #ifdef Py_GIL_DISABLED
     held_.push_back(std::move(reference));

@@ -28,6 +28,11 @@ class TableLock {
 std::atomic<uint64_t> direct_call_count{0};
 std::atomic<int> pause_count{0};
 
+PyRef multiply(Arguments const& arguments) {
+  PyObject* const bias = arguments.has_bias ? arguments.tensors[2] : Py_None;
+  return torch_state().multiply(arguments.tensors[0], arguments.tensors[1], bias);
+}
+
 // Runs the steps of a plan. Each gives the result, or null with an exception.
 class Run {
  public:
@@ -36,10 +41,10 @@ class Run {
 
   PyRef operator()(GeneralSteps const&) const { return PyRef::share(Py_None); }
 
-  PyRef operator()(ProductSteps const&) const { return multiply(); }
+  PyRef operator()(ProductSteps const&) const { return multiply(arguments_); }
 
   PyRef operator()(OperationSteps const& steps) const {
-    PyRef const z = multiply();
+    PyRef const z = multiply(arguments_);
     if (!z) return {};
     PyObject* given[Arguments::kMaxTensors];
     size_t count = 0;
@@ -174,11 +179,6 @@ class Run {
     return PyRef::steal(PyObject_Vectorcall(function.get(), given, count, nullptr));
   }
 
-  PyRef multiply() const {
-    PyObject* const bias = arguments_.has_bias ? arguments_.tensors[2] : Py_None;
-    return torch_state().multiply(arguments_.tensors[0], arguments_.tensors[1], bias);
-  }
-
   PyRef run_fused(LinearSteps const& steps) const {
     Memory result = allocate_result();
     Memory workspace;
@@ -198,7 +198,7 @@ class Run {
 
   PyRef run_unfused(LinearSteps const& steps) const {
     LinearPlan const& plan = steps.plan;
-    Memory const z = located(multiply());
+    Memory const z = located(multiply(arguments_));
     if (!z.tensor) return {};
     bool const in_place = plan.launches.size() < 2 || (std::holds_alternative<PointwisePass>(plan.launches[1]) &&
                                                        std::get<PointwisePass>(plan.launches[1]).in_place);
@@ -264,8 +264,7 @@ PyObject* run_directly(CallPlan const& plan, Arguments const& arguments) {
 
 // PyTorch's own linear layer; where it refuses, the general path says what is wrong.
 PyObject* run_plainly(Arguments const& arguments) {
-  PyObject* const bias = arguments.has_bias ? arguments.tensors[2] : Py_None;
-  PyRef result = torch_state().multiply(arguments.tensors[0], arguments.tensors[1], bias);
+  PyRef result = multiply(arguments);
   if (result) {
     direct_call_count.fetch_add(1, std::memory_order_relaxed);
     return result.release();

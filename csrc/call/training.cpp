@@ -17,6 +17,12 @@ TrainingPlan const* plan_of(PyObject* handle) {
   return static_cast<TrainingPlan const*>(PyCapsule_GetPointer(handle, kCapsule));
 }
 
+// Unless something was wrong already.
+PyObject* refuse(PyObject* type, char const* message) {
+  if (!PyErr_Occurred()) PyErr_SetString(type, message);
+  return nullptr;
+}
+
 bool same_layout(TensorFacts const& facts, TensorFacts const& expected) {
   return facts.dtype == expected.dtype && facts.device_type == expected.device_type &&
          facts.device_index == expected.device_index && facts.ndim == expected.ndim &&
@@ -206,8 +212,7 @@ PyObject* training_linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
   Stream stream = nullptr;
   if (plan == nullptr || !plan->product || !read_product(given + 1, buffers) ||
       !read_operands(*plan, given + 1 + kProductTensors, count - 1 - kProductTensors, operands)) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "training_linear: a tensor is not as the plan has it");
-    return nullptr;
+    return refuse(PyExc_RuntimeError, "training_linear: a tensor is not as the plan has it");
   }
   bool const stores_z = plan->product->plan.request.stores_pre_activation;
   Memory z;
@@ -234,8 +239,7 @@ PyObject* training_forward(PyObject*, PyObject* const* given, Py_ssize_t count) 
   Stream stream = nullptr;
   if (plan == nullptr || !read_z(*plan, given[1], tensors) ||
       !read_operands(*plan, given + 2, count - 2, tensors.operands)) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "training_forward: a tensor is not as the plan has it");
-    return nullptr;
+    return refuse(PyExc_RuntimeError, "training_forward: a tensor is not as the plan has it");
   }
   Memory result = allocate(plan->result);
   if (!result.tensor || !current_stream(*plan, stream)) return nullptr;
@@ -256,13 +260,9 @@ PyObject* training_backward(PyObject*, PyObject* const* given, Py_ssize_t count)
   bool const has_elements = count > kFirstElement;
   if (plan == nullptr || has_elements == plan->hands_gradient_on || !PyTuple_Check(given[1]) ||
       PyTuple_GET_SIZE(given[1]) < 3) {
-    if (!PyErr_Occurred()) {
-      PyErr_SetString(
-          PyExc_TypeError,
-          "training_backward(plan, needed, grad, x, weight, z, *operands), without z and operands where the "
-          "gradient is handed on");
-    }
-    return nullptr;
+    return refuse(PyExc_TypeError,
+                  "training_backward(plan, needed, grad, x, weight, z, *operands), without z and operands where the "
+                  "gradient is handed on");
   }
   auto const is_needed = [&](Py_ssize_t place) { return PyTuple_GET_ITEM(given[1], place) == Py_True; };
   TorchState const& torch = torch_state();

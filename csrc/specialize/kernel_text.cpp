@@ -170,7 +170,7 @@ std::string KernelText::name_with(Program const& program) const {
 }
 
 std::string KernelText::specialize(Program const& program, OperandTypes const& operands, OpSnippets const& snippets,
-                                   Calls calls) const {
+                                   bool inlines) const {
   ProgramText body = marked_ ? marked_->specialize(kernel_, wrt_, program, operands, snippets)
                              : write_epilogue_body(program, operands, snippets, epilogue_);
   std::string text = head_;
@@ -179,7 +179,7 @@ std::string KernelText::specialize(Program const& program, OperandTypes const& o
   }
   std::string const name = name_with(program);
   if (marked_) return text + replace_all(body.text, kernel_, name);
-  if (calls == Calls::kInlinedWhereShort && is_inlined(body.text, program, operands)) {
+  if (inlines && is_inlined(body.text, program, operands)) {
     return text + replace_all(with_inlined_calls(rest_, {epilogue_.name, epilogue_.result, body.text}), kernel_, name);
   }
   return text + replace_all(before_, kernel_, name) + "\n" + body.text + replace_all(after_, kernel_, name);

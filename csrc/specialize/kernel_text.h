@@ -18,9 +18,6 @@ namespace cutfuse::specialize {
 // cmake/embed_kernel_templates.py.
 std::string_view kernel_template(std::string_view kernel);
 
-// Of run_epilogue: whether a program that is short stands in the place of each call, or is a function as long ones are.
-enum class Calls { kInlinedWhereShort, kKept };
-
 // The text of one kernel as nvcc compiled it, taken apart once. Throws std::invalid_argument where it is not such a
 // text; the message names what is missing.
 class KernelText {
@@ -31,9 +28,10 @@ class KernelText {
   // What the kernel with this program is called, in its text and by profilers: its own name and the program's ops.
   std::string name_with(Program const& program) const;
 
-  // The kernel with the program, which has to be complete, compiled in.
+  // The kernel with the program, which has to be complete, compiled in. inlines: a short program stands in the place of
+  // each call of run_epilogue, which is a function with a long one.
   std::string specialize(Program const& program, OperandTypes const& operands, OpSnippets const& snippets,
-                         Calls calls = Calls::kInlinedWhereShort) const;
+                         bool inlines = true) const;
 
  private:
   bool is_inlined(std::string_view body, Program const& program, OperandTypes const& operands) const;

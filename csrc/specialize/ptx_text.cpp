@@ -23,6 +23,8 @@ constexpr std::string_view kParameter = "param";
 constexpr std::string_view kResult = "retval0";
 constexpr int kWordBytes = 4;
 
+bool is_name_character(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '$'; }
+
 [[noreturn]] void refuse_call(std::string_view line) {
   refuse("has '" + std::string(line) + "' around a call that is to be inlined");
 }
@@ -173,8 +175,6 @@ std::vector<std::string_view> lines_of(std::string_view text) {
   }
   return lines;
 }
-
-bool is_name_character(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '$'; }
 
 size_t name_length(std::string_view text) {
   size_t length = 0;

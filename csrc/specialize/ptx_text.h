@@ -23,8 +23,6 @@ bool ends_with(std::string_view text, std::string_view suffix);
 // The lines, without their ends.
 std::vector<std::string_view> lines_of(std::string_view text);
 
-bool is_name_character(char c);
-
 // The length of the identifier at the start.
 size_t name_length(std::string_view text);
 
