@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from bench_runs import CPU, results_of, run
+from bench_runs import CPU, parts_of, run
 from torch import Tensor
 
 import cutfuse
 from bench import accuracy_suite as suite
+from bench import fp32_cases as fp32
+from bench.accuracy import WRONG_ABOVE, relative_error
 from bench.distributions import BY_NAME, DISTRIBUTIONS, HUGE_ROWS
 from bench.goals import MISSED, lines_of
 from bench.suite import Case
+from bench.workloads import Workload
 from cutfuse.precision import product_mode
 
 NAMES = [distribution.name for distribution in DISTRIBUTIONS]
@@ -111,12 +113,6 @@ def test_measure_gives_each_error_by_its_definition() -> None:
     assert suite.measure(exact.product.float(), exact) == suite.Errors(0.0, 0.0, 0.0)
 
 
-def test_magnitude_is_the_product_of_absolute_values() -> None:
-    exact = suite.Exact.of(torch.tensor([[1.0, -2.0]]), torch.tensor([[3.0, 4.0], [-1.0, 0.0]]))
-    assert exact.product.tolist() == [[-5.0, -1.0]]
-    assert exact.magnitude.tolist() == [[11.0, 1.0]]
-
-
 @pytest.mark.parametrize("special", [math.inf, -math.inf, math.nan])
 def test_measure_never_passes_a_result_that_is_not_finite(special: float) -> None:
     exact = suite.Exact.of(torch.ones(2, 3), torch.ones(4, 3))
@@ -130,12 +126,6 @@ def test_measure_where_there_is_nothing_to_be_relative_to() -> None:
     assert suite.measure(torch.zeros(1, 2), exact) == suite.Errors(0.0, 0.0, 0.0)
     found = suite.measure(torch.tensor([[0.0, 1e-30]]), exact)
     assert (found.frobenius, found.largest) == (math.inf, math.inf)
-
-
-def test_measure_refuses_another_shape() -> None:
-    exact = suite.Exact.of(torch.zeros(1, 3), torch.ones(2, 3))
-    with pytest.raises(ValueError, match=r"shape \(2, 1\), the exact product \(1, 2\)"):
-        suite.measure(torch.zeros(2, 1), exact)
 
 
 def test_ratio_of_errors() -> None:
@@ -171,44 +161,6 @@ def test_contenders_run_in_the_modes_they_are_named_for(monkeypatch: pytest.Monk
     assert seen == [*forced, ("ieee", torch.bfloat16)]
 
 
-@pytest.mark.parametrize("small", [False, True])
-def test_cases_cover_every_distribution_depth_and_route(small: bool) -> None:
-    found = [case.as_dict() for case in suite.accuracy_cases(small, False, 0)]
-    depths = {suite.depth_of(case) for case in found if case["group"] == "product"}
-    assert depths == ({64, 1000} if small else {64, 1000, 8192, 32768})
-    for route in suite.ROUTES:
-        assert {case["variant"] for case in found if case["group"] == route} == set(NAMES)
-
-
-def test_a_cpu_has_one_product_of_fp32_which_integers_leave_exact() -> None:
-    for name in ("normal", "integers below 2^11"):
-        found = suite.Product("product", name, 48, 80, 64).figures(CPU)
-        assert found["ratios"] == dict.fromkeys(suite.MEASURES, 1.0)
-        ours = found["contenders"][suite.GUARDED]
-        assert BY_NAME[name].is_exact == (ours["largest"] == 0)
-        assert 0 <= ours["mean"] <= ours["largest"] < 1e-3
-
-
-def test_a_distribution_has_the_errors_of_its_deepest_product_and_the_largest_ratio_of_all() -> None:
-    def case(route: str, k: int, error: float, largest: float | None) -> dict[str, Any]:
-        own = {"group": route, "variant": "normal", "shape": f"8x8x{k}", "precision": "fp32"}
-        ratios = dict(zip(suite.MEASURES, (0.5, largest, 0.5), strict=True))
-        return {**own, "ratios": ratios, "contenders": {suite.GUARDED: {"frobenius": error}}}
-
-    cases = [case("product", 8192, 2e-7, 0.5), case("product", 64, 1e-7, 0.75), case("dW", 1000, 3e-7, 0.6)]
-    columns = suite.distributions_table(results_of("accuracy", cases)).columns
-    found = {name: columns[name] for name in ("inputs", "K", "guarded", "largest ratio", "bf16")}
-    assert found == {
-        "inputs": ["normal"],
-        "K": ["8192"],
-        "guarded": ["2.0e-07"],
-        "largest ratio": ["0.75"],
-        "bf16": ["-"],
-    }
-    cases.append(case("dX", 1000, 3e-7, None))  # JSON's infinity
-    assert suite.distributions_table(results_of("accuracy", cases)).columns["largest ratio"] == ["inf"]
-
-
 def test_a_worse_product_misses_the_contract_and_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.goals.judges", lambda *_: True)
     monkeypatch.setattr("bench.goals.suite_of", lambda name: replace(suite.SUITE, cases=small_cases))
@@ -224,12 +176,57 @@ def small_cases(*kind: object) -> list[Case]:
     return list(suite.accuracy_cases(True, False, 0))
 
 
-def test_a_failing_contender_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(x: Tensor, weight: Tensor) -> Tensor:
-        raise RuntimeError("no kernel")
+def built(group: str, shape: str = "") -> Workload:
+    """The first small case of a group, or with that shape."""
+    cases = fp32.fp32_cases(True, False, 0)
+    return parts_of(next(case for case in cases if case.group == group and shape in case.shape))[0](CPU)
 
-    monkeypatch.setattr(cutfuse, "linear", fail)
-    found = suite.Product("product", "normal", 48, 80, 64).figures(CPU)
-    assert found["contenders"][suite.GUARDED] == {"note": "failed: RuntimeError: no kernel"}
-    assert found["contenders"][suite.CUBLAS]["mean"] > 0
-    assert found["ratios"] == dict.fromkeys(suite.MEASURES, math.inf)
+
+def test_kept_planes_are_those_of_the_same_weight() -> None:
+    for workload in (built(fp32.RESIDUAL), fp32.build_product((4, 8, 8), fp32.MODE, True, CPU)):
+        assert workload.kept is not None
+        plain, kept = workload.fused(*workload.arguments), workload.kept.fused(*workload.kept.arguments)
+        assert torch.equal(plain, kept)
+        assert relative_error(plain, workload.reference) < WRONG_ABOVE["fp32"]
+    assert fp32.build_product((4, 8, 8), fp32.MODE, False, CPU).kept is None
+
+
+@pytest.mark.parametrize("group", [fp32.ROW_SUM, fp32.RESIDUAL, fp32.PRODUCT, fp32.FORCED_PRODUCT])
+def test_only_what_is_named_so_is_prepared(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[tuple[str, str]] = []
+    monkeypatch.setattr(cutfuse.PreparedWeight, "check", lambda weight: used.append((weight.mode, product_mode())))
+    workload = built(group)
+    workload.fused(*workload.arguments)
+    assert "prepared" not in workload.explain().call
+    assert used == []
+    assert workload.kept is not None
+    workload.kept.fused(*workload.kept.arguments)
+    assert "prepared weight" in workload.kept.explain().call
+    mode = fp32.FORCED if group == fp32.FORCED_PRODUCT else fp32.MODE or product_mode()
+    assert used == [(mode, mode)] * 2
+
+
+def test_products_run_in_the_suites_mode_and_pytorchs_outside_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def record(x: Tensor, weight: Tensor | cutfuse.PreparedWeight) -> Tensor:
+        seen.append(product_mode())
+        return x @ (weight.weight if isinstance(weight, cutfuse.PreparedWeight) else weight).t()
+
+    monkeypatch.setattr(cutfuse, "linear", record)
+    for workload in (built(fp32.TRAINING), built(fp32.FORCED_PRODUCT), built(fp32.PRODUCT, "8x32x32")):
+        for each in filter(None, (workload, workload.kept)):
+            each.eager(*each.arguments)
+            each.fused(*each.arguments)
+    mode = fp32.MODE or product_mode()
+    assert seen == [mode, fp32.FORCED, fp32.FORCED, mode, mode]
+
+
+def test_the_training_step_is_checked_in_all_its_results() -> None:
+    workload = fp32.build_training((32, 64, 64), CPU)
+    for step in (workload.eager, workload.fused):
+        y, dx, dw = step(*workload.arguments)
+        assert (y.shape, dx.shape, dw.shape) == ((32, 64), (32, 64), (64, 64))
+        assert relative_error(workload.collect((y, dx, dw)), workload.reference) < 1e-6
+        for wrong in ((1.01 * y, dx, dw), (y, 1.01 * dx, dw), (y, dx, 1.01 * dw)):
+            assert relative_error(workload.collect(wrong), workload.reference) > 10 * WRONG_ABOVE["fp32"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -17,14 +16,13 @@ from bench_runs import COMMIT, measured, run
 import cutfuse
 from bench import contenders, machine, reference, report, results, runner, tables
 from bench.__main__ import RAW, default_words, main, parse, results_path
-from bench.ceilings import CEILINGS, Work, ceilings_for, floor_us
+from bench.ceilings import ceilings_for, floor_us
 from bench.contenders import CONTENDERS
 from bench.goals import TARGET_DEVICE
 from bench.suite import Case, Session, Shard, suite_of, title_of
 from bench.suites import SUITES
 from bench.workloads import Run
 
-HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 pytestmark = pytest.mark.usefixtures("one_thread")
 # Of each suite but the models, whose test stands in for the compilers: a few cases, and their contenders.
 SMALL_RUNS = {
@@ -117,22 +115,6 @@ def test_a_wrong_result_is_not_timed_and_fails_the_run(tmp_path: Path, monkeypat
     assert "median_us" in found["cases"][0]["contenders"]["eager"]
 
 
-def test_a_failing_contender_leaves_the_others_and_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def prepare(workload: Any) -> Run:
-        raise RuntimeError(f"no kernel for {workload.arguments[0].shape}")
-
-    stand_in("cutfuse", monkeypatch, prepare)
-    status, found = run("reference", tmp_path / "run", *ONE)
-    entries = found["cases"][0]["contenders"]
-    assert status == 1
-    assert entries["cutfuse"]["note"] == "failed: RuntimeError: no kernel for torch.Size([256, 8192])"
-    assert entries["eager"]["median_us"] > 0
-    note = "cutfuse failed: RuntimeError: no kernel for torch.Size([256, 8192]) (Sigmoid 256x8192 fp32)."
-    assert note in capsys.readouterr().out
-
-
 def test_what_cannot_be_chosen_is_refused() -> None:
     with pytest.raises(SystemExit, match="unknown contenders fastest; choose from mm, eager"):
         main(["reference", "--device", "cpu", "--contenders", "eager,fastest"])
@@ -140,11 +122,6 @@ def test_what_cannot_be_chosen_is_refused() -> None:
         main(["reference", "--device", "cpu", "--filter", "nothing like it"])
     with pytest.raises(SystemExit, match="a shard is written as 1/4"):
         main(["reference", "--device", "cpu", "--shard", "5/4"])
-
-
-def test_cases_are_listed_as_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["chains", "--list", "--filter", "linear"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 117
 
 
 class Measurements:
@@ -278,13 +255,6 @@ def test_shards_divide_the_cases_and_take_about_as_long() -> None:
             Shard.parse(wrong)
 
 
-def test_two_processes_measure_the_cases_of_one(tmp_path: Path) -> None:
-    status, found = run("reference", tmp_path / "run", "--jobs", "2", "--filter", "Sigmoid 256")
-    assert (status, found["left_out"], found["settings"]["jobs"]) == (0, [], 2)
-    assert titles_of(found) == [title for title in all_titles() if title.startswith("Sigmoid")]
-    assert all(entry["median_us"] > 0 for case in found["cases"] for entry in case["contenders"].values())
-
-
 ENDING = """
 import os, runpy, sys
 from bench import runner
@@ -333,12 +303,6 @@ def test_floors_of_the_reference_models_on_an_h200(model: str, precision: str, m
     (own,) = (found for found in reference.MODELS if found.name == model)
     floor = floor_us(own.least_work(False, precision), precision, ceilings_for(TARGET_DEVICE))
     assert floor == pytest.approx(microseconds, rel=0.01)
-
-
-def test_no_floor_without_measured_ceilings() -> None:
-    assert ceilings_for("some other card") is None
-    assert floor_us(Work(1, 1), "fp32", None) is None
-    assert CEILINGS[0].source
 
 
 def test_reference_models_are_all_measured() -> None:

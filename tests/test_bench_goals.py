@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from bench_runs import results_of
 
-from bench import accuracy_suite, chain_suite, fp32_suite, host_suite, model_suite, reference, report, results
+from bench import accuracy_suite, chain_suite, fp32_suite, gains, host_suite, model_suite, reference, report, results
 from bench.contenders import FUSED, KEPT, SPECIALIZED
 from bench.goals import INCOMPLETE, MEAN, MET, MISSED, NOT_MEASURED, TARGET_DEVICE, WORST, judged, lines_of
+from bench.results import committed
 from bench.suite import Figures, Goal, suite_of
 from bench.suites import SUITES
-
-COMMITTED = sorted((Path(__file__).resolve().parents[1] / "bench" / "results").glob("*.json"))
 
 
 def case(value: float, shape: str = "1x1", group: str = "a group", **contenders: Any) -> Figures:
@@ -175,11 +174,6 @@ def test_the_contract_is_judged_over_all_measures() -> None:
     )
 
 
-@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
-def test_what_is_committed_is_small(path: Path) -> None:
-    assert path.stat().st_size <= results.LARGEST_BYTES
-
-
 def test_what_is_too_large_is_refused(tmp_path: Path) -> None:
     own = results_of("reference", [case(0, "x" * results.LARGEST_BYTES)])
     with pytest.raises(ValueError, match="at most 50000 are committed"):
@@ -224,32 +218,28 @@ def test_plots_are_of_the_committed_results_and_none_of_nothing(suite: str) -> N
             assert own == "models" or draw({**found, "cases": []}) is None
 
 
-def test_the_panel_of_goals_has_a_bar_a_mark_and_dots_for_each() -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
-    from bench import plot
-
-    axes = Figure().subplots()
-    lines = [judged(goal(0.9), [case(0.5), case(0.95)], 2, True), judged(goal(None, MEAN), [case(0.5)], 1, True)]
-    plot.draw_lines(axes, lines, "a title")
-    assert [patch.get_width() for patch in axes.patches] == [0.95, 0.5]
-    assert [text.get_text() for text in axes.texts] == ["0.95, missed", "0.50"]
-    assert [list(mark.get_xdata()) for mark in axes.lines if mark.get_linewidth() == 1.6] == [[0.9, 0.9]]
-    assert [len(mark.get_xdata()) for mark in axes.lines if mark.get_marker() == "."] == [2, 1]
+def test_whole_models_are_compared_with_the_faster_of_eager_and_torch_compile() -> None:
+    found = {gain.name: gain.times for gain in gains.gains()}
+    times: dict[tuple[str, str], list[float]] = {}
+    for case in committed("models")["cases"]:
+        if (case["variant"], case["precision"]) in gains.NAMES:
+            eager, compiled, own = (case["contenders"][name]["gpu_us"] for name in ("eager", "compile", "cutfuse"))
+            times.setdefault((case["variant"], case["precision"]), []).append(min(eager, compiled) / own)
+    for kind, values in times.items():
+        assert found[gains.NAMES[kind]] == pytest.approx(values)
 
 
-def test_a_heat_map_labels_every_cell_and_hatches_those_of_cublas() -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
+def test_the_sentence_says_what_gains_and_what_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [gains.Gain("a", [2.0, 8.0]), gains.Gain("b", [0.5, 2.0])]
+    monkeypatch.setattr(gains, "gains", lambda: kinds)
+    assert "a 4.00 (2.00 to 8.00); nothing gained yet: b 1.00 (0.50 to 2.00);" in gains.sentence()
 
-    from bench import fp32_plot
 
-    axes = Figure().subplots()
-    fp32_plot.draw_grid(axes, {(1, "2x2"): (5.0, False), (1, "4x2"): (1.25, True)}, "a title")
-    assert Counter(text.get_text() for text in axes.texts) == {"5.00": 1, "1.25": 1}
-    assert [patch.get_hatch() for patch in axes.patches] == [None, "////"]
-    slow, equal, fast = (fp32_plot.COLOURS(fp32_plot.SCALE(value)) for value in (0.5, 1.0, 2.0))
-    assert slow[2] > slow[0]
-    assert equal[:3] == pytest.approx((1, 1, 1), abs=0.02)
-    assert fast[0] > fast[2]
+def test_layers_are_compared_with_the_fastest_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    results: dict[str, Any] = {suite: committed(suite) for suite in gains.SUITES}
+    before = {gain.name: gain.mean for gain in gains.gains()}
+    for case in [case for suite in ("fp32", "chains") for case in results[suite]["cases"]]:
+        case["contenders"].get("eager", {}).update(median_us=1e-3)
+    monkeypatch.setattr(gains, "committed", results.__getitem__)
+    after = {gain.name: gain.mean for gain in gains.gains()}
+    assert {name for name in before if after[name] != before[name]} == {"layers in bf16 and fp16"}

@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-import random
-import re
 from collections import Counter
 from itertools import product
 
 import pytest
 import torch
-from bench_runs import parts_of
+from bench_runs import CPU, results_of
 
-from bench import chain_cases
+from bench import chain_cases, chain_memory
 from bench.accuracy import WRONG_ABOVE
-from bench.chain_cases import AUTOTUNED, QUICK, QUOTAS, SHAPES, all_cases, chains_of, gflop, operand_bytes
+from bench.chain_cases import (
+    MEMORY,
+    QUOTAS,
+    SHAPES,
+    all_cases,
+    chains_of,
+)
 from bench.chain_drawing import (
     LARGEST,
     NORMAL,
-    PARAMETERS,
-    UNARY,
-    Draw,
     combined,
-    drawn_chain,
     drawn_chains,
-    evaluator,
     image,
 )
-from bench.chain_functions import FULL, LIGHT, LIGHT_ALONE, SPECIAL, Chain, Operand
-from bench.chain_suite import sizes_of
-from bench.contenders import AUTOTUNE, MM, POINTWISE, PRODUCT
+from bench.chain_functions import LIGHT, LIGHT_ALONE, SPECIAL, Chain
+from bench.chain_memory import EAGER_STACK, FUSED_STACK, RECOMPUTED_STACK
+from bench.goals import MISSED, lines_of
 from bench.suite import Case
 from bench.workloads import PRECISIONS, REDUCTIONS, dimensions
 from cutfuse.epilogue import op_table, split_affine
 from cutfuse.epilogue.resolve import resolve
 
 CASTS = {"half", "bfloat16", "float", "copy"}
-LIGHT_OPS = {"relu", "leaky_relu", "clamp", "clamp_open", "minimum", "add", "mul", "hardswish"}
-SPECIAL_OPS = {"sigmoid", "silu"}
 
 
 def ops_of(chain: Chain) -> list[str]:
@@ -50,13 +47,6 @@ def ops_of(chain: Chain) -> list[str]:
 )
 def test_a_chain_has_as_many_operations_as_it_says(chain: Chain) -> None:
     assert len(ops_of(chain)) == chain.ops
-
-
-def test_what_moves_data_has_light_operations_and_two_special_ones() -> None:
-    assert set(ops_of(LIGHT)) | set(ops_of(LIGHT_ALONE)) <= LIGHT_OPS
-    assert sorted(set(ops_of(SPECIAL)) - LIGHT_OPS) == sorted(SPECIAL_OPS)
-    assert sum(op in SPECIAL_OPS for op in ops_of(SPECIAL)) == 2
-    assert any(operand.kind == FULL for operand in LIGHT.operands)
 
 
 def test_the_chains_are_of_every_kind_that_the_grid_names() -> None:
@@ -97,16 +87,6 @@ def test_chains_are_tame(seed: int, precision: str) -> None:
         assert relative_error(chain, precision) < 0.5 * WRONG_ABOVE[precision], chain
 
 
-def test_mixed_operands_have_another_type_and_the_result_the_products() -> None:
-    operand = Operand(FULL, is_mixed=True)
-    assert [operand.precision(name) for name in ("bf16", "fp16", "tf32", "fp32")] == ["fp32", "fp32", "bf16", "bf16"]
-    for chain in chains_of(0):
-        if any(own.is_mixed for own in chain.operands):
-            z = torch.zeros(2, 3, dtype=torch.bfloat16)
-            tensors = [torch.zeros(own.shape(2, 3), dtype=torch.float32) for own in chain.operands]
-            assert chain.function(z, *tensors).dtype == torch.bfloat16
-
-
 def test_what_is_drawn_depends_on_the_seed_alone() -> None:
     assert drawn_chains(0) == drawn_chains(0)
     assert drawn_chains(0) != drawn_chains(1)
@@ -127,28 +107,6 @@ def test_a_draw_takes_no_operation_that_is_wild_or_does_nothing() -> None:
     assert combined(table.op("mul"), NORMAL, NORMAL) == (-36.0, 36.0)
     assert combined(table.op("mul"), NORMAL, (-7.0, 7.0)) is None
     assert LARGEST < 42
-
-
-def test_operations_are_spelt_as_the_table_has_them() -> None:
-    x = torch.linspace(0.5, 1.0, 5, dtype=torch.float64)
-    for name in UNARY:
-        op = op_table().op(name)
-        if name not in PARAMETERS:
-            assert torch.equal(evaluator(op)(x), op.compose([x], [default for _, default in op.parameters])), name
-    assert evaluator(op_table().op("clamp"))(torch.tensor([-9.0, 9.0])).tolist() == [-2.0, 3.0]
-
-
-def test_every_operand_of_a_drawn_chain_is_used() -> None:
-    for seed in range(20):
-        for operands in ((), (Operand(FULL),), (Operand("row"), Operand("column"), Operand("scalar"))):
-            chain = drawn_chain("some", Draw(3, operands), random.Random(seed))
-            names = set(re.findall(r"\b[abc]\b", " ".join(chain.lines)))
-            assert names == set("abc"[: len(operands)]), chain.lines
-
-
-def contenders_of(case: Case) -> tuple[str, ...]:
-    """Who runs a case of launches."""
-    return parts_of(case)[1]
 
 
 def products(quick: bool = False) -> list[Case]:
@@ -173,37 +131,75 @@ def test_cases_are_spread_over_the_grid() -> None:
         assert {chain.has_full for chain in own} == {True, False}
 
 
-def test_max_autotune_has_part_in_some_of_the_16_bit_cases_of_every_shape() -> None:
-    cases = [case for case in products() if AUTOTUNE in contenders_of(case)]
-    assert len(cases) == AUTOTUNED == 24
-    assert {case.precision for case in cases} == {"bf16", "fp16"}
-    assert {case.shape for case in cases} == set(map(dimensions, SHAPES))
-    assert len({case.variant for case in cases}) > 8
-    assert min(case.seconds for case in cases) > 40 > max(case.seconds for case in products(quick=True))
+class LiveTensors:
+    """Counts what a step holds: `base`, and beyond it `kept` after a forward pass and `most` at the peak."""
+
+    def __init__(self, base: int, kept: list[int], most: list[int]) -> None:
+        self.base = base
+        self.kept = kept
+        self.most = most
+        self.calls: list[str] = []
+
+    def allocated(self) -> int:
+        self.calls.append("allocated")
+        is_after_forward = self.calls[-2:-1] == ["restart"]
+        return self.base + (self.kept.pop(0) if is_after_forward else 0)
+
+    def restart_peak(self) -> None:
+        self.calls.append("restart")
+
+    def peak(self) -> int:
+        self.calls.append("peak")
+        return self.base + self.most.pop(0)
 
 
-def test_a_quick_run_is_the_beginning_of_the_draw() -> None:
-    cases = products(quick=True)
-    assert [case.title for case in cases] == [case.title for case in products()[:QUICK]]
-    assert len({case.shape for case in cases}) >= 6
-    assert {case.precision for case in cases} == set(QUOTAS)
+def test_the_last_step_counts_and_what_was_allocated_before_does_not() -> None:
+    meter = LiveTensors(5000, [9, 9, 100, 9, 9, 90, 9, 9, 60], [9, 9, 300, 9, 9, 310, 9, 9, 250])
+    found = chain_memory.measure((4, 24, 16), torch.float32, CPU, meter)["contenders"]
+    assert found == {
+        EAGER_STACK: {"kept_bytes": 100, "peak_bytes": 300},
+        FUSED_STACK: {"kept_bytes": 90, "peak_bytes": 310},
+        RECOMPUTED_STACK: {"kept_bytes": 60, "peak_bytes": 250},
+    }
+    assert meter.calls == ["allocated", "restart", "allocated", "peak"] * 9
 
 
-def test_what_bounds_a_case_is_measured_where_a_target_names_it() -> None:
-    chains = {chain.name: chain for chain in chains_of(0)}
-    for case in products():
-        is_large = gflop(sizes_of(case.as_dict())) >= 40
-        is_bounded = case.precision != "fp32" and is_large and not chains[case.variant].has_full
-        assert (POINTWISE in contenders_of(case)) == is_bounded
-        assert (PRODUCT in contenders_of(case)) == (case.precision == "fp32")
-        assert MM in contenders_of(case)
+def kept_for_backward(stack: torch.nn.Module, x: torch.Tensor) -> int:
+    """The bytes of activations that a forward pass keeps: what is saved and no parameter."""
+    parameters = {parameter.data_ptr() for parameter in stack.parameters()}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in parameters:
+            saved[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = stack(x)
+    del result
+    return sum(saved.values())
 
 
-def test_sizes_and_bytes() -> None:
-    large = {shape for shape in SHAPES if gflop(shape) >= 40}
-    assert set(SHAPES) - large == {(2048, 2304, 768), (777, 3080, 1160), (96, 14336, 5120)}
-    assert gflop((4096, 11008, 4096)) == pytest.approx(369.4, abs=0.1)
-    operands = (Operand(FULL, is_mixed=True), Operand("row"), Operand("column"), Operand("scalar"))
-    chain = Chain("some", 1, operands, ("return z",))
-    assert operand_bytes(chain, (10, 20, 5), "bf16") == 4 * 200 + 2 * (20 + 10 + 1)
-    assert operand_bytes(chain, (10, 20, 5), "tf32") == 2 * 200 + 4 * (20 + 10 + 1)
+def test_the_stacks_compute_the_same_and_one_of_them_keeps_less() -> None:
+    stacks = chain_memory.stacks_of((8, 64, 16), torch.float32, CPU)
+    x = torch.randn(8, 16, requires_grad=True)
+    results = {name: stack(x) for name, stack in stacks.items()}
+    for name in (FUSED_STACK, RECOMPUTED_STACK):
+        torch.testing.assert_close(results[name], results[EAGER_STACK])
+    for stack in stacks.values():
+        assert len(stack) == chain_memory.BLOCKS
+    kept = {name: kept_for_backward(stack, x) for name, stack in stacks.items()}
+    assert kept[RECOMPUTED_STACK] < kept[EAGER_STACK]
+
+
+def test_the_worst_stack_is_held_to_eager() -> None:
+    cases = []
+    own = [case for case in all_cases(False, False, 0) if case.group == MEMORY]
+    for case, peak in zip(own, (1.0, 1.002, 0.9), strict=True):
+        entries = {EAGER_STACK: (100.0, 100.0), FUSED_STACK: (100.0, 100.0 * peak), RECOMPUTED_STACK: (70.0, 80.0)}
+        figures = {name: {"kept_bytes": kept, "peak_bytes": most} for name, (kept, most) in entries.items()}
+        cases.append({**case.as_dict(), "contenders": figures})
+    lines = [line for line in lines_of(results_of("chains", cases)) if line.cells]
+    assert [line.value for line in lines] == [pytest.approx(1.002), 0.7]
+    assert lines[0].verdict == MISSED
+    assert "16384x4096x1024" in lines[0].where

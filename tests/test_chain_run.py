@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +11,12 @@ import torch
 from bench_runs import CPU, measured, parts_of
 
 import cutfuse
-from bench import chain_start, chain_workloads, specialized
+from bench import chain_start, chain_workloads
 from bench.ceilings import ceilings_for, floor_us
 from bench.chain_cases import MODEL, MODEL_CHAINS, ONE_CHAIN, START, all_cases, chains_of
-from bench.chain_functions import LIGHT_ALONE
 from bench.contenders import COMPILE, CONTENDERS, INTERPRETED, POINTWISE, PRODUCT, SPECIALIZED
 from bench.goals import TARGET_DEVICE
-from bench.launches import poison, worst_line_error
+from bench.launches import worst_line_error
 from bench.suite import Case
 from bench.workloads import Reference
 
@@ -76,21 +74,6 @@ def test_modes_are_set_for_the_calls_of_a_contender(modes: Modes) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_wrong_result_is_reported_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    linear = cutfuse.linear
-    case = linear_case(precision="fp32", variant="highway")
-    assert {entry["rounds"] for entry in figures_with(case).values()} == {2}
-
-    def shifted(*arguments: Any, **settings: Any) -> torch.Tensor:
-        return linear(*arguments, **settings) + 0.01
-
-    monkeypatch.setattr(cutfuse, "linear", shifted)
-    for entry in figures_with(case).values():
-        assert entry["note"].startswith("wrong: relative error")
-        assert "median_us" not in entry
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_memory_that_is_not_written_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that leaves an element of its result as the memory was, which the first time held the right one."""
     linear = cutfuse.linear
@@ -144,12 +127,6 @@ def test_one_wrong_tile_stands_out() -> None:
     assert worst_line_error(exact[:, 0] * 1.5, rows) == pytest.approx(0.5)
 
 
-def test_poison_fills_a_result_or_several() -> None:
-    parts = torch.ones(3), torch.ones(2, requires_grad=True)
-    poison(parts)
-    assert all(part.isnan().all() for part in parts)
-
-
 def test_extra_contenders_are_the_chain_and_the_product_alone() -> None:
     chain = next(chain for chain in chains_of(0) if chain.name == "gelu, z")
     with torch.no_grad():
@@ -160,14 +137,6 @@ def test_extra_contenders_are_the_chain_and_the_product_alone() -> None:
         assert alone.launch().shape == (6, 20)  # without the reduction
         torch.testing.assert_close(alone.reference.compute(0, 6), chain.function(z.double()))
         torch.testing.assert_close(workload.extras[PRODUCT].launch(), z)
-
-
-def test_a_backward_pass_is_the_gradient_alone() -> None:
-    workload = chain_workloads.backward((6, 20), LIGHT_ALONE, "fp32", CPU)
-    with torch.no_grad():
-        found = [workload.in_mode("off")(), workload.in_mode("off")(), workload.eager()]
-    for gradient in found:
-        torch.testing.assert_close(gradient.double(), workload.reference.compute(0, 6), rtol=1e-5, atol=1e-6)
 
 
 def test_a_training_step_is_compared_in_all_of_its_results() -> None:
@@ -215,14 +184,6 @@ def test_one_chain_waits_in_its_call_and_many_in_the_background(small_start: Any
     assert modes.seen.count("now") == 1
 
 
-def test_chains_of_the_start_are_different_ones() -> None:
-    chains = chain_start.new_chains(MODEL_CHAINS)
-    assert len({chain.lines for chain in chains}) == MODEL_CHAINS
-    assert (chains[0].ops, chains[0].reduce) == (6, None)
-    assert min(chain.ops for chain in chains) == 3
-    assert not {chain.lines for chain in chains} & {chain.lines for chain in chains_of(0)}
-
-
 SCRIPT = """
 import json, os, sys
 from pathlib import Path
@@ -246,18 +207,3 @@ def test_processes_begin_without_a_cache_and_the_second_finds_one(monkeypatch: p
     assert {name: entry["wait_s"] for name, entry in found.items()} == {"cold": 0.4, "second process": 0.01}
     found = measured(start_case(MODEL))["contenders"]
     assert found == {"cold": {"wait_s": 0.4, "kernels": MODEL_CHAINS}}
-
-
-def test_chains_that_are_left_to_the_interpreter_are_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain_start, "command", lambda count: [sys.executable, "-c", SCRIPT, str(count - 1)])
-    found = measured(start_case(MODEL))["contenders"]
-    assert found == {"cold": {"note": "failed: 29 of 30 chains ran specialized"}}
-
-
-def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="ended with 3: no device"):
-        chain_start.run_process(
-            [sys.executable, "-c", "import sys; print('no device', file=sys.stderr); sys.exit(3)"], tmp_path
-        )
-    assert chain_start.command(30)[1:] == ["-m", "bench.chain_start", "30"]
-    assert set(specialized.cache_environment(tmp_path)) == {"CUDA_CACHE_PATH", "XDG_CACHE_HOME"}

@@ -6,21 +6,18 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from bench_runs import CPU, measured
 from torch import Tensor
 
 import cutfuse
-from bench import host_calls, host_run
 from bench import host_cases as suite
+from bench import host_run
 from bench.accuracy import WRONG_ABOVE
 from bench.host_run import CUTFUSE, PYTORCH, Calls, Group
-from bench.host_timing import HOST, WHOLE
-from bench.mlp_blocks import build_stacks
+from bench.host_timing import HOST
 from bench.suite import Case
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-SHAPE = (6, 24, 16)
 
 
 def group_of(case: Case) -> Group:
@@ -69,23 +66,6 @@ def test_every_group_is_measured_and_titles_are_its_own() -> None:
     assert {group for group in groups if not group.compiles} == small
 
 
-def test_quick_cases_are_among_the_full_ones_and_what_compiles_is_last() -> None:
-    full, quick = ([case.title for case in suite.host_cases(small=False, quick=quick)] for quick in (False, True))
-    assert set(quick) < set(full)
-    compiles = [group_of(case).compiles for case in suite.host_cases(small=False, quick=True)]
-    assert compiles == sorted(compiles)
-    assert sum(compiles) == 3
-
-
-def test_cases_compile_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[object] = []
-    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
-    for case in [*suite.host_cases(small=True, quick=False), *compiling_cases()]:
-        compiled.clear()
-        build_of(case)
-        assert len(compiled) == 2 * group_of(case).compiles
-
-
 def test_drawn_shapes_are_always_the_same_and_spread_over_their_range() -> None:
     rows, sizes = suite.Range(1, 4096), suite.Range(256, 8192)
     shapes = suite.drawn_shapes(400, rows, sizes, odd_ones=True)
@@ -112,50 +92,6 @@ def test_what_the_host_is_timed_on_keeps_the_device_waiting() -> None:
         if group_of(case).time == HOST:
             sizes = [int(size) for size in case.shape.split("x")]
             assert math.prod(sizes) <= 1 << 29  # 1.1 GFLOP: about 2 us on an H200 in bf16, 20 us in fp32
-
-
-def test_fp32_sizes_and_stacks_are_those_of_the_targets() -> None:
-    cases = list(suite.host_cases(small=False, quick=False))
-    drawn = [tuple(map(int, case.shape.split("x"))) for case in cases if group_of(case) == suite.DRAWN_GELU]
-    assert len(drawn) == 40
-    assert all(1 <= m <= 4096 and min(n, k) >= 256 and max(n, k) <= 8192 for m, n, k in drawn)
-    labels = ["12 blocks 384/1536, 197 rows", "12 blocks 768/3072, 1576 rows"]
-    for group in (suite.FORWARD, suite.TRAINING_BLOCKS, suite.COMPILED_FORWARD):
-        assert group.time == WHOLE
-        more = [] if group.compiles else ["12 blocks 768/3072, 12608 rows"]
-        assert [case.shape for case in cases if group_of(case) == group] == labels + more
-
-
-def test_the_lambda_is_new_on_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[object] = []
-
-    def record(x: Tensor, weight: Tensor, bias: Tensor, *, epilogue: object, **_: object) -> Tensor:
-        seen.append(epilogue)
-        return x
-
-    monkeypatch.setattr(cutfuse, "linear", record)
-    tensors = host_calls.layer_tensors(SHAPE, "bf16", CPU)
-    for _ in range(2):
-        host_calls.fused_linear_gelu(*tensors)
-    assert seen[0] is not seen[1]
-
-
-def test_a_training_step_gives_gradients_of_its_own_tensors() -> None:
-    step = host_calls.training_step(host_calls.linear_gelu)
-    x, weight, bias, gradient = host_calls.training_tensors(SHAPE, "fp32", CPU)
-    y, *gradients = step(x, weight, bias, gradient)
-    assert [tuple(part.shape) for part in (y, *gradients)] == [(6, 24), (6, 16), (24, 16), (24,)]
-    assert x.grad is None
-    y = F.gelu(F.linear(x, weight, bias))
-    for own, expected in zip(gradients, torch.autograd.grad(y, (x, weight, bias), gradient), strict=True):
-        torch.testing.assert_close(own, expected)
-
-
-def test_stacks_share_their_parameters() -> None:
-    plain, fused = build_stacks(2, 8, 16, torch.float32, CPU)
-    pairs = list(zip(plain.parameters(), fused.parameters(), strict=True))
-    assert len(pairs) == 12
-    assert all(own is other and own.requires_grad for own, other in pairs)
 
 
 def test_grad_mode_and_fp32_setting_are_the_cases(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,9 +136,3 @@ def test_what_is_wrong_is_not_timed(result: Tensor, message: str) -> None:
     assert entries[CUTFUSE]["note"].startswith(message)
     assert "median_us" not in entries[CUTFUSE]
     assert entries[PYTORCH]["median_us"] >= 0
-
-
-def test_each_of_several_results_is_compared() -> None:
-    exact = (torch.ones(4).double(), 1e-6 * torch.ones(2).double())
-    assert host_run.error_of((torch.ones(4), 1e-6 * torch.ones(2)), exact) < 1e-6
-    assert host_run.error_of((torch.ones(4), torch.zeros(2)), exact) == pytest.approx(1.0)

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from bench_runs import LaunchClock, run, session_of
+from bench_runs import LaunchClock, run
 from torch import Tensor, nn
 
 import cutfuse
 from bench import model_compilation, model_errors, model_run, model_suite, model_timing, timing
-from bench.model_cases import PASSES, all_cases
-from bench.model_contenders import COMPILE, CONTENDERS, CUTFUSE, EAGER, chosen
-from bench.model_fusion import explained, fused_of, fusion_rows, product_rows
+from bench.model_cases import all_cases
+from bench.model_contenders import COMPILE, CONTENDERS, CUTFUSE, EAGER
+from bench.model_fusion import fusion_rows, product_rows
 from bench.model_zoo import FORWARD, MODELS, TRAINING, Inputs
 from bench.results import load
 
@@ -56,19 +56,6 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def test_products_that_differ_by_their_layer_are_counted_together() -> None:
-    reports = [product(f"encoder.layer.{index}.fc1") for index in range(12)]
-    rows = product_rows([*reports, unfused("encoder.layer.0.attention.value"), product("head", n=10)])
-    assert [(row["module"], row["count"], row["n"]) for row in rows] == [
-        ("encoder.layer.*.fc1", 12, 64),
-        ("encoder.layer.*.attention.value", 1, 64),
-        ("head", 1, 10),
-    ]
-    assert rows[0]["dtype"] == "bfloat16"
-    assert fused_of(rows) == "13 of 14"
-    assert fused_of([]) == ""
-
-
 def test_the_table_of_fusion_names_the_cases_where_they_differ() -> None:
     def case(shape: str, *reports: SimpleNamespace) -> dict[str, Any]:
         about = {"group": "a model", "variant": "forward", "shape": shape, "precision": "bf16"}
@@ -88,22 +75,6 @@ def test_the_table_of_fusion_names_the_cases_where_they_differ() -> None:
     ]
 
 
-def test_the_table_of_fusion_names_a_precision_for_all_of_its_cases() -> None:
-    def case(precision: str, shape: str, report: SimpleNamespace) -> dict[str, Any]:
-        about = {"group": "a model", "variant": "forward", "shape": shape, "precision": precision}
-        return {**about, "products": product_rows([report])}
-
-    rows = fusion_rows(
-        [
-            case("bf16", "batch 1", unfused("fc", 1)),
-            case("bf16", "batch 8", unfused("fc", 8)),
-            case("fp32", "batch 1", unfused("fc", 1)),
-            case("fp32", "batch 8", product("fc", 8)),
-        ]
-    )
-    assert [row["cases"] for row in rows] == ["forward bf16; forward fp32 batch 1", "forward fp32 batch 8"]
-
-
 def test_reasons_that_differ_by_their_times_are_one() -> None:
     about = "cuBLAS's product of all columns and another kernel are predicted to take {} us, products of the parts, one"
     reports = [unfused(f"layer.{i}.fc", n=64 + i) for i in range(2)]
@@ -115,13 +86,6 @@ def test_reasons_that_differ_by_their_times_are_one() -> None:
         "cuBLAS's product of all columns and another kernel are predicted to take less than products of the parts, one "
         "of them fused"
     )
-
-
-def test_a_failing_explanation_is_told() -> None:
-    def explain(*arguments: Any) -> None:
-        raise RuntimeError("no graph")
-
-    assert explained(nn.Linear(2, 2), Inputs(), explain) == ([], "explain failed: RuntimeError: no graph")
 
 
 def test_contenders_take_turns_and_are_rewound_before_each_call() -> None:
@@ -149,17 +113,6 @@ def test_contenders_take_turns_and_are_rewound_before_each_call() -> None:
     assert len(orders) == 9  # the first does not count
     assert all(sorted(order) == ["a", "b", "c"] for order in orders)
     assert len(set(orders)) > 1
-
-
-def test_warming_up_calls_as_often_as_cuda_graphs_need() -> None:
-    count = 0
-
-    def run() -> None:
-        nonlocal count
-        count += 1
-
-    assert model_timing.warm_up(model_timing.Call(run), LaunchClock()) >= 0
-    assert count == model_timing.WARM_UP_CALLS >= 4
 
 
 class NormInFp32(nn.Module):
@@ -231,26 +184,6 @@ def test_graphs_are_counted_over_batch_sizes() -> None:
         assert model_compilation.cold_seconds(contender, layer, inputs_of(2), timing.HostClock()) > 0
 
 
-def test_modes_with_cuda_graphs_are_for_gpus() -> None:
-    assert chosen(True, False) == tuple(CONTENDERS)
-    assert chosen(False, False) == ("eager", "compile", "cutfuse")
-    assert (CUTFUSE.backend, CUTFUSE.mode) == ("cutfuse", None)
-    graphs = CONTENDERS["cutfuse-graphs"]
-    assert (graphs.backend, graphs.mode) == ("cutfuse", "reduce-overhead")
-
-
-def test_cuda_graphs_are_timed_where_a_limit_is_about_them() -> None:
-    session = session_of(*CONTENDERS)
-    for case in all_cases(is_small=True):
-        if case.variant in PASSES:
-            goals = [goal for goal in model_suite.GOALS if goal.covers(case.as_dict())]
-            has_goal = any("CUDA graphs" in goal.what for goal in goals)
-            timed = {found.name for found in model_run.contenders_for(case.variant, case.precision, session)}
-            assert timed == {"eager", "compile", "cutfuse"} | (
-                {"compile-graphs", "cutfuse-graphs"} if has_goal else set()
-            )
-
-
 def test_the_optimizer_of_a_training_step_leaves_the_weights() -> None:
     module = nn.Linear(4, 3)
     before = [parameter.clone() for parameter in module.parameters()]
@@ -265,31 +198,6 @@ def test_the_optimizer_of_a_training_step_leaves_the_weights() -> None:
     assert all(torch.equal(*pair) for pair in zip(module.parameters(), before, strict=True))
     loss = Inputs((torch.ones(2, 4),), tensor=lambda result: result.sum())
     assert model_run.gradient_of(module, loss, seed=0) is None
-
-
-@pytest.mark.usefixtures("stand_ins", "one_thread")
-def test_a_contender_without_its_cuda_graphs_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def skip(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] += 1
-        return graph.forward
-
-    torch._dynamo.register_backend(skip, name="without CUDA graphs")
-    graphs = replace(CONTENDERS["cutfuse-graphs"], backend="without CUDA graphs", mode=None)
-    monkeypatch.setitem(CONTENDERS, "cutfuse-graphs", graphs)
-    status, results = run(
-        "models",
-        tmp_path / "run",
-        "--filter",
-        "bottom MLP forward batch 32 bf16",
-        "--contenders",
-        "eager,cutfuse-graphs",
-    )
-    assert status == 0
-    assert results["cases"][0]["contenders"]["cutfuse-graphs"]["without_graphs"] == 1
-    text = capsys.readouterr().out
-    assert "cutfuse, CUDA graphs: Inductor did without them in DLRM bottom MLP forward batch 32 bf16." in text
 
 
 @pytest.mark.usefixtures("stand_ins", "one_thread")
