@@ -30,7 +30,6 @@ from cutfuse.epilogue import (
     split_affine,
 )
 from cutfuse.epilogue.lower import lower
-from cutfuse.native import module
 
 LIMITS = op_table().limits
 
@@ -64,18 +63,6 @@ def test_a_shared_value_takes_one_slot_until_its_last_use() -> None:
     assert epilogue.program.slot_count == 1
     sum_of_products = Epilogue(lambda z: sum((torch.exp(z * k) * torch.sin(z * k) for k in range(2, 6)), start=z))
     assert sum_of_products.program.slot_count == 3
-
-
-def test_order_of_evaluation_saves_slots() -> None:
-    """A chain that joins a fresh value at every step needs one slot, whichever side the chain is on."""
-
-    def right_heavy(z: torch.Tensor) -> torch.Tensor:
-        result = torch.sin(z)
-        for k in range(2, 9):
-            result = torch.cos(z * k) - result
-        return result
-
-    assert Epilogue(right_heavy).program.slot_count == 1
 
 
 def test_orders_that_share_values_badly_are_replaced() -> None:
@@ -177,21 +164,6 @@ def test_sources_beyond_the_limits() -> None:
         _ = Program.parse("operands=0; sigmoid s3").expression
 
 
-def test_encoding_is_the_native_modules() -> None:
-    """Every source in every place that may hold it, run by the native interpreter."""
-    program = Program.parse(
-        "operands=2; copy r1 -> s5; mul z 3.0 -> s0; sub 1.0 prev; add s0 prev; add prev r0; gt prev z; "
-        "where prev 2.0 s5"
-    )
-    assert program.slot_count == 6
-    z, r0, r1 = torch.tensor([1.0, 2.0]), torch.tensor([1.0, -9.0]), torch.tensor([7.0, 8.0])
-    assert run_on_host(program, z, [r0, r1]).tolist() == [2.0, 8.0]
-    assert len(program.native) <= len(program.instructions)
-    assert program.native.operand_count == 2
-    assert program.native is program.native
-    assert isinstance(program.native, module().Program)
-
-
 @pytest.mark.parametrize(
     ("text", "scaling"),
     [
@@ -215,13 +187,6 @@ def test_encoding_is_the_native_modules() -> None:
 )
 def test_programs_that_only_scale(text: str, scaling: tuple[float, int] | None) -> None:
     assert Program.parse(text).native.scaling == scaling
-
-
-def test_numbers_only() -> None:
-    """An op on numbers alone, which only a text can ask for."""
-    program = Program.parse("operands=0; add 1.0 2.0; mul prev z")
-    assert run_on_host(program, torch.tensor([2.0])).item() == 6.0
-    assert Epilogue.from_text(program.text)(torch.tensor([2.0], dtype=torch.float64)).item() == 6.0
 
 
 def test_listing() -> None:
@@ -305,15 +270,6 @@ def value_of(part: Expr | float, operands: tuple[torch.Tensor, ...]) -> torch.Te
     return evaluate(program, torch.zeros_like(operands[0]), operands)
 
 
-def test_operands_of_the_parts() -> None:
-    form = Epilogue(lambda z, a, b, c: (z + a) * b / torch.exp(c) + 1).affine
-    assert form is not None
-    assert form.slope_operands == (1, 2)
-    assert form.intercept_operands == (0, 1, 2)
-    assert Epilogue(lambda z: z * 2).affine.slope_operands == ()  # type: ignore[union-attr]
-    assert repr(Epilogue(lambda z, r: z * 2 + r).affine) == "Affine(slope=2.0, intercept=r0)"
-
-
 @pytest.mark.parametrize(
     "fn",
     [
@@ -335,13 +291,6 @@ def test_operands_of_the_parts() -> None:
 )
 def test_not_affine(fn: Callable[..., torch.Tensor]) -> None:
     assert Epilogue(fn).affine is None
-
-
-def test_division_by_zero_is_left_to_the_program() -> None:
-    form = Epilogue(lambda z: z / 0.0).affine
-    assert form is not None
-    z = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    assert (value_of(form.slope, (z,)) * z).tolist() == [torch.inf, -torch.inf]
 
 
 @given(recipes())

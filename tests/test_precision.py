@@ -15,7 +15,7 @@ from torch import Tensor
 import cutfuse
 from cutfuse.gradients import autograd
 from cutfuse.planning.fused import cublas_linear
-from cutfuse.precision import MODES, allows_tf32, autocast_dtype, captured_mode, process, product_mode
+from cutfuse.precision import MODES, allows_tf32, captured_mode, process, product_mode
 
 
 @pytest.fixture(autouse=True)
@@ -70,16 +70,6 @@ def test_a_pytorch_without_the_newer_switches(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(torch.backends.cuda, "matmul", Matmul())
     assert allows_tf32()
-
-
-def test_autocast() -> None:
-    assert autocast_dtype("cpu") is None
-    assert autocast_dtype("meta") is None
-    with torch.autocast("cpu", torch.bfloat16):
-        assert autocast_dtype("cpu") is torch.bfloat16
-        assert autocast_dtype("cuda") is None
-        with torch.autocast("cpu", enabled=False):
-            assert autocast_dtype("cpu") is None
 
 
 @pytest.mark.parametrize(("setting", "mode"), [("highest", "guarded"), ("high", "tf32"), ("medium", "tf32")])
@@ -164,13 +154,6 @@ def test_a_context_is_this_tasks() -> None:
         return await asyncio.gather(task("split3"), task("split6"))
 
     assert asyncio.run(both()) == ["split3", "split6"]
-
-
-def test_what_a_forward_captured_holds_on_other_threads() -> None:
-    with cutfuse.precision("split6"):
-        captured = captured_mode()
-    assert product_mode(captured) == "split6"
-    assert in_new_thread(lambda: product_mode(captured)) == "split6"
 
 
 @pytest.fixture
