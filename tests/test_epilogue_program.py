@@ -115,6 +115,9 @@ def test_text_is_exact() -> None:
     )
     assert Program.parse(odd.text) == odd
     assert odd.text == "operands=4; clamp prev -inf -0.0 -> s5; where s5 1e-45 1e+300"
+    long = Epilogue(lambda z: torch.nn.functional.leaky_relu(z * math.pi, math.sqrt(2) / 9) + 1 / 3)
+    assert Program.parse(long.text) == long.program
+    assert Epilogue.from_text(long.text).text == long.text
 
 
 @pytest.mark.parametrize(

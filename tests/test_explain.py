@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import threading
 from xml.etree import ElementTree
 
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 
 import cutfuse
 from cutfuse.ops import schema
-from cutfuse.preparations import PREPARATIONS
 from cutfuse.routing import use_operators_everywhere
 
 X, W, B = torch.randn(6, 7), torch.randn(5, 7), torch.randn(5)
@@ -216,12 +214,6 @@ def test_a_module_is_explained_without_its_hooks(nothing_runs: None) -> None:
         cutfuse.explain(module, X[:, 1:], 2.0)
 
 
-@pytest.mark.parametrize(("function", "prepare"), PREPARATIONS.items())
-def test_what_prepares_a_call_takes_what_the_call_takes(function, prepare) -> None:
-    given, taken = inspect.signature(function), inspect.signature(prepare)
-    assert list(given.parameters.values()) == list(taken.parameters.values())
-
-
 def test_calls_of_other_threads_run() -> None:
     """One thread's question does not stop another thread's work."""
     results = []
@@ -236,11 +228,6 @@ def test_calls_of_other_threads_run() -> None:
     explanation = cutfuse.explain(fn, X)
     assert explanation.path == "composed"
     torch.testing.assert_close(results[0], torch.sigmoid(X))
-
-
-def test_calls_run_again_afterwards() -> None:
-    cutfuse.explain(X, W, epilogue=torch.relu)
-    torch.testing.assert_close(cutfuse.linear(X, W, epilogue=torch.relu), torch.relu(F.linear(X, W)))
 
 
 def test_a_notebook_shows_a_table_of_the_same() -> None:
