@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from interpreter_ptx import CSRC, compile_ptx
 from ptx_machine import MEMORY_BASE, Machine
 from ptx_parser import Function, find_kernel
-from specialized_kernels import operand_types
+from specialized_kernels import CSRC, compile_ptx, operand_types
 from specialized_pointwise import Matrix, Memory
 from torch import Tensor
 

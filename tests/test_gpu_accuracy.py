@@ -9,7 +9,7 @@ import pytest
 import torch
 from call_path import PATHS, taken
 from generators import assert_no_worse, eager_linear, make_inputs, to_double
-from plane_inputs import SLACK
+from gpu_tensors import SLACK
 from torch import Tensor
 
 import cutfuse

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from generators import EPILOGUES, LAYOUTS, REDUCTIONS, assert_no_worse, eager_linear, to_double
+from gpu_tensors import DEVICE, KERNELS, LARGE, SLACK, SPLIT_MODES, draw, normal, wild
 from plane_cases import SEEN, UNSEEN, Change
-from plane_inputs import DEVICE, KERNELS, LARGE, SLACK, SPLIT_MODES, draw, normal, wild
 from torch import Tensor
 
 import cutfuse

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
-from interpreter_ptx import compile_ptx
 from ptx_machine import MEMORY_BASE, Machine
 from ptx_parser import Function, find_kernel
 from random_programs import OPERANDS, Recipe, make_program, recipes
 from specialized_backward import MASKS, SpecializedBackward, backward_text
-from specialized_kernels import assemble, find_ptxas
+from specialized_kernels import assemble, compile_ptx, find_ptxas
 from specialized_pointwise import Memory
 from torch import Tensor
 
