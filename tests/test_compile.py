@@ -130,6 +130,22 @@ def test_an_epilogue_error_reaches_the_user_as_itself(name: str, fullgraph: bool
         torch.compile(call, fullgraph=fullgraph, backend="eager")(X)
 
 
+def test_what_an_epilogue_captures_is_guarded(path: str) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = 2.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return cutfuse.linear(x, W, B, epilogue=lambda z: torch.tanh(z) * self.scale)
+
+    module = Scaled()
+    compiled = torch.compile(module, fullgraph=True, backend="eager")
+    for scale in (2.0, 3.0, 4.5, 2.0):
+        module.scale = scale
+        torch.testing.assert_close(compiled(X), torch.tanh(F.linear(X, W, B)) * scale)
+
+
 def test_changing_numbers(path: str) -> None:
     for epilogue in (lambda z, s, r: torch.relu(z) * s + r, cutfuse.Epilogue(lambda z, s, r: torch.relu(z) * s + r)):
 

@@ -75,6 +75,11 @@ def test_a_bar_is_a_part_of_pytorchs_time(ratio: float, drawn: str) -> None:
     assert demo_output.bar(ratio, "#.") == drawn
 
 
+def test_bars_are_of_characters_that_the_output_has() -> None:
+    assert demo_output.bar_characters("utf-8") == "█░"
+    assert demo_output.bar_characters("ascii") == demo_output.bar_characters(None) == "#."
+
+
 def wide_figures() -> list[demo_output.Figures]:
     """The rows of a GPU with the longest texts, one slower than PyTorch and less accurate."""
     path = "planes of both operands in slices of K"
@@ -156,3 +161,12 @@ def test_a_terminal_shows_bars_in_colour(monkeypatch: pytest.MonkeyPatch) -> Non
     shown = console.file.getvalue()
     assert "first case" in shown
     assert "\x1b[32m" in shown  # green: faster than PyTorch
+
+
+def test_a_terminal_without_rich_shows_the_plain_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    demo_output.show_table([make_result(1e-3, 1e-3).figures])
+    assert "\nmodel " in capsys.readouterr().out

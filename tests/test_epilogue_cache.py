@@ -139,6 +139,17 @@ def test_operands_that_are_numbers() -> None:
     assert resolve_with(fn, None) is not resolve_with(fn)
 
 
+def test_numbers_that_no_key_holds() -> None:
+    for number in (Real(2.0), 1 << 4000):
+        results = [resolve_with(lambda z, scale: z if scale else z * 2, number) for _ in range(2)]
+        assert results[0] is not results[1]
+        assert results[0].text == "operands=0"
+
+
+class Real(float):
+    pass
+
+
 def test_failed_traces_are_not_kept() -> None:
     with pytest.raises(EpilogueError, match="captures a tensor"):
         text_of(lambda z: z * torch.ones(2))
@@ -248,6 +259,16 @@ def test_what_changes_while_it_is_traced(during_calls: Callable, way: str, end: 
         torch.testing.assert_close(cutfuse.pointwise(fn, X), fn(X))
 
 
+def test_a_class_that_changes_while_it_is_traced(during_calls: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Sequential(nn.Identity(), nn.Tanh())
+    with monkeypatch.context() as patch:
+        patched = functools.partial(patch.setattr, nn.Tanh, "forward", lambda self, z: z * 5)
+        during_calls(nn.Identity.forward.__code__, patched, lambda: None)
+        torch.testing.assert_close(cutfuse.pointwise(module, X), X * 5)
+        sys.setprofile(None)
+    torch.testing.assert_close(cutfuse.pointwise(module, X), torch.tanh(X))
+
+
 LARGE: dict[str, Callable[[], object]] = {
     "str": lambda: "x" * 100_000,
     "bytes": lambda: bytes(100_000),
@@ -344,6 +365,14 @@ def test_what_is_made_for_every_call_evicts_nothing(make: Callable[[], Callable]
     assert all(resolve(fn, 0) is epilogue for fn, epilogue in zip(useful, kept, strict=True))
 
 
+def test_signs_of_nan() -> None:
+    def make(scale: float) -> Callable[..., torch.Tensor]:
+        return lambda z: z * math.copysign(2.0, scale)
+
+    for scale in (math.nan, -math.nan, 0.0, -0.0):
+        torch.testing.assert_close(cutfuse.pointwise(make(scale), X), make(scale)(X))
+
+
 def test_functions_that_share_helpers() -> None:
     def both(first: Callable, second: Callable) -> Callable[..., torch.Tensor]:
         return lambda z: first(z) if second is not None else z
@@ -366,3 +395,16 @@ def test_long_chains_of_functions() -> None:
         for _ in range(length):
             fn = link(fn)
         assert resolve(link(fn), 0).text == "operands=0; mul z 2.0"
+
+
+def test_deep_tuples() -> None:
+    deep: tuple = ()
+    for _ in range(20_000):
+        deep = (deep,)
+    assert resolve(lambda z: z * len(deep), 0).text == "operands=0; mul z 1.0"
+
+
+@pytest.mark.parametrize("fn", [torch.Tensor.cumsum, torch.Tensor.sum, [].append, str.upper, math.sin])
+def test_builtin_functions_that_are_not_in_the_language(fn: Callable) -> None:
+    with pytest.raises(EpilogueError):
+        resolve(fn, 0)

@@ -171,6 +171,14 @@ def test_in_place_activations_are_functional() -> None:
     assert Epilogue(lambda z: F.leaky_relu(z, 0.2, True)).text == "operands=0; leaky_relu z 0.2"
 
 
+def test_equal_subexpressions_are_one() -> None:
+    z, r = input(), operand(0)
+    assert torch.sigmoid(z) * 2 + r is F.sigmoid(z) * 2 + operand(0)
+    assert z * 0.0 is not z * -0.0
+    epilogue = Epilogue(lambda z: torch.exp(z) + torch.exp(z) * torch.exp(z))
+    assert len(epilogue.program.instructions) == 3
+
+
 def test_operands_of_any_type_and_shape() -> None:
     z = torch.randn(3, 4, dtype=torch.float64)
     row, column, mask = torch.randn(4), torch.arange(3).unsqueeze(1), torch.rand(3, 4) > 0.5

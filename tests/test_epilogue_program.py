@@ -192,6 +192,13 @@ def test_programs_that_only_scale(text: str, scaling: tuple[float, int] | None) 
     assert Program.parse(text).native.scaling == scaling
 
 
+def test_numbers_only() -> None:
+    """An op on numbers alone, which only a text can ask for."""
+    program = Program.parse("operands=0; add 1.0 2.0; mul prev z")
+    assert run_on_host(program, torch.tensor([2.0])).item() == 6.0
+    assert Epilogue.from_text(program.text)(torch.tensor([2.0], dtype=torch.float64)).item() == 6.0
+
+
 def test_listing() -> None:
     program = Program.parse("operands=0; mul z 0.1 -> s0; gt z 0.0; where prev z s0")
     assert program.pretty().splitlines() == [" 0  mul z 0.1       -> s0", " 1  gt z 0.0", " 2  where prev z s0"]
@@ -294,6 +301,13 @@ def value_of(part: Expr | float, operands: tuple[torch.Tensor, ...]) -> torch.Te
 )
 def test_not_affine(fn: Callable[..., torch.Tensor]) -> None:
     assert Epilogue(fn).affine is None
+
+
+def test_division_by_zero_is_left_to_the_program() -> None:
+    form = Epilogue(lambda z: z / 0.0).affine
+    assert form is not None
+    z = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    assert (value_of(form.slope, (z,)) * z).tolist() == [torch.inf, -torch.inf]
 
 
 @given(recipes())

@@ -181,6 +181,13 @@ def values_of(dtype: torch.dtype, size: int, generator: torch.Generator | None =
     return torch.randint(-3, 4, (size,), generator=generator).to(dtype)
 
 
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8], ids=str)
+def test_operands_of_other_types(name: str, dtype: torch.dtype, pointwise: Callable[..., Tensor]) -> None:
+    torch.manual_seed(0)
+    check(pointwise, MIXED[name], X, values_of(dtype, 5), values_of(dtype, 5))
+
+
 @given(
     name=st.sampled_from(sorted(MIXED)),
     types=st.tuples(st.sampled_from(FLOATS), *[st.sampled_from((torch.bool, *INTEGERS, *FLOATS))] * 2),
@@ -311,6 +318,11 @@ def test_the_results_type(name: str, pointwise: Callable[..., Tensor]) -> None:
     torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.parametrize("x", [torch.arange(3), torch.tensor([True, False])], ids=str)
+def test_an_epilogue_takes_integers_as_pointwise_does(x: Tensor) -> None:
+    torch.testing.assert_close(Epilogue(lambda z: z / 2)(x), x / 2)
+
+
 @pytest.mark.parametrize("op", ["sum", "mean", "amax", "amin"])
 def test_reductions_of_comparisons(op: str, path: str) -> None:
     x, w = torch.randn(5, 8), torch.randn(70, 8)
@@ -363,6 +375,17 @@ def test_a_boolean_is_filled_with_a_boolean(pointwise: Callable[..., Tensor]) ->
     fill = torch.tensor(2.5)
     for fn in (lambda z, r: z * (z > 0).masked_fill(z < 1, 2.5), lambda z, r: z * (z > 0).masked_fill(z < 1, r)):
         torch.testing.assert_close(pointwise(fn, X, fill), fn(X, fill))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_heaviside_has_the_type_of_its_argument_ahead_of_time_too(dtype: torch.dtype) -> None:
+    for fn in (lambda z: torch.heaviside(z, z + 0.5), lambda z: torch.heaviside(torch.heaviside(z, z), z)):
+        assert check(lambda fn, *given: cutfuse.pointwise(Epilogue(fn), *given), fn, X.to(dtype))
+
+
+def test_integers_are_not_clamped_ahead_of_time() -> None:
+    with pytest.raises(EpilogueError, match=r"clamp of torch\.int16 gives torch\.int16"):
+        cutfuse.pointwise(Epilogue(lambda z, r: r.clamp(-1, 1) * z), X, torch.arange(5, dtype=torch.int16))
 
 
 @pytest.mark.parametrize("is_pickled", [False, True])

@@ -416,6 +416,11 @@ def test_an_error_shows_the_line_of_the_epilogue() -> None:
     assert ("_normalised", "return torch.softmax(z * 2, -1)") in lines
 
 
+def test_methods_of_other_types_are_called_as_they_are() -> None:
+    upper = str.upper
+    torch.testing.assert_close(cutfuse.pointwise(lambda z: z * len(upper("ab")), X), X * 2)
+
+
 def _normalised(z: Tensor) -> Tensor:
     return torch.softmax(z * 2, -1)
 

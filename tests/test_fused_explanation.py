@@ -21,6 +21,13 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "device_facts", lambda device: (9, 0, 132))
 
 
+@pytest.mark.parametrize("mode", ["split3", "split6", GUARDED])
+def test_explain_takes_every_mode(mode: str) -> None:
+    name, reasons = explain(*inputs(1024, 4096, 4096), mode)
+    assert name is not None
+    assert any(reason.startswith("guarded: sm90_convert6") for reason in reasons) == (mode == GUARDED)
+
+
 def test_explain_says_how_the_weight_is_split() -> None:
     name, reasons = explain(*inputs(1024, 8192, 8192), GUARDED)
     assert "sm90_convert3" in name or "sm90_split3" in name
@@ -37,6 +44,15 @@ def test_explain_says_why_a_faster_kernel_does_not_run() -> None:
         *kernels, cublas = fused.plan_call(arguments_of(*inputs(100, 4096, 4097))).alternatives
     best = min(kernel.microseconds for kernel in kernels if not kernel.rejection)
     assert 0.95 < best / cublas.microseconds < 1
+
+
+def test_explain_gives_the_workspace() -> None:
+    x, weight = inputs(1024, 4096, 4096)
+    with cutfuse.precision("split3"):
+        workspace_bytes = fused.explain_fused(arguments_of(x, weight, "none")).workspace_bytes
+    assert (
+        workspace_bytes == fused.plan_call(arguments_of(x, weight, "none"), captured_mode="split3").workspace_bytes > 0
+    )
 
 
 def test_explain_names_a_device_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,13 @@ def test_a_context_is_this_tasks() -> None:
     assert asyncio.run(both()) == ["split3", "split6"]
 
 
+def test_what_a_forward_captured_holds_on_other_threads() -> None:
+    with cutfuse.precision("split6"):
+        captured = captured_mode()
+    assert product_mode(captured) == "split6"
+    assert in_new_thread(lambda: product_mode(captured)) == "split6"
+
+
 @pytest.fixture
 def recorded() -> Iterator[list[str]]:
     """The modes in which an operator, `torch.ops.cutfuse_test.product`, was run."""

@@ -117,6 +117,11 @@ def test_on_a_cpu_there_are_no_planes() -> None:
     assert explanation.reasons[-1].endswith(why)
 
 
+def test_repr_tells_the_memory(device: Device) -> None:
+    expected = f"PreparedWeight([{ROWS}, {COLUMNS}] float32 on cpu, 'guarded', planes of {NBYTES} bytes)"
+    assert repr(cutfuse.prepare(make_weight())) == expected
+
+
 def test_autocast_casts_the_weight_itself(device: Device) -> None:
     prepared = cutfuse.prepare(make_weight())
     with torch.autocast("cpu", torch.bfloat16):
@@ -158,7 +163,7 @@ def test_a_forward_for_gradients_multiplies_planes(device: Device, monkeypatch: 
     torch.testing.assert_close(*second)
 
 
-# Changes. Those of layers are in test_prepare_modules.py.
+# Changes. Those of layers are further below.
 
 
 def negated(weight: Tensor) -> None:
@@ -327,6 +332,11 @@ def test_copies_have_planes_of_their_own(device: Device, copied: Callable) -> No
         check_current(prepared)
         with pytest.raises(RuntimeError, match="written in place"):
             sigmoid_of(other)
+
+
+def test_a_pickle_holds_no_planes(device: Device) -> None:
+    weight = torch.randn(64, 64)
+    assert len(pickle.dumps(cutfuse.prepare(weight))) < 1.2 * len(pickle.dumps(weight))
 
 
 def test_memory_goes_with_the_object(device: Device) -> None:

@@ -72,6 +72,15 @@ def test_the_native_module_knows_how_it_was_built() -> None:
         assert info["cuda_compiler"] == info["gemm_architectures"] == info["portable_architectures"] == ""
 
 
+def test_a_build_with_kernels_names_toolkit_and_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = {"host_compiler": "GCC 12", "cuda_compiler": "13.0.88", "gemm_architectures": "90a-real"}
+    info["portable_architectures"] = "80-real 90-real"
+    core = SimpleNamespace(cuda_build=True, build_info=lambda: info)
+    monkeypatch.setattr(native, "module", lambda: core)
+    assert lines_of("build")["kernels"] == "CUDA 13.0.88"
+    assert lines_of("build")["other kernels"] == "80-real 90-real"
+
+
 def test_a_broken_native_module_is_reported(tmp_path: Path) -> None:
     """As a program, with a file in the module's place that is no library."""
     code = """
