@@ -14,7 +14,7 @@ import torch
 from bench_runs import COMMIT, measured, run
 
 import cutfuse
-from bench import contenders, machine, reference, report, results, runner, tables
+from bench import contenders, machine, reference, report, results, runner
 from bench.__main__ import RAW, default_words, main, parse, results_path
 from bench.ceilings import ceilings_for, floor_us
 from bench.contenders import CONTENDERS
@@ -84,14 +84,6 @@ def test_partial_runs_and_shards_are_kept_apart() -> None:
     assert path("--quick") == path("--filter", "x") == str(RAW / "host-nvidia-h200-partial.json")
     assert path("--shard", "2/4") == str(RAW / "host-nvidia-h200-shard-2-4.json")
     assert results_path(Path("h200-2.11"), "host").name == "h200-2.11.json"
-
-
-def test_tables_without_rich_are_markdown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "rich", None)
-    monkeypatch.setitem(sys.modules, "rich.console", None)
-    tables.show([tables.Table("A title", {"what": ["a|b", "c"], "us": ["1.5", "-"]})], ["a remark"])
-    lines = ["**A title**", "", "| what | us |", "|---|---:|", "| a\\|b | 1.5 |", "| c | - |", "", "- a remark"]
-    assert capsys.readouterr().out.splitlines() == lines
 
 
 def stand_in(name: str, monkeypatch: pytest.MonkeyPatch, prepare: Any) -> None:
@@ -214,15 +206,6 @@ def test_the_time_limit_leaves_cases_for_the_next_run(
     assert (status, found["cases"], found["left_out"]) == (0, [], all_titles())
     assert "Cases left out by the time limit" in capsys.readouterr().out
     assert run("reference", tmp_path / "run")[1]["left_out"] == []
-
-
-def test_time_is_held_back_by_what_cases_took() -> None:
-    quick, slow = (Case("", name, "", "", lambda session: {}, seconds) for name, seconds in (("a", 2.0), ("b", 45.0)))
-    budget = runner.Budget(100.0)
-    assert budget.fits(slow)
-    budget.note(quick, 6.0)  # three times as long as was guessed
-    assert budget.fits(quick)
-    assert not budget.fits(slow)
 
 
 def test_merged_shards_are_the_whole_run(measurements: Measurements, tmp_path: Path) -> None:

@@ -59,12 +59,6 @@ def test_cuda_clock_leaves_out_the_hosts_time() -> None:
     assert found["slow host"].median_us < 100
 
 
-def test_percentile_interpolates() -> None:
-    assert timing.percentile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
-    assert timing.percentile([7.0], 0.9) == 7.0
-    assert timing.percentile([0.0, 10.0], 0.1) == pytest.approx(1.0)
-
-
 def test_relative_error_covers_every_row_and_never_passes_nan() -> None:
     expected = torch.arange(1.0, 13.0, dtype=torch.float64).reshape(6, 2)
     reference = Reference(lambda start, stop: expected[start:stop], rows=6, elements_per_row=1 << 25)
@@ -209,18 +203,6 @@ def test_a_whole_turn_waits_before_its_time_and_after_each_call_within_it() -> N
     assert machine.log == ["a", "a", "wait", "now", "a", "wait", "a", "wait", "now"]
 
 
-@pytest.mark.parametrize("kind", [HOST, WHOLE])
-def test_a_turn_starts_and_ends_with_an_empty_queue(kind: str) -> None:
-    machine = FakeMachine()
-    calls = {name: machine.call(name) for name in "ab"}
-    time_in_turns(calls, TURNS[kind], machine.wait, Effort(1.0, 5, 5), seed=0, now=machine.now)
-    turn = TURNS[kind]
-    assert machine.longest_queue == (1 if turn.waits_inside else turn.warm_calls + turn.timed_calls)
-    assert machine.queued == 0
-    # The largest call had 19 launches, and a device queues about a thousand.
-    assert 19 * (turn.warm_calls + turn.timed_calls) < 1000 / 2
-
-
 def test_contenders_take_turns_in_changing_order_and_first_rounds_are_dropped() -> None:
     machine = FakeMachine()
     slow_at_first = iter([50_000] * 3 * FIRST_ROUNDS_DROPPED)
@@ -287,15 +269,6 @@ def path(tmp_path: Path) -> Path:
     found = tmp_path / "turns"
     found.mkdir()
     return found
-
-
-def test_a_turn_is_entered_again_inside_and_after_a_failure(path: Path) -> None:
-    turns = DeviceTurns(path)
-    with pytest.raises(ValueError, match="no"), turns.alone(), turns.alone():
-        raise ValueError("no")
-    assert turns.depth == 0
-    with turns.alone():
-        assert turns.depth == 1
 
 
 def prepare_and_time(path: Path, log: Path, place: int) -> None:

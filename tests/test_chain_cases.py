@@ -19,18 +19,14 @@ from bench.chain_cases import (
     chains_of,
 )
 from bench.chain_drawing import (
-    LARGEST,
-    NORMAL,
-    combined,
     drawn_chains,
-    image,
 )
 from bench.chain_functions import LIGHT, LIGHT_ALONE, SPECIAL, Chain
 from bench.chain_memory import EAGER_STACK, FUSED_STACK, RECOMPUTED_STACK
 from bench.goals import MISSED, lines_of
 from bench.suite import Case
 from bench.workloads import PRECISIONS, REDUCTIONS, dimensions
-from cutfuse.epilogue import op_table, split_affine
+from cutfuse.epilogue import split_affine
 from cutfuse.epilogue.resolve import resolve
 
 CASTS = {"half", "bfloat16", "float", "copy"}
@@ -94,19 +90,6 @@ def test_what_is_drawn_depends_on_the_seed_alone() -> None:
     chain_cases.all_cases.cache_clear()
     assert [case.title for case in all_cases(False, False, 0)] == titles
     assert [case.title for case in all_cases(False, False, 1)] != titles
-
-
-def test_a_draw_takes_no_operation_that_is_wild_or_does_nothing() -> None:
-    table = op_table()
-    assert image(table.op("exp"), NORMAL) is None  # too large
-    assert image(table.op("log1p"), NORMAL) is None  # no number
-    assert image(table.op("relu"), (1.0, 3.0)) is None  # the same
-    assert image(table.op("sigmoid"), (4.0, 6.0)) is None  # hardly varies
-    assert image(table.op("sin"), (-30.0, 30.0)) is None  # makes more of errors
-    assert image(table.op("tanh"), NORMAL) == pytest.approx((-1.0, 1.0), abs=1e-4)
-    assert combined(table.op("mul"), NORMAL, NORMAL) == (-36.0, 36.0)
-    assert combined(table.op("mul"), NORMAL, (-7.0, 7.0)) is None
-    assert LARGEST < 42
 
 
 def products(quick: bool = False) -> list[Case]:

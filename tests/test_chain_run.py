@@ -13,8 +13,8 @@ from bench_runs import CPU, measured, parts_of
 import cutfuse
 from bench import chain_start, chain_workloads
 from bench.ceilings import ceilings_for, floor_us
-from bench.chain_cases import MODEL, MODEL_CHAINS, ONE_CHAIN, START, all_cases, chains_of
-from bench.contenders import COMPILE, CONTENDERS, INTERPRETED, POINTWISE, PRODUCT, SPECIALIZED
+from bench.chain_cases import MODEL, MODEL_CHAINS, ONE_CHAIN, START, all_cases
+from bench.contenders import COMPILE, CONTENDERS, INTERPRETED, SPECIALIZED
 from bench.goals import TARGET_DEVICE
 from bench.launches import worst_line_error
 from bench.suite import Case
@@ -96,22 +96,6 @@ def test_memory_that_is_not_written_is_found(monkeypatch: pytest.MonkeyPatch) ->
         memory.clear()
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_what_cutfuse_warns_of_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    linear = cutfuse.linear
-
-    def warning(*arguments: Any, **settings: Any) -> torch.Tensor:
-        import warnings
-
-        warnings.warn("the driver is too old", stacklevel=2)
-        return linear(*arguments, **settings)
-
-    monkeypatch.setattr(cutfuse, "linear", warning)
-    with pytest.warns(UserWarning, match="too old"):  # the timed calls warn too
-        entry = figures_with(linear_case(precision="bf16", variant="relu"))[SPECIALIZED]
-    assert entry["warned"] == "the driver is too old"
-
-
 def test_one_wrong_tile_stands_out() -> None:
     exact = torch.randn(700, 4096, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     reference = Reference(lambda start, stop: exact[start:stop], 700, 4096)
@@ -125,18 +109,6 @@ def test_one_wrong_tile_stands_out() -> None:
     assert worst_line_error(result, reference) == torch.inf
     rows = Reference(lambda start, stop: exact[start:stop, 0], 700, 1)
     assert worst_line_error(exact[:, 0] * 1.5, rows) == pytest.approx(0.5)
-
-
-def test_extra_contenders_are_the_chain_and_the_product_alone() -> None:
-    chain = next(chain for chain in chains_of(0) if chain.name == "gelu, z")
-    with torch.no_grad():
-        workload = chain_workloads.linear((6, 20, 10), chain, "bf16", (POINTWISE, PRODUCT), (POINTWISE, PRODUCT), CPU)
-        x, weight = workload.arguments
-        z = torch.mm(x, weight.t())
-        alone = workload.extras[POINTWISE]
-        assert alone.launch().shape == (6, 20)  # without the reduction
-        torch.testing.assert_close(alone.reference.compute(0, 6), chain.function(z.double()))
-        torch.testing.assert_close(workload.extras[PRODUCT].launch(), z)
 
 
 def test_a_training_step_is_compared_in_all_of_its_results() -> None:

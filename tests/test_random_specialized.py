@@ -67,8 +67,8 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
 
 
 def test_a_program_runs_in_four_kernels(called: list[tuple[str, str, int]]) -> None:
-    interpreted = [compare(seed) for seed in range(100)]
-    assert interpreted == [make_program(recipe_of(seed)).native.is_interpreted for seed in range(100)]
+    interpreted = [compare(seed) for seed in range(300)]
+    assert interpreted == [make_program(recipe_of(seed)).native.is_interpreted for seed in range(300)]
     assert not all(interpreted)
     assert tuple(name for name, _, _ in called[:4]) == CHECKS
     assert len(called) == 4 * sum(interpreted)
