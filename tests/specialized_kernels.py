@@ -6,11 +6,13 @@ import re
 import shutil
 import struct
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from ptx_machine import MEMORY_BASE, Machine
 from ptx_parser import Function, find_function
@@ -211,3 +213,29 @@ class SpecializedEpilogue:
             memory += bytes(int(number) for number in numbers.split(","))
             memory += bytes(-len(memory) % 16)
         return memory, symbols
+
+
+# The PTX of kernels that interpret programs, which tests compile from the source tree as the build does.
+
+
+ROOT = Path(__file__).resolve().parents[1]
+CSRC = ROOT / "csrc"
+sys.path.append(str(ROOT / "build_backend"))
+
+
+def compile_ptx(source: str, folder: Path, options: Sequence[str]) -> str:
+    """What nvcc makes of a source. Skips the test where there is no source tree, as beside a wheel, or no nvcc."""
+    if not CSRC.is_dir():
+        pytest.skip("the interpreter's source is only in the source tree")
+    import toolchain
+
+    nvcc = toolchain.find_nvcc()
+    if nvcc is None:
+        pytest.skip("there is no nvcc here")
+    (folder / "interpreter.cu").write_text(source)
+    own = ["-std=c++17", "-O3", "-DNDEBUG", f"-I{CSRC}", "--expt-relaxed-constexpr", *options]
+    result = subprocess.run([nvcc, *own, "-ptx", "interpreter.cu"], cwd=folder, capture_output=True, text=True)
+    if "jump-table-density" in result.stderr:  # an option of CUDA 13
+        return compile_ptx(source, folder, [option for option in options if "jump-table-density" not in option])
+    assert result.returncode == 0, result.stderr
+    return (folder / "interpreter.ptx").read_text()

@@ -1,52 +1,40 @@
-"""Reductions with a program compiled in: their PTX, run on the CPU as a GPU would launch it, and what it is to give.
-
-What it is to give is what row_reduce_program and strided_reduce_program do, written down a second time: the elements
-of a thread in their order, and how they and the threads are folded.
-"""
+"""Reductions with a program compiled in, and kernels that interpret it: their PTX, run on the CPU as on a GPU."""
 
 from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from ptx_arithmetic import APPROXIMATIONS, exact_sum, flushed, to_single
 from ptx_machine import MEMORY_BASE, Machine
 from ptx_parser import Function, find_kernel
-from specialized_kernels import operand_types
+from specialized_kernels import CSRC, compile_ptx, operand_types
 from specialized_pointwise import Matrix, Memory
 from torch import Tensor
 
 from cutfuse.epilogue import Program
 from cutfuse.native import module
 
-THREADS = 256
-FRAGMENT = 16
-COLUMN_FRAGMENT = 4
-STRIDED = 2  # ReducePath
-WARP = 32
 PLAN = 24  # where ReducePlan begins in the parameters, behind the extents
-Array = np.ndarray
 
 
 class Plan(NamedTuple):
     """What ReducePlan says of how rows and columns are shared out."""
 
-    is_strided: bool
     splits: int
-    chunk: int
     lanes: int
     vector: int
-    width: int
     height: int
 
     @classmethod
     def read(cls, parameters: bytes) -> Plan:
-        path, splits, chunk, lanes, _, vector = struct.unpack_from("<i4xqqiii", parameters, PLAN)
-        return cls(path == STRIDED, splits, chunk, lanes, vector, *struct.unpack_from("<ii", parameters, PLAN + 56))
+        splits, lanes, vector = struct.unpack_from("<8xq8xi4xi", parameters, PLAN)
+        return cls(splits, lanes, vector, *struct.unpack_from("<4xi", parameters, PLAN + 56))
 
 
 def kernel_text(
@@ -141,6 +129,17 @@ class InterpretingReduce(SpecializedReduce):
         )
 
 
+@functools.cache
+def interpreting_reduce(columns: bool) -> InterpretingReduce:
+    """The interpreting kernel, compiled here with its options but for its functions, which become part of its body."""
+    file = CSRC / "reduce" / f"{'strided' if columns else 'row'}_reduce_program.cu"
+    source = file.read_text() if file.exists() else ""
+    assert "__noinline__" in source or not source
+    options = ["-arch=compute_80", "--jump-table-density=50"]
+    with tempfile.TemporaryDirectory() as folder:
+        return InterpretingReduce(compile_ptx(source.replace("__noinline__", "__forceinline__"), Path(folder), options))
+
+
 Problem = tuple[Any, tuple[int, int, int], Matrix, list[Matrix], int]
 
 
@@ -167,166 +166,3 @@ def turned(matrix: Matrix, dimensions: int) -> Matrix:
     """Strides of (outer, inner, reduced) or (1, outer, reduced) as those of (outer, reduced, inner)."""
     address, code, outer, row, column = matrix
     return (address, code, outer, column, row) if dimensions == 3 else (address, code, row, column, 0)
-
-
-State = tuple[Array, Array]
-
-
-def fold_in_order(values: Tensor, reduction: str, plan: Plan) -> Tensor:
-    """The states of rows `[rows, reduced]` of fp32: finished, or `[splits, rows, width]` where there are several."""
-    fold = FOLDS[reduction]
-    columns = values.numpy()
-    chunks = [columns[:, begin : begin + plan.chunk] for begin in range(0, columns.shape[1], plan.chunk)]
-    fold_chunk = fold_column if plan.is_strided else fold_row
-    with np.errstate(all="ignore"):
-        states = [fold_chunk(fold, chunk, plan) for chunk in chunks]
-        if plan.splits > 1:
-            return torch.from_numpy(np.stack([fold.partial(state) for state in states]))
-        return torch.from_numpy(fold.finish(states[0], np.float32(columns.shape[1]), reduction))
-
-
-class Total:
-    fill = np.float32(0)
-    start = np.float32(0)
-
-    @staticmethod
-    def add(state: State, x: Array) -> State:
-        a, b = state
-        total = a + x
-        added = total - a
-        return total, b + ((a - (total - added)) + (x - added))
-
-    @classmethod
-    def take(cls, state: State, values: list[Array]) -> State:
-        while len(values) > 1:
-            values = [values[k] + values[k + 1] for k in range(0, len(values), 2)]
-        return cls.add(state, values[0])
-
-    @classmethod
-    def combine(cls, x: State, y: State) -> State:
-        a, b = cls.add(x, y[0])
-        return a, b + y[1]
-
-    @classmethod
-    def total(cls, state: State) -> Array:
-        total = state[0] + state[1]
-        return np.where(total - total == 0, total, state[0])
-
-    @classmethod
-    def partial(cls, state: State) -> Array:
-        return cls.total(state)[:, None]
-
-    @classmethod
-    def finish(cls, state: State, count: np.float32, reduction: str) -> Array:
-        return cls.total(state) / count if reduction == "mean" else cls.total(state)
-
-
-class Extreme:
-    def __init__(self, choose: Callable[[Array, Array], Array], fill: float) -> None:
-        self.choose = choose
-        self.fill = self.start = np.float32(fill)
-
-    def take(self, state: State, values: list[Array]) -> State:
-        a = state[0]
-        for value in values:
-            a = self.choose(a, value)
-        return a, state[1]
-
-    def combine(self, x: State, y: State) -> State:
-        return self.choose(x[0], y[0]), np.zeros_like(x[0])
-
-    def partial(self, state: State) -> Array:
-        return state[0][:, None]
-
-    def finish(self, state: State, count: np.float32, reduction: str) -> Array:
-        return state[0]
-
-
-class Exponentials:
-    fill = start = np.float32(-np.inf)
-
-    @staticmethod
-    def relative(x: Array, reference: Array) -> Array:
-        exponent = flushed((x - reference) * np.float32(1.4426950408889634))
-        return flushed(APPROXIMATIONS["ex2"](exponent.astype(np.float64)).astype(np.float32))
-
-    @staticmethod
-    def reference(maximum: Array) -> Array:
-        return np.where(np.isinf(maximum), np.float32(0), maximum)
-
-    @classmethod
-    def take(cls, state: State, values: list[Array]) -> State:
-        maximum = functools.reduce(np.maximum, values, state[0])
-        reference = cls.reference(maximum)
-        carried = state[1].astype(np.float64) * cls.relative(state[0], reference)
-        total = to_single(exact_sum(carried, cls.relative(values[0], reference).astype(np.float64)), "rn")
-        for value in values[1:]:
-            total = total + cls.relative(value, reference)
-        return maximum, total
-
-    @classmethod
-    def combine(cls, x: State, y: State) -> State:
-        maximum = np.maximum(x[0], y[0])
-        reference = cls.reference(maximum)
-        return maximum, x[1] * cls.relative(x[0], reference) + y[1] * cls.relative(y[0], reference)
-
-    @staticmethod
-    def partial(state: State) -> Array:
-        return np.stack(state, axis=-1)
-
-    @staticmethod
-    def finish(state: State, count: np.float32, reduction: str) -> Array:
-        return state[0] + np.log(state[1].astype(np.float64)).astype(np.float32)  # its last bit may differ
-
-
-Fold = Total | Extreme | Exponentials
-FOLDS: dict[str, Fold] = {
-    "sum": Total(),
-    "mean": Total(),
-    "amax": Extreme(np.maximum, -np.inf),
-    "amin": Extreme(np.minimum, np.inf),
-    "logsumexp": Exponentials(),
-}
-
-
-def fold_row(fold: Fold, chunk: Array, plan: Plan) -> State:
-    return fold_threads(fold, [take_lane(fold, chunk, plan, lane) for lane in range(plan.lanes)])
-
-
-def fold_column(fold: Fold, chunk: Array, plan: Plan) -> State:
-    """Threads above each other, each of which takes a few rows at once, and then pairs of them as combine_height."""
-    states = [
-        take_places(fold, chunk, range(y, chunk.shape[1], plan.height), COLUMN_FRAGMENT) for y in range(plan.height)
-    ]
-    while len(states) > 1:
-        half = (len(states) + 1) // 2
-        states = [fold.combine(*states[k::half]) if k + half < len(states) else states[k] for k in range(half)]
-    return states[0]
-
-
-def take_lane(fold: Fold, chunk: Array, plan: Plan, lane: int) -> State:
-    """What one thread of each row takes: vectors that lie `lanes` vectors apart, in fragments."""
-    vectors = range(lane * plan.vector, chunk.shape[1], plan.lanes * plan.vector)
-    return take_places(fold, chunk, [first + k for first in vectors for k in range(plan.vector)], FRAGMENT)
-
-
-def take_places(fold: Fold, chunk: Array, places: Sequence[int], fragment: int) -> State:
-    rows = len(chunk)
-    state = np.full(rows, fold.start), np.zeros(rows, np.float32)
-    for first in range(0, len(places), fragment):
-        values = [chunk[:, place] for place in places[first : first + fragment]]
-        state = fold.take(state, values + [np.full(rows, fold.fill)] * (fragment - len(values)))
-    return state
-
-
-def fold_threads(fold: Fold, states: list[State]) -> State:
-    """As combine_threads: pairs of a warp at growing distances, then one warp after another."""
-    lanes = len(states)
-    distance = 1
-    while distance < min(lanes, WARP):
-        states = [fold.combine(states[k], states[k ^ distance]) for k in range(lanes)]
-        distance *= 2
-    state = states[0]
-    for first in range(WARP, lanes, WARP):
-        state = fold.combine(state, states[first])
-    return state

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import call_path
 import pytest
 import torch
-from call_path import DIRECT, GENERAL, check_paths, checked_calls, expected_reason, has_path, taken
+from call_path import DIRECT, GENERAL, check_paths, checked_calls, has_path, taken
 from emulated_device import direct_calls, emulated_device
-from threads import run_in_threads
 from torch import Tensor
 
 import cutfuse
 from cutfuse import arguments, native
 from cutfuse.layer import calls
-from cutfuse.layer.call_plans import general
 
 core = native.module()
 FP64 = "float64; kernels compute in fp32"
@@ -81,28 +77,6 @@ def test_public_functions_take_the_path(name: str, path: str) -> None:
     assert (direct_calls() > before) == (path == DIRECT)
 
 
-def test_the_result_is_the_direct_call_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = [t.requires_grad_() for t in sample()]
-    with taken(DIRECT):
-        y = layer(*tensors)
-        gradients = torch.autograd.grad(y, tensors, torch.ones_like(y))
-    assert y.grad_fn is not None
-    assert type(y.grad_fn).__name__ == "DirectLinearBackward"
-    assert [g.shape for g in gradients] == [t.shape for t in tensors]
-
-
-def test_the_first_call_of_a_kind_is_made_on_both_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[int] = []
-    monkeypatch.setattr(call_path, "check_same", lambda *given: compared.append(1))
-    x, weight = sample()
-    with checked_calls() as paths:
-        for _ in range(3):
-            layer(x, weight)
-        layer(x[:8], weight)
-    assert (paths.direct, len(compared)) == (4, 2)
-    paths.check("")
-
-
 def test_a_direct_call_on_the_general_path_fails() -> None:
     x, weight = sample()
 
@@ -124,41 +98,6 @@ def test_a_call_that_is_not_direct_for_no_reason_fails(monkeypatch: pytest.Monke
     said = r"(?s)cutfuse.linear\(Tensor\[16, 32\] \(32, 1\) torch.bfloat16 cpu, .*was not direct.*NotImplemented"
     with pytest.raises(AssertionError, match=said), taken(DIRECT):
         layer(x, weight)
-
-
-def test_epilogues_are_compiled_before_the_direct_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call of theirs takes the general path until then."""
-    modes: list[str] = []
-    native_call, remember = calls.call_linear, calls.remember_linear
-
-    def until_compiled(*given: Any) -> Any:
-        y = native_call(*given)
-        return None if isinstance(y, Tensor) and "now" not in modes else y
-
-    def noting(*given: Any) -> None:
-        modes.append(core.specialization_mode().name)
-        remember(*given)
-
-    monkeypatch.setattr(calls, "call_linear", until_compiled)
-    monkeypatch.setattr(calls, "remember_linear", noting)
-    with checked_calls() as paths:
-        layer(*sample())
-    assert modes == ["background", "now"]
-    assert (paths.direct, dict(paths.general)) == (1, {})
-
-
-@pytest.mark.parametrize("name", ["linear", "pointwise", "reduce"])
-def test_a_call_that_is_marked_general_for_no_reason_fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, f"plan_{name}_call", lambda *given: general())
-    with pytest.raises(AssertionError, match=r"(?s)was not direct.*native answer: None"), taken(DIRECT):
-        CALLS[name]()
-
-
-def test_training_that_is_marked_general_for_no_reason_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "plan_training_call", lambda *given: general())
-    x, weight = sample()
-    with pytest.raises(AssertionError, match=r"(?s)requires_grad.*was not direct"), taken(DIRECT):
-        layer(x.requires_grad_(), weight)
 
 
 @pytest.mark.parametrize(
@@ -185,19 +124,6 @@ def test_another_result_fails(change: Callable[[Tensor], Any], said: str, monkey
         layer(x, weight)
 
 
-def test_the_sign_of_a_zero_is_another_bit_and_nan_is_nan() -> None:
-    nan = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
-    assert call_path.count_different(torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0])) == 1
-    assert call_path.count_different(nan, nan.flip(0)) == 0
-
-
-def test_parts_of_a_large_result_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_path, "MANY", 100)
-    assert len(call_path.parts_of(torch.zeros(80, 2))) > 1
-    with taken(DIRECT):
-        CALLS["linear"]()
-
-
 def test_tests_without_direct_calls_are_marked() -> None:
     x, weight = sample()
     with pytest.raises(AssertionError, match=r"no call was direct.*empty"), taken(DIRECT):
@@ -212,16 +138,6 @@ def test_a_mark_that_is_stale_fails() -> None:
     said = "1 calls were direct, but the test is marked general_path: fp64"
     with pytest.raises(AssertionError, match=said), taken(DIRECT, "fp64"):
         layer(*sample())
-
-
-def test_a_direct_call_that_nobody_saw_fails() -> None:
-    x, weight = sample()
-    given = x, weight, None, torch.relu, (), None, False, None
-    with checked_calls() as paths:
-        cutfuse.linear(x, weight, epilogue=torch.relu)
-        assert core.call_linear(*given) is not None
-    with pytest.raises(AssertionError, match="counted 2 direct calls; 1 of public functions and 0 of operators"):
-        paths.check("")
 
 
 def test_a_failure_of_the_test_is_its_own() -> None:
@@ -277,24 +193,6 @@ def test_the_general_paths_calls_have_a_reason(name: str) -> None:
     assert any(reason in found for found in paths.general), paths.general
 
 
-def test_threads() -> None:
-    x, weight = sample()
-    with checked_calls() as paths:
-        run_in_threads([lambda: [layer(x, weight) for _ in range(20)] for _ in range(8)])  # type: ignore[misc]
-    assert paths.direct == 160
-    paths.check("")
-    assert threading.active_count() < 50
-
-
-def test_compiled_code_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch._dynamo.reset()
-    x, weight = sample(torch.float32)
-    with taken(DIRECT, "compiled code alone"):
-        y = torch.compile(layer, backend="eager", fullgraph=True)(x, weight)
-    torch.testing.assert_close(y, layer(x, weight), rtol=1e-4, atol=1e-4)
-    torch._dynamo.reset()
-
-
 def item(*marks: Any, **parameters: Any) -> Any:
     """A test with marks and parameters."""
 
@@ -315,10 +213,3 @@ def test_tests_on_a_gpu_run_on_both_paths_or_say_why_not() -> None:
     check_paths([item(gpu, call_path=GENERAL), item(gpu, call_path=DIRECT), item(), item(gpu, none)])
     with pytest.raises(pytest.UsageError, match="test_it is marked gpu, but runs on no path"):
         check_paths([item(gpu)])
-
-
-def test_a_reason_holds_for_cases() -> None:
-    some = pytest.mark.general_path("fp64", when=lambda case: case["dtype"] is torch.float64)
-    assert expected_reason(item(some, dtype=torch.float64)) == "fp64"
-    assert expected_reason(item(some, dtype=torch.float32)) == ""
-    assert expected_reason(item(some, pytest.mark.general_path("all"), dtype=torch.float32)) == "all"

@@ -94,18 +94,6 @@ def test_reductions_of_integers_compile() -> None:
         assert torch.equal(torch.compile(reduce, fullgraph=True, backend="eager")(x), reduce(x))
 
 
-def test_fused_linear_compiles(path: str) -> None:
-    module = cutfuse.nn.FusedLinear(7, 6, epilogue=nn.GELU("tanh"), reduce="sum")
-    torch.testing.assert_close(torch.compile(module, fullgraph=True, backend="eager")(X), module(X))
-
-
-def test_unfusable_fused_linear_compiles_and_says_so(path: str) -> None:
-    module = cutfuse.nn.FusedLinear(7, 6, epilogue=lambda z: torch.softmax(z, -1))
-    with pytest.warns(UserWarning, match="unfused"):
-        actual = torch.compile(module, fullgraph=True, backend="eager")(X)
-    torch.testing.assert_close(actual, torch.softmax(F.linear(X, module.weight, module.bias), -1))
-
-
 # Epilogues and operands that are refused, and a part of the message.
 REFUSED: dict[str, tuple[Callable[..., object] | None, tuple, str]] = {
     "function": (lambda z: torch.cumsum(z, 0), (), "torch.cumsum is not in the epilogue language"),
@@ -167,17 +155,6 @@ def test_changing_numbers(path: str) -> None:
         compiled = torch.compile(call, fullgraph=True, backend="eager")
         for scale in (0.5, 2.0, 3.5, 1):
             torch.testing.assert_close(compiled(X, scale), torch.relu(F.linear(X, W, B)) * scale + R)
-
-
-def test_changing_shapes_keep_their_values(path: str) -> None:
-    def call(x: Tensor, r: Tensor) -> Tensor:
-        y = cutfuse.linear(x, W, B, epilogue=lambda z, r: torch.sigmoid(z) + r, operands=(r,))
-        return cutfuse.reduce(y, 0, "logsumexp") + cutfuse.linear(x, W, B, epilogue=torch.tanh, reduce="sum").sum()
-
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=True)
-    for rows in (5, 3, 8):
-        x, r = torch.randn(rows, 7), torch.randn(rows, 1)
-        torch.testing.assert_close(compiled(x, r), call(x, r))
 
 
 def test_export(path: str) -> None:

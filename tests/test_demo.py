@@ -68,12 +68,6 @@ def test_errors_are_measured_slice_by_slice(monkeypatch: pytest.MonkeyPatch) -> 
     assert errors == pytest.approx([0.0, 1.0 / exact.norm().item()])
 
 
-def test_both_sizes_are_the_same_models() -> None:
-    names = [case.name for case in demo.FULL_SIZE]
-    assert names == [case.name for case in demo.SMALL_SIZE]
-    assert sorted(names) == cutfuse.models.__all__
-
-
 @pytest.mark.parametrize(
     ("ratio", "drawn"),
     [(0.0, "#" + 19 * "."), (0.25, 5 * "#" + 15 * "."), (1.0, 20 * "#"), (1.02, 20 * "#"), (3.0, 20 * "#" + ">")],
@@ -85,16 +79,6 @@ def test_a_bar_is_a_part_of_pytorchs_time(ratio: float, drawn: str) -> None:
 def test_bars_are_of_characters_that_the_output_has() -> None:
     assert demo.bar_characters("utf-8") == "█░"
     assert demo.bar_characters("ascii") == demo.bar_characters(None) == "#."
-
-
-def test_the_columns_are_aligned() -> None:
-    results = [make_result(1e-3, 1e-3), make_result(1e-3, 1.0)]
-    _, header, rule, *rows = demo.format_table(demo.arrange(results, "#.", 200)).splitlines()
-    assert header.startswith("model")
-    assert header.endswith("check")
-    starts = {line.index(part) for line, part in zip((header, *rows), ("check", "ok", "MISMATCH"), strict=True)}
-    assert starts == {len(rule) - len("MISMATCH")}
-    assert "##########.........." in rows[0]  # 1 ms of 2
 
 
 def wide_results() -> list[demo.Result]:
@@ -187,9 +171,3 @@ def test_a_terminal_without_rich_shows_the_plain_table(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     demo.show_table([make_result(1e-3, 1e-3)])
     assert "\nmodel " in capsys.readouterr().out
-
-
-def test_where_kernels_run_it_tells_of_the_benchmarks() -> None:
-    assert "python -m bench reference --quick" in demo.next_steps(has_kernels=True)
-    assert "python -m bench" not in demo.next_steps(has_kernels=False)
-    assert max(map(len, demo.next_steps(has_kernels=True).splitlines())) <= 80

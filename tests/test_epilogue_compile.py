@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from test_epilogue_language import between_set_grad_enabled, gate, in_inference_mode
 from torch import nn
 from torch._dynamo.exc import Unsupported
 
 import cutfuse
-from cutfuse.epilogue import Affine, Epilogue, Program, evaluate, op_table, resolve
+from cutfuse.epilogue import Epilogue, Program, evaluate, op_table, resolve
 
 FACTOR = 2.0
 
@@ -131,30 +132,6 @@ def test_a_numpy_number_breaks_the_graph() -> None:
         compiled(lambda x: apply(fn, x))(x)
 
 
-def test_parts_of_an_epilogue_are_constants() -> None:
-    def fn(x: torch.Tensor) -> torch.Tensor:
-        epilogue = resolve(lambda z: z * 3 + 1, 0)
-        form = epilogue.affine
-        assert isinstance(form, Affine)
-        if isinstance(form.slope, float) and not form.intercept_operands:
-            return x * form.slope + form.intercept + len(epilogue.program.instructions) + epilogue.operand_count
-        return x
-
-    torch.testing.assert_close(compiled(fn)(torch.ones(2)), torch.full((2,), 6.0))
-
-
-def test_composed_evaluation_is_traced() -> None:
-    def fn(z: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
-        return torch.where(z > r, torch.tanh(z) * 2, F.softplus(z, 2) - 1) * F.gelu(z, approximate="tanh") + r**3
-
-    inputs = [torch.randn(31, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    got = compiled(lambda z, r: evaluate(resolve(fn, 1).program, z, (r,)))(*inputs)
-    torch.testing.assert_close(got, fn(*inputs))
-    torch.testing.assert_close(
-        torch.autograd.grad(got.sum(), inputs), torch.autograd.grad(fn(*inputs).sum(), inputs), rtol=1e-9, atol=1e-9
-    )
-
-
 def test_a_changed_global(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.linspace(-1, 1, 5)
     fn = compiled(lambda x: apply(with_helper, x))
@@ -189,24 +166,6 @@ def test_a_changed_attribute() -> None:
     for epilogue in (OUTSIDE, PREBUILT, Epilogue(torch.relu), None):
         holder.epilogue = epilogue
         torch.testing.assert_close(fn(x), x if epilogue is None else epilogue(x))
-
-
-CAPTURED = torch.ones(2)
-
-
-@pytest.mark.parametrize(
-    ("fn", "message"),
-    [
-        (lambda z: z * CAPTURED, "captures a tensor of shape"),
-        (lambda z: torch.cumsum(z, 0), "torch.cumsum is not in the epilogue language"),
-        (lambda z: z.sum(), "Tensor.sum is not in the epilogue language"),
-        (lambda z: 1.0, "does not depend on its arguments"),
-        (lambda z: (z, z), "returns 2 values"),
-    ],
-)
-def test_errors_name_the_cause(fn: Callable, message: str) -> None:
-    with pytest.raises(Exception, match=message):
-        compiled(lambda x: apply(fn, x), "eager")(torch.ones(2))
 
 
 def _unary_functions() -> list[Callable[..., torch.Tensor]]:
@@ -330,11 +289,6 @@ def test_a_function_outside_of_an_epilogue_is_no_matter() -> None:
     torch.testing.assert_close(actual, torch.autograd.grad(fn(x).sum(), x)[0])
 
 
-@torch.no_grad()
-def gate(z: torch.Tensor) -> torch.Tensor:
-    return torch.sigmoid(z)
-
-
 def in_no_grad(z: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         s = torch.exp(z) + 1
@@ -346,19 +300,6 @@ def by_dynamo_in_no_grad(z: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         s = abs(z) + 1
     return z / s
-
-
-def in_inference_mode(z: torch.Tensor) -> torch.Tensor:
-    with torch.inference_mode():
-        s = torch.sigmoid(z)
-    return z + s
-
-
-def between_set_grad_enabled(z: torch.Tensor) -> torch.Tensor:
-    torch.set_grad_enabled(False)
-    s = torch.sigmoid(z)
-    torch.set_grad_enabled(True)
-    return z * s
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import traceback
 import warnings
 from collections.abc import Callable
@@ -169,11 +171,6 @@ LINEAR = {
         cutfuse.EpilogueError,
         "takes 1 operand, and is given",
     ),
-    "branch": (call(epilogue=lambda z: z if z > 0 else -z), cutfuse.EpilogueError, "branches on data.*torch.where"),
-    "unknown function": (call(epilogue=lambda z: torch.softmax(z, -1)), cutfuse.EpilogueError, "softmax"),
-    "constant": (call(epilogue=lambda z: 1.0), cutfuse.EpilogueError, "does not depend on its arguments"),
-    "two results": (call(epilogue=lambda z: (z, z)), cutfuse.EpilogueError, "returns 2 values"),
-    "captured tensor": (call(epilogue=lambda z: z + B), cutfuse.EpilogueError, "operands="),
 }
 
 
@@ -374,32 +371,6 @@ def test_pointwise_and_reduce(name: str) -> None:
         function()
 
 
-# What an epilogue may not do, and a part of the message.
-EPILOGUES: dict[str, tuple[Callable[..., object], str]] = {
-    "method of the class": (torch.Tensor.cumsum, "torch.Tensor.cumsum is not in the epilogue language"),
-    "unbound method": (lambda z: torch.Tensor.cumsum(z, -1), "cumsum is not in the epilogue language"),
-    "NumPy's function": (lambda z: np.tanh(z), "use the torch function of the same name"),
-    "round": (round, r"use torch.round\(z\)"),
-    "round to digits": (lambda z: round(z, 2), r"use torch.round\(z\)"),
-    "divmod": (lambda z: divmod(z, 2)[0], r"divmod\(\).*torch.remainder\(z, d\)"),
-    "divmod of a number": (lambda z: divmod(2, z)[0], r"divmod\(\).*torch.remainder\(z, d\)"),
-    "shift": (lambda z: z << 1, "the operator << is not in the epilogue language; it has"),
-    "shift of a number": (lambda z: 2 >> z, "the operator >> is not in the epilogue language; it has"),
-    "format": (lambda z: float(f"{z:.2f}"), "has no number"),
-    "call": (lambda z: z(), "is not callable.*use Python's operators, functions of torch"),
-    "vmap": (torch.func.vmap(torch.sigmoid), "reads Tensor.dim of a symbolic value"),
-    "too few parameters": (lambda z, r: z, "called with the pre-activation and 0 operands"),
-}
-
-
-@pytest.mark.parametrize("name", EPILOGUES)
-def test_what_an_epilogue_cannot_do(name: str) -> None:
-    fn, message = EPILOGUES[name]
-    for take in (lambda: cutfuse.Epilogue(fn, 0), lambda: cutfuse.linear(X, W, B, epilogue=fn)):
-        with pytest.raises(cutfuse.EpilogueError, match=message):
-            take()
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_scripted_epilogues() -> None:
     scripted = torch.jit.script(_scale)
@@ -445,26 +416,19 @@ def test_an_error_shows_the_line_of_the_epilogue() -> None:
     assert ("_normalised", "return torch.softmax(z * 2, -1)") in lines
 
 
-def _normalised(z: Tensor) -> Tensor:
-    return torch.softmax(z * 2, -1)
-
-
 def test_methods_of_other_types_are_called_as_they_are() -> None:
     upper = str.upper
     torch.testing.assert_close(cutfuse.pointwise(lambda z: z * len(upper("ab")), X), X * 2)
+
+
+def _normalised(z: Tensor) -> Tensor:
+    return torch.softmax(z * 2, -1)
 
 
 def test_an_epilogue_is_called_with_tensors() -> None:
     halve = cutfuse.Epilogue(lambda z: z / 2)
     with pytest.raises(TypeError, match="called with tensors, got float"):
         halve(3.0)
-
-
-def test_exceptions_of_the_epilogues_own_pass_through() -> None:
-    with pytest.raises(KeyError, match="scale"):
-        cutfuse.pointwise(lambda z: z * {}["scale"], X)
-    with pytest.raises(AttributeError, match="no attribute 'sigmod'"):
-        cutfuse.pointwise(lambda z: torch.sigmod(z), X)
 
 
 class _WithoutKernels:
@@ -486,3 +450,83 @@ def test_a_build_without_kernels_warns_once(monkeypatch: pytest.MonkeyPatch, rec
     finally:
         native.has_kernels.cache_clear()
         native._warn_without_kernels.cache_clear()
+
+
+# Epilogues that take another number of operands than they are given: the error names their parameters.
+
+
+X, W, B = torch.randn(6, 7), torch.randn(5, 7), torch.randn(5)
+
+
+@pytest.mark.parametrize("operands", [(2.0,), (2.0, B), (2.0, 3.0, B)], ids=len)
+def test_numbers_that_the_epilogue_has_no_parameter_for(operands: tuple) -> None:
+    message = f"called with the pre-activation and {len(operands)} operand"
+    with pytest.raises(cutfuse.EpilogueError, match=message):
+        cutfuse.linear(X, W, B, epilogue=lambda z: z, operands=operands)
+
+
+class _Scaled(torch.nn.Module):
+    def forward(self, z: Tensor, scale: Tensor) -> Tensor:
+        return z * scale
+
+
+# Epilogues that have no signature of a Python function, how many operands they are given, and how an error names them.
+MISCOUNTED: dict[str, tuple[Callable[..., Tensor], int, str]] = {
+    "function of one tensor": (
+        torch.nn.functional.gelu,
+        1,
+        r"torch.nn.functional.gelu\(input, \*, approximate='none'\)",
+    ),
+    "function of two tensors": (torch.add, 0, r"torch.add\(input, other, \*, alpha=1\)"),
+    "composition": (torch.lerp, 1, r"torch.lerp\(input, end, weight\)"),
+    "method": (torch.Tensor.relu, 1, r"torch.Tensor.relu\((input|self, /)\)"),
+    "module": (torch.nn.GELU(), 1, r"GELU.forward\(input\)"),
+    "module with an operand": (_Scaled(), 0, r"_Scaled.forward\(z, scale\)"),
+    "partial of a function": (functools.partial(torch.add, alpha=2), 0, r"torch.add\(input, other, \*, alpha=1\)"),
+    "partial of a lambda": (functools.partial(lambda s, z: z * s, 2.0), 1, r"<lambda>\(s, z\)"),
+    "PyTorch's Python function": (
+        torch.nn.functional.silu,
+        2,
+        r"torch.nn.functional.silu\(input, inplace=False\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["numbers", "tensors"])
+@pytest.mark.parametrize("name", MISCOUNTED)
+def test_an_epilogue_of_another_number_of_operands_is_named_with_its_parameters(name: str, kind: str) -> None:
+    fn, count, described = MISCOUNTED[name]
+    operands = (2.0 if kind == "numbers" else B,) * count
+    message = rf"the epilogue {described} is called with the pre-activation and {count} operands?; make its parameters"
+    layer = cutfuse.nn.FusedLinear(7, 5, epilogue=fn)
+    takes: dict[str, Callable[[], Tensor]] = {
+        r"^cutfuse.linear: .* and operands= agree$": lambda: cutfuse.linear(X, W, B, epilogue=fn, operands=operands),
+        r"^cutfuse.nn.FusedLinear: .* operands of forward\(x, \*operands\) agree$": lambda: layer(X, *operands),
+        r"^cutfuse.pointwise: .* of pointwise\(fn, x, \*operands\) agree$": lambda: cutfuse.pointwise(
+            fn, X[:, :5], *operands
+        ),
+    }
+    for place, take in takes.items():
+        with pytest.raises(cutfuse.EpilogueError, match=place) as caught:
+            take()
+        assert re.search(message, str(caught.value))
+
+
+def test_one_operand_is_no_plural() -> None:
+    with pytest.raises(cutfuse.EpilogueError, match="the pre-activation and 1 operand; "):
+        cutfuse.linear(X, W, B, epilogue=torch.relu, operands=(B,))
+
+
+@pytest.mark.parametrize(("fn", "count"), [(torch.addcmul, 2), (torch.add, 1), (torch.relu, 0), (_Scaled(), 1)])
+def test_an_epilogue_counts_the_operands_of_functions_and_modules(fn: Callable[..., Tensor], count: int) -> None:
+    assert cutfuse.Epilogue(fn).operand_count == count
+
+
+def test_an_epilogue_of_any_number_of_operands_is_asked_how_many() -> None:
+    def weighted(*values: Tensor) -> Tensor:
+        return values[0] * values[1]
+
+    with pytest.raises(cutfuse.EpilogueError, match=r"any number of arguments.*Epilogue\(fn, operand_count=...\)"):
+        cutfuse.Epilogue(weighted)
+    torch.testing.assert_close(cutfuse.Epilogue(weighted, 1)(X, X), X * X)
+    torch.testing.assert_close(cutfuse.Epilogue(lambda z, *unused: z * 2)(X), X * 2)

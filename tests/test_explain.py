@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import threading
 from typing import Any
 from xml.etree import ElementTree
@@ -14,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import cutfuse
-from cutfuse.explain import NORMALISERS
 from cutfuse.layer import schema
 from cutfuse.native import use_operators_everywhere
 
@@ -217,12 +215,6 @@ def test_a_module_is_explained_without_its_hooks(nothing_runs: None) -> None:
         cutfuse.explain(module, X[:, 1:], 2.0)
 
 
-@pytest.mark.parametrize(("function", "normalise"), NORMALISERS.items())
-def test_a_normaliser_takes_what_the_call_takes(function, normalise) -> None:
-    given, taken = inspect.signature(function), inspect.signature(normalise)
-    assert list(given.parameters.values()) == list(taken.parameters.values())
-
-
 def test_calls_of_other_threads_run() -> None:
     """One thread's question does not stop another thread's work."""
     results = []
@@ -237,11 +229,6 @@ def test_calls_of_other_threads_run() -> None:
     explanation = cutfuse.explain(fn, X)
     assert explanation.path == "composed"
     torch.testing.assert_close(results[0], torch.sigmoid(X))
-
-
-def test_calls_run_again_afterwards() -> None:
-    cutfuse.explain(X, W, epilogue=torch.relu)
-    torch.testing.assert_close(cutfuse.linear(X, W, epilogue=torch.relu), torch.relu(F.linear(X, W)))
 
 
 def test_a_notebook_shows_a_table_of_the_same() -> None:

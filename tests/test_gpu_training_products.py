@@ -15,8 +15,9 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse import native
-from cutfuse.epilogue import Epilogue
-from cutfuse.layer.planner import LinearArguments
+from cutfuse.epilogue import Epilogue, Program
+from cutfuse.layer.linear_launch import launch_fused, plan_call
+from cutfuse.layer.planner import LinearArguments, plan_linear
 from cutfuse.layer.training_step import takes_few_launches
 
 pytestmark = pytest.mark.gpu
@@ -138,3 +139,316 @@ def test_a_captured_step() -> None:
         graph.replay()
         for found, expected in zip(captured, step(), strict=True):
             assert torch.equal(found, expected)
+
+
+launches_a_plan = pytest.mark.no_path("launches plans, and calls no public function")
+
+IDENTITY = Program((), 0)
+CHAIN = Epilogue(lambda z, r: torch.tanh(z) * r + torch.sigmoid(z)).program
+GELU = Epilogue(F.gelu).program
+# Tiles across the end, columns that end within a subtile, fewer rows than one fragment has, and several tiles a block.
+STORED_SHAPES = ((200, 328, 136), (1, 8, 16), (65, 264, 256), (13, 40, 1032), (2000, 3080, 128))
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def arguments_of(
+    program: Program, shape: tuple[int, int, int], dtype: torch.dtype, **settings: object
+) -> LinearArguments:
+    m, n, k = shape
+    operands = [randn(1, n, dtype=dtype, seed=3)] * program.operand_count
+    x, weight, bias = randn(m, k, dtype=dtype), randn(n, k, dtype=dtype, seed=1), randn(n, dtype=dtype, seed=2)
+    return LinearArguments(x, weight, bias, operands, program, "none", settings.pop("out_dtype", dtype), **settings)
+
+
+def kernels_of(arguments: LinearArguments, precision: str) -> list[str]:
+    *kernels, _ = plan_linear(arguments, precision).alternatives
+    return [kernel.name for kernel in kernels if not kernel.rejection]
+
+
+def guarded(memory: Tensor) -> Tensor:
+    """Memory of this size between rows that nothing may write to, filled with NaN."""
+    whole = torch.full((memory.shape[0] + 2, memory.shape[1]), torch.nan, dtype=memory.dtype, device=DEVICE)
+    return whole[1:-1]
+
+
+def assert_stored(arguments: LinearArguments, kernel: str, precision: str) -> None:
+    """The result is that of the same kernel without it, and z that of the same kernel without a program."""
+    x, n = arguments.x, arguments.weight.shape[0]
+    plan = plan_linear(arguments._replace(stores_pre_activation=True), precision, only=kernel)
+    z = guarded(torch.empty((x.shape[0], n), dtype=x.dtype, device=DEVICE))
+    y = launch_fused(plan, arguments, pre_activation=z)
+    plain = plan_linear(arguments, precision, only=kernel)
+    bare = arguments._replace(program=IDENTITY, operands=())
+    bare_plan = plan_linear(bare, precision, only=kernel)
+    assert [launch.kernel.slices for launch in plan.launches if hasattr(launch, "kernel")] == [
+        launch.kernel.slices for launch in plain.launches if hasattr(launch, "kernel")
+    ]
+    torch.testing.assert_close(y, launch_fused(plain, arguments), rtol=0, atol=0, msg=kernel)
+    torch.testing.assert_close(z, launch_fused(bare_plan, bare).to(z.dtype), rtol=0, atol=0, msg=kernel)
+    assert z._base is not None
+    assert z._base[[0, -1]].isnan().all(), kernel
+
+
+@launches_a_plan
+@pytest.mark.parametrize("mode", ["off", "now"])
+@pytest.mark.parametrize("shape", STORED_SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_kernel_stores_it(dtype: torch.dtype, shape: tuple[int, int, int], mode: str) -> None:
+    with cutfuse.specialization(mode):
+        for program in (CHAIN, GELU):
+            for out_dtype in {dtype, torch.float32}:
+                arguments = arguments_of(program, shape, dtype, out_dtype=out_dtype)
+                kernels = kernels_of(arguments, "tf32")
+                assert kernels or min(shape[:2]) == 1  # tf32 has no kernel for one row
+                for kernel in kernels:
+                    assert_stored(arguments, kernel, "tf32")
+
+
+@launches_a_plan
+@pytest.mark.parametrize("precision", ["split3", "split6", "guarded"])
+@pytest.mark.parametrize("shape", STORED_SHAPES, ids=str)
+def test_products_over_planes(shape: tuple[int, int, int], precision: str) -> None:
+    arguments = arguments_of(CHAIN, shape, torch.float32)
+    kernels = kernels_of(arguments, precision)
+    assert kernels
+    for kernel in kernels:
+        assert_stored(arguments, kernel, precision)
+
+
+@launches_a_plan
+def test_columns_that_are_no_whole_vectors_are_left_to_cublas() -> None:
+    arguments = arguments_of(GELU, (64, 12, 64), torch.bfloat16, out_dtype=torch.float32)
+    assert kernels_of(arguments, "tf32")
+    assert not kernels_of(arguments._replace(stores_pre_activation=True), "tf32")
+
+
+def training_tensors(shape: tuple[int, int, int], dtype: torch.dtype) -> list[Tensor]:
+    m, n, k = shape
+    tensors = [randn(m, k, seed=1), randn(n, k, seed=2) * k**-0.5, randn(n, seed=3)]
+    return [tensor.to(dtype).requires_grad_() for tensor in tensors]
+
+
+def gradients_of(y: Tensor, tensors: list[Tensor], grad: Tensor) -> list[Tensor]:
+    return [y.detach(), *torch.autograd.grad(y, tensors, grad)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_step_is_the_same_on_both_paths_and_as_accurate_as_eager(dtype: torch.dtype) -> None:
+    shape = (4096, 4096, 2048)
+    tensors = training_tensors(shape, dtype)
+    grad = randn(*shape[:2], dtype=dtype, seed=4)
+
+    def gelu_scaled(z: Tensor) -> Tensor:
+        return F.gelu(z) * 0.5 + torch.sigmoid(z)
+
+    with cutfuse.specialization("now"):
+        steps = [gradients_of(cutfuse.linear(*tensors, epilogue=gelu_scaled), tensors, grad) for _ in range(3)]
+    for first, *others in zip(*steps, strict=True):  # the first call takes the general path
+        for other in others:
+            torch.testing.assert_close(other, first, rtol=0, atol=0)
+    exact_tensors = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    exact = gradients_of(gelu_scaled(F.linear(*exact_tensors)), exact_tensors, grad.double())
+    eager = gradients_of(gelu_scaled(F.linear(*tensors)), tensors, grad)
+    for own, plain, wanted in zip(steps[0], eager, exact, strict=True):
+        errors = [(result.double() - wanted).norm() / wanted.norm() for result in (own, plain)]
+        assert errors[0] <= 1.1 * errors[1], errors
+
+
+@pytest.mark.parametrize("first", [8, 4])
+def test_an_operand_that_the_copy_engine_cannot_take(first: int) -> None:
+    """Its rows lie apart by whole vectors, and begin in the middle of one."""
+    m, n, k = 4096, 4096, 2048
+    tensors = training_tensors((m, n, k), torch.bfloat16)
+    grad, wide = (randn(m, columns, dtype=torch.bfloat16, seed=4) for columns in (n, n + 16))
+    r = wide[:, first : first + n]
+
+    def gated(z: Tensor, r: Tensor) -> Tensor:
+        return F.gelu(z) * r + torch.sigmoid(z)
+
+    with cutfuse.specialization("now"):
+        steps = [gradients_of(cutfuse.linear(*tensors, epilogue=gated, operands=[r]), tensors, grad) for _ in range(2)]
+    exact_tensors = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    exact = gradients_of(gated(F.linear(*exact_tensors), r.double()), exact_tensors, grad.double())
+    eager = gradients_of(gated(F.linear(*tensors), r), tensors, grad)
+    for *own, plain, wanted in zip(*steps, eager, exact, strict=True):
+        *errors, of_eager = ((result.double() - wanted).norm() / wanted.norm() for result in (*own, plain))
+        assert max(errors) <= 1.1 * of_eager, (errors, of_eager)
+
+
+def test_a_captured_step_has_its_epilogues_compiled() -> None:
+    """Though a capture follows the first steps at once."""
+    tensors = training_tensors((4096, 4096, 2048), torch.bfloat16)
+    grad = randn(4096, 4096, dtype=torch.bfloat16, seed=4)
+
+    def step() -> list[Tensor]:
+        y = cutfuse.linear(*tensors, epilogue=lambda z: F.gelu(z) * 0.5 + torch.sigmoid(z))
+        return gradients_of(y, tensors, grad)
+
+    native.core.forget_specializations()
+    native.core.forget_calls()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        captured = step()
+    assert cutfuse.wait(0) >= 2
+    expected = step()
+    for tensor in captured:
+        tensor.fill_(float("nan"))
+    graph.replay()
+    assert all(map(torch.equal, captured, expected))
+
+
+def test_a_step_takes_no_more_memory_than_eager() -> None:
+    tensors = training_tensors((8192, 4096, 1024), torch.bfloat16)
+    peaks = []
+    for layer in (lambda: F.gelu(F.linear(*tensors)), lambda: cutfuse.linear(*tensors, epilogue=F.gelu)):
+        for _ in range(2):
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            y = layer()
+            torch.autograd.grad(y, tensors, torch.ones_like(y))
+            del y
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[1] <= 1.01 * peaks[0]
+
+
+# The fp32 kernels on CUDA cores, each of them forced, against fp64; and layers that they compute and train.
+
+
+FP32_KERNELS = [name for name in native.module().gemm_kernels() if "_fp32_" in name]
+# Rows, columns, depth: the least that has columns to read, odd numbers, one element more than a tile and fewer than a
+# vector, whole tiles, a depth of many stages, and more tiles than a GPU has multiprocessors.
+FP32_SHAPES = (
+    (2, 2, 2),
+    (3, 5, 7),
+    (8, 8, 1024),
+    (17, 33, 65),
+    (64, 64, 64),
+    (65, 131, 30),
+    (129, 66, 1026),
+    (40, 520, 4104),
+    (1100, 1400, 100),
+)
+
+
+def placed(matrix: Tensor, kernel: str, offset: int, gap: int, is_weight: bool) -> Tensor:
+    """The same values by rows or columns, as the kernel reads them; between the lines, and before the first, is NaN."""
+    reads_columns = "_tn_" in kernel or ("_nn_" in kernel and is_weight)
+    lines = matrix.t() if reads_columns else matrix
+    count, length = lines.shape
+    memory = matrix.new_full((offset + count * (length + gap),), torch.nan)
+    view = memory.as_strided((count, length), (length + gap, 1), offset)
+    view.copy_(lines)
+    return view.t() if reads_columns else view
+
+
+def run_kernel(
+    kernel: str, arguments: LinearArguments, mode: str = "now", pre_activation: Tensor | None = None
+) -> Tensor:
+    with cutfuse.specialization(mode):
+        plan = plan_linear(arguments, "guarded", only=kernel)
+        return launch_fused(plan, arguments, pre_activation=pre_activation)
+
+
+@launches_plans
+@pytest.mark.parametrize("shape", FP32_SHAPES, ids=str)
+@pytest.mark.parametrize("name", ["identity", *EPILOGUES])
+@pytest.mark.parametrize("kernel", FP32_KERNELS)
+def test_every_kernel_of_fp32(kernel: str, name: str, shape: tuple[int, int, int], results: list[Tensor]) -> None:
+    """Interpreted and compiled epilogues give the same bits, and both what PyTorch does in fp64."""
+    epilogue, count = (identity, 0) if name == "identity" else EPILOGUES[name]
+    x, weight, bias = make_inputs(*shape, torch.float32, DEVICE)
+    operands = operands_of(count, *shape[:2], torch.float32)
+    program = Epilogue(epilogue, count).program
+    given = placed(x, kernel, 0, 0, is_weight=False), placed(weight, kernel, 0, 0, is_weight=True)
+    arguments = LinearArguments(*given, bias, operands, program, "none", torch.float32)
+    interpreted, compiled = (run_kernel(kernel, arguments, mode) for mode in ("off", "now"))
+    assert torch.equal(interpreted.view(torch.int32), compiled.view(torch.int32))
+    assert_right(interpreted, x, weight, bias, epilogue, operands)
+
+
+@launches_plans
+@pytest.mark.parametrize(("offset", "gap"), [(1, 0), (4, 4), (0, 3), (2, 1)])
+@pytest.mark.parametrize("shape", [(9, 70, 36), (130, 100, 132)], ids=str)
+@pytest.mark.parametrize("kernel", FP32_KERNELS)
+def test_any_place_and_pitch(
+    kernel: str, shape: tuple[int, int, int], offset: int, gap: int, results: list[Tensor]
+) -> None:
+    """What lies between the lines is not read; neither is a bias that is not there."""
+    x, weight, _ = make_inputs(*shape, torch.float32, DEVICE)
+    given = placed(x, kernel, offset, gap, is_weight=False), placed(weight, kernel, offset, gap, is_weight=True)
+    arguments = LinearArguments(*given, None, (), Epilogue(F.gelu).program, "none", torch.float32)
+    assert_right(run_kernel(kernel, arguments), x, weight, None, F.gelu, ())
+
+
+@launches_plans
+@pytest.mark.parametrize("mode", ["off", "now"])
+@pytest.mark.parametrize("shape", [(5, 7, 9), (197, 384, 160)], ids=str)
+@pytest.mark.parametrize("kernel", FP32_KERNELS)
+def test_the_pre_activation(kernel: str, shape: tuple[int, int, int], mode: str, results: list[Tensor]) -> None:
+    x, weight, bias = make_inputs(*shape, torch.float32, DEVICE)
+    z = torch.full(shape[:2], torch.nan, device=DEVICE)
+    given = placed(x, kernel, 0, 0, is_weight=False), placed(weight, kernel, 0, 0, is_weight=True)
+    arguments = LinearArguments(*given, bias, (), Epilogue(F.silu).program, "none", torch.float32)
+    y = run_kernel(kernel, arguments._replace(stores_pre_activation=True), mode, z)
+    assert_right(y, x, weight, bias, F.silu, ())
+    assert_right(z, x, weight, bias, identity, ())
+
+
+@launches_plans
+@pytest.mark.parametrize("kernel", FP32_KERNELS)
+def test_special_values_reach_their_elements_alone(kernel: str, results: list[Tensor]) -> None:
+    x, weight, bias = make_inputs(40, 72, 68, torch.float32, DEVICE)
+    x[3, 5], x[7, 0], weight[11, 67] = torch.inf, torch.nan, -torch.inf
+    given = placed(x, kernel, 0, 0, is_weight=False), placed(weight, kernel, 0, 0, is_weight=True)
+    y = run_kernel(kernel, LinearArguments(*given, bias, (), Epilogue(identity).program, "none", torch.float32))
+    assert torch.equal(y.isfinite(), F.linear(x.double(), weight.double(), bias.double()).isfinite())
+
+
+@launches_plans
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 40, 72), (40, 1, 72), (9, 20, 1)], ids=str)
+def test_single_lines_are_read_by_rows(shape: tuple[int, int, int], results: list[Tensor]) -> None:
+    x, weight, bias = make_inputs(*shape, torch.float32, DEVICE)
+    for kernel in (name for name in FP32_KERNELS if "_nn_" not in name and "_tn_" not in name):
+        for given in (weight, weight.t().contiguous().t()):
+            arguments = LinearArguments(x, given, bias, (), Epilogue(torch.tanh).program, "none", torch.float32)
+            if shape[1] == 1 or shape[2] == 1 or given is weight:
+                assert_right(run_kernel(kernel, arguments), x, weight, bias, torch.tanh, ())
+
+
+def guarded_call(x: Tensor, weight: Tensor, bias: Tensor) -> LinearArguments:
+    return LinearArguments(x, weight, bias, (), Epilogue(F.gelu).program, "none", torch.float32)
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 64), (3, 264, 936), (17, 591, 264), (197, 1536, 384)], ids=str)
+def test_small_layers_are_one_kernel(shape: tuple[int, int, int]) -> None:
+    x, weight, bias = make_inputs(*shape, torch.float32, DEVICE)
+    plan = plan_call(guarded_call(x, weight, bias))
+    assert [type(launch).__name__ for launch in plan.launches] == ["FusedProduct"]
+    with cutfuse.specialization("now"):
+        runs = [cutfuse.linear(x, weight, bias, epilogue=F.gelu) for _ in range(3)]
+    assert all(torch.equal(runs[0], other) for other in runs[1:])
+    assert_right(runs[0], x, weight, bias, F.gelu, ())
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 8), (197, 1536, 384), (31, 265, 71), (6, 608, 432)], ids=str)
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_step_of_fp32(name: str, shape: tuple[int, int, int]) -> None:
+    check_step(name, shape, torch.float32)
+
+
+@launches_plans
+@pytest.mark.parametrize("layout", ["_nn_", "_tn_"])
+def test_layouts_agree(layout: str, results: list[Tensor]) -> None:
+    """A tile's products are added in the same order however the operands lie."""
+    x, weight, bias = make_inputs(200, 328, 136, torch.float32, DEVICE)
+    x_given = by_columns(x) if layout == "_tn_" else x
+    for kernel in (name for name in FP32_KERNELS if layout in name):
+        arguments = LinearArguments(x, weight, bias, (), Epilogue(torch.tanh).program, "none", torch.float32)
+        expected = run_kernel(kernel.replace(layout, "_"), arguments)
+        assert torch.equal(run_kernel(kernel, arguments._replace(x=x_given, weight=by_columns(weight))), expected)

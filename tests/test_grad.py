@@ -10,10 +10,8 @@ from generators import EPILOGUES, FLOATS, REDUCTIONS, assert_no_worse, eager_lin
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.autograd import gradcheck
 
 import cutfuse
-from cutfuse.epilogue.table import CONDITION, op_table
 from cutfuse.native import use_operators_everywhere
 
 
@@ -25,17 +23,6 @@ def make_inputs(dtype: torch.dtype, count: int, rows: int = 6, columns: int = 5,
     torch.manual_seed(0)
     shapes = ((rows, depth), (columns, depth), (columns,))
     return [torch.randn(shape, dtype=dtype) for shape in shapes] + operands_for(count, rows, columns, dtype)
-
-
-@pytest.mark.parametrize("reduction", [None, *REDUCTIONS])
-@pytest.mark.parametrize("name", ["residual", "where", "two_operands", "four_operands"])
-def test_gradcheck_of_linear(name: str, reduction: str | None, path: str) -> None:
-    epilogue, count = EPILOGUES[name]
-
-    def function(x: Tensor, weight: Tensor, bias: Tensor, *operands: Tensor) -> Tensor:
-        return cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduction)
-
-    assert gradcheck(function, leaves(*make_inputs(torch.float64, count)))
 
 
 @pytest.mark.parametrize("reduction", [None, *REDUCTIONS])
@@ -72,30 +59,6 @@ def test_error_of_gradients_is_at_most_eager_pytorchs(reduction: str | None, dty
         assert actual.dtype == eager.dtype
         # amax picks another of two maxima that are equal in bf16 only: allow for it
         assert_no_worse(actual, eager, exact, slack=1.5 if reduction in ("amax", "amin") else 1.1)
-
-
-# A cast rounds the gradient too, which the operators leave to the end: see test_epilogue_types.py.
-@pytest.mark.parametrize(
-    "op", [op for op in op_table().ops if not op.path.startswith("torch.Tensor.")], ids=lambda op: op.name
-)
-def test_every_op(op, path: str) -> None:
-    """The gradient of each row of the table, against PyTorch's, where its arguments are tensors."""
-    torch.manual_seed(0)
-    positive = torch.rand(8, 9, dtype=torch.float64) + 0.25
-    tensors = leaves(*[positive, positive.flip(0) + 1, positive.flip(1)][: op.arity])
-
-    def function(*values: Tensor) -> Tensor:
-        pairs = zip(op.tensors, values, strict=True)
-        arguments = [value > 0.6 if name == CONDITION else value for name, value in pairs]
-        return op.compose(arguments, [default for _, default in op.parameters]) + 0.0 * values[0]
-
-    actual = cutfuse.pointwise(function, *tensors)
-    expected = function(*tensors)
-    torch.testing.assert_close(actual, expected, equal_nan=True)
-    grad = torch.randn_like(expected)
-    kwargs = {"allow_unused": True, "materialize_grads": True}
-    have, want = (torch.autograd.grad(y, tensors, grad, **kwargs) for y in (actual, expected))
-    torch.testing.assert_close(have, want, equal_nan=True)
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2, (0, 2), None])

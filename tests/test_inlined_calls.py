@@ -127,28 +127,6 @@ def test_staged_operands_are_read_at_their_place_in_the_tile(tile: tuple[int, in
     assert torch.equal(left[:, :FRAGMENT], expected)
 
 
-def test_what_is_left_of_the_function() -> None:
-    text = inlined(make_kernel("Fast"), Program.parse("operands=0; gelu z; mul prev 0.5"))
-    assert "run_epilogue" not in text
-    assert ".func" not in text
-    assert "_param_" in text
-    assert "call" not in text
-
-
-LONG = "operands=0; " + "; ".join(["softplus prev 1.0 20.0"] * 24)
-
-
-@pytest.mark.parametrize(
-    ("text", "kinds"),
-    [(LONG, ()), ("operands=1; relu z; add prev r0", ("strided",))],
-    ids=["long", "a matrix that is loaded"],
-)
-def test_what_stays_a_function(text: str, kinds: tuple[str, ...]) -> None:
-    program = Program.parse(text)
-    operands = tuple(torch.randn(9, THREADS * FIRST_COLUMNS) for _ in kinds)
-    assert "call.uni" in inlined(make_kernel("Fast"), program, operands, kinds)
-
-
 def test_instructions_between_the_parameters_stay() -> None:
     kernel = make_kernel("Fast").replace(".param .b32 param1;", "add.s32 %place, 1, 2;\n.param .b32 param1;", 1)
     kernel = kernel.replace(".reg .b64 %rd<3>;", ".reg .b64 %rd<3>;\n.reg .b32 %place;", 1)

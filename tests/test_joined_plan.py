@@ -8,7 +8,7 @@ import pytest
 import torch
 from emulated_device import READERS, emulated_device
 from emulated_launches import RecordedLaunches
-from plan_cases import MODULE, plan, request
+from plan_cases import MODULE, plan
 
 from cutfuse.layer import planner
 from cutfuse.layer.call_plans import plan_joined_call
@@ -65,11 +65,6 @@ def test_no_tile_has_columns_of_two_weights(rows: tuple[int, ...], kernels: int)
     assert all("columns of one weight at a time" in reason for reason in refused)
 
 
-def test_a_layer_of_one_weight_has_no_kernel_for_several() -> None:
-    ways = plan(512, 3072, 1024).alternatives
-    assert not any("joined" in way.name for way in ways if not way.rejection)
-
-
 @pytest.mark.parametrize(
     "weights",
     [
@@ -86,38 +81,6 @@ def test_weights_that_no_kernel_reads(weights: list[Any]) -> None:
 
 def test_fp32_is_never_joined() -> None:
     assert plan_joined(rows_of(8, 64), [rows_of(128, 64)] * 2, torch.float32, torch.device("cuda")) is None
-
-
-@pytest.mark.parametrize(
-    ("options", "rows"),
-    [({}, (512, 511)), ({"reduction": "sum"}, (512, 512)), ({"epilogue_cost": 1.0}, (512, 512))],
-)
-def test_requests_that_are_none(options: dict[str, Any], rows: tuple[int, ...]) -> None:
-    given = {"epilogue_cost": 0.0, "specialized_cost": 0.0, "bias": None, **options}
-    codes = MODULE.dtypes()
-    with pytest.raises(ValueError, match="weights are joined for products alone"):
-        MODULE.plan_linear(
-            MODULE.LinearRequest(
-                x=rows_of(8, 64),
-                weight=rows_of(1024, 64),
-                bias=None,
-                input=codes["bfloat16"],
-                output=codes["bfloat16"],
-                reduction={"sum": 1}.get(given.get("reduction", ""), 0),
-                epilogue_cost=given["epilogue_cost"],
-                specialized_cost=0.0,
-                generated_cost=0.0,
-                operand_bytes=0.0,
-                fetched_bytes=0.0,
-                precision=MODULE.Precision.tf32,
-                weight_has_planes=False,
-                stores_pre_activation=False,
-                device=(9, 0, 132),
-                issuer=MODULE.Issuer.call,
-                joined_rows=list(rows),
-            )
-        )
-    assert request(8, 1024, 64) is not None
 
 
 def test_the_launch_has_every_weight_and_bias() -> None:
@@ -138,14 +101,6 @@ def test_the_launch_has_every_weight_and_bias() -> None:
     assert given["kernel"] == "sm90_bf16_joined_64x64x128_1x1_pingpong"
     assert given["joined"] == list(zip(*addresses, (256, 128, 64), strict=True))
     assert given["a"] == x.data_ptr()
-
-
-def test_launches_that_do_not_fit_the_plan() -> None:
-    found = planned(512, 1024)
-    with pytest.raises(ValueError, match="the plan has 3 weights, got 2 and 3 biases"):
-        MODULE.launch_joined(found, 0, 16, [16, 16], [0, 0, 0], 16)
-    with pytest.raises(ValueError, match="joins no weights"):
-        MODULE.launch_joined(plan(512, 1024, 1024), 0, 16, [16], [0], 16)
 
 
 @pytest.mark.parametrize("bias", [torch.zeros(()), torch.zeros(1), torch.zeros(128, dtype=torch.float16)], ids=str)
@@ -190,14 +145,3 @@ def test_a_direct_call(reader: str) -> None:
     assert (launch.a, launch.d) == (x.data_ptr(), y.data_ptr())
     addresses = [w.data_ptr() for w in weights], [0 if b is None else b.data_ptr() for b in biases]
     assert launch.joined == list(zip(*addresses, widths, strict=True))
-
-
-@pytest.mark.parametrize("given", [(1, [], []), (torch.zeros(2, 2), (), []), (torch.zeros(2, 2), [None], [None])])
-def test_arguments_that_are_the_general_paths(given: Any) -> None:
-    with emulated_device():
-        assert MODULE.call_joined_operator(*given) is None
-
-
-def test_a_call_plan_has_a_kernel() -> None:
-    with pytest.raises(ValueError, match="joined_call: the plan joins 3 weights by a kernel, got 2"):
-        MODULE.joined_call(planned(512, 1024), [True, False], ((512, 3072), (3072, 1), torch.bfloat16))

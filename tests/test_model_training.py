@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from compiled_training import calls, compiled_step, step
+from compiled_training import calls, compiled, compiled_step, step
 from torch import Tensor, fx, nn
 
 import cutfuse
-from cutfuse import arguments
+from cutfuse import arguments, native
+from cutfuse.compile import choice
 from cutfuse.compile.fusion import fuse
-from cutfuse.layer import planner, specialize
+from cutfuse.compile.report import ProductReport
+from cutfuse.epilogue import Program
+from cutfuse.layer import planner, schema, specialize
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]
 
@@ -185,3 +188,233 @@ def test_a_nan_of_relu_passes_its_gradient(everything_fuses: None) -> None:
     function = lambda x, w: F.relu(F.linear(x, w))  # noqa: E731
     found, _ = compiled_step(function, (x, weight))
     torch.testing.assert_close(found, step(function, (x, weight)), equal_nan=True)
+
+
+# Trained layers of 16 bits whose backward pass needs the pre-activation: kernels of ours behind cuBLAS's products.
+
+
+core = native.core
+GELU, SILU = "operands=0; gelu z", "operands=0; silu z"
+LEFT = "its derivative depends on the product"
+
+
+def compare(
+    program: str, m: int, n: int, k: int, issuer: str = "compiled_code", sums_columns: bool = True
+) -> tuple[float, float]:
+    matrices = int(program.partition(";")[0].removeprefix("operands="))  # trained, and of the result's size
+    forward, backward, parsed = 4 + 2 * matrices, 6 + 4 * matrices, Program.parse(program).native
+    times: tuple[float, float] = core.compare_passes(
+        m, n, k, forward, backward, parsed, sums_columns, 132, core.Issuer.__members__[issuer]
+    )
+    return times
+
+
+@pytest.mark.parametrize(
+    ("shape", "own", "generated"),
+    [
+        ((12608, 3072, 768), 259 + 42.6 + 61.8 + 8.8, 255 + 58.6 + 78.4 + 34.7),
+        ((8192, 4096, 1024), 275 + 36.2 + 55.2 + 8.0, 269 + 70.4 + 74.8 + 41.0),
+    ],
+)
+def test_predictions_are_near_what_was_measured(shape: tuple[int, int, int], own: float, generated: float) -> None:
+    """gelu in bf16 on an H200: the products, then the passes forwards and backwards with the sum for the bias."""
+    found_own, found_generated = compare(GELU, *shape)
+    assert abs(found_own / own - 1) < 0.1
+    assert 0.8 * generated < found_generated < generated  # never more than it takes
+
+
+def test_the_host_decides_small_layers() -> None:
+    small = 197, 3072, 768
+    for issuer, is_ours in (("compiled_code", True), ("compiled_cpp", False), ("graph", False)):
+        own, generated = compare(GELU, *small, issuer=issuer)
+        assert (own < generated) == is_ours
+    own, generated = compare(SILU, 1576, 3072, 768)  # whose products keep the device busy
+    assert own > generated
+
+
+def test_without_a_sum_of_columns_there_is_less_to_gain() -> None:
+    large = 12608, 3072, 768
+    gains = [generated - own for own, generated in (compare(GELU, *large, sums_columns=s) for s in (True, False))]
+    assert gains[0] > gains[1]
+    own, generated = compare("operands=1; silu z; mul prev r0", *large, sums_columns=False)
+    assert own >= generated
+
+
+@pytest.fixture
+def on_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tensors without memory, and the kernels and facts of an H200 for them."""
+    monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
+    monkeypatch.setattr(planner, "device_facts", lambda device: (9, 0, 132))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def parameter(*shape: int, trains: bool = True, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=trains)
+
+
+Follow = Callable[[Tensor, Tensor], Tensor]
+
+
+def first_product(
+    chain: Callable[[Tensor], Tensor],
+    rows: int = 12608,
+    dtype: torch.dtype = torch.bfloat16,
+    trains_bias: bool = True,
+    then: Follow = F.linear,
+) -> ProductReport:
+    """The report of a layer with this chain behind it, and then another one."""
+
+    def model(x: Tensor, w: Tensor, b: Tensor, second: Tensor) -> Tensor:
+        return then(chain(F.linear(x, w, b)), second)
+
+    x = torch.empty(rows, 768, dtype=dtype, device="meta")
+    tensors = parameter(3072, 768, dtype=dtype), parameter(3072, trains=trains_bias, dtype=dtype)
+    return cutfuse.explain_model(model, x, *tensors, parameter(768, 3072, dtype=dtype)).products[0]
+
+
+@pytest.mark.parametrize("activation", [F.gelu, F.silu, F.mish, lambda z: F.gelu(z, approximate="tanh")])
+def test_large_activations_are_ours(on_h200: None, activation: Callable[[Tensor], Tensor]) -> None:
+    product = first_product(activation)
+    assert product.is_fused
+    assert product.ended_at == "linear"
+
+
+@pytest.mark.parametrize("rows", [1576, 1800])
+def test_what_gains_nothing_is_left(on_h200: None, rows: int) -> None:
+    assert first_product(F.gelu, rows).is_fused  # torch.compile's gelu takes longer than its silu
+    product = first_product(F.silu, rows)
+    assert not product.is_fused
+    assert f"{LEFT}, and with its kernels behind the products a training step is predicted to take " in product.reason
+
+
+def normed(y: Tensor, second: Tensor) -> Tensor:
+    return F.layer_norm(y, (3072,)) @ second.t()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"then": normed}, LEFT),
+        ({"dtype": torch.float32}, "its product is of torch.float32"),
+    ],
+)
+def test_what_others_compute_with_is_left(on_h200: None, options: dict[str, Any], reason: str) -> None:
+    found = first_product(F.gelu, **options)
+    assert "gelu" not in found.program
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize("name", ["row", "expanded", "batch norm"])
+def test_the_gradient_of_what_is_broadcast_is_left(on_h200: None, name: str) -> None:
+    row, shift = parameter(3072), parameter(3072)
+    mean, variance = (torch.empty(3072, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    chains: dict[str, Callable[[Tensor], Tensor]] = {
+        "row": lambda z: F.gelu(z) * row,
+        "expanded": lambda z: F.silu(z) * row.expand(12608, 3072),
+        "batch norm": lambda z: F.gelu(F.batch_norm(z, mean, variance, row, shift, False)),
+    }
+    product = first_product(chains[name])
+    assert not product.is_fused
+    assert product.reason.endswith(LEFT)
+
+
+@pytest.mark.parametrize("activation", [torch.tanh, torch.sigmoid])
+def test_what_pytorch_differentiates_by_its_result_is_left(
+    on_h200: None, activation: Callable[[Tensor], Tensor]
+) -> None:
+    """PyTorch keeps the result alone, which the next product keeps too; kernels of ours need the pre-activation."""
+    assert not first_product(activation).is_fused
+    assert first_product(lambda z: F.gelu(activation(z))).is_fused
+
+
+@pytest.mark.parametrize(
+    ("program", "read"),
+    [
+        ("operands=1; gelu z; add prev r0", set()),
+        ("operands=2; gelu z; mul r1 0.5 -> s0; sub prev r0", set()),
+        ("operands=1; gelu z; mul prev r0", {0}),
+        ("operands=1; add z r0; gelu prev", {0}),
+        ("operands=2; div r0 2.0; add prev r1; add prev z", set()),
+        ("operands=1; div 2.0 r0; add prev z", {0}),
+        ("operands=1; gt r0 0.0; where prev z 0.0", {0}),
+    ],
+)
+def test_operands_that_a_derivative_reads(program: str, read: set[int]) -> None:
+    assert Program.parse(program).operands_in_derivatives == read
+
+
+def test_devices_without_kernels_have_none(on_h200: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "device_facts", lambda device: (8, 0, 108))
+    product = first_product(F.gelu)
+    assert not product.is_fused
+    assert "compute capability 9.0" in product.reason
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(
+    "chain",
+    [lambda z, r: F.gelu(z), lambda z, r: F.silu(z) * r, lambda z, r: torch.tanh(z) + r.float()],
+    ids=["gelu", "gate", "another type"],
+)
+def test_gradients_of_passes(
+    monkeypatch: pytest.MonkeyPatch, chain: Callable[[Tensor, Tensor], Tensor], has_bias: bool, dtype: torch.dtype
+) -> None:
+    """A kernel behind each product, which also sums the columns, as near to fp64 as PyTorch's own gradients."""
+    monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
+    monkeypatch.setattr(choice, "why_generated", lambda region, z, operands, otherwise: "")
+    torch.manual_seed(0)
+    sizes = [(2, 12, 16), (40, 16), (40,), (2, 12, 40)]
+    tensors = tuple(torch.randn(size).to(dtype).requires_grad_() for size in sizes)
+
+    def model(x: Tensor, weight: Tensor, bias: Tensor, operand: Tensor) -> Tensor:
+        # All tensors have a gradient.
+        return chain(F.linear(x, weight, bias if has_bias else None), operand) + 0 * (bias.sum() + operand.sum())
+
+    found, graphs = compiled_step(model, tensors)
+    forward, backward = map(calls, graphs)
+    assert [name for name in forward if "cutfuse" in name or "mm" in name] == [
+        "aten.addmm.default" if has_bias else "aten.mm.default",
+        "cutfuse.pointwise.default",
+    ]
+    ours = [name for name in backward if "cutfuse" in name or "mm" in name]
+    assert ours == ["cutfuse.pointwise_backward.default", "aten.mm.default", "aten.mm.default"]
+    exact = step(model, tuple(tensor.detach().double().requires_grad_() for tensor in tensors))
+    for y, own, reference in zip(found, step(model, tensors), exact, strict=True):
+        assert y is not None
+        assert own is not None
+        assert reference is not None
+        assert y.dtype == own.dtype
+        limit = (own.double() - reference).abs().max() + reference.abs().max() * torch.finfo(dtype).eps
+        assert (y.double() - reference).abs().max() <= limit
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_an_operand_that_is_added_may_be_written_after_the_call(monkeypatch: pytest.MonkeyPatch, trains: bool) -> None:
+    """As in eager: the backward pass reads nothing of it."""
+    monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
+    monkeypatch.setattr(choice, "why_generated", lambda region, z, operands, otherwise: "")
+    torch.manual_seed(0)
+    x, weight = torch.randn(6, 8).bfloat16(), torch.randn(16, 8).bfloat16().requires_grad_()
+    base = torch.randn(6, 16).bfloat16()
+
+    def model(x: Tensor, weight: Tensor, state: Tensor) -> Tensor:
+        return F.gelu(F.linear(x, weight)) + state
+
+    gradients = []
+    for function in (model, compiled(model, [])):
+        state = base.clone().requires_grad_(trains)
+        y = function(x, weight, state)
+        with torch.no_grad():
+            state.copy_(y)
+        gradients.append(torch.autograd.grad(y, [weight, state] if trains else [weight], torch.ones_like(y)))
+    for own, expected in zip(gradients[1], gradients[0], strict=True):
+        torch.testing.assert_close(own, expected, rtol=0.05, atol=0.05)
+
+
+def test_an_operands_gradient_has_its_type_on_a_cpu() -> None:
+    x, r = torch.randn(4, 8).bfloat16(), torch.randn(4, 8)
+    outputs = schema.pointwise_backward(x, x, [r], "operands=1; silu z; mul prev r0", "none", None, [0, 1], False)
+    assert [y.dtype for y in outputs] == [torch.bfloat16, torch.float32]

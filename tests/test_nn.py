@@ -416,11 +416,6 @@ class Adapted(nn.Module):
         return self.base_layer(x) + self.up(self.down(x))
 
 
-def test_an_adapter_of_linear_layers_refuses_a_fused_linear() -> None:
-    with pytest.raises(ValueError, match=r"FusedLinear.* is not supported"):
-        Adapted(cutfuse.nn.FusedLinear(7, 5, epilogue=torch.nn.functional.gelu))
-
-
 def test_an_adapter_of_the_weight_lies_before_the_epilogue() -> None:
     class LowRank(nn.Module):
         def __init__(self) -> None:
@@ -449,24 +444,6 @@ def test_dynamic_quantization_leaves_a_fused_linear() -> None:
     assert type(quantized[1]) is not nn.Linear
     x = torch.randn(6, 7)
     assert torch.equal(quantized[0](x), model[0](x))
-
-
-def fold_norms(model: nn.Sequential) -> nn.Sequential:
-    """What passes before inference do where a norm follows a linear layer."""
-    first, norm = model
-    if isinstance(first, nn.Linear) and isinstance(norm, nn.BatchNorm1d):
-        return nn.Sequential(nn.utils.fusion.fuse_linear_bn_eval(first, norm))
-    return model
-
-
-@pytest.mark.parametrize("epilogue", [None, torch.relu], ids=["no epilogue", "epilogue"])
-def test_a_norm_is_not_folded_into_a_fused_linear(epilogue: Callable[[Tensor], Tensor] | None) -> None:
-    norm = nn.BatchNorm1d(5)
-    norm.running_mean.uniform_()
-    model = nn.Sequential(cutfuse.nn.FusedLinear(7, 5, epilogue=epilogue), norm).eval()
-    assert fold_norms(model) is model
-    plain, x = nn.Sequential(nn.Linear(7, 5), norm).eval(), torch.randn(6, 7)
-    torch.testing.assert_close(fold_norms(plain)(x), plain(x))
 
 
 @pytest.mark.parametrize("bias", [True, False])

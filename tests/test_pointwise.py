@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 
+import numpy as np
 import pytest
 import torch
-from generators import EPILOGUES, FLOATS, assert_no_worse, operands_for, to_double
+from generators import EPILOGUES, FLOATS, REDUCTIONS, assert_no_worse, eager_reduce, operands_for, to_double
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 import cutfuse
+from cutfuse import native
+from cutfuse.epilogue import table
 from cutfuse.native import use_operators_everywhere
 
 
@@ -116,3 +119,137 @@ def test_special_values_as_in_pytorch(path: str) -> None:
         torch.testing.assert_close(cutfuse.pointwise(fn, a, b), fn(a, b), equal_nan=True)
     for fn in (torch.sigmoid, torch.tanh, torch.relu, lambda z: z.clamp(-1, 1), torch.log1p, torch.nn.functional.silu):
         torch.testing.assert_close(cutfuse.pointwise(fn, x), fn(x), equal_nan=True)
+
+
+# `cutfuse.reduce` and `cutfuse.sum` on the CPU.
+
+
+def test_the_table_of_reductions_is_the_only_list() -> None:
+    assert tuple(table.REDUCTIONS) == tuple(native.core.reductions()) == REDUCTIONS
+    assert list(native.core.reductions().values()) == list(range(1, len(REDUCTIONS) + 1))
+    assert table.ADDITIVE == ("sum", "mean")
+    assert table.NEEDS_RESULT == ("amax", "amin", "logsumexp")
+    *first, last = (f'"{name}"' for name in REDUCTIONS)
+    for documented in (cutfuse.linear, cutfuse.reduce, cutfuse.nn.FusedLinear):
+        assert f"{', '.join(first)} or {last}" in documented.__doc__
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("op", REDUCTIONS)
+@pytest.mark.parametrize("dim", [0, 1, 2, (0, 2), None])
+def test_error_is_at_most_eager_pytorchs_of_reductions(op: str, dtype: torch.dtype, dim, path: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(9, 65, 31, dtype=dtype)
+    dims = (0, 1, 2) if dim is None else dim
+    actual = cutfuse.reduce(x, dim, op)
+    assert actual.dtype == dtype
+    assert_no_worse(actual, eager_reduce(x, dims, op), eager_reduce(x.double(), dims, op))
+
+
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    order=st.permutations(range(4)),
+    chosen=st.lists(st.booleans(), min_size=4, max_size=4),
+    negative=st.booleans(),
+    keepdim=st.booleans(),
+    op=st.sampled_from(REDUCTIONS),
+    with_prologue=st.booleans(),
+    operators=st.booleans(),
+)
+def test_any_shapes_strides_and_dimensions(
+    sizes, order, chosen, negative, keepdim, op, with_prologue, operators
+) -> None:
+    torch.manual_seed(0)
+    rank = len(sizes)
+    x = torch.randn(sizes, dtype=torch.float64).permute([d for d in order if d < rank])
+    dims = tuple(d - rank if negative else d for d in range(rank) if chosen[d])
+    prologue = (lambda z: z * z - z) if with_prologue else None
+    with use_operators_everywhere() if operators else contextlib.nullcontext():
+        actual = cutfuse.reduce(x, dims, op, keepdim, prologue)
+    y = x * x - x if with_prologue else x
+    torch.testing.assert_close(actual, eager_reduce(y, dims or tuple(range(rank)), op, keepdim))
+
+
+def test_prologue_with_operands(path: str) -> None:
+    x, row, column = torch.randn(4, 5, 6), torch.randn(6), torch.randn(5, 1)
+    actual = cutfuse.reduce(
+        x, (0, 2), "logsumexp", prologue=lambda z, r, c, s: z * r * s + c, operands=(row, column, 2.0)
+    )
+    torch.testing.assert_close(actual, (x * row * 2.0 + column).logsumexp((0, 2)))
+
+
+def test_sum_is_torch_sum(path: str) -> None:
+    x = torch.randn(4, 5, 6)
+    torch.testing.assert_close(cutfuse.sum(x), x.sum())
+    torch.testing.assert_close(cutfuse.sum(x, -1, keepdim=True), x.sum(-1, keepdim=True))
+    torch.testing.assert_close(cutfuse.sum(x, ()), x.sum(()))
+    torch.testing.assert_close(cutfuse.sum(x, [0, 2]), x.sum([0, 2]))
+
+
+@pytest.mark.parametrize("x", [torch.arange(12).view(3, 4), torch.rand(3, 4) > 0.5], ids=["int64", "bool"])
+def test_integers_are_pytorchs_own_reduction(x: Tensor, path: str) -> None:
+    torch.testing.assert_close(cutfuse.sum(x, 1), x.sum(1))
+    torch.testing.assert_close(cutfuse.reduce(x, 1, "amax"), x.amax(1))
+    torch.testing.assert_close(cutfuse.reduce(x, 1, "mean"), x.float().mean(1))
+    torch.testing.assert_close(cutfuse.reduce(x, 1, prologue=torch.exp), torch.exp(x).sum(1))
+    large = torch.tensor([2**53 + 1, 1])
+    assert cutfuse.sum(large).item() == 2**53 + 2
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0), (0,)])
+@pytest.mark.parametrize("op", REDUCTIONS)
+def test_empty_dimensions(shape: tuple[int, ...], op: str, path: str) -> None:
+    x = torch.empty(shape)
+    for dim in range(len(shape)):
+        try:
+            expected = eager_reduce(x, dim, op)
+        except IndexError:
+            with pytest.raises(IndexError, match="non-zero size"):
+                cutfuse.reduce(x, dim, op)
+        else:
+            torch.testing.assert_close(cutfuse.reduce(x, dim, op), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("op", REDUCTIONS)
+def test_a_tensor_without_dimensions(op: str, path: str) -> None:
+    x = torch.tensor(2.5, requires_grad=True)
+    for dim in (None, 0, -1):
+        y = cutfuse.reduce(x, dim, op, prologue=lambda z: z * 2)
+        torch.testing.assert_close(y, torch.tensor(5.0))
+        assert torch.autograd.grad(y, x)[0].item() == 2.0
+
+
+@pytest.mark.parametrize("op", REDUCTIONS)
+def test_special_values_as_in_pytorch_of_reductions(op: str, path: str) -> None:
+    inf, nan = float("inf"), float("nan")
+    values = (0.0, 1.0, inf, -inf, nan)
+    x = torch.tensor(list(itertools.product(values, repeat=3)))
+    torch.testing.assert_close(cutfuse.reduce(x, 1, op), eager_reduce(x, 1, op), equal_nan=True)
+
+
+def test_out_dtype(path: str) -> None:
+    x = torch.randn(64, 64, dtype=torch.bfloat16)
+    torch.testing.assert_close(cutfuse.reduce(x, 1, out_dtype=torch.float32), x.float().sum(1))
+    torch.testing.assert_close(cutfuse.reduce(x, 1, out_dtype=torch.float64), x.float().sum(1).double())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert cutfuse.sum(x, 1).dtype == x.sum(1).dtype
+
+
+def test_sums_accumulate_beyond_the_type(path: str) -> None:
+    x = torch.ones(4096, 3, dtype=torch.bfloat16)
+    torch.testing.assert_close(cutfuse.sum(x, 0), torch.full((3,), 4096.0, dtype=torch.bfloat16), rtol=0, atol=0)
+    large = torch.full((4, 4096), 60000.0, dtype=torch.float16)
+    torch.testing.assert_close(cutfuse.reduce(large, 1, "mean"), large[:, 0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dim", [np.int64(1), np.int32(-1), (np.int64(0), 1), torch.tensor(1), range(2)], ids=repr)
+def test_dimensions_are_integers_of_any_type(dim, path: str) -> None:
+    x = torch.randn(4, 5)
+    expected = x.sum() if isinstance(dim, tuple | range) else x.sum(1)
+    torch.testing.assert_close(cutfuse.sum(x, dim), expected)
+
+
+def test_complex_numbers_are_pytorchs_own_reduction(path: str) -> None:
+    x = torch.randn(4, 5, dtype=torch.complex64)
+    torch.testing.assert_close(cutfuse.sum(x, 1), x.sum(1))
+    torch.testing.assert_close(cutfuse.reduce(x, 1, "mean"), x.mean(1))

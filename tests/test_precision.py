@@ -15,7 +15,7 @@ from torch import Tensor
 import cutfuse
 from cutfuse.layer import autograd
 from cutfuse.layer.linear_launch import cublas_linear
-from cutfuse.precision import MODES, allows_tf32, autocast_dtype, captured_mode, process, product_mode
+from cutfuse.precision import MODES, allows_tf32, captured_mode, process, product_mode
 
 
 @pytest.fixture(autouse=True)
@@ -70,16 +70,6 @@ def test_a_pytorch_without_the_newer_switches(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(torch.backends.cuda, "matmul", Matmul())
     assert allows_tf32()
-
-
-def test_autocast() -> None:
-    assert autocast_dtype("cpu") is None
-    assert autocast_dtype("meta") is None
-    with torch.autocast("cpu", torch.bfloat16):
-        assert autocast_dtype("cpu") is torch.bfloat16
-        assert autocast_dtype("cuda") is None
-        with torch.autocast("cpu", enabled=False):
-            assert autocast_dtype("cpu") is None
 
 
 @pytest.mark.parametrize(("setting", "mode"), [("highest", "guarded"), ("high", "tf32"), ("medium", "tf32")])

@@ -14,7 +14,7 @@ import random_trained_models
 import torch
 from functorch.compile import default_partition, make_boxed_func
 from model_checks import PYTORCH_WARNINGS, aot_saving
-from random_trained_models import Seeds, Worker, main, table_of
+from random_trained_models import main
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 from trained_model_check import STEPS, Verdict, check
@@ -163,40 +163,3 @@ def test_a_process_that_dies_or_hangs_is_a_fault_and_stops_no_other(
     faults = (tmp_path / "faults.txt").read_text()
     assert faults.count("class Model(nn.Module):") == 3
     assert "# seed 3, " in faults
-
-
-@may_fork
-def test_a_run_without_faults_ends_well(answering: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*answering, "--models", "3", "--seed", "10"]) == 0
-    assert "Seeds 10 to 12: 3 models, 0 with faults" in capsys.readouterr().out
-    assert main([*answering, "--models", "3", "--seconds", "0"]) == 0
-
-
-@may_fork
-def test_a_worker_takes_another_process_after_many_models(
-    monkeypatch: pytest.MonkeyPatch, answering: list[str], tmp_path: Path
-) -> None:
-    monkeypatch.setattr(random_trained_models, "MOST_MODELS", 2)
-    worker = Worker(0, "cpu", tmp_path, 30)
-    assert [worker.check(seed).seed for seed in (4, 5, 6, 7, 8)] == [4, 5, 6, 7, 8]
-    worker.stop()
-    assert worker.started == 3
-
-
-def test_seeds_end_with_the_time() -> None:
-    assert list(Seeds(5, 3, 60)) == [5, 6, 7]
-    assert list(Seeds(5, 3, 0)) == []
-
-
-def test_the_table_counts_by_precision() -> None:
-    verdicts = [
-        Verdict(0, "fp32", products=2, fused=1, tensors=5, seconds=1.0),
-        Verdict(1, "fp32", ["is wrong"], products=3, tensors=4, seconds=2.0),
-        Verdict(2, "bf16", skipped="no memory"),
-        Verdict(3, faults=["died"]),
-    ]
-    lines = table_of(verdicts).splitlines()
-    assert lines[1].split() == ["fp32", "2", "1", "0", "0", "5", "1", "9", "1.5"]
-    assert lines[4].split() == ["all", "4", "2", "0", "1", "5", "1", "9", "0.8"]
-    assert lines[5:7] == ["faults:", "  seed 1, fp32: is wrong"]
-    assert lines[7:] == ["  seed 3, unknown: died", "skipped:", "  seed 2, bf16: no memory"]

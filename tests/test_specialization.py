@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import subprocess
+import sys
+import textwrap
 import threading
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,19 +104,6 @@ def test_a_compiled_kernel_is_told_what_to_bring_to_shared_memory(
             cutfuse.linear(x, weight, epilogue=scaled, operands=operands)
     staged = {bool(launch.specialized): launch.staged for launch in launches.launches if launch.function == "gemm"}
     assert staged == {False: (-1, 0, 0), True: (2, 0b0001, 0b1010)}
-
-
-def test_a_number_that_changes_needs_no_other_kernel(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
-    x, weight, r = tensors()
-    with cutfuse.specialization("now"):
-        for scale in (0.25, 0.5, 3.0):
-            y = cutfuse.linear(x, weight, epilogue=lambda z, r, s=scale: torch.relu(z) * s + r, operands=(r,))
-            expected = torch.relu(x.float() @ weight.float().T) * scale + r.float()
-            torch.testing.assert_close(y.float(), expected, rtol=1e-2, atol=1e-2)
-            call()
-            call()
-    assert set(kernels_of(launches)) == {0x1001}
-    assert len(compiler.compiled) == 1
 
 
 def test_chains_that_kernels_call_meanwhile(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
@@ -216,18 +209,6 @@ def test_a_capture_waits_for_what_has_been_started(
     assert kernels_of(launches) == [0x1001, 0x1001]
 
 
-def test_many_threads_compile_once(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
-    def call_now(_: int) -> None:
-        with cutfuse.specialization("now"):
-            call()
-            call()
-
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(call_now, range(32)))
-    assert len(compiler.compiled) == 1
-    assert set(kernels_of(launches)) == {0x1001}
-
-
 def test_what_one_kernel_serves() -> None:
     def find(text: str, kernel: str = "a", device: int = 0, types: tuple[int, ...] = ()) -> object:
         return core.find_specialization(kernel, device, Program.parse(text).native, list(types))
@@ -323,3 +304,215 @@ def test_a_timeout_out_of_range_is_refused(timeout: float) -> None:
 def test_a_timeout_that_is_no_number_is_refused(timeout: object) -> None:
     with pytest.raises(TypeError, match=r"timeout has to be a number of seconds or None, got .* of type"):
         cutfuse.wait(timeout)  # type: ignore[arg-type]
+
+
+# What `explain` says of epilogues that are compiled into their kernels.
+
+
+def explained() -> str:
+    x, weight, r = tensors()
+    return cutfuse.explain(x, weight, epilogue=layer, operands=(r,)).compiles
+
+
+def test_explain_says_what_is_compiled_and_when(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
+    compiler.may_go_on.clear()
+    assert re.fullmatch(r"the program into sm90_bf16_\w+, in the background; until then it is interpreted", explained())
+    with cutfuse.specialization("now"):
+        assert explained().endswith("before the first call runs")
+    with cutfuse.specialization("off"):
+        assert explained() == 'nothing: the kernel interprets the program, because cutfuse.specialization is "off"'
+    call()
+    assert "at this moment" in explained()
+    compiler.may_go_on.set()
+    cutfuse.wait(30)
+    assert re.search(r"^done: sm90_bf16_\w+ has the program compiled in, which took \d\.\d\d s$", explained())
+    x, weight, _ = tensors()
+    assert cutfuse.explain(x, weight, epilogue=torch.relu).compiles.endswith("the kernel calls a function for it")
+    assert f"  compiles   {explained()}" in str(cutfuse.explain(x, weight, epilogue=layer, operands=(tensors()[2],)))
+
+
+def test_explain_says_why_nothing_is_compiled(launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not core.cuda_build:
+        assert explained().endswith("because cutfuse was built without CUDA kernels")
+    with compiled_by(FakeCompiler(lambda kernel: True)), contextlib.suppress(RuntimeWarning):
+        call()
+        cutfuse.wait(30)
+        assert re.search(r"because compiling it failed: .*no driver for this", explained(), re.DOTALL)
+    with compiled_by(FakeCompiler()):
+        monkeypatch.setattr(core, "find_epilogues", lambda *_: [])
+        assert explained().endswith(f"because this process has asked for {core.most_specializations} others already")
+
+
+def chain(z: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(z) * z
+
+
+def of_passes() -> list[tuple[str, Callable[[], object], Callable[[], str]]]:
+    """Kernel, call and explanation of passes: alone, and behind a product that no kernel of ours takes."""
+    x, odd, weight = (torch.randn(shape).bfloat16() for shape in ((16, 16), (16, 17), (8, 17)))
+    trained = weight.clone().requires_grad_()
+    calls: list[tuple[str, Callable[..., object], tuple[object, ...], dict[str, object]]] = [
+        ("pointwise_bfloat16", cutfuse.pointwise, (chain, x), {}),
+        ("row_reduce_sum_bfloat16", cutfuse.reduce, (x, 1, "sum"), {"prologue": chain}),
+        ("pointwise_bfloat16", cutfuse.linear, (odd, weight), {"epilogue": chain}),
+        ("pointwise_bfloat16", cutfuse.linear, (odd, trained), {"epilogue": chain}),
+    ]
+    return [
+        (kernel, partial(function, *given, **options), partial(explanation, function, *given, **options))
+        for kernel, function, given, options in calls
+    ]
+
+
+def explanation(*given: object, **options: object) -> str:
+    return cutfuse.explain(*given, **options).compiles
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_explain_says_what_a_pass_has_compiled(compiler: FakeCompiler, launches: EmulatedLaunches, number: int) -> None:
+    kernel, call_once, explain = of_passes()[number]
+    assert explain() == f"the program into {kernel}, in the background; until then it is interpreted"
+    with cutfuse.specialization("now"):
+        assert explain() == f"the program into {kernel}, before the first call runs"
+    with cutfuse.specialization("off"):
+        assert explain() == 'nothing: the kernels interpret the program, because cutfuse.specialization is "off"'
+    call_once()
+    call_once()
+    cutfuse.wait(30)
+    assert re.fullmatch(rf"done: {kernel} has the program compiled in, which took \d\.\d\d s", explain())
+
+
+def test_explain_says_what_passes_need(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
+    odd = torch.randn(16, 17).bfloat16()[:, 1:]
+    assert "because the tensors are no whole aligned vectors" in explanation(cutfuse.pointwise, chain, odd)
+    assert "because the tensors are no whole aligned vectors" in explanation(cutfuse.reduce, odd, 1, prologue=chain)
+    assert explanation(cutfuse.pointwise, torch.relu, odd).endswith("and have the program compiled in")
+
+
+def test_what_pytorch_runs_compiles_nothing(compiler: FakeCompiler) -> None:
+    """Without a GPU: on a device of the direct path it would."""
+    x = torch.randn(16, 16)
+    for given in ((cutfuse.pointwise, chain, x), (cutfuse.reduce, x, 1), (x, x)):
+        assert explanation(*given) == "nothing: PyTorch's own operations run"
+
+
+def test_no_activation_is_built_into_a_reduction(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
+    """Kernels that reduce have a single activation compiled as they have a chain."""
+    x, odd, weight = (torch.randn(shape).bfloat16() for shape in ((16, 16), (16, 17), (16, 17)))
+    reductions: list[tuple[str, Callable[[], str]]] = [
+        ("sum", lambda: cutfuse.explain(cutfuse.reduce, x, 1, "sum", prologue=torch.relu).compiles),
+        ("amax", lambda: cutfuse.explain(odd, weight, epilogue=torch.relu, reduce="amax").compiles),
+    ]
+    for name, explained in reductions:
+        assert explained().startswith(f"the program into row_reduce_{name}_bfloat16, in the background")
+        with cutfuse.specialization("off"):
+            assert explained() == 'nothing: the kernels interpret the program, because cutfuse.specialization is "off"'
+    x, weight = torch.randn(16, 17), torch.randn(16, 17)
+    assert cutfuse.explain(cutfuse.sum, x, 1).compiles == "nothing: no program precedes the reduction"
+    assert cutfuse.explain(x, weight, reduce="amax").compiles == "nothing: no program precedes the reduction"
+
+
+def test_a_sum_without_a_product_compiles_nothing(compiler: FakeCompiler) -> None:
+    found = cutfuse.explain(torch.randn(16, 16), torch.randn(16, 16), epilogue=lambda z: z / 2, reduce="sum")
+    assert found.path == "matrix-vector"
+    assert found.compiles == "nothing: the sums take the program's factors as weights, and do not run it"
+
+
+# What becomes of the threads that compile epilogues when a process forks or ends.
+
+
+HERE = Path(__file__).parent
+
+# A compiler that takes 0.5 s and each time 0.2 s more, on so many threads, and a layer whose second call runs directly.
+START = """
+import os
+import sys
+import time
+
+sys.path.insert(0, {here!r})
+import torch
+
+torch.set_num_threads(1)
+from compiled_epilogues import FakeCompiler, core, kernels_of
+from emulated_device import emulated_device
+
+import cutfuse
+from cutfuse.layer.specialize import background
+
+
+class Slow(FakeCompiler):
+    seconds = 0.3
+
+    def __call__(self, *given):
+        self.seconds += 0.2
+        time.sleep(self.seconds)
+        return super().__call__(*given)
+
+
+background.most_threads = {threads}
+compiler = Slow()
+core.use_compiler(compiler)
+x, weight = torch.zeros(512, 64).bfloat16(), torch.zeros(2048, 64).bfloat16()
+
+
+def call():
+    cutfuse.linear(x, weight, epilogue=lambda z: torch.tanh(z) * torch.relu(z))
+
+
+device = emulated_device()
+launches = device.__enter__()
+call()
+"""
+
+
+def run(program: str, threads: int = 1) -> str:
+    text = START.format(here=str(HERE), threads=threads) + textwrap.dedent(program)
+    result = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("threads", [3])
+def test_the_end_of_a_process_waits_for_the_kernels_that_are_compiled(threads: int) -> None:
+    """By every thread, and for nothing that is queued behind them."""
+    program = """
+    import atexit
+    for op in ("sin", "cos", "exp", "erf"):
+        cutfuse.linear(x, weight, epilogue=lambda z, f=getattr(torch, op): f(z) * torch.relu(z))
+    time.sleep(0.1)
+    start = time.monotonic()
+    atexit._run_exitfuncs()
+    print(len(compiler.compiled), time.monotonic() - start < 1.5, background._threads)
+    """
+    assert run(program, threads) == f"{threads} True set()\n"
+
+
+def test_the_end_of_a_process_at_once() -> None:
+    assert run("print('done', flush=True)") == "done\n"
+
+
+@pytest.mark.parametrize("threads", [3])
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_fork_while_kernels_are_compiled(threads: int) -> None:
+    """The child has no such threads, waits for none, and compiles what it asks for itself."""
+    program = """
+    import warnings
+    for op in ("cos", "exp", "erf"):
+        cutfuse.linear(x, weight, epilogue=lambda z, f=getattr(torch, op): f(z) * torch.relu(z))
+    time.sleep(0.1)
+    launches.launches.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads
+        child = os.fork()
+    if child == 0:
+        assert cutfuse.wait(1) == 0
+        call()
+        assert kernels_of(launches) == [0]
+        cutfuse.linear(x, weight, epilogue=lambda z: torch.sin(z) * torch.relu(z))
+        assert cutfuse.wait(30) == 1
+        os._exit(7)
+    _, status = os.waitpid(child, 0)
+    assert cutfuse.wait(30) == 4
+    call()
+    print(os.waitstatus_to_exitcode(status), kernels_of(launches)[-1] > 0)
+    """
+    assert run(program, threads) == "7 True\n"

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
-import torch
-from compiled_epilogues import FakeCompiler, core, kernels_of
+from compiled_epilogues import FakeCompiler, core
 from compiled_epilogues import compiler as compiler
 from emulated_device import launches as launches
 from emulated_launches import EmulatedLaunches
-from test_specialization import INTERPRETED, call, call_generally, tensors
-from test_specialization_threads import refuse_threads
 
 import cutfuse
 from cutfuse.epilogue import Program
 from cutfuse.layer import specialize
-from cutfuse.layer.specialize import background
 
 
 def test_ever_new_chains(compiler: FakeCompiler, launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,40 +44,3 @@ def test_the_limit_is_of_what_is_asked_for(compiler: FakeCompiler) -> None:
     for epilogue in found:
         epilogue.claim()
     assert core.find_specialization("another", 0, program, []) is None
-
-
-def test_what_is_queued_behind_an_exception_is_compiled(
-    compiler: FakeCompiler, launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda given: None)
-    monkeypatch.setattr(background, "most_threads", 1)
-    real = background._compile
-    monkeypatch.setattr(background, "_compile", lambda found: real(found) if compiler.has_begun.is_set() else fail())
-
-    def fail() -> None:
-        compiler.may_go_on.wait(30)
-        compiler.has_begun.set()
-        raise ZeroDivisionError
-
-    compiler.may_go_on.clear()
-    call()
-    x, weight, r = tensors()
-    cutfuse.linear(x, weight, epilogue=lambda z, r: torch.tanh(z) + r, operands=(r,))
-    compiler.may_go_on.set()
-    assert cutfuse.wait(30) == 1
-
-
-def test_a_process_that_can_start_no_thread(
-    compiler: FakeCompiler, launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Calls interpret, nobody waits, and the next chain tries again."""
-    with monkeypatch.context() as patch:
-        refuse_threads(patch)
-        call()
-        call_generally()
-        with pytest.raises(TimeoutError, match="1 epilogue is still"):
-            cutfuse.wait(0)
-        assert kernels_of(launches) == [INTERPRETED]
-    x, weight, r = tensors()
-    cutfuse.linear(x, weight, epilogue=lambda z, r: torch.tanh(z) + r, operands=(r,))
-    assert cutfuse.wait(30) == 2

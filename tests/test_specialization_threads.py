@@ -100,19 +100,6 @@ def test_more_are_compiled_at_once_while_a_caller_waits(
     assert compiler.most_at_once == THREADS
 
 
-@pytest.mark.parametrize("most", [1, THREADS])
-def test_so_many_are_compiled_at_once(compiler: CountingCompiler, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr(background, "most_threads", most)
-    compiler.seconds = SECONDS
-    start = time.monotonic()
-    specialize.request(epilogues(8))
-    assert cutfuse.wait(30) == 8
-    seconds = time.monotonic() - start
-    assert compiler.most_at_once == most
-    ideal = SECONDS * 8 / most
-    assert ideal <= seconds < ideal + 3 * SECONDS
-
-
 def test_a_thread_is_started_for_what_no_other_has(compiler: CountingCompiler) -> None:
     compiler.may_go_on.clear()
     found = epilogues(10)
@@ -126,16 +113,6 @@ def test_a_thread_is_started_for_what_no_other_has(compiler: CountingCompiler) -
     compiler.may_go_on.set()
     assert cutfuse.wait(30) == 10
     assert [epilogue.is_ready for epilogue in found] == [True] * 10
-
-
-def test_threads_end_when_nothing_is_left(compiler: CountingCompiler) -> None:
-    for op_count in (5, 10):
-        specialize.request(epilogues(op_count))
-        assert cutfuse.wait(30) == op_count
-        for thread in threading.enumerate():
-            if thread.name == "cutfuse-specialization":
-                thread.join(30)
-        assert own_threads() == 0
 
 
 def test_what_many_threads_ask_for_is_compiled_once(compiler: CountingCompiler) -> None:
@@ -196,43 +173,11 @@ def test_an_exception_in_one_thread_leaves_the_others_at_work(
     assert [given.exc_value.__class__ for given in printed] == [ZeroDivisionError] * 2
 
 
-def test_a_process_that_can_start_one_thread_alone(compiler: CountingCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It compiles everything."""
-    start = threading.Thread.start
-
-    def start_first(thread: threading.Thread) -> None:
-        if own_threads():
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_first)
-    compiler.may_go_on.clear()
-    specialize.request(epilogues(5))
-    assert own_threads() == 1
-    compiler.may_go_on.set()
-    assert cutfuse.wait(30) == 5
-    assert compiler.most_at_once == 1
-
-
 def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-
-
-def test_what_no_thread_could_be_started_for_gets_one_each_later(
-    compiler: CountingCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, *others = epilogues(3)
-    with monkeypatch.context() as patch:
-        refuse_threads(patch)
-        specialize.request(others)
-    compiler.may_go_on.clear()
-    specialize.request([first])
-    assert own_threads() == 3
-    compiler.may_go_on.set()
-    assert cutfuse.wait(30) == 3
 
 
 def test_a_further_call_starts_the_thread_that_could_not_be_started(
@@ -266,15 +211,3 @@ def test_waiting_includes_what_other_callers_compile(compiler: CountingCompiler)
     compiler.may_go_on.set()
     assert cutfuse.wait(30) == 1
     caller.join(30)
-
-
-def test_a_capture_does_not_wait_for_what_nobody_has_asked_for(
-    compiler: CountingCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (held,), (other,) = epilogues(1, HELD), epilogues(1)
-    specialize.request([held])
-    monkeypatch.setattr(specialize, "_is_capturing", lambda: True)
-    specialize.request([other])
-    assert held.is_pending
-    assert other.is_pending
-    compiler.held.set()

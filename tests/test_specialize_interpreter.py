@@ -9,9 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given, settings
-from interpreter_ptx import compile_ptx
 from random_programs import Recipe, make_inputs, make_program, recipes
-from specialized_kernels import FRAGMENT, SpecializedEpilogue, make_kernel, specialize, spread
+from specialized_kernels import FRAGMENT, SpecializedEpilogue, compile_ptx, make_kernel, specialize, spread
 
 from cutfuse import native
 from cutfuse.epilogue import Program, op_table

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from host_program import run_on_host
 from hypothesis import HealthCheck, assume, given, settings
 from random_programs import OPERANDS, Recipe, make_program, recipes
 from specialized_kernels import SpecializedEpilogue, assemble, find_ptxas, make_kernel, specialize, spread
@@ -95,14 +94,6 @@ def test_long_programs(recipe: Recipe) -> None:
         check(program, random(1, 144, dtype=dtype), operands)
 
 
-def test_the_host_has_the_values_too() -> None:
-    """So that not everything rests on the other generated function."""
-    x, r = random(3, COLUMNS), random(3, COLUMNS, seed=1)
-    program = Program.parse("operands=1; mul z r0; clamp prev -0.5 2.0 -> s0; sub z s0; maximum prev r0")
-    got = SpecializedPointwise(kernel_text(program, x.dtype, [r])).run(program, x, [r])
-    assert_same_bits(got, run_on_host(program, x.view(-1), [r.view(-1)]).view(x.shape))
-
-
 MATRIX = random(5, COLUMNS + 8, seed=2)
 LAYOUTS = {
     "matrix": MATRIX[:, :COLUMNS].clone(),
@@ -150,11 +141,6 @@ def test_extents(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     check(program, random(*shape, dtype=dtype), [random(*shape[:-1], 1, dtype=dtype, seed=1)])
 
 
-def test_rows_with_gaps() -> None:
-    x = random(6, 48, dtype=torch.bfloat16)[:, :40]
-    check(Program.parse(GATED), x, [random(6, 40, dtype=torch.bfloat16, seed=1)])
-
-
 def test_an_operand_that_nothing_reads_is_not_loaded() -> None:
     program = Program.parse("operands=2; mul z r1; tanh prev")
     x = random(2, 40)
@@ -162,36 +148,6 @@ def test_an_operand_that_nothing_reads_is_not_loaded() -> None:
     assert "%word1_" in text
     assert "%word0_" not in text
     check(program, x, [random(2, 40, seed=1), random(2, 40, seed=2)])
-
-
-def test_programs_that_differ_in_numbers_have_one_text() -> None:
-    form = "operands=1; mul z {} -> s0; clamp prev {} {}; mul prev r0; mul prev {}; add prev {}; add prev s0"
-    x, r = random(2, 40), random(2, 40, seed=1)
-    first, second = (Program.parse(form.format(*(start + k / 8 for k in range(5)))) for start in (0.25, 1.5))
-    text = kernel_text(first, x.dtype, [r])
-    assert text == kernel_text(second, x.dtype, [r])
-    for program in (first, second):
-        assert_same_bits(SpecializedPointwise(text).run(program, x, [r]), expected_of(program, x, [r]))
-
-
-FAULTS = {
-    "a value for another": ("%value0_3;", "%value1_3;"),
-    "an operand's element for another": ("%operand0_2, %word0_2", "%operand0_2, %word0_1"),
-    "another number": ("_param_0+216]", "_param_0+220]"),
-    "the second piece for the first": ("[%address0_0+0]", "[%address0_1+0]"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_the_comparison_sees_faults(fault: str) -> None:
-    program = Program.parse("operands=1; leaky_relu z 0.25 -> s0; neg z; mul prev s0; add prev r0")
-    x, r = random(2, 40), random(2, 40, seed=1)
-    whole = kernel_text(program, x.dtype, [r])
-    assert FAULTS[fault][0] in whole
-    assert_same_bits(SpecializedPointwise(whole).run(program, x, [r]), expected_of(program, x, [r]))
-    faulty = SpecializedPointwise(whole.replace(*FAULTS[fault]))
-    with pytest.raises(AssertionError):
-        assert_same_bits(faulty.run(program, x, [r]), expected_of(program, x, [r]))
 
 
 def template() -> str:

@@ -231,18 +231,6 @@ def test_the_operator(launches: EmulatedLaunches, way: str) -> None:
     assert [kernel > 0 for kernel in backward_kernels(launches)] == [True, False]
 
 
-def test_a_capture_asks_for_nothing(monkeypatch: pytest.MonkeyPatch, launches: EmulatedLaunches) -> None:
-    grad, x, r = (torch.randn(8, 64).bfloat16() for _ in range(3))
-    with compiler() as compiled, cutfuse.specialization("now"):
-        with monkeypatch.context() as patch:
-            patch.setattr(specialize, "_is_capturing", lambda: True)
-            differentiate([0], False, grad, x, r)
-        assert compiled.asked == []
-        differentiate([0], False, grad, x, r)
-    assert len(compiled.asked) == 1
-    assert [kernel > 0 for kernel in backward_kernels(launches)] == [False, True]
-
-
 def test_a_reductions_weights_are_interpreted(launches: EmulatedLaunches) -> None:
     x = torch.randn(8, 64).bfloat16()
     result = torch.logsumexp(x.float(), 1, keepdim=True)
@@ -264,13 +252,3 @@ def test_what_compares_with_a_reductions_result_is_computed_as_there(launches: E
     assert [launch.is_accurate for launch in own] == [True, False]
     assert [bool(launch.specialized) for launch in own] == [False, False], "the gradient has another type than x"
     assert not any("backward" in kernel for kernel in compiled.asked)
-
-
-def test_an_accurate_launch_takes_no_compiled_kernel() -> None:
-    tensor = (256, FLOAT16, 0, 8, 1)
-    problem = (1, 1, 8), tensor, tensor, [], [(0, 512, FLOAT16)]
-    program = Program.parse("operands=0; tanh z")
-    with compiler(), cutfuse.specialization("now"):
-        (found,) = specialize.find_backward(0, program, *problem, False)
-    with pytest.raises(ValueError, match="specialization must be None"):
-        core.pointwise_backward(0, program.native, *problem, 0, 0, 0, 0, found, True)

@@ -139,15 +139,6 @@ def test_calls_interpret_until_the_background_thread_is_done(
     assert kernels_of(launches) == [0, 0, 0, KERNEL + 1]
 
 
-def test_the_background_thread_compiles(passed: Pass, launches: EmulatedLaunches) -> None:
-    x, r = inputs(8, 64)
-    with compiler():
-        passed.call(x, r)
-        cutfuse.wait(30)
-        passed.call(x, r)
-    assert kernels_of(launches)[-1] == KERNEL + 1
-
-
 def test_nothing_is_compiled_in_the_mode_off(passed: Pass, launches: EmulatedLaunches) -> None:
     x, r = inputs(8, 64)
     with compiler() as compiled:
@@ -177,31 +168,6 @@ def test_a_failure_is_interpreted_and_told_once(
             cutfuse.pointwise(lambda z, r: torch.tanh(z) + r, x, r)  # another one that fails
     assert len(compiled.asked) == 2
     assert kernels_of(launches) == [0, 0]
-
-
-def test_programs_that_differ_in_numbers_share_a_kernel(launches: EmulatedLaunches) -> None:
-    x, r = inputs(8, 64)
-    with compiler() as compiled, cutfuse.specialization("now"):
-        for number in (0.5, 1.5):
-            for _ in range(2):
-                cutfuse.pointwise(lambda z, r, number=number: torch.tanh(z * number) * r, x, r)
-    assert len(compiled.asked) == 1
-    assert kernels_of(launches) == [KERNEL + 1] * 2
-
-
-def test_operands_of_other_types_have_another_kernel(launches: EmulatedLaunches) -> None:
-    x, r = inputs(8, 64)
-    with compiler() as compiled, cutfuse.specialization("now"):
-        for _ in range(2):
-            cutfuse.pointwise(gated, x, r)
-            cutfuse.pointwise(gated, x, r.float(), out_dtype=torch.bfloat16)
-            cutfuse.pointwise(gated, x.float(), r)
-    assert [(kernel, types) for kernel, _, types in compiled.asked] == [
-        ("pointwise_bfloat16", [DTYPES["bfloat16"]]),
-        ("pointwise_bfloat16", [DTYPES["float32"]]),
-        ("pointwise_float32", [DTYPES["bfloat16"]]),
-    ]
-    assert kernels_of(launches) == [KERNEL + 1, KERNEL + 2, KERNEL + 3]
 
 
 def test_a_kernel_for_each_fold_and_type(launches: EmulatedLaunches) -> None:

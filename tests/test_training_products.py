@@ -17,10 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import cutfuse
-from cutfuse import native
-from cutfuse.epilogue import Program
 from cutfuse.layer import autograd, training, training_step
-from cutfuse.layer.training_step import waits_for_host
 
 HALVES = {"bfloat16": "bf16", "float16": "f16"}
 DTYPES = (torch.bfloat16, torch.float16)
@@ -354,47 +351,6 @@ def test_the_general_path_has_the_same_products(
         assert torch.equal(found[-1], grad)
 
 
-def test_sizes_without_a_number_do_not_wait() -> None:
-    x, weight = (torch.empty(8, 8, dtype=torch.bfloat16, device="meta") for _ in range(2))
-    assert not waits_for_host(x, weight)  # not on a GPU
-
-
-def test_a_product_of_cublas_is_refused() -> None:
-    core = native.core
-    unfused = plan(1024, 1024, 1024, only="cuBLAS and one more kernel")
-    result = ((8, 8), (8, 1), torch.bfloat16)
-    z = torch.zeros(8, 8, dtype=torch.bfloat16)
-    given = [z, [], z, 8, 8, 2, 2, core.Program([], 0), [], [], [(0, result, 2, None)], result, *[None] * 4, []]
-    with pytest.raises(ValueError, match="are kernels of ours"):
-        core.training_plan(*given, result, core.Program([], 0), (unfused, z, False, result), None, False)
-
-
-def test_a_plan_of_operands_that_do_not_go_together_is_refused() -> None:
-    z = torch.zeros(8, 8, dtype=torch.bfloat16)
-    result = ((8, 8), (8, 1), torch.bfloat16)
-    core = native.core
-    program, operand = Program.parse("operands=1; add z r0").native, (2, 0, 8, 1)
-    for tensors, is_read in (([], [True]), ([z], []), ([z], [True, False])):
-        given = [
-            z,
-            tensors,
-            z,
-            8,
-            8,
-            2,
-            2,
-            program,
-            [operand],
-            is_read,
-            [(0, result, 2, None)],
-            result,
-            *[None] * 4,
-            [],
-        ]
-        with pytest.raises(ValueError, match=f"1 operands, {len(tensors)} tensors and {len(is_read)} flags"):
-            core.training_plan(*given, result, core.Program([], 0), None, None, False)
-
-
 def test_a_small_layer_is_one_kernel(launches: EmulatedLaunches) -> None:
     x, weight, bias = torch.randn(16, 64), torch.randn(64, 64), torch.randn(64)
     cutfuse.linear(x, weight, bias, epilogue=gelu)  # the first call is not direct, and on a CPU launches nothing
@@ -464,10 +420,3 @@ def test_fp32_of_any_address_is_multiplied_by_kernels(launches: EmulatedLaunches
     found = direct_step(launches, lambda: step(fused(gelu), tensors, grad))
     assert kernels_of(launches)[1:] == ["pointwise_backward", "reduce", "_nn_", "_tn_"]
     assert_near(found, step(plain(gelu), tensors, grad))
-
-
-def test_fp32_has_pytorchs_products(launches: EmulatedLaunches) -> None:
-    tensors, grad = made(torch.float32, 37), torch.randn(37, 24)
-    with cutfuse.precision("ieee"):
-        assert_near(step(fused(gelu), tensors, grad), step(plain(gelu), tensors, grad))
-    assert "gemm" not in [launch.function for launch in launches.launches]

@@ -16,7 +16,6 @@ from test_training_pre_activation import one_kernel as one_kernel
 from torch import Tensor
 
 import cutfuse
-from cutfuse import native
 from cutfuse.epilogue import Epilogue
 from cutfuse.layer import linear_launch
 from cutfuse.layer.planner import LinearArguments, plan_linear
@@ -41,14 +40,6 @@ def test_each_layout_has_kernels_of_its_own(dtype: str, short: str) -> None:
     assert set(by_columns) == {f"sm90_{short}_nn_{tile}" for tile in TILES}
     assert not any(kernel.rejection for kernel in by_columns.values())
     assert not any("_nn_" in name for name in kernels_of(plan(*SQUARE, dtype=dtype)))
-
-
-@pytest.mark.parametrize("options", [{}, COMPILED, {**COMPILED, "stores_pre_activation": True, "operand_bytes": 2.0}])
-@pytest.mark.parametrize("dtype", HALVES)
-def test_predictions_are_those_of_the_same_tile_by_rows(dtype: str, options: dict[str, Any]) -> None:
-    by_rows = kernels_of(plan(*SQUARE, dtype=dtype, **options))
-    for name, kernel in kernels_of(plan(*SQUARE, dtype=dtype, weight=COLUMNS, **options)).items():
-        assert kernel.microseconds == by_rows[name.replace("_nn_", "_")].microseconds
 
 
 def test_the_fastest_is_chosen_and_compared_with_cublas() -> None:
@@ -136,22 +127,6 @@ def test_what_rules_these_weights_out(options: dict[str, Any], reason: str) -> N
     found = plan(*SQUARE, **{"weight": COLUMNS, **options})
     assert found.ruled_out == reason
     assert not found.is_fused
-
-
-def test_a_kernel_of_the_other_layout_cannot_be_asked_for() -> None:
-    for weight, name in (
-        (contiguous(4096, 4096), "sm90_bf16_nn_64x128x64_1x1_pingpong"),
-        (COLUMNS, "sm90_bf16_64x128x64_1x1_pingpong"),
-    ):
-        with pytest.raises(ValueError, match=f"{name} cannot run; there are "):
-            plan(*SQUARE, weight=weight, only=name)
-
-
-def test_each_tile_exists_by_rows_too() -> None:
-    names = native.core.gemm_kernels()
-    by_columns = [name for name in names if "_nn_" in name]
-    assert len([name for name in by_columns if "_fp32_" not in name]) == len(HALVES) * len(TILES)
-    assert {name.replace("_nn_", "_") for name in by_columns} <= set(names)
 
 
 # Calls, on CPU memory in the place of a GPU's

@@ -1,22 +1,16 @@
-"""Memory is poisoned before each test on a GPU: what is filled, and what is left alone."""
+"""What conftest.py sets up: memory is poisoned before each test on a GPU, and processes take the devices in turn."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from poison import HUGE, NAN, free_blocks, poison
+from device_order import order_of, visible_devices
+from poison import free_blocks, poison
 
 on_gpu = [pytest.mark.gpu, pytest.mark.no_path("calls no public function")]
 SIZES = (1, 100, 4096, 200_000, 1 << 20, 10_000_000, 40_000_000)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_patterns_are_no_values_that_a_kernel_computes(dtype: torch.dtype) -> None:
-    nan, huge = (torch.full((2,), bits, dtype=torch.int32).view(dtype) for bits in (NAN, HUGE))
-    assert nan.isnan().all()
-    assert (huge > 1e4).all()
-    if dtype in (torch.float32, torch.bfloat16):
-        torch.testing.assert_close(huge, torch.full_like(huge, 1e30), rtol=0.01, atol=0)
 
 
 def test_free_blocks_are_those_that_an_allocation_may_be_given() -> None:
@@ -76,3 +70,23 @@ class TestOnGpu:
         poison()
         with torch.cuda.stream(stream):
             assert is_poisoned(torch.empty(1 << 20, device="cuda"))
+
+
+# Workers of pytest-xdist take the devices of a machine in turn.
+
+
+def test_workers_begin_at_different_devices_and_see_all() -> None:
+    orders = [order_of(["0", "1", "2"], f"gw{index}") for index in range(4)]
+    assert orders == [["0", "1", "2"], ["1", "2", "0"], ["2", "0", "1"], ["0", "1", "2"]]
+
+
+@pytest.mark.parametrize(("named", "expected"), [("4,6", ["4", "6"]), ("", []), (None, ["0", "1"])])
+def test_devices_are_those_named_or_those_there_are(
+    named: str | None, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("nvidia2", "nvidia5", "nvidiactl", "nvidia-uvm"):  # a container may have some of a machine's
+        (tmp_path / name).touch()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert visible_devices(tmp_path) == expected
