@@ -6,7 +6,6 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from bench.timing import Backlogs, Clock, Effort, Launch, Queued, in_rounds, late_of, spread, without_collector
 
@@ -68,16 +67,24 @@ def time_models(
     """
     backlogs = Backlogs(host_us)
 
-    def turn(name: str, call: Call) -> tuple[Queued, float]:
-        return backlogs.queued(name, clock, call.run, call.before), wall_turn(call, clock)[1]
+    def device_turn(name: str) -> Queued:
+        """A call that is queued behind other work; called again where that was too short."""
+        while True:
+            calls[name].before()
+            queued = backlogs.start(name, clock, calls[name].run)
+            clock.wait()
+            if backlogs.covers(name, queued):
+                return queued
 
-    turns = {name: partial(turn, name, call) for name, call in calls.items()}
+    def run_round(names: list[str]) -> dict[str, tuple[Queued, float]]:
+        return {name: (device_turn(name), wall_turn(calls[name], clock)[1]) for name in names}
+
     gc.collect()
     gc.freeze()
     try:
         with without_collector():
             # The collector is off within a round, and a model's results may hold cycles with tensors in them.
-            samples = in_rounds(turns, effort, seed, dropped=1, between=gc.collect)
+            samples = in_rounds(calls, run_round, effort, seed, dropped=1, between=gc.collect)
     finally:
         gc.unfreeze()
     times = {}

@@ -6,10 +6,9 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
@@ -157,30 +156,31 @@ def without_collector() -> Iterator[None]:
 
 
 def in_rounds(
-    turns: Mapping[str, Callable[[], T]],
+    names: Iterable[str],
+    run_round: Callable[[list[str]], Mapping[str, T]],
     effort: Effort,
     seed: int,
     dropped: int = FIRST_ROUNDS_DROPPED,
     between: Callable[[], object] = lambda: None,
     now: Now = time.perf_counter,
 ) -> dict[str, list[T]]:
-    """What each gives in its turns: one in each round, in a new random order, without the first rounds, which warm up.
+    """What a round gives for each name, of rounds that are each in a new random order; the first ones warm up.
 
     `between` is called before each round.
     """
     order = random.Random(seed)
-    samples: dict[str, list[T]] = {name: [] for name in turns}
+    samples: dict[str, list[T]] = {name: [] for name in names}
 
-    def run_round() -> float:
+    def take() -> float:
         between()
         began = now()
-        for name in order.sample(list(turns), len(turns)):
-            samples[name].append(turns[name]())
+        for name, sample in run_round(order.sample(list(samples), len(samples))).items():
+            samples[name].append(sample)
         return now() - began
 
-    round_seconds = [run_round() for _ in range(dropped)][-1]
+    round_seconds = [take() for _ in range(dropped)][-1]
     for _ in effort.rounds_of(round_seconds, now):
-        run_round()
+        take()
     return {name: values[dropped:] for name, values in samples.items()}
 
 
@@ -206,15 +206,15 @@ class Backlogs:
     def __init__(self, host_us: Mapping[str, float]) -> None:
         self._us = {name: self._within(2 * us) for name, us in host_us.items()}
 
-    def queued(self, name: str, clock: Clock, launch: Launch, before: Callable[[], object] = lambda: None) -> Queued:
-        """A launch that was in time, or one behind the longest backlog; `before` is called before each try."""
-        while True:
-            before()
-            queued = clock.start(launch, self._us[name])
-            clock.wait()
-            if queued.in_time or self._us[name] == LONGEST_BACKLOG_US:
-                return queued
-            self._us[name] = self._within(2 * self._us[name])
+    def start(self, name: str, clock: Clock, launch: Launch) -> Queued:
+        return clock.start(launch, self._us[name])
+
+    def covers(self, name: str, queued: Queued) -> bool:
+        """Whether a time counts: it does where it was in time, and where no longer backlog is taken."""
+        if queued.in_time or self._us[name] == LONGEST_BACKLOG_US:
+            return True
+        self._us[name] = self._within(2 * self._us[name])
+        return False
 
     @staticmethod
     def _within(us: float) -> float:
@@ -227,12 +227,22 @@ def late_of(samples: Sequence[Queued]) -> int:
 
 
 def interleave(launches: Mapping[str, Launch], clock: Clock, effort: Effort, seed: int) -> dict[str, Timing]:
-    """Time every launch once a round, each round in a new random order."""
+    """Time every launch once a round, all of them queued at once, so that the device does not rest between them.
+
+    A launch for which the device waited is timed again at the end of the round.
+    """
     host = {name: host_time_us(launch, clock) for name, launch in launches.items()}
     backlogs = Backlogs(host)
-    samples = in_rounds(
-        {name: partial(backlogs.queued, name, clock, launch) for name, launch in launches.items()}, effort, seed
-    )
+
+    def run_round(names: list[str]) -> dict[str, Queued]:
+        found: dict[str, Queued] = {}
+        while names:
+            found |= {name: backlogs.start(name, clock, launches[name]) for name in names}
+            clock.wait()
+            names = [name for name in names if not backlogs.covers(name, found[name])]
+        return found
+
+    samples = in_rounds(launches, run_round, effort, seed)
     return {
         name: Timing(*spread([one.microseconds() for one in own]), host[name], len(own), late_of(own))
         for name, own in samples.items()

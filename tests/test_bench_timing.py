@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from itertools import chain, repeat
 
 import pytest
@@ -118,6 +119,20 @@ def test_a_host_slower_than_expected_is_in_no_figure(slower: list[float]) -> Non
     model = timed_model(Host(*slower))
     assert model.gpu_us == model.gpu_range_us[1] == DEVICE_US
     assert model.late == 0
+
+
+def test_the_launches_of_a_round_are_queued_before_the_device_is_waited_for() -> None:
+    """A device that rested between them would run at another clock than one that is busy."""
+    done: list[str] = []
+
+    class Clock(Host):
+        def wait(self) -> None:
+            done.append("wait")
+
+    launches = {name: partial(done.append, name) for name in "abc"}
+    timing.interleave(launches, Clock(20.0), timing.Effort(0.1, 4, 4), seed=0)
+    rounds = "".join("|" if entry == "wait" else entry for entry in done).split("|")
+    assert len([names for names in rounds if sorted(names) == ["a", "b", "c"]]) == 4 + timing.FIRST_ROUNDS_DROPPED
 
 
 def test_the_backlog_is_doubled_until_the_host_is_done_in_time() -> None:
