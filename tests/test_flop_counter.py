@@ -129,7 +129,7 @@ import importlib.util
 assert importlib.util.find_spec("torch.utils.flop_counter").name == "torch.utils.flop_counter"
 import {imports}
 found = [op for op in torch.utils.flop_counter.flop_registry if "cutfuse" in str(op)]
-assert len(found) == len(cutfuse.registration.FORMULAS), found
+assert len(found) == len(cutfuse.registration.FLOPS), found
 """
     subprocess.run([sys.executable, "-c", program], check=True)
 

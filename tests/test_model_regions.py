@@ -271,8 +271,8 @@ def test_it_tells_of_each_product() -> None:
     assert first == "4 of 5 products are fused, in 1 graph"
     assert second.split() == ["fused", "0.first", "2x"]
     assert rest[:2] == [
-        "       6 x 64 x 32 float32: gelu(z)",
-        "       ends at linear: it is the next product",
+        "        6 x 64 x 32 float32: gelu(z)",
+        "        ends at linear: it is the next product",
     ]
 
 
