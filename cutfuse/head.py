@@ -320,8 +320,8 @@ def logit_statistics(
                 terms, column = _entropy_terms(softcap, temperature), logsumexp.unsqueeze(1)
                 entropy -= reduce(*part, epilogue=terms, operands=(column,), reduce="sum")
         chosen = _chosen(x, weight, bias, classes)
-        if x.dtype.itemsize == 2 and _rounds_logits(x, *parts[0], logits):
-            chosen = chosen.to(x.dtype).to(dtype)
+        if x.dtype.itemsize == 2:
+            chosen = torch.where(_are_rounded(x, classes, parts, logits), chosen.to(x.dtype).to(dtype), chosen)
     return logsumexp, chosen if logits is None else logits(chosen), mean.div_(weight.shape[0]), entropy
 
 
@@ -333,12 +333,23 @@ def _parts(x: Tensor, weight: Tensor, bias: Tensor | None, part_bytes: int) -> l
     return list(zip(weight.split(width), biases, strict=True))
 
 
-def _rounds_logits(x: Tensor, weight: Tensor, bias: Tensor | None, logits: Callable[[Tensor], Tensor] | None) -> bool:
-    """Whether the logits of a part are rounded to x's type, where no kernel reduces the rows that it multiplies.
+def _are_rounded(
+    x: Tensor,
+    classes: Tensor,
+    parts: list[tuple[Tensor, Tensor | None]],
+    logits: Callable[[Tensor], Tensor] | None,
+) -> Tensor:
+    """Of which classes the logits are rounded to x's type: where no kernel reduces the rows that it multiplies.
 
     A target's logit has to be rounded with the others of its row: the gradient of a probability near 1 is what is left
-    of 1, which is as small as the rounding of a large logit in 16 bits.
+    of 1, which is as small as the rounding of a large logit in 16 bits. The last part, which is narrower, may be
+    planned otherwise than the first.
     """
+    first, last = (_rounds_logits(x, *part, logits) for part in (parts[0], parts[-1]))
+    return torch.where(classes < sum(rows.shape[0] for rows, _ in parts[:-1]), first, last)
+
+
+def _rounds_logits(x: Tensor, weight: Tensor, bias: Tensor | None, logits: Callable[[Tensor], Tensor] | None) -> bool:
     call = normalise_linear(x, weight, bias, epilogue=logits, reduce="logsumexp", out_dtype=arithmetic_of(x))
     if call.composed_because:
         return True

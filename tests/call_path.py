@@ -95,7 +95,7 @@ def checked_calls() -> Iterator[CheckedCalls]:
         for function in ("linear", "pointwise", "reduce"):
             native_call = getattr(calls, f"call_{function}")
             patch.setattr(calls, f"call_{function}", functools.partial(paths.call, function, native_call))
-        for operator in ("linear", "pointwise", "reduce", "backward"):
+        for operator in ("linear", "joined", "pointwise", "reduce", "backward"):
             native_call = getattr(cuda, f"call_{operator}_operator")
             patch.setattr(cuda, f"call_{operator}_operator", functools.partial(paths.call_operator, native_call))
         yield paths

@@ -94,6 +94,7 @@ def test_operands_of_every_layout(layout: str, dtype: torch.dtype, dim: int) -> 
 @given(recipe=recipes())
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 def test_random_programs(recipe: Recipe) -> None:
+    native.core.forget_calls()  # whose plans hold what was compiled before
     native.core.forget_specializations()
     program = make_program(recipe)
     if not len(program.native) or program.native.scaling is not None:

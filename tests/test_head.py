@@ -435,3 +435,14 @@ def test_on_an_emulated_gpu_it_is_fused(dtype: torch.dtype) -> None:
     with emulated_device() as launches:
         compare(cutfuse.linear_cross_entropy, cross_entropy, tensors, target, {**options, "reduction": "sum"}, 1 << 19)
     assert any(name.startswith("gemm") for name in launches.names)
+
+
+def test_targets_of_a_part_that_is_planned_otherwise_are_rounded_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, target = make(torch.bfloat16)
+    target[::2] = torch.tensor([256, 280, 299])  # of the last part, which has 44 classes
+    exact = (x.double() * weight.double()[target]).sum(-1).float()
+    monkeypatch.setattr(head, "_rounds_logits", lambda x, weight, bias, logits: weight.shape[0] < 128)
+    _, chosen, *_ = head.logit_statistics(x, weight, None, target, 0.0, 1.0, False, False, 1, "")
+    is_last = target >= 256
+    assert torch.equal(chosen[is_last], exact[is_last].bfloat16().float())
+    torch.testing.assert_close(chosen[~is_last], exact[~is_last], rtol=1e-6, atol=1e-6)

@@ -57,7 +57,7 @@ class Reader {
     return true;
   }
 
-  // A reduction's name: of at most eight letters, or longer ones' first and last eight.
+  // A reduction's name, of at most 16 letters.
   bool add_name(PyObject* name) {
     if (name == Py_None) {
       out_.key.add(kNone);

@@ -1,4 +1,4 @@
-"""The operators' names and signatures in PyTorch's dispatcher.
+"""The operators' names and signatures in PyTorch's dispatcher; those of a head are in `cutfuse/head.py`.
 
 All operators are functional and private. All but the composites have no autograd formula in the dispatcher, which
 would cost host time in every call; `autograd` differentiates them. `program` is the text form of a

@@ -1,0 +1,74 @@
+"""The head of a language model on a GPU: its products are kernels', and its loops hold on streams and in graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_head import IGNORED, compare, cross_entropy, logprob, own_logprob
+from torch import Tensor
+
+import cutfuse
+
+pytestmark = [pytest.mark.gpu, pytest.mark.no_path("its calls are of operators, which call cutfuse.linear inside")]
+
+
+def make(
+    dtype: torch.dtype, rows: int, width: int, classes: int, device: str = "cuda"
+) -> tuple[list[Tensor | None], Tensor]:
+    generator = torch.Generator().manual_seed(rows + classes)
+    x, weight, bias = (
+        (scale * torch.randn(*shape, generator=generator)).to(device, dtype).requires_grad_()
+        for shape, scale in (((rows, width), 1.0), ((classes, width), width**-0.5), ((classes,), 1.0))
+    )
+    return [x, weight, bias], torch.randint(classes, (rows,), generator=generator).to(device)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("rows", "width", "classes"), [(7, 768, 50257), (500, 264, 3001), (1024, 1024, 8192)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_losses(dtype: torch.dtype, rows: int, width: int, classes: int, smoothing: float) -> None:
+    tensors, target = make(dtype, rows, width, classes)
+    target[::5] = IGNORED
+    options: dict[str, Any] = {"softcap": 30.0, "temperature": 1.0, "label_smoothing": smoothing, "z_loss": 1e-4}
+    for part_bytes in (2 * rows * 1024, 1 << 28):
+        given = {**options, "reduction": "sum"}
+        compare(cutfuse.linear_cross_entropy, cross_entropy, tensors, target, given, part_bytes)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_log_probabilities_and_entropies(dtype: torch.dtype) -> None:
+    tensors, token = make(dtype, 300, 512, 5000)
+    compare(own_logprob, logprob, tensors, token, {"softcap": None, "temperature": 0.7}, 1 << 20)
+
+
+def test_a_step_repeats_to_the_bit_and_in_a_graph() -> None:
+    tensors, target = make(torch.bfloat16, 256, 512, 4096)
+    x, weight, bias = tensors
+
+    def step() -> list[Tensor]:
+        loss = cutfuse.linear_cross_entropy(x, weight, target, bias, part_bytes=1 << 20)  # type: ignore[arg-type]
+        return [loss, *torch.autograd.grad(loss, [x, weight, bias])]  # type: ignore[list-item]
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            expected = step()
+    cutfuse.wait()
+    expected = step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    torch.cuda.synchronize()
+    for own, right in zip(captured, expected, strict=True):
+        assert torch.equal(own, right)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_on_a_device_that_is_not_current() -> None:
+    tensors, target = make(torch.bfloat16, 64, 256, 1000, "cuda:1")
+    options: dict[str, Any] = {"softcap": None, "temperature": 1.0, "label_smoothing": 0.0, "z_loss": 0.0}
+    compare(cutfuse.linear_cross_entropy, cross_entropy, tensors, target, {**options, "reduction": "mean"}, 1 << 20)
