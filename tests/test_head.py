@@ -58,7 +58,7 @@ def own_logprob(*tensors: Any, **options: Any) -> Tensor:
 def gradients(y: Tensor, tensors: Sequence[Tensor | None]) -> list[Tensor]:
     trained = [t for t in tensors if t is not None and t.requires_grad]
     grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return [y, *torch.autograd.grad(y, trained, grad.to(y.dtype))]
+    return [y, *torch.autograd.grad(y, trained, grad.to(y))]
 
 
 def compare(
