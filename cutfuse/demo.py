@@ -214,10 +214,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 BAR_WIDTH = 20
 BAR_HEADING = "time against PyTorch's\n(full bar: PyTorch)"
 HEADINGS = (
@@ -394,3 +390,7 @@ def next_steps(has_kernels: bool) -> str:
         *(f"  {command.ljust(width)}   # {purpose}" for command, purpose in steps),
     ]
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -171,3 +172,11 @@ def test_a_terminal_without_rich_shows_the_plain_table(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     demo.show_table([make_result(1e-3, 1e-3)])
     assert "\nmodel " in capsys.readouterr().out
+
+
+def test_the_command_runs() -> None:
+    """As a module, of which nothing may be defined behind the line that runs it."""
+    command = [sys.executable, "-m", "cutfuse.demo", "--device", "cpu"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr
+    assert "as accurate as PyTorch's" in result.stdout

@@ -1,5 +1,5 @@
-// Everything that the plan of a call depends on, and what a call whose key is known does. Plans are made by Python for the
-// first call with that key, and never changed.
+// Everything that the plan of a call depends on, and what a call whose key is known does. Plans are made by Python for
+// the first call with that key, and never changed.
 #pragma once
 
 #include <algorithm>

@@ -16,8 +16,8 @@ uint64_t recognise(PyObject* callable);
 uint64_t new_number();
 
 // Learns that a callable which gives the answers of a trail has a number. trail: a list of (read, slot, argument,
-// answer, found), see cutfuse/epilogue/fingerprint.py. False where it cannot be kept; false with an exception set where it
-// is no trail.
+// answer, found), see cutfuse/epilogue/fingerprint.py. False where it cannot be kept; false with an exception set where
+// it is no trail.
 bool learn(PyObject* trail, uint64_t number);
 
 // The types whose values are looked into; before anything is learnt. False with an exception set.
