@@ -312,6 +312,7 @@ py::object run_call(CallPlan const& plan, std::vector<py::object> const& tensors
                           std::to_string(tensors.size()));
   }
   std::vector<PyObject*> given;
+  given.reserve(tensors.size());
   for (py::object const& tensor : tensors) given.push_back(tensor.ptr());
   PyObject* const result = call::run_plan(plan, given.data(), static_cast<int>(given.size()), first_operand, device);
   if (result == nullptr) throw py::error_already_set();

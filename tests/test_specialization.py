@@ -422,10 +422,11 @@ def test_a_sum_without_a_product_compiles_nothing(compiler: FakeCompiler) -> Non
 
 HERE = Path(__file__).parent
 
-# A compiler that takes 0.5 s and each time 0.2 s more, on so many threads, and a layer whose second call runs directly.
+# A compiler on three threads that waits to be released, and a layer whose second call runs directly.
 START = """
 import os
 import sys
+import threading
 import time
 
 sys.path.insert(0, {here!r})
@@ -439,17 +440,17 @@ import cutfuse
 from cutfuse.layer.specialize import background
 
 
-class Slow(FakeCompiler):
-    seconds = 0.3
+class Held(FakeCompiler):
+    seconds = {seconds}
+    released = threading.Event()
 
     def __call__(self, *given):
-        self.seconds += 0.2
-        time.sleep(self.seconds)
+        self.released.wait(self.seconds)
         return super().__call__(*given)
 
 
-background.most_threads = {threads}
-compiler = Slow()
+background.most_threads = 3
+compiler = Held()
 core.use_compiler(compiler)
 x, weight = torch.zeros(512, 64).bfloat16(), torch.zeros(2048, 64).bfloat16()
 
@@ -464,46 +465,47 @@ call()
 """
 
 
-def run(program: str, threads: int = 1) -> str:
-    text = START.format(here=str(HERE), threads=threads) + textwrap.dedent(program)
+def run(program: str, seconds: float = 60.0) -> str:
+    """What a program prints. seconds: how long the compiler waits at most."""
+    text = START.format(here=str(HERE), seconds=seconds) + textwrap.dedent(program)
     result = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
 
-@pytest.mark.parametrize("threads", [3])
-def test_the_end_of_a_process_waits_for_the_kernels_that_are_compiled(threads: int) -> None:
+def test_the_end_of_a_process_waits_for_the_kernels_that_are_compiled() -> None:
     """By every thread, and for nothing that is queued behind them."""
     program = """
     import atexit
     for op in ("sin", "cos", "exp", "erf"):
         cutfuse.linear(x, weight, epilogue=lambda z, f=getattr(torch, op): f(z) * torch.relu(z))
-    time.sleep(0.1)
+    threading.Timer(1.0, compiler.released.set).start()
     start = time.monotonic()
     atexit._run_exitfuncs()
-    print(len(compiler.compiled), time.monotonic() - start < 1.5, background._threads)
+    print(len(compiler.compiled), time.monotonic() - start >= 0.9, background._threads)
     """
-    assert run(program, threads) == f"{threads} True set()\n"
+    found = run(program).split(maxsplit=1)
+    assert found == ["3", "True set()\n"]
 
 
 def test_the_end_of_a_process_at_once() -> None:
-    assert run("print('done', flush=True)") == "done\n"
+    assert run("print('done', flush=True)", seconds=0.5) == "done\n"
 
 
-@pytest.mark.parametrize("threads", [3])
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_a_fork_while_kernels_are_compiled(threads: int) -> None:
+def test_a_fork_while_kernels_are_compiled() -> None:
     """The child has no such threads, waits for none, and compiles what it asks for itself."""
     program = """
     import warnings
     for op in ("cos", "exp", "erf"):
         cutfuse.linear(x, weight, epilogue=lambda z, f=getattr(torch, op): f(z) * torch.relu(z))
-    time.sleep(0.1)
     launches.launches.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads
         child = os.fork()
     if child == 0:
+        compiler.released = threading.Event()
+        compiler.released.set()
         assert cutfuse.wait(1) == 0
         call()
         assert kernels_of(launches) == [0]
@@ -511,8 +513,9 @@ def test_a_fork_while_kernels_are_compiled(threads: int) -> None:
         assert cutfuse.wait(30) == 1
         os._exit(7)
     _, status = os.waitpid(child, 0)
+    compiler.released.set()
     assert cutfuse.wait(30) == 4
     call()
     print(os.waitstatus_to_exitcode(status), kernels_of(launches)[-1] > 0)
     """
-    assert run(program, threads) == "7 True\n"
+    assert run(program) == "7 True\n"
