@@ -363,26 +363,14 @@ def _chosen(x: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor) -> 
     found = x.new_empty(x.shape[0], dtype=dtype)
     for first in range(0, x.shape[0], rows):
         part = slice(first, first + rows)
-        of_classes = weight.index_select(
-            0, classes[part]
-        )  # which refuses negative ones, as an index in brackets does not
+        of_classes = weight.index_select(0, classes[part])  # refuses negative ones, as an index in brackets does not
         found[part] = (x[part].to(dtype) * of_classes.to(dtype)).sum(-1)
     return found if bias is None else found + bias.index_select(0, classes).to(dtype)
 
 
 @logit_statistics.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    classes: Tensor,
-    softcap: float,
-    temperature: float,
-    wants_mean: bool,
-    wants_entropy: bool,
-    part_bytes: int,
-    mode: str,
-) -> tuple[Tensor, ...]:
+def _(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    wants_mean, wants_entropy = given[5:7]
     rows, dtype = x.shape[0], arithmetic_of(x)
     sizes = rows, rows, rows if wants_mean else 0, rows if wants_entropy else 0
     return tuple(x.new_empty(size, dtype=dtype) for size in sizes)
@@ -476,25 +464,9 @@ class _ElementGradients:
 
 
 @logit_gradients.register_fake
-def _(
-    gradients: Sequence[Tensor],
-    statistics: Sequence[Tensor],
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    classes: Tensor,
-    softcap: float,
-    temperature: float,
-    part_bytes: int,
-    mode: str,
-    needed: Sequence[bool],
-) -> tuple[Tensor, ...]:
-    needs_x, needs_weight, needs_bias = needed
-    return (
-        x.new_empty(x.shape if needs_x else (0,)),
-        x.new_empty(weight.shape if needs_weight else (0,)),
-        x.new_empty(weight.shape[:1] if needs_bias else (0,)),
-    )
+def _(gradients: Any, statistics: Any, x: Tensor, weight: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    shapes = x.shape, weight.shape, weight.shape[:1]
+    return tuple(x.new_empty(shape if is_needed else (0,)) for shape, is_needed in zip(shapes, given[-1], strict=True))
 
 
 @contextlib.contextmanager
