@@ -131,7 +131,10 @@ def layer_cross_entropy(
     reduction: str,
     out_dtype: torch.dtype,
 ) -> Tensor:
-    """`F.cross_entropy(x @ weight.T + bias, target)` for x `[..., K]` of as many rows as the target `[M]` has items."""
+    """`F.cross_entropy(x @ weight.T + bias, target)` for x `[..., K]` of as many rows as the target `[M]` has items.
+
+    In operations that Inductor fuses, unlike `cutfuse.linear_cross_entropy`, whose loops one operator holds.
+    """
     x, weight, bias = autocast_inputs(x, weight, bias)
     x = x.reshape(target.shape[0], x.shape[-1])
     arithmetic = torch.float64 if x.dtype == torch.float64 else torch.float32

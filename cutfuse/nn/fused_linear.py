@@ -88,7 +88,7 @@ class PreparesWeight(nn.Module):
         return super().train(mode)
 
     def _plain_weight(self) -> Tensor:
-        """The weight itself, prepared or not."""
+        """The weight itself, prepared or not; each kind of module says which it is."""
         raise NotImplementedError
 
     def _weight(self) -> Tensor | PreparedWeight:
