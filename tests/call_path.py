@@ -1,9 +1,9 @@
-"""Both paths of the public functions for tests on a GPU: the general one, and the direct one (csrc/call).
+"""The check that calls of tests on a GPU are direct (csrc/call), and give the bits of a call that is planned anew.
 
-Every test that is marked `gpu` runs on each of `PATHS`, unless it is marked `no_path`. On the direct path the first
-call of its kind in a test is made on the general path and then again, which has to be direct and to give the same bits:
-the test gets that result. Later calls of its kind are direct at once. A call may take the general path for a reason
-that `general_reasons.py` finds, and for no other. Tests all of whose calls do are marked `general_path`.
+Every test that is marked `gpu` runs below this check, unless it is marked `no_path`. The first call of its kind in a
+test is planned, and made again, which has to be direct and to give the same bits: the test gets that result. Later
+calls of its kind are direct at once. A call may be planned anew for a reason that `general_reasons.py` finds, and for
+no other. Tests all of whose calls are planned anew are marked `general_path`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import contextlib
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from emulated_device import direct_calls, paused
+from emulated_device import direct_calls
 from general_reasons import Call, is_captured, why_general, why_watched
 from torch import Tensor
 
@@ -26,28 +26,14 @@ from cutfuse import native
 from cutfuse.layer import calls, cuda
 
 core = native.module()
-GENERAL, DIRECT = PATHS = ("general", "direct")
 LARGE = 8 << 30  # bytes that a test leaves to the next ones
 MANY = 1 << 28  # elements of which a comparison takes a part at a time
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def has_path(node: pytest.Item) -> bool:
-    """Whether a test runs on each path."""
+def is_checked(node: pytest.Item) -> bool:
+    """Whether a test runs below the check."""
     return node.get_closest_marker("gpu") is not None and node.get_closest_marker("no_path") is None
-
-
-def check_paths(items: Iterable[pytest.Item]) -> None:
-    """Raises UsageError for a test on a GPU that neither runs on both paths nor says why it has none."""
-    for item in items:
-        if has_path(item) and path_of(item) not in PATHS:
-            raise pytest.UsageError(f"{item.nodeid} is marked gpu, but runs on no path: mark all of its function")
-
-
-def path_of(item: pytest.Item) -> str | None:
-    """The path that a test runs on; None for one that has none."""
-    callspec = getattr(item, "callspec", None)
-    return None if callspec is None else callspec.params.get("call_path")
 
 
 def expected_reason(item: pytest.Item) -> str:
@@ -60,36 +46,19 @@ def expected_reason(item: pytest.Item) -> str:
 
 
 @contextlib.contextmanager
-def taken(path: str | None, reason: str = "") -> Iterator[None]:
-    """Within it, public functions take this path, which is checked at its end. reason: as of `expected_reason`."""
-    if path is None:
+def direct(reason: str = "") -> Iterator[None]:
+    """Within it, public functions are checked; at its end, whether any was direct. reason: of `expected_reason`."""
+    with checked_calls() as paths:
         yield
-        return
-    if path == GENERAL:
-        with general_calls():
-            yield
-    else:
-        with checked_calls() as paths:
-            yield
-        paths.check(reason)
+    paths.check(reason)
     if torch.cuda.is_available() and torch.cuda.memory_reserved() > LARGE:
         torch.cuda.empty_cache()  # other processes test on the same device
 
 
 @contextlib.contextmanager
-def general_calls() -> Iterator[None]:
-    """Within it, every call is to take the general path."""
-    before = direct_calls()
-    with paused():
-        yield
-    if direct_calls() != before:
-        raise AssertionError(f"{direct_calls() - before} calls were direct on the general path")
-
-
-@contextlib.contextmanager
 def checked_calls() -> Iterator[CheckedCalls]:
     """Within it, calls are to be direct."""
-    core.forget_calls()  # so that each kind of call is made on both paths
+    core.forget_calls()  # so that each kind of call is planned and made again
     paths = CheckedCalls()
     with pytest.MonkeyPatch.context() as patch:
         for function in ("linear", "pointwise", "reduce"):

@@ -24,7 +24,7 @@ from device_order import take_devices_in_turn  # noqa: E402
 
 take_devices_in_turn()
 
-from call_path import PATHS, check_paths, expected_reason, has_path, path_of, taken  # noqa: E402
+from call_path import direct, expected_reason, is_checked  # noqa: E402
 from plane_device import device as device  # noqa: E402
 from poison import poison  # noqa: E402
 
@@ -96,13 +96,6 @@ def find_missing(config: pytest.Config) -> str:
     return ""
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if has_path(metafunc.definition):
-        metafunc.fixturenames.append("call_path")
-        metafunc.parametrize("call_path", PATHS)
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test's tensors do not depend on the tests before it in its process, which differ from run to run."""
@@ -111,13 +104,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
-    with taken(path_of(pyfuncitem), expected_reason(pyfuncitem)):
+    with direct(expected_reason(pyfuncitem)) if is_checked(pyfuncitem) else contextlib.nullcontext():
         return (yield)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    check_paths(items)
-    if find_missing(config):  # skipping 13,000 tests one after another takes 15 s
+    if find_missing(config):  # skipping 6,700 tests one after another takes 8 s
         left_out = [item for item in items if item.get_closest_marker("gpu")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]

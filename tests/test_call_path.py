@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from call_path import DIRECT, GENERAL, check_paths, checked_calls, has_path, taken
+from call_path import checked_calls, direct, is_checked
 from emulated_device import direct_calls, emulated_device
 from torch import Tensor
 
@@ -68,35 +68,19 @@ CALLS: dict[str, Callable[[], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("path", [GENERAL, DIRECT])
 @pytest.mark.parametrize("name", CALLS)
-def test_public_functions_take_the_path(name: str, path: str) -> None:
+def test_public_functions_are_direct(name: str) -> None:
     before = direct_calls()
-    with taken(path):
+    with direct():
         CALLS[name]()
-    assert (direct_calls() > before) == (path == DIRECT)
-
-
-def test_a_direct_call_on_the_general_path_fails() -> None:
-    x, weight = sample()
-
-    def is_direct() -> None:
-        core.pause_calls(False)
-        try:
-            for _ in range(2):
-                layer(x, weight)
-        finally:
-            core.pause_calls(True)
-
-    with pytest.raises(AssertionError, match="1 calls were direct on the general path"), taken(GENERAL):
-        is_direct()
+    assert direct_calls() > before
 
 
 def test_a_call_that_is_not_direct_for_no_reason_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = sample()
     monkeypatch.setattr(calls, "remember", lambda *given: None)
     said = r"(?s)cutfuse.linear\(Tensor\[16, 32\] \(32, 1\) torch.bfloat16 cpu, .*was not direct.*NotImplemented"
-    with pytest.raises(AssertionError, match=said), taken(DIRECT):
+    with pytest.raises(AssertionError, match=said), direct():
         layer(x, weight)
 
 
@@ -120,30 +104,29 @@ def test_another_result_fails(change: Callable[[Tensor], Any], said: str, monkey
 
     monkeypatch.setattr(calls, "call_linear", changed)
     x, weight = sample()
-    with pytest.raises(AssertionError, match=said), taken(DIRECT):
+    with pytest.raises(AssertionError, match=said), direct():
         layer(x, weight)
 
 
 def test_tests_without_direct_calls_are_marked() -> None:
     x, weight = sample()
-    with pytest.raises(AssertionError, match=r"no call was direct.*empty"), taken(DIRECT):
+    with pytest.raises(AssertionError, match=r"no call was direct.*empty"), direct():
         layer(x[:0], weight)
-    with taken(DIRECT, "no rows"):
+    with direct("no rows"):
         layer(x[:0], weight)
-    with pytest.raises(AssertionError, match="no call was direct"), taken(DIRECT):
+    with pytest.raises(AssertionError, match="no call was direct"), direct():
         pass
 
 
 def test_a_mark_that_is_stale_fails() -> None:
     said = "1 calls were direct, but the test is marked general_path: fp64"
-    with pytest.raises(AssertionError, match=said), taken(DIRECT, "fp64"):
+    with pytest.raises(AssertionError, match=said), direct("fp64"):
         layer(*sample())
 
 
 def test_a_failure_of_the_test_is_its_own() -> None:
-    for path in (GENERAL, DIRECT):
-        with pytest.raises(ZeroDivisionError), taken(path):
-            raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError), direct():
+        raise ZeroDivisionError
     assert calls.call_linear is core.call_linear
     assert isinstance(layer(*sample()), Tensor)
 
@@ -193,23 +176,7 @@ def test_the_general_paths_calls_have_a_reason(name: str) -> None:
     assert any(reason in found for found in paths.general), paths.general
 
 
-def item(*marks: Any, **parameters: Any) -> Any:
-    """A test with marks and parameters."""
-
-    def iterate(name: str) -> Iterator[Any]:
-        return (mark.mark for mark in marks if mark.name == name)
-
-    return SimpleNamespace(
-        nodeid="test_it",
-        callspec=SimpleNamespace(params=parameters),
-        iter_markers=iterate,
-        get_closest_marker=lambda name: next(iterate(name), None),
-    )
-
-
-def test_tests_on_a_gpu_run_on_both_paths_or_say_why_not() -> None:
-    gpu, none = pytest.mark.gpu, pytest.mark.no_path("no call")
-    assert [has_path(each) for each in (item(gpu), item(), item(gpu, none))] == [True, False, False]
-    check_paths([item(gpu, call_path=GENERAL), item(gpu, call_path=DIRECT), item(), item(gpu, none)])
-    with pytest.raises(pytest.UsageError, match="test_it is marked gpu, but runs on no path"):
-        check_paths([item(gpu)])
+@pytest.mark.parametrize(("marks", "expected"), [(["gpu"], True), ([], False), (["gpu", "no_path"], False)])
+def test_tests_on_a_gpu_are_checked(marks: list[str], expected: bool) -> None:
+    node = SimpleNamespace(get_closest_marker=lambda name: name if name in marks else None)
+    assert is_checked(node) == expected

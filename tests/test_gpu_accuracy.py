@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
 import pytest
 import torch
-from call_path import PATHS, taken
+from call_path import direct
 from generators import assert_no_worse, eager_linear, make_inputs, to_double
 from gpu_tensors import SLACK
 from torch import Tensor
@@ -36,26 +37,20 @@ def sample(name: str, k: int = 1000, m: int = ROWS, n: int = COLUMNS) -> tuple[T
     return BY_NAME[name].sample(m, n, k, torch.device("cuda"))
 
 
-_measured: dict[tuple[suite.Product, str], Figures] = {}
+@functools.cache
+def measured(product: suite.Product) -> Figures:
+    """The case's figures; each case is run once for all tests."""
+    with direct():
+        return {**product.case.as_dict(), **product.figures(torch.device("cuda"))}
 
 
-def measured(product: suite.Product, path: str) -> Figures:
-    """The case's figures with its calls on this path; each case is run once on each for all tests."""
-    key = product, path
-    if key not in _measured:
-        with taken(path):
-            _measured[key] = {**product.case.as_dict(), **product.figures(torch.device("cuda"))}
-    return _measured[key]
+measured_once = pytest.mark.no_path("cases are measured once for all tests, and their calls checked there")
 
 
-measured_on_each_path = pytest.mark.no_path("cases are measured on the path that the test names")
-
-
-@measured_on_each_path
-@pytest.mark.parametrize("path", PATHS)
+@measured_once
 @pytest.mark.parametrize("product", CASES, ids=lambda product: product.case.title)
-def test_no_cell_is_far_above_cublas(product: suite.Product, path: str) -> None:
-    figures = measured(product, path)
+def test_no_cell_is_far_above_cublas(product: suite.Product) -> None:
+    figures = measured(product)
     failed = {name: entry for name, entry in figures["contenders"].items() if "note" in entry}
     assert not failed
     assert max(figures["ratios"].values()) <= suite.WORST_AT_MOST, figures
@@ -63,10 +58,9 @@ def test_no_cell_is_far_above_cublas(product: suite.Product, path: str) -> None:
         assert all(figures["contenders"][name]["largest"] == 0 for name in ("guarded", "split3", "split6"))
 
 
-@measured_on_each_path
-@pytest.mark.parametrize("path", PATHS)
-def test_contract_over_all_cells(path: str) -> None:
-    cases = [measured(product, path) for product in CASES]
+@measured_once
+def test_contract_over_all_cells() -> None:
+    cases = [measured(product) for product in CASES]
     for goal in suite.GOALS:
         expected = sum(map(goal.covers, cases))
         assert judged(goal, cases, expected, gives_verdict=True).verdict == MET, goal
