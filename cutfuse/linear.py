@@ -26,7 +26,7 @@ from .layer.planner import LinearArguments
 from .layer.prepared import UNPREPARED, Prepared
 from .layer.training import multiplies_at_once
 from .layer.training_step import is_traced
-from .matrix_vector import MatrixVector, affine_reduce, find_matrix_vector
+from .matrix_vector import MatrixVector, affine_reduce, find_matrix_vector, is_sooner
 from .precision import autocast_dtype
 from .prepare import PreparedWeight, is_exporting
 from .pytorch_operation import find_pytorch_operation
@@ -239,6 +239,10 @@ def normalise_linear(
         composed_because = arguments.why_compiled(needs_gradient(x, weight, bias, *tensors))
     given = x, tensors
     x, tensors = _as_matrices(x, tensors, columns, is_composed=bool(composed_because))
+    # What a weight that wraps others computes may be products alone.
+    matrix_vector = None if wrapped_because else find_matrix_vector(resolved, reduce, tensors, columns)
+    if matrix_vector is not None and not composed_because and not is_sooner(matrix_vector, x, weight, bias):
+        matrix_vector = None
     operation = None
     if not composed_because and not recompute and not torch.compiler.is_compiling():
         operator = LinearArguments(x, weight, bias, tensors, resolved.program, reduce or "none", out_dtype)
@@ -253,8 +257,7 @@ def normalise_linear(
         out_dtype=out_dtype,
         composed_because=composed_because,
         operation=operation,
-        # What a weight that wraps others computes may be products alone.
-        matrix_vector=None if wrapped_because else find_matrix_vector(resolved, reduce, tensors, columns),
+        matrix_vector=matrix_vector,
         prepared=prepared,
         recompute=recompute,
     )

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import cutfuse
+from cutfuse import matrix_vector
 from cutfuse.layer import schema
 from cutfuse.native import use_operators_everywhere
 
@@ -51,7 +52,7 @@ def test_a_custom_epilogue_needs_no_compilation(nothing_runs: None) -> None:
     [
         ((X, W), {"epilogue": torch.relu, "reduce": "amax"}, "linear of x [6, 7]", "unfused"),
         ((cutfuse.linear, X, W, B), {"epilogue": torch.relu}, "linear of x", "unfused"),
-        ((X, W), {"epilogue": lambda z: z / 2, "reduce": "sum"}, "linear of x", "matrix-vector"),
+        ((X, W), {"epilogue": lambda z: z / 2, "reduce": "sum"}, "linear of x", "unfused"),
         ((X, W, B), {}, "linear of x", "composed"),
         ((torch.sigmoid, X), {}, "pointwise of x [6, 7]", "kernel"),
         ((lambda z, r: z * r, X, X), {}, "pointwise of x", "kernel"),
@@ -63,7 +64,7 @@ def test_a_custom_epilogue_needs_no_compilation(nothing_runs: None) -> None:
         ((cutfuse.sum, X), {}, "sum of x", "kernel"),
         ((cutfuse.reduce, X, 0), {}, "sum of x", "kernel"),
         ((cutfuse.nn.LinearSigmoidSum(7, 5), X), {}, "linear of x", "unfused"),
-        ((cutfuse.nn.GemmDivideSumScale(7, 5, 1.5), X), {}, "linear of x", "matrix-vector"),
+        ((cutfuse.nn.GemmDivideSumScale(7, 5, 1.5), X), {}, "linear of x", "unfused"),
         ((cutfuse.nn.Sigmoid(), X), {}, "pointwise of x", "kernel"),
     ],
 )
@@ -278,6 +279,29 @@ def test_a_product_with_nothing_behind_it_is_not_called_fused() -> None:
     assert product.baseline == "cuBLAS's product, which is eager PyTorch's too"
     assert explained_for_h200(cutfuse.linear, x, weight, epilogue=torch.sigmoid).path == "fused"
     assert explained_for_h200(cutfuse.linear, x, weight, reduce="amax").path == "fused"
+
+
+@pytest.mark.parametrize(
+    ("shape", "operands", "needs_no_product"),
+    [
+        ((1024, 8192, 8192), 0, True),
+        ((1024, 8192, 512), 0, False),
+        ((512, 8192, 8192), 1, True),
+        ((256, 8192, 8192), 0, True),
+        ((256, 8192, 8192), 1, False),  # steps for the operand: they take longer than the product
+    ],
+)
+def test_a_summed_affine_chain_is_a_product_where_that_is_sooner(
+    shape: tuple[int, int, int], operands: int, needs_no_product: bool
+) -> None:
+    m, n, k = shape
+    x, weight = torch.empty(m, k, dtype=torch.bfloat16), torch.empty(n, k, dtype=torch.bfloat16)
+    rows = [torch.empty(n, dtype=torch.bfloat16)] * operands
+    found = explained_for_h200(x, weight, epilogue=lambda z, *rows: z * 2 + sum(rows), operands=rows, reduce="sum")
+    assert (found.path == "matrix-vector") == needs_no_product
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matrix_vector, "LEAST_FLOPS_OF_A_STEP", 0)
+        assert explained_for_h200(x, weight, epilogue=lambda z: z * 2, reduce="sum").path == "matrix-vector"
 
 
 def test_tensors_that_make_a_call_a_training_step_are_named() -> None:

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import cutfuse
+from cutfuse import matrix_vector
 from cutfuse.native import use_operators_everywhere
 
 
@@ -262,7 +263,8 @@ def test_nan_and_infinities_go_through_as_in_pytorch(path: str) -> None:
 
 
 @pytest.mark.parametrize("reduction", [None, "sum"])
-def test_autocast(reduction: str | None, path: str) -> None:
+def test_autocast(reduction: str | None, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix_vector, "LEAST_FLOPS_OF_A_STEP", 0)
     x, weight, bias = make_inputs(6, 5, 7, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         eager = eager_linear(x, weight, bias, torch.sigmoid, (), reduction)
@@ -303,7 +305,8 @@ def refuse(*_: object) -> None:
 
 @pytest.fixture
 def no_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the matrix product an error."""
+    """Makes the matrix product an error, however small it is."""
+    monkeypatch.setattr(matrix_vector, "LEAST_FLOPS_OF_A_STEP", 0)
     monkeypatch.setattr(F, "linear", refuse)
 
 
