@@ -99,8 +99,8 @@ def why_general(call: Call, answer: Any, y: Tensor) -> str:
     device = call.inputs[0].device
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         return f"x is on {device}, which is not the current device"
-    if is_captured() and needs_gradient(*call.tensors):
-        return "a captured training step waits for its epilogues"
+    if answer is None and is_captured():
+        return "a call that is captured waits for its epilogue to be compiled"
     return {"linear": _why_linear_is_marked, "pointwise": _why_pointwise_is_marked, "reduce": _why_reduce_is_marked}[
         call.function
     ](call, y)

@@ -52,15 +52,16 @@ def test_a_step_repeats_to_the_bit_and_in_a_graph() -> None:
         return [loss, *torch.autograd.grad(loss, [x, weight, bias])]  # type: ignore[list-item]
 
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
-            expected = step()
-    cutfuse.wait()
-    expected = step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+            step()
+        cutfuse.wait()
+        expected = step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            captured = step()
     graph.replay()
     torch.cuda.synchronize()
     for own, right in zip(captured, expected, strict=True):
