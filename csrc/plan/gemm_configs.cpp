@@ -116,15 +116,24 @@ GemmOutput output_of(GemmProblem const& problem) {
   return problem.output == problem.input ? GemmOutput::kSame : GemmOutput::kFloat32;
 }
 
-// Tiles that the scheduler keeps together for the L2. It pads the grid to whole groups, and a grid of eight by
-// something padded to sixteen takes twice as long, so a group has to divide the grid.
+// Tiles that the scheduler keeps together for the L2. It pads the grid to whole groups, whose tiles outside of the
+// result take as long as others: a grid of eight by something padded to sixteen takes twice as long, one of 64 by 1002
+// padded to 1008 0.6% longer. In groups of two it reads x anew for every second column of tiles: 8192x128256x4096 in
+// bf16 takes 12.5 ms at once, and 11.8 ms in eight parts whose groups are of eight (H200).
 int swizzle_for(GemmConfig const& config, GemmProblem const& problem) {
   if (product_of(config) == Product::kFma) return 1;  // such a kernel walks along one dimension
   constexpr int kLargestSwizzle = 8;
+  constexpr int64_t kLeastTilesOfOnePadded = 100;
   int64_t const clusters_m = ceil_divide(ceil_divide(problem.m, config.tile_m), config.cluster_m);
   int64_t const clusters_n = ceil_divide(ceil_divide(problem.n, config.tile_n), config.cluster_n);
+  int64_t const clusters = clusters_m * clusters_n;
+  auto const padding = [&](int64_t swizzle) {
+    return ceil_divide(clusters_m, swizzle) * ceil_divide(clusters_n, swizzle) * swizzle * swizzle - clusters;
+  };
+  // Tiles of joined weights find theirs by their column.
+  int64_t const most = problem.columns_divisor > 0 ? 0 : clusters / kLeastTilesOfOnePadded;
   int swizzle = kLargestSwizzle;
-  while (swizzle > 1 && (clusters_m % swizzle != 0 || clusters_n % swizzle != 0)) {
+  while (swizzle > 1 && padding(swizzle) > most) {
     swizzle /= 2;
   }
   return swizzle;
