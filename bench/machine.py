@@ -14,6 +14,9 @@ import torch
 import cutfuse
 from cutfuse import native
 
+# Beside PyTorch, those whose code results depend on.
+PACKAGES = ("triton", "timm", "transformers", "liger-kernel", "cut-cross-entropy", "quack-kernels")
+
 
 def command_output(*arguments: str) -> str | None:
     """The first line that a command prints, or None where it is missing or fails."""
@@ -67,7 +70,7 @@ def facts(device: torch.device, commit: str | None) -> dict[str, object]:
         "cutfuse_kernels": bool(native.core.cuda_build),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        **{name: installed_version(name) for name in ("triton", "timm", "transformers")},
+        **{name: installed_version(name) for name in PACKAGES},
         "python": platform.python_version(),
         "system": platform.system(),
         "cpu": cpu_name(),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.machine import PACKAGES
 from bench.suite import Figures, Results, key_of, suite_of, title_of
 from bench.suites import SUITES
 
@@ -15,7 +16,7 @@ SCHEMA = 2
 RESULTS = Path(__file__).resolve().parent / "results"
 LARGEST_BYTES = 50_000  # of a file that is committed
 # What has to be the same of two runs whose cases are put side by side.
-MACHINE = ("device", "commit", "cutfuse", "cutfuse_kernels", "torch", "cuda", "triton", "timm", "transformers")
+MACHINE = ("device", "commit", "cutfuse", "cutfuse_kernels", "torch", "cuda", *PACKAGES)
 SETTINGS = ("small", "quick", "seed", "contenders", "seconds_per_case", "rounds")
 # No table and no plot reads these.
 UNREAD = frozenset({"host_us", "rounds", "late", "rounding", "compile_s", "seconds", "p10_us", "p90_us"})

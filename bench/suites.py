@@ -19,5 +19,6 @@ SUITES = {
     "accuracy": Entry("bench.accuracy_suite", "fp32 products of every precision against fp64"),
     "host": Entry("bench.host_suite", "the host's time of a call, and stacks of layers from end to end"),
     "random": Entry("bench.random_suite", "layers drawn anew for each --seed, beside eager PyTorch"),
+    "head": Entry("bench.head_suite", "the loss of language models' heads, in time and memory, beside other libraries"),
     "models": Entry("bench.model_suite", "whole models through torch.compile, with cutfuse and without"),
 }

@@ -34,6 +34,7 @@ SMALL_RUNS = {
     "accuracy": (["x64 "], {"cuBLAS fp32", "guarded", "split3", "split6", "tf32", "bf16"}, 15),
     "host": (["pointwise of three"], {"pytorch", "cutfuse"}, 4),
     "random": (["row sum", "gelu", "fp32"], {"pytorch", "cutfuse"}, 5),
+    "head": (["plain"], {"eager", "chunked", "cutfuse", "cutfuse-large"}, 2),
 }
 ONE = ("--filter", "Sigmoid 256", "--filter", "fp32")
 

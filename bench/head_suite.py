@@ -1,0 +1,420 @@
+"""The head suite: a linear layer to a vocabulary and its cross-entropy, in time and memory, beside other libraries."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import cutfuse
+from bench import specialized
+from bench.accuracy import WRONG_ABOVE, frobenius_error, rounding
+from bench.chain_memory import Meter
+from bench.contenders import COMPILE, EAGER, FUSED
+from bench.format import error, figure, microseconds, note_on, ratio
+from bench.goals import MEAN, WORST, fastest, figure_of, median, quotient
+from bench.host_suite import ALIGNED, Range
+from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
+from bench.tables import Table, filled
+from bench.timing import Effort, Launch, interleave
+from bench.workloads import CHUNK_ELEMENTS, PRECISIONS, dimensions, random_tensor
+
+FORWARD, TRAINING = "forward", "training step"
+IGNORED = -100
+IGNORED_EVERY = 16  # rows: of prompts and padding
+LARGE_BYTES = 1_400_000_000  # of a part of the logits' gradient, where memory is not scarce
+CASE_S = 12.0  # a first guess: five compilations, and the fp64 reference
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # of x, weight and targets
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head with so many classes, for hidden states of so many features."""
+
+    name: str
+    classes: int
+    width: int
+    softcap: float | None = None
+
+    def loss(self, x: Tensor, weight: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+        """As people write it, with the logits in fp32 or wider."""
+        logits = F.linear(x, weight)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        return F.cross_entropy(logits, target, ignore_index=IGNORED, reduction=reduction)
+
+    def tensors(self, tokens: int, precision: str, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """x, a weight scaled so that logits are about normal, and targets of which some are ignored."""
+        x = random_tensor((tokens, self.width), precision, device, seed=1)
+        weight = random_tensor((self.classes, self.width), precision, device, seed=2).mul_(self.width**-0.5)
+        generator = torch.Generator(device=device).manual_seed(3)
+        target = torch.randint(self.classes, (tokens,), device=device, generator=generator)
+        target[IGNORED_EVERY - 1 :: IGNORED_EVERY] = IGNORED
+        return x, weight, target
+
+    def exact(self, x: Tensor, weight: Tensor, target: Tensor, needs_grad: bool) -> list[Tensor]:
+        """The loss in fp64, and the gradients of x and weight, a few rows at a time."""
+        wide = weight.detach().double().requires_grad_(needs_grad)
+        step, count = max(1, CHUNK_ELEMENTS // self.classes), (target != IGNORED).sum()
+        total, gradients = wide.new_zeros(()), []
+        for rows, targets in zip(x.detach().split(step), target.split(step), strict=True):
+            part = rows.double().requires_grad_(needs_grad)
+            loss = self.loss(part, wide, targets, reduction="sum") / count
+            total += loss.detach()
+            if needs_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
+                gradients.append(part.grad)
+        return [total, torch.cat(gradients), wide.grad] if needs_grad else [total]
+
+
+def compiled(head: Head, backend: str = "inductor") -> Loss:
+    """The plain loss under torch.compile, for these sizes."""
+    return torch.compile(head.loss, fullgraph=True, dynamic=False, backend=backend)
+
+
+def chunked(head: Head) -> Loss | None:
+    """PyTorch's own form in chunks of rows, from 2.13 on."""
+    options = getattr(torch.nn, "LinearCrossEntropyOptions", None)
+    if options is None or head.softcap is not None:
+        return None
+    return partial(F.linear_cross_entropy, ignore_index=IGNORED, options=options())
+
+
+def liger(head: Head) -> Loss:
+    """Liger's Triton kernel, which other trainers call."""
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+    loss = LigerFusedLinearCrossEntropyLoss(ignore_index=IGNORED, softcap=head.softcap)
+    return lambda x, weight, target: loss(weight, x, target)
+
+
+def cut_cross_entropy(head: Head) -> Loss:
+    """Apple's Triton kernels."""
+    from cut_cross_entropy import linear_cross_entropy
+
+    return partial(linear_cross_entropy, ignore_index=IGNORED, softcap=head.softcap)
+
+
+def quack(head: Head) -> Loss | None:
+    """quack's kernels in CuTe."""
+    from quack.linear_cross_entropy import chunked_linear_cross_entropy
+
+    return None if head.softcap is not None else partial(chunked_linear_cross_entropy, ignore_index=IGNORED)
+
+
+def fused(head: Head, **options: int) -> Loss:
+    """cutfuse's function."""
+    return partial(cutfuse.linear_cross_entropy, ignore_index=IGNORED, softcap=head.softcap, **options)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`build` gives the loss of a head, or None where there is none; `package` has to be installed for it."""
+
+    label: str
+    build: Callable[[Head], Loss | None]
+    package: str = ""
+
+
+LARGE, BACKEND = "cutfuse-large", "compile-cutfuse"
+CHUNKED, LIGER, CUT, QUACK = "chunked", "liger", "cut-cross-entropy", "quack"
+CONTENDERS = {
+    EAGER: Contender("eager", lambda head: head.loss),
+    COMPILE: Contender("torch.compile", compiled),
+    CHUNKED: Contender("torch in chunks", chunked),
+    LIGER: Contender("Liger", liger, "liger_kernel"),
+    CUT: Contender("cut-cross-entropy", cut_cross_entropy, "cut_cross_entropy"),
+    QUACK: Contender("quack", quack, "quack"),
+    FUSED: Contender("cutfuse", fused),
+    LARGE: Contender("cutfuse, 1.4 GB", partial(fused, part_bytes=LARGE_BYTES)),
+    BACKEND: Contender('backend="cutfuse"', partial(compiled, backend="cutfuse")),
+}
+OWN = (FUSED, LARGE)
+RIVALS = (EAGER, COMPILE, CHUNKED, LIGER, CUT, QUACK)
+
+
+def step_of(loss: Loss, x: Tensor, weight: Tensor, target: Tensor, needs_grad: bool) -> Callable[[], list[Tensor]]:
+    """A call that gives the loss, and with `needs_grad` the gradients of x and weight."""
+
+    def step() -> list[Tensor]:
+        with torch.set_grad_enabled(needs_grad):
+            y = loss(x, weight, target)
+            return [y.detach(), *torch.autograd.grad(y, (x, weight))] if needs_grad else [y]
+
+    return step
+
+
+@dataclass
+class Prepared:
+    """A case whose contenders are compiled, checked and weighed: their entries, and the launches of the right ones."""
+
+    precision: str
+    session: Session
+    entries: dict[str, Figures] = field(default_factory=dict)
+    launches: dict[str, Launch] = field(default_factory=dict)
+
+    def add(self, name: str, build: Callable[[], Callable[[], list[Tensor]] | None], exact: Sequence[Tensor]) -> None:
+        """Run a contender until nothing is compiled any more, for its errors and its memory. Its failure is noted."""
+        entry: Figures = {}
+        try:
+            step = build()
+            if step is None:
+                return
+            self.check(entry, step(), exact)
+            specialized.wait()
+            step()
+            self.weigh(entry, step)
+        except Exception as failure:  # One contender's failure (out of memory, no compiler) must not lose the others'.
+            entry = note_on(failure)
+        self.entries[name] = entry
+        if "note" in entry:
+            make_room(self.session.device)
+        else:
+            self.launches[name] = guarded(step, entry)
+
+    def check(self, entry: Figures, found: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
+        """The errors of the loss, and of the worst gradient."""
+        errors = [frobenius_error(own, right) for own, right in zip(found, exact, strict=True)]
+        entry["error"] = errors[0]
+        if len(errors) > 1:
+            entry["gradient_error"] = max(errors[1:])
+        worst = max(errors)
+        if worst > WRONG_ABOVE[self.precision]:
+            entry["note"] = f"wrong: relative error {worst:.1e} against fp64"
+
+    def weigh(self, entry: Figures, step: Callable[[], list[Tensor]]) -> None:
+        """The peak of memory beside the inputs and the results, on a GPU."""
+        if self.session.device.type == "cuda":
+            meter = Meter(self.session.device)
+            before = meter.allocated()
+            meter.restart_peak()
+            results = step()
+            entry["peak_bytes"] = meter.peak() - before
+            entry["extra_bytes"] = entry["peak_bytes"] - sum(result.nbytes for result in results)
+
+
+def guarded(step: Launch, entry: Figures) -> Launch:
+    """The launch, whose failure while the others hold memory too is noted, and which then does nothing."""
+
+    def launch() -> None:
+        if "note" not in entry:
+            try:
+                step()
+            except torch.OutOfMemoryError as failure:
+                entry.update(note_on(failure))
+
+    return launch
+
+
+def make_room(device: torch.device) -> None:
+    """Give back what a contender that failed has left."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def prepare(head: Head, tokens: int, variant: str, precision: str, session: Session) -> Turn:
+    """Build a case, and compile and check its contenders; what times them."""
+    needs_grad = variant == TRAINING
+    with PRECISIONS[precision].active():
+        x, weight, target = head.tensors(tokens, precision, session.device)
+        if needs_grad:
+            x.requires_grad_()
+            weight.requires_grad_()
+        exact = head.exact(x, weight, target, needs_grad)
+        prepared = Prepared(precision, session)
+
+        def build(name: str) -> Callable[[], list[Tensor]] | None:
+            loss = CONTENDERS[name].build(head)
+            return None if loss is None else step_of(loss, x, weight, target, needs_grad)
+
+        for name in session.contenders:
+            prepared.add(name, partial(build, name), exact)
+    return partial(timed, prepared)
+
+
+def timed(prepared: Prepared) -> Figures:
+    """Time every contender of a prepared case; its figures as JSON holds them."""
+    session, entries = prepared.session, prepared.entries
+    with PRECISIONS[prepared.precision].active():
+        timings = interleave(prepared.launches, session.clock, session.effort, session.seed)
+    for name, timing in timings.items():
+        if "note" not in entries[name]:
+            entries[name].update(asdict(timing))
+    return {"contenders": entries}
+
+
+HEADS = (
+    Head("Llama 3", 128256, 4096),
+    Head("Qwen 3", 151936, 2048),
+    Head("Gemma 2", 256000, 2304, softcap=30.0),
+    Head("GPT-2", 50304, 768),
+)
+TOKENS = (8192, 2048, 16384, 1024)  # those that most goals are about come first
+FP32_HEAD, FP32_TOKENS = Head("fp32", 50304, 2048), 4096
+DRAWN = "drawn"
+DRAWN_TOKENS, DRAWN_CLASSES, DRAWN_WIDTHS = Range(1, 16384), Range(4096, 262144), Range(256, 5120)
+DRAWN_COUNT = 8
+
+
+def drawn_heads(seed: int) -> Iterator[tuple[Head, int]]:
+    """Heads at random with their tokens, the same ones for a seed; half of them have a softcap."""
+    generator = random.Random(seed)
+    for number in range(DRAWN_COUNT):
+        multiple = 1 if number % 4 == 3 else ALIGNED
+        classes = DRAWN_CLASSES.draw(generator, multiple)
+        width = DRAWN_WIDTHS.draw(generator, ALIGNED)
+        softcap = generator.choice((20.0, 30.0, 50.0)) if number % 2 else None
+        yield Head(DRAWN, classes, width, softcap), DRAWN_TOKENS.draw(generator, 1)
+
+
+def case_of(head: Head, tokens: int, variant: str, precision: str) -> Case:
+    """One number of tokens."""
+    shape = dimensions((tokens, head.width, head.classes))
+    own = partial(prepare, head, tokens, variant, precision)
+    return Case(head.name, variant, shape, precision, own, CASE_S, {"tokens": tokens})
+
+
+def head_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
+    """The heads of known models, fp32, and heads drawn by the seed."""
+    if small:
+        for head in (Head("plain", 300, 16), Head("with softcap", 301, 24, softcap=30.0)):
+            for variant in (FORWARD, TRAINING):
+                yield case_of(head, 24, variant, "bf16")
+        yield case_of(Head("fp32", 300, 16), 24, TRAINING, "fp32")
+        return
+    for tokens in TOKENS[:1] if quick else TOKENS:
+        for head in HEADS:
+            for variant in (FORWARD, TRAINING):
+                yield case_of(head, tokens, variant, "bf16")
+    yield case_of(FP32_HEAD, FP32_TOKENS, TRAINING, "fp32")
+    for number, (head, tokens) in enumerate([] if quick else drawn_heads(seed)):
+        yield case_of(head, tokens, (FORWARD, TRAINING)[number // 2 % 2], ("bf16", "fp16")[number // 4 % 2])
+
+
+def milliseconds(contender: str, case: Figures) -> float | None:
+    """A contender's time."""
+    return quotient(median(case, contender), 1e3)
+
+
+def extra_gigabytes(contender: str, case: Figures) -> float | None:
+    """A contender's memory beside inputs and results."""
+    return quotient(figure_of(case, contender, "extra_bytes"), 1e9)
+
+
+def over_compiled(case: Figures) -> float | None:
+    """cutfuse's time in the faster of its ways over that of torch.compile."""
+    return quotient(fastest(case, OWN), median(case, COMPILE))
+
+
+def memory_over_compiled(case: Figures) -> float | None:
+    """cutfuse's peak of memory over that of torch.compile."""
+    return quotient(figure_of(case, FUSED, "peak_bytes"), figure_of(case, COMPILE, "peak_bytes"))
+
+
+def over_best(case: Figures) -> float | None:
+    """cutfuse's time in the faster of its ways over that of the fastest other contender."""
+    return quotient(fastest(case, OWN), fastest(case, RIVALS))
+
+
+def share_of_error(case: Figures) -> float | None:
+    """cutfuse's error over eager's and a rounding: the larger share of the loss and of the gradients."""
+    half = rounding(PRECISIONS[case["precision"]].dtype)
+    shares = []
+    for name in ("error", "gradient_error"):
+        own, eager = (figure_of(case, contender, name) for contender in (FUSED, EAGER))
+        if own is not None and eager is not None:
+            shares.append(own / (eager + half))
+    return max(shares, default=None)
+
+
+def is_llama(variant: str, case: Figures) -> bool:
+    """Whether a case is the one that published times are of."""
+    return (case["group"], case["variant"], case["tokens"]) == (HEADS[0].name, variant, TOKENS[0])
+
+
+def is_step(case: Figures) -> bool:
+    """Whether a case is a training step of a known model in 16 bits."""
+    return case["variant"] == TRAINING and case["group"] in {head.name for head in HEADS}
+
+
+def goals() -> Iterator[Goal]:
+    """Times and memory of the largest head, and ratios over all."""
+    forward, step = partial(is_llama, FORWARD), partial(is_llama, TRAINING)
+    name = f"{HEADS[0].name}, {TOKENS[0]} tokens"
+    yield Goal(f"{name}, forward", "", forward, partial(milliseconds, FUSED), 11.6, unit=" ms")
+    for contender, label, at_most_ms, at_most_gb in ((FUSED, "", 48.0, 0.35), (LARGE, ", 1.4 GB", 37.0, 1.4)):
+        yield Goal(f"{name}, step{label}", "", step, partial(milliseconds, contender), at_most_ms, unit=" ms")
+        memory = partial(extra_gigabytes, contender)
+        yield Goal(f"{name}, step{label}, extra memory", "", step, memory, at_most_gb, unit=" GB")
+    of_many = lambda case: is_step(case) and case["tokens"] == TOKENS[0]  # noqa: E731
+    yield Goal(f"steps of {TOKENS[0]} tokens", "torch.compile", of_many, over_compiled, 0.88)
+    yield Goal(f"steps of {TOKENS[0]} tokens, peak memory", "torch.compile", of_many, memory_over_compiled, 0.25)
+    yield Goal("every case", "the fastest other", lambda case: True, over_best, 1.0, MEAN)
+    yield Goal("every case", "the fastest other", lambda case: True, over_best, 1.05, WORST)
+    yield Goal("fp32 step", "torch.compile", lambda case: case["precision"] == "fp32", over_compiled, 0.30)
+    yield Goal("error against fp64", "eager's error and one rounding", lambda case: True, share_of_error, 1.0)
+
+
+def gigabytes(value: float) -> str:
+    """Memory of a contender."""
+    return f"{value / 1e9:.3g}"
+
+
+def table_of(results: Results, title: str, name: str, text: Callable[[float], str]) -> Table:
+    """A figure of every contender, case by case."""
+    cases = results["cases"]
+    columns = {
+        "head": [case["group"] for case in cases],
+        "what": [case["variant"] for case in cases],
+        "tokens, width, classes": [case["shape"] for case in cases],
+        "type": [case["precision"] for case in cases],
+    }
+    if name == "median_us":
+        columns["cutfuse / fastest other"] = [ratio(over_best(case)) for case in cases]
+    for contender, own in CONTENDERS.items():
+        columns[own.label] = [figure(case["contenders"].get(contender), name, text) for case in cases]
+    return Table(title, filled(columns))
+
+
+TABLES = (
+    ("Times in microseconds", "median_us", microseconds),
+    ("Peak of memory in GB, with the gradients", "peak_bytes", gigabytes),
+    ("Error of the loss", "error", error),
+    ("Error of the worst gradient", "gradient_error", error),
+)
+
+
+def left_out(is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
+    """On a CPU the compilers take too long, and kernels in Triton are for GPUs; other packages may not be there."""
+    del is_quick
+    missing = [name for name, own in CONTENDERS.items() if own.package and not importlib.util.find_spec(own.package)]
+    return tuple(missing) if is_cuda else (COMPILE, BACKEND, LIGER, CUT, QUACK)
+
+
+SUITE = Suite(
+    name="head",
+    cases=lambda *kind: list(head_cases(*kind)),
+    goals=tuple(goals()),
+    contenders=tuple(CONTENDERS),
+    left_out=left_out,
+    tables=lambda results: [table_of(results, *one) for one in TABLES],
+    about=(
+        "GPU times are medians in microseconds of one interleaved run; errors are relative, against fp64. Memory is "
+        "counted without x and weight; extra memory also without the gradients. A training step gives the loss and the "
+        "gradients of x and weight.",
+        f"One row of {IGNORED_EVERY} is ignored. Eager and torch.compile have the logits in fp32, as models write it.",
+    ),
+    plots={"head": "bench.head_plot:draw"},
+    effort=Effort(2.0, 5, 50),
+    time_limit_s=540.0,
+)
