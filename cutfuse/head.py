@@ -26,7 +26,7 @@ from .layer.planner import LinearArguments
 from .linear import autocast_inputs, linear, normalise_linear
 from .precision import captured_mode, precision, product_mode
 
-_PART_BYTES = 256 << 20  # of a part's gradient, by default
+PART_BYTES = 256 << 20  # of a part's gradient, by default
 _PART_MULTIPLE = 128  # columns of the vocabulary: whole tiles
 _DOT_ELEMENTS = 1 << 24  # of the rows whose targets' logits are computed at a time
 _LOWEST = -1e30  # in place of a log-probability of minus infinity, where it is multiplied by a probability of 0
@@ -47,7 +47,7 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     softcap: float | None = None,
     temperature: float = 1.0,
-    part_bytes: int = _PART_BYTES,
+    part_bytes: int = PART_BYTES,
 ) -> Tensor:
     """`F.cross_entropy(logits, target)` of `logits = x @ weight.T + bias`, without the matrix of logits.
 
@@ -115,7 +115,7 @@ def linear_logprob(
     softcap: float | None = None,
     temperature: float = 1.0,
     entropy: bool = False,
-    part_bytes: int = _PART_BYTES,
+    part_bytes: int = PART_BYTES,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The log-probability of a token in each row: `log_softmax(x @ weight.T + bias)[..., token]`, without the logits.
 

@@ -199,8 +199,8 @@ OPERATOR_INPUTS = {
         (X, W, None, [C], PROGRAM, "logsumexp", True, torch.bfloat16),
     ],
     "layer_cross_entropy": [
-        (X, W, B, torch.tensor([0, 5, -100, 2, 3]), -100, "mean", torch.float32),
-        (X.unsqueeze(1), W, None, torch.tensor([0, 5, 1, 2, 3]), 2, "none", torch.float32),
+        (X, W, B, torch.tensor([0, 5, -100, 2, 3]), -100, "mean", 0.0, 0.0, 1.0, torch.float32),
+        (X.unsqueeze(1), W, None, torch.tensor([0, 5, 1, 2, 3]), 2, "none", 0.1, 5.0, 0.5, torch.float32),
     ],
     "joined": [(X, [W, W + 1], [B, None]), (X, [W], [None])],
     "product": [(X, W, ""), (X.t(), R.t(), "ieee")],

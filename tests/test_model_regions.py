@@ -142,6 +142,16 @@ def smoothed_loss(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(x, w, b), TARGET, label_smoothing=0.1)
 
 
+def loss_of_capped_logits(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.cross_entropy(5 * torch.tanh(F.linear(x, w, b) / 5), TARGET, reduction="sum")
+
+
+def loss_of_shifted_logits(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    logits = F.linear(x, w, b).float()
+    shifted = logits[..., :-1, :].contiguous()
+    return F.cross_entropy(shifted.view(-1, 16), TARGET.view(2, 3)[:, 1:].reshape(-1))
+
+
 def weighted_loss(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(x, w, b), TARGET, b.detach().abs())
 
@@ -215,9 +225,15 @@ CASES = {
     "summed loss": Case(
         lambda x, w, b: F.cross_entropy(F.linear(x, w, b), TARGET, reduction="sum"), ["cross_entropy(z, target)"]
     ),
-    "loss of scaled logits": Case(lambda x, w, b: F.cross_entropy(F.linear(x, w, b) * 2, TARGET), ["(z * 2)"]),
+    "loss of scaled logits": Case(
+        lambda x, w, b: F.cross_entropy(F.linear(x, w, b) * 2, TARGET), ["cross_entropy((z * 2), target)"]
+    ),
+    "loss of capped logits": Case(loss_of_capped_logits, ["cross_entropy((5 * tanh((z / 5))), target)"]),
+    "loss of other logits": Case(lambda x, w, b: F.cross_entropy(F.linear(x, w, b).relu(), TARGET), ["relu(z)"]),
+    "loss of shifted logits": Case(loss_of_shifted_logits, ["cross_entropy(z, target)"], (X3, W, B)),
+    "sum of shifted rows": Case(lambda x, w, b: (F.linear(x, w, b)[:, :-1] * 2).sum(-1), [], (X3, W, B)),
     "loss and logits": Case(loss_and_logits, []),
-    "smoothed loss": Case(smoothed_loss, []),
+    "smoothed loss": Case(smoothed_loss, ["cross_entropy(z, target)"]),
     "weighted loss": Case(weighted_loss, []),
     "loss of probabilities": Case(loss_of_probabilities, [], (X, W, B, R)),
     "sum of a view": Case(lambda x, w, b: F.linear(x, w, b).view(2, 3, 16).sum(-1), ["sum(z, -1)"]),

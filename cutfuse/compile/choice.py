@@ -23,6 +23,7 @@ from .. import arguments, native
 from ..epilogue import Program
 from ..epilogue.program import arithmetic_dtype
 from ..epilogue.table import ADDITIVE
+from ..head import PART_BYTES
 from ..layer import schema
 from ..layer.planner import (
     UNKNOWN_SIZES,
@@ -62,6 +63,8 @@ def why_left(region: Region) -> str:
         return reason
     if region.is_bare:
         return _why_slower(region, z, operands) if z.dtype == torch.float32 else BARE
+    if region.cross_entropy is not None and needs_gradient(region.out):
+        return _why_logits_fit(z)
     kept_because = _why_kept(region, z, operands)
     if kept_because:
         reason = why_generated(region, z, operands, kept_because)
@@ -73,6 +76,18 @@ def _why_kept(region: Region, z: Tensor, operands: list[Tensor]) -> str:
     """Why the backward pass needs more than a fused layer keeps; empty where it does not, or where there is none."""
     trains = not region.is_bare and needs_gradient(region.out)
     return why_kept(z.dtype, region.reduction, region.epilogue, operands) if trains else ""
+
+
+def _why_logits_fit(z: Tensor) -> str:
+    """Why a trained head keeps its logits; empty where it does not.
+
+    Without them it multiplies once more, and has them in parts. Where one part would hold them all, nothing is saved.
+    """
+    elements = seen_elements(z)
+    if elements is None or elements * z.element_size() > PART_BYTES:
+        return ""
+    size = elements * z.element_size() / 1e6
+    return TRAINED.format(f"the logits take {size:.0f} MB, and in parts of them up to {PART_BYTES / 1e6:.0f} MB")
 
 
 def times_of(search: Search) -> Times | None:

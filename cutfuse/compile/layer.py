@@ -21,6 +21,7 @@ from torch import Tensor
 from .. import arguments, composed, native
 from ..epilogue import Epilogue, Program
 from ..epilogue.program import arithmetic_dtype
+from ..head import linear_cross_entropy
 from ..layer import schema
 from ..layer.autograd import (
     differentiate,
@@ -129,14 +130,31 @@ def layer_cross_entropy(
     target: Tensor,
     ignore_index: int,
     reduction: str,
+    label_smoothing: float,
+    softcap: float,
+    temperature: float,
     out_dtype: torch.dtype,
 ) -> Tensor:
     """`F.cross_entropy(x @ weight.T + bias, target)` for x `[..., K]` of as many rows as the target `[M]` has items.
 
-    In operations that Inductor fuses, unlike `cutfuse.linear_cross_entropy`, whose loops one operator holds.
+    softcap: 0 for none. A plain loss without gradients is made of operations that Inductor fuses; others are
+    `cutfuse.linear_cross_entropy`, whose loops over parts of the vocabulary operators hold.
     """
-    x, weight, bias = autocast_inputs(x, weight, bias)
     x = x.reshape(target.shape[0], x.shape[-1])
+    is_plain = label_smoothing == 0.0 and softcap == 0.0 and temperature == 1.0
+    if not is_plain or needs_gradient(x, weight, bias):
+        return linear_cross_entropy(
+            x,
+            weight,
+            target,
+            bias,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            softcap=softcap or None,
+            temperature=temperature,
+        ).to(out_dtype)
+    x, weight, bias = autocast_inputs(x, weight, bias)
     arithmetic = torch.float64 if x.dtype == torch.float64 else torch.float32
     logsumexp = layer(x, weight, bias, [], schema.IDENTITY, "logsumexp", False, arithmetic)
     counts = target != ignore_index

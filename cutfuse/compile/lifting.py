@@ -12,6 +12,7 @@ for an addition, so that eight instructions become one.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -172,6 +173,20 @@ def is_row_view(node: fx.Node) -> bool:
     if source.requires_grad != example.requires_grad:  # z.view(z.dtype) has no gradient
         return False
     return same(source.shape[-1], example.shape[-1])
+
+
+def is_row_slice(node: fx.Node) -> bool:
+    """Whether a node takes some of the rows, by integers and slices, as models do to shift logits: `z[..., :-1, :]`."""
+    if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
+        return False
+    source, example = tensor_of(node.args[0]), tensor_of(node)
+    index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+    if source is None or example is None or example.dim() < 1:
+        return False
+    if not all(item is Ellipsis or type(item) in (int, slice) for item in index):
+        return False
+    takes_last = len(index) == source.dim() or (Ellipsis in index and index[-1] is not Ellipsis)
+    return not takes_last or index[-1] == slice(None)
 
 
 def permutation_of(node: fx.Node) -> tuple[int, ...] | None:

@@ -5,6 +5,7 @@ A reduction is one of the last dimension, or the cross entropy of a matrix of lo
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import is_concrete_int, statically_known_true
 
 from ..arguments import KERNEL_DTYPES
+from ..epilogue import Program
 from ..epilogue.table import REDUCTIONS
 from .nodes import any_example, is_call, name_of, named_arguments, tensor_of
 
@@ -260,25 +262,66 @@ _LOSS_REDUCTIONS = ("mean", "sum", "none")
 
 
 class CrossEntropy(NamedTuple):
-    """A call of F.cross_entropy with classes as targets, one for each row."""
+    """A call of F.cross_entropy with classes as targets, one for each row; what makes logits of a product.
+
+    softcap, temperature: as of `cutfuse.linear_cross_entropy`, but 0 for no softcap.
+    """
 
     target: fx.Node  # [M]
     ignore_index: int
     reduction: str
+    label_smoothing: float
+    softcap: float = 0.0
+    temperature: float = 1.0
 
 
 def cross_entropy_of(node: fx.Node) -> CrossEntropy | None:
-    """The cross entropy that a node computes of a matrix of logits; None for weighted, smoothed and other ones."""
+    """The cross entropy that a node computes of a matrix of logits; None for weighted and other ones."""
     if not is_call(node) or name_of(node) != "cross_entropy" or not node.args or not isinstance(node.args[0], fx.Node):
         return None
     named = named_arguments(node, _LOSS_ARGUMENTS)
     logits, target = tensor_of(node.args[0]), tensor_of(named.get("target"))
     plain = all(named.get(name) is None for name in ("weight", "size_average", "reduce"))
     ignore_index, reduction = named.get("ignore_index", -100), named.get("reduction", "mean")
-    if not plain or named.get("label_smoothing", 0.0) != 0.0 or reduction not in _LOSS_REDUCTIONS:
+    smoothing = named.get("label_smoothing", 0.0)
+    if not plain or reduction not in _LOSS_REDUCTIONS or type(smoothing) not in (int, float):
         return None
     if logits is None or target is None or logits.dim() != 2 or target.dim() != 1 or target.dtype != torch.int64:
         return None
     if type(ignore_index) is not int or target.device != logits.device or same(logits.shape[-1], 0):
         return None
-    return CrossEntropy(named["target"], ignore_index, reduction)
+    return CrossEntropy(named["target"], ignore_index, reduction, float(smoothing))
+
+
+def feeds_cross_entropy(node: fx.Node) -> bool:
+    """Whether the one user of a value, or of what is computed of it alone, is a cross entropy."""
+    while len(node.users) == 1:
+        (node,) = node.users
+        if cross_entropy_of(node) is not None:
+            return True
+    return False
+
+
+def softcap_of(program: Program) -> tuple[float, float] | None:
+    """The softcap, 0 for none, and the temperature of logits that a program computes of z; None for other programs.
+
+    Such a program is `tanh(z * a) * b`, or `z * a`, with positive numbers.
+    """
+    inner = outer = 1.0
+    is_capped, previous = False, "z"
+    for instruction in program.instructions:
+        match instruction.op, *instruction.arguments:
+            case "tanh", source if not is_capped:
+                is_capped, factor = True, 1.0
+            case ("mul", source, float(factor)) | ("mul", float(factor), source):
+                outer *= factor if is_capped else 1.0
+                inner *= 1.0 if is_capped else factor
+            case "div", source, float(factor):
+                outer /= factor if is_capped else 1.0
+                inner /= 1.0 if is_capped else factor
+            case _:
+                return None
+        if source != previous or instruction.slot is not None or not 0.0 < factor < math.inf:
+            return None
+        previous = "prev"
+    return (1.0 / inner if is_capped else 0.0), 1.0 / (inner * outer)

@@ -27,6 +27,7 @@ from .lifting import (
     check_operand,
     check_shape,
     inverse,
+    is_row_slice,
     is_row_view,
     lift,
     permutation_of,
@@ -48,6 +49,7 @@ from .products import (
     CrossEntropy,
     Product,
     cross_entropy_of,
+    feeds_cross_entropy,
     find_parts,
     find_product,
     is_row_major,
@@ -55,6 +57,7 @@ from .products import (
     reduction_of,
     row_added_next,
     same_shape,
+    softcap_of,
 )
 
 BARE = "nothing follows that can be fused"
@@ -285,7 +288,7 @@ class Growth:
         if permutation is not None:
             permuted = tuple(axes[place] for place in permutation) if axes else permutation
             self.axes[node] = () if permuted == tuple(sorted(permuted)) else permuted
-        elif is_row_view(node) and is_first:
+        elif is_first and (is_row_view(node) or (is_row_slice(node) and feeds_cross_entropy(node))):
             self._check_view(node, axes)
             self.axes[node] = ()
         else:
@@ -413,8 +416,13 @@ def region_at(growth: Growth, end: fx.Node, reduced: fx.Node | None) -> Region |
         return "PyTorch lays out the result otherwise than by rows"
     name, keepdim = (_reduced_by(reductions[0]) if reductions else None) or ("none", False)
     cross_entropy = cross_entropy_of(reductions[0]) if reductions else None
-    if cross_entropy is not None and epilogue.program.instructions:
-        return "the logits are more than a product"
+    if cross_entropy is not None:
+        softcap = softcap_of(epilogue.program)
+        if softcap is None:
+            return "the logits are more than a product, a softcap and a temperature"
+        cross_entropy = cross_entropy._replace(softcap=softcap[0], temperature=softcap[1])
+    elif any(map(is_row_slice, growth.lifted[end])):
+        return "it takes some of the rows"
     before, after = _split_views(growth, end, cone, operands, is_reduced=bool(reductions))
     if before is None:
         return "operands belong to different views of the rows"

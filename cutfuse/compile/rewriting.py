@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from ..layer import schema
-from .lifting import NORM_SCALE, Operand, inverse, norm_dtype, permutation_of
+from .lifting import NORM_SCALE, Operand, inverse, is_row_slice, norm_dtype, permutation_of
 from .nodes import any_example, called, example_of, name_of, named_arguments, set_example, tensor_of
 from .products import Part, Product, same, same_shape
 from .regions import Region
@@ -175,6 +175,8 @@ class _Emission:
         many."""
         if permutation_of(view) is not None:
             return self._call(name_of(view), source, *view.args[1:], **view.kwargs)
+        if is_row_slice(view):
+            return self._call(operator.getitem, source, view.args[1])
         example = example_of(view)
         leading, last = example.shape[:-1], example.shape[-1] if columns is None else columns
         if last == _SYMBOL and 0 in leading:

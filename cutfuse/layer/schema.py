@@ -48,7 +48,7 @@ SCHEMAS = (
     "layer(Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, str program, str reduction, bool keepdim, "
     "ScalarType out_dtype) -> Tensor",
     "layer_cross_entropy(Tensor x, Tensor weight, Tensor? bias, Tensor target, int ignore_index, str reduction, "
-    "ScalarType out_dtype) -> Tensor",
+    "float label_smoothing, float softcap, float temperature, ScalarType out_dtype) -> Tensor",
     "product(Tensor a, Tensor b, str mode, str issuer='call') -> Tensor",
     "joined(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor",
     "pointwise(Tensor x, Tensor[] operands, str program, ScalarType out_dtype) -> Tensor",
