@@ -46,9 +46,9 @@ def why_not_plain(layer: nn.Module) -> str:
     return f"{kind} has hooks: {', '.join(names)}"
 
 
-def check_is_linear(kind_made: str, linear: Any) -> None:
-    """Raises where another layer, made by `from_linear`, cannot have its parameters and compute what it does."""
-    function, kind = f"{kind_made}.from_linear", type(linear).__name__
+def check_is_linear(function: str, linear: Any) -> None:
+    """Raises where another layer, made by a function of cutfuse's, cannot have its parameters and compute the same."""
+    kind = type(linear).__name__
     if not isinstance(linear, nn.Linear):
         raise TypeError(f"cutfuse.{function}: linear has to be an nn.Linear, got {kind}")
     reason = why_not_plain(linear)
@@ -192,7 +192,7 @@ class FusedLinear(PreparesWeight):
         Raises TypeError where `linear` is no `nn.Linear`, and ValueError where it has a forward of its own, as a layer
         of 8 bits has, or hooks, or a parametrization.
         """
-        check_is_linear("nn.FusedLinear", linear)
+        check_is_linear("nn.FusedLinear.from_linear", linear)
         layer = cls(
             linear.in_features,
             linear.out_features,

@@ -44,7 +44,7 @@ class LinearCrossEntropy(nn.Module):
         Raises TypeError where `linear` is no `nn.Linear`, and ValueError where it has a forward of its own, as a layer
         of 8 bits has, or hooks, or a parametrization.
         """
-        check_is_linear("nn.LinearCrossEntropy", linear)
+        check_is_linear("nn.LinearCrossEntropy.from_linear", linear)
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
         layer._take(linear, options)
