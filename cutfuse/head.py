@@ -4,6 +4,7 @@ The matrix of logits `[M, V]` never exists. The forward pass is a product whose 
 pass multiplies again, a part of the vocabulary at a time: the epilogue of that product makes the part's gradient, from
 which the gradients of x and of the part's weights are two more products. This is the method of Wijmans et al., "Cut
 Your Losses in Large-Vocabulary Language Models", 2024, without its filter of small gradients: nothing is left out.
+Parts whose logits are kept for the backward pass, where there is memory for them, are not multiplied again.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ import functools
 import math
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from . import arguments, dynamo
-from .layer.autograd import composes_gradient, differentiate
+from .layer.autograd import composes_gradient, differentiate, needs_gradient
 from .layer.linear_launch import plan_call
 from .layer.planner import LinearArguments
 from .linear import autocast_inputs, linear, normalise_linear
+from .pointwise import pointwise
 from .precision import captured_mode, precision, product_mode
+from .reduce import reduce
 
 PART_BYTES = 256 << 20  # of a part's gradient, by default
 _PART_MULTIPLE = 128  # columns of the vocabulary: whole tiles
@@ -48,6 +51,7 @@ def linear_cross_entropy(
     softcap: float | None = None,
     temperature: float = 1.0,
     part_bytes: int = PART_BYTES,
+    kept_bytes: int = 0,
 ) -> Tensor:
     """`F.cross_entropy(logits, target)` of `logits = x @ weight.T + bias`, without the matrix of logits.
 
@@ -64,17 +68,20 @@ def linear_cross_entropy(
         temperature: divides the logits, behind the softcap.
         part_bytes: memory for a part of the logits or of their gradient: the vocabulary is taken in as many parts as
             that needs. 256 MiB by default; more takes fewer launches.
+        kept_bytes: memory for logits of whole parts, in x's type, that the forward pass keeps for the backward pass,
+            which then need not compute them again: 0 keeps none.
 
     Returns:
         The loss in fp32 (fp64 for fp64): `[]`, or `[...]` for "none". NaN for the mean of no row, as in PyTorch.
 
     Gradients are those of x, weight and bias, as far as they are asked for. The forward pass makes one product, and the
-    backward pass three: of the logits again, of x's gradient and of the weight's. Label smoothing behind a softcap
-    takes one more. Transforms of torch.func, gradients that are batched or differentiated again, and tensors that wrap
-    others, such as `DTensor`, take PyTorch's own operations on the matrix of logits.
+    backward pass three: of the logits again where they were not kept, of x's gradient and of the weight's. Label
+    smoothing behind a softcap takes one more where logits are not kept. Transforms of torch.func, gradients that are
+    batched or differentiated again, and tensors that wrap others, such as `DTensor`, take PyTorch's own operations on
+    the matrix of logits.
 
-    A target's logit is a dot product of its own, in fp32, rounded to 16 bits where the other logits are. Where fp32
-    products round more, as in tf32, a log-probability may be above 0 by that rounding.
+    A target's logit is a dot product of its own, in fp32, rounded to 16 bits where the other logits are, as those that
+    are kept. Where fp32 products round more, as in tf32, a log-probability may be above 0 by that rounding.
 
     Raises:
         ValueError: shapes, devices, a reduction or a number that do not fit.
@@ -91,7 +98,7 @@ def linear_cross_entropy(
     counts = target != ignore_index if isinstance(target, Tensor) else None
     is_smoothed = label_smoothing > 0.0
     logsumexp, chosen, mean, _ = _statistics(
-        function, x, weight, bias, target, counts, softcap, temperature, part_bytes, wants_mean=is_smoothed
+        function, x, weight, bias, target, counts, softcap, temperature, part_bytes, kept_bytes, wants_mean=is_smoothed
     )
     losses = logsumexp - (1.0 - label_smoothing) * chosen
     if is_smoothed:
@@ -116,11 +123,12 @@ def linear_logprob(
     temperature: float = 1.0,
     entropy: bool = False,
     part_bytes: int = PART_BYTES,
+    kept_bytes: int = 0,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The log-probability of a token in each row: `log_softmax(x @ weight.T + bias)[..., token]`, without the logits.
 
     Args:
-        x, weight, bias, softcap, temperature, part_bytes: as of `cutfuse.linear_cross_entropy`.
+        x, weight, bias, softcap, temperature, part_bytes, kept_bytes: as of `cutfuse.linear_cross_entropy`.
         token: `[...]` of int64, from 0 to V - 1.
         entropy: give the entropy of each row's distribution too, for one more product.
 
@@ -131,7 +139,17 @@ def linear_logprob(
     """
     arguments.check_flag("linear_logprob", "entropy", entropy)
     logsumexp, chosen, _, entropies = _statistics(
-        "linear_logprob", x, weight, bias, token, None, softcap, temperature, part_bytes, wants_entropy=entropy
+        "linear_logprob",
+        x,
+        weight,
+        bias,
+        token,
+        None,
+        softcap,
+        temperature,
+        part_bytes,
+        kept_bytes,
+        wants_entropy=entropy,
     )
     logprob = (chosen - logsumexp).reshape(token.shape)
     return (logprob, entropies.reshape(token.shape)) if entropy else logprob
@@ -147,6 +165,7 @@ def _statistics(
     softcap: float | None,
     temperature: float,
     part_bytes: int,
+    kept_bytes: int,
     *,
     wants_mean: bool = False,
     wants_entropy: bool = False,
@@ -178,6 +197,9 @@ def _statistics(
         _check_number(function, name, number, _INTEGERS if name == "part_bytes" else _NUMBERS)
         if not 0 < number < math.inf:
             raise ValueError(f"cutfuse.{function}: {name} has to be above 0 and finite, got {number}")
+    _check_number(function, "kept_bytes", kept_bytes, _INTEGERS)
+    if kept_bytes < 0:
+        raise ValueError(f"cutfuse.{function}: kept_bytes has to be 0 or more, got {kept_bytes}")
     x, weight, bias = autocast_inputs(x, weight, bias)
     arguments.check_floating(function, "x", x.dtype)
     types = [t.dtype for t in (weight, bias) if t is not None]
@@ -191,10 +213,12 @@ def _statistics(
     call = matrix, weight, bias, classes.reshape(-1), float(softcap or 0.0), float(temperature)
     if arguments.why_transformed() or arguments.why_wrapped((x, weight, bias), [target]):
         return _statistics_of_logits(*call, wants_mean, wants_entropy)
-    found: tuple[Tensor, Tensor, Tensor, Tensor] = logit_statistics(
-        *call, wants_mean, wants_entropy, part_bytes, captured_mode()
+    kept_bytes = kept_bytes if needs_gradient(x, weight, bias) else 0
+    found: tuple[Tensor, ...] = logit_statistics(
+        *call, wants_mean, wants_entropy, part_bytes, kept_bytes, captured_mode()
     )
-    return found
+    logsumexp, chosen, mean, entropy, _ = found
+    return logsumexp, chosen, mean, entropy
 
 
 def _statistics_of_logits(
@@ -298,55 +322,105 @@ def logit_statistics(
     wants_mean: bool,
     wants_entropy: bool,
     part_bytes: int,
+    kept_bytes: int,
     mode: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Of each row of the logits, behind softcap and temperature: the logsumexp, the logit of its class, the mean and
-    the entropy, `[M]` each, in fp32 or fp64; empty where not wanted.
+    the entropy, `[M]` each, in fp32 or fp64; empty where not wanted. And what is kept of pre-activations: see `_parts`.
 
     classes: `[M]`. softcap: 0 for none. mode: the precision of fp32 products; empty for the one that holds.
     """
     dtype, logits = arithmetic_of(x), _logits(softcap, temperature)
     mean, entropy = (x.new_zeros(x.shape[0] if wanted else 0, dtype=dtype) for wanted in (wants_mean, wants_entropy))
+    kept = x.new_empty(_kept_shape(x, weight, part_bytes, kept_bytes))
     with _in_mode(x, mode):
-        parts = _parts(x, weight, bias, part_bytes)
-        reduce = functools.partial(linear, x, out_dtype=dtype)
-        of_parts = [reduce(*part, epilogue=logits, reduce="logsumexp") for part in parts]
+        parts = _parts(x, weight, bias, part_bytes, kept)
+        for part in parts:
+            part.keep(x)
+        of_parts = [part.reduce(x, "logsumexp", logits) for part in parts]
         logsumexp = of_parts[0] if len(of_parts) == 1 else torch.logsumexp(torch.stack(of_parts), 0)
         logsumexp.masked_fill_(logsumexp == torch.inf, torch.nan)  # as log_softmax has it, and its gradients then
         for part in parts:
             if wants_mean:
-                mean += reduce(*part, epilogue=logits, reduce="sum")
+                mean += part.reduce(x, "sum", logits)
             if wants_entropy:
-                terms, column = _entropy_terms(softcap, temperature), logsumexp.unsqueeze(1)
-                entropy -= reduce(*part, epilogue=terms, operands=(column,), reduce="sum")
+                entropy -= part.reduce(x, "sum", _entropy_terms(softcap, temperature), logsumexp.unsqueeze(1))
         chosen = _chosen(x, weight, bias, classes)
         if x.dtype.itemsize == 2:
             chosen = torch.where(_are_rounded(x, classes, parts, logits), chosen.to(x.dtype).to(dtype), chosen)
-    return logsumexp, chosen if logits is None else logits(chosen), mean.div_(weight.shape[0]), entropy
+    return logsumexp, chosen if logits is None else logits(chosen), mean.div_(weight.shape[0]), entropy, kept
 
 
-def _parts(x: Tensor, weight: Tensor, bias: Tensor | None, part_bytes: int) -> list[tuple[Tensor, Tensor | None]]:
-    """Weight and bias in parts of the vocabulary, of whose logits one part fits into so many bytes in x's type."""
+class _Part(NamedTuple):
+    """Some classes: rows of the weight and of the bias, and their pre-activations `[M, N]` where these are kept."""
+
+    weight: Tensor
+    bias: Tensor | None
+    kept: Tensor | None
+
+    def keep(self, x: Tensor) -> None:
+        """Computes the pre-activations, where they are to be kept."""
+        if self.kept is None:
+            return
+        if x.dtype == torch.float32:
+            self.kept.copy_(linear(x, self.weight, self.bias))
+        elif self.bias is None:
+            torch.mm(x, self.weight.t(), out=self.kept)
+        else:
+            torch.addmm(self.bias, x, self.weight.t(), out=self.kept)
+
+    def reduce(self, x: Tensor, op: str, function: Callable[..., Tensor] | None, *operands: Tensor) -> Tensor:
+        """`[M]` in fp32 or fp64: `op` of the function of each pre-activation and of columns."""
+        dtype = arithmetic_of(x)
+        if self.kept is not None:
+            return reduce(self.kept, 1, op, prologue=function, operands=operands, out_dtype=dtype)
+        return linear(x, self.weight, self.bias, epilogue=function, operands=operands, reduce=op, out_dtype=dtype)
+
+    def compute(self, x: Tensor, function: Callable[..., Tensor], operands: Sequence[Tensor]) -> Tensor:
+        """`[M, N]` in x's type: the function of each pre-activation and of columns."""
+        if self.kept is not None:
+            return pointwise(function, self.kept, *operands, out_dtype=x.dtype)
+        return linear(x, self.weight, self.bias, epilogue=function, operands=operands, out_dtype=x.dtype)
+
+
+def _width(x: Tensor, weight: Tensor, part_bytes: int) -> int:
+    """How many classes a part has, of whose logits one part fits into so many bytes in x's type."""
     fitting = part_bytes // max(x.shape[0] * x.element_size(), 1)
-    width = max(fitting // _PART_MULTIPLE * _PART_MULTIPLE, _PART_MULTIPLE)
-    biases = [None] * len(weight.split(width)) if bias is None else bias.split(width)
-    return list(zip(weight.split(width), biases, strict=True))
+    return min(max(fitting // _PART_MULTIPLE * _PART_MULTIPLE, _PART_MULTIPLE), weight.shape[0])
 
 
-def _are_rounded(
-    x: Tensor,
-    classes: Tensor,
-    parts: list[tuple[Tensor, Tensor | None]],
-    logits: Callable[[Tensor], Tensor] | None,
-) -> Tensor:
-    """Of which classes the logits are rounded to x's type: where no kernel reduces the rows that it multiplies.
+def _kept_shape(x: Tensor, weight: Tensor, part_bytes: int, kept_bytes: int) -> tuple[int, int]:
+    """For how many parts there is memory, and the elements of one."""
+    if kept_bytes == 0:
+        return 0, 0
+    width = _width(x, weight, part_bytes)
+    fitting = kept_bytes // max(x.shape[0] * width * x.element_size(), 1)
+    return min(fitting, -(-weight.shape[0] // width)), x.shape[0] * width
+
+
+def _parts(x: Tensor, weight: Tensor, bias: Tensor | None, part_bytes: int, kept: Tensor) -> list[_Part]:
+    """The vocabulary in parts, the last one of fewer classes.
+
+    kept: a row for each of the first parts, whose pre-activations it begins with.
+    """
+    width = _width(x, weight, part_bytes)
+    weights = weight.split(width)
+    biases = [None] * len(weights) if bias is None else bias.split(width)
+    rows = [row[: x.shape[0] * own.shape[0]].view(x.shape[0], -1) for row, own in zip(kept, weights, strict=False)]
+    return [_Part(*part) for part in zip(weights, biases, [*rows, *[None] * (len(weights) - len(rows))], strict=True)]
+
+
+def _are_rounded(x: Tensor, classes: Tensor, parts: list[_Part], logits: Callable[[Tensor], Tensor] | None) -> Tensor:
+    """Of which classes the logits are rounded to x's type: where they are kept, and where no kernel reduces the rows
+    that it multiplies.
 
     A target's logit has to be rounded with the others of its row: the gradient of a probability near 1 is what is left
     of 1, which is as small as the rounding of a large logit in 16 bits. The last part, which is narrower, may be
     planned otherwise than the first.
     """
-    first, last = (_rounds_logits(x, *part, logits) for part in (parts[0], parts[-1]))
-    return torch.where(classes < sum(rows.shape[0] for rows, _ in parts[:-1]), first, last)
+    first, last = (_rounds_logits(x, part.weight, part.bias, logits) for part in (parts[0], parts[-1]))
+    kept = sum(part.weight.shape[0] for part in parts if part.kept is not None)
+    return torch.where(classes < sum(part.weight.shape[0] for part in parts[:-1]), first, last) | (classes < kept)
 
 
 def _rounds_logits(x: Tensor, weight: Tensor, bias: Tensor | None, logits: Callable[[Tensor], Tensor] | None) -> bool:
@@ -369,11 +443,12 @@ def _chosen(x: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor) -> 
 
 
 @logit_statistics.register_fake
-def _(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    wants_mean, wants_entropy = given[5:7]
+def _(x: Tensor, weight: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    wants_mean, wants_entropy, part_bytes, kept_bytes, _ = given[4:]
     rows, dtype = x.shape[0], arithmetic_of(x)
     sizes = rows, rows, rows if wants_mean else 0, rows if wants_entropy else 0
-    return tuple(x.new_empty(size, dtype=dtype) for size in sizes)
+    kept = x.new_empty(_kept_shape(x, weight, part_bytes, kept_bytes))
+    return *(x.new_empty(size, dtype=dtype) for size in sizes), kept
 
 
 @torch.library.custom_op("cutfuse::logit_gradients", mutates_args=())
@@ -392,7 +467,7 @@ def logit_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, weight and bias, of which those are `needed`; empty for the others.
 
-    gradients: of what `logit_statistics` gave, `[M]` or empty.
+    statistics: what `logit_statistics` gave. gradients: of all of that but the last, `[M]` or empty.
     """
     needs_x, needs_weight, needs_bias = needed
     of_x: Tensor | None = None
@@ -401,8 +476,9 @@ def logit_gradients(
     with _in_mode(x, mode):
         elements = _ElementGradients(gradients, statistics, weight.shape[0], softcap, temperature)
         first = 0
-        for rows, biases in _parts(x, weight, bias, part_bytes):
-            grad = elements.of_part(x, rows, biases, classes - first)
+        for own in _parts(x, weight, bias, part_bytes, statistics[-1]):
+            grad = elements.of_part(x, own, classes - first)
+            rows = own.weight
             part = slice(first, first + rows.shape[0])
             if needs_x:
                 before = () if of_x is None else (of_x,)
@@ -430,7 +506,7 @@ class _ElementGradients:
         temperature: float,
     ) -> None:
         of_logsumexp, of_chosen, of_mean, of_entropy = gradients
-        logsumexp, chosen, _, entropy = statistics
+        logsumexp, chosen, _, entropy, _ = statistics
         has_mean, has_entropy = of_mean.numel() > 0, of_entropy.numel() > 0
         is_zero = (of_logsumexp == 0) & (of_chosen == 0)
         # The probabilities of a row without gradients are 0, whatever its logits are.
@@ -454,9 +530,9 @@ class _ElementGradients:
         slope = (1.0 - inner * inner) / temperature
         self.of_chosen = ((found + operands[0] if has_mean else found) * slope).unsqueeze(1)
 
-    def of_part(self, x: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor) -> Tensor:
+    def of_part(self, x: Tensor, part: _Part, classes: Tensor) -> Tensor:
         """`[M, N]` in x's type, of a part with N classes. classes: of each row, counted from the part's first."""
-        grad = linear(x, weight, bias, epilogue=self.epilogue, operands=self.operands, out_dtype=x.dtype)
+        grad = part.compute(x, self.epilogue, self.operands)
         column = classes.unsqueeze(1)
         is_inside = (column >= 0) & (column < grad.shape[1])
         column = column.clamp(0, grad.shape[1] - 1)
@@ -484,19 +560,22 @@ def _in_mode(x: Tensor, mode: str) -> Any:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, classes, softcap, temperature, _, _, part_bytes, mode = inputs
+    x, weight, bias, classes, softcap, temperature, _, _, part_bytes, _, mode = inputs
     ctx.save_for_backward(x, weight, bias, classes, *output)
     ctx.options = softcap, temperature, part_bytes, mode
-    ctx.set_materialize_grads(True)
+    ctx.mark_non_differentiable(output[-1])
+    ctx.set_materialize_grads(False)  # of what is kept they would take as much memory
 
 
-def _differentiate(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, *given: Tensor | None) -> tuple[Tensor | None, ...]:
     x, weight, bias, classes, *statistics = ctx.saved_tensors
+    of_statistics = zip(given[:-1], statistics[:-1], strict=True)
+    gradients = [torch.zeros_like(own) if grad is None else grad for grad, own in of_statistics]
     needed = [bool(is_needed) for is_needed in ctx.needs_input_grad[:3]]
     if not dynamo.is_tracing() and any(map(composes_gradient, gradients)):
-        return *_differentiate_logits(ctx, gradients, statistics, needed), *[None] * 7
-    found = logit_gradients(list(gradients), statistics, x, weight, bias, classes, *ctx.options, needed)
-    return (*(grad if is_needed else None for grad, is_needed in zip(found, needed, strict=True)), *[None] * 7)
+        return *_differentiate_logits(ctx, gradients, statistics, needed), *[None] * 8
+    found = logit_gradients(gradients, statistics, x, weight, bias, classes, *ctx.options, needed)
+    return (*(grad if is_needed else None for grad, is_needed in zip(found, needed, strict=True)), *[None] * 8)
 
 
 def _differentiate_logits(
@@ -505,7 +584,7 @@ def _differentiate_logits(
     """PyTorch's own gradients of x, weight and bias, which may be batched or differentiated again."""
     x, weight, bias, classes, *_ = ctx.saved_tensors
     softcap, temperature, *_ = ctx.options
-    wanted = [t.numel() > 0 for t in statistics[2:]]
+    wanted = [t.numel() > 0 for t in statistics[2:-1]]
 
     def compute(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return torch.cat(_statistics_of_logits(x, weight, bias, classes, softcap, temperature, *wanted))

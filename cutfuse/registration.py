@@ -59,16 +59,29 @@ def count_products(x: torch.Size, weights: Sequence[torch.Size], *_: Any, **__: 
     return sum(count_product(x, weight) for weight in weights)
 
 
-def count_logit_statistics(x: torch.Size, weight: torch.Size, *given: Any, **_: Any) -> int:
-    """Of a head's forward pass: the logsumexp's product, one for the mean behind a softcap, and the entropy's."""
+def count_kept(x: torch.Size, weight: torch.Size, statistics: Sequence[torch.Size]) -> int:
+    """Of the product of the logits that a head keeps, a part of the vocabulary in each row of the last of these."""
+    return min(2 * math.prod(statistics[-1]) * x[1], count_product(x, weight))
+
+
+def count_logit_statistics(
+    x: torch.Size, weight: torch.Size, *given: Any, out_shape: Sequence[torch.Size], **_: Any
+) -> int:
+    """Of a head's forward pass: the logsumexp's product; without the logits that are kept, one for the mean behind a
+    softcap, and the entropy's."""
     softcap, _, wants_mean, wants_entropy = given[2:6]
-    return count_product(x, weight) * (1 + bool(wants_mean and softcap) + bool(wants_entropy))
+    product, others = count_product(x, weight), bool(wants_mean and softcap) + bool(wants_entropy)
+    return product + others * (product - count_kept(x, weight, out_shape))
 
 
-def count_logit_gradients(_: Any, __: Any, x: torch.Size, weight: torch.Size, *given: Any, **___: Any) -> int:
-    """Of a head's backward pass: the product of the logits, and those of the gradients of x and weight as needed."""
+def count_logit_gradients(
+    _: Any, statistics: Sequence[torch.Size], x: torch.Size, weight: torch.Size, *given: Any, **__: Any
+) -> int:
+    """Of a head's backward pass: the product of the logits that were not kept, and those of the gradients of x and
+    weight as needed."""
     needs_x, needs_weight, _ = given[-1]
-    return count_product(x, weight) * (1 + bool(needs_x) + bool(needs_weight))
+    product = count_product(x, weight)
+    return product * (1 + bool(needs_x) + bool(needs_weight)) - count_kept(x, weight, statistics)
 
 
 FLOPS: dict[str, Callable[..., int]] = {

@@ -32,9 +32,10 @@ def test_losses(dtype: torch.dtype, rows: int, width: int, classes: int, smoothi
     tensors, target = make(dtype, rows, width, classes)
     target[::5] = IGNORED
     options: dict[str, Any] = {"softcap": 30.0, "temperature": 1.0, "label_smoothing": smoothing, "z_loss": 1e-4}
-    for part_bytes in (2 * rows * 1024, 1 << 28):
+    some = 2 * rows * 1024
+    for memory in ((some, 0), (some, 2 * some), (1 << 28, 0), (1 << 28, 1 << 28)):
         given = {**options, "reduction": "sum"}
-        compare(cutfuse.linear_cross_entropy, cross_entropy, tensors, target, given, part_bytes)
+        compare(cutfuse.linear_cross_entropy, cross_entropy, tensors, target, given, *memory)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -43,12 +44,14 @@ def test_log_probabilities_and_entropies(dtype: torch.dtype) -> None:
     compare(own_logprob, logprob, tensors, token, {"softcap": None, "temperature": 0.7}, 1 << 20)
 
 
-def test_a_step_repeats_to_the_bit_and_in_a_graph() -> None:
+@pytest.mark.parametrize("kept_bytes", [0, 1 << 20])
+def test_a_step_repeats_to_the_bit_and_in_a_graph(kept_bytes: int) -> None:
     tensors, target = make(torch.bfloat16, 256, 512, 4096)
     x, weight, bias = tensors
 
     def step() -> list[Tensor]:
-        loss = cutfuse.linear_cross_entropy(x, weight, target, bias, part_bytes=1 << 20)  # type: ignore[arg-type]
+        memory = {"part_bytes": 1 << 20, "kept_bytes": kept_bytes}
+        loss = cutfuse.linear_cross_entropy(x, weight, target, bias, **memory)  # type: ignore[arg-type]
         return [loss, *torch.autograd.grad(loss, [x, weight, bias])]  # type: ignore[list-item]
 
     stream = torch.cuda.Stream()

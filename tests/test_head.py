@@ -24,6 +24,7 @@ from cutfuse import head
 
 pytestmark = [*PYTORCH_WARNINGS]
 IGNORED = -100
+KEPT = st.sampled_from([0, 1 << 12, 1 << 20])  # bytes of logits: none, some parts or all
 
 
 def shaped(logits: Tensor, softcap: float | None, temperature: float) -> Tensor:
@@ -68,11 +69,13 @@ def compare(
     target: Tensor,
     options: dict[str, Any],
     part_bytes: int,
+    kept_bytes: int = 0,
 ) -> None:
     """Values and gradients beside fp64: within rounding of each type, or what PyTorch's own error is."""
     x, weight, bias = tensors
     assert x is not None
-    found = gradients(function(x, weight, target, bias, part_bytes=part_bytes, **options), tensors)
+    memory = {"part_bytes": part_bytes, "kept_bytes": kept_bytes}
+    found = gradients(function(x, weight, target, bias, **memory, **options), tensors)
     wide = [None if t is None else t.detach().double().requires_grad_(t.requires_grad) for t in tensors]
     exact = gradients(reference(wide[0], wide[1], target, wide[2], **options), wide)
     usual = gradients(reference(x, weight, target, bias, **options), tensors)
@@ -118,17 +121,17 @@ def test_losses_are_pytorchs(given_head: tuple[list[Tensor | None], Tensor, int]
     }
     ignored = torch.randperm(target.numel())[: data.draw(st.integers(0, target.numel() - 1))]
     target.flatten()[ignored] = IGNORED
-    compare(cutfuse.linear_cross_entropy, cross_entropy, tensors, target, options, part_bytes)
+    compare(cutfuse.linear_cross_entropy, cross_entropy, tensors, target, options, part_bytes, data.draw(KEPT))
 
 
 @settings(max_examples=20, deadline=None)
-@given(given_head=heads(), softcap=st.sampled_from([None, 5.0]), temperature=st.sampled_from([1.0, 0.7]))
+@given(given_head=heads(), softcap=st.sampled_from([None, 5.0]), temperature=st.sampled_from([1.0, 0.7]), kept=KEPT)
 def test_log_probabilities_and_entropies_are_pytorchs(
-    given_head: tuple[list[Tensor | None], Tensor, int], softcap: float | None, temperature: float
+    given_head: tuple[list[Tensor | None], Tensor, int], softcap: float | None, temperature: float, kept: int
 ) -> None:
     tensors, token, part_bytes = given_head
     options = {"softcap": softcap, "temperature": temperature}
-    compare(own_logprob, logprob, tensors, token, options, part_bytes)
+    compare(own_logprob, logprob, tensors, token, options, part_bytes, kept)
 
 
 def make(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -212,6 +215,23 @@ def test_memory_is_of_a_part() -> None:
     assert max(seen) == 512
 
 
+def test_logits_are_kept_as_far_as_there_is_memory() -> None:
+    """Whole parts of them, and only where a backward pass may follow."""
+    saved: list[int] = []
+    x, weight, target = make()
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor.numel())
+        return tensor
+
+    for kept_bytes, trains, kept in ((1 << 20, True, 3), (8000, True, 2), (3071, True, 0), (1 << 20, False, 0)):
+        saved.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.set_grad_enabled(trains):
+            y = cutfuse.linear_cross_entropy(x, weight, target, part_bytes=1, kept_bytes=kept_bytes)
+        assert [size for size in saved if size in (768, 1536, 2304)] == [768 * kept] * (kept > 0)
+        assert y.requires_grad == trains
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor", "cutfuse"])
 def test_it_compiles_without_a_break(backend: str) -> None:
     x, weight, target = make()
@@ -219,7 +239,9 @@ def test_it_compiles_without_a_break(backend: str) -> None:
     def step(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
         found = cutfuse.linear_logprob(x, weight, target.clamp(min=0), entropy=True)
         assert isinstance(found, tuple)
-        loss = cutfuse.linear_cross_entropy(torch.tanh(x), weight, target, label_smoothing=0.1, z_loss=1e-3)
+        loss = cutfuse.linear_cross_entropy(
+            torch.tanh(x), weight, target, label_smoothing=0.1, z_loss=1e-3, part_bytes=1, kept_bytes=1 << 12
+        )
         return loss + found[0].mean() + found[1].mean()
 
     target[1] = IGNORED
@@ -235,14 +257,16 @@ def test_it_compiles_without_a_break(backend: str) -> None:
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf"
 )  # by the checks of PyTorch 2.14
-def test_the_operators_pass_pytorchs_checks() -> None:
+@pytest.mark.parametrize("kept_bytes", [0, 1 << 13])
+def test_the_operators_pass_pytorchs_checks(kept_bytes: int) -> None:
     x, weight, target = make()
     bias = torch.randn(300, requires_grad=True)
-    given = (x, weight, bias, target, 3.0, 0.5, True, True, 1, "")
+    given = (x, weight, bias, target, 3.0, 0.5, True, True, 1, kept_bytes, "")
     torch.library.opcheck(head.logit_statistics, given)
     statistics = [t.detach() for t in head.logit_statistics(*given)]
     fixed = [t.detach() for t in (x, weight, bias)]
-    grads = [torch.randn_like(t) for t in statistics]
+    assert statistics[-1].shape == ((2, 6 * 128) if kept_bytes else (0, 0))
+    grads = [torch.randn_like(t) for t in statistics[:-1]]
     torch.library.opcheck(
         head.logit_gradients, (grads, statistics, *fixed, target, 3.0, 0.5, 1, "", [True, False, True])
     )
@@ -253,6 +277,9 @@ def test_the_operators_pass_pytorchs_checks() -> None:
     [
         ({}, "", 1),
         ({}, "x weight", 4),
+        ({"kept_bytes": 1 << 20}, "x weight", 3),
+        ({"kept_bytes": 1 << 20, "label_smoothing": 0.1, "softcap": 5.0}, "x", 2),
+        ({"kept_bytes": 1 << 20}, "", 1),
         ({"label_smoothing": 0.1}, "weight", 3),
         ({"label_smoothing": 0.1, "softcap": 5.0}, "x", 4),
     ],
@@ -362,6 +389,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "ignored": ({"ignore_index": None}, TypeError, "ignore_index has to be an integer, got None of type NoneType"),
     "memory": ({"part_bytes": 0}, ValueError, "part_bytes has to be above 0 and finite, got 0"),
+    "kept memory": ({"kept_bytes": -1}, ValueError, "kept_bytes has to be 0 or more, got -1"),
     "memory's type": (
         {"part_bytes": 1e9},
         TypeError,
@@ -424,17 +452,20 @@ def test_logits_in_16_bits_are_rounded_alike(dtype: torch.dtype) -> None:
 
 
 @needs_exchange_api
+@pytest.mark.parametrize(("kept_bytes", "kernel"), [(0, "gemm"), (1 << 22, "pointwise")])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_on_an_emulated_gpu_it_is_fused(dtype: torch.dtype) -> None:
-    """The products whose epilogue reduces rows, and those that make the gradients, are kernels' launches."""
+def test_on_an_emulated_gpu_it_is_fused(dtype: torch.dtype, kept_bytes: int, kernel: str) -> None:
+    """The products whose epilogue reduces rows, and those that make the gradients, are kernels' launches; of logits that
+    were kept, passes are."""
     generator = torch.Generator().manual_seed(3)
     x, weight = ((torch.randn(*shape, generator=generator) / 16).to(dtype) for shape in ((256, 256), (2048, 256)))
     target = torch.randint(2048, (256,), generator=generator)
     tensors = [x.requires_grad_(), weight.requires_grad_(), None]
     options: dict[str, Any] = {"softcap": None, "temperature": 1.0, "label_smoothing": 0.0, "z_loss": 0.0}
     with emulated_device() as launches:
-        compare(cutfuse.linear_cross_entropy, cross_entropy, tensors, target, {**options, "reduction": "sum"}, 1 << 19)
-    assert any(name.startswith("gemm") for name in launches.names)
+        summed = {**options, "reduction": "sum"}
+        compare(cutfuse.linear_cross_entropy, cross_entropy, tensors, target, summed, 1 << 19, kept_bytes)
+    assert any(name.startswith(kernel) for name in launches.names)
 
 
 def test_targets_of_a_part_that_is_planned_otherwise_are_rounded_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,7 +473,7 @@ def test_targets_of_a_part_that_is_planned_otherwise_are_rounded_with_it(monkeyp
     target[::2] = torch.tensor([256, 280, 299])  # of the last part, which has 44 classes
     exact = (x.double() * weight.double()[target]).sum(-1).float()
     monkeypatch.setattr(head, "_rounds_logits", lambda x, weight, bias, logits: weight.shape[0] < 128)
-    _, chosen, *_ = head.logit_statistics(x, weight, None, target, 0.0, 1.0, False, False, 1, "")
+    _, chosen, *_ = head.logit_statistics(x, weight, None, target, 0.0, 1.0, False, False, 1, 0, "")
     is_last = target >= 256
     assert torch.equal(chosen[is_last], exact[is_last].bfloat16().float())
     torch.testing.assert_close(chosen[~is_last], exact[~is_last], rtol=1e-6, atol=1e-6)
