@@ -65,17 +65,24 @@ CallPlan make_plan(call::Steps steps, Program const& program, std::vector<Layout
 }
 
 call::LinearSteps steps_of(std::string const& function, LinearPlan const& plan, SpecializedEpilogues const& epilogues) {
-  if (plan.copies_bias || plan.reads_weight_planes) {
-    throw py::value_error(function +
-                          ": a plan that copies the bias or reads planes of the weight is the general path's");
-  }
   check_epilogues(function.c_str(), plan, epilogues);
   return {plan, epilogues};
 }
 
 CallPlan linear_call(LinearPlan const& plan, Program const& program, std::vector<LayoutTuple> const& operands,
-                     SpecializedEpilogues const& epilogues, ResultTuple const& result) {
-  return make_plan(steps_of("linear_call", plan, epilogues), program, operands, result, plan.workspace_bytes);
+                     SpecializedEpilogues const& epilogues, ResultTuple const& result, bool has_planes,
+                     std::optional<py::object> const& multiply, std::optional<ResultTuple> const& pre_activation) {
+  if (plan.reads_weight_planes && !has_planes) {
+    throw py::value_error("linear_call: the plan reads planes of the weight, and the call has none");
+  }
+  if (plan.is_fused() && plan.request.stores_pre_activation != pre_activation.has_value()) {
+    throw py::value_error("linear_call: a layout of the pre-activation is needed only where a kernel stores it");
+  }
+  call::LinearSteps steps = steps_of("linear_call", plan, epilogues);
+  steps.has_planes = has_planes;
+  if (multiply) steps.multiply = PyRef::share(multiply->ptr());
+  if (pre_activation) steps.pre_activation = to_result(*pre_activation);
+  return make_plan(std::move(steps), program, operands, result, plan.workspace_bytes);
 }
 
 CallPlan joined_call(LinearPlan const& plan, std::vector<bool> const& has_bias, ResultTuple const& result) {
@@ -178,6 +185,7 @@ std::optional<call::BackwardProduct> to_backward_product(std::optional<BackwardP
   if (!given) return std::nullopt;
   auto const& [plan, factor, factor_first, result] = *given;
   if (!plan.is_fused()) throw py::value_error("training_plan: the products of a backward pass are kernels of ours");
+  if (plan.reads_weight_planes) throw py::value_error("training_plan: the products of a backward pass read no planes");
   return call::BackwardProduct{steps_of("training_plan", plan, {}), facts_of(factor), factor_first, to_result(result)};
 }
 
@@ -205,6 +213,11 @@ py::object training_plan(py::object const& z, std::vector<py::object> const& ope
     throw py::value_error(
         "training_plan: the product's plan has to be fused, and to store the pre-activation unless the gradient is "
         "handed on");
+  }
+  if (product && (product->copies_bias || product->reads_weight_planes)) {
+    throw py::value_error(
+        "training_plan: a plan that copies the bias or reads planes of the weight is the general "
+        "path's");
   }
   if (product) plan.product = steps_of("training_plan", *product, epilogues);
   if (product && product->workspace_bytes > 0) plan.workspace_sizes = sizes_of(product->workspace_bytes);
@@ -302,6 +315,7 @@ size_t count_others(CallPlan const& plan, int first_operand) {
   if (auto const* const steps = std::get_if<call::BackwardSteps>(&plan.steps)) {
     count += needs_result(steps->reduction) + counts_ties(steps->reduction);
   }
+  if (auto const* const steps = std::get_if<call::LinearSteps>(&plan.steps)) count += steps->has_planes ? 1 : 0;
   return count;
 }
 
@@ -345,8 +359,12 @@ void bind_calls(py::module_& module) {
   module.def("function_call", &function_call, py::arg("function"),
              "function(x, weight, bias or None, *operands), of a linear layer.");
   module.def("linear_call", &linear_call, py::arg("plan"), py::arg("program"), py::arg("operands"),
-             py::arg("epilogues"), py::arg("result"),
-             "An operand is (dtype, outer, row and column stride), a result (sizes, strides, torch.dtype).");
+             py::arg("epilogues"), py::arg("result"), py::arg("has_planes") = false, py::arg("multiply") = py::none(),
+             py::arg("pre_activation") = py::none(),
+             "An operand is (dtype, outer, row and column stride), a result (sizes, strides, torch.dtype). has_planes: "
+             "of the weight, which the plan may read, as the call's last tensor. multiply: computes cuBLAS's product "
+             "of (x, weight, bias or None) in place of F.linear. pre_activation: its layout, where a kernel stores it; "
+             "a call whose plan stores it gives (result, pre-activation).");
   module.def("joined_call", &joined_call, py::arg("plan"), py::arg("has_bias"), py::arg("result"),
              "Of the products of x with several weights, side by side; has_bias: of each weight.");
   module.def("training_call", &training_call, py::arg("apply"), py::arg("plan"),

@@ -1,4 +1,4 @@
-// What makes the launches of plans, and what writes them down in its place, for tests: part of every build.
+// What writes launches down in the place of what makes them, for tests: part of every build.
 #include <optional>
 #include <utility>
 
@@ -191,81 +191,9 @@ void record_launches(std::optional<Callback> const& callback) {
   use_launcher(recorder);
 }
 
-void launch_fused_plan(LinearPlan const& plan, uintptr_t stream, uintptr_t x, uintptr_t weight, uintptr_t bias,
-                       uintptr_t result, uintptr_t workspace, uintptr_t weight_planes, Program const& program,
-                       std::vector<MatrixTuple> const& operands, SpecializedEpilogues const& epilogues,
-                       uintptr_t pre_activation) {
-  if (!plan.is_fused()) throw py::value_error("launch_fused: the plan is not fused");
-  if (x == 0 || weight == 0 || result == 0)
-    throw py::value_error("launch_fused: x, weight or result is a null pointer");
-  if ((workspace == 0) != (plan.workspace_bytes == 0)) {
-    throw py::value_error("launch_fused: the plan needs " + std::to_string(plan.workspace_bytes) +
-                          " bytes of workspace, got address " + std::to_string(workspace));
-  }
-  if ((weight_planes == 0) == plan.reads_weight_planes) {
-    throw py::value_error("launch_fused: planes of the weight are needed only where the plan reads them");
-  }
-  if ((pre_activation != 0) != plan.request.stores_pre_activation) {
-    throw py::value_error("launch_fused: memory for the pre-activation is needed only where the plan stores it");
-  }
-  LinearBuffers const buffers = {
-      pointer<void>(x),         pointer<void>(weight),        pointer<void>(bias),          pointer<void>(result),
-      pointer<void>(workspace), pointer<void>(weight_planes), pointer<void>(pre_activation)};
-  check_epilogues("launch_fused", plan, epilogues);
-  launch_fused(plan, buffers, program, to_operands(program, operands), epilogues, pointer<void>(stream));
-}
-
-void launch_joined_plan(LinearPlan const& plan, uintptr_t stream, uintptr_t x, std::vector<uintptr_t> const& weights,
-                        std::vector<uintptr_t> const& biases, uintptr_t result) {
-  std::vector<int64_t> const& rows = plan.request.joined_rows;
-  if (!plan.is_fused() || rows.empty()) throw py::value_error("launch_joined: the plan joins no weights");
-  if (weights.size() != rows.size() || biases.size() != rows.size() || rows.size() > kMostJoinedWeights) {
-    throw py::value_error("launch_joined: the plan has " + std::to_string(rows.size()) + " weights, got " +
-                          std::to_string(weights.size()) + " and " + std::to_string(biases.size()) + " biases");
-  }
-  LinearBuffers buffers = {};
-  buffers.x = pointer<void>(x);
-  buffers.weight = pointer<void>(weights.front());
-  buffers.result = pointer<void>(result);
-  buffers.joined.count = static_cast<int32_t>(rows.size());
-  for (size_t k = 0; k < rows.size(); ++k) {
-    buffers.joined.items[k] = {pointer<void>(weights[k]), pointer<void>(biases[k]), rows[k]};
-  }
-  launch_fused(plan, buffers, {}, {}, {}, pointer<void>(stream));
-}
-
-void launch_after(LinearPlan const& plan, uintptr_t stream, uintptr_t z, uintptr_t result, uintptr_t workspace,
-                  Program const& program, std::vector<MatrixTuple> const& operands,
-                  SpecializedEpilogues const& epilogues) {
-  if (plan.is_fused()) throw py::value_error("launch_after_product: the plan is fused");
-  if (z == 0 || result == 0) throw py::value_error("launch_after_product: z or result is a null pointer");
-  if (workspace == 0 && plan.workspace_bytes > 0) {
-    throw py::value_error("launch_after_product: the plan needs " + std::to_string(plan.workspace_bytes) +
-                          " bytes of workspace");
-  }
-  check_epilogues("launch_after_product", plan, epilogues);
-  launch_after_product(plan, pointer<void>(z), pointer<void>(result), pointer<void>(workspace), program,
-                       to_operands(program, operands), epilogues, pointer<void>(stream));
-}
-
 }  // namespace
 
 void bind_launch(py::module_& module) {
-  module.def(
-      "launch_fused", &launch_fused_plan, py::arg("plan"), py::arg("stream"), py::arg("x"), py::arg("weight"),
-      py::arg("bias"), py::arg("result"), py::arg("workspace"), py::arg("weight_planes"), py::arg("program"),
-      py::arg("operands"), py::arg("epilogues"), py::arg("pre_activation") = 0,
-      "The launches of a fused plan. Tensors are addresses, 0 for none, laid out as the plan's request says; an "
-      "operand is (pointer, dtype, 0, row and column stride in elements). epilogues: the program in the kernel of "
-      "each FusedProduct; empty where they interpret it for good. pre_activation: memory for it, where the plan stores "
-      "it.");
-  module.def("launch_joined", &launch_joined_plan, py::arg("plan"), py::arg("stream"), py::arg("x"), py::arg("weights"),
-             py::arg("biases"), py::arg("result"),
-             "The launch of a fused plan that joins weights: addresses of each weight and bias, 0 for no bias.");
-  module.def("launch_after_product", &launch_after, py::arg("plan"), py::arg("stream"), py::arg("z"), py::arg("result"),
-             py::arg("workspace"), py::arg("program"), py::arg("operands"), py::arg("epilogues"),
-             "Of a plan that is not fused, the launches after cuBLAS's: z is its result, contiguous; result may be z. "
-             "epilogues: the program in the kernel of the pass; empty where that interprets it for good.");
   module.def("record_launches", &record_launches, py::arg("callback").none(true),
              "Gives callback(function, arguments) each launch instead of making it; None makes launches again. For "
              "tests.");

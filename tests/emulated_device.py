@@ -31,7 +31,7 @@ def emulated_device(
     """
     found = EmulatedLaunches() if launches is None else launches
     has_exchange_api = reader != "attributes" and hasattr(Tensor, "__dlpack_c_exchange_api__")
-    with without_device(linear_launch), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
         for module in (linear_launch, planner, training_step):
             patch.setattr(module, "device_facts", lambda device: (9, 0, 132))
@@ -50,16 +50,6 @@ def launches(request: pytest.FixtureRequest) -> Iterator[EmulatedLaunches]:
     """For a test within `emulated_device`, with each way of reading tensors."""
     with emulated_device(request.param) as found:
         yield found
-
-
-@contextlib.contextmanager
-def without_device(*modules: Any, stream: int = 0) -> Iterator[None]:
-    """Within it, the general path of these modules launches on that stream, and selects no device."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module in modules:
-            patch.setattr(module, "stream_of", lambda index: stream)
-            patch.setattr(module, "on_device", lambda index: contextlib.nullcontext())
-        yield
 
 
 def direct_calls() -> int:

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 import cutfuse
+from cutfuse import native
 from cutfuse.epilogue import Program
 from cutfuse.layer import linear_launch, prepared
+from cutfuse.layer.call_plans import given_to, linear_call
 from cutfuse.layer.planner import LinearArguments
 
 IDENTITY = Program.parse("operands=0")
@@ -22,6 +24,11 @@ def inputs(rows: int, columns: int, depth: int, dtype: torch.dtype = torch.float
 def arguments_of(x: Tensor, weight: Tensor, reduction: str = "none", **options: Any) -> LinearArguments:
     given = {"bias": None, "operands": (), "program": IDENTITY, "out_dtype": x.dtype, **options}
     return LinearArguments(x, weight, reduction=reduction, **given)
+
+
+def run_plan(plan: native.LinearPlan, arguments: LinearArguments) -> Any:
+    """What a layer gives by this plan: its result, and behind it z where that is stored."""
+    return linear_call(plan, arguments).run(*given_to(arguments))
 
 
 def explain(

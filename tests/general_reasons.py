@@ -174,14 +174,7 @@ def _why_linear_is_marked(call: Call, y: Tensor) -> str:
     if why or found.matrix_vector is not None:  # then its operations are written down
         empty_or_elsewhere = any(not t.numel() or t.device != found.x.device for t in call.tensors)
         return "a tensor is empty, or a number on a CPU" if empty_or_elsewhere else ""
-    plan = plan_call(arguments)
-    if plan.copies_bias:
-        return "the plan copies the bias"
-    if not plan.is_fused and changes_setting(found.x):
-        return "PyTorch's setting has to be changed for the product"
-    if not plan.is_fused and adds_bias_apart(call.given[0], call.given[2]):
-        return "PyTorch adds the bias apart"
-    return "" if y.is_contiguous() else "the result is not contiguous"
+    return ""
 
 
 def _arguments_of(found: LinearCall) -> LinearArguments:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor
+
+from cutfuse import native
+from cutfuse.layer import calls
 
 DEVICE = "cuda"
 
@@ -21,6 +27,34 @@ VIEWS = {
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     torch.manual_seed(sum(shape) + 1000 * seed)
     return torch.randn(shape, device=DEVICE).to(dtype)
+
+
+@contextlib.contextmanager
+def guarded_results(margin: float = torch.nan) -> Iterator[list[Tensor]]:
+    """Within it, kernels store matrices into NaN between two rows of `margin`, and the memory of each is in this list.
+
+    Raises AssertionError where one wrote outside of its result.
+    """
+    found: list[Tensor] = []
+    functions = calls.torch_functions()
+    allocate = functions["empty_strided"]
+
+    def guarded(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Tensor:
+        if len(sizes) != 2 or tuple(strides) != (sizes[1], 1):
+            result: Tensor = allocate(sizes, strides, dtype)
+            return result
+        found.append(torch.full((sizes[0] + 2, sizes[1]), torch.nan, dtype=dtype, device=DEVICE))
+        found[-1][[0, -1]] = margin
+        return found[-1][1:-1]
+
+    native.core.connect_calls({**functions, "empty_strided": guarded})
+    try:
+        yield found
+    finally:
+        calls.connect()
+    for memory in found:
+        rows = memory[[0, -1]]
+        assert torch.equal(rows, torch.full_like(rows, margin)) or rows.isnan().all(), "written outside of the result"
 
 
 # Inputs of the GPU tests of products over planes.

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from fused_products import run_plan
 from torch import Tensor
 
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Program
 from cutfuse.layer import cuda
-from cutfuse.layer.linear_launch import launch_fused, matrices_of
+from cutfuse.layer.linear_launch import matrices_of
 from cutfuse.layer.planner import LinearArguments, plan_linear
 from cutfuse.layer.specialize import find_epilogues
 
@@ -48,7 +49,7 @@ def layer(
 def run(arguments: LinearArguments, mode: str, only: str = "") -> Tensor:
     """By the kernel of this name, or by the one that is fastest with the epilogue compiled in."""
     with cutfuse.specialization(mode):
-        return launch_fused(plan_linear(arguments, MODES[arguments.x.dtype], only=only), arguments)
+        return run_plan(plan_linear(arguments, MODES[arguments.x.dtype], only=only), arguments)
 
 
 def kernels_for(arguments: LinearArguments) -> list[str]:

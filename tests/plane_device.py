@@ -6,7 +6,7 @@ import contextlib
 import importlib
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cutfuse import composed, native
 from cutfuse.layer import cuda, planner, prepared, schema
-from cutfuse.layer.linear_launch import KEEPS, FusedExplanation
+from cutfuse.layer.linear_launch import KEEPS, FusedExplanation, cublas_linear
 from cutfuse.layer.planner import LinearArguments, first_scheme, plan_linear, precision_of
 from cutfuse.layer.prepared import Planes
 from cutfuse.native import use_operators_everywhere
@@ -78,34 +78,34 @@ class Device:
         reads = kept is not None and kept.scheme == first_scheme(precision)
         return SimpleNamespace(is_fused=True, reads_weight_planes=reads)
 
-    def launch_fused(
-        self,
-        plan: SimpleNamespace,
-        arguments: LinearArguments,
-        planes: Planes | None = None,
-        pre_activation: Tensor | None = None,
-    ) -> Tensor:
+    def plan_linear_call(
+        self, arguments: LinearArguments, kept: Planes | None = None, captured_mode: str = ""
+    ) -> SimpleNamespace:
         """The product by the weight's planes where the plan reads them, and by the weight elsewhere."""
         x, weight, bias, operands, program, reduction, out_dtype, *_ = arguments
-        if plan.reads_weight_planes:
-            weight = planes.memory.view(torch.float32)[: weight.numel()].view(weight.shape)
-        self.products.append("planes" if plan.reads_weight_planes else "weight")
-        if pre_activation is not None:
-            pre_activation.copy_(torch.nn.functional.linear(x, weight, bias))
-        if reduction == "none":
-            return composed.linear(x, weight, bias, operands, program, out_dtype)
-        return composed.linear_reduce(x, weight, bias, operands, program, reduction, out_dtype)
+        plan = self.plan_call(arguments, kept, captured_mode)
+
+        def run(*given: Any) -> Any:
+            if not plan.is_fused:
+                z = cublas_linear(x, weight, bias, captured_mode)
+            elif plan.reads_weight_planes:
+                assert kept is not None
+                planes = kept.memory.view(torch.float32)[: weight.numel()].view(weight.shape)
+                z = torch.nn.functional.linear(x, planes, bias)
+            else:
+                z = torch.nn.functional.linear(x, weight, bias)
+            if plan.is_fused:
+                self.products.append("planes" if plan.reads_weight_planes else "weight")
+            y = composed.after_product(z, operands, program, reduction, out_dtype)
+            return (y, z) if arguments.stores_pre_activation else y
+
+        return SimpleNamespace(run=run)
 
     def explain_fused(self, arguments: LinearArguments, kept: Planes | None = None) -> FusedExplanation:
         if precision_of(arguments) not in SPLIT_MODES:
             return FusedExplanation([], [])
         plan = self.plan_call(arguments, kept)
         return FusedExplanation(["kernel", KEEPS if plan.reads_weight_planes else "the weight is split"], [])
-
-
-def launch_after_product(plan: LinearPlan, z: Tensor, arguments: LinearArguments) -> Tensor:
-    _, _, _, operands, program, reduction, out_dtype, *_ = arguments
-    return composed.after_product(z, operands, program, reduction, out_dtype)
 
 
 @pytest.fixture
@@ -117,10 +117,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(native, "serves", lambda device: True)
     monkeypatch.setattr(prepared, "split_weight", fake.split_weight)
     monkeypatch.setattr(prepared, "stream_of", lambda index: fake.stream)
-    monkeypatch.setattr(cuda, "plan_call", fake.plan_call)
-    monkeypatch.setattr(cuda, "launch_fused", fake.launch_fused)
+    monkeypatch.setattr(cuda, "plan_linear_call", fake.plan_linear_call)
     monkeypatch.setattr(importlib.import_module("cutfuse.explain"), "explain_fused", fake.explain_fused)
-    monkeypatch.setattr(cuda, "launch_after_product", launch_after_product)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "stream", fake.on_stream)
     monkeypatch.setattr(torch.cuda, "default_stream", lambda index=None: Stream(fake, DEFAULT))

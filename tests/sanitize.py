@@ -9,13 +9,13 @@ import itertools
 from collections.abc import Iterator
 
 import torch
+from fused_products import run_plan
 from torch import Tensor
 
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Epilogue
 from cutfuse.layer.call_plans import joined_call
-from cutfuse.layer.linear_launch import launch_fused
 from cutfuse.layer.planner import LinearArguments, layout_of, plan_joined, plan_linear
 from cutfuse.layer.prepared import split_weight
 from cutfuse.precision import GUARDED
@@ -52,7 +52,7 @@ def run_gemms(dtype: torch.dtype) -> Iterator[str]:
             arguments = LinearArguments(rows, given, bias, operands, epilogue.program, reduction, out_dtype)
             *kernels, _ = plan_linear(arguments, "tf32").alternatives
             for name in (kernel.name for kernel in kernels if not kernel.rejection):
-                check(launch_fused(plan_linear(arguments, "tf32", only=name), arguments), name)
+                check(run_plan(plan_linear(arguments, "tf32", only=name), arguments), name)
                 yield name
 
 
@@ -76,11 +76,13 @@ def run_fp32() -> Iterator[str]:
         layouts = [(x, weight), (x, by_columns), (x_by_columns, by_columns)]
         for (rows, given), (epilogue, operands) in itertools.product(layouts, ((SIX_OPS, (row, column)), (CHAIN, ()))):
             arguments = LinearArguments(rows, given, bias, operands, epilogue.program, "none", torch.float32)
-            for z in (None, torch.empty(m, n, device="cuda")):
-                asked = arguments._replace(stores_pre_activation=z is not None)
+            for stores in (False, True):
+                asked = arguments._replace(stores_pre_activation=stores)
                 *kernels, _ = plan_linear(asked, GUARDED).alternatives
                 for name in (kernel.name for kernel in kernels if "fp32" in kernel.name and not kernel.rejection):
-                    check(launch_fused(plan_linear(asked, GUARDED, only=name), asked, pre_activation=z), name)
+                    found = run_plan(plan_linear(asked, GUARDED, only=name), asked)
+                    for result in found if stores else [found]:
+                        check(result, name)
                     yield name
 
 
@@ -100,7 +102,7 @@ def run_planes() -> Iterator[str]:
                     over_planes = [name for name in ways if "convert" in name or "split" in name]
                     wanted = next(name for name in over_planes if ("convert" in name) == (given is weight))
                     plan = plan_linear(arguments, GUARDED, only=wanted)
-                    y = launch_fused(plan, arguments)
+                    y = run_plan(plan, arguments)
                     names = [launch.kernel.name for launch in plan.launches if hasattr(launch, "kernel")]
                     assert x.isinf().any() or y.isfinite().all(), names
                     yield from names

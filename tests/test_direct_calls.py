@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -95,6 +96,49 @@ def test_linear_as_on_the_general_path(launches: EmulatedLaunches, data: st.Data
         expected, y, was_direct = run_three_ways(call)
     check_same(y, expected, dtype)
     assert was_direct, (name, reduce, operands)
+
+
+def rows_with_gaps() -> tuple[Tensor, Tensor, Tensor]:
+    """Whose product PyTorch rounds before it adds the bias."""
+    x = whole(2, 3, 24, dtype=torch.bfloat16)[..., :16]
+    return x, whole(7, 16, dtype=torch.bfloat16), whole(7, dtype=torch.bfloat16)
+
+
+def with_a_strided_bias() -> tuple[Tensor, Tensor, Tensor]:
+    """Which a kernel over planes reads from a copy."""
+    return whole(16, 64, dtype=torch.float32), whole(64, 64, dtype=torch.float32), whole(128, dtype=torch.float32)[::2]
+
+
+def of_odd_columns() -> tuple[Tensor, Tensor, Tensor]:
+    """Whose product is cuBLAS's."""
+    return tuple(whole(*shape, dtype=torch.float32) for shape in ((5, 8), (7, 8), (7,)))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("make", "mode"),
+    [(rows_with_gaps, None), (with_a_strided_bias, "split3"), (of_odd_columns, "tf32"), (of_odd_columns, "ieee")],
+)
+@pytest.mark.parametrize("allows_tf32", [False, True])
+def test_what_is_presented_otherwise_is_direct(
+    launches: EmulatedLaunches,
+    make: Callable[[], tuple[Tensor, Tensor, Tensor]],
+    mode: str | None,
+    allows_tf32: bool,
+) -> None:
+    """A copied bias, rows that are multiplied as a matrix, and a product in another precision than PyTorch's own."""
+    given, before = make(), torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if allows_tf32 else "highest")
+    try:
+        with cutfuse.precision(mode) if mode else contextlib.nullcontext():
+            expected, y, was_direct = run_three_ways(lambda: cutfuse.linear(*given, epilogue=limited))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert was_direct
+    assert torch.equal(y, expected)
+
+
+def limited(z: Tensor) -> Tensor:
+    return (z * 2).clamp(-9, 9)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

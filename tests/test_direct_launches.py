@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_device import READERS, core, direct_calls, emulated_device, without_device
+from emulated_device import READERS, core, direct_calls, emulated_device, paused
 from emulated_launches import RecordedLaunches
 from torch import Tensor
 
 import cutfuse
 from cutfuse.epilogue import Epilogue
-from cutfuse.layer import calls, cuda, linear_launch
-from cutfuse.layer.planner import LinearArguments
+from cutfuse.layer import calls, cuda
 
 STREAM = 7
 
@@ -80,32 +79,28 @@ LAYERS = {
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_a_linear_layer(monkeypatch: pytest.MonkeyPatch, reader: str, layer: str) -> None:
+def test_a_linear_layer(reader: str, layer: str) -> None:
     m, n, k, dtype, mode, reduction, count, names = LAYERS[layer]
     x, weight, bias = (torch.zeros(shape, dtype=dtype) for shape in ((m, k), (n, k), (n,)))
     operands = [torch.zeros(m, n, dtype=dtype) for _ in range(count)]
     epilogue: Callable[..., Tensor] = (lambda z, r: torch.relu(z) + r) if count else torch.relu
     given = {"x": x, "weight": weight, "bias": bias, **{f"operand {i}": t for i, t in enumerate(operands)}}
-    functions = {"current_stream": lambda index: STREAM, "exchange_api": None}
-    if reader == "exchange":
-        functions = {}
-    stream = STREAM if reader == "attributes" else 0
+    functions = {"current_stream": lambda index: STREAM, "exchange_api": None} if reader == "attributes" else {}
+    program = Epilogue(epilogue, count).program.text
+    allocate = calls.torch_functions(calls.CPU)["empty_strided"]
     with cutfuse.precision(mode) if mode else contextlib.nullcontext():
-        program = Epilogue(epilogue, count).program
-        arguments = LinearArguments(x, weight, bias, operands, program, reduction or "none", dtype)
         general, expected = Allocations(given), RecordedLaunches()
+        with emulated_device(reader, expected, empty_strided=general.noted(allocate), **functions), paused():
+            y = cuda.linear_reduce(x, weight, bias, operands, program, reduction or "none", dtype)
+        general.made.append(y)
         made, launches = Allocations(given), RecordedLaunches()
-        empty_strided = made.noted(calls.torch_functions(calls.CPU)["empty_strided"])
-        with emulated_device(reader, expected, empty_strided=empty_strided, **functions):
-            with without_device(linear_launch, stream=stream), monkeypatch.context() as patch:
-                patch.setattr(torch, "empty", general.noted(torch.empty))
-                general.made.append(cuda._run(arguments, None))
+        with emulated_device(reader, launches, empty_strided=made.noted(allocate), **functions):
             cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduction)
             made.made.clear()
-            core.record_launches(launches)
+            launches.launches.clear()
             before = direct_calls()
             made.made.append(core.call_linear(x, weight, bias, epilogue, operands, reduction, False, None))
             assert direct_calls() == before + 1
-        assert described(launches, made) == described(expected, general)
-        assert launches.names == names
-        assert sorted(made.sizes) == sorted(general.sizes)
+    assert described(launches, made) == described(expected, general)
+    assert launches.names == names
+    assert sorted(made.sizes) == sorted(general.sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -9,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_device import without_device
-from emulated_launches import RecordedLaunches, recorded
-from fused_products import IDENTITY, arguments_of, explain, inputs
+from emulated_device import direct_calls, emulated_device
+from emulated_launches import RecordedLaunches
+from fused_products import IDENTITY, arguments_of, explain, inputs, run_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Epilogue
-from cutfuse.layer import cuda, linear_launch, planner, prepared
+from cutfuse.layer import calls, cuda, linear_launch, planner, prepared
 from cutfuse.precision import GUARDED
 
 STREAM = 7
@@ -47,17 +48,21 @@ recorder_in_use = Recorder()
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     found = recorder_in_use
     found.clear()
-    for module in (linear_launch, planner):
-        monkeypatch.setattr(module, "device_facts", lambda device: (9, 0, 132))
-    empty = torch.empty
+    empty_strided = calls.torch_functions(calls.CPU)["empty_strided"]
 
-    def noted(*arguments: Any, **settings: Any) -> Tensor:
-        tensor = empty(*arguments, **settings)
+    def noted(*arguments: Any) -> Tensor:
+        tensor: Tensor = empty_strided(*arguments)
         found.allocated.append((tensor.data_ptr(), tensor.nbytes, len(found.launches)))
         return tensor
 
-    monkeypatch.setattr(torch, "empty", noted)
-    with without_device(linear_launch, prepared, stream=STREAM), recorded(found):
+    def planes_of(weight: Tensor, *given: prepared.Planes) -> prepared.Planes | None:
+        return given[0] if given else None
+
+    monkeypatch.setattr(cuda, "planes_of", planes_of)
+    monkeypatch.setattr(prepared, "stream_of", lambda index: STREAM)
+    monkeypatch.setattr(prepared, "on_device", lambda index: contextlib.nullcontext())
+    functions = {"current_stream": lambda index: STREAM, "empty_strided": noted}
+    with emulated_device("attributes", found, **functions):
         yield found
 
 
@@ -65,8 +70,11 @@ def run(
     x: Tensor, weight: Tensor, mode: str, reduction: str = "none", kept: prepared.Planes | None = None, **options: Any
 ) -> Tensor:
     """By the operators' implementation, which needs no kernels where PyTorch multiplies."""
+    _, _, bias, operands, program, _, out_dtype, *_ = arguments_of(x, weight, reduction, **options)
+    planes = () if kept is None else (kept,)
     with cutfuse.precision(mode):
-        return cuda._run(arguments_of(x, weight, reduction, **options), kept)
+        y: Tensor = cuda.linear_reduce(x, weight, bias, operands, program.text, reduction, out_dtype, *planes)
+    return y
 
 
 def words(piece: tuple[int, int]) -> tuple[int, int]:
@@ -161,7 +169,7 @@ def test_launches_write_what_later_ones_read(
     names = [way.name for way in planner.plan_linear(arguments, mode).alternatives[:-1] if not way.rejection]
     for name in names:
         core.clear()
-        y = linear_launch.launch_fused(planner.plan_linear(arguments, mode, only=name), arguments)
+        y = run_plan(planner.plan_linear(arguments, mode, only=name), arguments)
         (address, nbytes, launched), *rest = core.allocated
         assert (address, nbytes, launched) == (y.data_ptr(), y.nbytes, 0)
         if "_fp32_" in name:  # one kernel on CUDA cores
@@ -205,7 +213,7 @@ def test_operands_as_they_are(recorder: Recorder, reduction: str) -> None:
             continue
         recorder.clear()
         planned = planner.plan_linear(arguments, "tf32", only=way.name)
-        y = linear_launch.launch_fused(planned, arguments)
+        y = run_plan(planned, arguments)
         launch, *rest = recorder.launches
         assert (launch.function, launch.kernel) == ("gemm", way.name)
         chosen = planned.launches[0].kernel
@@ -287,7 +295,7 @@ def test_split6_of_other_weights_takes_planes_of_both(recorder: Recorder) -> Non
 def test_single_rows_have_a_pitch_of_whole_vectors(recorder: Recorder) -> None:
     arguments = arguments_of(torch.randn(1024, 1001), torch.randn(1, 1001).expand(4, 1001)[:1], "sum")
     plan = planner.plan_linear(arguments, "split3", only="sm90_convert3_rows_128x128x64")
-    linear_launch.launch_fused(plan, arguments)
+    run_plan(plan, arguments)
     (convert,) = (launch for launch in recorder.launches if launch.function == "gemm_convert")
     assert convert.b[:3] == (arguments.weight.data_ptr(), 1024, 1001)
 
@@ -377,6 +385,13 @@ def test_kept_planes_spare_the_pass_that_splits_the_weight(recorder: Recorder, l
     else:
         assert rest == []
     assert linear_launch.KEEPS in explain(x, weight, mode, kept=kept)[1]
+    others = prepared.split_weight(weight, kept.scheme)
+    made = recorder.launches.pop()
+    recorder.clear()
+    before = direct_calls()
+    run(x, weight, mode, kept=others)
+    assert direct_calls() == before + 1
+    assert recorder.launches[1].b == (made.values, made.scales)
 
 
 @pytest.mark.parametrize(("mode", "scheme"), [("split3", 6), ("split6", 3)])

@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
+from fused_products import run_plan
 from torch import Tensor
 
 from cutfuse.epilogue import Epilogue
-from cutfuse.layer.linear_launch import launch_fused
 from cutfuse.layer.planner import LinearArguments, plan_linear
 from cutfuse.precision import GUARDED
 
@@ -36,7 +36,7 @@ def product(
     kernels = [launch.kernel.name for launch in plan.launches if hasattr(launch, "kernel")]
     assert len(kernels) == (2 if mode == GUARDED else 1)
     assert all(("convert" in name) == converts for name in kernels)
-    return launch_fused(plan, arguments)
+    return run_plan(plan, arguments)
 
 
 def assert_same_bits(x: Tensor, weight: Tensor, mode: str, reduction: str = "none") -> None:

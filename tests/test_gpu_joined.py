@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 import torch.nn.functional as F
+from fused_products import run_plan
+from gpu_tensors import guarded_results
 from test_model_joining import Attention
 from torch import Tensor
 
@@ -14,8 +16,7 @@ import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Epilogue
 from cutfuse.layer import cuda, schema
-from cutfuse.layer.layouts import stream_of
-from cutfuse.layer.linear_launch import launch_fused
+from cutfuse.layer.call_plans import joined_call
 from cutfuse.layer.planner import LinearArguments, layout_of, plan_joined, plan_linear, plan_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.no_path("calls operators, and no public function")]
@@ -58,14 +59,10 @@ def test_values(kernel: str, m: int, k: int, widths: tuple[int, ...]) -> None:
     x, weights, biases = inputs(m, k, widths, dtype)
     plan = plan_joined(layout_of(x).of_matrix, [layout_of(w).of_matrix for w in weights], dtype, x.device, only=kernel)
     assert plan is not None
-    memory = torch.full((m + 2, sum(widths)), 7.0, device="cuda", dtype=dtype)
-    y = memory[1:-1].fill_(torch.nan)
-    addresses = [w.data_ptr() for w in weights], [0 if b is None else b.data_ptr() for b in biases]
-    for _ in range(2):
-        native.core.launch_joined(plan, stream_of(0), x.data_ptr(), *addresses, y.data_ptr())
-    assert error_of(y, expected_of(x, weights, biases)) < ERRORS[dtype]
-    assert (memory[0] == 7).all()
-    assert (memory[-1] == 7).all()
+    with guarded_results(margin=7.0):
+        for _ in range(2):
+            y = joined_call(plan, x, weights, biases).run([x, *weights, *(b for b in biases if b is not None)], 1)
+            assert error_of(y, expected_of(x, weights, biases)) < ERRORS[dtype]
 
 
 def test_the_operator_runs_directly_the_second_time() -> None:
@@ -183,7 +180,7 @@ def test_epilogues_that_run_beside_each_other(name: str, mode: str) -> None:
     arguments = arguments_for(name)
     with cutfuse.specialization(mode):
         plan = plan_linear(arguments, "tf32", only=name)
-        results = [launch_fused(plan, arguments) for _ in range(RUNS)]
+        results = [run_plan(plan, arguments) for _ in range(RUNS)]
     for later in results[1:]:
         assert torch.equal(results[0], later)
     expected = exact_of(arguments)
@@ -201,6 +198,6 @@ def test_a_warpgroup_without_a_tile(name: str, tiles: int) -> None:
     row, column, full = whole.operands
     part = whole._replace(x=whole.x[:rows], operands=(row, column[:rows], full[:rows]))
     with cutfuse.specialization("now"):
-        got = launch_fused(plan_linear(part, "tf32", only=name), part)
-        expected = launch_fused(plan_linear(whole, "tf32", only=name), whole)
+        got = run_plan(plan_linear(part, "tf32", only=name), part)
+        expected = run_plan(plan_linear(whole, "tf32", only=name), whole)
     assert torch.equal(got, expected[:rows])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from fused_products import run_plan
 from generators import EPILOGUES, assert_no_worse, make_inputs, slack_for
-from gpu_tensors import DEVICE, randn
+from gpu_tensors import DEVICE, guarded_results, randn
 from test_gpu_weight_by_columns import DTYPES, assert_right, by_columns, dtype_of, launches_plans, operands_of, run
 from test_gpu_weight_by_columns import results as results
 from torch import Tensor
@@ -16,7 +18,7 @@ from torch import Tensor
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Epilogue, Program
-from cutfuse.layer.linear_launch import launch_fused, plan_call
+from cutfuse.layer.linear_launch import plan_call
 from cutfuse.layer.planner import LinearArguments, plan_linear
 from cutfuse.layer.training_step import takes_few_launches
 
@@ -165,28 +167,20 @@ def kernels_of(arguments: LinearArguments, precision: str) -> list[str]:
     return [kernel.name for kernel in kernels if not kernel.rejection]
 
 
-def guarded(memory: Tensor) -> Tensor:
-    """Memory of this size between rows that nothing may write to, filled with NaN."""
-    whole = torch.full((memory.shape[0] + 2, memory.shape[1]), torch.nan, dtype=memory.dtype, device=DEVICE)
-    return whole[1:-1]
-
-
 def assert_stored(arguments: LinearArguments, kernel: str, precision: str) -> None:
     """The result is that of the same kernel without it, and z that of the same kernel without a program."""
-    x, n = arguments.x, arguments.weight.shape[0]
-    plan = plan_linear(arguments._replace(stores_pre_activation=True), precision, only=kernel)
-    z = guarded(torch.empty((x.shape[0], n), dtype=x.dtype, device=DEVICE))
-    y = launch_fused(plan, arguments, pre_activation=z)
+    storing = arguments._replace(stores_pre_activation=True)
+    plan = plan_linear(storing, precision, only=kernel)
+    with guarded_results():
+        y, z = run_plan(plan, storing)
     plain = plan_linear(arguments, precision, only=kernel)
     bare = arguments._replace(program=IDENTITY, operands=())
     bare_plan = plan_linear(bare, precision, only=kernel)
     assert [launch.kernel.slices for launch in plan.launches if hasattr(launch, "kernel")] == [
         launch.kernel.slices for launch in plain.launches if hasattr(launch, "kernel")
     ]
-    torch.testing.assert_close(y, launch_fused(plain, arguments), rtol=0, atol=0, msg=kernel)
-    torch.testing.assert_close(z, launch_fused(bare_plan, bare).to(z.dtype), rtol=0, atol=0, msg=kernel)
-    assert z._base is not None
-    assert z._base[[0, -1]].isnan().all(), kernel
+    torch.testing.assert_close(y, run_plan(plain, arguments), rtol=0, atol=0, msg=kernel)
+    torch.testing.assert_close(z, run_plan(bare_plan, bare).to(z.dtype), rtol=0, atol=0, msg=kernel)
 
 
 @launches_a_plan
@@ -347,12 +341,9 @@ def placed(matrix: Tensor, kernel: str, offset: int, gap: int, is_weight: bool) 
     return view.t() if reads_columns else view
 
 
-def run_kernel(
-    kernel: str, arguments: LinearArguments, mode: str = "now", pre_activation: Tensor | None = None
-) -> Tensor:
+def run_kernel(kernel: str, arguments: LinearArguments, mode: str = "now") -> Any:
     with cutfuse.specialization(mode):
-        plan = plan_linear(arguments, "guarded", only=kernel)
-        return launch_fused(plan, arguments, pre_activation=pre_activation)
+        return run_plan(plan_linear(arguments, "guarded", only=kernel), arguments)
 
 
 @launches_plans
@@ -392,10 +383,9 @@ def test_any_place_and_pitch(
 @pytest.mark.parametrize("kernel", FP32_KERNELS)
 def test_the_pre_activation(kernel: str, shape: tuple[int, int, int], mode: str, results: list[Tensor]) -> None:
     x, weight, bias = make_inputs(*shape, torch.float32, DEVICE)
-    z = torch.full(shape[:2], torch.nan, device=DEVICE)
     given = placed(x, kernel, 0, 0, is_weight=False), placed(weight, kernel, 0, 0, is_weight=True)
     arguments = LinearArguments(*given, bias, (), Epilogue(F.silu).program, "none", torch.float32)
-    y = run_kernel(kernel, arguments._replace(stores_pre_activation=True), mode, z)
+    y, z = run_kernel(kernel, arguments._replace(stores_pre_activation=True), mode)
     assert_right(y, x, weight, bias, F.silu, ())
     assert_right(z, x, weight, bias, identity, ())
 

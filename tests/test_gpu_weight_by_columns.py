@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from fused_products import run_plan
 from generators import EPILOGUES, assert_no_worse, eager_linear, make_inputs, slack_for, to_double
-from gpu_tensors import DEVICE, randn
+from gpu_tensors import DEVICE, guarded_results, randn
 from torch import Tensor
 
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Epilogue
-from cutfuse.layer import linear_launch
-from cutfuse.layer.linear_launch import launch_fused
 from cutfuse.layer.planner import LinearArguments, plan_linear
 
 pytestmark = pytest.mark.gpu
@@ -56,24 +56,15 @@ def operands_of(count: int, rows: int, columns: int, dtype: torch.dtype) -> list
 
 
 @pytest.fixture
-def results(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
-    """Kernels store into NaN, with a row of NaN on either side, and the memory of each result is in this list."""
-    found: list[Tensor] = []
-
-    def poisoned(plan: native.LinearPlan, arguments: LinearArguments) -> Tensor:
-        rows, columns = plan.output_shape
-        found.append(torch.full((rows + 2, columns), torch.nan, dtype=arguments.out_dtype, device=DEVICE))
-        return found[-1][1:-1]
-
-    monkeypatch.setattr(linear_launch, "_empty_result", poisoned)
-    yield found
-    for memory in found:
-        assert memory[[0, -1]].isnan().all(), "written outside of the result"
+def results() -> Iterator[list[Tensor]]:
+    """Of `guarded_results`."""
+    with guarded_results() as found:
+        yield found
 
 
-def run(kernel: str, arguments: LinearArguments, mode: str = "now", pre_activation: Tensor | None = None) -> Tensor:
+def run(kernel: str, arguments: LinearArguments, mode: str = "now") -> Any:
     with cutfuse.specialization(mode):
-        return launch_fused(plan_linear(arguments, "tf32", only=kernel), arguments, pre_activation=pre_activation)
+        return run_plan(plan_linear(arguments, "tf32", only=kernel), arguments)
 
 
 def assert_right(
@@ -141,11 +132,8 @@ def test_the_pre_activation_is_stored(
 ) -> None:
     dtype = dtype_of(kernel)
     x, weight, bias = make_inputs(*shape, dtype, DEVICE)
-    memory = torch.full((shape[0] + 2, shape[1]), torch.nan, dtype=dtype, device=DEVICE)
-    z = memory[1:-1]
     given = LinearArguments(x, by_columns(weight), bias, (), Epilogue(F.gelu).program, "none", dtype)
-    y = run(kernel, given._replace(stores_pre_activation=True), mode, z)
-    assert memory[[0, -1]].isnan().all()
+    y, z = run(kernel, given._replace(stores_pre_activation=True), mode)
     assert torch.equal(y, run(kernel, given, mode))
     assert_right(z, x, weight, bias, lambda z: z, ())
 

@@ -11,7 +11,7 @@ from emulated_launches import RecordedLaunches
 from plan_cases import MODULE, plan
 
 from cutfuse.layer import planner
-from cutfuse.layer.call_plans import plan_joined_call
+from cutfuse.layer.call_plans import joined_call, plan_joined_call
 from cutfuse.layer.planner import plan_joined, plan_of
 
 QKV = (1024, 1024, 1024)
@@ -89,18 +89,14 @@ def test_the_launch_has_every_weight_and_bias() -> None:
     biases = [torch.randn(256).bfloat16(), None, torch.randn(64).bfloat16()]
     found = plan_of(x, weights, biases)
     assert found is not None
-    launches: list[tuple[str, dict[str, Any]]] = []
-    MODULE.record_launches(lambda name, given: launches.append((name, given)))
-    try:
-        addresses = [weight.data_ptr() for weight in weights], [0 if b is None else b.data_ptr() for b in biases]
-        MODULE.launch_joined(found, 0, x.data_ptr(), *addresses, x.data_ptr())
-    finally:
-        MODULE.record_launches(None)
-    ((name, given),) = launches
-    assert name == "gemm"
-    assert given["kernel"] == "sm90_bf16_joined_64x64x128_1x1_pingpong"
-    assert given["joined"] == list(zip(*addresses, (256, 128, 64), strict=True))
-    assert given["a"] == x.data_ptr()
+    with emulated_device(launches=RecordedLaunches()) as launches:
+        joined_call(found, x, weights, biases).run([x, *weights, *(bias for bias in biases if bias is not None)], 1)
+    (launch,) = launches.launches
+    assert launch.function == "gemm"
+    assert launch.kernel == "sm90_bf16_joined_64x64x128_1x1_pingpong"
+    addresses = [weight.data_ptr() for weight in weights], [0 if b is None else b.data_ptr() for b in biases]
+    assert launch.joined == list(zip(*addresses, (256, 128, 64), strict=True))
+    assert launch.a == x.data_ptr()
 
 
 @pytest.mark.parametrize("bias", [torch.zeros(()), torch.zeros(1), torch.zeros(128, dtype=torch.float16)], ids=str)

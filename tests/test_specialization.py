@@ -18,14 +18,14 @@ import pytest
 import torch
 from compiled_epilogues import FakeCompiler, compiled_by, core, kernels_of
 from compiled_epilogues import compiler as compiler
-from emulated_device import direct_calls, without_device
+from emulated_device import direct_calls, paused
 from emulated_device import launches as launches
 from emulated_launches import EmulatedLaunches
 from torch import Tensor
 
 import cutfuse
 from cutfuse.epilogue import Epilogue, Program
-from cutfuse.layer import cuda, linear_launch, planner, specialize
+from cutfuse.layer import cuda, planner, specialize
 from cutfuse.layer.planner import LinearArguments
 
 M, N, K = 512, 2048, 64
@@ -47,9 +47,9 @@ def call_generally() -> Tensor:
     """What the operator does on CUDA tensors. The public functions run PyTorch's operations here when they are called
     first, and their plan from then on."""
     x, weight, r = tensors()
-    program = Epilogue(layer, 1).program
-    with without_device(linear_launch):
-        return cuda._run(LinearArguments(x, weight, None, [r], program, "none", torch.bfloat16))
+    with paused():
+        y: Tensor = cuda.linear(x, weight, None, [r], Epilogue(layer, 1).program.text, torch.bfloat16)
+    return y
 
 
 def call() -> Tensor:

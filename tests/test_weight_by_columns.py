@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from emulated_device import direct_calls, paused, without_device
+from emulated_device import direct_calls, paused
 from emulated_device import launches as launches
 from emulated_launches import EmulatedLaunches
+from fused_products import run_plan
 from plan_cases import contiguous, plan, products, transposed
 from test_training_pre_activation import gated
 from test_training_pre_activation import one_kernel as one_kernel
@@ -17,7 +18,6 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse.epilogue import Epilogue
-from cutfuse.layer import linear_launch
 from cutfuse.layer.planner import LinearArguments, plan_linear
 
 HALVES = {"bfloat16": "bf16", "float16": "f16"}
@@ -165,14 +165,12 @@ def test_a_direct_call_reads_the_columns(launches: EmulatedLaunches, dtype: torc
 
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_the_general_path_launches_each_kernel(launches: EmulatedLaunches, dtype: torch.dtype, tile: str) -> None:
+def test_a_plan_launches_each_kernel(launches: EmulatedLaunches, dtype: torch.dtype, tile: str) -> None:
     weight = stored_by_columns(24, 16, dtype)
     x, r = torch.randn(37, 16).to(dtype), torch.randn(37, 24).to(dtype)
     given = LinearArguments(x, weight, None, [r], Epilogue(scaled, 1).program, "none", dtype, True)
     name = f"sm90_{'bf16' if dtype is torch.bfloat16 else 'f16'}_nn_{tile}"
-    z = torch.empty(37, 24, dtype=dtype)
-    with without_device(linear_launch):
-        y = linear_launch.launch_fused(plan_linear(given, "tf32", only=name), given, pre_activation=z)
+    y, z = run_plan(plan_linear(given, "tf32", only=name), given)
     assert [launch.kernel for launch in launches.launches] == [name]
     expected = F.linear(x.double(), weight.double())
     torch.testing.assert_close(z.double(), expected, rtol=1e-2, atol=1e-2)

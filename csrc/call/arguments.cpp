@@ -193,14 +193,15 @@ Reading read_linear(PyObject* const* given, uint64_t callable, Arguments& argume
 }
 
 Reading read_linear_operator(PyObject* const* given, uint64_t /*callable*/, Arguments& arguments) {
-  auto const& [x, weight, bias, operands, program, reduction, out_dtype] =
-      *reinterpret_cast<PyObject* const(*)[7]>(given);
+  auto const& [x, weight, bias, operands, program, reduction, out_dtype, scheme, planes] =
+      *reinterpret_cast<PyObject* const(*)[9]>(given);
   TorchState const& torch = torch_state();
   Reader reader(torch, arguments);
   if (!take_layer(reader, x, weight, bias, arguments) || !torch.serves(arguments.facts[0])) return Reading::kGeneral;
   add_layer(arguments);
   if (!reader.add_operands(operands) || !reader.add_integer(program)) return Reading::kGeneral;
-  if (!reader.add_name(reduction)) return Reading::kGeneral;
+  if (!reader.add_name(reduction) || !reader.add_integer(scheme)) return Reading::kGeneral;
+  if (planes != Py_None && !reader.add_tensor(planes)) return Reading::kGeneral;
   if (arguments.facts[0].dtype == kFloat32Word) arguments.key.add(torch.precision());
   return finish_operator(out_dtype, arguments);
 }

@@ -73,10 +73,14 @@ struct ResultLayout {
   PyRef dtype;
 };
 
-// x @ weight.T + bias and what follows it, as the planner says.
+// x @ weight.T + bias and what follows it, as the planner says. A plan that stores the pre-activation gives it beside
+// the result, as a tuple.
 struct LinearSteps {
   LinearPlan plan;
   SpecializedEpilogues epilogues;
+  bool has_planes = false;           // of the weight, in the call's last tensor: the plan may read them
+  PyRef multiply = {};               // function(x, weight, bias or None) in place of F.linear; null for that
+  ResultLayout pre_activation = {};  // of a fused plan that stores it
 };
 
 // The products of x with several weights, side by side, as the planner says: by one kernel. The call's tensors are x,

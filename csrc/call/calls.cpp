@@ -89,9 +89,11 @@ class Run {
     return done ? std::move(result.tensor) : PyRef();
   }
 
-  PyRef operator()(TrainingSteps const& steps) const { return call_function(steps.apply, steps.plan.get()); }
+  PyRef operator()(TrainingSteps const& steps) const {
+    return call_function(steps.apply, steps.plan.get(), operand_count());
+  }
 
-  PyRef operator()(FunctionSteps const& steps) const { return call_function(steps.function, nullptr); }
+  PyRef operator()(FunctionSteps const& steps) const { return call_function(steps.function, nullptr, operand_count()); }
 
   PyRef operator()(ReduceSteps const& steps) const {
     Memory result = allocate_result();
@@ -148,6 +150,9 @@ class Run {
     return list;
   }
 
+  // Of a call that has nothing behind its operands.
+  size_t operand_count() const { return static_cast<size_t>(arguments_.tensor_count - arguments_.first_operand); }
+
   Memory allocate_result() const { return allocate(plan_.result); }
 
   // Of a plan that has one. False, with an exception, where that failed.
@@ -165,40 +170,59 @@ class Run {
     return operands;
   }
 
-  void* bias() const { return arguments_.has_bias ? arguments_.facts[2].data : nullptr; }
-
-  // first, where it is not null, x, weight, bias or None, and the operands.
-  PyRef call_function(PyRef const& function, PyObject* first) const {
+  // Given `first`, where it is not null, x, weight, bias or None, and so many operands.
+  PyRef call_function(PyRef const& function, PyObject* first, size_t operand_count) const {
     PyObject* given[Arguments::kMaxTensors + 2];
     size_t count = 0;
     if (first != nullptr) given[count++] = first;
     given[count++] = arguments_.tensors[0];
     given[count++] = arguments_.tensors[1];
     given[count++] = arguments_.has_bias ? arguments_.tensors[2] : Py_None;
-    for (int k = arguments_.first_operand; k < arguments_.tensor_count; ++k) given[count++] = arguments_.tensors[k];
+    PyObject* const* const operands = arguments_.tensors + arguments_.first_operand;
+    for (size_t k = 0; k < operand_count; ++k) given[count++] = operands[k];
     return PyRef::steal(PyObject_Vectorcall(function.get(), given, count, nullptr));
   }
 
   PyRef run_fused(LinearSteps const& steps) const {
+    LinearPlan const& plan = steps.plan;
+    Memory bias;
+    if (!read_bias(plan, bias)) return {};
+    Memory z;
+    if (plan.request.stores_pre_activation) {
+      z = allocate(steps.pre_activation);
+      if (!z.tensor) return {};
+    }
     Memory result = allocate_result();
     Memory workspace;
     if (!result.tensor || !allocate_workspace(workspace)) return {};
-    LinearBuffers const buffers = {arguments_.facts[0].data,
-                                   arguments_.facts[1].data,
-                                   bias(),
-                                   result.address,
-                                   workspace.address,
-                                   nullptr,
-                                   nullptr};
+    LinearBuffers const buffers = {
+        arguments_.facts[0].data,
+        arguments_.facts[1].data,
+        bias.address,
+        result.address,
+        workspace.address,
+        plan.reads_weight_planes ? arguments_.facts[arguments_.tensor_count - 1].data : nullptr,
+        z.address};
     Operands const given = operands();
-    bool const done =
-        launch([&] { launch_fused(steps.plan, buffers, plan_.program, given, steps.epilogues, stream_); });
-    return done ? std::move(result.tensor) : PyRef();
+    bool const done = launch([&] { launch_fused(plan, buffers, plan_.program, given, steps.epilogues, stream_); });
+    return done ? results_of(plan, std::move(result), z) : PyRef();
+  }
+
+  // Where the bias lies, or a copy of it where no kernel of the plan could read it there. False, with an exception,
+  // where copying it failed.
+  bool read_bias(LinearPlan const& plan, Memory& bias) const {
+    if (!arguments_.has_bias) return true;
+    if (!plan.copies_bias) {
+      bias.address = arguments_.facts[2].data;
+      return true;
+    }
+    bias = located(torch_state().copy(arguments_.tensors[2]));
+    return static_cast<bool>(bias.tensor);
   }
 
   PyRef run_unfused(LinearSteps const& steps) const {
     LinearPlan const& plan = steps.plan;
-    Memory const z = located(multiply(arguments_));
+    Memory const z = located(steps.multiply ? call_function(steps.multiply, nullptr, 0) : multiply(arguments_));
     if (!z.tensor) return {};
     bool const in_place = plan.launches.size() < 2 || (std::holds_alternative<PointwisePass>(plan.launches[1]) &&
                                                        std::get<PointwisePass>(plan.launches[1]).in_place);
@@ -210,7 +234,12 @@ class Run {
       launch_after_product(plan, z.address, result.address, workspace.address, plan_.program, given, steps.epilogues,
                            stream_);
     });
-    return done ? std::move(result.tensor) : PyRef();
+    return done ? results_of(plan, std::move(result), z) : PyRef();
+  }
+
+  static PyRef results_of(LinearPlan const& plan, Memory result, Memory const& z) {
+    if (!plan.request.stores_pre_activation) return std::move(result.tensor);
+    return PyRef::steal(PyTuple_Pack(2, result.tensor.get(), z.tensor.get()));
   }
 
   CallPlan const& plan_;
@@ -340,7 +369,7 @@ PyMethodDef const* call_functions() {
        "out_dtype: object) -> typing.Any"},
       {"call_linear_operator", as_method(&call<Function::kLinearOperator>), METH_FASTCALL,
        "call_linear_operator(x: object, weight: object, bias: object, operands: object, program: int, "
-       "reduction: object, out_dtype: object) -> typing.Any"},
+       "reduction: object, out_dtype: object, scheme: int, planes: object) -> typing.Any"},
       {"call_pointwise_operator", as_method(&call<Function::kPointwiseOperator>), METH_FASTCALL,
        "call_pointwise_operator(x: object, operands: object, program: int, out_dtype: object) -> typing.Any"},
       {"call_reduce_operator", as_method(&call<Function::kReduceOperator>), METH_FASTCALL,

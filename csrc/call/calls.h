@@ -15,8 +15,9 @@ namespace cutfuse::call {
 // NotImplemented for one whose key is not in the table: the general path runs it, and may make a plan for the next.
 //
 // Those of operators are called by torch.ops.cutfuse and Inductor's code: what PyTorch's dispatcher or compiler has
-// seen to is not asked for again. program: a number of new_callable_number's. call_backward_operator gives a list; a
-// bias of call_joined_operator may be None.
+// seen to is not asked for again. program: a number of new_callable_number's. scheme, planes: those of a prepared
+// weight; 0 and None where it has none. call_backward_operator gives a list; a bias of call_joined_operator may be
+// None.
 PyMethodDef const* call_functions();
 
 enum class Function : uint64_t {

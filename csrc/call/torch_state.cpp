@@ -238,6 +238,11 @@ PyRef TorchState::allocate_bytes(PyObject* sizes) const {
   return allocate(sizes, stride, bytes_dtype_);
 }
 
+PyRef TorchState::copy(PyObject* tensor) const {
+  PyObject* const arguments[] = {tensor};
+  return PyRef::steal(PyObject_Vectorcall(copy_, arguments, 1, nullptr));
+}
+
 PyRef TorchState::multiply(PyObject* x, PyObject* weight, PyObject* bias) const {
   PyObject* const arguments[] = {x, weight, bias};
   return PyRef::steal(PyObject_Vectorcall(linear_, arguments, 3, nullptr));

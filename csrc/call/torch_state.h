@@ -75,7 +75,7 @@ struct TensorFacts {
   OBJECT(tracing) OBJECT(autocast) OBJECT(device_name) OBJECT(forward_ad) OBJECT(grad_enabled) OBJECT(is_neg)     \
   OBJECT(default_dtype) OBJECT(current_device) OBJECT(current_stream) OBJECT(empty_strided) OBJECT(linear)        \
   OBJECT(bytes_dtype) OBJECT(context_mode) OBJECT(inherited_mode) OBJECT(process) OBJECT(allows_tf32)             \
-  OBJECT(is_capturing)
+  OBJECT(is_capturing) OBJECT(copy)
 // clang-format on
 
 class TorchState {
@@ -121,6 +121,8 @@ class TorchState {
   // torch.empty_strided on the current device of the served kind.
   PyRef allocate(PyObject* sizes, PyObject* strides, PyObject* dtype) const;
   PyRef allocate_bytes(PyObject* sizes) const;
+  // A contiguous copy in memory of its own.
+  PyRef copy(PyObject* tensor) const;
   // F.linear.
   PyRef multiply(PyObject* x, PyObject* weight, PyObject* bias) const;
 

@@ -23,8 +23,9 @@ from .layouts import (
     reduction_layout,
     shapes_and_strides,
 )
-from .linear_launch import changes_setting, matrices_of, plan_call
+from .linear_launch import cublas_linear, matrices_of, multiplies_otherwise, plan_call
 from .planner import LinearArguments, plan_of
+from .prepared import Planes
 from .specialize import (
     Epilogues,
     Matrix,
@@ -99,20 +100,59 @@ def _result_of(y: Tensor) -> Result:
     return tuple(y.shape), y.stride(), y.dtype
 
 
-def plan_linear_call(arguments: LinearArguments, y: Tensor, is_bias_apart: bool = False) -> Planned:
-    core = native.core
-    plan = plan_call(arguments)
-    if is_bias_apart and not plan.is_fused:
-        return general()
-    if plan.copies_bias or not y.is_contiguous() or (not plan.is_fused and changes_setting(arguments.x)):
-        return general()
+def plan_linear_call(
+    arguments: LinearArguments,
+    kept: Planes | None = None,
+    captured_mode: str = "",
+    y: Tensor | None = None,
+    is_bias_apart: bool = False,
+) -> Planned:
+    """The plan of a layer, whose tensors are x, weight, bias if there is one, operands and `kept`, if there are planes.
+
+    Its result is y, or (y, z) where z `[M, N]` is stored. y: as it is to be, contiguous; None for an operator's.
+    captured_mode: the precision of a forward pass. is_bias_apart: PyTorch would round the product of the call's own x
+    before it adds the bias, and so multiplies its rows.
+    """
+    plan = plan_call(arguments, kept, captured_mode)
+    return linear_call(plan, arguments, kept is not None, captured_mode, y, is_bias_apart)
+
+
+def linear_call(
+    plan: LinearPlan,
+    arguments: LinearArguments,
+    has_planes: bool = False,
+    captured_mode: str = "",
+    y: Tensor | None = None,
+    is_bias_apart: bool = False,
+) -> Planned:
+    """The call that a layer's plan is of. has_planes: of the weight, which the plan may read."""
     matrices = matrices_of(arguments)
     device = arguments.x.device.index or 0
     find = find_epilogues if plan.is_fused else find_pass
     epilogues = find(plan, device, arguments.program, matrices)
-    layouts = [matrix[1:] for matrix in matrices]
-    call = core.linear_call(plan, arguments.program.native, layouts, epilogues, _result_of(y))
+    multiply = z = None
+    if plan.is_fused:
+        z = contiguous_result(plan.product_shape[:2], arguments.x.dtype) if arguments.stores_pre_activation else None
+    elif is_bias_apart or multiplies_otherwise(arguments.x, captured_mode):
+        multiply = functools.partial(cublas_linear, captured_mode=captured_mode)
+    call = native.core.linear_call(
+        plan,
+        arguments.program.native,
+        [matrix[1:] for matrix in matrices],
+        epilogues,
+        contiguous_result(plan.output_shape, arguments.out_dtype) if y is None else _result_of(y),
+        has_planes,
+        multiply,
+        z,
+    )
     return Planned(call, epilogues)
+
+
+def given_to(arguments: LinearArguments, kept: Planes | None = None) -> tuple[list[Tensor], int]:
+    """What `Planned.run` takes of a layer's tensors."""
+    x, weight, bias, operands, *_ = arguments
+    product = [x, weight] if bias is None else [x, weight, bias]
+    return [*product, *operands, *([] if kept is None else [kept.memory])], len(product)
 
 
 def plan_joined_call(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Planned | None:

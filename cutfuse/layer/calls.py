@@ -86,6 +86,7 @@ def torch_functions(device_type: int = CUDA, *, has_exchange_api: bool = True) -
         "process": module_variables(),
         "allows_tf32": _tf32_getter(),
         "is_capturing": getattr(core, "_cuda_isCurrentStreamCapturing", _no) if on_cuda else _no,
+        "copy": functools.partial(Tensor.clone, memory_format=torch.contiguous_format),
     }
 
 
@@ -127,7 +128,7 @@ def plan_layer(given: tuple[Any, ...], arguments: LinearArguments, y: Tensor) ->
     is_apart = adds_bias_apart(given[0], given[2])
     if needs_gradient(*given[:3], *tensors):
         return general() if is_apart else plan_training_call(given[:3], tensors, arguments, y)
-    return plan_linear_call(arguments, y, is_apart)
+    return plan_linear_call(arguments, y=y, is_bias_apart=is_apart)
 
 
 def plan_operation(operation: Operation) -> Planned:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .. import composed, native
@@ -23,17 +24,17 @@ from .call_plans import (
     Planned,
     RowResults,
     general,
+    given_to,
     plan_backward_call,
     plan_joined_call,
     plan_linear_call,
     plan_pointwise_call,
     plan_reduce_call,
-    remember,
 )
 from .layouts import MergedLayout, ReductionLayout, reduction_layout, reduction_runs, shapes_and_strides
-from .linear_launch import cublas_linear, launch_after_product, launch_fused, plan_call
+from .linear_launch import cublas_linear
 from .planner import LinearArguments, composed_joined
-from .prepared import Planes, planes_of
+from .prepared import planes_of
 from .training_step import product_arguments, storing
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ else:
         call_pointwise_operator = call_reduce_operator = call_joined_operator = call_linear_operator
 
 
+NO_PLANES = 0, None  # scheme and memory of a weight that has none
+
+
 def linear_reduce(
     x: Tensor,
     weight: Tensor,
@@ -65,23 +69,20 @@ def linear_reduce(
     program: str,
     reduction: str,
     out_dtype: torch.dtype,
-    snapshot: Tensor | None = None,
-    *planes: Any,
+    *prepared: Any,
 ) -> Tensor:
-    given = x, weight, bias, operands, _number_of(program), reduction, out_dtype
-    # Plans of csrc/call read no planes.
-    y: Tensor | None = call_linear_operator(*given) if snapshot is None else None
+    kept = planes_of(weight, *prepared)
+    given = x, weight, bias, operands, _number_of(program), reduction, out_dtype, *(kept or NO_PLANES)
+    y: Tensor | None = call_linear_operator(*given)
     if y is not None and y is not NotImplemented:
         return y
     arguments = LinearArguments(x, weight, bias, operands, Program.parse(program), reduction, out_dtype)
-    made = _run(arguments, planes_of(weight, snapshot, *planes))
-    if y is NotImplemented and _have_elements(x, weight, *operands):
-        remember(
-            native.core.CallFunction.linear_operator,
-            given,
-            lambda: 0,
-            functools.partial(plan_linear_call, arguments, made),
-        )
+    if not _has_result(arguments):
+        return composed.linear_reduce(*arguments[:7])
+    function, is_kept = native.core.CallFunction.linear_operator, y is NotImplemented
+    made: Tensor = _plan_and_run(
+        function, given, given_to(arguments, kept), is_kept, lambda: plan_linear_call(arguments, kept)
+    )
     return made
 
 
@@ -99,30 +100,25 @@ def linear_with_pre_activation(
 ) -> tuple[Tensor, Tensor]:
     kept = planes_of(weight, *prepared)
     arguments = storing(LinearArguments(x, weight, bias, operands, Program.parse(program), "none", out_dtype))
-    plan = plan_call(arguments, kept)
-    if plan.is_fused:
-        z = x.new_empty((x.shape[0], weight.shape[0]))
-        return launch_fused(plan, arguments, kept, z), z
-    z = cublas_linear(x, weight, bias)
-    return launch_after_product(plan, z, arguments), z
+    if not _has_result(arguments):
+        z = F.linear(x, weight, bias)
+        return composed.after_product(z, operands, arguments.program, "none", out_dtype), z
+    both: tuple[Tensor, Tensor] = plan_linear_call(arguments, kept).run(*given_to(arguments, kept))
+    return both
 
 
 def product(a: Tensor, b: Tensor, mode: str, issuer: str = "call") -> Tensor:
-    if a.dtype != torch.float32:
-        return _run(product_arguments(a, b, issuer))
-    mode = product_mode(mode)
-    if mode not in SPLIT_MODES:
+    mode = product_mode(mode) if a.dtype == torch.float32 else ""
+    arguments = product_arguments(a, b, issuer)
+    if (mode and mode not in SPLIT_MODES) or not _has_result(arguments):
         return cublas_linear(a, b, None, mode)
-    return _run(product_arguments(a, b, issuer), captured_mode=mode)
+    y: Tensor = plan_linear_call(arguments, captured_mode=mode).run(*given_to(arguments))
+    return y
 
 
-def _run(arguments: LinearArguments, kept: Planes | None = None, captured_mode: str = "") -> Tensor:
-    """Plans the layer and makes the plan's kernel launches. `kept`: the planes of a prepared weight."""
-    plan = plan_call(arguments, kept, captured_mode)
-    if plan.is_fused:
-        return launch_fused(plan, arguments, kept)
-    z = cublas_linear(arguments.x, arguments.weight, arguments.bias, captured_mode)
-    return launch_after_product(plan, z, arguments)
+def _has_result(arguments: LinearArguments) -> bool:
+    """Whether the result of a layer has elements, so that there is something to launch."""
+    return arguments.x.shape[0] > 0 and arguments.weight.shape[0] > 0
 
 
 def joined(x: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> Tensor:
@@ -132,7 +128,7 @@ def joined(x: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> Ten
         return y
     tensors = [x, *weights, *(bias for bias in biases if bias is not None)]
     function, is_kept = native.core.CallFunction.joined_operator, y is NotImplemented and _have_elements(x, *weights)
-    made: Tensor | None = _plan_and_run(function, given, tensors, is_kept, lambda: plan_joined_call(*given))
+    made: Tensor | None = _plan_and_run(function, given, (tensors, 1), is_kept, lambda: plan_joined_call(*given))
     return composed_joined(*given) if made is None else made
 
 
@@ -149,7 +145,7 @@ def pointwise(x: Tensor, operands: Sequence[Tensor], program: str, out_dtype: to
         return plan_pointwise_call(x, operands, Program.parse(program), like)
 
     function = native.core.CallFunction.pointwise_operator
-    made: Tensor | None = _plan_and_run(function, given, (x, *operands), y is NotImplemented, make_plan)
+    made: Tensor | None = _plan_and_run(function, given, ((x, *operands), 1), y is NotImplemented, make_plan)
     if made is not None:
         return made
     first, *others = [torch.empty_like(x, dtype=t.dtype).copy_(t) for t in (x, *operands)]  # of one dimension together
@@ -174,7 +170,7 @@ def reduce(
         return plan_reduce_call(x, operands, parsed, reduction, dims, _result_like(layout, out_dtype))
 
     function = native.core.CallFunction.reduce_operator
-    made: Tensor | None = _plan_and_run(function, given, tensors, y is NotImplemented, make_plan)
+    made: Tensor | None = _plan_and_run(function, given, (tensors, 1), y is NotImplemented, make_plan)
     return _reduce_in_steps(tensors, parsed, reduction, dims, out_dtype) if made is None else made
 
 
@@ -370,17 +366,17 @@ def _rows_layout(grad: Tensor, x: Tensor, operands: Sequence[Tensor], result: Te
 def _plan_and_run(
     function: CallFunction,
     given: tuple[Any, ...],
-    tensors: Sequence[Tensor],
+    tensors: tuple[Sequence[Tensor], int],
     is_kept: bool,
     make_plan: Callable[[], Planned | None],
 ) -> Any:
-    """The result of a call, of whose tensors the operands are behind the first; None where no plan expresses it.
+    """The result of a call; None where no plan expresses it.
 
-    is_kept: later calls like this one are to run its plan.
+    tensors: the call's, and which of them is the first operand. is_kept: later calls like this one are to run its plan.
     """
     key = native.core.call_key(function, given, 0) if is_kept else None
     planned = make_plan()
-    result = None if planned is None else planned.run(tensors, 1)
+    result = None if planned is None else planned.run(*tensors)
     if key is not None:
         (planned or general()).keep(function, given, 0, key)
     return result

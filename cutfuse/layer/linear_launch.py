@@ -1,7 +1,4 @@
-"""Plans linear layers, explains the plans, and makes their launches, of which PyTorch makes those of cuBLAS.
-
-A launch of ours gets a result and one workspace, which are allocated here.
-"""
+"""Plans linear layers, explains the plans, and has PyTorch multiply in the precision that was asked for."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import composed, native
+from .. import native
 from ..native import address_of
 from ..precision import SPLIT_MODES, allows_tf32, autocast_dtype, product_mode
-from .layouts import NOT_CUDA, device_facts, dtype_codes, on_device, stream_of
+from .layouts import NOT_CUDA, device_facts, dtype_codes
 from .planner import LinearArguments, first_scheme, plan_linear, precision_of, why_no_kernels
 from .prepared import Planes
-from .specialize import Matrix, explain_epilogues, explain_pass, find_epilogues, find_pass, request
+from .specialize import Matrix, explain_epilogues, explain_pass, find_pass
 
 if TYPE_CHECKING:
     from .._C import Alternative, LinearPlan
@@ -36,85 +33,6 @@ def plan_call(arguments: LinearArguments, kept: Planes | None = None, captured_m
     precision = precision_of(arguments, captured_mode)
     has_planes = kept is not None and precision in SPLIT_MODES and kept.scheme == first_scheme(precision)
     return plan_linear(arguments, precision, has_planes)
-
-
-def launch_fused(
-    plan: LinearPlan, arguments: LinearArguments, planes: Planes | None = None, pre_activation: Tensor | None = None
-) -> Tensor:
-    """Runs a fused plan, and returns its result.
-
-    `planes`: the planes of the weight, if the plan reads them. `pre_activation`: where the plan stores it, `[M, N]`,
-    contiguous and of x's type; None if it does not.
-    """
-    x, weight, bias = arguments.x, arguments.weight, arguments.bias
-    if plan.copies_bias and bias is not None:
-        bias = bias.clone(memory_format=torch.contiguous_format)
-    y = _empty_result(plan, arguments)
-    workspace = _empty_workspace(plan, x.device)
-    index = x.device.index
-    reads_planes = plan.reads_weight_planes and planes is not None
-    operands = matrices_of(arguments)
-    epilogues = find_epilogues(plan, index or 0, arguments.program, operands)
-    request(epilogues)
-    with on_device(index):
-        native.core.launch_fused(
-            plan,
-            stream_of(index),
-            x.data_ptr(),
-            weight.data_ptr(),
-            _address(bias),
-            y.data_ptr(),
-            _address(workspace),
-            _address(planes.memory if reads_planes and planes is not None else None),
-            arguments.program.native,
-            operands,
-            epilogues,
-            _address(pre_activation),
-        )
-    return y
-
-
-def launch_after_product(plan: LinearPlan, z: Tensor, arguments: LinearArguments) -> Tensor:
-    """Runs the part of an unfused plan that follows cuBLAS. `z`: cuBLAS's result, [M, N], which may be overwritten."""
-    core = native.core
-    if len(plan.launches) < 2:
-        return z
-    if not z.numel():
-        operands, program, reduction = arguments.operands, arguments.program, arguments.reduction
-        return composed.after_product(z, operands, program, reduction, arguments.out_dtype)
-    last = plan.launches[-1]
-    in_place = isinstance(last, core.PointwisePass) and last.in_place
-    y = z if in_place else _empty_result(plan, arguments)
-    workspace = _empty_workspace(plan, z.device)
-    index = z.device.index
-    matrices = matrices_of(arguments)
-    epilogues = find_pass(plan, index or 0, arguments.program, matrices)
-    request(epilogues)
-    with on_device(index):
-        core.launch_after_product(
-            plan,
-            stream_of(index),
-            z.data_ptr(),
-            y.data_ptr(),
-            _address(workspace),
-            arguments.program.native,
-            matrices,
-            epilogues,
-        )
-    return y
-
-
-def _empty_result(plan: LinearPlan, arguments: LinearArguments) -> Tensor:
-    return torch.empty(plan.output_shape, dtype=arguments.out_dtype, device=arguments.x.device)
-
-
-def _empty_workspace(plan: LinearPlan, device: torch.device) -> Tensor | None:
-    nbytes = plan.workspace_bytes
-    return torch.empty(nbytes, dtype=torch.uint8, device=device) if nbytes else None
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 def matrices_of(arguments: LinearArguments) -> list[Matrix]:
@@ -135,16 +53,26 @@ def operand_strides(operand: Tensor, m: int, n: int) -> tuple[int, int]:
 
 
 def cublas_linear(x: Tensor, weight: Tensor, bias: Tensor | None, captured_mode: str = "") -> Tensor:
-    """`x @ weight.T + bias` by PyTorch. A product of fp32 matrices has the precision that the caller has asked for."""
-    if x.dtype != torch.float32:
+    """`x @ weight.T + bias` by PyTorch, for x `[..., K]`, as the product of a matrix, which is rounded once.
+
+    A product of fp32 matrices has the precision that the caller has asked for.
+    """
+    if x.dim() > 2:
+        z: Tensor = cublas_linear(x.flatten(0, -2), weight, bias, captured_mode).unflatten(0, x.shape[:-1])
+        return z
+    if not multiplies_otherwise(x, captured_mode):
         return F.linear(x, weight, bias)
-    if autocast_dtype(x.device.type) is not None:  # a backward pass under autocast
-        with torch.autocast(x.device.type, enabled=False):
-            return cublas_linear(x, weight, bias, captured_mode)
-    if not changes_setting(x, captured_mode):
-        return F.linear(x, weight, bias)
-    with _tf32_allowed(not allows_tf32()):
-        return F.linear(x, weight, bias)
+    with torch.autocast(x.device.type, enabled=False):
+        if not changes_setting(x, captured_mode):
+            return F.linear(x, weight, bias)
+        with _tf32_allowed(not allows_tf32()):
+            return F.linear(x, weight, bias)
+
+
+def multiplies_otherwise(x: Tensor, captured_mode: str = "") -> bool:
+    """Whether `F.linear` would not multiply x in its type and in the precision that was asked for."""
+    is_cast = x.dtype == torch.float32 and autocast_dtype(x.device.type) is not None  # in a backward pass
+    return is_cast or changes_setting(x, captured_mode)
 
 
 def changes_setting(x: Tensor, captured_mode: str = "") -> bool:
