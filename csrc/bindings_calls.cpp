@@ -193,13 +193,11 @@ int64_t workspace_bytes_of(std::optional<call::BackwardProduct> const& product) 
   return product ? product->steps.plan.workspace_bytes : 0;
 }
 
-py::object training_plan(py::object const& z, std::vector<py::object> const& operand_tensors, py::object const& y,
-                         int64_t rows, int64_t columns, int z_dtype, int out_dtype, Program const& program,
-                         std::vector<LayoutTuple> const& operands, std::vector<bool> const& is_read,
-                         std::vector<GradientTuple> const& outputs, ResultTuple const& result,
-                         std::optional<ColumnSumTuple> const& column_sum, OptionalSpecialization const& forward,
-                         OptionalSpecialization const& backward, std::optional<LinearPlan> const& product,
-                         SpecializedEpilogues const& epilogues, ResultTuple const& pre_activation,
+py::object training_plan(CallPlan const& forward, py::object const& z, std::vector<py::object> const& operand_tensors,
+                         py::object const& y, int64_t rows, int64_t columns, int z_dtype, int out_dtype,
+                         Program const& program, std::vector<LayoutTuple> const& operands,
+                         std::vector<bool> const& is_read, std::vector<GradientTuple> const& outputs,
+                         std::optional<ColumnSumTuple> const& column_sum, OptionalSpecialization const& backward,
                          Program const& identity, std::optional<BackwardProductTuple> const& grad_x,
                          std::optional<BackwardProductTuple> const& grad_weight, bool hands_gradient_on) {
   check_operand_count(program, operands.size());
@@ -208,30 +206,22 @@ py::object training_plan(py::object const& z, std::vector<py::object> const& ope
                           std::to_string(operand_tensors.size()) + " tensors and " + std::to_string(is_read.size()) +
                           " flags of which are read");
   }
-  call::TrainingPlan plan = {};
-  if (product && !(product->is_fused() && product->request.stores_pre_activation != hands_gradient_on)) {
+  auto const* const product = std::get_if<call::LinearSteps>(&forward.steps);
+  if (product == nullptr || product->plan.request.stores_pre_activation == hands_gradient_on) {
     throw py::value_error(
-        "training_plan: the product's plan has to be fused, and to store the pre-activation unless the gradient is "
+        "training_plan: the forward pass has to be a linear_call that stores the pre-activation unless the gradient is "
         "handed on");
   }
-  if (product && (product->copies_bias || product->reads_weight_planes)) {
-    throw py::value_error(
-        "training_plan: a plan that copies the bias or reads planes of the weight is the general "
-        "path's");
-  }
-  if (product) plan.product = steps_of("training_plan", *product, epilogues);
-  if (product && product->workspace_bytes > 0) plan.workspace_sizes = sizes_of(product->workspace_bytes);
-  plan.pre_activation = to_result(pre_activation);
+  call::TrainingPlan plan = {};
+  plan.forward = forward;
   plan.rows = rows;
   plan.columns = columns;
   plan.program = program;
-  plan.forward = forward.value_or(nullptr);
   plan.z = facts_of(z);
   for (py::object const& tensor : operand_tensors) plan.operand_facts.push_back(facts_of(tensor));
   for (LayoutTuple const& operand : operands) plan.operands.push_back(to_layout(operand));
   plan.is_read = is_read;
   plan.z_dtype = to_dtype(z_dtype);
-  plan.result = to_result(result);
   plan.result_dtype = to_dtype(out_dtype);
   plan.grad_dtype = facts_of(y).dtype;
   plan.gradients = to_gradients("training_plan", program, outputs, column_sum, backward);
@@ -372,21 +362,19 @@ void bind_calls(py::module_& module) {
              "apply(plan, x, weight, bias, *operands), of an autograd.Function. epilogues: the program in the kernels "
              "of its passes, for which a capture waits.");
   module.def(
-      "training_plan", &training_plan, py::arg("z"), py::arg("operand_tensors"), py::arg("y"), py::arg("rows"),
-      py::arg("columns"), py::arg("z_dtype"), py::arg("out_dtype"), py::arg("program"), py::arg("operands"),
-      py::arg("is_read"), py::arg("outputs"), py::arg("result"), py::arg("column_sum"), py::arg("forward"),
-      py::arg("backward"), py::arg("product"), py::arg("epilogues"), py::arg("pre_activation"), py::arg("identity"),
-      py::arg("grad_x"), py::arg("grad_weight"), py::arg("hands_gradient_on"),
-      "What training_linear, training_forward and training_backward take: of y = program(z, operands) over tensors "
-      "like these. is_read: which operands the backward pass reads. An output is (wrt, layout of a result, dtype, "
-      "and None or how it is summed: extents (outer, reduced, inner), the layout of what is summed, bytes of "
-      "workspace, the sum's layout, dtype); column_sum is None or (partials' layout, how they are summed). forward, "
-      "backward: the program in the kernels of the two passes. product: a fused plan that stores the pre-activation, "
-      "of this layout, with its epilogues; None where the forward pass is PyTorch's product and a pass. grad_x, "
-      "grad_weight: the products of the backward pass, each None where PyTorch multiplies, or (a fused plan of z's "
-      "gradient and another tensor, that tensor, whether it is the first of the two, the layout of the result); "
-      "identity is their program. hands_gradient_on: the program adds operands, so that all outputs are the gradient "
-      "that arrives; the partial sums are then that gradient's rows.");
+      "training_plan", &training_plan, py::arg("forward"), py::arg("z"), py::arg("operand_tensors"), py::arg("y"),
+      py::arg("rows"), py::arg("columns"), py::arg("z_dtype"), py::arg("out_dtype"), py::arg("program"),
+      py::arg("operands"), py::arg("is_read"), py::arg("outputs"), py::arg("column_sum"), py::arg("backward"),
+      py::arg("identity"), py::arg("grad_x"), py::arg("grad_weight"), py::arg("hands_gradient_on"),
+      "What training_forward and training_backward take: of y = program(z, operands) over tensors like these. forward: "
+      "the plan of a linear_call. is_read: which operands the backward pass reads. An output is (wrt, layout of a "
+      "result, dtype, and None or how it is summed: extents (outer, reduced, inner), the layout of what is summed, "
+      "bytes of workspace, the sum's layout, dtype); column_sum is None or (partials' layout, how they are summed). "
+      "backward: the derivatives in the kernel of the backward pass. grad_x, grad_weight: the products of the backward "
+      "pass, each None where PyTorch multiplies, or (a fused plan of z's gradient and another tensor, that tensor, "
+      "whether it is the first of the two, the layout of the result); identity is their program. hands_gradient_on: "
+      "the program adds operands, so that all outputs are the gradient that arrives; the partial sums are then that "
+      "gradient's rows.");
   module.def("pointwise_call", &pointwise_call, py::arg("extents"), py::arg("x"), py::arg("out_dtype"),
              py::arg("program"), py::arg("operands"), py::arg("result"), py::arg("specialization"),
              "As of the function pointwise, with a layout in place of each tensor.");

@@ -15,9 +15,7 @@ from cutfuse.epilogue.resolve import IDENTITY
 from cutfuse.layer import calls
 from cutfuse.layer.autograd import needs_gradient
 from cutfuse.layer.layouts import elementwise_layout, reduction_layout, shapes_and_strides
-from cutfuse.layer.linear_launch import changes_setting, plan_call
 from cutfuse.layer.planner import LinearArguments
-from cutfuse.layer.training import adds_bias_apart
 from cutfuse.layer.training_step import hands_gradient_on
 from cutfuse.linear import LinearCall, normalise_linear
 from cutfuse.pointwise import normalise_pointwise
@@ -183,10 +181,6 @@ def _arguments_of(found: LinearCall) -> LinearArguments:
 
 
 def _why_training_is_marked(call: Call, arguments: LinearArguments, y: Tensor) -> str:
-    if adds_bias_apart(call.given[0], call.given[2]):
-        return "PyTorch adds the bias apart"
-    if changes_setting(arguments.x):
-        return "PyTorch's setting has to be changed for the products"
     wanted = [k for k, operand in enumerate(calls.tensors_of(call.operands)) if operand.requires_grad]
     reached = arguments.program.inputs_with_gradient
     if 0 not in reached or any(k + 1 not in reached for k in wanted):
@@ -196,9 +190,7 @@ def _why_training_is_marked(call: Call, arguments: LinearArguments, y: Tensor) -
         return "an operand is broadcast already"
     if hands_gradient_on(arguments) and any(given[k].shape != y.shape for k in wanted):
         return "the gradient that is handed on is not in the operand's shape"
-    if plan_call(arguments._replace(stores_pre_activation=True)).copies_bias:
-        return "the plan copies the bias"
-    return "" if y.is_contiguous() else "the result is not contiguous"
+    return ""
 
 
 def _why_pointwise_is_marked(call: Call, y: Tensor) -> str:

@@ -184,3 +184,28 @@ def test_products_of_parts_have_pytorchs_gradients(like_a_gpu: None, is_tripped:
     for own, right in zip((y, *found), (exact, *torch.autograd.grad(exact, wide, grad.double())), strict=True):
         assert own.shape == right.shape
         torch.testing.assert_close(own.double(), right, rtol=1e-4, atol=1e-4 * right.abs().max().item())
+
+
+@pytest.mark.parametrize("presented", ["rows with gaps", "a strided bias", "another precision"])
+def test_what_is_presented_otherwise_runs_directly(like_a_gpu: None, presented: str) -> None:
+    """Rows that are multiplied as a matrix, a bias that is copied, and products in another precision than PyTorch's."""
+    shapes = {"rows with gaps": (2, 3, 24), "a strided bias": (16, 64), "another precision": (5, 16)}
+    x, weight = torch.randn(shapes[presented]), torch.randn(64, 64 if presented == "a strided bias" else 16)
+    x, bias = x[..., : weight.shape[1]], torch.randn(128)[::2]
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if presented == "another precision" else "highest")
+    tensors = [t.requires_grad_() for t in (x.detach(), weight, bias.detach())]
+    grad = torch.randn(*x.shape[:-1], 64)
+    try:
+        with emulated_device(), cutfuse.precision("split3" if presented == "a strided bias" else "ieee"):
+            for _ in range(2):
+                count = direct_calls()
+                y = cutfuse.linear(*tensors, epilogue=lambda z: torch.sigmoid(z) * z)
+                found = torch.autograd.grad(y, tensors, grad)
+            assert direct_calls() == count + 1
+            assert type(y.grad_fn).__name__ == "DirectLinearBackward"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    expected = torch.autograd.grad(F.silu(F.linear(*tensors)), tensors, grad)
+    for own, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, right, rtol=1e-4, atol=1e-4)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import cutfuse
-from cutfuse.layer import training
+from cutfuse.layer import call_plans
 from cutfuse.layer.planner import LinearArguments, plan_linear
 
 SHAPE = 37, 24, 16
@@ -30,12 +30,12 @@ SHAPE = 37, 24, 16
 def one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward passes take the first kernel that can, as behind a product of a long K."""
 
-    def plan_by_a_kernel(arguments: LinearArguments) -> Any:
+    def plan_by_a_kernel(arguments: LinearArguments, *others: Any) -> Any:
         *kernels, _ = plan_linear(arguments, "tf32").alternatives
         name = next(kernel.name for kernel in kernels if not kernel.rejection)
         return plan_linear(arguments, "tf32", only=name)
 
-    monkeypatch.setattr(training, "plan_call", plan_by_a_kernel)
+    monkeypatch.setattr(call_plans, "plan_call", plan_by_a_kernel)
 
 
 def gated(z: Tensor, r: Tensor) -> Tensor:
@@ -150,13 +150,13 @@ def test_the_copy_engine_is_given_aligned_operands_alone(
     monkeypatch: pytest.MonkeyPatch, first: int, kind: str
 ) -> None:
     found: list[Any] = []
-    find = training.find_epilogues
+    find = call_plans.find_epilogues
 
     def find_and_note(*given: Any) -> Any:
         found.extend(find(*given))
         return found
 
-    monkeypatch.setattr(training, "find_epilogues", find_and_note)
+    monkeypatch.setattr(call_plans, "find_epilogues", find_and_note)
     m, n, _ = SHAPE
     x, weight, *_ = tensors_of(torch.bfloat16)
     cutfuse.linear(x, weight, epilogue=gated, operands=[torch.randn(m, n + 16).bfloat16()[:, first : first + n]])

@@ -380,10 +380,8 @@ PyMethodDef const* call_functions() {
        "sums_columns: object) -> typing.Any"},
       {"call_joined_operator", as_method(&call<Function::kJoinedOperator>), METH_FASTCALL,
        "call_joined_operator(x: object, weights: object, biases: object) -> typing.Any"},
-      {"training_linear", as_method(&training_linear), METH_FASTCALL,
-       "training_linear(plan: object, x: object, weight: object, bias: object, *operands: object) -> typing.Any"},
       {"training_forward", as_method(&training_forward), METH_FASTCALL,
-       "training_forward(plan: object, z: object, *operands: object) -> typing.Any"},
+       "training_forward(plan: object, x: object, weight: object, bias: object, *operands: object) -> typing.Any"},
       {"training_backward", as_method(&training_backward), METH_FASTCALL,
        "training_backward(plan: object, needed: object, grad: object, x: object, weight: object, "
        "*z_and_operands: object) -> typing.Any"},

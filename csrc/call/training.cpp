@@ -4,6 +4,8 @@
 #include <memory>
 #include <utility>
 
+#include "call/arguments.h"
+#include "call/calls.h"
 #include "call/memory.h"
 #include "launch/launcher.h"
 
@@ -48,15 +50,6 @@ bool read_operand(TrainingPlan const& plan, size_t k, PyObject* given, Operands&
   return true;
 }
 
-bool read_operands(TrainingPlan const& plan, PyObject* const* given, Py_ssize_t count, Operands& operands) {
-  if (count != static_cast<Py_ssize_t>(plan.operands.size())) return false;
-  operands = {};
-  for (size_t k = 0; k < plan.operands.size(); ++k) {
-    if (!read_operand(plan, k, given[k], operands)) return false;
-  }
-  return true;
-}
-
 bool read_z(TrainingPlan const& plan, PyObject* given, Tensors& tensors) {
   TensorFacts facts;
   if (!read(given, facts) || !same_layout(facts, plan.z)) return false;
@@ -72,19 +65,6 @@ bool read_kept(TrainingPlan const& plan, PyObject* const* given, Py_ssize_t coun
     tensors.operands.items[k] = {tensors.z, {0, 0, 0}, plan.z_dtype};
     if (plan.is_read[k] && !read_operand(plan, k, given[k + 1], tensors.operands)) return false;
   }
-  return true;
-}
-
-// x, weight and bias, where they lie; the plan was made for tensors laid out alike. False where one is no tensor.
-bool read_product(PyObject* const* given, LinearBuffers& buffers) {
-  TensorFacts facts;
-  if (!read(given[0], facts)) return false;
-  buffers.x = facts.data;
-  if (!read(given[1], facts)) return false;
-  buffers.weight = facts.data;
-  if (given[2] == Py_None) return true;
-  if (!read(given[2], facts)) return false;
-  buffers.bias = facts.data;
   return true;
 }
 
@@ -204,54 +184,17 @@ PyObject* wrap(TrainingPlan plan) {
   return capsule;
 }
 
-PyObject* training_linear(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  constexpr Py_ssize_t kProductTensors = 3;  // x, weight and bias
-  TrainingPlan const* const plan = count > kProductTensors ? plan_of(given[0]) : nullptr;
-  LinearBuffers buffers = {};
-  Operands operands;
-  Stream stream = nullptr;
-  if (plan == nullptr || !plan->product || !read_product(given + 1, buffers) ||
-      !read_operands(*plan, given + 1 + kProductTensors, count - 1 - kProductTensors, operands)) {
-    return refuse(PyExc_RuntimeError, "training_linear: a tensor is not as the plan has it");
-  }
-  bool const stores_z = plan->product->plan.request.stores_pre_activation;
-  Memory z;
-  if (stores_z) z = allocate(plan->pre_activation);
-  Memory result = z.tensor || !stores_z ? allocate(plan->result) : Memory();
-  if (!result.tensor || !current_stream(*plan, stream)) return nullptr;
-  Memory workspace;
-  if (plan->workspace_sizes) {
-    workspace = allocate_bytes(plan->workspace_sizes);
-    if (!workspace.tensor) return nullptr;
-  }
-  buffers.result = result.address;
-  buffers.workspace = workspace.address;
-  buffers.pre_activation = z.address;
-  LinearSteps const& product = *plan->product;
-  bool const done =
-      launch([&] { launch_fused(product.plan, buffers, plan->program, operands, product.epilogues, stream); });
-  return done ? PyTuple_Pack(2, result.tensor.get(), stores_z ? z.tensor.get() : Py_None) : nullptr;
-}
-
 PyObject* training_forward(PyObject*, PyObject* const* given, Py_ssize_t count) {
-  TrainingPlan const* const plan = count > 1 ? plan_of(given[0]) : nullptr;
-  Tensors tensors;
-  Stream stream = nullptr;
-  if (plan == nullptr || !read_z(*plan, given[1], tensors) ||
-      !read_operands(*plan, given + 2, count - 2, tensors.operands)) {
-    return refuse(PyExc_RuntimeError, "training_forward: a tensor is not as the plan has it");
+  constexpr Py_ssize_t kBias = 3;
+  TrainingPlan const* const plan = count > kBias && count <= Arguments::kMaxTensors ? plan_of(given[0]) : nullptr;
+  if (plan == nullptr) return refuse(PyExc_TypeError, "training_forward(plan, x, weight, bias or None, *operands)");
+  PyObject* tensors[Arguments::kMaxTensors];
+  int tensor_count = 0;
+  for (Py_ssize_t k = 1; k < count; ++k) {
+    if (given[k] != Py_None) tensors[tensor_count++] = given[k];
   }
-  Memory result = allocate(plan->result);
-  if (!result.tensor || !current_stream(*plan, stream)) return nullptr;
-  PointwiseProblem problem = {};
-  problem.extents = {1, plan->rows, plan->columns};
-  problem.x = matrix(tensors.z, plan->columns, plan->z_dtype);
-  problem.program = plan->program;
-  problem.operands = tensors.operands;
-  problem.out = result.address;
-  problem.out_dtype = plan->result_dtype;
-  problem.specialized = specialize::loaded(plan->forward);
-  return launch([&] { launcher().pointwise(problem, stream); }) ? result.tensor.release() : nullptr;
+  int const first_operand = given[kBias] == Py_None ? 2 : 3;
+  return run_plan(plan->forward, tensors, tensor_count, first_operand, plan->z.device_index);
 }
 
 PyObject* training_backward(PyObject*, PyObject* const* given, Py_ssize_t count) {

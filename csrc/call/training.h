@@ -21,19 +21,15 @@ struct BackwardProduct {
 };
 
 struct TrainingPlan {
+  CallPlan forward;  // gives (y, z), or y alone where the gradient is handed on
   int64_t rows;
   int64_t columns;
   Program program;
-  std::optional<LinearSteps> product;         // the fused forward pass; empty where cuBLAS's product is taken
-  PyRef workspace_sizes;                      // of it: a tuple of one integer; null for none
-  specialize::Specialization const* forward;  // of the program alone; null where it is interpreted for good
-  TensorFacts z;                              // what the tensors have to be, but for their addresses
+  TensorFacts z;  // what the tensors have to be, but for their addresses
   std::vector<TensorFacts> operand_facts;
   std::vector<TensorLayout> operands;
   std::vector<bool> is_read;  // which of the operands the backward pass reads, and is given
   DType z_dtype;
-  ResultLayout pre_activation;
-  ResultLayout result;
   DType result_dtype;
   uint64_t grad_dtype;            // of TensorFacts
   ElementGradientPlan gradients;  // z's first, and the sum of its rows
@@ -47,11 +43,8 @@ struct TrainingPlan {
 // A handle for the functions below; null with an exception where it cannot be made.
 PyObject* wrap(TrainingPlan plan);
 
-// training_linear(plan, x, weight, bias, *operands): (y, z) by the fused forward pass, with x, weight and bias as the
-// plan was made for; z is None where the gradient is handed on.
-PyObject* training_linear(PyObject*, PyObject* const* given, Py_ssize_t count);
-
-// training_forward(plan, z, *operands): y.
+// training_forward(plan, x, weight, bias or None, *operands), as the plan was made for: (y, z), or y alone where the
+// gradient is handed on.
 PyObject* training_forward(PyObject*, PyObject* const* given, Py_ssize_t count);
 
 // training_backward(plan, needed, grad, x, weight, z, *operands): a tuple of the gradients of z, x and the weight, the

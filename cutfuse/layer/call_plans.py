@@ -109,7 +109,7 @@ def plan_linear_call(
 ) -> Planned:
     """The plan of a layer, whose tensors are x, weight, bias if there is one, operands and `kept`, if there are planes.
 
-    Its result is y, or (y, z) where z `[M, N]` is stored. y: as it is to be, contiguous; None for an operator's.
+    Its result is y, or (y, z) where z is stored, in y's shape. y: as it is to be, contiguous; None for an operator's.
     captured_mode: the precision of a forward pass. is_bias_apart: PyTorch would round the product of the call's own x
     before it adds the bias, and so multiplies its rows.
     """
@@ -132,7 +132,8 @@ def linear_call(
     epilogues = find(plan, device, arguments.program, matrices)
     multiply = z = None
     if plan.is_fused:
-        z = contiguous_result(plan.product_shape[:2], arguments.x.dtype) if arguments.stores_pre_activation else None
+        shape = plan.product_shape[:2] if y is None else y.shape
+        z = contiguous_result(shape, arguments.x.dtype) if arguments.stores_pre_activation else None
     elif is_bias_apart or multiplies_otherwise(arguments.x, captured_mode):
         multiply = functools.partial(cublas_linear, captured_mode=captured_mode)
     call = native.core.linear_call(

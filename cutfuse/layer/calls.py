@@ -125,10 +125,9 @@ def has_number(given: tuple[Any, ...], epilogue: Epilogue) -> bool:
 def plan_layer(given: tuple[Any, ...], arguments: LinearArguments, y: Tensor) -> Planned:
     """The plan of a call of `linear` that is one operator, with the result y. arguments: those of the operator."""
     tensors = tensors_of(given[4])
-    is_apart = adds_bias_apart(given[0], given[2])
     if needs_gradient(*given[:3], *tensors):
-        return general() if is_apart else plan_training_call(given[:3], tensors, arguments, y)
-    return plan_linear_call(arguments, y=y, is_bias_apart=is_apart)
+        return plan_training_call(given[:3], tensors, arguments, y)
+    return plan_linear_call(arguments, y=y, is_bias_apart=adds_bias_apart(given[0], given[2]))
 
 
 def plan_operation(operation: Operation) -> Planned:

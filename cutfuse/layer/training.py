@@ -1,4 +1,4 @@
-"""The direct path of a linear layer in training: one fused kernel, or PyTorch's product and one kernel behind it.
+"""The direct path of a linear layer in training.
 
 The forward and the backward pass each call csrc/call once. What that does not support, such as a backward pass that is
 to be differentiated again, takes the general path.
@@ -6,12 +6,12 @@ to be differentiated again, takes the general path.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .. import native
@@ -26,11 +26,11 @@ from .autograd import (
     sum_gradients,
     weight_gradient,
 )
-from .call_plans import Planned, Result, column_sum, contiguous_result, general, gradient_outputs
+from .call_plans import Planned, Result, column_sum, contiguous_result, general, gradient_outputs, plan_linear_call
 from .layouts import dtype_codes
-from .linear_launch import changes_setting, matrices_of, plan_call
+from .linear_launch import changes_setting, cublas_linear, matrices_of
 from .planner import LinearArguments
-from .specialize import Epilogues, find_backward, find_epilogues, find_pointwise
+from .specialize import Epilogues, find_backward
 from .training_step import IDENTITY, BackwardProducts, hands_gradient_on, needs_planes, plan_backward_products, storing
 
 
@@ -41,7 +41,7 @@ class TrainedCall(NamedTuple):
     program: str
     mode: str  # the precision of fp32 products; empty for other types
     tf32: bool  # whether PyTorch's setting allowed tf32 in the forward pass
-    is_fused: bool  # whether one kernel computes the product and the epilogue, and stores what a gradient needs
+    multiply: Callable[[Tensor, Tensor], Tensor] | None  # as of weight_gradient, in that precision
     hands_gradient_on: bool  # whether z's gradient and those of the operands are the gradient that arrives
     operands: tuple[OperandFacts, ...]
     reduction: str = "none"
@@ -55,16 +55,12 @@ class DirectLinear(torch.autograd.Function):
         ctx: Any, plan: TrainedCall, x: Tensor, weight: Tensor, bias: Tensor | None, *operands: Tensor
     ) -> Tensor:
         y: Tensor
-        if plan.is_fused:
-            y, z = native.module().training_linear(plan.handle, x, weight, bias, *operands)
-        elif plan.hands_gradient_on:
-            y = F.linear(x, weight, bias)
-        else:
-            z = F.linear(x, weight, bias)
-            y = native.module().training_forward(plan.handle, z, *operands)
+        found = native.module().training_forward(plan.handle, x, weight, bias, *operands)
         if plan.hands_gradient_on:
+            y = found
             ctx.save_for_backward(x, weight)
         else:
+            y, z = found
             ctx.save_for_backward(x, weight, bias, z, *kept_of(plan.operands, operands))
         ctx.plan = plan
         return y
@@ -86,10 +82,11 @@ class DirectLinear(torch.autograd.Function):
         if multiplies_x or multiplies_weight:
             rows = grad_z if x.dim() == 2 else grad_z.view(-1, grad_z.shape[-1])
             if multiplies_x:
-                grad_x = torch.mm(rows, weight)
+                grad_x = torch.mm(rows, weight) if plan.multiply is None else plan.multiply(rows, weight.t())
                 grad_x = grad_x if x.dim() == 2 else grad_x.view(x.shape)
             if multiplies_weight:
-                grad_weight = weight_gradient(rows, x if x.dim() == 2 else x.reshape(-1, x.shape[-1]), weight)
+                matrix = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+                grad_weight = weight_gradient(rows, matrix, weight, plan.multiply)
         return None, grad_x, grad_weight, grad_bias, *grads
 
 
@@ -135,8 +132,6 @@ def plan_training_call(
     x, weight, bias = given
     assert x is not None
     assert weight is not None
-    if changes_setting(x) or not y.is_contiguous():
-        return general()
     if any(t.numel() != matrix.numel() for t, matrix in zip(operands, arguments.operands, strict=True)):
         return general()  # of an operand that is broadcast already; its gradient is smaller than the matrix
     is_identity = len(arguments.program.instructions) == 0 and arguments.out_dtype == x.dtype
@@ -157,16 +152,11 @@ def plan_training_call(
     has_sum = bias is not None and bias.requires_grad
     device = x.device.index or 0
     is_handed_on = is_identity or hands_gradient_on(arguments)
-    plan = plan_call(arguments if is_handed_on else storing(arguments))
     # What is handed on has y's shape; the general path hands a matrix on, which autograd gives the operand's.
-    if plan.copies_bias or (is_handed_on and any(operands[k - 1].shape != y.shape for k in wanted)):
+    if is_handed_on and any(operands[k - 1].shape != y.shape for k in wanted):
         return general()
-    forward: Epilogues = []
-    epilogues: Epilogues = []
-    if plan.is_fused:
-        epilogues = find_epilogues(plan, device, program, matrices)
-    elif not is_handed_on:
-        forward = find_pointwise(device, program, (1, m, n), matrix, matrices, 0, codes[y.dtype])
+    asked = arguments if is_handed_on else storing(arguments)
+    forward = plan_linear_call(asked, y=y, is_bias_apart=adds_bias_apart(x, bias))
     grad = (0, codes[y.dtype], 0, n, 1)
     derivatives = [(wrt, 0, code) for wrt, _, code, _ in outputs]
     is_read = [k in program.operands_in_derivatives for k in range(len(operands))]
@@ -175,13 +165,14 @@ def plan_training_call(
         first_of_z = (0, codes[z.dtype], 0, 0, 0)  # in the place of what no derivative reads
         kept = [operand if reads else first_of_z for operand, reads in zip(matrices, is_read, strict=True)]
         backward = find_backward(device, program, (1, m, n), grad, matrix, kept, derivatives, has_sum)
-    found = [*epilogues, *forward, *backward]
+    found = [*forward.epilogues, *backward]
     sums = None
     if bias is not None and bias.requires_grad:
         rows = m if is_handed_on else core.pointwise_backward_row_blocks(m, n)
         summed = bias.dtype if is_handed_on else torch.float32
         sums = column_sum(rows, n, summed, ((n,), (1,), bias.dtype), bias.device)
     handle = core.training_plan(
+        forward.call,
         z,
         list(operands),
         y,
@@ -189,26 +180,27 @@ def plan_training_call(
         n,
         codes[z.dtype],
         codes[y.dtype],
-        arguments.program.native,
+        program.native,
         laid_out,
         is_read,
         outputs,
-        _contiguous(y),
         sums,
-        forward[0] if forward else None,
         backward[0] if backward else None,
-        plan if plan.is_fused else None,
-        epilogues,
-        _contiguous(z),
         IDENTITY.native,
         None if products.of_x is None else (products.of_x, weight, False, _contiguous(x)),
         None if products.of_weight is None else _weight_product(products, x, weight),
         is_handed_on,
     )
     mode = captured_mode() if x.dtype == torch.float32 else ""
-    text, is_fused = arguments.program.text, plan.is_fused
-    training = TrainedCall(handle, text, mode, allows_tf32(), is_fused, is_handed_on, operand_facts(program, operands))
+    multiply = functools.partial(_multiply, mode) if changes_setting(x) else None
+    training = TrainedCall(
+        handle, program.text, mode, allows_tf32(), multiply, is_handed_on, operand_facts(program, operands)
+    )
     return Planned(core.training_call(apply, training, found), found)
+
+
+def _multiply(mode: str, a: Tensor, b: Tensor) -> Tensor:
+    return cublas_linear(a, b, None, mode)
 
 
 def adds_bias_apart(x: Tensor, bias: Tensor | None) -> bool:
