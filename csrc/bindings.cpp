@@ -228,7 +228,6 @@ PYBIND11_MODULE(_C_of_main_interpreter, module) {
   cutfuse::bindings::bind_launch(module);
   cutfuse::bindings::bind_calls(module);
 #if CUTFUSE_WITH_CUDA
-  cutfuse::bindings::bind_gemm(module);
   cutfuse::bindings::bind_kernel_text(module);
   module.attr("cuda_build") = true;
 #else

@@ -168,7 +168,6 @@ void bind_plan(py::module_& module);
 void bind_callables(py::module_& module);
 void bind_launch(py::module_& module);
 void bind_calls(py::module_& module);
-void bind_gemm(py::module_& module);
 void bind_specialize(py::module_& module);
 void bind_kernel_text(py::module_& module);
 void bind_split(py::module_& module);
