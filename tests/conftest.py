@@ -8,7 +8,6 @@ import os
 import sys
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -27,6 +26,7 @@ take_devices_in_turn()
 from call_path import direct, expected_reason, is_checked  # noqa: E402
 from plane_device import device as device  # noqa: E402
 from poison import poison  # noqa: E402
+from random_runs import RANDOM_RUNS, report  # noqa: E402
 
 import cutfuse  # noqa: E402
 from cutfuse import native  # noqa: E402
@@ -37,22 +37,6 @@ settings.register_profile("cutfuse", deadline=None, max_examples=50, derandomize
 settings.load_profile("cutfuse")
 
 
-@dataclass
-class RandomRun:
-    """What one test of random calls did in a run with `--random-minutes`."""
-
-    name: str
-    calls: int = 0
-    seeds: list[int] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.calls} calls, {len(self.faults)} faults, seeds {self.seeds}"
-
-
-RANDOM_RUNS = pytest.StashKey[list[RandomRun]]()
-
-
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[RANDOM_RUNS] = []
 
@@ -61,22 +45,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     missing = find_missing(config)
     if missing:
         terminalreporter.write_line(f"Tests marked gpu were left out: {missing}.")
-    runs = config.stash[RANDOM_RUNS]
-    if not runs:
-        return
-    terminalreporter.section("random calls")
-    for run in runs:
-        terminalreporter.write_line(str(run))
-    calls, faults = sum(run.calls for run in runs), sum(len(run.faults) for run in runs)
-    terminalreporter.write_line(f"{calls} calls, {faults} faults, PyTorch {torch.__version__}")
+    report(terminalreporter, config)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-gpu", action="store_true", help="fail, instead of leaving out the gpu tests")
     parser.addoption("--require-kernels", action="store_true", help="fail where the build has no CUDA kernels")
     parser.addoption("--seed", type=int, default=0, help="draws other tensors in every test")
-    parser.addoption("--random-minutes", type=float, default=0, help="how long to try random calls with fresh seeds")
-    parser.addoption("--random-seed", type=int, help="run the random calls of this seed only, as printed by such a run")
+    parser.addoption("--random-minutes", type=float, default=0, help="how long random tests try fresh seeds")
+    parser.addoption("--random-seed", type=int, help="a seed that such a run printed, and no other")
 
 
 def find_missing(config: pytest.Config) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 from generators import REDUCTIONS
-from hypothesis import HealthCheck, given, settings
 from interpreted_and_compiled import (
     DEVICE,
     MODES,
@@ -25,7 +24,6 @@ from interpreted_and_compiled import (
     with_special_values,
 )
 from interpreted_and_compiled import assert_same_layer as assert_same_bits
-from random_programs import OPERANDS, Recipe, make_program, recipes
 from specialized_backward import MASKS
 from torch import Tensor
 
@@ -92,20 +90,6 @@ def test_operands_that_the_copy_engine_brings(shape: tuple[int, int], dtype: tor
     for operands in ((plain, other), (pitched, other), (odd, plain), (odd, odd), (plain.t().contiguous().t(), plain)):
         arguments = layer(program, operands, dtype, shape=shape)
         assert_same_bits(arguments, kernels_for(arguments))
-
-
-@launches_a_plan
-@given(recipe=recipes())
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-def test_random_programs(recipe: Recipe) -> None:
-    native.core.forget_specializations()
-    program = make_program(recipe)
-    if not program.native.is_interpreted:
-        return
-    operands = [torch.randn(200, 264, device=DEVICE) for _ in range(program.operand_count)]
-    for dtype in (torch.bfloat16, torch.float32):
-        arguments = layer(program, operands, dtype)
-        assert_same_bits(arguments, kernels_for(arguments)[:1])
 
 
 @launches_a_plan
@@ -316,20 +300,6 @@ def test_shapes_and_operands(dtype: torch.dtype, length: str, column_sum: bool) 
         turned = torch.randn(shape[::-1], device="cuda").t()
         operands = (row.half(), column, turned.bfloat16(), full)
         assert_same_gradients(program, grad, x, operands, [0, 4], column_sum)
-
-
-@calls_an_operator
-@given(recipe=recipes())
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-def test_random_programs_backwards(recipe: Recipe) -> None:
-    program = make_program(recipe)
-    wanted = [k for k in range(1 + OPERANDS) if k in program.inputs_with_gradient]
-    if not wanted or len(program.instructions) == 0:
-        return
-    for dtype in (torch.bfloat16, torch.float32):
-        grad, x, *operands = with_special_values(2 + OPERANDS, (64, 264), dtype)
-        for column_sum in (False, True):
-            assert_same_gradients(program, grad, x, operands, wanted, column_sum)
 
 
 @pytest.mark.parametrize("bias", [False, True])

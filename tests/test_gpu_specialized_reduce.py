@@ -8,9 +8,7 @@ import pytest
 import torch
 from generators import FLOATS, REDUCTIONS
 from gpu_tensors import DEVICE, randn
-from hypothesis import HealthCheck, given, settings
 from interpreted_and_compiled import assert_same_reduction as assert_same_bits
-from random_programs import OPERANDS, Recipe, make_program, recipes
 from torch import Tensor
 
 import cutfuse
@@ -88,21 +86,6 @@ def test_operands_of_every_layout(layout: str, dtype: torch.dtype, dim: int) -> 
     for operand_dtype in FLOATS:
         operand = LAYOUTS[layout](randn(200, 272, dtype=operand_dtype, seed=1))
         assert_same_bits(Program.parse(GATED), randn(200, 264, dtype=dtype), [operand], "sum", dim)
-
-
-@calls_an_operator
-@given(recipe=recipes())
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-def test_random_programs(recipe: Recipe) -> None:
-    native.core.forget_calls()  # whose plans hold what was compiled before
-    native.core.forget_specializations()
-    program = make_program(recipe)
-    if not len(program.native) or program.native.scaling is not None:
-        return
-    operands = [randn(200, 264, seed=seed + 1) for seed in range(OPERANDS)]
-    for dtype in (torch.bfloat16, torch.float32):
-        for dim in (-1, -2):
-            assert_same_bits(program, randn(200, 264, dtype=dtype), operands, "sum", dim)
 
 
 def test_values() -> None:

@@ -1,13 +1,10 @@
 """Random models against PyTorch: values, types, layouts, writes and gradients of what the fusion pass makes of them.
 
-`pytest tests/test_model_random.py --random-minutes 20` looks for new faults, and `--random-seed` runs one of the seeds
-that it prints again. A fault is reported with the source of its model.
+A fault is reported with the source of its model.
 """
 
 from __future__ import annotations
 
-import random
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import RANDOM_RUNS, RandomRun
 from model_checks import aot_saving
 from random_models import Program, make_program, namespace
+from random_runs import check_seeds, is_ordinary
 from torch import Tensor, fx
 
 from cutfuse.compile.fusion import fuse
@@ -194,30 +191,14 @@ def _operators(one_thread: None) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def test_random_models(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture) -> None:
-    minutes, only = (request.config.getoption(f"--random-{option}") for option in ("minutes", "seed"))
-    run_of, backend = RandomRun("models"), FusingBackend()
-    end = time.monotonic() + 60 * minutes
-    seeds = iter(SEEDS) if not minutes and only is None else _fresh_seeds(only, end)
-    for seed in seeds:
+def test_random_models(request: pytest.FixtureRequest) -> None:
+    backend = FusingBackend()
+
+    def find(seed: int) -> str:
         program = make_program(seed)
-        run_of.calls += 1
         found = check(program, backend)
-        if found:
-            run_of.seeds.append(seed)
-            run_of.faults.append(f"--random-seed {seed}\n{program.source}\n\n{found}\n")
-    if minutes or only is not None:
-        request.config.stash[RANDOM_RUNS].append(run_of)
-        with capsys.disabled():
-            print(f"\n{run_of}", flush=True)
-    else:
+        return f"{program.source}\n\n{found}" if found else ""
+
+    check_seeds(request, "models", SEEDS, find)
+    if is_ordinary(request.config):
         assert backend.layers > len(SEEDS)
-    assert not run_of.faults, "\n".join(run_of.faults)
-
-
-def _fresh_seeds(only: int | None, end: float) -> Iterator[int]:
-    if only is not None:
-        yield only
-        return
-    while time.monotonic() < end:
-        yield random.getrandbits(32)

@@ -1,13 +1,10 @@
 """Random calls against PyTorch: values, gradients, reductions, layers, transforms and compiled functions.
 
-`pytest tests/test_random_calls.py --random-minutes 20` looks for new faults, each test for its share of the time, and
-`--random-seed` runs one of the seeds that it prints again. What counts as a fault is in `agreement.py`.
+What counts as a fault is in `agreement.py`.
 """
 
 from __future__ import annotations
 
-import random
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,11 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from agreement import agree, attempt, both_infinite, check_differentiated
-from conftest import RANDOM_RUNS, RandomRun
 from generators import REDUCTIONS, eager_reduce
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from random_calls import OPS, POOL, TYPED, WRITTEN, Chain, Function, Source, chains, sources
+from random_runs import check_seeds, is_ordinary
 from test_epilogue_types import FLOATS
 from torch import Tensor
 
@@ -281,32 +278,24 @@ CHECKS: dict[str, tuple[st.SearchStrategy[tuple], Callable[..., None], int]] = {
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_random_calls(name: str, path: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture) -> None:
+def test_random_calls(name: str, path: str, request: pytest.FixtureRequest) -> None:
     strategy, check, examples = CHECKS[name]
-    run = RandomRun(f"{name}, {path}")
-
-    def counted(drawn: tuple) -> None:
-        run.calls += 1
-        check(*drawn)
-
+    calls = given(strategy)(lambda drawn: check(*drawn))
     quick = settings(max_examples=examples, derandomize=True, suppress_health_check=list(HealthCheck), deadline=None)
-    minutes, only = (request.config.getoption(f"--random-{option}") for option in ("minutes", "seed"))
-    if not minutes and only is None:
-        quick(given(strategy)(counted))()
+    if is_ordinary(request.config):
+        quick(calls)()
         return
     # Shrinking takes minutes, in which nothing new is drawn.
     long = settings(quick, max_examples=100, derandomize=False, database=None, phases=(Phase.generate,))
-    end = time.monotonic() + 60 * minutes / (2 * len(CHECKS))
-    while not run.seeds or (only is None and time.monotonic() < end):
-        run.seeds.append(random.getrandbits(32) if only is None else only)
+
+    def find(number: int) -> str:
         try:
-            seed(run.seeds[-1])(long(given(strategy)(counted)))()
+            seed(number)(long(calls))()
         except Exception:
-            run.faults.append(f"seed {run.seeds[-1]}\n{traceback.format_exc(limit=-2)}")
-    request.config.stash[RANDOM_RUNS].append(run)
-    with capsys.disabled():
-        print(f"\n{run}", flush=True)
-    assert not run.faults, "\n".join(run.faults)
+            return traceback.format_exc(limit=-2)
+        return ""
+
+    check_seeds(request, f"{name}, {path}", (), find, share=1 / (2 * len(CHECKS)))
 
 
 # What is wrong with each: a rounding that is missing and one that is too much, a value, a type, a tie, a zero, a NaN.

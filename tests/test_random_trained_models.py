@@ -1,23 +1,18 @@
-"""Random models that are trained: a few of them, that planted faults are found, and the processes of many."""
+"""Random models that are trained, and that planted faults are found in them."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
-import random_trained_models
 import torch
 from functorch.compile import default_partition, make_boxed_func
 from model_checks import PYTORCH_WARNINGS, aot_saving
-from random_trained_models import main
+from random_runs import check_seeds
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
-from trained_model_check import STEPS, Verdict, check
+from trained_model_check import STEPS, check
 from trained_models import CPU_SIZES, PRECISIONS, make_model
 
 from cutfuse.compile import fusion
@@ -28,6 +23,7 @@ pytestmark = [*PYTORCH_WARNINGS, pytest.mark.usefixtures("one_thread")]
 CPU_SEEDS = (0, 2, 5, 6, 12, 13)
 # The last are trained in fp32, and split products of three dimensions whose rows Inductor pads.
 GPU_SEEDS = (*range(20), 335, 464, 499, 777)
+SHARES = 8  # that processes of pytest-xdist take side by side
 PLAIN = 18  # in fp32, without jumps
 
 
@@ -48,10 +44,13 @@ def test_a_model_is_as_near_to_fp64_as_pytorchs(seed: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.no_path("compiled models call operators")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("seed", GPU_SEEDS)
-def test_a_model_on_a_gpu(seed: int) -> None:
-    verdict = check(seed, "cuda")
-    assert not verdict.faults, "\n".join((make_model(seed).source, *verdict.faults))
+@pytest.mark.parametrize("share", range(SHARES))
+def test_models_on_a_gpu(share: int, request: pytest.FixtureRequest) -> None:
+    def find(seed: int) -> str:
+        faults = check(seed, "cuda").faults
+        return "\n".join((make_model(seed).source, *faults)) if faults else ""
+
+    check_seeds(request, f"trained models, {share}", GPU_SEEDS[share::SHARES], find)
 
 
 def test_models_differ_and_a_seed_gives_one() -> None:
@@ -121,45 +120,3 @@ def test_what_is_wrong_in_pytorchs_compiler_too_is_no_fault() -> None:
     verdict = check(PLAIN, "cpu", planted(lambda y, number: y * float("nan")), aot_saving)
     assert not verdict.faults
     assert verdict.pytorchs
-
-
-# Processes
-
-may_fork = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-
-
-def answer(calls: Any, log: str, device: str) -> None:
-    """In the place of `serve`: seed 1 ends the process, seed 2 hangs, seed 3 is wrong."""
-    Path(log).write_text(f"on {os.environ['TORCHINDUCTOR_CACHE_DIR']}\nlast words\n")
-    calls.send(None)
-    while True:
-        seed = calls.recv()
-        if seed == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if seed == 2:
-            signal.pause()
-        calls.send(Verdict(seed, "fp32", ["is wrong"] if seed == 3 else []))
-
-
-@pytest.fixture
-def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """Arguments of a run whose processes begin and answer at once."""
-    monkeypatch.setattr(random_trained_models, "serve", answer)
-    monkeypatch.setattr(random_trained_models, "PROCESSES", multiprocessing.get_context("fork"))
-    return ["--devices", "cpu", "--jobs", "2", "--model-seconds", "3", "--faults", str(tmp_path / "faults.txt")]
-
-
-@may_fork
-def test_a_process_that_dies_or_hangs_is_a_fault_and_stops_no_other(
-    answering: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*answering, "--models", "6"]) == 1
-    text = capsys.readouterr().out
-    assert "Seeds 0 to 5: 6 models, 3 with faults, 6 wanted" in text
-    assert "ended with exit status -9; " in text
-    assert "last words" in text
-    assert "no answer within 3 s" in text
-    assert "seed 3, fp32: is wrong" in text
-    faults = (tmp_path / "faults.txt").read_text()
-    assert faults.count("class Model(nn.Module):") == 3
-    assert "# seed 3, " in faults

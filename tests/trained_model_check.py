@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -46,9 +45,7 @@ class Verdict:
     pytorchs: list[str] = field(default_factory=list)
     skipped: str = ""
     products: int = 0
-    fused: int = 0
     tensors: int = 0
-    seconds: float = 0.0
 
 
 @dataclass
@@ -64,7 +61,6 @@ class _Errors:
 
 def check(seed: int, device: str, pytorch: Backend = PYTORCH, own: Backend = OWN) -> Verdict:
     """Builds, runs and judges the model of a seed. pytorch, own: the backends of torch.compile that are compared."""
-    started = time.monotonic()
     model = make_model(seed, CPU_SIZES if device == "cpu" else DEVICE_SIZES)
     verdict = Verdict(seed, model.precision)
     reports: list[ProductReport] = []
@@ -75,8 +71,7 @@ def check(seed: int, device: str, pytorch: Backend = PYTORCH, own: Backend = OWN
         except torch.OutOfMemoryError as error:
             verdict.skipped = str(error).partition(".")[0]
     verdict.faults += sorted({str(item.message) for item in caught if "cutfuse" in str(item.message)})
-    verdict.products, verdict.fused = len(reports), sum(report.is_fused for report in reports)
-    verdict.seconds = time.monotonic() - started
+    verdict.products = len(reports)
     return verdict
 
 
