@@ -76,12 +76,6 @@ inline void check_extents(char const* kernel, Extents const& extents) {
   }
 }
 
-inline void check_pointer(char const* kernel, char const* name, void const* data, Extents const& extents) {
-  if (data == nullptr && !is_empty(extents)) {
-    throw py::value_error(std::string(kernel) + ": " + name + " is a null pointer, extents " + to_string(extents));
-  }
-}
-
 inline void check_operand_count(Program const& program, size_t given) {
   if (static_cast<size_t>(program.operand_count) != given) {
     throw py::value_error("the program has " + std::to_string(program.operand_count) + " operands, got " +
@@ -140,10 +134,6 @@ inline SplitGuard to_guard(std::vector<FlagsTuple> const& flags) {
 
 // None for a program that is interpreted for good.
 using OptionalSpecialization = std::optional<specialize::Specialization const*>;
-
-inline LoadedKernel const* loaded(OptionalSpecialization const& specialization) {
-  return specialize::loaded(specialization.value_or(nullptr));
-}
 
 // As many as the plan has fused products, or none.
 void check_epilogues(char const* function, LinearPlan const& plan, SpecializedEpilogues const& epilogues);

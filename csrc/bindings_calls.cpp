@@ -375,18 +375,26 @@ void bind_calls(py::module_& module) {
       "whether it is the first of the two, the layout of the result); identity is their program. hands_gradient_on: "
       "the program adds operands, so that all outputs are the gradient that arrives; the partial sums are then that "
       "gradient's rows.");
-  module.def("pointwise_call", &pointwise_call, py::arg("extents"), py::arg("x"), py::arg("out_dtype"),
-             py::arg("program"), py::arg("operands"), py::arg("result"), py::arg("specialization"),
-             "As of the function pointwise, with a layout in place of each tensor.");
-  module.def("reduce_call", &reduce_call, py::arg("extents"), py::arg("x"), py::arg("reduction"), py::arg("out_dtype"),
-             py::arg("program"), py::arg("operands"), py::arg("result"), py::arg("workspace_bytes"),
-             py::arg("specialization"), "As of the function reduce, with a layout in place of each tensor.");
+  module.def(
+      "pointwise_call", &pointwise_call, py::arg("extents"), py::arg("x"), py::arg("out_dtype"), py::arg("program"),
+      py::arg("operands"), py::arg("result"), py::arg("specialization"),
+      "program(x, operands) over (outer, rows, columns); x and operands are layouts. specialization: the program in "
+      "the kernel that pointwise_kernel names; None to interpret it.");
+  module.def(
+      "reduce_call", &reduce_call, py::arg("extents"), py::arg("x"), py::arg("reduction"), py::arg("out_dtype"),
+      py::arg("program"), py::arg("operands"), py::arg("result"), py::arg("workspace_bytes"), py::arg("specialization"),
+      "program(x, operands), layouts, reduced over the middle one of (outer, reduced, inner). specialization: the "
+      "program in the kernel that reduce_kernel names; None to interpret it.");
   module.def(
       "backward_call", &backward_call, py::arg("extents"), py::arg("grad"), py::arg("x"), py::arg("program"),
       py::arg("operands"), py::arg("outputs"), py::arg("column_sum"), py::arg("specialization"),
       py::arg("reduction") = 0, py::arg("is_accurate") = false,
-      "As of the function pointwise_backward, with a layout in place of each tensor; outputs and column_sum as of "
-      "training_plan. The reduction's result and ties, where it needs them, are tensors behind the operands.");
+      "For each output grad * weight * d program / d input, of layouts; outputs and column_sum as of training_plan. "
+      "The "
+      "reduction's result and ties, where it needs them, are tensors behind the operands. specialization: the program "
+      "in "
+      "the kernel that pointwise_backward_kernel names; None to interpret it. is_accurate: it is interpreted with "
+      "accurate primitives, as the kernels of reductions are.");
   module.def("run_call", &run_call, py::arg("plan"), py::arg("tensors"), py::arg("first_operand"), py::arg("device"),
              "What a plan gives for tensors laid out as those that it was made for, in the order of the call's "
              "arguments, on the current stream of their device, which is the current one. Of plans of operators.");

@@ -42,7 +42,7 @@ py::list list_of(JoinedWeights const& joined) {
   return list;
 }
 
-// Gives a Python function the name and the arguments of each launch, named as those of the functions that launch.
+// Gives a Python function the name and the arguments of each launch.
 class Recorder final : public Launcher {
  public:
   explicit Recorder(Callback callback) : callback_(std::move(callback)) {}

@@ -1,4 +1,4 @@
-// Single launches of the kernels without a product, by whatever makes launches: part of every build.
+// The kernels without a product: which run a call, and the pass that splits a matrix. Part of every build.
 #include <optional>
 
 #include "bindings.h"
@@ -59,16 +59,6 @@ std::string find_backward_kernel(Program const& program, Extents const& extents,
   return specialized_kernel(problem);
 }
 
-void pointwise(uintptr_t stream, Program const& program, Extents const& extents, MatrixTuple const& x,
-               std::vector<MatrixTuple> const& operands, uintptr_t out, int out_dtype,
-               OptionalSpecialization const& specialization) {
-  PointwiseProblem problem = to_problem(program, extents, x, operands, out, out_dtype);
-  problem.specialized = loaded(specialization);
-  check_pointer("pointwise", "x", problem.x.data, extents);
-  check_pointer("pointwise", "out", problem.out, extents);
-  launcher().pointwise(problem, pointer<void>(stream));
-}
-
 void set_derivatives(PointwiseBackwardProblem& problem, std::vector<DerivativeTuple> const& derivatives) {
   if (derivatives.size() > static_cast<size_t>(kMaxDerivatives)) {
     throw py::value_error("pointwise_backward: at most " + std::to_string(kMaxDerivatives) + " outputs, got " +
@@ -84,54 +74,12 @@ void set_derivatives(PointwiseBackwardProblem& problem, std::vector<DerivativeTu
   }
 }
 
-void check_weights(PointwiseBackwardProblem const& problem, Extents const& extents) {
-  if (needs_result(problem.reduction)) {
-    check_pointer("pointwise_backward", "row_result", problem.row_result, extents);
-  }
-  if (counts_ties(problem.reduction)) check_pointer("pointwise_backward", "tie_count", problem.tie_count, extents);
-  if (problem.column_partials != nullptr && extents[0] != 1) {
-    throw py::value_error("pointwise_backward: column sums need one outer index, got extents " + to_string(extents));
-  }
-}
-
-void pointwise_backward(uintptr_t stream, Program const& program, Extents const& extents, MatrixTuple const& grad,
-                        MatrixTuple const& x, std::vector<MatrixTuple> const& operands,
-                        std::vector<DerivativeTuple> const& outputs, uintptr_t column_partials, int reduction,
-                        uintptr_t row_result, uintptr_t tie_count, OptionalSpecialization const& specialization,
-                        bool is_accurate) {
-  if (is_accurate && specialization) {
-    throw py::value_error(
-        "pointwise_backward: with is_accurate the program is interpreted: specialization must be None");
-  }
-  PointwiseBackwardProblem problem = to_backward_problem(program, extents, grad, x, operands, outputs);
-  problem.column_partials = pointer<float>(column_partials);
-  problem.reduction = to_reduction(reduction);
-  problem.row_result = pointer<float const>(row_result);
-  problem.tie_count = pointer<float const>(tie_count);
-  problem.specialized = loaded(specialization);
-  problem.is_accurate = is_accurate;
-  for (WantedDerivative const* wanted = problem.derivatives; wanted < problem.derivatives + problem.derivative_count;
-       ++wanted) {
-    check_pointer("pointwise_backward", "an output", wanted->data, extents);
-  }
-  check_pointer("pointwise_backward", "x", problem.x.data, extents);
-  check_pointer("pointwise_backward", "grad", problem.grad.data, extents);
-  check_weights(problem, extents);
-  launcher().pointwise_backward(problem, pointer<void>(stream));
-}
-
 std::tuple<int64_t, int, int64_t, int64_t> backward_launch(Extents const& extents, int dtype, int64_t pitch,
                                                            bool keep_columns) {
   std::vector<PointwiseTensor> tensors = {{{extents[1] * pitch, pitch, 1}, to_dtype(dtype), 0}};
   PointwisePlan const plan = plan_pointwise_backward({extents[0], extents[1], extents[2]}, tensors, {}, keep_columns);
   return {plan.extents.outer * plan.row_tiles * plan.column_tiles, plan.width * plan.height, plan.tile_columns,
           plan.column_tiles};
-}
-
-void check_reduction(char const* kernel, Reduction reduction) {
-  if (reduction == Reduction::kNone) {
-    throw py::value_error(std::string(kernel) + ": reduction has to be one of reductions(), got 0 (none)");
-  }
 }
 
 // A call of reduce of which the result does not matter.
@@ -150,38 +98,6 @@ std::vector<specialize::OperandKind> find_operand_kinds(Program const& program, 
                                                         int reduction) {
   return kinds_of(program.operand_count,
                   specialized_operands(without_result(program, extents, x, operands, reduction)));
-}
-
-void check_operands(ReduceProblem const& problem, OptionalSpecialization const& specialization) {
-  specialize::Specialization const* const given = specialization.value_or(nullptr);
-  if (given == nullptr || given->operand_types() == specialized_operands(problem)) return;
-  throw py::value_error("reduce: the specialization " + given->kernel() +
-                        " is of operands of other types or kinds: see reduce_operand_kinds");
-}
-
-void reduce(uintptr_t stream, Program const& program, Extents const& extents, MatrixTuple const& x,
-            std::vector<MatrixTuple> const& operands, int reduction, uintptr_t out, int out_dtype, uintptr_t workspace,
-            OptionalSpecialization const& specialization) {
-  ReduceProblem problem = to_problem(program, extents, x, operands, reduction, out, out_dtype, workspace);
-  problem.specialized = loaded(specialization);
-  check_reduction("reduce", problem.reduction);
-  check_operands(problem, specialization);
-  check_pointer("reduce", "x", problem.x.data, extents);
-  check_pointer("reduce", "out", problem.out, extents);
-  launcher().reduce(problem, pointer<void>(stream));
-}
-
-void finalize(uintptr_t stream, uintptr_t partials, int64_t tiles, int64_t rows, int reduction, int64_t count,
-              uintptr_t out, int out_dtype) {
-  Extents const extents = {tiles, rows, 1};
-  check_extents("finalize_partials", extents);
-  Reduction const to_fold = to_reduction(reduction);
-  DType const dtype = to_dtype(out_dtype);
-  check_reduction("finalize_partials", to_fold);
-  check_pointer("finalize_partials", "partials", pointer<void>(partials), extents);
-  check_pointer("finalize_partials", "out", pointer<void>(out), extents);
-  launcher().fold({pointer<float const>(partials), tiles, rows, to_fold, count, pointer<void>(out), dtype},
-                  pointer<void>(stream));
 }
 
 size_t workspace_bytes(Extents const& extents, int dtype, int reduction, int multiprocessors) {
@@ -232,35 +148,21 @@ PointwiseProblem to_problem(Program const& program, Extents const& extents, Matr
 }
 
 void bind_pointwise(py::module_& module) {
-  module.def("pointwise", &pointwise, py::arg("stream"), py::arg("program"), py::arg("extents"), py::arg("x"),
-             py::arg("operands"), py::arg("out"), py::arg("out_dtype"), py::arg("specialization"),
-             "out = program(x, operands) over (outer, rows, columns); out is contiguous. A tensor is (pointer, dtype, "
-             "outer, row and column stride in elements). specialization: the program in the kernel that "
-             "pointwise_kernel names; None to interpret it.");
-  module.def(
-      "pointwise_kernel", &find_kernel, py::arg("program"), py::arg("extents"), py::arg("x"), py::arg("operands"),
-      py::arg("out"), py::arg("out_dtype"),
-      "The kernel that such a call of pointwise runs with its program compiled in; empty where the program has to "
-      "be interpreted. Of an address no more counts than whether it is a multiple of 16.");
-  module.def("pointwise_backward", &pointwise_backward, py::arg("stream"), py::arg("program"), py::arg("extents"),
-             py::arg("grad"), py::arg("x"), py::arg("operands"), py::arg("outputs"), py::arg("column_partials"),
-             py::arg("reduction"), py::arg("row_result"), py::arg("tie_count"), py::arg("specialization"),
-             py::arg("is_accurate") = false,
-             "For each output (wrt, pointer, dtype): grad * weight * d program / d input, contiguous. column_partials: "
-             "fp32 [pointwise_backward_row_blocks, columns] or 0. row_result, tie_count: fp32 [outer, rows] or 0. "
-             "specialization: the program in the kernel that pointwise_backward_kernel names; None to interpret it. "
-             "is_accurate: it is interpreted with accurate primitives, as the kernels of reductions are.");
+  module.def("pointwise_kernel", &find_kernel, py::arg("program"), py::arg("extents"), py::arg("x"),
+             py::arg("operands"), py::arg("out"), py::arg("out_dtype"),
+             "The kernel that such a pointwise_call runs with its program compiled in; empty where the program has to "
+             "be interpreted. Of an address no more counts than whether it is a multiple of 16.");
   module.def("pointwise_backward_kernel", &find_backward_kernel, py::arg("program"), py::arg("extents"),
              py::arg("grad"), py::arg("x"), py::arg("operands"), py::arg("outputs"), py::arg("sums_columns"),
-             "The kernel that such a call of pointwise_backward, without a reduction, runs with the program's "
-             "derivatives compiled in; empty where they have to be interpreted. Of an address no more counts than "
+             "The kernel that such a backward_call, without a reduction, runs with the program's derivatives compiled "
+             "in; empty where they have to be interpreted. Of an address no more counts than "
              "whether it is a multiple of 32.");
   module.def("pointwise_backward_launch", &backward_launch, py::arg("extents"), py::arg("dtype"), py::arg("pitch"),
              py::arg("keep_columns"),
              "How the kernel that interprets is launched for rows of such a pitch in elements: blocks, threads of a "
              "block, columns of a block, and blocks beside each other. For tests.");
   module.def("pointwise_backward_row_blocks", &pointwise_backward_row_blocks, py::arg("rows"), py::arg("columns"),
-             "Rows of column partial sums that pointwise_backward writes.");
+             "Rows of partial sums of columns that a backward_call writes.");
 }
 
 ReduceProblem to_problem(Program const& program, Extents const& extents, MatrixTuple const& x,
@@ -280,23 +182,15 @@ ReduceProblem to_problem(Program const& program, Extents const& extents, MatrixT
 }
 
 void bind_reduce(py::module_& module) {
-  module.def("reduce", &reduce, py::arg("stream"), py::arg("program"), py::arg("extents"), py::arg("x"),
-             py::arg("operands"), py::arg("reduction"), py::arg("out"), py::arg("out_dtype"), py::arg("workspace"),
-             py::arg("specialization"),
-             "Reduces program(x, operands) over the middle one of (outer, reduced, inner) to out [outer, inner]. "
-             "specialization: the program in the kernel that reduce_kernel names; None to interpret it.");
   module.def("reduce_kernel", &find_reduce_kernel, py::arg("program"), py::arg("extents"), py::arg("x"),
              py::arg("operands"), py::arg("reduction"),
-             "The kernel that such a call of reduce runs with its program compiled in; empty where the program has to "
+             "The kernel that such a reduce_call runs with its program compiled in; empty where the program has to "
              "be interpreted. Of an address no more counts than whether it is a multiple of 16.");
   module.def("reduce_operand_kinds", &find_operand_kinds, py::arg("program"), py::arg("extents"), py::arg("x"),
              py::arg("operands"), py::arg("reduction"),
              "How each operand lies along the lines that threads of that kernel walk along, which it has compiled in.");
-  module.def("finalize_partials", &finalize, py::arg("stream"), py::arg("partials"), py::arg("tiles"), py::arg("rows"),
-             py::arg("reduction"), py::arg("count"), py::arg("out"), py::arg("out_dtype"),
-             "Folds fp32 partial states [tiles, rows] (pairs for logsumexp) to out [rows]; the mean divides by count.");
   module.def("reduce_workspace", &workspace_bytes, py::arg("extents"), py::arg("dtype"), py::arg("reduction"),
-             py::arg("multiprocessors"), "Bytes of workspace that reduce needs, 0 for none.");
+             py::arg("multiprocessors"), "Bytes of workspace that a reduce_call needs, 0 for none.");
 }
 
 }  // namespace cutfuse::bindings

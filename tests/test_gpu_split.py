@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import kernel_cases
 import pytest
 import split_cases as cases
 import torch
@@ -128,7 +127,7 @@ def call_split(
     outputs = tuple(Output.of(size) for size in sizes)
     values, scales, flags = (output.inside for output in outputs)
     module().split(
-        kernel_cases.stream(),
+        torch.cuda.current_stream().cuda_stream,
         scheme,
         is_weight,
         x.data_ptr(),

@@ -1,8 +1,9 @@
-"""The pointwise and reduction kernels, called directly, against fp64."""
+"""The pointwise and reduction kernels that interpret programs, against fp64, in memory whose margins are watched."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 
 import kernel_cases as cases
 import pytest
@@ -10,9 +11,13 @@ import torch
 from kernel_cases import DTYPES, LAYOUTS, REDUCTIONS, Layout, Shape, assert_within
 from torch import Tensor
 
+import cutfuse
+from cutfuse import native
 from cutfuse.epilogue import Epilogue
+from cutfuse.epilogue.table import NEEDS_RESULT
+from cutfuse.layer import calls, cuda
 
-pytestmark = [pytest.mark.gpu, pytest.mark.no_path("calls kernels, and no public function")]
+pytestmark = [pytest.mark.gpu, pytest.mark.no_path("calls operators' implementations, and no public function")]
 
 # (outer, reduced, inner): one for every way in which the planner lays threads over a tensor, and their ragged edges.
 ROW_SHAPES = [(1, 1, 1), (37, 1, 1), (5, 3, 1), (300, 33, 1), (70, 128, 1), (9, 1000, 1), (3, 5000, 1), (2, 300001, 1)]
@@ -36,6 +41,30 @@ REFERENCES = {
 }
 
 
+IDENTITY = "operands=0"
+
+
+@pytest.fixture(autouse=True)
+def _watched() -> Iterator[None]:
+    memory = cases.WatchedMemory()
+    native.core.connect_calls({**calls.torch_functions(), "empty_strided": memory})
+    with cutfuse.specialization("off"):
+        yield
+    calls.connect()
+    memory.check()
+
+
+def text_of(function: Callable[..., Tensor]) -> str:
+    return Epilogue(function).program.text
+
+
+def reduce(
+    x: Tensor, reduction: str, out_dtype: torch.dtype, program: str = IDENTITY, operands: Sequence[Tensor] = ()
+) -> Tensor:
+    """Over the middle one of three dimensions."""
+    return cuda.reduce(x, operands, program, reduction, (1,), out_dtype)
+
+
 def reduction_bound(values: Tensor, reduction: str) -> Tensor | float:
     if reduction == "logsumexp":
         return 2e-6
@@ -47,7 +76,7 @@ def reduction_bound(values: Tensor, reduction: str) -> Tensor | float:
 
 def check_reduction(x: Tensor, reduction: str, out_dtype: torch.dtype) -> None:
     values = x.double()
-    actual = cases.call_reduce(x, reduction, out_dtype)
+    actual = reduce(x, reduction, out_dtype)
     assert_within(actual, REFERENCES[reduction](values, 1), reduction_bound(values, reduction))
 
 
@@ -83,8 +112,8 @@ def test_reduce_special_values(shape: Shape, special: tuple[float, ...], reducti
 @pytest.mark.parametrize("shape", [(2, 700001, 1), (2, 40000, 9), (1, 20000, 256), (1, 5000, 4095)], ids=str)
 def test_two_runs_agree(shape: Shape, reduction: str) -> None:
     x = cases.contiguous(shape, torch.bfloat16)
-    first = cases.call_reduce(x, reduction, torch.float32)
-    assert torch.equal(first, cases.call_reduce(x, reduction, torch.float32))
+    first = reduce(x, reduction, torch.float32)
+    assert torch.equal(first, reduce(x, reduction, torch.float32))
 
 
 def prologue(z: Tensor, row: Tensor, column: Tensor, full: Tensor, scalar: Tensor) -> Tensor:
@@ -108,10 +137,10 @@ def operands_of(shape: Shape, full: Layout, dtype: torch.dtype) -> list[Tensor]:
 def test_reduce_program(shape: Shape, layout: Layout, dtype: torch.dtype) -> None:
     x = layout(shape, dtype)
     operands = operands_of(shape, layout, dtype)
-    program = Epilogue(prologue).program
+    program = text_of(prologue)
     values = prologue(x.double(), *(operand.double() for operand in operands))
     for reduction in REDUCTIONS:
-        actual = cases.call_reduce(x, reduction, torch.float32, program, operands)
+        actual = reduce(x, reduction, torch.float32, program, operands)
         bound = reduction_bound(values, reduction) + 3e-6 * (shape[1] if reduction == "sum" else 1)
         assert_within(actual, REFERENCES[reduction](values, 1), bound)
 
@@ -135,31 +164,9 @@ def test_reduce_scaled(shape: Shape, layout: Layout, dtype: torch.dtype, reducti
     programs = [(scaled, [weight]) for weight in weights] + [(lambda z: z / 2 * 3.0, [])]
     for function, operands in programs:
         values = function(x.double(), *(operand.double() for operand in operands))
-        actual = cases.call_reduce(x, reduction, torch.float32, Epilogue(function).program, operands)
+        actual = reduce(x, reduction, torch.float32, text_of(function), operands)
         bound = values.abs().sum(1) * 3e-7
         assert_within(actual, REFERENCES[reduction](values, 1), bound)
-
-
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("tiles", [1, 2, 9, 64, 300])
-@pytest.mark.parametrize("rows", [1, 5, 128, 9000])
-def test_finalize_partials(rows: int, tiles: int, reduction: str) -> None:
-    states = cases.random((tiles, rows), torch.float32).double()
-    partials = states.float()
-    if reduction == "logsumexp":
-        weights = cases.random((tiles, rows), torch.float32, 1).abs() + 0.1
-        partials = torch.stack((partials, weights), -1)
-        expected = torch.logsumexp(states + weights.double().log(), 0)
-    else:
-        expected = REFERENCES["sum" if reduction == "mean" else reduction](states, 0)
-    count = 7 * tiles
-    out, buffer = cases.guarded((rows,), torch.float32)
-    core = cases.module()
-    code, dtype = core.reductions()[reduction], cases.dtype_code(torch.float32)
-    core.finalize_partials(cases.stream(), partials.data_ptr(), tiles, rows, code, count, out.data_ptr(), dtype)
-    cases.check_margins(out, buffer)
-    bound = states.abs().sum(0) * 2e-7 + 2e-6 if reduction in ("sum", "logsumexp", "mean") else 0.0
-    assert_within(out, expected / count if reduction == "mean" else expected, bound)
 
 
 def sigmoid(z: Tensor) -> Tensor:
@@ -196,7 +203,7 @@ POINTWISE_SHAPES = [
 def test_pointwise(shape: Shape, layout: Layout, dtype: torch.dtype, out_dtype: torch.dtype) -> None:
     x = layout(shape, dtype)
     for function in (sigmoid, chain, residual):
-        actual = cases.call_pointwise(x, Epilogue(function).program, (), out_dtype)
+        actual = cuda.pointwise(x, (), text_of(function), out_dtype)
         assert_within(actual, function(x.double()), 4e-6)
 
 
@@ -207,7 +214,7 @@ def test_pointwise_operands(shape: Shape, layout: Layout, dtype: torch.dtype) ->
     x = layout(shape, dtype)
     operands = operands_of(shape, layout, dtype)
     expected = prologue(x.double(), *(operand.double() for operand in operands))
-    assert_within(cases.call_pointwise(x, Epilogue(prologue).program, operands, dtype), expected, 4e-6)
+    assert_within(cuda.pointwise(x, operands, text_of(prologue), dtype), expected, 4e-6)
 
 
 @pytest.mark.parametrize("function", [sigmoid, chain, residual])
@@ -215,19 +222,8 @@ def test_pointwise_operands(shape: Shape, layout: Layout, dtype: torch.dtype) ->
 def test_pointwise_ragged_large(dtype: torch.dtype, function: object) -> None:
     """Long enough that whole vectors and the rest are two launches."""
     x = cases.contiguous((1, 1, (1 << 20) + 4099), dtype)
-    actual = cases.call_pointwise(x, Epilogue(function).program, (), dtype)
+    actual = cuda.pointwise(x, (), text_of(function), dtype)
     assert_within(actual, function(x.double()), 4e-6)
-
-
-def test_pointwise_in_place() -> None:
-    x = cases.contiguous((1, 300, 4096), torch.bfloat16)
-    expected = chain(x.double())
-    arguments = cases.matrix(x, x.shape)
-    core = cases.module()
-    core.pointwise(
-        cases.stream(), Epilogue(chain).program.native, tuple(x.shape), arguments, [], x.data_ptr(), arguments[1], None
-    )
-    assert_within(x, expected, 4e-6)
 
 
 BACKWARD_SHAPES = [
@@ -249,21 +245,29 @@ def test_backward(shape: Shape, layout: Layout, dtype: torch.dtype) -> None:
     x = layout(shape, dtype)
     operands = operands_of(shape, layout, dtype)
     grad = cases.random(shape, dtype, 5)
-    sources = [t.double().expand(shape).clone().requires_grad_() for t in (x, *operands)]
+    tensors = [x, *(operand.expand(shape) for operand in operands)]
+    sources = [t.double().requires_grad_() for t in tensors]
     expected = torch.autograd.grad(prologue(*sources), sources, grad.double())
-    column_sums = shape[0] == 1
-    program = Epilogue(prologue).program
-    actual, partials = cases.call_backward(grad, x, program, operands, range(5), column_sums=column_sums)
-    for own, reference in zip(actual, expected, strict=True):
+    for own, reference in zip(gradients(grad, tensors, range(5)), expected, strict=True):
         assert_within(own, reference, 1e-5 * (1 + reference.abs()))
-    if column_sums:
-        reference = expected[0].sum(1)[0]
-        assert_within(partials.sum(0), reference, 1e-5 * (1 + expected[0].abs().sum(1)[0]))
-        _, alone = cases.call_backward(grad, x, program, operands, (), column_sums=True)
-        assert torch.equal(alone, partials)
+    if shape[0] == 1:
+        matrices = [t[0] for t in tensors]
+        *_, sums = gradients(grad[0], matrices, range(5), sums_columns=True)
+        assert_within(sums, expected[0].sum(1)[0], 1e-5 * (1 + expected[0].abs().sum(1)[0]))
+        (alone,) = gradients(grad[0], matrices, (), sums_columns=True)
+        assert torch.equal(alone, sums)
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS)
+def gradients(
+    grad: Tensor, tensors: Sequence[Tensor], wanted: Sequence[int], sums_columns: bool = False
+) -> list[Tensor]:
+    """Those that are wanted of prologue's, and the sums of the columns of x's."""
+    return cuda.pointwise_backward(
+        grad, tensors[0], tensors[1:], text_of(prologue), "none", None, list(wanted), sums_columns
+    )
+
+
+@pytest.mark.parametrize("reduction", NEEDS_RESULT)
 @pytest.mark.parametrize(
     "layout", [cases.contiguous, cases.offset, cases.middle_last], ids=lambda layout: layout.__name__
 )
@@ -272,26 +276,12 @@ def test_backward_of_row_reduction(shape: Shape, layout: Layout, reduction: str)
     x = layout(shape, torch.float32).round(decimals=1)  # ties
     grad = cases.random((*shape[:2], 1), torch.float32, 5)
     source = x.double().requires_grad_()
-    y = source * 2 + 0.25
-    result = REFERENCES[reduction](y, -1, keepdim=True)
-    (expected,) = torch.autograd.grad(result, source, grad.double())
-    program = Epilogue(lambda z: z * 2 + 0.25).program
-    row_result = REFERENCES[reduction](x * 2 + 0.25, -1)
-    ties = (x * 2 + 0.25 == row_result.unsqueeze(-1)).sum(-1).float()
-    (actual,), partials = cases.call_backward(
-        grad,
-        x,
-        program,
-        (),
-        (0,),
-        column_sums=shape[0] == 1,
-        reduction=reduction,
-        row_result=row_result.contiguous(),
-        tie_count=ties.contiguous(),
-    )
+    y = REFERENCES[reduction](source * 2 + 0.25, -1, keepdim=True)
+    (expected,) = torch.autograd.grad(y, source, grad.double())
+    program = text_of(lambda z: z * 2 + 0.25)
+    result = REFERENCES[reduction](x * 2 + 0.25, -1, keepdim=True)
+    (actual,) = cuda.pointwise_backward(grad, x, (), program, reduction, result, [0], False)
     assert_within(actual, expected, 1e-5 * (1 + expected.abs()))
-    if partials is not None:
-        assert_within(partials.sum(0), expected.sum(1)[0], 1e-5 * (1 + expected.abs().sum(1)[0]))
 
 
 @pytest.mark.parametrize("reduction", ["sum", "amax"])
@@ -299,36 +289,24 @@ def test_reduce_is_as_accurate_as_torch(reduction: str) -> None:
     for shape in [(8, 100000, 1), (1, 8192, 1024), (4, 4096, 999)]:
         x = cases.contiguous(shape, torch.float32)
         expected = REFERENCES[reduction](x.double(), 1)
-        own = (cases.call_reduce(x, reduction, torch.float32).double() - expected).abs().max()
+        own = (reduce(x, reduction, torch.float32).double() - expected).abs().max()
         rounding = torch.finfo(torch.float32).eps / 2 * expected.abs().max()
         assert own <= (REFERENCES[reduction](x, 1).double() - expected).abs().max() + rounding
 
 
 def test_empty() -> None:
     empty = torch.empty((0, 4, 4), device=cases.DEVICE)
-    assert cases.call_reduce(empty, "sum", torch.float32).shape == (0, 4)
-    assert cases.call_pointwise(empty, Epilogue(sigmoid).program, (), torch.float32).shape == (0, 4, 4)
+    assert reduce(empty, "sum", torch.float32).shape == (0, 4)
+    assert cuda.pointwise(empty, (), text_of(sigmoid), torch.float32).shape == (0, 4, 4)
 
 
 @pytest.mark.parametrize("columns", [(1 << 31) + 24, (1 << 31) + 27])
 def test_more_than_2_31_elements(columns: int) -> None:
     x = torch.zeros((1, 1, columns), dtype=torch.bfloat16, device=cases.DEVICE)
     x[..., -30:] = 3.0
-    y = cases.call_pointwise(x, Epilogue(chain).program, (), torch.bfloat16)
+    y = cuda.pointwise(x, (), text_of(chain), torch.bfloat16)
     assert_within(y[..., -40:], chain(x[..., -40:].double()), 4e-6)
     assert y[..., 1 << 30] == 0
-    assert cases.call_reduce(x.view(1, columns, 1), "sum", torch.float32).item() == 90
+    assert reduce(x.view(1, columns, 1), "sum", torch.float32).item() == 90
     tall = x[..., : columns - columns % 4].view(1, -1, 4)
-    assert cases.call_reduce(tall, "sum", torch.float32).sum().item() == 3 * (30 - columns % 4)
-
-
-def test_bad_arguments() -> None:
-    core = cases.module()
-    x = cases.contiguous((1, 4, 4), torch.float32)
-    arguments = cases.matrix(x, x.shape)
-    with pytest.raises(ValueError, match=r"out is a null pointer, extents \(1, 4, 4\)"):
-        core.pointwise(0, cases.IDENTITY.native, (1, 4, 4), arguments, [], 0, 0, None)
-    with pytest.raises(ValueError, match="reduction has to be one of"):
-        core.reduce(0, cases.IDENTITY.native, (1, 4, 4), arguments, [], 0, x.data_ptr(), 0, 0, None)
-    with pytest.raises(ValueError, match=r"extents have to be at least 0, got \(1, -4, 4\)"):
-        core.reduce(0, cases.IDENTITY.native, (1, -4, 4), arguments, [], 1, x.data_ptr(), 0, 0, None)
+    assert reduce(tall, "sum", torch.float32).sum().item() == 3 * (30 - columns % 4)
