@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from ptx_machine import MEMORY_BASE, Machine
 from ptx_parser import Function, find_kernel
 from specialized_kernels import operand_types
 from specialized_pointwise import Memory
@@ -72,38 +70,25 @@ class SpecializedBackward:
     ) -> Gradients:
         """dtypes: of the gradients; that of x if they are not given."""
         extents = [1] * (3 - x.dim()) + list(x.shape)
-        memory = Memory()
-        symbols = memory.add_tables(self.text)
+        memory = Memory(self.text)
         grad_matrix, x_matrix, *matrices = [memory.add_tensor(item, extents) for item in (grad, x, *operands)]
-        results = [torch.empty(x.shape, dtype=dtype) for dtype in dtypes or [x.dtype] * len(self.wanted)]
-        if self.column_sum:
-            blocks = module().pointwise_backward_row_blocks(*x.shape)
-            results.append(torch.empty(blocks, x.shape[1]))
-        first = len(memory.image)
-        places = [memory.add(b"\xff" * (item.numel() * item.itemsize)) for item in results]
-        outputs = [
-            (wrt, place, operand_types([item])[0])
-            for wrt, place, item in zip(self.wanted, places, results, strict=False)
-        ]
-        problem = (program.native, extents, grad_matrix, x_matrix, matrices, outputs)
+        kinds = list(dtypes or [x.dtype] * len(self.wanted))
+        places = [memory.add_result(x.shape, dtype) for dtype in kinds]
+        types = operand_types([torch.empty(0, dtype=dtype) for dtype in kinds])
+        problem = (
+            program.native,
+            extents,
+            grad_matrix,
+            x_matrix,
+            matrices,
+            list(zip(self.wanted, places, types, strict=True)),
+        )
         assert module().pointwise_backward_kernel(*problem, self.column_sum), "the launch would interpret the program"
-        partials = places[-1] if self.column_sum else 0
-        parameters, blocks, threads = module().pointwise_backward_parameters(*problem, partials)
-        machine = self.machine(memory, symbols, blocks, threads, first)
-        row = np.frombuffer(parameters, np.uint8)
-        machine.run(self.function, [np.broadcast_to(row, (blocks * threads, len(row)))])
-        for place, item in zip(places, results, strict=True):
-            start = place - MEMORY_BASE
-            stored = machine.memory[start : start + item.numel() * item.itemsize].copy()
-            item.copy_(torch.from_numpy(stored).view(item.dtype).view(item.shape))
-        return Gradients(results[: len(self.wanted)], results[-1] if self.column_sum else None)
-
-    def machine(self, memory: Memory, symbols: dict[str, int], blocks: int, threads: int, first: int) -> Machine:
-        lanes = np.arange(blocks * threads)
-        special = {
-            "%tid.x": lanes % threads,
-            "%ctaid.x": lanes // threads,
-            "%ntid.x": np.full(blocks * threads, threads),
-        }
-        stores = range(first, len(memory.image))
-        return Machine(len(lanes), bytes(memory.image), symbols, special, stores, threads)
+        sums, partials = (), 0
+        if self.column_sum:
+            sums = (module().pointwise_backward_row_blocks(*x.shape), x.shape[1])
+            partials = memory.add_result(sums, torch.float32)
+        launch = module().pointwise_backward_parameters(*problem, partials)
+        memory.launch(self.function, *launch, first=places[0] if places else partials)
+        gradients = [memory.result(place, x.shape, dtype) for place, dtype in zip(places, kinds, strict=True)]
+        return Gradients(gradients, memory.result(partials, sums, torch.float32) if self.column_sum else None)

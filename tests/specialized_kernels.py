@@ -107,6 +107,9 @@ def find_ptxas() -> str | None:
     return shutil.which("ptxas", path="/usr/local/cuda/bin") or shutil.which("ptxas")
 
 
+needs_ptxas = pytest.mark.skipif(find_ptxas() is None, reason="there is no ptxas here")
+
+
 @dataclass(frozen=True)
 class Report:
     """What ptxas -v says of each function: bytes of spills, and registers of the kernel."""
@@ -132,6 +135,19 @@ def assemble(ptx: str, folder: Path, architecture: str = "sm_90a") -> Report:
     registers = dict(re.findall(r"Compiling entry function '(\S+)' [^U]*?Used (\d+) registers", text, re.DOTALL))
     warnings = [line for line in text.splitlines() if "warning" in line.lower() or re.search(r"\bC75\d\d", line)]
     return Report(spills, {name: int(count) for name, count in registers.items()}, warnings)
+
+
+def assemble_without_spills(ptx: str, folder: Path, architecture: str = "sm_90a", *what: object) -> Report:
+    """And without warnings. what: what is assembled, for the message of a failure."""
+    report = assemble(ptx, folder, architecture)
+    assert not report.warnings, what
+    assert not any(report.spills.values()), (*what, report)
+    return report
+
+
+def assert_roundings(ptx: str) -> None:
+    """Each operation says how it is rounded, so that ptxas fuses none."""
+    assert not re.search(r"\b(add|sub|mul|mad)(\.ftz)?\.f(32|64)\b", ptx), "a rounding is left open"
 
 
 def spread(values: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -20,10 +21,14 @@ Matrix = tuple[int, int, int, int, int]
 
 
 class Memory:
-    """Tensors at the addresses that a launch is given. Each ends where its storage does: nothing lies in between."""
+    """A kernel's tables, and tensors at the addresses that a launch is given. Each ends where its storage does: nothing
+    lies in between."""
 
-    def __init__(self) -> None:
+    def __init__(self, ptx: str = "") -> None:
         self.image = bytearray()
+        self.symbols = {}
+        for name, numbers in re.findall(r"^\.global [^\n]* (\w+)\[\d+\] = \{([\d, ]*)\};", ptx, re.MULTILINE):
+            self.symbols[name] = self.add(bytes(int(number) for number in numbers.split(","))) - MEMORY_BASE
 
     def add(self, data: bytes) -> int:
         self.image += bytes(-len(self.image) % ALIGNMENT)
@@ -38,11 +43,24 @@ class Memory:
         outer, row, column = tensor.view(shape).expand(*extents).stride()
         return (address, operand_types([tensor])[0], outer, row, column)
 
-    def add_tables(self, ptx: str) -> dict[str, int]:
-        symbols = {}
-        for name, numbers in re.findall(r"^\.global [^\n]* (\w+)\[\d+\] = \{([\d, ]*)\};", ptx, re.MULTILINE):
-            symbols[name] = self.add(bytes(int(number) for number in numbers.split(","))) - MEMORY_BASE
-        return symbols
+    def add_result(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Of bytes that are NaN in each type, until a kernel stores its own."""
+        return self.add(b"\xff" * (math.prod(shape) * dtype.itemsize))
+
+    def launch(self, function: Function, parameters: bytes, blocks: int, threads: int, first: int) -> None:
+        """Run a kernel, which may store at an address and behind it."""
+        lanes = np.arange(blocks * threads)
+        special = {"%tid.x": lanes % threads, "%ctaid.x": lanes // threads, "%ntid.x": np.full_like(lanes, threads)}
+        stores = range(first - MEMORY_BASE, len(self.image))
+        machine = Machine(len(lanes), bytes(self.image), self.symbols, special, stores, threads)
+        row = np.frombuffer(parameters, np.uint8)
+        machine.run(function, [np.broadcast_to(row, (len(lanes), len(row)))])
+        self.image = bytearray(machine.memory)
+
+    def result(self, address: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.frombuffer(self.image, dtype=dtype, count=math.prod(shape), offset=address - MEMORY_BASE).view(
+            *shape
+        )
 
 
 def kernel_text(program: Program, x: torch.dtype, operands: Sequence[Tensor] = ()) -> str:
@@ -61,20 +79,10 @@ class SpecializedPointwise:
 
     def run(self, program: Program, x: Tensor, operands: Sequence[Tensor] = ()) -> Tensor:
         extents = [1] * (3 - x.dim()) + list(x.shape)
-        memory = Memory()
-        symbols = memory.add_tables(self.text)
+        memory = Memory(self.text)
         fields = [memory.add_tensor(tensor, extents) for tensor in (x, *operands)]
-        out = memory.add(b"\xff" * (x.numel() * x.itemsize))
-        code = operand_types([x])[0]
-        problem = (program.native, extents, fields[0], fields[1:], out, code)
+        out = memory.add_result(x.shape, x.dtype)
+        problem = (program.native, extents, fields[0], fields[1:], out, operand_types([x])[0])
         assert module().pointwise_kernel(*problem), "the launch would interpret the program"
-        parameters, blocks, threads = module().pointwise_parameters(*problem)
-        lanes = np.arange(blocks * threads)
-        special = {"%tid.x": lanes % threads, "%ctaid.x": lanes // threads}
-        start = out - MEMORY_BASE
-        stores = range(start, start + x.numel() * x.itemsize)
-        machine = Machine(len(lanes), bytes(memory.image), symbols, special, stores)
-        row = np.frombuffer(parameters, np.uint8)
-        machine.run(self.function, [np.broadcast_to(row, (len(lanes), len(row)))])
-        result = torch.from_numpy(machine.memory[start : stores.stop].copy())
-        return result.view(x.dtype).view(x.shape)
+        memory.launch(self.function, *module().pointwise_parameters(*problem), first=out)
+        return memory.result(out, x.shape, x.dtype)

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from ptx_machine import MEMORY_BASE, Machine
 from ptx_parser import Function, find_kernel
 from specialized_kernels import CSRC, compile_ptx, operand_types
 from specialized_pointwise import Matrix, Memory
@@ -83,31 +81,24 @@ class SpecializedReduce:
         out_dtype: torch.dtype = torch.float32,
     ) -> tuple[Tensor, Plan]:
         """The result, or the partial states of each split where a second kernel folds them, and the plan."""
-        memory = Memory()
-        symbols = memory.add_tables(self.text)
+        memory = Memory(self.text)
         problem = problem_of(memory, program, x, operands, reduction, self.columns)
         _, (outer, _, inner), matrix, _, code = problem
         name = template_name(x.dtype, reduction, self.columns)
         assert module().reduce_kernel(*problem) == name, "the launch would interpret it"
         rows, kinds = outer * inner, operand_types([torch.empty(0, dtype=out_dtype)])
-        out = memory.add(b"\xff" * (rows * out_dtype.itemsize))
+        out = memory.add_result([rows], out_dtype)
         workspace_bytes = module().reduce_workspace(problem[1], matrix[1], code, multiprocessors)
-        workspace = memory.add(b"\xff" * workspace_bytes) if workspace_bytes else 0
+        workspace = memory.add_result([workspace_bytes], torch.uint8) if workspace_bytes else 0
         parameters, blocks, threads = module().reduce_parameters(*problem, out, kinds[0], workspace, multiprocessors)
         plan = Plan.read(parameters)
-        width = 2 if reduction == "logsumexp" else 1
-        start = (workspace if plan.splits > 1 else out) - MEMORY_BASE
-        size = plan.splits * rows * width * 4 if plan.splits > 1 else rows * out_dtype.itemsize
-        lanes = np.arange(blocks * threads)
-        special = {"%tid.x": lanes % threads, "%ctaid.x": lanes // threads, "%ntid.x": np.full_like(lanes, threads)}
-        stores = range(start, start + size)
-        machine = Machine(len(lanes), bytes(memory.image), symbols, special, stores, threads)
-        row = np.frombuffer(self.given(parameters), np.uint8)
-        machine.run(self.function, [np.broadcast_to(row, (len(lanes), len(row)))])
-        result = torch.from_numpy(machine.memory[start : stores.stop].copy())
+        memory.launch(
+            self.function, self.given(parameters), blocks, threads, first=workspace if plan.splits > 1 else out
+        )
         if plan.splits > 1:
-            return result.view(torch.float32).view(plan.splits, rows, width), plan
-        return result.view(out_dtype).view(rows), plan
+            states = (plan.splits, rows, 2 if reduction == "logsumexp" else 1)
+            return memory.result(workspace, states, torch.float32), plan
+        return memory.result(out, [rows], out_dtype), plan
 
 
 class InterpretingReduce(SpecializedReduce):

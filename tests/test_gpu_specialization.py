@@ -25,6 +25,7 @@ from interpreted_and_compiled import (
 )
 from interpreted_and_compiled import assert_same_layer as assert_same_bits
 from specialized_backward import MASKS
+from specialized_cases import GATED, LONG, program_inside, program_of
 from torch import Tensor
 
 import cutfuse
@@ -34,8 +35,6 @@ from cutfuse.layer import cuda
 
 pytestmark = pytest.mark.gpu
 launches_a_plan = pytest.mark.no_path("launches plans, and calls no public function")
-
-LONG = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"] * 3)
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +47,7 @@ def _fresh() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["fast", "accurate"])
 @pytest.mark.parametrize("name", [op.name for op in op_table().ops])
 def test_every_op(name: str, dtype: torch.dtype) -> None:
-    op = op_table().op(name)
-    words = [name, *("z", "r0", "s0")[: op.arity], *(repr(float(default)) for _, default in op.parameters)]
-    program = Program.parse(f"operands=2; copy r1 -> s0; {' '.join(words)}; copy prev")
+    program = program_of(name, "; copy prev")
     generator = torch.Generator(DEVICE).manual_seed(8)
     operands = [torch.randn(200, 264, generator=generator, device=DEVICE).to(dtype) for _ in range(2)]
     operands[0][:, ::3] = torch.tensor(SPECIAL, device=DEVICE).repeat(15)[:200, None].to(dtype)
@@ -255,21 +252,14 @@ def test_requesting_under_every_mode() -> None:
 calls_an_operator = pytest.mark.no_path("calls an operator's implementation, and no public function")
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-LONG_CHAIN = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"] * 4)
-GATED = "operands=1; sigmoid z -> s0; mul prev r0 -> s1; sub 1.0 s0; mul prev z; add prev s1"
 
 
 @calls_an_operator
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", [op.name for op in op_table().ops])
 def test_every_op_backwards(name: str, dtype: torch.dtype) -> None:
-    op = op_table().op(name)
-    numbers = [repr(float(default)) for _, default in op.parameters]
     grad, x, *operands = with_special_values(4, (200, 264), dtype)
-    alone = f"copy r1 -> s0; {' '.join([name, *('z', 'r0', 's0')[: op.arity], *numbers])}"
-    inside = f"relu r1 -> s0; sqrt z; {' '.join([name, *('prev', 'r0', 's0')[: op.arity], *numbers])}; mul prev r1"
-    for text in (alone, f"{inside}; relu prev"):
-        program = Program.parse(f"operands=2; {text}")
+    for program in (program_of(name), program_inside(name)):
         wanted = [k for k in (0, 1, 2) if k in program.inputs_with_gradient]
         if wanted:
             assert_same_gradients(program, grad, x, operands, wanted, False)
@@ -291,9 +281,7 @@ def test_masks(text: str, dtype: torch.dtype, column_sum: bool) -> None:
 def test_shapes_and_operands(dtype: torch.dtype, length: str, column_sum: bool) -> None:
     """With a row, a column, a transposed and a full operand of three types."""
     tail = "mul prev r0; add prev r1; sub prev r2; mul prev r3"
-    program = Program.parse(
-        f"operands=4; {'tanh z' if length == 'short' else LONG_CHAIN.replace('prev', 'z', 1)}; {tail}"
-    )
+    program = Program.parse(f"operands=4; {'tanh z' if length == 'short' else LONG.replace('prev', 'z', 1)}; {tail}")
     for shape in ((1, 8), (70, 24), (333, 264), (1000, 1032), (2048, 4096)):
         grad, x, full = with_special_values(3, shape, dtype)
         row, column = (torch.randn(size, device="cuda") for size in ((1, shape[1]), (shape[0], 1)))

@@ -9,6 +9,7 @@ import torch
 from generators import FLOATS, REDUCTIONS
 from gpu_tensors import DEVICE, randn
 from interpreted_and_compiled import assert_same_reduction as assert_same_bits
+from specialized_cases import GATED, LIGHT, LONG, program_of
 from torch import Tensor
 
 import cutfuse
@@ -18,9 +19,6 @@ from cutfuse.epilogue import Program, op_table
 pytestmark = pytest.mark.gpu
 calls_an_operator = pytest.mark.no_path("calls an operator's implementation, and no public function")
 
-LONG = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"] * 3)
-GATED = "operands=1; sigmoid z -> s0; mul prev r0 -> s1; sub 1.0 s0; mul prev z; add prev s1"
-LIGHT = "operands=1; mul z 1.5; add prev 0.25; relu prev; minimum prev r0; mul prev 0.75; hardswish prev"
 # Rows and columns of one block and many, of whole steps and of none, of one chunk and several.
 SHAPES = [(3, 8), (70, 72), (513, 264), (2, 70000), (40000, 16), (4096, 8192), (8192, 1096), (5, 3000, 24)]
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-40, 1e-20, 88.0, 3e4, 3e38, float("inf"), -float("inf"), float("nan"))
@@ -56,9 +54,7 @@ def test_long_programs(reduction: str, dim: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", [op.name for op in op_table().ops])
 def test_every_op(name: str, dtype: torch.dtype) -> None:
-    op = op_table().op(name)
-    words = [name, *("z", "r0", "s0")[: op.arity], *(repr(float(default)) for _, default in op.parameters)]
-    program = Program.parse(f"operands=2; copy r1 -> s0; {' '.join(words)}; copy prev")
+    program = program_of(name, "; copy prev")
     x, *operands = (randn(200, 264, dtype=dtype, seed=seed) for seed in range(3))
     x[: len(SPECIAL)] = torch.tensor(SPECIAL, device=DEVICE).to(dtype)[:, None]
     operands[0][:, ::3] = torch.tensor(SPECIAL, device=DEVICE).repeat(16)[:200, None].to(dtype)

@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 from host_program import run_on_host
-from hypothesis import HealthCheck, given, settings
-from random_programs import OPERANDS, Recipe, make_inputs, make_program, recipes
+from random_programs import OPERANDS, make_inputs
 from specialized_backward import SpecializedBackward, backward_text
+from specialized_cases import FOUR, LONG, SPECIAL, program_of, some_programs
 from specialized_kernels import (
     FRAGMENT,
     SpecializedEpilogue,
     assemble,
-    find_ptxas,
+    assert_roundings,
     gather,
     make_kernel,
     merge,
+    needs_ptxas,
     operand_types,
     specialize,
     spread,
@@ -33,9 +34,6 @@ if not native.module().cuda_build:
 
 PRIMITIVES = ("Accurate", "Fast")
 THREADS = 64
-SPECIAL = [0.0, 1.0, 2.0, 0.5, 3.0, 6.0, 1e-40, 1.2e-38, 1e-20, 88.0, 100.0, 65520.0, 3e38, float("inf")]
-SPECIAL = [*SPECIAL, *(-value for value in SPECIAL), float("nan")]
-
 # Ops that are exact, or rounded once: everywhere the same.
 ROUNDED_ONCE = """
 copy neg abs square sign floor ceil round trunc relu relu6 leaky_relu clamp hardtanh hardsigmoid hardswish logical_not
@@ -50,9 +48,6 @@ FAST_ULPS = {
     "gelu": 1200,
     "hardswish": 2,
 }
-
-# Heavier than what is written element by element.
-LONG = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"] * 4)
 
 
 def order_of(values: torch.Tensor) -> torch.Tensor:
@@ -87,13 +82,6 @@ def special_inputs() -> list[torch.Tensor]:
     others = torch.randn(THREADS * FRAGMENT - len(pairs), 3, generator=generator) * 3
     z, r, s = pairs[:, 0], pairs[:, 1], pairs[:, 1].roll(7)
     return [torch.cat([special, other]) for special, other in zip((z, r, s), others.T, strict=True)]
-
-
-def program_of(name: str) -> Program:
-    """One op with each argument from another source: z, an operand and a slot."""
-    op = op_table().op(name)
-    words = [name, *("z", "r0", "s0")[: op.arity], *(repr(float(default)) for _, default in op.parameters)]
-    return Program.parse(f"operands=2; copy r1 -> s0; {' '.join(words)}")
 
 
 @pytest.mark.parametrize("primitives", PRIMITIVES)
@@ -262,7 +250,7 @@ def test_every_rounding_is_named() -> None:
     """Otherwise ptxas may contract a product in one op with a sum in the next."""
     program = Program.parse("operands=4; mul z r0; add prev r1; mul prev r2; sub prev r3")
     for text in (specialize(make_kernel("Fast"), program), native.module().op_snippets()):
-        assert not re.search(r"\b(add|sub|mul|mad)(\.ftz)?\.f(32|64)\b", text)
+        assert_roundings(text)
     contracting = native.module().op_snippets().replace("mul.rn.f32", "mul.f32")
     with pytest.raises(ValueError, match=r"op_fast_square: 'mul.f32.*names no rounding"):
         specialize(make_kernel("Fast"), program, snippets=contracting)
@@ -330,9 +318,6 @@ def test_wrong_operand_types() -> None:
         specialize(make_kernel("Fast"), Program.parse("operands=1; add z r0"), [0, 0])
 
 
-assembled = pytest.mark.skipif(find_ptxas() is None, reason="there is no ptxas here")
-
-
 def assert_assembles(programs: list[Program], folder: Path) -> None:
     """ptxas takes all of them in one module, each in a kernel like a GEMM, without spills and warnings."""
     types = [[number % 3 for _ in range(program.operand_count)] for number, program in enumerate(programs)]
@@ -349,24 +334,15 @@ def assert_assembles(programs: list[Program], folder: Path) -> None:
     assert max(report.registers.values()) <= 168
 
 
-@assembled
+@needs_ptxas
 def test_ptxas_takes_every_op(tmp_path: Path) -> None:
     assert_assembles([program_of(op.name) for op in op_table().ops for _ in PRIMITIVES], tmp_path)
 
 
-@assembled
+@needs_ptxas
 def test_ptxas_takes_random_programs(tmp_path: Path) -> None:
-    programs: list[Program] = []
-
-    @given(recipes())
-    @settings(max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
-    def collect(recipe: Recipe) -> None:
-        programs.append(make_program(recipe))
-
-    collect()
-    four = "add prev r0; mul prev r1; sub prev r2; div prev r3"
-    programs += [Program.parse(f"operands=4; gelu z; {four}; tanh prev"), Program.parse(f"operands=4; {LONG}; {four}")]
-    assert len(programs) > 100
+    programs = some_programs(100)
+    programs += [Program.parse(f"operands=4; {text}") for text in (f"gelu z; {FOUR}; tanh prev", f"{LONG}; {FOUR}")]
     assert max(program.operand_count for program in programs[:-2]) == OPERANDS
     assert_assembles(programs, tmp_path)
 

@@ -12,12 +12,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from ptx_machine import MEMORY_BASE, Machine
 from ptx_parser import Function, find_kernel
 from random_programs import OPERANDS, Recipe, make_program, recipes
 from specialized_backward import MASKS, SpecializedBackward, backward_text
-from specialized_kernels import assemble, compile_ptx, find_ptxas
+from specialized_cases import (
+    COLUMNS,
+    DTYPES,
+    GATED,
+    LAYOUTS,
+    LONG,
+    MATRIX,
+    assert_same_bits,
+    laid_out,
+    long_program,
+    program_inside,
+    program_of,
+    random,
+    some_programs,
+    special_inputs,
+)
+from specialized_kernels import assemble_without_spills, assert_roundings, compile_ptx, needs_ptxas
 from specialized_pointwise import Memory
 from torch import Tensor
 
@@ -27,13 +43,7 @@ from cutfuse.epilogue import Program, op_table
 if not native.module().cuda_build:
     pytest.skip("this build of cutfuse has no CUDA kernels", allow_module_level=True)
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FRAGMENT = 8
-COLUMNS = 264  # no whole number of a thread's pieces
-SPECIAL = [0.0, 1.0, 0.5, 3.0, 6.0, 1e-40, 1.2e-38, 1e-20, 88.0, 100.0, 65520.0, 3e38, float("inf")]
-SPECIAL = [*SPECIAL, *(-value for value in SPECIAL), float("nan")]
-LONG = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"] * 4)
-GATED = "operands=1; sigmoid z -> s0; mul prev r0 -> s1; sub 1.0 s0; mul prev z; add prev s1"
 
 SOURCE = """
 #include "epilogue/interpreter.h"
@@ -83,13 +93,12 @@ class Interpreter:
         count = -(-x.numel() // FRAGMENT) * FRAGMENT
         rows = [item.expand(x.shape).reshape(-1).float() for item in (grad, x, *operands)]
         data = torch.stack([torch.nn.functional.pad(row, (0, count - x.numel())) for row in rows])
-        memory = Memory()
-        symbols = memory.add_tables(self.ptx)
+        memory = Memory(self.ptx)
         places = [memory.add(item) for item in (bytes(program.native), data.numpy().tobytes(), bytes(4 * count))]
         out = places[2] - MEMORY_BASE
         threads = count // FRAGMENT
         special = {"%tid.x": np.arange(threads)}
-        machine = Machine(threads, bytes(memory.image), symbols, special, range(out, len(memory.image)))
+        machine = Machine(threads, bytes(memory.image), memory.symbols, special, range(out, len(memory.image)))
         given = [np.uint64(places[0]), np.uint64(places[1]), np.uint64(places[1] + 4 * count)]
         given += [np.uint32(count), np.uint32(wrt), np.uint64(places[2])]
         function = self.functions["Accurate" if x.dtype == torch.float32 else "Fast"]
@@ -101,16 +110,6 @@ class Interpreter:
 @pytest.fixture(scope="session")
 def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Interpreter:
     return Interpreter(compile_ptx(SOURCE, tmp_path_factory.mktemp("interpreter"), ["-arch=compute_90a"]))
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 1.5).to(dtype)
-
-
-def assert_same_bits(got: Tensor, expected: Tensor, *what: object) -> None:
-    integers = torch.int32 if got.dtype == torch.float32 else torch.int16
-    same = (got.view(integers) == expected.view(integers)) | (got.isnan() & expected.isnan())
-    assert same.all(), (*what, got[~same][:4], expected[~same][:4])
 
 
 def check(
@@ -127,29 +126,26 @@ def check(
         assert_same_bits(got, expected, program.text, wrt)
 
 
-def special_inputs(dtype: torch.dtype) -> list[Tensor]:
-    pairs = torch.cartesian_prod(torch.tensor(SPECIAL), torch.tensor(SPECIAL))
-    x, r = torch.cat([pairs, random(3 * COLUMNS - len(pairs), 2)]).T.contiguous()
-    return [item.view(3, COLUMNS).to(dtype) for item in (x.roll(11), x, r, r.roll(7))]
+def inputs_of(dtype: torch.dtype) -> list[Tensor]:
+    """A gradient, x and two operands of special values among others."""
+    x, *operands = special_inputs(dtype)
+    return [x.view(-1).roll(11).view(x.shape), x, *operands]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_op(interpreter: Interpreter, dtype: torch.dtype) -> None:
     """Behind a derivative that is infinite, masked or 0, and before another one."""
-    grad, x, *operands = special_inputs(dtype)
+    grad, x, *operands = inputs_of(dtype)
     for op in op_table().ops:
-        words = [op.name, *("z", "r0", "s0")[: op.arity], *(repr(float(default)) for _, default in op.parameters)]
         wanted = range(1 + min(op.arity - 1, 2))
-        check(interpreter, Program.parse(f"operands=2; copy r1 -> s0; {' '.join(words)}"), grad, x, operands, wanted)
-        inside = [op.name, *("prev", "r0", "s0")[: op.arity], *words[1 + op.arity :]]
-        text = f"operands=2; relu r1 -> s0; sqrt z; {' '.join(inside)}; mul prev r1; relu prev"
-        check(interpreter, Program.parse(text), grad, x, operands, [0, 2])
+        check(interpreter, program_of(op.name), grad, x, operands, wanted)
+        check(interpreter, program_inside(op.name), grad, x, operands, [0, 2])
 
 
 @pytest.mark.parametrize("text", MASKS)
 def test_masks(interpreter: Interpreter, text: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        grad, x, *operands = special_inputs(dtype)
+        grad, x, *operands = inputs_of(dtype)
         check(interpreter, Program.parse(text), grad, x, operands[:1], [0, 1])
 
 
@@ -176,8 +172,7 @@ def test_random_programs(interpreter: Interpreter, recipe: Recipe) -> None:
 @settings(max_examples=6, deadline=None)
 def test_long_programs(interpreter: Interpreter, recipe: Recipe) -> None:
     """What is written as a loop over passes."""
-    head, *steps = make_program(recipe).text.split("; ")
-    program = Program.parse("; ".join([head, f"copy z; {LONG}", "mul prev z", "add prev r0", *steps][:33]))
+    program = long_program(recipe)
     for dtype in (torch.float32, torch.float16):
         operands = [random(1, 144, dtype=dtype, seed=k + 1) for k in range(OPERANDS)]
         assert "$Lpass1:" in backward_text(program, dtype, operands)
@@ -186,21 +181,9 @@ def test_long_programs(interpreter: Interpreter, recipe: Recipe) -> None:
 
 @pytest.mark.parametrize("op", ["relu", "sigmoid", "silu", "tanh", "gelu", "gelu_tanh"])
 def test_chains_that_forwards_have_compiled_in(interpreter: Interpreter, op: str) -> None:
-    grad, x, *_ = special_inputs(torch.bfloat16)
+    grad, x, *_ = inputs_of(torch.bfloat16)
     for text in (f"{op} z", f"{op} z; mul prev 0.3", f"{op} z; mul prev 0.3; add prev z"):
         check(interpreter, Program.parse(f"operands=0; {text}"), grad, x, [], [0])
-
-
-MATRIX = random(5, COLUMNS + 8, seed=2)
-LAYOUTS = {
-    "matrix": MATRIX[:, :COLUMNS].clone(),
-    "off a boundary": MATRIX[:, 1 : COLUMNS + 1],
-    "odd row pitch": torch.nn.functional.pad(MATRIX, (0, 1))[:, :COLUMNS],
-    "transposed": MATRIX[:, :COLUMNS].T.contiguous().T,
-    "row": MATRIX[:1, :COLUMNS].clone(),
-    "column": MATRIX[:, :1].clone(),
-    "number": MATRIX[:1, :1].clone(),
-}
 
 
 @pytest.mark.parametrize("column_sum", [False, True])
@@ -212,9 +195,8 @@ def test_operands_of_every_layout(
     program = Program.parse(GATED)
     grad, x = random(5, COLUMNS, dtype=dtype, seed=4), random(5, COLUMNS, dtype=dtype, seed=3)
     kernel = None
-    for name, layout in LAYOUTS.items():
-        storage = torch.empty(0).set_(layout.untyped_storage()).to(operand_dtype)
-        operand = storage.as_strided(layout.shape, layout.stride(), layout.storage_offset())
+    for name in LAYOUTS:
+        operand = laid_out(name, operand_dtype)
         text = backward_text(program, dtype, [operand], [0, 1], column_sum)
         kernel = kernel or SpecializedBackward(text, [0, 1], column_sum)
         got = kernel.run(program, grad, x, [operand], [dtype, torch.float32])
@@ -314,35 +296,20 @@ def assert_assembles(program: Program, wanted: Sequence[int], folder: Path, numb
     operands = [random(1, 8, dtype=DTYPES[(number + k) % 3]) for k in range(program.operand_count)]
     for column_sum in (False, True):
         text = backward_text(program, dtype, operands, wanted, column_sum)
-        assert not re.search(r"\b(add|sub|mul|mad)(\.ftz)?\.f(32|64)\b", text), "a rounding is left open"
+        assert_roundings(text)
         assert "call" not in text
-        report = assemble(text, folder)
-        assert not report.warnings
-        assert not any(report.spills.values()), (program.text, wanted, dtype, column_sum, report)
+        assemble_without_spills(text, folder, "sm_90a", program.text, wanted, dtype, column_sum)
 
 
-assembled = pytest.mark.skipif(find_ptxas() is None, reason="there is no ptxas here")
-
-
-@assembled
+@needs_ptxas
 def test_ptxas_takes_every_op(tmp_path: Path) -> None:
     for number, op in enumerate(op_table().ops):
-        words = [op.name, *("z", "r0", "s0")[: op.arity], *(repr(float(default)) for _, default in op.parameters)]
-        program = Program.parse(f"operands=2; copy r1 -> s0; {' '.join(words)}")
-        assert_assembles(program, range(1 + min(op.arity - 1, 2)), tmp_path, number)
+        assert_assembles(program_of(op.name), range(1 + min(op.arity - 1, 2)), tmp_path, number)
 
 
-@assembled
+@needs_ptxas
 def test_ptxas_takes_random_programs(tmp_path: Path) -> None:
-    programs: list[Program] = []
-
-    @given(recipes())
-    @settings(max_examples=40, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
-    def collect(recipe: Recipe) -> None:
-        programs.append(make_program(recipe))
-
-    collect()
-    for number, program in enumerate(programs):
+    for number, program in enumerate(some_programs(40)):
         if len(program.instructions) > 0:
             assert_assembles(program, [0, *range(1, number % 3 + 1)], tmp_path, number)
 
@@ -355,7 +322,7 @@ TWELVE = (
 )
 
 
-@assembled
+@needs_ptxas
 @pytest.mark.parametrize("number", range(3), ids=[str(dtype) for dtype in DTYPES])
 def test_ptxas_takes_usual_programs(tmp_path: Path, number: int) -> None:
     for text, wanted in (

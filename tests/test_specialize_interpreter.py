@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from random_programs import Recipe, make_inputs, make_program, recipes
+from specialized_cases import program_of
 from specialized_kernels import FRAGMENT, SpecializedEpilogue, compile_ptx, make_kernel, specialize, spread
 
 from cutfuse import native
@@ -63,9 +64,7 @@ def test_every_op(interpreters: dict[str, SpecializedEpilogue]) -> None:
     others = torch.randn(512 - len(pairs), 2, generator=torch.Generator().manual_seed(4)) * 3
     z, r = torch.cat([pairs, others]).T.contiguous()
     for op in op_table().ops:
-        words = [op.name, *("z", "r0", "s0")[: op.arity], *(repr(float(default)) for _, default in op.parameters)]
-        program = Program.parse(f"operands=2; copy r1 -> s0; {' '.join(words)}")
-        assert_same_bits(interpreters, program, z, [r, r.roll(5)])
+        assert_same_bits(interpreters, program_of(op.name), z, [r, r.roll(5)])
 
 
 @given(recipe=recipes())

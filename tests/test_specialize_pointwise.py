@@ -7,9 +7,32 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from random_programs import OPERANDS, Recipe, make_program, recipes
-from specialized_kernels import SpecializedEpilogue, assemble, find_ptxas, make_kernel, specialize, spread
+from specialized_cases import (
+    COLUMNS,
+    DTYPES,
+    FOUR,
+    GATED,
+    LAYOUTS,
+    LONG,
+    assert_same_bits,
+    laid_out,
+    long_program,
+    program_of,
+    random,
+    some_programs,
+    special_inputs,
+)
+from specialized_kernels import (
+    SpecializedEpilogue,
+    assemble_without_spills,
+    assert_roundings,
+    make_kernel,
+    needs_ptxas,
+    specialize,
+    spread,
+)
 from specialized_pointwise import SpecializedPointwise, kernel_text
 from torch import Tensor
 
@@ -19,17 +42,7 @@ from cutfuse.epilogue import Program, op_table
 if not native.module().cuda_build:
     pytest.skip("this build of cutfuse has no CUDA kernels", allow_module_level=True)
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FRAGMENT = 16
-COLUMNS = 264  # no whole number of a thread's pieces
-SPECIAL = [0.0, 1.0, 0.5, 3.0, 6.0, 1e-40, 1.2e-38, 1e-20, 88.0, 100.0, 65520.0, 3e38, float("inf")]
-SPECIAL = [*SPECIAL, *(-value for value in SPECIAL), float("nan")]
-LONG = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"] * 4)
-GATED = "operands=1; sigmoid z -> s0; mul prev r0 -> s1; sub 1.0 s0; mul prev z; add prev s1"
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 1.5).to(dtype)
 
 
 def expected_of(program: Program, x: Tensor, operands: list[Tensor]) -> Tensor:
@@ -43,12 +56,6 @@ def expected_of(program: Program, x: Tensor, operands: list[Tensor]) -> Tensor:
     return result.reshape(-1)[: x.numel()].view(x.shape).to(x.dtype)
 
 
-def assert_same_bits(got: Tensor, expected: Tensor) -> None:
-    integers = torch.int32 if got.dtype == torch.float32 else torch.int16
-    same = (got.view(integers) == expected.view(integers)) | (got.isnan() & expected.isnan())
-    assert same.all(), (got[~same][:4], expected[~same][:4])
-
-
 def check(program: Program, x: Tensor, operands: list[Tensor]) -> None:
     got = SpecializedPointwise(kernel_text(program, x.dtype, operands)).run(program, x, operands)
     assert_same_bits(got, expected_of(program, x, operands))
@@ -59,18 +66,11 @@ def is_compiled(program: Program) -> bool:
     return native.module().find_specialization("any", 0, program.native, [0] * program.operand_count) is not None
 
 
-def special_inputs(dtype: torch.dtype) -> list[Tensor]:
-    pairs = torch.cartesian_prod(torch.tensor(SPECIAL), torch.tensor(SPECIAL))
-    x, r = torch.cat([pairs, random(3 * COLUMNS - len(pairs), 2)]).T.contiguous()
-    return [item.view(3, COLUMNS).to(dtype) for item in (x, r, r.roll(7))]
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_op(dtype: torch.dtype) -> None:
     x, *operands = special_inputs(dtype)
     for op in op_table().ops:
-        words = [op.name, *("z", "r0", "s0")[: op.arity], *(repr(float(default)) for _, default in op.parameters)]
-        check(Program.parse(f"operands=2; copy r1 -> s0; {' '.join(words)}"), x, operands)
+        check(program_of(op.name), x, operands)
 
 
 @given(recipe=recipes())
@@ -86,27 +86,11 @@ def test_random_programs(recipe: Recipe) -> None:
 @settings(max_examples=6)
 def test_long_programs(recipe: Recipe) -> None:
     """What is written as a loop over passes."""
-    head, *steps = make_program(recipe).text.split("; ")
-    program = Program.parse("; ".join([head, f"copy z; {LONG}", "mul prev z", "add prev r0", *steps][:33]))
+    program = long_program(recipe)
     for dtype in (torch.float32, torch.float16):
         operands = [random(1, 144, dtype=dtype, seed=k + 1) for k in range(OPERANDS)]
         assert "$Lpass1:" in kernel_text(program, dtype, operands)
         check(program, random(1, 144, dtype=dtype), operands)
-
-
-MATRIX = random(5, COLUMNS + 8, seed=2)
-LAYOUTS = {
-    "matrix": MATRIX[:, :COLUMNS].clone(),
-    "with gaps": MATRIX[:, 8:],
-    "off a boundary": MATRIX[:, 1 : COLUMNS + 1],
-    "odd row pitch": torch.nn.functional.pad(MATRIX, (0, 1))[:, :COLUMNS],
-    "transposed": MATRIX[:, :COLUMNS].T.contiguous().T,
-    "row": MATRIX[:1, :COLUMNS].clone(),
-    "row off a boundary": MATRIX[0].clone()[3 : COLUMNS + 3].view(1, COLUMNS),
-    "column": MATRIX[:, :1].clone(),
-    "column with gaps": MATRIX[:, 5:6],
-    "number": MATRIX[:1, :1].clone(),
-}
 
 
 @pytest.mark.parametrize("operand_dtype", DTYPES, ids=str)
@@ -117,17 +101,10 @@ def test_operands_of_every_layout(dtype: torch.dtype, operand_dtype: torch.dtype
     program = Program.parse(GATED if length == "short" else f"operands=1; mul z r0; {LONG}; mul prev r0")
     x = random(5, COLUMNS, dtype=dtype, seed=3)
     kernel = None
-    for name, layout in LAYOUTS.items():
-        operand = layout.to(operand_dtype, memory_format=torch.preserve_format)
-        if operand_dtype != torch.float32 and not layout.is_contiguous():  # a cast that keeps gaps and offsets
-            storage = torch.empty(0).set_(layout.untyped_storage()).to(operand_dtype)
-            operand = storage.as_strided(layout.shape, layout.stride(), layout.storage_offset())
+    for name in LAYOUTS:
+        operand = laid_out(name, operand_dtype)
         kernel = kernel or SpecializedPointwise(kernel_text(program, dtype, [operand]))
-        got = kernel.run(program, x, [operand])
-        try:
-            assert_same_bits(got, expected_of(program, x, [operand]))
-        except AssertionError as error:
-            raise AssertionError(name) from error
+        assert_same_bits(kernel.run(program, x, [operand]), expected_of(program, x, [operand]), name)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -178,38 +155,21 @@ def assert_assembles(programs: list[Program], folder: Path, architecture: str) -
         dtype = DTYPES[number % 3]
         operands = [random(1, 8, dtype=DTYPES[(number + k) % 3]) for k in range(program.operand_count)]
         text = kernel_text(program, dtype, operands)
-        assert not re.search(r"\b(add|sub|mul|mad)(\.ftz)?\.f(32|64)\b", text), "a rounding is left open"
+        assert_roundings(text)
         assert "call" not in text
-        report = assemble(text, folder, architecture)
-        assert not report.warnings
-        assert not any(report.spills.values()), program.text
+        assemble_without_spills(text, folder, architecture, program.text)
 
 
-assembled = pytest.mark.skipif(find_ptxas() is None, reason="there is no ptxas here")
-FOUR = "add prev r0; mul prev r1; sub prev r2; div prev r3"
-
-
-@assembled
+@needs_ptxas
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
 def test_ptxas_takes_every_op(tmp_path: Path, architecture: str) -> None:
-    programs = []
-    for op in op_table().ops:
-        words = [op.name, *("z", "r0", "s0")[: op.arity], *(repr(float(default)) for _, default in op.parameters)]
-        programs.append(Program.parse(f"operands=2; copy r1 -> s0; {' '.join(words)}"))
-    assert_assembles(programs, tmp_path, architecture)
+    assert_assembles([program_of(op.name) for op in op_table().ops], tmp_path, architecture)
 
 
-@assembled
+@needs_ptxas
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
 def test_ptxas_takes_random_programs(tmp_path: Path, architecture: str) -> None:
-    programs: list[Program] = []
-
-    @given(recipes())
-    @settings(max_examples=60, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
-    def collect(recipe: Recipe) -> None:
-        programs.append(make_program(recipe))
-
-    collect()
+    programs = some_programs(60)
     for text in (
         f"gelu z; {FOUR}; tanh prev",
         f"copy z; {LONG}; {FOUR}",

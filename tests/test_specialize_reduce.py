@@ -12,9 +12,24 @@ from typing import Any
 import pytest
 import torch
 from host_program import run_on_host
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from random_programs import OPERANDS, Recipe, make_program, recipes
-from specialized_kernels import assemble, find_ptxas
+from specialized_cases import (
+    DTYPES,
+    FOUR,
+    GATED,
+    HEAVY,
+    LAYOUTS,
+    LIGHT,
+    LONG,
+    assert_same_bits,
+    laid_out,
+    long_program,
+    program_of,
+    random,
+    some_programs,
+)
+from specialized_kernels import assemble_without_spills, assert_roundings, needs_ptxas
 from specialized_reduce import SpecializedReduce, interpreting_reduce, kernel_text, kinds_of, template_name
 from torch import Tensor
 
@@ -24,21 +39,7 @@ from cutfuse.epilogue import Program, op_table
 if not native.module().cuda_build:
     pytest.skip("this build of cutfuse has no CUDA kernels", allow_module_level=True)
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 REDUCTIONS = tuple(native.module().reductions())
-SPECIAL = "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0", "erf prev"])
-LONG = "; ".join([SPECIAL] * 4)
-GATED = "operands=1; sigmoid z -> s0; mul prev r0 -> s1; sub 1.0 s0; mul prev z; add prev s1"
-LIGHT = "operands=1; mul z 1.5; add prev 0.25; relu prev; minimum prev r0; mul prev 0.75; hardswish prev"
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 1.5).to(dtype)
-
-
-def assert_same_bits(got: Tensor, expected: Tensor) -> None:
-    same = (got.view(torch.int32) == expected.view(torch.int32)) | (got.isnan() & expected.isnan())
-    assert same.all(), (got[~same][:4], expected[~same][:4])
 
 
 def check(
@@ -108,8 +109,7 @@ def test_every_op(dtype: torch.dtype) -> None:
     pairs = torch.cartesian_prod(special, special).T
     x, *operands = (item.reshape(-1, 1).expand(-1, 8).to(dtype).contiguous() for item in (*pairs, pairs[1].roll(7)))
     for op in op_table().ops:
-        words = [op.name, *("z", "r0", "s0")[: op.arity], *(repr(float(default)) for _, default in op.parameters)]
-        check(Program.parse(f"operands=2; copy r1 -> s0; {' '.join(words)}"), x, operands, "amax")
+        check(program_of(op.name), x, operands, "amax")
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
@@ -134,8 +134,7 @@ def test_random_programs(recipe: Recipe) -> None:
 @settings(max_examples=5)
 def test_long_programs(recipe: Recipe) -> None:
     """What is written as a loop over passes."""
-    head, *steps = make_program(recipe).text.split("; ")
-    program = Program.parse("; ".join([head, f"copy z; {LONG}", "mul prev z", "add prev r0", *steps][:33]))
+    program = long_program(recipe)
     for dtype in (torch.float32, torch.float16):
         operands = [random(1, 144, dtype=dtype, seed=k + 1) for k in range(OPERANDS)]
         assert "$Lpass3:" in kernel_text(program, dtype, "sum", operands)
@@ -169,33 +168,17 @@ def test_types_of_results() -> None:
         assert torch.equal(got, exact.to(dtype))
 
 
-MATRIX = random(5, 272, seed=2)
-LAYOUTS = {
-    "matrix": MATRIX[:, :264].clone(),
-    "with gaps": MATRIX[:, 8:],
-    "off a boundary": MATRIX[:, 1:265],
-    "odd row pitch": torch.nn.functional.pad(MATRIX, (0, 1))[:, :264],
-    "transposed": MATRIX[:, :264].T.contiguous().T,
-    "row": MATRIX[:1, :264].clone(),
-    "row off a boundary": MATRIX[0].clone()[3:267].view(1, 264),
-    "column": MATRIX[:, :1].clone(),
-    "column with gaps": MATRIX[:, 5:6],
-    "number": MATRIX[:1, :1].clone(),
-}
-
-
 @pytest.mark.parametrize("operand_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("length", ["short", "long"])
 def test_operands_of_every_layout(dtype: torch.dtype, operand_dtype: torch.dtype, length: str, columns: bool) -> None:
     """Each is read as it lies in memory, which ends with it, whether that is compiled in or not."""
-    program = Program.parse(GATED if length == "short" else f"operands=1; mul z r0; {SPECIAL}; mul prev r0")
+    program = Program.parse(GATED if length == "short" else f"operands=1; mul z r0; {HEAVY}; mul prev r0")
     x = random(5, 264, dtype=dtype, seed=3)
     kernels = {}
-    for name, layout in LAYOUTS.items():
-        storage = torch.empty(0).set_(layout.untyped_storage()).to(operand_dtype)
-        operand = storage.as_strided(layout.shape, layout.stride(), layout.storage_offset())
+    for name in LAYOUTS:
+        operand = laid_out(name, operand_dtype)
         kinds = {*kinds_of(program, x, [operand], "sum", columns), *(["strided"] if dtype == operand_dtype else [])}
         for kind in kinds:
             if kind not in kernels:
@@ -255,26 +238,16 @@ def test_every_reduction_has_a_template(dtype: torch.dtype, reduction: str, colu
     name = template_name(dtype, reduction, columns)
     template = native.module().kernel_template(name)
     assert re.findall(r"\.entry (\w+)\(", template) == [name]
-    assert not re.search(r"\b(add|sub|mul|mad)(\.ftz)?\.f(32|64)\b", template), "a rounding is left open"
-
-
-FOUR = "add prev r0; mul prev r1; sub prev r2; div prev r3"
+    assert_roundings(template)
 
 
 def programs_to_assemble() -> list[Program]:
     programs = [Program.parse(text) for text in (LIGHT, GATED, "operands=0; tanh z", f"operands=1; mul z r0; {LONG}")]
     programs += [Program.parse(f"operands=4; {text}") for text in (f"gelu z; {FOUR}", f"copy z; {LONG}; {FOUR}")]
-
-    @given(recipes())
-    @settings(max_examples=8, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
-    def collect(recipe: Recipe) -> None:
-        programs.append(make_program(recipe))
-
-    collect()
-    return programs
+    return programs + some_programs(8)
 
 
-@pytest.mark.skipif(find_ptxas() is None, reason="there is no ptxas here")
+@needs_ptxas
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("reduction", ["sum", "amax", "logsumexp"])
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
@@ -287,6 +260,4 @@ def test_ptxas_takes_programs(tmp_path: Path, reduction: str, architecture: str,
         kinds = [possible[(number // 2 + k) % len(possible)] for k in range(program.operand_count)]
         text = kernel_text(program, dtype, reduction, operands, columns, kinds if number % 2 else ())
         assert "call" not in text
-        report = assemble(text, tmp_path, architecture)
-        assert not report.warnings
-        assert not any(report.spills.values()), (program.text, dtype, report)
+        assemble_without_spills(text, tmp_path, architecture, program.text, dtype)
