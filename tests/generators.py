@@ -92,9 +92,29 @@ def eager_linear(
     return y if reduce is None else eager_reduce(y, -1, reduce, keepdim)
 
 
+def assert_linear(
+    actual: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    epilogue: Callable[..., Tensor],
+    operands: Sequence[Tensor] = (),
+    reduce: str | None = None,
+    slack: float = 1.0,
+    out_dtype: torch.dtype | None = None,
+) -> None:
+    """A layer's result has the type of eager PyTorch's, or out_dtype, and is as near to that in fp64 as eager's is."""
+    eager = eager_linear(x, weight, bias, epilogue, operands, reduce)
+    eager = eager if out_dtype is None else eager.to(out_dtype)
+    exact = eager_linear(*to_double(x, weight, bias), epilogue, to_double(*operands), reduce)
+    assert actual.dtype == eager.dtype
+    assert_no_worse(actual, eager, exact, slack)
+
+
 def eager_reduce(x: Tensor, dim: int | tuple[int, ...], op: str, keepdim: bool = False) -> Tensor:
     return getattr(torch, op)(x, dim=dim, keepdim=keepdim)
 
 
 def to_double(*tensors: Tensor | float | None) -> list[Tensor | float | None]:
-    return [t.double() if isinstance(t, Tensor) else t for t in tensors]
+    """Masks stay what they are."""
+    return [t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for t in tensors]

@@ -11,6 +11,7 @@ from generators import (
     FLOATS,
     LAYOUTS,
     REDUCTIONS,
+    assert_linear,
     assert_no_worse,
     eager_linear,
     make_inputs,
@@ -91,10 +92,7 @@ def test_every_epilogue(name: str, shape: tuple[int, int, int], dtype: torch.dty
     x, weight, bias = make_inputs(*shape, dtype, DEVICE)
     operands = operands_for(count, rows, columns, dtype, DEVICE)
     actual = cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands)
-    eager = eager_linear(x, weight, bias, epilogue, operands)
-    exact = eager_linear(*to_double(x, weight, bias), epilogue, to_double(*operands))
-    assert actual.dtype == eager.dtype
-    assert_no_worse(actual, eager, exact, slack=slack_for(dtype))
+    assert_linear(actual, x, weight, bias, epilogue, operands, slack=slack_for(dtype))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -106,9 +104,7 @@ def test_every_reduction(name: str, reduction: str, shape: tuple[int, int, int],
     x, weight, bias = make_inputs(*shape, dtype, DEVICE)
     operands = operands_for(count, rows, columns, dtype, DEVICE)
     actual = cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduction)
-    eager = eager_linear(x, weight, bias, epilogue, operands, reduction)
-    exact = eager_linear(*to_double(x, weight, bias), epilogue, to_double(*operands), reduction)
-    assert_no_worse(actual, eager, exact, slack=slack_for(dtype))
+    assert_linear(actual, x, weight, bias, epilogue, operands, reduction, slack_for(dtype))
     again = cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduction)
     assert torch.equal(actual, again)
 
@@ -126,9 +122,7 @@ def test_matrix_vector_form(
             "matrix-vector"
         )
         actual = cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduction)
-        eager = eager_linear(x, weight, bias, epilogue, operands, reduction)
-        exact = eager_linear(*to_double(x, weight, bias), epilogue, to_double(*operands), reduction)
-        assert_no_worse(actual, eager, exact, slack=slack_for(dtype))
+        assert_linear(actual, x, weight, bias, epilogue, operands, reduction, slack_for(dtype))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -141,9 +135,7 @@ def test_any_strides(layout: str, reduction: str | None, dtype: torch.dtype) -> 
     actual = cutfuse.linear(
         make(x), make(weight), bias[::1], epilogue=epilogue, operands=(make(residual),), reduce=reduction
     )
-    eager = eager_linear(x, weight, bias, epilogue, [residual], reduction)
-    exact = eager_linear(*to_double(x, weight, bias), epilogue, to_double(residual), reduction)
-    assert_no_worse(actual, eager, exact, slack=slack_for(dtype))
+    assert_linear(actual, x, weight, bias, epilogue, [residual], reduction, slack_for(dtype))
 
 
 def test_expanded_inputs(dtype: torch.dtype) -> None:
@@ -153,9 +145,7 @@ def test_expanded_inputs(dtype: torch.dtype) -> None:
     residual = torch.randn(1, dtype=dtype, device=DEVICE).expand(100, 128)
     epilogue = EPILOGUES["residual"][0]
     actual = cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=(residual,))
-    eager = eager_linear(x, weight, bias, epilogue, [residual])
-    exact = eager_linear(*to_double(x, weight, bias), epilogue, to_double(residual))
-    assert_no_worse(actual, eager, exact, slack=slack_for(dtype))
+    assert_linear(actual, x, weight, bias, epilogue, [residual], slack=slack_for(dtype))
 
 
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3, 5), (1, 1)], ids=str)
@@ -166,9 +156,7 @@ def test_leading_dimensions(leading: tuple[int, ...], dtype: torch.dtype) -> Non
     epilogue = EPILOGUES["two_operands"][0]
     for reduction in (None, "amax"):
         actual = cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=(column, bias), reduce=reduction)
-        eager = eager_linear(x, weight, bias, epilogue, (column, bias), reduction)
-        exact = eager_linear(*to_double(x, weight, bias), epilogue, to_double(column, bias), reduction)
-        assert_no_worse(actual, eager, exact, slack=slack_for(dtype))
+        assert_linear(actual, x, weight, bias, epilogue, (column, bias), reduction, slack_for(dtype))
 
 
 def test_operands_of_every_type(dtype: torch.dtype) -> None:
@@ -180,10 +168,8 @@ def test_operands_of_every_type(dtype: torch.dtype) -> None:
         return torch.where(m, z * a, b) + c
 
     actual = cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=(mask, *others))
-    eager = eager_linear(x, weight, bias, epilogue, (mask, *others))
-    exact = eager_linear(*to_double(x, weight, bias), epilogue, (mask, *to_double(*others)))
-    assert actual.dtype == eager.dtype == torch.float32
-    assert_no_worse(actual, eager, exact, slack=slack_for(dtype))
+    assert actual.dtype == torch.float32
+    assert_linear(actual, x, weight, bias, epilogue, (mask, *others), slack=slack_for(dtype))
 
 
 def test_scalars_on_either_device(dtype: torch.dtype) -> None:
@@ -200,10 +186,7 @@ def test_scalars_on_either_device(dtype: torch.dtype) -> None:
 def test_out_dtype(out_dtype: torch.dtype, reduction: str | None, dtype: torch.dtype) -> None:
     x, weight, bias = make_inputs(129, 264, 72, dtype, DEVICE)
     actual = cutfuse.linear(x, weight, bias, epilogue=torch.tanh, reduce=reduction, out_dtype=out_dtype)
-    eager = eager_linear(x, weight, bias, torch.tanh, (), reduction).to(out_dtype)
-    exact = eager_linear(*to_double(x, weight, bias), torch.tanh, (), reduction)
-    assert actual.dtype == out_dtype
-    assert_no_worse(actual, eager, exact, slack=slack_for(dtype))
+    assert_linear(actual, x, weight, bias, torch.tanh, (), reduction, slack_for(dtype), out_dtype)
 
 
 @pytest.mark.general_path("tensors are empty")
@@ -263,9 +246,7 @@ def test_more_than_2_31_results(reduction: str | None) -> None:
     x, weight, bias = make_inputs(rows, columns, depth, torch.bfloat16, DEVICE)
     actual = cutfuse.linear(x, weight, bias, epilogue=torch.sigmoid, reduce=reduction)
     for part in (slice(0, 8), slice(rows // 2, rows // 2 + 8), slice(rows - 8, rows)):
-        eager = eager_linear(x[part], weight, bias, torch.sigmoid, (), reduction)
-        exact = eager_linear(*to_double(x[part], weight, bias), torch.sigmoid, (), reduction)
-        assert_no_worse(actual[part], eager, exact, slack=1.1)
+        assert_linear(actual[part], x[part], weight, bias, torch.sigmoid, (), reduction, slack=1.1)
 
 
 def test_more_than_2_31_inputs() -> None:
@@ -276,6 +257,4 @@ def test_more_than_2_31_inputs() -> None:
     for epilogue in (torch.sigmoid, lambda z: z / 2):
         actual = cutfuse.linear(x, weight, epilogue=epilogue, reduce="sum")
         part = slice(rows - 8, rows)
-        eager = eager_linear(x[part], weight, None, epilogue, (), "sum")
-        exact = eager_linear(*to_double(x[part], weight, None), epilogue, (), "sum")
-        assert_no_worse(actual[part], eager, exact, slack=1.1)
+        assert_linear(actual[part], x[part], weight, None, epilogue, (), "sum", slack=1.1)
