@@ -18,6 +18,7 @@ from emulated_launches import EmulatedLaunches
 from several_devices import SeveralDevices
 from threads import run_in_threads
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from watchers import Functions, Operators, autocast, check, profiled
 
 import cutfuse
@@ -298,3 +299,18 @@ def test_modes_are_of_the_thread_that_entered_them() -> None:
 
     run_in_threads([watch, call])
     assert found[0].dtype == torch.bfloat16
+
+
+def test_a_checkpoint_ends_a_plain_layer_that_it_computes_again() -> None:
+    """By an exception of its hooks, which the direct path hands on: the general path would call them once more."""
+    x, weight, bias = (torch.randn(*shape, requires_grad=True) for shape in ((6, 16), (8, 16), (8,)))
+
+    def layer() -> Tensor:
+        return cutfuse.linear(torch.sin(x), weight, bias)
+
+    for _ in range(2):
+        y: Tensor = checkpoint(layer, use_reentrant=False)
+        found, right = (torch.autograd.grad(of.sum(), [x, weight, bias]) for of in (y, layer()))
+        assert all(map(torch.equal, found, right))
+    with pytest.raises(ValueError, match="x has to be"):
+        cutfuse.linear(x, torch.randn(8, 15))

@@ -291,13 +291,15 @@ PyObject* run_directly(CallPlan const& plan, Arguments const& arguments) {
   return std::visit(Run(plan, arguments, stream), plan.steps).release();
 }
 
-// PyTorch's own linear layer; where it refuses, the general path says what is wrong.
+// PyTorch's own linear layer; where it refuses, the general path says what is wrong. Other exceptions are those of
+// hooks: a checkpoint ends what it computes again by one.
 PyObject* run_plainly(Arguments const& arguments) {
   PyRef result = multiply(arguments);
   if (result) {
     direct_call_count.fetch_add(1, std::memory_order_relaxed);
     return result.release();
   }
+  if (!PyErr_ExceptionMatches(PyExc_RuntimeError) && !PyErr_ExceptionMatches(PyExc_TypeError)) return nullptr;
   PyErr_Clear();
   Py_RETURN_NONE;
 }
