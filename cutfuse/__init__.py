@@ -9,6 +9,7 @@ from .epilogue import Epilogue, EpilogueError
 from .explain import explain, is_available
 from .head import linear_cross_entropy, linear_logprob
 from .linear import linear
+from .mlp import mlp
 from .pointwise import pointwise, sigmoid
 from .precision import get_precision, precision, set_precision
 from .prepare import PreparedWeight, prepare
@@ -29,6 +30,7 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "linear_logprob",
+    "mlp",
     "models",
     "nn",
     "pointwise",

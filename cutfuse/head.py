@@ -9,7 +9,6 @@ Parts whose logits are kept for the backward pass, where there is memory for the
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import numbers
@@ -26,7 +25,7 @@ from .layer.linear_launch import plan_call
 from .layer.planner import LinearArguments
 from .linear import autocast_inputs, linear, normalise_linear
 from .pointwise import pointwise
-from .precision import captured_mode, precision, product_mode
+from .precision import captured_mode, in_captured_mode
 from .reduce import reduce
 
 PART_BYTES = 256 << 20  # of a part's gradient, by default
@@ -333,7 +332,7 @@ def logit_statistics(
     dtype, logits = arithmetic_of(x), _logits(softcap, temperature)
     mean, entropy = (x.new_zeros(x.shape[0] if wanted else 0, dtype=dtype) for wanted in (wants_mean, wants_entropy))
     kept = x.new_empty(_kept_shape(x, weight, part_bytes, kept_bytes))
-    with _in_mode(x, mode):
+    with in_captured_mode(x, mode):
         parts = _parts(x, weight, bias, part_bytes, kept)
         for part in parts:
             part.keep(x)
@@ -473,7 +472,7 @@ def logit_gradients(
     of_x: Tensor | None = None
     of_weight = x.new_empty(weight.shape if needs_weight else (0,))
     of_bias = x.new_empty(weight.shape[:1] if needs_bias else (0,))
-    with _in_mode(x, mode):
+    with in_captured_mode(x, mode):
         elements = _ElementGradients(gradients, statistics, weight.shape[0], softcap, temperature)
         first = 0
         for own in _parts(x, weight, bias, part_bytes, statistics[-1]):
@@ -543,20 +542,6 @@ class _ElementGradients:
 def _(gradients: Any, statistics: Any, x: Tensor, weight: Tensor, *given: Any) -> tuple[Tensor, ...]:
     shapes = x.shape, weight.shape, weight.shape[:1]
     return tuple(x.new_empty(shape if is_needed else (0,)) for shape, is_needed in zip(shapes, given[-1], strict=True))
-
-
-@contextlib.contextmanager
-def _in_mode(x: Tensor, mode: str) -> Any:
-    """Within it, fp32 products run in a mode that a forward pass captured; an empty one is the mode that holds.
-
-    No gradient is recorded, and autocast is off: the tensors were cast before.
-    """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(torch.autocast(x.device.type, enabled=False))
-        if mode and x.dtype == torch.float32 and mode != product_mode():
-            stack.enter_context(precision(mode))
-        yield
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -96,6 +96,20 @@ def captured_mode() -> str:
     return "" if dynamo.is_tracing() else product_mode()
 
 
+@contextlib.contextmanager
+def in_captured_mode(x: torch.Tensor, mode: str) -> Iterator[None]:
+    """Within it, fp32 products of x run in a mode that a forward pass captured; an empty one is the mode that holds.
+
+    No gradient is recorded, and autocast is off: the tensors were cast before.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.autocast(x.device.type, enabled=False))
+        if mode and x.dtype == torch.float32 and mode != product_mode():
+            stack.enter_context(precision(mode))
+        yield
+
+
 def checked_mode(mode: str | None) -> str | None:
     """The mode as it stands in MODES: direct calls know it by identity, which another string may have later."""
     if mode is not None and mode not in MODES:

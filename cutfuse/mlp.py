@@ -1,0 +1,416 @@
+"""An MLP as one node of the autograd graph: two linear layers, or three with a gate, and what is between them.
+
+A node that knows both layers keeps one matrix of the hidden width for its backward pass, where one node for each layer
+keeps two: what the activation's derivative reads. The other one is computed from it again, element by element. And the
+derivative is the epilogue of the product that gives the hidden layer's gradient, which so is never in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import arguments, composed
+from .epilogue import Epilogue
+from .epilogue.derivative import INPUT, OUTPUT, Derivative, derive
+from .epilogue.program import arithmetic_dtype
+from .epilogue.types import types_of
+from .layer import schema
+from .layer.autograd import (
+    composes_gradient,
+    differentiate,
+    element_gradients,
+    needs_gradient,
+    sum_gradients,
+    wanted_inputs,
+)
+from .layer.training_step import is_traced
+from .linear import autocast_inputs, linear
+from .precision import captured_mode, in_captured_mode
+
+Weights = Tensor | tuple[Tensor, Tensor] | list[Tensor]
+Gate = bool | Callable[[Tensor, Tensor], Tensor]
+
+
+class _Tensors(NamedTuple):
+    """What an MLP computes with, of one type but for the residual.
+
+    up, up_bias: of the layer beside the first one. None without a gate, and where w1 and b1 have both layers' rows.
+    """
+
+    x: Tensor  # [..., K]
+    w1: Tensor  # [H, K], or [2 H, K]
+    b1: Tensor | None
+    up: Tensor | None
+    up_bias: Tensor | None
+    w2: Tensor  # [N, H]
+    b2: Tensor | None
+    residual: Tensor | None  # [..., N]
+
+
+def mlp(
+    x: Tensor,
+    w1: Weights,
+    b1: Weights | None,
+    w2: Tensor,
+    b2: Tensor | None,
+    *,
+    activation: Callable[..., Tensor] | Epilogue | None = None,
+    gate: Gate = False,
+    residual: Tensor | None = None,
+    recompute: bool = False,
+) -> Tensor:
+    """`activation(x @ w1.T + b1) @ w2.T + b2 + residual`, as one node of the autograd graph.
+
+    Args:
+        x: `[..., K]` in fp64, fp32, bf16 or fp16.
+        w1: `[H, K]`, of x's type and on its device. With a gate the two weights, `[H, K]` each: a pair, or one matrix
+            `[2 H, K]` with one below the other, as many models store them.
+        b1: `[H]`, or as w1 a pair or `[2 H]`; None for none.
+        w2, b2: `[N, H]` and `[N]`; b2 may be None.
+        activation: a function of the hidden layer's pre-activation, as the epilogue of `cutfuse.linear`, or a
+            `cutfuse.Epilogue`. None is the identity.
+        gate: True makes the hidden layer `activation(x @ gate.T) * (x @ up.T)`, with w1's first weight as the gate. A
+            function of the two pre-activations, such as `lambda a, b: a * torch.sigmoid(b)`, is the hidden layer
+            itself; it takes no activation beside it.
+        residual: a tensor of the result's shape that is added to it, or None.
+        recompute: keep no matrix of the hidden width for the backward pass, which computes it again by the first
+            product. In compiled functions torch.compile decides what is kept.
+
+    Returns:
+        `[..., N]`, in x's type, or in what PyTorch promotes it and the residual's to.
+
+    The hidden layer has x's type. Under autocast everything but the residual is cast as `F.linear` casts it.
+
+    One node runs on a GPU in fp32, bf16 and fp16 where a gradient is needed. It keeps x, the weights and, of each row,
+    H numbers: the hidden layer, where its derivative can be written in that, as those of relu, relu squared, sigmoid,
+    tanh and leaky relu; otherwise the pre-activation. With a gate it keeps both pre-activations. Compiled functions,
+    transforms of torch.func, fp64, other devices and tensors that wrap others, such as `DTensor`, take `cutfuse.linear`
+    for each layer. So do gradients that are batched or differentiated again, in PyTorch's own operations.
+
+    Raises:
+        ValueError: shapes or devices that do not fit; an activation beside a gate that is a function.
+        TypeError: types that do not fit.
+        EpilogueError: an activation or a gate that cannot be traced or exceeds a program's limits.
+    """
+    arguments.check_flag("mlp", "recompute", recompute)
+    if callable(gate) and activation is not None:
+        raise ValueError("cutfuse.mlp: a gate that is a function takes no activation; call it in the gate's function")
+    given = _checked(x, w1, b1, w2, b2, residual, has_gate=gate is not False)
+    tensors = _autocast(given)
+    hidden = hidden_function(activation, gate)
+    if _takes_one_node(tensors):
+        return _run_as_one_node(tensors, hidden, gate is not False, recompute)
+    return _run_by_layers(tensors, hidden, gate is not False, recompute)
+
+
+def _takes_one_node(tensors: _Tensors) -> bool:
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    present = [t for t in tensors if t is not None]
+    if not needs_gradient(*present) or arguments.why_wrapped((), present):
+        return False
+    operands = () if tensors.residual is None else (tensors.residual,)
+    return not (is_traced(*present) or arguments.why_composed(tensors.x, arithmetic_dtype(tensors.x, operands)))
+
+
+def _run_by_layers(
+    tensors: _Tensors, hidden: Callable[..., Tensor] | Epilogue | None, has_gate: bool, recompute: bool
+) -> Tensor:
+    """By a node for each layer."""
+    x = tensors.x
+    (weight, bias), *others = _layers(tensors, has_gate)
+    operands = [linear(x, *other) for other in others]
+    h = linear(x, weight, bias, epilogue=hidden, operands=operands, out_dtype=x.dtype, recompute=recompute)
+    return _last_layer(h, tensors.w2, tensors.b2, tensors.residual)
+
+
+def _run_as_one_node(
+    tensors: _Tensors, hidden: Callable[..., Tensor] | Epilogue | None, has_gate: bool, recompute: bool
+) -> Tensor:
+    x, residual, columns = tensors.x, tensors.residual, tensors.w2.shape[0]
+    epilogue = arguments.resolve_epilogue("mlp", hidden, (None,) * has_gate, types_of(x, *[x] * has_gate))
+    derivative = None if has_gate else derive(epilogue.text)
+    call = _Call(epilogue, derivative, has_gate, recompute, captured_mode())
+    rows = arguments.rows_of(x)
+    matrices = tensors._replace(
+        x=x.reshape(rows, x.shape[-1]), residual=None if residual is None else residual.reshape(rows, columns)
+    )
+    y: Tensor = _MLP.apply(call, *matrices)
+    return y.reshape(*x.shape[:-1], columns)
+
+
+class _Call(NamedTuple):
+    """What a call is beside its tensors. mode: the precision of fp32 products."""
+
+    hidden: Epilogue
+    derivative: Derivative | None  # the hidden layer's; None where that is no program of one matrix
+    has_gate: bool
+    recompute: bool
+    mode: str
+
+
+class _Hidden(NamedTuple):
+    """What there is of the hidden layer: itself, and the pre-activations of the first layer and the one beside it."""
+
+    h: Tensor | None = None
+    z: Tensor | None = None
+    up: Tensor | None = None
+
+
+class _MLP(torch.autograd.Function):
+    """Of matrices, in the order of `_Tensors`."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *given: Tensor | None) -> Tensor:
+        tensors = _Tensors(*given)  # type: ignore[arg-type]  # as `_run_as_one_node` gives them
+        kinds = _Needed(*ctx.needs_input_grad[1:])
+        with in_captured_mode(tensors.x, call.mode):
+            hidden = _compute_hidden(call, tensors, kinds.reads_pre_activation(call) and not call.recompute)
+            assert hidden.h is not None
+            y = _last_layer(hidden.h, tensors.w2, tensors.b2, tensors.residual)
+        kept = _Hidden()
+        if not call.recompute:
+            # Where there are pre-activations, the backward pass computes the hidden layer of them.
+            kept = hidden._replace(h=hidden.h if hidden.z is None and kinds.reads_hidden(call) else None)
+        ctx.call = call
+        ctx.residual_dtype = None if tensors.residual is None else tensors.residual.dtype
+        ctx.save_for_backward(*tensors[:-1], *kept)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *saved, h, z, up = ctx.saved_tensors
+        needed = _Needed(*ctx.needs_input_grad[1:])
+        of_residual = grad.to(ctx.residual_dtype) if needed.residual else None
+        tensors = _Tensors(*saved, None)  # type: ignore[call-arg]  # all others
+        grad = grad.to(tensors.x.dtype)
+        if composes_gradient(grad):
+            return None, *differentiate(_composed(ctx.call), saved, needed[:-1], grad), of_residual
+        with in_captured_mode(tensors.x, ctx.call.mode):
+            return None, *_gradients(ctx.call, tensors, _Hidden(h, z, up), needed, grad), of_residual
+
+
+class _Needed(NamedTuple):
+    """Of which of `_Tensors` a gradient is needed."""
+
+    x: bool
+    w1: bool
+    b1: bool
+    up: bool
+    up_bias: bool
+    w2: bool
+    b2: bool
+    residual: bool
+
+    @property
+    def trains_hidden(self) -> bool:
+        """Whether a gradient goes through the hidden layer."""
+        return any(self[:5])
+
+    def reads_pre_activation(self, call: _Call) -> bool:
+        return self.trains_hidden and (call.derivative is None or call.derivative.reads == INPUT)
+
+    def reads_hidden(self, call: _Call) -> bool:
+        return self.w2 or (self.trains_hidden and call.derivative is not None and call.derivative.reads == OUTPUT)
+
+
+def _compute_hidden(call: _Call, tensors: _Tensors, gives_pre_activation: bool) -> _Hidden:
+    """The hidden layer, and the pre-activations where they are asked for."""
+    x = tensors.x
+    (weight, bias), *others = _layers(tensors, call.has_gate)
+    operands = [linear(x, *other) for other in others]
+    if not gives_pre_activation:
+        return _Hidden(linear(x, weight, bias, epilogue=call.hidden, operands=operands, out_dtype=x.dtype))
+    h, z = schema.linear_with_pre_activation(x, weight, bias, operands, call.hidden.text, x.dtype)
+    return _Hidden(h, z, *operands)
+
+
+def _gradients(
+    call: _Call, tensors: _Tensors, hidden: _Hidden, needed: _Needed, grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Those of all tensors but the residual. grad: that of the result, a matrix of x's type."""
+    if call.recompute and (needed.reads_pre_activation(call) or needed.reads_hidden(call)):
+        hidden = _compute_hidden(call, tensors, needed.reads_pre_activation(call))
+    h, z, up = hidden
+    operands = [] if up is None else [up]
+    if h is None and z is not None and needed.w2:
+        h = schema.pointwise(z, operands, call.hidden.text, z.dtype)
+    w2, derivative = tensors.w2, call.derivative
+    if h is None:  # nothing reads it
+        h = grad.new_empty(1).expand(grad.shape[0], w2.shape[1])
+    needs_of_h = needed.trains_hidden and derivative is None
+    of_h, *of_last = sum_gradients(grad, h, w2, call.mode, (needs_of_h, needed.w2, needed.b2))
+    if not needed.trains_hidden:
+        return *[None] * 5, *of_last
+    if derivative is None:
+        assert of_h is not None
+        assert z is not None
+        wanted = wanted_inputs([True] * (1 + call.has_gate), call.hidden.text)
+        found, _ = element_gradients(of_h, z, operands, call.hidden.text, "none", None, wanted)
+        # A gate may leave one of the two out.
+        of_pre_activations = [found.get(k, torch.zeros_like(z)) for k in range(1 + call.has_gate)]
+    else:
+        read = {INPUT: z, OUTPUT: h}.get(derivative.reads)
+        given = () if read is None else (read,)
+        of_pre_activations = [linear(grad, w2.t(), epilogue=derivative.epilogue, operands=given, out_dtype=grad.dtype)]
+    return *_first_gradients(call, tensors, needed, of_pre_activations), *of_last
+
+
+def _first_gradients(
+    call: _Call, tensors: _Tensors, needed: _Needed, of_pre_activations: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of x, of the first layer and of the one beside it."""
+    x = tensors.x
+    (weight, _), *others = _layers(tensors, call.has_gate)
+    of_z, *of_others = of_pre_activations
+    of_x, *of_first = sum_gradients(of_z, x, weight, call.mode, needed[:3])
+    if not others:
+        return of_x, *of_first, None, None
+    (up, _), (of_up,) = *others, of_others
+    is_packed = tensors.up is None
+    needs_second = needed[1:3] if is_packed else needed[3:5]
+    _, *of_second = sum_gradients(of_up, x, up, call.mode, (False, *needs_second))
+    if of_x is not None:
+        of_x = linear(of_up, up.t(), epilogue=_plus, operands=(of_x,), out_dtype=x.dtype)
+    if not is_packed:
+        return of_x, *of_first, *of_second
+    both = [None if a is None or b is None else torch.cat([a, b]) for a, b in zip(of_first, of_second, strict=True)]
+    return of_x, *both, None, None
+
+
+def _composed(call: _Call) -> Callable[..., Tensor]:
+    """A function of the tensors but the residual, by PyTorch's own operations."""
+
+    def compute(*given: Tensor | None) -> Tensor:
+        tensors = _Tensors(*given, None)  # type: ignore[arg-type,call-arg]  # x, w1 and w2 are there
+        (weight, bias), *others = _layers(tensors, call.has_gate)
+        operands = [F.linear(tensors.x, *other) for other in others]
+        program, dtype = call.hidden.program, tensors.x.dtype
+        h = composed.linear(tensors.x, weight, bias, operands, program, dtype)
+        return F.linear(h, tensors.w2, tensors.b2)
+
+    return compute
+
+
+def _layers(tensors: _Tensors, has_gate: bool) -> list[tuple[Tensor, Tensor | None]]:
+    """Weight and bias of the first layer and, with a gate, of the one beside it."""
+    _, w1, b1, up, up_bias, *_ = tensors
+    if not has_gate:
+        return [(w1, b1)]
+    if up is not None:
+        return [(w1, b1), (up, up_bias)]
+    biases = (None, None) if b1 is None else b1.chunk(2)
+    return list(zip(w1.chunk(2), biases, strict=True))
+
+
+def _last_layer(h: Tensor, w2: Tensor, b2: Tensor | None, residual: Tensor | None) -> Tensor:
+    if residual is None:
+        return linear(h, w2, b2)
+    return linear(h, w2, b2, epilogue=_plus, operands=(residual,))
+
+
+def _plus(z: Tensor, other: Tensor) -> Tensor:
+    return z + other
+
+
+def hidden_function(
+    activation: Callable[..., Tensor] | Epilogue | None, gate: Gate
+) -> Callable[..., Tensor] | Epilogue | None:
+    """The hidden layer of its pre-activation or, with a gate, of both."""
+    if gate is False:
+        return activation
+    if gate is not True:
+        return gate
+    if activation is None:
+        return _times
+
+    def gated(z: Tensor, up: Tensor) -> Tensor:
+        return activation(z) * up
+
+    return gated
+
+
+def _times(z: Tensor, up: Tensor) -> Tensor:
+    return z * up
+
+
+def _checked(
+    x: Tensor,
+    w1: Weights,
+    b1: Weights | None,
+    w2: Tensor,
+    b2: Tensor | None,
+    residual: Tensor | None,
+    has_gate: bool,
+) -> _Tensors:
+    """The tensors of a call. Raises ValueError or TypeError where they do not fit."""
+    up = up_bias = None
+    is_pair = isinstance(w1, tuple | list)
+    if b1 is not None and isinstance(b1, tuple | list) != is_pair:
+        raise ValueError("cutfuse.mlp: w1 and b1 have to be both pairs or both tensors; pass None for no bias")
+    if isinstance(w1, tuple | list):
+        if not has_gate or len(w1) != 2 or (isinstance(b1, tuple | list) and len(b1) != 2):
+            raise ValueError(f"cutfuse.mlp: w1 and b1 are pairs with a gate, got {len(w1)} weights and gate={has_gate}")
+        w1, up = w1
+    if isinstance(b1, tuple | list):
+        b1, up_bias = b1
+    names = {"up": "w1[1]", "up_bias": "b1[1]", **({"w1": "w1[0]", "b1": "b1[0]"} if is_pair else {})}
+    tensors = _Tensors(x, w1, b1, up, up_bias, w2, b2, residual)
+    for key, tensor in tensors._asdict().items():
+        name = names.get(key, key)
+        if tensor is None and key not in ("x", "w1", "w2"):
+            continue
+        arguments.check_tensor("mlp", name, tensor)
+        if tensor.device != x.device:
+            raise ValueError(f"cutfuse.mlp: {name} is on {tensor.device} and x on {x.device}; move one of them")
+    _check_shapes(tensors, names, has_gate)
+    return tensors
+
+
+def _check_shapes(tensors: _Tensors, names: dict[str, str], has_gate: bool) -> None:
+    x, w1, _, up, _, w2, _, _ = tensors
+    if x.dim() == 0 or w1.dim() != 2 or w2.dim() != 2:
+        raise ValueError(
+            f"cutfuse.mlp: x has to be [..., K], w1 [H, K] and w2 [N, H], got shapes {tuple(x.shape)}, "
+            f"{tuple(w1.shape)} and {tuple(w2.shape)}"
+        )
+    columns, width = w2.shape
+    first = 2 * width if has_gate and up is None else width
+    expected = {
+        "w1": (first, x.shape[-1]),
+        "b1": (first,),
+        "up": (width, x.shape[-1]),
+        "up_bias": (width,),
+        "b2": (columns,),
+        "residual": (*x.shape[:-1], columns),
+    }
+    for name, shape in expected.items():
+        tensor = getattr(tensors, name)
+        if tensor is not None and tuple(tensor.shape) != shape:
+            gate = " and a gate" if has_gate else ""
+            raise ValueError(
+                f"cutfuse.mlp: {names.get(name, name)} has to be of shape {shape} for x {tuple(x.shape)}, w2 "
+                f"{tuple(w2.shape)}{gate}, got {tuple(tensor.shape)}"
+            )
+
+
+def _autocast(given: _Tensors) -> _Tensors:
+    """The tensors in the types that autocast gives them. Raises TypeError where these differ."""
+    x, w1, b1, up, up_bias, w2, b2, residual = given
+    x, w1, b1 = autocast_inputs(x, w1, b1)
+    x, w2, b2 = autocast_inputs(x, w2, b2)
+    if up is not None:
+        x, up, up_bias = autocast_inputs(x, up, up_bias)
+    arguments.check_floating("mlp", "x", x.dtype)
+    types = [t.dtype for t in (w1, b1, up, up_bias, w2, b2) if t is not None]
+    if any(dtype != x.dtype for dtype in types):
+        raise TypeError(
+            f"cutfuse.mlp: x, weights and biases have to be of one type, got {x.dtype} and "
+            f"{', '.join(map(str, types))}; cast them or use autocast"
+        )
+    return _Tensors(x, w1, b1, up, up_bias, w2, b2, residual)

@@ -1,0 +1,110 @@
+"""An MLP as one node on a GPU: its gradients, what it keeps, and that its steps hold on streams and in graphs."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from mlp_cases import check_case, gradients, make, random_case
+from torch import Tensor
+
+import cutfuse
+
+pytestmark = [pytest.mark.gpu, pytest.mark.no_path("its node calls cutfuse.linear inside, and operators beside it")]
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+@pytest.mark.parametrize("seed", range(102))
+def test_random_mlps(seed: int) -> None:
+    check_case(random_case(seed, DTYPES[seed // 34], "cuda", scale=(1, 8, 16)[seed % 3]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("activation", "gate", "options"),
+    [
+        ("relu squared", False, {"with_biases": False}),
+        ("gelu", False, {"with_residual": True}),
+        ("silu", True, {"with_biases": False}),
+        ("silu", True, {"is_pair": True}),
+        ("gelu tanh", False, {"recompute": True}),
+    ],
+)
+@pytest.mark.parametrize("rows", [7, 1576, 4096])
+def test_mlps_of_models(rows: int, activation: str, gate: bool, options: dict[str, Any], dtype: torch.dtype) -> None:
+    sizes = (768, 3072, 768) if not gate else (512, 1376, 512)
+    check_case(
+        make(rows, dtype, activation=activation, gate=gate, leading=(rows,), sizes=sizes, device="cuda", **options)
+    )
+
+
+def kept_bytes(function: Any) -> int:
+    """What a forward pass leaves allocated beside its result, until the backward pass."""
+    for _ in range(2):  # the first one has kernels planned and compiled
+        cutfuse.wait()
+        gc.collect()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        y = function()
+        torch.cuda.synchronize()
+        found = torch.cuda.memory_allocated() - before - y.untyped_storage().nbytes()
+        del y
+    return found
+
+
+@pytest.mark.parametrize(
+    ("activation", "gate", "recompute", "of_eager"),
+    [
+        ("gelu", False, False, 0.55),
+        ("relu squared", False, False, 0.50),
+        ("silu", True, False, 0.60),
+        ("gelu", False, True, 0.05),
+        ("silu", True, True, 0.05),
+    ],
+)
+def test_memory_that_is_kept(activation: str, gate: bool, recompute: bool, of_eager: float) -> None:
+    rows, width = 4096, 4096
+    case = make(
+        0, torch.bfloat16, activation=activation, gate=gate, leading=(rows,), sizes=(512, width, 512), device="cuda"
+    )
+    found, eager = kept_bytes(lambda: case.call(recompute=recompute)), kept_bytes(case.eager)
+    assert found <= of_eager * eager
+    matrices = 0 if recompute else 2 if gate else 1
+    assert found <= matrices * rows * width * 2 + (1 << 20)
+
+
+def test_a_step_repeats_to_the_bit_and_in_a_graph() -> None:
+    case = make(0, torch.bfloat16, gate=True, leading=(256,), sizes=(512, 1024, 512), device="cuda")
+
+    def step() -> list[Tensor]:
+        return list(gradients(case.call(), case.tensors).values())
+
+    grad = torch.randn_like(case.call())
+
+    def captured_step() -> list[Tensor]:
+        y = case.call()
+        return [y, *torch.autograd.grad(y, list(case.tensors.values()), grad)]
+
+    first, second = step(), step()
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            captured_step()
+    cutfuse.wait()
+    expected = captured_step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = captured_step()
+    graph.replay()
+    torch.cuda.synchronize()
+    for own, right in zip(captured, expected, strict=True):
+        assert torch.equal(own, right)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_on_a_device_that_is_not_current() -> None:
+    check_case(make(0, torch.bfloat16, leading=(64,), sizes=(256, 512, 256), device="cuda:1"))

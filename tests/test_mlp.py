@@ -1,0 +1,258 @@
+"""`cutfuse.mlp`: values and gradients beside PyTorch in fp64, what is kept, and what takes other ways."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from emulated_device import emulated_device, needs_exchange_api
+from mlp_cases import ACTIVATIONS, check, check_case, error, gradients, make, random_case, sided
+from model_checks import PYTORCH_WARNINGS
+from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import cutfuse
+from cutfuse.epilogue import Epilogue
+from cutfuse.epilogue.derivative import derive
+from cutfuse.native import use_operators_everywhere
+
+pytestmark = [*PYTORCH_WARNINGS]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture
+def operators() -> Iterator[None]:
+    with use_operators_everywhere():
+        yield
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[dict[int, Tensor]]:
+    """The tensors that are saved for backward passes within it, by their memory."""
+    found: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        found[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield found
+
+
+@pytest.mark.parametrize("seed", range(68))
+def test_random_mlps(path: str, seed: int) -> None:
+    check_case(random_case(seed, [torch.float32, torch.bfloat16, torch.float16, torch.float64][seed // 17]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_on_what_a_gpu_is_given(operators: None, activation: str, dtype: torch.dtype) -> None:
+    check_case(make(0, dtype, activation=activation, with_residual=True))
+
+
+def test_no_gradient_of_an_activation_but_the_long_one_is_a_pass_of_its_own() -> None:
+    without = [name for name, f in ACTIVATIONS.items() if f is not None and derive(Epilogue(f).text) is None]
+    assert without == ["long"]
+
+
+@pytest.mark.parametrize(
+    ("activation", "gate", "options", "matrices"),
+    [
+        ("affine", False, {}, 1),  # h, for the gradient of w2
+        ("relu squared", False, {}, 1),
+        ("softplus", False, {}, 1),
+        ("gelu", False, {}, 1),
+        ("long", False, {}, 1),
+        ("silu", True, {}, 2),
+        ("relu squared", False, {"recompute": True}, 0),
+        ("gelu", False, {"recompute": True}, 0),
+        ("silu", True, {"recompute": True}, 0),
+        ("affine", False, {"frozen": ["w2"]}, 0),
+        ("relu squared", False, {"frozen": ["w2"]}, 1),
+        ("gelu", False, {"frozen": ["x", "w1", "b1"]}, 1),
+        ("gelu", False, {"frozen": ["x", "w1", "b1", "w2"]}, 0),
+    ],
+)
+def test_matrices_of_the_hidden_width_that_are_kept(
+    operators: None, activation: str, gate: bool, options: dict[str, Any], matrices: int
+) -> None:
+    case = make(0, activation=activation, gate=gate, sizes=(13, 64, 9), **options)
+    with kept() as found:
+        y = case.call()
+    hidden = [tensor for tensor in found.values() if tensor.shape == (14, 64)]
+    assert len(hidden) == matrices
+    wide = case.wide()
+    check(gradients(y, case.tensors), gradients(case.eager(), case.tensors), gradients(case.eager(wide), wide))
+
+
+def test_products_of_a_step(operators: None) -> None:
+    """Two forwards and four backwards, with the derivative in one of them; those that nobody asks for are not made."""
+    counts = {}
+    for frozen in ((), ("x",), ("x", "w1", "b1"), ("w2",)):
+        case = make(0, torch.bfloat16, frozen=frozen, sizes=(16, 64, 16))
+        with FlopCounterMode(display=False) as counter:
+            gradients(case.call(), case.tensors)
+        counts[frozen] = counter.get_total_flops() / (2 * 14 * 16 * 64)
+    assert counts == {(): 6, ("x",): 5, ("x", "w1", "b1"): 3, ("w2",): 5}
+
+
+def test_there_is_no_pass_of_its_own_over_the_hidden_gradient(operators: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any) -> Any:
+        raise AssertionError("a pass over the gradient of the hidden layer")
+
+    monkeypatch.setattr(importlib.import_module("cutfuse.mlp"), "element_gradients", refuse)
+    for activation in ("gelu", "relu squared", "affine"):
+        case = make(0, activation=activation)
+        gradients(case.call(), case.tensors)
+    case = make(0, activation="long")
+    with pytest.raises(AssertionError, match="a pass over"):
+        gradients(case.call(), case.tensors)
+
+
+def test_a_hidden_layer_that_does_not_depend_on_a_weight(path: str) -> None:
+    case = make(0, gate=lambda a, b: torch.tanh(b))
+    found, right = (gradients(function(), case.tensors) for function in (case.call, case.eager))
+    torch.testing.assert_close(found, right)
+    case = make(0, activation="affine")
+    y = cutfuse.mlp(case.tensors["x"], case.tensors["w1"], None, case.tensors["w2"], None, activation=lambda z: z > 0.0)
+    assert torch.autograd.grad(y.sum(), [case.tensors["w1"], case.tensors["w2"]], allow_unused=True)[1] is not None
+
+
+@pytest.mark.parametrize("options", [{}, {"gate": True}, {"activation": "relu squared"}, {"gate": sided}])
+def test_autocast(path: str, options: dict[str, Any]) -> None:
+    case = make(0, with_residual=True, **options)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, eager = (gradients(function(), case.tensors) for function in (case.call, case.eager))
+    wide = case.wide()
+    exact = gradients(case.eager(wide), wide)
+    assert found["y"].dtype == torch.float32  # the residual's
+    for name, right in exact.items():
+        assert found[name].dtype == torch.float32
+        assert error(found[name], right) <= 2.0 * error(eager[name], right) + 0.01
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("gate", [False, True])
+def test_checkpoints(path: str, gate: bool, recompute: bool) -> None:
+    case = make(0, gate=gate)
+    right = gradients(case.call(), case.tensors)
+    y = checkpoint(
+        lambda x: case.call({**case.tensors, "x": x}, recompute=recompute), case.tensors["x"], use_reentrant=False
+    )
+    torch.testing.assert_close(gradients(y, case.tensors), right)
+
+
+@pytest.mark.parametrize("options", [{}, {"gate": True}, {"gate": sided, "is_pair": True}, {"with_residual": True}])
+def test_gradients_of_gradients_and_batches_of_them(path: str, options: dict[str, Any]) -> None:
+    case = make(0, torch.float64 if path == "composed" else torch.float32, **options)
+    tensors = list(case.tensors.values())
+
+    def second(y: Tensor) -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(y.square().sum(), tensors, create_graph=True)
+        return torch.autograd.grad(sum(t.sin().sum() for t in first), tensors)  # type: ignore[arg-type]
+
+    torch.testing.assert_close(second(case.call()), second(case.eager()), rtol=1e-3, atol=1e-3)
+    y, right = case.call(), case.eager()
+    several = torch.randn(3, *y.shape, dtype=y.dtype)
+    found, expected = (torch.autograd.grad(of, tensors, several, is_grads_batched=True) for of in (y, right))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"gate": True}])
+def test_transforms(path: str, options: dict[str, Any]) -> None:
+    case = make(0, **options)
+    names = [name for name in case.tensors if name != "x"]
+
+    def loss(x: Tensor, call: Any) -> Tensor:
+        return call({**case.tensors, "x": x}).square().sum()
+
+    x = case.tensors["x"].detach()
+    for transform in (torch.func.grad, torch.func.vmap, torch.func.hessian):
+        given = x if transform is not torch.func.hessian else x[:1, :1]
+        found, right = (transform(lambda x, call=call: loss(x, call))(given) for call in (case.call, case.eager))
+        torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-3)
+    assert names
+
+
+@pytest.mark.parametrize("options", [{}, {"gate": True, "is_pair": True}, {"gate": sided, "with_residual": True}])
+def test_compiled_and_exported(path: str, options: dict[str, Any]) -> None:
+    case = make(0, **options)
+    torch._dynamo.reset()
+
+    class Model(torch.nn.Module):
+        def forward(self, tensors: dict[str, Tensor]) -> Tensor:
+            return case.call(tensors)
+
+    right = gradients(case.call(), case.tensors)
+    for backend in ("aot_eager", "cutfuse"):
+        y = torch.compile(Model(), backend=backend, fullgraph=True)(case.tensors)
+        torch.testing.assert_close(gradients(y, case.tensors), right, rtol=1e-4, atol=1e-4)
+    exported = torch.export.export(Model(), (case.tensors,)).module()
+    torch.testing.assert_close(exported(case.tensors), right["y"])
+
+
+def test_tensors_that_wrap_others_take_a_layer_at_a_time(operators: None) -> None:
+    case = make(0)
+    doubled = {name: TwoTensor(tensor.detach(), tensor.detach().clone()) for name, tensor in case.tensors.items()}
+    torch.testing.assert_close(case.call(doubled).a, case.call())
+
+
+def test_a_weight_that_changed_is_an_error(operators: None) -> None:
+    case = make(0)
+    y = case.call()
+    with torch.no_grad():
+        case.tensors["w2"].mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@needs_exchange_api
+@pytest.mark.parametrize("options", [{}, {"activation": "relu squared"}, {"gate": True}, {"recompute": True}])
+def test_launches_of_a_gpu(options: dict[str, Any]) -> None:
+    """On what the planner takes of an H200, with the launches computed by PyTorch; the second step runs directly."""
+    for leading, sizes in (((32,), (64, 128, 64)), ((3, 50), (72, 264, 40))):
+        case = make(0, torch.bfloat16, leading=leading, sizes=sizes, with_residual=True, **options)
+        eager = gradients(case.eager(), case.tensors)
+        wide = case.wide()
+        exact = gradients(case.eager(wide), wide)
+        with emulated_device():
+            for _ in range(3):
+                check(gradients(case.call(), case.tensors), eager, exact)
+
+
+def test_repeats_to_the_bit(operators: None) -> None:
+    case = make(0, torch.bfloat16, gate=True)
+    first, second = (gradients(case.call(), case.tensors) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("given", "error_type", "message"),
+    [
+        ({"w2": torch.ones(9, 30)}, ValueError, r"w1 has to be of shape \(30, 13\) for x .* got \(31, 13\)"),
+        ({"b1": torch.ones(30)}, ValueError, r"b1 has to be of shape \(31,\)"),
+        ({"residual": torch.ones(9)}, ValueError, r"residual has to be of shape \(2, 7, 9\)"),
+        ({"w1": torch.ones(31)}, ValueError, r"x has to be \[\.\.\., K\], w1 \[H, K\]"),
+        ({"w2": torch.ones(9, 31, dtype=torch.bfloat16)}, TypeError, "of one type, got torch.float32 and .*bfloat16"),
+        ({"w2": torch.ones(9, 31, device="meta")}, ValueError, "w2 is on meta and x on cpu"),
+        ({"w2": None}, TypeError, "w2 has to be a tensor, got NoneType"),
+        ({"w1": (torch.ones(31, 13), torch.ones(31, 13)), "b1": None}, ValueError, "pairs with a gate"),
+        ({"w1": (torch.ones(31, 13), torch.ones(31, 13))}, ValueError, "both pairs or both tensors"),
+        ({"gate": sided}, ValueError, "takes no activation"),
+        ({"gate": True}, ValueError, r"w1 has to be of shape \(62, 13\) .* and a gate"),
+        ({"recompute": 1}, TypeError, "recompute has to be True or False"),
+        ({"activation": lambda z: z.sum()}, cutfuse.EpilogueError, "sum"),
+    ],
+)
+def test_errors(given: dict[str, Any], error_type: type[Exception], message: str) -> None:
+    case = make(0)
+    options = {**case.tensors, "activation": F.gelu, **given}
+    with pytest.raises(error_type, match=message):
+        cutfuse.mlp(*[options.pop(name) for name in ("x", "w1", "b1", "w2", "b2")], **options)
