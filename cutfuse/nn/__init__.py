@@ -1,5 +1,5 @@
-"""`FusedLinear`, `LinearCrossEntropy`, and drop-ins for the reference models of `cutfuse.models`, which have the same
-arguments and parameters."""
+"""`FusedLinear`, `MLP`, `LinearCrossEntropy`, and drop-ins for the reference models of `cutfuse.models`, which have the
+same arguments and parameters."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from . import drop_ins
 from .drop_ins import GemmDivideSumScale, GemmSigmoidScaleResidual, LinearSigmoidSum, Sigmoid, SumReduction
 from .fused_linear import FusedLinear
 from .linear_cross_entropy import LinearCrossEntropy
+from .mlp import MLP, fuse_mlps
 
 __all__ = [
+    "MLP",
     "FusedLinear",
     "GemmDivideSumScale",
     "GemmSigmoidScaleResidual",
@@ -18,6 +20,7 @@ __all__ = [
     "LinearSigmoidSum",
     "Sigmoid",
     "SumReduction",
+    "fuse_mlps",
 ]
 
 # The modules that the classes were in up to 0.2.0: pickles of whole modules name them.

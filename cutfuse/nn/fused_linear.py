@@ -31,7 +31,11 @@ def is_plain(layer: nn.Module) -> bool:
     """Not of an adapter around the layer, or of one of 8 bits in its place, or of one with hooks."""
     if type(layer).forward is not nn.Linear.forward or "forward" in layer.__dict__:
         return False
-    return not (layer._forward_pre_hooks or layer._forward_hooks or layer._backward_pre_hooks or layer._backward_hooks)
+    return not has_hooks(layer)
+
+
+def has_hooks(layer: nn.Module) -> bool:
+    return bool(layer._forward_pre_hooks or layer._forward_hooks or layer._backward_pre_hooks or layer._backward_hooks)
 
 
 def why_not_plain(layer: nn.Module) -> str:
@@ -46,11 +50,11 @@ def why_not_plain(layer: nn.Module) -> str:
     return f"{kind} has hooks: {', '.join(names)}"
 
 
-def check_is_linear(function: str, linear: Any) -> None:
+def check_is_linear(function: str, linear: Any, name: str = "linear") -> None:
     """Raises where another layer, made by a function of cutfuse's, cannot have its parameters and compute the same."""
     kind = type(linear).__name__
     if not isinstance(linear, nn.Linear):
-        raise TypeError(f"cutfuse.{function}: linear has to be an nn.Linear, got {kind}")
+        raise TypeError(f"cutfuse.{function}: {name} has to be an nn.Linear, got {kind}")
     reason = why_not_plain(linear)
     if reason:
         raise ValueError(

@@ -1,0 +1,221 @@
+"""`cutfuse.nn.MLP` beside modules of PyTorch, and models whose MLPs are fused in place."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from mlp_cases import sided
+from model_checks import PYTORCH_WARNINGS
+from torch import Tensor, nn
+
+import cutfuse
+from cutfuse.nn import MLP, fuse_mlps
+
+pytestmark = [*PYTORCH_WARNINGS]
+
+
+class TimmMlp(nn.Module):
+    """As timm has it."""
+
+    def __init__(self, drop: float = 0.0) -> None:
+        super().__init__()
+        self.fc1, self.act, self.drop1 = nn.Linear(16, 64), nn.GELU(), nn.Dropout(drop)
+        self.norm: nn.Module = nn.Identity()
+        self.fc2, self.drop2 = nn.Linear(64, 16), nn.Dropout(drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.drop1(self.act(self.fc1(x))))
+        return self.drop2(self.fc2(x))  # type: ignore[no-any-return]
+
+
+class TimmGluMlp(nn.Module):
+    def __init__(self, gate_last: bool) -> None:
+        super().__init__()
+        self.fc1, self.act, self.fc2, self.gate_last = nn.Linear(16, 64), nn.Sigmoid(), nn.Linear(32, 16), gate_last
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.fc1(x).chunk(2, dim=-1)
+        return self.fc2(a * self.act(b) if self.gate_last else self.act(a) * b)  # type: ignore[no-any-return]
+
+
+class TimmSwiGlu(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1_g, self.fc1_x, self.act = nn.Linear(16, 32), nn.Linear(16, 32), nn.SiLU()
+        self.fc2 = nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.act(self.fc1_g(x)) * self.fc1_x(x))  # type: ignore[no-any-return]
+
+
+class LlamaMLP(nn.Module):
+    """As transformers has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = (nn.Linear(16, 40, bias=False) for _ in range(2))
+        self.down_proj, self.act_fn = nn.Linear(40, 16, bias=False), nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+class Conv1D(nn.Module):
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf, self.nx = nf, nx
+        self.weight, self.bias = nn.Parameter(0.2 * torch.randn(nx, nf)), nn.Parameter(torch.zeros(nf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.nf)
+
+
+def gelu_new(z: Tensor) -> Tensor:
+    return 0.5 * z * (1.0 + torch.tanh(0.7978845608028654 * (z + 0.044715 * torch.pow(z, 3.0))))
+
+
+class GPT2MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.c_fc, self.c_proj, self.dropout = Conv1D(64, 16), Conv1D(16, 64), nn.Dropout(0.1)
+        self.act = gelu_new
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.c_proj(self.act(self.c_fc(x))))  # type: ignore[no-any-return]
+
+
+class Scaled(TimmMlp):
+    """Looks like timm's, and computes something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2.0 * super().forward(x)
+
+
+def step(module: nn.Module, x: Tensor, *more: Any) -> list[Tensor]:
+    y = module(x, *more)
+    return [y, *torch.autograd.grad(y.square().sum(), [x, *module.parameters()])]
+
+
+def example(rows: tuple[int, ...] = (2, 5)) -> Tensor:
+    return torch.randn(*rows, 16).requires_grad_()
+
+
+def test_a_module_is_what_it_says(path: str) -> None:
+    module = MLP(16, 64, activation=F.gelu)
+    plain = nn.Sequential(module.fc1, nn.GELU(), module.fc2)
+    x = example()
+    torch.testing.assert_close(step(module, x), step(plain, x))
+    assert list(module.state_dict()) == ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
+    added = MLP.from_modules(module.fc1, module.fc2, residual=True, recompute=True)  # type: ignore[arg-type]
+    torch.testing.assert_close(added(x), x + plain(x))
+    torch.testing.assert_close(added(x, 2.0 * x), 2.0 * x + plain(x))
+    assert added.fc1 is module.fc1
+    assert "recompute=True" in repr(added)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("gate", [True, sided])
+def test_gates(path: str, gate: Any, bias: bool) -> None:
+    module = MLP(16, 40, 8, activation=F.silu, gate=gate, bias=bias)
+    x = example()
+    a, b = module.fc1(x).chunk(2, -1)
+    torch.testing.assert_close(module(x), module.fc2(F.silu(a) * b if gate is True else sided(a, b)))
+    parts = [nn.Linear(16, 40, bias) for _ in range(2)]
+    separate = MLP.from_modules(parts[0], nn.Linear(40, 8, bias), F.silu, gate=gate, up=parts[1])
+    packed = MLP.from_modules(nn.Linear(16, 80, bias), separate.fc2, F.silu, gate=gate)  # type: ignore[arg-type]
+    state = separate.state_dict()
+    joined = {name: torch.cat([state[f"fc1.{name}"], state[f"up.{name}"]]) for name in ["weight"] + ["bias"] * bias}
+    packed.fc1.load_state_dict(joined)
+    torch.testing.assert_close(separate(x), packed(x))
+
+
+def test_hooks_and_layers_in_the_place_of_others_run(path: str) -> None:
+    module, x = MLP(16, 64, activation=F.gelu), example()
+    right, seen = module(x), []
+    handle = module.fc1.register_forward_hook(lambda layer, given, z: seen.append(z.shape))
+    torch.testing.assert_close(module(x), right)
+    assert seen == [(2, 5, 64)]
+    handle.remove()
+    module.fc2 = nn.Sequential(module.fc2, nn.ReLU())  # an adapter
+    torch.testing.assert_close(module(x), F.relu(right))
+    outside = []
+    module.register_full_backward_hook(lambda layer, of_x, of_y: outside.append(len(of_x)))
+    step(module, x)
+    assert outside == [1]
+
+
+def test_copies_pickles_and_other_types(path: str) -> None:
+    module, x = MLP(16, 64, activation=F.gelu, residual=True), example()
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        torch.testing.assert_close(other(x), module(x))
+    module = module.to(torch.bfloat16)
+    assert module(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_compiled() -> None:
+    module, x = MLP(16, 64, activation=F.silu, gate=True), example()
+    torch._dynamo.reset()
+    torch.testing.assert_close(step(torch.compile(module, backend="aot_eager", fullgraph=True), x), step(module, x))
+
+
+def test_errors() -> None:
+    with pytest.raises(ValueError, match="x of 16 features cannot be added to a result of 8"):
+        MLP(16, 64, 8, residual=True)
+    layers = nn.Linear(16, 64), nn.Linear(64, 16)
+    with pytest.raises(TypeError, match=r"from_modules: fc2 has to be an nn.Linear, got ReLU"):
+        MLP.from_modules(layers[0], nn.ReLU())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="up is the layer beside a gate"):
+        MLP.from_modules(*layers, up=layers[0])
+    layers[0].register_forward_hook(lambda *given: None)
+    with pytest.raises(ValueError, match="has hooks"):
+        MLP.from_modules(*layers)
+
+
+@pytest.mark.parametrize(
+    "make", [TimmMlp, lambda: TimmGluMlp(True), lambda: TimmGluMlp(False), TimmSwiGlu, LlamaMLP, GPT2MLP]
+)
+def test_mlps_of_models(path: str, make: Any) -> None:
+    model = nn.Sequential(nn.LayerNorm(16), make(), make()).eval()
+    x, names, right = example(), list(model.state_dict()), copy.deepcopy(model)
+    assert fuse_mlps(model) == ["1", "2"]
+    assert fuse_mlps(model) == []
+    torch.testing.assert_close(step(model, x), step(right, x), rtol=1e-4, atol=1e-5)
+    assert list(model.state_dict()) == names
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.zero_()
+    assert not copied(x).any()  # and not the first one's
+    torch.testing.assert_close(pickle.loads(pickle.dumps(model))(x), right(x))
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(model, backend="aot_eager", fullgraph=True)(x), right(x))
+    del model[1].forward
+    torch.testing.assert_close(model(x), right(x))
+
+
+def test_a_fused_mlp_drops_and_has_hooks_as_before() -> None:
+    model = nn.Sequential(TimmMlp(drop=0.5))
+    assert fuse_mlps(model) == ["0"]
+    assert model[0].training
+    x, seen = example(), []
+    assert (model(x) == 0.0).any()
+    model.eval()
+    model[0].fc1.register_forward_hook(lambda *given: seen.append(1))
+    model(x)
+    assert seen == [1]
+
+
+def test_what_computes_something_else_is_left() -> None:
+    normalised, batched = TimmMlp(), TimmMlp()
+    normalised.norm = nn.LayerNorm(64)
+    batched.act = nn.Softmax(-1)  # type: ignore[assignment]
+    with torch.device("meta"):
+        meta = TimmMlp()
+    model = nn.ModuleList([Scaled(), normalised, batched, meta, MLP(16, 64), cutfuse.nn.FusedLinear(16, 16)])
+    assert fuse_mlps(model) == []
+    assert all(module.training for module in model.modules())
