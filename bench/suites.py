@@ -20,5 +20,6 @@ SUITES = {
     "host": Entry("bench.host_suite", "the host's time of a call, and stacks of layers from end to end"),
     "random": Entry("bench.random_suite", "layers drawn anew for each --seed, beside eager PyTorch"),
     "head": Entry("bench.head_suite", "the loss of language models' heads, in time and memory, beside other libraries"),
+    "mlp": Entry("bench.mlp_suite", "whole MLPs: forward, training step and what a step keeps"),
     "models": Entry("bench.model_suite", "whole models through torch.compile, with cutfuse and without"),
 }

@@ -35,6 +35,7 @@ SMALL_RUNS = {
     "host": (["pointwise of three"], {"pytorch", "cutfuse"}, 4),
     "random": (["row sum", "gelu", "fp32"], {"pytorch", "cutfuse"}, 5),
     "head": (["plain"], {"eager", "chunked", "cutfuse", "cutfuse-large"}, 2),
+    "mlp": (["gelu"], {"eager", "cutfuse"}, 4),
 }
 ONE = ("--filter", "Sigmoid 256", "--filter", "fp32")
 

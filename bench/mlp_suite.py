@@ -1,0 +1,236 @@
+"""The mlp suite: whole MLPs, forwards and in training, and what a step keeps, beside PyTorch and torch.compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import cutfuse
+from bench import chain_memory
+from bench.chain_memory import Meter
+from bench.chain_workloads import training
+from bench.contenders import COMPILE, CONTENDERS, EAGER, FUSED, slow_compilers
+from bench.format import figure, ratio
+from bench.goals import MEAN, WORST, fastest, figure_of, median, quotient
+from bench.host_suite import Range, drawn_shapes
+from bench.launches import launch_case
+from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
+from bench.tables import Table, filled, times_columns
+from bench.workloads import PRECISIONS, Reference, Shape, Workload, dimensions, random_tensor
+
+FORWARD, TRAINING, MEMORY = GROUPS = ("forward", "training step", "memory")
+PYTORCH = (EAGER, COMPILE)
+RECOMPUTED = "cutfuse, recomputed"
+PRECISION = "bf16"
+RANDOM_ROWS, RANDOM_SIZES, RANDOM_COUNT = Range(512, 32768), Range(256, 8192), 9
+SMALL_SHAPES, SMALL_ROWS, SMALL_SIZES = ((16, 64, 32),), Range(4, 16), Range(16, 64)
+
+
+def relu_squared(z: Tensor) -> Tensor:
+    """Of transformers that were tuned for speed."""
+    return F.relu(z).square()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An MLP: its activation, whether it has a gate and biases, and its shapes: rows, the hidden width and the width.
+
+    kept: the goal for what a step keeps, of eager's; step: for its time, of the faster of PyTorch's.
+    """
+
+    name: str
+    activation: Callable[[Tensor], Tensor]
+    has_gate: bool
+    has_biases: bool
+    shapes: tuple[Shape, ...]
+    kept: float
+    step: float
+
+    def tensors(self, shape: Shape, device: torch.device) -> list[Tensor]:
+        """x, the weights, the biases where there are some, and the gradient that arrives."""
+        rows, hidden, width = shape
+        first = 2 * hidden if self.has_gate else hidden
+        x, grad = (random_tensor((rows, width), PRECISION, device, seed) for seed in (1, 2))
+        w1 = random_tensor((first, width), PRECISION, device, 3).mul_(width**-0.5)
+        w2 = random_tensor((width, hidden), PRECISION, device, 4).mul_(hidden**-0.5)
+        biases = [random_tensor((size,), PRECISION, device, 5) for size in (first, width)] if self.has_biases else []
+        return [x, w1, w2, *biases, grad]
+
+    def eager(self, x: Tensor, w1: Tensor, w2: Tensor, b1: Tensor | None = None, b2: Tensor | None = None) -> Tensor:
+        """By PyTorch."""
+        z = F.linear(x, w1, b1)
+        if not self.has_gate:
+            return F.linear(self.activation(z), w2, b2)
+        gate, up = z.chunk(2, -1)
+        return F.linear(self.activation(gate) * up, w2, b2)
+
+    def fused(
+        self,
+        x: Tensor,
+        w1: Tensor,
+        w2: Tensor,
+        b1: Tensor | None = None,
+        b2: Tensor | None = None,
+        recompute: bool = False,
+    ) -> Tensor:
+        """As one node."""
+        return cutfuse.mlp(x, w1, b1, w2, b2, activation=self.activation, gate=self.has_gate, recompute=recompute)
+
+    def build(self, group: str, shape: Shape, device: torch.device) -> Workload:
+        """What the contenders of a case run."""
+        *tensors, grad = self.tensors(shape, device)
+        if group == TRAINING:
+            return training([*(tensor.requires_grad_() for tensor in tensors), grad], self.eager, self.fused)
+        _, *parameters = tensors
+
+        def rows(start: int, stop: int) -> Tensor:
+            return self.eager(tensors[0][start:stop].double(), *(tensor.double() for tensor in parameters))
+
+        reference = Reference(rows, shape[0], parameters[0].shape[0])
+        return Workload(tuple(tensors), self.eager, self.fused, reference)
+
+    def cases(self, shape: Shape, variant: str) -> Iterator[Case]:
+        """Forwards, in training and of its memory."""
+        label = dimensions(shape)
+        for group in (FORWARD, TRAINING):
+            build = partial(self.build, group, shape)
+            yield launch_case((group, variant, label, PRECISION), build, (*PYTORCH, FUSED))
+        yield Case(MEMORY, variant, label, PRECISION, partial(prepare_memory, self, shape))
+
+
+KINDS = (
+    Kind("relu squared", relu_squared, False, False, ((16384, 3072, 768), (49152, 3072, 768)), 0.50, 0.95),
+    Kind("gelu, biases", F.gelu, False, True, ((12608, 3072, 768), (4096, 16384, 4096)), 0.55, 0.96),
+    Kind("SwiGLU", F.silu, True, False, ((8192, 14336, 4096), (4096, 8192, 2048)), 0.60, 0.96),
+)
+
+
+class _Called(nn.Module):
+    """A function of x and of parameters, as `chain_memory` runs one."""
+
+    def __init__(self, function: Callable[..., Tensor], parameters: list[Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.held = nn.ParameterList(parameters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, *self.held)
+
+
+def prepare_memory(kind: Kind, shape: Shape, session: Session) -> Turn:
+    """What measures the memory of steps, with PyTorch's own counters of a GPU."""
+    return partial(measure_memory, kind, shape, session.device, Meter(session.device))
+
+
+def measure_memory(kind: Kind, shape: Shape, device: torch.device, meter: Meter) -> Figures:
+    """What each contender's step keeps after its forward pass, its result with it, and its peak."""
+    x, *parameters, grad = kind.tensors(shape, device)
+    functions: dict[str, Any] = {
+        EAGER: kind.eager,
+        COMPILE: torch.compile(kind.eager, fullgraph=True, dynamic=False),
+        FUSED: kind.fused,
+        RECOMPUTED: partial(kind.fused, recompute=True),
+    }
+    if device.type == "cpu":
+        del functions[COMPILE]
+    found = {}
+    with torch.enable_grad(), PRECISIONS[PRECISION].active():
+        for name, function in functions.items():
+            module = _Called(function, parameters)
+            for _ in range(chain_memory.WARM_UP_STEPS):
+                chain_memory.step_bytes(module, x.requires_grad_(), grad, meter)
+            cutfuse.wait()
+            found[name] = chain_memory.step_bytes(module, x, grad, meter)
+            found[name]["kept_bytes"] -= grad.untyped_storage().nbytes()  # the result, which is no activation
+    return {"contenders": found}
+
+
+def mlp_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
+    """The MLPs of `KINDS`, and as many of each at random as the seed draws; memory on a GPU's sizes alone."""
+    for kind in KINDS:
+        for shape in SMALL_SHAPES if small else kind.shapes[:1] if quick else kind.shapes:
+            yield from _measured(kind.cases(shape, kind.name), small)
+    ranges = (SMALL_ROWS, SMALL_SIZES) if small else (RANDOM_ROWS, RANDOM_SIZES)
+    count = len(KINDS) if small or quick else RANDOM_COUNT
+    for number, shape in enumerate(drawn_shapes(count, *ranges, odd_ones=True, seed=seed)):
+        kind = KINDS[number % len(KINDS)]
+        yield from _measured(kind.cases(shape, f"{number} {kind.name}, drawn"), small)
+
+
+def _measured(cases: Iterator[Case], small: bool) -> Iterator[Case]:
+    return (case for case in cases if not small or case.group != MEMORY)
+
+
+def over_pytorch(case: Figures) -> float | None:
+    """The time, over that of the faster of PyTorch's ways."""
+    return quotient(median(case, FUSED), fastest(case, PYTORCH))
+
+
+def goals() -> Iterator[Goal]:
+    """Of the named MLPs by their kinds, and of those that are drawn."""
+    for kind in KINDS:
+
+        def covers(case: Figures, group: str, name: str = kind.name) -> bool:
+            return case["group"] == group and case["variant"] == name
+
+        def kept(case: Figures, contender: str = FUSED) -> float | None:
+            return quotient(figure_of(case, contender, "kept_bytes"), figure_of(case, EAGER, "kept_bytes"))
+
+        best = "the faster of eager and torch.compile"
+        yield Goal(f"{kind.name}, step", best, partial(covers, group=TRAINING), over_pytorch, kind.step, WORST)
+        yield Goal(f"{kind.name}, kept", EAGER, partial(covers, group=MEMORY), kept, kind.kept, WORST)
+        recomputed = partial(kept, contender=RECOMPUTED)
+        yield Goal(f"{kind.name}, kept, recomputed", EAGER, partial(covers, group=MEMORY), recomputed, 0.30, WORST)
+    for group in (FORWARD, TRAINING):
+
+        def is_drawn(case: Figures, group: str = group) -> bool:
+            return case["group"] == group and case["variant"].endswith("drawn")
+
+        yield Goal(f"drawn, {group}", "the faster of eager and torch.compile", is_drawn, over_pytorch, None, MEAN)
+
+
+def tables(results: Results) -> list[Table]:
+    """The times, and the memory."""
+    cases = [case for case in results["cases"] if case["group"] != MEMORY]
+    memory = [case for case in results["cases"] if case["group"] == MEMORY]
+    labels = {name: CONTENDERS[name].label for name in (*PYTORCH, FUSED)}
+    over = [ratio(over_pytorch(case)) for case in cases]
+    found = [_table("Times", cases, {**times_columns(cases, labels), "over PyTorch": over})]
+    if memory:
+        columns = {}
+        for name in (EAGER, COMPILE, FUSED, RECOMPUTED):
+            for measure in ("kept", "peak"):
+                columns[f"{name}, {measure} MB"] = [
+                    figure(case["contenders"].get(name), f"{measure}_bytes", lambda value: f"{value / 1e6:.0f}")
+                    for case in memory
+                ]
+        found.append(_table("Memory of a step", memory, columns))
+    return found
+
+
+def _table(title: str, cases: list[Figures], columns: Any) -> Table:
+    own = {name: [case[name] for case in cases] for name in ("group", "variant", "shape")}
+    return Table(title, {**own, **filled(columns)})
+
+
+SUITE = Suite(
+    name="mlp",
+    cases=lambda *kind: list(mlp_cases(*kind)),
+    goals=tuple(goals()),
+    contenders=(*PYTORCH, FUSED),
+    left_out=slow_compilers,
+    tables=tables,
+    about=(
+        "The device's time behind a queue of launches, contenders interleaved in random order; medians in "
+        "microseconds. Shapes are rows, the hidden width and the width.",
+        "Every result and gradient was compared with fp64 before. Memory is counted by PyTorch's allocator, what is "
+        "kept without the parameters, x and the result.",
+    ),
+    time_limit_s=900.0,
+)
