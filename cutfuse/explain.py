@@ -29,6 +29,7 @@ from .layer.prepared import Planes
 from .layer.specialize import Epilogues, explain_pass, find_row_reduction
 from .layer.training_step import hands_gradient_on, plan_backward_products, storing
 from .linear import LinearCall, for_operators, is_plain, linear, normalise_linear
+from .mlp import MLPCall, mlp, normalise_mlp
 from .native import check_devices, describe_prediction, predicting
 from .nn.linear_cross_entropy import LinearCrossEntropy
 from .pointwise import PointwiseCall, normalise_pointwise, normalise_sigmoid, pointwise, sigmoid
@@ -143,6 +144,8 @@ def _named(call: Call) -> list[tuple[str, Tensor]]:
     """The tensors of a call with their names."""
     if isinstance(call, PyTorchCall):
         return list(zip(("x", "weight"), call.tensors, strict=False))
+    if isinstance(call, MLPCall):
+        return [(name, tensor) for name, tensor in call.tensors._asdict().items() if tensor is not None]
     named: list[tuple[str, Tensor | None]] = [("x", call.x)]
     if isinstance(call, LinearCall):
         named += [("weight", call.weight), ("bias", call.bias)]
@@ -153,6 +156,8 @@ def _named(call: Call) -> list[tuple[str, Tensor]]:
 def _explain(call: Call) -> Explanation:
     if isinstance(call, LinearCall):
         return _explain_linear(call)
+    if isinstance(call, MLPCall):
+        return _explain_mlp(call)
     if isinstance(call, PyTorchCall):
         return _explain_pytorch(call)
     program = call.epilogue.program if isinstance(call, PointwiseCall) else call.prologue.program
@@ -226,6 +231,39 @@ def _explain_linear(call: LinearCall) -> Explanation:
         workspace_bytes=workspace_bytes,
         compiles=compiles,
         baseline=baseline,
+    )
+
+
+def _explain_mlp(call: MLPCall) -> Explanation:
+    """Of the layers forwards and, where one node runs, what it keeps and what is particular about its backward pass."""
+    named = [*call.forward]
+    if call.derivative is not None:
+        named.append(("backward, hidden layer's gradient", call.derivative))
+    with torch.no_grad():
+        explained = [(what, _explain_linear(layer)) for what, layer in named]
+    steps = [f"{what}: {step}" for what, layer in explained for step in layer.steps]
+    reasons = [f"{what}: {reason}" for what, layer in explained for reason in layer.reasons]
+    (rows, _), hidden = call.forward[-1][1].x.shape, call.forward[-1][1].weight.shape[1]
+    if call.keeps is not None:
+        matrix = rows * hidden * call.x.element_size()
+        kept = "nothing, and computes it again" if call.recompute else _quantity(call.keeps * matrix, "B")
+        steps.append(f"kept of the hidden width {hidden} for the backward pass: {kept}")
+        if call.derivative is None and call.keeps:
+            steps.append("backward, hidden layer's gradient: torch.mm, pointwise_backward kernel")
+        steps.append("backward: products for the weights and x")
+    layers = [layer for _, layer in explained[: len(call.forward)]]
+    compiles = [layer.compiles for _, layer in explained if layer.compiles != _NO_KERNEL]
+    return Explanation(
+        call=f"mlp of {', '.join(_described(*item) for item in _named(call))}",
+        path=layers[-2].path,
+        steps=tuple(steps),
+        reasons=tuple(reasons),
+        program=call.forward[-2][1].epilogue.program,
+        bytes=sum(layer.bytes for layer in layers),
+        flops=sum(layer.flops for layer in layers),
+        workspace_bytes=max(layer.workspace_bytes for layer in layers),
+        compiles="; ".join(dict.fromkeys(compiles)) or _NO_KERNEL,
+        baseline=layers[-2].baseline,
     )
 
 
@@ -413,11 +451,12 @@ def _quantity(value: float, unit: str) -> str:
     raise AssertionError
 
 
-Call = LinearCall | PointwiseCall | ReduceCall | PyTorchCall
+Call = LinearCall | MLPCall | PointwiseCall | ReduceCall | PyTorchCall
 Normaliser = Callable[..., Call]  # takes what a call takes, and gives its normal form without running it
 
 NORMALISERS: dict[Callable[..., Tensor], Normaliser] = {
     linear: normalise_linear,
+    mlp: normalise_mlp,
     pointwise: normalise_pointwise,
     sigmoid: normalise_sigmoid,
     reduce: normalise_reduce,

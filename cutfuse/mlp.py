@@ -29,7 +29,7 @@ from .layer.autograd import (
     wanted_inputs,
 )
 from .layer.training_step import is_traced
-from .linear import autocast_inputs, linear
+from .linear import LinearCall, autocast_inputs, linear, normalise_linear
 from .precision import captured_mode, in_captured_mode
 
 Weights = Tensor | tuple[Tensor, Tensor] | list[Tensor]
@@ -97,15 +97,91 @@ def mlp(
         TypeError: types that do not fit.
         EpilogueError: an activation or a gate that cannot be traced or exceeds a program's limits.
     """
+    tensors, hidden = _prepared(x, w1, b1, w2, b2, activation, gate, residual, recompute)
+    if _takes_one_node(tensors):
+        return _run_as_one_node(tensors, hidden, gate is not False, recompute)
+    return _run_by_layers(tensors, hidden, gate is not False, recompute)
+
+
+class MLPCall(NamedTuple):
+    """A call as `explain` describes it.
+
+    forward: its layers in their order, with what each of them is. derivative: the product that gives the hidden layer's
+    gradient. keeps: how many matrices of the hidden width are kept, or None where that is not for one node to say.
+    """
+
+    tensors: _Tensors
+    forward: list[tuple[str, LinearCall]]
+    derivative: LinearCall | None
+    keeps: int | None
+    recompute: bool
+
+    @property
+    def x(self) -> Tensor:
+        return self.tensors.x
+
+
+def normalise_mlp(
+    x: Tensor,
+    w1: Weights,
+    b1: Weights | None,
+    w2: Tensor,
+    b2: Tensor | None,
+    *,
+    activation: Callable[..., Tensor] | Epilogue | None = None,
+    gate: Gate = False,
+    residual: Tensor | None = None,
+    recompute: bool = False,
+) -> MLPCall:
+    """Of a call of `mlp`, which is checked and not run."""
+    tensors, hidden = _prepared(x, w1, b1, w2, b2, activation, gate, residual, recompute)
+    if not _takes_one_node(tensors):
+        return MLPCall(tensors, _describe_forward(tensors, hidden, gate is not False), None, None, recompute)
+    call = _call_of(tensors, hidden, gate is not False, recompute)
+    needed = _Needed(*(t is not None and t.requires_grad for t in tensors))
+    keeps = 1 + call.has_gate if needed.reads_pre_activation(call) else int(needed.reads_hidden(call))
+    with torch.no_grad():
+        forward, product = _describe_forward(tensors, hidden, call.has_gate), None
+        if call.derivative is not None and needed.trains_hidden:
+            z, grad = (tensors.x.new_empty(*tensors.x.shape[:-1], size) for size in reversed(w2.shape))
+            read = (z,) * call.derivative.epilogue.operand_count
+            epilogue = call.derivative.epilogue
+            product = normalise_linear(grad, tensors.w2.t(), epilogue=epilogue, operands=read, out_dtype=z.dtype)
+    return MLPCall(tensors, forward, product, keeps, recompute)
+
+
+def _describe_forward(
+    tensors: _Tensors, hidden: Callable[..., Tensor] | Epilogue | None, has_gate: bool
+) -> list[tuple[str, LinearCall]]:
+    x, *_, w2, b2, residual = tensors
+    (weight, bias), *others = _layers(tensors, has_gate)
+    z = x.new_empty(*x.shape[:-1], w2.shape[1])
+    first = normalise_linear(x, weight, bias, epilogue=hidden, operands=[z for _ in others], out_dtype=x.dtype)
+    added: dict[str, Any] = {} if residual is None else {"epilogue": _plus, "operands": (residual,)}
+    return [
+        *(("beside the gate", normalise_linear(x, *other)) for other in others),
+        ("hidden layer", first),
+        ("result", normalise_linear(z, w2, b2, **added)),
+    ]
+
+
+def _prepared(
+    x: Tensor,
+    w1: Weights,
+    b1: Weights | None,
+    w2: Tensor,
+    b2: Tensor | None,
+    activation: Callable[..., Tensor] | Epilogue | None,
+    gate: Gate,
+    residual: Tensor | None,
+    recompute: bool,
+) -> tuple[_Tensors, Callable[..., Tensor] | Epilogue | None]:
+    """The tensors of a call, checked and cast, and the hidden layer's function."""
     arguments.check_flag("mlp", "recompute", recompute)
     if callable(gate) and activation is not None:
         raise ValueError("cutfuse.mlp: a gate that is a function takes no activation; call it in the gate's function")
     given = _checked(x, w1, b1, w2, b2, residual, has_gate=gate is not False)
-    tensors = _autocast(given)
-    hidden = hidden_function(activation, gate)
-    if _takes_one_node(tensors):
-        return _run_as_one_node(tensors, hidden, gate is not False, recompute)
-    return _run_by_layers(tensors, hidden, gate is not False, recompute)
+    return _autocast(given), hidden_function(activation, gate)
 
 
 def _takes_one_node(tensors: _Tensors) -> bool:
@@ -133,9 +209,7 @@ def _run_as_one_node(
     tensors: _Tensors, hidden: Callable[..., Tensor] | Epilogue | None, has_gate: bool, recompute: bool
 ) -> Tensor:
     x, residual, columns = tensors.x, tensors.residual, tensors.w2.shape[0]
-    epilogue = arguments.resolve_epilogue("mlp", hidden, (None,) * has_gate, types_of(x, *[x] * has_gate))
-    derivative = None if has_gate else derive(epilogue.text)
-    call = _Call(epilogue, derivative, has_gate, recompute, captured_mode())
+    call = _call_of(tensors, hidden, has_gate, recompute)
     rows = arguments.rows_of(x)
     matrices = tensors._replace(
         x=x.reshape(rows, x.shape[-1]), residual=None if residual is None else residual.reshape(rows, columns)
@@ -152,6 +226,14 @@ class _Call(NamedTuple):
     has_gate: bool
     recompute: bool
     mode: str
+
+
+def _call_of(
+    tensors: _Tensors, hidden: Callable[..., Tensor] | Epilogue | None, has_gate: bool, recompute: bool
+) -> _Call:
+    x = tensors.x
+    epilogue = arguments.resolve_epilogue("mlp", hidden, (None,) * has_gate, types_of(x, *[x] * has_gate))
+    return _Call(epilogue, None if has_gate else derive(epilogue.text), has_gate, recompute, captured_mode())
 
 
 class _Hidden(NamedTuple):

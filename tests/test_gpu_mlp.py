@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from mlp_cases import check_case, gradients, make, random_case
+from mlp_cases import check_case, make, random_case
 from torch import Tensor
 
 import cutfuse
@@ -58,7 +58,7 @@ def kept_bytes(function: Any) -> int:
     ("activation", "gate", "recompute", "of_eager"),
     [
         ("gelu", False, False, 0.55),
-        ("relu squared", False, False, 0.50),
+        ("relu squared", False, False, 0.51),
         ("silu", True, False, 0.60),
         ("gelu", False, True, 0.05),
         ("silu", True, True, 0.05),
@@ -77,32 +77,28 @@ def test_memory_that_is_kept(activation: str, gate: bool, recompute: bool, of_ea
 
 def test_a_step_repeats_to_the_bit_and_in_a_graph() -> None:
     case = make(0, torch.bfloat16, gate=True, leading=(256,), sizes=(512, 1024, 512), device="cuda")
+    grad = torch.randn(256, 512, device="cuda", dtype=torch.bfloat16)
 
     def step() -> list[Tensor]:
-        return list(gradients(case.call(), case.tensors).values())
-
-    grad = torch.randn_like(case.call())
-
-    def captured_step() -> list[Tensor]:
         y = case.call()
         return [y, *torch.autograd.grad(y, list(case.tensors.values()), grad)]
 
-    first, second = step(), step()
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
-            captured_step()
-    cutfuse.wait()
-    expected = captured_step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = captured_step()
+            step()
+        cutfuse.wait()
+        expected, again = step(), step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            captured = step()
     graph.replay()
     torch.cuda.synchronize()
-    for own, right in zip(captured, expected, strict=True):
+    for own, repeated, right in zip(captured, again, expected, strict=True):
         assert torch.equal(own, right)
+        assert torch.equal(repeated, right)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

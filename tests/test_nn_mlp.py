@@ -219,3 +219,35 @@ def test_what_computes_something_else_is_left() -> None:
     model = nn.ModuleList([Scaled(), normalised, batched, meta, MLP(16, 64), cutfuse.nn.FusedLinear(16, 16)])
     assert fuse_mlps(model) == []
     assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, "101 MB"),
+        ({"activation": F.relu}, "101 MB"),
+        ({"activation": F.silu, "gate": True}, "201 MB"),
+        ({"recompute": True}, "nothing, and computes it again"),
+    ],
+)
+def test_an_explanation_says_what_is_kept_and_launched(options: dict[str, Any], kept: str) -> None:
+    with torch.device("meta"):
+        module, x = MLP(768, 3072, dtype=torch.bfloat16, **options), torch.empty(16384, 768, dtype=torch.bfloat16)
+    found = cutfuse.explain(module, x, device="H200")
+    assert f"kept of the hidden width 3072 for the backward pass: {kept}" in found.steps
+    assert any(step.startswith("hidden layer: sm90_bf16_") for step in found.steps)
+    # The derivative is in a product, but for a gate's, of which there are two.
+    of_gradient = next(step for step in found.steps if step.startswith("backward, hidden layer's gradient: "))
+    assert ("sm90_bf16_nn_" in of_gradient) == ("gate" not in options)
+    assert found.flops == 2 * 16384 * sum(layer.weight.numel() for layer in (module.fc1, module.fc2))
+    with torch.no_grad():
+        assert not any("backward" in step for step in cutfuse.explain(module, x, device="H200").steps)
+    module.fc1.register_forward_hook(lambda *given: None)
+    assert "hooks" in cutfuse.explain(module, x, device="H200").reasons[0]
+
+
+def test_an_explanation_on_a_cpu_is_of_the_layers() -> None:
+    x, w1, w2 = example(), torch.randn(64, 16), torch.randn(16, 64)
+    found = cutfuse.explain(cutfuse.mlp, x, w1, None, w2, None, activation=F.gelu, residual=x)
+    assert found.path == "composed"
+    assert [step.partition(":")[0] for step in found.steps] == ["hidden layer", "hidden layer", "result", "result"]

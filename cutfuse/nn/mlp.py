@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..composed import PyTorchCall
 from ..epilogue import Epilogue
 from ..epilogue.errors import EpilogueError
-from ..mlp import Gate, hidden_function, mlp
-from .fused_linear import check_is_linear, has_hooks, is_plain
+from ..mlp import Gate, MLPCall, hidden_function, mlp, normalise_mlp
+from .fused_linear import check_is_linear, has_hooks, is_plain, why_not_plain
 
+_Result = TypeVar("_Result")  # of a call: a tensor, or for `explain` the call itself
 _ROWS = 3  # on which a fused MLP is compared with the one that it was
 
 
@@ -113,11 +115,24 @@ class MLP(nn.Module):
         """x: `[..., in_features]`; residual: `[..., out_features]`, added to the result in place of x."""
         if residual is None and self.residual:
             residual = x
-        parts = _Parts(self.fc1, self.up, self.fc2, self.activation, self.gate)
+        parts = self._parts
         if all(map(_is_readable, parts.layers)):
-            return parts.run(x, residual, self.recompute)
+            return parts.call(mlp, x, residual, self.recompute)
         y = parts.run_unfused(x)
         return y if residual is None else y + residual
+
+    def normalise_call(self, x: Tensor, residual: Tensor | None = None) -> MLPCall | PyTorchCall:
+        """What `cutfuse.explain` describes."""
+        reason = next(filter(None, map(why_not_plain, self._parts.layers)), "")
+        if reason:
+            return PyTorchCall("linear", [x], f"{reason}: the layers run unfused")
+        if residual is None and self.residual:
+            residual = x
+        return self._parts.call(normalise_mlp, x, residual, self.recompute)
+
+    @property
+    def _parts(self) -> _Parts:
+        return _Parts(self.fc1, self.up, self.fc2, self.activation, self.gate)
 
     def extra_repr(self) -> str:
         activation = getattr(self.activation, "__name__", self.activation)
@@ -138,13 +153,16 @@ class _Parts(NamedTuple):
     def layers(self) -> list[nn.Module]:
         return [layer for layer in (self.fc1, self.up, self.fc2) if layer is not None]
 
-    def run(self, x: Tensor, residual: Tensor | None = None, recompute: bool = False) -> Tensor:
+    def call(
+        self, function: Callable[..., _Result], x: Tensor, residual: Tensor | None = None, recompute: bool = False
+    ) -> _Result:
+        """What `mlp`, or what takes its arguments, gives."""
         w1: Any = _weight(self.fc1)
         b1: Any = self.fc1.bias
         if self.up is not None:
             w1, b1 = (w1, _weight(self.up)), None if b1 is None else (b1, self.up.bias)
         options = {"activation": self.activation, "gate": self.gate, "residual": residual, "recompute": recompute}
-        return mlp(x, w1, b1, _weight(self.fc2), self.fc2.bias, **options)  # type: ignore[arg-type]
+        return function(x, w1, b1, _weight(self.fc2), self.fc2.bias, **options)
 
     def run_unfused(self, x: Tensor) -> Tensor:
         z = self.fc1(x)
@@ -242,7 +260,7 @@ def _computes(module: nn.Module, names: tuple[str, ...], gate: Gate) -> bool:
     modes = {part: part.training for part in module.modules()}
     try:
         with torch.no_grad():
-            y, right = parts.run(x), module.eval()(x)
+            y, right = parts.call(mlp, x), module.eval()(x)
     except (EpilogueError, ValueError, TypeError, RuntimeError):
         return False
     finally:
@@ -261,7 +279,7 @@ def _forward(module: nn.Module, names: tuple[str, ...], gate: Gate, x: Tensor, *
     parts = _parts(module, names, gate)
     if others or options or _drops(module) or not all(map(_is_readable, parts.layers)):
         return type(module).forward(module, x, *others, **options)
-    return parts.run(x)
+    return parts.call(mlp, x)
 
 
 def _drops(module: nn.Module) -> bool:
