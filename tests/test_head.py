@@ -455,8 +455,8 @@ def test_logits_in_16_bits_are_rounded_alike(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("kept_bytes", "kernel"), [(0, "gemm"), (1 << 22, "pointwise")])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_on_an_emulated_gpu_it_is_fused(dtype: torch.dtype, kept_bytes: int, kernel: str) -> None:
-    """The products whose epilogue reduces rows, and those that make the gradients, are kernels' launches; of logits that
-    were kept, passes are."""
+    """The products whose epilogue reduces rows, and those that make the gradients, are kernels' launches; of logits
+    that were kept, passes are."""
     generator = torch.Generator().manual_seed(3)
     x, weight = ((torch.randn(*shape, generator=generator) / 16).to(dtype) for shape in ((256, 256), (2048, 256)))
     target = torch.randint(2048, (256,), generator=generator)
