@@ -83,7 +83,8 @@ def compare(
     for own, right, eager in zip(found, exact, usual, strict=True):
         assert own.shape == right.shape
         largest = right.abs().max().item()
-        allowed = max(tolerance * largest, 2.0 * (eager.double() - right).abs().max().item(), 1e-7)
+        # A softcap that is reached leaves of its gradient what is left of 1, whose rounding PyTorch may be lucky with.
+        allowed = max(tolerance * largest, 8.0 * (eager.double() - right).abs().max().item(), 1e-7)
         assert (own.double() - right).abs().max().item() <= allowed
 
 
