@@ -79,9 +79,9 @@ def _why_kept(region: Region, z: Tensor, operands: list[Tensor]) -> str:
 
 
 def _why_logits_fit(z: Tensor) -> str:
-    """Why a trained head keeps its logits; empty where it does not.
+    """Why a trained head is left as it is; empty where it is fused.
 
-    Without them it multiplies once more, and has them in parts. Where one part would hold them all, nothing is saved.
+    Fused, it has the logits' gradient in parts. Where one part would hold it all, no memory is saved.
     """
     elements = seen_elements(z)
     if elements is None or elements * z.element_size() > PART_BYTES:

@@ -138,7 +138,8 @@ def layer_cross_entropy(
     """`F.cross_entropy(x @ weight.T + bias, target)` for x `[..., K]` of as many rows as the target `[M]` has items.
 
     softcap: 0 for none. A plain loss without gradients is made of operations that Inductor fuses; others are
-    `cutfuse.linear_cross_entropy`, whose loops over parts of the vocabulary operators hold.
+    `cutfuse.linear_cross_entropy`, whose loops over parts of the vocabulary operators hold. In training it keeps the
+    logits in x's type, as a compiled model does, so that it multiplies no more often.
     """
     x = x.reshape(target.shape[0], x.shape[-1])
     is_plain = label_smoothing == 0.0 and softcap == 0.0 and temperature == 1.0
@@ -153,6 +154,7 @@ def layer_cross_entropy(
             label_smoothing=label_smoothing,
             softcap=softcap or None,
             temperature=temperature,
+            kept_bytes=2 * x.element_size() * x.shape[0] * weight.shape[0],  # the last part is kept as a whole one
         ).to(out_dtype)
     x, weight, bias = autocast_inputs(x, weight, bias)
     arithmetic = torch.float64 if x.dtype == torch.float64 else torch.float32
