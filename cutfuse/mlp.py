@@ -432,37 +432,39 @@ def _checked(
 ) -> _Tensors:
     """The tensors of a call. Raises ValueError or TypeError where they do not fit."""
     up = up_bias = None
-    is_pair = isinstance(w1, tuple | list)
-    if b1 is not None and isinstance(b1, tuple | list) != is_pair:
+    is_pair = isinstance(w1, (tuple, list))
+    if b1 is not None and isinstance(b1, (tuple, list)) != is_pair:
         raise ValueError("cutfuse.mlp: w1 and b1 have to be both pairs or both tensors; pass None for no bias")
-    if isinstance(w1, tuple | list):
-        if not has_gate or len(w1) != 2 or (isinstance(b1, tuple | list) and len(b1) != 2):
+    if isinstance(w1, (tuple, list)):
+        if not has_gate or len(w1) != 2 or (isinstance(b1, (tuple, list)) and len(b1) != 2):
             raise ValueError(f"cutfuse.mlp: w1 and b1 are pairs with a gate, got {len(w1)} weights and gate={has_gate}")
         w1, up = w1
-    if isinstance(b1, tuple | list):
+    if isinstance(b1, (tuple, list)):
         b1, up_bias = b1
     names = {"up": "w1[1]", "up_bias": "b1[1]", **({"w1": "w1[0]", "b1": "b1[0]"} if is_pair else {})}
-    tensors = _Tensors(x, w1, b1, up, up_bias, w2, b2, residual)
-    for key, tensor in tensors._asdict().items():
+    # Written out, as Dynamo of PyTorch 2.8 does not trace `_asdict`.
+    given = {"x": x, "w1": w1, "b1": b1, "up": up, "up_bias": up_bias, "w2": w2, "b2": b2, "residual": residual}
+    for key, tensor in given.items():
         name = names.get(key, key)
         if tensor is None and key not in ("x", "w1", "w2"):
             continue
         arguments.check_tensor("mlp", name, tensor)
-        if tensor.device != x.device:
+        if tensor is not None and tensor.device != x.device:
             raise ValueError(f"cutfuse.mlp: {name} is on {tensor.device} and x on {x.device}; move one of them")
-    _check_shapes(tensors, names, has_gate)
-    return tensors
+    _check_shapes(x, w1, w2, given, names, has_gate)
+    return _Tensors(x, w1, b1, up, up_bias, w2, b2, residual)
 
 
-def _check_shapes(tensors: _Tensors, names: dict[str, str], has_gate: bool) -> None:
-    x, w1, _, up, _, w2, _, _ = tensors
+def _check_shapes(
+    x: Tensor, w1: Tensor, w2: Tensor, given: dict[str, Tensor | None], names: dict[str, str], has_gate: bool
+) -> None:
     if x.dim() == 0 or w1.dim() != 2 or w2.dim() != 2:
         raise ValueError(
             f"cutfuse.mlp: x has to be [..., K], w1 [H, K] and w2 [N, H], got shapes {tuple(x.shape)}, "
             f"{tuple(w1.shape)} and {tuple(w2.shape)}"
         )
     columns, width = w2.shape
-    first = 2 * width if has_gate and up is None else width
+    first = 2 * width if has_gate and given["up"] is None else width
     expected = {
         "w1": (first, x.shape[-1]),
         "b1": (first,),
@@ -472,7 +474,7 @@ def _check_shapes(tensors: _Tensors, names: dict[str, str], has_gate: bool) -> N
         "residual": (*x.shape[:-1], columns),
     }
     for name, shape in expected.items():
-        tensor = getattr(tensors, name)
+        tensor = given[name]
         if tensor is not None and tuple(tensor.shape) != shape:
             gate = " and a gate" if has_gate else ""
             raise ValueError(

@@ -168,17 +168,14 @@ def test_gradients_of_gradients_and_batches_of_them(path: str, options: dict[str
 @pytest.mark.parametrize("options", [{}, {"gate": True}])
 def test_transforms(path: str, options: dict[str, Any]) -> None:
     case = make(0, **options)
-    names = [name for name in case.tensors if name != "x"]
 
     def loss(x: Tensor, call: Any) -> Tensor:
         return call({**case.tensors, "x": x}).square().sum()
 
     x = case.tensors["x"].detach()
-    for transform in (torch.func.grad, torch.func.vmap, torch.func.hessian):
-        given = x if transform is not torch.func.hessian else x[:1, :1]
-        found, right = (transform(lambda x, call=call: loss(x, call))(given) for call in (case.call, case.eager))
+    for transform in (torch.func.grad, torch.func.vmap, torch.func.jacrev):
+        found, right = (transform(lambda x, call=call: loss(x, call))(x) for call in (case.call, case.eager))
         torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-3)
-    assert names
 
 
 @pytest.mark.parametrize("options", [{}, {"gate": True, "is_pair": True}, {"gate": sided, "with_residual": True}])

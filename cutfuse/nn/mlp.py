@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -140,7 +141,8 @@ class MLP(nn.Module):
         return f"activation={activation!s}, gate={gate!s}, residual={self.residual}, recompute={self.recompute}"
 
 
-class _Parts(NamedTuple):
+@dataclass
+class _Parts:
     """The layers of an MLP, and what is between them. up: None without a gate, and where fc1 has the rows of both."""
 
     fc1: nn.Module
