@@ -125,6 +125,13 @@ def test_a_hidden_layer_that_does_not_depend_on_a_weight(path: str) -> None:
     assert torch.autograd.grad(y.sum(), [case.tensors["w1"], case.tensors["w2"]], allow_unused=True)[1] is not None
 
 
+@pytest.mark.parametrize("options", [{}, {"activation": "relu"}, {"gate": True}, {"recompute": True}])
+@pytest.mark.parametrize("leading", [(0,), (2, 0), (1,), ()])
+def test_no_rows_and_no_dimensions_of_rows(operators: None, leading: tuple[int, ...], options: dict[str, Any]) -> None:
+    case = make(0, leading=leading, with_residual=True, **options)
+    torch.testing.assert_close(gradients(case.call(), case.tensors), gradients(case.eager(), case.tensors))
+
+
 @pytest.mark.parametrize("options", [{}, {"gate": True}, {"activation": "relu squared"}, {"gate": sided}])
 def test_autocast(path: str, options: dict[str, Any]) -> None:
     case = make(0, with_residual=True, **options)
