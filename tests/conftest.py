@@ -75,7 +75,9 @@ def find_missing(config: pytest.Config) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test's tensors do not depend on the tests before it in its process, which differ from run to run."""
+    """A test's tensors, and what is compiled in it, do not depend on the tests before it in its process, which differ
+    from run to run."""
+    torch._dynamo.reset()
     torch.manual_seed(zlib.crc32(item.nodeid.encode()) + item.config.getoption("--seed"))
 
 
@@ -137,15 +139,21 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def hopper_at_highest() -> Iterator[None]:
+def restored_settings() -> Iterator[None]:
+    """PyTorch's setting of fp32 products and cutfuse's of compiled epilogues are afterwards what they were before."""
+    precision, specialization = torch.get_float32_matmul_precision(), cutfuse.get_specialization()
+    yield
+    torch.set_float32_matmul_precision(precision)
+    cutfuse.set_specialization(specialization)
+
+
+@pytest.fixture
+def hopper_at_highest(restored_settings: None) -> None:
     """PyTorch's "highest" for fp32 products, on the one architecture that has kernels over planes."""
     if torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
         # Other architectures have cuBLAS for these products, which PyTorch tests.
         pytest.skip("products of 16-bit parts are for compute capability 9.0")
-    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 @pytest.fixture
@@ -158,8 +166,6 @@ def guarded_products(hopper_at_highest: None) -> Iterator[None]:
 
 @pytest.fixture
 def everything_fuses() -> Iterator[None]:
-    """The operators run on a CPU too, so that torch.compile's backend fuses there, and nothing compiled is kept."""
-    torch._dynamo.reset()
+    """The operators run on a CPU too, so that torch.compile's backend fuses there."""
     with use_operators_everywhere():
         yield
-    torch._dynamo.reset()

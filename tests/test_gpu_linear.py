@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from generators import (
@@ -50,12 +48,10 @@ PRECISIONS = {
 
 
 @pytest.fixture(params=PRECISIONS)
-def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+def dtype(request: pytest.FixtureRequest, restored_settings: None) -> torch.dtype:
     """Each type, fp32 with both settings of PyTorch's own precision."""
-    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if request.param == "float32 high" else "highest")
-    yield PRECISIONS[request.param]
-    torch.set_float32_matmul_precision(before)
+    return PRECISIONS[request.param]
 
 
 def make_exact_inputs(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -217,18 +213,14 @@ def test_special_values(dtype: torch.dtype) -> None:
             assert torch.equal(reduced.isnan(), wanted.isnan())
 
 
-def test_fp32_follows_pytorchs_setting() -> None:
+def test_fp32_follows_pytorchs_setting(restored_settings: None) -> None:
     x, weight, bias = make_inputs(256, 512, 1024, torch.float32, DEVICE)
     exact = eager_linear(*to_double(x, weight, bias), torch.tanh, ())
     errors = {}
-    before = torch.get_float32_matmul_precision()
-    try:
-        for precision in ("highest", "high"):
-            torch.set_float32_matmul_precision(precision)
-            actual = cutfuse.linear(x, weight, bias, epilogue=torch.tanh)
-            errors[precision] = ((actual - exact).norm() / exact.norm()).item()
-    finally:
-        torch.set_float32_matmul_precision(before)
+    for precision in ("highest", "high"):
+        torch.set_float32_matmul_precision(precision)
+        actual = cutfuse.linear(x, weight, bias, epilogue=torch.tanh)
+        errors[precision] = ((actual - exact).norm() / exact.norm()).item()
     assert errors["highest"] < 2e-6 < 5e-5 < errors["high"] < 2e-3
 
 
