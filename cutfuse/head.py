@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import arguments, dynamo
+from . import arguments, dynamo, sharded
 from .layer.autograd import composes_gradient, differentiate, needs_gradient
 from .layer.linear_launch import plan_call
 from .layer.planner import LinearArguments
@@ -76,8 +76,9 @@ def linear_cross_entropy(
     Gradients are those of x, weight and bias, as far as they are asked for. The forward pass makes one product, and the
     backward pass three: of the logits again where they were not kept, of x's gradient and of the weight's. Label
     smoothing behind a softcap takes one more where logits are not kept. Transforms of torch.func, gradients that are
-    batched or differentiated again, and tensors that wrap others, such as `DTensor`, take PyTorch's own operations on
-    the matrix of logits.
+    batched or differentiated again, and tensors that wrap others take PyTorch's own operations on the matrix of logits.
+    A weight that is a `DTensor` sharded by its rows, on a mesh of one dimension with x and bias, is none of these: each
+    rank computes its classes, and one collective puts the ranks' statistics together.
 
     A target's logit is a dot product of its own, in fp32, rounded to 16 bits where the other logits are, as those that
     are kept. Where fp32 products round more, as in tf32, a log-probability may be above 0 by that rounding.
@@ -94,6 +95,7 @@ def linear_cross_entropy(
     _check_number(function, "z_loss", z_loss)
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"cutfuse.{function}: label_smoothing has to be from 0 to 1, got {label_smoothing}")
+    target = sharded.whole_target(target, x, weight, bias)
     counts = target != ignore_index if isinstance(target, Tensor) else None
     is_smoothed = label_smoothing > 0.0
     logsumexp, chosen, mean, _ = _statistics(
@@ -137,6 +139,7 @@ def linear_logprob(
     Raises what `cutfuse.linear_cross_entropy` raises.
     """
     arguments.check_flag("linear_logprob", "entropy", entropy)
+    token = sharded.whole_target(token, x, weight, bias)
     logsumexp, chosen, _, entropies = _statistics(
         "linear_logprob",
         x,
@@ -207,16 +210,21 @@ def _statistics(
             f"cutfuse.{function}: x, weight and bias have to be of one type, got {x.dtype} and "
             f"{', '.join(map(str, types))}; cast them or use autocast"
         )
-    classes = target if counts is None else torch.where(counts, target, 0)
+    classes = (target if counts is None else torch.where(counts, target, 0)).reshape(-1)
+    shard = None if arguments.why_transformed() else sharded.shard_of(x, weight, bias)
+    if shard is not None:
+        x, weight, bias = shard.local(x, weight, bias)
+        classes, is_own = shard.own_classes(classes)
     matrix = x.reshape(target.numel(), x.shape[-1])
-    call = matrix, weight, bias, classes.reshape(-1), float(softcap or 0.0), float(temperature)
-    if arguments.why_transformed() or arguments.why_wrapped((x, weight, bias), [target]):
+    call = matrix, weight, bias, classes, float(softcap or 0.0), float(temperature)
+    if arguments.why_transformed() or arguments.why_wrapped((x, weight, bias), [classes]):
         return _statistics_of_logits(*call, wants_mean, wants_entropy)
     kept_bytes = kept_bytes if needs_gradient(x, weight, bias) else 0
-    found: tuple[Tensor, ...] = logit_statistics(
+    logsumexp, chosen, mean, entropy, _ = logit_statistics(
         *call, wants_mean, wants_entropy, part_bytes, kept_bytes, captured_mode()
     )
-    logsumexp, chosen, mean, entropy, _ = found
+    if shard is not None:
+        return shard.combine(logsumexp, chosen, mean, entropy, is_own)
     return logsumexp, chosen, mean, entropy
 
 

@@ -159,3 +159,71 @@ def recipe() -> str:
 def test_tensor_parallel(tmp_path: Path) -> None:
     for out in run_processes(recipe() + SHARDED_SCRIPT, tmp_path):
         assert "only support nn.Linear and nn.Embedding" in out
+
+
+# A head whose vocabulary is divided among two processes, in parts that differ.
+HEAD_SCRIPT = """
+import itertools
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import cutfuse
+from cutfuse import head
+
+rank, file = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+mesh = init_device_mesh("cpu", (2,))
+torch.manual_seed(0)
+tensors = [torch.randn(*shape) for shape in ((2, 6, 16), (301, 16), (301,))]
+target = torch.randint(301, (2, 6))
+target[0, :2] = torch.tensor([-100, 300])
+rows = []
+statistics = head.logit_statistics
+
+
+def counted(x, weight, *given):
+    rows.append(weight.shape[0])
+    return statistics(x, weight, *given)
+
+
+head.logit_statistics = counted
+
+
+def loss(x, weight, bias, target, softcap, smoothing):
+    options = {"softcap": softcap, "temperature": 0.7}
+    found = cutfuse.linear_cross_entropy(x, weight, target, bias, label_smoothing=smoothing, z_loss=1e-3, **options)
+    logprob, entropy = cutfuse.linear_logprob(x, weight, target.clamp(min=0), bias, entropy=True, **options)
+    return found + (logprob * 0.3 + entropy).mean()
+
+
+for placement, softcap, smoothing in itertools.product((Replicate(), Shard(1)), (None, 3.0), (0.0, 0.1)):
+    plain = [tensor.clone().requires_grad_() for tensor in tensors]
+    expected = loss(*plain, target, softcap, smoothing)
+    wanted = torch.autograd.grad(expected, plain)
+    rows.clear()
+    places = (placement, Shard(0), Shard(0))
+    own = [distribute_tensor(t, mesh, [place]).requires_grad_() for t, place in zip(tensors, places, strict=True)]
+    given = distribute_tensor(target, mesh, [placement]) if softcap else target
+    found = loss(*own, given, softcap, smoothing)
+    torch.testing.assert_close(found, expected)
+    gradients = [gradient.full_tensor() for gradient in torch.autograd.grad(found, own)]
+    torch.testing.assert_close(gradients, list(wanted))
+    assert rows == [151 - rank] * 2, rows
+try:
+    cutfuse.linear_cross_entropy(own[0], own[1], target + 2)
+except RuntimeError as error:
+    print(error)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this PyTorch has no gloo")
+def test_a_sharded_vocabulary(tmp_path: Path) -> None:
+    for out in run_processes(HEAD_SCRIPT, tmp_path):
+        assert "a target is no class of the vocabulary, nor the one that is ignored" in out
