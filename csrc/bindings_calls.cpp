@@ -21,6 +21,7 @@ using call::CallPlan;
 using call::Function;
 using call::PyRef;
 using call::TensorLayout;
+using call::word_of;
 
 // Type and strides, as of an operand.
 using LayoutTuple = std::tuple<int, int64_t, int64_t, int64_t>;
@@ -194,11 +195,11 @@ int64_t workspace_bytes_of(std::optional<call::BackwardProduct> const& product) 
 }
 
 py::object training_plan(CallPlan const& forward, py::object const& z, std::vector<py::object> const& operand_tensors,
-                         py::object const& y, int64_t rows, int64_t columns, int z_dtype, int out_dtype,
-                         Program const& program, std::vector<LayoutTuple> const& operands,
-                         std::vector<bool> const& is_read, std::vector<GradientTuple> const& outputs,
-                         std::optional<ColumnSumTuple> const& column_sum, OptionalSpecialization const& backward,
-                         Program const& identity, std::optional<BackwardProductTuple> const& grad_x,
+                         int64_t rows, int64_t columns, int z_dtype, int out_dtype, Program const& program,
+                         std::vector<LayoutTuple> const& operands, std::vector<bool> const& is_read,
+                         std::vector<GradientTuple> const& outputs, std::optional<ColumnSumTuple> const& column_sum,
+                         OptionalSpecialization const& backward, Program const& identity,
+                         std::optional<BackwardProductTuple> const& grad_x,
                          std::optional<BackwardProductTuple> const& grad_weight, bool hands_gradient_on) {
   check_operand_count(program, operands.size());
   if (operand_tensors.size() != operands.size() || is_read.size() != operands.size()) {
@@ -223,7 +224,7 @@ py::object training_plan(CallPlan const& forward, py::object const& z, std::vect
   plan.is_read = is_read;
   plan.z_dtype = to_dtype(z_dtype);
   plan.result_dtype = to_dtype(out_dtype);
-  plan.grad_dtype = facts_of(y).dtype;
+  plan.grad_dtype = word_of(plan.result_dtype);
   plan.gradients = to_gradients("training_plan", program, outputs, column_sum, backward);
   if (plan.gradients.outputs.empty() || plan.gradients.outputs[0].wrt != 0) {
     throw py::value_error("training_plan: z's gradient is first");
@@ -295,23 +296,25 @@ std::map<std::string, uint64_t> callable_counts() {
   return {{"nodes", counts.nodes}, {"numbers", counts.numbers}, {"hits", counts.hits}};
 }
 
-// How many tensors a call has in front of the plan's operands and behind them.
-size_t count_others(CallPlan const& plan, int first_operand) {
+// How many tensors a call of kernels has; 0 where the plan hands on however many there are.
+size_t count_tensors(CallPlan const& plan, int first_operand) {
   if (auto const* const steps = std::get_if<call::JoinedSteps>(&plan.steps)) {
     auto const biases = std::count(steps->has_bias.begin(), steps->has_bias.end(), true);
     return 1 + steps->has_bias.size() + static_cast<size_t>(biases);
   }
-  size_t count = static_cast<size_t>(first_operand);
+  size_t const count = static_cast<size_t>(first_operand) + plan.operands.size();
   if (auto const* const steps = std::get_if<call::BackwardSteps>(&plan.steps)) {
-    count += needs_result(steps->reduction) + counts_ties(steps->reduction);
+    return count + needs_result(steps->reduction) + counts_ties(steps->reduction);
   }
-  if (auto const* const steps = std::get_if<call::LinearSteps>(&plan.steps)) count += steps->has_planes ? 1 : 0;
-  return count;
+  if (auto const* const steps = std::get_if<call::LinearSteps>(&plan.steps)) return count + steps->has_planes;
+  bool const is_pass =
+      std::holds_alternative<call::PointwiseSteps>(plan.steps) || std::holds_alternative<call::ReduceSteps>(plan.steps);
+  return is_pass ? count : 0;
 }
 
 py::object run_call(CallPlan const& plan, std::vector<py::object> const& tensors, int first_operand, int device) {
-  size_t const expected = plan.operands.size() + count_others(plan, first_operand);
-  if (tensors.size() != expected || expected > call::Arguments::kMaxTensors) {
+  size_t const expected = count_tensors(plan, first_operand);
+  if ((expected > 0 && tensors.size() != expected) || tensors.size() > call::Arguments::kMaxTensors) {
     throw py::value_error("run_call: the plan is of " + std::to_string(expected) + " tensors, got " +
                           std::to_string(tensors.size()));
   }
@@ -362,10 +365,10 @@ void bind_calls(py::module_& module) {
              "apply(plan, x, weight, bias, *operands), of an autograd.Function. epilogues: the program in the kernels "
              "of its passes, for which a capture waits.");
   module.def(
-      "training_plan", &training_plan, py::arg("forward"), py::arg("z"), py::arg("operand_tensors"), py::arg("y"),
-      py::arg("rows"), py::arg("columns"), py::arg("z_dtype"), py::arg("out_dtype"), py::arg("program"),
-      py::arg("operands"), py::arg("is_read"), py::arg("outputs"), py::arg("column_sum"), py::arg("backward"),
-      py::arg("identity"), py::arg("grad_x"), py::arg("grad_weight"), py::arg("hands_gradient_on"),
+      "training_plan", &training_plan, py::arg("forward"), py::arg("z"), py::arg("operand_tensors"), py::arg("rows"),
+      py::arg("columns"), py::arg("z_dtype"), py::arg("out_dtype"), py::arg("program"), py::arg("operands"),
+      py::arg("is_read"), py::arg("outputs"), py::arg("column_sum"), py::arg("backward"), py::arg("identity"),
+      py::arg("grad_x"), py::arg("grad_weight"), py::arg("hands_gradient_on"),
       "What training_forward and training_backward take: of y = program(z, operands) over tensors like these. forward: "
       "the plan of a linear_call. is_read: which operands the backward pass reads. An output is (wrt, layout of a "
       "result, dtype, and None or how it is summed: extents (outer, reduced, inner), the layout of what is summed, "
@@ -397,7 +400,7 @@ void bind_calls(py::module_& module) {
       "accurate primitives, as the kernels of reductions are.");
   module.def("run_call", &run_call, py::arg("plan"), py::arg("tensors"), py::arg("first_operand"), py::arg("device"),
              "What a plan gives for tensors laid out as those that it was made for, in the order of the call's "
-             "arguments, on the current stream of their device, which is the current one. Of plans of operators.");
+             "arguments, on the current stream of their device, which is the current one; None for general_call's.");
   module.def("connect_calls", &connect, py::arg("functions").none(true),
              "What direct calls ask PyTorch, by name; None makes every call the general path's. Forgets all plans.");
   module.def("call_key", &read_key, py::arg("function"), py::arg("arguments"), py::arg("callable"),

@@ -112,25 +112,28 @@ def _linear_generally(given: tuple[Any, ...], remember: bool = False, recompute:
         out_dtype=out_dtype,
         recompute=recompute,
     )
-    tensors = (x, weight, bias, *calls.tensors_of(operands))
-    if remember and _is_trained_with_views(call, tensors):
-        _remember(given, call, x.new_empty(*x.shape[:-1], call.weight.shape[0], dtype=call.out_dtype))
-        found = calls.call_linear(*given)
-        if isinstance(found, Tensor):
-            return found
-        remember = False
+    y = _run_as_planned(given, call) if remember else None
+    if y is not None:
+        return y
     if call.operation is not None:
         # Of the tensors as they are given, as in a direct call: every call rounds and lays out its results alike.
-        y = call.operation(F.linear(x, call.weight, bias), calls.tensors_of(operands))
-    elif remember and _is_recorded(given, call, tensors):
+        return call.operation(F.linear(x, call.weight, bias), calls.tensors_of(operands))
+    return _shaped(run_linear(call), x, call, keepdim)
+
+
+def _run_as_planned(given: tuple[Any, ...], call: LinearCall) -> Tensor | None:
+    """The result by a plan that the next calls like this one run directly; None where the call has none."""
+    x, weight, bias, _, operands, _, keepdim, _ = given
+    tensors = (x, weight, bias, *calls.tensors_of(operands))
+    if call.operation is None and _is_recorded(given, call, tensors):
         y, replay = record(functools.partial(_run_given, call, keepdim), tensors)
         calls.remember_linear(given, call.epilogue, functools.partial(calls.plan_steps, replay))
         return y
-    else:
-        y = _shaped(run_linear(call), x, call, keepdim)
-    if remember:
-        _remember(given, call, y)
-    return y
+    planned = calls.remember_linear(given, call.epilogue, functools.partial(_plan, given, call))
+    if planned is None:
+        return None
+    found: Tensor | None = planned.run([t for t in tensors if t is not None], 2 if bias is None else 3)
+    return found
 
 
 def _is_recorded(given: tuple[Any, ...], call: LinearCall, tensors: Sequence[Tensor | None]) -> bool:
@@ -167,33 +170,21 @@ def _as_matrices(
     return x if x.dim() == 2 else x.reshape(arguments.rows_of(x), x.shape[-1]), matrices
 
 
-def _is_trained_with_views(call: LinearCall, tensors: Sequence[Tensor | None]) -> bool:
-    """Whether a backward pass is given views on the general path, where a direct call keeps the tensors themselves.
-
-    A checkpoint compares what its two forward passes keep, so that the first one has to be direct too.
-    """
-    if call.reduction != "none" or not needs_gradient(*tensors):
-        return False
-    pairs = zip(tensors, (call.x, call.weight, call.bias, *call.operands), strict=True)
-    return any(t is not None and view is not None and t.dim() != view.dim() for t, view in pairs)
-
-
 def _shaped(y: Tensor, x: Tensor, call: LinearCall, keepdim: bool) -> Tensor:
     """What `run_linear` gives, in the shape that x, as it was given, asks for."""
+    return y if call.reduction == "none" and x.dim() == 2 else y.reshape(_shape_of_result(x, call, keepdim))
+
+
+def _shape_of_result(x: Tensor, call: LinearCall, keepdim: bool) -> Sequence[int]:
     leading = x.shape[:-1]
     if call.reduction != "none":
-        return y.reshape(*leading, 1) if keepdim else y.reshape(leading)
-    return y if x.dim() == 2 else y.reshape(*leading, call.weight.shape[0])
+        return (*leading, 1) if keepdim else leading
+    return (*leading, call.weight.shape[0])
 
 
-def _remember(given: tuple[Any, ...], call: LinearCall, y: Tensor) -> None:
-    calls.remember_linear(given, call.epilogue, functools.partial(_plan_next, given, call, y, is_plain(call)))
-
-
-def _plan_next(given: tuple[Any, ...], call: LinearCall, y: Tensor, was_plain: bool) -> Planned | None:
-    """The plan of later calls like this one, which gave y; None where it would not be computed in the same way now."""
-    if was_plain:
-        return Planned(native.core.product_call(), []) if is_plain(call) else None
+def _plan(given: tuple[Any, ...], call: LinearCall) -> Planned:
+    if is_plain(call):
+        return Planned(native.core.product_call(), [])
     if call.operation is not None:
         return calls.plan_operation(call.operation)
     if _takes_steps(call, (*given[:3], *calls.tensors_of(given[4]))):
@@ -201,7 +192,7 @@ def _plan_next(given: tuple[Any, ...], call: LinearCall, y: Tensor, was_plain: b
     operator = LinearArguments(
         call.x, call.weight, call.bias, call.operands, call.epilogue.program, call.reduction, call.out_dtype
     )
-    return calls.plan_layer(given, operator, y)
+    return calls.plan_layer(given, operator, _shape_of_result(given[0], call, given[6]))
 
 
 def _casts_result(call: LinearCall) -> bool:

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "call/python_objects.h"
+#include "common/dtype.h"
 
 namespace cutfuse::call {
 
@@ -49,6 +50,11 @@ constexpr uint64_t kFloat32Word = dtype_word(2, 32);
 constexpr uint64_t kFloat64Word = dtype_word(2, 64);
 constexpr uint64_t kFloat16Word = dtype_word(2, 16);
 constexpr uint64_t kBFloat16Word = dtype_word(4, 16);
+
+constexpr uint64_t word_of(DType dtype) {
+  if (dtype == DType::kFloat32) return kFloat32Word;
+  return dtype == DType::kFloat16 ? kFloat16Word : kBFloat16Word;
+}
 
 constexpr bool is_floating(uint64_t dtype) {
   return dtype == kFloat32Word || dtype == kFloat64Word || dtype == kFloat16Word || dtype == kBFloat16Word;

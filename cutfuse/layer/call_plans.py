@@ -82,18 +82,19 @@ def remember(
     given: tuple[Any, ...],
     number_of: Callable[[], int | None],
     make_plan: Callable[[], Planned | None],
-) -> None:
-    """Makes the plan of a call, where it has one, and adds it to the table, unless its key has changed meanwhile.
+) -> Planned | None:
+    """Makes the plan of a call that has a key, and adds it to the table, unless its key has changed meanwhile.
 
-    It can change because another thread sets the process's precision or the default type.
+    It can change because another thread sets the process's precision or the default type. None where there is no plan.
     """
     number = number_of()
     key = None if number is None else native.core.call_key(function, given, number)
     if number is None or key is None or number_of() != number:
-        return
+        return None
     planned = make_plan()
     if planned is not None:
         planned.keep(function, given, number, key)
+    return planned
 
 
 def _result_of(y: Tensor) -> Result:
@@ -104,17 +105,17 @@ def plan_linear_call(
     arguments: LinearArguments,
     kept: Planes | None = None,
     captured_mode: str = "",
-    y: Tensor | None = None,
+    shape: Sequence[int] | None = None,
     is_bias_apart: bool = False,
 ) -> Planned:
     """The plan of a layer, whose tensors are x, weight, bias if there is one, operands and `kept`, if there are planes.
 
-    Its result is y, or (y, z) where z is stored, in y's shape. y: as it is to be, contiguous; None for an operator's.
+    Its result is y, or (y, z) where z is stored, both contiguous and of `shape`; of the matrix's or vector's for None.
     captured_mode: the precision of a forward pass. is_bias_apart: PyTorch would round the product of the call's own x
     before it adds the bias, and so multiplies its rows.
     """
     plan = plan_call(arguments, kept, captured_mode)
-    return linear_call(plan, arguments, kept is not None, captured_mode, y, is_bias_apart)
+    return linear_call(plan, arguments, kept is not None, captured_mode, shape, is_bias_apart)
 
 
 def linear_call(
@@ -122,7 +123,7 @@ def linear_call(
     arguments: LinearArguments,
     has_planes: bool = False,
     captured_mode: str = "",
-    y: Tensor | None = None,
+    shape: Sequence[int] | None = None,
     is_bias_apart: bool = False,
 ) -> Planned:
     """The call that a layer's plan is of. has_planes: of the weight, which the plan may read."""
@@ -130,9 +131,9 @@ def linear_call(
     device = arguments.x.device.index or 0
     find = find_epilogues if plan.is_fused else find_pass
     epilogues = find(plan, device, arguments.program, matrices)
+    shape = plan.output_shape if shape is None else shape
     multiply = z = None
     if plan.is_fused:
-        shape = plan.product_shape[:2] if y is None else y.shape
         z = contiguous_result(shape, arguments.x.dtype) if arguments.stores_pre_activation else None
     elif is_bias_apart or multiplies_otherwise(arguments.x, captured_mode):
         multiply = functools.partial(cublas_linear, captured_mode=captured_mode)
@@ -141,7 +142,7 @@ def linear_call(
         arguments.program.native,
         [matrix[1:] for matrix in matrices],
         epilogues,
-        contiguous_result(plan.output_shape, arguments.out_dtype) if y is None else _result_of(y),
+        contiguous_result(shape, arguments.out_dtype),
         has_planes,
         multiply,
         z,

@@ -1,9 +1,9 @@
 """The public functions' calls that run in one C++ function (csrc/call), because one with the same key ran before.
 
-`connect` passes that function what it needs of PyTorch. After a call in Python, `remember_linear`, `remember_pointwise`
-and `remember_reduce` make the plan for later calls with the same key. A call that takes several of PyTorch's and
-cutfuse's operations is run once with each operation written down, and written out as straight-line code: what Python
-decided between the operations depends on the key alone.
+`connect` passes that function what it needs of PyTorch. `remember_linear` makes the plan of a call and of later ones
+with the same key; `remember_pointwise` and `remember_reduce` do after a call in Python. A call that takes several of
+PyTorch's and cutfuse's operations is run once with each operation written down, and written out as straight-line code:
+what Python decided between the operations depends on the key alone.
 """
 
 from __future__ import annotations
@@ -111,10 +111,12 @@ def _tf32_getter() -> Any:
     return torch._C._get_cublas_allow_tf32 if getter is None else functools.partial(getter, "cuda", "matmul")
 
 
-def remember_linear(given: tuple[Any, ...], epilogue: Epilogue, make_plan: Callable[[], Planned | None]) -> None:
-    """Remembers a call of `linear`, unless `make_plan` gives None. given: the call's arguments."""
+def remember_linear(
+    given: tuple[Any, ...], epilogue: Epilogue, make_plan: Callable[[], Planned | None]
+) -> Planned | None:
+    """As `remember` of a call of `linear`. given: the call's arguments."""
     number_of = functools.partial(_number_of, given[3], given[4], given[0], epilogue)
-    remember(native.core.CallFunction.linear, given, number_of, make_plan)
+    return remember(native.core.CallFunction.linear, given, number_of, make_plan)
 
 
 def has_number(given: tuple[Any, ...], epilogue: Epilogue) -> bool:
@@ -122,12 +124,12 @@ def has_number(given: tuple[Any, ...], epilogue: Epilogue) -> bool:
     return _number_of(given[3], given[4], given[0], epilogue) is not None
 
 
-def plan_layer(given: tuple[Any, ...], arguments: LinearArguments, y: Tensor) -> Planned:
-    """The plan of a call of `linear` that is one operator, with the result y. arguments: those of the operator."""
+def plan_layer(given: tuple[Any, ...], arguments: LinearArguments, shape: Sequence[int]) -> Planned:
+    """The plan of a call of `linear` that is one operator. arguments: those of the operator. shape: of the result."""
     tensors = tensors_of(given[4])
     if needs_gradient(*given[:3], *tensors):
-        return plan_training_call(given[:3], tensors, arguments, y)
-    return plan_linear_call(arguments, y=y, is_bias_apart=adds_bias_apart(given[0], given[2]))
+        return plan_training_call(given[:3], tensors, arguments, shape)
+    return plan_linear_call(arguments, shape=shape, is_bias_apart=adds_bias_apart(given[0], given[2]))
 
 
 def plan_operation(operation: Operation) -> Planned:

@@ -125,9 +125,9 @@ def _as_matrix(tensor: Tensor) -> Tensor:
 
 
 def plan_training_call(
-    given: Sequence[Tensor | None], operands: Sequence[Tensor], arguments: LinearArguments, y: Tensor
+    given: Sequence[Tensor | None], operands: Sequence[Tensor], arguments: LinearArguments, shape: Sequence[int]
 ) -> Planned:
-    """The plan of a call with the result y. given: x, weight and bias. arguments: those of the call's operator."""
+    """The plan of a call. given: x, weight and bias. arguments: those of its operator. shape: of the result."""
     core = native.core
     x, weight, bias = given
     assert x is not None
@@ -139,8 +139,8 @@ def plan_training_call(
     reached = arguments.program.inputs_with_gradient
     if 0 not in reached or any(k not in reached for k in wanted):
         return general()
-    z = torch.empty(y.shape, dtype=x.dtype, device=y.device)
-    m, n, codes = math.prod(y.shape[:-1]), y.shape[-1], dtype_codes()
+    z = torch.empty(tuple(shape), dtype=x.dtype, device=x.device)
+    m, n, codes, out_dtype = math.prod(z.shape[:-1]), z.shape[-1], dtype_codes(), arguments.out_dtype
     products = plan_backward_products(z.view(m, n), arguments.x, weight)
     dense = torch.empty((m, n), device="meta")
     shapes = [dense.shape, *(arguments.operands[k - 1].shape for k in wanted)]
@@ -152,12 +152,12 @@ def plan_training_call(
     has_sum = bias is not None and bias.requires_grad
     device = x.device.index or 0
     is_handed_on = is_identity or hands_gradient_on(arguments)
-    # What is handed on has y's shape; the general path hands a matrix on, which autograd gives the operand's.
-    if is_handed_on and any(operands[k - 1].shape != y.shape for k in wanted):
+    # What is handed on has the result's shape; the general path hands a matrix on, which autograd gives the operand's.
+    if is_handed_on and any(operands[k - 1].shape != z.shape for k in wanted):
         return general()
     asked = arguments if is_handed_on else storing(arguments)
-    forward = plan_linear_call(asked, y=y, is_bias_apart=adds_bias_apart(x, bias))
-    grad = (0, codes[y.dtype], 0, n, 1)
+    forward = plan_linear_call(asked, shape=shape, is_bias_apart=adds_bias_apart(x, bias))
+    grad = (0, codes[out_dtype], 0, n, 1)
     derivatives = [(wrt, 0, code) for wrt, _, code, _ in outputs]
     is_read = [k in program.operands_in_derivatives for k in range(len(operands))]
     backward: Epilogues = []
@@ -175,11 +175,10 @@ def plan_training_call(
         forward.call,
         z,
         list(operands),
-        y,
         m,
         n,
         codes[z.dtype],
-        codes[y.dtype],
+        codes[out_dtype],
         program.native,
         laid_out,
         is_read,
