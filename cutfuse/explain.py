@@ -23,7 +23,7 @@ from .layer import autograd, schema
 from .layer.autograd import needs_gradient
 from .layer.call_plans import lay_out_pointwise, lay_out_reduction
 from .layer.layouts import dtype_codes, reduction_codes
-from .layer.linear_launch import KEEPS, FusedExplanation, explain_fused, matrices_of, predicted, rejected
+from .layer.linear_plan import KEEPS, FusedExplanation, explain_fused, matrices_of, predicted, rejected
 from .layer.planner import LinearArguments, why_no_kernels
 from .layer.prepared import Planes
 from .layer.specialize import Epilogues, explain_pass, find_row_reduction

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from . import arguments, dynamo, sharded
 from .layer.autograd import composes_gradient, differentiate, needs_gradient
-from .layer.linear_launch import plan_call
+from .layer.linear_plan import plan_call
 from .layer.planner import LinearArguments
 from .linear import autocast_inputs, linear, normalise_linear
 from .pointwise import pointwise

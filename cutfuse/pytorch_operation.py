@@ -10,7 +10,7 @@ from torch import Tensor
 from . import native
 from .epilogue.program import Operation, find_operation, is_sum
 from .layer.autograd import needs_gradient
-from .layer.linear_launch import plan_call
+from .layer.linear_plan import plan_call
 from .layer.planner import LinearArguments
 from .layer.training import adds_bias_apart, multiplies_at_once
 from .layer.training_step import takes_few_launches, waits_for_host

@@ -11,7 +11,7 @@ from emulated_launches import EmulatedLaunches, RecordedLaunches, recorded
 from torch import Tensor
 
 from cutfuse import arguments, native
-from cutfuse.layer import call_plans, calls, linear_launch, planner, training_step
+from cutfuse.layer import call_plans, calls, linear_plan, planner, training_step
 
 core = native.module()
 # PyTorch 2.8 and 2.9 have no functions in C that read tensors: there the direct path reads their attributes.
@@ -33,7 +33,7 @@ def emulated_device(
     has_exchange_api = reader != "attributes" and hasattr(Tensor, "__dlpack_c_exchange_api__")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
-        for module in (linear_launch, planner, training_step):
+        for module in (linear_plan, planner, training_step):
             patch.setattr(module, "device_facts", lambda device: (9, 0, 132))
         patch.setattr(call_plans, "on_device", lambda index: contextlib.nullcontext())
         patch.setattr(call_plans, "multiprocessors", lambda index: 132)

@@ -10,7 +10,7 @@ from torch import Tensor
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Program
-from cutfuse.layer import linear_launch, prepared
+from cutfuse.layer import linear_plan, prepared
 from cutfuse.layer.call_plans import given_to, linear_call
 from cutfuse.layer.planner import LinearArguments
 
@@ -36,7 +36,7 @@ def explain(
 ) -> tuple[str | None, list[str]]:
     """The kernel, None where none runs, and what is said beside."""
     with cutfuse.precision(mode):
-        explained = linear_launch.explain_fused(arguments_of(x, weight, reduction, **options), kept)
+        explained = linear_plan.explain_fused(arguments_of(x, weight, reduction, **options), kept)
     steps, reasons = explained.steps, explained.reasons
     assert (explained.workspace_bytes > 0) <= bool(steps)
     return (steps[0], [*steps[1:], *reasons]) if steps else (None, reasons)

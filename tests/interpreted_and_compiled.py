@@ -12,7 +12,7 @@ import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Program
 from cutfuse.layer import cuda
-from cutfuse.layer.linear_launch import matrices_of
+from cutfuse.layer.linear_plan import matrices_of
 from cutfuse.layer.planner import LinearArguments, plan_linear
 from cutfuse.layer.specialize import find_epilogues
 

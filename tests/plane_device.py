@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from cutfuse import composed, native
 from cutfuse.layer import cuda, planner, prepared, schema
-from cutfuse.layer.linear_launch import KEEPS, FusedExplanation, cublas_linear
+from cutfuse.layer.linear_plan import KEEPS, FusedExplanation, cublas_linear
 from cutfuse.layer.planner import LinearArguments, first_scheme, plan_linear, precision_of
 from cutfuse.layer.prepared import Planes
 from cutfuse.native import use_operators_everywhere

@@ -10,14 +10,14 @@ from fused_products import arguments_of, explain, inputs
 
 import cutfuse
 from cutfuse.epilogue import Epilogue
-from cutfuse.layer import linear_launch, planner
+from cutfuse.layer import linear_plan, planner
 from cutfuse.layer.layouts import device_facts
 from cutfuse.precision import GUARDED
 
 
 @pytest.fixture(autouse=True)
 def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (linear_launch, planner):
+    for module in (linear_plan, planner):
         monkeypatch.setattr(module, "device_facts", lambda device: (9, 0, 132))
 
 
@@ -41,7 +41,7 @@ def test_explain_says_why_a_faster_kernel_does_not_run() -> None:
     assert "would take" in reasons[0]
     assert reasons[-1].endswith("at least 5% faster than cuBLAS")
     with cutfuse.precision(GUARDED):
-        *kernels, cublas = linear_launch.plan_call(arguments_of(*inputs(100, 4096, 4097))).alternatives
+        *kernels, cublas = linear_plan.plan_call(arguments_of(*inputs(100, 4096, 4097))).alternatives
     best = min(kernel.microseconds for kernel in kernels if not kernel.rejection)
     assert 0.95 < best / cublas.microseconds < 1
 
@@ -49,16 +49,16 @@ def test_explain_says_why_a_faster_kernel_does_not_run() -> None:
 def test_explain_gives_the_workspace() -> None:
     x, weight = inputs(1024, 4096, 4096)
     with cutfuse.precision("split3"):
-        workspace_bytes = linear_launch.explain_fused(arguments_of(x, weight, "none")).workspace_bytes
+        workspace_bytes = linear_plan.explain_fused(arguments_of(x, weight, "none")).workspace_bytes
     assert (
         workspace_bytes
-        == linear_launch.plan_call(arguments_of(x, weight, "none"), captured_mode="split3").workspace_bytes
+        == linear_plan.plan_call(arguments_of(x, weight, "none"), captured_mode="split3").workspace_bytes
         > 0
     )
 
 
 def test_explain_names_a_device_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (linear_launch, planner):
+    for module in (linear_plan, planner):
         monkeypatch.setattr(module, "device_facts", device_facts)
     for dtype in (torch.float32, torch.float64):  # the second is no type of the kernels
         x, weight = inputs(8, 8, 8, dtype)

@@ -20,7 +20,7 @@ from torch import Tensor
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Epilogue
-from cutfuse.layer import calls, cuda, linear_launch, planner, prepared
+from cutfuse.layer import calls, cuda, linear_plan, planner, prepared
 from cutfuse.precision import GUARDED
 
 STREAM = 7
@@ -384,7 +384,7 @@ def test_kept_planes_spare_the_pass_that_splits_the_weight(recorder: Recorder, l
         assert [product.guard, rest[0].guard, rest[-1].guard] == [guard] * 3
     else:
         assert rest == []
-    assert linear_launch.KEEPS in explain(x, weight, mode, kept=kept)[1]
+    assert linear_plan.KEEPS in explain(x, weight, mode, kept=kept)[1]
     others = prepared.split_weight(weight, kept.scheme)
     made = recorder.launches.pop()
     recorder.clear()
@@ -401,7 +401,7 @@ def test_planes_of_the_other_scheme_are_left_alone(recorder: Recorder, mode: str
     made = recorder.launches.pop()
     assert run(x, weight, mode, kept=kept).shape == (1024, 4096)
     assert (made.values, made.scales) not in [getattr(launch, "b", None) for launch in recorder.launches]
-    assert linear_launch.KEEPS not in explain(x, weight, mode, kept=kept)[1]
+    assert linear_plan.KEEPS not in explain(x, weight, mode, kept=kept)[1]
 
 
 @pytest.mark.parametrize("mode", ["ieee", "tf32"])
@@ -411,4 +411,4 @@ def test_planes_are_of_no_use_where_nothing_is_split(recorder: Recorder, mode: s
     recorder.clear()
     run(x, weight, mode, kept=kept)
     assert set(recorder.names) <= {"gemm"}
-    assert linear_launch.KEEPS not in explain(x, weight, mode, kept=kept)[1]
+    assert linear_plan.KEEPS not in explain(x, weight, mode, kept=kept)[1]

@@ -18,7 +18,7 @@ from bench import accuracy_suite as suite
 from bench.distributions import BY_NAME, DISTRIBUTIONS
 from bench.goals import MET, judged
 from bench.suite import Figures
-from cutfuse.layer.linear_launch import SPLITS_ON_ITS_WAY
+from cutfuse.layer.linear_plan import SPLITS_ON_ITS_WAY
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_at_highest")]
 

@@ -15,7 +15,7 @@ from plane_cases import SEEN, UNSEEN, Change
 from torch import Tensor
 
 import cutfuse
-from cutfuse.layer.linear_launch import KEEPS
+from cutfuse.layer.linear_plan import KEEPS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("guarded_products")]
 

@@ -18,7 +18,7 @@ from torch import Tensor
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Epilogue, Program
-from cutfuse.layer.linear_launch import plan_call
+from cutfuse.layer.linear_plan import plan_call
 from cutfuse.layer.planner import LinearArguments, plan_linear
 from cutfuse.layer.training_step import takes_few_launches
 

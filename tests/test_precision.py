@@ -14,7 +14,7 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse.layer import autograd
-from cutfuse.layer.linear_launch import cublas_linear
+from cutfuse.layer.linear_plan import cublas_linear
 from cutfuse.precision import MODES, allows_tf32, captured_mode, process, product_mode
 
 

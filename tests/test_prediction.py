@@ -18,7 +18,7 @@ from torch._subclasses import FakeTensorMode
 
 import cutfuse
 from cutfuse import arguments, native
-from cutfuse.layer import autograd, linear_launch, planner, training_step
+from cutfuse.layer import autograd, linear_plan, planner, training_step
 
 pytestmark = [
     *PYTORCH_WARNINGS,
@@ -31,7 +31,7 @@ def on_an_h200() -> Iterator[None]:
     """CPU tensors have the kernels, the facts and the driver of an H200."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
-        for module in (linear_launch, planner, training_step):
+        for module in (linear_plan, planner, training_step):
             patch.setattr(module, "device_facts", lambda device: (9, 0, 132))
         patch.setattr(autograd, "stands_in_for", lambda device: True)  # precisions are forced on CUDA devices
         patch.setattr(native.core, "why_not_specialized", lambda: "")

@@ -18,7 +18,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import cutfuse
 from cutfuse.layer import cuda
-from cutfuse.layer.linear_launch import KEEPS
+from cutfuse.layer.linear_plan import KEEPS
 from cutfuse.layer.prepared import check_unchanged
 from cutfuse.nn.fused_linear import PreparesWeight
 from cutfuse.precision import MODES

@@ -17,7 +17,7 @@ from cutfuse import native, pytorch_operation
 from cutfuse.epilogue import Epilogue, Instruction, Program, evaluate, op_table
 from cutfuse.epilogue.program import find_operation, rounds_once
 from cutfuse.epilogue.table import Op
-from cutfuse.layer import linear_launch, planner, training, training_step
+from cutfuse.layer import linear_plan, planner, training, training_step
 from cutfuse.layer.planner import LinearArguments
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -87,7 +87,7 @@ def test_other_programs_are_no_operation(text: str) -> None:
 
 @pytest.fixture(autouse=True)
 def _on_an_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for module in (training_step, planner, linear_launch):
+    for module in (training_step, planner, linear_plan):
         monkeypatch.setattr(module, "device_facts", lambda device: H200)
     training_step._waits.cache_clear()
     yield
@@ -198,7 +198,7 @@ def test_the_first_call_is_as_the_others(emulated: None, name: str, function: Ca
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_calls_without_a_gradient(monkeypatch: pytest.MonkeyPatch, emulated: None, name: str) -> None:
     """On a GPU without fused kernels, where all are a product of cuBLAS's and what follows it."""
-    for module in (planner, linear_launch):
+    for module in (planner, linear_plan):
         monkeypatch.setattr(module, "device_facts", lambda device: A100)
     x, r = LAYOUTS[name]()
     weight, bias = values(8, 16), values(8)
@@ -216,7 +216,7 @@ def test_rows_that_are_far_apart_have_one_rounding(
     monkeypatch: pytest.MonkeyPatch, emulated: None, needs_gradient: bool
 ) -> None:
     """PyTorch adds the bias of such an x of three dimensions to a rounded product; cutfuse's first call does not."""
-    for module in (planner, linear_launch):
+    for module in (planner, linear_plan):
         monkeypatch.setattr(module, "device_facts", lambda device: A100)
     x = values(4, 10, 96).chunk(3, -1)[0]
     weight, bias = values(16, 32).requires_grad_(needs_gradient), values(16) * 30

@@ -26,7 +26,7 @@ from ..native import stands_in_for
 from ..precision import SPLIT_MODES, allows_tf32, captured_mode, process, product_mode
 from . import inductor, schema
 from .fake import sum_dtype
-from .linear_launch import cublas_linear
+from .linear_plan import cublas_linear
 from .planner import LinearArguments
 from .prepared import UNPREPARED, Prepared
 from .training_step import hands_gradient_on, is_traced, is_turned_weight, issuer_of_products

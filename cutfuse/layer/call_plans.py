@@ -23,7 +23,7 @@ from .layouts import (
     reduction_layout,
     shapes_and_strides,
 )
-from .linear_launch import cublas_linear, matrices_of, multiplies_otherwise, plan_call
+from .linear_plan import cublas_linear, matrices_of, multiplies_otherwise, plan_call
 from .planner import LinearArguments, plan_of
 from .prepared import Planes
 from .specialize import (

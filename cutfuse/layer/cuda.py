@@ -32,7 +32,7 @@ from .call_plans import (
     plan_reduce_call,
 )
 from .layouts import MergedLayout, ReductionLayout, reduction_layout, reduction_runs, shapes_and_strides
-from .linear_launch import cublas_linear
+from .linear_plan import cublas_linear
 from .planner import LinearArguments, composed_joined
 from .prepared import planes_of
 from .training_step import product_arguments, storing

@@ -28,7 +28,7 @@ from .autograd import (
 )
 from .call_plans import Planned, Result, column_sum, contiguous_result, general, gradient_outputs, plan_linear_call
 from .layouts import dtype_codes
-from .linear_launch import changes_setting, cublas_linear, matrices_of
+from .linear_plan import changes_setting, cublas_linear, matrices_of
 from .planner import LinearArguments
 from .specialize import Epilogues, find_backward
 from .training_step import IDENTITY, BackwardProducts, hands_gradient_on, needs_planes, plan_backward_products, storing

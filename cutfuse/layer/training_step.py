@@ -20,7 +20,7 @@ from ..epilogue.program import is_sum
 from ..native import stands_in_for
 from ..precision import GUARDED, SPLIT_MODES, allows_tf32, product_mode
 from .layouts import NOT_CUDA, device_facts, dtype_codes
-from .linear_launch import plan_call
+from .linear_plan import plan_call
 from .planner import LinearArguments
 
 if TYPE_CHECKING:
