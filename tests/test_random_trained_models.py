@@ -22,8 +22,8 @@ pytestmark = [*PYTORCH_WARNINGS, pytest.mark.usefixtures("one_thread")]
 # Each precision is among them, and so are gates, checkpoints and tied weights.
 CPU_SEEDS = (0, 2, 5, 6, 12, 13)
 # The last are trained in fp32, and split products of three dimensions whose rows Inductor pads.
-GPU_SEEDS = (*range(20), 335, 464, 499, 777)
-SHARES = 8  # that processes of pytest-xdist take side by side
+GPU_SEEDS = (*range(28), 335, 464, 499, 777)
+SHARES = len(GPU_SEEDS)  # that processes of pytest-xdist take side by side
 PLAIN = 18  # in fp32, without jumps
 
 
