@@ -26,7 +26,7 @@ take_devices_in_turn()
 from call_path import direct, expected_reason, is_checked  # noqa: E402
 from plane_device import device as device  # noqa: E402
 from poison import poison  # noqa: E402
-from random_runs import RANDOM_RUNS, report  # noqa: E402
+from random_runs import report  # noqa: E402
 
 import cutfuse  # noqa: E402
 from cutfuse import native  # noqa: E402
@@ -37,15 +37,11 @@ settings.register_profile("cutfuse", deadline=None, max_examples=50, derandomize
 settings.load_profile("cutfuse")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[RANDOM_RUNS] = []
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     missing = find_missing(config)
     if missing:
         terminalreporter.write_line(f"Tests marked gpu were left out: {missing}.")
-    report(terminalreporter, config)
+    report(terminalreporter)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -10,25 +10,11 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 
 import pytest
 import torch
 
-
-@dataclass
-class RandomRun:
-    """What a test did."""
-
-    name: str
-    seeds: int = 0
-    faults: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.seeds} seeds, {len(self.faults)} faults"
-
-
-RANDOM_RUNS = pytest.StashKey[list[RandomRun]]()
+PROPERTY = "random seeds"  # of a test, which its report carries from a process of pytest-xdist
 
 
 def is_ordinary(config: pytest.Config) -> bool:
@@ -43,10 +29,11 @@ def check_seeds(
 
     seeds: those of an ordinary run. share: of the minutes of a longer one.
     """
-    config, run = request.config, RandomRun(name)
+    config, count = request.config, 0
+    faults: list[str] = []
     chosen = seeds if is_ordinary(config) else _printed(request, name, _fresh_seeds(config, share))
     for seed in chosen:
-        run.seeds += 1
+        count += 1
         try:
             found = check(seed)
         except Exception as error:
@@ -54,12 +41,12 @@ def check_seeds(
                 raise
             found = f"{type(error).__name__}: {error}"
         if found:
-            run.faults.append(f"--random-seed {seed}\n{found}\n")
+            faults.append(f"--random-seed {seed}\n{found}\n")
         if "CUDA error" in found:
             break  # nothing more can run in this process
     if not is_ordinary(config):
-        config.stash[RANDOM_RUNS].append(run)
-    assert not run.faults, "\n".join(run.faults)
+        request.node.user_properties.append((PROPERTY, (name, count, len(faults))))
+    assert not faults, "\n".join(faults)
 
 
 def _fresh_seeds(config: pytest.Config, share: float) -> Iterator[int]:
@@ -80,13 +67,14 @@ def _printed(request: pytest.FixtureRequest, name: str, seeds: Iterator[int]) ->
         yield seed
 
 
-def report(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
+def report(terminal: pytest.TerminalReporter) -> None:
     """What the tests of a longer run did, at its end."""
-    runs = config.stash[RANDOM_RUNS]
+    reports = [each for group in terminal.stats.values() for each in group if getattr(each, "when", "") == "call"]
+    runs = [value for each in reports for name, value in each.user_properties if name == PROPERTY]
     if not runs:
         return
     terminal.section("random seeds")
-    for run in runs:
-        terminal.write_line(str(run))
-    seeds, faults = sum(run.seeds for run in runs), sum(len(run.faults) for run in runs)
+    for name, seeds, faults in runs:
+        terminal.write_line(f"{name}: {seeds} seeds, {faults} faults")
+    seeds, faults = (sum(counts) for counts in list(zip(*runs, strict=True))[1:])
     terminal.write_line(f"{seeds} seeds, {faults} faults, PyTorch {torch.__version__}")
