@@ -47,7 +47,17 @@ def make_pair(name: str) -> tuple[nn.Module, nn.Module]:
 
 
 def test_every_model_has_a_drop_in() -> None:
-    assert set(models.__all__) == set(MODELS) == set(cutfuse.nn.__all__) - {"FusedLinear", "LinearCrossEntropy"}
+    assert (
+        set(models.__all__)
+        == set(MODELS)
+        == set(cutfuse.nn.__all__)
+        - {
+            "FusedLinear",
+            "LinearCrossEntropy",
+            "MLP",
+            "fuse_mlps",
+        }
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
