@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import sys
+import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,7 +74,9 @@ def find_missing(config: pytest.Config) -> str:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test's tensors, and what is compiled in it, do not depend on the tests before it in its process, which differ
     from run to run."""
-    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on a GPU the first reset imports Inductor, which PyTorch 2.11 warns of
+        torch._dynamo.reset()
     torch.manual_seed(zlib.crc32(item.nodeid.encode()) + item.config.getoption("--seed"))
 
 

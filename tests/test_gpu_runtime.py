@@ -358,7 +358,8 @@ def test_explain_names_the_path(restored_settings: None) -> None:
         larger = make_inputs(*sizes)[:3]
         assert cutfuse.explain(*larger, epilogue=torch.tanh, reduce="sum").path == path
     assert cutfuse.explain(x[:, 1:], w[:, 1:], b, epilogue=torch.tanh).path == "unfused"
-    assert cutfuse.explain(x, w, b, epilogue=lambda z: z / 2, reduce="sum").path == "matrix-vector"
+    large = make_inputs(4096, 8192, 1024)[:3]
+    assert cutfuse.explain(*large, epilogue=lambda z: z / 2, reduce="sum").path == "matrix-vector"
     assert cutfuse.explain(x.double(), w.double(), b.double(), epilogue=torch.tanh).path == "composed"
     single = [t.float() for t in (x, w, b)]
     for precision, kernel in (("highest", "sm90_fp32_"), ("high", "sm90_tf32_")):

@@ -35,7 +35,8 @@ def is_plain(layer: nn.Module) -> bool:
 
 
 def has_hooks(layer: nn.Module) -> bool:
-    return bool(layer._forward_pre_hooks or layer._forward_hooks or layer._backward_pre_hooks or layer._backward_hooks)
+    # Lengths, as Dynamo of PyTorch 2.8 knows no bool() of a dictionary of hooks.
+    return any(len(getattr(layer, name)) > 0 for name in _HOOKS)
 
 
 def why_not_plain(layer: nn.Module) -> str:
