@@ -6,7 +6,6 @@ import contextlib
 import gc
 import os
 import sys
-import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,11 +71,7 @@ def find_missing(config: pytest.Config) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test's tensors, and what is compiled in it, do not depend on the tests before it in its process, which differ
-    from run to run."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # on a GPU the first reset imports Inductor, which PyTorch 2.11 warns of
-        torch._dynamo.reset()
+    """A test's tensors do not depend on the tests before it in its process, which differ from run to run."""
     torch.manual_seed(zlib.crc32(item.nodeid.encode()) + item.config.getoption("--seed"))
 
 
@@ -138,21 +133,15 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def restored_settings() -> Iterator[None]:
-    """PyTorch's setting of fp32 products and cutfuse's of compiled epilogues are afterwards what they were before."""
-    precision, specialization = torch.get_float32_matmul_precision(), cutfuse.get_specialization()
-    yield
-    torch.set_float32_matmul_precision(precision)
-    cutfuse.set_specialization(specialization)
-
-
-@pytest.fixture
-def hopper_at_highest(restored_settings: None) -> None:
+def hopper_at_highest() -> Iterator[None]:
     """PyTorch's "highest" for fp32 products, on the one architecture that has kernels over planes."""
     if torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
         # Other architectures have cuBLAS for these products, which PyTorch tests.
         pytest.skip("products of 16-bit parts are for compute capability 9.0")
+    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 @pytest.fixture
@@ -165,6 +154,8 @@ def guarded_products(hopper_at_highest: None) -> Iterator[None]:
 
 @pytest.fixture
 def everything_fuses() -> Iterator[None]:
-    """The operators run on a CPU too, so that torch.compile's backend fuses there."""
+    """The operators run on a CPU too, so that torch.compile's backend fuses there, and nothing compiled is kept."""
+    torch._dynamo.reset()
     with use_operators_everywhere():
         yield
+    torch._dynamo.reset()

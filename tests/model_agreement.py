@@ -21,9 +21,11 @@ Model = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def operators(one_thread: None) -> Iterator[None]:
     """Everything that can be fused is, and a warning of the pass is an error."""
+    torch._dynamo.reset()
     with use_operators_everywhere(), warnings.catch_warnings():
         warnings.filterwarnings("error", message="cutfuse leaves")
         yield
+    torch._dynamo.reset()
 
 
 def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -42,6 +42,13 @@ CALLS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "reduce_with_prologue": lambda x, w, b: cutfuse.reduce(x, (0, 1), "mean", prologue=lambda z: z * z),
     "sum": lambda x, w, b: cutfuse.sum(x, 1, keepdim=True),
 }
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 def check(call: Callable[..., Tensor], backend: str) -> None:

@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,12 @@ import torch
 import cutfuse
 from cutfuse import demo
 
-pytestmark = pytest.mark.usefixtures("restored_settings")
+
+@pytest.fixture(autouse=True)
+def _restored_precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 def make_result(torch_error: float, cutfuse_error: float) -> demo.Result:

@@ -114,6 +114,7 @@ def count_graphs(call: Call, operand: str, width: int, mark: bool) -> int:
         y = compiled(*tensors)
         torch.testing.assert_close(y, call(*tensors))
         y.sum().backward()
+    torch._dynamo.reset()
     return counter.frame_count
 
 
@@ -155,6 +156,7 @@ def test_a_number_of_rows_that_depends_on_data(name: str, operand: str, exported
         def forward(self, x: Tensor, r: Tensor, mask: Tensor) -> Tensor:
             return selected(x, r, mask, call)
 
+    torch._dynamo.reset()
     with use_operators_everywhere():
         if exported:
             compiled = torch.export.export(Selecting(), (x, r, masks[0]), strict=False).module()
@@ -162,3 +164,4 @@ def test_a_number_of_rows_that_depends_on_data(name: str, operand: str, exported
             compiled = torch.compile(Selecting(), backend="aot_eager", fullgraph=True)
         found = [compiled(x, r, mask) for mask in masks]
     torch.testing.assert_close(found, [selected(x, r, mask, reference) for mask in masks])
+    torch._dynamo.reset()

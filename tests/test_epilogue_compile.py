@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -84,6 +84,13 @@ FORMS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[..., tor
     "reflected": (lambda x: apply(lambda z: 2 - 3 / (1 + 2**z), x), lambda x: 2 - 3 / (1 + 2**x)),
     "constants": (lambda x: apply(lambda z: torch.where(z > -math.inf, z / math.pi, 1), x), lambda x: x / math.pi),
 }
+
+
+@pytest.fixture(autouse=True)
+def _reset() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 def compiled(fn: Callable, backend: str = "aot_eager") -> Callable:

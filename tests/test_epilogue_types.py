@@ -6,7 +6,7 @@ import itertools
 import pickle
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -28,15 +28,18 @@ X = torch.tensor([-2.0, -0.5, 0.0, 0.25, 3.0])
 
 
 @pytest.fixture(params=["eager", "compiled", "ahead"])
-def pointwise(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
+def pointwise(request: pytest.FixtureRequest) -> Iterator[Callable[..., Tensor]]:
     """cutfuse.pointwise as it is, in torch.compile, and with an Epilogue that was traced ahead of time."""
-    if request.param == "compiled":
-        return lambda fn, *tensors: torch.compile(
+    torch._dynamo.reset()
+    if request.param == "eager":
+        yield cutfuse.pointwise
+    elif request.param == "compiled":
+        yield lambda fn, *tensors: torch.compile(
             lambda *inner: cutfuse.pointwise(fn, *inner), fullgraph=True, backend="eager"
         )(*tensors)
-    if request.param == "ahead":
-        return lambda fn, *tensors: cutfuse.pointwise(Epilogue(fn, len(tensors) - 1), *tensors)
-    return cutfuse.pointwise
+    else:
+        yield lambda fn, *tensors: cutfuse.pointwise(Epilogue(fn, len(tensors) - 1), *tensors)
+    torch._dynamo.reset()
 
 
 BRANCHES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -87,6 +90,7 @@ def test_the_dtype_is_xs(dtype: torch.dtype) -> None:
 
 
 def test_a_compiled_function_is_traced_for_each_type() -> None:
+    torch._dynamo.reset()
     compiled = torch.compile(
         lambda x: cutfuse.pointwise(lambda z: z + torch.finfo(z.dtype).eps, x), fullgraph=True, backend="aot_eager"
     )

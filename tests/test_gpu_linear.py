@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from generators import (
@@ -48,10 +50,12 @@ PRECISIONS = {
 
 
 @pytest.fixture(params=PRECISIONS)
-def dtype(request: pytest.FixtureRequest, restored_settings: None) -> torch.dtype:
+def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
     """Each type, fp32 with both settings of PyTorch's own precision."""
+    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if request.param == "float32 high" else "highest")
-    return PRECISIONS[request.param]
+    yield PRECISIONS[request.param]
+    torch.set_float32_matmul_precision(before)
 
 
 def make_exact_inputs(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -213,14 +217,18 @@ def test_special_values(dtype: torch.dtype) -> None:
             assert torch.equal(reduced.isnan(), wanted.isnan())
 
 
-def test_fp32_follows_pytorchs_setting(restored_settings: None) -> None:
+def test_fp32_follows_pytorchs_setting() -> None:
     x, weight, bias = make_inputs(256, 512, 1024, torch.float32, DEVICE)
     exact = eager_linear(*to_double(x, weight, bias), torch.tanh, ())
     errors = {}
-    for precision in ("highest", "high"):
-        torch.set_float32_matmul_precision(precision)
-        actual = cutfuse.linear(x, weight, bias, epilogue=torch.tanh)
-        errors[precision] = ((actual - exact).norm() / exact.norm()).item()
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision in ("highest", "high"):
+            torch.set_float32_matmul_precision(precision)
+            actual = cutfuse.linear(x, weight, bias, epilogue=torch.tanh)
+            errors[precision] = ((actual - exact).norm() / exact.norm()).item()
+    finally:
+        torch.set_float32_matmul_precision(before)
     assert errors["highest"] < 2e-6 < 5e-5 < errors["high"] < 2e-3
 
 

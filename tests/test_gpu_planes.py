@@ -222,6 +222,7 @@ def test_a_capture_is_no_place_to_prepare() -> None:
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning")  # of the first one in a process
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 def test_compiled(mode: str | None) -> None:
+    torch._dynamo.reset()
     x, layer = normal(1024, DEPTH), make_layer().eval().requires_grad_(False)
     compiled = torch.compile(layer, fullgraph=True, mode=mode)
     for _ in range(3):
@@ -233,6 +234,7 @@ def test_compiled(mode: str | None) -> None:
     if mode is None:  # CUDA graphs check nothing when they are replayed
         with pytest.raises(RuntimeError, match="written in place"):
             compiled(x)
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("reduction", [None, "sum", "logsumexp"])

@@ -201,6 +201,7 @@ def test_reductions_allocate_little() -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_compiles_to_one_graph(name: str, backend: str) -> None:
     """Inductor is given PyTorch's operations of so small a layer, which round z to its type."""
+    torch._dynamo.reset()
     call, inputs = CALLS[name], make_inputs()
     compiled = torch.compile(call, fullgraph=True, backend=backend)
     expected = call(*inputs)
@@ -221,6 +222,7 @@ def test_compiles_to_one_graph(name: str, backend: str) -> None:
 def test_compiled_code_has_the_faster_one(sizes: tuple[int, int, int], stays: bool) -> None:
     from torch._inductor.utils import run_and_get_code
 
+    torch._dynamo.reset()
     m, n, k = sizes
     x, w, b, _ = make_inputs(m, n, k, torch.bfloat16)
     compiled = torch.compile(lambda x, w, b: cutfuse.linear(x, w * 0.1, b, epilogue=torch.tanh), fullgraph=True)
@@ -235,6 +237,7 @@ def test_compiled_code_has_the_faster_one(sizes: tuple[int, int, int], stays: bo
 def test_compiled_training_is_the_compilers() -> None:
     from torch._inductor.utils import run_fw_bw_and_get_code
 
+    torch._dynamo.reset()
     leaves = [t.requires_grad_() for t in make_inputs(dtype=torch.bfloat16)[:3]]
 
     def call(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -306,6 +309,7 @@ def test_every_op_has_the_type_that_autocast_gives(op: Op, cast: torch.dtype) ->
     ids=["squared relu", "exp", "softplus", "log1p", "gelu", "relu"],
 )
 def test_what_autocast_computes_in_fp32_does_not_overflow(fn: Callable, is_compiled: bool) -> None:
+    torch._dynamo.reset()
     x, w = torch.full((64, 64), 2.5, device="cuda"), torch.full((64, 64), 2.0, device="cuda")  # z is 320
     call = torch.compile(cutfuse.linear) if is_compiled else cutfuse.linear
     with torch.autocast("cuda", torch.float16):
@@ -350,7 +354,7 @@ def test_a_custom_epilogue_waits_for_no_compiler() -> None:
 
 @pytest.mark.no_path("explains calls, and makes none")
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90")
-def test_explain_names_the_path(restored_settings: None) -> None:
+def test_explain_names_the_path() -> None:
     x, w, b, _ = make_inputs(256, 512, 128)
     assert cutfuse.explain(x, w, b, epilogue=torch.tanh, reduce="sum").path == "fused"
     # Of a matrix of 3 MiB, behind a product of few rows, and of 64 MiB.
@@ -362,9 +366,13 @@ def test_explain_names_the_path(restored_settings: None) -> None:
     assert cutfuse.explain(*large, epilogue=lambda z: z / 2, reduce="sum").path == "matrix-vector"
     assert cutfuse.explain(x.double(), w.double(), b.double(), epilogue=torch.tanh).path == "composed"
     single = [t.float() for t in (x, w, b)]
-    for precision, kernel in (("highest", "sm90_fp32_"), ("high", "sm90_tf32_")):
-        torch.set_float32_matmul_precision(precision)
-        explanation = cutfuse.explain(*single, epilogue=torch.tanh)
-        assert explanation.path == "fused"
-        assert kernel in explanation.steps[0]
-        assert explanation.reasons
+    before = torch.get_float32_matmul_precision()
+    try:
+        for precision, kernel in (("highest", "sm90_fp32_"), ("high", "sm90_tf32_")):
+            torch.set_float32_matmul_precision(precision)
+            explanation = cutfuse.explain(*single, epilogue=torch.tanh)
+            assert explanation.path == "fused"
+            assert kernel in explanation.steps[0]
+            assert explanation.reasons
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -222,6 +222,7 @@ def gate(z: Tensor) -> Tensor:
 def test_a_layer_runs_unfused_where_the_formula_has_another_gradient(
     fn: Callable[[Tensor], Tensor], is_compiled: bool
 ) -> None:
+    torch._dynamo.reset()
     layer = cutfuse.nn.FusedLinear(8, 3, epilogue=fn)
     call = torch.compile(layer, backend="aot_eager") if is_compiled else layer
     x = torch.randn(4, 8)

@@ -157,16 +157,20 @@ def test_stacks_share_their_parameters() -> None:
     assert all(own is other and own.requires_grad for own, other in pairs)
 
 
-def test_grad_mode_and_fp32_setting_are_the_cases(restored_settings: None) -> None:
+def test_grad_mode_and_fp32_setting_are_the_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bool, str]] = []
 
     def build(device: torch.device) -> Calls:
         seen.append((torch.is_grad_enabled(), torch.get_float32_matmul_precision()))
         return Calls(*[lambda: torch.ones(2, dtype=torch.float64)] * 3)
 
+    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
-    for group in (suite.DRAWN_GELU, suite.TRAINING):
-        measured(suite.case_of(group, "", "fp32", build))
+    try:
+        for group in (suite.DRAWN_GELU, suite.TRAINING):
+            measured(suite.case_of(group, "", "fp32", build))
+    finally:
+        torch.set_float32_matmul_precision(before)
     assert seen == [(False, "highest"), (True, "highest")]
 
 

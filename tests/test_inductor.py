@@ -50,8 +50,10 @@ def inputs(rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tens
 @pytest.fixture(autouse=True)
 def _operators() -> Iterator[None]:
     """The operators run on a CPU too, and nothing that was compiled before is found again."""
+    torch._dynamo.reset()
     with use_operators_everywhere(), torch._inductor.config.patch(force_disable_caches=True):
         yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture(params=[NOT_CUDA, H200], ids=["cuBLAS", "fused"])

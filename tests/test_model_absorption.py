@@ -24,7 +24,7 @@ MATRIX = 2 * M * N  # bytes
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, float | None]]:
     """What was found of each region that Inductor may compute, by its expression."""
     found: dict[str, float | None] = {}
 
@@ -37,7 +37,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
     monkeypatch.setattr(planner, "device_facts", lambda device: (9, 0, 132))
     monkeypatch.setattr(specialize, "why_interpreted", lambda: "")
     monkeypatch.setattr(choice, "absorbed_bytes", observed)
-    return found
+    torch._dynamo.reset()
+    yield found
+    torch._dynamo.reset()
 
 
 def empty(*shape: int) -> Tensor:

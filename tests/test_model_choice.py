@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -25,10 +25,12 @@ H200 = (9, 0, 132)
 
 
 @pytest.fixture(autouse=True)
-def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
+def _h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors without memory, and the kernels and facts of an H200 for them."""
     monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
     monkeypatch.setattr(planner, "device_facts", lambda device: H200)
+    yield
+    torch._dynamo.reset()
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -148,6 +150,7 @@ def test_training(dtype: torch.dtype) -> None:
     """Inductor fuses the chain with its gradient and what follows; products of fp32 matrices are faster as ours."""
     x, w, b = layer(4096, 4096, 4096, dtype)
     w, b = nn.Parameter(w), nn.Parameter(b)
+    torch._dynamo.reset()
     (product,) = cutfuse.explain_model(lambda x, w, b: F.gelu(F.linear(x, w, b)).softmax(-1), x, w, b).products
     assert product.is_fused == (dtype is torch.float32)
     assert product.program == ("z" if dtype is torch.float32 else "")
@@ -159,6 +162,7 @@ def test_a_sum_that_needs_no_product(trains: bool) -> None:
     """It is fused at every size, trained or not."""
     x, w, b = layer(64, 96, 8)
     w = nn.Parameter(w) if trains else w
+    torch._dynamo.reset()
     found = cutfuse.explain_model(lambda x, w, b: (F.linear(x, w, b) / 2 * 1.5).sum(-1), x, w, b)
     assert [product.program for product in found.products] == ["sum(((z / 2) * 1.5), -1)"]
     if trains:

@@ -89,6 +89,7 @@ def test_gradients_pass_the_copy() -> None:
 
 @fusing
 def test_batches_of_several_sizes() -> None:
+    torch._dynamo.reset()
     for batch in (3, 5, 1):
         compare(Encoder(), (draw(batch),))
     assert sums_of(Encoder(), batch=1) == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,12 +46,14 @@ def explain_layers(model: nn.Module, *arguments: Any, **keywords: Any) -> Simple
 
 
 @pytest.fixture
-def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Both compilers are Dynamo with PyTorch's operations, and the explanation is of linear layers."""
     for contender in (COMPILE, CUTFUSE):
         changed = replace(contender, backend="aot_eager")
         monkeypatch.setitem(CONTENDERS, contender.name, changed)
     monkeypatch.setattr(cutfuse, "explain_model", explain_layers, raising=False)
+    yield
+    torch._dynamo.reset()
 
 
 def test_products_that_differ_by_their_layer_are_counted_together() -> None:

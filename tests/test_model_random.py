@@ -183,10 +183,12 @@ def _compare(program: Program, backend: Backend, eager: Outcome) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _operators(one_thread: None) -> Iterator[None]:
-    """Everything that can be fused is."""
+    """Everything that can be fused is, and nothing that was compiled before is found again."""
+    torch._dynamo.reset()
     with use_operators_everywhere(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+    torch._dynamo.reset()
 
 
 def test_random_models(request: pytest.FixtureRequest) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -25,11 +25,14 @@ Chain = Callable[[Tensor, Tensor], Tensor]
 
 
 @pytest.fixture
-def h200(monkeypatch: pytest.MonkeyPatch) -> None:
+def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors without memory, and the kernels and facts of an H200 for them."""
     monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
     monkeypatch.setattr(planner, "device_facts", lambda device: (9, 0, 132))
     monkeypatch.setattr(specialize, "why_interpreted", lambda: "")
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 def trained_and_normed(chain: Chain, operand: Tensor) -> Any:
@@ -238,10 +241,13 @@ def test_without_a_sum_of_columns_there_is_less_to_gain() -> None:
 
 
 @pytest.fixture
-def on_h200(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors without memory, and the kernels and facts of an H200 for them."""
     monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
     monkeypatch.setattr(planner, "device_facts", lambda device: (9, 0, 132))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 def parameter(*shape: int, trains: bool = True, dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -280,6 +280,7 @@ def test_an_error_inside_leaves_the_graph(place: str, monkeypatch: pytest.Monkey
         raise KeyError("planted")
 
     monkeypatch.setattr(f"cutfuse.compile.fusion.{place}", fail)
+    torch._dynamo.reset()
     compiled = torch.compile(in_place_activation, backend=cutfuse.compile.backend, options={"compile_threads": 1})
     with pytest.warns(UserWarning, match="because of an error of its own: KeyError: 'planted'"):
         actual = compiled(X, W, B)

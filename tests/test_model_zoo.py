@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import nn
@@ -38,8 +40,11 @@ PASSES = [
 
 
 @pytest.fixture(autouse=True)
-def _fresh_counters() -> None:
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(("model", "kind"), PASSES)

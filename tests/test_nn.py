@@ -246,6 +246,7 @@ def test_what_cannot_be_traced_runs_unfused_after_one_warning(name: str, compile
     epilogue = UNFUSABLE[name]()
     module = cutfuse.nn.FusedLinear(7, 5, epilogue=epilogue)
     x = torch.randn(6, 7)
+    torch._dynamo.reset()
     call = torch.compile(module, backend="eager") if compiled else module
     assert len(unfused_warnings(lambda: call(x))) == 1
     assert unfused_warnings(lambda: call(x)) == []
@@ -256,6 +257,7 @@ def test_what_cannot_be_traced_runs_unfused_after_one_warning(name: str, compile
 def test_a_forgotten_operand_is_an_error_and_not_remembered(fullgraph: bool | None) -> None:
     module = cutfuse.nn.FusedLinear(7, 5, epilogue=lambda z, r: z * r)
     x, row = torch.randn(6, 7), torch.randn(5)
+    torch._dynamo.reset()
     call = module if fullgraph is None else torch.compile(module, fullgraph=fullgraph, backend="eager")
     for operands in ((), (row, row), (2.0, 2.0)):
         with pytest.raises(cutfuse.EpilogueError, match=f"the pre-activation and {len(operands)} operands;"):
@@ -293,6 +295,7 @@ def test_an_exception_of_the_epilogues_own_passes_through_and_is_not_remembered(
 def test_assigning_an_epilogue_starts_afresh(compiled: bool) -> None:
     module = cutfuse.nn.FusedLinear(7, 5, epilogue=lambda z: z.cumsum(-1))
     x = torch.randn(6, 7)
+    torch._dynamo.reset()
     call = torch.compile(module, backend="eager") if compiled else module
     expected = nn.functional.linear(x, module.weight, module.bias)
     assert len(unfused_warnings(lambda: call(x))) == 1
@@ -317,6 +320,7 @@ def test_numbers_and_tensors_as_operands_are_told_apart() -> None:
     assert len(unfused_warnings(lambda: module(x, torch.ones(5)))) == 1
     assert unfused_warnings(lambda: module(x, 2)) == []
     assert cutfuse.explain(module, x, 2).program.operand_count == 0
+    torch._dynamo.reset()
     fresh = cutfuse.nn.FusedLinear(7, 5, epilogue=raise_to)
     assert unfused_warnings(lambda: torch.compile(fresh, fullgraph=True, backend="eager")(x, 2)) == []
 
@@ -595,6 +599,7 @@ def test_a_drop_in_computes_what_its_layer_was_replaced_by(
     reference, fused = (module.eval() for module in make_pair(name))
     setattr(reference, layer, REPLACEMENTS[replacement](getattr(reference, layer)))
     setattr(fused, layer, getattr(reference, layer))
+    torch._dynamo.reset()
     call = torch.compile(fused, backend="eager", fullgraph=True) if compiled else fused
     x = torch.randn(MODELS[name][1])
     expected, actual = reference(x), call(x)

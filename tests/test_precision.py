@@ -19,8 +19,10 @@ from cutfuse.precision import MODES, allows_tf32, captured_mode, process, produc
 
 
 @pytest.fixture(autouse=True)
-def _restored_precision(restored_settings: None) -> Iterator[None]:
+def _restored_precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
     yield
+    torch.set_float32_matmul_precision(before)
     cutfuse.set_precision(None)
 
 
@@ -175,8 +177,10 @@ def recorded() -> Iterator[list[str]]:
     library.define("product(Tensor x) -> Tensor")
     library.impl("product", run, "CPU")
     library.impl("product", torch.empty_like, "Meta")
+    torch._dynamo.reset()
     yield modes
     library._destroy()
+    torch._dynamo.reset()
 
 
 def test_a_compiled_function_reads_the_mode_when_it_runs(recorded: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -22,6 +22,13 @@ pytestmark = [
 
 X = torch.randn(3, COLUMNS, generator=torch.Generator().manual_seed(1))
 BACKENDS = ("eager", "aot_eager", "inductor")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 def sigmoid_of(x: Tensor, weight: Tensor | cutfuse.PreparedWeight) -> Tensor:

@@ -265,6 +265,7 @@ def test_a_context_inside_a_compiled_function_breaks_the_graph_and_holds(compile
         look()
         return x + 1
 
+    torch._dynamo.reset()
     compiled = torch.compile(function, backend="eager")
     for _ in range(2):
         compiled(torch.zeros(2))
@@ -288,6 +289,7 @@ def test_what_breaks_the_graph_says_so(call: Callable[[], object], reason: str) 
         call()
         return x + 1
 
+    torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match=re.escape(reason)):
         torch.compile(function, backend="eager", fullgraph=True)(torch.zeros(2))
     assert torch.equal(torch.compile(function, backend="eager")(torch.zeros(2)), torch.ones(2))

@@ -373,7 +373,7 @@ def test_the_mode_of_the_forward_pass_is_the_backwards(launches: EmulatedLaunche
 
 @pytest.mark.parametrize("epilogue", [gelu, torch.add])
 def test_the_backward_pass_multiplies_as_the_forward_pass_did(
-    launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch, restored_settings: None, epilogue: Layer
+    launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch, epilogue: Layer
 ) -> None:
     """Where the forward pass was in a context, and where PyTorch's setting has changed since."""
     tensors, grad = made(torch.float32, 37, residual=epilogue is torch.add), torch.randn(37, 24)
@@ -382,18 +382,22 @@ def test_the_backward_pass_multiplies_as_the_forward_pass_did(
     monkeypatch.setattr(
         autograd.schema, "product", lambda a, b, mode, issuer: modes.append(mode) or product(a, b, mode, issuer)
     )
-    torch.set_float32_matmul_precision("high")
-    with cutfuse.precision("guarded"):
-        y = fused(epilogue)(*tensors)
-    launches.launches.clear()
-    torch.autograd.grad(y, tensors, grad)
-    kernels = [launch.kernel for launch in launches.launches if launch.function == "gemm"]
-    assert ["fp32" in kernel for kernel in kernels] == [True, True]
-    torch.set_float32_matmul_precision("highest")
-    for _ in range(2):
-        y = fused(epilogue)(*tensors)
-    torch.set_float32_matmul_precision("high")
-    torch.autograd.grad(y, tensors, grad)
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        with cutfuse.precision("guarded"):
+            y = fused(epilogue)(*tensors)
+        launches.launches.clear()
+        torch.autograd.grad(y, tensors, grad)
+        kernels = [launch.kernel for launch in launches.launches if launch.function == "gemm"]
+        assert ["fp32" in kernel for kernel in kernels] == [True, True]
+        torch.set_float32_matmul_precision("highest")
+        for _ in range(2):
+            y = fused(epilogue)(*tensors)
+        torch.set_float32_matmul_precision("high")
+        torch.autograd.grad(y, tensors, grad)
+    finally:
+        torch.set_float32_matmul_precision(before)
     assert modes == ["guarded"] * 2
 
 

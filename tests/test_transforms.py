@@ -161,6 +161,7 @@ TRANSFORMS = {
 )
 def test_transforms(name: str, transform: str, is_trained: bool, is_compiled: bool) -> None:
     """Dynamo enters a transform that it traces, below which no tensor asks for a gradient."""
+    torch._dynamo.reset()
     call, reference = (TRANSFORMS[transform](function) for function in BATCHED[name])
     given = [t.detach().clone().requires_grad_(is_trained) for t in (X, WEIGHT, ROW)]
     expected = reference(*given)
@@ -183,6 +184,7 @@ def tangent_inside(call: Callable[..., Tensor]) -> Callable[..., Tensor | None]:
 @pytest.mark.parametrize("name", BATCHED)
 def test_forward_mode(name: str) -> None:
     """Of a function that enters the level itself, also compiled, and of one that is compiled before it has duals."""
+    torch._dynamo.reset()
     call, reference = BATCHED[name]
     given = [t.detach() for t in (X, WEIGHT, ROW)]  # other tests have asked for their gradients
     expected = tangent_inside(reference)(*given)
