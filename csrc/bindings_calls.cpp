@@ -67,7 +67,10 @@ CallPlan make_plan(call::Steps steps, Program const& program, std::vector<Layout
 
 call::LinearSteps steps_of(std::string const& function, LinearPlan const& plan, SpecializedEpilogues const& epilogues) {
   check_epilogues(function.c_str(), plan, epilogues);
-  return {plan, epilogues};
+  call::LinearSteps steps;
+  steps.plan = plan;
+  steps.epilogues = epilogues;
+  return steps;
 }
 
 CallPlan linear_call(LinearPlan const& plan, Program const& program, std::vector<LayoutTuple> const& operands,

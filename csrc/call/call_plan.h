@@ -79,7 +79,7 @@ struct LinearSteps {
   LinearPlan plan;
   SpecializedEpilogues epilogues;
   bool has_planes = false;           // of the weight, in the call's last tensor: the plan may read them
-  PyRef multiply = {};               // function(x, weight, bias or None) in place of F.linear; null for that
+  PyRef multiply;                    // function(x, weight, bias or None) in place of F.linear; null for that
   ResultLayout pre_activation = {};  // of a fused plan that stores it
 };
 
