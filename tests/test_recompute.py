@@ -13,8 +13,9 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse.compile.layer import PassedLayer, TrainedLayer
-from cutfuse.layer import autograd
+from cutfuse.layer import autograd, linear_plan, planner, training_step
 from cutfuse.layer.autograd import weight_gradient
+from cutfuse.layer.layouts import NOT_CUDA
 from cutfuse.native import use_operators_everywhere
 
 M, N, K = 12, 40, 8
@@ -159,7 +160,9 @@ def test_a_module() -> None:
     assert pickle.loads(pickle.dumps(layer)).recompute is False
 
 
-def test_explain() -> None:
+def test_explain(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (linear_plan, planner, training_step):
+        monkeypatch.setattr(module, "device_facts", lambda device: NOT_CUDA)
     x, weight, bias, _ = tensors()
     with use_operators_everywhere():
         explanation = cutfuse.explain(cutfuse.linear, x, weight, bias, epilogue=F.gelu, recompute=True)

@@ -20,7 +20,7 @@ from cutfuse import __main__ as commands
 from cutfuse import demo, native, report
 from cutfuse.epilogue import __main__ as epilogue
 from cutfuse.explain import Availability
-from cutfuse.layer import layouts
+from cutfuse.layer import planner
 
 
 def lines_of(title: str) -> dict[str, str]:
@@ -301,7 +301,8 @@ def pretend(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
-    monkeypatch.setattr(layouts, "_cuda_device_facts", lambda index: (major, 0, 132))
+    for module in (planner, report):
+        monkeypatch.setattr(module, "device_facts", lambda device: (major, 0, 132))
     monkeypatch.setattr(native, "has_kernels", lambda: built and cuda is not None)
 
 
