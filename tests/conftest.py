@@ -29,7 +29,8 @@ from poison import poison  # noqa: E402
 from random_runs import report  # noqa: E402
 
 import cutfuse  # noqa: E402
-from cutfuse import native  # noqa: E402
+from cutfuse import arguments, native  # noqa: E402
+from cutfuse.layer import planner, specialize  # noqa: E402
 from cutfuse.native import use_operators_everywhere  # noqa: E402
 
 # The first call of anything pays for imports and tracing, so deadlines would only make slow machines fail.
@@ -158,4 +159,15 @@ def everything_fuses() -> Iterator[None]:
     torch._dynamo.reset()
     with use_operators_everywhere():
         yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tensors without memory, and the kernels and facts of an H200 for them."""
+    monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
+    monkeypatch.setattr(planner, "device_facts", lambda device: (9, 0, 132))
+    monkeypatch.setattr(specialize, "why_interpreted", lambda: "")
+    torch._dynamo.reset()
+    yield
     torch._dynamo.reset()

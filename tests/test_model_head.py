@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,11 +14,9 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.debugging import aot_eager
 
 import cutfuse
-from cutfuse import arguments
 from cutfuse.compile.fusion import fuse
 from cutfuse.compile.products import softcap_of
 from cutfuse.epilogue import Program
-from cutfuse.layer import planner, specialize
 
 pytestmark = [*PYTORCH_WARNINGS]
 
@@ -147,17 +145,6 @@ def test_tied_weights_autocast_and_lengths_that_change(everything_fuses: None) -
         assert torch.norm(gradients[0] - gradients[1]) < 2e-2 * torch.norm(gradients[1])
     assert found
     assert all(found)
-
-
-@pytest.fixture
-def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tensors without memory, and the facts of an H200 for them."""
-    monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
-    monkeypatch.setattr(planner, "device_facts", lambda device: (9, 0, 132))
-    monkeypatch.setattr(specialize, "why_interpreted", lambda: "")
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(

@@ -17,22 +17,11 @@ from cutfuse.compile import choice
 from cutfuse.compile.fusion import fuse
 from cutfuse.compile.report import ProductReport
 from cutfuse.epilogue import Program
-from cutfuse.layer import planner, schema, specialize
+from cutfuse.layer import planner, schema
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]
 
 Chain = Callable[[Tensor, Tensor], Tensor]
-
-
-@pytest.fixture
-def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tensors without memory, and the kernels and facts of an H200 for them."""
-    monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
-    monkeypatch.setattr(planner, "device_facts", lambda device: (9, 0, 132))
-    monkeypatch.setattr(specialize, "why_interpreted", lambda: "")
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def trained_and_normed(chain: Chain, operand: Tensor) -> Any:
