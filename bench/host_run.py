@@ -19,27 +19,28 @@ from bench.suite import Figures, Session
 from bench.timing import Effort, Launch, in_rounds, spread, without_collector
 from bench.workloads import PRECISIONS
 
-HOST, WHOLE = "host", "whole"
+HOST, WHOLE, IN_A_ROW = "host", "whole", "in a row"
 
 
 @dataclass(frozen=True)
 class Turn:
     """What a contender does when it is its turn: `warm_calls` that are not timed, then `timed_calls`.
 
-    The device is waited for afterwards, so a turn begins with an empty queue. With `waits_inside` it is waited for
-    before the timed calls and after each of them, within its time.
+    The device is waited for afterwards, so a turn begins with an empty queue. waits_inside: of how many timed calls the
+    device is waited for within their time, and before them too; 0 leaves its time out.
     """
 
     warm_calls: int
     timed_calls: int
-    waits_inside: bool
+    waits_inside: int = 0
 
 
 # A device queues about a thousand launches, and the host waits from then on. The largest call that is timed by the host
 # alone, a training step of fp32, had 19 launches: 12 of them stay far below.
 TURNS = {
-    HOST: Turn(warm_calls=2, timed_calls=10, waits_inside=False),
-    WHOLE: Turn(warm_calls=1, timed_calls=2, waits_inside=True),
+    HOST: Turn(warm_calls=2, timed_calls=10),
+    WHOLE: Turn(warm_calls=1, timed_calls=2, waits_inside=1),
+    IN_A_ROW: Turn(warm_calls=2, timed_calls=20, waits_inside=20),
 }
 
 
@@ -62,20 +63,17 @@ def take_turn(call: Launch, turn: Turn, wait: Callable[[], object], now: Callabl
     """The mean time of a timed call in microseconds; `now` gives nanoseconds."""
     for _ in repeat(None, turn.warm_calls):
         call()
-    timed = repeat(None, turn.timed_calls)
     if turn.waits_inside:
         wait()
-        began = now()
-        for _ in timed:
+    in_a_row = turn.waits_inside or turn.timed_calls
+    began = now()
+    for _ in repeat(None, turn.timed_calls // in_a_row):
+        for _ in repeat(None, in_a_row):
             call()
+        if turn.waits_inside:
             wait()
-        ended = now()
-    else:
-        began = now()
-        for _ in timed:
-            call()
-        ended = now()
-        wait()
+    ended = now()
+    wait()
     return 1e-3 * (ended - began) / turn.timed_calls
 
 

@@ -16,14 +16,14 @@ import cutfuse
 from bench.chains import COLUMN, FULL, ROW, SCALAR, Chain, Operand
 from bench.goals import MEAN, WORST
 from bench.host_calls import Function, Result, parameter_tensors, training_step
-from bench.host_run import WHOLE, Calls, Group
+from bench.host_run import IN_A_ROW, TURNS, Calls, Group
 from bench.host_suite import EFFORT, NAMES, QUICK_EFFORT, Range, case_of, cases_table, drawn_shapes, over_pytorch
 from bench.suite import Case, Figures, Goal, Suite
 from bench.workloads import Shape, dimensions, random_tensor
 
-FORWARD = Group("forward", "eager", WHOLE)
-ROW_SUM = Group("forward with a row sum", "eager", WHOLE)
-TRAINING = Group("training step", "eager", WHOLE, needs_grad=True)
+FORWARD = Group("forward", "eager", IN_A_ROW)
+ROW_SUM = Group("forward with a row sum", "eager", IN_A_ROW)
+TRAINING = Group("training step", "eager", IN_A_ROW, needs_grad=True)
 PRECISIONS = {"16 bits": ("bf16", "fp16"), "fp32": ("fp32",)}
 LIMITS = {FORWARD: (0.40, 0.40), ROW_SUM: (0.60, 0.65), TRAINING: (0.70, 0.75)}  # of the mean, by PRECISIONS
 WORST_AT_MOST = 1.05
@@ -170,8 +170,9 @@ SUITE = Suite(
     contenders=NAMES,
     tables=lambda results: [cases_table(results)],
     about=(
-        "The whole time of a call until the device is done, waiting inside, over eager's; medians in microseconds, the "
-        "two taking turns in random order, kernels compiled before.",
+        f"The whole time of {TURNS[IN_A_ROW].timed_calls} calls in a row until the device is done with the last one, "
+        "over their number and over eager's; medians in microseconds, the two taking turns in random order, kernels "
+        "compiled before.",
         f"M of {ROWS.least} to {ROWS.most}, N and K of {SIZES.least} to {SIZES.most}; {len(CHAINS)} chains with no "
         "operand, or one as large as the result, a row, a column or a scalar; drawn by the seed.",
     ),

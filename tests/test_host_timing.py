@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from bench.host_run import HOST, TURNS, WHOLE, Turn, take_turn, time_in_turns, wait_for
+from bench.host_run import HOST, IN_A_ROW, TURNS, WHOLE, Turn, take_turn, time_in_turns, wait_for
 from bench.timing import FIRST_ROUNDS_DROPPED, Effort
 
 
@@ -44,23 +44,29 @@ class FakeMachine:
 
 def test_a_host_turn_leaves_out_warm_calls_and_every_wait() -> None:
     machine = FakeMachine()
-    assert take_turn(machine.call("a"), Turn(2, 3, waits_inside=False), machine.wait, machine.now) == 1.0
+    assert take_turn(machine.call("a"), Turn(2, 3), machine.wait, machine.now) == 1.0
     assert machine.log == ["a", "a", "now", "a", "a", "a", "now", "wait"]
 
 
 def test_a_whole_turn_waits_before_its_time_and_after_each_call_within_it() -> None:
     machine = FakeMachine()
-    assert take_turn(machine.call("a"), Turn(2, 2, waits_inside=True), machine.wait, machine.now) == 2.0
-    assert machine.log == ["a", "a", "wait", "now", "a", "wait", "a", "wait", "now"]
+    assert take_turn(machine.call("a"), Turn(2, 2, waits_inside=1), machine.wait, machine.now) == 2.0
+    assert machine.log == ["a", "a", "wait", "now", "a", "wait", "a", "wait", "now", "wait"]
 
 
-@pytest.mark.parametrize("kind", [HOST, WHOLE])
+def test_calls_in_a_row_are_waited_for_once_within_their_time() -> None:
+    machine = FakeMachine()
+    assert take_turn(machine.call("a"), Turn(1, 3, waits_inside=3), machine.wait, machine.now) == 2.0
+    assert machine.log == ["a", "wait", "now", "a", "a", "a", "wait", "now", "wait"]
+
+
+@pytest.mark.parametrize("kind", [HOST, WHOLE, IN_A_ROW])
 def test_a_turn_starts_and_ends_with_an_empty_queue(kind: str) -> None:
     machine = FakeMachine()
     calls = {name: machine.call(name) for name in "ab"}
     time_in_turns(calls, TURNS[kind], machine.wait, Effort(1.0, 5, 5), seed=0, now=machine.now)
     turn = TURNS[kind]
-    assert machine.longest_queue == (1 if turn.waits_inside else turn.warm_calls + turn.timed_calls)
+    assert machine.longest_queue == (turn.waits_inside or turn.warm_calls + turn.timed_calls)
     assert machine.queued == 0
     # The largest call had 19 launches, and a device queues about a thousand.
     assert 19 * (turn.warm_calls + turn.timed_calls) < 1000 / 2
@@ -76,9 +82,7 @@ def test_contenders_take_turns_in_changing_order_and_first_rounds_are_dropped() 
         steady()
 
     calls = {"a": warming, "b": machine.call("b", 2000), "c": machine.call("c", 3000)}
-    found, rounds_timed = time_in_turns(
-        calls, Turn(1, 2, False), machine.wait, Effort(1.0, 12, 12), seed=3, now=machine.now
-    )
+    found, rounds_timed = time_in_turns(calls, Turn(1, 2), machine.wait, Effort(1.0, 12, 12), seed=3, now=machine.now)
     assert {name: time.median_us for name, time in found.items()} == {"a": 1.0, "b": 2.0, "c": 3.0}
     assert {(time.p10_us, time.p90_us) for time in found.values()} == {(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)}
     turns = [name for name in machine.log if name in calls]
@@ -96,7 +100,7 @@ def test_the_median_is_over_turns() -> None:
     def call() -> None:
         machine.time += next(costs)
 
-    found, _ = time_in_turns({"a": call}, Turn(0, 1, False), machine.wait, Effort(1.0, 5, 5), seed=0, now=machine.now)
+    found, _ = time_in_turns({"a": call}, Turn(0, 1), machine.wait, Effort(1.0, 5, 5), seed=0, now=machine.now)
     assert found["a"].median_us == 1.0
     assert found["a"].p90_us > 5.0
 
@@ -104,7 +108,7 @@ def test_the_median_is_over_turns() -> None:
 def test_rounds_fill_the_time_within_their_bounds() -> None:
     def rounds(effort: Effort) -> int:
         machine = FakeMachine()
-        turn = Turn(0, 1, waits_inside=True)  # a round takes 2 us
+        turn = Turn(0, 1, waits_inside=1)  # a round takes 2 us
         return time_in_turns({"a": machine.call("a")}, turn, machine.wait, effort, 0, machine.now)[1]
 
     assert rounds(Effort(2e-5, 1, 100)) == 10
@@ -134,7 +138,7 @@ def test_the_collector_is_off_meanwhile_and_on_again_whatever_happens() -> None:
 
 @pytest.mark.no_path("calls nothing of cutfuse")
 @pytest.mark.gpu
-def test_the_device_counts_in_whole_times_alone() -> None:
+def test_the_device_counts_in_all_times_but_the_hosts() -> None:
     device = torch.device("cuda")
     wait = wait_for(device)
 
@@ -143,7 +147,7 @@ def test_the_device_counts_in_whole_times_alone() -> None:
 
     times = {
         kind: time_in_turns({"a": call}, TURNS[kind], wait, Effort(0.1, 3, 3), seed=0)[0]["a"].median_us
-        for kind in (HOST, WHOLE)
+        for kind in (HOST, WHOLE, IN_A_ROW)
     }
     assert times[HOST] < 200
-    assert times[WHOLE] > 800
+    assert min(times[WHOLE], times[IN_A_ROW]) > 800
