@@ -314,6 +314,10 @@ def _plus(z: Tensor, total: Tensor) -> Tensor:
     return z + total
 
 
+def _times(z: Tensor, factor: Tensor) -> Tensor:
+    return z * factor
+
+
 def arithmetic_of(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
@@ -445,7 +449,7 @@ def _chosen(x: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor) -> 
     for first in range(0, x.shape[0], rows):
         part = slice(first, first + rows)
         of_classes = weight.index_select(0, classes[part])  # refuses negative ones, as an index in brackets does not
-        found[part] = (x[part].to(dtype) * of_classes.to(dtype)).sum(-1)
+        found[part] = reduce(x[part], 1, "sum", prologue=_times, operands=(of_classes,), out_dtype=dtype)
     return found if bias is None else found + bias.index_select(0, classes).to(dtype)
 
 
