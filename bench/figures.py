@@ -15,9 +15,8 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from bench.results import committed
+from bench.results import committed, committed_suites
 from bench.suite import Results, suite_of
-from bench.suites import SUITES
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -62,7 +61,7 @@ def compact(svg: str) -> str:
 
 def plots() -> Iterator[tuple[str, str, Callable[[Results], Figure | None]]]:
     """Each plot's name, the suite whose results it shows, and what draws it."""
-    for suite in SUITES:
+    for suite in committed_suites():
         for name, function in suite_of(suite).plots.items():
             yield name, suite, resolve_name(function)
     yield "gains", "models", resolve_name("bench.gains_plot:draw")  # of several suites, for the README

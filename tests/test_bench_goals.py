@@ -225,6 +225,13 @@ def test_plots_are_of_the_committed_results_and_none_of_nothing(suite: str) -> N
             assert own == "models" or draw({**found, "cases": []}) is None
 
 
+def test_a_suite_without_results_is_not_drawn() -> None:
+    pytest.importorskip("matplotlib")
+    from bench import figures
+
+    assert {suite for _, suite, _ in figures.plots()} <= set(results.committed_suites())
+
+
 def test_the_panel_of_goals_has_a_bar_a_mark_and_dots_for_each() -> None:
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
