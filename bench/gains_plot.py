@@ -15,7 +15,7 @@ from bench.suite import Results
 
 def draw(_: Results) -> Figure:
     """A bar for the mean of each kind of work, and a dot for each case."""
-    figure = Figure(figsize=(8.5, 3.1), layout="constrained")
+    figure = Figure(figsize=(8.5, 3.7), layout="constrained")
     axes: Axes = figure.subplots()
     found = list(gains())
     for place, gain in enumerate(found):
@@ -26,7 +26,7 @@ def draw(_: Results) -> Figure:
         axes.annotate(text, ends, xytext=(6, 0), textcoords="offset points", va="center", size=8)
     axes.axvline(1, color=rcParams["text.color"], linewidth=0.9)
     axes.set_xlim(0, 1.2 * max(max(gain.times) for gain in found))
-    title = "Times as fast as the fastest of PyTorch: bars are geometric means, dots are cases"
+    title = "Times as fast as PyTorch: bars are geometric means, dots are cases"
     horizontal(axes, [gain.name for gain in found], title)
     figure.suptitle("\n".join(heading(committed(suite)) for suite in SUITES), size=6)
     return figure

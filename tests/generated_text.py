@@ -170,7 +170,7 @@ def ceilings() -> str:
 
 GENERATORS: dict[str, Callable[..., str]] = {
     "goals": goals,
-    "gains": gains.sentence,
+    "gains": gains.table,
     "models-means": model_means,
     "compiled-lines": compiled_lines,
     "readme-plot": partial(plot, folder="docs/images"),

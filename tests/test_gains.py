@@ -1,4 +1,4 @@
-"""The README's sentence and chart: whom cutfuse helps, and by how much."""
+"""The README's table and chart: whom cutfuse helps, and by how much."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ def test_whole_models_are_compared_with_the_faster_of_eager_and_torch_compile() 
         assert found[gains.NAMES[kind]] == pytest.approx(values)
 
 
-def test_the_sentence_says_what_gains_and_what_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = [gains.Gain("a", [2.0, 8.0]), gains.Gain("b", [0.5, 2.0])]
+def test_the_table_says_what_gains_and_what_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [gains.Gain("a", [0.5, 2.0]), gains.Gain("b", [2.0, 8.0]), gains.Gain("c", [0.5, 0.5])]
     monkeypatch.setattr(gains, "gains", lambda: kinds)
-    assert "a 4.00 (2.00 to 8.00); nothing gained yet: b 1.00 (0.50 to 2.00);" in gains.sentence()
+    assert gains.table().splitlines()[2:5] == [
+        "| b | **4.00** | 2.00 to 8.00 | faster |",
+        "| a | **1.00** | 0.50 to 2.00 | nothing gained |",
+        "| c | **0.50** | 0.50 to 0.50 | slower |",
+    ]
 
 
 def test_layers_are_compared_with_the_fastest_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
