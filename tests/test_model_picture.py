@@ -276,6 +276,35 @@ def test_a_page_is_given_no_markup_by_a_model(found: ModelExplanation, tmp_path:
         assert "a &lt; b &amp; c" in text
 
 
+@pytest.mark.parametrize(
+    ("model", "size", "trains", "device", "expected"),
+    [
+        (nn.ReLU(), 8, False, "H200", ["there is no linear layer in it"]),
+        (nn.Linear(1024, 1024), 1024, True, "H200", ["as it is trained", 'fp32 products at "high"']),
+        (nn.Linear(1024, 1024), 1024, False, "H200", ['fp32 products at "high"']),
+        (nn.Linear(64, 64), 64, False, None, ['device="H200") predicts', 'fp32 products at "high"']),
+    ],
+)
+def test_the_head_of_a_table_says_of_what_it_is(
+    model: nn.Module, size: int, trains: bool, device: str | None, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        with torch.set_grad_enabled(trains):
+            text = " ".join(str(cutfuse.explain_model(model, torch.empty(8, size), device=device)).split())
+    finally:
+        torch.set_float32_matmul_precision(before)
+    told = [
+        "there is no linear layer in it",
+        "as it is trained",
+        'fp32 products at "high"',
+        'device="H200") predicts',
+    ]
+    assert [part for part in told if part in text] == sorted(expected, key=told.index)
+
+
 def test_of_what_is_not_predicted_there_are_no_times() -> None:
     one = cutfuse.explain_model(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), torch.randn(4, 8))
     assert (one.before, one.after) == (0.0, 0.0)

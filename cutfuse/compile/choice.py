@@ -181,6 +181,8 @@ def _compare(region: Region, z: Tensor, operands: list[Tensor]) -> Comparison | 
         if best is None:
             return "; ".join(sorted({kernel.rejection for kernel in kernels}))
         two = f"cuBLAS and another kernel are predicted to take {cublas.compared:.1f} us, a fused one {best:.1f} us"
+        if region.is_bare:
+            two = f"cuBLAS is predicted to take {cublas.compared:.1f} us, a kernel of cutfuse's {best:.1f} us"
         return Comparison(best, cublas.compared, two)
     fused = plan.alternatives[plan.chosen].compared
     spared_bytes = absorbed_bytes(region) if region.reduction == "none" else None

@@ -102,15 +102,17 @@ def explain_model(model: Callable[..., Any], *args: Any, device: str | None = No
     from torch import _dynamo
 
     from .fusion import fuse
+    from .nodes import is_call, needs_gradient
     from .report import ModelExplanation
 
     products: list[ProductReport] = []
     devices: set[torch.device] = set()
-    graphs = 0
+    graphs, trains = 0, False
 
     def collect(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        nonlocal graphs
+        nonlocal graphs, trains
         graphs += 1
+        trains |= any(is_call(node) and needs_gradient(node) for node in module.graph.nodes)
         devices.update(given.device for given in inputs if isinstance(given, torch.Tensor))
         products.extend(fuse(module, predicts=True))
         return module.forward
@@ -126,7 +128,7 @@ def explain_model(model: Callable[..., Any], *args: Any, device: str | None = No
     with predicting("explain_model", device), as_first:
         torch.compile(_with_own_code(call), backend=collect, **_own_limit())(*args, **kwargs)
     check_devices("explain_model", device, devices)
-    return ModelExplanation(tuple(products), graphs, device)
+    return ModelExplanation(tuple(products), graphs, device, trains, torch.get_float32_matmul_precision())
 
 
 def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:

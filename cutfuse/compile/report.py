@@ -64,12 +64,15 @@ class ModelExplanation:
     It is a table with a bar for each product's predicted time, in a terminal and in a notebook too.
 
     graphs: how many graphs Dynamo made of the model. device: the card that this is predicted for, None where it is
-    about the tensors' own device.
+    about the tensors' own device. trains: a product has a gradient. precision: `torch.get_float32_matmul_precision()`
+    as it was, which decides what fp32 products are compared with.
     """
 
     products: tuple[ProductReport, ...]
     graphs: int
     device: str | None = None
+    trains: bool = False
+    precision: str = ""
 
     @property
     def fused(self) -> int:
@@ -185,6 +188,9 @@ _NO_GRAPH = (
     "torch.compile makes no graph of it, as of nn.LSTM and of modules with full backward hooks; "
     "TORCH_LOGS=graph_breaks prints the reason"
 )
+_NO_PRODUCT = "there is no linear layer in it, and no product of a matrix by a weight; convolutions are not taken"
+_TRAINS = "as it is trained, with gradients; for inference call it under torch.no_grad()"
+_ON_CPU = 'on CPUs PyTorch\'s own operations run; explain_model(..., device="H200") predicts what a card would do'
 _COUNTED = (
     "Counted are the products, with what is fused with them or could have been. Attention, norms, embeddings and all "
     "other operations are not. Before is torch.compile without cutfuse: cuBLAS's product and one kernel for what "
@@ -245,6 +251,19 @@ def _headlines(found: ModelExplanation) -> list[str]:
         lines.append(describe_prediction(found.device))
     if not found.graphs:
         lines.append(_NO_GRAPH)
+    elif not found.products:
+        lines.append(_NO_PRODUCT)
+    if found.trains:
+        lines.append(_TRAINS)
+    if found.precision and any(product.dtype == torch.float32 for product in found.products):
+        lines.append(f'fp32 products at "{found.precision}", as torch.set_float32_matmul_precision has it')
+    if (
+        found.device is None
+        and found.products
+        and not torch.cuda.is_available()
+        and not any(product.is_fused for product in found.products)
+    ):
+        lines.append(_ON_CPU)
     for kind, before, after in _sums(found):
         less = f"{1 - after / before:.1%} less" if after <= before else "more"
         lines.append(f"predicted, {kind}: {before:,.1f} us before, by torch.compile, and {after:,.1f} us after, {less}")
