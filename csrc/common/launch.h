@@ -13,8 +13,11 @@
 
 namespace cutfuse {
 
-// Programmatic dependent launch, on sm_90 and later: a kernel that starts while the one before it in its stream ends,
-// which takes the start out of the time of a chain of short kernels.
+// Programmatic dependent launch, on sm_90 and later: a kernel starts while the one before it in its stream ends, which
+// takes the start out of the time of a chain of short kernels. All kernels of this library are launched so but those of
+// which there is PTX of sm_80 alone: see launch_loaded(). Every thread of such a kernel waits for the previous one
+// before it reads or writes global memory, which the previous one may still write or read. No load may be of the
+// read-only cache (ld.global.nc, __ldg): the compiler may move it to before the wait.
 inline cudaLaunchAttribute early_launch_attribute() {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -24,18 +27,26 @@ inline cudaLaunchAttribute early_launch_attribute() {
 
 #if defined(__CUDACC__)
 
-// Until the kernel before has ended and its writes are seen; of no effect in a kernel that was not launched early.
+// Until the previous kernel has ended and its writes are seen; of no effect in a kernel that was not launched early.
 __device__ __forceinline__ void wait_for_previous_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// From here on the next kernel's blocks may take what room this one's leave, if it is launched early.
+// From here on the next kernel's blocks may take what room this one's leave, if it is launched early. Kernels call it
+// first: it takes effect once all their blocks have begun, when there are no others to be kept from that room, and the
+// next kernel waits for the end of this one whenever it starts.
 __device__ __forceinline__ void let_next_kernel_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+// For kernels that have nothing to prepare before they touch global memory.
+__device__ __forceinline__ void begin_behind_previous_kernel() {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
 }
 
 // Brings the parameters into shared memory, for functions that are not inlined: where a pointer reaches them, kernel
@@ -56,26 +67,36 @@ __device__ __forceinline__ void copy_to_shared(Parameters const& parameters, Par
 constexpr int kBlockThreads = 256;  // of every pointwise, reduction and splitting kernel
 
 #if defined(__CUDACC__)
-// A kernel that is launched early calls wait_for_previous_kernel() before it touches memory.
+
+// Whether kernels of this translation unit wait for the previous one on the current device: they do where they are
+// compiled for sm_90 or later.
+inline bool kernels_wait() {
+  constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};
+  constexpr int kLatest = kArchitectures[sizeof(kArchitectures) / sizeof(int) - 1];  // in ascending order
+  int device = 0;
+  int major = 0;
+  bool const is_known = cudaGetDevice(&device) == cudaSuccess &&
+                        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess;
+  return is_known && major >= 9 && kLatest >= 900;
+}
+
+// Launches a kernel that calls begin_behind_previous_kernel().
 template <class Parameters>
 cudaError_t launch(void (*kernel)(Parameters), int64_t blocks, int threads, cudaStream_t stream,
-                   Parameters const& parameters, bool early = false) {
+                   Parameters const& parameters) {
   if (blocks > INT_MAX) return cudaErrorInvalidConfiguration;
-  auto const grid = static_cast<unsigned>(blocks);
-  auto const block = static_cast<unsigned>(threads);
-  if (blocks > 0 && !early) kernel<<<grid, block, 0, stream>>>(parameters);
-  if (blocks > 0 && early) {
-    cudaLaunchAttribute attribute = early_launch_attribute();
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(grid);
-    config.blockDim = dim3(block);
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    cudaLaunchKernelEx(&config, kernel, parameters);
-  }
+  if (blocks == 0) return cudaGetLastError();
+  cudaLaunchAttribute attribute = early_launch_attribute();
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = kernels_wait() ? 1 : 0;
+  cudaLaunchKernelEx(&config, kernel, parameters);
   return cudaGetLastError();
 }
+
 #endif
 
 // Of an action that failed, for its message.
@@ -90,7 +111,7 @@ inline cudaError_t multiprocessor_count(int& count) {
   return status != cudaSuccess ? status : cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
 }
 
-// A kernel that the driver compiled.
+// A kernel that the driver compiled for any device from sm_80 on, whose text therefore cannot wait.
 template <class Parameters>
 cudaError_t launch_loaded(LoadedKernel const& kernel, int64_t blocks, int threads, cudaStream_t stream,
                           Parameters const& parameters) {

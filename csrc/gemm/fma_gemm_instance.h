@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "common/division.h"
+#include "common/launch.h"
 #include "common/loaded_kernel.h"
 #include "epilogue/sm90_epilogue_function.h"
 #include "gemm/dispatch.h"
@@ -165,10 +166,10 @@ constexpr int kDotStep = kThreads * kVector;  // of K, that a block reads at onc
 
 // Four neighbours of a line, 0 behind its end.
 __device__ __forceinline__ float4 load_neighbours(float const* line, int k, int end, bool has_vectors) {
-  if (has_vectors && k + kVector <= end) return __ldg(reinterpret_cast<float4 const*>(line + k));
+  if (has_vectors && k + kVector <= end) return *reinterpret_cast<float4 const*>(line + k);
   float values[kVector];
   CUTFUSE_UNROLL
-  for (int i = 0; i < kVector; ++i) values[i] = k + i < end ? __ldg(line + k + i) : 0.0f;
+  for (int i = 0; i < kVector; ++i) values[i] = k + i < end ? line[k + i] : 0.0f;
   return make_float4(values[0], values[1], values[2], values[3]);
 }
 
@@ -279,6 +280,7 @@ struct Dot {
 template <class Kernel>
 __global__ void __launch_bounds__(kThreads, Kernel::kBlocks) fma_gemm(__grid_constant__ Params const params) {
   __shared__ sm90::EpilogueParams epilogue;
+  begin_behind_previous_kernel();
   Kernel::run(params, &epilogue);
 }
 
@@ -318,11 +320,14 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
   Params params = make_params<Kernel>(launch);
   static LoadedKernel interpreting{reinterpret_cast<void const*>(fma_gemm<Kernel>)};
   LoadedKernel& kernel = launch.specialized == nullptr ? interpreting : *launch.specialized;
+  cudaLaunchAttribute attribute = early_launch_attribute();
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(params.tiles_m) * static_cast<unsigned>(params.tiles_n));
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = Kernel::kSharedBytes;
   config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
   return launch_kernel(kernel, config, &params);
 }
 

@@ -96,6 +96,17 @@ struct WithSource<cutlass::epilogue::collective::CollectiveEpilogue<
       cutlass::epilogue::Sm90TmaWarpSpecialized<stages, stages_d, fragment, true, true>, Rest...>;
 };
 
+// CUTLASS's main loop for CUTLASS's own kernel, in which every thread calls load_init() between the setting up of
+// barriers and its first access to global memory.
+template <class Mainloop>
+struct WaitingMainloop : Mainloop {
+  template <class ProblemShape>
+  CUTLASS_DEVICE auto load_init(ProblemShape const& problem_shape, typename Mainloop::Params const& params) const {
+    wait_for_previous_kernel();
+    return Mainloop::load_init(problem_shape, params);
+  }
+};
+
 // The CUTLASS collectives of one row of the table. The TMA rounds fp32 operands to the nearest tf32 number when it
 // copies them to shared memory.
 template <DType input, GemmOutput output, int tile_m, int tile_n, int tile_k, int cluster_m, int cluster_n,
@@ -147,7 +158,7 @@ struct GemmTypes {
       typename Schedule::Epilogue, Callbacks>::CollectiveOp;
 
   template <class Epilogue>
-  using MainloopBeside = typename cutlass::gemm::collective::CollectiveBuilder<
+  using TmaMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, typename X::AsX, kAlignment, Element,
       typename Weight::AsWeight, kAlignment, float, Tile, Cluster,
       cutlass::gemm::collective::StageCountAutoCarveout<Schedule::kEpilogues *
@@ -157,9 +168,9 @@ struct GemmTypes {
   template <class Epilogue>
   using KernelWith = cute::conditional_t<
       cute::is_same_v<Schedule, Pingpong>,
-      PingpongKernel<MainloopBeside<Epilogue>, Epilogue, cute::conditional_t<kJoinsWeights, SeveralWeights, OneWeight>>,
-      cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, MainloopBeside<Epilogue>, Epilogue,
-                                           cutlass::gemm::PersistentScheduler>>;
+      PingpongKernel<TmaMainloop<Epilogue>, Epilogue, cute::conditional_t<kJoinsWeights, SeveralWeights, OneWeight>>,
+      cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, WaitingMainloop<TmaMainloop<Epilogue>>,
+                                           Epilogue, cutlass::gemm::PersistentScheduler>>;
 
   static auto kernel() {
     using Plain = BuiltEpilogue<void>;
@@ -170,8 +181,8 @@ struct GemmTypes {
       return SplitKernel<Mainloop, typename WithOneStore<Plain>::type>{};
     } else if constexpr (kHasSource) {
       using Epilogue = typename WithSource<BuiltEpilogue<OutElement>, kSourceStages<OutElement, Schedule>>::type;
-      constexpr int kStages = MainloopBeside<Epilogue>::DispatchPolicy::Stages;
-      static_assert(kStages >= kEnoughStages || kStages == MainloopBeside<Plain>::DispatchPolicy::Stages,
+      constexpr int kStages = TmaMainloop<Epilogue>::DispatchPolicy::Stages;
+      static_assert(kStages >= kEnoughStages || kStages == TmaMainloop<Plain>::DispatchPolicy::Stages,
                     "the buffers of the source cost the main loop a stage that it needs");
       return KernelWith<Epilogue>{};
     } else {
@@ -185,8 +196,8 @@ template <class Kernel>
 __global__ void __launch_bounds__(Kernel::MaxThreadsPerBlock, Kernel::MinBlocksPerMultiprocessor)
     sm90_gemm(CUTLASS_GRID_CONSTANT typename Kernel::Params const params) {
   extern __shared__ char shared_memory[];
-  if constexpr (Kernel::kReduceRows) let_next_kernel_start();  // which folds the partial states
-  Kernel{}(params, shared_memory);
+  let_next_kernel_start();
+  Kernel{}(params, shared_memory);  // waits for the previous kernel behind its own preparations
 }
 
 // The kernel arguments that depend on the main loop: operands and their strides.
@@ -317,7 +328,7 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
   config.dynamicSmemBytes = Kernel::SharedStorageSize;
   config.stream = stream;
   config.attrs = attributes;
-  config.numAttrs = Kernel::kSplit ? 2 : 1;  // a product over planes is launched early, behind the kernel that splits
+  config.numAttrs = 2;
   return launch_kernel(kernel, config, &params);
 }
 
@@ -335,7 +346,6 @@ LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
     using Weight = name##_types::Weight;                                                                               \
     static constexpr bool kSplit = name##_types::kSplit;                                                               \
     static constexpr bool kHasSource = name##_types::kHasSource;                                                       \
-    static constexpr bool kReduceRows = name##_types::kReduceRows;                                                     \
     static constexpr bool kJoinsWeights = name##_types::kJoinsWeights;                                                 \
     static constexpr uint16_t kTileRows = tile_m;                                                                      \
     static constexpr uint16_t kTileColumns = tile_n;                                                                   \

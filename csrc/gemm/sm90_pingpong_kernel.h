@@ -14,6 +14,7 @@
 #include <cutlass/gemm/kernel/gemm_universal.hpp>
 #include <cutlass/pipeline/pipeline.hpp>
 
+#include "common/launch.h"
 #include "epilogue/sm90_program_visitor.h"
 #include "gemm/gemm_launch.h"
 #include "gemm/sm90_scheduling.h"
@@ -158,6 +159,7 @@ struct PingpongKernel : cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, in
     turns_params.group_size = cutlass::NumThreadsPerWarpGroup;
     Turns turns(storage.turns, turns_params);
     synchronize_cluster();
+    wait_for_previous_kernel();
     if (role.is_producer) {
       cutlass::arch::warpgroup_reg_dealloc<Base::LoadRegisterRequirement>();
       if (role.warp == kMainloopWarp) load_operands(params, storage, mainloop);

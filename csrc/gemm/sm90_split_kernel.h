@@ -86,7 +86,6 @@ struct SplitKernel {
 
   // All threads of the block call it. The guard gives the same answer to every block of the grid.
   CUTLASS_DEVICE void operator()(Params const& params, char* shared_memory) const {
-    let_next_kernel_start();
     auto& storage = *reinterpret_cast<SharedStorage*>(shared_memory);
     if (threadIdx.x == 0) {
       Mainloop::initialize(storage.mainloop, params.mainloop);

@@ -76,7 +76,7 @@ class Kernels final : public Launcher {
   }
 
   void fold(FoldProblem const& problem, Stream stream) override {
-    cudaError_t const status = finalize_row_partials(problem, 1.0f, true, to_stream(stream));
+    cudaError_t const status = finalize_row_partials(problem, 1.0f, to_stream(stream));
     if (status == cudaSuccess) return;
     check(status, "finalize_partials",
           "extents (" + sizes(problem.tiles, problem.rows) + ", 1), " + name_of(problem.out_dtype));

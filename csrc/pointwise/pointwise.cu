@@ -61,6 +61,7 @@ template <class T>
 __global__ void __launch_bounds__(kVectorThreads, 4) pointwise(__grid_constant__ PointwiseParameters const parameters) {
   __shared__ PointwiseParameters shared;
   copy_to_shared(parameters, shared);
+  begin_behind_previous_kernel();
   run_vectors<T, kVectorElements>(parameters, Interpreted<T>{shared});
 }
 
@@ -79,6 +80,7 @@ __global__ void __launch_bounds__(kBlockThreads, 3)
     pointwise_lines(__grid_constant__ PointwiseParameters const parameters) {
   __shared__ PointwiseParameters shared;
   copy_to_shared(parameters, shared);
+  begin_behind_previous_kernel();
   PointwisePlan const& plan = parameters.plan;
   PointwisePosition position = pointwise_position(plan);
   FragmentLine line = pointwise_line(plan, position);

@@ -117,6 +117,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
     pointwise_backward(__grid_constant__ PointwiseBackwardParameters const parameters) {
   __shared__ PointwiseBackwardParameters shared;
   copy_to_shared(parameters, shared);
+  begin_behind_previous_kernel();
   PointwisePlan const& plan = parameters.plan;
   PointwisePosition position = pointwise_position(plan);
   FragmentLine line = pointwise_line(plan, position);

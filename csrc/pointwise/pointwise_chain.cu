@@ -47,6 +47,7 @@ struct Chain {
 template <class Op, class T>
 __global__ void __launch_bounds__(kVectorThreads, 10)
     pointwise_chain(__grid_constant__ PointwiseParameters const parameters) {
+  begin_behind_previous_kernel();
   run_vectors<T, chain_elements<T>()>(parameters, Chain<Op, T>{parameters, nullptr});
 }
 

@@ -32,7 +32,7 @@ template <Reduction reduction>
 __global__ void __launch_bounds__(kBlockThreads)
     finalize_partials(__grid_constant__ FinalizeParameters const parameters) {
   __shared__ RowState storage[kBlockThreads];
-  wait_for_previous_kernel();
+  begin_behind_previous_kernel();
   int const thread = static_cast<int>(threadIdx.x);
   int const width = parameters.width;
   int const height = kBlockThreads / width;
@@ -74,13 +74,13 @@ int choose_width(int64_t tiles, int64_t rows) {
 
 }  // namespace
 
-cudaError_t finalize_row_partials(FoldProblem const& problem, float scale, bool early, cudaStream_t stream) {
+cudaError_t finalize_row_partials(FoldProblem const& problem, float scale, cudaStream_t stream) {
   int const width = choose_width(problem.tiles, problem.rows);
   FinalizeParameters const parameters = {problem.partials, problem.tiles,     problem.rows,      problem.count, scale,
                                          problem.out,      problem.reduction, problem.out_dtype, width};
   return dispatch_fold(problem.reduction, [&](auto constant) {
     return launch(finalize_partials<decltype(constant)::value>, ceil_divide(problem.rows, width), kBlockThreads, stream,
-                  parameters, early);
+                  parameters);
   });
 }
 

@@ -16,8 +16,7 @@ namespace cutfuse {
 // Accumulates in fp32. The result is the same from run to run on one kind of device.
 cudaError_t run_reduce(ReduceProblem const& problem, cudaStream_t stream);
 
-// early: starts while the kernel before it ends, which devices of sm_90 and later can.
-cudaError_t finalize_row_partials(FoldProblem const& problem, float scale, bool early, cudaStream_t stream);
+cudaError_t finalize_row_partials(FoldProblem const& problem, float scale, cudaStream_t stream);
 
 // What every reduction kernel is given. Partial states lie as [splits (times super-row), outer * inner].
 struct ReduceParameters {

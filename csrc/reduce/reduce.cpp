@@ -5,15 +5,6 @@
 namespace cutfuse {
 namespace {
 
-// Whether the current device can start a kernel before the one before it has ended.
-bool launches_early() {
-  int device = 0;
-  int major = 0;
-  bool const is_known = cudaGetDevice(&device) == cudaSuccess &&
-                        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess;
-  return is_known && major >= 9;
-}
-
 cudaError_t launch_program(ReduceProblem const& problem, ReduceParameters const& parameters, cudaStream_t stream) {
   ReduceProgramParameters const with_program = {parameters, problem.program, problem.operands};
   if (problem.specialized != nullptr && parameters.plan.whole_vectors) {
@@ -77,7 +68,7 @@ cudaError_t run_reduce(ReduceProblem const& problem, cudaStream_t stream) {
   if (status != cudaSuccess || partial_rows == 0) return status;
   FoldProblem const fold = {problem.workspace, partial_rows, given.outer * given.inner, problem.reduction,
                             given.reduced,     problem.out,  problem.out_dtype};
-  return finalize_row_partials(fold, planned.scale, launches_early(), stream);
+  return finalize_row_partials(fold, planned.scale, stream);
 }
 
 }  // namespace cutfuse

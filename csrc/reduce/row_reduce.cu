@@ -66,6 +66,7 @@ struct RowReader {
 
 template <class T, Reduction reduction, bool weighted>
 __device__ __forceinline__ void reduce_row(ReduceParameters const& parameters) {
+  begin_behind_previous_kernel();
   StaticOperations<reduction> const operations;
   ReduceExtents const& extents = parameters.extents;
   ReducePlan const& plan = parameters.plan;

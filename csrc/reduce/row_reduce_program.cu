@@ -36,6 +36,7 @@ __global__ void __launch_bounds__(kBlockThreads, 2)
     row_reduce_program(__grid_constant__ RowProgramParameters const parameters) {
   __shared__ RowProgramParameters shared;
   copy_to_shared(parameters, shared);
+  begin_behind_previous_kernel();
   ReduceParameters const& reduce = parameters.problem.reduce;
   ReduceExtents const& extents = reduce.extents;
   ReducePlan const& plan = reduce.plan;

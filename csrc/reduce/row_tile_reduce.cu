@@ -39,6 +39,7 @@ __device__ __forceinline__ void load_tile(T* tile, T const* data, int count) {
 template <class T, Reduction reduction>
 __global__ void __launch_bounds__(kBlockThreads) row_tile_reduce(__grid_constant__ ReduceParameters const parameters) {
   __shared__ uint4 storage[kTileBytes / kVectorBytes + 1];
+  begin_behind_previous_kernel();
   StaticOperations<reduction> const operations;
   ReducePlan const& plan = parameters.plan;
   int const length = static_cast<int>(parameters.extents.reduced);

@@ -39,7 +39,7 @@ __device__ __forceinline__ Elements<T, vector> all_elements(float value) {
 template <class T, int vector>
 __device__ __forceinline__ Elements<T, vector> load_elements(T const* data) {
   if constexpr (vector == 1) {
-    return {__ldg(data)};
+    return {*data};
   } else {
     return {load_vector<T, vector>(data)};
   }
@@ -108,7 +108,7 @@ constexpr int resident_blocks(Reduction reduction) { return info_of(reduction).f
 template <class T, int vector, Reduction reduction>
 __global__ void __launch_bounds__(kBlockThreads, resident_blocks(reduction))
     strided_reduce(__grid_constant__ ReduceParameters const parameters) {
-  if (parameters.partials != nullptr) let_next_kernel_start();  // which folds them
+  begin_behind_previous_kernel();
   ReduceExtents const& extents = parameters.extents;
   ReducePlan const& plan = parameters.plan;
   BlockPosition const position = block_position(extents, plan);

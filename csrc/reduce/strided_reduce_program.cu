@@ -72,6 +72,7 @@ __global__ void __launch_bounds__(kBlockThreads, vector == 1 ? 3 : 2)
     strided_reduce_program(__grid_constant__ ReduceProgramParameters const parameters) {
   __shared__ ReduceProgramParameters shared;
   copy_to_shared(parameters, shared);
+  begin_behind_previous_kernel();
   ReduceParameters const& reduce = parameters.reduce;
   ReduceExtents const& extents = reduce.extents;
   ReducePlan const& plan = reduce.plan;

@@ -107,16 +107,9 @@ struct SplitFindings {
 using ThreadValues = float[kThreadRows][kLaneElements];
 using ThreadScales = float[kThreadRows];
 
-// A guarded pass starts while the kernel before it still runs, and waits for its end in begin_pass().
-inline cudaError_t launch_pass(void (*kernel)(SplitParameters), SplitParameters const& parameters,
-                               cudaStream_t stream) {
-  return launch(kernel, parameters.blocks, kBlockThreads, stream, parameters, parameters.guarded);
-}
-
-// All threads call it first: waits for the kernel before and clears memory. Returns whether the pass has to run.
+// All threads call it first: waits for the previous kernel and clears memory. Returns whether the pass has to run.
 __device__ __forceinline__ bool begin_pass(SplitParameters const& parameters) {
-  let_next_kernel_start();
-  wait_for_previous_kernel();
+  begin_behind_previous_kernel();
   if (parameters.guarded && !guard_trips(parameters.only_if)) return false;
   if (blockIdx.x > 0) return true;
   for (int i = static_cast<int>(threadIdx.x); i < parameters.cleared.count; i += static_cast<int>(blockDim.x)) {

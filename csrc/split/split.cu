@@ -154,7 +154,7 @@ bool has_aligned_rows(SplitParameters const& parameters) {
 template <SplitScheme scheme>
 cudaError_t launch_scheme(SplitParameters const& parameters, cudaStream_t stream) {
   auto* const kernel = has_aligned_rows(parameters) ? &split_rows<scheme, true> : &split_rows<scheme, false>;
-  return launch_pass(kernel, parameters, stream);
+  return launch(kernel, parameters.blocks, kBlockThreads, stream, parameters);
 }
 
 constexpr int64_t kLongest =

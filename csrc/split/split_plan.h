@@ -37,7 +37,7 @@ struct SplitProblem {
   Planes planes;
   ClearedWords cleared;
   SplitGuard only_if;
-  bool guarded;  // thread blocks return at once unless only_if trips; launched early, see common/launch.h
+  bool guarded;  // thread blocks return at once unless only_if trips
 };
 
 // Splits a contiguous matrix into planes (see planes.h). Returns the flag word that a kernel with a single thread block

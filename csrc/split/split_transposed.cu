@@ -183,7 +183,7 @@ template <SplitScheme scheme>
 cudaError_t launch_scheme(SplitParameters const& parameters, cudaStream_t stream) {
   auto* const kernel =
       has_aligned_columns(parameters) ? &split_transposed<scheme, true> : &split_transposed<scheme, false>;
-  return launch_pass(kernel, parameters, stream);
+  return launch(kernel, parameters.blocks, kBlockThreads, stream, parameters);
 }
 
 }  // namespace
