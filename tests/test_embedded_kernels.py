@@ -6,8 +6,12 @@ these tests fails where one of that is off in the text that ships.
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import shutil
+import subprocess
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +36,24 @@ OVER_PLANES = [kernel for kernel in KERNELS if re.search("_(split|convert)[36]_"
 FOLDS = {name: code for name, code in core.reductions().items() if name != "none"}
 TYPES = ("float32", "float16", "bfloat16")
 REDUCTIONS = ("sum", "amax", "amin", "logsumexp")  # the first of each fold
+
+
+def find_cuobjdump() -> str | None:
+    """That of the toolkit or, which has as much of it as it needs, of Triton."""
+    found = importlib.util.find_spec("triton")
+    folders = [Path(folder) / "backends/nvidia/bin" for folder in (found and found.submodule_search_locations) or ()]
+    return next(
+        (path for folder in ("/usr/local/cuda/bin", *folders) if (path := shutil.which("cuobjdump", path=folder))), None
+    )
+
+
+needs_cuobjdump = pytest.mark.skipif(find_cuobjdump() is None, reason="there is no cuobjdump here")
+
+
+def cuobjdump(*options: str) -> str:
+    """What it says of the native module."""
+    command = [str(find_cuobjdump()), *options, str(core.__file__)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def dtype_of(kernel: str) -> torch.dtype:
@@ -164,12 +186,60 @@ def test_products_on_cuda_cores_load_vectors(kernel: str) -> None:
     assert re.search(r"ld\.global\.(nc\.)?v4\.f32" if is_dot else r"cp\.async\.c[ag]\.shared\.global", text)
 
 
-@pytest.mark.parametrize("kernel", [*REDUCING, *OVER_PLANES])
-def test_the_next_kernel_may_start_while_this_one_ends(kernel: str) -> None:
-    """What folds a reduction's partial states, and the product behind the pass that splits x."""
-    text = core.kernel_template(kernel)
-    assert "griddepcontrol.launch_dependents;" in text
-    assert ("griddepcontrol.wait;" in text) == (kernel in OVER_PLANES)
+# Of PTX and of machine code: what touches global memory, leaves, or goes where the text does not say.
+PTX_ACCESS = re.compile(
+    r"\b(?:ld|st)\.(?!param|shared|const|local)[\w.:]+|\b(?:red|atom|cp|call|ret|exit|brx)\b[\w.:]*"
+)
+CODE_ACCESS = re.compile(r"\b(?:LDG?|STG?|LDGSTS|REDG?|ATOMG?|UTMA[LS]\w+|UBLK\w+|CALL|RET|EXIT|BRX)\b[\w.]*")
+
+
+def done_before_waiting(body: str) -> list[str]:
+    """What a thread of this kernel may do to global memory before the previous kernel has ended.
+
+    All that stands before the instruction that waits counts, and every branch from there to behind it.
+    """
+    before, waits, _ = body.partition("griddepcontrol.wait;")
+    assert waits, "never waits for the previous kernel"
+    branches = re.findall(r"\bbra(?:\.uni)?\s+([\w$]+);", before)
+    return PTX_ACCESS.findall(before) + [f"bra {label}" for label in branches if f"{label}:" not in before]
+
+
+def check_start(body: str) -> None:
+    assert done_before_waiting(body) == []
+    assert "griddepcontrol.launch_dependents;" in body.partition("griddepcontrol.wait;")[0]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_nothing_is_read_or_written_before_the_previous_kernel_ends(kernel: str) -> None:
+    """By a GEMM kernel, which starts early: all its threads wait, with a program compiled in as without."""
+    for text in (core.kernel_template(kernel), specialized(kernel, RELU), specialized(kernel, RELU, inlines=True)):
+        check_start(re.split(r"\.entry\s[^{]*\{", text)[1])
+
+
+@needs_cuobjdump
+def test_other_kernels_of_the_build_wait_too() -> None:
+    """Those that every device runs, in their PTX of sm_90 or later."""
+    kernels = re.split(r"\.entry\s[^{]*\{", cuobjdump("-ptx"))[1:]
+    assert len(kernels) > 50
+    for body in kernels:
+        check_start(body)
+        # But for a table of the sine's, which no kernel writes: the compiler may move such a load to before the wait.
+        assert set(re.findall(r"ld\.global\.nc\.(\w+)", body)) <= {"u32"}
+
+
+@needs_cuobjdump
+@pytest.mark.parametrize("kernel", core.gemm_kernels())
+def test_machine_code_waits_before_it_touches_global_memory(kernel: str) -> None:
+    family = "3fma8fma_gemm" if "_fp32_" in kernel else "4sm909sm90_gemm"
+    parameters = "NS0_6ParamsE" if "_fp32_" in kernel else "NT_6ParamsE"
+    code = cuobjdump("-sass", "-fun", f"_ZN7cutfuse{family}INS_{len(kernel)}{kernel}EEEv{parameters}")
+    before, waits, _ = code.partition("ACQBULK")
+    assert waits
+    assert "PREEXIT" in before
+    assert CODE_ACCESS.findall(before) == []
+    addresses = [int(address, 16) for address in re.findall(r"/\*([0-9a-f]{4,})\*/ ", before)]
+    targets = [int(target, 16) for target in re.findall(r"\bBRA[\w.]* (?:!?U?P\d, )?0x([0-9a-f]+)", before)]
+    assert all(target <= addresses[-1] for target in targets)
 
 
 MARKS = {
