@@ -2,8 +2,7 @@
 where kernels run.
 
 Runs the full sizes on a GPU with enough memory and small ones elsewhere. Exits with 1 when cutfuse's error is above
-PyTorch's by more than one rounding of the output type. `python -m bench` measures by stricter rules. Where rich is
-installed, it colours a terminal.
+PyTorch's by more than one rounding of the output type. `python -m bench` measures by stricter rules.
 """
 
 from __future__ import annotations
@@ -16,20 +15,16 @@ import statistics
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import cutfuse
 from cutfuse import models, native
-from cutfuse.compile.report import bar_characters
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from cutfuse.compile.report import GREEN, RED, bar_characters, coloured, has_colours
 
 # LinearSigmoidSum in fp64 and Sigmoid's three matrices each take about 25 GiB at full size.
 FULL_SIZE_BYTES = 32 * 2**30
@@ -197,12 +192,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(describe(device, cases))
     runs = [(case, precision) for case in cases for precision in choose_precisions(case, device)]
     results = []
-    with progress(len(runs)) as begin:
-        for case, precision in runs:
-            begin(f"{case.name} {precision.name}")
-            results.append(run_case(case, precision, device))
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+    for number, (case, precision) in enumerate(runs, 1):
+        print(f"[{number}/{len(runs)}] {case.name} {precision.name}", file=sys.stderr, flush=True)
+        results.append(run_case(case, precision, device))
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
 
     show_table(results)
     mismatches = [result for result in results if not result.matches]
@@ -295,83 +289,38 @@ def arrange(results: Sequence[Result], characters: str, width: int) -> Layout:
     return Layout(rows, widths, tuple(dropped))
 
 
-def format_table(layout: Layout) -> str:
+def format_table(results: Sequence[Result], layout: Layout, colours: bool) -> str:
     """The results as aligned columns: text to the left, numbers to the right."""
 
-    def format_row(row: dict[str, str]) -> str:
-        aligned = (
-            row[heading].ljust(width) if heading in TEXT_HEADINGS else row[heading].rjust(width)
+    def format_row(row: dict[str, str], styles: dict[str, str]) -> str:
+        aligned = {
+            heading: row[heading].ljust(width) if heading in TEXT_HEADINGS else row[heading].rjust(width)
             for heading, width in layout.widths.items()
-        )
-        return (GAP * " ").join(aligned).rstrip()
+        }
+        texts = [coloured(text, styles.get(heading, "")) for heading, text in aligned.items()]
+        return (GAP * " ").join(texts).rstrip()
+
+    def styles_of(result: Result) -> dict[str, str]:
+        faster = GREEN if result.ratio < 0.98 else ""
+        return {"ratio": faster, BAR_HEADING: faster, "check": "" if result.matches else RED} if colours else {}
 
     first, second = ({heading: heading.rpartition("\n")[part] for heading in HEADINGS} for part in (0, 2))
     rule = (GAP * " ").join("-" * width for width in layout.widths.values())
-    return "\n".join([format_row(first), format_row(second), rule, *map(format_row, layout.rows)])
-
-
-def terminal_console() -> Console | None:
-    """rich's console, or None where rich or a terminal is missing."""
-    if not sys.stdout.isatty():
-        return None
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-    return Console()
+    rows = [format_row(row, styles_of(result)) for result, row in zip(results, layout.rows, strict=True)]
+    return "\n".join([format_row(first, {}), format_row(second, {}), rule, *rows])
 
 
 def show_table(results: Sequence[Result]) -> None:
-    """Prints the table as wide as the output is, and what its columns are."""
-    characters = bar_characters(sys.stdout.encoding)
-    console = terminal_console()
-    width = shutil.get_terminal_size((PIPE_WIDTH, 24)).columns if console is None else console.width
-    layout = arrange(results, characters, width)
-    if console is None:
-        print(format_table(layout))
-    else:
-        show_rich(results, layout, console)
+    """Prints the table as wide as the output is, and what its columns are. A terminal has colours too."""
+    width = shutil.get_terminal_size((PIPE_WIDTH, 24)).columns
+    layout = arrange(results, bar_characters(sys.stdout.encoding), width)
+    print(format_table(results, layout, has_colours()))
     remarks = [
         "ratio: time of cutfuse over PyTorch, below 1 is faster." if "ratio" in layout.widths else "",
         "Errors are relative to fp64." if "error:\ncutfuse" in layout.widths else "",
         layout.remark,
     ]
     print(textwrap.fill(" ".join(filter(None, remarks)), width))
-
-
-def show_rich(results: Sequence[Result], layout: Layout, console: Console) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    # One space of padding and one of the box are the gap.
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="bold")
-    for heading, width in layout.widths.items():
-        justify: Literal["left", "right"] = "left" if heading in TEXT_HEADINGS else "right"
-        table.add_column(heading, justify=justify, no_wrap=True, min_width=width)
-    for result, row in zip(results, layout.rows, strict=True):
-        faster = "green" if result.ratio < 0.98 else ""
-        styles = {"ratio": faster, BAR_HEADING: faster, "check": "" if result.matches else "bold red"}
-        table.add_row(*(Text(row[heading], style=styles.get(heading, "")) for heading in layout.widths))
-    console.print(table)
-
-
-@contextmanager
-def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """Gives a function that is told of each case when it starts: a bar on a terminal with rich, lines elsewhere."""
-    console = terminal_console()
-    if console is None:
-        started = iter(range(1, total + 1))
-        yield lambda text: print(f"[{next(started)}/{total}] {text}", file=sys.stderr, flush=True)
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (MofNCompleteColumn(), BarColumn(BAR_WIDTH), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True) as shown:
-        task = shown.add_task("", total=total)
-        # rich counts a case when the next one starts: -1, so that the first one is not done yet.
-        shown.update(task, completed=-1)
-        yield lambda text: shown.update(task, description=text, advance=1)
 
 
 def next_steps(has_kernels: bool) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
 import subprocess
@@ -30,7 +29,8 @@ def make_result(torch_error: float, cutfuse_error: float) -> demo.Result:
 
 def test_every_model_matches_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert demo.main(["--device", "cpu"]) == 0
-    table = capsys.readouterr().out
+    table, progress = capsys.readouterr()
+    assert progress.startswith("[1/10] LinearSigmoidSum fp32\n[2/10] LinearSigmoidSum bf16\n")
     assert table.count(" ok\n") == 2 * len(demo.SMALL_SIZE)
     assert all(case.name in table for case in demo.SMALL_SIZE)
     assert table.rstrip().splitlines()[-1].startswith("  python -m cutfuse.report")
@@ -102,27 +102,17 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("rich", [False, True])
 @pytest.mark.parametrize("width", SHOWN)
-def test_no_cell_is_truncated(
-    width: int, rich: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    results, console = wide_results(), None
-    if rich:
-        module = pytest.importorskip("rich.console", reason="rich colours the table")
-        console = module.Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
-    monkeypatch.setattr(demo, "terminal_console", lambda: console)
+def test_no_cell_is_truncated(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    results = wide_results()
     monkeypatch.setenv("COLUMNS", str(width))
     demo.show_table(results)
     printed = capsys.readouterr().out
     shown, _, remark = printed.partition("ratio: time of cutfuse over PyTorch")
     assert all(len(line) <= width for line in remark.splitlines())
     remark = " ".join(remark.split()).partition("Columns left out, because the terminal is too narrow: ")[2]
-    if console is not None:
-        shown = console.file.getvalue()
     lines = shown.splitlines()
     assert max(map(len, lines)) <= width
-    assert "…" not in shown
     assert SHOWN[width] == set(demo.HEADINGS) - set(demo.arrange(results, "█░", width).dropped)
     for one in results:
         texts = demo.cells(one, demo.bar_characters(sys.stdout.encoding))
@@ -146,32 +136,19 @@ def test_without_times_there_is_no_ratio(
     assert max(map(len, shown.splitlines())) <= width
 
 
-def test_progress_of_a_pipe_is_a_line_for_each_case(capsys: pytest.CaptureFixture[str]) -> None:
-    with demo.progress(2) as begin:
-        begin("first")
-        begin("second")
-    assert capsys.readouterr().err == "[1/2] first\n[2/2] second\n"
-
-
-def test_a_terminal_shows_bars_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:
-    console_module = pytest.importorskip("rich.console", reason="rich colours the table")
-    console = console_module.Console(file=io.StringIO(), force_terminal=True, width=200, color_system="standard")
-    monkeypatch.setattr(demo, "terminal_console", lambda: console)
-    with demo.progress(1) as begin:
-        begin("first case")
-    demo.show_table([make_result(1e-3, 1e-3)])
-    shown = console.file.getvalue()
-    assert "first case" in shown
-    assert "\x1b[32m" in shown  # green: faster than PyTorch
-
-
-def test_a_terminal_without_rich_shows_the_plain_table(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "rich.console", None)
+def test_a_terminal_shows_bars_in_colour(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    plain = [make_result(1e-3, 1e-3), make_result(1e-3, 1.0)]
+    demo.show_table(plain)
+    without_colours = capsys.readouterr().out
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    demo.show_table([make_result(1e-3, 1e-3)])
-    assert "\nmodel " in capsys.readouterr().out
+    demo.show_table(plain)
+    shown = capsys.readouterr().out
+    assert shown.count("\x1b[32m") == 4  # green: two ratios and two bars, faster than PyTorch
+    assert "\x1b[1;31mMISMATCH" in shown
+    assert re.sub(r"\x1b\[[0-9;]*m", "", shown) == without_colours
 
 
 def test_the_command_runs() -> None:

@@ -202,8 +202,9 @@ _STEPS = "Times marked * are of a training step, forwards and backwards; the oth
 _PIPE_WIDTH = 100
 _MARGIN = 8  # of what is behind the verdicts
 _TITLES = ("", "module", "M x N x K", "times", "before, us", "after, us", "", "fused, and why no more")
-_GREEN, _GREY = ("\033[32m", "#2da44e"), ("\033[90m", "#8c959f")
-_COLOURS = {"fused": _GREEN, "product": _GREEN, "joined": _GREEN, "left": _GREY}
+GREEN, RED, _GREY = "32", "1;31", "90"  # of terminals
+_OWN_COLOURS, _LEFT_COLOURS = (GREEN, "#2da44e"), (_GREY, "#8c959f")
+_COLOURS = {"fused": _OWN_COLOURS, "product": _OWN_COLOURS, "joined": _OWN_COLOURS, "left": _LEFT_COLOURS}
 _STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --text: #1f2328; --line: #d1d9e0; }
 @media (prefers-color-scheme: dark) { :root { --page: #0d1117; --text: #e6edf3; --line: #3d444d; } }
@@ -306,7 +307,6 @@ def text_of(found: ModelExplanation) -> str:
     """Text as wide as the terminal that it is printed to, up to 120 columns. A terminal has colours too."""
     is_terminal = sys.stdout.isatty()
     width = min(max(shutil.get_terminal_size().columns, 60), 120) if is_terminal else _PIPE_WIDTH
-    has_colours = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     characters = bar_characters(getattr(sys.stdout, "encoding", None) or "utf-8")
     rows, bar = rows_of(found), width // 5
     scale, module = _scale(rows), width - bar - 29 - _MARGIN  # what the other columns take
@@ -319,7 +319,7 @@ def text_of(found: ModelExplanation) -> str:
         line = f"{row.verdict:{_MARGIN}}{name:{module}}{f'{row.occurrences}x':>6}{times}"
         if row.before is not None and row.after is not None:
             drawn = _bar(row.before / scale * bar, row.after / scale * bar, characters)
-            line += f"  {_COLOURS[row.verdict][0]}{drawn}\033[0m" if has_colours else f"  {drawn}"
+            line += f"  {coloured(drawn, _COLOURS[row.verdict][0] if has_colours() else '')}"
         program = f": {row.product.program}" if row.product.program else ""
         for detail in (f"{_size_of(row.product)}{program}", _reason_of(row.product)):
             line += "".join(f"\n{part}" for part in _indented(detail, width))
@@ -340,6 +340,16 @@ def _indented(text: str, width: int) -> list[str]:
     return textwrap.wrap(
         text, width, initial_indent=" " * _MARGIN, subsequent_indent=" " * (_MARGIN + 2), break_on_hyphens=False
     )
+
+
+def has_colours() -> bool:
+    """Whether standard output is a terminal that shows colours."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def coloured(text: str, colour: str) -> str:
+    """A text in a terminal's colour; as it is for an empty one."""
+    return f"\033[{colour}m{text}\033[0m" if colour else text
 
 
 def bar_characters(encoding: str | None) -> str:
