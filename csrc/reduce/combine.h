@@ -18,12 +18,14 @@ constexpr int kBlockWarps = kBlockThreads / kWarpThreads;
 // Exactly the operations of a reduction known at compile time.
 template <Reduction reduction>
 struct StaticOperations {
-  CUTFUSE_HOST_DEVICE RowState initial() const { return initial_state<reduction>(); }
-  CUTFUSE_HOST_DEVICE float fill() const { return identity<reduction>(); }
-  CUTFUSE_HOST_DEVICE RowState fold(RowState x, RowState y) const { return combine<reduction>(x, y); }
+  using Fold = FoldOf<reduction>;
+
+  CUTFUSE_HOST_DEVICE RowState initial() const { return {fill(), 0.0f}; }
+  CUTFUSE_HOST_DEVICE float fill() const { return Fold::kIdentity; }
+  CUTFUSE_HOST_DEVICE RowState fold(RowState x, RowState y) const { return Fold::combine(x, y); }
   template <int count, class Values>
   CUTFUSE_HOST_DEVICE void take(RowState& state, Values const& values) const {
-    accumulate<reduction, count>(state, values);
+    Fold::template accumulate<count>(state, values);
   }
 };
 

@@ -38,25 +38,25 @@ __global__ void __launch_bounds__(kBlockThreads)
   int const height = kBlockThreads / width;
   int64_t const row = blockIdx.x * static_cast<int64_t>(width) + thread % width;
   bool const active = row < parameters.rows;
-  RowState state = initial_state<reduction>();
+  using Fold = FoldOf<reduction>;
+  constexpr RowState kInitial = {Fold::kIdentity, 0.0f};
+  RowState state = kInitial;
   CUTFUSE_NO_UNROLL
   for (int64_t first = thread / width; active && first < parameters.tiles; first += height * kUnroll) {
     RowState loaded[kUnroll];
     CUTFUSE_UNROLL
     for (int u = 0; u < kUnroll; ++u) {
       int64_t const tile = first + u * height;
-      loaded[u] = initial_state<reduction>();
-      if (tile < parameters.tiles) {
-        loaded[u] = load_partial<reduction>(parameters.partials, tile * parameters.rows + row);
-      }
+      loaded[u] = kInitial;
+      if (tile < parameters.tiles) loaded[u] = Fold::load(parameters.partials, tile * parameters.rows + row);
     }
     CUTFUSE_UNROLL
-    for (int u = 0; u < kUnroll; ++u) state = combine<reduction>(state, loaded[u]);
+    for (int u = 0; u < kUnroll; ++u) state = Fold::combine(state, loaded[u]);
   }
   for (int half = kBlockThreads / 2; half >= width; half /= 2) {
     storage[thread] = state;
     __syncthreads();
-    if (thread < half) state = combine<reduction>(state, storage[thread + half]);
+    if (thread < half) state = Fold::combine(state, storage[thread + half]);
     __syncthreads();
   }
   if (active && thread < width) {

@@ -244,36 +244,6 @@ struct ReductionRow;
 template <Reduction reduction>
 using FoldOf = typename ReductionRow<reduction>::Fold;
 
-template <Reduction reduction>
-CUTFUSE_HOST_DEVICE constexpr float identity() {
-  return FoldOf<reduction>::kIdentity;
-}
-
-template <Reduction reduction>
-CUTFUSE_HOST_DEVICE RowState initial_state() {
-  return {identity<reduction>(), 0.0f};
-}
-
-template <Reduction reduction, int count, class Values>
-CUTFUSE_HOST_DEVICE void accumulate(RowState& state, Values const& values) {
-  FoldOf<reduction>::template accumulate<count>(state, values);
-}
-
-template <Reduction reduction>
-CUTFUSE_HOST_DEVICE RowState combine(RowState x, RowState y) {
-  return FoldOf<reduction>::combine(x, y);
-}
-
-template <Reduction reduction>
-CUTFUSE_HOST_DEVICE void store_partial(float* partials, int64_t index, RowState state) {
-  FoldOf<reduction>::store(partials, index, state);
-}
-
-template <Reduction reduction>
-CUTFUSE_HOST_DEVICE RowState load_partial(float const* partials, int64_t index) {
-  return FoldOf<reduction>::load(partials, index);
-}
-
 template <Reduction reduction_>
 struct ReductionConstant {
   static constexpr Reduction value = reduction_;
@@ -317,10 +287,10 @@ CUTFUSE_HOST_DEVICE void accumulate_any(Reduction reduction, RowState& state, Va
 #define CUTFUSE_ADDITIVE_REDUCTION(...)
 #define CUTFUSE_REDUCTION(Camel, ...) \
   case Reduction::k##Camel:           \
-    return accumulate<Reduction::k##Camel, count>(state, values);
+    return FoldOf<Reduction::k##Camel>::accumulate<count>(state, values);
 #include "reduce/reductions.def"
     default:
-      return accumulate<first_of(Fold::kTotal), count>(state, values);
+      return folds::Total::accumulate<count>(state, values);
   }
 }
 
@@ -329,10 +299,10 @@ CUTFUSE_HOST_DEVICE RowState combine_any(Reduction reduction, RowState x, RowSta
 #define CUTFUSE_ADDITIVE_REDUCTION(...)
 #define CUTFUSE_REDUCTION(Camel, ...) \
   case Reduction::k##Camel:           \
-    return combine<Reduction::k##Camel>(x, y);
+    return FoldOf<Reduction::k##Camel>::combine(x, y);
 #include "reduce/reductions.def"
     default:
-      return combine<first_of(Fold::kTotal)>(x, y);
+      return folds::Total::combine(x, y);
   }
 }
 

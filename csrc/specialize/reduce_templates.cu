@@ -276,7 +276,7 @@ __device__ __forceinline__ void store_columns(ReduceParameters const& reduce, Co
   CUTFUSE_UNROLL
   for (int j = 0; j < kProgramColumns; ++j) {
     if (reduce.partials != nullptr) {
-      store_partial<reduction>(reduce.partials, partial + j, states[j]);
+      FoldOf<reduction>::store(reduce.partials, partial + j, states[j]);
     } else {
       store_result(reduce, 0, first + j, states[j]);
     }
