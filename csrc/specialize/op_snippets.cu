@@ -131,62 +131,48 @@ __device__ __forceinline__ Fragment<kColumnsPerFragment> load_row(EpilogueParams
 
 // Of operands that are staged: their one element, those of the fragment's rows and those of its columns. A tile begins
 // at a multiple of its size, which is a power of two.
-__device__ __forceinline__ Fragment<1> load_staged_scalar(EpilogueParams const* params, int index) {
+extern "C" __device__ __noinline__ Fragment<1> load_staged_scalar(EpilogueParams const* params, int index) {
   return {{*staged_elements(params, index)}};
 }
 
-__device__ __forceinline__ Fragment<kRowsPerFragment> load_staged_column(EpilogueParams const* params, int m,
-                                                                         int index) {
+extern "C" __device__ __noinline__ Fragment<kRowsPerFragment> load_staged_column(EpilogueParams const* params, int m,
+                                                                                 int index) {
   float const* const first = staged_elements(params, index) + (m & (params->tile_rows - 1));
   return {{first[0], first[fragment_row(2)]}};
 }
 
-__device__ __forceinline__ Fragment<kColumnsPerFragment> load_staged_row(EpilogueParams const* params, int n,
-                                                                         int index) {
+extern "C" __device__ __noinline__ Fragment<kColumnsPerFragment> load_staged_row(EpilogueParams const* params, int n,
+                                                                                 int index) {
   return load_neighbours(staged_elements(params, index) + (n & (params->tile_columns - 1)));
 }
 
-}  // namespace cutfuse::sm90
-
-extern "C" __device__ __noinline__ cutfuse::Fragment<1> load_staged_scalar(cutfuse::sm90::EpilogueParams const* params,
-                                                                           int index) {
-  return cutfuse::sm90::load_staged_scalar(params, index);
-}
-extern "C" __device__ __noinline__ cutfuse::Fragment<cutfuse::sm90::kRowsPerFragment> load_staged_column(
-    cutfuse::sm90::EpilogueParams const* params, int m, int index) {
-  return cutfuse::sm90::load_staged_column(params, m, index);
-}
-extern "C" __device__ __noinline__ cutfuse::Fragment<cutfuse::sm90::kColumnsPerFragment> load_staged_row(
-    cutfuse::sm90::EpilogueParams const* params, int n, int index) {
-  return cutfuse::sm90::load_staged_row(params, n, index);
-}
-
 // The loaders of an operand, for each type of its elements by the name of the type.
-#define CUTFUSE_LOADERS(name, Element)                                                                      \
-  extern "C" __device__ __noinline__ cutfuse::Fragment<cutfuse::sm90::kFragmentSize> load_operand_##name(   \
-      cutfuse::sm90::EpilogueParams const* params, int m, int n, int index) {                               \
-    return cutfuse::sm90::load_operand<Element>(params, m, n, index);                                       \
-  }                                                                                                         \
-  extern "C" __device__ __noinline__ cutfuse::Fragment<cutfuse::sm90::kElementsPerGroup> load_group_##name( \
-      cutfuse::sm90::EpilogueParams const* params, int m, int n, int index) {                               \
-    return cutfuse::sm90::load_group<Element>(params, m, n, index);                                         \
-  }                                                                                                         \
-  extern "C" __device__ __noinline__ cutfuse::Fragment<1> load_scalar_##name(                               \
-      cutfuse::sm90::EpilogueParams const* params, int index) {                                             \
-    return cutfuse::sm90::load_scalar<Element>(params, index);                                              \
-  }                                                                                                         \
-  extern "C" __device__ __noinline__ cutfuse::Fragment<cutfuse::sm90::kRowsPerFragment> load_column_##name( \
-      cutfuse::sm90::EpilogueParams const* params, int m, int index) {                                      \
-    return cutfuse::sm90::load_column<Element>(params, m, index);                                           \
-  }                                                                                                         \
-  extern "C" __device__ __noinline__ cutfuse::Fragment<cutfuse::sm90::kColumnsPerFragment> load_row_##name( \
-      cutfuse::sm90::EpilogueParams const* params, int n, int index) {                                      \
-    return cutfuse::sm90::load_row<Element>(params, n, index);                                              \
+#define CUTFUSE_LOADERS(name, Element)                                                                                \
+  extern "C" __device__ __noinline__ Fragment<kFragmentSize> load_operand_##name(EpilogueParams const* params, int m, \
+                                                                                 int n, int index) {                  \
+    return load_operand<Element>(params, m, n, index);                                                                \
+  }                                                                                                                   \
+  extern "C" __device__ __noinline__ Fragment<kElementsPerGroup> load_group_##name(EpilogueParams const* params,      \
+                                                                                   int m, int n, int index) {         \
+    return load_group<Element>(params, m, n, index);                                                                  \
+  }                                                                                                                   \
+  extern "C" __device__ __noinline__ Fragment<1> load_scalar_##name(EpilogueParams const* params, int index) {        \
+    return load_scalar<Element>(params, index);                                                                       \
+  }                                                                                                                   \
+  extern "C" __device__ __noinline__ Fragment<kRowsPerFragment> load_column_##name(EpilogueParams const* params,      \
+                                                                                   int m, int index) {                \
+    return load_column<Element>(params, m, index);                                                                    \
+  }                                                                                                                   \
+  extern "C" __device__ __noinline__ Fragment<kColumnsPerFragment> load_row_##name(EpilogueParams const* params,      \
+                                                                                   int n, int index) {                \
+    return load_row<Element>(params, n, index);                                                                       \
   }
 
 CUTFUSE_LOADERS(float32, float)
 CUTFUSE_LOADERS(float16, __half)
 CUTFUSE_LOADERS(bfloat16, __nv_bfloat16)
+
+}  // namespace cutfuse::sm90
 
 namespace cutfuse {
 
