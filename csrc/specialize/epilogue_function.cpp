@@ -29,8 +29,7 @@ class BodyWriter {
  public:
   BodyWriter(Program const& program, OperandTypes const& operands, OpSnippets const& snippets,
              EpilogueSignature const& signature)
-      : program_(program),
-        operands_(operands),
+      : operands_(operands),
         snippets_(snippets),
         signature_(signature),
         writer_(program, snippets, signature.primitives, {"", "%params", 0}) {}
@@ -42,7 +41,7 @@ class BodyWriter {
     line(".reg .b32 %m;");
     line(".reg .b32 %n;");
     choose_held();
-    for (int operand = 0; operand < program_.operand_count; ++operand) writer_.set_kind(operand, kind_of(operand));
+    for (int const operand : writer_.operands_read()) writer_.set_kind(operand, kind_of(operand));
     writer_.declare(kFragment, kFragment, elements_);
     read_parameters();
     writer_.load_numbers((elements_ == kFragment ? kMostResident : kMostResidentOfPasses) - held_registers_);
@@ -61,12 +60,13 @@ class BodyWriter {
  private:
   OperandKind kind_of(int operand) const { return operands_[operand].kind; }
   bool is_source(int operand) const { return kind_of(operand) == OperandKind::kSource; }
-  bool reads(int operand) const { return writer_.reads_operand(operand); }
 
   // The source; -1 where the program reads none.
   int read_source() const {
-    int const source = source_among(operands_);
-    return source >= 0 && reads(source) ? source : -1;
+    for (int const operand : writer_.operands_read()) {
+      if (is_source(operand)) return operand;
+    }
+    return -1;
   }
 
   void check_source() const {
@@ -86,8 +86,8 @@ class BodyWriter {
 
   bool is_short() const {
     int registers = 0;
-    for (int operand = 0; operand < program_.operand_count; ++operand) {
-      if (reads(operand)) registers += is_source(operand) ? kFragment : registers_of(operand);
+    for (int const operand : writer_.operands_read()) {
+      registers += is_source(operand) ? kFragment : registers_of(operand);
     }
     return writer_.instructions() * kFragment <= kMostStraightLine && registers <= kMostRegisters;
   }
@@ -96,9 +96,9 @@ class BodyWriter {
   void choose_held() {
     int const most = elements_ == kFragment ? kMostRegisters : kMostRegistersOfPasses;
     for (bool const takes_strided : {false, true}) {
-      for (int operand = 0; operand < program_.operand_count; ++operand) {
+      for (int const operand : writer_.operands_read()) {
         bool const is_strided = kind_of(operand) == OperandKind::kStrided;
-        if (!reads(operand) || is_strided != takes_strided) continue;
+        if (is_strided != takes_strided) continue;
         held_[operand] = !is_strided || held_registers_ + registers_of(operand) <= most;
         if (held_[operand]) held_registers_ += registers_of(operand);
       }
@@ -152,8 +152,8 @@ class BodyWriter {
   // All that are held, once and before anything is computed, so that their loads are on their way together; or those of
   // one pass.
   void load_operands(bool held) {
-    for (int operand = 0; operand < program_.operand_count; ++operand) {
-      if (reads(operand) && held_[operand] == held && !is_source(operand)) load_operand(operand);
+    for (int const operand : writer_.operands_read()) {
+      if (held_[operand] == held && !is_source(operand)) load_operand(operand);
     }
   }
 
@@ -182,8 +182,8 @@ class BodyWriter {
   // result stands where its element did.
   void rotate() {
     writer_.rotate(kInputRegisters, kFragment, kPass);
-    for (int operand = 0; operand < program_.operand_count; ++operand) {
-      if (!reads(operand) || !held_[operand]) continue;
+    for (int const operand : writer_.operands_read()) {
+      if (!held_[operand]) continue;
       if (is_source(operand) && is_packed(operand)) {
         writer_.rotate(kSourceRegisters, signature_.source_words, kPass / 2);
       } else if (kind_of(operand) != OperandKind::kScalar && kind_of(operand) != OperandKind::kColumn) {
@@ -221,7 +221,6 @@ class BodyWriter {
     line("ret;");
   }
 
-  Program const& program_;
   OperandTypes const& operands_;
   OpSnippets const& snippets_;
   EpilogueSignature const& signature_;

@@ -54,7 +54,7 @@ class VectorProgram {
   VectorProgram(MarkedLayout const& layout, std::string const& parameter, Program const& program,
                 OperandTypes const& operands, OpSnippets const& snippets)
       : VectorProgram(
-            layout, parameter, program, operands, snippets,
+            layout, parameter, operands, snippets,
             std::make_unique<ProgramWriter>(program, snippets, layout.primitives, layout.program_address(parameter))) {}
   virtual ~VectorProgram() = default;
 
@@ -77,8 +77,7 @@ class VectorProgram {
     constexpr int kOfLongOps = 16;     // erfc of two elements at once: spills without them
     constexpr int kLongOp = 64;        // instructions
     int held = layout_.registers + own_registers() + (longest_snippet() > kLongOp ? kOfLongOps : 0);
-    for (int operand = 0; operand < program_.operand_count; ++operand) {
-      if (!writer_.reads_operand(operand)) continue;
+    for (int const operand : writer_.operands_read()) {
       held += loads_.registers_of(operand);
       if (!is_short()) held += layout_.elements;
     }
@@ -87,14 +86,13 @@ class VectorProgram {
 
  protected:
   // The program as `writer` writes it.
-  VectorProgram(MarkedLayout const& layout, std::string parameter, Program const& program, OperandTypes const& operands,
+  VectorProgram(MarkedLayout const& layout, std::string parameter, OperandTypes const& operands,
                 OpSnippets const& snippets, std::unique_ptr<ProgramWriter> writer)
       : layout_(layout),
         parameter_(std::move(parameter)),
-        program_(program),
         owned_(std::move(writer)),
         writer_(*owned_),
-        loads_(layout, parameter_, program, operands, snippets, writer_) {}
+        loads_(layout, parameter_, operands, snippets, writer_) {}
 
   virtual void declare_program() {
     writer_.declare(layout_.elements, layout_.elements, is_short() ? layout_.elements : kPass);
@@ -139,8 +137,8 @@ class VectorProgram {
   }
 
   void end_passes(std::string const& label) {
-    for (int operand = 0; operand < program_.operand_count; ++operand) {
-      if (writer_.reads_operand(operand)) writer_.rotate(operand_registers(operand), layout_.elements, kPass);
+    for (int const operand : writer_.operands_read()) {
+      writer_.rotate(operand_registers(operand), layout_.elements, kPass);
     }
     writer_.line("add.s32 %passes, %passes, -1;");
     writer_.line("setp.gt.s32 %more, %passes, 0;");
@@ -181,7 +179,6 @@ class VectorProgram {
 
   MarkedLayout const layout_;
   std::string const parameter_;
-  Program const& program_;
   std::unique_ptr<ProgramWriter> const owned_;
   int loops_ = 0;  // that have been written, each with a label of its own
 
@@ -200,7 +197,7 @@ class BackwardProgram final : public VectorProgram {
  public:
   BackwardProgram(MarkedLayout const& layout, std::string const& parameter, Program const& program,
                   OperandTypes const& operands, OpSnippets const& snippets, Inputs const& wrt, bool sums_columns)
-      : VectorProgram(layout, parameter, program, operands, snippets,
+      : VectorProgram(layout, parameter, operands, snippets,
                       std::make_unique<DerivativeWriter>(program, snippets, layout.primitives,
                                                          layout.program_address(parameter), wrt)),
         sums_columns_(sums_columns),
@@ -221,7 +218,7 @@ class BackwardProgram final : public VectorProgram {
   int own_registers() const override {
     constexpr int kPieceWords = 4;
     constexpr int kOfLoop = 8;
-    int const tensors = derivatives_.operand_count() + derivatives_.derivative_count();
+    int const tensors = static_cast<int>(derivatives_.operands_read().size()) + derivatives_.derivative_count();
     return elements() * (1 + derivatives_.derivative_count()) + pieces() * kPieceWords +
            (sums_columns_ ? kOfLoop * tensors : 0);
   }

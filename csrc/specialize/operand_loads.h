@@ -82,14 +82,9 @@ inline std::string text_of(Parts const&... parts) {
 
 class OperandLoads {
  public:
-  OperandLoads(MarkedLayout const& layout, std::string parameter, Program const& program, OperandTypes const& operands,
+  OperandLoads(MarkedLayout const& layout, std::string parameter, OperandTypes const& operands,
                OpSnippets const& snippets, ProgramWriter& writer)
-      : layout_(layout),
-        parameter_(std::move(parameter)),
-        program_(program),
-        operands_(operands),
-        snippets_(snippets),
-        writer_(writer) {}
+      : layout_(layout), parameter_(std::move(parameter)), operands_(operands), snippets_(snippets), writer_(writer) {}
 
   void declare() {
     for (char const* name : {"%outer", "%row", "%column", "%place", "%jump"}) {
@@ -98,8 +93,7 @@ class OperandLoads {
     for (int piece = 0; piece < layout_.pieces; ++piece) writer_.line(".reg .b64 " + offset_register(piece) + ";");
     writer_.line(".reg .pred %aligned;");
     for (char const* name : {"%exists", "%loads", "%gathers"}) writer_.line(".reg .pred " + std::string(name) + ";");
-    for (int operand = 0; operand < program_.operand_count; ++operand) {
-      if (!writer_.reads_operand(operand)) continue;
+    for (int const operand : writer_.operands_read()) {
       writer_.declare_floats(word_registers(operand), words_of(operand) * (moves(operand) ? layout_.pieces : 1));
       if (is_single(operand)) {
         writer_.line(text_of(".reg .b32 ", single_registers(operand), "<", std::to_string(layout_.pieces), ">;"));
@@ -132,9 +126,7 @@ class OperandLoads {
 
   // A piece of each operand, as the program reads it.
   void unpack(int piece) {
-    for (int operand = 0; operand < program_.operand_count; ++operand) {
-      if (writer_.reads_operand(operand)) unpack_operand(operand, piece);
-    }
+    for (int const operand : writer_.operands_read()) unpack_operand(operand, piece);
   }
 
   // Registers of an operand before that: those of its pieces and, where they are loaded one by one, of its address.
@@ -197,12 +189,8 @@ class OperandLoads {
       bool const is_number = given[0] != '%';
       writer_.line((is_number ? "mov.s64 " : "cvt.s64.s32 ") + offset_register(piece) + ", " + given + ";");
     }
-    for (int operand = 0; operand < program_.operand_count; ++operand) {
-      if (writer_.reads_operand(operand)) load_vectors(operand, piece_dimension);
-    }
-    for (int operand = 0; operand < program_.operand_count; ++operand) {
-      if (writer_.reads_operand(operand)) load_others(operand, piece_dimension);
-    }
+    for (int const operand : writer_.operands_read()) load_vectors(operand, piece_dimension);
+    for (int const operand : writer_.operands_read()) load_others(operand, piece_dimension);
   }
 
   // Where an operand begins, and whether the elements that follow along the dimension are neighbours that begin on a
@@ -268,9 +256,7 @@ class OperandLoads {
     }
     read_position(mark);
     writer_.line("setp.ne.s32 %gathers, 0, 0;");
-    for (int operand = 0; operand < program_.operand_count; ++operand) {
-      if (writer_.reads_operand(operand)) locate_on_line(operand, mark);
-    }
+    for (int const operand : writer_.operands_read()) locate_on_line(operand, mark);
   }
 
   void locate_on_line(int operand, Mark const& mark) {
@@ -300,8 +286,8 @@ class OperandLoads {
       refuse("has a cutfuse.fetch without a piece and whether there is one");
     }
     std::vector<int> moving;
-    for (int operand = 0; operand < program_.operand_count; ++operand) {
-      if (writer_.reads_operand(operand) && moves(operand)) moving.push_back(operand);
+    for (int const operand : writer_.operands_read()) {
+      if (moves(operand)) moving.push_back(operand);
     }
     if (moving.empty()) return;
     int const piece = std::stoi(mark.arguments[0]);
@@ -326,8 +312,8 @@ class OperandLoads {
     std::string const number = std::to_string(fetches_++);
     writer_.line("and.pred %loads, %exists, %gathers;");
     writer_.line("@!%loads bra $Lfetched" + number + ";");
-    for (int operand = 0; operand < program_.operand_count; ++operand) {
-      if (!writer_.reads_operand(operand) || !moves(operand) || is_single(operand)) continue;
+    for (int const operand : writer_.operands_read()) {
+      if (!moves(operand) || is_single(operand)) continue;
       std::string const end = "$Lgathered" + number + "_" + std::to_string(operand);
       writer_.line("@!" + gather_predicate(operand) + " bra " + end + ";");
       writer_.add(snippets_.load_words(operands_[operand].dtype, layout_.elements),
@@ -436,7 +422,6 @@ class OperandLoads {
 
   MarkedLayout const layout_;
   std::string const parameter_;
-  Program const& program_;
   OperandTypes const& operands_;
   OpSnippets const& snippets_;
   ProgramWriter& writer_;

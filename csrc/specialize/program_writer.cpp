@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <utility>
 
 #include "epilogue/ops.h"
@@ -24,6 +25,18 @@ std::string number(int index, int k) { return element(number_registers(index), k
 
 int operand_of(int source) { return source - kOperand0; }
 
+std::vector<int> operands_read_by(Program const& program) {
+  std::set<int> operands;
+  for (int index = 0; index < program.length; ++index) {
+    Instruction const& instruction = program.instructions[index];
+    for (int argument = 0; argument < kOps[instruction.op].arity; ++argument) {
+      int const source = argument_source(instruction, argument);
+      if (is_operand(source)) operands.insert(operand_of(source));
+    }
+  }
+  return {operands.begin(), operands.end()};
+}
+
 void add_new(std::vector<std::string>& list, std::vector<std::string> const& more) {
   for (std::string const& item : more) {
     if (std::find(list.begin(), list.end(), item) == list.end()) list.push_back(item);
@@ -43,7 +56,11 @@ std::string operand_registers(int operand) { return "%operand" + std::to_string(
 
 ProgramWriter::ProgramWriter(Program const& program, OpSnippets const& snippets, Primitives primitives,
                              ProgramAddress address)
-    : program_(program), snippets_(snippets), primitives_(primitives), address_(std::move(address)) {}
+    : program_(program),
+      snippets_(snippets),
+      primitives_(primitives),
+      address_(std::move(address)),
+      operands_read_(operands_read_by(program)) {}
 
 Snippet const& ProgramWriter::snippet_of(int index) const {
   return snippets_.op(program_.instructions[index].op, primitives_);
@@ -66,22 +83,6 @@ int ProgramWriter::number_count() const {
   for (int index = 0; index < program_.length; ++index) {
     for (int number = 0; number < kNumbers; ++number) count += reads_number(index, number) ? 1 : 0;
   }
-  return count;
-}
-
-bool ProgramWriter::reads_operand(int operand) const {
-  for (int index = 0; index < program_.length; ++index) {
-    Instruction const& instruction = program_.instructions[index];
-    for (int argument = 0; argument < kOps[instruction.op].arity; ++argument) {
-      if (operand_of(argument_source(instruction, argument)) == operand) return true;
-    }
-  }
-  return false;
-}
-
-int ProgramWriter::operand_count() const {
-  int count = 0;
-  for (int operand = 0; operand < program_.operand_count; ++operand) count += reads_operand(operand) ? 1 : 0;
   return count;
 }
 
@@ -108,10 +109,8 @@ void ProgramWriter::declare_floats(std::string const& registers, int count) {
 
 void ProgramWriter::declare(int inputs, int operands, int elements) {
   declare_floats(kInputRegisters, inputs);
-  for (int operand = 0; operand < program_.operand_count; ++operand) {
-    if (reads_operand(operand)) {
-      declare_floats(operand_registers(operand), distinct_elements(kinds_[operand], operands));
-    }
+  for (int const operand : operands_read_) {
+    declare_floats(operand_registers(operand), distinct_elements(kinds_[operand], operands));
   }
   std::vector<Snippet const*> snippets;
   for (int index = 0; index < program_.length; ++index) {

@@ -48,9 +48,8 @@ class ProgramWriter {
   // And the longest of its ops.
   int longest_op() const;
   int number_count() const;
-  bool reads_operand(int operand) const;
-  // Operands that an instruction reads.
-  int operand_count() const;
+  // The operands that an instruction reads, ascending.
+  std::vector<int> const& operands_read() const { return operands_read_; }
 
   // How an operand's elements lie in its registers; kStrided unless it is said.
   void set_kind(int operand, OperandKind kind) { kinds_[operand] = kind; }
@@ -106,6 +105,7 @@ class ProgramWriter {
   OpSnippets const& snippets_;
   Primitives const primitives_;
   ProgramAddress const address_;
+  std::vector<int> const operands_read_;
   ProgramText written_;
   int copies_ = 0;
   std::array<OperandKind, kMaxOperands> kinds_ = {};
