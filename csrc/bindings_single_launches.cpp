@@ -76,7 +76,7 @@ void set_derivatives(PointwiseBackwardProblem& problem, std::vector<DerivativeTu
 
 std::tuple<int64_t, int, int64_t, int64_t> backward_launch(Extents const& extents, int dtype, int64_t pitch,
                                                            bool keep_columns) {
-  std::vector<PointwiseTensor> tensors = {{{extents[1] * pitch, pitch, 1}, to_dtype(dtype), 0}};
+  std::vector<Operand> tensors = {{nullptr, {extents[1] * pitch, pitch, 1}, to_dtype(dtype)}};
   PointwisePlan const plan = plan_pointwise_backward({extents[0], extents[1], extents[2]}, tensors, {}, keep_columns);
   return {plan.extents.outer * plan.row_tiles * plan.column_tiles, plan.width * plan.height, plan.tile_columns,
           plan.column_tiles};

@@ -1,5 +1,4 @@
 // Launches of programs and of their derivatives.
-#include <algorithm>
 #include <vector>
 
 #include "common/launch.h"
@@ -11,11 +10,6 @@ namespace {
 
 Output output_of(Operand const& operand) {
   return {const_cast<void*>(operand.data), {operand.strides[0], operand.strides[1], operand.strides[2]}, operand.dtype};
-}
-
-// Puts the strides that the plan has rewritten back into the tensor.
-void take_strides(Operand& operand, PointwiseTensor const& planned) {
-  std::copy_n(planned.strides, 3, operand.strides);
 }
 
 // The elements after the last vector of a folded row.
@@ -63,19 +57,16 @@ cudaError_t launch_planned(PointwiseProblem const& problem, PointwiseParameters 
 
 PointwiseParameters parameters_of(PointwiseProblem const& problem, int multiprocessors) {
   PointwiseParameters parameters = {};
-  parameters.x = problem.x;
   parameters.program = problem.program;
   parameters.operands = problem.operands;
-  Operand out = contiguous(problem.out, problem.out_dtype, problem.extents);
-  std::vector<PointwiseTensor> tensors = {tensor_of(problem.x), tensor_of(out)};
+  std::vector<Operand> tensors = {problem.x, contiguous(problem.out, problem.out_dtype, problem.extents)};
   bool const is_chain = problem.program.chain != kNoChain;
   bool const is_compiled = is_chain || problem.specialized != nullptr;
   PointwiseBlock const block = is_compiled ? compiled_block(problem.x.dtype) : kInterpretedBlock;
   parameters.plan = plan_pointwise(problem.extents, tensors, strides_of(problem.program, parameters.operands), block,
                                    multiprocessors);
-  take_strides(parameters.x, tensors[0]);
-  take_strides(out, tensors[1]);
-  parameters.out = output_of(out);
+  parameters.x = tensors[0];
+  parameters.out = output_of(tensors[1]);
   return parameters;
 }
 
@@ -97,7 +88,6 @@ PointwiseBackwardParameters begin_parameters(PointwiseBackwardProblem const& pro
   PointwiseExtents const& extents = problem.extents;
   PointwiseBackwardParameters parameters = {};
   parameters.grad = problem.grad;
-  parameters.x = problem.x;
   parameters.program = problem.program;
   parameters.operands = problem.operands;
   parameters.column_partials = problem.column_partials;
@@ -111,13 +101,10 @@ PointwiseBackwardParameters begin_parameters(PointwiseBackwardProblem const& pro
   return parameters;
 }
 
-void add_output(PointwiseBackwardParameters& parameters, WantedDerivative const& wanted,
-                PointwiseTensor const& planned) {
+void add_output(PointwiseBackwardParameters& parameters, WantedDerivative const& wanted, Operand const& planned) {
   int const w = parameters.derivative_count++;
   parameters.wrt[w] = wanted.wrt;
-  parameters.outputs[w].data = wanted.data;
-  parameters.outputs[w].dtype = wanted.dtype;
-  std::copy_n(planned.strides, 3, parameters.outputs[w].strides);
+  parameters.outputs[w] = output_of(planned);
 }
 
 }  // namespace
@@ -125,15 +112,15 @@ void add_output(PointwiseBackwardParameters& parameters, WantedDerivative const&
 PointwiseBackwardParameters interpreted_parameters_of(PointwiseBackwardProblem const& problem) {
   PointwiseBackwardParameters parameters = begin_parameters(problem);
   std::vector<WantedDerivative> const derivatives = derivatives_of(problem);
-  std::vector<PointwiseTensor> tensors = {tensor_of(problem.x)};
+  std::vector<Operand> tensors = {problem.x};
   for (WantedDerivative const& wanted : derivatives) {
-    tensors.push_back(tensor_of(contiguous(wanted.data, wanted.dtype, problem.extents)));
+    tensors.push_back(contiguous(wanted.data, wanted.dtype, problem.extents));
   }
   StrideList others = strides_of(problem.program, parameters.operands);
   others.insert(others.end(), {parameters.grad.strides, parameters.row_result.strides, parameters.tie_count.strides});
   bool const keep_columns = problem.column_partials != nullptr;
   parameters.plan = plan_pointwise_backward(problem.extents, tensors, others, keep_columns);
-  take_strides(parameters.x, tensors[0]);
+  parameters.x = tensors[0];
   for (size_t w = 0; w < derivatives.size(); ++w) add_output(parameters, derivatives[w], tensors[w + 1]);
   return parameters;
 }
@@ -143,8 +130,8 @@ PointwiseBackwardParameters specialized_parameters_of(PointwiseBackwardProblem c
   BackwardPlan const planned = specialized_backward_plan(problem);
   parameters.plan = planned.plan;
   parameters.operands = planned.operands;
-  take_strides(parameters.x, planned.tensors[0]);
-  take_strides(parameters.grad, planned.tensors[1]);
+  parameters.x = planned.tensors[0];
+  parameters.grad = planned.tensors[1];
   for (size_t w = 0; w < planned.derivatives.size(); ++w) {
     add_output(parameters, planned.derivatives[w], planned.tensors[w + 2]);
   }

@@ -32,9 +32,9 @@ static_assert(divides(1) && divides(2) && divides(3) && divides(4) && divides(7)
 
 int vector_shift(DType dtype) { return size_of(dtype) == 4 ? 2 : 3; }
 
-StrideList all_strides(std::vector<PointwiseTensor>& tensors, StrideList const& others) {
+StrideList all_strides(std::vector<Operand>& tensors, StrideList const& others) {
   StrideList all = others;
-  for (PointwiseTensor& tensor : tensors) all.push_back(tensor.strides);
+  for (Operand& tensor : tensors) all.push_back(tensor.strides);
   return all;
 }
 
@@ -50,27 +50,27 @@ void fold(PointwisePlan& plan, StrideList const& tensors, int64_t width) {
 }
 
 // Whether every row of the tensor can be read in groups of `elements`; a row of copies of one element can.
-bool allows_groups(PointwiseTensor const& tensor, PointwiseExtents const& extents, int elements) {
+bool allows_groups(Operand const& tensor, PointwiseExtents const& extents, int elements) {
   if (tensor.strides[2] == 0) return true;
   auto const stays_aligned = [&](int64_t extent, int64_t stride) { return extent == 1 || stride % elements == 0; };
-  return tensor.strides[2] == 1 && tensor.address % (elements * size_of(tensor.dtype)) == 0 &&
+  return tensor.strides[2] == 1 && reinterpret_cast<uintptr_t>(tensor.data) % (elements * size_of(tensor.dtype)) == 0 &&
          stays_aligned(extents.rows, tensor.strides[1]) && stays_aligned(extents.outer, tensor.strides[0]);
 }
 
-bool all_allow_groups(std::vector<PointwiseTensor> const& tensors, PointwiseExtents const& extents, int elements) {
+bool all_allow_groups(std::vector<Operand> const& tensors, PointwiseExtents const& extents, int elements) {
   return std::all_of(tensors.begin(), tensors.end(),
-                     [&](PointwiseTensor const& tensor) { return allows_groups(tensor, extents, elements); });
+                     [&](Operand const& tensor) { return allows_groups(tensor, extents, elements); });
 }
 
-bool all_vectors(std::vector<PointwiseTensor> const& tensors, PointwiseExtents const& extents) {
+bool all_vectors(std::vector<Operand> const& tensors, PointwiseExtents const& extents) {
   DType const dtype = tensors[0].dtype;
   return std::all_of(tensors.begin(), tensors.end(),
-                     [&](PointwiseTensor const& tensor) { return tensor.dtype == dtype && tensor.strides[2] == 1; }) &&
+                     [&](Operand const& tensor) { return tensor.dtype == dtype && tensor.strides[2] == 1; }) &&
          all_allow_groups(tensors, extents, elements_per_vector(dtype));
 }
 
 // Whether derivatives are computed by vectors of the first tensor's type. An output of fp32 takes several stores.
-bool all_backward_vectors(std::vector<PointwiseTensor> const& tensors, PointwiseExtents const& extents) {
+bool all_backward_vectors(std::vector<Operand> const& tensors, PointwiseExtents const& extents) {
   DType const dtype = tensors[0].dtype;
   int const elements = elements_per_vector(dtype);
   for (size_t k = 0; k < tensors.size(); ++k) {
@@ -111,8 +111,7 @@ void lay_along_rows(PointwisePlan& plan, int width, int threads) {
 
 // choose_width: threads of a block for so many positions along a row.
 template <class ChooseWidth>
-void lay_lines(PointwisePlan& plan, std::vector<PointwiseTensor> const& tensors, int threads,
-               ChooseWidth const& choose_width) {
+void lay_lines(PointwisePlan& plan, std::vector<Operand> const& tensors, int threads, ChooseWidth const& choose_width) {
   int64_t const groups = ceil_divide(plan.extents.columns, kPointwiseFragment);
   if (all_allow_groups(tensors, plan.extents, kLineVector)) {
     lay_along_columns(plan, kPointwiseFragment, 2, choose_width(groups, kPointwiseFragment), threads);
@@ -148,8 +147,7 @@ void lay_vectors(PointwisePlan& plan, DType dtype, PointwiseBlock const& block) 
 
 // A thread takes a vector of each of its rows. What a column's sum depends on, the rows of a block and of a step of its
 // threads, stays as it is.
-PointwisePlan plan_columns(PointwiseExtents const& extents, std::vector<PointwiseTensor>& tensors,
-                           StrideList const& others) {
+PointwisePlan plan_columns(PointwiseExtents const& extents, std::vector<Operand>& tensors, StrideList const& others) {
   PointwisePlan plan = plan_pointwise_backward(extents, tensors, others, true);
   int64_t const elements = elements_per_vector(tensors[0].dtype);
   plan.vectors = all_backward_vectors(tensors, plan.extents) && extents.columns % elements == 0;
@@ -192,7 +190,7 @@ void collapse(PointwiseExtents& extents, StrideList const& tensors) {
   extents = {sizes[0], sizes[1], sizes[2]};
 }
 
-PointwisePlan plan_pointwise(PointwiseExtents extents, std::vector<PointwiseTensor>& tensors, StrideList const& others,
+PointwisePlan plan_pointwise(PointwiseExtents extents, std::vector<Operand>& tensors, StrideList const& others,
                              PointwiseBlock const& block, int multiprocessors) {
   PointwisePlan plan = begin_plan(extents, all_strides(tensors, others), block);
   if (all_vectors(tensors, plan.extents)) {
@@ -222,8 +220,8 @@ PointwisePlan plan_pointwise(PointwiseExtents extents, std::vector<PointwiseTens
   return plan;
 }
 
-PointwisePlan plan_pointwise_backward(PointwiseExtents extents, std::vector<PointwiseTensor>& tensors,
-                                      StrideList const& others, bool keep_columns) {
+PointwisePlan plan_pointwise_backward(PointwiseExtents extents, std::vector<Operand>& tensors, StrideList const& others,
+                                      bool keep_columns) {
   StrideList const all = all_strides(tensors, others);
   PointwisePlan plan = {};
   if (!keep_columns) collapse(extents, all);
@@ -239,8 +237,8 @@ PointwisePlan plan_pointwise_backward(PointwiseExtents extents, std::vector<Poin
   return plan;
 }
 
-PointwisePlan plan_backward_vectors(PointwiseExtents extents, std::vector<PointwiseTensor>& tensors,
-                                    StrideList const& others, PointwiseBlock const& block, bool keep_columns) {
+PointwisePlan plan_backward_vectors(PointwiseExtents extents, std::vector<Operand>& tensors, StrideList const& others,
+                                    PointwiseBlock const& block, bool keep_columns) {
   if (keep_columns) return plan_columns(extents, tensors, others);
   PointwisePlan plan = begin_plan(extents, all_strides(tensors, others), block);
   plan.vectors = all_backward_vectors(tensors, plan.extents) &&
@@ -265,12 +263,6 @@ bool is_empty(PointwiseExtents const& extents) {
   return extents.outer == 0 || extents.rows == 0 || extents.columns == 0;
 }
 
-PointwiseTensor tensor_of(Operand const& operand) {
-  return {{operand.strides[0], operand.strides[1], operand.strides[2]},
-          operand.dtype,
-          reinterpret_cast<uintptr_t>(operand.data)};
-}
-
 StrideList strides_of(Program const& program, Operands& operands) {
   StrideList strides;
   for (int k = 0; k < program.operand_count; ++k) strides.push_back(operands.items[k].strides);
@@ -290,8 +282,7 @@ std::string specialized_kernel(PointwiseProblem const& problem) {
   PointwiseExtents const& extents = problem.extents;
   if (!is_interpreted(program) || is_empty(extents)) return {};
   Operands operands = problem.operands;
-  Operand const out = contiguous(problem.out, problem.out_dtype, extents);
-  std::vector<PointwiseTensor> tensors = {tensor_of(problem.x), tensor_of(out)};
+  std::vector<Operand> tensors = {problem.x, contiguous(problem.out, problem.out_dtype, extents)};
   // Rows of a block depend on the number of multiprocessors, and whether vectors are taken does not.
   constexpr int kMultiprocessors = 1;
   PointwisePlan const plan = plan_pointwise(extents, tensors, strides_of(program, operands),
@@ -308,12 +299,11 @@ std::vector<WantedDerivative> derivatives_of(PointwiseBackwardProblem const& pro
 }
 
 BackwardPlan specialized_backward_plan(PointwiseBackwardProblem const& problem) {
-  BackwardPlan result = {
-      {}, derivatives_of(problem), {tensor_of(problem.x), tensor_of(problem.grad)}, problem.operands};
+  BackwardPlan result = {{}, derivatives_of(problem), {problem.x, problem.grad}, problem.operands};
   std::sort(result.derivatives.begin(), result.derivatives.end(),
             [](WantedDerivative const& a, WantedDerivative const& b) { return a.wrt < b.wrt; });
   for (WantedDerivative const& wanted : result.derivatives) {
-    result.tensors.push_back(tensor_of(contiguous(wanted.data, wanted.dtype, problem.extents)));
+    result.tensors.push_back(contiguous(wanted.data, wanted.dtype, problem.extents));
   }
   result.plan = plan_backward_vectors(problem.extents, result.tensors, strides_of(problem.program, result.operands),
                                       compiled_block(problem.x.dtype), problem.column_partials != nullptr);

@@ -56,13 +56,6 @@ struct PointwisePlan {
   Divisor by_column_tiles;  // and this
 };
 
-// What the choice depends on for each tensor that is read or written in whole: the input, the gradient, outputs.
-struct PointwiseTensor {
-  int64_t strides[3];
-  DType dtype;
-  uintptr_t address;
-};
-
 // How much of a large tensor a block takes: elements per thread and row, in 16-byte vectors of the first tensor's type.
 struct PointwiseBlock {
   int elements;
@@ -70,21 +63,21 @@ struct PointwiseBlock {
   int rows;
 };
 
-// Collapses `tensors` and `others` (operands) first. `vectors` is set if all tensors allow it: contiguous columns,
-// aligned rows, one dtype.
-PointwisePlan plan_pointwise(PointwiseExtents extents, std::vector<PointwiseTensor>& tensors, StrideList const& others,
+// Collapses `tensors`, which are read or written in whole (the input, the gradient, outputs), and `others` (operands)
+// first. `vectors` is set if all tensors allow it: contiguous columns, aligned rows, one dtype.
+PointwisePlan plan_pointwise(PointwiseExtents extents, std::vector<Operand>& tensors, StrideList const& others,
                              PointwiseBlock const& block, int multiprocessors);
 
 // The backward kernel's: blocks of at most 256 columns by a number of rows that depends on nothing but the extents, as
 // a block's column sums are an output. keep_columns: do not merge or fold columns.
-PointwisePlan plan_pointwise_backward(PointwiseExtents extents, std::vector<PointwiseTensor>& tensors,
-                                      StrideList const& others, bool keep_columns);
+PointwisePlan plan_pointwise_backward(PointwiseExtents extents, std::vector<Operand>& tensors, StrideList const& others,
+                                      bool keep_columns);
 
 // The same for the kernels that have the derivatives compiled in: `tensors` are x, the gradient and the outputs, an
 // output of fp32 or x's type. Not for them where `vectors` is not set. With keep_columns each column is added up in the
 // order of plan_pointwise_backward.
-PointwisePlan plan_backward_vectors(PointwiseExtents extents, std::vector<PointwiseTensor>& tensors,
-                                    StrideList const& others, PointwiseBlock const& block, bool keep_columns);
+PointwisePlan plan_backward_vectors(PointwiseExtents extents, std::vector<Operand>& tensors, StrideList const& others,
+                                    PointwiseBlock const& block, bool keep_columns);
 
 // Rows of column partial sums that pointwise_backward writes.
 int64_t pointwise_backward_row_blocks(int64_t rows, int64_t columns);
@@ -159,8 +152,8 @@ std::string specialized_kernel(PointwiseProblem const& problem);
 struct BackwardPlan {
   PointwisePlan plan;
   std::vector<WantedDerivative>
-      derivatives;                       // ascending in wrt; column sums need that of x, which may be stored nowhere
-  std::vector<PointwiseTensor> tensors;  // x, grad and the derivatives
+      derivatives;               // ascending in wrt; column sums need that of x, which may be stored nowhere
+  std::vector<Operand> tensors;  // x, grad and the derivatives
   Operands operands;
 };
 
@@ -177,7 +170,6 @@ std::string specialized_kernel(PointwiseBackwardProblem const& problem);
 std::vector<WantedDerivative> derivatives_of(PointwiseBackwardProblem const& problem);
 
 // As the planner takes it.
-PointwiseTensor tensor_of(Operand const& operand);
 StrideList strides_of(Program const& program, Operands& operands);
 Operand contiguous(void const* data, DType dtype, PointwiseExtents const& extents);
 bool is_empty(PointwiseExtents const& extents);
