@@ -10,7 +10,6 @@
 #include "common/build_info.h"
 #include "epilogue/ops.h"
 #include "epilogue/program.h"
-#include "split/split_plan.h"
 
 namespace cutfuse::bindings {
 namespace {
@@ -133,18 +132,6 @@ void evaluate(Program const& program, uintptr_t input, uintptr_t output, int64_t
   host_evaluate(program, pointer<float const>(input), pointer<float>(output), count, host_operands, wrt);
 }
 
-uint32_t split_on_host(uintptr_t source, int64_t rows, int64_t columns, int scheme, bool is_weight, uintptr_t values,
-                       uintptr_t scales) {
-  SplitScheme const split_scheme = to_scheme(scheme);
-  check_shape("split_reference", rows, columns);
-  if (rows > 0 && columns > 0 && (source == 0 || values == 0 || scales == 0)) {
-    throw py::value_error("source, values and scales must not be null pointers for " + pair_of(rows, columns));
-  }
-  py::gil_scoped_release release;
-  return split_reference(pointer<float const>(source), rows, columns, split_scheme, is_weight,
-                         pointer<uint16_t>(values), pointer<float>(scales));
-}
-
 void bind_epilogue(py::module_& module) {
   py::class_<OpInfo>(module, "OpInfo", "A row of ops.def.")
       .def_readonly("name", &OpInfo::name)
@@ -193,13 +180,6 @@ void bind_epilogue(py::module_& module) {
              "input (0) or operand wrt - 1. Pointers are integers; an operand is (pointer, stride 0 or 1).");
 }
 
-void bind_split_reference(py::module_& module) {
-  module.def("split_reference", &split_on_host, py::arg("source"), py::arg("rows"), py::arg("columns"),
-             py::arg("scheme"), py::arg("is_weight"), py::arg("values"), py::arg("scales"),
-             "What split does, on the host: splits a contiguous fp32 matrix to values [pitch / 64, 2 or 3, rows, 64] "
-             "of 16 bits and scales [pitch / 64, scale_pitch], and returns the flags, for the matrix as a whole.");
-}
-
 // What is kept here is the process's: a reference that another interpreter took would be one to the first one's
 // objects.
 bool is_in_main_interpreter() { return PyInterpreterState_Get() == PyInterpreterState_Main(); }
@@ -218,7 +198,6 @@ PYBIND11_MODULE(_C_of_main_interpreter, module) {
     throw pybind11::import_error(cutfuse::bindings::kMainInterpreterOnly);
   }
   cutfuse::bindings::bind_epilogue(module);
-  cutfuse::bindings::bind_split_reference(module);
   cutfuse::bindings::bind_plan(module);
   cutfuse::bindings::bind_specialize(module);
   cutfuse::bindings::bind_callables(module);

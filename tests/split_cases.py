@@ -1,4 +1,4 @@
-"""Splitting fp32 matrices to planes, as torch operations on the CPU: what kernels and host reference have to give."""
+"""Splitting fp32 matrices to planes, as torch operations on the CPU: what the kernels have to give."""
 
 from __future__ import annotations
 

@@ -204,6 +204,16 @@ def test_special_values(layout: Layout, scheme: int) -> None:
     assert result.flags == (NOT_FINITE | OUT_OF_RANGE if scheme == 3 else NOT_FINITE)
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("octaves", [20, 60, 126, 150])
+def test_wide_range(octaves: int, scheme: int) -> None:
+    """Exponents spread evenly over so many octaves up and down, beyond those of fp32 too."""
+    x = random(33, 200)
+    x = torch.ldexp(x, torch.linspace(-octaves, octaves, x.numel(), device=DEVICE).round().view_as(x))
+    for is_weight in cases.ROLES:
+        check(torch.nan_to_num(x, posinf=1e38, neginf=-1e38), scheme, is_weight=is_weight)
+
+
 def ones(layout: Layout, rows: int, columns: int) -> Tensor:
     x = layout(rows, columns)
     x.fill_(1.0)
@@ -234,6 +244,15 @@ def test_flags(layout: Layout, at: tuple[int, int]) -> None:
     assert flags_with(2.0**-61, 64) == (OUT_OF_RANGE, 0)
     assert flags_with(float("inf"), 1) == (OUT_OF_RANGE | NOT_FINITE, NOT_FINITE)
     assert flags_with(float("nan"), 64) == (OUT_OF_RANGE | NOT_FINITE, NOT_FINITE)
+
+
+@pytest.mark.parametrize("is_weight", cases.ROLES)
+def test_how_many_a_block_may_have_out_of_range(is_weight: bool) -> None:
+    x, many = ones(contiguous, 512, 2044), cases.MANY[is_weight]
+    x[300, 960 : 960 + many - 1] = 2.0**-18
+    assert check(x, 3, is_weight=is_weight).flags == 0
+    x[300, 1020] = 2.0**-18
+    assert check(x, 3, is_weight=is_weight).flags == OUT_OF_RANGE
 
 
 @pytest.mark.parametrize("layout", [contiguous, misaligned, transposed], ids=lambda layout: layout.__name__)

@@ -1,19 +1,15 @@
-// The arithmetic of splitting, which is the same on host and device: the scale of a block, the parts of an element, and
-// whether an element is out of range. `parts` tells the scheme: two fp16 parts (split3) or three bf16 parts (split6).
-// On the host it includes no CUDA header, so that a build without kernels has the reference implementation.
+// The arithmetic of splitting: the scale of a block, the parts of an element, and whether an element is out of range.
+// `parts` tells the scheme: two fp16 parts (split3) or three bf16 parts (split6).
 #pragma once
 
-#include <cmath>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <cstdint>
 #include <cstring>
 
 #include "common/host_device.h"
 #include "split/planes.h"
-
-#if defined(__CUDACC__)
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#endif
 
 namespace cutfuse::split_math {
 
@@ -31,28 +27,28 @@ constexpr int kRareFraction = 256;
 constexpr int kSafeExponent = 60;
 
 // The bits of |x|. Compared as integers, they have the order of the values, with infinity and NaN above all others.
-CUTFUSE_HOST_DEVICE uint32_t magnitude_of(float x) { return to_bits(x) & 0x7fffffffu; }
+__device__ __forceinline__ uint32_t magnitude_of(float x) { return to_bits(x) & 0x7fffffffu; }
 
-CUTFUSE_HOST_DEVICE bool is_finite(uint32_t magnitude) { return magnitude < kInfinity; }
+__device__ __forceinline__ bool is_finite(uint32_t magnitude) { return magnitude < kInfinity; }
 
 // exponent in [-126, 127]
-CUTFUSE_HOST_DEVICE float power_of_two(int exponent) {
+__device__ __forceinline__ float power_of_two(int exponent) {
   return from_bits<float>(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
 // The exact reciprocal of a power of two in [2^-126, 2^126].
-CUTFUSE_HOST_DEVICE float reciprocal(float power) { return from_bits<float>(0x7f000000u - to_bits(power)); }
+__device__ __forceinline__ float reciprocal(float power) { return from_bits<float>(0x7f000000u - to_bits(power)); }
 
 // floor(log2) of a block's largest magnitude; 0 for zero. It is -127 for every denormal number, which is below all
 // bounds that the exponent is compared with.
-CUTFUSE_HOST_DEVICE int exponent_of(uint32_t magnitude) {
+__device__ __forceinline__ int exponent_of(uint32_t magnitude) {
   return magnitude == 0 ? 0 : static_cast<int>(magnitude >> 23) - 127;
 }
 
 // The scale of a block: its elements are its parts times the scale, and parts are made from elements times the
 // reciprocal. The exponent is clamped, so that the scale and its reciprocal are normal numbers.
 template <int parts>
-CUTFUSE_HOST_DEVICE float block_scale(int exponent) {
+__device__ __forceinline__ float block_scale(int exponent) {
   constexpr int kTop = parts == 2 ? 14 : 0;  // the exponent of a scaled block's largest magnitude
   constexpr int kLowest = parts == 2 ? -112 : -116;
   constexpr int kHighest = parts == 2 ? 127 : 116;
@@ -63,7 +59,7 @@ CUTFUSE_HOST_DEVICE float block_scale(int exponent) {
 // An element times the reciprocal of its block's scale. In split6, an element that is not zero keeps a high part that
 // is not zero, at least bf16's smallest number, so that its product with an infinity is infinite and not NaN.
 template <int parts>
-CUTFUSE_HOST_DEVICE float scale_up(float x, float up) {
+__device__ __forceinline__ float scale_up(float x, float up) {
   float const scaled = x * up;
   if constexpr (parts == 3) {
     constexpr uint32_t kLeast = 0x00010000u;  // 2^-133
@@ -74,39 +70,19 @@ CUTFUSE_HOST_DEVICE float scale_up(float x, float up) {
 }
 
 // Whether a block's scale alone makes split3 unsafe.
-CUTFUSE_HOST_DEVICE bool is_extreme(int exponent) { return exponent < -kSafeExponent || exponent > kSafeExponent; }
+__device__ __forceinline__ bool is_extreme(int exponent) {
+  return exponent < -kSafeExponent || exponent > kSafeExponent;
+}
 
 // Split3 keeps fewer than 22 bits of an x that is not zero and that the scale takes below 2^-3: its low part is then a
 // multiple of 2^-24, fp16's smallest number, and is rounded with an error of up to 2^-25. Such an x has a rank_of()
 // below lowest_rank() of its scale. Subtracting 1 wraps zero around to the highest rank, so that it is in range.
-CUTFUSE_HOST_DEVICE uint32_t rank_of(float x) { return magnitude_of(x) - 1u; }
-CUTFUSE_HOST_DEVICE uint32_t lowest_rank(float scale) { return rank_of(scale * 0x1p-3f); }
-
-// Rounds to nearest even, as the device's conversions do, and gives the same NaN.
-constexpr uint32_t kNan16 = 0x7fff;
-
-inline uint32_t round_to_half(float x) {
-  uint32_t const magnitude = magnitude_of(x);
-  uint32_t const sign = (to_bits(x) ^ magnitude) >> 16;
-  if (magnitude > kInfinity) return kNan16;
-  if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // from 65520 on, halfway from the largest fp16 number to 2^16
-  if (magnitude < 0x38800000u) {  // denormal below 2^-14; adding 0.5 rounds to a multiple of 2^-24
-    return sign | (to_bits(from_bits<float>(magnitude) + 0.5f) - to_bits(0.5f));
-  }
-  uint32_t const rounded = magnitude + 0xfffu + (magnitude >> 13 & 1u);
-  return sign | ((rounded - (112u << 23)) >> 13);  // the exponents' biases differ by 112
-}
-
-inline uint32_t round_to_bfloat16(float x) {
-  uint32_t const bits = to_bits(x);
-  if (magnitude_of(x) > kInfinity) return kNan16;
-  return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-}
+__device__ __forceinline__ uint32_t rank_of(float x) { return magnitude_of(x) - 1u; }
+__device__ __forceinline__ uint32_t lowest_rank(float scale) { return rank_of(scale * 0x1p-3f); }
 
 // Converts two elements to one 16-bit part each. The first is in the lower half of the word.
 template <int parts>
-CUTFUSE_HOST_DEVICE uint32_t round_pair(float first, float second) {
-#if defined(__CUDA_ARCH__)
+__device__ __forceinline__ uint32_t round_pair(float first, float second) {
   uint32_t word;
   if constexpr (parts == 2) {
     __half2 const pair = __floats2half2_rn(first, second);
@@ -116,29 +92,17 @@ CUTFUSE_HOST_DEVICE uint32_t round_pair(float first, float second) {
     memcpy(&word, &pair, sizeof(word));
   }
   return word;
-#else
-  return parts == 2 ? round_to_half(first) | round_to_half(second) << 16
-                    : round_to_bfloat16(first) | round_to_bfloat16(second) << 16;
-#endif
 }
 
 // Element `index` of a pair.
 template <int parts>
-CUTFUSE_HOST_DEVICE float widen(uint32_t word, int index) {
+__device__ __forceinline__ float widen(uint32_t word, int index) {
   if constexpr (parts == 3) {
     return from_bits<float>(index == 0 ? word << 16 : word & 0xffff0000u);
   } else {
-#if defined(__CUDA_ARCH__)
     __half2 pair;
     memcpy(&pair, &word, sizeof(word));
     return index == 0 ? __low2float(pair) : __high2float(pair);
-#else
-    uint32_t const half = index == 0 ? word & 0xffffu : word >> 16;
-    bool const finite = (half & 0x7c00u) != 0x7c00u;
-    float const magnitude = from_bits<float>(finite ? (half & 0x7fffu) << 13 : kInfinity) *
-                            0x1p112f;  // the difference of the exponents' biases
-    return (half & 0x8000u) != 0 ? -magnitude : magnitude;
-#endif
   }
 }
 
@@ -150,7 +114,7 @@ struct PairParts {
 // Splits two scaled elements. Only the high part of an infinity or NaN is nonzero. `finite`: the caller guarantees that
 // there are none.
 template <int parts, bool finite = false>
-CUTFUSE_HOST_DEVICE PairParts<parts> split_pair(float first, float second) {
+__device__ __forceinline__ PairParts<parts> split_pair(float first, float second) {
   float rest[2] = {first, second};
   PairParts<parts> result;
   result.words[0] = round_pair<parts>(first, second);

@@ -1,5 +1,5 @@
-// What is asked of the splitting kernels, the sizes of what they write, the tiles that they cut a matrix into, and what
-// they compute. Host code that knows no CUDA.
+// What is asked of the splitting kernels, the sizes of what they write and the tiles that they cut a matrix into. Host
+// code that knows no CUDA.
 #pragma once
 
 #include <cstdint>
@@ -39,10 +39,5 @@ struct SplitProblem {
   SplitGuard only_if;
   bool guarded;  // thread blocks return at once unless only_if trips
 };
-
-// Splits a contiguous matrix into planes (see planes.h). Returns the flag word that a kernel with a single thread block
-// would write.
-uint32_t split_reference(float const* source, int64_t rows, int64_t columns, SplitScheme scheme, bool is_weight,
-                         uint16_t* values, float* scales);
 
 }  // namespace cutfuse
