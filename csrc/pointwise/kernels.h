@@ -125,9 +125,8 @@ struct PointwiseBackwardParameters {
   bool is_accurate;  // the primitives
 };
 
-// What the kernel of a problem that is not empty is given, where it interprets the derivatives. And where it has them
-// compiled in; plan.vectors is not set for a problem that such a kernel does not take.
-PointwiseBackwardParameters interpreted_parameters_of(PointwiseBackwardProblem const& problem);
+// What the kernel of a problem that is not empty is given where it has the derivatives compiled in; plan.vectors is not
+// set for a problem that such a kernel does not take.
 PointwiseBackwardParameters specialized_parameters_of(PointwiseBackwardProblem const& problem);
 
 cudaError_t launch_pointwise_backward(PointwiseBackwardParameters const& parameters, cudaStream_t stream);

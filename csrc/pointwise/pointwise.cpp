@@ -107,8 +107,7 @@ void add_output(PointwiseBackwardParameters& parameters, WantedDerivative const&
   parameters.outputs[w] = output_of(planned);
 }
 
-}  // namespace
-
+// What the kernel that interprets the derivatives is given.
 PointwiseBackwardParameters interpreted_parameters_of(PointwiseBackwardProblem const& problem) {
   PointwiseBackwardParameters parameters = begin_parameters(problem);
   std::vector<WantedDerivative> const derivatives = derivatives_of(problem);
@@ -124,6 +123,8 @@ PointwiseBackwardParameters interpreted_parameters_of(PointwiseBackwardProblem c
   for (size_t w = 0; w < derivatives.size(); ++w) add_output(parameters, derivatives[w], tensors[w + 1]);
   return parameters;
 }
+
+}  // namespace
 
 PointwiseBackwardParameters specialized_parameters_of(PointwiseBackwardProblem const& problem) {
   PointwiseBackwardParameters parameters = begin_parameters(problem);

@@ -62,20 +62,14 @@ bool all_allow_groups(std::vector<Operand> const& tensors, PointwiseExtents cons
                      [&](Operand const& tensor) { return allows_groups(tensor, extents, elements); });
 }
 
+// Whether all tensors are moved by vectors of the first one's type. Behind the first two, which are the input and the
+// result or its gradient, are derivatives: one of fp32 takes several stores.
 bool all_vectors(std::vector<Operand> const& tensors, PointwiseExtents const& extents) {
-  DType const dtype = tensors[0].dtype;
-  return std::all_of(tensors.begin(), tensors.end(),
-                     [&](Operand const& tensor) { return tensor.dtype == dtype && tensor.strides[2] == 1; }) &&
-         all_allow_groups(tensors, extents, elements_per_vector(dtype));
-}
-
-// Whether derivatives are computed by vectors of the first tensor's type. An output of fp32 takes several stores.
-bool all_backward_vectors(std::vector<Operand> const& tensors, PointwiseExtents const& extents) {
   DType const dtype = tensors[0].dtype;
   int const elements = elements_per_vector(dtype);
   for (size_t k = 0; k < tensors.size(); ++k) {
-    bool const is_output = k >= 2;
-    bool const has_type = tensors[k].dtype == dtype || (is_output && tensors[k].dtype == DType::kFloat32);
+    bool const is_derivative = k >= 2;
+    bool const has_type = tensors[k].dtype == dtype || (is_derivative && tensors[k].dtype == DType::kFloat32);
     if (!has_type || tensors[k].strides[2] != 1 || !allows_groups(tensors[k], extents, elements)) return false;
   }
   return true;
@@ -150,7 +144,7 @@ void lay_vectors(PointwisePlan& plan, DType dtype, PointwiseBlock const& block) 
 PointwisePlan plan_columns(PointwiseExtents const& extents, std::vector<Operand>& tensors, StrideList const& others) {
   PointwisePlan plan = plan_pointwise_backward(extents, tensors, others, true);
   int64_t const elements = elements_per_vector(tensors[0].dtype);
-  plan.vectors = all_backward_vectors(tensors, plan.extents) && extents.columns % elements == 0;
+  plan.vectors = all_vectors(tensors, plan.extents) && extents.columns % elements == 0;
   if (!plan.vectors) return plan;
   plan.shift = vector_shift(tensors[0].dtype);
   plan.step = 0;
@@ -241,8 +235,7 @@ PointwisePlan plan_backward_vectors(PointwiseExtents extents, std::vector<Operan
                                     PointwiseBlock const& block, bool keep_columns) {
   if (keep_columns) return plan_columns(extents, tensors, others);
   PointwisePlan plan = begin_plan(extents, all_strides(tensors, others), block);
-  plan.vectors = all_backward_vectors(tensors, plan.extents) &&
-                 plan.last_columns % elements_per_vector(tensors[0].dtype) == 0 &&
+  plan.vectors = all_vectors(tensors, plan.extents) && plan.last_columns % elements_per_vector(tensors[0].dtype) == 0 &&
                  plan.extents.columns % elements_per_vector(tensors[0].dtype) == 0;
   if (!plan.vectors) return plan;
   lay_vectors(plan, tensors[0].dtype, block);

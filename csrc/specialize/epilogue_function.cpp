@@ -137,16 +137,9 @@ class BodyWriter {
     constexpr int kMost = 8;  // elements that are unpacked at once
     for (int first = 0; first < elements_; first += kMost) {
       int const count = std::min(kMost, elements_);
-      writer_.add(snippets_.unpack(operands_[source].dtype, count), registers(kSourceRegisters, first / 2, count / 2),
-                  registers(operand_registers(source), first, count));
+      writer_.add(snippets_.unpack(operands_[source].dtype, count), elements(kSourceRegisters, first / 2, count / 2),
+                  elements(operand_registers(source), first, count));
     }
-  }
-
-  static std::vector<std::string> registers(std::string const& family, int first, int count) {
-    std::vector<std::string> names;
-    names.reserve(count);
-    for (int i = 0; i < count; ++i) names.push_back(element(family, first + i));
-    return names;
   }
 
   // All that are held, once and before anything is computed, so that their loads are on their way together; or those of
@@ -160,7 +153,7 @@ class BodyWriter {
   void load_operand(int operand) {
     auto const& [dtype, kind] = operands_[operand];
     int const count = held_[operand] ? registers_of(operand) : kPass;
-    std::vector<std::string> const results = registers(operand_registers(operand), 0, count);
+    std::vector<std::string> const results = elements(operand_registers(operand), 0, count);
     std::string const index = std::to_string(operand);
     auto const beside = [&](char const* what) -> Snippet const& {
       return signature_.is_staged ? snippets_.load_staged(what) : snippets_.load(what, dtype);

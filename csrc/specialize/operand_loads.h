@@ -382,13 +382,8 @@ class OperandLoads {
   // Of a single element: the one that unpack_single makes, as often as a piece has words.
   std::vector<std::string> words(int operand, int piece) const {
     int const count = layout_.elements * size_of(operand) / kWordBytes;
-    int const first = moves(operand) && !is_single(operand) ? piece * count : 0;
-    std::vector<std::string> registers;
-    registers.reserve(count);
-    for (int i = 0; i < count; ++i) {
-      registers.push_back(element(word_registers(operand), is_single(operand) ? 0 : first + i));
-    }
-    return registers;
+    if (is_single(operand)) return std::vector<std::string>(count, element(word_registers(operand), 0));
+    return elements(word_registers(operand), moves(operand) ? piece * count : 0, count);
   }
 
   std::string single(int operand, int piece) const {
@@ -409,9 +404,7 @@ class OperandLoads {
   void unpack_operand(int operand, int piece) {
     if (is_single(operand)) unpack_single(operand, piece);
     std::vector<std::string> const packed = words(operand, piece);
-    std::vector<std::string> values;
-    values.reserve(layout_.elements);
-    for (int i = 0; i < layout_.elements; ++i) values.push_back(element(operand_registers(operand), i));
+    std::vector<std::string> const values = elements(operand_registers(operand), 0, layout_.elements);
     DType const dtype = operands_[operand].dtype;
     if (dtype == DType::kFloat32) {
       for (int i = 0; i < layout_.elements; ++i) writer_.move(values[i], packed[i]);

@@ -52,6 +52,13 @@ int argument_source(Instruction const& instruction, int argument) {
 
 std::string element(std::string const& registers, int i) { return registers + std::to_string(i); }
 
+std::vector<std::string> elements(std::string const& registers, int first, int count) {
+  std::vector<std::string> names;
+  names.reserve(count);
+  for (int i = 0; i < count; ++i) names.push_back(element(registers, first + i));
+  return names;
+}
+
 std::string operand_registers(int operand) { return "%operand" + std::to_string(operand) + "_"; }
 
 ProgramWriter::ProgramWriter(Program const& program, OpSnippets const& snippets, Primitives primitives,

@@ -32,6 +32,8 @@ int argument_source(Instruction const& instruction, int argument);
 
 // An element of a family of registers: "%z_3".
 std::string element(std::string const& registers, int i);
+// `count` of them.
+std::vector<std::string> elements(std::string const& registers, int first, int count);
 
 // Families that the owner of a writer fills: the input's elements, and those of each operand that the program reads.
 constexpr char const* kInputRegisters = "%z_";
