@@ -1,9 +1,9 @@
 """The check that calls of tests on a GPU are direct (csrc/call), and give the bits of a call that is planned anew.
 
 Every test that is marked `gpu` runs below this check, unless it is marked `no_path`. The first call of its kind in a
-test is planned, and made again, which has to be direct and to give the same bits: the test gets that result. Later
-calls of its kind are direct at once. A call may be planned anew for a reason that `general_reasons.py` finds, and for
-no other. Tests all of whose calls are planned anew are marked `general_path`.
+test is planned, and made again, which is direct as a rule, and then has to give the same bits: the test gets that
+result. Later calls of its kind are direct at once. Tests all of whose calls are planned anew are marked `general_path`;
+in any other one a call has to be direct.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from emulated_device import direct_calls
-from general_reasons import Call, is_captured, why_general, why_watched
 from torch import Tensor
 
 import cutfuse
 from cutfuse import native
+from cutfuse.epilogue.resolve import IDENTITY
 from cutfuse.layer import calls, cuda
 
 core = native.module()
@@ -75,16 +75,57 @@ def is_result(answer: Any) -> bool:
     return answer is not None and answer is not NotImplemented
 
 
+def is_captured() -> bool:
+    """Whether calls are captured in a graph at this moment."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a public function. given: the arguments, as `call_linear` and its like take them."""
+
+    function: str  # "linear", "pointwise" or "reduce"
+    given: tuple[Any, ...]
+
+    def make(self) -> Tensor:
+        """Calls the public function."""
+        if self.function == "pointwise":
+            fn, x, operands, out_dtype = self.given
+            return cutfuse.pointwise(fn, x, *operands, out_dtype=out_dtype)
+        if self.function == "reduce":
+            *given, operands, out_dtype = self.given
+            return cutfuse.reduce(*given, operands=operands, out_dtype=out_dtype)
+        options = dict(zip(("epilogue", "operands", "reduce", "keepdim", "out_dtype"), self.given[3:], strict=True))
+        return cutfuse.linear(*self.given[:3], **options)
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the native module has a key for the call, whatever the callable."""
+        return core.call_key(getattr(core.CallFunction, self.function), self.given, IDENTITY) is not None
+
+    def __str__(self) -> str:
+        return f"cutfuse.{self.function} of {[describe(value) for value in self.given]}"
+
+
+def describe(value: Any) -> str:
+    """A tensor by what its key has; anything else by its repr."""
+    if isinstance(value, tuple | list):
+        return str([describe(item) for item in value])
+    if not isinstance(value, Tensor):
+        return repr(value)
+    grad = ", requires_grad" if value.requires_grad else ""
+    return f"{type(value).__name__}{list(value.shape)} {value.stride()} {value.dtype} {value.device}{grad}"
+
+
 class CheckedCalls:
     """Stands before the native functions of calls.
 
     direct: how many calls of public functions were; operators: how many of operators, in compiled code or below a call
-    that was not; general: how many calls were not direct, by their reason.
+    that was not; general: how many calls were not direct.
     """
 
     def __init__(self) -> None:
-        self.direct = self.operators = 0
-        self.general: Counter[str] = Counter()
+        self.direct = self.operators = self.general = 0
         self._before = direct_calls()
         self._counting = threading.Lock()
         self._inside = threading.local()
@@ -94,12 +135,12 @@ class CheckedCalls:
         if self._is_inside():
             return self._inside.answer
         y = native_call(*given)
-        reason = ""
-        if not is_result(y):
-            y, reason = self._make_first(Call(function, given), native_call, y)
+        is_direct = is_result(y)
+        if not is_direct:
+            y, is_direct = self._make_first(Call(function, given), native_call, y)
         with self._counting:
-            self.direct += not reason
-            self.general.update([reason] if reason else [])
+            self.direct += is_direct
+            self.general += not is_direct
         return y
 
     def call_operator(self, native_call: Callable[..., Any], *given: Any) -> Any:
@@ -117,29 +158,23 @@ class CheckedCalls:
         self._inside.is_so, self._inside.answer = True, answer
         try:
             return call.make()
-        except Exception as error:
-            with self._counting:
-                self.general[f"it raises {type(error).__name__}"] += 1
-            raise
         finally:
             self._inside.is_so = False
 
-    def _make_first(self, call: Call, native_call: Callable[..., Any], answer: Any) -> tuple[Tensor, str]:
-        """The result of a call that was not direct at once, and why the next one is not either."""
+    def _make_first(self, call: Call, native_call: Callable[..., Any], answer: Any) -> tuple[Tensor, bool]:
+        """The result of a call that was not direct at once, and whether the next one is."""
         expected = self._make_generally(call, answer)
-        # A second call, and its comparison, would be captured too.
-        y = answer if is_captured() else native_call(*call.given)
-        reason = "" if is_result(y) else why_general(call, y, expected)
-        if y is None and not reason and not is_captured():
-            with cutfuse.specialization("now"):  # compiles the epilogue, whatever is queued in the background
+        if is_captured():  # a second call, and its comparison, would be captured too
+            return expected, False
+        y = native_call(*call.given)
+        if y is None and call.has_key:  # its epilogue may be compiled in the background meanwhile
+            with cutfuse.specialization("now"):
                 self._make_generally(call, NotImplemented)
             y = native_call(*call.given)
-        if is_result(y):
-            check_same(call, y, expected)
-            return y, ""
-        if not reason:
-            raise AssertionError(f"{call} was not direct.\n{what_the_native_module_says(call, y)}")
-        return expected, reason
+        if not is_result(y):
+            return expected, False
+        check_same(call, y, expected)
+        return y, True
 
     def check(self, reason: str) -> None:
         """Whether there were direct calls; with a reason, whether there were none."""
@@ -155,20 +190,9 @@ class CheckedCalls:
             )
         if not reason and not self.direct:
             raise AssertionError(
-                f"no call was direct; the general path's were {dict(self.general)}. Mark a test of such calls "
-                "general_path, and one of no public functions no_path"
+                f"none of {self.general} calls was direct. Mark a test of such calls general_path, and one of no "
+                "public functions no_path"
             )
-
-
-def what_the_native_module_says(call: Call, answer: Any) -> str:
-    """All that a call's path depends on, for a message."""
-    meaning = {None: "None (the general path's)", NotImplemented: "NotImplemented (not remembered)"}[answer]
-    return (
-        f"native answer: {meaning}; has a key: {call.has_key}; watched: {why_watched(call) or 'no'}; "
-        f"number of the callable: {core.recognise(call.callable) or 'none'}; gradients recorded: "
-        f"{torch.is_grad_enabled()}; remembered calls: {core.remembered_calls()}; specialization mode: "
-        f"{core.specialization_mode().name}; fp32: {torch.get_float32_matmul_precision()}"
-    )
 
 
 def check_same(call: Call, y: Tensor, expected: Tensor) -> None:
