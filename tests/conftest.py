@@ -24,6 +24,7 @@ from device_order import take_devices_in_turn  # noqa: E402
 take_devices_in_turn()
 
 from call_path import direct, expected_reason, is_checked  # noqa: E402
+from generators import FLOATS, GPU_WAYS, Way  # noqa: E402
 from plane_device import device as device  # noqa: E402
 from poison import poison  # noqa: E402
 from random_runs import report  # noqa: E402
@@ -110,6 +111,23 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
     """Both ways of a call without a GPU: PyTorch's own operations, and the operators' CPU implementations."""
     with use_operators_everywhere() if request.param == "operators" else contextlib.nullcontext():
         yield request.param
+
+
+@pytest.fixture(
+    params=[
+        *((way, dtype, "highest") for way in ("composed", "operators") for dtype in FLOATS),
+        *(pytest.param(of_gpu, marks=pytest.mark.gpu) for of_gpu in GPU_WAYS),
+    ],
+    ids=lambda param: f"{param[0]} {str(param[1]).removeprefix('torch.')} {param[2]}",
+)
+def way(request: pytest.FixtureRequest) -> Iterator[Way]:
+    """As `path`, and the kernels of a GPU; each with every type."""
+    name, dtype, precision = request.param
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    with use_operators_everywhere() if name == "operators" else contextlib.nullcontext():
+        yield Way("cuda" if name == "kernels" else "cpu", dtype)
+    torch.set_float32_matmul_precision(before)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,17 @@ EPILOGUES: dict[str, tuple[Callable[..., Tensor], int]] = {
     "two_operands": (lambda z, a, b: (z - a) * torch.rsqrt(b * b + 1.0), 2),
     "four_operands": (lambda z, a, b, c, d: (z * a + b) * torch.tanh(c) - d / 3, 4),
 }
+
+
+class Way(NamedTuple):
+    """A way of a call, of those that the fixture `way` has: its device, and the type of its tensors."""
+
+    device: str
+    dtype: torch.dtype
+
+
+# Of kernels: how the fixture is asked for them, with fp32 in both of PyTorch's precisions.
+GPU_WAYS = (*(("kernels", dtype, "highest") for dtype in FLOATS), ("kernels", torch.float32, "high"))
 
 # How a matrix of the same values can lie in memory. Each takes a contiguous [R, C].
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {

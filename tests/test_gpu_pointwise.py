@@ -1,4 +1,4 @@
-"""`cutfuse.pointwise` on a GPU: every op, type and layout, against fp64."""
+"""`cutfuse.pointwise` on a GPU: every op and type, against fp64. Layouts and reductions are test_kernels_gpu.py's."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from generators import EPILOGUES, FLOATS, REDUCTIONS, assert_no_worse, eager_reduce, operands_for, slack_for, to_double
-from gpu_tensors import DEVICE, VIEWS, randn
+from generators import EPILOGUES, FLOATS, assert_no_worse, operands_for, slack_for, to_double
+from gpu_tensors import DEVICE, randn
 from torch import Tensor
 
 import cutfuse
@@ -73,41 +73,6 @@ def test_epilogues(name: str, shape: tuple[int, int], dtype: torch.dtype) -> Non
     assert_no_worse(actual, fn(x, *operands), fn(x.double(), *to_double(*operands)), slack=slack_for(dtype))
 
 
-# Views that a row over two of their dimensions leaves with four.
-FOUR_DIMENSIONS = ("contiguous", "sliced", "offset", "expanded")
-
-
-@pytest.mark.general_path(
-    "row and view have four dimensions together", when=lambda case: case["view"] in FOUR_DIMENSIONS
-)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("view", VIEWS)
-def test_any_strides(view: str, dtype: torch.dtype) -> None:
-    x = VIEWS[view](randn(3, 4, 50, 66, dtype=dtype))
-    row = randn(x.shape[1], 1, x.shape[3], dtype=dtype)
-    actual = cutfuse.pointwise(lambda z, r: torch.tanh(z) * r, x, row)
-    assert actual.stride() == torch.empty_like(x).stride()
-    assert_no_worse(actual, torch.tanh(x) * row, torch.tanh(x.double()) * row.double())
-
-
-@pytest.mark.general_path("tensors are cast, or empty")
-def test_integers_and_empty_tensors() -> None:
-    torch.testing.assert_close(
-        cutfuse.sigmoid(torch.arange(3, device=DEVICE)), torch.sigmoid(torch.arange(3.0, device=DEVICE))
-    )
-    assert cutfuse.sigmoid(torch.empty(0, 3, device=DEVICE)).shape == (0, 3)
-
-
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_more_than_2_31_elements(dtype: torch.dtype) -> None:
-    rows, columns = 3, 2**30 + 11
-    x = torch.empty(rows, columns, dtype=dtype, device=DEVICE).normal_()
-    y = cutfuse.sigmoid(x)
-    for part in (slice(0, 1000), slice(columns - 1000, columns)):
-        exact = torch.sigmoid(x[:, part].double())
-        assert_no_worse(y[:, part], torch.sigmoid(x[:, part]), exact, slack=2.0)
-
-
 # Of one argument: rows of the op table, and compositions.
 FUNCTIONS = {
     **{op.name: op.function for op in op_table().ops if op.arity == 1 and not op.parameters},
@@ -133,72 +98,3 @@ def test_values_and_slopes_at_special_points_are_pytorchs(name: str, dtype: torc
         return
     slopes = [torch.autograd.grad(y.sum(), x)[0] for y, x in ((found, own), (expected, given))]
     torch.testing.assert_close(*slopes, equal_nan=True)
-
-
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("op", ["sum", "logsumexp"])
-@pytest.mark.parametrize("view", VIEWS)
-def test_reductions_of_any_strides(view: str, op: str, dtype: torch.dtype) -> None:
-    # Reduced over all dimensions a draw is one number, whose error is chance: 8 of them average out.
-    draws = [VIEWS[view](randn(3, 4, 50, 66, dtype=dtype, seed=seed)) for seed in range(8)]
-    for dims in (dims for count in range(1, 5) for dims in itertools.combinations(range(4), count)):
-        actual = torch.stack([cutfuse.reduce(x, dims, op) for x in draws])
-        eager = torch.stack([eager_reduce(x, dims, op) for x in draws])
-        exact = torch.stack([eager_reduce(x.double(), dims, op) for x in draws])
-        assert_no_worse(actual, eager, exact, slack=slack_for(dtype))
-
-
-@pytest.mark.general_path("the dimensions have no common layout", when=lambda case: case["dim"] == (0, 2))
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("op", REDUCTIONS)
-@pytest.mark.parametrize(
-    ("shape", "dim"),
-    [
-        ((1000, 1), 1),
-        ((1, 300001), 1),
-        ((300001, 1), 0),
-        ((4097, 33), 1),
-        ((4097, 33), 0),
-        ((3, 5001, 7), 1),
-        ((16, 512, 511), 1),
-        ((5, 7, 11), (0, 2)),
-        ((64, 4096), None),
-    ],
-    ids=str,
-)
-def test_reductions(shape: tuple[int, ...], dim, op: str, dtype: torch.dtype) -> None:
-    x = randn(*shape, dtype=dtype)
-    dims = tuple(range(len(shape))) if dim is None else dim
-    actual = cutfuse.reduce(x, dim, op, prologue=lambda z: z * 0.5 + 1)
-    y = x * 0.5 + 1
-    assert_no_worse(
-        actual, eager_reduce(y, dims, op), eager_reduce(x.double() * 0.5 + 1, dims, op), slack=slack_for(dtype)
-    )
-    assert torch.equal(actual, cutfuse.reduce(x, dim, op, prologue=lambda z: z * 0.5 + 1))
-
-
-@pytest.mark.parametrize("op", REDUCTIONS)
-def test_reductions_of_special_values(op: str) -> None:
-    values = (0.0, 1.0, float("inf"), float("-inf"), float("nan"))
-    x = torch.tensor(list(itertools.product(values, repeat=3)), device=DEVICE)
-    for t, dim in ((x, 1), (x.t().contiguous(), 0), (x.repeat(1, 100), 1)):
-        torch.testing.assert_close(cutfuse.reduce(t, dim, op), eager_reduce(t, dim, op), equal_nan=True)
-
-
-@pytest.mark.general_path("tensors are integers, or empty")
-def test_reductions_of_integers_and_empty_tensors() -> None:
-    assert cutfuse.sum(torch.arange(10, device=DEVICE)).item() == 45
-    empty = torch.empty(0, 3, device=DEVICE)
-    torch.testing.assert_close(cutfuse.sum(empty, 0), torch.zeros(3, device=DEVICE))
-    with pytest.raises(IndexError):
-        cutfuse.reduce(empty, 0, "amax")
-
-
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_reductions_of_more_than_2_31_elements(dtype: torch.dtype) -> None:
-    x = torch.empty(3, 2**30 + 11, dtype=dtype, device=DEVICE).normal_()
-    total = cutfuse.reduce(x, 1, out_dtype=torch.float32)
-    exact = torch.stack([sum(part.double().sum() for part in row.split(2**26)) for row in x])
-    torch.testing.assert_close(total.double(), exact, rtol=1e-4, atol=0.5)
-    column_sums = cutfuse.reduce(x, 0, out_dtype=torch.float32)
-    torch.testing.assert_close(column_sums[-1000:], x[:, -1000:].float().sum(0))

@@ -300,11 +300,12 @@ def test_empty() -> None:
     assert cuda.pointwise(empty, (), text_of(sigmoid), torch.float32).shape == (0, 4, 4)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [(1 << 31) + 24, (1 << 31) + 27])
-def test_more_than_2_31_elements(columns: int) -> None:
-    x = torch.zeros((1, 1, columns), dtype=torch.bfloat16, device=cases.DEVICE)
+def test_more_than_2_31_elements(columns: int, dtype: torch.dtype) -> None:
+    x = torch.zeros((1, 1, columns), dtype=dtype, device=cases.DEVICE)
     x[..., -30:] = 3.0
-    y = cuda.pointwise(x, (), text_of(chain), torch.bfloat16)
+    y = cuda.pointwise(x, (), text_of(chain), dtype)
     assert_within(y[..., -40:], chain(x[..., -40:].double()), 4e-6)
     assert y[..., 1 << 30] == 0
     assert reduce(x.view(1, columns, 1), "sum", torch.float32).item() == 90
