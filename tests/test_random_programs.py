@@ -5,6 +5,7 @@ What compares them is tested with functions in the place of a GPU.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import interpreted_and_compiled
@@ -48,11 +49,32 @@ def check_layer(program: Program, seed: int) -> None:
     assert_same_layer(arguments, kernels_for(arguments)[:1])
 
 
+# Rows and columns of one block and many, of whole steps and of none, of one chunk and several.
+REDUCED = [(3, 8), (70, 72), (513, 264), (2, 70000), (40000, 16), (4096, 8192), (8192, 1096), (5, 3000, 24)]
+# How an operand lies in memory, made of one with eight columns more.
+LAYOUTS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda r: r[..., :-8].contiguous(),
+    lambda r: r[..., 8:],
+    lambda r: r[..., 1:-7],
+    lambda r: r[..., :-8].mT.contiguous().mT,
+    lambda r: r[..., :1, :-8].contiguous(),
+    lambda r: r[..., :1].contiguous(),
+    lambda r: r[..., :1, :1].contiguous(),
+)
+
+
 def check_reduction(program: Program, seed: int) -> None:
-    """But for a mere factor, by which sums are multiplied."""
+    """But for a mere factor, by which sums are multiplied. Of any shape, with operands of any layout and type."""
     if program.native.scaling is None:
-        x, *operands = (randn(*SHAPE, dtype=dtype_of(seed), seed=place) for place in range(1 + OPERANDS))
-        assert_same_reduction(program, x, operands, REDUCTIONS[seed // 6 % len(REDUCTIONS)], -1 - seed % 2)
+        choose = random.Random(seed)
+        *leading, columns = choose.choice(REDUCED)
+        x = randn(*leading, columns, dtype=dtype_of(seed))
+        x.view(-1)[: len(SPECIAL)] = torch.tensor(SPECIAL, device=DEVICE)[: x.numel()].to(x.dtype)
+        operands = [
+            choose.choice(LAYOUTS)(randn(*leading, columns + 8, dtype=choose.choice(FLOATS), seed=1 + place))
+            for place in range(OPERANDS)
+        ]
+        assert_same_reduction(program, x, operands, choose.choice(REDUCTIONS), choose.choice((-1, -2)))
 
 
 def check_gradients(program: Program, seed: int) -> None:
