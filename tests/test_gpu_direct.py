@@ -12,7 +12,6 @@ from emulated_device import READERS, direct_calls, paused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_direct_calls import DTYPES, EPILOGUES, KINDS, make_operand
-from test_direct_surroundings import Operators, Tagged
 from threads import run_in_threads
 from torch import Tensor
 
@@ -224,16 +223,6 @@ def test_a_graph_captures_it(reader: str) -> None:
         assert torch.equal(y, cutfuse.linear(x, weight, epilogue=torch.relu, reduce="amax"))
 
 
-def test_results_are_inference_tensors_in_inference_mode(reader: str) -> None:
-    x, weight = torch.randn(64, 256).bfloat16().cuda(), torch.randn(256, 256).bfloat16().cuda()
-    before = direct_calls()
-    with torch.inference_mode():
-        ys = [cutfuse.linear(x, weight, epilogue=torch.relu) for _ in range(3)]
-    assert direct_calls() == before + 2
-    assert all(y.is_inference() for y in ys)
-    assert not cutfuse.linear(x, weight, epilogue=torch.relu).is_inference()
-
-
 def sample_layer(index: int, columns: int = 256) -> tuple[Tensor, Tensor]:
     x, weight = torch.randn(64, 256), torch.randn(columns, 256)
     return x.bfloat16().cuda(index), weight.bfloat16().cuda(index)
@@ -301,35 +290,3 @@ def test_a_fused_layer_is_the_first_work_of_a_thread(reader: str) -> None:
     torch.cuda.synchronize()
     assert direct_calls() == before + 2
     assert all(torch.equal(y, expected) for y in found)
-
-
-def test_64_threads_call_different_layers(reader: str) -> None:
-    layers = [sample_layer(0, 8 * (1 + k)) for k in range(64)]
-    torch.cuda.synchronize()
-
-    def work(k: int) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            for _ in range(10):
-                check_layer(layers[k])
-            torch.cuda.current_stream().synchronize()
-
-    before = direct_calls()
-    run_in_threads([lambda k=k: work(k) for k in range(64)])  # type: ignore[misc]
-    assert direct_calls() - before >= 64 * 8
-
-
-def test_modes_and_subclasses_take_the_general_path(reader: str) -> None:
-    x, weight = sample_layer(0)
-    for _ in range(2):
-        check_layer((x, weight))
-    rest = (weight, None, torch.relu, (), None, False, None)
-    assert isinstance(core.call_linear(x, *rest), Tensor)
-    with Operators() as watching:
-        y = cutfuse.linear(x, weight, epilogue=torch.relu)
-        assert core.call_linear(x, *rest) is None
-    assert any("cutfuse" in str(function) for function in watching.seen)
-    tagged = cutfuse.linear(x.as_subclass(Tagged), weight, epilogue=torch.relu)
-    assert type(tagged) is Tagged
-    assert core.call_linear(x.as_subclass(Tagged), *rest) is None
-    assert torch.equal(y, cutfuse.linear(x, weight, epilogue=torch.relu))
-    assert torch.equal(tagged.as_subclass(Tensor), y)
