@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-import random
-import re
 from collections import Counter
 from itertools import product
 
 import pytest
 import torch
-from bench_runs import parts_of
 
 from bench import chain_suite
 from bench.accuracy import WRONG_ABOVE
-from bench.chain_suite import AUTOTUNED, QUICK, QUOTAS, SHAPES, all_cases, chains_of, gflop, operand_bytes, sizes_of
+from bench.chain_suite import QUOTAS, SHAPES, all_cases, chains_of, gflop, operand_bytes
 from bench.chains import (
     FULL,
-    LARGEST,
     LIGHT,
     LIGHT_ALONE,
-    NORMAL,
-    PARAMETERS,
     SPECIAL,
-    UNARY,
     Chain,
-    Draw,
     Operand,
-    combined,
-    drawn_chain,
     drawn_chains,
-    evaluator,
-    image,
 )
-from bench.contenders import AUTOTUNE, MM, POINTWISE, PRODUCT
 from bench.suite import Case
 from bench.workloads import PRECISIONS, REDUCTIONS, dimensions
-from cutfuse.epilogue import op_table, split_affine
+from cutfuse.epilogue import split_affine
 from cutfuse.epilogue.resolve import resolve
 
 CASTS = {"half", "bfloat16", "float", "copy"}
-LIGHT_OPS = {"relu", "leaky_relu", "clamp", "clamp_open", "minimum", "add", "mul", "hardswish"}
-SPECIAL_OPS = {"sigmoid", "silu"}
 
 
 def ops_of(chain: Chain) -> list[str]:
@@ -54,13 +39,6 @@ def ops_of(chain: Chain) -> list[str]:
 )
 def test_a_chain_has_as_many_operations_as_it_says(chain: Chain) -> None:
     assert len(ops_of(chain)) == chain.ops
-
-
-def test_what_moves_data_has_light_operations_and_two_special_ones() -> None:
-    assert set(ops_of(LIGHT)) | set(ops_of(LIGHT_ALONE)) <= LIGHT_OPS
-    assert sorted(set(ops_of(SPECIAL)) - LIGHT_OPS) == sorted(SPECIAL_OPS)
-    assert sum(op in SPECIAL_OPS for op in ops_of(SPECIAL)) == 2
-    assert any(operand.kind == FULL for operand in LIGHT.operands)
 
 
 def test_the_chains_are_of_every_kind_that_the_grid_names() -> None:
@@ -101,16 +79,6 @@ def test_chains_are_tame(seed: int, precision: str) -> None:
         assert relative_error(chain, precision) < 0.5 * WRONG_ABOVE[precision], chain
 
 
-def test_mixed_operands_have_another_type_and_the_result_the_products() -> None:
-    operand = Operand(FULL, is_mixed=True)
-    assert [operand.precision(name) for name in ("bf16", "fp16", "tf32", "fp32")] == ["fp32", "fp32", "bf16", "bf16"]
-    for chain in chains_of(0):
-        if any(own.is_mixed for own in chain.operands):
-            z = torch.zeros(2, 3, dtype=torch.bfloat16)
-            tensors = [torch.zeros(own.shape(2, 3), dtype=torch.float32) for own in chain.operands]
-            assert chain.function(z, *tensors).dtype == torch.bfloat16
-
-
 def test_what_is_drawn_depends_on_the_seed_alone() -> None:
     assert drawn_chains(0) == drawn_chains(0)
     assert drawn_chains(0) != drawn_chains(1)
@@ -118,41 +86,6 @@ def test_what_is_drawn_depends_on_the_seed_alone() -> None:
     chain_suite.all_cases.cache_clear()
     assert [case.title for case in all_cases(False, False, 0)] == titles
     assert [case.title for case in all_cases(False, False, 1)] != titles
-
-
-def test_a_draw_takes_no_operation_that_is_wild_or_does_nothing() -> None:
-    table = op_table()
-    assert image(table.op("exp"), NORMAL) is None  # too large
-    assert image(table.op("log1p"), NORMAL) is None  # no number
-    assert image(table.op("relu"), (1.0, 3.0)) is None  # the same
-    assert image(table.op("sigmoid"), (4.0, 6.0)) is None  # hardly varies
-    assert image(table.op("sin"), (-30.0, 30.0)) is None  # makes more of errors
-    assert image(table.op("tanh"), NORMAL) == pytest.approx((-1.0, 1.0), abs=1e-4)
-    assert combined(table.op("mul"), NORMAL, NORMAL) == (-36.0, 36.0)
-    assert combined(table.op("mul"), NORMAL, (-7.0, 7.0)) is None
-    assert LARGEST < 42
-
-
-def test_operations_are_spelt_as_the_table_has_them() -> None:
-    x = torch.linspace(0.5, 1.0, 5, dtype=torch.float64)
-    for name in UNARY:
-        op = op_table().op(name)
-        if name not in PARAMETERS:
-            assert torch.equal(evaluator(op)(x), op.compose([x], [default for _, default in op.parameters])), name
-    assert evaluator(op_table().op("clamp"))(torch.tensor([-9.0, 9.0])).tolist() == [-2.0, 3.0]
-
-
-def test_every_operand_of_a_drawn_chain_is_used() -> None:
-    for seed in range(20):
-        for operands in ((), (Operand(FULL),), (Operand("row"), Operand("column"), Operand("scalar"))):
-            chain = drawn_chain("some", Draw(3, operands), random.Random(seed))
-            names = set(re.findall(r"\b[abc]\b", " ".join(chain.lines)))
-            assert names == set("abc"[: len(operands)]), chain.lines
-
-
-def contenders_of(case: Case) -> tuple[str, ...]:
-    """Who runs a case of launches."""
-    return parts_of(case)[1]
 
 
 def products(quick: bool = False) -> list[Case]:
@@ -175,32 +108,6 @@ def test_cases_are_spread_over_the_grid() -> None:
         assert {len(chain.operands) for chain in own} == {0, 1, 3}
         assert {chain.reduce for chain in own} == {None, "sum", "amax", "logsumexp"}
         assert {chain.has_full for chain in own} == {True, False}
-
-
-def test_max_autotune_has_part_in_some_of_the_16_bit_cases_of_every_shape() -> None:
-    cases = [case for case in products() if AUTOTUNE in contenders_of(case)]
-    assert len(cases) == AUTOTUNED == 24
-    assert {case.precision for case in cases} == {"bf16", "fp16"}
-    assert {case.shape for case in cases} == set(map(dimensions, SHAPES))
-    assert len({case.variant for case in cases}) > 8
-    assert min(case.seconds for case in cases) > 40 > max(case.seconds for case in products(quick=True))
-
-
-def test_a_quick_run_is_the_beginning_of_the_draw() -> None:
-    cases = products(quick=True)
-    assert [case.title for case in cases] == [case.title for case in products()[:QUICK]]
-    assert len({case.shape for case in cases}) >= 6
-    assert {case.precision for case in cases} == set(QUOTAS)
-
-
-def test_what_bounds_a_case_is_measured_where_a_target_names_it() -> None:
-    chains = {chain.name: chain for chain in chains_of(0)}
-    for case in products():
-        is_large = gflop(sizes_of(case.as_dict())) >= 40
-        is_bounded = case.precision != "fp32" and is_large and not chains[case.variant].has_full
-        assert (POINTWISE in contenders_of(case)) == is_bounded
-        assert (PRODUCT in contenders_of(case)) == (case.precision == "fp32")
-        assert MM in contenders_of(case)
 
 
 def test_sizes_and_bytes() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,6 @@ import cutfuse
 from bench import fp32_suite as suite
 from bench.accuracy import WRONG_ABOVE, relative_error
 from bench.contenders import CONTENDERS, FUSED, KEPT
-from bench.fp32_suite import GOALS, RIVALS
 from bench.workloads import Reference, Run, Workload
 from cutfuse.precision import product_mode
 
@@ -23,18 +21,6 @@ def built(group: str, shape: str = "") -> Workload:
     """The first small case of a group, or with that shape."""
     cases = suite.fp32_suite(True, False, 0)
     return parts_of(next(case for case in cases if case.group == group and shape in case.shape))[0](CPU)
-
-
-def test_the_full_suite_has_every_cell_and_who_the_goals_are_of() -> None:
-    cases = list(suite.fp32_suite(small=False, quick=False, seed=0))
-    groups = Counter(case.group for case in cases)
-    assert (groups.pop(suite.PRODUCT), groups.pop(suite.SKINNY)) == (45, 28)
-    assert set(groups.values()) == {1}
-    assert [case.group for case in cases[:2]] == [suite.RESIDUAL, suite.ROW_SUM]  # while there is time to compile
-    for case in cases[:-1]:
-        contenders = parts_of(case)[1]
-        assert set(RIVALS.get(case.group, ("mm",))) < set(contenders) <= set(CONTENDERS)
-    assert {goal.what.split(", ")[0] for goal in GOALS} == {case.group for case in cases[:-1]}
 
 
 def test_kept_planes_are_those_of_the_same_weight() -> None:

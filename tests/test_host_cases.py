@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +12,7 @@ import cutfuse
 from bench import host_calls, host_run
 from bench import host_suite as suite
 from bench.accuracy import WRONG_ABOVE
-from bench.host_run import CUTFUSE, HOST, PYTORCH, WHOLE, Calls, Group
+from bench.host_run import CUTFUSE, PYTORCH, Calls, Group
 from bench.mlp_blocks import build_stacks
 from bench.suite import Case
 
@@ -68,14 +66,6 @@ def test_every_group_is_measured_and_titles_are_its_own() -> None:
     assert {group for group in groups if not group.compiles} == small
 
 
-def test_quick_cases_are_among_the_full_ones_and_what_compiles_is_last() -> None:
-    full, quick = ([case.title for case in suite.host_suite(small=False, quick=quick)] for quick in (False, True))
-    assert set(quick) < set(full)
-    compiles = [group_of(case).compiles for case in suite.host_suite(small=False, quick=True)]
-    assert compiles == sorted(compiles)
-    assert sum(compiles) == 3
-
-
 def test_cases_compile_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[object] = []
     monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
@@ -104,25 +94,6 @@ def test_drawn_shapes_are_always_the_same_and_spread_over_their_range() -> None:
         for shape in suite.drawn_shapes(100, rows, suite.Range(64, 1024), odd_ones=False)
         for size in shape[1:]
     )
-
-
-def test_what_the_host_is_timed_on_keeps_the_device_waiting() -> None:
-    for case in suite.host_suite(small=False, quick=False):
-        if group_of(case).time == HOST:
-            sizes = [int(size) for size in case.shape.split("x")]
-            assert math.prod(sizes) <= 1 << 29  # 1.1 GFLOP: about 2 us on an H200 in bf16, 20 us in fp32
-
-
-def test_fp32_sizes_and_stacks_are_those_of_the_targets() -> None:
-    cases = list(suite.host_suite(small=False, quick=False))
-    drawn = [tuple(map(int, case.shape.split("x"))) for case in cases if group_of(case) == suite.DRAWN_GELU]
-    assert len(drawn) == 40
-    assert all(1 <= m <= 4096 and min(n, k) >= 256 and max(n, k) <= 8192 for m, n, k in drawn)
-    labels = ["12 blocks 384/1536, 197 rows", "12 blocks 768/3072, 1576 rows"]
-    for group in (suite.FORWARD, suite.TRAINING_BLOCKS, suite.COMPILED_FORWARD):
-        assert group.time == WHOLE
-        more = [] if group.compiles else ["12 blocks 768/3072, 12608 rows"]
-        assert [case.shape for case in cases if group_of(case) == group] == labels + more
 
 
 def test_the_lambda_is_new_on_each_call(monkeypatch: pytest.MonkeyPatch) -> None:

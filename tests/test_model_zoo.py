@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import nn
 
 from bench.machine import installed_version
 from bench.model_errors import in_fp64, output_of, widened_inputs
-from bench.model_zoo import FORWARD, MODELS, TRAINING, Batches, Model
+from bench.model_zoo import FORWARD, MODELS, TRAINING, Model
 
 CPU = torch.device("cpu")
 pytestmark = [
@@ -93,21 +92,3 @@ def test_the_cache_of_one_token_is_rewound(model: Model, kind: str) -> None:
             results.append(inputs.call(module))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
-
-
-def test_the_mlps_are_those_of_dlrm() -> None:
-    widths = {}
-    for model in MODELS[:2]:
-        module = model.build(False, torch.float32, CPU, seed=0)
-        layers = [layer for layer in module if isinstance(layer, nn.Linear)]
-        widths[model.name] = [layers[0].in_features, *(layer.out_features for layer in layers)]
-        assert sum(isinstance(layer, nn.ReLU) for layer in module) == (3 if "bottom" in model.name else 4)
-    assert widths["DLRM bottom MLP"] == [13, 512, 256, 128]
-    assert widths["DLRM top MLP"] == [479, 1024, 1024, 512, 256, 1]
-    assert isinstance(module[-1], nn.Sigmoid)
-
-
-def test_small_batches_of_small_models() -> None:
-    assert Batches(1, 256, 64).reduced() == Batches(1, 4, 4)
-    assert Batches(2048, 65536, 65536).reduced() == Batches(32, 128, 128)
-    assert Batches(1, 64, None).reduced() == Batches(1, 4, None)
