@@ -18,8 +18,8 @@ import pytest
 import torch
 from compiled_epilogues import FakeCompiler, compiled_by, core, kernels_of
 from compiled_epilogues import compiler as compiler
-from emulated_device import direct_calls, paused
 from emulated_device import launches as launches
+from emulated_device import paused
 from emulated_launches import EmulatedLaunches
 from torch import Tensor
 
@@ -57,22 +57,6 @@ def call() -> Tensor:
     expected = layer(x.float() @ weight.float().T, r.float())
     torch.testing.assert_close(y.float(), expected, rtol=1e-2, atol=1e-2)
     return y
-
-
-def test_calls_interpret_until_the_epilogue_is_compiled(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
-    compiler.may_go_on.clear()
-    results = [call()]
-    before = direct_calls()
-    results += [call_generally(), call()]
-    assert direct_calls() == before + 1
-    assert kernels_of(launches) == [INTERPRETED] * 3
-    compiler.may_go_on.set()
-    assert cutfuse.wait(30) == 1
-    results += [call_generally(), call()]
-    assert direct_calls() == before + 2
-    assert kernels_of(launches) == [0x1001, 0x1001]
-    assert all(torch.equal(results[0], result) for result in results)
-    assert len(compiler.compiled) == 1
 
 
 def test_now_waits_for_what_the_background_has_begun(compiler: FakeCompiler, launches: EmulatedLaunches) -> None:
@@ -173,27 +157,6 @@ def test_waiting_has_a_limit(compiler: FakeCompiler, launches: EmulatedLaunches)
         cutfuse.wait(0.05)
     compiler.may_go_on.set()
     assert cutfuse.wait() == 1
-
-
-def test_nothing_is_started_while_a_graph_is_captured(
-    compiler: FakeCompiler, launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(specialize, "_is_capturing", lambda: True)
-        for mode in ("background", "now"):
-            with cutfuse.specialization(mode):
-                call()
-                call_generally()
-    assert not compiler.compiled
-    before = direct_calls()
-    compiler.may_go_on.clear()
-    call()
-    assert direct_calls() == before, "a captured call is not remembered with an epilogue that nobody has asked for"
-    compiler.may_go_on.set()
-    cutfuse.wait(30)
-    call()
-    assert direct_calls() == before + 1
-    assert kernels_of(launches) == [INTERPRETED] * 5 + [0x1001]
 
 
 def test_a_capture_waits_for_what_has_been_started(

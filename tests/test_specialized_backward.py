@@ -200,13 +200,6 @@ def test_a_gradient_that_the_kernel_does_not_take(launches: EmulatedLaunches) ->
     assert len(backward_kernels(launches)) == 2
 
 
-def test_nothing_is_compiled_in_the_mode_off(launches: EmulatedLaunches) -> None:
-    with compiler() as compiled, cutfuse.specialization("off"):
-        train(bias=True)
-    assert compiled.asked == []
-    assert backward_kernels(launches) == [0, 0]
-
-
 def differentiate(wanted: list[int], column_sum: bool, grad: Tensor, x: Tensor, r: Tensor) -> list[Tensor]:
     return cuda.pointwise_backward(grad, x, [r], GATED, "none", None, wanted, column_sum)
 
