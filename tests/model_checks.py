@@ -67,19 +67,30 @@ def run(model: Model, inputs: Sequence[Any]) -> tuple[list[Tensor], list[Tensor 
     return outputs, list(torch.autograd.grad(loss, leaves, allow_unused=True))
 
 
-def compare(model: Model, inputs: Sequence[Any], **options: Any) -> Collector:
-    """Compiles a model with the fusion, and asserts that it does what the model does. Gives what was fused."""
+def compare(
+    model: Model,
+    inputs: Sequence[Any],
+    symbols: Sequence[tuple[int, int]] = (),
+    check_strides: bool = False,
+    **options: Any,
+) -> Collector:
+    """Compiles a model with the fusion, and asserts that it does what the model does. Gives what was fused.
+
+    symbols: inputs and their dimensions whose sizes are such.
+    """
     torch._dynamo.reset()
     collector = Collector()
     own = [copy.deepcopy(model) if isinstance(model, nn.Module) else model for _ in range(2)]
     given = [_copies(inputs) for _ in range(2)]
     expected, expected_gradients = run(own[0], given[0])
+    for place, dimension in symbols:
+        torch._dynamo.mark_dynamic(given[1][place], dimension)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="cutfuse leaves")
         actual, gradients = run(torch.compile(own[1], backend=collector, **options), given[1])
     assert [y.requires_grad for y in actual] == [y.requires_grad for y in expected]
     for found, reference in zip(actual, expected, strict=True):
-        _assert_close(found, reference)
+        _assert_close(found, reference, check_strides)
     is_rounded = any(report.dtype is torch.bfloat16 for report in collector.reports)
     for found, reference in zip(gradients, expected_gradients, strict=True):
         assert (found is None) == (reference is None)
@@ -89,6 +100,22 @@ def compare(model: Model, inputs: Sequence[Any], **options: Any) -> Collector:
         if isinstance(found, Tensor):
             _assert_close(found.detach(), reference.detach())
     return collector
+
+
+def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
+
+
+def agree(
+    model: Model, given: Sequence[Tensor], needs_grad: Sequence[int] = (), symbols: Sequence[tuple[int, int]] = ()
+) -> list[ProductReport]:
+    """As `compare` of a model in one graph, and with the strides of its results. needs_grad: the inputs with gradients.
+
+    Gives what became of products.
+    """
+    inputs = [tensor.clone().requires_grad_(k in needs_grad) for k, tensor in enumerate(given)]
+    return compare(model, inputs, symbols, check_strides=True, fullgraph=True).reports
 
 
 def _copies(inputs: Sequence[Any]) -> list[Any]:
@@ -101,6 +128,9 @@ def _copies(inputs: Sequence[Any]) -> list[Any]:
     return copies
 
 
-def _assert_close(found: Tensor, reference: Tensor, is_rounded: bool = False) -> None:
-    tolerance = 3e-2 if is_rounded or torch.bfloat16 in (found.dtype, reference.dtype) else 1e-4
-    torch.testing.assert_close(found, reference, rtol=tolerance, atol=tolerance)
+def _assert_close(found: Tensor, reference: Tensor, is_rounded: bool = False, check_strides: bool = False) -> None:
+    if is_rounded or torch.bfloat16 in (found.dtype, reference.dtype):
+        tolerance = 3e-2
+    else:
+        tolerance = 1e-7 if found.dtype == torch.float64 else 1e-4
+    torch.testing.assert_close(found, reference, rtol=tolerance, atol=tolerance, check_stride=check_strides)

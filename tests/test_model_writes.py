@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from model_agreement import Model, agree, tensors
-from model_agreement import operators as operators
+from model_checks import Model, agree, tensors
 from torch import Tensor
+
+pytestmark = pytest.mark.usefixtures("everything_fuses", "one_thread")
 
 # Parts of a product's columns
 
