@@ -217,38 +217,6 @@ def test_special_values_come_out_where_cublas_has_them(name: str, route: str, mo
     assert (difference <= 1e-5 * exact.magnitude)[~special].all()
 
 
-@pytest.mark.parametrize("route", ["dX", "dW"])
-def test_backward_takes_the_mode_of_its_forward(route: str) -> None:
-    """The context is left before the backward pass, which autograd runs on a thread of its own."""
-    x, weight = sample("normal")
-    cublas = suite.ROUTES[route](suite.CUBLAS, x, weight)
-    results = {name: suite.ROUTES[route](name, x, weight) for name in ("guarded", "split3", "split6", "tf32")}
-    assert torch.equal(results["guarded"], results["split3"])
-    assert not torch.equal(results["split6"], results["split3"])
-    assert not torch.equal(results["guarded"], cublas)
-    exact = suite.Exact.of(x, weight)
-    assert suite.measure(results["tf32"], exact).frobenius > 1e-5
-
-    y_of = torch.zeros(ROWS, COLUMNS, device=x.device, requires_grad=True)
-    with cutfuse.precision("ieee"):
-        y = cutfuse.linear(y_of, weight.t().contiguous())
-    assert torch.equal(torch.autograd.grad(y, y_of, x)[0], torch.mm(x, weight.t().contiguous()))
-
-
-def test_compiled_function_reads_the_mode_when_it_runs() -> None:
-    x, weight = sample("normal")
-    compiled = torch.compile(
-        lambda x, w: cutfuse.linear(x, w, epilogue=torch.relu), fullgraph=True, backend="aot_eager"
-    )
-    found = {}
-    for name in ("guarded", "split6", "split3"):
-        with cutfuse.precision(suite.MODES[name]):
-            found[name] = compiled(x, weight)
-            assert torch.equal(found[name], cutfuse.linear(x, weight, epilogue=torch.relu))
-    assert torch.equal(found["guarded"], found["split3"])
-    assert not torch.equal(found["split6"], found["split3"])
-
-
 # Rows, columns, depth: whole tiles; parts of tiles and of blocks, and a last slice that is shorter; many slices of one
 # tile; a weight that the copy engine does not take.
 SHAPES = ((128, 1024, 8192), (257, 520, 4100), (16, 64, 32768), (100, 384, 5001))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import warnings
 from collections.abc import Callable
@@ -15,9 +14,6 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse import native
-from cutfuse.epilogue import op_table
-from cutfuse.epilogue.table import CONDITION, Op
-from cutfuse.layer import schema
 
 pytestmark = pytest.mark.gpu
 
@@ -81,29 +77,6 @@ def test_graphs_capture_on_a_side_stream(name: str) -> None:
         assert torch.equal(y, call(*inputs))
 
 
-@pytest.mark.general_path("gradients of a reduction")
-def test_graphs_capture_training() -> None:
-    module = cutfuse.nn.LinearSigmoidSum(64, 128).to(DEVICE)
-    x = torch.randn(32, 64, device=DEVICE)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            module.zero_grad(set_to_none=True)
-            module(x).sum().backward()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    module.zero_grad(set_to_none=True)
-    with torch.cuda.graph(graph):
-        module(x).sum().backward()
-    x.copy_(torch.randn(32, 64, device=DEVICE))
-    graph.replay()
-    captured = module.linear.weight.grad.clone()
-    module.zero_grad(set_to_none=True)
-    module(x).sum().backward()
-    assert torch.equal(captured, module.linear.weight.grad)
-
-
 @some_are_general
 @pytest.mark.parametrize("name", CALLS)
 def test_side_streams_are_respected(name: str) -> None:
@@ -134,32 +107,6 @@ def test_tensors_on_another_device_than_the_current_one(name: str) -> None:
         assert torch.cuda.current_device() == 0
     assert actual.device == torch.device("cuda", 1)
     assert torch.equal(actual.cpu(), expected.cpu())
-
-
-@pytest.mark.general_path("each call raises")
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")
-def test_two_devices_do_not_mix() -> None:
-    x, w, b, _ = make_inputs()
-    with pytest.raises(ValueError, match="x is on cuda:0 and weight on cuda:1"):
-        cutfuse.linear(x, w.to("cuda:1"), b)
-    with pytest.raises(ValueError, match="operand 0 is on cuda:1"):
-        cutfuse.pointwise(torch.add, x, x.to("cuda:1"))
-
-
-@pytest.mark.general_path("each call raises")
-def test_devices_do_not_mix_with_the_cpu() -> None:
-    x, w, b, r = make_inputs()
-    with pytest.raises(ValueError, match="weight on cpu"):
-        cutfuse.linear(x, w.cpu(), b)
-    with pytest.raises(ValueError, match="operand 0 is on cpu"):
-        cutfuse.linear(x, w, b, epilogue=torch.add, operands=(r.cpu(),))
-
-
-@some_are_general
-@pytest.mark.parametrize("name", CALLS)
-def test_two_runs_agree_bit_for_bit(name: str) -> None:
-    inputs = make_inputs(513, 1000, 336)
-    assert torch.equal(CALLS[name](*inputs), CALLS[name](*inputs))
 
 
 def allocated_by(call: Callable[[], Tensor]) -> int:
@@ -250,23 +197,6 @@ def test_compiled_training_is_the_compilers() -> None:
     assert not any("torch.ops.cutfuse" in code for code in codes)
 
 
-@pytest.mark.no_path("calls the operators")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_opcheck() -> None:
-    x, w, b, r = make_inputs(dtype=torch.float32)
-    program = "operands=1; tanh z; mul prev r0"
-    column, flat = r[:, :1].contiguous(), "operands=0"
-    for name, arguments in (
-        ("linear", (x, w, b, [r], program, torch.float32)),
-        ("linear_reduce", (x, w, b, [column], program, "sum", torch.float32)),
-        ("pointwise", (x, [x], program, torch.bfloat16)),
-        ("pointwise", (x.t(), [], flat, torch.float32)),
-        ("reduce", (r.view(129, 8, 33), [], flat, "amax", [1], torch.float32)),
-        ("pointwise_backward", (r, r, [b], program, "none", None, [0, 1], True)),
-    ):
-        torch.library.opcheck(getattr(schema, name), arguments)
-
-
 @pytest.mark.general_path("autocast")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("reduction", [None, *REDUCTIONS])
@@ -280,24 +210,6 @@ def test_autocast_gives_eagers_type(dtype: torch.dtype, reduction: str | None) -
         assert total.dtype == x.to(dtype).sum(1).dtype
     assert actual.dtype == eager.dtype
     torch.testing.assert_close(actual.float(), eager.float(), rtol=3e-2, atol=3e-2)
-
-
-@pytest.mark.general_path("autocast")
-@pytest.mark.parametrize("cast", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("op", [op for op in op_table().ops if CONDITION not in op.tensors], ids=lambda op: op.name)
-def test_every_op_has_the_type_that_autocast_gives(op: Op, cast: torch.dtype) -> None:
-    def fn(*tensors: torch.Tensor) -> torch.Tensor:
-        return op.compose(tensors, [default for _, default in op.parameters])
-
-    epilogue = cutfuse.Epilogue(fn, op.arity - 1)
-    for dtypes in itertools.product((torch.float16, torch.bfloat16, torch.float32), repeat=op.arity):
-        tensors = [torch.rand(64, device="cuda").to(dtype) for dtype in dtypes]
-        with torch.autocast("cuda", cast):
-            try:
-                expected = fn(*tensors).dtype
-            except RuntimeError:  # such as lerp of two types
-                continue
-            assert cutfuse.pointwise(fn, *tensors).dtype == epilogue(*tensors).dtype == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")  # PyTorch's own, while it imports Inductor

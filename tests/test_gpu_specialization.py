@@ -25,13 +25,12 @@ from interpreted_and_compiled import (
 )
 from interpreted_and_compiled import assert_same_layer as assert_same_bits
 from specialized_backward import MASKS
-from specialized_cases import GATED, LONG, program_inside, program_of
+from specialized_cases import LONG, program_inside, program_of
 from torch import Tensor
 
 import cutfuse
 from cutfuse import native
 from cutfuse.epilogue import Program, op_table
-from cutfuse.layer import cuda
 
 pytestmark = pytest.mark.gpu
 launches_a_plan = pytest.mark.no_path("launches plans, and calls no public function")
@@ -236,16 +235,6 @@ def test_many_processes_at_once(tmp_path: Path) -> None:
         finish(process)
 
 
-@launches_a_plan
-def test_requesting_under_every_mode() -> None:
-    arguments = layer(Program.parse("operands=0; tanh z; mul prev z"))
-    (kernel, *_) = kernels_for(arguments)
-    results = [run(arguments, mode, kernel) for mode in ("off", "background", "now")]
-    cutfuse.wait(60)
-    results.append(run(arguments, "background", kernel))
-    assert all(torch.equal(results[0].nan_to_num(), result.nan_to_num()) for result in results)
-
-
 # On a GPU: kernels with derivatives compiled in give the interpreting kernel's bits, and run when they are said to.
 
 
@@ -307,34 +296,3 @@ def test_a_trained_layer_has_the_same_gradients_before_and_after(dtype: torch.dt
     assert native.core.compiled_count() == 2
     for later in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], later, strict=True))
-
-
-@pytest.mark.general_path("a profiler, and a gradient of pointwise")
-@pytest.mark.filterwarnings("ignore:.*Profiler clears events:UserWarning")
-def test_a_profiler_shows_the_program_backwards() -> None:
-    x = torch.randn(256, 256, device="cuda").requires_grad_()
-    cutfuse.set_specialization("now")
-    try:
-        with torch.profiler.profile() as profile:
-            y = cutfuse.pointwise(lambda z: torch.tanh(z) * z, x)
-            y.backward(torch.ones_like(y))
-            torch.cuda.synchronize()
-    finally:
-        cutfuse.set_specialization("background")
-    assert any("pointwise_backward_float32_d0__tanh_mul" in event.key for event in profile.key_averages())
-
-
-@calls_an_operator
-def test_a_graph_has_what_is_ready_backwards() -> None:
-    program = Program.parse(GATED)
-    grad, x, r = (torch.randn(256, 512, device="cuda").bfloat16() for _ in range(3))
-    given = grad, x, [r], program.text, "none", None, [0, 1], True
-    with cutfuse.specialization("now"):
-        expected = cuda.pointwise_backward(*given)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = cuda.pointwise_backward(*given)
-    for tensor in captured:
-        tensor.fill_(float("nan"))
-    graph.replay()
-    assert all(torch.equal(a, b) for a, b in zip(expected, captured, strict=True))

@@ -151,41 +151,6 @@ def test_special_values(kernel: str, results: list[Tensor]) -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_linear(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """By the kernel that the planner chooses, or by cuBLAS where that is faster."""
-    epilogue, count = EPILOGUES["gelu_gate"]
-    x, weight, bias = make_inputs(*shape, dtype, DEVICE)
-    operands = operands_of(count, *shape[:2], dtype)
-    with cutfuse.specialization("now"):
-        y = cutfuse.linear(x, by_columns(weight), bias, epilogue=epilogue, operands=operands)
-    assert_right(y, x, weight, bias, epilogue, operands)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_training_step(dtype: torch.dtype) -> None:
-    x, weight, bias = make_inputs(4096, 4096, 2048, dtype, DEVICE)
-    grad = randn(4096, 4096, dtype=dtype, seed=4)
-
-    def step(given: Sequence[Tensor], layer: Callable[..., Tensor]) -> list[Tensor]:
-        tensors = [tensor.detach().requires_grad_() for tensor in given]
-        y = layer(*tensors)
-        return [y.detach(), *torch.autograd.grad(y, tensors, grad.to(y.dtype))]
-
-    def chain(z: Tensor) -> Tensor:
-        return F.gelu(z) * 0.5 + torch.sigmoid(z)
-
-    given = x, by_columns(weight), bias
-    with cutfuse.specialization("now"):
-        own = [step(given, lambda *tensors: cutfuse.linear(*tensors, epilogue=chain)) for _ in range(2)]
-    eager = step(given, lambda *tensors: chain(F.linear(*tensors)))
-    exact = step([tensor.double() for tensor in given], lambda *tensors: chain(F.linear(*tensors)))
-    for first, again, plain, wanted in zip(*own, eager, exact, strict=True):
-        assert torch.equal(first, again)
-        assert_no_worse(first, plain, wanted, slack=slack_for(dtype))
-
-
 @pytest.mark.no_path("a compiled model calls operators")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
