@@ -21,5 +21,6 @@ SUITES = {
     "random": Entry("bench.random_suite", "layers drawn anew for each --seed, beside eager PyTorch"),
     "head": Entry("bench.head_suite", "the loss of language models' heads, in time and memory, beside other libraries"),
     "mlp": Entry("bench.mlp_suite", "whole MLPs: forward, training step and what a step keeps"),
+    "bits": Entry("bench.bits_suite", "whether rows have the same bits in every batch, and what that takes"),
     "models": Entry("bench.model_suite", "whole models through torch.compile, with cutfuse and without"),
 }

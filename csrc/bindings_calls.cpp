@@ -108,13 +108,11 @@ CallPlan pointwise_call(Extents const& extents, LayoutTuple const& x, int out_dt
 
 CallPlan reduce_call(Extents const& extents, LayoutTuple const& x, int reduction, int out_dtype, Program const& program,
                      std::vector<LayoutTuple> const& operands, ResultTuple const& result, int64_t workspace_bytes,
-                     OptionalSpecialization const& specialization) {
+                     OptionalSpecialization const& specialization, bool batch_invariant) {
   check_extents("reduce_call", extents);
-  call::ReduceSteps const steps = {{extents[0], extents[1], extents[2]},
-                                   to_layout(x),
-                                   to_reduction(reduction),
-                                   to_dtype(out_dtype),
-                                   specialization.value_or(nullptr)};
+  call::ReduceSteps const steps = {
+      {extents[0], extents[1], extents[2]}, to_layout(x),   to_reduction(reduction), to_dtype(out_dtype),
+      specialization.value_or(nullptr),     batch_invariant};
   return make_plan(steps, program, operands, result, workspace_bytes);
 }
 
@@ -389,8 +387,11 @@ void bind_calls(py::module_& module) {
   module.def(
       "reduce_call", &reduce_call, py::arg("extents"), py::arg("x"), py::arg("reduction"), py::arg("out_dtype"),
       py::arg("program"), py::arg("operands"), py::arg("result"), py::arg("workspace_bytes"), py::arg("specialization"),
+      py::arg("batch_invariant") = false,
       "program(x, operands), layouts, reduced over the middle one of (outer, reduced, inner). specialization: the "
-      "program in the kernel that reduce_kernel names; None to interpret it.");
+      "program in the kernel that reduce_kernel names; None to interpret it. batch_invariant: the order in which a row "
+      "is "
+      "reduced depends on its length alone.");
   module.def(
       "backward_call", &backward_call, py::arg("extents"), py::arg("grad"), py::arg("x"), py::arg("program"),
       py::arg("operands"), py::arg("outputs"), py::arg("column_sum"), py::arg("specialization"),

@@ -116,6 +116,7 @@ class Recorder final : public Launcher {
     launch["count"] = problem.count;
     launch["out"] = address(problem.out);
     launch["out_dtype"] = static_cast<int>(problem.out_dtype);
+    launch["batch_invariant"] = problem.batch_invariant;
     callback_("finalize_partials", launch);
   }
 
@@ -155,6 +156,7 @@ class Recorder final : public Launcher {
     launch["out"] = address(problem.out);
     launch["out_dtype"] = static_cast<int>(problem.out_dtype);
     launch["workspace"] = address(problem.workspace);
+    launch["batch_invariant"] = problem.batch_invariant;
     callback_("reduce", launch);
   }
 

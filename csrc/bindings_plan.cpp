@@ -27,7 +27,7 @@ LinearRequest make_request(MatrixLayoutTuple const& x, MatrixLayoutTuple const& 
                            float epilogue_cost, std::optional<float> specialized_cost, float generated_cost,
                            float operand_bytes, float fetched_bytes, Precision precision, bool weight_has_planes,
                            bool stores_pre_activation, DeviceTuple const& device, Issuer issuer,
-                           std::vector<int64_t> joined_rows) {
+                           std::vector<int64_t> joined_rows, bool batch_invariant) {
   LinearRequest request = {};
   request.x = to_layout(x);
   request.weight = to_layout(weight);
@@ -46,6 +46,7 @@ LinearRequest make_request(MatrixLayoutTuple const& x, MatrixLayoutTuple const& 
   request.device = {std::get<0>(device), std::get<1>(device), std::get<2>(device)};
   request.issuer = issuer;
   request.joined_rows = std::move(joined_rows);
+  request.batch_invariant = batch_invariant;
   return request;
 }
 
@@ -123,7 +124,7 @@ void bind_request(py::module_& module) {
            py::arg("output"), py::arg("reduction"), py::arg("epilogue_cost"), py::arg("specialized_cost"),
            py::arg("generated_cost"), py::arg("operand_bytes"), py::arg("fetched_bytes"), py::arg("precision"),
            py::arg("weight_has_planes"), py::arg("stores_pre_activation"), py::arg("device"), py::arg("issuer"),
-           py::arg("joined_rows") = std::vector<int64_t>{},
+           py::arg("joined_rows") = std::vector<int64_t>{}, py::arg("batch_invariant") = false,
            "A matrix is (rows, columns, row stride, column stride, whether it begins at a multiple of 16 bytes), bias "
            "None or (stride, the same), device (compute capability's two numbers, multiprocessors). Strides are in "
            "elements; types and the reduction are codes of dtypes() and reductions(), 0 for no reduction. "
@@ -132,7 +133,9 @@ void bind_request(py::module_& module) {
            "weight_has_planes: those of the scheme that the precision takes first. stores_pre_activation: x @ weight.T "
            "+ bias is a second result. In compiled code the kernel behind "
            "cuBLAS's product is torch.compile's, and a graph's launches take nothing of the host. "
-           "joined_rows: the rows of each of several weights, which are `weight` together.");
+           "joined_rows: the rows of each of several weights, which are `weight` together. batch_invariant: a row's "
+           "bits are "
+           "the same however many rows x has.");
 }
 
 void bind_memory(py::module_& module) {
@@ -179,7 +182,8 @@ void bind_launches(py::module_& module) {
       .def_readonly("when", &FusedProduct::when);
   py::class_<FoldPartials>(module, "FoldPartials", "Folds the partials of a row reduction to the result.")
       .def_readonly("partials", &FoldPartials::partials)
-      .def_readonly("tiles", &FoldPartials::tiles);
+      .def_readonly("tiles", &FoldPartials::tiles)
+      .def_readonly("batch_invariant", &FoldPartials::batch_invariant);
   py::class_<CublasProduct>(module, "CublasProduct", "x @ weight.T + bias by PyTorch.");
   py::class_<PointwisePass>(module, "PointwisePass", "program(z, operands) over cuBLAS's result.")
       .def_readonly("in_place", &PointwisePass::in_place);

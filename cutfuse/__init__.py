@@ -8,6 +8,7 @@ from .compile import explain_model
 from .epilogue import Epilogue, EpilogueError
 from .explain import explain, is_available
 from .head import linear_cross_entropy, linear_logprob
+from .invariance import batch_invariant, get_batch_invariant, set_batch_invariant
 from .linear import linear
 from .mlp import mlp
 from .pointwise import pointwise, sigmoid
@@ -20,10 +21,12 @@ __all__ = [
     "Epilogue",
     "EpilogueError",
     "PreparedWeight",
+    "batch_invariant",
     "compile",
     "epilogue",
     "explain",
     "explain_model",
+    "get_batch_invariant",
     "get_precision",
     "get_specialization",
     "is_available",
@@ -37,6 +40,7 @@ __all__ = [
     "precision",
     "prepare",
     "reduce",
+    "set_batch_invariant",
     "set_precision",
     "set_specialization",
     "sigmoid",

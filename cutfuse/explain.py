@@ -19,11 +19,21 @@ from .composed import PyTorchCall
 from .epilogue import Program
 from .epilogue.errors import EpilogueError
 from .head import linear_cross_entropy, linear_logprob
+from .invariance import is_batch_invariant, require
 from .layer import autograd, schema
 from .layer.autograd import needs_gradient
 from .layer.call_plans import lay_out_pointwise, lay_out_reduction
 from .layer.layouts import dtype_codes, reduction_codes
-from .layer.linear_plan import KEEPS, FusedExplanation, explain_fused, matrices_of, predicted, rejected
+from .layer.linear_plan import (
+    KEEPS,
+    FusedExplanation,
+    explain_fused,
+    matrices_of,
+    plan_call,
+    predicted,
+    rejected,
+    require_kernel,
+)
 from .layer.planner import LinearArguments, why_no_kernels
 from .layer.prepared import Planes
 from .layer.specialize import Epilogues, explain_pass, find_row_reduction
@@ -46,6 +56,7 @@ _NO_KERNEL = "nothing: PyTorch's own operations run"
 _NO_PROGRAM = "nothing: the sums take the program's factors as weights, and do not run it"
 _STEP = "a step, because {} gradients; within torch.no_grad() it would be the forward pass alone"
 _EAGER = "{}; eager PyTorch, which runs a kernel for each operation, is not predicted"
+_INVARIANT = "a row has the same bits in every batch: kernels add in an order that the number of rows does not decide"
 _TERMINAL_WIDTH = 107  # 120 with the titles
 _HTML_CALL = "text-align: left; font-weight: bold"
 _HTML_TITLE = "text-align: left; vertical-align: top"
@@ -64,7 +75,8 @@ class Explanation:
     workspace_bytes: what a fused product allocates beside its result and frees again. compiles: what is compiled into a
     kernel because of this call, and when; or why nothing is. device: the card that this is predicted for, None where it
     is about the tensors' own device. trained: which tensors need gradients, so that a backward pass follows. baseline:
-    with what the predicted times were compared; empty where none were.
+    with what the predicted times were compared; empty where none were. bits: what holds of the result's bits within
+    `cutfuse.batch_invariant()`; empty outside of it.
     """
 
     call: str
@@ -79,6 +91,7 @@ class Explanation:
     device: str | None = None
     trained: tuple[str, ...] = ()
     baseline: str = ""
+    bits: str = ""
 
     def __str__(self) -> str:
         lines = [self.call]
@@ -109,6 +122,7 @@ class Explanation:
             ("path", (self.path,)),
             ("runs", self.steps),
             ("because", self.reasons),
+            ("bits", (self.bits,) if self.bits else ()),
             ("baseline", (self.baseline,) if self.baseline else ()),
             ("program", self.program.pretty().splitlines() if has_program else ()),
             ("compiles", () if is_composed else (self.compiles,)),
@@ -137,7 +151,29 @@ def explain(*args: Any, device: str | None = None, **kwargs: Any) -> Explanation
         tensors = call.tensors[:1] if isinstance(call, PyTorchCall) else [call.x]
         check_devices("explain", device, (t.device for t in tensors))
         trained = tuple(name for name, tensor in _named(call) if needs_gradient(tensor))
-        return replace(_explain(call), device=device, trained=trained)
+        return replace(_explain(call), device=device, trained=trained, bits=_bits(call))
+
+
+def _bits(call: Call) -> str:
+    """What a row's bits depend on within `cutfuse.batch_invariant()`, where the call may raise; empty outside of it."""
+    if not is_batch_invariant():
+        return ""
+    if isinstance(call, PyTorchCall):
+        require(call.because)
+    elif isinstance(call, PointwiseCall | ReduceCall):
+        require(call.composed_because)
+    for layer in [call] if isinstance(call, LinearCall) else _layers_of(call):
+        require(layer.composed_because)
+        program, reduction, out_dtype = layer.epilogue.program, layer.reduction, layer.out_dtype
+        if reduction != "none" and needs_gradient(layer.x, layer.weight, layer.bias, *layer.operands):
+            program, reduction, out_dtype = Program.parse(schema.IDENTITY), "none", layer.x.dtype
+        arguments = _arguments_of(layer, program, reduction, out_dtype)
+        require_kernel(plan_call(arguments), arguments)
+    return _INVARIANT
+
+
+def _layers_of(call: Call) -> list[LinearCall]:
+    return [layer for _, layer in call.forward] if isinstance(call, MLPCall) else []
 
 
 def _named(call: Call) -> list[tuple[str, Tensor]]:
@@ -408,7 +444,16 @@ def _kernel_of(plan: LinearPlan) -> str:
 
 def _arguments_of(call: LinearCall, program: Program, reduction: str, out_dtype: torch.dtype) -> LinearArguments:
     operands = call.operands if program.operand_count else []
-    return LinearArguments(call.x, call.weight, call.bias, operands, program, reduction, out_dtype)
+    return LinearArguments(
+        call.x,
+        call.weight,
+        call.bias,
+        operands,
+        program,
+        reduction,
+        out_dtype,
+        batch_invariant=is_batch_invariant(),
+    )
 
 
 def _explain_product(call: LinearCall, arguments: LinearArguments) -> FusedExplanation:

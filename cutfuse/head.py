@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import arguments, dynamo, sharded
+from .invariance import batch_invariant, is_batch_invariant, may_be_batch_invariant, require
 from .layer.autograd import composes_gradient, differentiate, needs_gradient
 from .layer.linear_plan import plan_call
 from .layer.planner import LinearArguments
@@ -218,8 +219,9 @@ def _statistics(
     matrix = x.reshape(target.numel(), x.shape[-1])
     call = matrix, weight, bias, classes, float(softcap or 0.0), float(temperature)
     if arguments.why_transformed() or arguments.why_wrapped((x, weight, bias), [classes]):
+        require("PyTorch's own operations compute the logits")
         return _statistics_of_logits(*call, wants_mean, wants_entropy)
-    kept_bytes = kept_bytes if needs_gradient(x, weight, bias) else 0
+    kept_bytes = kept_bytes if needs_gradient(x, weight, bias) and not may_be_batch_invariant() else 0
     logsumexp, chosen, mean, entropy, _ = logit_statistics(
         *call, wants_mean, wants_entropy, part_bytes, kept_bytes, captured_mode()
     )
@@ -314,10 +316,6 @@ def _plus(z: Tensor, total: Tensor) -> Tensor:
     return z + total
 
 
-def _times(z: Tensor, factor: Tensor) -> Tensor:
-    return z * factor
-
-
 def arithmetic_of(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
@@ -345,7 +343,8 @@ def logit_statistics(
     mean, entropy = (x.new_zeros(x.shape[0] if wanted else 0, dtype=dtype) for wanted in (wants_mean, wants_entropy))
     kept = x.new_empty(_kept_shape(x, weight, part_bytes, kept_bytes))
     with in_captured_mode(x, mode):
-        parts = _parts(x, weight, bias, part_bytes, kept)
+        # In parts of a size that the rows decide, a row would be summed in another order.
+        parts = [_Part(weight, bias, None)] if is_batch_invariant() else _parts(x, weight, bias, part_bytes, kept)
         for part in parts:
             part.keep(x)
         of_parts = [part.reduce(x, "logsumexp", logits) for part in parts]
@@ -439,7 +438,8 @@ def _rounds_logits(x: Tensor, weight: Tensor, bias: Tensor | None, logits: Calla
     if call.composed_because:
         return True
     program, reduction, out_dtype = call.epilogue.program, call.reduction, call.out_dtype
-    return not plan_call(LinearArguments(call.x, call.weight, call.bias, [], program, reduction, out_dtype)).is_fused
+    own = LinearArguments(call.x, call.weight, call.bias, [], program, reduction, out_dtype)
+    return not plan_call(own._replace(batch_invariant=is_batch_invariant())).is_fused
 
 
 def _chosen(x: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor) -> Tensor:
@@ -449,7 +449,7 @@ def _chosen(x: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor) -> 
     for first in range(0, x.shape[0], rows):
         part = slice(first, first + rows)
         of_classes = weight.index_select(0, classes[part])  # refuses negative ones, as an index in brackets does not
-        found[part] = reduce(x[part], 1, "sum", prologue=_times, operands=(of_classes,), out_dtype=dtype)
+        found[part] = reduce(x[part], 1, "sum", prologue=torch.mul, operands=(of_classes,), out_dtype=dtype)
     return found if bias is None else found + bias.index_select(0, classes).to(dtype)
 
 
@@ -484,7 +484,7 @@ def logit_gradients(
     of_x: Tensor | None = None
     of_weight = x.new_empty(weight.shape if needs_weight else (0,))
     of_bias = x.new_empty(weight.shape[:1] if needs_bias else (0,))
-    with in_captured_mode(x, mode):
+    with in_captured_mode(x, mode), batch_invariant(False):
         elements = _ElementGradients(gradients, statistics, weight.shape[0], softcap, temperature)
         first = 0
         for own in _parts(x, weight, bias, part_bytes, statistics[-1]):

@@ -18,10 +18,12 @@ from .composed import PyTorchCall
 from .epilogue import Epilogue
 from .epilogue.program import Operation, arithmetic_dtype
 from .epilogue.types import types_of
+from .invariance import is_batch_invariant, may_be_batch_invariant, require
 from .layer import autograd, calls
 from .layer.autograd import needs_gradient
 from .layer.call_plans import Planned, general
 from .layer.calls import record
+from .layer.layouts import aligned_rows
 from .layer.planner import LinearArguments
 from .layer.prepared import UNPREPARED, Prepared
 from .layer.training import multiplies_at_once
@@ -167,7 +169,8 @@ def _as_matrices(
     matrices = [to_matrix(index, t, x.shape[:-1], columns) for index, t in enumerate(operands)]
     if not is_composed:
         matrices = [arguments.to_kernel_dtype(t) for t in matrices]
-    return x if x.dim() == 2 else x.reshape(arguments.rows_of(x), x.shape[-1]), matrices
+    rows = x if x.dim() == 2 else x.reshape(arguments.rows_of(x), x.shape[-1])
+    return aligned_rows(rows) if is_batch_invariant() else rows, matrices
 
 
 def _shaped(y: Tensor, x: Tensor, call: LinearCall, keepdim: bool) -> Tensor:
@@ -190,7 +193,14 @@ def _plan(given: tuple[Any, ...], call: LinearCall) -> Planned:
     if _takes_steps(call, (*given[:3], *calls.tensors_of(given[4]))):
         return general()
     operator = LinearArguments(
-        call.x, call.weight, call.bias, call.operands, call.epilogue.program, call.reduction, call.out_dtype
+        call.x,
+        call.weight,
+        call.bias,
+        call.operands,
+        call.epilogue.program,
+        call.reduction,
+        call.out_dtype,
+        batch_invariant=is_batch_invariant(),
     )
     return calls.plan_layer(given, operator, _shape_of_result(given[0], call, given[6]))
 
@@ -226,16 +236,19 @@ def normalise_linear(
     out_dtype = arguments.resolve_out_dtype("linear", out_dtype, x, resolved, reduce)
     wrapped_because = arguments.why_wrapped((x, weight, bias), tensors)
     composed_because = wrapped_because or arguments.why_composed(x, arithmetic_dtype(x, tensors))
-    if not composed_because and prepared is None and not autograd.is_forced(x):
+    is_invariant = may_be_batch_invariant()
+    if not composed_because and prepared is None and not autograd.is_forced(x) and not is_invariant:
         composed_because = arguments.why_compiled(needs_gradient(x, weight, bias, *tensors))
     given = x, tensors
     x, tensors = _as_matrices(x, tensors, columns, is_composed=bool(composed_because))
     # What a weight that wraps others computes may be products alone.
-    matrix_vector = None if wrapped_because else find_matrix_vector(resolved, reduce, tensors, columns)
+    # The steps of that form depend on the number of rows.
+    has_form = not (wrapped_because or is_invariant)
+    matrix_vector = find_matrix_vector(resolved, reduce, tensors, columns) if has_form else None
     if matrix_vector is not None and not composed_because and not is_sooner(matrix_vector, x, weight, bias):
         matrix_vector = None
     operation = None
-    if not composed_because and not recompute and not torch.compiler.is_compiling():
+    if not composed_because and not recompute and not is_invariant and not torch.compiler.is_compiling():
         operator = LinearArguments(x, weight, bias, tensors, resolved.program, reduce or "none", out_dtype)
         operation, composed_because = find_pytorch_operation(operator, *given) or (None, "")
     return LinearCall(
@@ -284,6 +297,7 @@ def for_operators(call: LinearCall) -> Prepared:
 def run_linear(call: LinearCall) -> Tensor:
     """`[M, N]`, or `[M]` with a reduction. Not of a call that is PyTorch's operation."""
     x, weight, bias, operands, epilogue, reduction, out_dtype, composed_because, _, matrix_vector, _, recompute = call
+    require(composed_because)
     if matrix_vector is not None:
         kernel_dtype = arguments.kernel_out_dtype(out_dtype, x.dtype)
         uses_operators = not composed_because
@@ -320,6 +334,8 @@ def is_plain(call: LinearCall) -> bool:
     """
     empty = len(call.epilogue.program.instructions) == 0
     if not empty or call.reduction != "none" or call.out_dtype != call.x.dtype:
+        return False
+    if may_be_batch_invariant() and not call.composed_because:
         return False
     # A compiled plain layer stays PyTorch's: function transforms that it meets only then see through no operator.
     if call.composed_because or torch.compiler.is_compiling() or not autograd.is_forced(call.x):

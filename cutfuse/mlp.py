@@ -19,6 +19,7 @@ from .epilogue import Epilogue
 from .epilogue.derivative import INPUT, OUTPUT, Derivative, derive
 from .epilogue.program import arithmetic_dtype
 from .epilogue.types import types_of
+from .invariance import batch_invariant
 from .layer import schema
 from .layer.autograd import (
     composes_gradient,
@@ -273,7 +274,7 @@ class _MLP(torch.autograd.Function):
         grad = grad.to(tensors.x.dtype)
         if composes_gradient(grad):
             return None, *differentiate(_composed(ctx.call), saved, needed[:-1], grad), of_residual
-        with in_captured_mode(tensors.x, ctx.call.mode):
+        with in_captured_mode(tensors.x, ctx.call.mode), batch_invariant(False):
             return None, *_gradients(ctx.call, tensors, _Hidden(h, z, up), needed, grad), of_residual
 
 

@@ -13,6 +13,7 @@ from . import arguments, composed
 from .epilogue import Epilogue
 from .epilogue.program import arithmetic_dtype
 from .epilogue.types import types_of
+from .invariance import require
 from .layer import autograd, calls
 
 
@@ -113,6 +114,7 @@ def normalise_sigmoid(x: Tensor) -> PointwiseCall:
 
 def run_pointwise(call: PointwiseCall) -> Tensor:
     x, operands, epilogue, out_dtype, composed_because = call
+    require(composed_because)
     if composed_because:
         return composed.pointwise(x, operands, epilogue.program, out_dtype)
     kernel_dtype = arguments.kernel_out_dtype(out_dtype, x.dtype)

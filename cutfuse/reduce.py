@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,9 @@ from .epilogue import Epilogue
 from .epilogue.program import arithmetic_dtype
 from .epilogue.table import REDUCTIONS
 from .epilogue.types import types_of
+from .invariance import is_batch_invariant, require
 from .layer import autograd, calls
+from .layer.layouts import aligned_rows
 
 
 class ReduceCall(NamedTuple):
@@ -79,11 +82,14 @@ def _reduce_generally(given: tuple[Any, ...], remember: bool = False) -> Tensor:
     x, dim, op, keepdim, prologue, operands, out_dtype = given
     call = normalise_reduce(x, dim, op, keepdim, prologue, operands=operands, out_dtype=out_dtype)
     if isinstance(call, PyTorchCall):
+        if op == "mean" or x.is_complex():  # others of integers are exact
+            require(call.because)
         return _reduce_as_torch(x, call.dims, op, keepdim, out_dtype)
     y = run_reduce(call)
     if remember:
         casts_result = arguments.kernel_out_dtype(call.out_dtype, call.x.dtype) != call.out_dtype
-        is_general = bool(call.composed_because) or casts_result
+        is_laid_out = is_batch_invariant() and _in_rows(call) is not call
+        is_general = bool(call.composed_because) or casts_result or is_laid_out
         calls.remember_reduce(given, call.x, call.operands, call.prologue, call.op, call.dims, y, is_general)
     return y
 
@@ -144,14 +150,35 @@ def normalise_sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bo
 
 
 def run_reduce(call: ReduceCall) -> Tensor:
+    require(call.composed_because)
     x, dims, op, keepdim, operands, prologue, out_dtype, composed_because = call
     if composed_because:
         return composed.reduce(x, operands, prologue.program, op, dims, out_dtype, keepdim)
     kernel_dtype = arguments.kernel_out_dtype(out_dtype, x.dtype)
-    y = autograd.reduce(x, operands, prologue.program.text, op, dims, kernel_dtype)
-    if keepdim:
-        y = y.reshape([1 if d in dims else size for d, size in enumerate(x.shape)])
+    own = _in_rows(call) if is_batch_invariant() else call
+    y = autograd.reduce(own.x, own.operands, prologue.program.text, op, own.dims, kernel_dtype)
+    if keepdim or own is not call:
+        kept = [(d, size) for d, size in enumerate(x.shape) if keepdim or d not in dims]
+        y = y.reshape([1 if d in dims else size for d, size in kept])
     return y if kernel_dtype == out_dtype else y.to(out_dtype)
+
+
+def _in_rows(call: ReduceCall) -> ReduceCall:
+    """The call on a matrix whose rows are what is reduced, of which kernels take one as any other; itself if it is."""
+    x, dims = call.x, call.dims
+    kept = tuple(d for d in range(x.dim()) if d not in dims)
+    columns = math.prod(x.shape[d] for d in dims)
+    if not x.numel() or (kept + dims == tuple(range(x.dim())) and x.is_contiguous() and _are_aligned(x, columns)):
+        return call
+
+    def to_rows(tensor: Tensor) -> Tensor:
+        return tensor.expand(x.shape).permute(kept + dims).reshape(-1, columns)
+
+    return call._replace(x=aligned_rows(to_rows(x)), dims=(1,), operands=[to_rows(t) for t in call.operands])
+
+
+def _are_aligned(x: Tensor, columns: int) -> bool:
+    return aligned_rows(matrix := x.view(-1, columns)) is matrix
 
 
 def _check_pytorchs(x: Tensor, op: str, out_dtype: torch.dtype | None) -> None:

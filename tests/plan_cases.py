@@ -51,6 +51,7 @@ def request(m: int = 1024, n: int = 8192, k: int = 8192, dtype: str = "bfloat16"
         stores_pre_activation=options.get("stores_pre_activation", False),
         device=options.get("device", H200),
         issuer=MODULE.Issuer.__members__[options.get("issuer", "call")],
+        batch_invariant=options.get("batch_invariant", False),
     )
 
 

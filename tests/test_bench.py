@@ -36,6 +36,7 @@ SMALL_RUNS = {
     "random": (["row sum", "gelu", "fp32"], {"pytorch", "cutfuse"}, 5),
     "head": (["plain"], {"eager", "chunked", "cutfuse", "cutfuse-large"}, 2),
     "mlp": (["gelu"], {"eager", "cutfuse"}, 4),
+    "bits": (["gelu", "bf16"], {"default"}, 2),
 }
 ONE = ("--filter", "Sigmoid 256", "--filter", "fp32")
 

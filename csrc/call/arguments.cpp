@@ -158,7 +158,7 @@ void add_layer(Arguments& arguments) {
 // What the key of an operator ends with.
 Reading finish_operator(PyObject* out_dtype, Arguments& arguments) {
   arguments.key.add(identity_of(out_dtype));
-  arguments.key.add(static_cast<uint64_t>(specialize::mode()));
+  arguments.key.add(static_cast<uint64_t>(specialize::mode()) << 1 | (torch_state().is_batch_invariant() ? 1 : 0));
   return finish(arguments);
 }
 
@@ -178,7 +178,7 @@ Reading read_linear(PyObject* const* given, uint64_t callable, Arguments& argume
   bool const is_bare = epilogue == Py_None && reduce == Py_None && out_dtype == Py_None && keepdim == Py_False &&
                        PyTuple_CheckExact(operands) && PyTuple_GET_SIZE(operands) == 0;
   bool const has_precision = facts.dtype == kFloat32Word && torch.serves(facts);
-  if (is_bare && !has_precision) return Reading::kPlain;
+  if (is_bare && !has_precision && !torch.is_batch_invariant()) return Reading::kPlain;
   add_layer(arguments);
   if (!reader.add_operands(operands) || !torch.serves(arguments.facts[0])) return Reading::kGeneral;
   uint64_t const wanted = torch.wanted_gradients(arguments.tensors, arguments.tensor_count);

@@ -112,6 +112,7 @@ struct ReduceSteps {
   Reduction reduction;
   DType output;
   specialize::Specialization const* specialization;  // as of PointwiseSteps
+  bool batch_invariant;                              // see ReduceProblem
 };
 
 // The sum over a dimension of memory that the kernel of the gradients stores, by one more launch.

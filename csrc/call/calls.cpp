@@ -109,6 +109,7 @@ class Run {
     problem.out_dtype = steps.output;
     problem.workspace = static_cast<float*>(workspace.address);
     problem.specialized = specialize::loaded(steps.specialization);
+    problem.batch_invariant = steps.batch_invariant;
     bool const done = launch([&] { launcher().reduce(problem, stream_); });
     return done ? std::move(result.tensor) : PyRef();
   }

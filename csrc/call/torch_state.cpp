@@ -218,6 +218,15 @@ uint64_t TorchState::precision() const {
   return reinterpret_cast<uintptr_t>(mode) << 1 | (allowed ? 1 : 0);
 }
 
+bool TorchState::is_batch_invariant() const {
+  static PyObject* const of_process = interned("_of_process");
+  PyObject* found = nullptr;
+  if (PyContextVar_Get(context_invariance_, Py_None, &found) != 0) PyErr_Clear();
+  PyRef const context = PyRef::steal(found);
+  if (context.get() != Py_None) return context.get() == Py_True;
+  return PyDict_GetItemWithError(invariance_, of_process) == Py_True;
+}
+
 bool TorchState::current_stream(int32_t device_index, void*& stream) const {
   if (exchange_ != nullptr) return exchange_->current_stream(device_type_, device_index, &stream) == 0;
   PyRef const index = PyRef::steal(PyLong_FromLong(device_index));

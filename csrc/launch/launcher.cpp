@@ -60,7 +60,7 @@ class FusedLaunches {
 
   void operator()(FoldPartials const& fold) const {
     launcher().fold({at<float>(fold.partials), fold.tiles, request_.x.rows, request_.reduction, request_.weight.rows,
-                     buffers_.result, request_.output},
+                     buffers_.result, request_.output, fold.batch_invariant},
                     stream_);
   }
 

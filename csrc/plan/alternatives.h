@@ -13,6 +13,9 @@ namespace cutfuse {
 // of 52 measured problems.
 constexpr double kPlaneAdvantage = 0.95;
 
+// Why cuBLAS is no alternative where a product is to be batch-invariant.
+constexpr char const* kChosenByRows = "cuBLAS chooses by the number of rows in which order it adds";
+
 // Of a request that plan_linear has checked.
 LinearPlan plan_plain_product(LinearRequest const& request, std::string const& only);
 LinearPlan plan_fp32_product(LinearRequest const& request, std::string const& only);

@@ -104,6 +104,7 @@ PlaneProduct plan_product(LinearRequest const& request, SplitScheme scheme, Weig
                      product_for(scheme, source),
                      request.specialized_cost.has_value(),
                      request.stores_pre_activation};
+  product.problem.batch_invariant = request.batch_invariant;
   product.kernel = best_candidate(product.problem);
   product.microseconds = predict_split_microseconds(request.x.rows, request.x.columns) + product.kernel.microseconds;
   if (source == WeightSource::kPass) {
@@ -290,17 +291,24 @@ bool reads_bias(LinearRequest const& request) {
 }
 
 void add_fma_ways(std::vector<Way>& ways, LinearRequest const& request) {
-  if (!may_choose(request) || !why_lines_are_not_read(request).empty() || !reads_bias(request)) return;
+  if (!why_lines_are_not_read(request).empty() || !reads_bias(request)) return;
   OperandBytes const operand_bytes = {request.operand_bytes, request.fetched_bytes};
   for (GemmCandidate const& kernel : rank_gemm_configs(problem_of(request, Product::kFma), operand_bytes)) {
     if (kernel.computes) ways.push_back({alternative_of(request, kernel), {}, kernel});
   }
 }
 
+// Batch-invariant products are over planes wherever these can be multiplied, which M does not decide.
+bool may_use_cuda_cores(LinearRequest const& request, std::vector<Way> const& plane_ways) {
+  if (!request.batch_invariant) return may_choose(request);
+  return std::none_of(plane_ways.begin(), plane_ways.end(),
+                      [](Way const& way) { return way.alternative.rejection.empty(); });
+}
+
 std::vector<Way> ways_of(LinearRequest const& request) {
   std::vector<Way> ways;
   add_plane_ways(ways, request);
-  add_fma_ways(ways, request);
+  if (may_use_cuda_cores(request, ways)) add_fma_ways(ways, request);
   std::stable_sort(ways.begin(), ways.end(), [](Way const& x, Way const& y) {
     bool const x_runs = x.alternative.rejection.empty();
     bool const y_runs = y.alternative.rejection.empty();
@@ -320,12 +328,15 @@ std::string why_not(LinearRequest const& request) {
 Alternative cublas_for(LinearRequest const& request, bool is_alone) {
   GemmProblem problem = problem_of(request, Product::kFma);
   problem.epilogue_cost = request.epilogue_cost;  // which the pass behind it interprets
-  bool const is_asked = may_choose(request) || is_alone;
+  std::string rejection;
+  if (!is_alone && request.batch_invariant) {
+    rejection = kChosenByRows;
+  } else if (!is_alone && !may_choose(request)) {
+    rejection = "precision \"" + std::string(name_of(request.precision)) + "\" leaves no choice";
+  }
   double const microseconds =
       predict_unfused_microseconds(problem, request.operand_bytes, {}, request.bias.has_value());
-  return cublas_alternative(
-      request, "cuBLAS in fp32", microseconds, is_bare(request),
-      is_asked ? "" : "precision \"" + std::string(name_of(request.precision)) + "\" leaves no choice");
+  return cublas_alternative(request, "cuBLAS in fp32", microseconds, is_bare(request), std::move(rejection));
 }
 
 }  // namespace

@@ -154,10 +154,21 @@ Schedule over_planes(Schedule schedule) {
   }
 }
 
+// Whether a kernel adds in the order that batch-invariant products of its kind have. Kernels of tensor cores multiply K
+// in one order whatever their tiles are. Of row reductions, the columns of a tile are one partial state. On CUDA cores,
+// tiles of 16 and 32 rows share out K to their warps alike, those of 64 rows and dot products each in another way.
+bool has_invariant_order(GemmConfig const& config) {
+  constexpr int kReducedColumns = 128;
+  constexpr int kMostFmaRows = 32;
+  if (config.output == GemmOutput::kRows) return config.tile_n == kReducedColumns;
+  if (product_of(config) != Product::kFma) return true;
+  return config.schedule == Schedule::kFma && config.tile_m <= kMostFmaRows;
+}
+
 // How many slices of K make the problem fastest: more than one only where all of them run at once. As many whether the
 // weight comes as planes or is converted, because the bits of the result depend on them.
 int slices_for(GemmConfig config, GemmProblem const& problem) {
-  if (!is_over_planes(product_of(config))) return 1;
+  if (!is_over_planes(product_of(config)) || problem.batch_invariant) return 1;
   config.schedule = over_planes(config.schedule);
   constexpr int kMostSlices = 32;
   int64_t const tiles = ceil_divide(problem.m, config.tile_m) * ceil_divide(problem.n, config.tile_n);
@@ -196,6 +207,9 @@ std::string find_rejection(GemmConfig const& config, GemmProblem const& problem)
   if (config.output == GemmOutput::kFloat32 && problem.output != DType::kFloat32) {
     return std::string("stores float32, not ") + name_of(problem.output);
   }
+  if (problem.batch_invariant && !has_invariant_order(config)) {
+    return "adds in another order than the kernels that are batch-invariant";
+  }
   constexpr int64_t kLargest = std::numeric_limits<int>::max() - kPastTheEnd;
   if (problem.m < 1 || problem.n < 1 || problem.k < 1 || problem.m > kLargest || problem.n > kLargest ||
       problem.k > kLargest) {
@@ -207,7 +221,8 @@ std::string find_rejection(GemmConfig const& config, GemmProblem const& problem)
   if (is_over_planes(problem.product)) {
     return check_planes(config, problem);
   }
-  if (problem.input == DType::kFloat32 && (problem.m == 1 || problem.n == 1)) {
+  bool const is_vector = (problem.m == 1 && !problem.batch_invariant) || problem.n == 1;
+  if (problem.input == DType::kFloat32 && is_vector) {
     return "multiplies in tf32, whereas cuBLAS multiplies a single row or column at full precision";
   }
   std::string const fault = check_lines(problem);

@@ -54,6 +54,7 @@ struct GemmProblem {
   ProductLayout layout = ProductLayout::kNT;
   // Of several weights whose products lie side by side in y: what divides the columns of each. 0 for one weight.
   int64_t columns_divisor = 0;
+  bool batch_invariant = false;  // see LinearRequest
 };
 
 // When a kernel over planes runs: always, or if the guard leaves split3 or trips it. Otherwise it returns at once.

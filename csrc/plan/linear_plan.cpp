@@ -69,6 +69,10 @@ void check(LinearRequest const& request) {
     throw std::invalid_argument("weights are joined for products alone, whose columns are the rows of all: got " +
                                 std::to_string(rows) + " of " + shape_of(request.weight));
   }
+  if (request.batch_invariant && request.precision == Precision::kGuarded) {
+    throw std::invalid_argument(
+        "guarded products look at all rows to choose a scheme: batch-invariant ones need another");
+  }
   if (request.device.major > 0 && request.device.multiprocessors < 1) {
     throw std::invalid_argument("a CUDA device has at least one multiprocessor, got " +
                                 std::to_string(request.device.multiprocessors));
@@ -129,7 +133,8 @@ GemmProblem problem_of(LinearRequest const& request, Product product) {
       request.specialized_cost.has_value(),
       request.stores_pre_activation,
       layout,
-      std::accumulate(request.joined_rows.begin(), request.joined_rows.end(), int64_t{0}, std::gcd<int64_t, int64_t>)};
+      std::accumulate(request.joined_rows.begin(), request.joined_rows.end(), int64_t{0}, std::gcd<int64_t, int64_t>),
+      request.batch_invariant};
 }
 
 std::string why_no_kernels(DeviceFacts const& device) {
@@ -148,7 +153,7 @@ int64_t partial_bytes(LinearRequest const& request, GemmConfig const& config) {
 }
 
 FoldPartials fold(LinearRequest const& request, GemmConfig const& config, Piece const& partials) {
-  return {partials, ceil_divide(request.weight.rows, config.tile_n)};
+  return {partials, ceil_divide(request.weight.rows, config.tile_n), request.batch_invariant};
 }
 
 void choose(LinearPlan& plan, Alternative cublas, std::string const& only) {

@@ -92,6 +92,9 @@ struct LinearRequest {
   bool weight_has_planes;  // those of first_scheme(precision) are in memory of their own already
   // z = x @ weight^T + bias is a second result, of the input's type: a backward pass differentiates the program there.
   bool stores_pre_activation;
+  // A row of the result has the same bits however many rows x has: by kernels that add in one order, which the weight,
+  // the types and what follows decide. cuBLAS is no alternative.
+  bool batch_invariant;
   DeviceFacts device;
   Issuer issuer;
 
@@ -184,6 +187,7 @@ struct FusedProduct {
 struct FoldPartials {
   Piece partials;
   int64_t tiles;
+  bool batch_invariant;  // see FoldProblem
 };
 
 // x @ weight^T + bias by PyTorch.

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plan/alternatives.h"
@@ -56,8 +57,9 @@ std::vector<GemmCandidate> candidates_for(GemmProblem const& problem, OperandByt
 // it, and its memory matters little.
 constexpr double kLargestReducedMatrix = 32.0 * (1 << 20);
 
-// Why cuBLAS is not to store what a row reduction reads; empty where it may.
-std::string why_not_stored(LinearRequest const& request) {
+// Why cuBLAS is not to multiply; empty where it may.
+std::string why_not_cublas(LinearRequest const& request) {
+  if (request.batch_invariant) return kChosenByRows;
   double const elements = static_cast<double>(request.x.rows) * static_cast<double>(request.weight.rows);
   double const bytes = elements * static_cast<double>(size_of(request.input));
   if (!reduces(request) || bytes <= kLargestReducedMatrix) return {};
@@ -78,22 +80,24 @@ std::optional<double> work_of_pass(LinearRequest const& request) {
 }
 
 // Products of one x with several weights, by cuBLAS one after another.
-Alternative cublas_for_each(LinearRequest const& request, GemmProblem problem) {
+Alternative cublas_for_each(LinearRequest const& request, GemmProblem problem, std::string rejection) {
   double microseconds = 0.0;
   for (int64_t const rows : request.joined_rows) {
     problem.n = rows;
     microseconds += predict_unfused_microseconds(problem, 0.0f, {});
   }
   double const host = host_times(request).product * static_cast<double>(request.joined_rows.size());
-  return {"cuBLAS, one product for each weight", microseconds, compared(microseconds, host, request), 1, {}};
+  return {"cuBLAS, one product for each weight", microseconds, compared(microseconds, host, request), 1,
+          std::move(rejection)};
 }
 
 Alternative cublas_for(LinearRequest const& request, GemmProblem problem, bool is_alone) {
-  if (request.joins_weights()) return cublas_for_each(request, problem);
+  std::string rejection = is_alone ? "" : why_not_cublas(request);
+  if (request.joins_weights()) return cublas_for_each(request, problem, std::move(rejection));
   problem.epilogue_cost = request.epilogue_cost;
   double const microseconds = predict_unfused_microseconds(problem, request.operand_bytes, work_of_pass(request));
   bool const is_bare = problem.epilogue_cost == 0.0f && !reduces(request) && problem.output == problem.input;
-  return cublas_alternative(request, "cuBLAS", microseconds, is_bare, is_alone ? "" : why_not_stored(request));
+  return cublas_alternative(request, "cuBLAS", microseconds, is_bare, std::move(rejection));
 }
 
 }  // namespace

@@ -65,7 +65,8 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-int choose_width(int64_t tiles, int64_t rows) {
+int choose_width(int64_t tiles, int64_t rows, bool batch_invariant) {
+  if (batch_invariant) return tiles <= kFewTiles ? kBlockThreads : kSectorRows;
   int const widest = tiles <= kFewTiles ? kBlockThreads : (rows >= kManyRows ? kWarpThreads : kSectorRows);
   int width = 1;
   while (width < widest && width < rows) width *= 2;
@@ -75,7 +76,7 @@ int choose_width(int64_t tiles, int64_t rows) {
 }  // namespace
 
 cudaError_t finalize_row_partials(FoldProblem const& problem, float scale, cudaStream_t stream) {
-  int const width = choose_width(problem.tiles, problem.rows);
+  int const width = choose_width(problem.tiles, problem.rows, problem.batch_invariant);
   FinalizeParameters const parameters = {problem.partials, problem.tiles,     problem.rows,      problem.count, scale,
                                          problem.out,      problem.reduction, problem.out_dtype, width};
   return dispatch_fold(problem.reduction, [&](auto constant) {

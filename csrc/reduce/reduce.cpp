@@ -61,13 +61,13 @@ cudaError_t run_reduce(ReduceProblem const& problem, cudaStream_t stream) {
   int multiprocessors = 0;
   cudaError_t const query = multiprocessor_count(multiprocessors);
   if (query != cudaSuccess) return query;
-  PlannedReduce const planned = plan_program(problem, multiprocessors);
+  PlannedReduce const planned = plan_program(problem, problem.batch_invariant ? 0 : multiprocessors);
   int64_t const partial_rows = planned.plan.partial_rows;
   if (partial_rows > 0 && problem.workspace == nullptr) return cudaErrorInvalidValue;
   cudaError_t const status = launch_path(planned.problem, parameters_of(planned), stream);
   if (status != cudaSuccess || partial_rows == 0) return status;
   FoldProblem const fold = {problem.workspace, partial_rows, given.outer * given.inner, problem.reduction,
-                            given.reduced,     problem.out,  problem.out_dtype};
+                            given.reduced,     problem.out,  problem.out_dtype,         problem.batch_invariant};
   return finalize_row_partials(fold, planned.scale, stream);
 }
 

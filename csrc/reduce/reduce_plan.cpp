@@ -57,7 +57,7 @@ int64_t lanes_of(int64_t rows, int64_t vectors, bool has_program, int multiproce
     return fewer >= fewest && vectors <= fewer * kProgramVectorsPerLane &&
            rows * fewer >= kProgramBlocks * multiprocessors * kThreads;
   };
-  while (has_program && is_better(lanes / 2)) lanes /= 2;
+  while (has_program && multiprocessors > 0 && is_better(lanes / 2)) lanes /= 2;
   return lanes;
 }
 
@@ -77,8 +77,8 @@ ReducePlan plan_rows(ReduceExtents const& extents, DType dtype, bool has_program
   plan.vector = vector;
   plan.lanes = static_cast<int>(lanes_of(rows, vectors, has_program, multiprocessors));
   int64_t const bytes = extents.reduced * static_cast<int64_t>(size_of(dtype));
-  int64_t const wanted =
-      plan.lanes == kThreads ? split_count(rows, bytes / kSplitBytes, kSplitBlocks, multiprocessors) : int64_t{1};
+  bool const may_split = plan.lanes == kThreads && multiprocessors > 0;
+  int64_t const wanted = may_split ? split_count(rows, bytes / kSplitBytes, kSplitBlocks, multiprocessors) : int64_t{1};
   int64_t const granule = static_cast<int64_t>(kThreads) * vector;
   plan.chunk = std::min(ceil_divide(ceil_divide(extents.reduced, wanted), granule) * granule, kLongestChunk);
   plan.splits = std::max<int64_t>(ceil_divide(extents.reduced, plan.chunk), 1);
@@ -206,6 +206,7 @@ void simplify(PlannedReduce& planned, int multiprocessors) {
   ReduceLayout plain = planned.layout;
   plain.has_program = false;
   if (scaling.weight >= 0) {
+    if (multiprocessors == 0) return;  // of one row, every operand is the same for all rows
     Operand const& weight = planned.problem.operands.items[scaling.weight];
     if (!is_row_weight(weight, plain, plan_reduce(plain, multiprocessors))) return;
     planned.weight = static_cast<float const*>(weight.data);
@@ -232,7 +233,8 @@ ReducePlan plan_reduce(ReduceLayout const& layout, int multiprocessors) {
   if (!rows) return plan_strided_layout(layout, multiprocessors);
   int64_t const bytes = extents.reduced * static_cast<int64_t>(size_of(layout.dtype));
   bool const packed = extents.inner == 1 && layout.strides[0] == extents.reduced;
-  if (packed && !layout.has_program && bytes <= kTileRowBytes && (bytes % kVectorBytes != 0 || !layout.aligned)) {
+  bool const is_misaligned = bytes % kVectorBytes != 0 || !layout.aligned;
+  if (packed && multiprocessors > 0 && !layout.has_program && bytes <= kTileRowBytes && is_misaligned) {
     return plan_row_tiles(extents, layout.dtype);
   }
   ReducePlan plan = plan_rows(extents, layout.dtype, layout.has_program, multiprocessors);

@@ -77,6 +77,7 @@ struct ReduceLayout {
 // Turns rows that are neighbours in memory (a transposed matrix) into the inner dimension.
 ReduceLayout normalize(ReduceLayout layout);
 
+// multiprocessors: 0 for plans that are the same however many rows there are.
 ReducePlan plan_reduce(ReduceLayout const& layout, int multiprocessors);
 
 // Bytes of workspace that suffice for a tensor of these extents whatever its strides, alignment and program.
@@ -94,6 +95,8 @@ struct ReduceProblem {
   // Launched where rows are whole vectors: the kernel that specialized_kernel names with this program compiled in. Null
   // for those that interpret it.
   LoadedKernel const* specialized;
+  // Of rows that begin at multiples of 16 bytes: the order in which one is reduced is to depend on its length alone.
+  bool batch_invariant;
 };
 
 // Partial states of a row reduction, fp32 [tiles, rows] (two floats each for logsumexp, one otherwise), to be folded to
@@ -106,6 +109,7 @@ struct FoldProblem {
   int64_t count;  // elements that a row's states cover together, which the mean divides by
   void* out;
   DType out_dtype;
+  bool batch_invariant;  // the order of a row's states is to depend on their number alone
 };
 
 struct PlannedReduce {

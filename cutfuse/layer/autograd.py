@@ -22,6 +22,7 @@ from .. import composed, dynamo
 from ..epilogue import Program
 from ..epilogue.program import arithmetic_dtype
 from ..epilogue.table import GRADIENTS, NEEDS_RESULT
+from ..invariance import may_be_batch_invariant
 from ..native import stands_in_for
 from ..precision import SPLIT_MODES, allows_tf32, captured_mode, process, product_mode
 from . import inductor, schema
@@ -399,7 +400,7 @@ def is_forced(x: Tensor, mode: str = "") -> bool:
 
 
 def _pre_activation(x: Tensor, weight: Tensor, bias: Tensor | None, prepared: Prepared) -> Tensor:
-    if is_forced(x):
+    if is_forced(x) or may_be_batch_invariant():
         return schema.linear(x, weight, bias, [], schema.IDENTITY, x.dtype, *prepared)
     return F.linear(x, weight, bias)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import native
 from ..epilogue import Program
+from ..invariance import is_batch_invariant
 from ..native import address_of
 from .layouts import (
     MergedLayout,
@@ -23,7 +24,7 @@ from .layouts import (
     reduction_layout,
     shapes_and_strides,
 )
-from .linear_plan import cublas_linear, matrices_of, multiplies_otherwise, plan_call
+from .linear_plan import cublas_linear, matrices_of, multiplies_otherwise, plan_call, require_kernel
 from .planner import LinearArguments, plan_of
 from .prepared import Planes
 from .specialize import (
@@ -127,6 +128,7 @@ def linear_call(
     is_bias_apart: bool = False,
 ) -> Planned:
     """The call that a layer's plan is of. has_planes: of the weight, which the plan may read."""
+    require_kernel(plan, arguments)
     matrices = matrices_of(arguments)
     device = arguments.x.device.index or 0
     find = find_epilogues if plan.is_fused else find_pass
@@ -227,6 +229,8 @@ def plan_reduce_call(
         return None
     extents, (of_x, *others), epilogues = found
     codes, reduction_code = dtype_codes(), reduction_codes()[reduction]
+    are_rows = extents[2] == 1 and of_x[2] == 1  # in one piece: of others, the columns are shared out
+    invariant = are_rows and is_batch_invariant()
     call = native.core.reduce_call(
         extents,
         of_x,
@@ -235,8 +239,9 @@ def plan_reduce_call(
         program.native,
         others,
         _result_of(y),
-        reduction_workspace(extents, codes[x.dtype], reduction_code, x.device),
+        0 if invariant else reduction_workspace(extents, codes[x.dtype], reduction_code, x.device),
         epilogues[0] if epilogues else None,
+        invariant,
     )
     return Planned(call, epilogues)
 

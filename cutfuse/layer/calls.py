@@ -21,12 +21,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .. import native
+from .. import invariance, native, precision
 from ..epilogue import Epilogue
 from ..epilogue.program import Operation
 from ..epilogue.resolve import recognised
 from ..epilogue.types import type_of
-from ..precision import _INHERITED, _context_mode, module_variables
 from . import cuda, schema
 from .autograd import needs_gradient
 from .call_plans import Planned, general, plan_linear_call, plan_pointwise_call, plan_reduce_call, remember
@@ -81,9 +80,11 @@ def torch_functions(device_type: int = CUDA, *, has_exchange_api: bool = True) -
         "empty_strided": guards._empty_strided_cuda if on_cuda else guards._empty_strided_cpu,
         "linear": F.linear,
         "bytes_dtype": torch.uint8,
-        "context_mode": _context_mode,
-        "inherited_mode": _INHERITED,
-        "process": module_variables(),
+        "context_mode": precision._context_mode,
+        "inherited_mode": precision._INHERITED,
+        "process": precision.module_variables(),
+        "context_invariance": invariance._context,
+        "invariance": invariance.module_variables(),
         "allows_tf32": _tf32_getter(),
         "is_capturing": getattr(core, "_cuda_isCurrentStreamCapturing", _no) if on_cuda else _no,
         "copy": functools.partial(Tensor.clone, memory_format=torch.contiguous_format),

@@ -18,6 +18,7 @@ from torch import Tensor
 from .. import composed, native
 from ..epilogue import Epilogue, EpilogueError, Program, operand
 from ..epilogue.table import GRADIENTS
+from ..invariance import is_batch_invariant
 from ..precision import SPLIT_MODES, product_mode
 from . import schema
 from .call_plans import (
@@ -76,7 +77,16 @@ def linear_reduce(
     y: Tensor | None = call_linear_operator(*given)
     if y is not None and y is not NotImplemented:
         return y
-    arguments = LinearArguments(x, weight, bias, operands, Program.parse(program), reduction, out_dtype)
+    arguments = LinearArguments(
+        x,
+        weight,
+        bias,
+        operands,
+        Program.parse(program),
+        reduction,
+        out_dtype,
+        batch_invariant=is_batch_invariant(),
+    )
     if not _has_result(arguments):
         return composed.linear_reduce(*arguments[:7])
     function, is_kept = native.core.CallFunction.linear_operator, y is NotImplemented
@@ -99,7 +109,10 @@ def linear_with_pre_activation(
     *prepared: Any,
 ) -> tuple[Tensor, Tensor]:
     kept = planes_of(weight, *prepared)
-    arguments = storing(LinearArguments(x, weight, bias, operands, Program.parse(program), "none", out_dtype))
+    parsed, invariant = Program.parse(program), is_batch_invariant()
+    arguments = storing(
+        LinearArguments(x, weight, bias, operands, parsed, "none", out_dtype, batch_invariant=invariant)
+    )
     if not _has_result(arguments):
         z = F.linear(x, weight, bias)
         return composed.after_product(z, operands, arguments.program, "none", out_dtype), z
@@ -122,6 +135,9 @@ def _has_result(arguments: LinearArguments) -> bool:
 
 
 def joined(x: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> Tensor:
+    if is_batch_invariant():  # whose kernels are chosen for each weight
+        products = [linear(x, *own, [], schema.IDENTITY, x.dtype) for own in zip(weights, biases, strict=True)]
+        return torch.cat(products, 1)
     given = x, weights, biases
     y: Tensor | None = call_joined_operator(*given)
     if y is not None and y is not NotImplemented:

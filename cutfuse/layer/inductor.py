@@ -22,6 +22,7 @@ from torch import Tensor
 
 from .. import composed, dynamo
 from ..epilogue import Program
+from ..invariance import may_be_batch_invariant
 from . import schema
 from .layouts import dtype_codes
 from .planner import LinearArguments, plan_traced, precision_of, traced_matrices
@@ -177,4 +178,4 @@ def _stays(arguments: LinearArguments) -> bool:
     if plan.is_fused:
         operands = traced_matrices(arguments)
         request(find_epilogues(plan, arguments.x.device.index or 0, arguments.program, operands))
-    return plan.is_fused or arguments.x.element_size() != 2
+    return plan.is_fused or arguments.x.element_size() != 2 or may_be_batch_invariant()

@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .. import native
-from ..native import DeviceFacts, predicted_facts
+from ..native import DeviceFacts, address_of, predicted_facts
 
 NOT_CUDA: DeviceFacts = (0, 0, 0)
 
 _NOTHING = contextlib.nullcontext()
+_VECTOR_BYTES = 16  # that kernels load at once, and the copy engine's boundary
 
 
 def stream_of(index: int) -> int:
@@ -54,6 +56,17 @@ def dtype_codes() -> dict[torch.dtype, int]:
 @functools.lru_cache(maxsize=1)
 def reduction_codes() -> dict[str, int]:
     return {"none": 0, **native.core.reductions()}
+
+
+def aligned_rows(matrix: Tensor) -> Tensor:
+    """A matrix whose rows are contiguous and begin at multiples of 16 bytes: itself or a copy with gaps behind them."""
+    (rows, columns), (pitch, step) = matrix.shape, matrix.stride()
+    vector = _VECTOR_BYTES // matrix.element_size()
+    are_aligned = address_of(matrix) % _VECTOR_BYTES == 0 and (rows <= 1 or pitch % vector == 0)
+    if are_aligned and (step == 1 or columns <= 1):
+        return matrix
+    gap = -columns % vector
+    return F.pad(matrix, (0, gap))[:, :columns] if gap else matrix.clone(memory_format=torch.contiguous_format)
 
 
 Sizes = tuple[int, ...]

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import native
+from ..invariance import refusal
 from ..native import address_of
 from ..precision import SPLIT_MODES, allows_tf32, autocast_dtype, product_mode
 from .layouts import NOT_CUDA, device_facts, dtype_codes
@@ -112,6 +113,16 @@ class FusedExplanation(NamedTuple):
     cublas: Alternative | None = None
 
 
+def _rejections(plan: LinearPlan) -> list[str]:
+    return sorted({f"{kernel.name}: {kernel.rejection}" for kernel in plan.alternatives[:-1]})
+
+
+def require_kernel(plan: LinearPlan, arguments: LinearArguments) -> None:
+    """Raises where cuBLAS would multiply rows whose bits are not to depend on how many there are."""
+    if arguments.batch_invariant and not plan.is_fused:
+        raise NotImplementedError(refusal(plan.ruled_out or "; ".join(_rejections(plan))))
+
+
 def explain_fused(arguments: LinearArguments, kept: Planes | None = None) -> FusedExplanation:
     device = arguments.x.device
     if device_facts(device) == NOT_CUDA:
@@ -124,8 +135,7 @@ def explain_fused(arguments: LinearArguments, kept: Planes | None = None) -> Fus
     if plan.ruled_out:
         return FusedExplanation([], [plan.ruled_out], compiles=compiles)
     if not runnable:
-        rejections = sorted({f"{kernel.name}: {kernel.rejection}" for kernel in kernels})
-        return FusedExplanation([], rejections, compiles=compiles)
+        return FusedExplanation([], _rejections(plan), compiles=compiles)
     is_split = any(isinstance(launch, native.core.SplitPass) for launch in plan.launches)
     is_at_own_accuracy = precision_of(arguments) in SPLIT_MODES
     explain = _explain_planes if is_split or (is_at_own_accuracy and not plan.is_fused) else _explain_direct

@@ -18,7 +18,7 @@ from torch import Tensor
 from .. import native
 from ..epilogue import Program
 from ..native import DeviceFacts, address_of
-from ..precision import product_mode
+from ..precision import GUARDED, product_mode
 from .layouts import device_facts, dtype_codes, reduction_codes
 from .specialize import Matrix, cost_when_specialized
 
@@ -40,7 +40,8 @@ class LinearArguments(NamedTuple):
 
     `reduction` is "none" or a reduction's name; the result is `[M, N]`, or `[M]` with a reduction.
     `stores_pre_activation`: `x @ weight.T + bias` is a second result, of x's type. `issuer`: the name of the Issuer, by
-    which the planner knows what the launches take of the host.
+    which the planner knows what the launches take of the host. `batch_invariant`: a row has the same bits
+    however many rows x has.
     """
 
     x: Tensor
@@ -52,11 +53,18 @@ class LinearArguments(NamedTuple):
     out_dtype: torch.dtype
     stores_pre_activation: bool = False
     issuer: str = "call"
+    batch_invariant: bool = False
 
 
 def precision_of(arguments: LinearArguments, captured_mode: str = "") -> str:
-    """The product's precision as the planner names it. 16-bit products have only one, which is named "tf32" too."""
-    return product_mode(captured_mode) if arguments.x.dtype == torch.float32 else "tf32"
+    """The product's precision as the planner names it. 16-bit products have only one, which is named "tf32" too.
+
+    Where rows are not to depend on each other, split6 stands for "guarded", which looks at all of them.
+    """
+    if arguments.x.dtype != torch.float32:
+        return "tf32"
+    mode = product_mode(captured_mode)
+    return "split6" if arguments.batch_invariant and mode == GUARDED else mode
 
 
 class Request(NamedTuple):
@@ -84,6 +92,7 @@ class Request(NamedTuple):
     issuer: str = "call"
     stores_pre_activation: bool = False
     joined_rows: tuple[int, ...] = ()
+    batch_invariant: bool = False
 
 
 @functools.lru_cache(maxsize=4096)
@@ -110,6 +119,7 @@ def plan(request: Request, only: str = "") -> LinearPlan:
         device=request.device,
         issuer=core.Issuer.__members__[request.issuer],
         joined_rows=request.joined_rows,
+        batch_invariant=request.batch_invariant,
     )
     return core.plan_linear(asked, only)
 
@@ -227,6 +237,7 @@ def _request(arguments: LinearArguments, precision: str, lay_out: Callable[[Tens
         device=device_facts(x.device),
         issuer=arguments.issuer,
         stores_pre_activation=arguments.stores_pre_activation,
+        batch_invariant=arguments.batch_invariant,
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .. import models
 from ..composed import PyTorchCall
+from ..invariance import require
 from ..linear import LinearCall, describe_unfused, linear, normalise_linear
 from ..pointwise import PointwiseCall, normalise_sigmoid, sigmoid
 from ..reduce import ReduceCall, normalise_reduce, reduce
@@ -51,6 +52,7 @@ class LinearSigmoidSum(DropIn, PreparesWeight, models.LinearSigmoidSum):
     def forward(self, x: Tensor) -> Tensor:
         # the sum is over dim 1, which is the rows' only in a matrix
         if is_symbolic(x) or x.dim() != 2 or not is_plain(self.linear):
+            require("the plain model runs")
             return super().forward(x)
         return self._call(linear, x)
 
@@ -75,6 +77,7 @@ class Sigmoid(DropIn, models.Sigmoid):
 
     def forward(self, x: Tensor) -> Tensor:
         if is_symbolic(x):
+            require("the plain model runs")
             return super().forward(x)
         return sigmoid(x)
 
@@ -92,6 +95,7 @@ class GemmDivideSumScale(DropIn, models.GemmDivideSumScale):
 
     def forward(self, x: Tensor) -> Tensor:
         if is_symbolic(x) or x.dim() != 2:  # the sum is over dim 1, which is the rows' only in a matrix
+            require("the plain model runs")
             return super().forward(x)
         return self._call(linear, x)
 
@@ -112,6 +116,7 @@ class SumReduction(DropIn, models.SumReduction):
 
     def forward(self, x: Tensor) -> Tensor:
         if is_symbolic(x):
+            require("the plain model runs")
             return super().forward(x)
         return self._call(reduce, x)
 
@@ -132,6 +137,7 @@ class GemmSigmoidScaleResidual(DropIn, PreparesWeight, models.GemmSigmoidScaleRe
 
     def forward(self, x: Tensor) -> Tensor:
         if is_symbolic(x) or not is_plain(self.gemm):
+            require("the plain model runs")
             return super().forward(x)
         return self._call(linear, x)
 

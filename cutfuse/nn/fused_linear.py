@@ -21,6 +21,7 @@ from ..epilogue import Epilogue
 from ..epilogue.errors import EpilogueError, OperandCountError, evaluated_while_compiling
 from ..epilogue.table import REDUCTIONS
 from ..epilogue.types import ValueType, autocast_on, type_of
+from ..invariance import require
 from ..linear import LinearCall, describe_unfused, linear, normalise_linear
 from ..prepare import PreparedWeight, is_exporting, prepare
 
@@ -336,6 +337,7 @@ class FusedLinear(PreparesWeight):
 
     def _forward_unfused(self, x: Tensor, *operands: Tensor | float) -> Tensor:
         epilogue: Callable[..., Tensor] | None = self.epilogue
+        require("the layer's epilogue runs unfused")
         z = F.linear(x, self.weight, self.bias)
         y = z if epilogue is None else epilogue(z, *operands)
         return y if self.reduce is None else REDUCTIONS[self.reduce](y, -1, keepdim=self.keepdim)

@@ -1,0 +1,108 @@
+"""Whether a row of a result is to have the same bits however many rows are computed with it.
+
+Calls of this mode run kernels that add in one order, which is chosen from the weight, the types and what follows, and
+never from the number of rows. A call that no such kernel computes raises: cuBLAS and PyTorch's own operations choose by
+the number of rows. A thread's innermost `with batch_invariant()` decides, then the process's `set_batch_invariant`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+from . import dynamo
+
+_INSIDE = "a compiled function reads cutfuse.batch_invariant when it runs: enter it around the call of the function"
+
+
+class _Process:
+    """What has been asked for in this process. Dynamo guards what it reads of it, so that compiled code follows."""
+
+    opted_in = False  # to this mode, ever
+
+
+process = _Process()
+_of_process = False  # which direct calls read by this name
+_context: ContextVar[bool | None] = ContextVar("cutfuse.batch_invariant", default=None)
+
+
+@dynamo.disable_because(_INSIDE)
+def batch_invariant(enabled: bool = True) -> contextlib.AbstractContextManager[None]:
+    """A context in which a row's result does not depend on how many rows this thread's calls are given with it.
+
+    Row i of `linear`, `mlp`, `reduce`, `pointwise`, the statistics of `linear_cross_entropy` and `linear_logprob`, and
+    their modules, has the bits that it has in a batch of its own, and in any other batch. Gradients are as they are
+    outside of it. Contexts nest, `enabled=False` leaves the mode, and the result decorates functions too. A compiled
+    function reads the mode when it runs: enter the context around it, not inside of it.
+
+    Calls raise NotImplementedError where no kernel keeps the promise, and say what is missing.
+
+    Raises:
+        TypeError: `enabled` is no bool.
+    """
+    return _entered(_checked("batch_invariant", enabled))
+
+
+@dynamo.disable_because("call cutfuse.set_batch_invariant outside of compiled functions, which read it when they run")
+def set_batch_invariant(enabled: bool) -> None:
+    """Makes that the mode of every thread outside of `batch_invariant`'s contexts.
+
+    Raises:
+        TypeError: `enabled` is no bool.
+    """
+    global _of_process
+    _of_process = _checked("set_batch_invariant", enabled)
+    process.opted_in |= enabled
+
+
+def get_batch_invariant() -> bool:
+    """What `set_batch_invariant` was given last, whatever context this is; False before that."""
+    return _of_process
+
+
+def is_batch_invariant() -> bool:
+    """Whether the mode holds now. Not while torch.compile traces: the operators of compiled code read it."""
+    if dynamo.is_tracing():
+        return False
+    found = _context.get()
+    return _of_process if found is None else found
+
+
+def may_be_batch_invariant() -> bool:
+    """Whether the mode holds; while torch.compile traces, whether it was ever asked for, as operators read it later."""
+    return process.opted_in if dynamo.is_tracing() else is_batch_invariant()
+
+
+def require(why_not: str) -> None:
+    """Raises if the mode holds and something would run in place of a kernel that keeps its promise; empty for none."""
+    if why_not and is_batch_invariant():
+        raise NotImplementedError(refusal(why_not))
+
+
+def refusal(why_not: str) -> str:
+    return (
+        f"cutfuse.batch_invariant: no kernel gives a row the same bits in every batch here: {why_not}. Change that, or "
+        "make this call within cutfuse.batch_invariant(False)"
+    )
+
+
+def module_variables() -> dict[str, object]:
+    """This module's variables, of which direct calls read the process's mode."""
+    return globals()
+
+
+def _checked(function: str, enabled: bool) -> bool:
+    if not isinstance(enabled, bool):
+        raise TypeError(f"cutfuse.{function}: enabled has to be True or False, got {enabled!r}")
+    return enabled
+
+
+@contextlib.contextmanager
+def _entered(enabled: bool) -> Iterator[None]:
+    process.opted_in |= enabled
+    token = _context.set(enabled)
+    try:
+        yield
+    finally:
+        _context.reset(token)

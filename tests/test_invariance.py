@@ -1,0 +1,388 @@
+"""Batch invariance, without a GPU: which kernels run, whatever the number of rows, and when the mode holds."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from emulated_device import direct_calls, emulated_device
+from emulated_launches import EmulatedLaunches
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_cases import HOPPER, MODULE, REDUCTIONS, contiguous, plan, products, transposed
+from torch import Tensor
+
+import cutfuse
+from cutfuse import composed, invariance
+from cutfuse.invariance import is_batch_invariant
+from cutfuse.reduce import ReduceCall, _in_rows, normalise_reduce
+
+ROWS = (1, 2, 7, 8, 16, 63, 64, 65, 128, 129, 500, 1024, 4097, 8192, 32768)
+
+
+@pytest.fixture(autouse=True)
+def _restored_mode() -> Iterator[None]:
+    yield
+    cutfuse.set_batch_invariant(False)
+
+
+@pytest.fixture
+def launches() -> Iterator[EmulatedLaunches]:
+    with emulated_device() as found:
+        yield found
+
+
+def order_of(found: Any) -> tuple[Any, ...]:
+    """What decides in which order a plan's kernels add a row."""
+    if not found.is_fused:
+        return ()
+    (product,) = products(found)
+    kernel = product.kernel
+    planes = product.x.values.bytes > 0
+    cores = "_fp32_" in kernel.name
+    assert kernel.slices == 1
+    assert not cores or kernel.tile_m <= 32
+    folds = [launch.batch_invariant for launch in found.launches if isinstance(launch, MODULE.FoldPartials)]
+    assert folds == [True] * len(folds)
+    return planes, cores, "6" in kernel.name.split("x")[0] and planes, kernel.tile_n if folds else 0, len(folds)
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> dict[str, Any]:
+    n = draw(st.one_of(st.integers(1, 300), st.sampled_from([768, 1000, 1024, 3072, 4096, 11008, 32000])))
+    k = draw(st.one_of(st.integers(1, 300), st.sampled_from([768, 1024, 2864, 4096, 14336])))
+    dtype = draw(st.sampled_from(["float32", "float32", "bfloat16", "float16"]))
+    reduction = draw(st.sampled_from(["none", *REDUCTIONS]))
+    output = draw(st.sampled_from([dtype, "float32"])) if reduction == "none" else "float32"
+    return {
+        "n": n,
+        "k": k,
+        "dtype": dtype,
+        "output": output,
+        "precision": draw(st.sampled_from(["tf32", "split3", "split6"])),
+        "weight": draw(st.sampled_from([contiguous, contiguous, transposed]))(n, k),
+        "bias": draw(st.sampled_from([None, (1, True)])),
+        "reduction": reduction,
+        "epilogue_cost": draw(st.sampled_from([0.0, 2.5, 60.0])),
+        "specialized_cost": draw(st.sampled_from([None, 1.0])),
+        "weight_has_planes": draw(st.booleans()),
+        "stores_pre_activation": reduction == "none" and draw(st.booleans()),
+        "device": draw(st.sampled_from(HOPPER)),
+    }
+
+
+@settings(max_examples=200, deadline=None)
+@given(layers(), st.lists(st.one_of(st.sampled_from(ROWS), st.integers(1, 40000)), min_size=2, max_size=6))
+def test_the_order_of_sums_does_not_depend_on_the_rows(layer: dict[str, Any], rows: list[int]) -> None:
+    orders = {m: order_of(plan(**layer, m=m, x=contiguous(m, layer["k"]), batch_invariant=True)) for m in rows}
+    assert len(set(orders.values())) == 1, orders
+
+
+def test_cublas_is_no_alternative_where_a_kernel_is_one() -> None:
+    layer = {"n": 64, "k": 32768, "epilogue_cost": 0.0, "bias": None}
+    assert not plan(m=197, **layer).is_fused
+    found = plan(m=197, **layer, batch_invariant=True)
+    assert found.is_fused
+    assert found.alternatives[-1].rejection == "cuBLAS chooses by the number of rows in which order it adds"
+
+
+def test_a_single_row_of_tf32_runs_like_others() -> None:
+    layer = {"n": 1024, "k": 1024, "dtype": "float32", "precision": "tf32"}
+    assert not plan(m=1, **layer).is_fused
+    assert plan(m=1, **layer, batch_invariant=True).is_fused
+
+
+def test_a_scheme_that_looks_at_all_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match="guarded products look at all rows"):
+        plan(m=8, dtype="float32", precision="guarded", batch_invariant=True)
+
+
+def test_fp32_columns_that_planes_do_not_store_are_multiplied_on_cuda_cores() -> None:
+    layer = {"n": 1023, "k": 512, "dtype": "float32", "precision": "split6", "batch_invariant": True}
+    names = {plan(m=m, **layer).alternatives[0].name for m in ROWS}
+    assert names <= {"sm90_fp32_16x32x64", "sm90_fp32_32x32x64"}
+
+
+def test_a_linear_layer_is_planned_for_the_mode(launches: EmulatedLaunches) -> None:
+    x, weight, bias = torch.randn(24, 256), torch.randn(64, 256), torch.randn(64)
+
+    def run() -> Tensor:
+        return cutfuse.linear(x, weight, bias, epilogue=torch.nn.functional.gelu)
+
+    run()
+    launches.launches.clear()
+    with cutfuse.batch_invariant():
+        y = run()
+        assert {launch.kernel for launch in launches.launches if hasattr(launch, "kernel")} <= {
+            "sm90_split6_128x128x64",
+            "sm90_convert6_128x128x64",
+        }
+        before = direct_calls()
+        again = run()
+        assert direct_calls() == before + 1
+    torch.testing.assert_close(again, y, rtol=0, atol=0)
+    expected = torch.nn.functional.gelu(torch.nn.functional.linear(x.double(), weight.double(), bias.double()))
+    torch.testing.assert_close(y.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_a_plain_layer_runs_a_kernel(launches: EmulatedLaunches, dtype: torch.dtype, rows: int) -> None:
+    x, weight = torch.randn(rows, 64).to(dtype), torch.randn(32, 64).to(dtype)
+    with cutfuse.batch_invariant():
+        for _ in range(2):
+            launches.launches.clear()
+            y = cutfuse.linear(x, weight)
+            assert any(name.startswith("gemm") for name in launches.names)
+    torch.testing.assert_close(y, torch.nn.functional.linear(x, weight), rtol=2e-2, atol=2e-2)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "by columns": lambda x: x.t().contiguous().t(),
+    "off the boundary": lambda x: torch.cat([x.new_zeros(1), x.reshape(-1)])[1:].view(x.shape),
+    "with gaps": lambda x: torch.cat([x, x[:, :1]], 1)[:, : x.shape[1]],
+    "every second": lambda x: torch.stack([x, x], 2)[:, :, 0],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_that_no_kernel_reads_are_copied(launches: EmulatedLaunches, layout: str) -> None:
+    x, weight = torch.randn(5, 64).bfloat16(), torch.randn(32, 64).bfloat16()
+    with cutfuse.batch_invariant():
+        expected = cutfuse.linear(x, weight, epilogue=torch.relu)
+        for _ in range(3):
+            y = cutfuse.linear(LAYOUTS[layout](x), weight, epilogue=torch.relu)
+            torch.testing.assert_close(y, expected, rtol=0, atol=0)
+
+
+def test_a_row_reduction_folds_in_one_order(launches: EmulatedLaunches) -> None:
+    x, weight = torch.randn(5, 64).bfloat16(), torch.randn(512, 64).bfloat16()
+    with cutfuse.batch_invariant():
+        for op in ("sum", "logsumexp"):
+            launches.launches.clear()
+            cutfuse.linear(x, weight, reduce=op)
+            (fold,) = [launch for launch in launches.launches if launch.function == "finalize_partials"]
+            assert (fold.tiles, fold.batch_invariant) == (4, True)
+
+
+REDUCED: dict[str, Callable[[Tensor], tuple[Tensor, Any]]] = {
+    "rows": lambda x: (x, 1),
+    "columns": lambda x: (x.t(), 0),
+    "all but the first": lambda x: (x.view(x.shape[0], 4, -1), (1, 2)),
+    "all but the last": lambda x: (x.t().reshape(4, -1, x.shape[0]), (0, 1)),
+    "off the boundary": lambda x: (LAYOUTS["off the boundary"](x), 1),
+    "with gaps": lambda x: (LAYOUTS["with gaps"](x), 1),
+}
+
+
+@pytest.mark.parametrize("layout", REDUCED)
+@pytest.mark.parametrize("columns", [20, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_reductions_are_of_aligned_rows(layout: str, columns: int, dtype: torch.dtype) -> None:
+    x, dim = REDUCED[layout](torch.randn(6, columns).to(dtype))
+    operands = torch.randn(x.shape), torch.randn(())
+    call = normalise_reduce(x, dim, prologue=lambda z, r, s: z * r + s, operands=operands)
+    assert isinstance(call, ReduceCall)
+    rows = _in_rows(call)
+    again = _in_rows(rows)
+    assert rows.dims == (1,) or rows is call
+    matrix = rows.x.view(6, columns) if rows is call else rows.x
+    assert again is rows or again.x.data_ptr() == rows.x.data_ptr()
+    assert (matrix.shape, matrix.data_ptr() % 16, matrix.stride(0) * dtype.itemsize % 16) == ((6, columns), 0, 0)
+    assert matrix.stride(1) == 1
+    found = composed.reduce(rows.x, rows.operands, rows.prologue.program, "sum", rows.dims, torch.float32)
+    torch.testing.assert_close(found, (x * operands[0] + operands[1]).sum(dim), rtol=1e-4, atol=1e-4)
+
+
+def test_a_reduction_is_planned_for_the_mode(launches: EmulatedLaunches) -> None:
+    x = torch.randn(6, 64)
+    for _ in range(2):
+        with cutfuse.batch_invariant():
+            cutfuse.reduce(x, 1)
+        cutfuse.reduce(x, 1)
+        cutfuse.reduce(x, 0)
+    assert [launch.batch_invariant for launch in launches.launches] == [True, False, False]
+
+
+def test_a_training_step_runs_kernels_forwards_and_any_way_backwards(launches: EmulatedLaunches) -> None:
+    x = torch.randn(6, 64, requires_grad=True)
+    weight = torch.randn(32, 64, requires_grad=True)
+    for epilogue in (None, torch.relu):
+        launches.launches.clear()
+        with cutfuse.batch_invariant():
+            y = cutfuse.linear(x, weight, epilogue=epilogue)
+            assert any("6" in getattr(launch, "kernel", "") for launch in launches.launches)
+            y.sum().backward()
+        assert x.grad is not None
+
+
+def test_an_mlp_and_a_head_run_kernels(launches: EmulatedLaunches) -> None:
+    x, w1, w2 = torch.randn(6, 64), torch.randn(128, 64), torch.randn(64, 128)
+    target = torch.arange(6)
+    with cutfuse.batch_invariant():
+        y = cutfuse.mlp(x, w1, None, w2, None, activation=torch.nn.functional.silu)
+        loss = cutfuse.linear_cross_entropy(x, w1, target, reduction="none")
+        assert {launch.function for launch in launches.launches} <= {
+            "split",
+            "gemm_planes",
+            "gemm_convert",
+            "finalize_partials",
+            "reduce",
+            "pointwise",
+        }
+        assert all(launch.batch_invariant for launch in launches.launches if launch.function == "reduce")
+    h = torch.nn.functional.silu(x @ w1.t())
+    torch.testing.assert_close(y, h @ w2.t(), rtol=1e-3, atol=1e-3)
+    expected = torch.nn.functional.cross_entropy(x @ w1.t(), target, reduction="none")
+    torch.testing.assert_close(loss, expected, rtol=1e-3, atol=1e-3)
+
+
+REFUSED: dict[str, tuple[Callable[[], Tensor], str]] = {
+    "columns of the result": (
+        lambda: cutfuse.linear(torch.randn(4, 64).bfloat16(), torch.randn(10, 64).bfloat16()),
+        "N is 10 bfloat16 elements",
+    ),
+    "precision": (lambda: in_ieee(torch.randn(4, 64), torch.randn(8, 64)), 'precision "ieee"'),
+}
+
+
+def in_ieee(x: Tensor, weight: Tensor) -> Tensor:
+    with cutfuse.precision("ieee"):
+        return cutfuse.linear(x, weight)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_kernel_computes_is_refused(launches: EmulatedLaunches, case: str) -> None:
+    call, reason = REFUSED[case]
+    call()
+    with cutfuse.batch_invariant():
+        for _ in range(2):
+            with pytest.raises(NotImplementedError, match=f"same bits in every batch here: .*{reason}.*Change that"):
+                call()
+        with cutfuse.batch_invariant(False):
+            call()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: cutfuse.linear(x, x),
+        lambda x: cutfuse.linear(x, x, epilogue=torch.relu),
+        lambda x: cutfuse.mlp(x, x, None, x, None),
+        lambda x: cutfuse.pointwise(torch.relu, x),
+        lambda x: cutfuse.reduce(x, 1),
+        lambda x: cutfuse.reduce(x.int(), 1, "mean"),
+        lambda x: cutfuse.explain(x, x),
+        lambda x: cutfuse.nn.FusedLinear(8, 8)(x),
+    ],
+)
+def test_a_cpu_is_refused(call: Callable[[Tensor], object]) -> None:
+    x = torch.randn(8, 8)
+    call(x)
+    with cutfuse.batch_invariant(), pytest.raises(NotImplementedError, match="every batch here: x is"):
+        call(x)
+
+
+def test_explain_says_what_holds() -> None:
+    x, weight = torch.randn(1, 4096, device="meta"), torch.randn(4096, 4096, device="meta")
+    assert cutfuse.explain(cutfuse.linear, x, weight, epilogue=torch.relu, device="H200").bits == ""
+    with cutfuse.batch_invariant():
+        found = cutfuse.explain(cutfuse.linear, x, weight, epilogue=torch.relu, device="H200")
+        assert found.path == "fused"
+        assert "same bits in every batch" in found.bits
+        assert f"bits       {found.bits}" in str(found)
+        with pytest.raises(NotImplementedError, match="N is 4095"):
+            cutfuse.explain(cutfuse.linear, x.bfloat16(), weight[:4095].bfloat16(), device="H200")
+
+
+def in_new_thread(function: Callable[[], bool]) -> bool:
+    """What `function` returns on a thread that starts now."""
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_contexts_nest_end_with_an_exception_and_decorate() -> None:
+    with cutfuse.batch_invariant():
+        with cutfuse.batch_invariant(False):
+            assert not is_batch_invariant()
+        assert is_batch_invariant()
+    with pytest.raises(KeyError), cutfuse.batch_invariant():
+        raise KeyError
+    assert not is_batch_invariant()
+    assert cutfuse.batch_invariant()(is_batch_invariant)()
+    assert not is_batch_invariant()
+
+
+def test_a_context_is_this_threads_and_the_process_mode_every_threads() -> None:
+    with cutfuse.batch_invariant():
+        assert not in_new_thread(is_batch_invariant)
+    cutfuse.set_batch_invariant(True)
+    assert cutfuse.get_batch_invariant()
+    assert in_new_thread(is_batch_invariant)
+    with cutfuse.batch_invariant(False):
+        assert not is_batch_invariant()
+        assert in_new_thread(is_batch_invariant)
+
+
+def test_a_context_is_this_tasks() -> None:
+    async def inside(entered: asyncio.Event, left: asyncio.Event) -> bool:
+        with cutfuse.batch_invariant():
+            entered.set()
+            await left.wait()
+            return is_batch_invariant()
+
+    async def both() -> tuple[bool, bool]:
+        entered, left = asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(inside(entered, left))
+        await entered.wait()
+        elsewhere = is_batch_invariant()
+        left.set()
+        return elsewhere, await task
+
+    assert asyncio.run(both()) == (False, True)
+
+
+@pytest.mark.parametrize("choose", [cutfuse.batch_invariant, cutfuse.set_batch_invariant])
+def test_other_values_are_refused(choose: Callable[[Any], object]) -> None:
+    with pytest.raises(TypeError, match="enabled has to be True or False, got 'on'"):
+        choose("on")
+
+
+def test_the_key_of_direct_calls_has_the_mode(launches: EmulatedLaunches) -> None:
+    given = torch.randn(6, 16), torch.randn(8, 16), None, torch.relu, (), None, False, None
+    cutfuse.linear(*given[:3], epilogue=torch.relu)
+    assert isinstance(MODULE.call_linear(*given), Tensor)
+    with cutfuse.batch_invariant():
+        assert MODULE.call_linear(*given) is NotImplemented
+    cutfuse.set_batch_invariant(True)
+    assert MODULE.call_linear(*given) is NotImplemented
+    with cutfuse.batch_invariant(False):
+        assert isinstance(MODULE.call_linear(*given), Tensor)
+
+
+def test_compiled_code_reads_the_mode_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invariance.process, "opted_in", True)
+    seen: list[bool] = []
+
+    @torch.library.custom_op("cutfuse_test::sees_mode", mutates_args=())
+    def sees_mode(x: Tensor) -> Tensor:
+        seen.append(is_batch_invariant())
+        return x.clone()
+
+    @sees_mode.register_fake
+    def _(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    compiled = torch.compile(lambda x: sees_mode(x) + 1, fullgraph=True, backend="aot_eager")
+    compiled(torch.zeros(2))
+    with cutfuse.batch_invariant():
+        compiled(torch.zeros(2))
+    compiled(torch.zeros(2))
+    assert seen == [False, True, False]
