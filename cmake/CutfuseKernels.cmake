@@ -62,6 +62,12 @@ foreach(architecture IN LISTS CUTFUSE_PORTABLE_ARCHITECTURES)
     message(FATAL_ERROR "CUTFUSE_PORTABLE_ARCHITECTURES has '${architecture}'; write 90-real or 90-virtual.")
   endif()
 endforeach()
+if(portable_gencode MATCHES "code=compute_[78]" AND portable_gencode MATCHES "code=sm_[91]"
+   AND NOT portable_gencode MATCHES "code=compute_[91]")
+  message(FATAL_ERROR "CUTFUSE_PORTABLE_ARCHITECTURES is '${CUTFUSE_PORTABLE_ARCHITECTURES}': GPUs newer than those of "
+                      "its binaries would run PTX of before sm_90, which cannot wait for the previous kernel although "
+                      "it is launched before that ends. Add 90-virtual.")
+endif()
 foreach(family IN ITEMS pointwise reduce split)
   file(GLOB family_sources CONFIGURE_DEPENDS csrc/${family}/*.cu csrc/${family}/*.cpp)
   list(REMOVE_ITEM family_sources ${host_sources})

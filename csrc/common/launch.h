@@ -68,8 +68,8 @@ constexpr int kBlockThreads = 256;  // of every pointwise, reduction and splitti
 
 #if defined(__CUDACC__)
 
-// Whether kernels of this translation unit wait for the previous one on the current device: they do where they are
-// compiled for sm_90 or later.
+// Whether kernels of this translation unit wait for the previous one on the current device: they do in code for sm_90
+// or later, which such a device runs where there is any (CutfuseKernels.cmake sees to it).
 inline bool kernels_wait() {
   constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};
   constexpr int kLatest = kArchitectures[sizeof(kArchitectures) / sizeof(int) - 1];  // in ascending order
