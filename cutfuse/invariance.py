@@ -61,12 +61,15 @@ def get_batch_invariant() -> bool:
     return _of_process
 
 
-def is_batch_invariant() -> bool:
-    """Whether the mode holds now. Not while torch.compile traces: the operators of compiled code read it."""
-    if dynamo.is_tracing():
-        return False
+@dynamo.assume_constant_result
+def _holds() -> bool:
     found = _context.get()
     return _of_process if found is None else found
+
+
+def is_batch_invariant() -> bool:
+    """Whether the mode holds now. Not while torch.compile traces: the operators of compiled code read it."""
+    return not dynamo.is_tracing() and _holds()
 
 
 def may_be_batch_invariant() -> bool:
@@ -75,8 +78,8 @@ def may_be_batch_invariant() -> bool:
 
 
 def require(why_not: str) -> None:
-    """Raises if the mode holds and something would run in place of a kernel that keeps its promise; empty for none."""
-    if why_not and is_batch_invariant():
+    """Raises where the mode holds, also while torch.compile traces. why_not: what would run without its promise."""
+    if why_not and _holds():
         raise NotImplementedError(refusal(why_not))
 
 

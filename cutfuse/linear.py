@@ -170,7 +170,7 @@ def _as_matrices(
     if not is_composed:
         matrices = [arguments.to_kernel_dtype(t) for t in matrices]
     rows = x if x.dim() == 2 else x.reshape(arguments.rows_of(x), x.shape[-1])
-    return aligned_rows(rows) if is_batch_invariant() else rows, matrices
+    return aligned_rows(rows) if may_be_batch_invariant() else rows, matrices
 
 
 def _shaped(y: Tensor, x: Tensor, call: LinearCall, keepdim: bool) -> Tensor:

@@ -13,7 +13,7 @@ from . import arguments, composed
 from .epilogue import Epilogue
 from .epilogue.program import arithmetic_dtype
 from .epilogue.types import types_of
-from .invariance import require
+from .invariance import may_be_batch_invariant, require
 from .layer import autograd, calls
 
 
@@ -100,7 +100,7 @@ def normalise_pointwise(
     composed_because = (
         arguments.why_wrapped((x,), tensors)
         or arguments.why_composed(x, arithmetic_dtype(x, tensors))
-        or arguments.why_compiled()
+        or arguments.why_compiled(not may_be_batch_invariant())
     )
     if not composed_because:
         tensors = [arguments.to_kernel_dtype(t) for t in tensors]

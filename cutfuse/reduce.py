@@ -16,7 +16,7 @@ from .epilogue import Epilogue
 from .epilogue.program import arithmetic_dtype
 from .epilogue.table import REDUCTIONS
 from .epilogue.types import types_of
-from .invariance import is_batch_invariant, require
+from .invariance import is_batch_invariant, may_be_batch_invariant, require
 from .layer import autograd, calls
 from .layer.layouts import aligned_rows
 
@@ -88,7 +88,7 @@ def _reduce_generally(given: tuple[Any, ...], remember: bool = False) -> Tensor:
     y = run_reduce(call)
     if remember:
         casts_result = arguments.kernel_out_dtype(call.out_dtype, call.x.dtype) != call.out_dtype
-        is_laid_out = is_batch_invariant() and _in_rows(call) is not call
+        is_laid_out = is_batch_invariant() and _in_rows(call).x is not call.x
         is_general = bool(call.composed_because) or casts_result or is_laid_out
         calls.remember_reduce(given, call.x, call.operands, call.prologue, call.op, call.dims, y, is_general)
     return y
@@ -155,9 +155,9 @@ def run_reduce(call: ReduceCall) -> Tensor:
     if composed_because:
         return composed.reduce(x, operands, prologue.program, op, dims, out_dtype, keepdim)
     kernel_dtype = arguments.kernel_out_dtype(out_dtype, x.dtype)
-    own = _in_rows(call) if is_batch_invariant() else call
+    own = _in_rows(call) if may_be_batch_invariant() else call
     y = autograd.reduce(own.x, own.operands, prologue.program.text, op, own.dims, kernel_dtype)
-    if keepdim or own is not call:
+    if keepdim or own.x is not x:
         kept = [(d, size) for d, size in enumerate(x.shape) if keepdim or d not in dims]
         y = y.reshape([1 if d in dims else size for d, size in kept])
     return y if kernel_dtype == out_dtype else y.to(out_dtype)
@@ -166,15 +166,19 @@ def run_reduce(call: ReduceCall) -> Tensor:
 def _in_rows(call: ReduceCall) -> ReduceCall:
     """The call on a matrix whose rows are what is reduced, of which kernels take one as any other; itself if it is."""
     x, dims = call.x, call.dims
-    kept = tuple(d for d in range(x.dim()) if d not in dims)
-    columns = math.prod(x.shape[d] for d in dims)
+    kept = tuple([d for d in range(x.dim()) if d not in dims])
+    columns = math.prod([x.shape[d] for d in dims])
     if not x.numel() or (kept + dims == tuple(range(x.dim())) and x.is_contiguous() and _are_aligned(x, columns)):
         return call
 
     def to_rows(tensor: Tensor) -> Tensor:
         return tensor.expand(x.shape).permute(kept + dims).reshape(-1, columns)
 
-    return call._replace(x=aligned_rows(to_rows(x)), dims=(1,), operands=[to_rows(t) for t in call.operands])
+    # Not by _replace, which Dynamo of PyTorch 2.8 does not trace.
+    operands = [to_rows(t) for t in call.operands]
+    return ReduceCall(
+        aligned_rows(to_rows(x)), (1,), call.op, call.keepdim, operands, call.prologue, call.out_dtype, ""
+    )
 
 
 def _are_aligned(x: Tensor, columns: int) -> bool:

@@ -17,7 +17,7 @@ from plan_cases import HOPPER, MODULE, REDUCTIONS, contiguous, plan, products, t
 from torch import Tensor
 
 import cutfuse
-from cutfuse import composed, invariance
+from cutfuse import composed, invariance, native
 from cutfuse.invariance import is_batch_invariant
 from cutfuse.reduce import ReduceCall, _in_rows, normalise_reduce
 
@@ -386,3 +386,38 @@ def test_compiled_code_reads_the_mode_when_it_runs(monkeypatch: pytest.MonkeyPat
         compiled(torch.zeros(2))
     compiled(torch.zeros(2))
     assert seen == [False, True, False]
+
+
+COMPILED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
+    "plain layer": (lambda x, w: cutfuse.linear(x, w), "linear"),
+    "epilogue": (lambda x, w: cutfuse.linear(x, w, epilogue=torch.relu), "linear"),
+    "affine sum": (lambda x, w: cutfuse.linear(x, w, reduce="sum"), "linear_reduce"),
+    "pointwise": (lambda x, w: cutfuse.pointwise(torch.relu, x), "pointwise"),
+    "columns": (lambda x, w: cutfuse.reduce(x, 0), "reduce"),
+    "ragged rows": (lambda x, w: cutfuse.reduce(x[:, :13], 1), "reduce"),
+}
+
+
+@pytest.mark.parametrize("case", COMPILED)
+def test_compiled_code_calls_operators_once_the_mode_was_asked_for(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, operator = COMPILED[case]
+    monkeypatch.setattr(invariance.process, "opted_in", True)
+    called: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        called.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    x, weight = torch.randn(6, 16), torch.randn(8, 16)
+    with native.use_operators_everywhere():
+        expected = function(x, weight)
+        found = torch.compile(function, fullgraph=True, backend=backend)(x, weight)
+    torch.testing.assert_close(found, expected)
+    assert any(f"cutfuse.{operator}" in name for name in called), called
+
+
+def test_a_compiled_call_is_refused_while_it_is_traced() -> None:
+    x = torch.randn(8, 8)
+    compiled = torch.compile(lambda x: cutfuse.linear(x, x, epilogue=torch.relu), backend="eager")
+    with cutfuse.batch_invariant(), pytest.raises(NotImplementedError, match="every batch here: x is on cpu"):
+        compiled(x)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import native
+from .. import dynamo, native
 from ..native import DeviceFacts, address_of, predicted_facts
 
 NOT_CUDA: DeviceFacts = (0, 0, 0)
@@ -59,10 +59,14 @@ def reduction_codes() -> dict[str, int]:
 
 
 def aligned_rows(matrix: Tensor) -> Tensor:
-    """A matrix whose rows are contiguous and begin at multiples of 16 bytes: itself or a copy with gaps behind them."""
+    """A matrix whose rows are contiguous and begin at multiples of 16 bytes: itself or a copy with gaps behind them.
+
+    While torch.compile traces there is no memory: a matrix is taken to begin at such a multiple.
+    """
     (rows, columns), (pitch, step) = matrix.shape, matrix.stride()
     vector = _VECTOR_BYTES // matrix.element_size()
-    are_aligned = address_of(matrix) % _VECTOR_BYTES == 0 and (rows <= 1 or pitch % vector == 0)
+    begins_aligned = dynamo.is_tracing() or address_of(matrix) % _VECTOR_BYTES == 0
+    are_aligned = begins_aligned and (rows <= 1 or pitch % vector == 0)
     if are_aligned and (step == 1 or columns <= 1):
         return matrix
     gap = -columns % vector
