@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import arguments, dynamo, sharded
+from .epilogue.program import arithmetic_dtype
 from .invariance import batch_invariant, is_batch_invariant, may_be_batch_invariant, require
 from .layer.autograd import composes_gradient, differentiate, needs_gradient
 from .layer.linear_plan import plan_call
@@ -243,7 +244,7 @@ def _statistics_of_logits(
     """What `logit_statistics` gives, by PyTorch's own operations on the logits: for transforms of torch.func,
     forward-mode derivatives, ONNX and tensors that wrap others, which know no operators of cutfuse, and for gradients
     that are batched or differentiated again."""
-    z = F.linear(x, weight, bias).to(arithmetic_of(x))
+    z = F.linear(x, weight, bias).to(arithmetic_dtype(x))
     shape = _logits(softcap, temperature)
     logits = z if shape is None else shape(z)
     logsumexp = torch.logsumexp(logits, 1)
@@ -304,20 +305,7 @@ def _logit_gradient(softcap: float, temperature: float, has_mean: bool, has_entr
             found = found + more[0]
         return found * ((1.0 - inner * inner) * scale) if softcap else found * scale
 
-    # A signature for each number of operands, which is what an epilogue is asked for.
-    if has_mean and has_entropy:
-        return lambda z, logsumexp, factor, mean, entropy: gradient(z, logsumexp, factor, mean, entropy)
-    if has_mean or has_entropy:
-        return lambda z, logsumexp, factor, more: gradient(z, logsumexp, factor, more)
-    return lambda z, logsumexp, factor: gradient(z, logsumexp, factor)
-
-
-def _plus(z: Tensor, total: Tensor) -> Tensor:
-    return z + total
-
-
-def arithmetic_of(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
+    return gradient
 
 
 @torch.library.custom_op("cutfuse::logit_statistics", mutates_args=())
@@ -339,7 +327,7 @@ def logit_statistics(
 
     classes: `[M]`. softcap: 0 for none. mode: the precision of fp32 products; empty for the one that holds.
     """
-    dtype, logits = arithmetic_of(x), _logits(softcap, temperature)
+    dtype, logits = arithmetic_dtype(x), _logits(softcap, temperature)
     mean, entropy = (x.new_zeros(x.shape[0] if wanted else 0, dtype=dtype) for wanted in (wants_mean, wants_entropy))
     kept = x.new_empty(_kept_shape(x, weight, part_bytes, kept_bytes))
     with in_captured_mode(x, mode):
@@ -381,7 +369,7 @@ class _Part(NamedTuple):
 
     def reduce(self, x: Tensor, op: str, function: Callable[..., Tensor] | None, *operands: Tensor) -> Tensor:
         """`[M]` in fp32 or fp64: `op` of the function of each pre-activation and of columns."""
-        dtype = arithmetic_of(x)
+        dtype = arithmetic_dtype(x)
         if self.kept is not None:
             return reduce(self.kept, 1, op, prologue=function, operands=operands, out_dtype=dtype)
         return linear(x, self.weight, self.bias, epilogue=function, operands=operands, reduce=op, out_dtype=dtype)
@@ -434,7 +422,7 @@ def _are_rounded(x: Tensor, classes: Tensor, parts: list[_Part], logits: Callabl
 
 
 def _rounds_logits(x: Tensor, weight: Tensor, bias: Tensor | None, logits: Callable[[Tensor], Tensor] | None) -> bool:
-    call = normalise_linear(x, weight, bias, epilogue=logits, reduce="logsumexp", out_dtype=arithmetic_of(x))
+    call = normalise_linear(x, weight, bias, epilogue=logits, reduce="logsumexp", out_dtype=arithmetic_dtype(x))
     if call.composed_because:
         return True
     program, reduction, out_dtype = call.epilogue.program, call.reduction, call.out_dtype
@@ -444,7 +432,7 @@ def _rounds_logits(x: Tensor, weight: Tensor, bias: Tensor | None, logits: Calla
 
 def _chosen(x: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor) -> Tensor:
     """The pre-activation of each row's class: a dot product of a row of x and one of the weight."""
-    dtype, rows = arithmetic_of(x), max(_DOT_ELEMENTS // max(x.shape[1], 1), 1)
+    dtype, rows = arithmetic_dtype(x), max(_DOT_ELEMENTS // max(x.shape[1], 1), 1)
     found = x.new_empty(x.shape[0], dtype=dtype)
     for first in range(0, x.shape[0], rows):
         part = slice(first, first + rows)
@@ -456,7 +444,7 @@ def _chosen(x: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor) -> 
 @logit_statistics.register_fake
 def _(x: Tensor, weight: Tensor, *given: Any) -> tuple[Tensor, ...]:
     wants_mean, wants_entropy, part_bytes, kept_bytes, _ = given[4:]
-    rows, dtype = x.shape[0], arithmetic_of(x)
+    rows, dtype = x.shape[0], arithmetic_dtype(x)
     sizes = rows, rows, rows if wants_mean else 0, rows if wants_entropy else 0
     kept = x.new_empty(_kept_shape(x, weight, part_bytes, kept_bytes))
     return *(x.new_empty(size, dtype=dtype) for size in sizes), kept
@@ -493,8 +481,8 @@ def logit_gradients(
             part = slice(first, first + rows.shape[0])
             if needs_x:
                 before = () if of_x is None else (of_x,)
-                plus = _plus if before else None
-                of_x = linear(grad, rows.t(), epilogue=plus, operands=before, out_dtype=arithmetic_of(x))
+                plus = torch.add if before else None
+                of_x = linear(grad, rows.t(), epilogue=plus, operands=before, out_dtype=arithmetic_dtype(x))
             if needs_weight and x.dtype == torch.float32:
                 of_weight[part] = linear(grad.t(), x.t())
             elif needs_weight:

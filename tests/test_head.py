@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import cutfuse
 from cutfuse import head
+from cutfuse.epilogue.program import arithmetic_dtype
 
 pytestmark = [*PYTORCH_WARNINGS]
 IGNORED = -100
@@ -82,7 +83,7 @@ def compare(
     tolerance = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[x.dtype]
     # A probability is exp of a logit less the logsumexp, whose own rounding grows with them.
     logits = F.linear(*wide).detach()  # type: ignore[arg-type]
-    of_logits = 4 * torch.finfo(head.arithmetic_of(x)).eps * logits.abs().max().item()
+    of_logits = 4 * torch.finfo(arithmetic_dtype(x)).eps * logits.abs().max().item()
     # What is left of a loss, or of 1 less a probability near it, may be smaller than that rounding.
     least = max(1.0, x.abs().max().item()) if of_logits > tolerance else 0.0
     tolerance = max(tolerance, of_logits)

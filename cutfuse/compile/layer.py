@@ -157,7 +157,7 @@ def layer_cross_entropy(
             kept_bytes=2 * x.element_size() * x.shape[0] * weight.shape[0],  # the last part is kept as a whole one
         ).to(out_dtype)
     x, weight, bias = autocast_inputs(x, weight, bias)
-    arithmetic = torch.float64 if x.dtype == torch.float64 else torch.float32
+    arithmetic = arithmetic_dtype(x)
     logsumexp = layer(x, weight, bias, [], schema.IDENTITY, "logsumexp", False, arithmetic)
     counts = target != ignore_index
     classes = torch.where(counts, target, 0)

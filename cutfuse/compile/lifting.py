@@ -25,6 +25,7 @@ from ..epilogue.compositions import cast
 from ..epilogue.errors import EpilogueError
 from ..epilogue.expression import Expr, apply, topological
 from ..epilogue.lower import check_length
+from ..epilogue.program import arithmetic_dtype
 from ..epilogue.table import CONDITION, Op, describe_callable, op_table
 from ..epilogue.traced_tensor import evaluate_call, is_operator
 from ..epilogue.types import ValueType, type_of
@@ -54,11 +55,6 @@ class StopError(Exception):
     """A region ends before a node; the message says why."""
 
 
-def norm_dtype(example: torch.Tensor) -> torch.dtype:
-    """The type in which the rows of a batch norm are computed, by an example of its result."""
-    return torch.float64 if example.dtype == torch.float64 else torch.float32
-
-
 class Operand(NamedTuple):
     """A value outside of a region that its epilogue reads.
 
@@ -73,7 +69,7 @@ class Operand(NamedTuple):
     @property
     def type(self) -> ValueType:
         example = example_of(self.source)
-        return ValueType(norm_dtype(example)) if self.part else type_of(example)
+        return ValueType(arithmetic_dtype(example)) if self.part else type_of(example)
 
     @property
     def is_matrix(self) -> bool:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
+from ..epilogue.program import arithmetic_dtype
 from ..layer import schema
-from .lifting import NORM_SCALE, Operand, inverse, is_row_slice, norm_dtype, permutation_of
+from .lifting import NORM_SCALE, Operand, inverse, is_row_slice, permutation_of
 from .nodes import any_example, called, example_of, name_of, named_arguments, set_example, tensor_of
 from .products import Part, Product, same, same_shape
 from .regions import Region
@@ -161,7 +162,7 @@ class _Emission:
         """The row by which a batch norm in evaluation multiplies, or the one that it adds."""
         names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
         named = {name: self.rewriter.current(node) for name, node in named_arguments(norm, names).items()}
-        variance = self._call("to", named["running_var"], norm_dtype(example_of(norm)))
+        variance = self._call("to", named["running_var"], arithmetic_dtype(example_of(norm)))
         scale = self._call(torch.rsqrt, self._call(torch.add, variance, named.get("eps", 1e-5)))
         if named.get("weight") is not None:
             scale = self._call(torch.mul, scale, named["weight"])

@@ -255,7 +255,7 @@ def evaluate(program: Program, z: torch.Tensor, operands: Sequence[torch.Tensor]
     for step in _steps(program.text):
         values = [sources[item] if isinstance(item, str) else item for item in step.arguments]
         if step.takes_numbers:
-            values = [_as_float(value, z) for value in values]
+            values = [_as_tensor(value, z) if isinstance(value, torch.Tensor) else value for value in values]
         else:
             values = [_as_tensor(value, z) for value in values]
             if step.condition is not None:
@@ -272,7 +272,7 @@ def evaluate(program: Program, z: torch.Tensor, operands: Sequence[torch.Tensor]
     return y if y.shape == z.shape else y.expand(z.shape).clone(memory_format=torch.contiguous_format)
 
 
-def arithmetic_dtype(x: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.dtype:
+def arithmetic_dtype(x: torch.Tensor, operands: Sequence[torch.Tensor] = ()) -> torch.dtype:
     """fp64 where PyTorch promotes to it: for an input with dimensions, or any where none has dimensions. Else fp32."""
     wide = x.dtype == torch.float64 or any(t.dtype == torch.float64 and (t.dim() > 0 or x.dim() == 0) for t in operands)
     return torch.float64 if wide else torch.float32
@@ -299,10 +299,6 @@ def _cached_steps(program: str) -> tuple[_Step, ...]:
             )
         )
     return tuple(steps)
-
-
-def _as_float(value: Value, like: torch.Tensor) -> Value:
-    return _as_tensor(value, like) if isinstance(value, torch.Tensor) else value
 
 
 def _as_tensor(value: Value, like: torch.Tensor) -> torch.Tensor:
