@@ -3,7 +3,9 @@
 
 #include <cstring>
 #include <iterator>
+#include <map>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -71,15 +73,11 @@ std::pair<int, int> pair_of_work(Work const& work) { return {work.instructions, 
 
 std::vector<OpInfo> op_table() { return {std::begin(kOps), std::end(kOps)}; }
 
-using Numbers = py::typing::Dict<py::str, py::int_>;
-
-Numbers limits() {
-  Numbers result;
-  result["instructions"] = kMaxInstructions;
-  result["operands"] = kMaxOperands;
-  result["slots"] = kMaxSlots;
-  return result;
+std::map<std::string, int> limits() {
+  return {{"instructions", kMaxInstructions}, {"operands", kMaxOperands}, {"slots", kMaxSlots}};
 }
+
+using Numbers = py::typing::Dict<py::str, py::int_>;
 
 Numbers dtypes() {
   Numbers result;
@@ -98,16 +96,6 @@ Numbers reductions() {
 }
 
 std::vector<ReductionInfo> reduction_table() { return {std::begin(kReductions) + 1, std::end(kReductions)}; }
-
-py::typing::Dict<py::str, py::str> describe_build() {
-  BuildInfo const info = build_info();
-  py::typing::Dict<py::str, py::str> result;
-  result["host_compiler"] = info.host_compiler;
-  result["cuda_compiler"] = info.cuda_compiler;
-  result["gemm_architectures"] = info.gemm_architectures;
-  result["portable_architectures"] = info.portable_architectures;
-  return result;
-}
 
 void evaluate(Program const& program, uintptr_t input, uintptr_t output, int64_t count,
               std::vector<std::tuple<uintptr_t, int64_t>> const& operands, int wrt) {
@@ -155,7 +143,7 @@ void bind_epilogue(py::module_& module) {
       .def_property_readonly("is_additive", [](ReductionInfo const& info) { return is_additive(info.code); })
       .def_property_readonly("needs_result", [](ReductionInfo const& info) { return needs_result(info.code); });
   module.def("reduction_table", &reduction_table, "The rows of reductions.def.");
-  module.def("build_info", &describe_build, "What the kernels were compiled with; empty texts where there are none.");
+  module.def("build_info", &build_info, "What the kernels were compiled with; empty texts where there are none.");
   py::class_<Program>(module, "Program", "An epilogue program, validated.")
       .def(py::init(&make_program), py::arg("instructions"), py::arg("operand_count"))
       .def_property_readonly("operand_count", [](Program const& program) { return program.operand_count; })

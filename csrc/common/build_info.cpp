@@ -9,13 +9,16 @@
 
 namespace cutfuse {
 
-BuildInfo build_info() {
+std::map<std::string, std::string> build_info() {
 #if defined(__clang__)
   constexpr char const* kCompiler = __VERSION__;
 #else
   constexpr char const* kCompiler = "GCC " __VERSION__;
 #endif
-  return {kCompiler, CUTFUSE_CUDA_COMPILER, CUTFUSE_GEMM_ARCHITECTURES, CUTFUSE_PORTABLE_ARCHITECTURES};
+  return {{"host_compiler", kCompiler},
+          {"cuda_compiler", CUTFUSE_CUDA_COMPILER},
+          {"gemm_architectures", CUTFUSE_GEMM_ARCHITECTURES},
+          {"portable_architectures", CUTFUSE_PORTABLE_ARCHITECTURES}};
 }
 
 }  // namespace cutfuse

@@ -2,15 +2,12 @@
 // one built elsewhere (CUTFUSE_PREBUILT_KERNELS) tells of that build.
 #pragma once
 
+#include <map>
+#include <string>
+
 namespace cutfuse {
 
-struct BuildInfo {
-  char const* host_compiler;
-  char const* cuda_compiler;  // nvcc's version; empty without kernels, as are the architectures
-  char const* gemm_architectures;
-  char const* portable_architectures;  // of the pointwise, reduction and splitting kernels
-};
-
-BuildInfo build_info();
+// The compilers, and the architectures of GEMM kernels and of the others; empty texts of what there is without kernels.
+std::map<std::string, std::string> build_info();
 
 }  // namespace cutfuse
