@@ -210,11 +210,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 BAR_WIDTH = 20
 BAR_HEADING = "time against PyTorch's\n(full bar: PyTorch)"
-HEADINGS = (
-    *("model", "input", "precision", "path", "error:\nPyTorch", "error:\ncutfuse"),
-    *("time:\nPyTorch", "time:\ncutfuse", "ratio", BAR_HEADING, "check"),
-)
 TIME_HEADINGS = ("time:\nPyTorch", "time:\ncutfuse", "ratio", BAR_HEADING)
+OTHER_HEADINGS = ("model", "input", "precision", "path", "error:\nPyTorch", "error:\ncutfuse", "check")
+HEADINGS = (*OTHER_HEADINGS[:-1], *TIME_HEADINGS, OTHER_HEADINGS[-1])
 TEXT_HEADINGS = ("model", "input", "precision", "path", BAR_HEADING, "check")
 # What a narrow terminal goes without, in this order.
 DROPPABLE = (
@@ -252,7 +250,7 @@ def cells(result: Result, characters: str) -> dict[str, str]:
         *(f"{error:.1e}" for error in result.errors),
         OK if result.matches else MISMATCH,
     )
-    found = dict(zip([heading for heading in HEADINGS if heading not in TIME_HEADINGS], texts, strict=True))
+    found = dict(zip(OTHER_HEADINGS, texts, strict=True))
     if result.seconds:
         times = (*map(format_seconds, result.seconds), f"{result.ratio:.2f}", bar(result.ratio, characters))
         found.update(zip(TIME_HEADINGS, times, strict=True))

@@ -21,11 +21,6 @@ class Shard:
     count: int
     total: int
 
-    @property
-    def group(self) -> Any:
-        """The ranks of the mesh."""
-        return self.mesh.get_group()
-
     def local(self, x: Any, weight: Any, bias: Any | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """All of x, and the rank's rows of weight and bias. Each rank gives a part of x's gradient, which is summed."""
         from torch.distributed.tensor import Partial, Replicate
@@ -49,7 +44,7 @@ class Shard:
             rows.append(mean * (self.count / self.total))
         if entropy.numel():
             rows.append(entropy)
-        every = _Gather.apply(torch.stack(rows), self.group)
+        every = _Gather.apply(torch.stack(rows), self.mesh.get_group())
         whole = torch.logsumexp(every[:, 0], 0)
         logprob = (every[:, 0] - whole).clamp(min=torch.finfo(whole.dtype).min)  # of a rank's classes together
         total_mean = every[:, 2].sum(0) if mean.numel() else mean

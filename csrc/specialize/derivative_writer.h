@@ -54,11 +54,6 @@ inline constexpr char const* kMaskedTangentText = "0f80000000";
 inline constexpr int kArguments = 3;
 inline constexpr std::string_view kArgumentNames = "abc";
 
-inline std::string add_new(std::vector<std::string>& list, std::string const& item) {
-  if (std::find(list.begin(), list.end(), item) == list.end()) list.push_back(item);
-  return item;
-}
-
 inline std::string tangent_name(int w, int index, std::string const& part) {
   return "%tangent" + std::to_string(w) + "_" + std::to_string(index) + part + "_";
 }

@@ -37,17 +37,16 @@ std::vector<int> operands_read_by(Program const& program) {
   return {operands.begin(), operands.end()};
 }
 
-void add_new(std::vector<std::string>& list, std::vector<std::string> const& more) {
-  for (std::string const& item : more) {
-    if (std::find(list.begin(), list.end(), item) == list.end()) list.push_back(item);
-  }
-}
-
 }  // namespace
 
 int argument_source(Instruction const& instruction, int argument) {
   if (argument == 0) return instruction.a;
   return argument == 1 ? instruction.b : instruction.c;
+}
+
+std::string add_new(std::vector<std::string>& list, std::string const& item) {
+  if (std::find(list.begin(), list.end(), item) == list.end()) list.push_back(item);
+  return item;
 }
 
 std::string element(std::string const& registers, int i) { return registers + std::to_string(i); }
@@ -131,8 +130,8 @@ void ProgramWriter::declare(int inputs, int operands, int elements) {
 void ProgramWriter::declare_needs(std::vector<Snippet const*> const& snippets) {
   std::vector<std::string> locals;
   for (Snippet const* snippet : snippets) {
-    add_new(locals, snippet->locals);
-    add_new(written_.globals, snippet->globals);
+    for (std::string const& local : snippet->locals) add_new(locals, local);
+    for (std::string const& global : snippet->globals) add_new(written_.globals, global);
   }
   for (std::string const& local : locals) line(local);
 }

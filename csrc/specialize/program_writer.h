@@ -35,6 +35,9 @@ std::string element(std::string const& registers, int i);
 // `count` of them.
 std::vector<std::string> elements(std::string const& registers, int first, int count);
 
+// Adds an item to a list that lacks it.
+std::string add_new(std::vector<std::string>& list, std::string const& item);
+
 // Families that the owner of a writer fills: the input's elements, and those of each operand that the program reads.
 constexpr char const* kInputRegisters = "%z_";
 std::string operand_registers(int operand);

@@ -35,17 +35,12 @@ def backend(
     from .fusion import fuse
 
     inductor.register()
-    compile_rest = _inductor(mode, options)
+    compile_rest: Any = torch._TorchCompileInductorWrapper(mode, options, None)  # what torch.compile calls
     with config.patch(compile_rest.config):  # whether kernels are launched by a graph changes what is faster
         fuse(module)
     compiled: Callable[..., Any] = compile_rest(module, inputs)
     background.wait()  # for what has been compiled beside it: a graph that is captured has what is ready
     return compiled
-
-
-def _inductor(mode: str | None, options: dict[str, Any] | None) -> Any:
-    """What torch.compile calls for Inductor with this mode and these options."""
-    return torch._TorchCompileInductorWrapper(mode, options, None)
 
 
 def _reset() -> None:

@@ -157,10 +157,6 @@ class Program:
                 read |= node.reads
         return frozenset(int(leaf[1:]) for leaf in read if leaf != "z")
 
-    @property
-    def slot_count(self) -> int:
-        return max((item.slot + 1 for item in self.instructions if item.slot is not None), default=0)
-
     def pretty(self) -> str:
         """A listing, one instruction a line."""
         if not self.instructions:
