@@ -32,7 +32,7 @@ cudaError_t launch_path(ReduceProblem const& problem, ReduceParameters const& pa
 
 ReduceParameters parameters_of(PlannedReduce const& planned) {
   ReduceParameters parameters = {};
-  parameters.extents = planned.layout.extents;
+  parameters.extents = planned.problem.extents;
   parameters.plan = planned.plan;
   parameters.x = planned.problem.x;
   parameters.reduction = planned.problem.reduction;

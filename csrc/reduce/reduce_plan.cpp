@@ -61,11 +61,14 @@ int64_t lanes_of(int64_t rows, int64_t vectors, bool has_program, int multiproce
   return lanes;
 }
 
+bool is_aligned(void const* data) { return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0; }
+
 // Whether rows begin on a boundary of 16 bytes and end on one.
-bool has_whole_vectors(ReduceLayout const& layout, int vector) {
-  ReduceExtents const& extents = layout.extents;
-  return layout.aligned && extents.reduced % vector == 0 && (extents.outer == 1 || layout.strides[0] % vector == 0) &&
-         (extents.inner == 1 || layout.strides[2] % vector == 0);
+bool has_whole_vectors(ReduceProblem const& problem, int vector) {
+  ReduceExtents const& extents = problem.extents;
+  Operand const& x = problem.x;
+  return is_aligned(x.data) && extents.reduced % vector == 0 && (extents.outer == 1 || x.strides[0] % vector == 0) &&
+         (extents.inner == 1 || x.strides[2] % vector == 0);
 }
 
 ReducePlan plan_rows(ReduceExtents const& extents, DType dtype, bool has_program, int multiprocessors) {
@@ -139,15 +142,18 @@ bool worth_super_rows(ReduceExtents const& extents, int vector, int super_row) {
   return super_rows >= (block_holds_period ? kLongReduction : kManySuperRows);
 }
 
-ReducePlan plan_strided_layout(ReduceLayout const& layout, int multiprocessors) {
-  ReduceExtents const& extents = layout.extents;
-  int const vector = layout.has_program ? kProgramColumns : elements_per_vector(layout.dtype);
-  bool const neighbours = layout.strides[2] == 1 && extents.inner > 1;
-  bool const contiguous = neighbours && layout.strides[1] == extents.inner;
-  bool const aligned_rows = neighbours && layout.aligned && extents.inner % vector == 0 &&
-                            layout.strides[1] % vector == 0 && (extents.outer == 1 || layout.strides[0] % vector == 0);
+bool has_program(ReduceProblem const& problem) { return problem.program.length > 0; }
+
+ReducePlan plan_strided_layout(ReduceProblem const& problem, int multiprocessors) {
+  ReduceExtents const& extents = problem.extents;
+  Operand const& x = problem.x;
+  int const vector = has_program(problem) ? kProgramColumns : elements_per_vector(x.dtype);
+  bool const neighbours = x.strides[2] == 1 && extents.inner > 1;
+  bool const contiguous = neighbours && x.strides[1] == extents.inner;
+  bool const aligned_rows = neighbours && is_aligned(x.data) && extents.inner % vector == 0 &&
+                            x.strides[1] % vector == 0 && (extents.outer == 1 || x.strides[0] % vector == 0);
   if (aligned_rows) {
-    int64_t const wanted_blocks = layout.has_program ? kProgramSplitBlocks : kSplitBlocks;
+    int64_t const wanted_blocks = has_program(problem) ? kProgramSplitBlocks : kSplitBlocks;
     ReducePlan plan = plan_strided(extents, vector, 1, wanted_blocks, multiprocessors);
     plan.whole_vectors = true;
     plan.by_width = divisor_of(plan.width);
@@ -157,19 +163,18 @@ ReducePlan plan_strided_layout(ReduceLayout const& layout, int multiprocessors) 
     return plan;
   }
   int const super_row = super_row_of(extents.inner, vector);
-  if (contiguous && !layout.has_program && worth_super_rows(extents, vector, super_row)) {
+  if (contiguous && !has_program(problem) && worth_super_rows(extents, vector, super_row)) {
     return plan_strided(extents, vector, super_row, kSplitBlocks, multiprocessors);
   }
   return plan_strided(extents, 1, 1, kSplitBlocks, multiprocessors);
 }
 
-constexpr uintptr_t kAlignment = 16;
 constexpr int kAnyMultiprocessors = 1;  // how work is shared out depends on them, and which kernel takes it does not
 
 // What the kernels of reduce_templates.cu count in 32 bits: results of rows, and of columns the threads across them and
 // the rows. A tensor has fewer unless it takes 16 GB.
 bool is_counted(PlannedReduce const& planned) {
-  ReduceExtents const& extents = planned.layout.extents;
+  ReduceExtents const& extents = planned.problem.extents;
   if (planned.plan.path != ReducePath::kStrided) return extents.outer * extents.inner <= kMostCounted;
   return extents.outer * planned.plan.period <= kMostCounted && extents.reduced <= kMostCounted;
 }
@@ -187,13 +192,41 @@ specialize::OperandKind kind_on_line(Operand const& operand, ReducePath path) {
   return is_single ? OperandKind::kColumn : OperandKind::kStrided;
 }
 
-bool is_aligned(void const* data) { return reinterpret_cast<uintptr_t>(data) % kAlignment == 0; }
+// multiprocessors: 0 for plans that are the same however many rows there are.
+ReducePlan plan_reduce(ReduceProblem const& problem, int multiprocessors) {
+  ReduceExtents const& extents = problem.extents;
+  Operand const& x = problem.x;
+  bool const rows = x.strides[1] == 1 && (extents.inner == 1 || extents.reduced > 1);
+  if (!rows) return plan_strided_layout(problem, multiprocessors);
+  int64_t const bytes = extents.reduced * static_cast<int64_t>(size_of(x.dtype));
+  bool const packed = extents.inner == 1 && x.strides[0] == extents.reduced;
+  bool const fills_vectors = bytes % kVectorBytes == 0 && is_aligned(x.data);
+  bool const takes_tiles = packed && !has_program(problem) && bytes <= kTileRowBytes && !fills_vectors;
+  if (takes_tiles && multiprocessors > 0) {
+    return plan_row_tiles(extents, x.dtype);
+  }
+  ReducePlan plan = plan_rows(extents, x.dtype, has_program(problem), multiprocessors);
+  plan.whole_vectors = has_whole_vectors(problem, plan.vector);
+  return plan;
+}
+
+// Turns rows that are neighbours in memory (a transposed matrix) into the inner dimension.
+void turn_rows(ReduceProblem& problem) {
+  ReduceExtents& extents = problem.extents;
+  int64_t const* const strides = problem.x.strides;
+  bool const rows_are_neighbours = extents.inner == 1 && extents.outer > 1 && strides[0] == 1 && strides[1] != 1;
+  if (!rows_are_neighbours) return;
+  std::swap(extents.outer, extents.inner);
+  turn(problem.x);
+  for (Operand& operand : problem.operands.items) turn(operand);
+}
 
 // Whether weighted_row_sum takes the operand: the same fp32 vector for every row, in step with rows of whole vectors.
-bool is_row_weight(Operand const& operand, ReduceLayout const& layout, ReducePlan const& plan) {
-  ReduceExtents const& extents = layout.extents;
+bool is_row_weight(Operand const& operand, ReduceProblem const& problem, ReducePlan const& plan) {
+  ReduceExtents const& extents = problem.extents;
+  Operand const& x = problem.x;
   bool const same_for_rows = extents.outer == 1 || operand.strides[0] == 0;
-  bool const aligned_rows = layout.aligned && (extents.outer == 1 || layout.strides[0] % plan.vector == 0);
+  bool const aligned_rows = is_aligned(x.data) && (extents.outer == 1 || x.strides[0] % plan.vector == 0);
   return plan.path == ReducePath::kRows && extents.inner == 1 && same_for_rows && aligned_rows &&
          operand.dtype == DType::kFloat32 && operand.strides[1] == 1 && is_aligned(operand.data);
 }
@@ -203,49 +236,24 @@ bool is_row_weight(Operand const& operand, ReduceLayout const& layout, ReducePla
 void simplify(PlannedReduce& planned, int multiprocessors) {
   Scaling const scaling = find_scaling(planned.problem.program);
   if (!scaling.found || !is_additive(planned.problem.reduction)) return;
-  ReduceLayout plain = planned.layout;
-  plain.has_program = false;
+  ReduceProblem plain = planned.problem;
+  plain.program.length = 0;
   if (scaling.weight >= 0) {
     if (multiprocessors == 0) return;  // of one row, every operand is the same for all rows
-    Operand const& weight = planned.problem.operands.items[scaling.weight];
+    Operand const& weight = plain.operands.items[scaling.weight];
     if (!is_row_weight(weight, plain, plan_reduce(plain, multiprocessors))) return;
     planned.weight = static_cast<float const*>(weight.data);
   }
   planned.scale = scaling.scale;
-  planned.problem.program.length = 0;
-  planned.layout = plain;
+  planned.problem = plain;
 }
 
 }  // namespace
 
-ReduceLayout normalize(ReduceLayout layout) {
-  bool const rows_are_neighbours = layout.extents.inner == 1 && layout.extents.outer > 1 && layout.strides[0] == 1;
-  if (rows_are_neighbours && layout.strides[1] != 1) {
-    std::swap(layout.extents.outer, layout.extents.inner);
-    std::swap(layout.strides[0], layout.strides[2]);
-  }
-  return layout;
-}
-
-ReducePlan plan_reduce(ReduceLayout const& layout, int multiprocessors) {
-  ReduceExtents const& extents = layout.extents;
-  bool const rows = layout.strides[1] == 1 && (extents.inner == 1 || extents.reduced > 1);
-  if (!rows) return plan_strided_layout(layout, multiprocessors);
-  int64_t const bytes = extents.reduced * static_cast<int64_t>(size_of(layout.dtype));
-  bool const packed = extents.inner == 1 && layout.strides[0] == extents.reduced;
-  bool const is_misaligned = bytes % kVectorBytes != 0 || !layout.aligned;
-  if (packed && multiprocessors > 0 && !layout.has_program && bytes <= kTileRowBytes && is_misaligned) {
-    return plan_row_tiles(extents, layout.dtype);
-  }
-  ReducePlan plan = plan_rows(extents, layout.dtype, layout.has_program, multiprocessors);
-  plan.whole_vectors = has_whole_vectors(layout, plan.vector);
-  return plan;
-}
-
 size_t reduce_workspace(ReduceExtents const& extents, DType dtype, Reduction reduction, int multiprocessors) {
   constexpr bool kHasProgram = false;  // a program changes nothing where rows are few enough to be split
   int64_t rows = plan_rows(extents, dtype, kHasProgram, multiprocessors).partial_rows;
-  ReduceExtents const turned = {1, extents.reduced, extents.outer};  // see normalize
+  ReduceExtents const turned = {1, extents.reduced, extents.outer};  // see turn_rows
   for (ReduceExtents const& candidate : {extents, extents.inner == 1 ? turned : extents}) {
     int const vector = elements_per_vector(dtype);
     int const super_row = super_row_of(candidate.inner, vector);
@@ -264,18 +272,9 @@ PlannedReduce plan_program(ReduceProblem const& problem, int multiprocessors) {
   PlannedReduce planned = {};
   planned.problem = problem;
   planned.scale = 1.0f;
-  int64_t const* const strides = problem.x.strides;
-  planned.layout = normalize({problem.extents,
-                              {strides[0], strides[1], strides[2]},
-                              problem.x.dtype,
-                              is_aligned(problem.x.data),
-                              problem.program.length > 0});
-  if (planned.layout.extents.inner != problem.extents.inner) {
-    turn(planned.problem.x);
-    for (Operand& operand : planned.problem.operands.items) turn(operand);
-  }
-  if (planned.layout.has_program) simplify(planned, multiprocessors);
-  planned.plan = plan_reduce(planned.layout, multiprocessors);
+  turn_rows(planned.problem);
+  if (has_program(problem)) simplify(planned, multiprocessors);
+  planned.plan = plan_reduce(planned.problem, multiprocessors);
   return planned;
 }
 

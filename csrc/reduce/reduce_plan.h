@@ -59,26 +59,11 @@ struct ReducePlan {
   int width;
   int height;
   int64_t partial_rows;  // partial states per result in the workspace; 0: results are written directly
-  Divisor by_width;      // what plan_reduce sets, for kernels of columns with a program compiled in
+  Divisor by_width;      // what plan_program sets, for kernels of columns with a program compiled in
   Divisor by_height;
   Divisor by_period;
   Divisor by_tiles;  // blocks of a split
 };
-
-// What the choice depends on beside the extents.
-struct ReduceLayout {
-  ReduceExtents extents;
-  int64_t strides[3];  // outer, reduced, inner
-  DType dtype;
-  bool aligned;  // the first element lies on a 16-byte boundary
-  bool has_program;
-};
-
-// Turns rows that are neighbours in memory (a transposed matrix) into the inner dimension.
-ReduceLayout normalize(ReduceLayout layout);
-
-// multiprocessors: 0 for plans that are the same however many rows there are.
-ReducePlan plan_reduce(ReduceLayout const& layout, int multiprocessors);
 
 // Bytes of workspace that suffice for a tensor of these extents whatever its strides, alignment and program.
 size_t reduce_workspace(ReduceExtents const& extents, DType dtype, Reduction reduction, int multiprocessors);
@@ -113,8 +98,7 @@ struct FoldProblem {
 };
 
 struct PlannedReduce {
-  ReduceProblem problem;  // turned as the layout is, and without the program where that only scales
-  ReduceLayout layout;
+  ReduceProblem problem;  // rows that are neighbours turned to columns; without the program where that only scales
   ReducePlan plan;
   float scale;          // of final results
   float const* weight;  // see ReduceParameters
