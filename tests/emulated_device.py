@@ -45,9 +45,16 @@ def emulated_device(
             calls.connect()
 
 
-@pytest.fixture(params=READERS)
-def launches(request: pytest.FixtureRequest) -> Iterator[EmulatedLaunches]:
-    """For a test within `emulated_device`, with each way of reading tensors."""
+@pytest.fixture
+def launches() -> Iterator[EmulatedLaunches]:
+    """For a test within `emulated_device`."""
+    with emulated_device() as found:
+        yield found
+
+
+@pytest.fixture(params=READERS, name="launches")
+def launches_of_each_reader(request: pytest.FixtureRequest) -> Iterator[EmulatedLaunches]:
+    """The same for a test of how tensors are read, with each way of that."""
     with emulated_device(request.param) as found:
         yield found
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from emulated_device import direct_calls
-from emulated_device import launches as launches
+from emulated_device import launches_of_each_reader as launches_of_each_reader
 from emulated_launches import EmulatedLaunches
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune

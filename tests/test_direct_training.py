@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from emulated_device import direct_calls, emulated_device, paused
-from emulated_device import launches as launches
+from emulated_device import launches_of_each_reader as launches_of_each_reader
 from emulated_launches import EmulatedLaunches, RecordedLaunches
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
