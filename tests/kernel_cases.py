@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 DEVICE = "cuda"
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-REDUCTIONS = ("sum", "mean", "amax", "amin", "logsumexp")
 MARK = 77  # of every type
 MARGIN = 256  # elements, which keep the alignment that PyTorch gives
 

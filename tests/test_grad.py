@@ -9,6 +9,7 @@ import torch
 from generators import EPILOGUES, FLOATS, REDUCTIONS, assert_no_worse, eager_linear, eager_reduce, operands_for
 from hypothesis import given
 from hypothesis import strategies as st
+from test_epilogue_language import StraightThrough, gate
 from torch import Tensor
 
 import cutfuse
@@ -200,21 +201,6 @@ def test_a_mask_hides_an_infinite_gradient(epilogue: Callable[[Tensor], Tensor],
     ):
         gradients = torch.autograd.grad(y.sqrt().sum(), [x, weight, bias], allow_unused=True, materialize_grads=True)
         assert all(gradient.eq(0).all() for gradient in gradients)
-
-
-class StraightThrough(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: object, z: Tensor) -> Tensor:
-        return torch.round(z * 4) / 4
-
-    @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> Tensor:
-        return gradient
-
-
-@torch.no_grad()
-def gate(z: Tensor) -> Tensor:
-    return torch.sigmoid(z)
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])

@@ -1,4 +1,4 @@
-"""`cutfuse.pointwise` and `cutfuse.sigmoid` on the CPU."""
+"""`cutfuse.pointwise` and `cutfuse.sigmoid` on the CPU, and chains on a GPU too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from generators import EPILOGUES, FLOATS, REDUCTIONS, assert_no_worse, eager_reduce, operands_for, to_double
+from generators import (
+    EPILOGUES,
+    FLOATS,
+    REDUCTIONS,
+    Way,
+    assert_no_worse,
+    eager_reduce,
+    operands_for,
+    slack_for,
+    to_double,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -18,16 +28,20 @@ from cutfuse import native
 from cutfuse.epilogue import table
 from cutfuse.native import use_operators_everywhere
 
+SHAPES = {"cpu": ((33, 47),), "cuda": ((1, 1), (33, 47), (300, 4096), (5, 100003))}
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+
 @pytest.mark.parametrize("name", EPILOGUES)
-def test_error_is_at_most_eager_pytorchs(name: str, dtype: torch.dtype, path: str) -> None:
+def test_error_is_at_most_eager_pytorchs(name: str, way: Way) -> None:
     fn, count = EPILOGUES[name]
-    torch.manual_seed(0)
-    x, operands = torch.randn(33, 47, dtype=dtype), operands_for(count, 33, 47, dtype)
-    actual = cutfuse.pointwise(fn, x, *operands)
-    assert actual.dtype == dtype
-    assert_no_worse(actual, fn(x, *operands), fn(x.double(), *to_double(*operands)))
+    for shape in SHAPES[way.device]:
+        torch.manual_seed(sum(shape))
+        x = torch.randn(shape, device=way.device).to(way.dtype)
+        operands = operands_for(count, *shape, way.dtype, way.device)
+        actual = cutfuse.pointwise(fn, x, *operands)
+        assert actual.dtype == way.dtype
+        exact = fn(x.double(), *to_double(*operands))
+        assert_no_worse(actual, fn(x, *operands), exact, slack=slack_for(way.dtype))
 
 
 @given(
