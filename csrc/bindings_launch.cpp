@@ -126,6 +126,7 @@ class Recorder final : public Launcher {
     py::dict launch = begin(problem, {extents.outer, extents.rows, extents.columns}, stream);
     launch["out"] = address(problem.out);
     launch["out_dtype"] = static_cast<int>(problem.out_dtype);
+    launch["out_pitch"] = problem.out_pitch;
     callback_("pointwise", launch);
   }
 

@@ -68,6 +68,7 @@ void bind_gemm_choice(py::module_& module) {
       .def_readonly("k", &GemmProblem::k)
       .def_readonly("lda", &GemmProblem::lda, "Elements between rows of x, or between its columns.")
       .def_readonly("ldb", &GemmProblem::ldb, "Elements between rows of the weight, or between its columns.")
+      .def_property_readonly("ldd", &pitch_of_result, "Elements between rows of the stored matrix.")
       .def_property_readonly(
           "reads_columns_of_x", [](GemmProblem const& problem) { return reads_columns_of_x(problem.layout); },
           "Whether x's columns are contiguous, and not its rows.")
@@ -169,11 +170,24 @@ void bind_launches(py::module_& module) {
       .def_readonly("cleared", &SplitPass::cleared)
       .def_readonly("guard", &SplitPass::guard)
       .def_readonly("when", &SplitPass::when);
+  py::enum_<CopiedMatrix>(module, "CopiedMatrix", "Which matrix of a product is copied.")
+      .value("x", CopiedMatrix::kX)
+      .value("weight", CopiedMatrix::kWeight)
+      .value("result", CopiedMatrix::kResult);
+  py::class_<AlignedCopy>(module, "AlignedCopy",
+                          "Copies an operand to lines that the copy engine takes, or the result from such lines.")
+      .def_readonly("matrix", &AlignedCopy::matrix)
+      .def_readonly("lines", &AlignedCopy::lines)
+      .def_readonly("length", &AlignedCopy::length)
+      .def_readonly("from_pitch", &AlignedCopy::from_pitch)
+      .def_readonly("to_pitch", &AlignedCopy::to_pitch)
+      .def_readonly("aligned", &AlignedCopy::aligned);
   py::class_<FusedProduct>(module, "FusedProduct", "The matrix product with what follows it, by one kernel.")
       .def_readonly("problem", &FusedProduct::problem)
       .def_readonly("kernel", &FusedProduct::kernel)
       .def_readonly("x", &FusedProduct::x)
       .def_readonly("weight", &FusedProduct::weight)
+      .def_readonly("result", &FusedProduct::result)
       .def_readonly("weight_flags", &FusedProduct::weight_flags)
       .def_readonly("sums", &FusedProduct::sums)
       .def_readonly("arrivals", &FusedProduct::arrivals)

@@ -107,7 +107,9 @@ class EmulatedLaunches(RecordedLaunches):
     def _pointwise(self, launch: Any) -> None:
         operands = [matrix(item, launch.extents) for item in launch.operands]
         y = evaluate(launch.program, matrix(launch.x, launch.extents), operands)
-        contiguous(launch.out, launch.out_dtype, launch.extents).copy_(y)
+        _, rows, columns = launch.extents
+        pitch = launch.out_pitch or columns
+        view(launch.out, launch.out_dtype, launch.extents, (rows * pitch, pitch, 1)).copy_(y)
 
     def _pointwise_backward(self, launch: Any) -> None:
         extents = launch.extents
@@ -191,7 +193,7 @@ class EmulatedLaunches(RecordedLaunches):
         if launch.pre_activation:
             contiguous(launch.pre_activation, problem.input, (m, n)).copy_(z)
         if not launch.partials:
-            contiguous(launch.d, problem.output, (m, n)).copy_(y)
+            view(launch.d, problem.output, (m, n), (problem.ldd, 1)).copy_(y)
             return
         name = REDUCTIONS[problem.reduction]
         tiles = [getattr(torch, "sum" if name == "mean" else name)(tile, dim=1) for tile in y.split(launch.tile_n, 1)]

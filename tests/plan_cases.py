@@ -67,6 +67,11 @@ def products(of: Any) -> list[Any]:
     return [launch for launch in of.launches if isinstance(launch, MODULE.FusedProduct)]
 
 
+def count_copies(of: Any) -> int:
+    """Launches that a plan of one kernel has beside that."""
+    return sum(isinstance(launch, MODULE.AlignedCopy) for launch in of.launches) + of.copies_bias
+
+
 @st.composite
 def layouts(draw: st.DrawFn, rows: int, columns: int) -> Matrix:
     strides = draw(
@@ -150,7 +155,9 @@ def pieces_of(launch: Any) -> Iterable[tuple[str, Any]]:
         for operand in ("x", "weight"):
             planes = getattr(launch, operand)
             named += [(f"{operand} {name}", getattr(planes, name)) for name in ("values", "scales", "flags")]
-        named += [(name, getattr(launch, name)) for name in ("weight_flags", "sums", "arrivals", "partials")]
+        named += [(name, getattr(launch, name)) for name in ("weight_flags", "sums", "arrivals", "partials", "result")]
+    elif isinstance(launch, MODULE.AlignedCopy):
+        named = [("aligned", launch.aligned)]
     elif isinstance(launch, MODULE.FoldPartials):
         named = [("partials", launch.partials)]
     named += [("guard", piece) for piece in getattr(launch, "guard", ())]

@@ -82,10 +82,26 @@ def test_explain_names_the_kernel_and_the_other_ways() -> None:
     name, reasons = explain(*inputs(2048, 4096, 1024, torch.bfloat16), "tf32", program=program)
     assert name is None
     assert all(reason.startswith("sm90_bf16_") for reason in reasons)
-    name, reasons = explain(*inputs(64, 63, 64, torch.bfloat16), "tf32")
+    name, reasons = explain(*inputs(64, 63, 64, torch.bfloat16), "tf32", stores_pre_activation=True)
     assert name is None
     assert reasons == sorted(reasons)
     assert all("N is 63" in reason for reason in reasons)
+
+
+def test_explain_names_what_is_copied() -> None:
+    x, weight = inputs(4096, 2050, 1025, torch.bfloat16)
+    bias = torch.randn(4100).bfloat16()[::2]
+    with cutfuse.precision("tf32"):
+        explained = linear_plan.explain_fused(arguments_of(x, weight, bias=bias))
+    kernel, *copies = explained.steps
+    assert ", with the copies: " in kernel
+    assert copies == [
+        "the bias is copied first",
+        "x, 4096 lines of 1025 elements, 8.5 MB, is copied first, to 1032 elements apart",
+        "weight, 2050 lines of 1025 elements, 4.2 MB, is copied first, to 1032 elements apart",
+        "the result, 4096 lines of 2050 elements, 16.8 MB, is stored 2056 elements apart and copied",
+    ]
+    assert explained.workspace_bytes > 2 * (4096 * 1032 + 2050 * 1032 + 4096 * 2056)
 
 
 def test_explain_says_where_the_host_decides() -> None:

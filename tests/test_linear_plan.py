@@ -15,6 +15,7 @@ from plan_cases import (
     B200,
     H100_PCIE,
     MODULE,
+    count_copies,
     kinds,
     plan,
     products,
@@ -33,6 +34,9 @@ ROWS = "sm90_tf32_rows_128x128x32_1x2_pingpong"
 # The host's microseconds to launch a fused kernel, PyTorch's product, and that with a pass behind it; and the share of
 # them that its other work waits for.
 HOST = {"float32": (8.5, 13, 22, 0.2), "bfloat16": (12.5, 15, 22, 0.1), "float16": (12.5, 15, 22, 0.1)}
+
+
+FURTHER = 3.0  # of each further launch of a fused plan
 
 
 def with_host(device_microseconds: float, host_microseconds: float, share: float) -> float:
@@ -111,10 +115,6 @@ def test_fewer_tiles_than_multiprocessors_read_a_weight_more_slowly(
         ({"device": B200}, "this device has 10.0"),
         ({"x": (8, 64, 1, 8, True), "weight": (8, 64, 64, 1, True)}, "x has strides (1, 8) and weight (64, 1)"),
         ({"weight": (8192, 8192, 2, 16384, True)}, "weight has strides (2, 16384): neither its rows nor its columns"),
-        ({"x": (1024, 8192, 8192, 1, False)}, "x does not start at a multiple of 16 bytes"),
-        ({"weight": (8192, 8192, 8192, 1, False)}, "weight does not start"),
-        ({"bias": (1, False)}, "bias does not start"),
-        ({"bias": (2, True)}, "bias has stride 2"),
         ({**GUARDED, "precision": "ieee"}, 'cuBLAS in precision "ieee"'),
         ({**GUARDED, "output": "bfloat16"}, "products of float32 matrices store float32, not bfloat16"),
         ({**GUARDED, "device": A100}, "compute capability 9.0"),
@@ -214,7 +214,7 @@ def test_planes_of_the_weight_save_the_pass_that_splits_it() -> None:
 
 
 def test_the_reason_against_each_alternative_is_named() -> None:
-    found = plan(1024, 8191, 8192)
+    found = plan(1024, 8191, 8192, stores_pre_activation=True)
     assert not found.is_fused
     *kernels, cublas = found.alternatives
     assert all("N is 8191" in kernel.rejection for kernel in kernels)
@@ -287,21 +287,23 @@ def test_the_cheapest_alternative_is_chosen(case: tuple[Any, dict[str, Any]]) ->
     assert bool(cublas.rejection) == is_forced
     _, of_product, of_both, share = HOST[options["dtype"]]
     assert cublas.compared == with_host(cublas.microseconds, of_product if is_bare else of_both, share)
-    least = min(compared_with_host(kernel, options["dtype"]) for kernel in runnable)
+    copies = count_copies(MODULE.plan_linear(request, runnable[0].name))
+    least = min(compared_with_host(kernel, options["dtype"], copies) for kernel in runnable)
     assert found.is_fused == (is_forced or least <= cublas.compared)
     if found.is_fused:
         assert found.alternatives[found.chosen].compared == least
 
 
-def compared_with_host(fused: Any, dtype: str) -> float:
+def compared_with_host(fused: Any, dtype: str, copies: int) -> float:
     """What is compared of a fused alternative. Products over planes have to be 5% faster, and take more launches."""
     host, *_, share = HOST[dtype]
+    host += copies * FURTHER
     is_over_planes = "split" in fused.name or "convert" in fused.name
     if not is_over_planes:
         assert fused.compared == with_host(fused.microseconds, host, share)
         return float(fused.compared)
     launches = range(1, 7)
-    possible = [with_host(fused.microseconds / 0.95, host + 3.0 * further, share) for further in launches]
+    possible = [with_host(fused.microseconds / 0.95, host + FURTHER * further, share) for further in launches]
     assert any(math.isclose(fused.compared, one) for one in possible)
     return float(fused.compared)
 
@@ -370,10 +372,7 @@ def test_every_type_has_kernels_fastest_first(dtype: str, reduction: str) -> Non
 @pytest.mark.parametrize(
     ("shape", "options", "words"),
     [
-        ((1024, 8192, 1001), {"x": (1024, 1001, 1008, 1, True), "weight": (8192, 1001, 1008, 1, True)}, "K is 1001"),
-        ((1024, 8192, 8192), {"x": (1024, 8192, 8193, 1, True)}, "row pitch of x is 8193"),
-        ((1024, 8192, 8192), {"weight": (8192, 8192, 8193, 1, True)}, "row pitch of weight is 8193"),
-        ((1024, 8191, 8192), {}, "N is 8191"),
+        ((1024, 8191, 8192), {"stores_pre_activation": True}, "N is 8191"),
         ((2**31 - 8, 64, 64), {}, "between 1 and"),
         ((0, 64, 64), {}, "between 1 and"),
         ((64, 64, 0), GUARDED, "between 1 and"),

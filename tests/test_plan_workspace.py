@@ -81,6 +81,8 @@ def written_for(found: Any, tripped_by: str) -> tuple[Memory, Any]:
             if launch.when == ALWAYS or is_clear == (launch.when == IF_CLEAR):
                 multiply(memory, kept, launch)
                 result = launch
+        elif isinstance(launch, MODULE.AlignedCopy):
+            copy(memory, launch)
         else:
             assert memory.read(launch.partials) == {("partials", result.kernel.name)}
     return memory, result
@@ -98,12 +100,22 @@ def split(memory: Memory, launch: Any) -> None:
         memory.write(launch.cleared, "zeros")
 
 
+def copy(memory: Memory, launch: Any) -> None:
+    if launch.matrix == MODULE.CopiedMatrix.result:
+        assert memory.read(launch.aligned) == {("result",)}
+    else:
+        memory.write(launch.aligned, "aligned", launch.matrix.name)
+
+
 def multiply(memory: Memory, kept: Memory, product: Any) -> None:
-    scheme, is_over_planes = scheme_of(product), product.x.values.bytes > 0
+    scheme, is_over_planes = scheme_of(product), product.x.scales.bytes > 0
     for operand in ("x", "weight"):
         planes = getattr(product, operand)
         if planes.values.bytes == 0:
             assert operand == "weight" or not is_over_planes
+            continue
+        if not is_over_planes:
+            assert memory.read(planes.values) == {("aligned", operand)}
             continue
         for name in ("values", "scales"):
             piece = getattr(planes, name)
@@ -116,6 +128,8 @@ def multiply(memory: Memory, kept: Memory, product: Any) -> None:
         assert memory.read(product.arrivals) == {("zeros",)}
         memory.write(product.arrivals, "arrivals")
         memory.write(product.sums, "sums")
+    if product.result.bytes:
+        memory.write(product.result, "result")
     if product.partials.bytes:
         memory.write(product.partials, "partials", product.kernel.name)
 

@@ -61,21 +61,6 @@ def by_columns(rows: int, columns: int, pitch: int = 0) -> tuple[int, int, int, 
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"x": by_columns(63, 40)}, "M is 63 bfloat16 elements"),
-        ({"x": by_columns(64, 40, 65)}, "the column pitch of x is 65"),
-        ({"weight": by_columns(64, 40, 68)}, "the column pitch of weight is 68"),
-    ],
-)
-def test_rejections_name_the_values(options: dict[str, Any], words: str) -> None:
-    rows = options.get("x", (64,))[0]
-    found = plan(rows, 64, 40, **{"x": by_columns(rows, 40), "weight": by_columns(64, 40), **options})
-    assert not found.is_fused
-    assert all(words in kernel.rejection for kernel in found.alternatives[:-1])
-
-
-@pytest.mark.parametrize(
     ("options", "reason"),
     [
         ({"weight": contiguous(64, 40)}, "x has strides (1, 64) and weight (40, 1): kernels that read x by columns"),

@@ -241,7 +241,8 @@ void add_program(GemmLaunch const& launch, typename Kernel::Arguments& arguments
     Operand const& operand = launch.operands.items[reads_source ? staged.source : 0];
     void const* const data = reads_source ? operand.data : buffers.d;
     arguments.epilogue.ptr_C = static_cast<typename Kernel::ElementC const*>(data);
-    arguments.epilogue.dC = cute::make_stride(reads_source ? operand.strides[1] : problem.n, cute::_1{}, int64_t{0});
+    int64_t const pitch = reads_source ? operand.strides[1] : pitch_of_result(problem);
+    arguments.epilogue.dC = cute::make_stride(pitch, cute::_1{}, int64_t{0});
   }
   arguments.epilogue.thread = {{{}, {static_cast<Element const*>(buffers.bias), Element(0), {}}, {}},
                                {launch.program, launch.operands, buffers.partials, buffers.pre_activation,
@@ -270,7 +271,7 @@ typename Kernel::Arguments make_arguments(GemmLaunch const& launch) {
   if constexpr (!cute::is_void_v<typename Kernel::ElementD>) {
     arguments.epilogue.ptr_D = static_cast<typename Kernel::ElementD*>(buffers.d);
   }
-  arguments.epilogue.dD = cute::make_stride(problem.n, cute::_1{}, int64_t{0});
+  arguments.epilogue.dD = cute::make_stride(pitch_of_result(problem), cute::_1{}, int64_t{0});
   if constexpr (Kernel::kJoinsWeights) {
     auto& biases = arguments.epilogue.thread.op_1;
     biases.starts = starts_of<Kernel>(buffers.joined);
@@ -306,12 +307,11 @@ typename Kernel::Params make_params(GemmLaunch const& launch, typename Kernel::A
   }
 }
 
+// Of a problem that find_rejection lets pass. CUTLASS's own can_implement wants lines of whole vectors besides, which
+// the copy engine does not need: only where lines begin is of whole vectors.
 template <class Kernel>
 LaunchStatus launch_gemm(GemmLaunch const& launch, cudaStream_t stream) {
   auto const arguments = make_arguments<Kernel>(launch);
-  if (!Kernel::can_implement(arguments)) {
-    return {cudaErrorInvalidValue, "the kernel cannot take this problem"};
-  }
   static_assert(Kernel::SharedStorageSize <= 227 * 1024, "more shared memory than a multiprocessor has");
   static_assert(sizeof(typename Kernel::Params) <= 4096, "more parameters than every driver takes");
   auto params = make_params<Kernel>(launch, arguments);

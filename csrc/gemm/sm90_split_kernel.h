@@ -63,11 +63,6 @@ struct SplitKernel {
     int blocks;
   };
 
-  static bool can_implement(Arguments const& arguments) {
-    auto const [m, n, k, l] = arguments.problem_shape;
-    return k % kSplitBlock == 0 && Epilogue::can_implement(arguments.problem_shape, arguments.epilogue);
-  }
-
   static Params to_underlying_arguments(Arguments const& arguments, void*) {
     auto const [m, n, k, l] = arguments.problem_shape;
     TileOrder const order = TileOrder::make(m, n, k, arguments.slices.count);

@@ -39,6 +39,20 @@ class FusedLaunches {
     launcher().split(problem, stream_);
   }
 
+  void operator()(AlignedCopy const& copy) const {
+    bool const is_result = copy.matrix == CopiedMatrix::kResult;
+    void const* const given = copy.matrix == CopiedMatrix::kX ? buffers_.x : buffers_.weight;
+    DType const dtype = is_result ? request_.output : request_.input;
+    PointwiseProblem problem = {};
+    problem.extents = {1, copy.lines, copy.length};
+    problem.x = {is_result ? at<void>(copy.aligned) : given, {0, copy.from_pitch, 1}, dtype};
+    problem.program.chain = kNoChain;
+    problem.out = is_result ? buffers_.result : at<void>(copy.aligned);
+    problem.out_dtype = dtype;
+    problem.out_pitch = copy.to_pitch;
+    launcher().pointwise(problem, stream_);
+  }
+
   void operator()(FusedProduct const& product) {
     GemmLaunch launch = {};
     launch.specialized = next_epilogue();
@@ -50,7 +64,8 @@ class FusedLaunches {
     set_operands(product, launch.buffers);
     launch.buffers.bias = buffers_.bias;
     launch.buffers.partials = at<float>(product.partials);
-    launch.buffers.d = launch.buffers.partials == nullptr ? buffers_.result : nullptr;
+    void* const stored = product.result.bytes == 0 ? buffers_.result : at<void>(product.result);
+    launch.buffers.d = launch.buffers.partials == nullptr ? stored : nullptr;
     launch.buffers.pre_activation = buffers_.pre_activation;
     launch.buffers.slices = {product.kernel.slices, at<float>(product.sums), at<int32_t>(product.arrivals)};
     launch.buffers.guard = guard_at(product.guard);
@@ -95,9 +110,9 @@ class FusedLaunches {
   }
 
   void set_operands(FusedProduct const& product, GemmBuffers& buffers) const {
-    if (product.x.values.bytes == 0) {
-      buffers.a = buffers_.x;
-      buffers.b = buffers_.weight;
+    if (!is_over_planes(product.problem.product)) {
+      buffers.a = product.x.values.bytes == 0 ? buffers_.x : at<void>(product.x.values);
+      buffers.b = product.weight.values.bytes == 0 ? buffers_.weight : at<void>(product.weight.values);
       buffers.joined = buffers_.joined;
       return;
     }

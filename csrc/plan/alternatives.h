@@ -27,16 +27,17 @@ LinearPlan plan_without_kernels(LinearRequest const& request, std::string reason
 // equal.
 void choose(LinearPlan& plan, Alternative cublas, std::string const& only);
 
-// By one kernel that takes the operands as they are.
-Alternative alternative_of(LinearRequest const& request, GemmCandidate const& kernel);
+// By one kernel, and so many copies that it needs.
+Alternative alternative_of(LinearRequest const& request, GemmCandidate const& kernel, int copies = 0,
+                           double copies_microseconds = 0.0);
 
 // By cuBLAS, and one more kernel where the product is not all.
 Alternative cublas_alternative(LinearRequest const& request, std::string const& product, double microseconds,
                                bool is_bare, std::string rejection);
 
-// The launches of one kernel that takes the operands as they are.
+// The launches of one kernel, and of the copies before and behind it, which have no memory yet.
 void add_product_launches(LinearPlan& plan, LinearRequest const& request, GemmProblem const& problem,
-                          GemmCandidate const& kernel);
+                          GemmCandidate const& kernel, std::vector<AlignedCopy> const& copies = {});
 
 // cuBLAS's launches, where it was chosen.
 void add_cublas_launches(LinearPlan& plan, LinearRequest const& request);

@@ -169,10 +169,12 @@ void choose(LinearPlan& plan, Alternative cublas, std::string const& only) {
   }
 }
 
-Alternative alternative_of(LinearRequest const& request, GemmCandidate const& kernel) {
-  double const host = host_times(request).fused;
-  return {config_of(kernel).name, kernel.microseconds, compared(kernel.microseconds, host, request), kernel.slices,
-          kernel.rejection};
+Alternative alternative_of(LinearRequest const& request, GemmCandidate const& kernel, int copies,
+                           double copies_microseconds) {
+  HostTimes const host_time = host_times(request);
+  double const host = host_time.fused + copies * host_time.further;
+  double const microseconds = kernel.rejection.empty() ? kernel.microseconds + copies_microseconds : 0.0;
+  return {config_of(kernel).name, microseconds, compared(microseconds, host, request), kernel.slices, kernel.rejection};
 }
 
 Alternative cublas_alternative(LinearRequest const& request, std::string const& product, double microseconds,
@@ -184,7 +186,7 @@ Alternative cublas_alternative(LinearRequest const& request, std::string const& 
 }
 
 void add_product_launches(LinearPlan& plan, LinearRequest const& request, GemmProblem const& problem,
-                          GemmCandidate const& kernel) {
+                          GemmCandidate const& kernel, std::vector<AlignedCopy> const& copies) {
   MemoryLayout workspace(Memory::kWorkspace);
   GemmConfig const& config = config_of(kernel);
   FusedProduct product = {};
@@ -192,8 +194,19 @@ void add_product_launches(LinearPlan& plan, LinearRequest const& request, GemmPr
   product.kernel = kernel;
   product.partials = workspace.add(partial_bytes(request, config));
   product.when = SplitRun::kAlways;
-  plan.launches = {product};
-  if (reduces(request)) plan.launches.emplace_back(fold(request, config, product.partials));
+  std::vector<Launch> behind;
+  if (reduces(request)) behind.emplace_back(fold(request, config, product.partials));
+  for (AlignedCopy copy : copies) {
+    bool const is_result = copy.matrix == CopiedMatrix::kResult;
+    DType const dtype = is_result ? request.output : request.input;
+    int64_t const elements = copy.lines * (is_result ? copy.from_pitch : copy.to_pitch);
+    copy.aligned = workspace.add(elements * static_cast<int64_t>(size_of(dtype)));
+    (is_result ? product.result : copy.matrix == CopiedMatrix::kX ? product.x.values : product.weight.values) =
+        copy.aligned;
+    (is_result ? behind : plan.launches).emplace_back(copy);
+  }
+  plan.launches.emplace_back(product);
+  plan.launches.insert(plan.launches.end(), behind.begin(), behind.end());
   plan.workspace_bytes = workspace.bytes();
 }
 

@@ -169,12 +169,26 @@ struct SplitPass {
   SplitRun when;
 };
 
+enum class CopiedMatrix : int32_t { kX, kWeight, kResult };
+
+// Copies x or the weight to lines that begin at multiples of kOperandAlignment bytes, as the copy engine takes them, or
+// from such lines to the caller's result.
+struct AlignedCopy {
+  CopiedMatrix matrix;
+  int64_t lines;   // that are contiguous: rows or columns
+  int64_t length;  // of a line, in elements
+  int64_t from_pitch;
+  int64_t to_pitch;
+  Piece aligned;
+};
+
 // The matrix product with what follows it, by one kernel.
 struct FusedProduct {
   GemmProblem problem;
   GemmCandidate kernel;
-  PlanesPieces x;  // without bytes, as the next one, where the operand is read as it is
+  PlanesPieces x;  // without bytes, as the next one, where the operand is read as it is; of a copy, its values
   PlanesPieces weight;
+  Piece result;        // that is copied to the caller's; without bytes where it is stored there
   Piece weight_flags;  // that splitting the weight on its way in leaves
   Piece sums;          // of slices of K, and the tiles at which they arrive: see KSlices
   Piece arrivals;
@@ -201,7 +215,8 @@ struct PointwisePass {
 // reduce(program(z, operands)) over cuBLAS's result.
 struct ReductionPass {};
 
-using Launch = std::variant<SplitPass, FusedProduct, FoldPartials, CublasProduct, PointwisePass, ReductionPass>;
+using Launch =
+    std::variant<SplitPass, AlignedCopy, FusedProduct, FoldPartials, CublasProduct, PointwisePass, ReductionPass>;
 
 // A way of computing the layer, with all its launches.
 struct Alternative {

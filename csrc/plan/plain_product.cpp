@@ -1,11 +1,13 @@
-// Plans of one kernel that takes the operands as they are.
+// Plans of one kernel that takes the operands as they are, or copies of them in lines that the copy engine takes.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/division.h"
 #include "plan/alternatives.h"
 #include "plan/predictions.h"
 
@@ -18,16 +20,73 @@ std::string why_not(LinearRequest const& request) {
   std::string elsewhere = why_no_kernels(request.device);
   if (!elsewhere.empty()) return elsewhere;
   std::string unread = why_lines_are_not_read(request);
-  if (!unread.empty()) return unread;
+  if (!unread.empty() || !request.joins_weights()) return unread;
   std::string const misaligned = " does not start at a multiple of " + std::to_string(kOperandAlignment) + " bytes";
   if (!request.x.aligned) return "x" + misaligned;
-  if (!request.weight.aligned) return "weight" + misaligned;
-  if (!request.bias) return {};
-  if (!request.bias->aligned) return "bias" + misaligned;
-  if (request.bias->stride != 1 && request.weight.rows != 1) {
-    return "bias has stride " + std::to_string(request.bias->stride) + ": it is not contiguous";
+  return request.weight.aligned ? "" : "weight" + misaligned;
+}
+
+// A product as a kernel takes it, and what has to be copied for that.
+struct AlignedProduct {
+  GemmProblem problem;
+  std::vector<AlignedCopy> copies;
+  bool copies_bias;
+};
+
+int64_t bytes_of(int64_t elements, DType dtype) { return elements * static_cast<int64_t>(size_of(dtype)); }
+
+bool is_whole(int64_t elements, DType dtype) { return bytes_of(elements, dtype) % kOperandAlignment == 0; }
+
+int64_t whole_pitch(int64_t elements, DType dtype) { return round_up(elements, elements_per_vector(dtype)); }
+
+// pitch: that of the lines, and then of those that the kernel reads. A single line has no next one, which would have to
+// begin at a boundary.
+void align_operand(AlignedProduct& product, CopiedMatrix matrix, MatrixLayout const& layout, bool by_columns,
+                   int64_t& pitch) {
+  DType const dtype = product.problem.input;
+  int64_t const lines = by_columns ? layout.columns : layout.rows;
+  int64_t const length = by_columns ? layout.rows : layout.columns;
+  int64_t const given = pitch;
+  if (layout.aligned && is_whole(given, dtype)) return;
+  pitch = whole_pitch(length, dtype);
+  if (!layout.aligned || lines > 1) product.copies.push_back({matrix, lines, length, given, pitch, {}});
+}
+
+AlignedProduct align(LinearRequest const& request) {
+  AlignedProduct product = {problem_of(request, Product::kPlain), {}, false};
+  if (request.joins_weights()) return product;
+  GemmProblem& problem = product.problem;
+  align_operand(product, CopiedMatrix::kX, request.x, reads_columns_of_x(problem.layout), problem.lda);
+  align_operand(product, CopiedMatrix::kWeight, request.weight, reads_columns_of_weight(problem.layout), problem.ldb);
+  if (!reduces(request) && !is_whole(problem.n, problem.output)) {
+    problem.ldd = whole_pitch(problem.n, problem.output);
+    product.copies.push_back({CopiedMatrix::kResult, problem.m, problem.n, problem.ldd, problem.n, {}});
   }
-  return {};
+  product.copies_bias =
+      request.bias && (!request.bias->aligned || (request.bias->stride != 1 && request.weight.rows != 1));
+  return product;
+}
+
+int count_copies(AlignedProduct const& product) {
+  return static_cast<int>(product.copies.size()) + (product.copies_bias ? 1 : 0);
+}
+
+// predict: of the rows and columns of a copy, which lie in whatever order, and their type.
+template <class Predict>
+double predict_copies(AlignedProduct const& product, Predict const& predict) {
+  double microseconds = product.copies_bias ? predict(1, product.problem.n, product.problem.input) : 0.0;
+  for (AlignedCopy const& copy : product.copies) {
+    bool const is_result = copy.matrix == CopiedMatrix::kResult;
+    microseconds += predict(copy.lines, copy.length, is_result ? product.problem.output : product.problem.input);
+  }
+  return microseconds;
+}
+
+// The bytes at multiples of which all lines begin that cuBLAS reads and stores.
+int64_t alignment_of(LinearRequest const& request, GemmProblem const& problem) {
+  if (!request.x.aligned || !request.weight.aligned) return bytes_of(1, problem.input);
+  int64_t const elements = std::gcd(std::gcd(problem.lda, problem.ldb), problem.n);
+  return std::gcd(bytes_of(elements, problem.input), kOperandAlignment);
 }
 
 // Why an operand by columns rules all kernels out; empty where some of the table read it.
@@ -67,10 +126,14 @@ std::string why_not_cublas(LinearRequest const& request) {
          " MB that it reduces is not allocated";
 }
 
+// Whether torch.compile's compiler makes what is not fused.
+bool is_inductors(LinearRequest const& request) {
+  return request.issuer != Issuer::kCall && request.issuer != Issuer::kTraining;
+}
+
 // What the program takes in the pass behind cuBLAS's product; empty where that interprets it.
 std::optional<double> work_of_pass(LinearRequest const& request) {
-  bool const is_inductors = request.issuer != Issuer::kCall && request.issuer != Issuer::kTraining;
-  if (is_inductors) return kMicrosecondsPerElementAndGeneratedOp * request.generated_cost;
+  if (is_inductors(request)) return kMicrosecondsPerElementAndGeneratedOp * request.generated_cost;
   int64_t const row_bytes = request.weight.rows * static_cast<int64_t>(size_of(request.input));
   bool const whole_vectors = row_bytes % kOperandAlignment == 0;  // which reductions are compiled for
   if (!request.specialized_cost || (reduces(request) && !whole_vectors)) return {};
@@ -84,18 +147,27 @@ Alternative cublas_for_each(LinearRequest const& request, GemmProblem problem, s
   double microseconds = 0.0;
   for (int64_t const rows : request.joined_rows) {
     problem.n = rows;
-    microseconds += predict_unfused_microseconds(problem, 0.0f, {});
+    microseconds += predict_unfused_microseconds(problem, 0.0f, {}, false, alignment_of(request, problem));
   }
   double const host = host_times(request).product * static_cast<double>(request.joined_rows.size());
   return {"cuBLAS, one product for each weight", microseconds, compared(microseconds, host, request), 1,
           std::move(rejection)};
 }
 
-Alternative cublas_for(LinearRequest const& request, GemmProblem problem, bool is_alone) {
+// In compiled code Inductor pads the matrices where that is faster.
+Alternative cublas_for(LinearRequest const& request, AlignedProduct const& aligned, bool is_alone) {
   std::string rejection = is_alone ? "" : why_not_cublas(request);
+  GemmProblem problem = problem_of(request, Product::kPlain);
   if (request.joins_weights()) return cublas_for_each(request, problem, std::move(rejection));
   problem.epilogue_cost = request.epilogue_cost;
-  double const microseconds = predict_unfused_microseconds(problem, request.operand_bytes, work_of_pass(request));
+  auto const predict = [&](int64_t alignment) {
+    return predict_unfused_microseconds(problem, request.operand_bytes, work_of_pass(request), false, alignment);
+  };
+  double microseconds = predict(alignment_of(request, problem));
+  if (is_inductors(request)) {
+    double const padding = predict_copies(aligned, predict_padding_microseconds);
+    microseconds = std::min(microseconds, predict(kOperandAlignment) + padding);
+  }
   bool const is_bare = problem.epilogue_cost == 0.0f && !reduces(request) && problem.output == problem.input;
   return cublas_alternative(request, "cuBLAS", microseconds, is_bare, std::move(rejection));
 }
@@ -105,15 +177,20 @@ Alternative cublas_for(LinearRequest const& request, GemmProblem problem, bool i
 LinearPlan plan_plain_product(LinearRequest const& request, std::string const& only) {
   std::string const reason = why_not(request);
   if (!reason.empty()) return plan_without_kernels(request, reason);
-  GemmProblem const problem = problem_of(request, Product::kPlain);
+  AlignedProduct const product = align(request);
+  GemmProblem const& problem = product.problem;
   std::string const unread = why_columns_are_not_read(request, problem);
   if (!unread.empty()) return plan_without_kernels(request, unread);
   std::vector<GemmCandidate> const candidates = candidates_for(problem, {request.operand_bytes, request.fetched_bytes});
   LinearPlan plan = {};
-  for (GemmCandidate const& candidate : candidates) plan.alternatives.push_back(alternative_of(request, candidate));
-  choose(plan, cublas_for(request, problem, !candidates.front().rejection.empty()), only);
+  double const copying = predict_copies(product, predict_copy_microseconds);
+  for (GemmCandidate const& candidate : candidates) {
+    plan.alternatives.push_back(alternative_of(request, candidate, count_copies(product), copying));
+  }
+  choose(plan, cublas_for(request, product, !candidates.front().rejection.empty()), only);
   if (plan.is_fused()) {
-    add_product_launches(plan, request, problem, candidates[plan.chosen]);
+    add_product_launches(plan, request, problem, candidates[plan.chosen], product.copies);
+    plan.copies_bias = product.copies_bias;
   } else {
     add_cublas_launches(plan, request);
   }

@@ -27,13 +27,21 @@ constexpr double kTf32Factor = 2.05;  // what a product takes in tf32 for one of
 // One pass that splits an fp32 matrix into planes.
 double predict_split_microseconds(int64_t rows, int64_t columns);
 
+// One kernel that copies a matrix to rows of another pitch.
+double predict_copy_microseconds(int64_t rows, int64_t columns, DType dtype);
+
+// The same by a kernel that torch.compile's compiler makes.
+double predict_padding_microseconds(int64_t rows, int64_t columns, DType dtype);
+
 double predict_fma_microseconds(GemmConfig const& config, GemmProblem const& problem, OperandBytes operand_bytes);
 
 // The alternative: cuBLAS, then one pointwise or reduction kernel over its result. A product over planes or by fused
 // multiply-adds is compared with cuBLAS in fp32, whose kernels a bias decides. compiled_work: the microseconds that an
-// element takes of a kernel that has the program compiled in; empty for one that interprets it.
+// element takes of a kernel that has the program compiled in; empty for one that interprets it. alignment: the bytes at
+// multiples of which the lines of x, the weight and cuBLAS's result begin.
 double predict_unfused_microseconds(GemmProblem const& problem, float operand_bytes = 0.0f,
-                                    std::optional<double> compiled_work = {}, bool has_bias = false);
+                                    std::optional<double> compiled_work = {}, bool has_bias = false,
+                                    int64_t alignment = kOperandAlignment);
 
 // Of such a kernel over a matrix of 16 bits or of fp32, by specialized_cost_of(Program): behind 63 products of 16 bits
 // it was 1.0 to 1.4e-6 us.

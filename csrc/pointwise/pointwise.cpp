@@ -59,7 +59,7 @@ PointwiseParameters parameters_of(PointwiseProblem const& problem, int multiproc
   PointwiseParameters parameters = {};
   parameters.program = problem.program;
   parameters.operands = problem.operands;
-  std::vector<Operand> tensors = {problem.x, contiguous(problem.out, problem.out_dtype, problem.extents)};
+  std::vector<Operand> tensors = {problem.x, result_of(problem)};
   bool const is_chain = problem.program.chain != kNoChain;
   bool const is_compiled = is_chain || problem.specialized != nullptr;
   PointwiseBlock const block = is_compiled ? compiled_block(problem.x.dtype) : kInterpretedBlock;

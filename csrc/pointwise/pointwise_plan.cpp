@@ -266,6 +266,12 @@ Operand contiguous(void const* data, DType dtype, PointwiseExtents const& extent
   return {data, {extents.rows * extents.columns, extents.columns, 1}, dtype};
 }
 
+Operand result_of(PointwiseProblem const& problem) {
+  PointwiseExtents const& extents = problem.extents;
+  int64_t const pitch = problem.out_pitch > 0 ? problem.out_pitch : extents.columns;
+  return {problem.out, {extents.rows * pitch, pitch, 1}, problem.out_dtype};
+}
+
 PointwiseBlock compiled_block(DType dtype) { return {kChainVectors * elements_per_vector(dtype), kVectorThreads, 1}; }
 
 std::string specialized_template(DType dtype) { return std::string("pointwise_") + name_of(dtype); }
@@ -275,7 +281,7 @@ std::string specialized_kernel(PointwiseProblem const& problem) {
   PointwiseExtents const& extents = problem.extents;
   if (!is_interpreted(program) || is_empty(extents)) return {};
   Operands operands = problem.operands;
-  std::vector<Operand> tensors = {problem.x, contiguous(problem.out, problem.out_dtype, extents)};
+  std::vector<Operand> tensors = {problem.x, result_of(problem)};
   // Rows of a block depend on the number of multiprocessors, and whether vectors are taken does not.
   constexpr int kMultiprocessors = 1;
   PointwisePlan const plan = plan_pointwise(extents, tensors, strides_of(program, operands),

@@ -87,8 +87,9 @@ struct PointwiseProblem {
   Operand x;  // strides: outer, row, column
   Program program;
   Operands operands;
-  void* out;  // contiguous
+  void* out;
   DType out_dtype;
+  int64_t out_pitch;  // elements between its rows, of which no others lie apart; 0 for a contiguous one
   // Launched where rows are whole vectors: the kernel that specialized_kernel names with this program compiled in. Null
   // for those that interpret it.
   LoadedKernel const* specialized;
@@ -172,6 +173,7 @@ std::vector<WantedDerivative> derivatives_of(PointwiseBackwardProblem const& pro
 // As the planner takes it.
 StrideList strides_of(Program const& program, Operands& operands);
 Operand contiguous(void const* data, DType dtype, PointwiseExtents const& extents);
+Operand result_of(PointwiseProblem const& problem);
 bool is_empty(PointwiseExtents const& extents);
 
 }  // namespace cutfuse

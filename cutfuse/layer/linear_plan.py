@@ -160,12 +160,27 @@ def _explain_direct(plan: LinearPlan, runnable: list[Alternative], cublas: Alter
     (kernel,) = (launch.kernel for launch in plan.launches if isinstance(launch, native.core.FusedProduct))
     order = "M" if kernel.raster_along_m else "N"
     swizzle = "" if kernel.swizzle == 1 else f", swizzle {kernel.swizzle}"
-    step = f"{kernel.name}, tiles along {order} first{swizzle}: {predicted(best)}"
+    copies = _copies(plan)
+    with_copies = ", with the copies" if copies else ""
+    step = f"{kernel.name}, tiles along {order} first{swizzle}{with_copies}: {predicted(best)}"
     reasons = [cublas.rejection] if cublas.rejection else []
     of_cublas = rejected(cublas)
     if not cublas.rejection and cublas.microseconds < best.microseconds:
         of_cublas += f", but the host would take longer to launch {'them' if 'one more' in cublas.name else 'it'}"
-    return [step], [*reasons, of_cublas, *map(rejected, others)]
+    return [step, *copies], [*reasons, of_cublas, *map(rejected, others)]
+
+
+def _copies(plan: LinearPlan) -> list[str]:
+    """What a fused plan copies because the copy engine needs lines that begin at multiples of 16 bytes."""
+    found = ["the bias is copied first"] if plan.copies_bias else []
+    for copy in plan.launches:
+        if isinstance(copy, native.core.AlignedCopy):
+            size = f"{copy.lines} lines of {copy.length} elements, {copy.aligned.bytes / 1e6:.1f} MB"
+            if copy.matrix == native.core.CopiedMatrix.result:
+                found.append(f"the result, {size}, is stored {copy.from_pitch} elements apart and copied")
+            else:
+                found.append(f"{copy.matrix.name}, {size}, is copied first, to {copy.to_pitch} elements apart")
+    return found
 
 
 def _explain_planes(plan: LinearPlan, runnable: list[Alternative], cublas: Alternative) -> tuple[list[str], list[str]]:
