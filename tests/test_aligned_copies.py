@@ -21,7 +21,7 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse.epilogue import Epilogue
-from cutfuse.layer import planner
+from cutfuse.layer import planner, training_step
 
 COPIED = MODULE.CopiedMatrix
 BARE = {"epilogue_cost": 0.0, "specialized_cost": 0.0, "bias": None}
@@ -198,3 +198,19 @@ def test_leading_dimensions(launches: EmulatedLaunches) -> None:
     assert "gemm" in launches.names
     assert y.shape == (8, 512, 1030)
     torch.testing.assert_close(y, torch.relu(F.linear(x, weight)), rtol=2e-2, atol=0.5)
+
+
+# Backward passes
+
+
+def test_products_of_a_backward_pass_of_such_widths(launches: EmulatedLaunches) -> None:
+    x, weight = torch.randn(4096, 2049).bfloat16(), torch.randn(4090, 2049).bfloat16()
+    grad = torch.randn(4096, 4090).bfloat16()
+    found = training_step.plan_backward_products(grad, x, weight)
+    assert found.of_x is not None
+    assert found.of_weight is not None
+    assert set(copies_of(found.of_x)) == {"x", "weight", "result"}
+    whole = training_step.plan_backward_products(grad[:, :4088].contiguous(), x[:, :2048], weight[:4088, :2048])
+    assert whole.of_x is not None, "the weight has the pitch of rows that are longer"
+    aligned = [t.contiguous() for t in (grad[:, :4088], x[:, :2048], weight[:4088, :2048])]
+    assert training_step.plan_backward_products(*aligned)[:2] == (None, None)

@@ -41,9 +41,6 @@ class BackwardProducts(NamedTuple):
     is_weight_turned: bool = False
 
 
-NO_PRODUCTS = BackwardProducts(None, None)
-
-
 def issuer_of_products(x: Tensor, weight: Tensor, mode: str = "") -> str:
     """Who issues the products of a backward pass, as the planner names it. mode: the precision of the forward pass."""
     return "training" if _is_small(x, weight, mode) else "call"
@@ -52,14 +49,17 @@ def issuer_of_products(x: Tensor, weight: Tensor, mode: str = "") -> str:
 def plan_backward_products(grad_z: Tensor, x: Tensor, weight: Tensor) -> BackwardProducts:
     """grad_z `[M, N]`, x `[M, K]` and weight `[N, K]`, of one type.
 
-    Kernels of ours multiply layers that wait for the host, and fp32 matrices by parts of their numbers.
+    Kernels of ours multiply layers that wait for the host, fp32 matrices by parts of their numbers, and matrices that
+    have to be copied because their rows do not begin at multiples of 16 bytes: cuBLAS's kernels for those are slow.
     """
     issuer = issuer_of_products(x, weight)
-    if issuer == "call" and not (x.dtype == torch.float32 and product_mode() in SPLIT_MODES):
-        return NO_PRODUCTS
+    only_copies = issuer == "call" and not (x.dtype == torch.float32 and product_mode() in SPLIT_MODES)
     is_turned = is_turned_weight(weight)
     turned = (x.t(), grad_z.t()) if is_turned else (grad_z.t(), x.t())
-    return BackwardProducts(_plan(grad_z, weight.t(), issuer), _plan(*turned, issuer), is_turned)
+    of_x, of_weight = _plan(grad_z, weight.t(), issuer), _plan(*turned, issuer)
+    if only_copies:
+        of_x, of_weight = (plan if plan is not None and _copies_rows(plan) else None for plan in (of_x, of_weight))
+    return BackwardProducts(of_x, of_weight, is_turned)
 
 
 def is_turned_weight(weight: Tensor) -> bool:
@@ -75,6 +75,10 @@ def product_arguments(a: Tensor, b: Tensor, issuer: str = "call") -> LinearArgum
 def _plan(a: Tensor, b: Tensor, issuer: str) -> LinearPlan | None:
     plan = plan_call(product_arguments(a, b, issuer))
     return plan if plan.is_fused else None
+
+
+def _copies_rows(plan: LinearPlan) -> bool:
+    return any(isinstance(launch, native.core.AlignedCopy) for launch in plan.launches)
 
 
 def needs_planes(arguments: LinearArguments) -> bool:
