@@ -70,7 +70,8 @@ def summary(figures: dict[str, Any]) -> str:
     parts = []
     for name, entry in figures["contenders"].items():
         shown = next((text(entry[key]) for key, text in SHOWN.items() if key in entry), "")
-        parts.append(f"{name} {shown}")
+        host = f" (host {microseconds(entry['host_us'])})" if "host_us" in entry else ""
+        parts.append(f"{name} {shown}{host}")
     if figures.get("note"):
         parts.append(figures["note"])
     return f"{', '.join(parts)} ({figures['seconds']:.1f} s)"

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench import specialized
 from bench.accuracy import WRONG_ABOVE, relative_error, rounding
 from bench.ceilings import Work, ceilings_for, floor_us
 from bench.contenders import AUTOTUNE, COMPILERS, CONTENDERS, CUTFUSE, INTERPRETED, SPECIALIZED, Contender
@@ -157,6 +158,7 @@ def timed(prepared: Prepared, has_autotune: bool, work: Work | None, effort: flo
         if has_autotune:
             prepared.add(AUTOTUNE)
         launches, share = prepared.launches, session.effort.scaled(effort)
+        specialized.wait()  # Until its epilogues are compiled a call interprets them: that is no call's usual time.
         timings = interleave(launches, session.clock, share, session.seed) if launches else {}
     for name, timing in timings.items():
         entries[name].update(asdict(timing))

@@ -15,7 +15,7 @@ import torch
 from bench_runs import COMMIT, measured, run
 
 import cutfuse
-from bench import contenders, machine, reference, report, results, runner, tables
+from bench import contenders, launches, machine, reference, report, results, runner, tables
 from bench.__main__ import RAW, default_words, main, parse, results_path
 from bench.ceilings import CEILINGS, Work, ceilings_for, floor_us
 from bench.contenders import CONTENDERS
@@ -135,6 +135,20 @@ def test_a_failing_contender_leaves_the_others_and_is_told(
     assert entries["eager"]["median_us"] > 0
     note = "cutfuse failed: RuntimeError: no kernel for torch.Size([256, 8192]) (Sigmoid 256x8192 fp32)."
     assert note in capsys.readouterr().out
+
+
+def test_a_case_is_timed_once_its_epilogues_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    interleave = launches.interleave
+
+    def timed(*given: Any) -> Any:
+        order.append("timed")
+        return interleave(*given)
+
+    monkeypatch.setattr(launches, "interleave", timed)
+    monkeypatch.setattr("bench.specialized.wait", lambda: order.append("compiled"))
+    run("reference", tmp_path / "run", *ONE)
+    assert order == ["compiled", "timed"]
 
 
 def test_what_cannot_be_chosen_is_refused() -> None:
