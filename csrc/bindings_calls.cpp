@@ -159,10 +159,33 @@ call::ElementGradientPlan to_gradients(std::string const& function, Program cons
   return plan;
 }
 
+// Has a gradient stored in the input that it is of. The kernel reads x once, and operands anew for each gradient.
+void store_in_place(call::BackwardSteps& steps, int wrt, std::vector<LayoutTuple> const& operands) {
+  std::vector<call::GradientOutput>& outputs = steps.gradients.outputs;
+  auto const found = std::find_if(outputs.begin(), outputs.end(), [&](auto const& own) { return own.wrt == wrt; });
+  if (found == outputs.end() || (wrt > 0 && found + 1 != outputs.end())) {
+    throw py::value_error("backward_call: the gradients that may be in place are x's and the last one, got " +
+                          std::to_string(wrt));
+  }
+  TensorLayout const input = wrt > 0 ? to_layout(operands[static_cast<size_t>(wrt) - 1]) : steps.x;
+  auto const& [outer, rows, columns] = steps.extents;
+  int64_t const strides[] = {rows * columns, columns, 1};
+  int64_t const extents[] = {outer, rows, columns};
+  for (int d = 0; d < 3; ++d) {
+    if (extents[d] > 1 && input.strides[d] != strides[d]) {
+      throw py::value_error("backward_call: an input with a gradient in its place has to be contiguous");
+    }
+  }
+  if (found->sum || found->dtype != input.dtype) {
+    throw py::value_error("backward_call: an input with a gradient in its place has to be of its shape and type");
+  }
+  found->in_place = true;
+}
+
 CallPlan backward_call(Extents const& extents, LayoutTuple const& grad, LayoutTuple const& x, Program const& program,
                        std::vector<LayoutTuple> const& operands, std::vector<GradientTuple> const& outputs,
                        std::optional<ColumnSumTuple> const& column_sum, OptionalSpecialization const& specialization,
-                       int reduction, bool is_accurate) {
+                       int reduction, bool is_accurate, std::vector<int> const& in_place) {
   check_extents("backward_call", extents);
   if ((is_accurate || reduction != 0) && specialization) {
     throw py::value_error("backward_call: behind a reduction the program is interpreted: specialization must be None");
@@ -177,6 +200,8 @@ CallPlan backward_call(Extents const& extents, LayoutTuple const& grad, LayoutTu
                                to_gradients("backward_call", program, outputs, column_sum, specialization),
                                to_reduction(reduction),
                                is_accurate};
+  check_operand_count(program, operands.size());
+  for (int const wrt : in_place) store_in_place(steps, wrt, operands);
   return begin_plan(std::move(steps), program, operands);
 }
 
@@ -395,13 +420,14 @@ void bind_calls(py::module_& module) {
   module.def(
       "backward_call", &backward_call, py::arg("extents"), py::arg("grad"), py::arg("x"), py::arg("program"),
       py::arg("operands"), py::arg("outputs"), py::arg("column_sum"), py::arg("specialization"),
-      py::arg("reduction") = 0, py::arg("is_accurate") = false,
+      py::arg("reduction") = 0, py::arg("is_accurate") = false, py::arg("in_place") = std::vector<int>(),
       "For each output grad * weight * d program / d input, of layouts; outputs and column_sum as of training_plan. "
       "The "
       "reduction's result and ties, where it needs them, are tensors behind the operands. specialization: the program "
       "in "
       "the kernel that pointwise_backward_kernel names; None to interpret it. is_accurate: it is interpreted with "
-      "accurate primitives, as the kernels of reductions are.");
+      "accurate primitives, as the kernels of reductions are. in_place: the inputs in whose memory their gradients are "
+      "stored, x and that of the last output alone.");
   module.def("run_call", &run_call, py::arg("plan"), py::arg("tensors"), py::arg("first_operand"), py::arg("device"),
              "What a plan gives for tensors laid out as those that it was made for, in the order of the call's "
              "arguments, on the current stream of their device, which is the current one; None for general_call's.");

@@ -11,7 +11,7 @@ from emulated_launches import EmulatedLaunches, RecordedLaunches, recorded
 from torch import Tensor
 
 from cutfuse import arguments, native
-from cutfuse.layer import call_plans, calls, linear_plan, planner, training_step
+from cutfuse.layer import call_plans, calls, cuda, linear_plan, planner, training_step
 
 core = native.module()
 # PyTorch 2.8 and 2.9 have no functions in C that read tensors: there the direct path reads their attributes.
@@ -33,6 +33,7 @@ def emulated_device(
     has_exchange_api = reader != "attributes" and hasattr(Tensor, "__dlpack_c_exchange_api__")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
+        patch.setattr(cuda, "takes", lambda x: True)
         for module in (linear_plan, planner, training_step):
             patch.setattr(module, "device_facts", lambda device: (9, 0, 132))
         patch.setattr(call_plans, "on_device", lambda index: contextlib.nullcontext())

@@ -313,6 +313,31 @@ def test_memory_that_runs_out_is_told(case: str) -> None:
                 of(call, 0)
 
 
+@pytest.mark.parametrize("sums", [False, True])
+def test_gradients_in_place_of_what_they_are_of(launches: EmulatedLaunches, sums: bool) -> None:
+    grad, z, other = drawn(6, 16), drawn(6, 16), drawn(6, 16)
+    expected = backward(z.clone(), other.clone(), wanted=[0, 1], sums=sums, grad=grad)
+    for _ in range(2):  # planned, and then by its key
+        x, operand = z.clone(), other.clone()
+        found = cuda.pointwise_backward(grad, x, [operand], GATED, "none", None, [0, 1], sums, in_place=[0, 1])
+        assert (found[0].data_ptr(), found[1].data_ptr()) == (x.data_ptr(), operand.data_ptr())
+        assert all(map(torch.equal, found, expected))
+
+
+def test_gradients_in_place_of_what_is_read_again_are_refused() -> None:
+    layout, row, result = (0, 0, 16, 1), (0, 0, 0, 1), ((6, 16), (16, 1), FP32)
+    program = cutfuse.Epilogue(lambda z, r: z * r, 1).program.native
+    given, outputs = ((1, 6, 16), layout, layout, program), [(1, result, 0, None), (0, result, 0, None)]
+    assert core.backward_call(*given, [layout], outputs, None, None, in_place=[0])
+    for operand, place, message in ((layout, 1, "x's and the last one, got 1"), (layout, 2, "got 2")):
+        with pytest.raises(ValueError, match=message):
+            core.backward_call(*given, [operand], outputs, None, None, in_place=[place])
+    with pytest.raises(ValueError, match="has to be contiguous"):
+        core.backward_call(*given, [row], outputs[::-1], None, None, in_place=[1])
+    with pytest.raises(ValueError, match="of its shape and type"):
+        core.backward_call(*given, [(1, *layout[1:])], outputs[::-1], None, None, in_place=[1])
+
+
 def test_gradients_beyond_the_limit_are_refused() -> None:
     layout, result = (0, 0, 16, 1), ((6, 16), (16, 1), FP32)
     program = cutfuse.Epilogue(torch.sigmoid).program.native

@@ -131,6 +131,7 @@ struct GradientOutput {
   ResultLayout layout;
   DType dtype;
   std::optional<GradientSum> sum;
+  bool in_place = false;  // where that input lies, which nobody reads afterwards
 };
 
 // The sum over the rows of a matrix: of the partial sums of x's gradient, which the kernel of the gradients stores, or

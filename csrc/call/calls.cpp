@@ -117,7 +117,7 @@ class Run {
   PyRef operator()(BackwardSteps const& steps) const {
     ElementGradientPlan const& plan = steps.gradients;
     ElementGradients gradients;
-    if (!allocate_outputs(plan, gradients)) return {};
+    if (!allocate_outputs(plan, arguments_.tensors + 1, gradients)) return {};
     if (plan.column_sum && !allocate_sum(plan.column_sum->sum, gradients.column_sum)) return {};
     PointwiseBackwardProblem problem = {};
     problem.extents = steps.extents;

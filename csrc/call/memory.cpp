@@ -4,9 +4,9 @@
 
 namespace cutfuse::call {
 
-bool allocate_outputs(ElementGradientPlan const& plan, ElementGradients& gradients) {
+bool allocate_outputs(ElementGradientPlan const& plan, PyObject* const* inputs, ElementGradients& gradients) {
   for (GradientOutput const& output : plan.outputs) {
-    gradients.outputs.push_back(allocate(output.layout));
+    gradients.outputs.push_back(output.in_place ? located(PyRef::share(inputs[output.wrt])) : allocate(output.layout));
     if (!gradients.outputs.back().tensor) return false;
     gradients.sums.emplace_back();
     if (output.sum && !allocate_sum(*output.sum, gradients.sums.back())) return false;

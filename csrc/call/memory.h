@@ -73,8 +73,9 @@ struct ElementGradients {
   SumMemory column_sum;
 };
 
-// Each allocates for launches below. False, with an exception, where that failed.
-bool allocate_outputs(ElementGradientPlan const& plan, ElementGradients& gradients);
+// Each allocates for launches below. False, with an exception, where that failed. inputs: x and the operands, in whose
+// memory a plan may store gradients.
+bool allocate_outputs(ElementGradientPlan const& plan, PyObject* const* inputs, ElementGradients& gradients);
 bool allocate_sum(GradientSum const& sum, SumMemory& memory);
 
 // problem: its extents, tensors, program and reduction.

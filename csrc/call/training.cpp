@@ -98,7 +98,7 @@ bool current_stream(TrainingPlan const& plan, Stream& stream) {
 }
 
 bool allocate_gradients(TrainingPlan const& plan, ElementGradients& gradients) {
-  if (!plan.hands_gradient_on && !allocate_outputs(plan.gradients, gradients)) return false;
+  if (!plan.hands_gradient_on && !allocate_outputs(plan.gradients, nullptr, gradients)) return false;
   return !plan.gradients.column_sum || allocate_sum(plan.gradients.column_sum->sum, gradients.column_sum);
 }
 

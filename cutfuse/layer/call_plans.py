@@ -273,12 +273,13 @@ def plan_backward_call(
     sums_columns: bool,
     rows: RowResults | None = None,
     is_accurate: bool = False,
+    in_place: Sequence[int] = (),
 ) -> Planned | None:
     """The plan of the gradients of `inputs`, x and the operands; None where the tensors have no common layout.
 
     tensors: the gradient, x and the operands as they are read, which are `inputs` or copies. What no launch sums to an
     input's shape is fp32 in x's shape. sums_columns: of a contiguous x. is_accurate: the program compares its value
-    with a reduction's result.
+    with a reduction's result. in_place: of which inputs the gradient is stored where they lie.
     """
     core = native.core
     x, device = tensors[1], tensors[1].device
@@ -315,6 +316,7 @@ def plan_backward_call(
         epilogues[0] if epilogues else None,
         0 if rows is None else reduction_codes()[rows.reduction],
         is_accurate,
+        list(in_place),
     )
     return Planned(call, epilogues)
 

@@ -62,6 +62,15 @@ else:
 NO_PLANES = 0, None  # scheme and memory of a weight that has none
 
 
+def takes(x: Tensor) -> bool:
+    """Whether the functions here may be called with x in place of the operators, whose dispatcher takes the host 10 us:
+    not where a mode, a transform or a profiler watches what is dispatched."""
+    core = torch._C
+    if not x.is_cuda or core._len_torch_dispatch_stack() or core._len_torch_function_stack():
+        return False
+    return core._functorch.peek_interpreter_stack() is None and not core._autograd._profiler_enabled()
+
+
 def linear_reduce(
     x: Tensor,
     weight: Tensor,
@@ -109,24 +118,39 @@ def linear_with_pre_activation(
     *prepared: Any,
 ) -> tuple[Tensor, Tensor]:
     kept = planes_of(weight, *prepared)
+    number = _number_of(f"pre-activation beside {program}")
+    given = x, weight, bias, operands, number, "none", out_dtype, *(kept or NO_PLANES)
+    both: tuple[Tensor, Tensor] | None = call_linear_operator(*given)
+    if both is not None and both is not NotImplemented:
+        return both
     parsed, invariant = Program.parse(program), is_batch_invariant()
-    arguments = storing(
-        LinearArguments(x, weight, bias, operands, parsed, "none", out_dtype, batch_invariant=invariant)
-    )
+    arguments = LinearArguments(x, weight, bias, operands, parsed, "none", out_dtype, batch_invariant=invariant)
     if not _has_result(arguments):
         z = F.linear(x, weight, bias)
         return composed.after_product(z, operands, arguments.program, "none", out_dtype), z
-    both: tuple[Tensor, Tensor] = plan_linear_call(arguments, kept).run(*given_to(arguments, kept))
-    return both
+    function, is_kept = native.core.CallFunction.linear_operator, both is NotImplemented
+    made: tuple[Tensor, Tensor] = _plan_and_run(
+        function, given, given_to(arguments, kept), is_kept, lambda: plan_linear_call(storing(arguments), kept)
+    )
+    return made
 
 
 def product(a: Tensor, b: Tensor, mode: str, issuer: str = "call") -> Tensor:
     mode = product_mode(mode) if a.dtype == torch.float32 else ""
-    arguments = product_arguments(a, b, issuer)
-    if (mode and mode not in SPLIT_MODES) or not _has_result(arguments):
+    if mode and mode not in SPLIT_MODES:
         return cublas_linear(a, b, None, mode)
-    y: Tensor = plan_linear_call(arguments, captured_mode=mode).run(*given_to(arguments))
-    return y
+    given = a, b, None, (), _number_of(f"product of a {issuer} in {mode}"), "none", a.dtype, *NO_PLANES
+    y: Tensor | None = call_linear_operator(*given)
+    if y is not None and y is not NotImplemented:
+        return y
+    arguments = product_arguments(a, b, issuer)
+    if not _has_result(arguments):
+        return cublas_linear(a, b, None, mode)
+    function, is_kept = native.core.CallFunction.linear_operator, y is NotImplemented
+    made: Tensor = _plan_and_run(
+        function, given, given_to(arguments), is_kept, lambda: plan_linear_call(arguments, captured_mode=mode)
+    )
+    return made
 
 
 def _has_result(arguments: LinearArguments) -> bool:
@@ -233,8 +257,12 @@ def pointwise_backward(
     result: Tensor | None,
     wanted: Sequence[int],
     sums_columns: bool,
+    in_place: Sequence[int] = (),
 ) -> list[Tensor]:
-    given = grad, x, operands, _number_of(program), wanted, sums_columns
+    """in_place: of which inputs, dense and of the gradient's type, the gradient may take the memory: x, or the last
+    one wanted. Not of the operator, which writes to none of its arguments."""
+    number = _number_of(f"{program} in place of {in_place}" if in_place else program)
+    given = grad, x, operands, number, wanted, sums_columns
     found: list[Tensor] | None = call_backward_operator(*given) if result is None else None
     if found is not None and found is not NotImplemented:
         return found
@@ -243,8 +271,9 @@ def pointwise_backward(
         return [*zeros, x.new_zeros(x.shape[-1:])] if sums_columns else zeros
     if result is not None:
         return _backward_of_reduction(grad, x, operands, program, reduction, result, wanted, sums_columns)
-    is_kept = found is NotImplemented
-    return _differentiate(grad, x, operands, Program.parse(program), wanted, sums_columns, given if is_kept else None)
+    kept = given if found is NotImplemented else None
+    parsed = Program.parse(program)
+    return _differentiate(grad, x, operands, parsed, wanted, sums_columns, kept, in_place=in_place)
 
 
 def _differentiate(
@@ -257,6 +286,7 @@ def _differentiate(
     given: tuple[Any, ...] | None = None,
     rows: RowResults | None = None,
     is_accurate: bool = False,
+    in_place: Sequence[int] = (),
 ) -> list[Tensor]:
     """The gradients by one kernel. given: the call's arguments, where later calls are to run its plan."""
     core, inputs = native.core, (x, *operands)
@@ -265,7 +295,7 @@ def _differentiate(
     if sums_columns:
         x = x.contiguous()  # rows and columns must not be merged or swapped: the sum is over rows
     tensors: list[Tensor] = [grad, x, *operands]
-    planned = plan_backward_call(tensors, program, wanted, inputs, sums_columns, rows, is_accurate)
+    planned = plan_backward_call(tensors, program, wanted, inputs, sums_columns, rows, is_accurate, in_place)
     is_whole = planned is not None and x is inputs[0]
     if planned is None:
         tensors = [torch.empty_like(x, dtype=t.dtype).copy_(t) for t in tensors]  # of one dimension together
