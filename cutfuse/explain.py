@@ -284,7 +284,7 @@ def _explain_mlp(call: MLPCall) -> Explanation:
         matrix = rows * hidden * call.x.element_size()
         kept = "nothing, and computes it again" if call.recompute else _quantity(call.keeps * matrix, "B")
         steps.append(f"kept of the hidden width {hidden} for the backward pass: {kept}")
-        if call.derivative is None and call.keeps:
+        if call.has_pass:
             steps.append("backward, hidden layer's gradient: torch.mm, pointwise_backward kernel")
         steps.append("backward: products for the weights and x")
     layers = [layer for _, layer in explained[: len(call.forward)]]

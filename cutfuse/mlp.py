@@ -1,40 +1,50 @@
 """An MLP as one node of the autograd graph: two linear layers, or three with a gate, and what is between them.
 
 A node that knows both layers keeps one matrix of the hidden width for its backward pass, where one node for each layer
-keeps two: what the activation's derivative reads. The other one is computed from it again, element by element. And the
-derivative is the epilogue of the product that gives the hidden layer's gradient, which so is never in memory.
+keeps two: what the activation's derivative reads. Where that is the hidden layer, the derivative is the epilogue of the
+product that gives the hidden layer's gradient, which so is never in memory. Where it is the pre-activation, one pass
+over that and the hidden layer's gradient gives all that is computed element by element: the pre-activation's gradient,
+its sum and the hidden layer again, in the memory of what it reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import arguments, composed
+from . import arguments, composed, native
 from .epilogue import Epilogue
 from .epilogue.derivative import INPUT, OUTPUT, Derivative, derive
-from .epilogue.program import arithmetic_dtype
-from .epilogue.types import types_of
+from .epilogue.errors import EpilogueError
+from .epilogue.expression import operand
+from .epilogue.program import Program, arithmetic_dtype
+from .epilogue.reads import remember
+from .epilogue.resolve import recognised
+from .epilogue.types import ValueTypes, types_of
 from .invariance import batch_invariant
-from .layer import schema
+from .layer import cuda, schema
 from .layer.autograd import (
+    Multiplication,
     composes_gradient,
     differentiate,
     element_gradients,
     needs_gradient,
-    sum_gradients,
+    sum_of_rows,
     wanted_inputs,
+    weight_gradient,
 )
 from .layer.training_step import is_traced
 from .linear import LinearCall, autocast_inputs, linear, normalise_linear
-from .precision import captured_mode, in_captured_mode
+from .precision import autocast_dtype, captured_mode, in_captured_mode
 
 Weights = Tensor | tuple[Tensor, Tensor] | list[Tensor]
 Gate = bool | Callable[[Tensor, Tensor], Tensor]
+_Function = Callable[..., Tensor] | Epilogue | None  # of the hidden layer's pre-activations
 
 
 class _Tensors(NamedTuple):
@@ -98,22 +108,86 @@ def mlp(
         TypeError: types that do not fit.
         EpilogueError: an activation or a gate that cannot be traced or exceeds a program's limits.
     """
-    tensors, hidden = _prepared(x, w1, b1, w2, b2, activation, gate, residual, recompute)
-    if _takes_one_node(tensors):
-        return _run_as_one_node(tensors, hidden, gate is not False, recompute)
-    return _run_by_layers(tensors, hidden, gate is not False, recompute)
+    has_gate, hidden = gate is not False, hidden_function(activation, gate)
+    given = None if torch.compiler.is_dynamo_compiling() else _unpacked(x, w1, b1, w2, b2, residual)
+    key = None if given is None else _key_of(given, hidden, has_gate, activation is None, recompute)
+    if given is not None and (known := _known.get(key, _UNKNOWN)) is not _UNKNOWN:
+        return _run(known, given, hidden, has_gate, recompute)
+    tensors = _prepared(x, w1, b1, w2, b2, activation, gate, residual, recompute)
+    call = _call_of(tensors, hidden, has_gate, recompute) if _takes_one_node(tensors) else None
+    if given is not None and call is not None:
+        found = recognised(hidden, (), _types_of(tensors.x, has_gate))
+        key = _key_of(given, hidden, has_gate, activation is None, recompute)
+        if key is not None and (found is None or found[1] is not call.hidden or key[0] != found[0]):
+            key = None  # the activation has changed meanwhile
+    if key is not None:
+        remember(_known, key, call, _KNOWN_LIMIT)
+    return _run(call, tensors, hidden, has_gate, recompute)
+
+
+# By all that the checks of a call and its way depend on: what its node is given, or None where it has none.
+_known: dict[Hashable, Any] = {}
+_KNOWN_LIMIT = 4096
+_UNKNOWN = object()
+
+
+def _unpacked(
+    x: Tensor, w1: Weights, b1: Weights | None, w2: Tensor, b2: Tensor | None, residual: Tensor | None
+) -> _Tensors | None:
+    """The tensors of a call, unchecked; None where weights or biases are no pairs that go together."""
+    up = up_bias = None
+    if isinstance(w1, (tuple, list)):
+        if len(w1) != 2 or not (b1 is None or (isinstance(b1, (tuple, list)) and len(b1) == 2)):
+            return None
+        w1, up = w1
+        b1, up_bias = (None, None) if b1 is None else b1
+    return None if isinstance(b1, (tuple, list)) else _Tensors(x, w1, b1, up, up_bias, w2, b2, residual)
+
+
+def _key_of(
+    given: _Tensors, hidden: _Function, has_gate: bool, is_bare: bool, recompute: bool
+) -> tuple[Hashable, ...] | None:
+    """None where the call depends on more than that, or the hidden layer's function is not recognised.
+
+    is_bare: it is given no activation.
+    """
+    x = given.x
+    if not isinstance(x, Tensor) or not cuda.takes(x) or autocast_dtype(x.device.type) is not None:
+        return None
+    facts: list[Hashable] = []
+    for tensor in given:
+        if tensor is None:
+            facts.append(None)
+        elif type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_nested or tensor.layout != torch.strided:
+            return None
+        else:
+            facts.append((tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad))
+    number = native.core.recognise(hidden)
+    if not number or not isinstance(recompute, bool):
+        return None
+    mode = captured_mode() if x.dtype == torch.float32 else ""
+    options = has_gate, is_bare, recompute, torch.is_grad_enabled(), torch.get_default_dtype(), mode
+    return number, *options, *facts
+
+
+def _run(call: _Call | None, tensors: _Tensors, hidden: _Function, has_gate: bool, recompute: bool) -> Tensor:
+    if call is None:
+        return _run_by_layers(tensors, hidden, has_gate, recompute)
+    return _run_as_one_node(call, tensors)
 
 
 class MLPCall(NamedTuple):
     """A call as `explain` describes it.
 
     forward: its layers in their order, with what each of them is. derivative: the product that gives the hidden layer's
-    gradient. keeps: how many matrices of the hidden width are kept, or None where that is not for one node to say.
+    gradient, where its epilogue differentiates. has_pass: whether a pass of its own does. keeps: how many matrices of
+    the hidden width are kept, or None where that is not for one node to say.
     """
 
     tensors: _Tensors
     forward: list[tuple[str, LinearCall]]
     derivative: LinearCall | None
+    has_pass: bool
     keeps: int | None
     recompute: bool
 
@@ -135,25 +209,24 @@ def normalise_mlp(
     recompute: bool = False,
 ) -> MLPCall:
     """Of a call of `mlp`, which is checked and not run."""
-    tensors, hidden = _prepared(x, w1, b1, w2, b2, activation, gate, residual, recompute)
+    tensors = _prepared(x, w1, b1, w2, b2, activation, gate, residual, recompute)
+    hidden = hidden_function(activation, gate)
     if not _takes_one_node(tensors):
-        return MLPCall(tensors, _describe_forward(tensors, hidden, gate is not False), None, None, recompute)
+        return MLPCall(tensors, _describe_forward(tensors, hidden, gate is not False), None, False, None, recompute)
     call = _call_of(tensors, hidden, gate is not False, recompute)
     needed = _Needed(*(t is not None and t.requires_grad for t in tensors))
     keeps = 1 + call.has_gate if needed.reads_pre_activation(call) else int(needed.reads_hidden(call))
     with torch.no_grad():
         forward, product = _describe_forward(tensors, hidden, call.has_gate), None
-        if call.derivative is not None and needed.trains_hidden:
+        if call.derivative is not None and needed.trains_hidden and not needed.has_pass(call):
             z, grad = (tensors.x.new_empty(*tensors.x.shape[:-1], size) for size in reversed(w2.shape))
             read = (z,) * call.derivative.epilogue.operand_count
             epilogue = call.derivative.epilogue
             product = normalise_linear(grad, tensors.w2.t(), epilogue=epilogue, operands=read, out_dtype=z.dtype)
-    return MLPCall(tensors, forward, product, keeps, recompute)
+    return MLPCall(tensors, forward, product, needed.has_pass(call), keeps, recompute)
 
 
-def _describe_forward(
-    tensors: _Tensors, hidden: Callable[..., Tensor] | Epilogue | None, has_gate: bool
-) -> list[tuple[str, LinearCall]]:
+def _describe_forward(tensors: _Tensors, hidden: _Function, has_gate: bool) -> list[tuple[str, LinearCall]]:
     x, *_, w2, b2, residual = tensors
     (weight, bias), *others = _layers(tensors, has_gate)
     z = x.new_empty(*x.shape[:-1], w2.shape[1])
@@ -176,13 +249,13 @@ def _prepared(
     gate: Gate,
     residual: Tensor | None,
     recompute: bool,
-) -> tuple[_Tensors, Callable[..., Tensor] | Epilogue | None]:
-    """The tensors of a call, checked and cast, and the hidden layer's function."""
+) -> _Tensors:
+    """The tensors of a call, checked and cast."""
     arguments.check_flag("mlp", "recompute", recompute)
     if callable(gate) and activation is not None:
         raise ValueError("cutfuse.mlp: a gate that is a function takes no activation; call it in the gate's function")
     given = _checked(x, w1, b1, w2, b2, residual, has_gate=gate is not False)
-    return _autocast(given), hidden_function(activation, gate)
+    return _autocast(given)
 
 
 def _takes_one_node(tensors: _Tensors) -> bool:
@@ -195,9 +268,7 @@ def _takes_one_node(tensors: _Tensors) -> bool:
     return not (is_traced(*present) or arguments.why_composed(tensors.x, arithmetic_dtype(tensors.x, operands)))
 
 
-def _run_by_layers(
-    tensors: _Tensors, hidden: Callable[..., Tensor] | Epilogue | None, has_gate: bool, recompute: bool
-) -> Tensor:
+def _run_by_layers(tensors: _Tensors, hidden: _Function, has_gate: bool, recompute: bool) -> Tensor:
     """By a node for each layer."""
     x = tensors.x
     (weight, bias), *others = _layers(tensors, has_gate)
@@ -206,16 +277,17 @@ def _run_by_layers(
     return _last_layer(h, tensors.w2, tensors.b2, tensors.residual)
 
 
-def _run_as_one_node(
-    tensors: _Tensors, hidden: Callable[..., Tensor] | Epilogue | None, has_gate: bool, recompute: bool
-) -> Tensor:
+def _run_as_one_node(call: _Call, tensors: _Tensors) -> Tensor:
     x, residual, columns = tensors.x, tensors.residual, tensors.w2.shape[0]
-    call = _call_of(tensors, hidden, has_gate, recompute)
+    y: Tensor
+    if x.dim() == 2:  # views would be nodes of the graph too
+        y = _apply(call, *tensors)
+        return y
     rows = arguments.rows_of(x)
     matrices = tensors._replace(
         x=x.reshape(rows, x.shape[-1]), residual=None if residual is None else residual.reshape(rows, columns)
     )
-    y: Tensor = _MLP.apply(call, *matrices)
+    y = _apply(call, *matrices)
     return y.reshape(*x.shape[:-1], columns)
 
 
@@ -229,12 +301,14 @@ class _Call(NamedTuple):
     mode: str
 
 
-def _call_of(
-    tensors: _Tensors, hidden: Callable[..., Tensor] | Epilogue | None, has_gate: bool, recompute: bool
-) -> _Call:
-    x = tensors.x
-    epilogue = arguments.resolve_epilogue("mlp", hidden, (None,) * has_gate, types_of(x, *[x] * has_gate))
+def _call_of(tensors: _Tensors, hidden: _Function, has_gate: bool, recompute: bool) -> _Call:
+    types = _types_of(tensors.x, has_gate)
+    epilogue = arguments.resolve_epilogue("mlp", hidden, (None,) * has_gate, types)
     return _Call(epilogue, None if has_gate else derive(epilogue.text), has_gate, recompute, captured_mode())
+
+
+def _types_of(x: Tensor, has_gate: bool) -> ValueTypes:
+    return types_of(x, *[x] * has_gate)
 
 
 class _Hidden(NamedTuple):
@@ -262,20 +336,32 @@ class _MLP(torch.autograd.Function):
             kept = hidden._replace(h=hidden.h if hidden.z is None and kinds.reads_hidden(call) else None)
         ctx.call = call
         ctx.residual_dtype = None if tensors.residual is None else tensors.residual.dtype
+        # Hooks may hand out the very tensors that are saved here, and hold them.
+        ctx.has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
         ctx.save_for_backward(*tensors[:-1], *kept)
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *saved, h, z, up = ctx.saved_tensors
+        saved = list(ctx.saved_tensors)
+        hidden = _Hidden(*saved[-3:])
+        del saved[-3:]
         needed = _Needed(*ctx.needs_input_grad[1:])
         of_residual = grad.to(ctx.residual_dtype) if needed.residual else None
         tensors = _Tensors(*saved, None)  # type: ignore[call-arg]  # all others
         grad = grad.to(tensors.x.dtype)
         if composes_gradient(grad):
             return None, *differentiate(_composed(ctx.call), saved, needed[:-1], grad), of_residual
+        is_last = not torch._C._autograd._get_current_graph_task_keep_graph()
+        ctx.maybe_clear_saved_tensors()  # so that a matrix of the hidden width is freed where it is read last
+        work = _Backward(ctx.call, tensors, hidden, needed, is_last and not ctx.has_hooks)
+        del hidden
         with in_captured_mode(tensors.x, ctx.call.mode), batch_invariant(False):
-            return None, *_gradients(ctx.call, tensors, _Hidden(h, z, up), needed, grad), of_residual
+            return None, *work.gradients(grad), of_residual
+
+
+# Calls the C++ apply directly: Function.apply's checks were made already.
+_apply = super(torch.autograd.Function, _MLP).apply
 
 
 class _Needed(NamedTuple):
@@ -298,8 +384,17 @@ class _Needed(NamedTuple):
     def reads_pre_activation(self, call: _Call) -> bool:
         return self.trains_hidden and (call.derivative is None or call.derivative.reads == INPUT)
 
+    def has_pass(self, call: _Call) -> bool:
+        """Whether a pass differentiates, which gives the hidden layer again too, and not a product's epilogue."""
+        return self.reads_pre_activation(call) and (call.derivative is None or self.w2)
+
     def reads_hidden(self, call: _Call) -> bool:
         return self.w2 or (self.trains_hidden and call.derivative is not None and call.derivative.reads == OUTPUT)
+
+
+def _operators(x: Tensor) -> Any:
+    """Who computes the operators for x, by their names."""
+    return cuda if cuda.takes(x) else schema
 
 
 def _compute_hidden(call: _Call, tensors: _Tensors, gives_pre_activation: bool) -> _Hidden:
@@ -309,61 +404,142 @@ def _compute_hidden(call: _Call, tensors: _Tensors, gives_pre_activation: bool) 
     operands = [linear(x, *other) for other in others]
     if not gives_pre_activation:
         return _Hidden(linear(x, weight, bias, epilogue=call.hidden, operands=operands, out_dtype=x.dtype))
-    h, z = schema.linear_with_pre_activation(x, weight, bias, operands, call.hidden.text, x.dtype)
+    h, z = _operators(x).linear_with_pre_activation(x, weight, bias, operands, call.hidden.text, x.dtype)
     return _Hidden(h, z, *operands)
 
 
-def _gradients(
-    call: _Call, tensors: _Tensors, hidden: _Hidden, needed: _Needed, grad: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Those of all tensors but the residual. grad: that of the result, a matrix of x's type."""
-    if call.recompute and (needed.reads_pre_activation(call) or needed.reads_hidden(call)):
-        hidden = _compute_hidden(call, tensors, needed.reads_pre_activation(call))
-    h, z, up = hidden
-    operands = [] if up is None else [up]
-    if h is None and z is not None and needed.w2:
-        h = schema.pointwise(z, operands, call.hidden.text, z.dtype)
-    w2, derivative = tensors.w2, call.derivative
-    if h is None:  # nothing reads it
-        h = grad.new_empty(1).expand(grad.shape[0], w2.shape[1])
-    needs_of_h = needed.trains_hidden and derivative is None
-    of_h, *of_last = sum_gradients(grad, h, w2, call.mode, (needs_of_h, needed.w2, needed.b2))
-    if not needed.trains_hidden:
-        return *[None] * 5, *of_last
-    if derivative is None:
-        assert of_h is not None
-        assert z is not None
-        wanted = wanted_inputs([True] * (1 + call.has_gate), call.hidden.text)
-        found, _ = element_gradients(of_h, z, operands, call.hidden.text, "none", None, wanted)
-        # A gate may leave one of the two out.
-        of_pre_activations = [found.get(k, torch.zeros_like(z)) for k in range(1 + call.has_gate)]
-    else:
+class _Backward:
+    """A backward pass, which holds each matrix of the hidden width until it is read last.
+
+    overwrites: whether gradients may take the memory of what the forward pass kept, which nobody reads again.
+    """
+
+    def __init__(self, call: _Call, tensors: _Tensors, hidden: _Hidden, needed: _Needed, overwrites: bool) -> None:
+        self.call, self.tensors, self.hidden, self.needed, self.overwrites = call, tensors, hidden, needed, overwrites
+        self.operators = _operators(tensors.x)
+
+    def gradients(self, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Those of all tensors but the residual. grad: that of the result, a matrix of x's type."""
+        call, needed, w2 = self.call, self.needed, self.tensors.w2
+        if call.recompute:
+            self._recompute()
+        h = self.hidden.h
+        kept = self.hidden.z if h is None else h
+        of_pre_activations: list[Tensor] = []
+        of_b1: Tensor | None = None
+        multiply = None if kept is None else Multiplication.of_layer(kept, w2, call.mode, self.operators)
+        del kept
+        has_pass = needed.has_pass(call)
+        if has_pass:
+            assert multiply is not None
+            of_pre_activations, h, of_b1 = self._differentiate(multiply(grad, w2.t()))
+        of_w2 = None if h is None or not needed.w2 else weight_gradient(grad, h, w2, multiply)
+        del h
+        if needed.trains_hidden and not has_pass:
+            assert call.derivative is not None
+            of_pre_activations = [self._multiply_and_differentiate(grad, call.derivative)]
+        self.hidden = _Hidden()
+        of_b2 = self._sum(grad) if needed.b2 else None
+        of_first = self._first_gradients(of_pre_activations, of_b1) if needed.trains_hidden else (None,) * 5
+        return *of_first, of_w2, of_b2
+
+    def _recompute(self) -> None:
+        """What the forward pass would have kept."""
+        call, needed, x = self.call, self.needed, self.tensors.x
+        self.overwrites = True
+        if needed.reads_pre_activation(call):
+            layers = _layers(self.tensors, call.has_gate)
+            self.hidden = _Hidden(None, *(linear(x, *layer) for layer in layers))
+        elif needed.reads_hidden(call):
+            self.hidden = _compute_hidden(call, self.tensors, gives_pre_activation=False)
+
+    def _sum(self, grad: Tensor) -> Tensor:
+        return sum_of_rows(grad, grad.dtype, self.operators)
+
+    def _multiply_and_differentiate(self, grad: Tensor, derivative: Derivative) -> Tensor:
+        """The pre-activation's gradient, by one product."""
+        h, z, _ = self.hidden
         read = {INPUT: z, OUTPUT: h}.get(derivative.reads)
         given = () if read is None else (read,)
-        of_pre_activations = [linear(grad, w2.t(), epilogue=derivative.epilogue, operands=given, out_dtype=grad.dtype)]
-    return *_first_gradients(call, tensors, needed, of_pre_activations), *of_last
+        return linear(grad, self.tensors.w2.t(), epilogue=derivative.epilogue, operands=given, out_dtype=grad.dtype)
+
+    def _differentiate(self, of_h: Tensor) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
+        """The pre-activations' gradients, of the hidden layer's; that layer again and the first bias's gradient, where
+        they are wanted and come with it.
+
+        One pass computes all of it: the gradients of the program times `of_h`, of which the one with respect to `of_h`
+        is the hidden layer.
+        """
+        needed, program, (_, z, up) = self.needed, self.call.hidden.text, self.hidden
+        assert z is not None
+        self.hidden = _Hidden()
+        operands = [] if up is None else [up]
+        last = 1 + len(operands)
+        weighted = _weighted(program)
+        if weighted is None:  # the program has no room for one more operand
+            wanted = wanted_inputs([True] * last, program)
+            h = self.operators.pointwise(z, operands, program, z.dtype) if needed.w2 else None
+            found, _ = element_gradients(of_h, z, operands, program, "none", None, wanted)
+            return _of_each(found, z, last), h, None
+        wanted = wanted_inputs([*[True] * last, needed.w2], weighted)
+        sums_columns = needed.b1 and 0 in wanted
+        row_of_ones = z.new_ones(1, z.shape[1])  # a gradient that kernels read by vectors
+        places: dict[str, Any] = {}
+        if self.operators is cuda:
+            places["in_place"] = [k for k in wanted if (k == 0 and self.overwrites) or k == last]
+        given = row_of_ones, z, [*operands, of_h], weighted, "none", None, wanted, sums_columns
+        outputs: list[Tensor] = self.operators.pointwise_backward(*given, **places)
+        of_b1 = outputs.pop() if sums_columns else None
+        found = dict(zip(wanted, outputs, strict=True))
+        return _of_each(found, z, last), found.get(last), of_b1
+
+    def _first_gradients(self, of_pre_activations: list[Tensor], of_b1: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients of x, of the first layer and of the one beside it. of_b1: of its bias, where it is known."""
+        x, w1, needed = self.tensors.x, self.tensors.w1, self.needed
+        (weight, _), *others = _layers(self.tensors, self.call.has_gate)
+        is_packed = bool(others) and self.tensors.up is None
+        multiply = Multiplication.of_layer(x, weight, self.call.mode, self.operators)
+        # Of both layers' rows, each multiplied to its place where PyTorch multiplies.
+        whole = None
+        if is_packed and needed.w1 and multiply.is_pytorch(x) and w1.is_contiguous():
+            whole = torch.empty_like(w1)
+            for of_rows, part in zip(of_pre_activations, whole.chunk(2), strict=True):
+                torch.mm(of_rows.t(), x, out=part)
+        needs_weights = needed.w1 and whole is None
+        of_z = of_pre_activations.pop(0)
+        of_x: Tensor | None = multiply(of_z, weight.t()) if needed.x else None
+        of_weights = [weight_gradient(of_z, x, weight, multiply) if needs_weights else None]
+        of_biases = [self._sum(of_z) if needed.b1 and of_b1 is None else of_b1]
+        del of_z
+        for of_up, (up, _) in zip(of_pre_activations, others, strict=True):
+            if of_x is not None:
+                of_x = linear(of_up, up.t(), epilogue=_plus, operands=(of_x,), out_dtype=x.dtype)
+            of_weights.append(
+                weight_gradient(of_up, x, up, multiply) if (needs_weights if is_packed else needed.up) else None
+            )
+            of_biases.append(self._sum(of_up) if (needed.b1 if is_packed else needed.up_bias) else None)
+        del of_pre_activations[:]
+        if not is_packed:
+            second = (of_weights[1], of_biases[1]) if others else (None, None)
+            return of_x, of_weights[0], of_biases[0], *second
+        both = [None if a is None or b is None else torch.cat([a, b]) for a, b in (of_weights, of_biases)]
+        return of_x, both[0] if whole is None else whole, both[1], None, None
 
 
-def _first_gradients(
-    call: _Call, tensors: _Tensors, needed: _Needed, of_pre_activations: Sequence[Tensor]
-) -> tuple[Tensor | None, ...]:
-    """The gradients of x, of the first layer and of the one beside it."""
-    x = tensors.x
-    (weight, _), *others = _layers(tensors, call.has_gate)
-    of_z, *of_others = of_pre_activations
-    of_x, *of_first = sum_gradients(of_z, x, weight, call.mode, needed[:3])
-    if not others:
-        return of_x, *of_first, None, None
-    (up, _), (of_up,) = *others, of_others
-    is_packed = tensors.up is None
-    needs_second = needed[1:3] if is_packed else needed[3:5]
-    _, *of_second = sum_gradients(of_up, x, up, call.mode, (False, *needs_second))
-    if of_x is not None:
-        of_x = linear(of_up, up.t(), epilogue=_plus, operands=(of_x,), out_dtype=x.dtype)
-    if not is_packed:
-        return of_x, *of_first, *of_second
-    both = [None if a is None or b is None else torch.cat([a, b]) for a, b in zip(of_first, of_second, strict=True)]
-    return of_x, *both, None, None
+def _of_each(found: dict[int, Tensor], z: Tensor, count: int) -> list[Tensor]:
+    """The gradients of so many pre-activations like z, of which a gate may leave one out."""
+    return [found[k] if k in found else torch.zeros_like(z) for k in range(count)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _weighted(program: str) -> str | None:
+    """The program times one more operand; None where that exceeds a limit of programs."""
+    parsed = Program.parse(program)
+    value: Any = parsed.expression
+    try:
+        return Epilogue.from_expression(value * operand(parsed.operand_count), parsed.operand_count + 1).text
+    except EpilogueError:
+        return None
 
 
 def _composed(call: _Call) -> Callable[..., Tensor]:

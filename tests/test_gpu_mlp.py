@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from mlp_cases import check_case, make, random_case
+from mlp_cases import Case, check_case, make, random_case
 from torch import Tensor
 
 import cutfuse
@@ -73,6 +73,53 @@ def test_memory_that_is_kept(activation: str, gate: bool, recompute: bool, of_ea
     assert found <= of_eager * eager
     matrices = 0 if recompute else 2 if gate else 1
     assert found <= matrices * rows * width * 2 + (1 << 20)
+
+
+def peak_bytes(case: Case) -> int:
+    """Of a step, beside what is there before it."""
+    for _ in range(2):  # the first one has kernels planned and compiled
+        cutfuse.wait()
+        gc.collect()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        y = case.call()
+        torch.autograd.grad(y, list(case.tensors.values()), torch.ones_like(y))
+        torch.cuda.synchronize()
+        found = torch.cuda.max_memory_allocated() - before
+        del y
+    return found
+
+
+@pytest.mark.parametrize(
+    ("activation", "gate", "matrices"),
+    [
+        ("relu squared", False, 2),  # h and z's gradient
+        ("gelu", False, 2),  # z and the gradient of h; then that of z and h in their places
+        ("silu", True, 4),  # both pre-activations, the gradient of h, and that of the second
+    ],
+)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_peak_of_a_step(activation: str, gate: bool, matrices: int, recompute: bool) -> None:
+    rows, width = 4096, 4096
+    sizes = (512, width, 512)
+    case = make(0, torch.bfloat16, activation=activation, gate=gate, leading=(rows,), sizes=sizes, device="cuda")
+    case.options["recompute"] = recompute
+    # The result, the gradient that arrives and those of x and of the weights have 1/8 of a matrix each, or 2/8.
+    assert peak_bytes(case) <= (matrices + 0.8) * rows * width * 2
+
+
+def test_a_graph_that_is_kept_gives_the_same_gradients_again() -> None:
+    for gate in (False, True):
+        case = make(0, torch.bfloat16, gate=gate, leading=(256,), sizes=(512, 1024, 512), device="cuda")
+        tensors = list(case.tensors.values())
+        for _ in range(2):  # planned, and then as it was planned
+            y = case.call()
+            first, second, last = (
+                torch.autograd.grad(y, tensors, torch.ones_like(y), retain_graph=k < 2) for k in range(3)
+            )
+            assert all(map(torch.equal, first, second))
+            assert all(map(torch.equal, first, last))
 
 
 def test_a_step_repeats_to_the_bit_and_in_a_graph() -> None:

@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import cutfuse
 from cutfuse.epilogue import Epilogue
 from cutfuse.epilogue.derivative import derive
+from cutfuse.layer import schema
 from cutfuse.native import use_operators_everywhere
 
 pytestmark = [*PYTORCH_WARNINGS]
@@ -103,17 +104,76 @@ def test_products_of_a_step(operators: None) -> None:
     assert counts == {(): 6, ("x",): 5, ("x", "w1", "b1"): 3, ("w2",): 5}
 
 
-def test_there_is_no_pass_of_its_own_over_the_hidden_gradient(operators: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*given: Any) -> Any:
-        raise AssertionError("a pass over the gradient of the hidden layer")
+@pytest.mark.parametrize(
+    ("activation", "gate", "frozen", "passes"),
+    [
+        ("relu squared", False, [], []),
+        ("affine", False, [], []),
+        ("gelu", False, ["w2"], []),
+        ("gelu", False, [], ["pointwise_backward"]),  # gives the hidden layer again too
+        ("long", False, [], ["pointwise_backward"]),
+        ("silu", True, [], ["pointwise_backward"]),
+        ("silu", True, ["w2"], ["pointwise_backward"]),
+    ],
+)
+def test_passes_over_the_hidden_gradient(
+    operators: None, activation: str, gate: bool, frozen: list[str], passes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
 
-    monkeypatch.setattr(importlib.import_module("cutfuse.mlp"), "element_gradients", refuse)
-    for activation in ("gelu", "relu squared", "affine"):
-        case = make(0, activation=activation)
-        gradients(case.call(), case.tensors)
-    case = make(0, activation="long")
-    with pytest.raises(AssertionError, match="a pass over"):
-        gradients(case.call(), case.tensors)
+    def counted(name: str, operator: Any) -> Any:
+        return lambda *given: (found.append(name), operator(*given))[1]
+
+    for name in ("pointwise", "pointwise_backward"):
+        monkeypatch.setattr(schema, name, counted(name, getattr(schema, name)))
+    case = make(0, activation=activation, gate=gate, frozen=frozen)
+    y = case.call()
+    found.clear()
+    gradients(y, case.tensors)
+    assert found == passes
+
+
+def test_a_program_without_room_for_one_more_operand(operators: None) -> None:
+    """Two passes then, of which one gives the hidden layer again."""
+
+    def gate(a: Tensor, b: Tensor) -> Tensor:
+        for k in range(10):
+            a = torch.sin(a * 0.5) + float(k)
+        return torch.cos(a) * b
+
+    with pytest.raises(cutfuse.EpilogueError, match="instructions"):
+        Epilogue(lambda a, b, c: gate(a, b) * c, 2)
+    check_case(make(0, gate=gate))
+
+
+@needs_exchange_api
+@pytest.mark.parametrize("gate", [False, True])
+def test_gradients_take_the_memory_of_what_is_kept_where_nobody_else_has_it(gate: bool) -> None:
+    case = make(0, torch.bfloat16, activation="gelu", gate=gate, leading=(32,), sizes=(64, 128, 64))
+    with emulated_device() as launches:
+        right = gradients(case.call(), case.tensors)
+
+        def inputs_and_outputs(y: Tensor, **options: Any) -> tuple[list[int], list[int]]:
+            del launches.launches[:]
+            found = torch.autograd.grad(y, list(case.tensors.values()), torch.ones_like(y), **options)
+            (launch,) = (launch for launch in launches.launches if launch.function == "pointwise_backward")
+            assert all(map(torch.equal, found, again)) if again else True
+            again[:] = found
+            return [launch.x[0], launch.operands[-1][0]], [launch.outputs[0][1], launch.outputs[-1][1]]
+
+        again: list[Tensor] = []
+        y = case.call()
+        read, stored = inputs_and_outputs(y, retain_graph=True)
+        assert (read[0] != stored[0], read[1]) == (True, stored[1])
+        read, stored = inputs_and_outputs(y)
+        assert read == stored
+        with kept() as found:
+            y = case.call()
+        before = [tensor.clone() for tensor in found.values()]
+        read, stored = inputs_and_outputs(y)
+        assert read[0] != stored[0]
+        assert all(map(torch.equal, found.values(), before))
+        check(gradients(case.call(), case.tensors), right, right)
 
 
 def test_a_hidden_layer_that_does_not_depend_on_a_weight(path: str) -> None:
@@ -229,6 +289,48 @@ def test_launches_of_a_gpu(options: dict[str, Any]) -> None:
         with emulated_device():
             for _ in range(3):
                 check(gradients(case.call(), case.tensors), eager, exact)
+
+
+SLOPE = 0.5
+
+
+def sloped(z: Tensor) -> Tensor:
+    return torch.maximum(z, z * SLOPE)
+
+
+@needs_exchange_api
+@pytest.mark.parametrize("gate", [False, True])
+def test_calls_like_one_before_are_not_checked_again(gate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("cutfuse.mlp")
+    checked, prepared = [], module._prepared
+    monkeypatch.setattr(module, "_prepared", lambda *given: (checked.append(1), prepared(*given))[1])
+    case = make(0, torch.bfloat16, gate=gate, leading=(32,), sizes=(64, 128, 64))
+    case.options["activation"] = sloped
+
+    def is_checked(call: Any = case.call) -> bool:
+        del checked[:]
+        call()
+        return bool(checked)
+
+    with emulated_device():
+        assert is_checked()
+        assert not is_checked()
+        first = case.call()
+        monkeypatch.setitem(globals(), "SLOPE", 0.25)
+        assert is_checked()
+        assert not torch.equal(case.call(), first)
+        with torch.no_grad():
+            is_checked()
+            assert not is_checked()
+        assert is_checked(lambda: case.call(recompute=True))
+        assert is_checked(make(0, torch.bfloat16, gate=gate, leading=(33,), sizes=(64, 128, 64)).call)
+        case.tensors["w2"].requires_grad_(False)
+        assert is_checked()
+        with pytest.raises(ValueError, match="w2 is on meta"):
+            case.call({**case.tensors, "w2": case.tensors["w2"].to("meta")})
+        monkeypatch.setitem(globals(), "SLOPE", 0.5)
+        with torch.autocast("cpu", dtype=torch.float16):
+            assert case.call().dtype == torch.float16
 
 
 def test_repeats_to_the_bit(operators: None) -> None:

@@ -236,9 +236,10 @@ def test_an_explanation_says_what_is_kept_and_launched(options: dict[str, Any], 
     found = cutfuse.explain(module, x, device="H200")
     assert f"kept of the hidden width 3072 for the backward pass: {kept}" in found.steps
     assert any(step.startswith("hidden layer: sm90_bf16_") for step in found.steps)
-    # The derivative is in a product, but for a gate's, of which there are two.
+    # The derivative is in a product where it reads the hidden layer; a pass gives that layer again too.
     of_gradient = next(step for step in found.steps if step.startswith("backward, hidden layer's gradient: "))
-    assert ("sm90_bf16_nn_" in of_gradient) == ("gate" not in options)
+    assert ("sm90_bf16_nn_" in of_gradient) == (options.get("activation") is F.relu)
+    assert ("pointwise_backward kernel" in of_gradient) == (options.get("activation") is not F.relu)
     assert found.flops == 2 * 16384 * sum(layer.weight.numel() for layer in (module.fc1, module.fc2))
     with torch.no_grad():
         assert not any("backward" in step for step in cutfuse.explain(module, x, device="H200").steps)

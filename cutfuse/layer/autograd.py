@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -319,7 +320,7 @@ def sum_gradients(
         of_x, of_weight = differentiate(F.linear, (x, weight), (needs_x, needs_weight), grad)
         return of_x, of_weight, grad.sum(0) if needs_bias else None
     of_x, of_weight = _product_gradients(grad, x, weight, mode, needs_x, needs_weight)
-    return of_x, of_weight, _sum_of_rows(grad, grad.dtype) if needs_bias else None
+    return of_x, of_weight, sum_of_rows(grad, grad.dtype) if needs_bias else None
 
 
 def linear_gradients(
@@ -345,7 +346,7 @@ def linear_gradients(
         grad = spread(grad.unsqueeze(1), forward.reduction, z.shape[1])
     if z is None:
         gradients = {0: grad}
-        column_sum = _sum_of_rows(grad, x.dtype) if needs_bias else None
+        column_sum = sum_of_rows(grad, x.dtype) if needs_bias else None
     else:
         wanted = wanted_inputs([needs_x or needs_weight or needs_bias, *needs], forward.program)
         gradients, column_sum = element_gradients(
@@ -418,22 +419,46 @@ def _product_gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of x and weight. Kernels of ours multiply as in the direct path; compiled code has PyTorch's."""
     issuer = "call" if is_traced(grad_z, x, weight) else issuer_of_products(x, weight, mode)
-    multiply = functools.partial(_product, mode=mode, issuer=issuer)
+    multiply = functools.partial(_product, mode=mode, issuer=issuer, operators=schema)
     return (
         multiply(grad_z, weight.t()) if needs_x else None,
         weight_gradient(grad_z, x, weight, multiply) if needs_weight else None,
     )
 
 
-def _product(a: Tensor, b: Tensor, mode: str, issuer: str) -> Tensor:
+@dataclass(frozen=True)
+class Multiplication:
+    """What computes the products of a layer's backward pass, outside of compiled code.
+
+    mode: what the forward pass multiplied fp32 matrices in. operators: who computes them, by their names.
+    """
+
+    mode: str
+    issuer: str
+    operators: Any
+
+    @classmethod
+    def of_layer(cls, x: Tensor, weight: Tensor, mode: str, operators: Any) -> Multiplication:
+        return cls(mode, issuer_of_products(x, weight, mode), operators)
+
+    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
+        return _product(a, b, self.mode, self.issuer, self.operators)
+
+    def is_pytorch(self, x: Tensor) -> bool:
+        return self.issuer == "call" and not is_forced(x, self.mode)
+
+
+def _product(a: Tensor, b: Tensor, mode: str, issuer: str, operators: Any) -> Tensor:
     """`a @ b.T`, by PyTorch where no other precision is asked for and the layer does not wait for the host."""
     if issuer == "training" or is_forced(a, mode):
-        return schema.product(a, b, mode, issuer)
+        y: Tensor = operators.product(a, b, mode, issuer)
+        return y
     return torch.mm(a, b.t())
 
 
-def _sum_of_rows(grad: Tensor, dtype: torch.dtype) -> Tensor:
-    return schema.reduce(grad, [], schema.IDENTITY, "sum", (0,), dtype)
+def sum_of_rows(grad: Tensor, dtype: torch.dtype, operators: Any = schema) -> Tensor:
+    total: Tensor = operators.reduce(grad, [], schema.IDENTITY, "sum", (0,), dtype)
+    return total
 
 
 def _composed_linear(forward: Any, out_dtype: torch.dtype) -> Callable[..., Tensor]:
