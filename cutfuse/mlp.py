@@ -10,6 +10,7 @@ its sum and the hidden layer again, in the memory of what it reads.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
@@ -196,21 +197,13 @@ class MLPCall(NamedTuple):
         return self.tensors.x
 
 
-def normalise_mlp(
-    x: Tensor,
-    w1: Weights,
-    b1: Weights | None,
-    w2: Tensor,
-    b2: Tensor | None,
-    *,
-    activation: Callable[..., Tensor] | Epilogue | None = None,
-    gate: Gate = False,
-    residual: Tensor | None = None,
-    recompute: bool = False,
-) -> MLPCall:
-    """Of a call of `mlp`, which is checked and not run."""
-    tensors = _prepared(x, w1, b1, w2, b2, activation, gate, residual, recompute)
-    hidden = hidden_function(activation, gate)
+def normalise_mlp(*args: Any, **kwargs: Any) -> MLPCall:
+    """Of a call of `mlp` with these arguments, which is checked and not run."""
+    given = inspect.signature(mlp).bind(*args, **kwargs)
+    given.apply_defaults()
+    tensors = _prepared(**given.arguments)
+    w2, gate, recompute = tensors.w2, given.arguments["gate"], given.arguments["recompute"]
+    hidden = hidden_function(given.arguments["activation"], gate)
     if not _takes_one_node(tensors):
         return MLPCall(tensors, _describe_forward(tensors, hidden, gate is not False), None, False, None, recompute)
     call = _call_of(tensors, hidden, gate is not False, recompute)
@@ -512,7 +505,9 @@ class _Backward:
         of_biases = [self._sum(of_z) if needed.b1 and of_b1 is None else of_b1]
         del of_z
         for of_up, (up, _) in zip(of_pre_activations, others, strict=True):
-            if of_x is not None:
+            if of_x is not None and multiply.is_pytorch(x):
+                of_x.addmm_(of_up, up)
+            elif of_x is not None:
                 of_x = linear(of_up, up.t(), epilogue=_plus, operands=(of_x,), out_dtype=x.dtype)
             of_weights.append(
                 weight_gradient(of_up, x, up, multiply) if (needs_weights if is_packed else needed.up) else None

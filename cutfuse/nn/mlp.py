@@ -226,32 +226,33 @@ def fuse_mlps(model: nn.Module) -> list[str]:
     return found
 
 
-def _choose(module: nn.Module) -> tuple[tuple[str, ...], Gate] | None:
-    """The names of a module's parts and its gate; None where it is no such MLP."""
+# What `mlp` takes for an activation and a gate, of the activation of an MLP's.
+_GATES: dict[str, Callable[[Any], tuple[Any, Gate]]] = {
+    "none": lambda activation: (activation, False),
+    "first half": lambda activation: (activation, True),
+    "second half": lambda activation: (None, lambda value, gate: value * activation(gate)),
+}
+
+
+def _choose(module: nn.Module) -> tuple[tuple[str, ...], str] | None:
+    """The names of a module's parts and of its gate; None where it is no such MLP."""
     for names in _NAMES:
         parts = [getattr(module, name, None) for name in names if name]
         if not all(callable(part) for part in parts):
             continue
-        for gate in (True,) if names[1] else (False, True, _second_half_activated):
+        for gate in ("first half",) if names[1] else _GATES:
             if _computes(module, names, gate):
                 return names, gate
     return None
 
 
-def _second_half_activated(value: Tensor, gate: Tensor) -> Tensor:
-    """Stands for a gate that is the second half of one layer: the activation is the module's."""
-    raise NotImplementedError
-
-
-def _parts(module: nn.Module, names: tuple[str, ...], gate: Gate) -> _Parts:
+def _parts(module: nn.Module, names: tuple[str, ...], gate: str) -> _Parts:
     parts: list[Any] = [getattr(module, name) if name else None for name in names]
     fc1, up, fc2, activation = parts
-    if gate is _second_half_activated:
-        return _Parts(fc1, up, fc2, None, lambda value, gate: value * activation(gate))
-    return _Parts(fc1, up, fc2, activation, gate)
+    return _Parts(fc1, up, fc2, *_GATES[gate](activation))
 
 
-def _computes(module: nn.Module, names: tuple[str, ...], gate: Gate) -> bool:
+def _computes(module: nn.Module, names: tuple[str, ...], gate: str) -> bool:
     """Whether `cutfuse.mlp` of the parts gives what the module gives, in evaluation, on a few random rows."""
     parts = _parts(module, names, gate)
     if not all(map(_is_readable, parts.layers)) or any(layer.weight.is_meta for layer in parts.layers):
@@ -276,7 +277,7 @@ def _computes(module: nn.Module, names: tuple[str, ...], gate: Gate) -> bool:
     )
 
 
-def _forward(module: nn.Module, names: tuple[str, ...], gate: Gate, x: Tensor, *others: Any, **options: Any) -> Any:
+def _forward(module: nn.Module, names: tuple[str, ...], gate: str, x: Tensor, *others: Any, **options: Any) -> Any:
     """In place of a module's own forward, which other arguments are for."""
     parts = _parts(module, names, gate)
     if others or options or _drops(module) or not all(map(_is_readable, parts.layers)):
