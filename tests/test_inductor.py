@@ -176,8 +176,8 @@ def test_it_is_decided_by_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decided(monkeypatch, 197, 1536, 384, F.gelu)  # waits for the host, which issues one kernel sooner than two
     assert not decided(monkeypatch, 96, 1024, 16384, F.gelu)
     assert not decided(monkeypatch, 1024, 32768, 1024, six)
-    assert not decided(monkeypatch, 8192, 8192, 1024, F.gelu, first=1)  # misaligned
-    assert not decided(monkeypatch, 8192, 8187, 1024, F.gelu)
+    assert decided(monkeypatch, 8192, 8192, 1024, F.gelu, first=1)  # misaligned, and copied first
+    assert decided(monkeypatch, 8192, 8187, 1024, F.gelu)
     assert decided(monkeypatch, 12608, 3072, 768, torch.relu)
     assert decided(monkeypatch, 1576, 3072, 768, F.gelu, dtype=torch.float32)  # its precision is chosen when it runs
     assert decided(monkeypatch, 1576, 3072, 768, F.gelu, dtype=torch.float64)  # which the planner does not know
