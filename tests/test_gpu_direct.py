@@ -137,23 +137,6 @@ def test_training(reader: str, data: st.DataObject) -> None:
 
 @QUICK
 @given(data=st.data())
-def test_the_operator(reader: str, data: st.DataObject) -> None:
-    draw = data.draw
-    leading, columns, depth = draw(st.sampled_from([shape for shape in SHAPES if len(shape[0]) == 1]))
-    dtype = draw(st.sampled_from(DTYPES))
-    x, weight = torch.randn(*leading, depth).to(dtype).cuda(), torch.randn(columns, depth).to(dtype).cuda()
-    program = draw(st.sampled_from(["operands=0; relu z", "operands=0"]))
-    with paused():
-        expected = torch.ops.cutfuse.linear(x, weight, None, [], program, dtype)
-    torch.ops.cutfuse.linear(x, weight, None, [], program, dtype)
-    before = direct_calls()
-    y = torch.ops.cutfuse.linear(x, weight, None, [], program, dtype)
-    assert direct_calls() == before + 1
-    assert torch.equal(y, expected)
-
-
-@QUICK
-@given(data=st.data())
 def test_operators_that_do_not_multiply(reader: str, data: st.DataObject) -> None:
     """A pass, its gradient and a reduction, which compiled code calls."""
     draw = data.draw

@@ -20,7 +20,6 @@ from gpu_tensors import DEVICE, randn
 from torch import Tensor
 
 import cutfuse
-from cutfuse import matrix_vector
 from cutfuse.epilogue.table import CONDITION, Op, op_table
 
 pytestmark = pytest.mark.gpu
@@ -110,23 +109,6 @@ def test_linear(name: str, dtype: torch.dtype, reduction: str | None, shape: tup
     draws = [draw(seed) for seed in range(16 if rows == 1 else 1)]
     # in a 16-bit type several elements tie for a maximum that is single in fp64
     check(actual, reference, *draws, slack=2.0 if reduction in ("amax", "amin") else None)
-
-
-@pytest.mark.general_path("gradients of reductions")
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_matrix_vector_form(reduction: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix_vector, "LEAST_FLOPS_OF_A_STEP", 0)
-    tensors = [randn(129, 72, dtype=dtype), randn(264, 72, dtype=dtype), randn(264, dtype=dtype)]
-    tensors += [randn(264, dtype=dtype).abs() + 0.5, randn(129, 1, dtype=dtype).abs() + 0.5]
-
-    def epilogue(z: Tensor, r: Tensor, c: Tensor) -> Tensor:
-        return z * r / c + r
-
-    def actual(x: Tensor, weight: Tensor, bias: Tensor, *operands: Tensor) -> Tensor:
-        return cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduction)
-
-    check(actual, lambda x, w, b, *rest: eager_linear(x, w, b, epilogue, rest, reduction), tensors)
 
 
 @pytest.mark.general_path("gradients of pointwise and reduce")

@@ -86,14 +86,6 @@ def test_widths_that_no_kernel_takes(widths: tuple[int, ...]) -> None:
         assert error_of(schema.joined(x, weights, biases), expected_of(x, weights, biases)) < ERRORS[torch.float16]
 
 
-def test_other_addresses_of_the_same_layout() -> None:
-    """The descriptors are those of the call's own tensors."""
-    for seed in range(3):
-        x, weights, biases = inputs(64, 128, (128, 128), torch.bfloat16)
-        weights = [weight * (seed + 1) for weight in weights]
-        assert error_of(schema.joined(x, weights, biases), expected_of(x, weights, biases)) < ERRORS[torch.bfloat16]
-
-
 @pytest.mark.parametrize("expanded", ["x", "weight"])
 def test_rows_that_are_one(expanded: str) -> None:
     """Their stride is zero."""
