@@ -28,6 +28,7 @@ from ..native import stands_in_for
 from ..precision import SPLIT_MODES, allows_tf32, captured_mode, process, product_mode
 from . import inductor, schema
 from .fake import sum_dtype
+from .layouts import aligned_rows
 from .linear_plan import cublas_linear
 from .planner import LinearArguments
 from .prepared import UNPREPARED, Prepared
@@ -380,9 +381,10 @@ def _product_and_pass(
         return z, None, None
     if reduction == "none":
         return schema.pointwise(z, operands, program, out_dtype), z, None
+    rows = aligned_rows(z) if may_be_batch_invariant() else z
     if reduction not in NEEDS_RESULT:
-        return schema.reduce(z, operands, program, reduction, (1,), out_dtype), z, None
-    y = schema.reduce(z, operands, program, reduction, (1,), kept_dtype(z, operands))
+        return schema.reduce(rows, operands, program, reduction, (1,), out_dtype), z, None
+    y = schema.reduce(rows, operands, program, reduction, (1,), kept_dtype(z, operands))
     return y.to(out_dtype, copy=True), z, y.unsqueeze(1)
 
 
