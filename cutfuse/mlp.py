@@ -513,7 +513,6 @@ class _Backward:
                 weight_gradient(of_up, x, up, multiply) if (needs_weights if is_packed else needed.up) else None
             )
             of_biases.append(self._sum(of_up) if (needed.b1 if is_packed else needed.up_bias) else None)
-        del of_pre_activations[:]
         if not is_packed:
             second = (of_weights[1], of_biases[1]) if others else (None, None)
             return of_x, of_weights[0], of_biases[0], *second
