@@ -101,8 +101,14 @@ def test_large_products_leave_cublas_for_copies(shape: tuple[int, int, int]) -> 
 
 @pytest.mark.parametrize("shape", [(1, 1000, 513), (65536, 1, 256), (16, 13, 13), (768, 384, 196), (2048, 512, 13)])
 @pytest.mark.parametrize("issuer", ["call", "graph"])
-def test_small_products_stay_with_cublas(shape: tuple[int, int, int], issuer: str) -> None:
-    assert not plan(*shape, issuer=issuer, **BARE).is_fused
+@pytest.mark.parametrize("epilogue_cost", [0.0, 0.5])
+def test_small_products_stay_with_cublas(shape: tuple[int, int, int], issuer: str, epilogue_cost: float) -> None:
+    """Also where the host would issue a kernel and its copies sooner than two kernels."""
+    found = plan(*shape, issuer=issuer, **{**BARE, "epilogue_cost": epilogue_cost})
+    if found.is_fused:
+        assert found.alternatives[found.chosen].microseconds < found.alternatives[-1].microseconds
+    else:
+        assert found.alternatives[0].rejection.endswith(f"cuBLAS {round(found.alternatives[-1].microseconds)}")
 
 
 def test_inductor_pads_what_cublas_would_read_slowly() -> None:
@@ -170,7 +176,7 @@ def test_results_of_any_pitches_and_offsets(data: st.DataObject) -> None:
     with emulated_device() as launches, cutfuse.precision("tf32"):
         chosen = planner.plan_linear(arguments, "tf32")
         for way in chosen.alternatives[:-1]:
-            if way.rejection:
+            if not way.microseconds:  # it cannot run, whatever it would take
                 continue
             launches.launches.clear()
             y = run_plan(planner.plan_linear(arguments, "tf32", only=way.name), arguments)

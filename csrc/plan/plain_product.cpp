@@ -172,6 +172,21 @@ Alternative cublas_for(LinearRequest const& request, AlignedProduct const& align
   return cublas_alternative(request, "cuBLAS", microseconds, is_bare, std::move(rejection));
 }
 
+// Copies have to be worth their time on the device, whatever the host saves.
+Alternative alternative_with_copies(LinearRequest const& request, GemmCandidate const& candidate,
+                                    AlignedProduct const& product, Alternative const& cublas) {
+  int const copies = count_copies(product);
+  Alternative found =
+      alternative_of(request, candidate, copies, predict_copies(product, predict_copy_microseconds));
+  bool const is_slower = found.microseconds >= cublas.microseconds;
+  if (copies > 0 && found.rejection.empty() && cublas.rejection.empty() && is_slower) {
+    found.rejection = "would take " + std::to_string(std::llround(found.microseconds)) +
+                      " us (predicted) with copies to rows of whole " + std::to_string(kOperandAlignment) +
+                      " bytes, and cuBLAS " + std::to_string(std::llround(cublas.microseconds));
+  }
+  return found;
+}
+
 }  // namespace
 
 LinearPlan plan_plain_product(LinearRequest const& request, std::string const& only) {
@@ -183,11 +198,11 @@ LinearPlan plan_plain_product(LinearRequest const& request, std::string const& o
   if (!unread.empty()) return plan_without_kernels(request, unread);
   std::vector<GemmCandidate> const candidates = candidates_for(problem, {request.operand_bytes, request.fetched_bytes});
   LinearPlan plan = {};
-  double const copying = predict_copies(product, predict_copy_microseconds);
+  Alternative const cublas = cublas_for(request, product, !candidates.front().rejection.empty());
   for (GemmCandidate const& candidate : candidates) {
-    plan.alternatives.push_back(alternative_of(request, candidate, count_copies(product), copying));
+    plan.alternatives.push_back(alternative_with_copies(request, candidate, product, cublas));
   }
-  choose(plan, cublas_for(request, product, !candidates.front().rejection.empty()), only);
+  choose(plan, cublas, only);
   if (plan.is_fused()) {
     add_product_launches(plan, request, problem, candidates[plan.chosen], product.copies);
     plan.copies_bias = product.copies_bias;
