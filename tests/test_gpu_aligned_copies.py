@@ -14,7 +14,7 @@ from fused_products import arguments_of, run_plan
 from generators import EPILOGUES, assert_no_worse, eager_linear, make_inputs, slack_for, to_double
 from gpu_tensors import DEVICE, randn
 from poison import poison
-from test_gpu_weight_by_columns import assert_right, launches_plans, operands_of
+from test_gpu_layouts import assert_right, operands_of
 from torch import Tensor
 
 import cutfuse
@@ -23,6 +23,7 @@ from cutfuse.epilogue import Epilogue
 from cutfuse.layer.planner import LinearArguments, plan_linear
 
 pytestmark = pytest.mark.gpu
+launches_plans = pytest.mark.no_path("it launches plans itself")
 
 PLANES_AND_CORES = ("_split", "_convert", "_fp32_", "_joined_")
 KERNELS = [name for name in native.module().gemm_kernels() if not any(part in name for part in PLANES_AND_CORES)]

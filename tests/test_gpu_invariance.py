@@ -193,7 +193,7 @@ def test_forward_passes_of_training(dtype: torch.dtype, reduction: str | None, n
     def call(part: slice) -> Tensor:
         with torch.enable_grad():
             y = cutfuse.linear(x[part], weight, epilogue=F.gelu, reduce=reduction)
-        y.sum().backward()
+            y.sum().backward()
         return y.detach()
 
     assert_rows_are_equal(call, 1000, random.Random(4))

@@ -283,9 +283,9 @@ def test_it_tells_of_each_product() -> None:
     assert found.products[1].ended_at == "layer_norm"
     assert found.products[4].ended_at == "softmax"
     assert found.products[4].reason == "torch.nn.functional.softmax is not in the epilogue language"
-    first, second, *rest = str(found).splitlines()
-    assert first == "4 of 5 products are fused, in 1 graph"
-    assert second.split() == ["fused", "0.first", "2x"]
+    headline, _, _, row, *rest = str(found).splitlines()
+    assert headline == "4 of 5 products are fused, in 1 graph"
+    assert row.split() == ["fused", "0.first", "2x"]
     assert rest[:2] == [
         "        6 x 64 x 32 float32: gelu(z)",
         "        ends at linear: it is the next product",
@@ -303,7 +303,7 @@ def test_layers_in_front_of_convolutions_are_alike() -> None:
 
     found = cutfuse.explain_model(nn.Sequential(Pair(), Pair()), torch.randn(2, 6, 8))
     assert {product.reason for product in found.products} == {"torch.conv1d is not in the epilogue language"}
-    assert str(found).splitlines()[1].split() == ["fused", "0.layer", "2x"]
+    assert ["fused", "0.layer", "2x"] in [line.split() for line in str(found).splitlines()]
 
 
 def test_notebooks_show_a_table() -> None:
