@@ -36,8 +36,8 @@ std::string check_pitch(char const* which, int64_t elements, DType dtype) {
          std::to_string(bytes) + " bytes), not a multiple of " + std::to_string(kCopyAlignment) + " bytes";
 }
 
-// The copy engine stores no column behind the last one, but its rows begin at multiples of 16 bytes. A pre-activation is
-// stored in whole vectors, without gaps.
+// The copy engine stores no column behind the last one, but its rows begin at multiples of 16 bytes. A pre-activation
+// is stored in whole vectors, without gaps.
 std::string check_results(GemmConfig const& config, GemmProblem const& problem) {
   if (config.output == GemmOutput::kRows) {
     return problem.stores_pre_activation ? "stores no matrix, and so no pre-activation" : "";
@@ -47,8 +47,8 @@ std::string check_results(GemmConfig const& config, GemmProblem const& problem) 
            " columns of one weight at a time, and those of a weight have the divisor " +
            std::to_string(problem.columns_divisor);
   }
-  std::string fault = check_pitch(problem.ldd > 0 ? "the row pitch of the result" : "N", pitch_of_result(problem),
-                                  problem.output);
+  std::string fault =
+      check_pitch(problem.ldd > 0 ? "the row pitch of the result" : "N", pitch_of_result(problem), problem.output);
   if (!fault.empty() || !problem.stores_pre_activation) return fault;
   return check_pitch("N", problem.n, problem.input);
 }
@@ -98,7 +98,7 @@ char const* lines_of(bool are_columns) { return are_columns ? "columns" : "rows"
 std::string check_lines(GemmProblem const& problem) {
   bool const columns_of_x = reads_columns_of_x(problem.layout);
   bool const columns_of_weight = reads_columns_of_weight(problem.layout);
-  std::string const fault =
+  std::string fault =
       check_pitch(columns_of_x ? "the column pitch of x" : "the row pitch of x", problem.lda, problem.input);
   if (!fault.empty()) return fault;
   return check_pitch(columns_of_weight ? "the column pitch of weight" : "the row pitch of weight", problem.ldb,
@@ -229,8 +229,9 @@ std::string find_rejection(GemmConfig const& config, GemmProblem const& problem)
 std::string describe(GemmProblem const& problem) {
   auto const number = [](int64_t value) { return std::to_string(value); };
   return "M=" + number(problem.m) + " N=" + number(problem.n) + " K=" + number(problem.k) +
-         " lda=" + number(problem.lda) + " ldb=" + number(problem.ldb) + " ldd=" + number(pitch_of_result(problem)) + " input=" + name_of(problem.input) +
-         " output=" + name_of(problem.output) + " reduction=" + name_of(problem.reduction) + name_of(problem.product) +
+         " lda=" + number(problem.lda) + " ldb=" + number(problem.ldb) + " ldd=" + number(pitch_of_result(problem)) +
+         " input=" + name_of(problem.input) + " output=" + name_of(problem.output) +
+         " reduction=" + name_of(problem.reduction) + name_of(problem.product) +
          (reads_columns_of_x(problem.layout) ? " x by columns" : "") +
          (reads_columns_of_weight(problem.layout) ? " weight by columns" : "");
 }

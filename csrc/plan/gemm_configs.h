@@ -55,7 +55,7 @@ struct GemmProblem {
   // Of several weights whose products lie side by side in y: what divides the columns of each. 0 for one weight.
   int64_t columns_divisor = 0;
   bool batch_invariant = false;  // see LinearRequest
-  int64_t ldd = 0;  // elements between rows of the stored matrix; 0 for rows without gaps
+  int64_t ldd = 0;               // elements between rows of the stored matrix; 0 for rows without gaps
 };
 
 constexpr int64_t pitch_of_result(GemmProblem const& problem) { return problem.ldd > 0 ? problem.ldd : problem.n; }

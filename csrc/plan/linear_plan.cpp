@@ -201,8 +201,9 @@ void add_product_launches(LinearPlan& plan, LinearRequest const& request, GemmPr
     DType const dtype = is_result ? request.output : request.input;
     int64_t const elements = copy.lines * (is_result ? copy.from_pitch : copy.to_pitch);
     copy.aligned = workspace.add(elements * static_cast<int64_t>(size_of(dtype)));
-    (is_result ? product.result : copy.matrix == CopiedMatrix::kX ? product.x.values : product.weight.values) =
-        copy.aligned;
+    (is_result                         ? product.result
+     : copy.matrix == CopiedMatrix::kX ? product.x.values
+                                       : product.weight.values) = copy.aligned;
     (is_result ? behind : plan.launches).emplace_back(copy);
   }
   plan.launches.emplace_back(product);

@@ -176,8 +176,7 @@ Alternative cublas_for(LinearRequest const& request, AlignedProduct const& align
 Alternative alternative_with_copies(LinearRequest const& request, GemmCandidate const& candidate,
                                     AlignedProduct const& product, Alternative const& cublas) {
   int const copies = count_copies(product);
-  Alternative found =
-      alternative_of(request, candidate, copies, predict_copies(product, predict_copy_microseconds));
+  Alternative found = alternative_of(request, candidate, copies, predict_copies(product, predict_copy_microseconds));
   bool const is_slower = found.microseconds >= cublas.microseconds;
   if (copies > 0 && found.rejection.empty() && cublas.rejection.empty() && is_slower) {
     found.rejection = "would take " + std::to_string(std::llround(found.microseconds)) +

@@ -97,12 +97,12 @@ double predict_fastest_cublas_waves(GemmProblem const& problem) {
   return least;
 }
 
-// What cuBLAS's kernels for lines that do not begin at multiples of 16 bytes take for one of the others, at least, on an
-// H200 in bf16. 10653x5769x2740, whose lines begin at multiples of 8 bytes and its result's of 2, took 6650 us, 13 times
-// what is predicted of aligned lines; 5794x5958x1472 with a result at multiples of 4 bytes 1031 us, 7 times as much. By
-// what whole models took in eager mode, 65536x1024x479 took 5 to 6 times as much, and 196608x384x196 and 196608x196x384,
-// at multiples of 8 bytes, more than that. Single rows and columns are multiplied by kernels that read single elements
-// whatever their alignment.
+// What cuBLAS's kernels for lines that do not begin at multiples of 16 bytes take for one of the others, at least, on
+// an H200 in bf16. 10653x5769x2740, whose lines begin at multiples of 8 bytes and its result's of 2, took 6650 us, 13
+// times what is predicted of aligned lines; 5794x5958x1472 with a result at multiples of 4 bytes 1031 us, 7 times as
+// much. By what whole models took in eager mode, 65536x1024x479 took 5 to 6 times as much, and 196608x384x196 and
+// 196608x196x384, at multiples of 8 bytes, more than that. Single rows and columns are multiplied by kernels that read
+// single elements whatever their alignment.
 double predict_misalignment(GemmProblem const& problem, int64_t alignment) {
   constexpr double kOfOtherLines = 5.0;
   return alignment >= kOperandAlignment || problem.m == 1 || problem.n == 1 ? 1.0 : kOfOtherLines;
