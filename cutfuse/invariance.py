@@ -8,6 +8,7 @@ the number of rows. A thread's innermost `with batch_invariant()` decides, then 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 
@@ -17,12 +18,14 @@ _INSIDE = "a compiled function reads cutfuse.batch_invariant when it runs: enter
 
 
 class _Process:
-    """What has been asked for in this process. Dynamo guards what it reads of it, so that compiled code follows."""
+    """What holds in this process. Dynamo guards what it reads of it, so that compiled code follows."""
 
-    opted_in = False  # to this mode, ever
+    holds_somewhere = False  # in a thread's context, or by `set_batch_invariant`
 
 
 process = _Process()
+_contexts = 0  # that are entered, of all threads
+_counting = threading.Lock()
 _of_process = False  # which direct calls read by this name
 _context: ContextVar[bool | None] = ContextVar("cutfuse.batch_invariant", default=None)
 
@@ -31,7 +34,7 @@ _context: ContextVar[bool | None] = ContextVar("cutfuse.batch_invariant", defaul
 def batch_invariant(enabled: bool = True) -> contextlib.AbstractContextManager[None]:
     """A context in which a row's result does not depend on how many rows this thread's calls are given with it.
 
-    Row i of `linear`, `mlp`, `reduce`, `pointwise`, the statistics of `linear_cross_entropy` and `linear_logprob`, and
+    Row i of `linear`, `mlp`, `reduce`, the statistics of `linear_cross_entropy` and `linear_logprob`, and
     their modules, has the bits that it has in a batch of its own, and in any other batch. Gradients are as they are
     outside of it. Contexts nest, `enabled=False` leaves the mode, and the result decorates functions too. A compiled
     function reads the mode when it runs: enter the context around it, not inside of it.
@@ -53,7 +56,7 @@ def set_batch_invariant(enabled: bool) -> None:
     """
     global _of_process
     _of_process = _checked("set_batch_invariant", enabled)
-    process.opted_in |= enabled
+    _count(0)
 
 
 def get_batch_invariant() -> bool:
@@ -73,8 +76,8 @@ def is_batch_invariant() -> bool:
 
 
 def may_be_batch_invariant() -> bool:
-    """Whether the mode holds; while torch.compile traces, whether it was ever asked for, as operators read it later."""
-    return process.opted_in if dynamo.is_tracing() else is_batch_invariant()
+    """Whether the mode holds; while torch.compile traces, whether it does anywhere, as operators read it later."""
+    return process.holds_somewhere if dynamo.is_tracing() else is_batch_invariant()
 
 
 def require(why_not: str) -> None:
@@ -103,9 +106,18 @@ def _checked(function: str, enabled: bool) -> bool:
 
 @contextlib.contextmanager
 def _entered(enabled: bool) -> Iterator[None]:
-    process.opted_in |= enabled
+    _count(int(enabled))
     token = _context.set(enabled)
     try:
         yield
     finally:
         _context.reset(token)
+        _count(-int(enabled))
+
+
+def _count(more: int) -> None:
+    """Counts contexts that are entered and left."""
+    global _contexts
+    with _counting:
+        _contexts += more
+        process.holds_somewhere = _contexts > 0 or _of_process

@@ -13,7 +13,7 @@ from . import arguments, composed
 from .epilogue import Epilogue
 from .epilogue.program import arithmetic_dtype
 from .epilogue.types import types_of
-from .invariance import may_be_batch_invariant, require
+from .invariance import require
 from .layer import autograd, calls
 
 
@@ -100,7 +100,7 @@ def normalise_pointwise(
     composed_because = (
         arguments.why_wrapped((x,), tensors)
         or arguments.why_composed(x, arithmetic_dtype(x, tensors))
-        or arguments.why_compiled(not may_be_batch_invariant())
+        or arguments.why_compiled()
     )
     if not composed_because:
         tensors = [arguments.to_kernel_dtype(t) for t in tensors]
@@ -112,9 +112,12 @@ def normalise_sigmoid(x: Tensor) -> PointwiseCall:
     return normalise_pointwise(torch.sigmoid, x)
 
 
+_ROUNDED_APART = "the kernels of pointwise may round differently, and the layout of all rows decides which one runs"
+
+
 def run_pointwise(call: PointwiseCall) -> Tensor:
     x, operands, epilogue, out_dtype, composed_because = call
-    require(composed_because)
+    require(composed_because or _ROUNDED_APART)
     if composed_because:
         return composed.pointwise(x, operands, epilogue.program, out_dtype)
     kernel_dtype = arguments.kernel_out_dtype(out_dtype, x.dtype)

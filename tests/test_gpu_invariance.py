@@ -158,11 +158,6 @@ def test_reduce(op: str, columns: int, element: torch.dtype) -> None:
         assert_rows_are_equal(call, rows, draw)
 
 
-def test_pointwise(dtype: torch.dtype) -> None:
-    x = randn(1000, 333, dtype=dtype)
-    assert_rows_are_equal(lambda part: cutfuse.pointwise(F.gelu, x[part]), 1000, random.Random(1))
-
-
 @pytest.mark.parametrize("has_gate", [False, True])
 def test_mlp(dtype: torch.dtype, has_gate: bool) -> None:
     layer = cutfuse.nn.MLP(512, 1024, gate=has_gate, device=DEVICE, dtype=dtype)
@@ -183,6 +178,9 @@ def test_head(dtype: torch.dtype) -> None:
         assert_rows_are_equal(call, 1000, random.Random(3))
 
 
+@pytest.mark.general_path(
+    "a trained layer whose rows are reduced takes its autograd function", when=lambda params: params["reduction"]
+)
 @pytest.mark.parametrize("n", [1024, 131])
 @pytest.mark.parametrize("reduction", [None, "sum", "logsumexp"])
 def test_forward_passes_of_training(dtype: torch.dtype, reduction: str | None, n: int) -> None:

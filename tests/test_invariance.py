@@ -242,6 +242,7 @@ def test_an_mlp_and_a_head_run_kernels(launches: EmulatedLaunches) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], Tensor], str]] = {
+    "pointwise": (lambda: cutfuse.pointwise(torch.relu, torch.randn(4, 64)), "round differently"),
     "precision": (lambda: in_ieee(torch.randn(4, 64), torch.randn(8, 64)), 'precision "ieee"'),
 }
 
@@ -329,6 +330,19 @@ def test_a_context_is_this_threads_and_the_process_mode_every_threads() -> None:
         assert in_new_thread(is_batch_invariant)
 
 
+def test_tracing_sees_the_mode_while_it_holds_in_any_thread_and_no_longer() -> None:
+    assert not invariance.process.holds_somewhere
+    with cutfuse.batch_invariant(), cutfuse.batch_invariant(False):
+        assert in_new_thread(lambda: invariance.process.holds_somewhere)
+    assert not invariance.process.holds_somewhere
+    cutfuse.set_batch_invariant(True)
+    with cutfuse.batch_invariant():
+        pass
+    assert invariance.process.holds_somewhere
+    cutfuse.set_batch_invariant(False)
+    assert not invariance.process.holds_somewhere
+
+
 def test_a_context_is_this_tasks() -> None:
     async def inside(entered: asyncio.Event, left: asyncio.Event) -> bool:
         with cutfuse.batch_invariant():
@@ -366,7 +380,7 @@ def test_the_key_of_direct_calls_has_the_mode(launches: EmulatedLaunches) -> Non
 
 
 def test_compiled_code_reads_the_mode_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(invariance.process, "opted_in", True)
+    monkeypatch.setattr(invariance.process, "holds_somewhere", True)
     seen: list[bool] = []
 
     @torch.library.custom_op("cutfuse_test::sees_mode", mutates_args=())
@@ -390,7 +404,6 @@ COMPILED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "plain layer": (lambda x, w: cutfuse.linear(x, w), "linear"),
     "epilogue": (lambda x, w: cutfuse.linear(x, w, epilogue=torch.relu), "linear"),
     "affine sum": (lambda x, w: cutfuse.linear(x, w, reduce="sum"), "linear_reduce"),
-    "pointwise": (lambda x, w: cutfuse.pointwise(torch.relu, x), "pointwise"),
     "columns": (lambda x, w: cutfuse.reduce(x, 0), "reduce"),
     "ragged rows": (lambda x, w: cutfuse.reduce(x[:, :13], 1), "reduce"),
 }
@@ -399,7 +412,7 @@ COMPILED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
 @pytest.mark.parametrize("case", COMPILED)
 def test_compiled_code_calls_operators_once_the_mode_was_asked_for(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     function, operator = COMPILED[case]
-    monkeypatch.setattr(invariance.process, "opted_in", True)
+    monkeypatch.setattr(invariance.process, "holds_somewhere", True)
     called: list[str] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
