@@ -21,7 +21,7 @@ from torch import Tensor
 
 from . import arguments, dynamo, sharded
 from .epilogue.program import arithmetic_dtype
-from .invariance import batch_invariant, is_batch_invariant, may_be_batch_invariant, require
+from .invariance import is_batch_invariant, may_be_batch_invariant, require, without_batch_invariance
 from .layer.autograd import composes_gradient, differentiate, needs_gradient
 from .layer.linear_plan import plan_call
 from .layer.planner import LinearArguments
@@ -472,7 +472,7 @@ def logit_gradients(
     of_x: Tensor | None = None
     of_weight = x.new_empty(weight.shape if needs_weight else (0,))
     of_bias = x.new_empty(weight.shape[:1] if needs_bias else (0,))
-    with in_captured_mode(x, mode), batch_invariant(False):
+    with in_captured_mode(x, mode), without_batch_invariance():
         elements = _ElementGradients(gradients, statistics, weight.shape[0], softcap, temperature)
         first = 0
         for own in _parts(x, weight, bias, part_bytes, statistics[-1]):

@@ -86,6 +86,11 @@ def require(why_not: str) -> None:
         raise NotImplementedError(refusal(why_not))
 
 
+def without_batch_invariance() -> contextlib.AbstractContextManager[None]:
+    """`batch_invariant(False)` where the mode holds. Elsewhere nothing, for which backward passes do not pay."""
+    return _entered(False) if _holds() else contextlib.nullcontext()
+
+
 def refusal(why_not: str) -> str:
     return (
         f"cutfuse.batch_invariant: no kernel gives a row the same bits in every batch here: {why_not}. Change that, or "

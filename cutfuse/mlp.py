@@ -27,7 +27,7 @@ from .epilogue.program import Program, arithmetic_dtype
 from .epilogue.reads import remember
 from .epilogue.resolve import recognised
 from .epilogue.types import ValueTypes, types_of
-from .invariance import batch_invariant
+from .invariance import without_batch_invariance
 from .layer import cuda, schema
 from .layer.autograd import (
     Multiplication,
@@ -349,7 +349,7 @@ class _MLP(torch.autograd.Function):
         ctx.maybe_clear_saved_tensors()  # so that a matrix of the hidden width is freed where it is read last
         work = _Backward(ctx.call, tensors, hidden, needed, is_last and not ctx.has_hooks)
         del hidden
-        with in_captured_mode(tensors.x, ctx.call.mode), batch_invariant(False):
+        with in_captured_mode(tensors.x, ctx.call.mode), without_batch_invariance():
             return None, *work.gradients(grad), of_residual
 
 

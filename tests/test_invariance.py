@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +14,7 @@ from emulated_launches import EmulatedLaunches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_cases import HOPPER, MODULE, REDUCTIONS, contiguous, plan, products, transposed
+from test_precision import in_new_thread
 from torch import Tensor
 
 import cutfuse
@@ -298,15 +299,6 @@ def test_explain_says_what_holds() -> None:
             cutfuse.explain(cutfuse.linear, x, weight, device="H200")
 
 
-def in_new_thread(function: Callable[[], bool]) -> bool:
-    """What `function` returns on a thread that starts now."""
-    found: list[bool] = []
-    thread = threading.Thread(target=lambda: found.append(function()))
-    thread.start()
-    thread.join()
-    return found[0]
-
-
 def test_contexts_nest_end_with_an_exception_and_decorate() -> None:
     with cutfuse.batch_invariant():
         with cutfuse.batch_invariant(False):
@@ -328,6 +320,18 @@ def test_a_context_is_this_threads_and_the_process_mode_every_threads() -> None:
     with cutfuse.batch_invariant(False):
         assert not is_batch_invariant()
         assert in_new_thread(is_batch_invariant)
+
+
+def test_backward_passes_leave_the_mode_and_count_no_context_where_it_does_not_hold() -> None:
+    with cutfuse.batch_invariant():
+        with invariance.without_batch_invariance():
+            assert not is_batch_invariant()
+        assert is_batch_invariant()
+    cutfuse.set_batch_invariant(True)
+    with invariance.without_batch_invariance():
+        assert not is_batch_invariant()
+    cutfuse.set_batch_invariant(False)
+    assert isinstance(invariance.without_batch_invariance(), contextlib.nullcontext)
 
 
 def test_tracing_sees_the_mode_while_it_holds_in_any_thread_and_no_longer() -> None:

@@ -7,6 +7,7 @@ import threading
 import unittest.mock
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -26,9 +27,9 @@ def _restored_precision() -> Iterator[None]:
     cutfuse.set_precision(None)
 
 
-def in_new_thread(function: Callable[[], str]) -> str:
+def in_new_thread(function: Callable[[], Any]) -> Any:
     """What `function` returns on a thread that starts now."""
-    found: list[str] = []
+    found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(function()))
     thread.start()
     thread.join()

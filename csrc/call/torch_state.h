@@ -74,8 +74,7 @@ struct TensorFacts {
 };
 
 // The functions and constants that are handed over, by name. dtype_words is of dtypes, where there is no exchange API;
-// forward_ad, process and
-// invariance are modules' dictionaries.
+// forward_ad, process and invariance are modules' dictionaries.
 // clang-format off
 #define CUTFUSE_TORCH_OBJECTS(OBJECT)                                                                             \
   OBJECT(dtype_words) OBJECT(function_modes) OBJECT(dispatch_modes) OBJECT(functorch) OBJECT(profiler)            \

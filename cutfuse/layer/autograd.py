@@ -10,7 +10,6 @@ that are to be differentiated again, are those of PyTorch's own operations.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -416,23 +415,12 @@ def _pre_activation_again(x: Tensor, weight: Tensor, bias: Tensor | None, mode: 
     return z if bias is None else z.add_(bias)
 
 
-def _product_gradients(
-    grad_z: Tensor, x: Tensor, weight: Tensor, mode: str, needs_x: bool, needs_weight: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of x and weight. Kernels of ours multiply as in the direct path; compiled code has PyTorch's."""
-    issuer = "call" if is_traced(grad_z, x, weight) else issuer_of_products(x, weight, mode)
-    multiply = functools.partial(_product, mode=mode, issuer=issuer, operators=schema)
-    return (
-        multiply(grad_z, weight.t()) if needs_x else None,
-        weight_gradient(grad_z, x, weight, multiply) if needs_weight else None,
-    )
-
-
 @dataclass(frozen=True)
 class Multiplication:
-    """What computes the products of a layer's backward pass, outside of compiled code.
+    """What computes the products of a layer's backward pass, `a @ b.T`: PyTorch, where no other precision is asked for
+    and the layer does not wait for the host.
 
-    mode: what the forward pass multiplied fp32 matrices in. operators: who computes them, by their names.
+    mode: what the forward pass multiplied fp32 matrices in. operators: who computes the others, by their names.
     """
 
     mode: str
@@ -444,18 +432,25 @@ class Multiplication:
         return cls(mode, issuer_of_products(x, weight, mode), operators)
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
-        return _product(a, b, self.mode, self.issuer, self.operators)
+        if self.is_pytorch(a):
+            return torch.mm(a, b.t())
+        y: Tensor = self.operators.product(a, b, self.mode, self.issuer)
+        return y
 
     def is_pytorch(self, x: Tensor) -> bool:
-        return self.issuer == "call" and not is_forced(x, self.mode)
+        return self.issuer != "training" and not is_forced(x, self.mode)
 
 
-def _product(a: Tensor, b: Tensor, mode: str, issuer: str, operators: Any) -> Tensor:
-    """`a @ b.T`, by PyTorch where no other precision is asked for and the layer does not wait for the host."""
-    if issuer == "training" or is_forced(a, mode):
-        y: Tensor = operators.product(a, b, mode, issuer)
-        return y
-    return torch.mm(a, b.t())
+def _product_gradients(
+    grad_z: Tensor, x: Tensor, weight: Tensor, mode: str, needs_x: bool, needs_weight: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of x and weight. Kernels of ours multiply as in the direct path; compiled code has PyTorch's."""
+    issuer = "call" if is_traced(grad_z, x, weight) else issuer_of_products(x, weight, mode)
+    multiply = Multiplication(mode, issuer, schema)
+    return (
+        multiply(grad_z, weight.t()) if needs_x else None,
+        weight_gradient(grad_z, x, weight, multiply) if needs_weight else None,
+    )
 
 
 def sum_of_rows(grad: Tensor, dtype: torch.dtype, operators: Any = schema) -> Tensor:
