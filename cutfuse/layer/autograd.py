@@ -415,7 +415,7 @@ def _pre_activation_again(x: Tensor, weight: Tensor, bias: Tensor | None, mode: 
     return z if bias is None else z.add_(bias)
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: Dynamo of PyTorch 2.8 loses what the __init__ of a frozen one sets
 class Multiplication:
     """What computes the products of a layer's backward pass, `a @ b.T`: PyTorch, where no other precision is asked for
     and the layer does not wait for the host.
