@@ -344,6 +344,22 @@ def test_descriptors_that_raise() -> None:
         assert fingerprint(fn) is None
 
 
+def test_a_known_callable_is_not_walked_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of another shape finds its trace by the native module's number, until something that it reads changes."""
+    fn = KNOWN["global"]()
+    number, kept = learn(fn), resolve(fn, 0)
+    walks = []
+    for name in ("fingerprint", "fingerprint_with_trail"):
+        walk = getattr(RECOGNITION, name)
+        monkeypatch.setattr(RECOGNITION, name, lambda value, walk=walk: walks.append(value) or walk(value))
+    assert resolve(fn, 0) is kept
+    assert recognised(fn, (), unknown_types(0)) == (number, kept)
+    assert not walks
+    set_global(3.0)
+    assert resolve(fn, 0).text == "operands=0; mul z 3.0"
+    assert walks
+
+
 def test_a_copy_leaves_what_it_does_not_know() -> None:
     """An object that took a number's place after the key was computed."""
     settings = Settings(2.0)
@@ -516,6 +532,7 @@ def test_expressions_at_the_address_of_others() -> None:
         addresses.add(id(epilogue.expression))
         start()
         RECOGNITION._numbers.clear()
+        RECOGNITION._keys.clear()
         teach(Epilogue(lambda z: z + 1))
     assert reused > 10
 

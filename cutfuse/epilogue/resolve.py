@@ -118,7 +118,8 @@ def resolve(
             refuse(error.args[0])
     if has_function_modes() and may_change_traces():
         return _trace(epilogue, numbers, types)
-    key = fingerprint(epilogue)
+    # The native module recognises a callable in 0.14 us where its fingerprint takes 5 to 16.
+    key = _keys.get(native.core.recognise(epilogue)) or fingerprint(epilogue)
     if key is None:
         return _trace(epilogue, numbers, types)
     found = find_traced(key, numbers, types)
@@ -205,6 +206,7 @@ IDENTITY = 1  # the number of None
 _NUMBERS_LIMIT = 1024
 
 _numbers: dict[Hashable, int] = {}
+_keys: dict[int, Hashable] = {}  # the other way round
 
 
 def recognised(
@@ -220,7 +222,9 @@ def recognised(
         return IDENTITY, identity(0)
     if has_function_modes() and may_change_traces():
         return None
-    keyed = fingerprint_with_trail(epilogue)
+    number = native.core.recognise(epilogue)
+    key = _keys.get(number)
+    keyed = fingerprint_with_trail(epilogue) if key is None else (key, [])
     if keyed is None:
         return None
     key, trail = keyed
@@ -230,15 +234,21 @@ def recognised(
         found = find_traced(key, numbers, types)
     if found is None:
         return None
-    _learn_types()
-    number = number_of(key)
-    return (number, found) if native.core.learn_callable(trail, number) else None
+    if trail:
+        _learn_types()
+        number = _number_of(key)
+        if not native.core.learn_callable(trail, number):
+            return None
+    return number, found
 
 
-def number_of(key: Hashable) -> int:
+def _number_of(key: Hashable) -> int:
     """Of a fingerprint: one number as long as it is remembered, and never another key's."""
     found = _numbers.get(key)
-    return remember(_numbers, key, native.core.new_callable_number(), _NUMBERS_LIMIT) if found is None else found
+    if found is None:
+        found = remember(_numbers, key, native.core.new_callable_number(), _NUMBERS_LIMIT)
+        remember(_keys, found, key, _NUMBERS_LIMIT)
+    return found
 
 
 @functools.lru_cache(maxsize=1)

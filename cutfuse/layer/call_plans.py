@@ -88,9 +88,10 @@ def remember(
 
     It can change because another thread sets the process's precision or the default type. None where there is no plan.
     """
+    default_dtype = torch.get_default_dtype()
     number = number_of()
     key = None if number is None else native.core.call_key(function, given, number)
-    if number is None or key is None or number_of() != number:
+    if number is None or key is None or torch.get_default_dtype() is not default_dtype:
         return None
     planned = make_plan()
     if planned is not None:
