@@ -131,7 +131,7 @@ def _run_as_planned(given: tuple[Any, ...], call: LinearCall) -> Tensor | None:
         y, replay = record(functools.partial(_run_given, call, keepdim), tensors)
         calls.remember_linear(given, call.epilogue, functools.partial(calls.plan_steps, replay))
         return y
-    planned = calls.remember_linear(given, call.epilogue, functools.partial(_plan, given, call))
+    planned = calls.remember_linear(given, call.epilogue, functools.partial(_plan, call, keepdim, tensors))
     if planned is None:
         return None
     found: Tensor | None = planned.run([t for t in tensors if t is not None], 2 if bias is None else 3)
@@ -185,12 +185,13 @@ def _shape_of_result(x: Tensor, call: LinearCall, keepdim: bool) -> Sequence[int
     return (*leading, call.weight.shape[0])
 
 
-def _plan(given: tuple[Any, ...], call: LinearCall) -> Planned:
+def _plan(call: LinearCall, keepdim: bool, tensors: Sequence[Any]) -> Planned:
+    """tensors: x, weight, bias and the operands that are tensors, as they are given."""
     if is_plain(call):
         return Planned(native.core.product_call(), [])
     if call.operation is not None:
         return calls.plan_operation(call.operation)
-    if _takes_steps(call, (*given[:3], *calls.tensors_of(given[4]))):
+    if _takes_steps(call, tensors):
         return general()
     operator = LinearArguments(
         call.x,
@@ -202,7 +203,7 @@ def _plan(given: tuple[Any, ...], call: LinearCall) -> Planned:
         call.out_dtype,
         batch_invariant=is_batch_invariant(),
     )
-    return calls.plan_layer(given, operator, _shape_of_result(given[0], call, given[6]))
+    return calls.plan_layer(tensors, operator, _shape_of_result(tensors[0], call, keepdim))
 
 
 def _casts_result(call: LinearCall) -> bool:

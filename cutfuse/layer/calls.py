@@ -125,12 +125,13 @@ def has_number(given: tuple[Any, ...], epilogue: Epilogue) -> bool:
     return _number_of(given[3], given[4], given[0], epilogue) is not None
 
 
-def plan_layer(given: tuple[Any, ...], arguments: LinearArguments, shape: Sequence[int]) -> Planned:
-    """The plan of a call of `linear` that is one operator. arguments: those of the operator. shape: of the result."""
-    tensors = tensors_of(given[4])
-    if needs_gradient(*given[:3], *tensors):
-        return plan_training_call(given[:3], tensors, arguments, shape)
-    return plan_linear_call(arguments, shape=shape, is_bias_apart=adds_bias_apart(given[0], given[2]))
+def plan_layer(tensors: Sequence[Any], arguments: LinearArguments, shape: Sequence[int]) -> Planned:
+    """The plan of a call of `linear` that is one operator. tensors: x, weight, bias and the operands that are tensors,
+    as they are given. arguments: those of the operator. shape: of the result."""
+    x, weight, bias, *operands = tensors
+    if needs_gradient(*tensors):
+        return plan_training_call(x, weight, bias, operands, arguments, shape)
+    return plan_linear_call(arguments, shape=shape, is_bias_apart=adds_bias_apart(x, bias))
 
 
 def plan_operation(operation: Operation) -> Planned:

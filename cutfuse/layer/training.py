@@ -125,13 +125,15 @@ def _as_matrix(tensor: Tensor) -> Tensor:
 
 
 def plan_training_call(
-    given: Sequence[Tensor | None], operands: Sequence[Tensor], arguments: LinearArguments, shape: Sequence[int]
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    operands: Sequence[Tensor],
+    arguments: LinearArguments,
+    shape: Sequence[int],
 ) -> Planned:
-    """The plan of a call. given: x, weight and bias. arguments: those of its operator. shape: of the result."""
+    """The plan of a call with these tensors. arguments: those of its operator. shape: of the result."""
     core = native.core
-    x, weight, bias = given
-    assert x is not None
-    assert weight is not None
     if any(t.numel() != matrix.numel() for t, matrix in zip(operands, arguments.operands, strict=True)):
         return general()  # of an operand that is broadcast already; its gradient is smaller than the matrix
     is_identity = len(arguments.program.instructions) == 0 and arguments.out_dtype == x.dtype
