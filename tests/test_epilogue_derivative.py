@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import Tensor
 from cutfuse.epilogue import Epilogue
 from cutfuse.epilogue.derivative import INPUT, NOTHING, OUTPUT, Derivative, derive
 
+DERIVATIVE: Any = sys.modules["cutfuse.epilogue.derivative"]
 UNARY = {name: function for name, (function, operands) in LANGUAGE.items() if operands == 0}
 WITHOUT_GRADIENT = {"constants_like", "mask_to_float"}
 SPECIAL = (
@@ -131,6 +134,26 @@ def test_modes_around_it_change_nothing() -> None:
         thread.join()
     lengths = {len(item.epilogue.program.instructions) for item in found}
     assert len(lengths) == 1
+
+
+def test_threads_leave_no_dispatch_mode_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's flag is one for all threads, and torch.compile compiles nothing while it is set."""
+    inside, waits = threading.Event(), iter((0.1, 0.3))
+    evaluate = DERIVATIVE.evaluate
+
+    def slowly(*given: Any) -> Any:
+        inside.set()
+        time.sleep(next(waits))
+        return evaluate(*given)
+
+    monkeypatch.setattr(DERIVATIVE, "evaluate", slowly)
+    programs = [Epilogue(function).text for function in (torch.sin, torch.cos)]
+    first = threading.Thread(target=derive.__wrapped__, args=programs[:1])
+    first.start()
+    assert inside.wait(10)
+    derive.__wrapped__(programs[1])
+    first.join()
+    assert not torch.utils._python_dispatch.is_in_torch_dispatch_mode()
 
 
 def test_a_gradient_longer_than_a_program_may_be_is_none() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -43,6 +44,11 @@ _NUMBERS: dict[str, Callable[..., Any]] = {  # functions that make a number a te
 }
 _OF_BOOLEANS = {"and": "logical_and", "or": "logical_or"}  # a program has no integers, of which these are others
 _PLACES = ("dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking")
+
+# PyTorch notes for all threads together whether a dispatch mode is entered, and each mode's exit restores what it found
+# at its entry: of two threads that take turns the second one would leave the note behind, and Dynamo compiles nothing
+# while it stands.
+_recording = threading.Lock()
 
 
 class Derivative(NamedTuple):
@@ -80,7 +86,7 @@ def _differentiate(program: Program) -> tuple[Expr, Expr]:
         recorder.put(z, operand(0))
         recorder.put(arriving, input())
         z.requires_grad_()
-        with recorder:
+        with _recording, recorder:
             value = evaluate(program, z)
             if not value.requires_grad:
                 raise EpilogueError("the program has no gradient")
