@@ -34,8 +34,6 @@ from cutfuse import arguments, native  # noqa: E402
 from cutfuse.layer import planner, specialize  # noqa: E402
 from cutfuse.native import use_operators_everywhere  # noqa: E402
 
-LEFT_A_STANCE = "left a stance of torch.compile"
-
 # The first call of anything pays for imports and tracing, so deadlines would only make slow machines fail.
 settings.register_profile("cutfuse", deadline=None, max_examples=50, derandomize="CI" in os.environ)
 settings.load_profile("cutfuse")
@@ -46,10 +44,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if missing:
         terminalreporter.write_line(f"Tests marked gpu were left out: {missing}.")
     report(terminalreporter)
-    for found in (found for kind in ("passed", "failed", "") for found in terminalreporter.stats.get(kind, ())):
-        for name, stance in getattr(found, "user_properties", ()):
-            if name == LEFT_A_STANCE and found.when == "teardown":
-                terminalreporter.write_line(f"{found.nodeid} {LEFT_A_STANCE}: {stance}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -87,19 +81,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
     with direct(expected_reason(pyfuncitem)) if is_checked(pyfuncitem) else contextlib.nullcontext():
         return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """A stance of torch.compile that a test leaves behind would keep later tests of its process from compiling.
-
-    It ends here, and the summary names the test.
-    """
-    yield
-    frames = sys.modules.get("torch._dynamo.eval_frame")
-    if frames is not None and frames._stance.stance != "default":
-        item.user_properties.append((LEFT_A_STANCE, frames._stance.stance))
-        torch.compiler.set_stance("default")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
