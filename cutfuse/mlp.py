@@ -271,6 +271,8 @@ def _run_by_layers(tensors: _Tensors, hidden: _Function, has_gate: bool, recompu
 
 
 def _run_as_one_node(call: _Call, tensors: _Tensors) -> Tensor:
+    # Kernels read memory, in which the numbers of a negated view have their other sign.
+    tensors = _Tensors(*(t if t is None else t.resolve_neg() for t in tensors))  # type: ignore[arg-type]
     x, residual, columns = tensors.x, tensors.residual, tensors.w2.shape[0]
     y: Tensor
     if x.dim() == 2:  # views would be nodes of the graph too
@@ -346,6 +348,7 @@ class _MLP(torch.autograd.Function):
         if composes_gradient(grad):
             return None, *differentiate(_composed(ctx.call), saved, needed[:-1], grad), of_residual
         is_last = not torch._C._autograd._get_current_graph_task_keep_graph()
+        grad = grad.resolve_neg()
         ctx.maybe_clear_saved_tensors()  # so that a matrix of the hidden width is freed where it is read last
         work = _Backward(ctx.call, tensors, hidden, needed, is_last and not ctx.has_hooks)
         del hidden

@@ -291,6 +291,29 @@ def test_launches_of_a_gpu(options: dict[str, Any]) -> None:
                 check(gradients(case.call(), case.tensors), eager, exact)
 
 
+def negated(tensor: Tensor) -> Tensor:
+    """The same values as a view of memory that has the opposite ones."""
+    view = torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
+    assert view.is_neg()
+    return view
+
+
+@needs_exchange_api
+@pytest.mark.parametrize("gate", [False, True])
+def test_negated_views_have_their_own_sign(gate: bool) -> None:
+    """Among the tensors of a call, and as the gradient that arrives."""
+    case = make(0, gate=gate, leading=(32,), sizes=(64, 128, 64), with_residual=True)
+    right = gradients(case.eager(), case.tensors)
+    grad = torch.randn(right["y"].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).float()
+    with emulated_device():
+        for name, tensor in case.tensors.items():
+            tensors = {**case.tensors, name: negated(tensor.detach()).requires_grad_()}
+            torch.testing.assert_close(gradients(case.call(tensors), tensors), right, rtol=1e-4, atol=1e-4)
+        found = torch.autograd.grad(case.call(), list(case.tensors.values()), negated(grad))
+    expected = tuple(right[name] for name in case.tensors)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 SLOPE = 0.5
 
 
