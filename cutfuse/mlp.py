@@ -155,6 +155,8 @@ def _key_of(
     x = given.x
     if not isinstance(x, Tensor) or not cuda.takes(x) or autocast_dtype(x.device.type) is not None:
         return None
+    if arguments.why_transformed():
+        return None
     facts: list[Hashable] = []
     for tensor in given:
         if tensor is None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from emulated_device import emulated_device, needs_exchange_api
 from mlp_cases import ACTIVATIONS, check, check_case, error, gradients, make, random_case, sided
@@ -19,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import cutfuse
+from cutfuse import arguments
 from cutfuse.epilogue import Epilogue
 from cutfuse.epilogue.derivative import derive
 from cutfuse.layer import schema
@@ -354,6 +356,25 @@ def test_calls_like_one_before_are_not_checked_again(gate: bool, monkeypatch: py
         monkeypatch.setitem(globals(), "SLOPE", 0.5)
         with torch.autocast("cpu", dtype=torch.float16):
             assert case.call().dtype == torch.float16
+
+
+@needs_exchange_api
+def test_forward_mode_derivatives_of_calls_like_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make(0, gate=True, leading=(32,), sizes=(64, 128, 64), frozen=["x"])
+    tangent = torch.randn(case.tensors["x"].shape, generator=torch.Generator().manual_seed(1))
+
+    def derivative(call: Any) -> Tensor:
+        with forward_ad.dual_level():
+            y = call({**case.tensors, "x": forward_ad.make_dual(case.tensors["x"], tangent)})
+            found: Tensor = forward_ad.unpack_dual(y).tangent
+            return found
+
+    right = derivative(case.eager)
+    with emulated_device():
+        monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: arguments.why_transformed())
+        first = case.call()
+        torch.testing.assert_close(derivative(case.call), right)
+        assert type(first.grad_fn) is type(case.call().grad_fn)
 
 
 def test_repeats_to_the_bit(operators: None) -> None:
