@@ -404,7 +404,8 @@ def _parts(x: Tensor, weight: Tensor, bias: Tensor | None, part_bytes: int, kept
     width = _width(x, weight, part_bytes)
     weights = weight.split(width)
     biases = [None] * len(weights) if bias is None else bias.split(width)
-    rows = [row[: x.shape[0] * own.shape[0]].view(x.shape[0], -1) for row, own in zip(kept, weights, strict=False)]
+    shapes = [(x.shape[0], own.shape[0]) for own in weights]
+    rows = [row[: math.prod(shape)].view(shape) for row, shape in zip(kept, shapes, strict=False)]
     return [_Part(*part) for part in zip(weights, biases, [*rows, *[None] * (len(weights) - len(rows))], strict=True)]
 
 

@@ -158,6 +158,8 @@ def test_no_row_counts() -> None:
     empty = cutfuse.linear_cross_entropy(x[:0], weight, target[:0], reduction="sum")
     assert empty == 0.0
     assert not torch.autograd.grad(empty, weight)[0].any()
+    kept = cutfuse.linear_cross_entropy(x[:0], weight, target[:0], reduction="sum", kept_bytes=1 << 20)
+    assert not torch.autograd.grad(kept, weight)[0].any()
 
 
 def test_rows_that_do_not_count_are_not_seen() -> None:
