@@ -241,6 +241,23 @@ def test_logits_are_kept_as_far_as_there_is_memory() -> None:
         assert y.requires_grad == trains
 
 
+@needs_exchange_api
+@pytest.mark.parametrize("classes", [2, 64, 300])
+def test_an_entropy_reads_logits_that_are_rounded_as_those_of_the_logsumexp(classes: int) -> None:
+    """Rows of large logits: probabilities that do not add up to 1 would give entropies below 0."""
+    generator = torch.Generator().manual_seed(0)
+    x = (5.0 * torch.randn(256, 64, generator=generator)).bfloat16()
+    weight = (0.25 * torch.randn(classes, 64, generator=generator)).bfloat16()
+    token = torch.zeros(256, dtype=torch.int64)
+    usual, right = (
+        logprob(*t, token, None, softcap=None, temperature=1.0) for t in ((x, weight), (x.double(), weight.double()))
+    )
+    with emulated_device():
+        found = own_logprob(x, weight, token)
+    assert (found[1] >= -1e-4).all()
+    assert (found - right).abs().max() <= 2.0 * (usual - right).abs().max()
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor", "cutfuse"])
 def test_it_compiles_without_a_break(backend: str) -> None:
     x, weight, target = make()
@@ -481,7 +498,7 @@ def test_targets_of_a_part_that_is_planned_otherwise_are_rounded_with_it(monkeyp
     x, weight, target = make(torch.bfloat16)
     target[::2] = torch.tensor([256, 280, 299])  # of the last part, which has 44 classes
     exact = (x.double() * weight.double()[target]).sum(-1).float()
-    monkeypatch.setattr(head, "_rounds_logits", lambda x, weight, bias, logits: weight.shape[0] < 128)
+    monkeypatch.setattr(head, "_rounds_logits", lambda x, part, *_: part.weight.shape[0] < 128)
     _, chosen, *_ = head.logit_statistics(x, weight, None, target, 0.0, 1.0, False, False, 1, 0, "")
     is_last = target >= 256
     assert torch.equal(chosen[is_last], exact[is_last].bfloat16().float())
