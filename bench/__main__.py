@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 from bench.suites import SUITES
@@ -95,12 +94,16 @@ def draw(results: dict[str, Any], path: Path) -> None:
     """Write the suite's PNGs, or say why not."""
     from bench.suite import suite_of
 
-    for name, function in suite_of(results["suite"]).plots.items():
-        try:
-            figure = resolve_name(function)(results)
-        except ImportError:  # The plot is an extra; the results file is enough to draw it elsewhere.
-            print(f"No plot: matplotlib is missing. Later: python -m bench report {path.with_suffix('.json').name}")
-            return
+    names = suite_of(results["suite"]).plots
+    if not names:
+        return
+    try:
+        from bench.plots import PLOTS
+    except ImportError:  # The plot is an extra; the results file is enough to draw it elsewhere.
+        print(f"No plot: matplotlib is missing. Later: python -m bench report {path.with_suffix('.json').name}")
+        return
+    for name in names:
+        figure = PLOTS[name](results)
         own = path if name == results["suite"] else path.with_name(f"{path.stem}-{name}{path.suffix}")
         if figure:
             figure.savefig(own, dpi=110)
@@ -182,7 +185,7 @@ def summarise(options: argparse.Namespace) -> None:
 
 def figures(options: argparse.Namespace) -> None:
     """Write the documentation's plots."""
-    from bench.figures import write
+    from bench.plots import write
 
     del options
     write()

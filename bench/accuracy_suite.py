@@ -10,20 +10,18 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 import cutfuse
-from bench.accuracy import frobenius_error
 from bench.distributions import BY_NAME, DISTRIBUTIONS, Distribution
-from bench.format import MISSING, error, figure, microseconds, note_on, ratio
-from bench.goals import MEAN, WORST
+from bench.goals import MEAN, WORST, cases_with
+from bench.launches import Checked, interleaved
 from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
-from bench.tables import Table
-from bench.timing import interleave
-from bench.workloads import PRECISIONS, dimensions
+from bench.tables import MISSING, Table, Text, case_table, error, figure, microseconds, of, ratio
+from bench.timing import Launch
+from bench.workloads import PRECISIONS, dimensions, frobenius_error
 
 CUBLAS = "cuBLAS fp32"
 GUARDED = "guarded"
@@ -145,30 +143,26 @@ class Product:
         """Where the matrices come from."""
         return BY_NAME[self.distribution]
 
-    def figures(self, device: torch.device, seed: int = 0) -> Figures:
-        """Every contender's errors, and the ratios of "guarded" to cuBLAS fp32, as JSON holds them."""
-        x, weight = self.source.sample(self.m, self.n, self.k, device, seed)
-        exact = Exact.of(x, weight)
-        entries: dict[str, dict[str, Any]] = {}
-        for name in CONTENDERS:
-            try:
-                entries[name] = asdict(measure(ROUTES[self.route](name, x, weight), exact))
-            except Exception as error:  # One contender's failure must not lose the others'.
-                entries[name] = note_on(error)
-        ours, theirs = entries[GUARDED], entries[CUBLAS]
-        ratios = {key: error_ratio(ours.get(key, math.inf), theirs.get(key, math.inf)) for key in MEASURES}
-        return {"contenders": entries, "ratios": ratios}
+    def check(self, name: str, x: Tensor, weight: Tensor, exact: Exact, entry: Figures) -> None:
+        """A contender's errors."""
+        entry.update(asdict(measure(ROUTES[self.route](name, x, weight), exact)))
 
-    def prepare(self, session: Session) -> Figures:
-        """The figures: nothing is timed."""
-        with PRECISIONS["fp32"].active():
-            return self.figures(session.device, session.seed)
+    def figures(self, session: Session) -> Figures:
+        """Every contender's errors, and the ratios of "guarded" to cuBLAS fp32. Nothing is timed."""
+        x, weight = self.source.sample(self.m, self.n, self.k, session.device, session.seed)
+        exact = Exact.of(x, weight)
+        checked: Checked[None] = Checked(session)
+        for name in CONTENDERS:
+            checked.add(name, partial(self.check, name, x, weight, exact))
+        ours, theirs = checked.entries[GUARDED], checked.entries[CUBLAS]
+        ratios = {key: error_ratio(ours.get(key, math.inf), theirs.get(key, math.inf)) for key in MEASURES}
+        return {**checked.figures({}), "ratios": ratios}
 
     @property
     def case(self) -> Case:
         """The suite's case."""
         shape = dimensions((self.m, self.n, self.k))
-        return Case(self.route, self.distribution, shape, "fp32", self.prepare, seconds=1.0)
+        return Case(self.route, self.distribution, shape, "fp32", self.figures, seconds=1.0, needs_grad=True)
 
 
 def accuracy_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
@@ -210,13 +204,8 @@ def error_of_integers(case: Figures) -> float:
 
 def goals_of(route: str) -> tuple[Goal, ...]:
     """The contract on one route."""
-
-    def covers(case: Figures) -> bool:
-        return case["group"] == route
-
-    def is_exact(case: Figures) -> bool:
-        return covers(case) and BY_NAME[case["variant"]].is_exact
-
+    covers = cases_with(group=route)
+    is_exact = cases_with(lambda case: BY_NAME[case["variant"]].is_exact, group=route)
     return (
         Goal(f"{route}: errors", f"{CUBLAS}'s", covers, mean_ratio, MEAN_AT_MOST, MEAN),
         Goal(f"{route}: errors", f"{CUBLAS}'s", covers, lambda case: max(ratios_of(case)), WORST_AT_MOST, WORST),
@@ -233,25 +222,16 @@ def trade_off(m: int, n: int, k: int, session: Session) -> Turn:
     operands = {name: (x, weight) for name in TRADE_OFF_CONTENDERS}
     operands[BF16] = (x.bfloat16(), weight.bfloat16())
     exact = x.double() @ weight.double().t()
-    entries: dict[str, dict[str, Any]] = {}
+    checked: Checked[Launch] = Checked(session)
 
-    def launch(name: str) -> Callable[[], Tensor]:
-        return lambda: product(name, *operands[name])
+    def check(name: str, entry: Figures) -> Launch:
+        launch = partial(product, name, *operands[name])
+        entry["error"] = frobenius_error(launch(), exact)
+        return launch
 
-    def timed() -> Figures:
-        launches = {name: launch(name) for name, entry in entries.items() if "error" in entry}
-        with PRECISIONS["fp32"].active():
-            for name, timing in interleave(launches, session.clock, session.effort, session.seed).items():
-                entries[name].update(asdict(timing))
-        return {"contenders": entries}
-
-    with PRECISIONS["fp32"].active():
-        for name in TRADE_OFF_CONTENDERS:
-            try:
-                entries[name] = {"error": frobenius_error(launch(name)(), exact)}
-            except Exception as error:  # One contender's failure must not lose the others'.
-                entries[name] = note_on(error)
-    return timed
+    for name in TRADE_OFF_CONTENDERS:
+        checked.add(name, partial(check, name))
+    return partial(interleaved, checked)
 
 
 def trade_off_case(small: bool) -> Case:
@@ -285,41 +265,38 @@ def depth_of(case: Figures) -> int:
     return int(case["shape"].split("x")[2])
 
 
-def errors_columns(cases: list[Figures]) -> dict[str, list[str]]:
-    """Each contender's relative Frobenius error."""
-    return {
-        name: [figure(case["contenders"].get(name), "frobenius", lambda value: error(finite(value))) for case in cases]
-        for name in CONTENDERS
-    }
+def largest_ratio(case: Figures) -> str:
+    """The largest of a case's ratios."""
+    return f"{max(ratios_of(case)):.2f}"
+
+
+ERRORS: dict[str, Text] = {name: of(name, "frobenius", lambda value: error(finite(value))) for name in CONTENDERS}
+DEPTH: dict[str, Text] = {"K": lambda case: str(depth_of(case))}
 
 
 def cases_table(results: Results) -> Table:
     """Every case."""
-    cases = results["cases"]
-    columns = {
-        "inputs": [case["variant"] for case in cases],
-        "route": [case["group"] for case in cases],
-        "largest ratio": [f"{max(ratios_of(case)):.2f}" for case in cases],
-        "K": [str(depth_of(case)) for case in cases],
-        **errors_columns(cases),
+    columns: dict[str, str | Text] = {
+        "inputs": "variant",
+        "route": "group",
+        "largest ratio": largest_ratio,
+        **DEPTH,
+        **ERRORS,
     }
-    return Table("Relative Frobenius errors", columns)
+    return case_table("Relative Frobenius errors", results["cases"], columns)
 
 
 def distributions_table(results: Results) -> Table:
     """Of each distribution: the errors of its deepest product, and the largest ratio of all its cases."""
     products = sorted((case for case in results["cases"] if case["group"] == "product"), key=depth_of)
     deepest = {case["variant"]: case for case in products}
-    largest = {
-        name: max(max(ratios_of(case)) for case in results["cases"] if case["variant"] == name) for name in deepest
-    }
-    columns = {
-        "inputs": list(deepest),
-        "K": [str(depth_of(case)) for case in deepest.values()],
-        "largest ratio": [f"{value:.2f}" for value in largest.values()],
-        **errors_columns(list(deepest.values())),
-    }
-    return Table("Deepest products", columns)
+
+    def largest_of_all(product: Figures) -> str:
+        own = [case for case in results["cases"] if case["variant"] == product["variant"]]
+        return largest_ratio(max(own, key=lambda case: max(ratios_of(case))))
+
+    columns: dict[str, str | Text] = {"inputs": "variant", **DEPTH, "largest ratio": largest_of_all, **ERRORS}
+    return case_table("Deepest products", list(deepest.values()), columns)
 
 
 SUITE = Suite(

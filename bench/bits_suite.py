@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
-from bench.format import MISSING, note_on, ratio
-from bench.goals import MEAN, WORST, median, quotient
+from bench.goals import MEAN, WORST, cases_with, every, over, value_of
+from bench.launches import Checked, interleaved
 from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
-from bench.tables import Table, times_columns
-from bench.timing import interleave
+from bench.tables import Table, case_table, of, ratio_of, times_of
+from bench.timing import Launch
 from bench.workloads import PRECISIONS, Shape, dimensions, random_tensor
 
 DEFAULT, INVARIANT = CONTENDERS = ("default", "batch-invariant")
@@ -71,30 +70,20 @@ def equal_share(call: Callable[[slice], Tensor], rows: int) -> float:
 def prepare(layer: Layer, shape: Shape, precision: str, session: Session) -> Turn:
     """The share of equal rows in each mode, and what takes the times."""
     call = layer.build(shape, precision, session.device)
-    entries: dict[str, dict[str, Any]] = {}
+    checked: Checked[Launch] = Checked(session)
 
-    def launch(name: str) -> Callable[[], Tensor]:
-        def run() -> Tensor:
-            with torch.no_grad(), cutfuse.batch_invariant(name == INVARIANT):
+    def check(name: str, entry: Figures) -> Launch:
+        def launch() -> Tensor:
+            with cutfuse.batch_invariant(name == INVARIANT):
                 return call(slice(0, shape[0]))
 
-        return run
+        with cutfuse.batch_invariant(name == INVARIANT), cutfuse.specialization("now"):
+            entry["equal"] = equal_share(call, shape[0])
+        return launch
 
-    def timed() -> Figures:
-        launches = {name: launch(name) for name, entry in entries.items() if "equal" in entry}
-        with PRECISIONS[precision].active():
-            for name, timing in interleave(launches, session.clock, session.effort, session.seed).items():
-                entries[name].update(asdict(timing))
-        return {"contenders": entries}
-
-    with PRECISIONS[precision].active():
-        for name in session.contenders:
-            try:
-                with torch.no_grad(), cutfuse.batch_invariant(name == INVARIANT), cutfuse.specialization("now"):
-                    entries[name] = {"equal": equal_share(call, shape[0])}
-            except Exception as error:  # One contender's failure must not lose the other's.
-                entries[name] = note_on(error)
-    return timed
+    for name in session.contenders:
+        checked.add(name, partial(check, name))
+    return partial(interleaved, checked)
 
 
 def bits_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
@@ -106,25 +95,14 @@ def bits_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
         yield Case("linear", layer.name, dimensions(shape), precision, partial(prepare, layer, shape, precision))
 
 
-def over_default(case: Figures) -> float | None:
-    """The mode's time over the default's; None where one was not measured."""
-    return quotient(median(case, INVARIANT), median(case, DEFAULT))
-
-
-def share_of(case: Figures, contender: str = INVARIANT) -> float | None:
-    """The share of rows of a contender that are equal; None where it was not measured."""
-    share: float | None = case["contenders"].get(contender, {}).get("equal")
-    return share
+over_default = over((INVARIANT,), (DEFAULT,))
 
 
 def goals() -> Iterator[Goal]:
     """Of all precisions together, and without a limit of each."""
-    yield Goal("equal rows", "1", lambda case: True, share_of, EQUAL_SHARE, WORST, is_least=True)
+    yield Goal("equal rows", "1", every, value_of(INVARIANT, "equal"), EQUAL_SHARE, WORST, is_least=True)
     for name in ("", *PRECISIONS):
-
-        def covers(case: Figures, name: str = name) -> bool:
-            return name in ("", case["precision"])
-
+        covers = cases_with(precision=name)
         for measure, at_most in ((MEAN, MEAN_AT_MOST), (WORST, WORST_AT_MOST)):
             limit = None if name else at_most
             yield Goal(f"time, {name or 'all precisions'}", DEFAULT, covers, over_default, limit, measure)
@@ -132,20 +110,15 @@ def goals() -> Iterator[Goal]:
 
 def cases_table(results: Results) -> Table:
     """Every case with both times, and the shares of rows that are equal."""
-    cases = results["cases"]
-    shares = {
-        f"{name}: equal rows": [MISSING if (own := share_of(case, name)) is None else f"{own:.2f}" for case in cases]
-        for name in CONTENDERS
-    }
     columns = {
-        "layer": [case["variant"] for case in cases],
-        "shape": [case["shape"] for case in cases],
-        "precision": [case["precision"] for case in cases],
-        "ratio": [ratio(over_default(case)) for case in cases],
-        **times_columns(cases, {name: name for name in CONTENDERS}),
-        **shares,
+        "layer": "variant",
+        "shape": "shape",
+        "precision": "precision",
+        "ratio": ratio_of(over_default),
+        **times_of({name: name for name in CONTENDERS}),
+        **{f"{name}: equal rows": of(name, "equal", "{:.2f}".format) for name in CONTENDERS},
     }
-    return Table("Every case", columns)
+    return case_table("Every case", results["cases"], columns)
 
 
 SUITE = Suite(

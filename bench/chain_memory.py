@@ -5,6 +5,7 @@ Counted without the parameters and the stack's input, from what is allocated bef
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import cutfuse
-from bench.mlp_blocks import build_stacks
+from bench.host_calls import build_stacks
 from bench.suite import Figures, Session, Turn
 from bench.workloads import Shape
 
@@ -52,30 +53,38 @@ def stacks_of(shape: Shape, dtype: torch.dtype, device: torch.device) -> dict[st
     return {EAGER_STACK: plain, FUSED_STACK: fused, RECOMPUTED_STACK: recomputed}
 
 
-def step_bytes(stack: nn.Sequential, x: Tensor, grad: Tensor, meter: Meter) -> dict[str, int]:
-    """What a step has kept after its forward pass, and its peak."""
+Forward = Callable[[], Tensor]
+
+
+def step_bytes(forward: Forward, leaves: Sequence[Tensor], grad: Tensor, meter: Meter) -> dict[str, int]:
+    """What a step has kept after its forward pass, and its peak. `leaves` need gradients, and `grad` arrives."""
     before = meter.allocated()
     meter.restart_peak()
-    y = stack(x)
+    y = forward()
     kept = meter.allocated() - before
-    torch.autograd.grad(y, (x, *stack.parameters()), grad)
+    torch.autograd.grad(y, leaves, grad)
     return {"kept_bytes": kept, "peak_bytes": meter.peak() - before}
 
 
-def measure(shape: Shape, dtype: torch.dtype, device: torch.device, meter: Meter) -> Figures:
-    """The figures of every stack for `shape`: rows, the hidden width and the width."""
+def measure(steps: Mapping[str, tuple[Forward, Sequence[Tensor]]], grad: Tensor, meter: Meter) -> Figures:
+    """The figures of every contender's step once it is warm, of forward passes and their leaves."""
     found = {}
-    with torch.enable_grad():
-        x = torch.randn(shape[0], shape[2], device=device, dtype=dtype).requires_grad_()
-        grad = torch.randn_like(x)
-        for name, stack in stacks_of(shape, dtype, device).items():
-            for _ in range(WARM_UP_STEPS):
-                step_bytes(stack, x, grad, meter)
-            cutfuse.wait()  # for kernels that are compiled in the background
-            found[name] = step_bytes(stack, x, grad, meter)
+    for name, (forward, leaves) in steps.items():
+        for _ in range(WARM_UP_STEPS):
+            step_bytes(forward, leaves, grad, meter)
+        cutfuse.wait()  # for kernels that are compiled in the background
+        found[name] = step_bytes(forward, leaves, grad, meter)
     return {"contenders": found}
 
 
+def measure_stacks(shape: Shape, dtype: torch.dtype, device: torch.device, meter: Meter) -> Figures:
+    """The figures of every stack for `shape`: rows, the hidden width and the width."""
+    x = torch.randn(shape[0], shape[2], device=device, dtype=dtype).requires_grad_()
+    stacks = stacks_of(shape, dtype, device)
+    steps = {name: (partial(stack, x), (x, *stack.parameters())) for name, stack in stacks.items()}
+    return measure(steps, torch.randn_like(x), meter)
+
+
 def prepare(shape: Shape, session: Session) -> Turn:
-    """What measures a case in bf16, with PyTorch's own counters of a GPU."""
-    return partial(measure, shape, torch.bfloat16, session.device, Meter(session.device))
+    """What measures the stacks in bf16, with PyTorch's own counters of a GPU."""
+    return partial(measure_stacks, shape, torch.bfloat16, session.device, Meter(session.device))

@@ -25,8 +25,8 @@ from bench import specialized
 from bench.chain_workloads import operands_of
 from bench.chains import DRAWS, HAND_WRITTEN, Chain, drawn_chain
 from bench.host_calls import product_tensors
-from bench.host_run import wait_for
 from bench.suite import Figures, Session, Turn
+from bench.timing import wait_for
 from bench.workloads import Shape
 
 SHAPE = (4096, 4096, 4096)

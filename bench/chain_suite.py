@@ -32,11 +32,10 @@ from bench.contenders import (
     SPECIALIZED,
     slow_compilers,
 )
-from bench.format import MISSING, ratio
-from bench.goals import MEAN, WORST, fastest, figure_of, median, quotient
+from bench.goals import MEAN, WORST, Chosen, cases_with, median, over, quotient, value_of
 from bench.launches import launch_case
 from bench.suite import Case, Figures, Goal, Results, Suite
-from bench.tables import Table, filled, times_columns
+from bench.tables import Table, case_table, ratio_of, times_of
 from bench.workloads import Shape, dimensions, element_size
 
 LINEAR, STREAM, BACKWARD, REDUCE, TRAINING = "linear", "pointwise", "backward", "reduce", "training"
@@ -196,7 +195,7 @@ def training_cases(small: bool, quick: bool) -> Iterator[Case]:
 def untimed_cases() -> Iterator[Case]:
     """The memory of a training step, and the start of processes."""
     for shape in MEMORY_SHAPES:
-        yield Case(MEMORY, STACK, dimensions(shape), "bf16", partial(chain_memory.prepare, shape))
+        yield Case(MEMORY, STACK, dimensions(shape), "bf16", partial(chain_memory.prepare, shape), needs_grad=True)
     for variant, count in ((ONE_CHAIN, 1), (MODEL, MODEL_CHAINS)):
         prepare = partial(chain_start.prepare, count)
         yield Case(START, variant, dimensions(chain_start.SHAPE), "bf16", prepare, seconds=START_S)
@@ -210,8 +209,6 @@ def all_cases(small: bool, quick: bool, seed: int) -> tuple[Case, ...]:
 
 
 NAMES = tuple(name for name in CONTENDERS if name not in (FUSED, KEPT))
-Value = Callable[[Figures], float | None]
-Chosen = Callable[[Figures], bool]
 
 
 def sizes_of(case: Figures) -> tuple[int, int, int]:
@@ -230,26 +227,22 @@ def has_full(case: Figures) -> bool:
     return bool(case.get("full"))
 
 
-def over(case: Figures, base: float | None) -> float | None:
-    """The specialized kernel's time over another."""
-    return quotient(median(case, SPECIALIZED), base)
-
-
-def over_fastest(case: Figures, names: Sequence[str] = COMPILERS) -> float | None:
-    """Over the fastest of others: by default the best of torch.compile's modes."""
-    return over(case, fastest(case, names))
+# The specialized kernel's time over the best of torch.compile's modes, and over the bare product.
+over_fastest, over_mm = over((SPECIALIZED,), COMPILERS), over((SPECIALIZED,), (MM,))
 
 
 def over_product_or_chain(case: Figures) -> float | None:
     """Over the longer of the bare product and the chain alone."""
     product, chain = median(case, MM), median(case, POINTWISE)
-    return None if product is None or chain is None else over(case, max(product, chain))
+    bound = None if product is None or chain is None else max(product, chain)
+    return quotient(median(case, SPECIALIZED), bound)
 
 
 def over_product_and_operands(name: str, case: Figures) -> float | None:
     """Over a product, and reading the operands at the copy ceiling."""
     product, reading = median(case, name), case.get("floor_us", 0.0)  # without operands there is nothing to read
-    return None if product is None or reading is None else over(case, product + reading)
+    bound = None if product is None or reading is None else product + reading
+    return quotient(median(case, SPECIALIZED), bound)
 
 
 def share_of_ceiling(case: Figures) -> float | None:
@@ -257,129 +250,81 @@ def share_of_ceiling(case: Figures) -> float | None:
     return quotient(case.get("floor_us"), median(case, SPECIALIZED))
 
 
-def over_eager_bytes(name: str, figure: str, case: Figures) -> float | None:
-    """A stack's bytes over those of the same blocks in plain PyTorch."""
-    return quotient(*(figure_of(case, stack, figure) for stack in (name, EAGER_STACK)))
-
-
-def goal(
-    group: str, what: str, against: str, value: Value, limit: float, chosen: Chosen, measure: str = WORST, **more: Any
-) -> Goal:
-    """A limit on the cases of a group that are chosen."""
-    return Goal(what, against, lambda case: case["group"] == group and chosen(case), value, limit, measure, **more)
-
-
-def every(case: Figures) -> bool:
-    """Chooses every case."""
-    del case
-    return True
-
-
-def of_precisions(precisions: Sequence[str], also: Chosen = every) -> Chosen:
-    """Cases in one of the precisions that are `also` something else."""
-    return lambda case: case["precision"] in precisions and also(case)
-
-
-def goals_of_products() -> tuple[Goal, ...]:
+def goals_of_products() -> Iterator[Goal]:
     """The limits on chains behind products."""
     best, bound = "best torch.compile", "mm or the chain alone"
-    large_16 = of_precisions(SIXTEEN_BITS, is_large)
-    small_16 = of_precisions(SIXTEEN_BITS, lambda case: not is_large(case))
-    tensor_cores = (*SIXTEEN_BITS, "tf32")
-    without = of_precisions(tensor_cores, lambda case: is_large(case) and not has_full(case))
-    large_full = of_precisions(tensor_cores, lambda case: is_large(case) and has_full(case))
-    small_full = of_precisions(tensor_cores, lambda case: not is_large(case) and has_full(case))
-    deep = of_precisions(("fp32",), lambda case: sizes_of(case)[2] >= 4096)
-    shallow = of_precisions(("fp32",), lambda case: sizes_of(case)[2] < 4096)
     with_mm, with_product = (partial(over_product_and_operands, name) for name in (MM, PRODUCT))
     bytes_too, guarded = "mm, operands' bytes", "product, operands' bytes"
-    no_full = "16-bit, tf32, ≥ 40 GFLOP, no full operand"
-    large_full_name = "16-bit, tf32, ≥ 40 GFLOP, full operand"
-    return (
-        goal(LINEAR, "16-bit, ≥ 40 GFLOP", best, over_fastest, 0.90, large_16, MEAN),
-        goal(LINEAR, "16-bit, ≥ 40 GFLOP", best, over_fastest, 1.02, large_16),
-        goal(LINEAR, "16-bit, smaller", best, over_fastest, 1.0, small_16, MEAN),
-        goal(LINEAR, no_full, bound, over_product_or_chain, 1.08, without, MEAN),
-        goal(LINEAR, no_full, bound, over_product_or_chain, 1.25, without),
-        goal(LINEAR, large_full_name, bytes_too, with_mm, 1.10, large_full, MEAN),
-        goal(LINEAR, "16-bit, tf32, smaller, full operand", bytes_too, with_mm, 1.30, small_full, MEAN),
-        goal(LINEAR, "fp32, K ≥ 4096", guarded, with_product, 1.04, deep, MEAN),
-        goal(LINEAR, "fp32, smaller K", guarded, with_product, 1.20, shallow, MEAN),
-    )
+    tensor_cores = (*SIXTEEN_BITS, "tf32")
+
+    def products(precisions: Sequence[str], holds: Chosen) -> Chosen:
+        return cases_with(holds, group=LINEAR, precision=precisions)
+
+    large = products(SIXTEEN_BITS, is_large)
+    yield Goal("16-bit, ≥ 40 GFLOP", best, large, over_fastest, 0.90, MEAN)
+    yield Goal("16-bit, ≥ 40 GFLOP", best, large, over_fastest, 1.02, WORST)
+    small = products(SIXTEEN_BITS, lambda case: not is_large(case))
+    yield Goal("16-bit, smaller", best, small, over_fastest, 1.0, MEAN)
+    without = products(tensor_cores, lambda case: is_large(case) and not has_full(case))
+    for limit, measure in ((1.08, MEAN), (1.25, WORST)):
+        what = "16-bit, tf32, ≥ 40 GFLOP, no full operand"
+        yield Goal(what, bound, without, over_product_or_chain, limit, measure)
+    full = products(tensor_cores, lambda case: is_large(case) and has_full(case))
+    yield Goal("16-bit, tf32, ≥ 40 GFLOP, full operand", bytes_too, full, with_mm, 1.10, MEAN)
+    full = products(tensor_cores, lambda case: not is_large(case) and has_full(case))
+    yield Goal("16-bit, tf32, smaller, full operand", bytes_too, full, with_mm, 1.30, MEAN)
+    deep = products(("fp32",), lambda case: sizes_of(case)[2] >= 4096)
+    yield Goal("fp32, K ≥ 4096", guarded, deep, with_product, 1.04, MEAN)
+    shallow = products(("fp32",), lambda case: sizes_of(case)[2] < 4096)
+    yield Goal("fp32, smaller K", guarded, shallow, with_product, 1.20, MEAN)
 
 
-def share_goal(group: str, what: str, ceiling: str, limit: float, chosen: Chosen = every) -> Goal:
-    """A limit on the share of what the memory allows."""
-    return goal(group, what, f"{ceiling} ceiling", share_of_ceiling, limit, chosen, is_least=True)
-
-
-def seconds_goal(what: str, name: str, limit: float, variant: str) -> Goal:
-    """A limit on the time until chains run specialized."""
-    return goal(
-        START,
-        what,
-        "",
-        lambda case: figure_of(case, name, "wait_s"),
-        limit,
-        lambda case: case["variant"] == variant,
-        unit=" s",
-    )
-
-
-def training_goal(shape: str, limit: float) -> Goal:
-    """A limit on a training step."""
-    value = partial(over_fastest, names=(EAGER, COMPILE))
-    what = f"training step, {shape}"
-    return goal(TRAINING, what, "best of PyTorch", value, limit, lambda case: case["shape"] == shape)
-
-
-def memory_goal(what: str, name: str, figure: str, limit: float) -> Goal:
-    """A limit on the memory of a training step."""
-    value = partial(over_eager_bytes, name, figure)
-    return goal(MEMORY, f"{what}, 12 blocks", "eager", value, limit, every)
-
-
-GOALS = (
-    *goals_of_products(),
-    share_goal(STREAM, LIGHT.name, "copy", 0.95, lambda case: case["variant"] == LIGHT.name),
-    share_goal(STREAM, f"{SPECIAL.name}, bf16", "copy", 0.80, lambda case: case["variant"] == SPECIAL.name),
-    share_goal(BACKWARD, f"backward of {LIGHT.name}", "copy", 0.92),
-    share_goal(REDUCE, f"{LIGHT.name}, reduced, fp32", "read", 0.92, of_precisions(("fp32",))),
-    share_goal(REDUCE, f"{LIGHT.name}, reduced, bf16", "read", 0.82, of_precisions(("bf16",))),
-    training_goal("12608x3072x768", 0.94),
-    training_goal("4096x8192x8192", 0.99),
-    seconds_goal("a chain runs specialized, cold", COLD, 0.5, ONE_CHAIN),
-    seconds_goal("a chain runs specialized, second process", SECOND, 0.02, ONE_CHAIN),
-    seconds_goal(f"{MODEL} run specialized, cold", COLD, 5.0, MODEL),
-    memory_goal("peak memory", FUSED_STACK, "peak_bytes", 1.0),
-    memory_goal("kept for backward, recomputed", RECOMPUTED_STACK, "kept_bytes", 0.75),
-)
+def other_goals() -> Iterator[Goal]:
+    """The limits on what has no product, as shares of what memory allows; on training steps, memory and the start."""
+    for what, ceiling, chosen, limit in (
+        (LIGHT.name, "copy", cases_with(group=STREAM, variant=LIGHT.name), 0.95),
+        (f"{SPECIAL.name}, bf16", "copy", cases_with(group=STREAM, variant=SPECIAL.name), 0.80),
+        (f"backward of {LIGHT.name}", "copy", cases_with(group=BACKWARD), 0.92),
+        (f"{LIGHT.name}, reduced, fp32", "read", cases_with(group=REDUCE, precision="fp32"), 0.92),
+        (f"{LIGHT.name}, reduced, bf16", "read", cases_with(group=REDUCE, precision="bf16"), 0.82),
+    ):
+        yield Goal(what, f"{ceiling} ceiling", chosen, share_of_ceiling, limit, is_least=True)
+    for shape, limit in (("12608x3072x768", 0.94), ("4096x8192x8192", 0.99)):
+        chosen, value = cases_with(group=TRAINING, shape=shape), over((SPECIALIZED,), (EAGER, COMPILE))
+        yield Goal(f"training step, {shape}", "best of PyTorch", chosen, value, limit)
+    for what, variant, contender, limit in (
+        ("a chain runs specialized, cold", ONE_CHAIN, COLD, 0.5),
+        ("a chain runs specialized, second process", ONE_CHAIN, SECOND, 0.02),
+        (f"{MODEL} run specialized, cold", MODEL, COLD, 5.0),
+    ):
+        chosen = cases_with(group=START, variant=variant)
+        yield Goal(what, "", chosen, value_of(contender, "wait_s"), limit, unit=" s")
+    for what, contender, name, limit in (
+        ("peak memory", FUSED_STACK, "peak_bytes", 1.0),
+        ("kept for backward, recomputed", RECOMPUTED_STACK, "kept_bytes", 0.75),
+    ):
+        value = over((contender,), (EAGER_STACK,), name)
+        yield Goal(f"{what}, 12 blocks", "eager", cases_with(group=MEMORY), value, limit)
 
 
 def times_table(title: str, cases: Sequence[Figures]) -> Table:
     """Cases with their ratios and the times of each contender."""
     columns = {
-        "chain": [f"{case['group']}: {case['variant']}" for case in cases],
-        "shape": [case["shape"] for case in cases],
-        "specialized / compiled": [ratio(over_fastest(case)) for case in cases],
-        "specialized / mm": [ratio(over(case, median(case, MM))) for case in cases],
-        "precision": [case["precision"] for case in cases],
-        **times_columns(cases, {name: CONTENDERS[name].label for name in NAMES}),
+        "chain": lambda case: f"{case['group']}: {case['variant']}",
+        "shape": "shape",
+        "specialized / compiled": ratio_of(over_fastest),
+        "specialized / mm": ratio_of(over_mm),
+        "precision": "precision",
+        **times_of({name: CONTENDERS[name].label for name in NAMES}),
     }
-    return Table(title, filled(columns))
+    return case_table(title, cases, columns)
 
 
 def chains_table(results: Results) -> Table:
     """What the chains' names stand for."""
     chains = [chain.as_dict() for chain in chains_of(results["settings"]["seed"])]
-    columns = {
-        "chain": [chain["name"] for chain in chains],
-        "ops": [str(chain["ops"]) for chain in chains],
-        "text": [chain["text"] for chain in chains],
-        "operands": [chain["operands"] or MISSING for chain in chains],
-        "reduce": [chain["reduce"] or MISSING for chain in chains],
-    }
-    return Table("The chains: z is the product, a, b, c are the operands", columns)
+    columns = {"chain": "name", **{name: name for name in ("ops", "text", "operands", "reduce")}}
+    return case_table("The chains: z is the product, a, b, c are the operands", chains, columns)
 
 
 def tables(results: Results) -> list[Table]:
@@ -397,7 +342,7 @@ def tables(results: Results) -> list[Table]:
 SUITE = Suite(
     name="chains",
     cases=all_cases,
-    goals=GOALS,
+    goals=(*goals_of_products(), *other_goals()),
     contenders=NAMES,
     left_out=slow_compilers,
     tables=tables,
@@ -416,6 +361,6 @@ SUITE = Suite(
         "Training step: a linear layer and gelu in bf16. Memory: of a step of pre-norm MLP blocks, beyond parameters "
         "and input; kept between the passes with `recompute` in the layer before gelu.",
     ],
-    plots={"chains": "bench.chain_plot:draw"},
+    plots=("chains",),
     time_limit_s=540.0,
 )

@@ -18,13 +18,12 @@ from bench.accuracy_suite import trade_off_case, trade_off_table
 from bench.ceilings import Work
 from bench.chain_workloads import training
 from bench.contenders import AUTOTUNE, COMPILE, CONTENDERS, EAGER, FUSED, KEPT, MM, slow_compilers
-from bench.format import MISSING, error, figure
-from bench.format import ratio as times
 from bench.goals import MEAN, WORST, median
 from bench.launches import launch_case
 from bench.reference import MODELS, product_work
 from bench.suite import Case, Figures, Goal, Results, Suite
-from bench.tables import Table, filled, times_columns
+from bench.tables import MISSING, Table, case_table, error, of, times_of
+from bench.tables import ratio as times
 from bench.workloads import Run, Shape, Workload, dimensions, product_reference, random_tensor
 
 FORCED = "split6"  # as a mode of `cutfuse.precision`; the others are at PyTorch's own setting, "highest"
@@ -213,14 +212,14 @@ def speed_up_text(contender: str, case: Figures) -> str:
 def times_table(results: Results) -> Table:
     """Every product and model with its speed-ups, times and errors."""
     cases = [case for case in results["cases"] if FUSED in case["contenders"]]
-    columns: dict[str, Any] = {
-        "case": [case["group"] for case in cases],
-        "shape": [case["shape"] for case in cases],
-        **{f"times as fast, {WEIGHTS[name]}": [speed_up_text(name, case) for case in cases] for name in WEIGHTS},
+    columns = {
+        "case": "group",
+        "shape": "shape",
+        **{f"times as fast, {label}": partial(speed_up_text, name) for name, label in WEIGHTS.items()},
+        **times_of({name: CONTENDERS[name].label for name in NAMES}),
+        "error": of(FUSED, "error", error),
     }
-    columns |= times_columns(cases, {name: CONTENDERS[name].label for name in NAMES})
-    columns["error"] = [figure(case["contenders"][FUSED], "error", error) for case in cases]
-    return Table("Times as fast as the fastest of PyTorch", filled(columns))
+    return case_table("Times as fast as the fastest of PyTorch", cases, columns)
 
 
 def cells_of(results: Results, group: str, contender: str) -> dict[tuple[int, str], tuple[float, bool]]:
@@ -247,6 +246,6 @@ SUITE = Suite(
         f"{OWN_CUBLAS}: cutfuse ran cuBLAS itself. There the two times are of one kernel, and {NOISE} counts as 1. The "
         f"worst cell is the one furthest below its limit; the {MEAN} takes every cell as measured.",
     ],
-    plots={"fp32": "bench.fp32_plot:draw", "error-and-time": "bench.accuracy_plot:draw"},
+    plots=("fp32", "error-and-time"),
     time_limit_s=240.0,
 )

@@ -10,10 +10,11 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench import chain_suite, host_suite
+from bench import host_suite
 from bench.chain_suite import LINEAR, SIXTEEN_BITS
-from bench.contenders import COMPILERS, EAGER, FUSED
+from bench.contenders import COMPILERS, EAGER, FUSED, SPECIALIZED
 from bench.fp32_suite import PRODUCT, speed_up
+from bench.goals import over as fastest_over
 from bench.host_suite import over_pytorch
 from bench.model_contenders import CUTFUSE, FASTER
 from bench.model_suite import GPU, PRECISIONS, over
@@ -61,7 +62,8 @@ def gains() -> Iterator[Gain]:
     layers = [
         case for case in committed("chains")["cases"] if case["group"] == LINEAR and case["precision"] in SIXTEEN_BITS
     ]
-    ratios = [chain_suite.over_fastest(case, (EAGER, *COMPILERS)) for case in layers]
+    over_pytorchs = fastest_over((SPECIALIZED,), (EAGER, *COMPILERS))
+    ratios = [over_pytorchs(case) for case in layers]
     yield Gain("layers in bf16 and fp16", [1 / value for value in ratios if value is not None])
     for group, name in EAGER_NAMES.items():
         found = [

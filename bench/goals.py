@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bench.suite import Figures, Goal, Results, Suite, suite_of
+from bench.workloads import PRECISIONS, rounding
+
+Chosen = Callable[[Figures], bool]
+Value = Callable[[Figures], float | None]
 
 # Goals are stated for this card and the full sizes; elsewhere there is no verdict.
 TARGET_DEVICE = "NVIDIA H200"
@@ -26,14 +30,47 @@ def median(case: Figures, contender: str) -> float | None:
     return figure_of(case, contender, "median_us")
 
 
-def fastest(case: Figures, names: Sequence[str]) -> float | None:
-    """The least time of several contenders, of those that were measured."""
-    return min((time for name in names if (time := median(case, name)) is not None), default=None)
+def least(case: Figures, names: Sequence[str], figure: str = "median_us") -> float | None:
+    """The least figure of several contenders, of those for which it was measured: by default the fastest one's time."""
+    return min((value for name in names if (value := figure_of(case, name, figure)) is not None), default=None)
 
 
 def quotient(own: float | None, other: float | None) -> float | None:
     """One figure over another; None where one is missing."""
     return None if own is None or other is None else own / other
+
+
+def value_of(contender: str, figure: str, unit: float = 1.0) -> Value:
+    """A goal's value: a contender's figure, in so many of what it is measured in."""
+    return lambda case: quotient(figure_of(case, contender, figure), unit)
+
+
+def over(own: Sequence[str], others: Sequence[str], figure: str = "median_us") -> Value:
+    """A goal's value: the least figure of some contenders over that of others, by default of their times."""
+    return lambda case: quotient(least(case, own, figure), least(case, others, figure))
+
+
+def share_of_error(case: Figures, own: str, base: str) -> float | None:
+    """A contender's error over another's and one rounding: the largest share, of the result and of the gradients."""
+    half = rounding(PRECISIONS[case["precision"]].dtype)
+    shares = []
+    for name in ("error", "gradient_error"):
+        error, other = (figure_of(case, contender, name) for contender in (own, base))
+        if error is not None and other is not None:
+            shares.append(error / (other + half))
+    return max(shares, default=None)
+
+
+def every(case: Figures) -> bool:
+    """Chooses every case."""
+    del case
+    return True
+
+
+def cases_with(*also: Chosen, **wanted: str | Sequence[str]) -> Chosen:
+    """Chooses the cases whose fields have these values, each one or several, or any where it is empty; and `also`."""
+    fields = {name: (value,) if isinstance(value, str) else value for name, value in wanted.items() if value}
+    return lambda case: all(case[name] in own for name, own in fields.items()) and all(holds(case) for holds in also)
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -15,16 +14,15 @@ from torch import Tensor
 
 import cutfuse
 from bench import specialized
-from bench.accuracy import WRONG_ABOVE, frobenius_error, rounding
 from bench.chain_memory import Meter
 from bench.contenders import COMPILE, EAGER, FUSED
-from bench.format import error, figure, microseconds, note_on, ratio
-from bench.goals import MEAN, WORST, fastest, figure_of, median, quotient
+from bench.goals import MEAN, WORST, cases_with, every, over, share_of_error, value_of
 from bench.host_suite import ALIGNED, Range
+from bench.launches import Checked, interleaved
 from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
-from bench.tables import Table, filled
-from bench.timing import Effort, Launch, interleave
-from bench.workloads import CHUNK_ELEMENTS, PRECISIONS, dimensions, random_tensor
+from bench.tables import Table, Text, case_table, error, microseconds, note_on, of, ratio_of
+from bench.timing import Effort, Launch
+from bench.workloads import CHUNK_ELEMENTS, dimensions, frobenius_error, note_wrong, random_tensor
 
 FORWARD, TRAINING = "forward", "training step"
 IGNORED = -100
@@ -142,64 +140,34 @@ OWN = (FUSED, LARGE)
 RIVALS = (EAGER, COMPILE, CHUNKED, LIGER, CUT, QUACK)
 
 
-def step_of(loss: Loss, x: Tensor, weight: Tensor, target: Tensor, needs_grad: bool) -> Callable[[], list[Tensor]]:
-    """A call that gives the loss, and with `needs_grad` the gradients of x and weight."""
+def step_of(loss: Loss, x: Tensor, weight: Tensor, target: Tensor) -> Callable[[], list[Tensor]]:
+    """A call that gives the loss, and where x needs one the gradients of x and weight."""
 
     def step() -> list[Tensor]:
-        with torch.set_grad_enabled(needs_grad):
-            y = loss(x, weight, target)
-            return [y.detach(), *torch.autograd.grad(y, (x, weight))] if needs_grad else [y]
+        y = loss(x, weight, target)
+        return [y.detach(), *torch.autograd.grad(y, (x, weight))] if x.requires_grad else [y]
 
     return step
 
 
-@dataclass
-class Prepared:
-    """A case whose contenders are compiled, checked and weighed: their entries, and the launches of the right ones."""
+def note_errors(entry: Figures, found: Sequence[Tensor], exact: Sequence[Tensor], precision: str) -> None:
+    """The errors of the loss, and of the worst gradient."""
+    errors = [frobenius_error(own, right) for own, right in zip(found, exact, strict=True)]
+    entry["error"] = errors[0]
+    if len(errors) > 1:
+        entry["gradient_error"] = max(errors[1:])
+    note_wrong(entry, max(errors), precision)
 
-    precision: str
-    session: Session
-    entries: dict[str, Figures] = field(default_factory=dict)
-    launches: dict[str, Launch] = field(default_factory=dict)
 
-    def add(self, name: str, build: Callable[[], Callable[[], list[Tensor]] | None], exact: Sequence[Tensor]) -> None:
-        """Run a contender until nothing is compiled any more, for its errors and its memory. Its failure is noted."""
-        entry: Figures = {}
-        try:
-            step = build()
-            if step is None:
-                return
-            self.check(entry, step(), exact)
-            specialized.wait()
-            step()
-            self.weigh(entry, step)
-        except Exception as failure:  # One contender's failure (out of memory, no compiler) must not lose the others'.
-            entry = note_on(failure)
-        self.entries[name] = entry
-        if "note" in entry:
-            make_room(self.session.device)
-        else:
-            self.launches[name] = guarded(step, entry)
-
-    def check(self, entry: Figures, found: Sequence[Tensor], exact: Sequence[Tensor]) -> None:
-        """The errors of the loss, and of the worst gradient."""
-        errors = [frobenius_error(own, right) for own, right in zip(found, exact, strict=True)]
-        entry["error"] = errors[0]
-        if len(errors) > 1:
-            entry["gradient_error"] = max(errors[1:])
-        worst = max(errors)
-        if worst > WRONG_ABOVE[self.precision]:
-            entry["note"] = f"wrong: relative error {worst:.1e} against fp64"
-
-    def weigh(self, entry: Figures, step: Callable[[], list[Tensor]]) -> None:
-        """The peak of memory beside the inputs and the results, on a GPU."""
-        if self.session.device.type == "cuda":
-            meter = Meter(self.session.device)
-            before = meter.allocated()
-            meter.restart_peak()
-            results = step()
-            entry["peak_bytes"] = meter.peak() - before
-            entry["extra_bytes"] = entry["peak_bytes"] - sum(result.nbytes for result in results)
+def weigh(entry: Figures, step: Callable[[], list[Tensor]], device: torch.device) -> None:
+    """The peak of memory beside the inputs and the results, on a GPU."""
+    if device.type == "cuda":
+        meter = Meter(device)
+        before = meter.allocated()
+        meter.restart_peak()
+        results = step()
+        entry["peak_bytes"] = meter.peak() - before
+        entry["extra_bytes"] = entry["peak_bytes"] - sum(result.nbytes for result in results)
 
 
 def guarded(step: Launch, entry: Figures) -> Launch:
@@ -215,42 +183,30 @@ def guarded(step: Launch, entry: Figures) -> Launch:
     return launch
 
 
-def make_room(device: torch.device) -> None:
-    """Give back what a contender that failed has left."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
 def prepare(head: Head, tokens: int, variant: str, precision: str, session: Session) -> Turn:
     """Build a case, and compile and check its contenders; what times them."""
     needs_grad = variant == TRAINING
-    with PRECISIONS[precision].active():
-        x, weight, target = head.tensors(tokens, precision, session.device)
-        if needs_grad:
-            x.requires_grad_()
-            weight.requires_grad_()
-        exact = head.exact(x, weight, target, needs_grad)
-        prepared = Prepared(precision, session)
+    x, weight, target = head.tensors(tokens, precision, session.device)
+    x.requires_grad_(needs_grad)
+    weight.requires_grad_(needs_grad)
+    exact = head.exact(x, weight, target, needs_grad)
+    checked: Checked[Launch] = Checked(session)
 
-        def build(name: str) -> Callable[[], list[Tensor]] | None:
-            loss = CONTENDERS[name].build(head)
-            return None if loss is None else step_of(loss, x, weight, target, needs_grad)
+    def check(name: str, entry: Figures) -> Launch | None:
+        """Run a contender until nothing is compiled any more, for its errors and its memory."""
+        loss = CONTENDERS[name].build(head)
+        if loss is None:
+            return None
+        step = step_of(loss, x, weight, target)
+        note_errors(entry, step(), exact, precision)
+        specialized.wait()
+        step()
+        weigh(entry, step, session.device)
+        return guarded(step, entry)
 
-        for name in session.contenders:
-            prepared.add(name, partial(build, name), exact)
-    return partial(timed, prepared)
-
-
-def timed(prepared: Prepared) -> Figures:
-    """Time every contender of a prepared case; its figures as JSON holds them."""
-    session, entries = prepared.session, prepared.entries
-    with PRECISIONS[prepared.precision].active():
-        timings = interleave(prepared.launches, session.clock, session.effort, session.seed)
-    for name, timing in timings.items():
-        if "note" not in entries[name]:
-            entries[name].update(asdict(timing))
-    return {"contenders": entries}
+    for name in session.contenders:
+        checked.add(name, partial(check, name))
+    return partial(interleaved, checked)
 
 
 HEADS = (
@@ -281,7 +237,8 @@ def case_of(head: Head, tokens: int, variant: str, precision: str) -> Case:
     """One number of tokens."""
     shape = dimensions((tokens, head.width, head.classes))
     own = partial(prepare, head, tokens, variant, precision)
-    return Case(head.name, variant, shape, precision, own, CASE_S, {"tokens": tokens})
+    about = {"tokens": tokens}
+    return Case(head.name, variant, shape, precision, own, CASE_S, about, needs_grad=variant == TRAINING)
 
 
 def head_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
@@ -301,68 +258,33 @@ def head_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
         yield case_of(head, tokens, (FORWARD, TRAINING)[number // 2 % 2], ("bf16", "fp16")[number // 4 % 2])
 
 
-def milliseconds(contender: str, case: Figures) -> float | None:
-    """A contender's time."""
-    return quotient(median(case, contender), 1e3)
-
-
-def extra_gigabytes(contender: str, case: Figures) -> float | None:
-    """A contender's memory beside inputs and results."""
-    return quotient(figure_of(case, contender, "extra_bytes"), 1e9)
-
-
-def over_compiled(case: Figures) -> float | None:
-    """cutfuse's time in the faster of its ways over that of torch.compile."""
-    return quotient(fastest(case, OWN), median(case, COMPILE))
-
-
-def memory_over_compiled(case: Figures) -> float | None:
-    """cutfuse's peak of memory over that of torch.compile."""
-    return quotient(figure_of(case, FUSED, "peak_bytes"), figure_of(case, COMPILE, "peak_bytes"))
-
-
-def over_best(case: Figures) -> float | None:
-    """cutfuse's time in the faster of its ways over that of the fastest other contender."""
-    return quotient(fastest(case, OWN), fastest(case, RIVALS))
-
-
-def share_of_error(case: Figures) -> float | None:
-    """cutfuse's error over eager's and a rounding: the larger share of the loss and of the gradients."""
-    half = rounding(PRECISIONS[case["precision"]].dtype)
-    shares = []
-    for name in ("error", "gradient_error"):
-        own, eager = (figure_of(case, contender, name) for contender in (FUSED, EAGER))
-        if own is not None and eager is not None:
-            shares.append(own / (eager + half))
-    return max(shares, default=None)
-
-
-def is_llama(variant: str, case: Figures) -> bool:
-    """Whether a case is the one that published times are of."""
-    return (case["group"], case["variant"], case["tokens"]) == (HEADS[0].name, variant, TOKENS[0])
-
-
-def is_step(case: Figures) -> bool:
-    """Whether a case is a training step of a known model in 16 bits."""
-    return case["variant"] == TRAINING and case["group"] in {head.name for head in HEADS}
+# In the faster of cutfuse's ways over torch.compile, and over the fastest other contender.
+over_compiled, over_best = over(OWN, (COMPILE,)), over(OWN, RIVALS)
 
 
 def goals() -> Iterator[Goal]:
     """Times and memory of the largest head, and ratios over all."""
-    forward, step = partial(is_llama, FORWARD), partial(is_llama, TRAINING)
-    name = f"{HEADS[0].name}, {TOKENS[0]} tokens"
-    yield Goal(f"{name}, forward", "", forward, partial(milliseconds, FUSED), 11.6, unit=" ms")
+    tokens, llama = TOKENS[0], HEADS[0].name
+
+    def first(case: Figures) -> bool:
+        return bool(case["tokens"] == tokens)
+
+    of_many = cases_with(first, group=[head.name for head in HEADS], variant=TRAINING)
+    forward, step = (cases_with(first, group=llama, variant=variant) for variant in (FORWARD, TRAINING))
+    name = f"{llama}, {tokens} tokens"
+    yield Goal(f"{name}, forward", "", forward, value_of(FUSED, "median_us", 1e3), 11.6, unit=" ms")
     for contender, label, at_most_ms, at_most_gb in ((FUSED, "", 48.0, 0.35), (LARGE, ", logits kept", 37.0, 1.4)):
-        yield Goal(f"{name}, step{label}", "", step, partial(milliseconds, contender), at_most_ms, unit=" ms")
-        memory = partial(extra_gigabytes, contender)
+        yield Goal(f"{name}, step{label}", "", step, value_of(contender, "median_us", 1e3), at_most_ms, unit=" ms")
+        memory = value_of(contender, "extra_bytes", 1e9)
         yield Goal(f"{name}, step{label}, extra memory", "", step, memory, at_most_gb, unit=" GB")
-    of_many = lambda case: is_step(case) and case["tokens"] == TOKENS[0]  # noqa: E731
-    yield Goal(f"steps of {TOKENS[0]} tokens", "torch.compile", of_many, over_compiled, 0.88)
-    yield Goal(f"steps of {TOKENS[0]} tokens, peak memory", "torch.compile", of_many, memory_over_compiled, 0.25)
-    yield Goal("every case", "the fastest other", lambda case: True, over_best, 1.0, MEAN)
-    yield Goal("every case", "the fastest other", lambda case: True, over_best, 1.05, WORST)
-    yield Goal("fp32 step", "torch.compile", lambda case: case["precision"] == "fp32", over_compiled, 0.30)
-    yield Goal("error against fp64", "eager's error and one rounding", lambda case: True, share_of_error, 1.0)
+    memory = over((FUSED,), (COMPILE,), "peak_bytes")
+    yield Goal(f"steps of {tokens} tokens", "torch.compile", of_many, over_compiled, 0.88)
+    yield Goal(f"steps of {tokens} tokens, peak memory", "torch.compile", of_many, memory, 0.25)
+    yield Goal("every case", "the fastest other", every, over_best, 1.0, MEAN)
+    yield Goal("every case", "the fastest other", every, over_best, 1.05, WORST)
+    yield Goal("fp32 step", "torch.compile", cases_with(precision="fp32"), over_compiled, 0.30)
+    error = partial(share_of_error, own=FUSED, base=EAGER)
+    yield Goal("error against fp64", "eager's error and one rounding", every, error, 1.0)
 
 
 def gigabytes(value: float) -> str:
@@ -372,18 +294,15 @@ def gigabytes(value: float) -> str:
 
 def table_of(results: Results, title: str, name: str, text: Callable[[float], str]) -> Table:
     """A figure of every contender, case by case."""
-    cases = results["cases"]
-    columns = {
-        "head": [case["group"] for case in cases],
-        "what": [case["variant"] for case in cases],
-        "tokens, width, classes": [case["shape"] for case in cases],
-        "type": [case["precision"] for case in cases],
+    columns: dict[str, str | Text] = {
+        "head": "group",
+        "what": "variant",
+        "tokens, width, classes": "shape",
+        "type": "precision",
+        **({"cutfuse / fastest other": ratio_of(over_best)} if name == "median_us" else {}),
+        **{own.label: of(contender, name, text) for contender, own in CONTENDERS.items()},
     }
-    if name == "median_us":
-        columns["cutfuse / fastest other"] = [ratio(over_best(case)) for case in cases]
-    for contender, own in CONTENDERS.items():
-        columns[own.label] = [figure(case["contenders"].get(contender), name, text) for case in cases]
-    return Table(title, filled(columns))
+    return case_table(title, results["cases"], columns)
 
 
 TABLES = (
@@ -414,7 +333,7 @@ SUITE = Suite(
         "gradients of x and weight.",
         f"One row of {IGNORED_EVERY} is ignored. Eager and torch.compile have the logits in fp32, as models write it.",
     ),
-    plots={"head": "bench.head_plot:draw"},
+    plots=("head",),
     effort=Effort(2.0, 5, 50),
     time_limit_s=540.0,
 )

@@ -14,14 +14,22 @@ from torch import Tensor
 
 import cutfuse
 from bench import host_calls as calls
-from bench.format import ratio
-from bench.goals import MEAN, WORST, median, quotient
-from bench.host_calls import Function, Result
-from bench.host_run import CUTFUSE, HOST, PYTORCH, TURNS, WHOLE, Calls, Group, prepare
-from bench.mlp_blocks import build_stacks
+from bench.goals import MEAN, WORST, cases_with, over
+from bench.host_calls import (
+    CUTFUSE,
+    PYTORCH,
+    Calls,
+    Function,
+    Group,
+    Result,
+    build_stacks,
+    calls_of,
+    in_its_way,
+    prepare,
+)
 from bench.suite import Case, Figures, Goal, Results, Suite
-from bench.tables import Table, times_columns
-from bench.timing import Effort
+from bench.tables import Table, case_table, ratio_of, times_of
+from bench.timing import HOST, TURNS, WHOLE, Effort
 from bench.workloads import PRECISIONS, Shape, dimensions, random_tensor
 
 COMPILE_S, CALL_S = 8.0, 1.0  # first guesses of what a case takes whose calls are compiled, and of any other
@@ -47,7 +55,8 @@ def case_of(
 ) -> Case:
     """One shape of a group."""
     seconds = COMPILE_S if group.compiles else CALL_S
-    return Case(group.name, variant, shape, precision, partial(prepare, group, precision, build), seconds)
+    own = partial(prepare, group, precision, build)
+    return Case(group.name, variant, shape, precision, own, seconds, needs_grad=group.needs_grad)
 
 
 @dataclass(frozen=True)
@@ -63,14 +72,7 @@ class Pair:
 
     def build(self, shape: Shape, precision: str, device: torch.device) -> Calls:
         """The calls on tensors of `shape` (M, N, K)."""
-        tensors = self.tensors(shape, precision, device)
-        pytorch, cutfuse = (in_its_way(self.group, function) for function in (self.pytorch, self.cutfuse))
-        # A partial calls the function from C: no frame of Python is between the clock and the two functions.
-        return Calls(
-            partial(pytorch, *tensors),
-            partial(cutfuse, *tensors),
-            lambda: self.pytorch(*(tensor.double() for tensor in tensors)),
-        )
+        return calls_of(self.group, self.pytorch, self.cutfuse, self.tensors(shape, precision, device))
 
     def cases(self, shapes: Sequence[Shape]) -> Iterator[Case]:
         """One for each shape and precision."""
@@ -78,11 +80,6 @@ class Pair:
             for shape in shapes:
                 printed = dimensions(shape[: self.axes])
                 yield case_of(self.group, printed, precision, partial(self.build, shape, precision))
-
-
-def in_its_way(group: Group, function: Function) -> Function:
-    """The function as the group calls it: compiled for these sizes, or as it is."""
-    return torch.compile(function, fullgraph=True, dynamic=False) if group.compiles else function
 
 
 ANY_FLOAT = ("bf16", "fp32")
@@ -238,18 +235,12 @@ EFFORT, QUICK_EFFORT = Effort(0.6, 30, 300), Effort(0.08, 10, 60)
 SMALL_STACK, LARGE_STACK = (stack.label for stack in STACKS)
 
 
-def over_pytorch(case: Figures) -> float | None:
-    """cutfuse's time over PyTorch's; None where one was not measured."""
-    return quotient(median(case, CUTFUSE), median(case, PYTORCH))
+over_pytorch = over((CUTFUSE,), (PYTORCH,))
 
 
 def goal(group: Group, at_most: float | None, measure: str = WORST, precision: str = "", shape: str = "") -> Goal:
     """cutfuse's time over PyTorch's is to be `at_most`, in the group's cases of a precision and a shape."""
-
-    def covers(case: Figures) -> bool:
-        chosen = precision in ("", case["precision"]) and shape in ("", case["shape"])
-        return chosen and case["group"] == group.name
-
+    covers = cases_with(group=group.name, precision=precision, shape=shape)
     what = ", ".join(part for part in (group.name, shape.removeprefix("12 blocks "), precision) if part)
     return Goal(f"{what} ({group.time})", group.rival, covers, over_pytorch, at_most, measure)
 
@@ -280,17 +271,21 @@ GOALS = (
 )
 
 
+def call_of(case: Figures) -> str:
+    """A case's call."""
+    return " ".join(filter(None, (case["group"], case.get("variant"))))
+
+
 def cases_table(results: Results) -> Table:
     """Every case with both times."""
-    cases = results["cases"]
     columns = {
-        "call": [" ".join(filter(None, (case["group"], case.get("variant")))) for case in cases],
-        "shape": [case["shape"] for case in cases],
-        "ratio": [ratio(over_pytorch(case)) for case in cases],
-        "precision": [case["precision"] for case in cases],
-        **times_columns(cases, {name: name for name in NAMES}),
+        "call": call_of,
+        "shape": "shape",
+        "ratio": ratio_of(over_pytorch),
+        "precision": "precision",
+        **times_of({name: name for name in NAMES}),
     }
-    return Table("Every case", columns)
+    return case_table("Every case", results["cases"], columns)
 
 
 SUITE = Suite(
@@ -305,7 +300,7 @@ SUITE = Suite(
         "whole: host and device, of one call until the device is done; waiting for it is inside.",
         "Medians in microseconds, the two taking turns in random order, garbage collector off, every cache warm.",
     ],
-    plots={"host": "bench.host_plot:draw"},
+    plots=("host",),
     effort=EFFORT,
     quick_effort=QUICK_EFFORT,
     time_limit_s=240.0,

@@ -1,27 +1,28 @@
-"""Measures one workload on a device: builds it, checks its contenders against fp64, and times them in turns."""
+"""Measures one case on a device: builds it, checks its contenders against fp64, and times them in turns."""
 
 from __future__ import annotations
 
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from bench import specialized
-from bench.accuracy import WRONG_ABOVE, relative_error, rounding
 from bench.ceilings import Work, ceilings_for, floor_us
 from bench.contenders import AUTOTUNE, COMPILERS, CONTENDERS, CUTFUSE, INTERPRETED, SPECIALIZED, Contender
-from bench.format import note_on, one_line
 from bench.machine import device_name
 from bench.suite import Case, Figures, Session, Turn
-from bench.timing import Launch, interleave
-from bench.workloads import PRECISIONS, Reference, Run, Workload
+from bench.tables import note_on, one_line
+from bench.timing import Launch, give_back, interleave
+from bench.workloads import Reference, Run, Workload, note_wrong, relative_error, rounding, squares
+
+T = TypeVar("T")
 
 # A row or column whose own norm is small is held to this share of the rows' or columns' mean.
 LEAST_SHARE = 0.1
@@ -56,11 +57,8 @@ def worst_line_error(result: Tensor, reference: Reference) -> float:
         return relative_error(result, reference)
     columns = [torch.zeros(result.shape[1], dtype=torch.float64, device=result.device) for _ in range(2)]
     rows: list[list[Tensor]] = [[], []]
-    for start in range(0, reference.rows, reference.step):
-        stop = min(start + reference.step, reference.rows)
-        expected = reference.compute(start, stop)
-        squares = (result[start:stop].double() - expected).square(), expected.square()
-        for own, column, square in zip(rows, columns, squares, strict=True):
+    for both in squares(result, reference):
+        for own, column, square in zip(rows, columns, both, strict=True):
             own.append(square.sum(1))
             column += square.sum(0)
     by_row = worst_ratio(*(torch.cat(own) for own in rows))
@@ -77,34 +75,62 @@ def chosen_path(explain: Callable[[], Any]) -> str:
 
 
 @dataclass
-class Prepared:
-    """A case whose contenders are compiled and checked: their entries, and the launches of those that are right."""
+class Checked(Generic[T]):
+    """A case's contenders: their entries, and of each that is right what is timed."""
 
-    precision: str
-    workload: Workload
     session: Session
     entries: dict[str, Figures] = field(default_factory=dict)
-    launches: dict[str, Launch] = field(default_factory=dict)
+    timed: dict[str, T] = field(default_factory=dict)
 
-    def add(self, name: str) -> None:
-        """Compile and check a contender, if it has anything to run; what cutfuse warns of is noted."""
+    def add(self, name: str, check: Callable[[Figures], T | None]) -> None:
+        """Have `check` compile a contender, run it and fill its entry; it gives what is timed, if there is anything."""
         entry: Figures = {}
         try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                run = self.checked(CONTENDERS[name], entry)
+            found = check(entry)
         except Exception as error:  # One contender's failure (out of memory, no compiler) must not lose the others'.
-            self.entries[name] = note_on(error)
-            return
+            entry, found = note_on(error), None
+        if entry or found is not None:
+            self.entries[name] = entry
+        if "note" in entry:
+            found = None
+            give_back(self.session.device)  # what it has left, which nothing holds any more
+        elif found is not None:
+            self.timed[name] = found
+
+    def figures(self, timings: Mapping[str, Any]) -> Figures:
+        """The case's figures as JSON holds them. A contender may have failed while it was timed."""
+        for name, timing in timings.items():
+            if "note" not in self.entries[name]:
+                self.entries[name].update(asdict(timing))
+        return {"contenders": self.entries}
+
+
+def interleaved(checked: Checked[Launch], effort: float = 1.0) -> Figures:
+    """Time the launches of a case, in `effort` of the session's time for one."""
+    session = checked.session
+    return checked.figures(interleave(checked.timed, session.clock, session.effort.scaled(effort), session.seed))
+
+
+@dataclass(frozen=True)
+class LaunchCheck:
+    """Compiles a contender of a workload and compares it with fp64."""
+
+    workload: Workload
+    precision: str
+    session: Session
+
+    def __call__(self, contender: Contender, entry: Figures) -> Launch | None:
+        """The contender's launch, if it has any; what cutfuse warns of is noted."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run = self.checked(contender, entry)
         if run is None:
-            return
-        self.entries[name] = entry
-        if name in CUTFUSE and caught:
+            return None
+        if contender.name in CUTFUSE and caught:
             entry["warned"] = str(caught[-1].message)[:200]
-        if "note" not in entry:
-            self.launches[name] = run.launch
-            if run.explain:
-                entry["path"] = chosen_path(run.explain)
+        if run.explain and "note" not in entry:
+            entry["path"] = chosen_path(run.explain)
+        return run.launch
 
     def checked(self, contender: Contender, entry: Figures) -> Run | None:
         """Run a contender once (which compiles it) and compare with fp64, cutfuse's chains again over memory of NaN."""
@@ -119,14 +145,11 @@ class Prepared:
         entry["error"] = relative_error(result, run.reference)
         entry["rounding"] = rounding(result.dtype)
         del result
-        limit = WRONG_ABOVE[self.precision]
-        if entry["error"] > limit:
-            entry["note"] = f"wrong: relative error {entry['error']:.1e} against fp64"
-        elif contender.name in (INTERPRETED, SPECIALIZED):
+        note_wrong(entry, entry["error"], self.precision)
+        if "note" not in entry and contender.name in (INTERPRETED, SPECIALIZED):
             poison(run.launch())
             error = worst_line_error(self.workload.collect(run.launch()), run.reference)
-            if error > limit:
-                entry["note"] = f"wrong: relative error {error:.1e} of a row or column"
+            note_wrong(entry, error, self.precision, "of a row or column")
         return run
 
 
@@ -143,30 +166,23 @@ def prepare(
     max-autotune chooses its kernels by timing them, so it is compiled in the turn in which the case is timed.
     """
     names = [name for name in contenders if name in session.contenders]
-    with torch.no_grad(), PRECISIONS[precision].active():
-        prepared = Prepared(precision, build(session.device), session)
-        for name in names:
-            if name != AUTOTUNE:
-                prepared.add(name)
-    return partial(timed, prepared, AUTOTUNE in names, work, effort)
+    check = LaunchCheck(build(session.device), precision, session)
+    checked: Checked[Launch] = Checked(session)
+    for name in names:
+        if name != AUTOTUNE:
+            checked.add(name, partial(check, CONTENDERS[name]))
 
-
-def timed(prepared: Prepared, has_autotune: bool, work: Work | None, effort: float) -> Figures:
-    """Time every contender of a prepared case; its figures as JSON holds them."""
-    session, entries = prepared.session, prepared.entries
-    with torch.no_grad(), PRECISIONS[prepared.precision].active():
-        if has_autotune:
-            prepared.add(AUTOTUNE)
-        launches, share = prepared.launches, session.effort.scaled(effort)
+    def timed() -> Figures:
+        if AUTOTUNE in names:
+            checked.add(AUTOTUNE, partial(check, CONTENDERS[AUTOTUNE]))
         specialized.wait()  # Until its epilogues are compiled a call interprets them: that is no call's usual time.
-        timings = interleave(launches, session.clock, share, session.seed) if launches else {}
-    for name, timing in timings.items():
-        entries[name].update(asdict(timing))
-    ordered = {name: entries[name] for name in CONTENDERS if name in entries}
-    if work is None:
-        return {"contenders": ordered}
-    ceilings = ceilings_for(device_name(session.device))
-    return {"floor_us": floor_us(work, prepared.precision, ceilings), "contenders": ordered}
+        entries = interleaved(checked, effort)["contenders"]
+        figures: Figures = {"contenders": {name: entries[name] for name in CONTENDERS if name in entries}}
+        if work is not None:
+            figures["floor_us"] = floor_us(work, precision, ceilings_for(device_name(session.device)))
+        return figures
+
+    return timed
 
 
 def launch_case(

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import cutfuse
 from bench import chain_memory
 from bench.chain_memory import Meter
 from bench.chain_workloads import training
 from bench.contenders import COMPILE, CONTENDERS, EAGER, FUSED, slow_compilers
-from bench.format import figure, ratio
-from bench.goals import MEAN, WORST, fastest, figure_of, median, quotient
+from bench.goals import MEAN, cases_with, over
 from bench.host_suite import Range, drawn_shapes
 from bench.launches import launch_case
 from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
-from bench.tables import Table, filled, times_columns
-from bench.workloads import PRECISIONS, Reference, Shape, Workload, dimensions, random_tensor
+from bench.tables import Table, case_table, of, ratio_of, times_of
+from bench.workloads import Reference, Shape, Workload, dimensions, random_tensor
 
 FORWARD, TRAINING, MEMORY = GROUPS = ("forward", "training step", "memory")
 PYTORCH = (EAGER, COMPILE)
@@ -101,7 +99,7 @@ class Kind:
         for group in (FORWARD, TRAINING):
             build = partial(self.build, group, shape)
             yield launch_case((group, variant, label, PRECISION), build, (*PYTORCH, FUSED))
-        yield Case(MEMORY, variant, label, PRECISION, partial(prepare_memory, self, shape))
+        yield Case(MEMORY, variant, label, PRECISION, partial(prepare_memory, self, shape), needs_grad=True)
 
 
 KINDS = (
@@ -111,27 +109,10 @@ KINDS = (
 )
 
 
-class _Called(nn.Module):
-    """A function of x and of parameters, as `chain_memory` runs one."""
-
-    def __init__(self, function: Callable[..., Tensor], parameters: list[Tensor]) -> None:
-        super().__init__()
-        self.function = function
-        self.held = nn.ParameterList(parameters)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x, *self.held)
-
-
-def prepare_memory(kind: Kind, shape: Shape, session: Session) -> Turn:
-    """What measures the memory of steps, with PyTorch's own counters of a GPU."""
-    return partial(measure_memory, kind, shape, session.device, Meter(session.device))
-
-
 def measure_memory(kind: Kind, shape: Shape, device: torch.device, meter: Meter) -> Figures:
     """What each contender's step keeps after its forward pass, its result with it, and its peak."""
-    x, *parameters, grad = kind.tensors(shape, device)
-    functions: dict[str, Any] = {
+    *leaves, grad = kind.tensors(shape, device)
+    functions: dict[str, Callable[..., Tensor]] = {
         EAGER: kind.eager,
         COMPILE: torch.compile(kind.eager, fullgraph=True, dynamic=False),
         FUSED: kind.fused,
@@ -139,16 +120,18 @@ def measure_memory(kind: Kind, shape: Shape, device: torch.device, meter: Meter)
     }
     if device.type == "cpu":
         del functions[COMPILE]
-    found = {}
-    with torch.enable_grad(), PRECISIONS[PRECISION].active():
-        for name, function in functions.items():
-            module = _Called(function, parameters)
-            for _ in range(chain_memory.WARM_UP_STEPS):
-                chain_memory.step_bytes(module, x.requires_grad_(), grad, meter)
-            cutfuse.wait()
-            found[name] = chain_memory.step_bytes(module, x, grad, meter)
-            found[name]["kept_bytes"] -= grad.untyped_storage().nbytes()  # the result, which is no activation
-    return {"contenders": found}
+    for leaf in leaves:
+        leaf.requires_grad_()
+    steps = {name: (partial(function, *leaves), leaves) for name, function in functions.items()}
+    found = chain_memory.measure(steps, grad, meter)
+    for entry in found["contenders"].values():
+        entry["kept_bytes"] -= grad.untyped_storage().nbytes()  # the result, which is no activation
+    return found
+
+
+def prepare_memory(kind: Kind, shape: Shape, session: Session) -> Turn:
+    """What measures the memory of steps, with PyTorch's own counters of a GPU."""
+    return partial(measure_memory, kind, shape, session.device, Meter(session.device))
 
 
 def mlp_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
@@ -167,56 +150,38 @@ def _measured(cases: Iterator[Case], small: bool) -> Iterator[Case]:
     return (case for case in cases if not small or case.group != MEMORY)
 
 
-def over_pytorch(case: Figures) -> float | None:
-    """The time, over that of the faster of PyTorch's ways."""
-    return quotient(median(case, FUSED), fastest(case, PYTORCH))
+# Over the faster of PyTorch's ways.
+over_pytorch = over((FUSED,), PYTORCH)
 
 
 def goals() -> Iterator[Goal]:
     """Of the named MLPs by their kinds, and of those that are drawn."""
+    best = "the faster of eager and torch.compile"
     for kind in KINDS:
-
-        def covers(case: Figures, group: str, name: str = kind.name) -> bool:
-            return case["group"] == group and case["variant"] == name
-
-        def kept(case: Figures, contender: str = FUSED) -> float | None:
-            return quotient(figure_of(case, contender, "kept_bytes"), figure_of(case, EAGER, "kept_bytes"))
-
-        best = "the faster of eager and torch.compile"
-        yield Goal(f"{kind.name}, step", best, partial(covers, group=TRAINING), over_pytorch, kind.step, WORST)
-        yield Goal(f"{kind.name}, kept", EAGER, partial(covers, group=MEMORY), kept, kind.kept, WORST)
-        recomputed = partial(kept, contender=RECOMPUTED)
-        yield Goal(f"{kind.name}, kept, recomputed", EAGER, partial(covers, group=MEMORY), recomputed, 0.30, WORST)
+        steps, memory = (cases_with(group=group, variant=kind.name) for group in (TRAINING, MEMORY))
+        yield Goal(f"{kind.name}, step", best, steps, over_pytorch, kind.step)
+        for what, contender, at_most in (("kept", FUSED, kind.kept), ("kept, recomputed", RECOMPUTED, 0.30)):
+            yield Goal(f"{kind.name}, {what}", EAGER, memory, over((contender,), (EAGER,), "kept_bytes"), at_most)
     for group in (FORWARD, TRAINING):
-
-        def is_drawn(case: Figures, group: str = group) -> bool:
-            return case["group"] == group and case["variant"].endswith("drawn")
-
-        yield Goal(f"drawn, {group}", "the faster of eager and torch.compile", is_drawn, over_pytorch, None, MEAN)
+        drawn = cases_with(lambda case: case["variant"].endswith("drawn"), group=group)
+        yield Goal(f"drawn, {group}", best, drawn, over_pytorch, None, MEAN)
 
 
 def tables(results: Results) -> list[Table]:
     """The times, and the memory."""
-    cases = [case for case in results["cases"] if case["group"] != MEMORY]
-    memory = [case for case in results["cases"] if case["group"] == MEMORY]
-    labels = {name: CONTENDERS[name].label for name in (*PYTORCH, FUSED)}
-    over = [ratio(over_pytorch(case)) for case in cases]
-    found = [_table("Times", cases, {**times_columns(cases, labels), "over PyTorch": over})]
-    if memory:
-        columns = {}
-        for name in (EAGER, COMPILE, FUSED, RECOMPUTED):
-            for measure in ("kept", "peak"):
-                columns[f"{name}, {measure} MB"] = [
-                    figure(case["contenders"].get(name), f"{measure}_bytes", lambda value: f"{value / 1e6:.0f}")
-                    for case in memory
-                ]
-        found.append(_table("Memory of a step", memory, columns))
-    return found
-
-
-def _table(title: str, cases: list[Figures], columns: Any) -> Table:
-    own = {name: [case[name] for case in cases] for name in ("group", "variant", "shape")}
-    return Table(title, {**own, **filled(columns)})
+    key = {name: name for name in ("group", "variant", "shape")}
+    times = times_of({name: CONTENDERS[name].label for name in (*PYTORCH, FUSED)})
+    memory = {
+        f"{name}, {measure} MB": of(name, f"{measure}_bytes", lambda value: f"{value / 1e6:.0f}")
+        for name in (EAGER, COMPILE, FUSED, RECOMPUTED)
+        for measure in ("kept", "peak")
+    }
+    timed = [case for case in results["cases"] if case["group"] != MEMORY]
+    weighed = [case for case in results["cases"] if case["group"] == MEMORY]
+    return [
+        case_table("Times", timed, {**key, **times, "over PyTorch": ratio_of(over_pytorch)}),
+        case_table("Memory of a step", weighed, {**key, **memory}),
+    ]
 
 
 SUITE = Suite(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch._inductor import config as inductor_config
 
 GRAPHS_MODE = "reduce-overhead"
 
@@ -39,17 +37,6 @@ CONTENDERS: Mapping[str, Contender] = {
 
 # The faster of eager and a compiler is what a user would choose.
 FASTER, FASTER_GRAPHS = (EAGER, COMPILE), (EAGER, COMPILE_GRAPHS)
-
-
-def quick_compilers(device: torch.device) -> AbstractContextManager[object]:
-    """On a CPU, Inductor calls PyTorch's operations meanwhile, where PyTorch has that setting.
-
-    It would have a C++ compiler take seconds for each graph, and a CPU's times are not what the suite is for.
-    """
-    setting = "fallback_by_default"
-    if device.type == "cpu" and hasattr(inductor_config, setting):
-        return inductor_config.patch({setting: True})
-    return nullcontext()
 
 
 def without_graphs(is_cuda: bool, is_quick: bool) -> tuple[str, ...]:

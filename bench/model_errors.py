@@ -6,16 +6,18 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bench.accuracy import frobenius_error
-from bench.format import note_on
+from bench.launches import Checked
 from bench.model_contenders import GRAPHS_MODE, Contender
 from bench.model_zoo import FORWARD, TRAINING, Inputs
+from bench.suite import Figures, Session
+from bench.workloads import frobenius_error
 
 # Of FORWARD or TRAINING.
 InputsFor = Callable[[str], Inputs]
@@ -105,25 +107,9 @@ def joint_error(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
     return error if math.isfinite(error) else math.inf
 
 
-def errors_of(
-    contender: Contender,
-    module: nn.Module,
-    forward: tuple[Inputs, Tensor],
-    training: tuple[Inputs, Sequence[Tensor]] | None,
-    seed: int,
-) -> dict[str, Any]:
-    """One contender's errors; `forward` and `training` are inputs and exact results."""
-    try:
-        entry = {"error": frobenius_error(output_of(contender.of(module), forward[0]), forward[1])}
-        if training is not None:
-            found = gradients_of(contender.of(module), module, training[0], seed)
-            entry["gradient_error"] = joint_error(found, training[1])
-    except Exception as error:  # One contender's failure must not lose the others' errors.
-        return note_on(error)
-    return entry
-
-
-def run(contenders: Sequence[Contender], module: nn.Module, inputs_for: InputsFor, is_trained: bool) -> dict[str, Any]:
+def run(
+    session: Session, contenders: Sequence[Contender], module: nn.Module, inputs_for: InputsFor, is_trained: bool
+) -> Figures:
     """Every contender's errors but for those with CUDA graphs, which run the kernels of those without.
 
     The module is in eval mode throughout, so that it drops no elements at random.
@@ -131,14 +117,19 @@ def run(contenders: Sequence[Contender], module: nn.Module, inputs_for: InputsFo
     seed = 1
     wide, call = in_fp64(module)
     inputs = inputs_for(FORWARD)
-    forward = inputs, output_of(call, widened_inputs(inputs))
-    training = None
-    if is_trained:
-        learning = inputs_for(TRAINING)
-        training = learning, gradients_of(call, wide, widened_inputs(learning), seed)
+    exact = output_of(call, widened_inputs(inputs))
+    learning = inputs_for(TRAINING) if is_trained else inputs
+    gradients = gradients_of(call, wide, widened_inputs(learning), seed) if is_trained else []
     del wide, call
-    entries = {}
+    checked: Checked[None] = Checked(session)
+
+    def check(contender: Contender, entry: Figures) -> None:
+        entry["error"] = frobenius_error(output_of(contender.of(module), inputs), exact)
+        if is_trained:
+            found = gradients_of(contender.of(module), module, learning, seed)
+            entry["gradient_error"] = joint_error(found, gradients)
+
     for contender in contenders:
         if contender.mode != GRAPHS_MODE:
-            entries[contender.name] = errors_of(contender, module, forward, training, seed)
-    return {"contenders": entries}
+            checked.add(contender.name, partial(check, contender))
+    return checked.figures({})

@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 
 import cutfuse
-from bench.format import one_line
 from bench.model_zoo import Inputs
+from bench.tables import one_line
 
 FATE = ("fused", "program", "ended_at", "reason")
 # Of two predictions, as cutfuse.compile.choice words them; the second is what would have been fused.

@@ -1,55 +1,66 @@
-"""Measures one case of the models suite on a device."""
+"""Measures one case of the models suite on a device: its times, its errors, or how long it takes to compile."""
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._inductor.utils import fresh_cache
 
-from bench import model_compilation, model_errors
-from bench.accuracy import WRONG_ABOVE, frobenius_error
-from bench.format import one_line
-from bench.model_contenders import CONTENDERS, EAGER, GRAPHS_MODE, Contender, quick_compilers
+from bench import model_errors
+from bench.launches import Checked
+from bench.model_contenders import CONTENDERS, EAGER, GRAPHS_MODE, Contender
 from bench.model_fusion import explained, fused_of
-from bench.model_timing import Call, time_models, warm_up
 from bench.model_zoo import FORWARD, TRAINING, Inputs, Model
 from bench.suite import Figures, Session, Turn
-from bench.workloads import PRECISIONS
+from bench.timing import Call, Clock, give_back, time_models, warm_up
+from bench.workloads import PRECISIONS, WRONG_ABOVE, frobenius_error
 
-COMPILATION, ERRORS = "compilation", "errors"
-COMPILATIONS = 2  # of which the shorter counts
+BATCH_SIZES = (2, 3, 5, 6, 8)
 
 
 @contextmanager
-def convolutions_in_fp32() -> Iterator[None]:
-    """cuDNN takes tf32 for convolutions of fp32 by default, which is not the precision that the suite names."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
+def without_caches() -> Iterator[None]:
+    """Nothing that was compiled before is found, in memory or in files, and nothing is kept."""
+    torch._dynamo.reset()
+    with warnings.catch_warnings(), fresh_cache(), torch._inductor.config.patch(force_disable_caches=True):
+        warnings.filterwarnings("ignore", "dynamo_pgo force disabled")  # It says what was asked for.
         yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
+    torch._dynamo.reset()
 
 
-def prepare_for(inputs: Inputs) -> Callable[[], None]:
-    """What is done before each call of a model, outside of its time."""
-
-    def before() -> None:
+def cold_seconds(contender: Contender, module: nn.Module, inputs: Inputs, clock: Clock) -> float:
+    """The time of the first call, which compiles."""
+    with without_caches():
         inputs.rewind(inputs)
-        torch.compiler.cudagraph_mark_step_begin()  # Results of the call before may be overwritten.
+        clock.wait()
+        began = time.perf_counter()
+        inputs.call(contender.of(module))
+        clock.wait()
+        return time.perf_counter() - began
 
-    return before
 
-
-def forward_call(contender: Contender, module: nn.Module, inputs: Inputs) -> Call:
-    """The forward pass."""
+def graphs_of(contender: Contender, module: nn.Module, inputs_of: Callable[[int], Inputs]) -> int:
+    """How many graphs are compiled for all of the batch sizes."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     model = contender.of(module)
-    return Call(lambda: inputs.call(model), prepare_for(inputs))
+    for batch in BATCH_SIZES:
+        inputs = inputs_of(batch)
+        inputs.rewind(inputs)
+        inputs.call(model)
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+COMPILATION, ERRORS = "compilation", "errors"
+COMPILATIONS = 2  # of which the shorter counts
 
 
 def gradient_of(module: nn.Module, inputs: Inputs, seed: int) -> Tensor | None:
@@ -69,30 +80,32 @@ def optimizer_for(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.0, fused=True)
 
 
-def training_call(
-    contender: Contender,
-    module: nn.Module,
-    inputs: Inputs,
-    gradient: Tensor | None,
-    optimizer: torch.optim.Optimizer,
-) -> Call:
-    """A training step: forward and backward pass and the optimizer's step."""
-    model = contender.of(module)
-
-    def step() -> None:
-        inputs.call(model).backward(gradient)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return Call(step, prepare_for(inputs))
-
-
 def caller_for(kind: str, module: nn.Module, inputs: Inputs, seed: int) -> Callable[[Contender], Call]:
-    """What gives a contender's call."""
+    """What gives a contender's call: a forward pass, or one with a backward pass and the optimizer's step."""
+
+    def before() -> None:
+        inputs.rewind(inputs)
+        torch.compiler.cudagraph_mark_step_begin()  # Results of the call before may be overwritten.
+
+    def forward_call(contender: Contender) -> Call:
+        model = contender.of(module)
+        return Call(lambda: inputs.call(model), before)
+
     if kind != TRAINING:
-        return lambda contender: forward_call(contender, module, inputs)
+        return forward_call
     gradient, optimizer = gradient_of(module, inputs, seed), optimizer_for(module)
-    return lambda contender: training_call(contender, module, inputs, gradient, optimizer)
+
+    def training_call(contender: Contender) -> Call:
+        model = contender.of(module)
+
+        def step() -> None:
+            inputs.call(model).backward(gradient)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return Call(step, before)
+
+    return training_call
 
 
 def note_on_result(result: Any, expected: Tensor | None, precision: str) -> str:
@@ -115,47 +128,10 @@ def expected_of(kind: str, module: nn.Module, inputs: Inputs) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Started:
-    """A contender that is compiled and warm: its call, and the microseconds that the host takes to issue it.
-
-    `without_graphs`: how many graphs Inductor ran without a CUDA graph though the contender asks for them.
-    """
+    """A contender that is compiled and warm: its call, and the microseconds that the host takes to issue it."""
 
     call: Call
     host_us: float
-    without_graphs: int
-
-
-def start(
-    contender: Contender,
-    call_of: Callable[[Contender], Call],
-    expected: Tensor | None,
-    precision: str,
-    session: Session,
-) -> Started | str:
-    """Compile and warm up; or a note on why the contender is not to be timed."""
-    counters = torch._dynamo.utils.counters["inductor"]
-    counters["cudagraph_skips"] = 0
-    try:
-        call = call_of(contender)
-        call.before()
-        result = call.run()
-        note = "" if contender == EAGER else note_on_result(result, expected, precision)
-        del result
-        if note:
-            return note
-        with session.turns.alone():
-            host_us = warm_up(call, session.clock)
-        return Started(call, host_us, counters["cudagraph_skips"])
-    except Exception as error:  # Out of memory or a fault of one compiler must not lose the others' times.
-        return f"failed: {one_line(error)}"
-
-
-@contextmanager
-def conditions_of(kind: str, precision: str, device: torch.device) -> Iterator[None]:
-    """What holds while a case is prepared, and while it is timed."""
-    products = PRECISIONS[precision].active()
-    with torch.set_grad_enabled(kind == TRAINING), products, convolutions_in_fp32(), quick_compilers(device):
-        yield
 
 
 def contenders_for(kind: str, precision: str, session: Session) -> list[Contender]:
@@ -168,14 +144,6 @@ def contenders_for(kind: str, precision: str, session: Session) -> list[Contende
 def contenders_of(session: Session) -> list[Contender]:
     """Those of the run."""
     return [CONTENDERS[name] for name in session.contenders]
-
-
-@dataclass
-class Prepared:
-    """A case to time: those contenders that are compiled and warm, and the figures that there are already."""
-
-    figures: Figures
-    started: dict[str, Started] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -201,12 +169,9 @@ class Subject:
 
     def prepare(self, session: Session) -> Turn | Figures:
         """What times a pass, or the figures of what is not timed in turns."""
-        with conditions_of(self.kind, self.precision, session.device):
-            if self.kind == COMPILATION:
-                return self.compilation(session)
-            if self.kind == ERRORS:
-                return self.errors(session)
-            return partial(self.timed, self.warm(session), session)
+        if self.kind == COMPILATION:
+            return self.compilation(session)
+        return self.errors(session) if self.kind == ERRORS else self.passes(session)
 
     def errors(self, session: Session) -> Figures:
         """Every contender's errors against fp64."""
@@ -216,58 +181,64 @@ class Subject:
             return self.inputs(module, session, kind, self.batch)
 
         is_trained = self.model.batches.training is not None
-        return model_errors.run(contenders_of(session), module, inputs_for, is_trained)
+        return model_errors.run(session, contenders_of(session), module, inputs_for, is_trained)
 
     def compilation(self, session: Session) -> Figures:
         """How long each compiler takes, and how many graphs it makes; `jobs` processes compile side by side."""
         module, reduced = self.build(session), replace(self, is_small=True)
         small = reduced.build(session)
         inputs = self.inputs(module, session, FORWARD, self.batch)
-        entries = {}
-        for contender in model_compilation.compilers_of(contenders_of(session)):
-            entries[contender.name] = model_compilation.figures_of(
-                contender,
-                module,
-                inputs,
-                small,
-                lambda batch: reduced.inputs(small, session, FORWARD, batch),
-                1 if self.is_small else COMPILATIONS,
-                session.clock,
-            )
-        return {"contenders": entries, **({"jobs": session.beside} if session.beside > 1 else {})}
+        checked: Checked[None] = Checked(session)
 
-    def warm(self, session: Session) -> Prepared:
+        def compile_with(contender: Contender, entry: Figures) -> None:
+            """The graphs of the small model, and the shortest of several compilations of the whole one."""
+            entry["graphs"] = graphs_of(contender, small, lambda batch: reduced.inputs(small, session, FORWARD, batch))
+            count = 1 if self.is_small else COMPILATIONS
+            entry["cold_s"] = min(cold_seconds(contender, module, inputs, session.clock) for _ in range(count))
+
+        # The modes with CUDA graphs compile the same.
+        for contender in (own for own in contenders_of(session) if own.backend and own.mode != GRAPHS_MODE):
+            checked.add(contender.name, partial(compile_with, contender))
+        return {**checked.figures({}), **({"jobs": session.beside} if session.beside > 1 else {})}
+
+    def passes(self, session: Session) -> Turn:
         """Build the model, ask what cutfuse fuses, and compile and warm up every contender; calls are made alone."""
         module = self.build(session)
         inputs = self.inputs(module, session, self.kind, self.batch)
         products, note = explained(module, inputs)
-        figures: Figures = {"contenders": {}, "rounds": 0, "products": products, "fused": fused_of(products)}
-        prepared = Prepared({**figures, "note": note} if note else figures)
+        about: Figures = {"products": products, "fused": fused_of(products), **({"note": note} if note else {})}
         torch._dynamo.reset()  # Explaining is not to leave anything that a contender finds.
         with session.turns.alone():
             expected = expected_of(self.kind, module, inputs)
             call_of = caller_for(self.kind, module, inputs, session.seed)
-        for contender in contenders_for(self.kind, self.precision, session):
-            found = start(contender, call_of, expected, self.precision, session)
-            if session.device.type == "cuda":
-                torch.cuda.empty_cache()  # Cases that are prepared meanwhile share the device's memory.
-            if isinstance(found, str):
-                figures["contenders"][contender.name] = {"note": found}
-                continue
-            prepared.started[contender.name] = found
-            skipped = found.without_graphs
-            figures["contenders"][contender.name] = {"without_graphs": skipped} if skipped else {}
-        return prepared
+        checked: Checked[Started] = Checked(session)
 
-    def timed(self, prepared: Prepared, session: Session) -> Figures:
-        """Times of every contender, and what cutfuse fused."""
-        figures, started = prepared.figures, prepared.started
-        calls = {name: own.call for name, own in started.items()}
-        host_us = {name: own.host_us for name, own in started.items()}
-        if not calls:
-            return figures
-        with conditions_of(self.kind, self.precision, session.device):
-            times, figures["rounds"] = time_models(calls, host_us, session.clock, session.effort, session.seed)
-        for name, own in times.items():
-            figures["contenders"][name].update(asdict(own))
-        return figures
+        def start(contender: Contender, entry: Figures) -> Started | None:
+            """Compile and warm up, and note how many graphs Inductor ran without the CUDA graphs that it was to use."""
+            counters = torch._dynamo.utils.counters["inductor"]
+            counters["cudagraph_skips"] = 0
+            call = call_of(contender)
+            call.before()
+            result = call.run()
+            note = "" if contender == EAGER else note_on_result(result, expected, self.precision)
+            del result
+            if note:
+                entry["note"] = note
+                return None
+            with session.turns.alone():
+                host_us = warm_up(call, session.clock)
+            if counters["cudagraph_skips"]:
+                entry["without_graphs"] = counters["cudagraph_skips"]
+            return Started(call, host_us)
+
+        for contender in contenders_for(self.kind, self.precision, session):
+            checked.add(contender.name, partial(start, contender))
+            give_back(session.device)  # Cases that are prepared meanwhile share the device's memory.
+
+        def timed() -> Figures:
+            calls = {name: own.call for name, own in checked.timed.items()}
+            host_us = {name: own.host_us for name, own in checked.timed.items()}
+            times = time_models(calls, host_us, session.clock, session.effort, session.seed)
+            return {**checked.figures(times), **about}
+
+        return timed

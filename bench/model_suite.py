@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from bench.format import MISSING, error, figure, microseconds, ratio
 from bench.goals import MEAN, WORST, figure_of
 from bench.model_contenders import (
     COMPILE,
@@ -27,7 +26,7 @@ from bench.model_run import COMPILATION, ERRORS, Subject
 from bench.model_zoo import FORWARD, MODELS, PACKAGES, TRAINING, Model, remark_on
 from bench.runner import release
 from bench.suite import Case, Figures, Goal, Results, Suite, title_of
-from bench.tables import Table, filled
+from bench.tables import MISSING, Table, case_table, error, figure, microseconds, of, ratio, ratio_of
 from bench.timing import Effort
 
 PASSES = (FORWARD, TRAINING)
@@ -52,6 +51,7 @@ def case_of(subject: Subject, load: str) -> Case:
         weight * (SMALL_CASE_S if subject.is_small else CASE_S),
         {"load": load},
         subject.model.package,
+        needs_grad=subject.kind == TRAINING,
     )
 
 
@@ -154,7 +154,7 @@ GOALS = (
 )
 
 
-def times_text(case: Figures, name: str) -> str:
+def times_text(name: str, case: Figures) -> str:
     """A contender's milliseconds: of the device, and of the wall clock."""
     entry = case["contenders"].get(name)
     if entry is None or GPU not in entry:
@@ -162,7 +162,7 @@ def times_text(case: Figures, name: str) -> str:
     return " / ".join(microseconds(1e-3 * entry[key]) for key in (GPU, WALL))
 
 
-def quotients_text(case: Figures, own: Contender, rivals: Sequence[Contender]) -> str:
+def quotients_text(own: Contender, rivals: Sequence[Contender], case: Figures) -> str:
     """The ratios of both times."""
     found = [over(own, rivals, name, case) for name in (GPU, WALL)]
     return MISSING if None in found else " / ".join(map(ratio, found))
@@ -175,59 +175,52 @@ def cases_of(results: Results, *kinds: str) -> list[Figures]:
 
 def times_table(results: Results) -> Table:
     """Every timed case."""
-    cases = cases_of(results, *PASSES)
     columns = {
-        "model": [case["group"] for case in cases],
-        "pass": [f"{case['variant']}, {case['shape']}, {case['precision']}" for case in cases],
-        "cutfuse / faster of both": [quotients_text(case, CUTFUSE, FASTER) for case in cases],
-        "with CUDA graphs": [quotients_text(case, CUTFUSE_GRAPHS, FASTER_GRAPHS) for case in cases],
-        "products fused": [case.get("fused") or MISSING for case in cases],
-        **{f"{own.label} ms": [times_text(case, name) for case in cases] for name, own in CONTENDERS.items()},
+        "model": "group",
+        "pass": lambda case: f"{case['variant']}, {case['shape']}, {case['precision']}",
+        "cutfuse / faster of both": partial(quotients_text, CUTFUSE, FASTER),
+        "with CUDA graphs": partial(quotients_text, CUTFUSE_GRAPHS, FASTER_GRAPHS),
+        "products fused": "fused",
+        **{f"{own.label} ms": partial(times_text, name) for name, own in CONTENDERS.items()},
     }
-    return Table("Times in milliseconds: GPU / wall", filled(columns))
+    return case_table("Times in milliseconds: GPU / wall", cases_of(results, *PASSES), columns)
 
 
-def figures_columns(cases: list[Figures], name: str, contenders: tuple[Contender, ...], text: Any) -> dict[str, Any]:
-    """A figure of some contenders."""
-    return {
-        f"{FIGURES[name]}: {own.label}": [figure(case["contenders"].get(own.name), name, text) for case in cases]
-        for own in contenders
-    }
+def figures_of(name: str, contenders: Sequence[Contender], text: Callable[[Any], str]) -> dict[str, Any]:
+    """The columns of a figure of some contenders."""
+    return {f"{FIGURES[name]}: {own.label}": of(own.name, name, text) for own in contenders}
 
 
 def compilation_table(results: Results) -> Table:
     """Compile times and numbers of graphs."""
-    cases = cases_of(results, COMPILATION)
-    columns = {"model": [case["group"] for case in cases]}
-    columns |= figures_columns(cases, COLD, (COMPILE, CUTFUSE), "{:.1f} s".format)
-    return Table("Compilation", columns | figures_columns(cases, GRAPHS, (COMPILE, CUTFUSE), str))
+    compilers = (COMPILE, CUTFUSE)
+    columns = {"model": "group", **figures_of(COLD, compilers, "{:.1f} s".format), **figures_of(GRAPHS, compilers, str)}
+    return case_table("Compilation", cases_of(results, COMPILATION), columns)
 
 
 def errors_table(results: Results, name: str) -> Table:
     """Errors against fp64, with cutfuse's ratio to eager's."""
-    cases = cases_of(results, ERRORS)
     columns = {
-        "model": [case["group"] for case in cases],
-        "precision": [case["precision"] for case in cases],
-        "cutfuse / eager": [ratio(over(CUTFUSE, (EAGER,), name, case)) for case in cases],
+        "model": "group",
+        "precision": "precision",
+        "cutfuse / eager": ratio_of(partial(over, CUTFUSE, (EAGER,), name)),
+        **figures_of(name, (EAGER, COMPILE, CUTFUSE), error),
     }
-    columns |= figures_columns(cases, name, (EAGER, COMPILE, CUTFUSE), error)
-    return Table(f"Relative errors against fp64, {FIGURES[name]}", columns)
+    return case_table(f"Relative errors against fp64, {FIGURES[name]}", cases_of(results, ERRORS), columns)
 
 
 def fusion_table(results: Results) -> Table:
     """What became of every product of every model."""
-    rows = results["fusion"]
     columns = {
-        "model": [row["model"] for row in rows],
-        "products, N x K": ["; ".join(row["layers"]) for row in rows],
-        "fused": ["yes" if row["fused"] else "no" for row in rows],
-        "program": [row.get("program") or MISSING for row in rows],
-        "ended at": [row.get("ended_at") or MISSING for row in rows],
-        "reason": [row.get("reason") or MISSING for row in rows],
-        "cases": [row["cases"] for row in rows],
+        "model": "model",
+        "products, N x K": lambda row: "; ".join(row["layers"]),
+        "fused": lambda row: "yes" if row["fused"] else "no",
+        "program": "program",
+        "ended at": "ended_at",
+        "reason": "reason",
+        "cases": "cases",
     }
-    return Table("What became of each product", columns)
+    return case_table("What became of each product", results["fusion"], columns)
 
 
 def tables(results: Results) -> list[Table]:
@@ -300,7 +293,7 @@ SUITE = Suite(
         "gradients together.",
     ],
     notes=notes,
-    plots={"models": "bench.model_plot:draw"},
+    plots=("models",),
     effort=Effort(5.0, 7, 100),
     quick_effort=Effort(0.1, 3, 20),
     time_limit_s=4 * 3600.0,

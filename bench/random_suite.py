@@ -14,11 +14,11 @@ from torch import Tensor
 
 import cutfuse
 from bench.chains import COLUMN, FULL, ROW, SCALAR, Chain, Operand
-from bench.goals import MEAN, WORST
-from bench.host_calls import Function, Result, parameter_tensors, training_step
-from bench.host_run import IN_A_ROW, TURNS, Calls, Group
+from bench.goals import MEAN, WORST, cases_with
+from bench.host_calls import Calls, Function, Group, calls_of, parameter_tensors, training_step
 from bench.host_suite import EFFORT, NAMES, QUICK_EFFORT, Range, case_of, cases_table, drawn_shapes, over_pytorch
-from bench.suite import Case, Figures, Goal, Suite
+from bench.suite import Case, Goal, Suite
+from bench.timing import IN_A_ROW, TURNS
 from bench.workloads import Shape, dimensions, random_tensor
 
 FORWARD = Group("forward", "eager", IN_A_ROW)
@@ -117,12 +117,7 @@ class Layer:
             gradient = random_tensor((*tensors[0].shape[:-1], self.shape[1]), precision, device, seed=4).abs_()
             tensors.append(gradient)
             functions = [training_step(function, count) for function in functions]
-        wide = [tensor.detach().double().requires_grad_(tensor.requires_grad) for tensor in tensors]
-
-        def exact() -> Result:
-            return functions[0](*wide)
-
-        return Calls(*(partial(function, *tensors) for function in functions), exact)
+        return calls_of(group, *functions, tensors)
 
 
 def drawn_layers(group: Group, count: int, rows: Range, sizes: Range, seed: int) -> list[Layer]:
@@ -155,10 +150,7 @@ def goals() -> Iterator[Goal]:
     """The mean and the worst of each group, in 16 bits and in fp32."""
     for group, limits in LIMITS.items():
         for (bits, precisions), limit in zip(PRECISIONS.items(), limits, strict=True):
-
-            def covers(case: Figures, name: str = group.name, precisions: tuple[str, ...] = precisions) -> bool:
-                return case["group"] == name and case["precision"] in precisions
-
+            covers = cases_with(group=group.name, precision=precisions)
             for measure, at_most in ((MEAN, limit), (WORST, WORST_AT_MOST)):
                 yield Goal(f"{group.name}, {bits}", group.rival, covers, over_pytorch, at_most, measure)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,15 +12,13 @@ import torch
 from torch import Tensor
 
 from bench import workloads
-from bench.accuracy import rounding
 from bench.ceilings import Work
 from bench.contenders import COMPILERS, CONTENDERS, EAGER, FUSED, MM, slow_compilers
-from bench.format import error, figure, microseconds, ratio
-from bench.goals import fastest, figure_of, median, quotient
+from bench.goals import cases_with, every, over, share_of_error
 from bench.launches import launch_case
-from bench.suite import Case, Figures, Goal, Results, Suite
-from bench.tables import Table, filled, times_columns
-from bench.workloads import PRECISIONS, Shape, Workload, dimensions, element_size, random_tensor
+from bench.suite import Case, Goal, Results, Suite
+from bench.tables import Table, case_table, error, microseconds, of, ratio_of, times_of
+from bench.workloads import Shape, Workload, dimensions, element_size, random_tensor
 
 NAMES = (MM, EAGER, *COMPILERS, FUSED)
 BEST_COMPILED = "best torch.compile"
@@ -151,43 +149,23 @@ MODELS = (
 )
 
 
-def reference_case(model: Model, small: bool, precision: str) -> Case:
-    """A model at one precision."""
-    build = partial(model.build, small, precision)
-    return launch_case(model.key(small, precision), build, NAMES, model.least_work(small, precision))
-
-
 def reference_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
     """The reference models. fp16, for which no target of its own is stated, comes last: it is left out first."""
     del quick, seed
     for precision in ALL_PRECISIONS:
         for model in MODELS:
             if precision in model.precisions and not (small and precision == "tf32"):
-                yield reference_case(model, small, precision)
+                build, work = partial(model.build, small, precision), model.least_work(small, precision)
+                yield launch_case(model.key(small, precision), build, NAMES, work)
 
 
-def over_compiled(case: Figures) -> float | None:
-    """cutfuse's time over the faster of torch.compile and max-autotune."""
-    return quotient(median(case, FUSED), fastest(case, COMPILERS))
-
-
-def over_product(case: Figures) -> float | None:
-    """cutfuse's time over the bare product's."""
-    return quotient(median(case, FUSED), median(case, MM))
-
-
-def share_of_error(case: Figures) -> float | None:
-    """cutfuse's error over eager's and one rounding of the output."""
-    own, eager = (figure_of(case, name, "error") for name in (FUSED, EAGER))
-    return None if own is None or eager is None else own / (eager + rounding(PRECISIONS[case["precision"]].dtype))
+# cutfuse's time over the faster of torch.compile and max-autotune, and over the bare product's.
+over_compiled, over_product = over((FUSED,), COMPILERS), over((FUSED,), (MM,))
 
 
 def goal_of(model: Model, precision: str, target: Target) -> Goal:
     """A model's target at one precision."""
-
-    def covers(case: Figures) -> bool:
-        return (case["group"], case["precision"]) == (model.name, precision)
-
+    covers = cases_with(group=model.name, precision=precision)
     value = over_compiled if target.against == BEST_COMPILED else over_product
     return Goal(f"{model.name}, {precision}", target.against, covers, value, target.at_most)
 
@@ -199,25 +177,29 @@ GOALS = (
         for precision in model.precisions
         for target in model.targets_at(precision)
     ),
-    Goal("error against fp64", "eager's error and one rounding", lambda case: True, share_of_error, 1.0),
+    Goal(
+        "error against fp64",
+        "eager's error and one rounding",
+        every,
+        partial(share_of_error, own=FUSED, base=EAGER),
+        1.0,
+    ),
 )
 
 
 def times_table(results: Results) -> Table:
     """Every case with its ratios, its times and its errors."""
-    cases: Sequence[Figures] = results["cases"]
     columns = {
-        "model": [case["group"] for case in cases],
-        "precision": [case["precision"] for case in cases],
-        "cutfuse / torch.compile": [ratio(over_compiled(case)) for case in cases],
-        "cutfuse / torch.mm": [ratio(over_product(case)) for case in cases],
-        "shape": [case["shape"] for case in cases],
-        "floor us": [microseconds(case.get("floor_us")) for case in cases],
-        **times_columns(cases, {name: CONTENDERS[name].label for name in NAMES}),
+        "model": "group",
+        "precision": "precision",
+        "cutfuse / torch.compile": ratio_of(over_compiled),
+        "cutfuse / torch.mm": ratio_of(over_product),
+        "shape": "shape",
+        "floor us": lambda case: microseconds(case.get("floor_us")),
+        **times_of({name: CONTENDERS[name].label for name in NAMES}),
+        **{f"error {name}": of(name, "error", error) for name in (EAGER, FUSED)},
     }
-    for name in (EAGER, FUSED):
-        columns[f"error {name}"] = [figure(case["contenders"].get(name), "error", error) for case in cases]
-    return Table("Times", filled(columns))
+    return case_table("Times", results["cases"], columns)
 
 
 SUITE = Suite(
@@ -228,7 +210,7 @@ SUITE = Suite(
     left_out=slow_compilers,
     tables=lambda results: [times_table(results)],
     about=["Medians in microseconds; errors are relative, against fp64. The best torch.compile may be max-autotune."],
-    plots={"reference": "bench.reference_plot:draw"},
+    plots=("reference",),
     time_limit_s=240.0,
     judges_quick=True,
 )

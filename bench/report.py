@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from bench.format import MISSING, ratio
 from bench.goals import TARGET_DEVICE, VERDICTS, Line, lines_of
 from bench.suite import Goal, Results, suite_of, title_of
-from bench.tables import Table, markdown
+from bench.tables import MISSING, Table, markdown, ratio
 
 MOST_TITLES = 8  # A note on more cases than this gives their number only.
 

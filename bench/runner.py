@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -15,8 +15,10 @@ import torch
 
 from bench import machine, results
 from bench.device_turns import DeviceTurns, autotune_alone
-from bench.format import note_on, one_line, summary
 from bench.suite import Case, Figures, Results, Session, Shard, Suite, key_of, suite_of
+from bench.tables import note_on, one_line, summary
+from bench.timing import give_back
+from bench.workloads import PRECISIONS
 
 OnCase = Callable[[Figures], None]
 
@@ -45,9 +47,7 @@ class Budget:
 def release(device: torch.device) -> None:
     """Free what a case allocated, and what torch.compile keeps: its limit is eight graphs for one function."""
     torch._dynamo.reset()
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    give_back(device)
 
 
 def start_compiler(device: torch.device) -> None:
@@ -58,14 +58,27 @@ def start_compiler(device: torch.device) -> None:
         print(f"torch.compile does not work here: {one_line(error)}")
 
 
+def quick_compilers(device: torch.device) -> AbstractContextManager[object]:
+    """On a CPU, Inductor calls PyTorch's operations meanwhile, where PyTorch has that setting.
+
+    It would have a C++ compiler take seconds for each graph, and a CPU's times are not what the suites are for.
+    """
+    setting = "fallback_by_default"
+    if device.type == "cpu" and hasattr(torch._inductor.config, setting):
+        return torch._inductor.config.patch({setting: True})
+    return nullcontext()
+
+
 def figures_of(case: Case, session: Session) -> Figures:
-    """Prepare a case beside other processes' cases, and time it alone."""
+    """Prepare a case beside other processes' cases, and time it alone, both in its precision."""
     try:
-        with session.turns.preparing():
-            found = case.prepare(session)
-        if callable(found):
-            with session.turns.timing():
-                found = found()
+        precision = PRECISIONS[case.precision].active()
+        with precision, torch.set_grad_enabled(case.needs_grad), quick_compilers(session.device):
+            with session.turns.preparing():
+                found = case.prepare(session)
+            if callable(found):
+                with session.turns.timing():
+                    found = found()
     except Exception as error:  # Out of memory while building, say: later cases may still fit.
         found = {"contenders": {}, **note_on(error)}
     return {**case.as_dict(), **found}

@@ -55,7 +55,7 @@ class Case:
 
     `prepare` does all that needs no quiet device, such as compiling; what it returns times the case, or it returns the
     figures where nothing of the case is timed in turns. `seconds` is a first guess of what it takes. `about`: fields of
-    the figures beside its key. `package` has to be installed for it, or is empty.
+    the figures beside its key. `package` has to be installed for it, or is empty. needs_grad: whether autograd is on.
     """
 
     group: str
@@ -66,6 +66,7 @@ class Case:
     seconds: float = 2.0
     about: Mapping[str, Any] = field(default_factory=dict)
     package: str = ""
+    needs_grad: bool = False
 
     @property
     def title(self) -> str:
@@ -130,9 +131,9 @@ class Suite:
     cases: of whether they are small, whether they are few, and the seed. left_out: those of `contenders` that take no
     part by default, of whether the device is a GPU and whether the run is quick. judges_quick: whether a quick run is
     held to the goals. tables: of results, its tables of rows. about: what the figures are, and notes: of results, what
-    is to be said of them besides. plots: functions that draw, by the name of the plot, as "module:function". release:
-    makes room after a case. derived: fields of a results file that are made of the cases. is_contract: a run in which a
-    goal is missed has failed.
+    is to be said of them besides. plots: their names in `bench.plots`, which is imported to draw alone, as matplotlib
+    may be missing. release: makes room after a case. derived: fields of a results file that are made of the cases.
+    is_contract: a run in which a goal is missed has failed.
     """
 
     name: str
@@ -144,7 +145,7 @@ class Suite:
     time_limit_s: float
     left_out: Callable[[bool, bool], Sequence[str]] = lambda is_cuda, is_quick: ()
     notes: Callable[[Results], list[str]] = lambda results: []
-    plots: Mapping[str, str] = field(default_factory=dict)
+    plots: tuple[str, ...] = ()
     effort: Effort = EFFORT
     quick_effort: Effort = QUICK_EFFORT
     judges_quick: bool = False

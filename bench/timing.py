@@ -1,4 +1,7 @@
-"""Timing contenders launch by launch, in random order, from a cold cache, without the host's time in the figures."""
+"""Timing contenders in rounds of random order: launches, models, and calls as the host sees them.
+
+Device times are from a cold cache, without the host's time in them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Protocol, TypeVar
 
 import torch
@@ -143,6 +147,13 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
     return found[0], found[1], found[2]
 
 
+def give_back(device: torch.device) -> None:
+    """Free what nobody holds any more, for other cases and other processes."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 @contextmanager
 def without_collector() -> Iterator[None]:
     """The garbage collector is off meanwhile, as timeit has it."""
@@ -170,6 +181,8 @@ def in_rounds(
     """
     order = random.Random(seed)
     samples: dict[str, list[T]] = {name: [] for name in names}
+    if not samples:
+        return {}
 
     def take() -> float:
         between()
@@ -247,3 +260,168 @@ def interleave(launches: Mapping[str, Launch], clock: Clock, effort: Effort, see
         name: Timing(*spread([one.microseconds() for one in own]), host[name], len(own), late_of(own))
         for name, own in samples.items()
     }
+
+
+# The second call with CUDA graphs captures them, and the third is the first that replays.
+WARM_UP_CALLS = 4
+
+
+def nothing() -> None:
+    """For calls before which nothing has to be done."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """`before` is done before each `run` and is in no time."""
+
+    run: Launch
+    before: Callable[[], None] = nothing
+
+
+@dataclass(frozen=True)
+class CallTimes:
+    """Microseconds of the device, and from the call until its result is there: medians, 10th and 90th percentiles.
+
+    late: of how many of the `rounds` the host's time may be a part of the device's.
+    """
+
+    gpu_us: float
+    wall_us: float
+    gpu_range_us: tuple[float, float]
+    wall_range_us: tuple[float, float]
+    rounds: int
+    late: int
+
+
+def wall_turn(call: Call, clock: Clock) -> tuple[float, float]:
+    """One call on an idle device, in microseconds: until it is issued, and until it is done."""
+    call.before()
+    clock.wait()
+    began = time.perf_counter_ns()
+    call.run()
+    issued = time.perf_counter_ns()
+    clock.wait()
+    return 1e-3 * (issued - began), 1e-3 * (time.perf_counter_ns() - began)
+
+
+def warm_up(call: Call, clock: Clock) -> float:
+    """Call until nothing is compiled or captured any more; the microseconds that the host then takes to issue it."""
+    host_us = 0.0
+    for _ in range(WARM_UP_CALLS):
+        host_us, _ = wall_turn(call, clock)
+    return host_us
+
+
+def time_models(
+    calls: Mapping[str, Call], host_us: Mapping[str, float], clock: Clock, effort: Effort, seed: int
+) -> dict[str, CallTimes]:
+    """Both times of every call once in each round, in a new random order.
+
+    `host_us` is what `warm_up` gave: the device is kept busy for twice as long while a call is issued, at first.
+    """
+    backlogs = Backlogs(host_us)
+
+    def device_turn(name: str) -> Queued:
+        """A call that is queued behind other work; called again where that was too short."""
+        while True:
+            calls[name].before()
+            queued = backlogs.start(name, clock, calls[name].run)
+            clock.wait()
+            if backlogs.covers(name, queued):
+                return queued
+
+    def run_round(names: list[str]) -> dict[str, tuple[Queued, float]]:
+        return {name: (device_turn(name), wall_turn(calls[name], clock)[1]) for name in names}
+
+    gc.collect()
+    gc.freeze()
+    try:
+        with without_collector():
+            # The collector is off within a round, and a model's results may hold cycles with tensors in them.
+            samples = in_rounds(calls, run_round, effort, seed, dropped=1, between=gc.collect)
+    finally:
+        gc.unfreeze()
+    times = {}
+    for name, values in samples.items():
+        queued, whole = zip(*values, strict=True)
+        gpu_us, *gpu_range = spread([one.microseconds() for one in queued])
+        wall_us, *wall_range = spread(whole)
+        times[name] = CallTimes(gpu_us, wall_us, tuple(gpu_range), tuple(wall_range), len(queued), late_of(queued))
+    return times
+
+
+HOST, WHOLE, IN_A_ROW = "host", "whole", "in a row"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a contender does when it is its turn: `warm_calls` that are not timed, then `timed_calls`.
+
+    The device is waited for afterwards, so a turn begins with an empty queue. waits_inside: of how many timed calls the
+    device is waited for within their time, and before them too; 0 leaves its time out.
+    """
+
+    warm_calls: int
+    timed_calls: int
+    waits_inside: int = 0
+
+
+# A device queues about a thousand launches, and the host waits from then on. The largest call that is timed by the host
+# alone, a training step of fp32, had 19 launches: 12 of them stay far below.
+TURNS = {
+    HOST: Turn(warm_calls=2, timed_calls=10),
+    WHOLE: Turn(warm_calls=1, timed_calls=2, waits_inside=1),
+    IN_A_ROW: Turn(warm_calls=2, timed_calls=20, waits_inside=20),
+}
+
+
+@dataclass(frozen=True)
+class CallTime:
+    """Microseconds of one call: the median and percentiles over turns, of each of which the mean counts."""
+
+    median_us: float
+    p10_us: float
+    p90_us: float
+    rounds: int
+
+
+def wait_for(device: torch.device) -> Callable[[], object]:
+    """A function that returns when the device has done what the current stream holds."""
+    # Cheaper for the host than torch.cuda.synchronize, which changes the device and back.
+    return torch.cuda.current_stream(device).synchronize if device.type == "cuda" else lambda: None
+
+
+def take_turn(call: Launch, turn: Turn, wait: Callable[[], object], now: Callable[[], int]) -> float:
+    """The mean time of a timed call in microseconds; `now` gives nanoseconds."""
+    for _ in repeat(None, turn.warm_calls):
+        call()
+    if turn.waits_inside:
+        wait()
+    in_a_row = turn.waits_inside or turn.timed_calls
+    began = now()
+    for _ in repeat(None, turn.timed_calls // in_a_row):
+        for _ in repeat(None, in_a_row):
+            call()
+        if turn.waits_inside:
+            wait()
+    ended = now()
+    wait()
+    return 1e-3 * (ended - began) / turn.timed_calls
+
+
+def time_in_turns(
+    calls: Mapping[str, Launch],
+    turn: Turn,
+    wait: Callable[[], object],
+    effort: Effort,
+    seed: int,
+    now: Callable[[], int] = time.perf_counter_ns,
+) -> dict[str, CallTime]:
+    """Give every call its turns."""
+
+    def run_round(names: list[str]) -> dict[str, float]:
+        return {name: take_turn(calls[name], turn, wait, now) for name in names}
+
+    with without_collector():
+        samples = in_rounds(calls, run_round, effort, seed, now=lambda: 1e-9 * now())
+    return {name: CallTime(*spread(values), len(values)) for name, values in samples.items()}

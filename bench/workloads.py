@@ -1,8 +1,9 @@
-"""What the contenders of one case run on: tensors, the plain PyTorch call, cutfuse's call and an fp64 reference."""
+"""What the contenders of one case run on, an fp64 reference, and how far a contender's result is from it."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,20 +19,25 @@ CHUNK_ELEMENTS = 1 << 26
 
 @dataclass(frozen=True)
 class Precision:
-    """The type of the data and PyTorch's setting for fp32 products that go with a precision's name."""
+    """The type of the data and PyTorch's setting for fp32 matrix products that go with a precision's name."""
 
     dtype: torch.dtype
     fp32_products: str = "highest"
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """PyTorch's process-wide setting for fp32 products, put back afterwards."""
-        before = torch.get_float32_matmul_precision()
+        """PyTorch's process-wide settings for fp32 products, put back afterwards.
+
+        By default cuDNN takes tf32 for convolutions of fp32, which is not the precision that a suite names.
+        """
+        products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
         torch.set_float32_matmul_precision(self.fp32_products)
+        torch.backends.cudnn.allow_tf32 = False
         try:
             yield
         finally:
-            torch.set_float32_matmul_precision(before)
+            torch.set_float32_matmul_precision(products)
+            torch.backends.cudnn.allow_tf32 = convolutions
 
 
 PRECISIONS = {
@@ -163,3 +169,54 @@ def reference_model(
         explain=lambda: cutfuse.explain(fused, x),
         product=None if weight is None else (x, weight),
     )
+
+
+# A result this far off is wrong, not imprecise: by type of the data, well above what rounding explains.
+WRONG_ABOVE = {"fp32": 1e-4, "tf32": 5e-3, "bf16": 5e-2, "fp16": 1e-2}
+
+
+def squares(result: Tensor, reference: Reference) -> Iterator[tuple[Tensor, Tensor]]:
+    """By slices of rows: the squares of the differences to the reference, and of the reference.
+
+    Raises ValueError where the shapes differ.
+    """
+    for start in range(0, reference.rows, reference.step):
+        stop = min(start + reference.step, reference.rows)
+        expected = reference.compute(start, stop)
+        piece = result[start:stop]
+        if piece.shape != expected.shape or result.shape[0] != reference.rows:
+            raise ValueError(
+                f"the result has shape {tuple(result.shape)}, but its rows {start}:{stop} should be of shape "
+                f"{tuple(expected.shape)} out of {reference.rows} rows"
+            )
+        yield (piece.double() - expected).square_(), expected.square()
+
+
+def relative_error(result: Tensor, reference: Reference) -> float:
+    """The Frobenius norm of `result` minus the reference over the reference's; infinite where one is not a number."""
+    difference = torch.zeros((), dtype=torch.float64, device=result.device)
+    norm = torch.zeros_like(difference)
+    for own, exact in squares(result, reference):
+        difference += own.sum()
+        norm += exact.sum()
+    error = (difference / norm).sqrt().item() if norm.item() else difference.sqrt().item()
+    return error if math.isfinite(error) else math.inf
+
+
+def frobenius_error(result: Tensor, exact: Tensor) -> float:
+    """The Frobenius norm of the difference over that of `exact`; infinite where there is a difference to nothing."""
+    norm, difference = exact.norm().item(), (result.double() - exact).norm().item()
+    if not math.isfinite(difference):
+        return math.inf
+    return difference / norm if norm else math.inf if difference else 0.0
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """The largest relative error of one rounding to `dtype`."""
+    return torch.finfo(dtype).eps / 2
+
+
+def note_wrong(entry: dict[str, Any], error: float, precision: str, of: str = "against fp64") -> None:
+    """Note in a contender's entry that its result is wrong, where its error says so: it is then not timed."""
+    if error > WRONG_ABOVE[precision]:
+        entry["note"] = f"wrong: relative error {error:.1e} {of}"

@@ -23,13 +23,12 @@ import not_faster  # noqa: E402
 
 from bench import accuracy_suite, gains, reference, report  # noqa: E402
 from bench.ceilings import CEILINGS  # noqa: E402
-from bench.format import ratio  # noqa: E402
 from bench.goals import lines_of  # noqa: E402
 from bench.model_contenders import COMPILE, CUTFUSE, FASTER  # noqa: E402
 from bench.model_suite import GPU, PASSES, WALL, over  # noqa: E402
 from bench.results import committed, committed_suites  # noqa: E402
 from bench.suite import Figures  # noqa: E402
-from bench.tables import Table  # noqa: E402
+from bench.tables import Table, ratio  # noqa: E402
 from cutfuse import models, nn  # noqa: E402
 from cutfuse.epilogue.errors import refused_functions  # noqa: E402
 from cutfuse.epilogue.table import (  # noqa: E402

@@ -8,13 +8,12 @@ from functools import partial
 
 from bench import chain_suite, model_suite, reference
 from bench.chain_suite import LARGE_GFLOP, LINEAR, SIXTEEN_BITS
-from bench.contenders import MM
-from bench.format import ratio
-from bench.goals import MISSED, lines_of, median
+from bench.goals import MISSED, lines_of
 from bench.model_contenders import CUTFUSE, CUTFUSE_GRAPHS, FASTER, FASTER_GRAPHS, Contender
 from bench.model_suite import PASSES
 from bench.results import committed, committed_suites
 from bench.suite import Figures
+from bench.tables import ratio
 
 PRODUCT_MODELS = ("LinearSigmoidSum", "GemmSigmoidScaleResidual")
 LONG_K = 4096  # from here on the product is most of the time
@@ -67,7 +66,7 @@ def _chains_line(products: Sequence[Figures]) -> str:
 def _long_k_line(products: Sequence[Figures]) -> str:
     """What layers take whose product is most of the time."""
     cases = [case for case in products if chain_suite.sizes_of(case)[2] >= LONG_K]
-    over_mm = [chain_suite.over(case, median(case, MM)) for case in cases]
+    over_mm = list(map(chain_suite.over_mm, cases))
     over_compile = list(map(chain_suite.over_fastest, cases))
     return (
         f"Where K of such a product is {LONG_K} or more, the product is most of the time, and there is less to gain: "

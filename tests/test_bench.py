@@ -12,17 +12,18 @@ from typing import Any
 
 import pytest
 import torch
-from bench_runs import COMMIT, measured, run
+from bench_runs import COMMIT, measured, run, session_of
 
 import cutfuse
-from bench import contenders, launches, machine, reference, report, results, runner, tables
+from bench import chain_suite, contenders, launches, machine, reference, report, results, runner, tables
 from bench.__main__ import RAW, default_words, main, parse, results_path
 from bench.ceilings import CEILINGS, Work, ceilings_for, floor_us
 from bench.contenders import CONTENDERS
 from bench.goals import TARGET_DEVICE
 from bench.suite import Case, Session, Shard, suite_of, title_of
 from bench.suites import SUITES
-from bench.workloads import Run
+from bench.timing import CallTime
+from bench.workloads import Run, note_wrong
 
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -73,6 +74,18 @@ def test_cases_have_titles_of_their_own(suite: str, kind: tuple[bool, bool]) -> 
     assert len(titles) == len(set(titles))
 
 
+@pytest.mark.parametrize("suite", ["chains", "random", "head", "mlp"])
+def test_what_is_drawn_depends_on_the_seed_alone(suite: str) -> None:
+    def titles(seed: int) -> list[str]:
+        return [case.title for case in suite_of(suite).cases(False, False, seed)]
+
+    first = titles(0)
+    chain_suite.all_cases.cache_clear()
+    assert titles(0) == first
+    assert len(set(titles(1)) - set(first)) > 7
+    assert suite != "random" or not set(titles(1)) & set(first)
+
+
 @pytest.mark.parametrize("content", ["{}", "[1]", "not JSON"])
 def test_other_files_are_refused(content: str, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
@@ -121,20 +134,28 @@ def test_a_wrong_result_is_not_timed_and_fails_the_run(tmp_path: Path, monkeypat
     assert "median_us" in found["cases"][0]["contenders"]["eager"]
 
 
-def test_a_failing_contender_leaves_the_others_and_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def prepare(workload: Any) -> Run:
-        raise RuntimeError(f"no kernel for {workload.arguments[0].shape}")
+def test_a_failing_contender_leaves_the_others() -> None:
+    checked: launches.Checked[str] = launches.Checked(session_of())
 
-    stand_in("cutfuse", monkeypatch, prepare)
-    status, found = run("reference", tmp_path / "run", *ONE)
-    entries = found["cases"][0]["contenders"]
-    assert status == 1
-    assert entries["cutfuse"]["note"] == "failed: RuntimeError: no kernel for torch.Size([256, 8192])"
-    assert entries["eager"]["median_us"] > 0
-    note = "cutfuse failed: RuntimeError: no kernel for torch.Size([256, 8192]) (Sigmoid 256x8192 fp32)."
-    assert note in capsys.readouterr().out
+    def fail(entry: dict[str, Any]) -> str:
+        entry["error"] = 0.5
+        raise RuntimeError("no kernel")
+
+    def be_wrong(entry: dict[str, Any]) -> str:
+        note_wrong(entry, 0.5, "bf16")
+        return "wrong"
+
+    checked.add("failing", fail)
+    checked.add("wrong", be_wrong)
+    checked.add("without a call", lambda entry: None)
+    checked.add("right", lambda entry: "right")
+    assert checked.timed == {"right": "right"}
+    timing = CallTime(2.0, 1.0, 3.0, rounds=4)
+    assert checked.figures({"right": timing})["contenders"] == {
+        "failing": {"note": "failed: RuntimeError: no kernel"},
+        "wrong": {"note": "wrong: relative error 5.0e-01 against fp64"},
+        "right": {"median_us": 2.0, "p10_us": 1.0, "p90_us": 3.0, "rounds": 4},
+    }
 
 
 def test_a_case_is_timed_once_its_epilogues_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,3 +391,26 @@ def test_a_case_that_cannot_be_built_is_noted() -> None:
     found = measured(Case("a", "", "1x1", "fp32", fail))
     assert found["note"] == "failed: MemoryError: Tried to allocate 200 GiB"
     assert results.has_failed(found)
+
+
+def test_a_case_is_prepared_and_timed_in_its_precision_and_grad_mode() -> None:
+    seen: list[tuple[bool, str, bool]] = []
+
+    def measure() -> dict[str, Any]:
+        seen.append((torch.is_grad_enabled(), torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
+        return {"contenders": {}}
+
+    def prepare(session: Session) -> Any:
+        measure()
+        return measure
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        for precision, needs_grad in (("fp32", False), ("tf32", True)):
+            found = measured(Case("a", "", "1x1", precision, prepare, needs_grad=needs_grad))
+            assert "note" not in found
+        assert (torch.get_float32_matmul_precision(), torch.is_grad_enabled()) == ("medium", True)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert seen == [(False, "highest", False)] * 2 + [(True, "high", False)] * 2

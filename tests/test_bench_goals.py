@@ -12,7 +12,18 @@ from bench_runs import results_of
 
 from bench import accuracy_suite, chain_suite, fp32_suite, host_suite, model_suite, reference, report, results
 from bench.contenders import FUSED, KEPT, SPECIALIZED
-from bench.goals import INCOMPLETE, MEAN, MET, MISSED, NOT_MEASURED, TARGET_DEVICE, WORST, judged, lines_of
+from bench.goals import (
+    INCOMPLETE,
+    MEAN,
+    MET,
+    MISSED,
+    NOT_MEASURED,
+    TARGET_DEVICE,
+    WORST,
+    judged,
+    lines_of,
+    share_of_error,
+)
 from bench.suite import Figures, Goal, suite_of
 from bench.suites import SUITES
 
@@ -128,7 +139,7 @@ def test_cutfuses_error_may_be_eagers_and_one_rounding() -> None:
     own["contenders"]["eager"]["error"] = 1e-3
     for error, is_met in ((0.9e-3 + 2**-8, True), (1.1e-3 + 2**-8, False)):
         own["contenders"]["cutfuse"]["error"] = error
-        assert ((reference.share_of_error(own) or 0) <= 1) is is_met
+        assert ((share_of_error(own, "cutfuse", "eager") or 0) <= 1) is is_met
 
 
 def test_cublas_may_be_noise_only_where_cutfuse_ran_it() -> None:
@@ -214,33 +225,32 @@ def test_failures_warnings_and_what_was_left_out_are_told() -> None:
 @pytest.mark.parametrize("suite", results.committed_suites())
 def test_plots_are_of_the_committed_results_and_none_of_nothing(suite: str) -> None:
     pytest.importorskip("matplotlib")
-    from bench import figures
+    from bench import plots
 
-    for _, own, draw in figures.plots():
-        if own == suite:
-            found = results.committed(suite)
-            svg = figures.render(draw, found, figures.INKS["dark"])
-            assert report.heading(found) in svg  # digits of its versions too, which are no coordinates
-            assert figures.INKS["dark"] in svg
-            assert own == "models" or draw({**found, "cases": []}) is None
+    found = results.committed(suite)
+    for name in suite_of(suite).plots:
+        svg = plots.render(plots.PLOTS[name], found, plots.INKS["dark"])
+        assert report.heading(found) in svg  # digits of its versions too, which are no coordinates
+        assert plots.INKS["dark"] in svg
+        assert plots.PLOTS[name]({**found, "cases": []}) is None
 
 
-def test_a_suite_without_results_is_not_drawn() -> None:
-    pytest.importorskip("matplotlib")
-    from bench import figures
-
-    assert {suite for _, suite, _ in figures.plots()} <= set(results.committed_suites())
+def test_a_plot_is_of_each_committed_suite_and_of_the_readme() -> None:
+    plots = pytest.importorskip("bench.plots")
+    assert {suite for _, suite in plots.documented()} <= set(results.committed_suites())
+    assert {name for name, _ in plots.documented()} >= {"gains", "reference"}
+    assert report.heading(results.committed("models")) in plots.render(plots.gains, {}, plots.INKS["light"])
 
 
 def test_the_panel_of_goals_has_a_bar_a_mark_and_dots_for_each() -> None:
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
-    from bench import plot
+    from bench import plots
 
     axes = Figure().subplots()
     lines = [judged(goal(0.9), [case(0.5), case(0.95)], 2, True), judged(goal(None, MEAN), [case(0.5)], 1, True)]
-    plot.draw_lines(axes, lines, "a title")
+    plots.draw_bars(axes, list(map(plots.bar_of, lines)), "a title")
     assert [patch.get_width() for patch in axes.patches] == [0.95, 0.5]
     assert [text.get_text() for text in axes.texts] == ["0.95, missed", "0.50"]
     assert [list(mark.get_xdata()) for mark in axes.lines if mark.get_linewidth() == 1.6] == [[0.9, 0.9]]
@@ -251,13 +261,13 @@ def test_a_heat_map_labels_every_cell_and_hatches_those_of_cublas() -> None:
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
-    from bench import fp32_plot
+    from bench import plots
 
     axes = Figure().subplots()
-    fp32_plot.draw_grid(axes, {(1, "2x2"): (5.0, False), (1, "4x2"): (1.25, True)}, "a title")
+    plots.draw_grid(axes, {(1, "2x2"): (5.0, False), (1, "4x2"): (1.25, True)}, "a title")
     assert Counter(text.get_text() for text in axes.texts) == {"5.00": 1, "1.25": 1}
     assert [patch.get_hatch() for patch in axes.patches] == [None, "////"]
-    slow, equal, fast = (fp32_plot.COLOURS(fp32_plot.SCALE(value)) for value in (0.5, 1.0, 2.0))
+    slow, equal, fast = (plots.SPEED_UPS(plots.SCALE(value)) for value in (0.5, 1.0, 2.0))
     assert slow[2] > slow[0]
     assert equal[:3] == pytest.approx((1, 1, 1), abs=0.02)
     assert fast[0] > fast[2]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import chain, repeat
 
@@ -11,30 +13,33 @@ import pytest
 import torch
 from bench_runs import LaunchClock
 
-from bench import model_timing, timing
-from bench.accuracy import relative_error
-from bench.workloads import Reference, product_rows
+from bench import timing
+from bench.timing import HOST, IN_A_ROW, TURNS, WHOLE, Effort, Turn, take_turn, time_in_turns, wait_for
+from bench.workloads import Reference, product_rows, relative_error
 
 
-def test_interleaving_times_each_once_a_round_in_changing_order() -> None:
-    clock = LaunchClock()
-    launched: list[str] = []
+def test_rounds_are_in_changing_order_and_the_first_ones_are_dropped() -> None:
+    orders: list[str] = []
 
-    def launch(name: str, elapsed: float) -> timing.Launch:
-        def run() -> float:
-            launched.append(name)
-            return elapsed
+    def run_round(names: list[str]) -> dict[str, int]:
+        orders.append("".join(names))
+        return dict.fromkeys(names, len(orders))
 
-        return run
+    found = timing.in_rounds("abc", run_round, timing.Effort(1.0, 12, 12), seed=3)
+    assert found == {name: list(range(timing.FIRST_ROUNDS_DROPPED + 1, len(orders) + 1)) for name in "abc"}
+    assert len(orders) == timing.FIRST_ROUNDS_DROPPED + 12
+    assert {"".join(sorted(order)) for order in orders} == {"abc"}
+    assert len(set(orders)) > 1
+    assert timing.in_rounds("", run_round, timing.Effort(1.0, 12, 12), seed=3) == {}
 
-    names = {"a": 10.0, "b": 20.0, "c": 30.0}
-    launches = {name: launch(name, elapsed) for name, elapsed in names.items()}
-    timings = timing.interleave(launches, clock, timing.Effort(0.1, 12, 12), seed=3)
-    assert {name: found.median_us for name, found in timings.items()} == names
-    assert all(found.rounds == 12 for found in timings.values())
-    rounds = [tuple(launched[-3 * index - 3 : len(launched) - 3 * index]) for index in range(12)]
-    assert all(sorted(round_) == ["a", "b", "c"] for round_ in rounds)
-    assert len(set(rounds)) > 1
+
+def test_each_launch_has_its_own_time() -> None:
+    launches = {name: partial(float, us) for name, us in (("a", 10.0), ("b", 20.0))}
+    found = timing.interleave(launches, LaunchClock(), timing.Effort(0.1, 12, 12), seed=3)
+    assert {name: (own.median_us, own.p90_us, own.rounds) for name, own in found.items()} == {
+        "a": (10.0, 10.0, 12),
+        "b": (20.0, 20.0, 12),
+    }
 
 
 @pytest.mark.gpu
@@ -104,9 +109,9 @@ def interleaved(host: Host) -> timing.Timing:
     return timing.interleave(launches, host, timing.Effort(0.1, 4, 4), seed=0)["layer"]
 
 
-def timed_model(host: Host) -> model_timing.CallTimes:
-    times, _ = model_timing.time_models(
-        {"model": model_timing.Call(lambda: None)}, {"model": 50.0}, host, timing.Effort(0.01, 4, 4), seed=0
+def timed_model(host: Host) -> timing.CallTimes:
+    times = timing.time_models(
+        {"model": timing.Call(lambda: None)}, {"model": 50.0}, host, timing.Effort(0.01, 4, 4), seed=0
     )
     return times["model"]
 
@@ -153,14 +158,15 @@ def test_no_backlog_is_longer_than_the_longest_and_what_is_late_then_is_counted(
     assert found.late == 4
 
 
-def test_rounds_that_take_longer_than_expected_end_early() -> None:
-    effort = timing.Effort(0.01, 2, 100)
-    assert len(list(effort.rounds_of(0.001))) == 10
-    counts = []
-    for count in effort.rounds_of(0.001):
-        counts.append(count)
-        time.sleep(0.015)
-    assert counts == [0, 1]
+def test_rounds_fill_the_time_within_their_bounds_and_end_early_where_they_take_longer() -> None:
+    for effort, count in (
+        (timing.Effort(0.01, 2, 100), 10),
+        (timing.Effort(0.01, 20, 100), 20),
+        (timing.Effort(1.0, 1, 100), 100),
+    ):
+        assert len(list(effort.rounds_of(0.001, now=lambda: 0.0))) == count
+    seconds = iter([0.0, 0.03])
+    assert list(timing.Effort(0.01, 2, 100).rounds_of(0.001, now=lambda: next(seconds))) == [0, 1]
 
 
 @pytest.mark.gpu
@@ -178,3 +184,94 @@ def test_the_clock_of_a_gpu_knows_whether_the_device_waited() -> None:
         clock.wait()
         assert queued.in_time is in_time
         assert (queued.microseconds() < 1000) is in_time
+
+
+class FakeMachine:
+    """A clock in nanoseconds; calls cost the host 1000 of them, waits as many for each call that is queued."""
+
+    def __init__(self) -> None:
+        self.time = 0
+        self.queued = 0
+        self.longest_queue = 0
+        self.log: list[str] = []
+        self.collecting: set[bool] = set()
+
+    def call(self, name: str, cost: int = 1000) -> Callable[[], None]:
+        def run() -> None:
+            self.time += cost
+            self.queued += 1
+            self.longest_queue = max(self.longest_queue, self.queued)
+            self.log.append(name)
+            self.collecting.add(gc.isenabled())
+
+        return run
+
+    def wait(self) -> None:
+        self.time += 1000 * self.queued
+        self.queued = 0
+        self.log.append("wait")
+
+    def now(self) -> int:
+        self.log.append("now")
+        return self.time
+
+
+@pytest.mark.parametrize(
+    ("turn", "microseconds", "log"),
+    [
+        (Turn(2, 3), 1.0, "a a now a a a now wait"),
+        (Turn(2, 2, waits_inside=1), 2.0, "a a wait now a wait a wait now wait"),
+        (Turn(1, 3, waits_inside=3), 2.0, "a wait now a a a wait now wait"),
+    ],
+    ids=[HOST, WHOLE, IN_A_ROW],
+)
+def test_a_turn_leaves_out_warm_calls_and_the_waits_that_are_not_inside(
+    turn: Turn, microseconds: float, log: str
+) -> None:
+    machine = FakeMachine()
+    assert take_turn(machine.call("a"), turn, machine.wait, machine.now) == microseconds
+    assert machine.log == log.split()
+
+
+@pytest.mark.parametrize("kind", [HOST, WHOLE, IN_A_ROW])
+def test_a_turn_starts_and_ends_with_an_empty_queue(kind: str) -> None:
+    machine = FakeMachine()
+    calls = {name: machine.call(name) for name in "ab"}
+    time_in_turns(calls, TURNS[kind], machine.wait, Effort(1.0, 5, 5), seed=0, now=machine.now)
+    turn = TURNS[kind]
+    assert machine.longest_queue == (turn.waits_inside or turn.warm_calls + turn.timed_calls)
+    assert machine.queued == 0
+    # The largest call had 19 launches, and a device queues about a thousand.
+    assert 19 * (turn.warm_calls + turn.timed_calls) < 1000 / 2
+
+
+def test_the_collector_is_off_meanwhile_and_on_again_whatever_happens() -> None:
+    machine = FakeMachine()
+    found = time_in_turns({"a": machine.call("a")}, TURNS[HOST], machine.wait, Effort(1.0, 2, 2), 0, machine.now)
+    assert (found["a"].median_us, found["a"].rounds) == (1.0, 2)
+    assert machine.collecting == {False}
+    assert gc.isenabled()
+
+    def fail() -> None:
+        raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        time_in_turns({"a": fail}, TURNS[HOST], machine.wait, Effort(1.0, 2, 2), 0, machine.now)
+    assert gc.isenabled()
+
+
+@pytest.mark.no_path("calls nothing of cutfuse")
+@pytest.mark.gpu
+def test_the_device_counts_in_all_times_but_the_hosts() -> None:
+    device = torch.device("cuda")
+    wait = wait_for(device)
+
+    def call() -> None:
+        torch.cuda._sleep(2_000_000)  # at least 1 ms
+
+    times = {
+        kind: time_in_turns({"a": call}, TURNS[kind], wait, Effort(0.1, 3, 3), seed=0)["a"].median_us
+        for kind in (HOST, WHOLE, IN_A_ROW)
+    }
+    assert times[HOST] < 200
+    assert min(times[WHOLE], times[IN_A_ROW]) > 800

@@ -11,9 +11,8 @@ from torch import Tensor
 
 import cutfuse
 from bench import fp32_suite as suite
-from bench.accuracy import WRONG_ABOVE, relative_error
 from bench.contenders import CONTENDERS, FUSED, KEPT
-from bench.workloads import Reference, Run, Workload
+from bench.workloads import WRONG_ABOVE, Reference, Run, Workload, relative_error
 from cutfuse.precision import product_mode
 
 

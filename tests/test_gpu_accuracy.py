@@ -17,7 +17,8 @@ import cutfuse
 from bench import accuracy_suite as suite
 from bench.distributions import BY_NAME, DISTRIBUTIONS
 from bench.goals import MET, judged
-from bench.suite import Figures
+from bench.suite import Figures, Session
+from bench.timing import Effort
 from cutfuse.layer.linear_plan import SPLITS_ON_ITS_WAY
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_at_highest")]
@@ -41,7 +42,7 @@ def sample(name: str, k: int = 1000, m: int = ROWS, n: int = COLUMNS) -> tuple[T
 def measured(product: suite.Product) -> Figures:
     """The case's figures; each case is run once for all tests."""
     with direct():
-        return {**product.case.as_dict(), **product.figures(torch.device("cuda"))}
+        return {**product.case.as_dict(), **product.figures(Session(torch.device("cuda"), (), Effort()))}
 
 
 measured_once = pytest.mark.no_path("cases are measured once for all tests, and their calls checked there")

@@ -9,12 +9,11 @@ from bench_runs import CPU, measured
 from torch import Tensor
 
 import cutfuse
-from bench import host_calls, host_run
+from bench import host_calls
 from bench import host_suite as suite
-from bench.accuracy import WRONG_ABOVE
-from bench.host_run import CUTFUSE, PYTORCH, Calls, Group
-from bench.mlp_blocks import build_stacks
+from bench.host_calls import CUTFUSE, PYTORCH, Calls, Group, build_stacks
 from bench.suite import Case
+from bench.workloads import WRONG_ABOVE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPE = (6, 24, 16)
@@ -49,19 +48,17 @@ def test_both_calls_give_the_exact_result(case: Case, monkeypatch: pytest.Monkey
     with torch.set_grad_enabled(group_of(case).needs_grad):
         built = build_of(case)
         exact = built.exact()
-        assert {part.dtype for part in host_run.parts_of(exact)} == {torch.float64}
+        assert {part.dtype for part in host_calls.parts_of(exact)} == {torch.float64}
         for call in (built.pytorch, built.cutfuse):
-            assert host_run.error_of(call(), exact) < WRONG_ABOVE[case.precision]
-            assert host_run.error_of(call(), exact) < WRONG_ABOVE[case.precision]  # a call leaves nothing behind
+            assert host_calls.error_of(call(), exact) < WRONG_ABOVE[case.precision]
+            assert host_calls.error_of(call(), exact) < WRONG_ABOVE[case.precision]  # a call leaves nothing behind
 
 
-def test_every_group_is_measured_and_titles_are_its_own() -> None:
+def test_every_group_is_measured() -> None:
     groups = {value for value in vars(suite).values() if isinstance(value, Group)}
     for quick in (False, True):
         cases = list(suite.host_suite(small=False, quick=quick))
         assert {group_of(case) for case in cases} == groups
-        titles = [case.title for case in cases]
-        assert len(titles) == len(set(titles))
     small = {group_of(case) for case in suite.host_suite(small=True, quick=False)}
     assert {group for group in groups if not group.compiles} == small
 
@@ -128,28 +125,11 @@ def test_stacks_share_their_parameters() -> None:
     assert all(own is other and own.requires_grad for own, other in pairs)
 
 
-def test_grad_mode_and_fp32_setting_are_the_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[bool, str]] = []
-
-    def build(device: torch.device) -> Calls:
-        seen.append((torch.is_grad_enabled(), torch.get_float32_matmul_precision()))
-        return Calls(*[lambda: torch.ones(2, dtype=torch.float64)] * 3)
-
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        for group in (suite.DRAWN_GELU, suite.TRAINING):
-            measured(suite.case_of(group, "", "fp32", build))
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert seen == [(False, "highest"), (True, "highest")]
-
-
 def test_calls_are_timed_when_their_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    timed = host_run.time_in_turns
+    timed = host_calls.time_in_turns
     monkeypatch.setattr(cutfuse, "wait", lambda *_: events.append("waited") or 0)
-    monkeypatch.setattr(host_run, "time_in_turns", lambda *given: events.append("timed") or timed(*given))
+    monkeypatch.setattr(host_calls, "time_in_turns", lambda *given: events.append("timed") or timed(*given))
     measured(next(case for case in suite.host_suite(small=True, quick=True) if group_of(case) == suite.GELU))
     assert events == ["waited", "timed"]
 
@@ -174,5 +154,5 @@ def test_what_is_wrong_is_not_timed(result: Tensor, message: str) -> None:
 
 def test_each_of_several_results_is_compared() -> None:
     exact = (torch.ones(4).double(), 1e-6 * torch.ones(2).double())
-    assert host_run.error_of((torch.ones(4), 1e-6 * torch.ones(2)), exact) < 1e-6
-    assert host_run.error_of((torch.ones(4), torch.zeros(2)), exact) == pytest.approx(1.0)
+    assert host_calls.error_of((torch.ones(4), 1e-6 * torch.ones(2)), exact) < 1e-6
+    assert host_calls.error_of((torch.ones(4), torch.zeros(2)), exact) == pytest.approx(1.0)

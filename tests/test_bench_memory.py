@@ -1,4 +1,4 @@
-"""The memory of training steps, as the chains suite measures it: steps on the CPU, and a meter with given counts."""
+"""The memory of training steps, as the chains and mlp suites measure it: on the CPU, by a meter with given counts."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from bench_runs import measured, results_of
+from bench_runs import CPU, measured, results_of
 
 import cutfuse
-from bench import chain_memory
+from bench import chain_memory, mlp_suite
 from bench.chain_memory import EAGER_STACK, FUSED_STACK, RECOMPUTED_STACK
 from bench.chain_suite import MEMORY, MEMORY_SHAPES, all_cases
-from bench.format import summary
 from bench.goals import MISSED, lines_of
-
-CPU = torch.device("cpu")
+from bench.mlp_suite import KINDS, RECOMPUTED, SUITE
+from bench.tables import summary
 
 
 class LiveTensors:
@@ -40,15 +39,20 @@ class LiveTensors:
         return self.base + self.most.pop(0)
 
 
-def test_the_last_step_counts_and_what_was_allocated_before_does_not() -> None:
+def test_the_last_step_counts_once_kernels_are_compiled_and_what_was_allocated_before_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited: list[None] = []
+    monkeypatch.setattr(cutfuse, "wait", lambda: waited.append(None))
     meter = LiveTensors(5000, [9, 9, 100, 9, 9, 90, 9, 9, 60], [9, 9, 300, 9, 9, 310, 9, 9, 250])
-    found = chain_memory.measure((4, 24, 16), torch.float32, CPU, meter)["contenders"]
+    found = chain_memory.measure_stacks((4, 24, 16), torch.float32, CPU, meter)["contenders"]
     assert found == {
         EAGER_STACK: {"kept_bytes": 100, "peak_bytes": 300},
         FUSED_STACK: {"kept_bytes": 90, "peak_bytes": 310},
         RECOMPUTED_STACK: {"kept_bytes": 60, "peak_bytes": 250},
     }
     assert meter.calls == ["allocated", "restart", "allocated", "peak"] * 9
+    assert len(waited) == 3
 
 
 def kept_for_backward(stack: torch.nn.Module, x: torch.Tensor) -> int:
@@ -86,7 +90,7 @@ def test_a_case_of_memory_is_run_with_the_devices_counters(monkeypatch: pytest.M
         asked.append(arguments)
         return {"contenders": {EAGER_STACK: {"kept_bytes": 2_000_000, "peak_bytes": 3_000_000}}}
 
-    monkeypatch.setattr(chain_memory, "measure", measure)
+    monkeypatch.setattr(chain_memory, "measure_stacks", measure)
     case = next(case for case in all_cases(False, False, 0) if case.group == MEMORY)
     figures = {**measured(case), "seconds": 4.0}
     assert asked == [(MEMORY_SHAPES[0], torch.bfloat16, CPU, chain_memory.Meter(CPU))]
@@ -106,8 +110,21 @@ def test_the_worst_stack_is_held_to_eager() -> None:
     assert "16384x4096x1024" in lines[0].where
 
 
-def test_compiled_kernels_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[None] = []
-    monkeypatch.setattr(cutfuse, "wait", lambda: waited.append(None))
-    chain_memory.measure((4, 24, 16), torch.float32, CPU, LiveTensors(0, [1] * 9, [1] * 9))
-    assert len(waited) == 3
+def test_the_cases_are_the_named_mlps_and_as_many_of_each_at_random() -> None:
+    cases = SUITE.cases(False, False, 0)
+    named = [case for case in cases if not case.variant.endswith("drawn")]
+    assert len(named) == 3 * sum(len(kind.shapes) for kind in KINDS)
+    assert len(cases) - len(named) == 3 * mlp_suite.RANDOM_COUNT
+    assert all(case.group != mlp_suite.MEMORY for case in SUITE.cases(True, False, 0))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_memory_of_a_step_is_without_its_result(kind: mlp_suite.Kind) -> None:
+    """Its 4 x 16 numbers of 2 bytes are 128."""
+    meter = LiveTensors(5000, [9, 9, 1128, 9, 9, 628, 9, 9, 228], [9, 9, 1300, 9, 9, 900, 9, 9, 950])
+    found = mlp_suite.measure_memory(kind, (4, 24, 16), CPU, meter)["contenders"]  # type: ignore[arg-type]
+    assert found == {
+        "eager": {"kept_bytes": 1000, "peak_bytes": 1300},
+        "cutfuse": {"kept_bytes": 500, "peak_bytes": 900},
+        RECOMPUTED: {"kept_bytes": 100, "peak_bytes": 950},
+    }
