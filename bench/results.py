@@ -49,9 +49,11 @@ def as_text(results: Results) -> str:
 
 
 def save(results: Results, path: Path) -> None:
-    """Write results as JSON, making the folder."""
+    """Write results as JSON, making the folder. Whoever reads the file meanwhile finds what it held before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(as_text(tidy(results)), encoding="utf-8")
+    written = path.with_name(f"{path.name}.part")
+    written.write_text(as_text(tidy(results)), encoding="utf-8")
+    written.replace(path)
 
 
 def part_path(path: Path, field: str) -> Path:

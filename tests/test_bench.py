@@ -345,6 +345,21 @@ def test_a_process_that_ends_loses_its_case_alone(tmp_path: Path, monkeypatch: p
     assert notes == {"fp32": None, "bf16": "failed: the process ended with status 3", "fp16": None}
 
 
+def test_a_file_that_is_written_holds_what_it_did_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, own = tmp_path / "run.json", {"schema": results.SCHEMA, "cases": [1]}
+    results.save(own, path)
+    write = Path.write_text
+
+    def read_meanwhile(file: Path, text: str, **settings: Any) -> None:
+        write(file, text[:5], **settings)
+        assert results.load(path) == own
+        write(file, text, **settings)
+
+    monkeypatch.setattr(Path, "write_text", read_meanwhile)
+    results.save({**own, "cases": [1, 2]}, path)
+    assert results.load(path)["cases"] == [1, 2]
+
+
 def test_packages_that_are_missing_leave_out_their_cases(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
