@@ -11,24 +11,30 @@ import pytest
 import torch.distributed
 from documents import ROOT, blocks_of, pages
 
-WORLD = 2
-# Each layer is larger than a bucket, so that DDP reduces their gradients one by one, and Dynamo splits the graph there.
-SCRIPT = """
+pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this PyTorch has no gloo")
+
+BEFORE = """
 import sys
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+
+import cutfuse
+
+rank, file = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+"""
+# Each layer is larger than a bucket, so that DDP reduces their gradients one by one, and Dynamo splits the graph there.
+SCRIPT = """
 from torch._dynamo.backends.debugging import aot_eager
 from torch.nn.parallel import DistributedDataParallel
 
 from cutfuse.compile import fusion, model
 from cutfuse.native import use_operators_everywhere
 
-rank, file = int(sys.argv[1]), sys.argv[2]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
 reports, fuse = [], fusion.fuse
 
 
@@ -72,16 +78,16 @@ with use_operators_everywhere():
     torch.testing.assert_close(train("cutfuse"), train(None), rtol=1e-4, atol=1e-5)
 programs = [product.program for found in reports for product in found]
 print(f"{len(reports) > 1} {sorted(programs)}")
-dist.destroy_process_group()
 """
 
 
 def run_processes(script: str, folder: Path) -> list[str]:
-    """What each of WORLD processes prints, which are given their rank and a file to meet at."""
-    command = [sys.executable, "-c", script]
+    """What each of two processes prints, which meet before the script and part behind it."""
+    program = f"{BEFORE}\n{script}\ndist.destroy_process_group()"
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     processes = [
-        subprocess.Popen([*command, str(rank), str(folder / "store")], cwd=folder, **pipes) for rank in range(WORLD)
+        subprocess.Popen([sys.executable, "-c", program, str(rank), str(folder / "store")], cwd=folder, **pipes)
+        for rank in range(2)
     ]
     try:
         finished = [process.communicate(timeout=240) for process in processes]
@@ -93,7 +99,6 @@ def run_processes(script: str, folder: Path) -> list[str]:
     return [out for out, _ in finished]
 
 
-@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this PyTorch has no gloo")
 def test_ddp(tmp_path: Path) -> None:
     for out in run_processes(SCRIPT, tmp_path):
         assert out.splitlines()[-1] == "True ['gelu(z)', 'relu(z)', 'silu(z)']"
@@ -103,16 +108,9 @@ def test_ddp(tmp_path: Path) -> None:
 
 
 SHARDED_SCRIPT = """
-import sys
-
-import torch.distributed as dist
-import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-rank, file = int(sys.argv[1]), sys.argv[2]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
 mesh = init_device_mesh("cpu", (2,))
 
 
@@ -143,18 +141,16 @@ try:
     parallelize_module(cutfuse.nn.FusedLinear(6, 8), mesh, ColwiseParallel())
 except NotImplementedError as error:
     print(error)
-dist.destroy_process_group()
 """
 
 
 def recipe() -> str:
-    """The functions of the page, and the imports above them."""
+    """The functions of the page."""
     blocks = blocks_of(ROOT / "docs" / "modules.md")
     (functions,) = (block.code for block in blocks if "def column_wise(" in block.code)
-    return f"import torch\nfrom torch import Tensor, nn\n\nimport cutfuse\n{functions}"
+    return functions
 
 
-@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this PyTorch has no gloo")
 @pytest.mark.skipif(not pages(), reason="the documentation is only in the source tree")
 def test_tensor_parallel(tmp_path: Path) -> None:
     for out in run_processes(recipe() + SHARDED_SCRIPT, tmp_path):
@@ -164,20 +160,12 @@ def test_tensor_parallel(tmp_path: Path) -> None:
 # A head whose vocabulary is divided among two processes, in parts that differ.
 HEAD_SCRIPT = """
 import itertools
-import sys
 
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-import cutfuse
 from cutfuse import head
 
-rank, file = int(sys.argv[1]), sys.argv[2]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
 mesh = init_device_mesh("cpu", (2,))
 torch.manual_seed(0)
 tensors = [torch.randn(*shape) for shape in ((2, 6, 16), (301, 16), (301,))]
@@ -219,11 +207,9 @@ try:
     cutfuse.linear_cross_entropy(own[0], own[1], target + 2)
 except RuntimeError as error:
     print(error)
-dist.destroy_process_group()
 """
 
 
-@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this PyTorch has no gloo")
 def test_a_sharded_vocabulary(tmp_path: Path) -> None:
     for out in run_processes(HEAD_SCRIPT, tmp_path):
         assert "a target is no class of the vocabulary, nor the one that is ignored" in out
