@@ -1,21 +1,29 @@
-"""Programs for ONNX, which has no operators of cutfuse: they are PyTorch's own operations, on every device."""
+"""Exported programs: for ONNX, which has no operators of cutfuse, of PyTorch's own operations; packages of AOTInductor.
+
+The runtime of AOTInductor gives operators None for a list without items.
+"""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch._inductor
 import torch.nn.functional as F
+from emulated_device import emulated_device
 from torch import Tensor, nn
 from torch._decomp import get_decompositions
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import cutfuse
+from cutfuse.layer import schema
 from cutfuse.native import use_operators_everywhere
+from cutfuse.registration import DISPATCHED
 
 # PyTorch's own, of what it calls itself.
 pytestmark = pytest.mark.filterwarnings(
@@ -27,6 +35,8 @@ DECOMPOSED = ("linear", "linear_reduce", "linear_with_pre_activation", "product"
 
 
 class Model(nn.Module):
+    """Operators with operands and without."""
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = cutfuse.nn.FusedLinear(16, 8, epilogue=F.gelu)
@@ -108,3 +118,71 @@ def test_pytorchs_exporters(model: nn.Module, export: str) -> None:
     pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     EXPORTS[export](model)
+
+
+# AOTInductor
+
+
+GELU, BF16, FP32 = "operands=0; gelu z", torch.bfloat16, torch.float32
+ROWS, W, B, SCALAR = (torch.randn(shape).to(BF16) for shape in ((8, 16), (24, 16), (24,), ()))
+
+# Arguments, and the places of the lists among them.
+CALLS: dict[str, tuple[tuple[Any, ...], tuple[int, ...]]] = {
+    "linear": ((ROWS, W, B, [], GELU, BF16), (3,)),
+    "linear_reduce": ((ROWS, W, B, [], GELU, "amax", FP32), (3,)),
+    "linear_with_pre_activation": ((ROWS, W, B, [], GELU, BF16), (3,)),
+    "pointwise": ((ROWS, [], GELU, BF16), (1,)),
+    "reduce": ((SCALAR, [], GELU, "sum", [], FP32), (1, 4)),
+    "pointwise_backward": ((ROWS, ROWS, [], GELU, "none", None, [], True), (2, 6)),
+    "layer": ((ROWS, W, B, [], GELU, "none", False, BF16), (3,)),
+}
+
+
+@pytest.fixture(params=["CUDA", "CPU"])
+def key(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Of an implementation. CUDA's run on CPU memory."""
+    if request.param == "CPU":
+        yield "CPU"
+        return
+    with emulated_device():
+        yield "CUDA"
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_none_is_an_empty_list(key: str, name: str) -> None:
+    given, places = CALLS[name]
+    implementation = DISPATCHED["CompositeImplicitAutograd" if name == "layer" else key][name]
+    without = tuple(None if place in places else argument for place, argument in enumerate(given))
+    for _ in range(2):  # the second one may be direct
+        torch.testing.assert_close(implementation(*without), implementation(*given))
+
+
+def test_every_operator_with_a_list_is_among_them() -> None:
+    """But for `joined`, which has no product without weights."""
+    with_lists = [text.split("(")[0] for text in schema.SCHEMAS if "[] " in text]
+    assert sorted(with_lists) == sorted([*CALLS, "joined"])
+
+
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.8."), reason="AOTInductor of PyTorch 2.8 gives operators fp64 for the type fp32"
+)
+def test_a_package_runs(model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "1")  # where Inductor makes no fallback by itself for an operator with a decomposition
+
+    class WithJoined(nn.Module):
+        """A model, and the operator that compiled models alone call."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.model(x) + torch.ops.cutfuse.joined(x, [self.model.layer.weight], [None])
+
+    packaged = WithJoined().eval()
+    with torch.no_grad():
+        program = torch.export.export(packaged, (X,))
+        names = ("linear", "linear_reduce", "joined", "pointwise", "reduce")
+        assert operators_of(program) == {f"cutfuse::{name}" for name in names}
+        path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    torch.testing.assert_close(torch._inductor.aoti_load_package(path)(X), packaged(X), rtol=1e-4, atol=1e-4)
