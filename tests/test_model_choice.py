@@ -8,29 +8,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from functorch.compile import make_boxed_func
-from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
+from model_checks import calls, compiled
+from torch import Tensor, fx, nn
 
 import cutfuse
 from bench.model_fusion import kind_of
-from cutfuse import arguments
-from cutfuse.compile.fusion import fuse
-from cutfuse.compile.report import ModelExplanation
-from cutfuse.layer import planner
+from cutfuse.compile import choice
+from cutfuse.compile.choice import absorbed_bytes
+from cutfuse.compile.regions import Region
+from cutfuse.compile.report import ModelExplanation, ProductReport
 
-pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")]
-
-H200 = (9, 0, 132)
-
-
-@pytest.fixture(autouse=True)
-def _h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tensors without memory, and the kernels and facts of an H200 for them."""
-    monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
-    monkeypatch.setattr(planner, "device_facts", lambda device: H200)
-    yield
-    torch._dynamo.reset()
+pytestmark = [pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"), pytest.mark.usefixtures("h200")]
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -38,7 +26,6 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def explain(function: Callable[..., Any], *inputs: Any) -> ModelExplanation:
-    torch._dynamo.reset()
     with torch.no_grad():
         return cutfuse.explain_model(function, *inputs)
 
@@ -51,13 +38,10 @@ def activated(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.relu(F.linear(x, w, b))
 
 
-def test_a_large_chain_is_fused() -> None:
-    assert explain(activated, *layer(1024, 8192, 8192)).fused == 1
-
-
-def test_leading_dimensions_count_as_rows() -> None:
+def test_a_large_chain_is_fused_whose_leading_dimensions_count_as_rows() -> None:
     x, w, b = layer(1024, 8192, 8192)
     flat, deep = (explain(activated, t, w, b).products[0] for t in (x, x.view(4, 256, 8192)))
+    assert flat.is_fused
     assert deep == flat
 
 
@@ -96,18 +80,6 @@ def test_what_reads_no_weight_by_columns_is_left() -> None:
     assert product.reason == ("weight as [N, K] has strides (2, 8192): neither its rows nor its columns are contiguous")
 
 
-def test_a_part_of_the_columns_of_a_weight_by_columns() -> None:
-    """As one of the three projections that GPT-2 computes as one product."""
-    x, w = empty(4096, 4096), empty(4096, 22016)
-
-    def gate(x: Tensor, w: Tensor) -> Tensor:
-        left, right = (x @ w).chunk(2, -1)
-        return F.silu(left) * right
-
-    (product,) = explain(gate, x, w).products
-    assert product.is_fused or "products of the parts" in product.reason
-
-
 def test_what_inductor_fuses_with_a_norm_is_left() -> None:
     """There the chain costs no kernel of its own."""
 
@@ -130,19 +102,21 @@ def test_the_next_product_absorbs_nothing() -> None:
     assert not second.is_fused
 
 
-def test_fp32_products_at_highest_are_regions_of_their_own() -> None:
-    x, w, b = layer(4096, 4096, 4096, torch.float32)
-    (product,) = explain(lambda x, w, b: F.linear(x, w, b).softmax(-1), x, w, b).products
-    assert product.is_fused
-    assert product.program == "z"
-    for sizes, is_fused in (((64, 64, 64), True), ((907, 2408, 212), False)):
-        (small,) = explain(lambda x, w, b: F.linear(x, w, b).softmax(-1), *layer(*sizes, torch.float32)).products
-        assert small.is_fused == is_fused
-
-
-def test_products_of_16_bits_alone_are_pytorchs() -> None:
-    (product,) = explain(lambda x, w, b: F.linear(x, w, b).softmax(-1), *layer(4096, 4096, 4096)).products
-    assert not product.is_fused
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "is_fused"),
+    [
+        ((4096, 4096, 4096), torch.float32, True),
+        ((64, 64, 64), torch.float32, True),
+        ((907, 2408, 212), torch.float32, False),
+        ((4096, 4096, 4096), torch.bfloat16, False),
+    ],
+)
+def test_fp32_products_at_highest_are_regions_of_their_own(
+    sizes: tuple[int, int, int], dtype: torch.dtype, is_fused: bool
+) -> None:
+    (product,) = explain(lambda x, w, b: F.linear(x, w, b).softmax(-1), *layer(*sizes, dtype)).products
+    assert product.is_fused == is_fused
+    assert product.program == ("z" if is_fused else "")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -150,7 +124,6 @@ def test_training(dtype: torch.dtype) -> None:
     """Inductor fuses the chain with its gradient and what follows; products of fp32 matrices are faster as ours."""
     x, w, b = layer(4096, 4096, 4096, dtype)
     w, b = nn.Parameter(w), nn.Parameter(b)
-    torch._dynamo.reset()
     (product,) = cutfuse.explain_model(lambda x, w, b: F.gelu(F.linear(x, w, b)).softmax(-1), x, w, b).products
     assert product.is_fused == (dtype is torch.float32)
     assert product.program == ("z" if dtype is torch.float32 else "")
@@ -162,7 +135,6 @@ def test_a_sum_that_needs_no_product(trains: bool) -> None:
     """It is fused at every size, trained or not."""
     x, w, b = layer(64, 96, 8)
     w = nn.Parameter(w) if trains else w
-    torch._dynamo.reset()
     found = cutfuse.explain_model(lambda x, w, b: (F.linear(x, w, b) / 2 * 1.5).sum(-1), x, w, b)
     assert [product.program for product in found.products] == ["sum(((z / 2) * 1.5), -1)"]
     if trains:
@@ -173,12 +145,6 @@ def test_a_sum_that_needs_no_product(trains: bool) -> None:
 def test_a_trained_sum_without_a_product_is_pytorchs_operations() -> None:
     """Which Inductor fuses and differentiates. A trained fp32 product is an operator, forwards and backwards."""
     x, w, b = torch.randn(8, 16), nn.Parameter(torch.randn(32, 16)), nn.Parameter(torch.randn(32))
-    names: list[set[str]] = []
-
-    def collect(graph: torch.fx.GraphModule, _: Any) -> Any:
-        names.append({str(node.target) for node in graph.graph.nodes if "cutfuse" in str(node.target)})
-        return make_boxed_func(graph)
-
     for model, grad_y, expected in (
         (lambda x, w, b: (F.linear(x, w, b) * 2).sum(-1), torch.randn(8), [set(), set()]),
         (
@@ -187,22 +153,16 @@ def test_a_trained_sum_without_a_product_is_pytorchs_operations() -> None:
             [{"cutfuse.linear.default"}, {"cutfuse.product.default"}],
         ),
     ):
-        torch._dynamo.reset()
-        names.clear()
-
-        def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
-            assert [report.is_fused for report in fuse(module)] == [True]
-            return aot_autograd(fw_compiler=collect)(module, inputs)
-
+        graphs: list[fx.Graph] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("cutfuse.compile.choice._why_slower", lambda *_: "")
-            y = torch.compile(model, backend=backend)(x, w, b)
+            y = compiled(model, graphs)(x, w, b)
         # A gradient of y's squares would multiply y's own errors, which are those of sums that cancel.
         found = torch.autograd.grad(y, (w, b), grad_y)
         reference = model(x, w, b)
         torch.testing.assert_close(y, reference, rtol=1e-5, atol=1e-4)  # of sums of 32 numbers
         torch.testing.assert_close(found, torch.autograd.grad(reference, (w, b), grad_y), rtol=1e-5, atol=1e-5)
-        assert names == expected
+        assert [{name for name in calls(graph) if "cutfuse" in name} for graph in graphs] == expected
 
 
 def test_a_mask_would_have_to_be_converted() -> None:
@@ -229,19 +189,152 @@ def test_an_operand_is_not_copied_to_all_rows() -> None:
         assert "copied" not in product.reason, shape
 
 
-def test_a_product_is_split_only_where_the_parts_are_faster() -> None:
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_a_product_is_split_only_where_the_parts_are_faster(by_columns: bool) -> None:
+    """By columns is the weight of the three projections that GPT-2 computes as one product."""
+
     def gate(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        left, right = F.linear(x, w, b).chunk(2, -1)
+        left, right = (x @ w if by_columns else F.linear(x, w, b)).chunk(2, -1)
         return F.silu(left) * right
 
-    large, small = (explain(gate, *layer(*sizes)).products[0] for sizes in ((4096, 22016, 4096), (96, 1024, 512)))
+    def explain_gate(m: int, n: int, k: int) -> ProductReport:
+        x, w, b = layer(m, n, k)
+        return explain(gate, x, empty(k, n) if by_columns else w, b).products[0]
+
+    large = explain_gate(4096, 22016, 4096)
     assert large.is_fused or "products of the parts" in large.reason
-    assert not small.is_fused
+    assert not explain_gate(96, 1024, 512).is_fused
 
 
-def test_on_a_cpu_everything_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    x, w, b = (torch.randn(shape) for shape in ((8, 16), (32, 16), (32,)))
-    (product,) = explain(activated, x, w, b).products
+# What fusing a region spares the kernels that Inductor generates around it
+
+
+M, N, K = 16384, 1024, 1024
+MATRIX = 2 * M * N  # bytes
+Model = Callable[[Tensor, Tensor, Tensor], Any]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
+    """What was found of each region that Inductor may compute, by its expression."""
+    found: dict[str, float | None] = {}
+
+    def observed(region: Region) -> float | None:
+        spared = absorbed_bytes(region)
+        found.setdefault(repr(region.epilogue.expression), spared)  # of the first product
+        return spared
+
+    monkeypatch.setattr(choice, "absorbed_bytes", observed)
+    return found
+
+
+def explain_layer(model: Model, k: int = K) -> ModelExplanation:
+    return explain(model, empty(M, k), empty(N, k), empty(M, N))
+
+
+def summed(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    return F.linear(x, w) + r
+
+
+def normed(y: Tensor) -> Tensor:
+    return F.layer_norm(y, (N,))
+
+
+def norm_alone(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    return normed(summed(x, w, r))
+
+
+def norm_and_result(x: Tensor, w: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    y = summed(x, w, r)
+    return normed(y), y
+
+
+def norm_and_a_later_sum(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    y = summed(x, w, r)
+    return torch.matmul(normed(y), w).view(y.shape) + y
+
+
+def next_product(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    return torch.matmul(summed(x, w, r), w)
+
+
+def a_view_of_a_residual(x: Tensor, w: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    y = F.linear(x, w) + r.view(16, -1, N).contiguous().view(M, N)
+    return normed(y), y
+
+
+def pieces(x: Tensor, w: Tensor, r: Tensor) -> list[Tensor]:
+    left, right = summed(x, w, r).chunk(2, -1)
+    return [torch.matmul(left, w[:512]), torch.matmul(right, w[:512])]
+
+
+def queries_and_keys(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    q, k = summed(x, w, r).view(-1, 256, 2, 8, 64).permute(2, 0, 3, 1, 4).unbind(0)
+    return F.scaled_dot_product_attention(q, k, q)
+
+
+def a_layer_far_behind(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    """The residual is read there too, which costs no search through the layers between."""
+    y = norm_alone(x, w, r)
+    for _ in range(40):
+        y = y.sin()
+    return y + r
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _another_library() -> Iterator[None]:
+    library = torch.library.Library("cutfuse_test_absorption", "DEF")
+    library.define("opaque(Tensor x) -> Tensor")
+    torch.library.register_fake("cutfuse_test_absorption::opaque", torch.empty_like, lib=library)
+    yield
+    library._destroy()
+
+
+MODELS: dict[str, tuple[Model, int | None]] = {
+    "norm alone": (norm_alone, 1),  # z and the residual, instead of the sum
+    "norm and result": (norm_and_result, 2),  # and the sum is stored
+    "norm and a later sum": (norm_and_a_later_sum, 2),
+    "norm that reads the residual": (lambda x, w, r: norm_alone(x, w, r).reshape(-1) * r.view(-1), 0),
+    "a layer far behind": (a_layer_far_behind, 1),  # although that sum may be in the norm's kernel
+    "next product": (next_product, None),
+    "a view of a residual": (a_view_of_a_residual, 2),
+    "a view in front of a product": (lambda x, w, r: next_product(x, w, r.view(16, -1, N).flatten(0, 1)), None),
+    "pieces": (pieces, None),
+    "queries and keys": (queries_and_keys, None),
+    "another library's": (lambda x, w, r: torch.ops.cutfuse_test_absorption.opaque(summed(x, w, r)), None),
+    # z is read and the sum is stored, instead of storing the operand
+    "computed operand": (lambda x, w, r: next_product(x, w, r.cumsum(1)), 1),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_bytes_that_are_spared(seen: dict[str, float | None], name: str) -> None:
+    model, matrices = MODELS[name]
+    explain_layer(model)
+    assert seen["(z + r0)"] == (None if matrices is None else matrices * MATRIX)
+
+
+def test_a_size_is_no_reader(seen: dict[str, float | None]) -> None:
+    def model(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+        y = summed(x, w, r)
+        size = y.size()
+        return torch.matmul(y, w).view(size)
+
+    x, r = empty(M, K), empty(M, N)
+    for tensor in (x, r):
+        torch._dynamo.mark_dynamic(tensor, 0)
+    explain(model, x, empty(N, K), r)
+    assert seen["(z + r0)"] is None
+
+
+def test_a_residual_of_a_pre_norm_block_is_fused() -> None:
+    """Inductor's kernel of the norm would read the residual and store the sum, besides what it does of the norm."""
+    (product,) = explain_layer(norm_and_result).products
+    assert product.program == "(z + r0)"
+
+
+def test_a_residual_of_a_post_norm_block_is_left() -> None:
+    """Nothing stores the sum, so Inductor's kernel reads one matrix less, and the product's one more."""
+    (product,) = explain_layer(norm_alone, 4 * K).products
     assert not product.is_fused
-    assert product.reason == "x is on cpu; kernels are for CUDA devices"
+    assert "less in Inductor's kernel" in product.reason
