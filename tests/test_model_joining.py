@@ -71,11 +71,12 @@ def test_attention(kept: int, dynamic: bool) -> None:
     assert not any(report.is_fused for report in found.reports)
 
 
-def test_inductor_runs_them() -> None:
+def test_inductor_runs_them_and_the_explanation_names_them() -> None:
     model = Attention().eval()
     with torch.no_grad():
-        y = torch.compile(model, backend="cutfuse")(X)
-        torch.testing.assert_close(y, model(X))
+        torch.testing.assert_close(torch.compile(model, backend="cutfuse")(X), model(X))
+        text = str(cutfuse.explain_model(model, X))
+    assert f"{JOINED}query, key and value" in " ".join(text.split())
 
 
 def halves(rows: Tensor) -> Tensor:
@@ -94,54 +95,15 @@ def test_how_many_are_joined(x: Tensor, count: int, expected: list[int]) -> None
     assert joined(compare_without_gradients(products, x, *W[:count])) == expected
 
 
-def test_no_weight_of_another_type_or_layout_is_joined() -> None:
-    def function(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        return halves(F.linear(x, w)), halves(x @ v)
-
-    assert joined(compare_without_gradients(function, X, W[0], W[1].t())) == []
-
-
-def test_nothing_that_is_trained_is_joined() -> None:
-    found = compare(Attention(), (X,))
-    assert joined(found) == []
-    assert found.reports
+def written_x(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    first = halves(F.linear(x, w))
+    x.mul_(2)
+    return first, halves(F.linear(x, v))
 
 
-def test_nothing_that_has_its_place_between_products_is_crossed() -> None:
-    def writes(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        first = halves(F.linear(x, w))
-        x.mul_(2)
-        return first, halves(F.linear(x, v))
-
-    assert joined(compare_without_gradients(writes, X.clone(), W[0], W[1])) == []
-
-
-def test_a_weight_that_is_computed_between_products_is_not_joined() -> None:
-    def computes(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        first = halves(F.linear(x, w))
-        return first, halves(F.linear(x, v * first.sum()))
-
-    assert joined(compare_without_gradients(computes, X, W[0], W[1])) == []
-
-
-def returned(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    return F.linear(x, w), F.linear(x, v)
-
-
-def viewed_flat(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    return F.linear(x, w).view(-1).sin(), halves(F.linear(x, v))
-
-
-def transposed_for_the_caller(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    return F.linear(x, w).transpose(0, 1), halves(F.linear(x, v))
-
-
-def returned_in_part(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    return F.linear(x, w)[0, 0], halves(F.linear(x, v))
-
-
-def strided(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    return F.linear(x, w).as_strided((2, 5, 2, 32), (192, 32, 32, 1)).sin(), halves(F.linear(x, v))
+def computed_weight(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    first = halves(F.linear(x, w))
+    return first, halves(F.linear(x, v * first.sum()))
 
 
 def written(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -164,57 +126,60 @@ def dense(x: Tensor) -> Tensor:
     return x + 1
 
 
-@dense.register_fake
-def _(x: Tensor) -> Tensor:
-    return torch.empty_like(x)
+dense.register_fake(torch.empty_like)
 
 
-def given_to_an_operator_of_another_library(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    return dense(F.linear(x, w).unflatten(-1, (2, -1))), halves(F.linear(x, v))
+def unlike(first: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
+    """Of two products, of which something is made of the first one that its columns of a wider matrix do not give."""
+    return lambda x, w, v, *given: (first(F.linear(x, w), *given), halves(F.linear(x, v)))
+
+
+# What stays as it is: something has its place between the products, or somebody would notice the layout.
+APART: dict[str, Callable[..., Any]] = {
+    "a weight by columns": lambda x, w, v: (halves(F.linear(x, w)), halves(x @ v.t())),
+    "x is written": written_x,
+    "a weight is computed": computed_weight,
+    "returned": lambda x, w, v: (F.linear(x, w), F.linear(x, v)),
+    "returned in part": unlike(lambda rows: rows[0, 0]),
+    "viewed flat": unlike(lambda rows: rows.view(-1).sin()),
+    "transposed for the caller": unlike(lambda rows: rows.transpose(0, 1)),
+    "strided": unlike(lambda rows: rows.as_strided((2, 5, 2, 32), (192, 32, 32, 1)).sin()),
+    "written": written,
+    "written by halves": written_by_halves,
+    "given to an operator of another library": unlike(lambda rows: dense(rows.unflatten(-1, (2, -1)))),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_somebody_would_notice_is_not_joined(name: str) -> None:
+    assert joined(compare_without_gradients(APART[name], X.clone(), W[0], W[1])) == []
+
+
+def test_nothing_that_is_trained_is_joined() -> None:
+    found = compare(Attention(), (X,))
+    assert joined(found) == []
+    assert found.reports
 
 
 @pytest.mark.parametrize(
-    "function",
+    "first",
     [
-        returned,
-        returned_in_part,
-        viewed_flat,
-        transposed_for_the_caller,
-        strided,
-        written,
-        written_by_halves,
-        given_to_an_operator_of_another_library,
+        lambda rows, counts: rows.nonzero().sum(),
+        lambda rows, counts: torch.repeat_interleave(rows, counts, dim=1).sin(),
     ],
+    ids=["nonzero", "repeat_interleave"],
 )
-def test_layouts_that_somebody_would_notice_stay(function: Callable[..., Any]) -> None:
-    assert joined(compare_without_gradients(function, X, W[0], W[1])) == []
-
-
-def places(x: Tensor, w: Tensor, v: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
-    return F.linear(x, w).nonzero().sum(), halves(F.linear(x, v))
-
-
-def repeated(x: Tensor, w: Tensor, v: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
-    return torch.repeat_interleave(F.linear(x, w), counts, dim=1).sin(), halves(F.linear(x, v))
-
-
-@pytest.mark.parametrize("function", [places, repeated])
-def test_results_whose_size_is_not_known_are_not_computed_twice(function: Callable[..., Any]) -> None:
+def test_results_whose_size_is_not_known_are_not_computed_twice(first: Callable[..., Any]) -> None:
     """Their size is a symbol without a value, and evaluating a node again would make another one."""
     counts = torch.tensor([1, 2, 0, 1, 1, 1])
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        assert joined(compare_without_gradients(function, X, W[0], W[1], counts)) == []
+        assert joined(compare_without_gradients(unlike(first), X, W[0], W[1], counts)) == []
 
 
 @pytest.mark.parametrize("rows", [(3, 1), (1, 3, 1), (3, 1, 1)], ids=str)
 def test_views_across_dimensions_of_one_row(rows: tuple[int, ...]) -> None:
     """PyTorch's examples have a flat view of rows that lie apart, which no tensor has."""
-
-    def function(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        return F.linear(x, w).view(-1).sin(), halves(F.linear(x, v))
-
-    found = compare_without_gradients(function, draw(*rows, 32), W[0], W[1])
-    assert joined(found) == []
+    assert joined(compare_without_gradients(APART["viewed flat"], draw(*rows, 32), W[0], W[1])) == []
 
 
 @pytest.mark.parametrize("own", [Tensor.clone, Tensor.double, lambda rows: rows.softmax(-1)])
@@ -223,11 +188,7 @@ def test_a_result_of_one_row_has_its_own_strides(own: Callable[[Tensor], Tensor]
 
     Inductor makes the copies: the examples of PyTorch 2.8 and 2.9 are not what a clone that runs alone gives.
     """
-
-    def function(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        return own(F.linear(x, w)), halves(F.linear(x, v))
-
-    inputs = draw(1, 32), W[0], W[1]
+    function, inputs = unlike(own), (draw(1, 32), W[0], W[1])
     with torch.no_grad():
         actual, expected = torch.compile(function, backend="cutfuse")(*inputs), function(*inputs)
     assert [y.stride() for y in actual] == [y.stride() for y in expected]
@@ -256,22 +217,15 @@ def test_a_bias_of_one_number_for_all_columns(shape: tuple[int, ...]) -> None:
     assert joined(compare_without_gradients(function, X, W[0], W[1], draw(*shape))) == []
 
 
-class Cached(nn.Module):
+def test_keys_that_are_kept() -> None:
     """A key that is copied to its place among others."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.key = nn.Linear(32, 32), nn.Linear(32, 32)
-        self.register_buffer("keys", torch.zeros(2, 4, 9, 8))
+    def function(x: Tensor, w: Tensor, v: Tensor, keys: Tensor) -> Tensor:
+        query, key = (F.linear(x, weight).view(2, 6, 4, 8).transpose(1, 2) for weight in (w, v))
+        keys.index_copy_(2, torch.arange(2, 8), key)
+        return query @ keys.mT
 
-    def forward(self, x: Tensor) -> Tensor:
-        query, key = (layer(x).view(2, 6, 4, 8).transpose(1, 2) for layer in (self.query, self.key))
-        self.keys.index_copy_(2, torch.arange(2, 8), key)
-        return query @ self.keys.mT
-
-
-def test_keys_that_are_kept() -> None:
-    assert joined(compare_without_gradients(Cached().eval(), X)) == [2]
+    assert joined(compare_without_gradients(function, X, W[0], W[1], torch.zeros(2, 4, 9, 8))) == [2]
 
 
 def test_layers_behind_a_joined_one() -> None:
@@ -306,12 +260,6 @@ def test_a_fault_of_joining_leaves_the_products(monkeypatch: pytest.MonkeyPatch,
         torch.testing.assert_close(y, model(X))
 
 
-def test_the_explanation_names_them() -> None:
-    with torch.no_grad():
-        text = str(cutfuse.explain_model(Attention().eval(), X))
-    assert f"{JOINED}query, key and value" in " ".join(text.split())
-
-
 def test_elsewhere_nothing_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device without kernels."""
     monkeypatch.setattr(native, "operators_everywhere", False)
@@ -328,29 +276,30 @@ def qkv(heads: int = HEADS, rows: int = LENGTH) -> list[Tensor]:
     return [draw(BATCH, HEADS, rows, WIDTH), *(draw(BATCH, heads, LENGTH, WIDTH) for _ in range(2))]
 
 
-def attentions(found: Collector) -> list[dict[str, Any]]:
-    """The arguments of each attention in the graphs."""
+def attention_of(found: Collector) -> dict[str, Any]:
+    """The arguments of the attention in the graphs."""
     nodes = [node for graph in found.graphs for node in graph.graph.nodes]
-    return [
-        attention.named_arguments(node, attention._PARAMETERS)
-        for node in nodes
-        if node.target is F.scaled_dot_product_attention
-    ]
+    (node,) = (node for node in nodes if node.target is F.scaled_dot_product_attention)
+    return attention.named_arguments(node, attention._PARAMETERS)
 
 
 def masking(found: Collector) -> str:
     """What the attention of a graph hides: nothing, what "is_causal" does, or what a mask says."""
-    (given,) = attentions(found)
+    given = attention_of(found)
     if given.get("attn_mask") is not None:
         return "mask"
     return "causal" if given.get("is_causal") else "nothing"
 
 
-def attend(mask: Callable[[Tensor], Tensor], **options: Any) -> Callable[..., Tensor]:
-    """Attention behind a function that makes its mask, with what models do with the result."""
+def attend(
+    mask: Callable[[Tensor], Tensor | None] = lambda q: None,
+    repeating: Callable[[Tensor], Tensor] = lambda rows: rows,
+    **options: Any,
+) -> Callable[..., Tensor]:
+    """Attention behind functions that make its mask and repeat heads, with what models do with the result."""
 
     def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask(q), **options)
+        found = F.scaled_dot_product_attention(q, repeating(k), repeating(v), attn_mask=mask(q), **options)
         return found.transpose(1, 2).reshape(*q.shape[::2], -1)
 
     return model
@@ -487,14 +436,8 @@ def test_a_causal_mask_of_other_queries_than_keys_is_passed() -> None:
 def test_a_mask_of_a_size_that_varies() -> None:
     """The batch may; a mask of a length that is a symbol has no values."""
     for dim, hidden in ((0, "nothing"), (2, "mask")):
-        given = qkv()
-        for tensor in given:
-            torch._dynamo.mark_dynamic(tensor, dim)
-        found = Collector()
-        compiled = torch.compile(attend(of_rows), backend=found, fullgraph=True, dynamic=dim == 2)
-        torch.testing.assert_close(compiled(*given), attend(of_rows)(*given))
-        assert masking(found) == hidden
-        torch._dynamo.reset()
+        symbols = [(place, dim) for place in range(3)]
+        assert masking(compare(attend(of_rows), qkv(), symbols, fullgraph=True, dynamic=dim == 2)) == hidden
 
 
 def test_a_mask_too_large_to_compute_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -541,21 +484,18 @@ def repeat(rows: Tensor, times: int = 2) -> Tensor:
     return rows[:, :, None].expand(batch, heads, times, length, width).reshape(batch, heads * times, length, width)
 
 
+def twice(rows: Tensor) -> Tensor:
+    """Of `[batch, heads, 1, length, width]`."""
+    return rows.expand(-1, -1, 2, -1, -1).flatten(1, 2)
+
+
 def unsqueezed(rows: Tensor) -> Tensor:
-    return rows.unsqueeze(2).expand(-1, -1, 2, -1, -1).flatten(1, 2)
-
-
-def shared_attention(repeating: Callable[[Tensor], Tensor] = repeat, **options: Any) -> Callable[..., Tensor]:
-    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        found = F.scaled_dot_product_attention(q, repeating(k), repeating(v), **options)
-        return found.transpose(1, 2).reshape(*q.shape[::2], -1)
-
-    return model
+    return twice(rows.unsqueeze(2))
 
 
 def heads_of(found: Collector) -> tuple[int, int]:
     """How many heads the queries and the keys of the attention have."""
-    (given,) = attentions(found)
+    given = attention_of(found)
     query, key = (given[name].meta["example_value"] for name in ("query", "key"))
     return query.shape[1], key.shape[1]
 
@@ -565,8 +505,8 @@ def heads_of(found: Collector) -> tuple[int, int]:
 def test_one_query_of_heads_that_share_keys(repeating: Callable[..., Tensor], is_trained: bool) -> None:
     given = [tensor.requires_grad_(is_trained) for tensor in qkv(HEADS // 2, rows=1)]
     mask = torch.arange(LENGTH)[None, None, None, :] < 4
-    for options in ({}, {"attn_mask": mask}, {"attn_mask": mask[0, 0]}, {"scale": 0.5, "dropout_p": 0.0}):
-        assert heads_of(compare(shared_attention(repeating, **options), given, fullgraph=True)) == (2, 2)
+    for options in ({}, {"mask": lambda q: mask}, {"mask": lambda q: mask[0, 0]}, {"scale": 0.5, "dropout_p": 0.0}):
+        assert heads_of(compare(attend(repeating=repeating, **options), given, fullgraph=True)) == (2, 2)
 
 
 def test_one_query_of_a_static_cache() -> None:
@@ -576,38 +516,31 @@ def test_one_query_of_a_static_cache() -> None:
         for cache in (k, v):
             cache.index_copy_(2, place, q[:, ::2])
         mask = torch.arange(LENGTH)[None, None, None, :] <= place
-        return shared_attention(attn_mask=mask)(q, k, v)
+        return attend(lambda q: mask, repeat)(q, k, v)
 
     assert heads_of(compare(model, [*qkv(HEADS // 2, rows=1), torch.tensor([3])], fullgraph=True)) == (2, 2)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        shared_attention(attn_mask=draw(1, HEADS, 1, LENGTH)),
-        shared_attention(is_causal=True),
-        shared_attention(lambda rows: rows.repeat(1, 2, 1, 1)),
-        shared_attention(lambda rows: rows[:, torch.tensor([1, 0]), None].expand(-1, -1, 2, -1, -1).flatten(1, 2)),
-        shared_attention(lambda rows: rows[:, (1, 0), None].expand(-1, -1, 2, -1, -1).flatten(1, 2)),
-        shared_attention(lambda rows: rows[:, range(1, -1, -1), None].expand(-1, -1, 2, -1, -1).flatten(1, 2)),
-        shared_attention(lambda rows: rows[:, :, [3, 2, 1, 0, 5, 4]][:, :, None].repeat(1, 1, 2, 1, 1).flatten(1, 2)),
-        lambda q, k, v: (
-            F.scaled_dot_product_attention(q, (twice := repeat(k)), repeat(v.add_(twice.sum()))) + k.add_(1).sum()
-        ),
-    ],
-    ids=[
-        "a mask of each head",
-        "causal",
-        "heads in another order",
-        "an index of data",
-        "a tuple",
-        "a range",
-        "a list",
-        "written between",
-    ],
-)
-def test_keys_that_stay_repeated(model: Callable[..., Tensor]) -> None:
-    assert heads_of(compare(model, qkv(HEADS // 2, rows=1))) == (HEADS, HEADS)
+MASK_OF_HEADS = draw(1, HEADS, 1, LENGTH)
+REPEATED: dict[str, Callable[..., Tensor]] = {
+    "a mask of each head": attend(lambda q: MASK_OF_HEADS, repeat),
+    "causal": attend(repeating=repeat, is_causal=True),
+    "heads in another order": attend(repeating=lambda rows: rows.repeat(1, 2, 1, 1)),
+    "an index of data": attend(repeating=lambda rows: twice(rows[:, torch.tensor([1, 0]), None])),
+    "a tuple": attend(repeating=lambda rows: twice(rows[:, (1, 0), None])),
+    "a range": attend(repeating=lambda rows: rows[:, range(1, -1, -1), None].expand(-1, -1, 2, -1, -1).flatten(1, 2)),
+    "a list": attend(
+        repeating=lambda rows: rows[:, :, [3, 2, 1, 0, 5, 4]][:, :, None].repeat(1, 1, 2, 1, 1).flatten(1, 2)
+    ),
+    "written between": lambda q, k, v: (
+        F.scaled_dot_product_attention(q, (repeated := repeat(k)), repeat(v.add_(repeated.sum()))) + k.add_(1).sum()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_keys_that_stay_repeated(name: str) -> None:
+    assert heads_of(compare(REPEATED[name], qkv(HEADS // 2, rows=1))) == (HEADS, HEADS)
 
 
 @pytest.mark.parametrize("is_trained", [False, True])
@@ -615,7 +548,7 @@ def test_keys_that_are_written_before_the_backward_pass_stay_repeated(is_trained
     """Attention keeps its keys and values for the backward pass, and those that are repeated are copies."""
 
     def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        found = shared_attention()(q, k, v)
+        found = attend(repeating=repeat)(q, k, v)
         for cache in (k, v):
             cache.mul_(2.0)
         return found
@@ -641,14 +574,12 @@ def test_heads_that_are_not_shared_alike(model: Callable[..., Tensor]) -> None:
 def test_flash_attention_takes_shared_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it computes several queries without a mask, on a CUDA device."""
     given = [tensor.requires_grad_() for tensor in qkv(HEADS // 2)]
-    causal = shared_attention(attn_mask=torch.ones(LENGTH, LENGTH).tril() == 1)
+    mask = torch.ones(LENGTH, LENGTH).tril() == 1  # from outside, so that it has no values
     for is_taken in (True, False):
         monkeypatch.setattr(attention, "_takes_shared_heads", lambda *_, is_taken=is_taken: is_taken)
-        assert heads_of(compare(shared_attention(is_causal=True), given, fullgraph=True)) == (
-            HEADS,
-            2 if is_taken else HEADS,
-        )
-        assert heads_of(compare(causal, given, fullgraph=True)) == (HEADS, HEADS)  # a mask from outside has no values
+        causal = compare(attend(repeating=repeat, is_causal=True), given, fullgraph=True)
+        assert heads_of(causal) == (HEADS, 2 if is_taken else HEADS)
+        assert heads_of(compare(attend(lambda q: mask, repeat), given, fullgraph=True)) == (HEADS, HEADS)
 
 
 def test_kernels_that_the_model_chooses_get_the_heads_that_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -656,7 +587,7 @@ def test_kernels_that_the_model_chooses_get_the_heads_that_it_gives(monkeypatch:
 
     def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(SDPBackend.MATH):
-            return shared_attention()(q, k, v)
+            return attend(repeating=repeat)(q, k, v)
 
     monkeypatch.setattr(attention, "_takes_shared_heads", lambda *_: True)
     assert heads_of(compare(model, qkv(HEADS // 2), fullgraph=True)) == (HEADS, HEADS)
