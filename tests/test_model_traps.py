@@ -1,6 +1,6 @@
 """Models whose products must not be fused carelessly: writes, views, modes, gradients and types.
 
-`TRAPS` were foreseen, and the fusion pass had those of `MODELS` wrong.
+`TRAPS` were foreseen; the fusion pass had what follows them wrong.
 """
 
 from __future__ import annotations
