@@ -1,4 +1,4 @@
-"""torch.compile(fullgraph=True), torch.library.opcheck, torch.export: on the CPU, both paths."""
+"""torch.compile(fullgraph=True), torch.library.opcheck, torch.export and sizes that change: on the CPU, both paths."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import cutfuse
 from cutfuse.layer import schema
+from cutfuse.native import use_operators_everywhere
 
-# Raised by PyTorch 2.13 itself: when Dynamo meets an autograd.Function, and when Inductor is imported.
+# Raised by PyTorch itself: when Dynamo meets an autograd.Function, and when Inductor or export is imported.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit"),
 ]
 
 X, W, B, R = (
@@ -51,8 +53,13 @@ def _fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def check(call: Callable[..., Tensor], backend: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [*((name, "aot_eager") for name in CALLS), ("linear_sum", "inductor"), ("matrix_vector", "inductor")],
+)
+def test_compiles_to_one_graph(name: str, backend: str, path: str) -> None:
     """Values and gradients of the compiled call are those of the call."""
+    call = CALLS[name]
     compiled = torch.compile(call, fullgraph=True, backend=backend)
     with torch.no_grad():
         torch.testing.assert_close(compiled(X, W, B), call(X, W, B))
@@ -60,16 +67,6 @@ def check(call: Callable[..., Tensor], backend: str) -> None:
     kwargs = {"allow_unused": True, "materialize_grads": True}
     expected = torch.autograd.grad(call(*inputs).square().sum(), inputs, **kwargs)
     torch.testing.assert_close(torch.autograd.grad(compiled(*inputs).square().sum(), inputs, **kwargs), expected)
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_compiles_to_one_graph(name: str, path: str) -> None:
-    check(CALLS[name], "aot_eager")
-
-
-@pytest.mark.parametrize("name", ["linear_sum", "matrix_vector"])
-def test_compiles_with_inductor(name: str, path: str) -> None:
-    check(CALLS[name], "inductor")
 
 
 @pytest.mark.parametrize(
@@ -157,22 +154,6 @@ def test_changing_numbers(path: str) -> None:
             torch.testing.assert_close(compiled(X, scale), torch.relu(F.linear(X, W, B)) * scale + R)
 
 
-def test_export(path: str) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fused = cutfuse.nn.LinearSigmoidSum(7, 6)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.fused(x)
-
-    model = Model().requires_grad_(False)
-    exported = torch.export.export(model, (X,), strict=True)
-    torch.testing.assert_close(exported.module()(X), model(X))
-    targets = {str(node.target) for node in exported.graph.nodes}
-    assert any("cutfuse" in target for target in targets) is (path == "operators")
-
-
 def test_a_long_epilogue_is_given_up_at_the_limit() -> None:
     """Dynamo takes 10 ms for an operation, so 3000 of them would be half a minute."""
 
@@ -187,13 +168,11 @@ def test_a_long_epilogue_is_given_up_at_the_limit() -> None:
 
 
 PROGRAM = "operands=1; tanh z; mul prev r0"
+LAYERS = [(X, W, B, [R], PROGRAM, torch.float32), (X, W, None, [B[None]], PROGRAM, torch.bfloat16)]
 OPERATOR_INPUTS = {
-    "linear": [(X, W, B, [R], PROGRAM, torch.float32), (X, W, None, [B[None]], PROGRAM, torch.bfloat16)],
+    "linear": LAYERS,
     "linear_reduce": [(X, W, B, [R], PROGRAM, "sum", torch.float32), (X, W, None, [C], PROGRAM, "amax", torch.half)],
-    "linear_with_pre_activation": [
-        (X, W, B, [R], PROGRAM, torch.float32),
-        (X, W, None, [B[None]], PROGRAM, torch.bfloat16),
-    ],
+    "linear_with_pre_activation": LAYERS,
     "layer": [
         (X.unsqueeze(1), W, B, [R.unsqueeze(1)], PROGRAM, "none", False, torch.float32),
         (X, W, None, [C], PROGRAM, "logsumexp", True, torch.bfloat16),
@@ -235,3 +214,120 @@ def test_every_operator_is_checked() -> None:
         name for name in dir(torch.ops.cutfuse) if isinstance(getattr(schema, name, None), torch._ops.OpOverload)
     }
     assert set(OPERATOR_INPUTS) == registered == {schema_text.partition("(")[0] for schema_text in schema.SCHEMAS}
+
+
+# A batch size that changes makes no graph of its own: no more of them than PyTorch's own operations make.
+
+BATCHES = (4, 5, 6, 9)  # 6 is the width of the result too
+
+# What an operand's shape is for [batch, 3, 6]; -1 is the batch.
+OPERANDS = {
+    "full": (-1, 3, 6),
+    "column": (-1, 3, 1),
+    "outer": (-1, 1, 6),
+    "outer_column": (-1, 1, 1),
+    "inner": (1, 3, 6),
+    "matrix": (3, 6),
+    "inner_column": (3, 1),
+    "row": (6,),
+    "scalar": (),
+}
+
+# A call of x of [batch, 3, width] and an operand, and the width.
+Call = Callable[[Tensor, Tensor], Tensor]
+BATCHED: dict[str, tuple[Call, int]] = {
+    "linear": (lambda x, r: cutfuse.linear(x, W, epilogue=lambda z, r: torch.tanh(z) * r, operands=(r,)), 7),
+    "linear_logsumexp": (
+        lambda x, r: cutfuse.linear(x, W, epilogue=lambda z, r: torch.tanh(z) * r, operands=(r,), reduce="logsumexp"),
+        7,
+    ),
+    "matrix_vector": (
+        lambda x, r: cutfuse.linear(x, W, epilogue=lambda z, r: z * 2 + r, operands=(r,), reduce="mean", keepdim=True),
+        7,
+    ),
+    "pointwise": (lambda x, r: cutfuse.pointwise(lambda z, r: torch.sigmoid(z) * r, x, r), 6),
+    "reduce_batch": (
+        lambda x, r: cutfuse.reduce(x, (0, 2), "sum", prologue=lambda z, r: torch.sigmoid(z) * r, operands=(r,)),
+        6,
+    ),
+    "reduce_rows": (
+        lambda x, r: cutfuse.reduce(x, 2, "amax", prologue=lambda z, r: torch.sigmoid(z) * r, operands=(r,)),
+        6,
+    ),
+}
+
+
+class Model(nn.Module):
+    """torch.export takes modules only."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, x: Tensor, r: Tensor) -> Tensor:
+        return self.call(x, r)
+
+
+def inputs(operand: str, batch: int, width: int) -> tuple[Tensor, Tensor]:
+    shape = [batch if size == -1 else size for size in OPERANDS[operand]]
+    return torch.randn(batch, 3, width), torch.randn(shape)
+
+
+@pytest.mark.parametrize("operand", OPERANDS)
+@pytest.mark.parametrize("name", BATCHED)
+def test_an_exported_batch_stays_a_symbol(name: str, operand: str, path: str) -> None:
+    """Under fake tensors alone, without Dynamo; export raises where a size declared dynamic becomes a number."""
+    call, width = BATCHED[name]
+    batch = torch.export.Dim("batch")
+    dynamic = {"x": {0: batch}, "r": {0: batch} if OPERANDS[operand][:1] == (-1,) else {}}
+    exported = torch.export.export(Model(call), inputs(operand, 5, width), dynamic_shapes=dynamic, strict=False)
+    for size in BATCHES:
+        x, r = inputs(operand, size, width)
+        torch.testing.assert_close(exported.module()(x, r), call(x, r))
+
+
+@pytest.mark.parametrize(
+    ("name", "operand", "mark"),
+    [
+        *[(name, "full", mark) for name in BATCHED for mark in (False, True)],
+        *[(name, "row", False) for name in ("linear", "matrix_vector")],
+    ],
+)
+def test_batches_make_as_many_graphs_as_pytorchs(name: str, operand: str, mark: bool, path: str) -> None:
+    """One for all sizes that are marked, and otherwise a second one, of a size that is a symbol."""
+    call, width = BATCHED[name]
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(call, fullgraph=True, backend=counter)
+    for size in BATCHES:
+        tensors = [t.requires_grad_() for t in inputs(operand, size, width)]
+        for t in tensors if mark else ():
+            if t.dim() == 3 and t.shape[0] == size:
+                torch._dynamo.mark_dynamic(t, 0)
+        y = compiled(*tensors)
+        torch.testing.assert_close(y, call(*tensors))
+        y.sum().backward()
+    assert counter.frame_count == (1 if mark else 2)
+
+
+@pytest.mark.parametrize("exported", [False, True])
+@pytest.mark.parametrize("operand", ["full", "column", "inner", "row"])
+@pytest.mark.parametrize("name", BATCHED)
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_a_number_of_rows_that_depends_on_data(name: str, operand: str, exported: bool) -> None:
+    """Whether such a number is 1 is unknown, and asking for it ends a graph."""
+    call, width = BATCHED[name]
+    x, r = inputs(operand, 9, width)
+    masks = [torch.arange(9) < count for count in (4, 1, 7)]
+
+    class Selecting(Model):
+        def forward(self, x: Tensor, r: Tensor, mask: Tensor) -> Tensor:
+            rows = mask.nonzero().squeeze(1)
+            return self.call(x[rows], r[rows] if OPERANDS[operand][:1] == (-1,) else r)
+
+    with use_operators_everywhere():
+        if exported:
+            compiled = torch.export.export(Selecting(call), (x, r, masks[0]), strict=False).module()
+        else:
+            compiled = torch.compile(Selecting(call), backend="aot_eager", fullgraph=True)
+        found = [compiled(x, r, mask) for mask in masks]
+    torch.testing.assert_close(found, [Selecting(call)(x, r, mask) for mask in masks])
