@@ -24,7 +24,7 @@ import cutfuse
 from cutfuse import arguments
 from cutfuse.layer import inductor, planner, schema
 from cutfuse.layer.layouts import NOT_CUDA
-from cutfuse.linear import LinearCall, normalise_linear
+from cutfuse.linear import normalise_linear
 from cutfuse.native import use_operators_everywhere
 from cutfuse.pointwise import normalise_pointwise
 from cutfuse.registration import cache_tag
@@ -73,10 +73,7 @@ def test_the_compiler_is_given_the_faster_one(device: tuple[int, int, int], dyna
         graphs.append({node.target for node in graph.graph.nodes})
         return graph
 
-    def backend(graph: fx.GraphModule, given: list[Tensor]) -> Callable[..., object]:
-        own = aot_autograd(fw_compiler=compile_forward, decompositions=select_decomp_table())
-        return own(graph, given)
-
+    backend = aot_autograd(fw_compiler=compile_forward, decompositions=select_decomp_table())
     compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend=backend)
     for rows in (4, 5, 6, 9, 24):
         given = inputs(rows)
@@ -181,9 +178,6 @@ def test_it_is_decided_by_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decided(monkeypatch, 12608, 3072, 768, torch.relu)
     assert decided(monkeypatch, 1576, 3072, 768, F.gelu, dtype=torch.float32)  # its precision is chosen when it runs
     assert decided(monkeypatch, 1576, 3072, 768, F.gelu, dtype=torch.float64)  # which the planner does not know
-
-
-def test_a_reduction_stays_where_its_matrix_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     for reduction in ("amax", "logsumexp"):
         assert not decided(monkeypatch, 1024, 8192, 8192, six, reduction=reduction)
         assert decided(monkeypatch, 4096, 8192, 1024, six, reduction=reduction)
@@ -211,28 +205,32 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     monkeypatch.setattr(arguments.native, "operators_everywhere", False)
     monkeypatch.setattr(arguments.native, "serves", lambda device: True)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    monkeypatch.setattr(cutfuse.layer.autograd.process, "opted_in", False)
     with FakeTensorMode() as mode:
         yield mode
 
 
-def prepared(needs_grad: bool, dtype: torch.dtype = torch.bfloat16) -> LinearCall:
-    x, weight = (torch.empty(8, 8, dtype=dtype, device="cuda") for _ in range(2))
-    return normalise_linear(x, weight.requires_grad_(needs_grad), epilogue=cutfuse.Epilogue(torch.tanh))
-
-
-def test_compiled_training_is_pytorchs_operations(on_a_gpu: FakeTensorMode) -> None:
-    assert "torch.compile" in prepared(needs_grad=True).composed_because
-    assert "torch.compile" in prepared(needs_grad=True, dtype=torch.float32).composed_because
-    assert prepared(needs_grad=False).composed_because == ""
-
-
-def test_compiled_training_in_a_precision_that_is_asked_for_is_operators(
-    on_a_gpu: FakeTensorMode, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("dtype", "needs_grad", "opted_in", "is_composed"),
+    [
+        (torch.bfloat16, True, False, True),
+        (torch.float32, True, False, True),
+        (torch.bfloat16, False, False, False),
+        (torch.float32, True, True, False),  # in a precision that is asked for
+        (torch.bfloat16, True, True, True),
+    ],
+)
+def test_compiled_training_is_pytorchs_operations(
+    on_a_gpu: FakeTensorMode,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    needs_grad: bool,
+    opted_in: bool,
+    is_composed: bool,
 ) -> None:
-    monkeypatch.setattr(cutfuse.layer.autograd.process, "opted_in", True)
-    assert prepared(needs_grad=True, dtype=torch.float32).composed_because == ""
-    assert "torch.compile" in prepared(needs_grad=True).composed_because
+    monkeypatch.setattr(cutfuse.layer.autograd.process, "opted_in", opted_in)
+    x, weight = (torch.empty(8, 8, dtype=dtype, device="cuda") for _ in range(2))
+    call = normalise_linear(x, weight.requires_grad_(needs_grad), epilogue=cutfuse.Epilogue(torch.tanh))
+    assert ("torch.compile" in call.composed_because) == bool(call.composed_because) == is_composed
 
 
 def test_compiled_pointwise_is_pytorchs_operations(on_a_gpu: FakeTensorMode) -> None:
