@@ -13,8 +13,6 @@ import torch
 from emulated_device import direct_calls, emulated_device
 from emulated_launches import RecordedLaunches
 from fused_products import IDENTITY, arguments_of, explain, inputs, run_plan
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 import cutfuse
@@ -36,18 +34,10 @@ class Recorder(RecordedLaunches):
         super().__init__()
         self.allocated: list[tuple[int, int, int]] = []
 
-    def clear(self) -> None:
-        self.launches.clear()
-        self.allocated.clear()
-
-
-recorder_in_use = Recorder()
-
 
 @pytest.fixture(autouse=True)
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
-    found = recorder_in_use
-    found.clear()
+    found = Recorder()
     empty_strided = calls.torch_functions(calls.CPU)["empty_strided"]
 
     def noted(*arguments: Any) -> Tensor:
@@ -77,11 +67,6 @@ def run(
     return y
 
 
-def words(piece: tuple[int, int]) -> tuple[int, int]:
-    """First and last byte's end of an address and a number of words."""
-    return piece[0], piece[0] + 4 * piece[1]
-
-
 def planes_of(launch: SimpleNamespace) -> list[tuple[int, int]]:
     """The values, the scales and the flags that a pass writes."""
     transposed = launch.columns > 1 and launch.column_stride != 1
@@ -106,6 +91,8 @@ def test_guarded_launches_both_products(recorder: Recorder) -> None:
     y = run(x, weight, GUARDED)
     assert y.shape == (128, 4096)
     assert recorder.names == ["split", "gemm_convert", "split", "gemm_convert"]
+    (address, nbytes, launched), (begin, size, launched_then) = recorder.allocated
+    assert (address, nbytes, launched, launched_then) == (y.data_ptr(), y.nbytes, 0, 0)
     x3, first, x6, fallback = recorder.launches
     assert [x3.scheme, x6.scheme] == [3, 6]
     for launch in (x3, x6):
@@ -123,83 +110,8 @@ def test_guarded_launches_both_products(recorder: Recorder) -> None:
     assert x3.guard is None
     assert x6.guard == fallback.guard == guard
     assert (first.run, fallback.run) == (RUN.if_clear, RUN.if_tripped)
-
-
-def written_by(launch: SimpleNamespace) -> list[tuple[int, int]]:
-    """Bytes of the workspace that a launch may write."""
-    if launch.function == "split":
-        return [*planes_of(launch), words(launch.cleared)]
-    if launch.function not in ("gemm_planes", "gemm_convert"):
-        return []
-    sums, arrivals = launch.slices
-    slices, tile_m, tile_n = launch.slice_count, launch.tile_m, launch.tile_n
-    m, n = (int(dict(item.split("=") for item in repr(launch.problem).split()[:3])[name]) for name in "MN")
-    tiles = -(-m // tile_m) * -(-n // tile_n) if slices > 1 else 0
-    found = [(sums, sums + 4 * tiles * slices * tile_m * tile_n), (arrivals, arrivals + 4 * tiles)]
-    return [*found, words(launch.b[3:])] if launch.function == "gemm_convert" else found
-
-
-def read_by(launch: SimpleNamespace) -> list[int]:
-    """Addresses that a launch expects something at, but for those of slices, in the workspace."""
-    flags = [address for address, _ in launch.guard or ()] if hasattr(launch, "guard") else []
-    if launch.function == "gemm_planes":
-        return [*launch.a, *launch.b, *flags]
-    return [*launch.a, *flags] if launch.function == "gemm_convert" else flags
-
-
-SHAPES = st.tuples(st.integers(1, 300), st.integers(1, 80).map(lambda n: 4 * n), st.integers(1, 2500))
-
-
-@settings(max_examples=25)
-@given(
-    SHAPES,
-    st.sampled_from(["split3", "split6", GUARDED]),
-    st.sampled_from(["none", "sum", "logsumexp"]),
-    st.sampled_from(["contiguous", "transposed", "misaligned"]),
-)
-def test_launches_write_what_later_ones_read(
-    shape: tuple[int, int, int], mode: str, reduction: str, layout: str
-) -> None:
-    """In one piece of memory that was allocated before, and each product's pieces apart from each other."""
-    m, n, k = shape
-    core = recorder_in_use
-    x = torch.randn(k, m).t() if layout == "transposed" else torch.randn(m, k)
-    weight = torch.randn(n * k + 1)[1:].view(n, k) if layout == "misaligned" else torch.randn(n, k)
-    arguments = arguments_of(x, weight, reduction)
-    names = [way.name for way in planner.plan_linear(arguments, mode).alternatives[:-1] if not way.rejection]
-    for name in names:
-        core.clear()
-        y = run_plan(planner.plan_linear(arguments, mode, only=name), arguments)
-        (address, nbytes, launched), *rest = core.allocated
-        assert (address, nbytes, launched) == (y.data_ptr(), y.nbytes, 0)
-        if "_fp32_" in name:  # one kernel on CUDA cores
-            assert (core.names, rest) == (["gemm"], [])
-            continue
-        (workspace,) = rest
-        assert workspace[2] == 0
-        begin, end = workspace[0], workspace[0] + workspace[1]
-        written: set[int] = set()
-        product: list[tuple[int, int]] = []
-        for launch in core.launches:
-            assert launch.stream == STREAM
-            if launch.function == "finalize_partials":
-                assert (launch.out, launch.rows, launch.count) == (y.data_ptr(), m, n)
-                assert (launch.reduction, launch.out_dtype) == (REDUCTIONS[reduction], DTYPES["float32"])
-                assert begin <= launch.partials < end
-                assert {product.partials for product in core.launches if hasattr(product, "problem")} == {
-                    launch.partials
-                }
-                continue
-            pieces = [piece for piece in written_by(launch) if piece[0] < piece[1]]
-            assert all(begin <= first < last <= end for first, last in pieces)
-            written |= {first for first, _ in pieces}
-            assert set(read_by(launch)) <= written
-            product += [piece for piece in pieces if piece not in product]
-            if launch.function != "split":
-                ordered = sorted(product)
-                assert all(first[1] <= second[0] for first, second in itertools.pairwise(ordered)), ordered
-                product = []
-        assert (core.names[-1] == "finalize_partials") == (reduction != "none")
+    pieces = [*planes_of(x3), *planes_of(x6), (first.b[3], first.b[3] + 4 * first.b[4])]
+    assert all(begin <= piece < end <= begin + size for piece, end in pieces)
 
 
 @pytest.mark.parametrize("reduction", ["none", "logsumexp"])
@@ -211,7 +123,8 @@ def test_operands_as_they_are(recorder: Recorder, reduction: str) -> None:
     for way in planner.plan_linear(arguments, "tf32").alternatives:
         if way.rejection or way.name.startswith("cuBLAS"):
             continue
-        recorder.clear()
+        recorder.launches.clear()
+        recorder.allocated.clear()
         planned = planner.plan_linear(arguments, "tf32", only=way.name)
         y = run_plan(planned, arguments)
         launch, *rest = recorder.launches
@@ -258,85 +171,12 @@ def test_many_tiles_are_not(recorder: Recorder) -> None:
     assert first.cleared == launch.slices == (0, 0), "null pointers: there are no sums and no arrivals"
 
 
-@pytest.mark.parametrize(
-    ("name", "weight"),
-    [
-        ("pitch", torch.randn(1024, 1026)[:, :1024]),
-        ("address", torch.randn(1024 * 1024 + 1)[1:].view(1024, 1024)),
-        ("transposed", torch.randn(1024, 1024).t()),
-        ("expanded", torch.randn(1, 1024).expand(1024, 1024)),
-    ],
-)
-def test_weights_that_the_copy_engine_does_not_take_are_split_first(
-    recorder: Recorder, name: str, weight: Tensor
-) -> None:
-    run(torch.randn(1024, 1024), weight, "split3")
-    assert recorder.names == ["split", "split", "gemm_planes"], name
-    _, split, product = recorder.launches
-    assert (split.source, split.is_weight) == (weight.data_ptr(), True)
-    assert (split.row_stride, split.column_stride) == weight.stride()
-    assert product.b == (split.values, split.scales)
-    assert product.run == RUN.always
-
-
-def test_split6_of_weights_that_the_copy_engine_takes(recorder: Recorder) -> None:
-    run(*inputs(130, 260, 76), "split6")
-    assert recorder.names == ["split", "gemm_convert"]
-    assert recorder.launches[0].scheme == 6
-    assert recorder.launches[1].kernel == "sm90_convert6_128x128x64"
-
-
-def test_split6_of_other_weights_takes_planes_of_both(recorder: Recorder) -> None:
-    run(*inputs(130, 260, 77), "split6")
-    assert recorder.names == ["split", "split", "gemm_planes"]
-    assert [launch.scheme for launch in recorder.launches[:2]] == [6, 6]
-
-
 def test_single_rows_have_a_pitch_of_whole_vectors(recorder: Recorder) -> None:
     arguments = arguments_of(torch.randn(1024, 1001), torch.randn(1, 1001).expand(4, 1001)[:1], "sum")
     plan = planner.plan_linear(arguments, "split3", only="sm90_convert3_rows_128x128x64")
     run_plan(plan, arguments)
     (convert,) = (launch for launch in recorder.launches if launch.function == "gemm_convert")
     assert convert.b[:3] == (arguments.weight.data_ptr(), 1024, 1001)
-
-
-@pytest.mark.parametrize("bias", [torch.randn(8192)[::2], torch.randn(4097)[1:]], ids=["strided", "misaligned"])
-def test_a_bias_that_kernels_do_not_take_is_copied(recorder: Recorder, bias: Tensor) -> None:
-    run(*inputs(1024, 4096, 1024), "split3", bias=bias)
-    copied = recorder.launches[-1].bias
-    assert copied not in (0, bias.data_ptr())
-    assert copied % 16 == 0
-
-
-def test_small_products_are_over_planes_where_that_is_forced(recorder: Recorder) -> None:
-    x, weight = inputs(16, 64, 64)
-    assert run(x, weight, "split3").shape == (16, 64)
-    assert recorder.names[-1] == "gemm_convert"
-
-
-def test_columns_that_cannot_be_stored_take_cublas(recorder: Recorder) -> None:
-    x, weight = inputs(1024, 1022, 1024)
-    torch.testing.assert_close(run(x, weight, "split3"), x @ weight.t())
-    assert recorder.launches == []
-    name, reasons = explain(x, weight, "split3")
-    assert name is None
-    assert "N is 1022" in reasons[0]
-
-
-def test_what_follows_cublas(recorder: Recorder) -> None:
-    x, weight = inputs(16, 64, 64)
-    relu = Epilogue(torch.relu).program
-    y = run(x, weight, "ieee", program=relu)
-    (launch,) = recorder.launches
-    assert (launch.function, launch.x[0], launch.out) == ("pointwise", y.data_ptr(), y.data_ptr())
-    y = run(x, weight, "ieee", program=relu, out_dtype=torch.bfloat16)
-    launch = recorder.launches[-1]
-    assert (launch.out, launch.out_dtype) == (y.data_ptr(), DTYPES["bfloat16"])
-    assert launch.x[0] != y.data_ptr()
-    y = run(x, weight, "ieee", "amax", program=relu)
-    launch = recorder.launches[-1]
-    assert (launch.function, launch.reduction, launch.out) == ("reduce", REDUCTIONS["amax"], y.data_ptr())
-    assert y.shape == (16,)
 
 
 @pytest.mark.parametrize("shape", [(0, 64, 64), (16, 0, 64), (16, 64, 0)])
@@ -346,13 +186,6 @@ def test_products_of_nothing_launch_nothing(recorder: Recorder, shape: tuple[int
             x, weight = inputs(*shape, dtype)
             assert torch.equal(run(x, weight, mode), x @ weight.t())
     assert recorder.launches == []
-
-
-def test_ieee_splits_nothing(recorder: Recorder) -> None:
-    x, weight = inputs(1024, 1024, 1024)
-    assert torch.equal(run(x, weight, "ieee"), torch.nn.functional.linear(x, weight))
-    assert recorder.launches == []
-    assert explain(x, weight, "ieee") == (None, ['float32 products run through cuBLAS in precision "ieee"'])
 
 
 def test_products_of_a_backward_pass_take_no_fused_kernel_but_over_planes(recorder: Recorder) -> None:
@@ -375,7 +208,7 @@ def test_kept_planes_spare_the_pass_that_splits_the_weight(recorder: Recorder, l
     begin, end = kept.memory.data_ptr(), kept.memory.data_ptr() + kept.memory.nbytes
     pieces = [(begin, begin), *planes_of(made), (end, end)]
     assert all(first[1] <= second[0] for first, second in itertools.pairwise(pieces))
-    recorder.clear()
+    recorder.launches.clear()
     run(x, weight, mode, kept=kept)
     of_x, product, *rest = recorder.launches
     assert [of_x.is_weight, product.function, product.b] == [False, "gemm_planes", (made.values, made.scales)]
@@ -387,28 +220,19 @@ def test_kept_planes_spare_the_pass_that_splits_the_weight(recorder: Recorder, l
     assert linear_plan.KEEPS in explain(x, weight, mode, kept=kept)[1]
     others = prepared.split_weight(weight, kept.scheme)
     made = recorder.launches.pop()
-    recorder.clear()
+    recorder.launches.clear()
     before = direct_calls()
     run(x, weight, mode, kept=others)
     assert direct_calls() == before + 1
     assert recorder.launches[1].b == (made.values, made.scales)
 
 
-@pytest.mark.parametrize(("mode", "scheme"), [("split3", 6), ("split6", 3)])
-def test_planes_of_the_other_scheme_are_left_alone(recorder: Recorder, mode: str, scheme: int) -> None:
+@pytest.mark.parametrize(("mode", "scheme"), [("split3", 6), ("split6", 3), ("ieee", 3), ("tf32", 3)])
+def test_planes_of_another_scheme_are_left_alone(recorder: Recorder, mode: str, scheme: int) -> None:
     x, weight = inputs(1024, 4096, 4096)
     kept = prepared.split_weight(weight, scheme)
     made = recorder.launches.pop()
     assert run(x, weight, mode, kept=kept).shape == (1024, 4096)
     assert (made.values, made.scales) not in [getattr(launch, "b", None) for launch in recorder.launches]
-    assert linear_plan.KEEPS not in explain(x, weight, mode, kept=kept)[1]
-
-
-@pytest.mark.parametrize("mode", ["ieee", "tf32"])
-def test_planes_are_of_no_use_where_nothing_is_split(recorder: Recorder, mode: str) -> None:
-    x, weight = inputs(1024, 4096, 1024)
-    kept = prepared.split_weight(weight, 3)
-    recorder.clear()
-    run(x, weight, mode, kept=kept)
-    assert set(recorder.names) <= {"gemm"}
+    assert "split" in recorder.names or set(recorder.names) <= {"gemm"}
     assert linear_plan.KEEPS not in explain(x, weight, mode, kept=kept)[1]
