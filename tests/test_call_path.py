@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from call_path import direct, is_checked
-from emulated_device import direct_calls, emulated_device
+from call_path import direct
+from emulated_device import emulated_device
 from torch import Tensor
 
 import cutfuse
@@ -40,33 +39,6 @@ def limited(z: Tensor) -> Tensor:
 
 def layer(x: Tensor, weight: Tensor) -> Tensor:
     return cutfuse.linear(x, weight, epilogue=limited)
-
-
-def module() -> cutfuse.nn.FusedLinear:
-    made = cutfuse.nn.FusedLinear(32, 24, epilogue=limited).requires_grad_(False)
-    made.load_state_dict({"weight": whole(24, 32), "bias": whole(24)})
-    return made
-
-
-CALLS: dict[str, Callable[[], Tensor]] = {
-    "linear": lambda: layer(*sample()),
-    "linear, reduced": lambda: cutfuse.linear(*sample(), epilogue=limited, reduce="amax", keepdim=True),
-    "PyTorch's own layer": lambda: cutfuse.linear(*sample()),
-    "an operation behind it": lambda: cutfuse.linear(*sample(), epilogue=torch.relu),
-    "pointwise": lambda: cutfuse.pointwise(lambda z, r: limited(z) - r, whole(4, 8), whole(8)),
-    "sigmoid": lambda: cutfuse.sigmoid(torch.zeros(4, 8)),
-    "reduce": lambda: cutfuse.reduce(whole(4, 8), 1, "sum", prologue=limited, operands=()),
-    "sum": lambda: cutfuse.sum(whole(4, 8), 0),
-    "module": lambda: module()(whole(16, 32)),
-}
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_public_functions_are_direct(name: str) -> None:
-    before = direct_calls()
-    with direct():
-        CALLS[name]()
-    assert direct_calls() > before
 
 
 @pytest.mark.parametrize(
@@ -114,9 +86,3 @@ def test_a_failure_of_the_test_is_its_own() -> None:
         raise ZeroDivisionError
     assert calls.call_linear is core.call_linear
     assert isinstance(layer(*sample()), Tensor)
-
-
-@pytest.mark.parametrize(("marks", "expected"), [(["gpu"], True), ([], False), (["gpu", "no_path"], False)])
-def test_tests_on_a_gpu_are_checked(marks: list[str], expected: bool) -> None:
-    node = SimpleNamespace(get_closest_marker=lambda name: name if name in marks else None)
-    assert is_checked(node) == expected

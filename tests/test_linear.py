@@ -75,15 +75,6 @@ def test_error_of_reductions_is_at_most_eager_pytorchs(name: str, reduction: str
         assert torch.equal(actual, again)
 
 
-@pytest.mark.parametrize("name", EPILOGUES)
-def test_double_is_computed_in_double(name: str, path: str) -> None:
-    epilogue, count = EPILOGUES[name]
-    x, weight, bias = make_inputs(5, 7, 9, torch.float64)
-    operands = operands_for(count, 5, 7, torch.float64)
-    actual = cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands)
-    torch.testing.assert_close(actual, eager_linear(x, weight, bias, epilogue, operands), rtol=1e-13, atol=1e-13)
-
-
 @st.composite
 def _problems(draw: st.DrawFn) -> dict:
     leading = tuple(draw(st.lists(st.integers(0, 4), max_size=3)))
@@ -122,16 +113,10 @@ def test_any_shapes(problem: dict) -> None:
             y = y * other if k % 2 else y - other
         return y
 
-    reduce, keepdim = problem["reduce"], problem["keepdim"] and problem["reduce"] is not None
+    reduce, keepdim = problem["reduce"], problem["keepdim"]  # which has no effect without a reduction
     with use_operators_everywhere() if problem["operators"] else contextlib.nullcontext():
         actual = cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduce, keepdim=keepdim)
     torch.testing.assert_close(actual, eager_linear(x, weight, bias, epilogue, operands, reduce, keepdim))
-
-
-def test_keepdim_has_no_effect_without_a_reduction(path: str) -> None:
-    x, weight, bias = make_inputs(6, 5, 7, torch.float32)
-    actual = cutfuse.linear(x, weight, bias, epilogue=torch.tanh, keepdim=True)
-    torch.testing.assert_close(actual, eager_linear(x, weight, bias, torch.tanh, ()))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -247,19 +232,6 @@ def test_operands_of_every_type(way: Way) -> None:
     assert_linear(actual, x, weight, bias, epilogue, (mask, *others), slack=slack_for(way.dtype))
 
 
-def test_operands_of_other_types(path: str) -> None:
-    x, weight, bias = make_inputs(6, 5, 7, torch.bfloat16)
-    mask, counts = torch.rand(6, 5) > 0.5, torch.arange(5)
-
-    def epilogue(z, m, c):
-        return torch.where(m, z, 0.0) * c
-
-    actual = cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=(mask, counts))
-    expected = torch.where(mask, F.linear(x, weight, bias).float(), 0.0) * counts
-    assert actual.dtype == torch.bfloat16
-    torch.testing.assert_close(actual, expected.bfloat16())
-
-
 @pytest.mark.parametrize(
     ("dtype", "other", "expected"),
     [
@@ -269,12 +241,15 @@ def test_operands_of_other_types(path: str) -> None:
         (torch.float32, torch.randn(5, dtype=torch.float64), torch.float64),
         (torch.float32, torch.randn((), dtype=torch.float64), torch.float32),
         (torch.float16, torch.ones(5, dtype=torch.bool), torch.float16),
+        (torch.bfloat16, torch.arange(5), torch.bfloat16),
     ],
 )
 def test_result_type_is_pytorchs_promotion(dtype, other, expected, path: str) -> None:
     x, weight, bias = make_inputs(6, 5, 7, dtype)
     actual = cutfuse.linear(x, weight, bias, epilogue=lambda z, r: z * z + r, operands=(other,))
-    assert actual.dtype == expected == (F.linear(x, weight, bias) + other).dtype
+    z = F.linear(x, weight, bias)
+    assert actual.dtype == expected == (z + other).dtype
+    torch.testing.assert_close(actual, (z.double() * z.double() + other).to(expected), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("out_dtype", [torch.float32, torch.float16, torch.float64], ids=str)
@@ -540,35 +515,6 @@ def test_gradients_of_the_matrix_vector_form_are_no_products(monkeypatch: pytest
     torch.testing.assert_close(grad_x, grad[:, None] * weight.sum(0) / 2)
     torch.testing.assert_close(grad_weight, (grad @ x / 2).expand(5, 7))
     assert grad_weight.stride(0) == 0  # one row, spread
-
-
-def test_column_sums_are_never_stale(path: str) -> None:
-    torch.manual_seed(0)
-    module = cutfuse.nn.GemmDivideSumScale(7, 5, 1.5)
-    reference = cutfuse.models.GemmDivideSumScale(7, 5, 1.5)
-    x = torch.randn(6, 7)
-
-    def check() -> None:
-        reference.weight = torch.nn.Parameter(module.weight.detach().clone())
-        torch.testing.assert_close(module(x.to(module.weight.dtype)), reference(x.to(module.weight.dtype)))
-
-    check()
-    with torch.no_grad():
-        module.weight.add_(1.0)
-    check()
-    module.load_state_dict({"weight": torch.randn(5, 7)})
-    check()
-    module.weight.data.mul_(2.0)
-    check()
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    module(x).sum().backward()
-    optimizer.step()
-    check()
-    module.to(torch.float64)
-    check()
-    with torch.inference_mode():
-        module.weight.mul_(0.5)
-        check()
 
 
 def test_what_does_not_come_from_z_is_summed_in_fp64_too(path: str) -> None:

@@ -47,18 +47,6 @@ def wide(rows: int, columns: int, octaves: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("shape", [(1, 1), (3, 64), (130, 1000), (129, 65), (2, 4097)], ids=str)
-def test_split(shape: tuple[int, int], scheme: int) -> None:
-    check(random(*shape), scheme)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("octaves", [5, 20, 60, 126, 150])
-def test_wide_range(octaves: int, scheme: int) -> None:
-    check(torch.nan_to_num(wide(33, 200, octaves), posinf=1e38, neginf=-1e38), scheme)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize(
     "special",
     [0.0, -0.0, 1e-45, -1e-39, 2.0**-126, LARGEST, math.inf, -math.inf, math.nan, 65520.0, 1.9999999, -32767.999],
@@ -83,12 +71,12 @@ def test_every_scale(scheme: int) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @given(
     rows=st.integers(1, 140),
-    columns=st.integers(1, 300),
-    octaves=st.integers(0, 40),
+    columns=st.integers(1, 300) | st.sampled_from([1000, 4097]),
+    octaves=st.integers(0, 40) | st.sampled_from([60, 126, 150]),
     seed=st.integers(0, 1000),
 )
 def test_any_shape(scheme: int, rows: int, columns: int, octaves: int, seed: int) -> None:
-    check(wide(rows, columns, octaves, seed), scheme)
+    check(torch.nan_to_num(wide(rows, columns, octaves, seed), posinf=1e38, neginf=-1e38), scheme)
 
 
 @given(
