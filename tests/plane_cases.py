@@ -32,97 +32,11 @@ def negated(layer: Layer) -> Tensor:
     return -layer.weight.detach()
 
 
-@torch.no_grad()
-def in_place(layer: Layer) -> None:
-    """Without a gradient, as initialisations do."""
-    layer.weight.neg_()
-
-
-@torch.inference_mode()
-def in_inference_mode(layer: Layer) -> None:
-    """The weight itself is no inference tensor."""
-    layer.weight.neg_()
-
-
-@torch.no_grad()
-def one_element(layer: Layer) -> None:
-    """By its index."""
-    layer.weight[1, 2] += 3.0
-
-
-@torch.no_grad()
-def as_output(layer: Layer) -> None:
-    """As the `out` of an operation."""
-    torch.neg(layer.weight, out=layer.weight)
-
-
-@torch.no_grad()
-def several_at_once(layer: Layer) -> None:
-    """By an operation on a list."""
-    torch._foreach_neg_([layer.weight])
-
-
-def through_an_alias(layer: Layer) -> None:
-    """A detached tensor shares the version."""
-    layer.weight.detach().neg_()
-
-
-@torch.no_grad()
-def through_a_view(layer: Layer) -> None:
-    """Of its transpose's last rows."""
-    layer.weight.t()[-2:].neg_()
-
-
-@torch.no_grad()
-def initialised(layer: Layer) -> None:
-    """By torch.nn.init."""
-    nn.init.normal_(layer.weight)
-
-
-@torch.no_grad()
-def transposed_in_place(layer: Layer) -> None:
-    """The same numbers in another order, and back with a sign."""
-    layer.weight.t_()
-    layer.weight.neg_()
-    layer.weight.t_()
-
-
-def load_copied(layer: Layer) -> None:
-    """The parameter stays."""
-    layer.load_state_dict({"weight": negated(layer)})
-
-
-def load_assigned(layer: Layer) -> None:
-    """The parameter is another one."""
-    layer.load_state_dict({"weight": negated(layer)}, assign=True)
-
-
-def other_parameter(layer: Layer) -> None:
-    """Assigned by hand."""
-    layer.weight = nn.Parameter(negated(layer))
-
-
-def to_bfloat16_and_back(layer: Layer) -> None:
-    """Rounds."""
-    layer.to(torch.bfloat16).to(torch.float32)
-
-
-def other_data(layer: Layer) -> None:
-    """The same parameter over another tensor."""
-    layer.weight.data = negated(layer)
-
-
 def no_data_for_a_while(layer: Layer) -> None:
     """What gathers sharded parameters does: the new storage may lie where the old one was."""
     values = negated(layer)
     layer.weight.data = values.new_empty(0)
     layer.weight.data = values.clone()
-
-
-@torch.no_grad()
-def set_to_another(layer: Layer) -> None:
-    """By `Tensor.set_`."""
-    layer.weight.set_(negated(layer))
 
 
 def storage_elsewhere(layer: Layer) -> None:
@@ -150,36 +64,32 @@ def step_of(make: Callable[[list[nn.Parameter]], Optimizer]) -> Change:
     return change
 
 
-def written_through_data(layer: Layer) -> None:
-    """In place, by what no version counts."""
-    layer.weight.data.neg_()
-
-
 # What a prepared module refuses to go on with.
 SEEN: dict[str, Change] = {
-    "in place": in_place,
-    "in inference mode": in_inference_mode,
-    "one element": one_element,
-    "as output": as_output,
-    "several at once": several_at_once,
-    "through an alias": through_an_alias,
-    "through a view": through_a_view,
-    "initialised": initialised,
-    "transposed in place": transposed_in_place,
-    "load_state_dict": load_copied,
-    "load_state_dict, assigned": load_assigned,
-    "other parameter": other_parameter,
-    "to bfloat16 and back": to_bfloat16_and_back,
-    "other data": other_data,
+    "in place": lambda layer: layer.weight.neg_(),
+    "in inference mode": torch.inference_mode()(lambda layer: layer.weight.neg_()),  # of no inference tensor
+    "one element": lambda layer: layer.weight[1, 2].add_(3.0),
+    "as output": lambda layer: torch.neg(layer.weight, out=layer.weight),
+    "several at once": lambda layer: torch._foreach_neg_([layer.weight]),
+    "through an alias": lambda layer: layer.weight.detach().neg_(),  # which shares the version
+    "through a view": lambda layer: layer.weight.t()[-2:].neg_(),
+    "initialised": lambda layer: nn.init.normal_(layer.weight),
+    "transposed in place": lambda layer: layer.weight.t_().neg_().t_(),
+    "load_state_dict": lambda layer: layer.load_state_dict({"weight": negated(layer)}),
+    "load_state_dict, assigned": lambda layer: layer.load_state_dict({"weight": negated(layer)}, assign=True),
+    "other parameter": lambda layer: setattr(layer, "weight", nn.Parameter(negated(layer))),
+    "to bfloat16 and back": lambda layer: layer.to(torch.bfloat16).to(torch.float32),
+    "other data": lambda layer: setattr(layer.weight, "data", negated(layer)),
     "no data for a while": no_data_for_a_while,
-    "set_": set_to_another,
+    "set_": lambda layer: layer.weight.set_(negated(layer)),
     "storage elsewhere": storage_elsewhere,
     "SGD": step_of(lambda parameters: SGD(parameters, lr=0.1)),
     "Adam, foreach": step_of(lambda parameters: Adam(parameters, lr=0.1, foreach=True)),
 }
+SEEN = {name: torch.no_grad()(change) for name, change in SEEN.items()}  # without a gradient, as initialisations do
 # What PyTorch does not count: prepare again.
 UNSEEN: dict[str, Change] = {
-    "through data": written_through_data,
+    "through data": lambda layer: layer.weight.data.neg_(),
     "SGD, fused": step_of(lambda parameters: SGD(parameters, lr=0.1, fused=True)),
     "AdamW, fused": step_of(lambda parameters: AdamW(parameters, lr=0.1, fused=True)),
     "optimiser that writes through data": step_of(WritesThroughData),
