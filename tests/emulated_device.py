@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import pytest
 from emulated_launches import EmulatedLaunches, RecordedLaunches, recorded
@@ -13,6 +13,7 @@ from torch import Tensor
 from cutfuse import arguments, native
 from cutfuse.layer import call_plans, calls, cuda, linear_plan, planner, training_step
 
+Result = TypeVar("Result")
 core = native.module()
 # PyTorch 2.8 and 2.9 have no functions in C that read tensors: there the direct path reads their attributes.
 needs_exchange_api = pytest.mark.skipif(
@@ -63,6 +64,14 @@ def launches_of_each_reader(request: pytest.FixtureRequest) -> Iterator[Emulated
 def direct_calls() -> int:
     """How many calls ran directly so far."""
     return core.direct_calls()
+
+
+def directly(call: Callable[[], Result]) -> Result:
+    """The result of a call that runs directly, as one like it has been planned before."""
+    before = direct_calls()
+    y = call()
+    assert direct_calls() == before + 1
+    return y
 
 
 @contextlib.contextmanager

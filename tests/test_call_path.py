@@ -9,6 +9,7 @@ import pytest
 import torch
 from call_path import direct
 from emulated_device import emulated_device
+from test_direct_calls import limited, whole
 from torch import Tensor
 
 import cutfuse
@@ -24,17 +25,9 @@ def _device() -> Iterator[None]:
         yield
 
 
-def whole(*shape: int) -> Tensor:
-    """-1, 0 and 1, of which the emulated kernels make the bits that PyTorch does."""
-    return torch.randint(-1, 2, shape).float()
-
-
-def sample(dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
-    return whole(16, 32).to(dtype), whole(24, 32).to(dtype)
-
-
-def limited(z: Tensor) -> Tensor:
-    return (z * 2).clamp(-9, 9)
+def sample() -> tuple[Tensor, Tensor]:
+    """Of which the emulated kernels make the bits that PyTorch does."""
+    return whole(16, 32, dtype=torch.bfloat16), whole(24, 32, dtype=torch.bfloat16)
 
 
 def layer(x: Tensor, weight: Tensor) -> Tensor:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
-from emulated_device import direct_calls, paused
+from emulated_device import direct_calls, directly, paused
 from emulated_device import launches_of_each_reader as launches_of_each_reader
 from emulated_launches import EmulatedLaunches
 from hypothesis import HealthCheck, given, settings
@@ -20,8 +20,10 @@ from torch.overrides import TorchFunctionMode
 import cutfuse
 from cutfuse.layer.calls import record
 
+Result = TypeVar("Result", Tensor, list[Tensor])
 
-def run_three_ways(call: Callable[[], Tensor]) -> tuple[Tensor, Tensor, bool]:
+
+def run_three_ways(call: Callable[[], Result]) -> tuple[Result, Result, bool]:
     """On the general path, directly where there is a plan, and whether there was."""
     with paused():
         expected = call()
@@ -119,22 +121,31 @@ def of_odd_columns() -> tuple[Tensor, Tensor, Tensor]:
     [(rows_with_gaps, None), (with_a_strided_bias, "split3"), (of_odd_columns, "tf32"), (of_odd_columns, "ieee")],
 )
 @pytest.mark.parametrize("allows_tf32", [False, True])
+@pytest.mark.parametrize("is_trained", [False, True])
 def test_what_is_presented_otherwise_is_direct(
     launches: EmulatedLaunches,
     make: Callable[[], tuple[Tensor, Tensor, Tensor]],
     mode: str | None,
     allows_tf32: bool,
+    is_trained: bool,
 ) -> None:
     """A copied bias, rows that are multiplied as a matrix, and a product in another precision than PyTorch's own."""
-    given, before = make(), torch.get_float32_matmul_precision()
+    given, before = [t.requires_grad_(is_trained) for t in make()], torch.get_float32_matmul_precision()
+
+    def call() -> list[Tensor]:
+        y = cutfuse.linear(*given, epilogue=limited)
+        return [y.detach(), *torch.autograd.grad(y, given, torch.ones_like(y))] if is_trained else [y]
+
     torch.set_float32_matmul_precision("high" if allows_tf32 else "highest")
     try:
         with cutfuse.precision(mode) if mode else contextlib.nullcontext():
-            expected, y, was_direct = run_three_ways(lambda: cutfuse.linear(*given, epilogue=limited))
+            expected, found, was_direct = run_three_ways(call)
+            made_by = cutfuse.linear(*given, epilogue=limited).grad_fn
     finally:
         torch.set_float32_matmul_precision(before)
     assert was_direct
-    assert torch.equal(y, expected)
+    assert not is_trained or type(made_by).__name__ == "DirectLinearBackward"
+    assert all(map(torch.equal, found, expected))
 
 
 def limited(z: Tensor) -> Tensor:
@@ -217,9 +228,7 @@ def test_training_as_on_the_general_path(launches: EmulatedLaunches, data: st.Da
         with paused():
             expected = call()
         call()
-        before = direct_calls()
-        found = call()
-    assert direct_calls() == before + 1
+        found = directly(call)
     for leaf, y, wanted in zip((None, *leaves), found, expected, strict=True):
         assert (y is None) == (wanted is None)
         if y is None:
@@ -229,18 +238,6 @@ def test_training_as_on_the_general_path(launches: EmulatedLaunches, data: st.Da
             assert torch.equal(wanted, gradient_of(wanted))
             wanted = gradient_of(wanted)
         check_same(y, wanted, dtype)
-
-
-def test_a_sum_hands_a_gradient_on_in_its_own_layout(launches: EmulatedLaunches) -> None:
-    """As PyTorch's does."""
-    x, weight, residual = torch.randn(2, 3, 16), torch.randn(8, 16), torch.randn(2, 3, 8, requires_grad=True)
-    grad = torch.randn(8, 3, 2).permute(2, 1, 0)
-    with cutfuse.precision("ieee"):
-        for _ in range(2):
-            y = cutfuse.linear(x, weight, epilogue=torch.add, operands=(residual,))
-            (found,) = torch.autograd.grad(y, residual, grad)
-            assert found.stride() == grad.stride()
-            assert torch.equal(found, grad)
 
 
 def test_a_gradient_is_handed_on_to_an_operand_of_more_dimensions(launches: EmulatedLaunches) -> None:

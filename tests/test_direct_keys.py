@@ -64,7 +64,11 @@ def misaligned(*shape: int) -> Tensor:
     return torch.randn(size + 1)[1:].view(shape)
 
 
-# Each is the smallest change: one stride, one type, one flag.
+def number(value: float) -> dict[str, Any]:
+    return {"operands": (value,)}
+
+
+# Each is the smallest change: one stride, one type, one flag; of what a call has else, where that is not the default.
 CHANGES: dict[str, Callable[[], dict[str, Any]]] = {
     "rows of x": lambda: {"x": torch.randn(ROWS + 1, DEPTH), "operands": (torch.randn(ROWS + 1, COLUMNS),)},
     "strides of x": lambda: {"x": transposed(ROWS, DEPTH)},
@@ -87,9 +91,16 @@ CHANGES: dict[str, Callable[[], dict[str, Any]]] = {
     "an operand of one row": lambda: {"operands": (torch.randn(1, COLUMNS),)},
     "an operand of one column": lambda: {"operands": (torch.randn(ROWS, 1),)},
     "an expanded operand": lambda: {"operands": (torch.randn(1, COLUMNS).expand(ROWS, COLUMNS),)},
-    "a number as operand": lambda: {"operands": (2.0,)},
+    "a number as operand": lambda: number(2.0),
+    "another number": lambda: number(3.0),
+    "a number of another type": lambda: number(2),
+    "a boolean": lambda: number(True),
+    "the sign of zero": lambda: number(-0.0),
     "epilogue": lambda: {"epilogue": multiply},
     "reduction": lambda: {"reduce": "amax"},
+    "another reduction": lambda: {"reduce": "amin"},
+    "a mean in a sum's place": lambda: {"reduce": "mean"},
+    "the reduced dimension": lambda: {"reduce": "amax", "keepdim": True},
     "type of the result": lambda: {"out_dtype": torch.bfloat16},
     "gradient of x": lambda: {"x": torch.randn(ROWS, DEPTH, requires_grad=True)},
     "gradient of the weight": lambda: {"weight": torch.randn(COLUMNS, DEPTH, requires_grad=True)},
@@ -98,54 +109,36 @@ CHANGES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+# What the call has that a change is one of; the defaults for others.
+CHANGED: dict[str, dict[str, Any]] = {
+    "another number": number(2.0),
+    "a number of another type": number(2.0),
+    "a boolean": number(1.0),
+    "the sign of zero": number(0.0),
+    "another reduction": {"reduce": "amax"},
+    "a mean in a sum's place": {"reduce": "sum"},
+    "the reduced dimension": {"reduce": "amax"},
+}
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_linear_layer_that_differs_has_no_plan(launches: EmulatedLaunches, change: str) -> None:
-    given, changed = linear_arguments(), linear_arguments(**CHANGES[change]())
+    before = CHANGED.get(change, {})
+    given, changed = linear_arguments(**before), linear_arguments(**CHANGES[change]())
     run_linear(given)
     assert isinstance(core.call_linear(*given), Tensor)
-    assert core.call_linear(*linear_arguments()) is not NotImplemented, "other memory is no change"
+    assert core.call_linear(*linear_arguments(**before)) is not NotImplemented, "other memory is no change"
     assert core.call_linear(*changed) is NotImplemented
-    expected = add if changed[3] is add else multiply
-    operand = changed[4][0]
-    z = torch.nn.functional.linear(changed[0].double(), changed[1].double(), _double(changed[2]))
-    reference = expected(z, _double(operand))
-    reference = reference.amax(-1) if changed[5] else reference
+    x, weight, bias, epilogue, (operand,), reduce, keepdim, _ = changed
+    z = torch.nn.functional.linear(x.double(), weight.double(), _double(bias))
+    reference = epilogue(z, _double(operand))
+    reference = getattr(torch, reduce)(reference, dim=-1, keepdim=keepdim) if reduce else reference
     for _ in range(2):
         torch.testing.assert_close(run_linear(changed).double(), reference, rtol=6e-2, atol=6e-2)
 
 
 def _double(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) else value
-
-
-NUMBERS: list[Any] = [2.0, 3.0, 2, True, 0.0, -0.0]
-
-
-@pytest.mark.parametrize("number", NUMBERS)
-def test_numbers_as_operands_have_plans_of_their_own(launches: EmulatedLaunches, number: Any) -> None:
-    for other in NUMBERS:
-        if other is not number:
-            run_linear(linear_arguments(operands=(other,)))
-    given = linear_arguments(operands=(number,))
-    assert core.call_linear(*given) is NotImplemented
-    run_linear(given)
-    y = core.call_linear(*given)
-    z = torch.nn.functional.linear(*given[:3])
-    torch.testing.assert_close(y, torch.relu(z) + number, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("reduce", ["amax", "amin", "sum", "mean", "logsumexp"])
-def test_reductions_have_plans_of_their_own(launches: EmulatedLaunches, reduce: str) -> None:
-    for other in ("amax", "amin", "sum", "mean", "logsumexp"):
-        if other != reduce:
-            run_linear(linear_arguments(reduce=other))
-    given = linear_arguments(reduce=reduce)
-    assert core.call_linear(*given) is NotImplemented
-    run_linear(given)
-    y = core.call_linear(*given)
-    z = add(torch.nn.functional.linear(*given[:3]), given[4][0])
-    torch.testing.assert_close(y, getattr(torch, reduce)(z, dim=-1), rtol=1e-4, atol=1e-4)
-    assert core.call_linear(*linear_arguments(reduce=reduce, keepdim=True)) is NotImplemented
 
 
 @contextlib.contextmanager
@@ -163,6 +156,8 @@ SETTINGS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "precision of a context": lambda: cutfuse.precision("split6"),
     "precision of the process": lambda: held(cutfuse.get_precision, cutfuse.set_precision, "split6"),
     "PyTorch's precision": lambda: held(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"),
+    "batch invariance of a context": lambda: cutfuse.batch_invariant(),
+    "batch invariance of the process": lambda: held(cutfuse.get_batch_invariant, cutfuse.set_batch_invariant, True),
 }
 
 
@@ -184,44 +179,30 @@ def test_no_gradient_is_wanted_where_gradients_are_off(launches: EmulatedLaunche
         assert run_linear(given).requires_grad
 
 
-@pytest.mark.parametrize("setting", [name for name in SETTINGS if name != "default type"])
-@pytest.mark.parametrize("epilogue", [add, None])
+# What is called while a plan is made, of a layer with an epilogue and of one without, and while a number is found.
+MAKERS: list[tuple[str, Any, Any, str]] = [
+    *((setting, add, call_plans, "plan_call") for setting in SETTINGS if setting != "default type"),
+    *((setting, None, core, "product_call") for setting in SETTINGS if setting != "default type"),
+    ("default type", add, calls, "_number_of"),
+]
+
+
+@pytest.mark.parametrize(("setting", "epilogue", "module", "name"), MAKERS)
 def test_a_setting_that_changes_while_a_plan_is_made_leaves_none(
-    launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch, setting: str, epilogue: Any
+    launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch, setting: str, epilogue: Any, module: Any, name: str
 ) -> None:
     """As another thread may change it: what was planned in one setting is not found in the other."""
     given = linear_arguments(epilogue=epilogue, operands=() if epilogue is None else (torch.randn(ROWS, COLUMNS),))
+    make = getattr(module, name)
     with contextlib.ExitStack() as stack:
 
-        def change_after(function: Callable[..., Any]) -> Callable[..., Any]:
-            def run(*arguments: Any) -> Any:
-                result = function(*arguments)
-                stack.enter_context(SETTINGS[setting]())
-                return result
-
-            return run
-
-        module, name = (core, "product_call") if epilogue is None else (call_plans, "plan_call")
-        with monkeypatch.context() as patch:
-            patch.setattr(module, name, change_after(getattr(module, name)))
-            run_linear(given)
-        assert core.call_linear(*given) is NotImplemented
-
-
-def test_a_default_type_that_changes_while_a_number_is_found_leaves_no_plan(
-    launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = linear_arguments()
-    number_of = calls._number_of
-    with contextlib.ExitStack() as stack:
-
-        def change_after(*arguments: Any) -> int | None:
-            number = number_of(*arguments)
-            stack.enter_context(SETTINGS["default type"]())
-            return number
+        def change_after(*arguments: Any) -> Any:
+            result = make(*arguments)
+            stack.enter_context(SETTINGS[setting]())
+            return result
 
         with monkeypatch.context() as patch:
-            patch.setattr(calls, "_number_of", change_after)
+            patch.setattr(module, name, change_after)
             run_linear(given)
         assert core.call_linear(*given) is NotImplemented
 

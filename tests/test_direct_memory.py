@@ -1,7 +1,4 @@
-"""Direct calls keep nothing: their tables are bounded, what falls out of them is freed, and memory does not grow.
-
-A program for more calls than a test makes: python tests/test_direct_memory.py 1000000
-"""
+"""Direct calls keep nothing: their tables are bounded, what falls out of them is freed, and memory does not grow."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import gc
 import os
 import resource
 import sys
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -186,17 +182,3 @@ def test_a_direct_call_keeps_neither_its_tensors_nor_its_callable(kind: str) -> 
         run_once(kind, references)
         gc.collect()
         assert [reference() for reference in references] == [None] * 6
-
-
-def report(count: int) -> None:
-    """Prints what grows over so many calls of fresh lambdas of each kind."""
-    torch.set_num_threads(1)
-    with emulated_device(launches=NoLaunches()):
-        for kind, call in calls().items():
-            begin = time.perf_counter()
-            grown = growth_of(call, count)
-            print(f"{kind}: {count} calls in {time.perf_counter() - begin:.0f} s: {grown}", flush=True)
-
-
-if __name__ == "__main__":
-    report(int(sys.argv[1]))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from compiled_epilogues import FakeCompiler, compiled_by
-from emulated_device import READERS, core, direct_calls, emulated_device, paused
+from emulated_device import core, direct_calls, directly, emulated_device, paused
+from emulated_device import launches_of_each_reader as launches_of_each_reader
 from emulated_launches import EmulatedLaunches
 from torch import Tensor
 
@@ -21,13 +22,6 @@ GELU = "operands=0; gelu z"
 IDENTITY = "operands=0"
 GATED = cutfuse.Epilogue(lambda z, r: torch.sigmoid(z) * r + z, 1).text
 BF16, FP32 = torch.bfloat16, torch.float32
-
-
-@pytest.fixture(params=READERS)
-def launches(request: pytest.FixtureRequest) -> Iterator[EmulatedLaunches]:
-    with emulated_device(request.param) as found:
-        core.forget_calls()
-        yield found
 
 
 def drawn(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
@@ -218,14 +212,11 @@ def test_its_program_is_interpreted_until_it_is_compiled(launches: EmulatedLaunc
     compiler = FakeCompiler()
     compiler.may_go_on.clear()
     with compiled_by(compiler):
-        before = direct_calls()
         of(call, 0)
-        of(call, 1)
-        assert direct_calls() == before + 1
+        directly(lambda: of(call, 1))
         compiler.may_go_on.set()
         cutfuse.wait(30)
-        of(call, 2)
-        assert direct_calls() == before + 2
+        directly(lambda: of(call, 2))
     first, second, third = kernels(launches, function)
     assert first == second == 0
     assert third != 0
@@ -235,15 +226,13 @@ def test_a_capture_waits_for_an_epilogue_on_the_general_path() -> None:
     compiler, is_capturing = FakeCompiler(), False
     compiler.may_go_on.clear()
     with emulated_device(is_capturing=lambda: is_capturing), compiled_by(compiler):
-        core.forget_calls()
         pointwise(drawn(64, 64), drawn(64, 64))
         before, is_capturing = direct_calls(), True
         pointwise(drawn(64, 64), drawn(64, 64))
         assert direct_calls() == before
         compiler.may_go_on.set()
         cutfuse.wait(30)
-        pointwise(drawn(64, 64), drawn(64, 64))
-        assert direct_calls() == before + 1
+        directly(lambda: pointwise(drawn(64, 64), drawn(64, 64)))
 
 
 def test_what_no_thread_compiles_is_asked_for_again(
@@ -262,8 +251,7 @@ def test_what_no_thread_compiles_is_asked_for_again(
         pointwise(drawn(64, 64), drawn(64, 64))
         assert direct_calls() == before
         assert cutfuse.wait(30) == 1
-        pointwise(drawn(64, 64), drawn(64, 64))
-        assert direct_calls() == before + 1
+        directly(lambda: pointwise(drawn(64, 64), drawn(64, 64)))
         assert len(compiler.compiled) == 1
 
 
@@ -302,11 +290,9 @@ def test_memory_that_runs_out_is_told(case: str) -> None:
         return y
 
     with emulated_device(empty_strided=empty_strided):
-        core.forget_calls()
         of(call, 0)
-        before, left = direct_calls(), [0] * 9
-        of(call, 0)
-        assert direct_calls() == before + 1
+        left = [0] * 9
+        directly(lambda: of(call, 0))
         for count in range(9 - len(left)):
             left = [0] * count
             with pytest.raises(torch.OutOfMemoryError):

@@ -110,28 +110,22 @@ def test_a_callable_that_is_redefined_while_others_call(what: str, monkeypatch: 
             finally:
                 ended.set()
 
+        all_called = threading.Barrier(4, finished.set)
+
         def call() -> None:
             calls = 0
-            # A busy machine may let the redefining thread wait; that may also have failed.
-            while calls < 60 or (redefinitions < 8 and not ended.is_set()):
-                calls += 1
-                y = cutfuse.linear(x, weight, epilogue=function)
-                ratio = float((y / z).mean())
-                legal = round(ratio)
-                assert legal in expected
-                torch.testing.assert_close(y, expected[legal], rtol=1e-4, atol=1e-4)
-
-        callers = [threading.Event() for _ in range(4)]
-
-        def call_and_finish(done: threading.Event) -> None:
             try:
-                call()
+                # A busy machine may let the redefining thread wait; that may also have failed.
+                while calls < 60 or (redefinitions < 8 and not ended.is_set()):
+                    calls += 1
+                    y = cutfuse.linear(x, weight, epilogue=function)
+                    legal = round(float((y / z).mean()))
+                    assert legal in expected
+                    torch.testing.assert_close(y, expected[legal], rtol=1e-4, atol=1e-4)
             finally:
-                done.set()
-                if all(other.is_set() for other in callers):
-                    finished.set()
+                all_called.wait()
 
-        run_in_threads([change, *(lambda done=done: call_and_finish(done) for done in callers)])  # type: ignore[misc]
+        run_in_threads([change, *[call] * 4])
         for k in (3, 1, 4, 2):
             redefine(k)
             for _ in range(3):
