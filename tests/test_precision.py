@@ -1,30 +1,36 @@
-"""PyTorch's own settings decide the precision of fp32 products, unless a context or the process's mode does."""
+"""PyTorch's own settings decide the precision of fp32 products, unless a context or the process's mode does.
+
+Contexts are those of batch invariance too.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import unittest.mock
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 import cutfuse
+from cutfuse.invariance import is_batch_invariant
 from cutfuse.layer import autograd
 from cutfuse.layer.linear_plan import cublas_linear
 from cutfuse.precision import MODES, allows_tf32, captured_mode, process, product_mode
 
 
 @pytest.fixture(autouse=True)
-def _restored_precision() -> Iterator[None]:
+def _restored_modes() -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
     cutfuse.set_precision(None)
+    cutfuse.set_batch_invariant(False)
 
 
 def in_new_thread(function: Callable[[], Any]) -> Any:
@@ -34,14 +40,6 @@ def in_new_thread(function: Callable[[], Any]) -> Any:
     thread.start()
     thread.join()
     return found[0]
-
-
-@pytest.mark.parametrize(("precision", "expected"), [("highest", False), ("high", True), ("medium", True)])
-def test_matmul_precision(precision: str, expected: bool) -> None:
-    torch.set_float32_matmul_precision(precision)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert allows_tf32() is expected
 
 
 def test_older_switch() -> None:
@@ -76,6 +74,9 @@ def test_a_pytorch_without_the_newer_switches(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(("setting", "mode"), [("highest", "guarded"), ("high", "tf32"), ("medium", "tf32")])
 def test_pytorch_decides_by_default(setting: str, mode: str) -> None:
     torch.set_float32_matmul_precision(setting)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert allows_tf32() is (mode == "tf32")
     assert product_mode() == mode
     assert captured_mode() == mode
     assert cutfuse.get_precision() is None
@@ -110,17 +111,6 @@ def test_contexts_nest_and_none_follows_pytorch_again() -> None:
     assert product_mode() == "tf32"
 
 
-def test_an_exception_leaves_the_context() -> None:
-    with pytest.raises(KeyError), cutfuse.precision("ieee"):
-        raise KeyError
-    assert product_mode() == "guarded"
-
-
-def test_a_context_decorates_and_is_entered_anew_at_each_call() -> None:
-    decorated = cutfuse.precision("split6")(product_mode)
-    assert [decorated(), product_mode(), decorated()] == ["split6", "guarded", "split6"]
-
-
 @pytest.mark.parametrize("choose", [cutfuse.precision, cutfuse.set_precision])
 @pytest.mark.parametrize("mode", ["highest", "inherited", "", "IEEE"])
 def test_other_modes_are_refused_before_a_context_is_entered(choose: Callable[[str], object], mode: str) -> None:
@@ -132,29 +122,64 @@ def test_other_modes_are_refused_before_a_context_is_entered(choose: Callable[[s
     assert product_mode() == "guarded"
 
 
-def test_a_context_is_this_threads_and_the_process_mode_every_threads() -> None:
-    cutfuse.set_precision("ieee")
-    with cutfuse.precision("split3"):
-        assert in_new_thread(product_mode) == "ieee"
+class Mode(NamedTuple):
+    """Something that a thread's innermost context says, or the process; `values`: two that differ, and from None."""
 
-        def other() -> str:
-            with cutfuse.precision("tf32"):
-                return product_mode()
-
-        assert in_new_thread(other) == "tf32"
-        assert product_mode() == "split3"
+    context: Callable[[Any], contextlib.AbstractContextManager[None]]
+    of_process: Callable[[Any], None]
+    current: Callable[[], Any]
+    values: tuple[Any, Any]
 
 
-def test_a_context_is_this_tasks() -> None:
-    async def task(mode: str) -> str:
-        with cutfuse.precision(mode):
+EACH_MODE = pytest.mark.parametrize(
+    "mode",
+    [
+        Mode(cutfuse.precision, cutfuse.set_precision, product_mode, ("split3", "split6")),
+        Mode(cutfuse.batch_invariant, cutfuse.set_batch_invariant, is_batch_invariant, (True, False)),
+    ],
+    ids=["precision", "batch_invariant"],
+)
+
+
+@EACH_MODE
+def test_contexts_nest_end_with_an_exception_and_decorate(mode: Mode) -> None:
+    first, second = mode.values
+    before = mode.current()
+    with mode.context(first):
+        with mode.context(second):
+            assert mode.current() == second
+        assert mode.current() == first
+    with pytest.raises(KeyError), mode.context(first):
+        raise KeyError
+    assert mode.current() == before
+    decorated = mode.context(first)(mode.current)
+    assert [decorated(), mode.current(), decorated()] == [first, before, first]
+
+
+@EACH_MODE
+def test_a_context_is_this_threads_and_the_process_mode_every_threads(mode: Mode) -> None:
+    first, second = mode.values
+    with mode.context(first):
+        assert in_new_thread(mode.current) != first
+    mode.of_process(first)
+    with mode.context(second):
+        assert in_new_thread(mode.current) == first
+        assert in_new_thread(mode.context(second)(mode.current)) == second
+        assert mode.current() == second
+    assert mode.current() == first
+
+
+@EACH_MODE
+def test_a_context_is_this_tasks(mode: Mode) -> None:
+    async def task(value: Any) -> Any:
+        with mode.context(value):
             await asyncio.sleep(0)  # the other task enters its context here
-            return product_mode()
+            return mode.current()
 
-    async def both() -> list[str]:
-        return await asyncio.gather(task("split3"), task("split6"))
+    async def both() -> list[Any]:
+        return await asyncio.gather(*map(task, mode.values))
 
-    assert asyncio.run(both()) == ["split3", "split6"]
+    assert tuple(asyncio.run(both())) == mode.values
 
 
 def test_what_a_forward_captured_holds_on_other_threads() -> None:
