@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,19 +84,29 @@ def _plane_memory(address: int, rows: int, columns: int) -> Tensor:
     return memory[:, :columns]
 
 
+def _mark(scheme: int, is_weight: bool) -> float:
+    """What stands in the place of the scales of parts, so that a product reads those of its own operand."""
+    return scheme + is_weight / 2
+
+
+def _is_marked(launch: Any, scales: int, is_weight: bool) -> bool:
+    scheme = 6 if launch.kernel.startswith(("sm90_split6", "sm90_convert6")) else 3
+    return contiguous(scales, FLOAT32, (1,)).item() == _mark(scheme, is_weight)
+
+
 def _strides(pitch: int, by_columns: bool) -> tuple[int, int]:
     return (1, pitch) if by_columns else (pitch, 1)
 
 
 class EmulatedLaunches(RecordedLaunches):
-    """Writes launches down and makes them. Planes hold the matrix itself, in the memory of its parts.
+    """Writes launches down and makes them. Planes hold the matrix itself, in the memory of its parts, and a mark.
 
-    is_tripped: what every guard finds.
+    out_of_range: of which operands every flag says that split3 would lose some: of x (False), of the weight (True).
     """
 
-    def __init__(self, is_tripped: bool = False) -> None:
+    def __init__(self, out_of_range: Collection[bool] = ()) -> None:
         super().__init__()
-        self.is_tripped = is_tripped
+        self.out_of_range = out_of_range
 
     def write_down(self, launch: Any) -> None:
         super().write_down(launch)
@@ -151,30 +161,54 @@ class EmulatedLaunches(RecordedLaunches):
         self._multiply(launch, a, b)
 
     def _split(self, launch: Any) -> None:
-        if launch.guard is not None and not self.is_tripped:
+        if launch.guard is not None and not self._is_tripped(launch):
             return
         address, words = launch.cleared
         if words:
             contiguous(address, FLOAT32, (words,)).zero_()
         shape = (launch.rows, launch.columns)
+        is_transposed = launch.columns > 1 and launch.column_stride != 1
+        layout = native.module().planes_shape(*shape, launch.scheme, is_transposed, launch.is_weight)
+        self._write_flags((launch.flags, layout[2]), launch.is_weight)
+        contiguous(launch.scales, FLOAT32, (1,)).fill_(_mark(launch.scheme, launch.is_weight))
         source = view(launch.source, FLOAT32, shape, (launch.row_stride, launch.column_stride))
         _plane_memory(launch.values, *shape).copy_(source)
 
     def _gemm_planes(self, launch: Any) -> None:
         if self._runs(launch):
             problem = launch.problem
+            assert _is_marked(launch, launch.a[1], is_weight=False)
+            assert _is_marked(launch, launch.b[1], is_weight=True)
             a, b = _plane_memory(launch.a[0], problem.m, problem.k), _plane_memory(launch.b[0], problem.n, problem.k)
             self._multiply(launch, a, b)
 
     def _gemm_convert(self, launch: Any) -> None:
-        if self._runs(launch):
-            data, pitch, columns, *_ = launch.b
+        data, pitch, columns, *flags = launch.b
+        runs = self._runs(launch)
+        self._write_flags(flags, is_weight=True)
+        if runs:
+            assert _is_marked(launch, launch.a[1], is_weight=False)
             b = view(data, FLOAT32, (launch.problem.n, columns), (pitch, 1))
+            if launch.run == native.module().RunWhen.if_clear and True in self.out_of_range:
+                b = b * torch.nan  # it stops, and the next product has to write over what it leaves
             self._multiply(launch, _plane_memory(launch.a[0], launch.problem.m, launch.problem.k)[:, :columns], b)
+
+    def _write_flags(self, flags: Sequence[int], is_weight: bool) -> None:
+        """Address and number of the words."""
+        address, words = flags
+        if words:
+            contiguous(address, FLOAT32, (words,)).fill_(is_weight in self.out_of_range)
+
+    def _is_tripped(self, launch: Any) -> bool:
+        """What a guard's flags say: of all operands but a weight that the product itself looks at."""
+        found = any(contiguous(address, FLOAT32, (words,)).any() for address, words in launch.guard)
+        looks = launch.function == "gemm_convert" and launch.run == native.module().RunWhen.if_clear
+        assert found == any(not (is_weight and looks) for is_weight in self.out_of_range)
+        return found
 
     def _runs(self, launch: Any) -> bool:
         when = native.module().RunWhen
-        runs = launch.run == when.always or self.is_tripped == (launch.run == when.if_tripped)
+        runs = launch.run == when.always or self._is_tripped(launch) == (launch.run == when.if_tripped)
         sums, arrived = launch.slices
         if runs and launch.slice_count > 1:
             tiles = -(-launch.problem.m // launch.tile_m) * -(-launch.problem.n // launch.tile_n)

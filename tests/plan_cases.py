@@ -1,9 +1,9 @@
-"""Requests to the planner, and what its launches do to memory: shared by the tests of plans."""
+"""Requests to the planner, and what is in its plans: shared by the tests of plans."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -67,11 +67,6 @@ def products(of: Any) -> list[Any]:
     return [launch for launch in of.launches if isinstance(launch, MODULE.FusedProduct)]
 
 
-def count_copies(of: Any) -> int:
-    """Launches that a plan of one kernel has beside that."""
-    return sum(isinstance(launch, MODULE.AlignedCopy) for launch in of.launches) + of.copies_bias
-
-
 @st.composite
 def layouts(draw: st.DrawFn, rows: int, columns: int) -> Matrix:
     strides = draw(
@@ -110,39 +105,6 @@ def requests(draw: st.DrawFn, **fixed: Any) -> tuple[Any, dict[str, Any]]:
         **fixed,
     }
     return request(**options), options
-
-
-class Write(NamedTuple):
-    """Bytes of the workspace, and what is in them."""
-
-    first: int
-    end: int
-    content: tuple[Any, ...]
-
-
-class Memory:
-    """What the launches that take effect have written where, a call in."""
-
-    def __init__(self) -> None:
-        self._writes: list[Write] = []
-
-    def write(self, piece: Any, *content: Any) -> None:
-        self._writes.append(Write(piece.offset, piece.offset + piece.bytes, content))
-
-    def read(self, piece: Any) -> set[tuple[Any, ...] | None]:
-        """What is in a piece, None for bytes that nobody wrote."""
-        todo, found = [(piece.offset, piece.offset + piece.bytes)], set()
-        for write in reversed(self._writes):
-            rest = []
-            for first, end in todo:
-                low, high = max(first, write.first), min(end, write.end)
-                if low >= high:
-                    rest.append((first, end))
-                    continue
-                found.add(write.content)
-                rest += [part for part in ((first, low), (high, end)) if part[0] < part[1]]
-            todo = rest
-        return found | ({None} if todo else set())
 
 
 def pieces_of(launch: Any) -> Iterable[tuple[str, Any]]:

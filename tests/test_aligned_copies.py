@@ -166,23 +166,26 @@ def test_results_of_any_pitches_and_offsets(data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from([torch.bfloat16, torch.float16, torch.float32, torch.float32]))
     mode = data.draw(st.sampled_from(["tf32", "split3", "split6", "guarded"])) if dtype == torch.float32 else "tf32"
     case = Case(data.draw, dtype, may_turn=(dtype, mode) != (torch.float32, "tf32"))
-    m, n, k = (data.draw(WIDTHS) for _ in "mnk")
+    m, n = data.draw(WIDTHS), data.draw(WIDTHS)
+    k = data.draw(WIDTHS if mode == "tf32" else WIDTHS | st.just(4100))  # which is multiplied in slices
     x, weight = case.matrix(m, k), case.matrix(n, k)
     bias = case.vector(n) if data.draw(st.booleans()) else None
     reduction = data.draw(st.sampled_from(["none", "none", "sum", "amax"]))
-    operand = case.matrix(m, n)
+    operands = case.matrix(m, n), case.vector(n).unsqueeze(0), case.vector(m).unsqueeze(1)
+    program = lambda z, r, s, t: z.relu() + r + s * t  # noqa: E731
     arguments = arguments_of(
-        x, weight, reduction, bias=bias, operands=(operand,), program=Epilogue(lambda z, r: z.relu() + r).program,
+        x, weight, reduction, bias=bias, operands=operands, program=Epilogue(program, 3).program,
         out_dtype=data.draw(st.sampled_from([dtype, torch.float32])),
     )  # fmt: skip
-    with emulated_device(launches=EmulatedLaunches(data.draw(st.booleans()))) as launches, cutfuse.precision(mode):
+    found = EmulatedLaunches(out_of_range=data.draw(st.sets(st.booleans())))
+    with emulated_device(launches=found) as launches, cutfuse.precision(mode):
         chosen = planner.plan_linear(arguments, mode)
         for way in chosen.alternatives[:-1]:
             if not way.microseconds:  # it cannot run, whatever it would take
                 continue
             launches.launches.clear()
             y = run_plan(planner.plan_linear(arguments, mode, only=way.name), arguments)
-            expected = reference(x, weight, bias, reduction, lambda z: z.relu() + operand.float())
+            expected = reference(x, weight, bias, reduction, lambda z: program(z, *(t.float() for t in operands)))
             assert y.is_contiguous()
             assert torch.equal(y, expected.to(y.dtype))
             if mode == "tf32":

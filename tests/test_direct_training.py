@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from emulated_device import direct_calls, emulated_device, paused
+from emulated_device import direct_calls, directly, emulated_device, paused
 from emulated_device import launches_of_each_reader as launches_of_each_reader
 from emulated_launches import EmulatedLaunches, RecordedLaunches
 from hypothesis import HealthCheck, given, settings
@@ -98,41 +98,7 @@ def test_it_launches_what_the_general_path_does(recorded: RecordedLaunches, data
     with paused():
         expected = step()
     step()
-    before = direct_calls()
-    assert step() == expected
-    assert direct_calls() == before + 1
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_broadcast_operands_have_pytorchs_gradients(launches: EmulatedLaunches, data: st.DataObject) -> None:
-    draw = data.draw
-    leading = draw(st.sampled_from([(1,), (5,), (130,), (2, 3)]))
-    n, k = draw(st.sampled_from([(8, 16), (24, 8), (1, 8), (72, 40)]))
-    kinds = draw(st.lists(st.sampled_from([FULL, ROW, ROW_MATRIX, COLUMN, SCALAR]), min_size=1, max_size=2))
-    epilogue = draw(st.sampled_from(EPILOGUES[len(kinds)]))
-    dtypes = [draw(st.sampled_from([torch.float32, torch.bfloat16])) for _ in kinds]
-    x, weight, bias = (torch.randn(shape).bfloat16().requires_grad_() for shape in ((*leading, k), (n, k), (n,)))
-    operands = [
-        torch.randn(operand_shape(kind, leading, n)).to(dtype).requires_grad_()
-        for kind, dtype in zip(kinds, dtypes, strict=True)
-    ]
-    tensors, grad = [x, weight, bias, *operands], torch.randn(*leading, n).bfloat16()
-
-    def layer() -> Tensor:
-        return cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands, out_dtype=torch.bfloat16)
-
-    layer()
-    before = direct_calls()
-    y = layer()
-    assert direct_calls() == before + 1
-    found = torch.autograd.grad(y, tensors, grad)
-    wide = [t.detach().double().requires_grad_() for t in tensors]
-    exact = epilogue(F.linear(*wide[:3]), *wide[3:])
-    for own, tensor, right in zip(found, tensors, torch.autograd.grad(exact, wide, grad.double()), strict=True):
-        assert (own.shape, own.dtype) == (tensor.shape, tensor.dtype)
-        # z is kept in bf16, and so is what is multiplied again.
-        torch.testing.assert_close(own.double(), right, rtol=0.05, atol=0.05 * (1 + right.abs().max().item()))
+    assert directly(step) == expected
 
 
 def test_products_of_parts_run_directly(recorded: RecordedLaunches) -> None:
@@ -157,55 +123,61 @@ def test_products_of_parts_run_directly(recorded: RecordedLaunches) -> None:
         ] * 4
 
 
-@pytest.mark.parametrize("is_tripped", [False, True])
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_products_of_parts_have_pytorchs_gradients(like_a_gpu: None, is_tripped: bool, data: st.DataObject) -> None:
-    """Where K is sliced or not, whichever product the guards choose."""
-    draw = data.draw
-    leading = draw(st.sampled_from([(300,), (1024,), (4, 192)]))
-    n, k = draw(st.sampled_from([(1000, 2048), (2048, 1032), (1540, 2020)]))
-    kinds = draw(st.lists(st.sampled_from([FULL, ROW, COLUMN, SCALAR]), max_size=1))
+def check_gradients(
+    draw: st.DrawFn,
+    launches: EmulatedLaunches,
+    dtype: torch.dtype,
+    leadings: list[tuple[int, ...]],
+    sizes: list[tuple[int, int]],
+    operand_dtypes: list[torch.dtype],
+    tolerance: float,
+) -> None:
+    """Of a layer whose second call runs directly: its result and its gradients are PyTorch's in fp64."""
+    leading, (n, k) = draw(st.sampled_from(leadings)), draw(st.sampled_from(sizes))
+    kinds = draw(st.lists(st.sampled_from([FULL, ROW, ROW_MATRIX, COLUMN, SCALAR]), max_size=2))
     epilogue = draw(st.sampled_from(EPILOGUES[len(kinds)]))
-    x, weight = torch.randn(*leading, k).requires_grad_(), (torch.randn(n, k) / 32).requires_grad_()
-    bias = torch.randn(n).requires_grad_()
-    operands = [torch.randn(operand_shape(kind, leading, n)).requires_grad_() for kind in kinds]
-    tensors, grad = [x, weight, bias, *operands], torch.randn(*leading, n)
-    with emulated_device(launches=EmulatedLaunches(is_tripped)) as launches:
-        cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands)
-        before = direct_calls()
-        launches.launches.clear()
-        y = cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands)
-        assert direct_calls() == before + 1
-        found = torch.autograd.grad(y, tensors, grad)
-    assert "split" in launches.names
+    shapes = [(*leading, k), (n, k), (n,), *(operand_shape(kind, leading, n) for kind in kinds)]
+    dtypes = [dtype] * 3 + [draw(st.sampled_from(operand_dtypes)) for _ in kinds]
+    tensors = [torch.randn(shape).to(own) for shape, own in zip(shapes, dtypes, strict=True)]
+    tensors[1] *= k**-0.5
+    x, weight, bias, *operands = (tensor.requires_grad_() for tensor in tensors)
+    grad = torch.randn(*leading, n).to(dtype)
+
+    def layer() -> Tensor:
+        return cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands, out_dtype=dtype)
+
+    layer()
+    launches.launches.clear()
+    y = directly(layer)
+    found = torch.autograd.grad(y, tensors, grad)
     wide = [t.detach().double().requires_grad_() for t in tensors]
     exact = epilogue(F.linear(*wide[:3]), *wide[3:])
-    for own, right in zip((y, *found), (exact, *torch.autograd.grad(exact, wide, grad.double())), strict=True):
-        assert own.shape == right.shape
-        torch.testing.assert_close(own.double(), right, rtol=1e-4, atol=1e-4 * right.abs().max().item())
+    expected = torch.autograd.grad(exact, wide, grad.double())
+    least = 0.0 if dtype is torch.float32 else 1.0
+    for own, like, right in zip((y, *found), (grad, *tensors), (exact, *expected), strict=True):
+        assert (own.shape, own.dtype) == (like.shape, like.dtype)
+        atol = tolerance * (least + right.abs().max().item())
+        torch.testing.assert_close(own.double(), right, rtol=tolerance, atol=atol)
 
 
-@pytest.mark.parametrize("presented", ["rows with gaps", "a strided bias", "another precision"])
-def test_what_is_presented_otherwise_runs_directly(like_a_gpu: None, presented: str) -> None:
-    """Rows that are multiplied as a matrix, a bias that is copied, and products in another precision than PyTorch's."""
-    shapes = {"rows with gaps": (2, 3, 24), "a strided bias": (16, 64), "another precision": (5, 16)}
-    x, weight = torch.randn(shapes[presented]), torch.randn(64, 64 if presented == "a strided bias" else 16)
-    x, bias = x[..., : weight.shape[1]], torch.randn(128)[::2]
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if presented == "another precision" else "highest")
-    tensors = [t.requires_grad_() for t in (x.detach(), weight, bias.detach())]
-    grad = torch.randn(*x.shape[:-1], 64)
-    try:
-        with emulated_device(), cutfuse.precision("split3" if presented == "a strided bias" else "ieee"):
-            for _ in range(2):
-                count = direct_calls()
-                y = cutfuse.linear(*tensors, epilogue=lambda z: torch.sigmoid(z) * z)
-                found = torch.autograd.grad(y, tensors, grad)
-            assert direct_calls() == count + 1
-            assert type(y.grad_fn).__name__ == "DirectLinearBackward"
-    finally:
-        torch.set_float32_matmul_precision(before)
-    expected = torch.autograd.grad(F.silu(F.linear(*tensors)), tensors, grad)
-    for own, right in zip(found, expected, strict=True):
-        torch.testing.assert_close(own, right, rtol=1e-4, atol=1e-4)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_broadcast_operands_have_pytorchs_gradients(launches: EmulatedLaunches, data: st.DataObject) -> None:
+    """z is kept in bf16, and so is what is multiplied again."""
+    leadings: list[tuple[int, ...]] = [(1,), (5,), (130,), (2, 3)]
+    sizes, operand_dtypes = [(8, 16), (24, 8), (1, 8), (72, 40)], [torch.float32, torch.bfloat16]
+    check_gradients(data.draw, launches, torch.bfloat16, leadings, sizes, operand_dtypes, 0.05)
+
+
+@pytest.mark.parametrize("out_of_range", [[], [True], [False, True]])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_products_of_parts_have_pytorchs_gradients(
+    like_a_gpu: None, out_of_range: list[bool], data: st.DataObject
+) -> None:
+    """Where K is sliced or not, whichever product the guards choose."""
+    leadings: list[tuple[int, ...]] = [(300,), (1024,), (4, 192)]
+    sizes = [(1000, 2048), (2048, 1032), (1540, 2020)]
+    with emulated_device(launches=EmulatedLaunches(out_of_range)) as launches:
+        check_gradients(data.draw, launches, torch.float32, leadings, sizes, [torch.float32], 1e-4)
+    assert "split" in launches.names

@@ -1,4 +1,7 @@
-"""The workspace of a plan: its pieces, and that each launch finds in them what an earlier one has left for it."""
+"""The workspace of a plan: its pieces, and who waits for which flags in them.
+
+That a launch finds what an earlier one has left for it is seen in results: `test_aligned_copies.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from plan_cases import MODULE, Memory, pieces_of, plan, products, requests, transposed
+from plan_cases import MODULE, pieces_of, plan, products, requests, transposed
 
 WORKSPACE, WEIGHT_PLANES = MODULE.Memory.workspace, MODULE.Memory.weight_planes
 ALWAYS, IF_CLEAR, IF_TRIPPED = (getattr(MODULE.RunWhen, name) for name in ("always", "if_clear", "if_tripped"))
@@ -61,112 +64,16 @@ def test_pieces_of_one_product_never_overlap(case: tuple[Any, dict[str, Any]]) -
             group = []
 
 
-def written_for(found: Any, tripped_by: str) -> tuple[Memory, Any]:
-    """What memory holds at the end, and the product that gave the result, where the guard is clear ("") or trips.
-
-    It trips by what the passes find ("planes"), or by what the first product finds of the weight ("product"). Every
-    launch is checked on its way.
-    """
-    memory, kept, result = Memory(), Memory(), None
-    for launch in found.launches:
-        if isinstance(launch, MODULE.SplitPass):
-            check_guard(found, memory, launch)
-            if launch.when == ALWAYS or tripped_by:
-                split(memory, launch)
-        elif isinstance(launch, MODULE.FusedProduct):
-            check_guard(found, memory, launch)
-            if launch.weight_flags.bytes:
-                memory.write(launch.weight_flags, "flags", scheme_of(launch), "weight")  # cleared by who returns too
-            is_clear = not tripped_by or (tripped_by == "product" and launch.when == IF_CLEAR)
-            if launch.when == ALWAYS or is_clear == (launch.when == IF_CLEAR):
-                multiply(memory, kept, launch)
-                result = launch
-        elif isinstance(launch, MODULE.AlignedCopy):
-            copy(memory, launch)
-        else:
-            assert memory.read(launch.partials) == {("partials", result.kernel.name)}
-    return memory, result
-
-
 def scheme_of(product: Any) -> str:
     return "split3" if product.kernel.name.replace("convert", "split").startswith("sm90_split3") else "split6"
 
 
-def split(memory: Memory, launch: Any) -> None:
-    operand = "weight" if launch.is_weight else "x"
-    for name in ("values", "scales", "flags"):
-        memory.write(getattr(launch.planes, name), name, launch.scheme.name, operand)
-    if launch.cleared.bytes:
-        memory.write(launch.cleared, "zeros")
-
-
-def copy(memory: Memory, launch: Any) -> None:
-    if launch.matrix == MODULE.CopiedMatrix.result:
-        assert memory.read(launch.aligned) == {("result",)}
-    else:
-        memory.write(launch.aligned, "aligned", launch.matrix.name)
-
-
-def multiply(memory: Memory, kept: Memory, product: Any) -> None:
-    scheme, is_over_planes = scheme_of(product), product.x.scales.bytes > 0
-    for operand in ("x", "weight"):
-        planes = getattr(product, operand)
-        if planes.values.bytes == 0:
-            assert operand == "weight" or not is_over_planes
-            continue
-        if not is_over_planes:
-            assert memory.read(planes.values) == {("aligned", operand)}
-            continue
-        for name in ("values", "scales"):
-            piece = getattr(planes, name)
-            if piece.memory == WEIGHT_PLANES:
-                assert operand == "weight"
-            else:
-                assert memory.read(piece) == {(name, scheme, operand)}
-    assert (product.sums.bytes > 0) == (product.arrivals.bytes > 0) == (product.kernel.slices > 1)
-    if product.arrivals.bytes:
-        assert memory.read(product.arrivals) == {("zeros",)}
-        memory.write(product.arrivals, "arrivals")
-        memory.write(product.sums, "sums")
-    if product.result.bytes:
-        memory.write(product.result, "result")
-    if product.partials.bytes:
-        memory.write(product.partials, "partials", product.kernel.name)
-
-
-def check_guard(found: Any, memory: Memory, launch: Any) -> None:
-    """Whoever waits for the guard reads the flags of split3's operands, all that are known by then."""
-    if launch.when == ALWAYS:
-        return
-    first = products(found)[0]
-    read = [{("outside",)} if flags.memory == WEIGHT_PLANES else memory.read(flags) for flags in launch.guard]
-    x, weight = {("flags", "split3", "x")}, {("flags", "split3", "weight")}
-    if first.weight.flags.memory == WEIGHT_PLANES:
-        weight = {("outside",)}
-    finds_the_weight_s = launch.when == IF_CLEAR and first.weight_flags.bytes > 0
-    assert read == ([x] if finds_the_weight_s else [x, weight])
-
-
-@pytest.mark.parametrize("tripped_by", ["", "planes", "product"])
-@given(requests(**OVER_PLANES))
-def test_inputs_of_every_launch_are_written_before(tripped_by: str, case: tuple[Any, dict[str, Any]]) -> None:
-    for found in fused_plans(case):
-        if tripped_by and len(products(found)) == 1:
-            continue  # there is no guard
-        if tripped_by == "product" and not products(found)[0].weight_flags.bytes:
-            continue  # every flag is known before the first product
-        _, result = written_for(found, tripped_by)
-        assert result is not None
-
-
 @given(requests(**OVER_PLANES, precision="guarded"))
-def test_exactly_one_product_of_a_guarded_plan_gives_the_result(case: tuple[Any, dict[str, Any]]) -> None:
+def test_exactly_one_product_of_a_guarded_plan_runs(case: tuple[Any, dict[str, Any]]) -> None:
     for found in filter(is_over_planes, fused_plans(case)):
         first, fallback = products(found)
         assert (scheme_of(first), scheme_of(fallback)) == ("split3", "split6")
         assert (first.when, fallback.when) == (IF_CLEAR, IF_TRIPPED)
-        assert scheme_of(written_for(found, "")[1]) == "split3"
-        assert scheme_of(written_for(found, "planes")[1]) == "split6"
         assert [flags.bytes > 0 for flags in fallback.guard] == [True, True]
         passes = [launch for launch in found.launches if isinstance(launch, MODULE.SplitPass)]
         for launch in passes:
