@@ -1,4 +1,4 @@
-"""What a direct call allocates and launches: the same as the general path, address by address."""
+"""What a direct call launches and allocates: as much as on the general path, and to the same result."""
 
 from __future__ import annotations
 
@@ -8,58 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_device import READERS, core, direct_calls, emulated_device, paused
-from emulated_launches import RecordedLaunches
+from emulated_device import READERS, directly, emulated_device, paused
+from emulated_launches import EmulatedLaunches
+from test_direct_calls import whole
 from torch import Tensor
 
 import cutfuse
 from cutfuse.epilogue import Epilogue
 from cutfuse.layer import calls, cuda
-
-STREAM = 7
-
-
-class Allocations:
-    """Memory by the order in which it was asked for, apart from that of the call's tensors."""
-
-    def __init__(self, given: dict[str, Tensor]) -> None:
-        self.given = given
-        self.made: list[Tensor] = []
-
-    def noted(self, empty: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def allocate(*arguments: Any, **settings: Any) -> Tensor:
-            self.made.append(empty(*arguments, **settings))
-            return self.made[-1]
-
-        return allocate
-
-    @property
-    def sizes(self) -> list[int]:
-        return [tensor.nbytes for tensor in self.made]
-
-    def placed(self, value: Any) -> Any:
-        """With each address in these tensors as the tensor's name and an offset into it."""
-        if isinstance(value, tuple | list):
-            return [self.placed(item) for item in value]
-        if type(value) is not int or value < 1 << 20:
-            return value
-        for name, tensor in (*self.given.items(), *enumerate(self.made)):
-            if 0 <= value - tensor.data_ptr() < max(tensor.untyped_storage().nbytes(), 1):
-                return name, value - tensor.data_ptr()
-        return "elsewhere"
-
-
-def described(launches: RecordedLaunches, allocations: Allocations) -> list[dict[str, Any]]:
-    """Programs and problems, of which each launch has objects of its own, by what they say."""
-    result = []
-    for launch in launches.launches:
-        fields = {name: allocations.placed(value) for name, value in vars(launch).items()}
-        program = fields.pop("program", None)
-        fields["program"] = None if program is None else (len(program), program.operand_count, program.cost)
-        fields["problem"] = repr(fields.get("problem"))
-        result.append(fields)
-    return result
-
 
 SPLIT = ["split", "gemm_convert"]
 
@@ -81,26 +37,35 @@ LAYERS = {
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_linear_layer(reader: str, layer: str) -> None:
     m, n, k, dtype, mode, reduction, count, names = LAYERS[layer]
-    x, weight, bias = (torch.zeros(shape, dtype=dtype) for shape in ((m, k), (n, k), (n,)))
-    operands = [torch.zeros(m, n, dtype=dtype) for _ in range(count)]
+    x, weight, bias = (whole(*shape, dtype=dtype) for shape in ((m, k), (n, k), (n,)))
+    operands = [whole(m, n, dtype=dtype) for _ in range(count)]
     epilogue: Callable[..., Tensor] = (lambda z, r: torch.relu(z) + r) if count else torch.relu
-    given = {"x": x, "weight": weight, "bias": bias, **{f"operand {i}": t for i, t in enumerate(operands)}}
-    functions = {"current_stream": lambda index: STREAM, "exchange_api": None} if reader == "attributes" else {}
-    program = Epilogue(epilogue, count).program.text
     allocate = calls.torch_functions(calls.CPU)["empty_strided"]
-    with cutfuse.precision(mode) if mode else contextlib.nullcontext():
-        general, expected = Allocations(given), RecordedLaunches()
-        with emulated_device(reader, expected, empty_strided=general.noted(allocate), **functions), paused():
-            y = cuda.linear_reduce(x, weight, bias, operands, program, reduction or "none", dtype)
-        general.made.append(y)
-        made, launches = Allocations(given), RecordedLaunches()
-        with emulated_device(reader, launches, empty_strided=made.noted(allocate), **functions):
-            cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduction)
-            made.made.clear()
-            launches.launches.clear()
-            before = direct_calls()
-            made.made.append(core.call_linear(x, weight, bias, epilogue, operands, reduction, False, None))
-            assert direct_calls() == before + 1
-    assert described(launches, made) == described(expected, general)
-    assert launches.names == names
-    assert sorted(made.sizes) == sorted(general.sizes)
+    sizes: list[int] = []
+
+    def noted(*arguments: Any) -> Tensor:
+        tensor: Tensor = allocate(*arguments)
+        sizes.append(tensor.nbytes)
+        return tensor
+
+    def made_by(call: Callable[[], Tensor]) -> tuple[Tensor, list[str], list[int]]:
+        launches.launches.clear()
+        sizes.clear()
+        y = call()
+        return y, launches.names, sorted(sizes)
+
+    def layer() -> Tensor:
+        return cutfuse.linear(x, weight, bias, epilogue=epilogue, operands=operands, reduce=reduction)
+
+    program, launches = Epilogue(epilogue, count).program.text, EmulatedLaunches()
+    in_mode = cutfuse.precision(mode) if mode else contextlib.nullcontext()
+    with in_mode, emulated_device(reader, launches, empty_strided=noted):
+        layer()
+        y, *found = directly(lambda: made_by(layer))
+        with paused():
+            expected, *general = made_by(
+                lambda: cuda.linear_reduce(x, weight, bias, operands, program, reduction or "none", dtype)
+            )
+    assert found == general
+    assert found[0] == names
+    assert torch.equal(y, expected)
