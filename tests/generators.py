@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -130,3 +131,16 @@ def eager_reduce(x: Tensor, dim: int | tuple[int, ...], op: str, keepdim: bool =
 def to_double(*tensors: Tensor | float | None) -> list[Tensor | float | None]:
     """Masks stay what they are."""
     return [t.double() if isinstance(t, Tensor) and t.is_floating_point() else t for t in tensors]
+
+
+@contextlib.contextmanager
+def saved_tensors() -> Iterator[dict[int, Tensor]]:
+    """What autograd keeps for the backward passes of calls within it, by the addresses of the memory."""
+    found: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        found[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield found

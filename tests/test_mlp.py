@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from collections.abc import Iterator
 from typing import Any
@@ -12,10 +11,10 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from emulated_device import emulated_device, needs_exchange_api
+from generators import saved_tensors
 from mlp_cases import ACTIVATIONS, check, check_case, error, gradients, make, random_case, sided
 from model_checks import PYTORCH_WARNINGS
 from torch import Tensor
-from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -36,19 +35,6 @@ def operators() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def kept() -> Iterator[dict[int, Tensor]]:
-    """The tensors that are saved for backward passes within it, by their memory."""
-    found: dict[int, Tensor] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        found[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        yield found
-
-
 @pytest.mark.parametrize("seed", range(68))
 def test_random_mlps(path: str, seed: int) -> None:
     check_case(random_case(seed, [torch.float32, torch.bfloat16, torch.float16, torch.float64][seed // 17]))
@@ -66,33 +52,51 @@ def test_no_gradient_of_an_activation_but_the_long_one_is_a_pass_of_its_own() ->
 
 
 @pytest.mark.parametrize(
-    ("activation", "gate", "options", "matrices"),
+    ("activation", "gate", "options", "matrices", "has_pass"),
     [
-        ("affine", False, {}, 1),  # h, for the gradient of w2
-        ("relu squared", False, {}, 1),
-        ("softplus", False, {}, 1),
-        ("gelu", False, {}, 1),
-        ("long", False, {}, 1),
-        ("silu", True, {}, 2),
-        ("relu squared", False, {"recompute": True}, 0),
-        ("gelu", False, {"recompute": True}, 0),
-        ("silu", True, {"recompute": True}, 0),
-        ("affine", False, {"frozen": ["w2"]}, 0),
-        ("relu squared", False, {"frozen": ["w2"]}, 1),
-        ("gelu", False, {"frozen": ["x", "w1", "b1"]}, 1),
-        ("gelu", False, {"frozen": ["x", "w1", "b1", "w2"]}, 0),
+        ("affine", False, {}, 1, False),  # h, for the gradient of w2
+        ("relu squared", False, {}, 1, False),
+        ("softplus", False, {}, 1, False),
+        ("gelu", False, {}, 1, True),
+        ("long", False, {}, 1, True),
+        ("silu", True, {}, 2, True),
+        ("relu squared", False, {"recompute": True}, 0, False),
+        ("gelu", False, {"recompute": True}, 0, True),
+        ("silu", True, {"recompute": True}, 0, True),
+        ("affine", False, {"frozen": ["w2"]}, 0, False),
+        ("relu squared", False, {"frozen": ["w2"]}, 1, False),
+        ("gelu", False, {"frozen": ["w2"]}, 1, False),
+        ("silu", True, {"frozen": ["w2"]}, 2, True),
+        ("gelu", False, {"frozen": ["x", "w1", "b1"]}, 1, False),
+        ("gelu", False, {"frozen": ["x", "w1", "b1", "w2"]}, 0, False),
     ],
 )
-def test_matrices_of_the_hidden_width_that_are_kept(
-    operators: None, activation: str, gate: bool, options: dict[str, Any], matrices: int
+def test_matrices_of_the_hidden_width_that_are_kept_and_passes_over_its_gradient(
+    operators: None,
+    activation: str,
+    gate: bool,
+    options: dict[str, Any],
+    matrices: int,
+    has_pass: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A pass gives the hidden layer again too."""
+    passes: list[str] = []
+
+    def counted(name: str, operator: Any) -> Any:
+        return lambda *given: (passes.append(name), operator(*given))[1]
+
+    for name in ("pointwise", "pointwise_backward"):
+        monkeypatch.setattr(schema, name, counted(name, getattr(schema, name)))
     case = make(0, activation=activation, gate=gate, sizes=(13, 64, 9), **options)
-    with kept() as found:
+    with saved_tensors() as found:
         y = case.call()
-    hidden = [tensor for tensor in found.values() if tensor.shape == (14, 64)]
-    assert len(hidden) == matrices
+    assert len([tensor for tensor in found.values() if tensor.shape == (14, 64)]) == matrices
+    passes.clear()
+    own = gradients(y, case.tensors)
+    assert passes == ["pointwise_backward"] * has_pass
     wide = case.wide()
-    check(gradients(y, case.tensors), gradients(case.eager(), case.tensors), gradients(case.eager(wide), wide))
+    check(own, gradients(case.eager(), case.tensors), gradients(case.eager(wide), wide))
 
 
 def test_products_of_a_step(operators: None) -> None:
@@ -104,35 +108,6 @@ def test_products_of_a_step(operators: None) -> None:
             gradients(case.call(), case.tensors)
         counts[frozen] = counter.get_total_flops() / (2 * 14 * 16 * 64)
     assert counts == {(): 6, ("x",): 5, ("x", "w1", "b1"): 3, ("w2",): 5}
-
-
-@pytest.mark.parametrize(
-    ("activation", "gate", "frozen", "passes"),
-    [
-        ("relu squared", False, [], []),
-        ("affine", False, [], []),
-        ("gelu", False, ["w2"], []),
-        ("gelu", False, [], ["pointwise_backward"]),  # gives the hidden layer again too
-        ("long", False, [], ["pointwise_backward"]),
-        ("silu", True, [], ["pointwise_backward"]),
-        ("silu", True, ["w2"], ["pointwise_backward"]),
-    ],
-)
-def test_passes_over_the_hidden_gradient(
-    operators: None, activation: str, gate: bool, frozen: list[str], passes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = []
-
-    def counted(name: str, operator: Any) -> Any:
-        return lambda *given: (found.append(name), operator(*given))[1]
-
-    for name in ("pointwise", "pointwise_backward"):
-        monkeypatch.setattr(schema, name, counted(name, getattr(schema, name)))
-    case = make(0, activation=activation, gate=gate, frozen=frozen)
-    y = case.call()
-    found.clear()
-    gradients(y, case.tensors)
-    assert found == passes
 
 
 def test_a_program_without_room_for_one_more_operand(operators: None) -> None:
@@ -169,7 +144,7 @@ def test_gradients_take_the_memory_of_what_is_kept_where_nobody_else_has_it(gate
         assert (read[0] != stored[0], read[1]) == (True, stored[1])
         read, stored = inputs_and_outputs(y)
         assert read == stored
-        with kept() as found:
+        with saved_tensors() as found:
             y = case.call()
         before = [tensor.clone() for tensor in found.values()]
         read, stored = inputs_and_outputs(y)
@@ -218,35 +193,6 @@ def test_checkpoints(path: str, gate: bool, recompute: bool) -> None:
     torch.testing.assert_close(gradients(y, case.tensors), right)
 
 
-@pytest.mark.parametrize("options", [{}, {"gate": True}, {"gate": sided, "is_pair": True}, {"with_residual": True}])
-def test_gradients_of_gradients_and_batches_of_them(path: str, options: dict[str, Any]) -> None:
-    case = make(0, torch.float64 if path == "composed" else torch.float32, **options)
-    tensors = list(case.tensors.values())
-
-    def second(y: Tensor) -> tuple[Tensor, ...]:
-        first = torch.autograd.grad(y.square().sum(), tensors, create_graph=True)
-        return torch.autograd.grad(sum(t.sin().sum() for t in first), tensors)  # type: ignore[arg-type]
-
-    torch.testing.assert_close(second(case.call()), second(case.eager()), rtol=1e-3, atol=1e-3)
-    y, right = case.call(), case.eager()
-    several = torch.randn(3, *y.shape, dtype=y.dtype)
-    found, expected = (torch.autograd.grad(of, tensors, several, is_grads_batched=True) for of in (y, right))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("options", [{}, {"gate": True}])
-def test_transforms(path: str, options: dict[str, Any]) -> None:
-    case = make(0, **options)
-
-    def loss(x: Tensor, call: Any) -> Tensor:
-        return call({**case.tensors, "x": x}).square().sum()
-
-    x = case.tensors["x"].detach()
-    for transform in (torch.func.grad, torch.func.vmap, torch.func.jacrev):
-        found, right = (transform(lambda x, call=call: loss(x, call))(x) for call in (case.call, case.eager))
-        torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.parametrize("options", [{}, {"gate": True, "is_pair": True}, {"gate": sided, "with_residual": True}])
 def test_compiled_and_exported(path: str, options: dict[str, Any]) -> None:
     case = make(0, **options)
@@ -262,12 +208,6 @@ def test_compiled_and_exported(path: str, options: dict[str, Any]) -> None:
         torch.testing.assert_close(gradients(y, case.tensors), right, rtol=1e-4, atol=1e-4)
     exported = torch.export.export(Model(), (case.tensors,)).module()
     torch.testing.assert_close(exported(case.tensors), right["y"])
-
-
-def test_tensors_that_wrap_others_take_a_layer_at_a_time(operators: None) -> None:
-    case = make(0)
-    doubled = {name: TwoTensor(tensor.detach(), tensor.detach().clone()) for name, tensor in case.tensors.items()}
-    torch.testing.assert_close(case.call(doubled).a, case.call())
 
 
 def test_a_weight_that_changed_is_an_error(operators: None) -> None:
