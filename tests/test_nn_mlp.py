@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -43,26 +45,23 @@ class TimmGluMlp(nn.Module):
         return self.fc2(a * self.act(b) if self.gate_last else self.act(a) * b)  # type: ignore[no-any-return]
 
 
-class TimmSwiGlu(nn.Module):
-    def __init__(self) -> None:
+class Gated(nn.Module):
+    """As timm's SwiGLU with the first names, and as Llama's of transformers with the second."""
+
+    def __init__(self, names: Sequence[str], bias: bool) -> None:
         super().__init__()
-        self.fc1_g, self.fc1_x, self.act = nn.Linear(16, 32), nn.Linear(16, 32), nn.SiLU()
-        self.fc2 = nn.Linear(32, 16)
+        self.names = names
+        sizes = (16, 40), (16, 40), (40, 16)
+        layers = [*(nn.Linear(*size, bias=bias) for size in sizes), nn.SiLU()]
+        for name, layer in zip(names, layers, strict=True):
+            self.add_module(name, layer)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.act(self.fc1_g(x)) * self.fc1_x(x))  # type: ignore[no-any-return]
+        gate, up, down, act = (getattr(self, name) for name in self.names)
+        return down(act(gate(x)) * up(x))  # type: ignore[no-any-return]
 
 
-class LlamaMLP(nn.Module):
-    """As transformers has it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate_proj, self.up_proj = (nn.Linear(16, 40, bias=False) for _ in range(2))
-        self.down_proj, self.act_fn = nn.Linear(40, 16, bias=False), nn.SiLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+SWIGLU, LLAMA = ("fc1_g", "fc1_x", "fc2", "act"), ("gate_proj", "up_proj", "down_proj", "act_fn")
 
 
 class Conv1D(nn.Module):
@@ -89,13 +88,6 @@ class GPT2MLP(nn.Module):
         return self.dropout(self.c_proj(self.act(self.c_fc(x))))  # type: ignore[no-any-return]
 
 
-class Scaled(TimmMlp):
-    """Looks like timm's, and computes something else."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 2.0 * super().forward(x)
-
-
 def step(module: nn.Module, x: Tensor, *more: Any) -> list[Tensor]:
     y = module(x, *more)
     return [y, *torch.autograd.grad(y.square().sum(), [x, *module.parameters()])]
@@ -109,7 +101,10 @@ def test_a_module_is_what_it_says(path: str) -> None:
     module = MLP(16, 64, activation=F.gelu)
     plain = nn.Sequential(module.fc1, nn.GELU(), module.fc2)
     x = example()
-    torch.testing.assert_close(step(module, x), step(plain, x))
+    right = step(plain, x)
+    torch._dynamo.reset()
+    for call in (module, torch.compile(module, backend="aot_eager", fullgraph=True)):
+        torch.testing.assert_close(step(call, x), right)
     assert list(module.state_dict()) == ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
     added = MLP.from_modules(module.fc1, module.fc2, residual=True, recompute=True)  # type: ignore[arg-type]
     torch.testing.assert_close(added(x), x + plain(x))
@@ -121,17 +116,17 @@ def test_a_module_is_what_it_says(path: str) -> None:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("gate", [True, sided])
 def test_gates(path: str, gate: Any, bias: bool) -> None:
-    module = MLP(16, 40, 8, activation=F.silu, gate=gate, bias=bias)
+    packed = MLP(16, 40, 8, activation=F.silu, gate=gate, bias=bias)
     x = example()
-    a, b = module.fc1(x).chunk(2, -1)
-    torch.testing.assert_close(module(x), module.fc2(F.silu(a) * b if gate is True else sided(a, b)))
+    a, b = packed.fc1(x).chunk(2, -1)
+    expected = packed.fc2(F.silu(a) * b if gate is True else sided(a, b))
     parts = [nn.Linear(16, 40, bias) for _ in range(2)]
-    separate = MLP.from_modules(parts[0], nn.Linear(40, 8, bias), F.silu, gate=gate, up=parts[1])
-    packed = MLP.from_modules(nn.Linear(16, 80, bias), separate.fc2, F.silu, gate=gate)  # type: ignore[arg-type]
-    state = separate.state_dict()
-    joined = {name: torch.cat([state[f"fc1.{name}"], state[f"up.{name}"]]) for name in ["weight"] + ["bias"] * bias}
-    packed.fc1.load_state_dict(joined)
-    torch.testing.assert_close(separate(x), packed(x))
+    for name, joined in packed.fc1.named_parameters():
+        for part, rows in zip(parts, joined.chunk(2), strict=True):
+            setattr(part, name, nn.Parameter(rows.detach()))
+    separate = MLP.from_modules(parts[0], packed.fc2, F.silu, gate=gate, up=parts[1])  # type: ignore[arg-type]
+    for module in (packed, separate):
+        torch.testing.assert_close(module(x), expected)
 
 
 def test_hooks_and_layers_in_the_place_of_others_run(path: str) -> None:
@@ -157,12 +152,6 @@ def test_copies_pickles_and_other_types(path: str) -> None:
     assert module(x.bfloat16()).dtype == torch.bfloat16
 
 
-def test_compiled() -> None:
-    module, x = MLP(16, 64, activation=F.silu, gate=True), example()
-    torch._dynamo.reset()
-    torch.testing.assert_close(step(torch.compile(module, backend="aot_eager", fullgraph=True), x), step(module, x))
-
-
 def test_errors() -> None:
     with pytest.raises(ValueError, match="x of 16 features cannot be added to a result of 8"):
         MLP(16, 64, 8, residual=True)
@@ -177,7 +166,15 @@ def test_errors() -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [TimmMlp, lambda: TimmGluMlp(True), lambda: TimmGluMlp(False), TimmSwiGlu, LlamaMLP, GPT2MLP]
+    "make",
+    [
+        TimmMlp,
+        functools.partial(TimmGluMlp, gate_last=True),
+        functools.partial(TimmGluMlp, gate_last=False),
+        functools.partial(Gated, SWIGLU, bias=True),
+        functools.partial(Gated, LLAMA, bias=False),
+        GPT2MLP,
+    ],
 )
 def test_mlps_of_models(path: str, make: Any) -> None:
     model = nn.Sequential(nn.LayerNorm(16), make(), make()).eval()
@@ -211,12 +208,13 @@ def test_a_fused_mlp_drops_and_has_hooks_as_before() -> None:
 
 
 def test_what_computes_something_else_is_left() -> None:
+    scaled = type("Scaled", (TimmMlp,), {"forward": lambda self, x: 2.0 * TimmMlp.forward(self, x)})()
     normalised, batched = TimmMlp(), TimmMlp()
     normalised.norm = nn.LayerNorm(64)
     batched.act = nn.Softmax(-1)  # type: ignore[assignment]
     with torch.device("meta"):
         meta = TimmMlp()
-    model = nn.ModuleList([Scaled(), normalised, batched, meta, MLP(16, 64), cutfuse.nn.FusedLinear(16, 16)])
+    model = nn.ModuleList([scaled, normalised, batched, meta, MLP(16, 64), cutfuse.nn.FusedLinear(16, 16)])
     assert fuse_mlps(model) == []
     assert all(module.training for module in model.modules())
 
