@@ -98,12 +98,7 @@ def test_traffic_and_work() -> None:
     assert cutfuse.explain(X, 1).bytes == 4 * (6 * 7 + 6)
 
 
-def test_a_wrong_call_raises_what_it_would_raise() -> None:
-    with pytest.raises(ValueError, match="unknown reduction"):
-        cutfuse.explain(X, W, reduce="max")
-
-
-def replace_forward(module: cutfuse.nn.FusedLinear) -> cutfuse.nn.FusedLinear:
+def with_forward(module: cutfuse.nn.FusedLinear) -> cutfuse.nn.FusedLinear:
     module.forward = lambda x: x
     return module
 
@@ -113,56 +108,52 @@ class OfOneRow(cutfuse.nn.FusedLinear):
         return super().forward(x[:1])
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (replace_forward(cutfuse.nn.FusedLinear(7, 5)), X),
-        (OfOneRow(7, 5), X),
-    ],
-)
-def test_a_module_with_another_forward_is_no_call_of_cutfuse(nothing_runs: None, arguments) -> None:
-    with pytest.raises(
-        TypeError, match=r"has another forward than cutfuse's\. Either PyTorch's own operations compute"
-    ):
-        cutfuse.explain(*arguments)
+class OwnLayer(cutfuse.nn.FusedLinear):
+    """A class of the user's, whose forward is cutfuse's."""
 
 
-@pytest.mark.parametrize(
-    ("function", "argument"), [(cutfuse.set_precision, "tf32"), (cutfuse.prepare, W), (cutfuse.explain_model, X)]
-)
-def test_a_function_that_makes_no_call_is_refused_and_not_run(nothing_runs: None, function, argument) -> None:
-    precision = cutfuse.get_precision()
-    with pytest.raises(TypeError, match=f"{function.__name__} makes no call that can be explained; write explain"):
-        cutfuse.explain(function, argument)
-    assert cutfuse.get_precision() == precision
+OTHER_FORWARD = r".* has another forward than cutfuse's\. Either PyTorch's own operations compute"
+NO_CALL = "makes no call that can be explained; write explain"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ((with_forward(cutfuse.nn.FusedLinear(7, 5)), X), OTHER_FORWARD),
+        ((OfOneRow(7, 5), X), OTHER_FORWARD),
+        (
+            (torch.compile(cutfuse.nn.FusedLinear(7, 5), backend="eager"), X),
+            r".* is compiled .*; explain the one that torch\.compile was given, or for a whole",
+        ),
+        ((cutfuse.set_precision, "tf32"), f"set_precision {NO_CALL}"),
+        ((cutfuse.prepare, W), f"prepare {NO_CALL}"),
+        ((cutfuse.explain_model, X), f"explain_model {NO_CALL}"),
         ((nn.Linear(7, 5), X), "Linear is no module of cutfuse.nn; for a whole model use cutfuse.explain_model"),
-        (
-            (nn.Sequential(cutfuse.nn.FusedLinear(7, 5)), X),
-            "Sequential is no module of cutfuse.nn; for a whole model use",
-        ),
-        (
-            (F.linear, X, W),
-            "linear is no function of cutfuse. .*torch.nn.functional.linear is not in the epilogue language",
-        ),
+        ((nn.Sequential(OwnLayer(7, 5)), X), "Sequential is no module of cutfuse.nn; for a whole model use"),
+        ((F.linear, X, W), "linear is no function of .*torch.nn.functional.linear is not in the epilogue language"),
         ((torch.sum, X), 'sum is no function of cutfuse. .*use reduce="sum"'),
+        ((OwnLayer(7, 5),), ".*missing a required argument: 'x' in a call of OwnLayer; write"),
     ],
 )
-def test_what_is_neither_cutfuses_nor_elementwise(arguments, message: str) -> None:
+def test_what_is_no_call_of_cutfuse_is_refused_and_not_run(arguments, message: str) -> None:
+    precision = cutfuse.get_precision()
     with pytest.raises(TypeError, match=f"^cutfuse.explain: {message}"):
         cutfuse.explain(*arguments)
+    assert cutfuse.get_precision() == precision
 
 
-def test_a_compiled_module_is_not_taken_for_the_one_inside() -> None:
-    compiled = torch.compile(cutfuse.nn.FusedLinear(7, 5), backend="eager")
-    with pytest.raises(
-        TypeError, match=r"is compiled .*; explain the one that torch\.compile was given, or for a whole"
-    ):
-        cutfuse.explain(compiled, X)
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((X, W), {"reduce": "max"}, ValueError, "unknown reduction"),
+        ((OwnLayer(7, 5), X[:, 1:]), {}, ValueError, r"x has to be \[..., K\]"),
+        ((OwnLayer(7, 5, epilogue=lambda z: torch.softmax(z, -1)), X[:, 1:]), {}, ValueError, r"x has to be \["),
+        ((X.int(), 0, "mean"), {"out_dtype": torch.int32}, TypeError, "the mean's out_dtype has to be"),
+    ],
+)
+def test_a_wrong_call_raises_what_it_would_raise(arguments, options, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        cutfuse.explain(*arguments, **options)
 
 
 @pytest.mark.parametrize(
@@ -192,28 +183,12 @@ def test_a_call_that_pytorch_computes_is_explained_with_the_reason(
     assert "program" not in str(explanation)  # it has none
 
 
-def test_a_call_that_pytorch_computes_raises_what_it_would_raise() -> None:
-    layer = cutfuse.nn.FusedLinear(7, 5, epilogue=lambda z: torch.softmax(z, -1))
-    with pytest.raises(ValueError, match=r"x has to be \[..., K\]"):
-        cutfuse.explain(layer, X[:, 1:])
-    with pytest.raises(TypeError, match="the mean's out_dtype has to be"):
-        cutfuse.explain(X.int(), 0, "mean", out_dtype=torch.int32)
-
-
-class OwnLayer(cutfuse.nn.FusedLinear):
-    """A class of the user's, whose forward is cutfuse's."""
-
-
 def test_a_module_is_explained_without_its_hooks(nothing_runs: None) -> None:
     module = OwnLayer(7, 5, epilogue=lambda z, r: z * r, reduce="amax")
     module.register_forward_pre_hook(lambda *_: pytest.fail("a hook ran"))
     explanation = cutfuse.explain(module, X, 2.0)
     assert explanation.call.endswith("weight [5, 7] float32 with bias, amax over the last dimension")
     assert explanation.program.text == "operands=0; mul z 2.0"
-    with pytest.raises(TypeError, match="missing a required argument: 'x' in a call of OwnLayer; write"):
-        cutfuse.explain(module)
-    with pytest.raises(ValueError, match=r"x has to be \[..., K\]"):
-        cutfuse.explain(module, X[:, 1:], 2.0)
 
 
 def test_calls_of_other_threads_run() -> None:
@@ -232,22 +207,17 @@ def test_calls_of_other_threads_run() -> None:
     torch.testing.assert_close(results[0], torch.sigmoid(X))
 
 
-def test_a_notebook_shows_a_table_of_the_same() -> None:
-    explanation = cutfuse.explain(X, W, B, epilogue=six_ops)
-    table = ElementTree.fromstring(explanation._repr_html_().replace("<br>", "\n"))  # valid XML but for those
+def test_a_notebook_shows_a_table_of_the_same_and_no_markup_of_a_call() -> None:
+    found = cutfuse.explain(X, W, B, epilogue=six_ops)
+    found = dataclasses.replace(found, call="<script>alert(1)</script>", reasons=("a < b & c", *found.reasons))
+    markup = found._repr_html_()
+    table = ElementTree.fromstring(markup.replace("<br>", "\n"))  # valid XML but for those
     rows = {row.findtext("th"): row.findtext("td") for row in table.iter("tr")}
-    assert table.findtext("caption") == explanation.call
-    assert rows["path"] == explanation.path
-    assert rows["because"] == "\n".join(explanation.reasons)
-    assert rows["program"] == explanation.program.pretty().rstrip("\n")
-    assert "color" not in explanation._repr_html_()  # the page's own: light or dark
-
-
-def test_a_notebook_is_given_no_markup_by_a_call() -> None:
-    explanation = dataclasses.replace(cutfuse.explain(X, W), call="<script>alert(1)</script>", reasons=("a < b & c",))
-    markup = explanation._repr_html_()
-    assert "<script>" not in markup
-    assert "a &lt; b &amp; c" in markup
+    assert table.findtext("caption") == found.call
+    assert rows["path"] == found.path
+    assert rows["because"] == "\n".join(found.reasons)
+    assert rows["program"] == found.program.pretty().rstrip("\n")
+    assert "color" not in markup  # the page's own: light or dark
 
 
 def test_long_reasons_are_wrapped_to_a_terminal() -> None:
