@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import torch
 from fused_products import run_plan
+from generators import REDUCTIONS
 from torch import Tensor
 
 import cutfuse
@@ -20,7 +21,6 @@ from cutfuse.layer.planner import LinearArguments, layout_of, plan_joined, plan_
 from cutfuse.layer.prepared import split_weight
 from cutfuse.precision import GUARDED
 
-REDUCTIONS = ("sum", "mean", "amax", "amin", "logsumexp")
 SIX_OPS = Epilogue(lambda z, r, c: torch.clamp(torch.tanh(z) * r, -0.5, 0.5) + torch.sigmoid(z) / (c.abs() + 1))
 CHAIN = Epilogue(lambda z: z + 2.0 * torch.sigmoid(z))
 

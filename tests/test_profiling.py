@@ -17,22 +17,20 @@ from watchers import Functions, Operators, autocast, check, profiled
 import cutfuse
 from cutfuse import native
 
-X, WEIGHT, RESIDUAL = torch.randn(6, 16), torch.randn(8, 16), torch.randn(6, 8)
+X, WEIGHT = torch.randn(6, 16), torch.randn(8, 16)
 LAYER = cutfuse.nn.FusedLinear(16, 8, epilogue=F.gelu)
 
 CALLS: dict[str, tuple[str, Callable[[], Tensor]]] = {
     "linear": ("cutfuse.linear", lambda: cutfuse.linear(X, WEIGHT, epilogue=torch.tanh)),
-    "operands": (
-        "cutfuse.linear",
-        lambda: cutfuse.linear(X, WEIGHT, epilogue=lambda z, r: z * 0.5 + r, operands=(RESIDUAL,)),
-    ),
-    "plain": ("cutfuse.linear", lambda: cutfuse.linear(X, WEIGHT)),
-    "recompute": ("cutfuse.linear", lambda: cutfuse.linear(X, WEIGHT, epilogue=torch.tanh, recompute=True)),
     "module": ("cutfuse.linear", lambda: LAYER(X)),
     "pointwise": ("cutfuse.pointwise", lambda: cutfuse.pointwise(torch.sigmoid, X)),
     "reduce": ("cutfuse.reduce", lambda: cutfuse.reduce(X, 1, "amax", prologue=torch.exp)),
     "integers": ("cutfuse.reduce", lambda: cutfuse.sum(torch.arange(4))),
 }
+
+
+def profiled_ranges() -> Any:
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
 
 
 def ranges_of(profile: Any) -> list[str]:
@@ -43,7 +41,7 @@ def ranges_of(profile: Any) -> list[str]:
 def test_a_call_is_a_range(name: str) -> None:
     range_name, call = CALLS[name]
     call()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with profiled_ranges() as profile:
         call()
         call()
     assert ranges_of(profile) == [range_name] * 2
@@ -52,19 +50,19 @@ def test_a_call_is_a_range(name: str) -> None:
 
 
 def test_a_call_that_was_direct_is_a_range_too(launches: EmulatedLaunches) -> None:
-    call = CALLS["operands"][1]
+    call = CALLS["linear"][1]
     expected = call()
     before = native.core.direct_calls()
     call()
     assert native.core.direct_calls() == before + 1
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with profiled_ranges() as profile:
         y = call()
     assert ranges_of(profile) == ["cutfuse.linear"]
     assert torch.equal(y, expected)
 
 
 def test_an_error_ends_the_range() -> None:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with profiled_ranges() as profile:
         with pytest.raises(ValueError, match="shapes"):
             cutfuse.linear(X, WEIGHT[:, :3])
         CALLS["pointwise"][1]()
@@ -74,7 +72,7 @@ def test_an_error_ends_the_range() -> None:
 
 def test_compiled_code_has_no_range_and_is_whole() -> None:
     compiled = torch.compile(CALLS["linear"][1], backend="eager", fullgraph=True)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with profiled_ranges() as profile:
         y = compiled()
     assert ranges_of(profile) == []
     torch.testing.assert_close(y, CALLS["linear"][1]())
@@ -110,33 +108,25 @@ def same_gradients(y: Tensor, expected: Tensor, given: tuple[Tensor, ...]) -> No
         check(got, wanted)
 
 
-@pytest.mark.parametrize("mode", [Functions, Operators])
-def test_a_mode_sees_pytorchs_operations_of_a_trained_layer(
-    trained: tuple[Tensor, Tensor, Tensor], mode: Callable[[], Any]
+@pytest.mark.parametrize("watcher", [Functions, Operators, autocast, profiled])
+def test_a_trained_layer_is_pytorchs_where_its_operations_are_watched(
+    trained: tuple[Tensor, Tensor, Tensor], watcher: Callable[[], Any]
 ) -> None:
-    with mode() as watching:
+    before = direct_calls()
+    with watcher() as watching:
         y = gelu_of(*trained)
-    with mode() as eager:
+    is_mode = watcher in (Functions, Operators)
+    assert is_mode or direct_calls() == before
+    with watcher() as eager:
         expected = gelu_in_eager(*trained)
-    assert set(watching.seen) >= set(eager.seen) != set()
-    same_gradients(y, expected, trained)
-
-
-def test_a_trained_layer_is_pytorchs_where_it_is_profiled(trained: tuple[Tensor, Tensor, Tensor]) -> None:
-    before = direct_calls()
-    with profiled() as profile:
-        y = gelu_of(*trained)
-    assert direct_calls() == before
-    assert {"cutfuse.linear", "aten::linear", "aten::gelu"} <= {event.name for event in profile.function_events}
-    same_gradients(y, gelu_in_eager(*trained), trained)
-
-
-def test_a_trained_layer_takes_the_general_path_under_autocast(trained: tuple[Tensor, Tensor, Tensor]) -> None:
-    before = direct_calls()
-    with autocast():
-        y, expected = gelu_of(*trained), gelu_in_eager(*trained)
-    assert direct_calls() == before
-    assert y.dtype == expected.dtype == torch.bfloat16
+    if is_mode:
+        assert set(watching.seen) >= set(eager.seen) != set()
+    if watcher is profiled:
+        assert {"cutfuse.linear", "aten::linear", "aten::gelu"} <= {event.name for event in watching.function_events}
+    if watcher is autocast:
+        assert y.dtype == expected.dtype == torch.bfloat16
+    else:
+        same_gradients(y, expected, trained)
 
 
 def test_a_trained_layer_within_a_transform(trained: tuple[Tensor, Tensor, Tensor]) -> None:
