@@ -27,7 +27,7 @@ LinearRequest make_request(MatrixLayoutTuple const& x, MatrixLayoutTuple const& 
                            float epilogue_cost, std::optional<float> specialized_cost, float generated_cost,
                            float operand_bytes, float fetched_bytes, Precision precision, bool weight_has_planes,
                            bool stores_pre_activation, DeviceTuple const& device, Issuer issuer,
-                           std::vector<int64_t> joined_rows, bool batch_invariant) {
+                           std::vector<int64_t> joined_rows, bool batch_invariant, std::string const& times) {
   LinearRequest request = {};
   request.x = to_layout(x);
   request.weight = to_layout(weight);
@@ -43,7 +43,8 @@ LinearRequest make_request(MatrixLayoutTuple const& x, MatrixLayoutTuple const& 
   request.precision = precision;
   request.weight_has_planes = weight_has_planes;
   request.stores_pre_activation = stores_pre_activation;
-  request.device = {std::get<0>(device), std::get<1>(device), std::get<2>(device)};
+  request.device = {std::get<0>(device), std::get<1>(device), std::get<2>(device),
+                    times.empty() ? nullptr : &times_of(times)};
   request.issuer = issuer;
   request.joined_rows = std::move(joined_rows);
   request.batch_invariant = batch_invariant;
@@ -125,7 +126,7 @@ void bind_request(py::module_& module) {
            py::arg("output"), py::arg("reduction"), py::arg("epilogue_cost"), py::arg("specialized_cost"),
            py::arg("generated_cost"), py::arg("operand_bytes"), py::arg("fetched_bytes"), py::arg("precision"),
            py::arg("weight_has_planes"), py::arg("stores_pre_activation"), py::arg("device"), py::arg("issuer"),
-           py::arg("joined_rows") = std::vector<int64_t>{}, py::arg("batch_invariant") = false,
+           py::arg("joined_rows") = std::vector<int64_t>{}, py::arg("batch_invariant") = false, py::arg("times") = "",
            "A matrix is (rows, columns, row stride, column stride, whether it begins at a multiple of 16 bytes), bias "
            "None or (stride, the same), device (compute capability's two numbers, multiprocessors). Strides are in "
            "elements; types and the reduction are codes of dtypes() and reductions(), 0 for no reduction. "
@@ -136,7 +137,38 @@ void bind_request(py::module_& module) {
            "cuBLAS's product is torch.compile's, and a graph's launches take nothing of the host. "
            "joined_rows: the rows of each of several weights, which are `weight` together. batch_invariant: a row's "
            "bits are "
-           "the same however many rows x has.");
+           "the same however many rows x has. times: the name of the device of device_times() by which it is "
+           "predicted; the first one for an empty name.");
+}
+
+std::vector<double> predict_ways(std::vector<LinearRequest> requests, std::string const& way, std::string const& device,
+                                 std::map<std::string, double> const& numbers) {
+  DeviceTimes const times = with_numbers(times_of(device), numbers);
+  std::vector<double> microseconds;
+  for (LinearRequest& request : requests) {
+    request.device.times = &times;
+    microseconds.push_back(predict_way(request, way));
+  }
+  return microseconds;
+}
+
+void bind_device_times(py::module_& module) {
+  module.def(
+      "device_times",
+      [] {
+        std::map<std::string, std::tuple<int, double, std::map<std::string, double>>> found;
+        for (DeviceTimes const& times : device_times()) {
+          found[times.name] = {times.multiprocessors, times.gigabytes_per_second, named_numbers(times.numbers)};
+        }
+        return found;
+      },
+      "The devices that have a table of times, by their names: (multiprocessors, the memory's gigabytes in a second, "
+      "numbers by their names).");
+  module.def(
+      "predict_ways", &predict_ways, py::arg("requests"), py::arg("way"), py::arg("device"), py::arg("numbers"),
+      "The microseconds that a way of computing 16-bit or tf32 layers is predicted to take by the table of a device, "
+      "with these numbers in the place of its own: a kernel of gemm_kernels(), or for another name cuBLAS with what "
+      "follows its product.");
 }
 
 void bind_memory(py::module_& module) {
@@ -271,6 +303,7 @@ void bind_linear_plan(py::module_& module) {
 void bind_plan(py::module_& module) {
   bind_gemm_choice(module);
   bind_request(module);
+  bind_device_times(module);
   bind_memory(module);
   bind_launches(module);
   bind_linear_plan(module);

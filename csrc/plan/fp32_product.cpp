@@ -105,6 +105,7 @@ PlaneProduct plan_product(LinearRequest const& request, SplitScheme scheme, Weig
                      request.specialized_cost.has_value(),
                      request.stores_pre_activation};
   product.problem.batch_invariant = request.batch_invariant;
+  product.problem.times = request.device.times;
   product.kernel = best_candidate(product.problem);
   product.microseconds = predict_split_microseconds(request.x.rows, request.x.columns) + product.kernel.microseconds;
   if (source == WeightSource::kPass) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/dtype.h"
+#include "plan/device_times.h"
 #include "reduce/reductions.h"
 #include "split/planes.h"
 
@@ -36,7 +37,7 @@ constexpr bool reads_columns_of_weight(ProductLayout layout) { return layout != 
 // operands' own type the products of one a with several weights, side by side.
 enum class GemmOutput { kSame, kFloat32, kRows, kJoined };
 
-// Everything that the choice of a kernel depends on, and no pointer.
+// Everything that the choice of a kernel depends on, and no pointer to a device's memory.
 struct GemmProblem {
   int64_t m;
   int64_t n;
@@ -54,8 +55,9 @@ struct GemmProblem {
   ProductLayout layout = ProductLayout::kNT;
   // Of several weights whose products lie side by side in y: what divides the columns of each. 0 for one weight.
   int64_t columns_divisor = 0;
-  bool batch_invariant = false;  // see LinearRequest
-  int64_t ldd = 0;               // elements between rows of the stored matrix; 0 for rows without gaps
+  bool batch_invariant = false;        // see LinearRequest
+  int64_t ldd = 0;                     // elements between rows of the stored matrix; 0 for rows without gaps
+  DeviceTimes const* times = nullptr;  // by which it is predicted; null for the first of device_times()
 };
 
 constexpr int64_t pitch_of_result(GemmProblem const& problem) { return problem.ldd > 0 ? problem.ldd : problem.n; }

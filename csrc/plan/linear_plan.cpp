@@ -134,7 +134,9 @@ GemmProblem problem_of(LinearRequest const& request, Product product) {
       request.stores_pre_activation,
       layout,
       std::accumulate(request.joined_rows.begin(), request.joined_rows.end(), int64_t{0}, std::gcd<int64_t, int64_t>),
-      request.batch_invariant};
+      request.batch_invariant,
+      0,
+      request.device.times};
 }
 
 std::string why_no_kernels(DeviceFacts const& device) {

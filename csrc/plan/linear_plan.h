@@ -69,6 +69,7 @@ struct DeviceFacts {
   int32_t major;  // of its compute capability
   int32_t minor;
   int32_t multiprocessors;
+  DeviceTimes const* times = nullptr;  // see GemmProblem
 };
 
 struct LinearRequest {
@@ -240,6 +241,10 @@ struct LinearPlan {
 
   bool is_fused() const { return chosen + 1 < static_cast<int>(alternatives.size()); }
 };
+
+// What one way is predicted to take: that of a kernel of the table, or of cuBLAS, whatever they are rejected for. For
+// fits, which compare it with what was measured.
+double predict_way(LinearRequest const& request, std::string const& name);
 
 // Empty on devices that have fused kernels.
 std::string why_no_kernels(DeviceFacts const& device);

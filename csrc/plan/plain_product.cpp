@@ -188,6 +188,15 @@ Alternative alternative_with_copies(LinearRequest const& request, GemmCandidate 
 
 }  // namespace
 
+double predict_way(LinearRequest const& request, std::string const& name) {
+  AlignedProduct const product = align(request);
+  for (GemmConfig const& config : gemm_configs()) {
+    if (config.name != name) continue;
+    return predict_microseconds(config, product.problem, 1, {request.operand_bytes, request.fetched_bytes});
+  }
+  return cublas_for(request, product, true).microseconds;
+}
+
 LinearPlan plan_plain_product(LinearRequest const& request, std::string const& only) {
   std::string const reason = why_not(request);
   if (!reason.empty()) return plan_without_kernels(request, reason);

@@ -11,8 +11,6 @@ namespace cutfuse {
 
 namespace {
 
-constexpr double kBytesPerMicrosecond = 4.0e6;
-
 // Times of one kernel on an H200 in microseconds. A wave is one tile on every multiprocessor; a pingpong kernel's
 // epilogue hides behind the other warpgroup's product. Without planes: fitted to 1719 bf16 problems of M 16 to 16384, N
 // and K 256 to 12000, most drawn at random, with five epilogues, weights cold (mean error 6 to 8% for cooperative
@@ -41,50 +39,30 @@ constexpr TileTiming kTimings[] = {
     {128, 128, Schedule::kConvert6, 4.6, 5.8, 41.4, 1.1, 0.0},
 };
 
-// Of kernels that have the epilogue in their own text. What the epilogue takes: 1950 runs of nine chains behind
-// products of 30 shapes in bf16 and tf32, with and without a sum of rows. What the product takes: 5,148 runs of bf16
-// layers of 1,287 shapes, drawn at random from M 16 to 16384, N and K 256 to 12288, one launch behind another, as
-// models make them, with weights that are not in L2 (mean error 8%). A card that multiplies for long reaches its power
-// limit: there long products take 10% more than by these figures and those of cuBLAS.
+// The rows of kernels that have the epilogue in their own text.
 struct CompiledTiming {
   int tile_m;
   int tile_n;
   Schedule schedule;
-  double start;
-  double per_wave;
-  double per_wave_of_1024_k;  // where every multiprocessor has a tile
-  double contention;          // the share of it that is lost to contention where all have one
-  double single_wave;         // what a single wave that fills the device adds: its tiles all read from memory at once
-  double per_op;
-  double per_wave_of_rows;  // where rows are reduced
-  double per_fetched_byte;  // of an operand that the copy engine brings, over 128x128 elements
-  double per_operand_byte;  // of one that is loaded, over as many
-  // A product and the epilogue of the tile before it, which share the issue slots and the power, run side by side: the
-  // shorter one then adds this share of its time.
-  double interference;
-  double per_further_line;  // of the main loop: see further_lines
+  TileTimes DeviceNumbers::* times;
 };
 
 constexpr CompiledTiming kCompiledTimings[] = {
-    {128, 256, Schedule::kCooperative, 2.2, 3.0, 10.9, 0.38, 0.0, 1.62, 1.0, 0.29, 2.09, 0.89, 0.06},
-    {128, 128, Schedule::kCooperative, 2.8, 1.2, 6.2, 0.35, 0.39, 1.74, 6.0, 0.3, 2.17, 0.81, 0.16},
-    {128, 128, Schedule::kPingpong, 4.3, 0.83, 5.5, 0.23, 0.36, 2.27, 0.23, 0.39, 3.05, 0.51, 0.21},
-    {64, 128, Schedule::kPingpong, 2.4, 0.51, 4.45, 0.53, 0.28, 3.74, 0.08, 0.34, 4.7, 0.15, 0.53},
-    {64, 64, Schedule::kPingpong, 3.05, 0.44, 3.0, 0.49, 0.33, 1.79, 4.7, 0.45, 3.68, 0.5, 0.41},
+    {128, 256, Schedule::kCooperative, &DeviceNumbers::cooperative_128x256},
+    {128, 128, Schedule::kCooperative, &DeviceNumbers::cooperative_128x128},
+    {128, 128, Schedule::kPingpong, &DeviceNumbers::pingpong_128x128},
+    {64, 128, Schedule::kPingpong, &DeviceNumbers::pingpong_64x128},
+    {64, 64, Schedule::kPingpong, &DeviceNumbers::pingpong_64x64},
 };
 
-// The kernel that folds a row reduction, behind kernels that interpret and, starting early, behind compiled ones; and
-// what a wave spends on its partial states.
+// The kernel that folds a row reduction behind kernels that interpret, and what a wave spends on its partial states.
 constexpr double kFinalize = 4.0;
-constexpr double kEarlyFinalize = 2.4;
 constexpr double kRowsPerWave = 2.0;
 // Waiting for the last of K's slices, and one block's adding of a slice's sums.
 constexpr double kFirstSlice = 3.0;
 constexpr double kPerSlice = 0.8;
-// Of what the epilogue of a kernel moves: one that interprets, and one compiled in.
+// Of what the epilogue of a kernel that interprets it moves.
 constexpr double kProductBytesPerMicrosecond = 2.1e6;
-constexpr double kCompiledBytesPerMicrosecond = 3.2e6;
-constexpr double kWrongCluster = 0.1;
 constexpr double kBytesPerMicrosecondAndMultiprocessor = 45e3;
 
 // By tile and schedule alone: kernels that read the weight's columns were not timed, and count as those that read rows.
@@ -148,14 +126,14 @@ double predict_memory(GemmProblem const& problem, double operand_bytes, double e
 // The tiles of one multiprocessor, one after another. Both warpgroups of a pingpong kernel run their epilogues at once,
 // so that one of them at most waits: a tile takes half of a product and an epilogue where that is longer than a
 // product.
-double predict_tiles(CompiledTiming const& timing, double tiles, double product, double epilogue) {
-  bool const is_pingpong = timing.schedule == Schedule::kPingpong;
+double predict_tiles(GemmConfig const& config, TileTimes const& timing, double tiles, double product, double epilogue) {
+  bool const is_pingpong = config.schedule == Schedule::kPingpong;
   double const longer = std::max(product, is_pingpong ? (product + epilogue) / 2 : epilogue);
   double const each = longer + timing.interference * std::min(product, epilogue);
   return (tiles - 1) * each + product + epilogue;
 }
 
-double predict_compiled_main_loop(CompiledTiming const& timing, GemmProblem const& problem, Waves const& waves) {
+double predict_compiled_main_loop(TileTimes const& timing, GemmProblem const& problem, Waves const& waves) {
   double const contention = 1.0 - timing.contention * (1.0 - waves.occupancy);
   double const missing = waves.count > 1.0 ? 0.0 : timing.single_wave * std::pow(waves.occupancy, 4);
   double const loop = timing.per_wave_of_1024_k * static_cast<double>(problem.k) / 1024.0;
@@ -174,11 +152,13 @@ double predict_empty_rows(GemmConfig const& config, GemmProblem const& problem) 
 }
 
 double predict_compiled_microseconds(GemmConfig const& config, GemmProblem const& problem, OperandBytes operand_bytes) {
-  CompiledTiming const& timing = timing_of(config, kCompiledTimings, "kCompiledTimings");
+  DeviceNumbers const& numbers = numbers_of(problem);
+  TileTimes const& timing = numbers.*timing_of(config, kCompiledTimings, "kCompiledTimings").times;
   Waves const waves = waves_of(config, problem, 1);
   bool const reduces = problem.reduction != Reduction::kNone;
   double const main_loop = predict_compiled_main_loop(timing, problem, waves);
-  double const lines = 1.0 + timing.per_further_line * further_lines(problem);
+  double const lines =
+      1.0 + timing.per_further_line * further_lines(problem) + timing.per_further_sector * further_sectors(problem);
   double const product = main_loop * lines + timing.per_wave + (reduces ? timing.per_wave_of_rows : 0.0);
   double const area = config.tile_m * config.tile_n / (128.0 * 128.0);
   double const fetched = fetches_operand(config) ? operand_bytes.fetched : 0.0;
@@ -187,15 +167,15 @@ double predict_compiled_microseconds(GemmConfig const& config, GemmProblem const
   double const per_fetched_byte = timing.per_fetched_byte * (problem.input == DType::kFloat32 ? 2.0 : 1.0);
   double const epilogue = area * (problem.epilogue_cost * timing.per_op + fetched * per_fetched_byte +
                                   loaded * timing.per_operand_byte + bytes_of_pre_activation(problem) * kPerStoredByte);
-  double const compute = predict_tiles(timing, waves.count, product, epilogue);
+  double const compute = predict_tiles(config, timing, waves.count, product, epilogue);
   // Where tiles are fewer than multiprocessors, so many alone read: 112 tiles of 96x14336x5120 take 53 us for 147 MB.
   // Those of 64 rows have more of the weight under way at once.
   double const share = config.tile_m > 64 ? waves.occupancy : std::sqrt(waves.occupancy);
-  double const memory = predict_memory(problem, operand_bytes.all, kCompiledBytesPerMicrosecond, share);
+  double const memory = predict_memory(problem, operand_bytes.all, numbers.compiled_bytes_per_microsecond, share);
   // Clusters along the shorter dimension are up to 12% slower, and the same elsewhere.
   bool const is_along_n = config.cluster_n > config.cluster_m;
-  double const least = is_along_n == (problem.n > problem.m) ? 0.0 : kWrongCluster;
-  double const ends = (reduces ? kEarlyFinalize : 0.0) + predict_empty_rows(config, problem);
+  double const least = is_along_n == (problem.n > problem.m) ? 0.0 : numbers.wrong_cluster;
+  double const ends = (reduces ? numbers.early_finalize : 0.0) + predict_empty_rows(config, problem);
   return timing.start + ends + std::max(compute, memory) + least;
 }
 
@@ -208,9 +188,16 @@ double further_lines(GemmProblem const& problem) {
   return 1.0 - static_cast<double>(shared) / (2.0 * kLine);
 }
 
+double further_sectors(GemmProblem const& problem) {
+  constexpr int64_t kSector = 32;
+  auto const bytes = static_cast<int64_t>(size_of(problem.input));
+  auto const begins_within = [&](int64_t pitch) { return pitch * bytes % kSector == 0 ? 0.0 : 0.5; };
+  return begins_within(problem.lda) + begins_within(problem.ldb);
+}
+
 double predict_reading_microseconds(GemmProblem const& problem) {
   double const elements = static_cast<double>(problem.m + problem.n) * static_cast<double>(problem.k);
-  return elements * static_cast<double>(size_of(problem.input)) / kBytesPerMicrosecond;
+  return elements * static_cast<double>(size_of(problem.input)) / numbers_of(problem).bytes_per_microsecond;
 }
 
 double predict_microseconds(GemmConfig const& config, GemmProblem const& problem, int slices,
@@ -233,7 +220,7 @@ double predict_microseconds(GemmConfig const& config, GemmProblem const& problem
   double const epilogue = area * (problem.epilogue_cost * timing.per_op + bytes * timing.per_operand_byte);
   double const compute = pingpong ? waves.count * std::max(wave, epilogue) + epilogue : waves.count * (wave + epilogue);
 
-  double const memory = over_planes ? predict_memory(problem, 0.0, kBytesPerMicrosecond)
+  double const memory = over_planes ? predict_memory(problem, 0.0, numbers_of(problem).bytes_per_microsecond)
                                     : predict_memory(problem, operand_bytes.all, kProductBytesPerMicrosecond);
   double const gathering = slices == 1 ? 0.0 : kFirstSlice + slices * kPerSlice;
   return timing.start + (reduces ? kFinalize : 0.0) + gathering + std::max(compute, memory);
@@ -241,6 +228,7 @@ double predict_microseconds(GemmConfig const& config, GemmProblem const& problem
 
 double predict_split_microseconds(int64_t rows, int64_t columns) {
   constexpr double kLaunch = 2.5;
+  constexpr double kBytesPerMicrosecond = 4.0e6;
   return kLaunch + 8.0 * static_cast<double>(rows) * static_cast<double>(columns) / kBytesPerMicrosecond;
 }
 

@@ -11,6 +11,11 @@
 
 namespace cutfuse {
 
+// The table by which a problem is predicted.
+inline DeviceNumbers const& numbers_of(GemmProblem const& problem) {
+  return problem.times ? problem.times->numbers : device_times().front().numbers;
+}
+
 // One kernel of the table, with K in so many slices.
 double predict_microseconds(GemmConfig const& config, GemmProblem const& problem, int slices,
                             OperandBytes operand_bytes = {});
@@ -21,6 +26,10 @@ double predict_reading_microseconds(GemmProblem const& problem);
 // How many more cache lines a tile's rows of 128 bytes touch where the rows of x and the weight do not begin at
 // multiples of 128 bytes: 0 to 7/8 of a line. The copy engine asks the L2 for each line.
 double further_lines(GemmProblem const& problem);
+
+// For how many of x and the weight, 0 to 1 of both, rows do not begin at multiples of a sector of 32 bytes: rows of 128
+// bytes then touch five.
+double further_sectors(GemmProblem const& problem);
 
 constexpr double kTf32Factor = 2.05;  // what a product takes in tf32 for one of 16 bits and as much of K
 

@@ -56,17 +56,16 @@ constexpr int kCublasLargestTile = 128 * 256;
 
 // What 1024 of K take of 128x128 elements, on a device of which each multiprocessor has a tile.
 double predict_cublas_loop(GemmProblem const& problem) {
-  constexpr double kPer1024K = 5.45;
-  constexpr double kPerFurtherLine = 0.13;
+  CublasTimes const& times = numbers_of(problem).cublas;
   double const factor = problem.input == DType::kFloat32 ? kTf32Factor : 1.0;
-  return factor * (1.0 + kPerFurtherLine * further_lines(problem)) * kPer1024K;
+  double const lines =
+      1.0 + times.per_further_line * further_lines(problem) + times.per_further_sector * further_sectors(problem);
+  return factor * lines * times.per_1024_k;
 }
 
 // The compute time of a tile's waves where K is cut into so many slices. loop: see predict_cublas_loop.
 double predict_cublas_waves(int tile_m, int tile_n, GemmProblem const& problem, int slices, double loop) {
-  constexpr double kPerSlice = 1.0;
-  constexpr double kPerArea = 0.8;      // of 128x128 elements in a wave
-  constexpr double kContention = 0.35;  // see CompiledTiming
+  CublasTimes const& times = numbers_of(problem).cublas;
   double const multiprocessors = std::max(problem.multiprocessors, 1);
   int64_t const tiles = ceil_divide(problem.m, tile_m) * ceil_divide(problem.n, tile_n) * slices;
   double const waves = std::ceil(static_cast<double>(tiles) / multiprocessors);
@@ -75,8 +74,8 @@ double predict_cublas_waves(int tile_m, int tile_n, GemmProblem const& problem, 
   double const perimeter = (tile_m + tile_n) / (128.0 + 128.0);
   double const k = static_cast<double>(problem.k) / slices / 1024.0;
   // The tensor cores take as long as the area, and what comes to them as the perimeter.
-  double const contended = loop * k * std::max(area, perimeter) * (1.0 - kContention * (1.0 - occupancy));
-  return waves * (contended + area * kPerArea) + (slices > 1 ? kPerSlice * slices : 0.0);
+  double const contended = loop * k * std::max(area, perimeter) * (1.0 - times.contention * (1.0 - occupancy));
+  return waves * (contended + area * times.per_area) + (slices > 1 ? times.per_slice * slices : 0.0);
 }
 
 double predict_fastest_cublas_waves(GemmProblem const& problem) {
@@ -110,12 +109,11 @@ double predict_misalignment(GemmProblem const& problem, int64_t alignment) {
 
 // cuBLAS on tensor cores.
 double predict_cublas_microseconds(GemmProblem const& problem, int64_t alignment = kOperandAlignment) {
-  constexpr double kStart = 2.85;
-  constexpr double kWrittenBytesPerMicrosecond = 1.5e6;
+  CublasTimes const& times = numbers_of(problem).cublas;
   double const elements = static_cast<double>(problem.m) * static_cast<double>(problem.n);
-  double const written = elements * static_cast<double>(size_of(problem.input)) / kWrittenBytesPerMicrosecond;
+  double const written = elements * static_cast<double>(size_of(problem.input)) / times.written_bytes_per_microsecond;
   double const compute = predict_misalignment(problem, alignment) * predict_fastest_cublas_waves(problem);
-  return kStart + std::max(compute, predict_reading_microseconds(problem) + written);
+  return times.start + std::max(compute, predict_reading_microseconds(problem) + written);
 }
 
 // One kernel over the result of a product in fp32.
