@@ -1,0 +1,406 @@
+"""Fits a device's table of predicted times to samples of it, and says what the choice by the table loses.
+
+The planner's own formulas predict, with other numbers (`predict_ways`). A fit is held to the numbers that the samples'
+file begins with, each by `HELD` of its own size: they stand for what was measured before and not kept.
+
+To weigh the ways that are near the fastest more than others lost more: 1.0090 for 1.0080, held out.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bench.format import ratio
+from bench.tables import Table
+from cutfuse import native
+from cutfuse.epilogue import Program
+
+Numbers = dict[str, float]  # of a table, by their names
+
+PRODUCT, UNFUSED = "cuBLAS", "cuBLAS and one more kernel"  # as the planner names them
+SAMPLES = Path(__file__).parent / "samples"
+TABLES = Path(__file__).parent.parent / "csrc" / "plan" / "devices"
+ERROR = 0.08  # of a prediction that is as good as can be, in the logarithm
+HELD, HELD_LOOSELY = 0.1, 1.0
+LOOSE = "per_further"  # of what rows' boundaries add, where the earlier numbers had one term for two
+SMALL = 0.2  # a number below is held, and varied, as if it were as large as this
+STEPS = 40
+LEAST_GAIN = 1e-4  # of the sum of squares, beyond which no further step is taken
+SPLIT_SEED = 0
+FEW_ROWS = 512
+SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A 16-bit layer of contiguous matrices; what follows its product by the program's text, and a reduction's name."""
+
+    m: int
+    n: int
+    k: int
+    program: str
+    reduction: str = "none"
+
+    def request(self, multiprocessors: int, *, is_bare: bool = False) -> native._C.LinearRequest:
+        """What the planner is asked; is_bare: without what follows the product."""
+        core = native.core
+        program = Program.parse("operands=0" if is_bare else self.program)
+        bf16, costs = core.dtypes()["bfloat16"], program.native
+        operand_bytes = 2.0 * program.operand_count
+        return core.LinearRequest(
+            x=(self.m, self.k, self.k, 1, True),
+            weight=(self.n, self.k, self.k, 1, True),
+            bias=None,
+            input=bf16,
+            output=bf16,
+            reduction=0 if is_bare else {"none": 0, **core.reductions()}[self.reduction],
+            epilogue_cost=costs.cost,
+            specialized_cost=costs.specialized_cost(is_accurate=False),
+            generated_cost=costs.generated_cost,
+            operand_bytes=operand_bytes,
+            fetched_bytes=min(operand_bytes, 2.0),
+            precision=core.Precision.tf32,  # 16-bit products have one precision alone
+            weight_has_planes=False,
+            stores_pre_activation=False,
+            device=(9, 0, multiprocessors),
+            issuer=core.Issuer.call,
+        )
+
+    @property
+    def title(self) -> str:
+        """As tables print it."""
+        return f"{self.m}x{self.n}x{self.k} {self.program}" + (f", {self.reduction}" * (self.reduction != "none"))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the ways of computing a layer took, in microseconds."""
+
+    layer: Layer
+    times: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Of one device. earlier: the numbers that a fit is held to, by their names. shortest_us: of kernels and of
+    cuBLAS's product, below which a time is the host's and is not counted.
+    """
+
+    device: str
+    multiprocessors: int
+    gigabytes_per_second: float
+    about: Sequence[str]
+    shortest_us: Mapping[str, float]
+    earlier: Numbers
+    samples: Sequence[Sample]
+
+    @classmethod
+    def load(cls, path: Path) -> Samples:
+        """Of a file that `save` wrote."""
+        content = json.loads(path.read_text(encoding="utf-8"))
+        ways = content.pop("ways")
+        rows = content.pop("samples")
+        samples = [
+            Sample(Layer(*layer), {way: us for way, us in zip(ways, times, strict=True) if us is not None})
+            for layer, times in rows
+        ]
+        return cls(**content, samples=samples)
+
+    def save(self, path: Path) -> None:
+        """One line for each sample, rounded to 0.01 us."""
+        ways = list(dict.fromkeys(way for sample in self.samples for way in sample.times))
+        head = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "samples"}
+        rows = []
+        for sample in self.samples:
+            layer = [getattr(sample.layer, name) for name in Layer.__dataclass_fields__]
+            times = [round(sample.times[way], 2) if way in sample.times else None for way in ways]
+            rows.append(json.dumps([layer, times], separators=(",", ":")))
+        text = json.dumps({**head, "ways": ways}, indent=1).removesuffix("\n}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + ',\n "samples": [\n' + ",\n".join(rows) + "\n]}\n", encoding="utf-8")
+
+    def counts(self, way: str, us: float) -> bool:
+        """Whether a time is the device's."""
+        return us >= self.shortest_us.get("product" if way in (PRODUCT, UNFUSED) else "kernel", 0.0)
+
+    def of(self, samples: Sequence[Sample]) -> Samples:
+        """The same device with other samples."""
+        return replace(self, samples=samples)
+
+    def halves(self) -> tuple[Samples, Samples]:
+        """Two random halves, the same ones each time."""
+        order = random.Random(SPLIT_SEED).sample(list(self.samples), len(self.samples))
+        middle = len(order) // 2
+        return self.of(order[:middle]), self.of(order[middle:])
+
+    def predict(self, way: str, numbers: Numbers, layers: Iterable[Layer], *, is_bare: bool = False) -> list[float]:
+        """The microseconds of a way, by the table with these numbers."""
+        requests = [layer.request(self.multiprocessors, is_bare=is_bare) for layer in layers]
+        return native.core.predict_ways(requests, way, table_of(self.device), {**self.earlier, **numbers})
+
+
+def table_of(device: str) -> str:
+    """The table by whose rows a device's numbers are named: its own, or the first one."""
+    tables = native.core.device_times()
+    return device if device in tables else next(iter(tables))
+
+
+@dataclass
+class Fit:
+    """The numbers that samples determine, varied by `SMALL` or their own size."""
+
+    samples: Samples
+    fixed: Numbers = field(default_factory=dict)  # that are not fitted
+
+    @cached_property
+    def requests(self) -> dict[str, tuple[list[native._C.LinearRequest], Tensor]]:
+        """Of each way, those whose time counts, and the time's logarithm."""
+        found = {}
+        for way in dict.fromkeys(way for sample in self.samples.samples for way in sample.times):
+            counted = [one for one in self.samples.samples if self.samples.counts(way, one.times.get(way, -1.0))]
+            multiprocessors = self.samples.multiprocessors
+            requests = [one.layer.request(multiprocessors, is_bare=way == PRODUCT) for one in counted]
+            measured = torch.tensor([one.times[way] for one in counted], dtype=torch.float64).log()
+            if counted:
+                found[way] = requests, measured
+        return found
+
+    def predict(self, way: str, numbers: Numbers) -> Tensor:
+        """Logarithms of the microseconds of all that counts."""
+        own = {**self.samples.earlier, **self.fixed, **numbers}
+        found = native.core.predict_ways(self.requests[way][0], way, table_of(self.samples.device), own)
+        return torch.tensor(found, dtype=torch.float64).log()
+
+    @cached_property
+    def ways_of(self) -> dict[str, list[str]]:
+        """The ways that a number matters to, of each number that matters to some."""
+        before = {way: self.predict(way, {}) for way in self.requests}
+        found = {}
+        for name, number in self.samples.earlier.items():
+            other = {name: number + max(number, SMALL)}
+            ways = [way for way in self.requests if not torch.equal(self.predict(way, other), before[way])]
+            if ways and name not in self.fixed:
+                found[name] = ways
+        return found
+
+    def run(self) -> Numbers:
+        """The numbers with the least robust error, to three digits: Levenberg and Marquardt's method."""
+        names = list(self.ways_of)
+        start = torch.tensor([self.samples.earlier[name] for name in names], dtype=torch.float64)
+        size = start.clamp(min=SMALL)
+        held = torch.tensor([HELD_LOOSELY if LOOSE in name else HELD for name in names], dtype=torch.float64)
+
+        def numbers_at(place: Tensor) -> Numbers:
+            return dict(zip(names, (start + size * place).tolist(), strict=True))
+
+        def errors(place: Tensor) -> Tensor:
+            numbers = numbers_at(place)
+            return torch.cat([(self.predict(way, numbers) - own) / ERROR for way, (_, own) in self.requests.items()])
+
+        def cost(found: Tensor, place: Tensor) -> float:
+            return float((2 * ((1 + found**2).sqrt() - 1)).sum() + ((place / held) ** 2).sum())
+
+        place = torch.zeros_like(start)
+        found = errors(place)
+        damping = 1e-3
+        for _ in range(STEPS):
+            slope = self._slope(numbers_at(place), size)
+            weight = (1 + found**2).rsqrt()  # of each error: one that is large counts by its size alone
+            curvature = slope.T @ (weight[:, None] * slope) + torch.diag(held**-2)
+            downhill = -(slope.T @ (weight * found) + place / held**2)
+            while damping < 1e9:
+                step = torch.linalg.solve(curvature + damping * torch.diag(curvature.diagonal()), downhill)
+                other = torch.maximum(place + step, -start / size)
+                changed = errors(other)
+                gain = cost(found, place) - cost(changed, other)
+                if gain > 0:
+                    break
+                damping *= 10
+            else:
+                break
+            place, found, damping = other, changed, damping / 10
+            if gain < LEAST_GAIN:
+                break
+        return {name: rounded(number) for name, number in numbers_at(place).items()}
+
+    def _slope(self, numbers: Numbers, size: Tensor) -> Tensor:
+        """Of each error, by each number."""
+        step = 1e-4
+        before = {way: self.predict(way, numbers) for way in self.requests}
+        columns = []
+        for (name, ways), own in zip(self.ways_of.items(), size.tolist(), strict=True):
+            other = {**numbers, name: numbers[name] + step * own}
+            moved = {way: (self.predict(way, other) - before[way]) / (step * ERROR) for way in ways}
+            columns.append(torch.cat([moved.get(way, torch.zeros_like(before[way])) for way in self.requests]))
+        return torch.stack(columns, dim=1)
+
+
+def rounded(number: float) -> float:
+    """To the digits that a table has."""
+    return float(f"{number:.3g}")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A layer whose ways were all measured, and the predicted best one's time over the measured best one's."""
+
+    layer: Layer
+    chosen: str
+    best: str
+    loss: float
+
+
+def choices(samples: Samples, numbers: Numbers, *, with_cublas: bool) -> list[Choice]:
+    """Of the layers of which all kernels' times count. with_cublas: beside the kernels, cuBLAS and one more kernel.
+
+    Where only cuBLAS's product was measured, the time of the kernel behind it is the predicted one.
+    """
+    judged = [
+        one
+        for one in samples.samples
+        if all(samples.counts(way, us) for way, us in one.times.items() if is_kernel(way))
+    ]
+    layers = [one.layer for one in judged]
+    ways = dict.fromkeys(way for one in judged for way in one.times if is_kernel(way))
+    predicted = {way: samples.predict(way, numbers, layers) for way in ways}
+    unfused = samples.predict(UNFUSED, numbers, layers)
+    product = samples.predict(PRODUCT, numbers, layers, is_bare=True)
+    found = []
+    for place, one in enumerate(judged):
+        times = {way: (predicted[way][place], us) for way, us in one.times.items() if is_kernel(way)}
+        if with_cublas:
+            measured = one.times.get(UNFUSED, one.times[PRODUCT] + unfused[place] - product[place])
+            times[UNFUSED] = unfused[place], measured
+        chosen, best = (min(times, key=lambda way: times[way][index]) for index in (0, 1))
+        found.append(Choice(one.layer, chosen, best, times[chosen][1] / times[best][1]))
+    return found
+
+
+def is_kernel(way: str) -> bool:
+    """Whether it is a fused kernel."""
+    return way not in (PRODUCT, UNFUSED)
+
+
+def held_out_fits(samples: Samples, fixed: Numbers | None = None) -> list[tuple[Samples, Numbers]]:
+    """Each half of the layers with the numbers that are fitted to the other half."""
+    first, second = samples.halves()
+    fixed = fixed or {}
+    return [(other, fixed | Fit(own, fixed).run()) for own, other in ((first, second), (second, first))]
+
+
+def held_out(fits: Sequence[tuple[Samples, Numbers]], *, with_cublas: bool) -> list[Choice]:
+    """The choices for either half."""
+    return [one for half, numbers in fits for one in choices(half, numbers, with_cublas=with_cublas)]
+
+
+def follows(program: str, choice: Choice) -> bool:
+    """Whether it is of a layer with this program."""
+    return choice.layer.program == program
+
+
+def losses(chosen: Sequence[Choice]) -> tuple[str, str, str]:
+    """How many, the mean and the worst."""
+    if not chosen:
+        return "0", "", ""
+    return (
+        str(len(chosen)),
+        f"{statistics.fmean(one.loss for one in chosen):.4f}",
+        ratio(max(one.loss for one in chosen)),
+    )
+
+
+def held_out_tables(samples: Samples) -> list[Table]:
+    """What the choice loses by the earlier numbers and by those fitted to the other half, and where it loses most."""
+    rows = []
+    worst: list[Choice] = []
+    fits = held_out_fits(samples)
+    for title, with_cublas in (("of kernels", False), ("and of cuBLAS", True)):
+        before, after = choices(samples, {}, with_cublas=with_cublas), held_out(fits, with_cublas=with_cublas)
+        kinds: dict[str, Callable[[Choice], bool]] = {
+            "all": lambda one: True,
+            f"M below {FEW_ROWS}": lambda one: one.layer.m < FEW_ROWS,
+        }
+        for program in sorted({one.layer.program for one in after}):
+            kinds[program] = partial(follows, program)
+        for kind, covers in kinds.items():
+            own, then = ([one for one in found if covers(one)] for found in (after, before))
+            rows.append((f"{kind}, {title}", *losses(own), *losses(then)[1:]))
+        worst += sorted(after, key=lambda one: -one.loss)[:SHOWN]
+    columns = ("held-out layers", "count", "mean", "worst", "mean before", "worst before")
+    losing = dict(zip(columns, zip(*rows, strict=True), strict=True))
+    wrong = {
+        "layer": [one.layer.title for one in worst],
+        "chosen": [one.chosen for one in worst],
+        "fastest": [one.best for one in worst],
+        "time over its": [ratio(one.loss) for one in worst],
+    }
+    return [Table("The chosen way's time over the best one's", losing), Table("Where it is largest", wrong)]
+
+
+def terms_table(samples: Samples) -> Table:
+    """What each term is worth: the held-out mean where it is 0 in every row that has it."""
+    # Rates are no terms: times are divided by them.
+    terms = dict.fromkeys(name.rpartition(".")[2] for name in Fit(samples).ways_of if "bytes" not in name)
+    without: dict[str, Numbers] = {"none": {}}
+    for term in terms:
+        without[term] = {name: 0.0 for name in samples.earlier if name.rpartition(".")[2] == term}
+    found = [losses(held_out(held_out_fits(samples, fixed), with_cublas=True)) for fixed in without.values()]
+    columns = {"without": list(without), "mean": [mean for _, mean, _ in found]}
+    return Table("Terms", {**columns, "worst": [worst for *_, worst in found]})
+
+
+def table_text(samples: Samples, fitted: Numbers) -> str:
+    """The device's table as a file of csrc/plan/devices has it."""
+    path = samples_path(samples.device)
+    count = sum(samples.counts(way, us) for one in samples.samples for way, us in one.times.items())
+    rest = {name: number for name, number in samples.earlier.items() if name not in fitted}
+
+    def rows(numbers: Numbers) -> list[str]:
+        return [f"CUTFUSE_TIME({name}, {number:.6g})" for name, number in numbers.items()]
+
+    device = f'"{samples.device}", {samples.multiprocessors}, {samples.gigabytes_per_second:g}'
+    return "\n".join(
+        [
+            "// Written by `python -m bench refit`, of " + f"bench/samples/{path.name}: change the samples instead.",
+            f"CUTFUSE_DEVICE({device})",
+            "",
+            f"// Fitted to {count} times of {len(samples.samples)} layers.",
+            *rows(fitted),
+            "",
+            f"// Not yet with samples: {len(rest)} numbers.",
+            *rows(rest),
+            "",
+        ]
+    )
+
+
+def samples_path(device: str) -> Path:
+    """Where a device's samples are."""
+    return SAMPLES / f"{file_name(device)}.json"
+
+
+def table_path(device: str) -> Path:
+    """Where a device's table is."""
+    return TABLES / f"{file_name(device).removeprefix('nvidia-')}.def"
+
+
+def file_name(device: str) -> str:
+    """A device's name in the names of files."""
+    return device.lower().replace(" ", "-")
+
+
+def refit(path: Path) -> tuple[Path, list[Table]]:
+    """Write the table of a file of samples; gives where it is and what it is worth."""
+    samples = Samples.load(path)
+    written = table_path(samples.device)
+    written.write_text(table_text(samples, Fit(samples).run()), encoding="utf-8")
+    return written, [*held_out_tables(samples), terms_table(samples)]
