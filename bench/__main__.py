@@ -72,6 +72,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     merge = commands.add_parser("merge", help="one results file of several runs of a suite")
     merge.add_argument("results", type=Path, nargs="+")
     merge.add_argument("--output", type=Path, metavar="NAME", help="default: bench/raw/SUITE-DEVICE-merged")
+    refit = commands.add_parser("refit", help="fit the planner's table of a device to its samples, and judge the fit")
+    refit.add_argument("samples", type=Path, nargs="?", help="a file of bench/samples; default: every one")
+    refit.add_argument("--terms", action="store_true", help="also what each term of the predictions is worth: a minute")
     commands.add_parser("figures", help="the documentation's plots, of the committed results")
     return parser.parse_args(arguments)
 
@@ -85,9 +88,13 @@ def results_path(output: Path | None, *words: str) -> Path:
 
 def default_words(options: argparse.Namespace, device_name: str) -> list[str]:
     """A name for each suite and device, and another where only a part of the suite was asked for."""
-    partial = options.quick or options.filter or options.contenders or options.rounds
     shard = f"shard {options.shard}" if options.shard else ""
-    return [options.command, device_name, "partial" if partial else "", shard]
+    return [options.command, device_name, "partial" if is_partial(options) else "", shard]
+
+
+def is_partial(options: argparse.Namespace) -> bool:
+    """Whether less was asked for than the suite has, a shard aside."""
+    return bool(options.quick or options.filter or options.contenders or options.rounds)
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
@@ -143,6 +150,8 @@ def run(options: argparse.Namespace) -> int:
     if not options.turns:
         present(results, path.with_suffix(".png"))
         print(f"Results: {path}, {len(results['cases'])} cases, {results['seconds']:.0f} s.")
+        if is_cuda and not is_partial(options) and not options.shard:
+            print(*plan.suite.finish(results), sep="\n")
     misses = plan.suite.is_contract and any(line.verdict == MISSED for line in lines_of(results))
     return 1 if misses or any(map(files.has_failed, results["cases"])) else 0
 
@@ -191,12 +200,23 @@ def figures(options: argparse.Namespace) -> None:
     write()
 
 
+def refit(options: argparse.Namespace) -> None:
+    """Write the tables of samples, and print what the choice by them loses."""
+    from bench import fit, tables
+
+    for path in [options.samples] if options.samples else sorted(fit.SAMPLES.glob("*.json")):
+        samples = fit.Samples.load(path)
+        found = fit.held_out_tables(samples)
+        found += [fit.terms_table(samples)] if options.terms else []
+        tables.show(found, [f"Table: {fit.write_table(samples)}. Build the module again to plan by it."])
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The entry point; returns the exit status, and exits with the reason where results cannot be used."""
     options = parse(arguments)
     if options.command in SUITES:
         return run(options)
-    commands = {"report": report, "merge": merge, "summarise": summarise, "figures": figures}
+    commands = {"report": report, "merge": merge, "summarise": summarise, "figures": figures, "refit": refit}
     try:
         commands[options.command](options)
     except (OSError, ValueError) as error:

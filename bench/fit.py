@@ -9,12 +9,14 @@ To weigh the ways that are near the fastest more than others lost more: 1.0090 f
 from __future__ import annotations
 
 import json
+import os
 import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,6 +25,9 @@ from bench.format import ratio
 from bench.tables import Table
 from cutfuse import native
 from cutfuse.epilogue import Program
+
+if TYPE_CHECKING:
+    from cutfuse import _C
 
 Numbers = dict[str, float]  # of a table, by their names
 
@@ -36,6 +41,7 @@ SMALL = 0.2  # a number below is held, and varied, as if it were as large as thi
 STEPS = 40
 LEAST_GAIN = 1e-4  # of the sum of squares, beyond which no further step is taken
 SPLIT_SEED = 0
+ABOUT = ("bf16, measured by `python -m bench fit`: each launch behind other work, so that none waits for the host.",)
 FEW_ROWS = 512
 SHOWN = 8
 
@@ -50,7 +56,7 @@ class Layer:
     program: str
     reduction: str = "none"
 
-    def request(self, multiprocessors: int, *, is_bare: bool = False) -> native._C.LinearRequest:
+    def request(self, multiprocessors: int, *, is_bare: bool = False) -> _C.LinearRequest:
         """What the planner is asked; is_bare: without what follows the product."""
         core = native.core
         program = Program.parse("operands=0" if is_bare else self.program)
@@ -145,7 +151,8 @@ class Samples:
     def predict(self, way: str, numbers: Numbers, layers: Iterable[Layer], *, is_bare: bool = False) -> list[float]:
         """The microseconds of a way, by the table with these numbers."""
         requests = [layer.request(self.multiprocessors, is_bare=is_bare) for layer in layers]
-        return native.core.predict_ways(requests, way, table_of(self.device), {**self.earlier, **numbers})
+        found = native.core.predict_ways(requests, way, table_of(self.device), {**self.earlier, **numbers})
+        return list(found)
 
 
 def table_of(device: str) -> str:
@@ -162,7 +169,7 @@ class Fit:
     fixed: Numbers = field(default_factory=dict)  # that are not fitted
 
     @cached_property
-    def requests(self) -> dict[str, tuple[list[native._C.LinearRequest], Tensor]]:
+    def requests(self) -> dict[str, tuple[list[_C.LinearRequest], Tensor]]:
         """Of each way, those whose time counts, and the time's logarithm."""
         found = {}
         for way in dict.fromkeys(way for sample in self.samples.samples for way in sample.times):
@@ -264,11 +271,11 @@ def choices(samples: Samples, numbers: Numbers, *, with_cublas: bool) -> list[Ch
 
     Where only cuBLAS's product was measured, the time of the kernel behind it is the predicted one.
     """
-    judged = [
-        one
-        for one in samples.samples
-        if all(samples.counts(way, us) for way, us in one.times.items() if is_kernel(way))
-    ]
+    judged = []
+    for one in samples.samples:
+        kernels = [samples.counts(way, us) for way, us in one.times.items() if is_kernel(way)]
+        if kernels and all(kernels):
+            judged.append(one)
     layers = [one.layer for one in judged]
     ways = dict.fromkeys(way for one in judged for way in one.times if is_kernel(way))
     predicted = {way: samples.predict(way, numbers, layers) for way in ways}
@@ -277,8 +284,13 @@ def choices(samples: Samples, numbers: Numbers, *, with_cublas: bool) -> list[Ch
     found = []
     for place, one in enumerate(judged):
         times = {way: (predicted[way][place], us) for way, us in one.times.items() if is_kernel(way)}
-        if with_cublas:
-            measured = one.times.get(UNFUSED, one.times[PRODUCT] + unfused[place] - product[place])
+        if UNFUSED in one.times:
+            measured = one.times[UNFUSED]
+        elif PRODUCT in one.times and one.layer.reduction == "none":  # large reductions are fused always
+            measured = one.times[PRODUCT] + unfused[place] - product[place]
+        else:
+            measured = None
+        if with_cublas and measured is not None:
             times[UNFUSED] = unfused[place], measured
         chosen, best = (min(times, key=lambda way: times[way][index]) for index in (0, 1))
         found.append(Choice(one.layer, chosen, best, times[chosen][1] / times[best][1]))
@@ -383,6 +395,18 @@ def table_text(samples: Samples, fitted: Numbers) -> str:
     )
 
 
+def measured_anew(device: str, multiprocessors: int, samples: Sequence[Sample]) -> Samples:
+    """Samples that take the place of a device's: held to the same numbers, or to those of the first table.
+
+    All times are the device's, whatever they are.
+    """
+    path = samples_path(device)
+    if path.exists():
+        return replace(Samples.load(path), about=ABOUT, shortest_us={}, samples=samples)
+    _, gigabytes, numbers = native.core.device_times()[table_of(device)]
+    return Samples(device, multiprocessors, gigabytes, ABOUT, {}, numbers, samples)
+
+
 def samples_path(device: str) -> Path:
     """Where a device's samples are."""
     return SAMPLES / f"{file_name(device)}.json"
@@ -398,9 +422,8 @@ def file_name(device: str) -> str:
     return device.lower().replace(" ", "-")
 
 
-def refit(path: Path) -> tuple[Path, list[Table]]:
-    """Write the table of a file of samples; gives where it is and what it is worth."""
-    samples = Samples.load(path)
-    written = table_path(samples.device)
-    written.write_text(table_text(samples, Fit(samples).run()), encoding="utf-8")
-    return written, [*held_out_tables(samples), terms_table(samples)]
+def write_table(samples: Samples) -> Path:
+    """Write the device's table of the fit to all samples; gives where it is."""
+    path = table_path(samples.device)
+    path.write_text(table_text(samples, Fit(samples).run()), encoding="utf-8")
+    return Path(os.path.relpath(path))

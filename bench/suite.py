@@ -133,7 +133,8 @@ class Suite:
     held to the goals. tables: of results, its tables of rows. about: what the figures are, and notes: of results, what
     is to be said of them besides. plots: their names in `bench.plots`, which is imported to draw alone, as matplotlib
     may be missing. release: makes room after a case. derived: fields of a results file that are made of the cases.
-    is_contract: a run in which a goal is missed has failed.
+    is_contract: a run in which a goal is missed has failed. finish: of the results of a whole run on a GPU, what it
+    writes besides; gives lines to print.
     """
 
     name: str
@@ -153,6 +154,7 @@ class Suite:
     is_contract: bool = False
     release: Callable[[torch.device], None] | None = None
     derived: Callable[[Results], Results] = lambda results: {}
+    finish: Callable[[Results], Sequence[str]] = lambda results: ()
 
     def chosen(self, is_cuda: bool, is_quick: bool) -> tuple[str, ...]:
         """The contenders that take part by default."""

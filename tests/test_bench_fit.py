@@ -8,9 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from bench_runs import LaunchClock, results_of, run, session_of
 
-from bench import fit
+from bench import fit, fit_suite
+from bench.__main__ import main
 from bench.fit import PRODUCT, SAMPLES, UNFUSED, Fit, Layer, Sample, Samples, choices, held_out_tables
+from bench.runner import figures_of
+from bench.suite import Figures, Session
 from cutfuse import native
 
 DEVICE = "NVIDIA H200"
@@ -26,11 +31,10 @@ def committed() -> list[Path]:
 def made_up(count: int, numbers: dict[str, float], seed: int = 0) -> Samples:
     """Layers whose ways take what is predicted with these numbers."""
     generator = random.Random(seed)
-    layers = [
-        Layer(*(8 * generator.randrange(8, 700) for _ in range(3)), f"operands=0; {name} z")
-        for name in ("relu", "gelu")
-        for _ in range(count // 2)
-    ]
+    layers = []
+    for place in range(count):
+        m, n, k = (8 * generator.randrange(8, 700) for _ in range(3))
+        layers.append(Layer(m, n, k, f"operands=0; {'relu' if place % 2 else 'gelu'} z"))
     empty = Samples(DEVICE, 132, 4800.0, (), {}, NUMBERS, ())
     times = {way: empty.predict(way, numbers, layers, is_bare=way == PRODUCT) for way in (*KERNELS, PRODUCT, UNFUSED)}
     samples = [Sample(layer, {way: own[place] for way, own in times.items()}) for place, layer in enumerate(layers)]
@@ -120,3 +124,90 @@ def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert [one.layer for one in found.samples] == [one.layer for one in samples.samples]
     assert found.samples[1].times == pytest.approx(dict(samples.samples[1].times), abs=0.006)
     assert found.earlier == NUMBERS
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, numbers: dict[str, float], count: int) -> list[Figures]:
+    """Layers as the suite draws and times them, on a device whose ways take what these numbers predict."""
+    empty = Samples(DEVICE, 132, 4800.0, (), {}, NUMBERS, ())
+
+    def launches(layer: Layer, device: torch.device) -> fit_suite.Launches:
+        assert device.type == "cpu"
+        kernels = KERNELS if layer.reduction == "none" else ()
+        times = {
+            way: empty.predict(way, numbers, [layer], is_bare=way == PRODUCT)[0] for way in (*kernels, PRODUCT, UNFUSED)
+        }
+        return {way: us.__float__ for way, us in times.items()}
+
+    class Timed(Session):
+        clock = LaunchClock()
+
+    monkeypatch.setattr(fit_suite, "launches_of", launches)
+    session = session_of(*fit_suite.CONTENDERS)
+    timed = Timed(session.device, session.contenders, session.effort)
+    return [figures_of(case, timed) for case in fit_suite.SUITE.cases(False, False, 0)[:count]]
+
+
+def test_a_run_writes_the_samples_and_the_table_which_a_refit_writes_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "cooperative_128x256.per_wave_of_1024_k"
+    other = {name: 1.2 * NUMBERS[name]}
+    results = results_of("fit", measured(monkeypatch, other, 240))
+    results["machine"]["multiprocessors"] = 132
+    monkeypatch.setattr(fit, "SAMPLES", tmp_path / "samples")
+    monkeypatch.setattr(fit, "TABLES", tmp_path)
+    lines = fit_suite.finish(results)
+    assert lines[-1].startswith("Samples: ")
+    assert "held-out layers" in lines[0]
+    table = tmp_path / "h200.def"
+    text = table.read_text(encoding="utf-8")
+    fitted = float(text.split(f"CUTFUSE_TIME({name}, ")[1].split(")")[0])
+    assert fitted == pytest.approx(other[name], rel=0.04)
+    table.unlink()
+    assert main(["refit"]) == 0
+    assert table.read_text(encoding="utf-8") == text
+    assert "held-out layers" in capsys.readouterr().out
+    assert fit_suite.tables_of(results)[0].columns["fastest"][3] == UNFUSED
+
+
+def test_the_suite_draws_every_kind_of_layer_and_others_for_a_seed() -> None:
+    first, again, other = (fit_suite.SUITE.cases(False, False, seed) for seed in (0, 0, 1))
+    assert [case.title for case in first] == [case.title for case in again]
+    assert not {case.shape for case in first} & {case.shape for case in other}
+    kinds = {tuple(case.about["layer"][3:]) for case in first}
+    assert kinds == set(fit_suite.FOLLOWING)
+    assert 1.4 * len(first) < 1.05 * fit_suite.SUITE.time_limit_s
+    assert fit_suite.SUITE.time_limit_s < 1200
+
+
+def test_a_time_that_the_host_may_be_a_part_of_is_no_sample() -> None:
+    layer = [16, 256, 256, "operands=0; relu z", "none"]
+    entries = {KERNELS[0]: {"median_us": 5.0, "late": 1}, KERNELS[1]: {"note": "failed"}, PRODUCT: {"median_us": 4.0}}
+    results = results_of("fit", [{"layer": layer, "contenders": entries}])
+    assert [one.times for one in fit_suite.samples_of(results).samples] == [{PRODUCT: 4.0}]
+
+
+def test_the_suite_runs_on_the_cpu_and_writes_no_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(fit, "TABLES", tmp_path / "tables")
+    status, results = run("fit", tmp_path / "run")
+    assert status == 0
+    assert {way for case in results["cases"] for way in case["contenders"]} == {PRODUCT, UNFUSED}
+    assert not any("note" in entry for case in results["cases"] for entry in case["contenders"].values())
+    assert not (tmp_path / "tables").exists()
+
+
+def test_a_way_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(fit_suite, "launches_of", lambda layer, device: {KERNELS[0]: fails, PRODUCT: lambda: None})
+    case = fit_suite.SUITE.cases(True, False, 0)[0]
+    entries = figures_of(case, session_of(*fit_suite.CONTENDERS))["contenders"]
+    assert "no memory" in entries[KERNELS[0]]["note"]
+    assert entries[PRODUCT]["median_us"] >= 0
+
+
+def test_the_terms_are_judged_without_each() -> None:
+    table = fit.terms_table(made_up(12, {}))
+    assert table.columns["without"][0] == "none"
+    assert {"contention", "per_op", "per_further_sector"} <= set(table.columns["without"])
