@@ -21,7 +21,7 @@ import torch
 import cutfuse
 
 from . import native
-from .layer.layouts import device_facts
+from .layer.layouts import caution_of, device_facts
 from .layer.specialize import why_interpreted
 from .precision import allows_tf32, get_precision, product_mode
 
@@ -90,10 +90,12 @@ def device_lines() -> list[Line]:
     lines = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        major, minor, multiprocessors = device_facts(torch.device("cuda", index))
+        device = torch.device("cuda", index)
+        major, minor, multiprocessors = device_facts(device)
         memory = properties.total_memory / 2**30
         what = f"{properties.name}, sm_{major}{minor}, {multiprocessors} multiprocessors, {memory:.0f} GiB"
-        lines.append((f"cuda:{index}", what))
+        caution = caution_of(device)
+        lines.append((f"cuda:{index}", f"{what}, {caution}" if caution else what))
     return lines
 
 

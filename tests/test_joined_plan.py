@@ -20,6 +20,7 @@ QKV = (1024, 1024, 1024)
 @pytest.fixture(autouse=True)
 def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "device_facts", lambda device: (9, 0, 132))
+    monkeypatch.setattr(planner, "times_of", lambda device: "")
 
 
 def rows_of(rows: int, columns: int, pitch: int | None = None, aligned: bool = True) -> Any:

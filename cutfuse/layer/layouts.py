@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -46,6 +47,43 @@ def device_facts(device: torch.device) -> DeviceFacts:
 @functools.lru_cache(maxsize=64)
 def _cuda_device_facts(index: int) -> DeviceFacts:
     return *torch.cuda.get_device_capability(index), multiprocessors(index)
+
+
+def times_of(device: torch.device) -> str:
+    """The card by whose table a CUDA device is planned: itself, or the nearest that has one. Empty elsewhere."""
+    return _cuda_times(device.index or 0) if device.type == "cuda" else ""
+
+
+@functools.lru_cache(maxsize=64)
+def _cuda_times(index: int) -> str:
+    properties = torch.cuda.get_device_properties(index)
+    # Of PyTorch's that has them: kHz of a memory that moves twice a cycle, and bits.
+    bits = 2e3 * getattr(properties, "memory_clock_rate", 0) * getattr(properties, "memory_bus_width", 0)
+    return nearest_table(properties.name, properties.multi_processor_count, bits / 8e9)
+
+
+def nearest_table(name: str, multiprocessors: int, gigabytes_per_second: float) -> str:
+    """The card of that name if it has a table, or the one that differs least by the factors between both figures.
+
+    gigabytes_per_second: of memory; 0 where it is unknown.
+    """
+    tables = native.core.device_times()
+
+    def difference(card: str) -> float:
+        own_multiprocessors, own_gigabytes, _ = tables[card]
+        of_memory = abs(math.log(gigabytes_per_second / own_gigabytes)) if gigabytes_per_second else 0.0
+        return abs(math.log(multiprocessors / own_multiprocessors)) + of_memory
+
+    return name if name in tables else min(tables, key=difference)
+
+
+def caution_of(device: torch.device) -> str:
+    """What is to be said where a device with fused kernels is planned by another card's table; empty elsewhere."""
+    card = times_of(device)
+    if not card or native.core.why_no_kernels(device_facts(device)):
+        return ""
+    name = torch.cuda.get_device_properties(device).name
+    return "" if name == card else f"planned by the times of an {card}, the nearest card that has a table"
 
 
 @functools.lru_cache(maxsize=1)

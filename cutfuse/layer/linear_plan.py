@@ -15,7 +15,7 @@ from .. import native
 from ..invariance import refusal
 from ..native import address_of
 from ..precision import SPLIT_MODES, allows_tf32, autocast_dtype, product_mode
-from .layouts import NOT_CUDA, device_facts, dtype_codes
+from .layouts import NOT_CUDA, caution_of, device_facts, dtype_codes
 from .planner import LinearArguments, first_scheme, plan_linear, precision_of, why_no_kernels
 from .prepared import Planes
 from .specialize import Matrix, explain_epilogues, explain_pass, find_pass
@@ -140,6 +140,8 @@ def explain_fused(arguments: LinearArguments, kept: Planes | None = None) -> Fus
     is_at_own_accuracy = precision_of(arguments) in SPLIT_MODES
     explain = _explain_planes if is_split or (is_at_own_accuracy and not plan.is_fused) else _explain_direct
     steps, reasons = explain(plan, runnable, cublas)
+    caution = caution_of(device)
+    reasons += [caution] if caution else []
     if not steps:
         return FusedExplanation(steps, reasons, compiles=compiles, cublas=cublas)
     return FusedExplanation(steps, reasons, plan.workspace_bytes, compiles)

@@ -19,7 +19,7 @@ from .. import native
 from ..epilogue import Program
 from ..native import DeviceFacts, address_of
 from ..precision import GUARDED, product_mode
-from .layouts import device_facts, dtype_codes, reduction_codes
+from .layouts import device_facts, dtype_codes, reduction_codes, times_of
 from .specialize import Matrix, cost_when_specialized
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ class Request(NamedTuple):
     kernel that torch.compile generates. operand_bytes: what the epilogue reads for each element of the output, from
     operands that are full matrices; others are read once and stay in cache. fetched_bytes: of these, what a kernel's
     copy engine may bring, which is one matrix in the product's type. issuer: the name of the Issuer, which tells who
-    launches the kernels. joined_rows: of several weights, which are `weight` together.
+    launches the kernels. joined_rows: of several weights, which are `weight` together. times: the card by whose table
+    it is predicted; empty for the first one.
     """
 
     x: MatrixLayout
@@ -93,6 +94,7 @@ class Request(NamedTuple):
     stores_pre_activation: bool = False
     joined_rows: tuple[int, ...] = ()
     batch_invariant: bool = False
+    times: str = ""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -120,6 +122,7 @@ def plan(request: Request, only: str = "") -> LinearPlan:
         issuer=core.Issuer.__members__[request.issuer],
         joined_rows=request.joined_rows,
         batch_invariant=request.batch_invariant,
+        times=request.times,
     )
     return core.plan_linear(asked, only)
 
@@ -238,6 +241,7 @@ def _request(arguments: LinearArguments, precision: str, lay_out: Callable[[Tens
         issuer=arguments.issuer,
         stores_pre_activation=arguments.stores_pre_activation,
         batch_invariant=arguments.batch_invariant,
+        times=times_of(x.device),
     )
 
 
@@ -287,6 +291,7 @@ def plan_joined(
         device=device_facts(device),
         issuer=issuer,
         joined_rows=rows,
+        times=times_of(device),
     )
     return plan(request, only)
 
