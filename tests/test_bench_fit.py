@@ -14,6 +14,7 @@ from bench_runs import LaunchClock, results_of, run, session_of
 from bench import fit, fit_suite
 from bench.__main__ import main
 from bench.fit import PRODUCT, SAMPLES, UNFUSED, Fit, Layer, Sample, Samples, choices, held_out_tables
+from bench.goals import lines_of
 from bench.runner import figures_of
 from bench.suite import Figures, Session
 from cutfuse import native
@@ -168,6 +169,16 @@ def test_a_run_writes_the_samples_and_the_table_which_a_refit_writes_again(
     assert table.read_text(encoding="utf-8") == text
     assert "held-out layers" in capsys.readouterr().out
     assert fit_suite.tables_of(results)[0].columns["fastest"][3] == UNFUSED
+
+
+def test_the_goals_are_of_the_way_that_the_table_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for numbers, losing in (({}, False), ({"pingpong_64x128.per_wave_of_1024_k": 1.0}, True)):
+        cases = measured(monkeypatch, numbers, 12)
+        mean, worst = lines_of(results_of("fit", cases))
+        assert len(mean.cells) == len(worst.cells) == sum(case["layer"][4] == "none" for case in cases) == 9
+        assert mean.value is not None
+        assert worst.value is not None
+        assert (mean.value > 1.001, worst.value > 1.01) == (losing, losing)
 
 
 def test_the_suite_draws_every_kind_of_layer_and_others_for_a_seed() -> None:
