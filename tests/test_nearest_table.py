@@ -12,7 +12,7 @@ from cutfuse import native, report
 from cutfuse.layer import layouts, linear_plan
 
 H200 = "NVIDIA H200"
-TABLES = {
+TABLES: dict[str, tuple[int, float, dict[str, float]]] = {
     H200: (132, 4800.0, {}),
     "NVIDIA H100 80GB HBM3": (132, 3350.0, {}),
     "NVIDIA H100 PCIe": (114, 2000.0, {}),
