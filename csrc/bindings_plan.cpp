@@ -1,4 +1,5 @@
 // The planner's share of cutfuse._C: part of every build, with and without CUDA kernels.
+#include <array>
 #include <optional>
 #include <utility>
 
@@ -289,11 +290,21 @@ void bind_linear_plan(py::module_& module) {
   module.def(
       "training_waits_for_host",
       [](int64_t m, int64_t n, int64_t k, int dtype, int32_t multiprocessors, bool as_tf32) {
-        return training_waits_for_host(m, n, k, to_dtype(dtype), multiprocessors, as_tf32);
+        return training_waits_for_host({m, n, k}, to_dtype(dtype), multiprocessors, as_tf32);
       },
       py::arg("m"), py::arg("n"), py::arg("k"), py::arg("dtype"), py::arg("multiprocessors"), py::arg("as_tf32"),
       "Whether the host takes longer to issue the training step of a layer whose products cuBLAS runs than the device "
       "to run it; as_tf32: fp32 products do so in tf32.");
+  module.def(
+      "mlp_waits_for_host",
+      [](std::array<int64_t, 3> const& first, std::array<int64_t, 3> const& last, int dtype, int32_t multiprocessors,
+         bool as_tf32) {
+        auto const& [m, n, k] = first;
+        auto const& [rows, columns, width] = last;
+        return mlp_waits_for_host({m, n, k}, {rows, columns, width}, to_dtype(dtype), multiprocessors, as_tf32);
+      },
+      py::arg("first"), py::arg("last"), py::arg("dtype"), py::arg("multiprocessors"), py::arg("as_tf32"),
+      "The same of an MLP as one node, by (M, N, K) of its first layer and of its last.");
   module.def("plan_linear", &plan_linear, py::arg("request"), py::arg("only") = "",
              "The plan of a request; only: the name of the one alternative that is wanted, whatever it would take.");
 }

@@ -279,6 +279,11 @@ def _explain_mlp(call: MLPCall) -> Explanation:
         explained = [(what, _explain_linear(layer)) for what, layer in named]
     steps = [f"{what}: {step}" for what, layer in explained for step in layer.steps]
     reasons = [f"{what}: {reason}" for what, layer in explained for reason in layer.reasons]
+    if call.is_sooner_by_layers:
+        reasons.append(
+            "a node for each layer, which keep what eager PyTorch keeps: the device would wait for the host, which "
+            "takes longer to issue one node; recompute=True has one that keeps nothing of the hidden width"
+        )
     (rows, _), hidden = call.forward[-1][1].x.shape, call.forward[-1][1].weight.shape[1]
     if call.keeps is not None:
         matrix = rows * hidden * call.x.element_size()

@@ -39,7 +39,7 @@ from .layer.autograd import (
     wanted_inputs,
     weight_gradient,
 )
-from .layer.training_step import is_traced
+from .layer.training_step import is_traced, mlp_waits_for_host
 from .linear import LinearCall, autocast_inputs, linear, normalise_linear
 from .precision import autocast_dtype, captured_mode, in_captured_mode
 
@@ -102,7 +102,8 @@ def mlp(
     H numbers: the hidden layer, where its derivative can be written in that, as those of relu, relu squared, sigmoid,
     tanh and leaky relu; otherwise the pre-activation. With a gate it keeps both pre-activations. Compiled functions,
     transforms of torch.func, fp64, other devices and tensors that wrap others, such as `DTensor`, take `cutfuse.linear`
-    for each layer. So do gradients that are batched or differentiated again, in PyTorch's own operations.
+    for each layer, and so do steps that would wait for the host to issue one node, unless they recompute. So do
+    gradients that are batched or differentiated again, in PyTorch's own operations.
 
     Raises:
         ValueError: shapes or devices that do not fit; an activation beside a gate that is a function.
@@ -115,7 +116,7 @@ def mlp(
     if given is not None and (known := _known.get(key, _UNKNOWN)) is not _UNKNOWN:
         return _run(known, given, hidden, has_gate, recompute)
     tensors = _prepared(x, w1, b1, w2, b2, activation, gate, residual, recompute)
-    call = _call_of(tensors, hidden, has_gate, recompute) if _takes_one_node(tensors) else None
+    call = _call_of(tensors, hidden, has_gate, recompute) if _takes_one_node(tensors, recompute) else None
     if given is not None and call is not None:
         found = recognised(hidden, (), _types_of(tensors.x, has_gate))
         key = _key_of(given, hidden, has_gate, activation is None, recompute)
@@ -184,7 +185,7 @@ class MLPCall(NamedTuple):
 
     forward: its layers in their order, with what each of them is. derivative: the product that gives the hidden layer's
     gradient, where its epilogue differentiates. has_pass: whether a pass of its own does. keeps: how many matrices of
-    the hidden width are kept, or None where that is not for one node to say.
+    the hidden width are kept, or None where that is not for one node to say. is_sooner_by_layers: why it is not.
     """
 
     tensors: _Tensors
@@ -193,6 +194,7 @@ class MLPCall(NamedTuple):
     has_pass: bool
     keeps: int | None
     recompute: bool
+    is_sooner_by_layers: bool = False
 
     @property
     def x(self) -> Tensor:
@@ -206,8 +208,10 @@ def normalise_mlp(*args: Any, **kwargs: Any) -> MLPCall:
     tensors = _prepared(**given.arguments)
     w2, gate, recompute = tensors.w2, given.arguments["gate"], given.arguments["recompute"]
     hidden = hidden_function(given.arguments["activation"], gate)
-    if not _takes_one_node(tensors):
-        return MLPCall(tensors, _describe_forward(tensors, hidden, gate is not False), None, False, None, recompute)
+    if not _takes_one_node(tensors, recompute):
+        is_sooner = _can_be_one_node(tensors)
+        forward = _describe_forward(tensors, hidden, gate is not False)
+        return MLPCall(tensors, forward, None, False, None, recompute, is_sooner)
     call = _call_of(tensors, hidden, gate is not False, recompute)
     needed = _Needed(*(t is not None and t.requires_grad for t in tensors))
     keeps = 1 + call.has_gate if needed.reads_pre_activation(call) else int(needed.reads_hidden(call))
@@ -253,7 +257,11 @@ def _prepared(
     return _autocast(given)
 
 
-def _takes_one_node(tensors: _Tensors) -> bool:
+def _takes_one_node(tensors: _Tensors, recompute: bool) -> bool:
+    return _can_be_one_node(tensors) and not _is_sooner_by_layers(tensors, recompute)
+
+
+def _can_be_one_node(tensors: _Tensors) -> bool:
     if torch.compiler.is_dynamo_compiling():
         return False
     present = [t for t in tensors if t is not None]
@@ -261,6 +269,12 @@ def _takes_one_node(tensors: _Tensors) -> bool:
         return False
     operands = () if tensors.residual is None else (tensors.residual,)
     return not (is_traced(*present) or arguments.why_composed(tensors.x, arithmetic_dtype(tensors.x, operands)))
+
+
+def _is_sooner_by_layers(tensors: _Tensors, recompute: bool) -> bool:
+    """Whether the device would wait for the host to issue one node, which takes longer than a node for each layer."""
+    rows = tensors.w1.shape[0] + (0 if tensors.up is None else tensors.up.shape[0])
+    return not recompute and mlp_waits_for_host(tensors.x, rows, tensors.w2)
 
 
 def _run_by_layers(tensors: _Tensors, hidden: _Function, has_gate: bool, recompute: bool) -> Tensor:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
+
+
+@pytest.fixture
+def one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small MLPs are one node too, although their layers are issued sooner one after another."""
+    module = importlib.import_module("cutfuse.mlp")
+    monkeypatch.setattr(module, "mlp_waits_for_host", lambda *given: False)
+    monkeypatch.setattr(module, "_known", {})  # what was found of calls like these
+
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {
     "identity": None,

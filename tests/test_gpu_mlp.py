@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from mlp_cases import Case, check_case, make, random_case
+from mlp_cases import Case, check_case, make, one_node, random_case  # noqa: F401
 from torch import Tensor
 
 import cutfuse
@@ -17,7 +17,9 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
 @pytest.mark.parametrize("seed", range(102))
-def test_random_mlps(seed: int) -> None:
+def test_random_mlps(seed: int, request: pytest.FixtureRequest) -> None:
+    if seed % 2:  # others choose by their size
+        request.getfixturevalue("one_node")
     check_case(random_case(seed, DTYPES[seed // 34], "cuda", scale=(1, 8, 16)[seed % 3]))
 
 
@@ -109,6 +111,7 @@ def test_peak_of_a_step(activation: str, gate: bool, matrices: int, recompute: b
     assert peak_bytes(case) <= (matrices + 0.8) * rows * width * 2
 
 
+@pytest.mark.usefixtures("one_node")
 def test_a_graph_that_is_kept_gives_the_same_gradients_again() -> None:
     for gate in (False, True):
         case = make(0, torch.bfloat16, gate=gate, leading=(256,), sizes=(512, 1024, 512), device="cuda")
@@ -122,7 +125,10 @@ def test_a_graph_that_is_kept_gives_the_same_gradients_again() -> None:
             assert all(map(torch.equal, first, last))
 
 
-def test_a_step_repeats_to_the_bit_and_in_a_graph() -> None:
+@pytest.mark.parametrize("way", ["one_node", "layers"])
+def test_a_step_repeats_to_the_bit_and_in_a_graph(way: str, request: pytest.FixtureRequest) -> None:
+    if way == "one_node":
+        request.getfixturevalue(way)
     case = make(0, torch.bfloat16, gate=True, leading=(256,), sizes=(512, 1024, 512), device="cuda")
     grad = torch.randn(256, 512, device="cuda", dtype=torch.bfloat16)
 

@@ -12,7 +12,7 @@ import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from emulated_device import emulated_device, needs_exchange_api
 from generators import saved_tensors
-from mlp_cases import ACTIVATIONS, check, check_case, error, gradients, make, random_case, sided
+from mlp_cases import ACTIVATIONS, check, check_case, error, gradients, make, one_node, random_case, sided  # noqa: F401
 from model_checks import PYTORCH_WARNINGS
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -124,6 +124,7 @@ def test_a_program_without_room_for_one_more_operand(operators: None) -> None:
 
 
 @needs_exchange_api
+@pytest.mark.usefixtures("one_node")
 @pytest.mark.parametrize("gate", [False, True])
 def test_gradients_take_the_memory_of_what_is_kept_where_nobody_else_has_it(gate: bool) -> None:
     case = make(0, torch.bfloat16, activation="gelu", gate=gate, leading=(32,), sizes=(64, 128, 64))
@@ -220,9 +221,12 @@ def test_a_weight_that_changed_is_an_error(operators: None) -> None:
 
 
 @needs_exchange_api
+@pytest.mark.parametrize("way", ["one_node", "layers"])
 @pytest.mark.parametrize("options", [{}, {"activation": "relu squared"}, {"gate": True}, {"recompute": True}])
-def test_launches_of_a_gpu(options: dict[str, Any]) -> None:
+def test_launches_of_a_gpu(options: dict[str, Any], way: str, request: pytest.FixtureRequest) -> None:
     """On what the planner takes of an H200, with the launches computed by PyTorch; the second step runs directly."""
+    if way == "one_node":
+        request.getfixturevalue(way)
     for leading, sizes in (((32,), (64, 128, 64)), ((3, 50), (72, 264, 40))):
         case = make(0, torch.bfloat16, leading=leading, sizes=sizes, with_residual=True, **options)
         eager = gradients(case.eager(), case.tensors)
@@ -233,6 +237,30 @@ def test_launches_of_a_gpu(options: dict[str, Any]) -> None:
                 check(gradients(case.call(), case.tensors), eager, exact)
 
 
+@pytest.mark.parametrize(
+    ("rows", "sizes", "recompute", "is_one_node"),
+    [
+        (32, (64, 128, 64), False, False),
+        (32, (64, 128, 64), True, True),
+        (1503, (1040, 1504, 1040), False, False),
+        (12608, (768, 3072, 768), False, True),
+    ],
+)
+def test_the_layers_of_an_mlp_that_waits_for_the_host_are_nodes(
+    rows: int, sizes: tuple[int, int, int], recompute: bool, is_one_node: bool
+) -> None:
+    with torch.device("meta"):
+        module = cutfuse.nn.MLP(*sizes, activation=F.gelu, dtype=torch.bfloat16, recompute=recompute)
+        found = cutfuse.explain(module, torch.empty(rows, sizes[0], dtype=torch.bfloat16), device="H200")
+    assert any("kept of the hidden width" in step for step in found.steps) == is_one_node
+    assert any("a node for each layer" in reason for reason in found.reasons) != is_one_node
+    if rows == 32:
+        case = make(0, torch.bfloat16, activation="gelu", leading=(rows,), sizes=sizes)
+        with emulated_device():
+            node = case.call(recompute=recompute).grad_fn
+        assert (node.name() == "_MLPBackward") == is_one_node
+
+
 def negated(tensor: Tensor) -> Tensor:
     """The same values as a view of memory that has the opposite ones."""
     view = torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
@@ -241,6 +269,7 @@ def negated(tensor: Tensor) -> Tensor:
 
 
 @needs_exchange_api
+@pytest.mark.usefixtures("one_node")
 @pytest.mark.parametrize("gate", [False, True])
 def test_negated_views_have_their_own_sign(gate: bool) -> None:
     """Among the tensors of a call, and as the gradient that arrives."""
@@ -264,6 +293,7 @@ def sloped(z: Tensor) -> Tensor:
 
 
 @needs_exchange_api
+@pytest.mark.usefixtures("one_node")
 @pytest.mark.parametrize("gate", [False, True])
 def test_calls_like_one_before_are_not_checked_again(gate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("cutfuse.mlp")

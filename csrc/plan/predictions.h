@@ -119,8 +119,19 @@ struct StepTimes {
 
 StepTimes compare_passes(TrainedLayer const& layer);
 
+// Of a layer: x is m by k, and its result m by n.
+struct TrainedShape {
+  int64_t m;
+  int64_t n;
+  int64_t k;
+};
+
 // Whether the host takes longer to issue the training step of a layer whose products cuBLAS runs, forwards and
 // backwards, than the device to run it. as_tf32: fp32 products do so in tf32.
-bool training_waits_for_host(int64_t m, int64_t n, int64_t k, DType dtype, int32_t multiprocessors, bool as_tf32);
+bool training_waits_for_host(TrainedShape const& shape, DType dtype, int32_t multiprocessors, bool as_tf32);
+
+// The same of an MLP that is one node of the autograd graph: of its first layer, both halves of a gate's, and its last.
+bool mlp_waits_for_host(TrainedShape const& first, TrainedShape const& last, DType dtype, int32_t multiprocessors,
+                        bool as_tf32);
 
 }  // namespace cutfuse

@@ -166,6 +166,17 @@ def waits_for_host(x: Tensor, weight: Tensor) -> bool:
     return facts != NOT_CUDA and _waits(m, n, k, x.dtype, facts[2], x.dtype == torch.float32 and allows_tf32())
 
 
+def mlp_waits_for_host(x: Tensor, rows: int, last: Tensor) -> bool:
+    """The same of an MLP as one node. x `[..., K]`; rows: of the first layer's weight, with a gate of both its halves;
+    last: the weight of the last layer."""
+    facts = device_facts(x.device)
+    if x.dtype not in dtype_codes() or facts == NOT_CUDA or not x.shape[-1]:
+        return False
+    m, (columns, width) = x.numel() // x.shape[-1], last.shape
+    code, as_tf32 = dtype_codes()[x.dtype], x.dtype == torch.float32 and allows_tf32()
+    return native.core.mlp_waits_for_host((m, rows, x.shape[-1]), (m, columns, width), code, facts[2], as_tf32)
+
+
 @functools.lru_cache(maxsize=4096)
 def _waits(m: int, n: int, k: int, dtype: torch.dtype, multiprocessors: int, as_tf32: bool) -> bool:
     return native.core.training_waits_for_host(m, n, k, dtype_codes()[dtype], multiprocessors, as_tf32)

@@ -36,8 +36,10 @@ def is_plain(layer: nn.Module) -> bool:
 
 
 def has_hooks(layer: nn.Module) -> bool:
+    """Of the kinds in `_HOOKS`. Written out, which takes a third of the time of a loop, in every call of a module."""
     # Lengths, as Dynamo of PyTorch 2.8 knows no bool() of a dictionary of hooks.
-    return any(len(getattr(layer, name)) > 0 for name in _HOOKS)
+    count = len(layer._forward_pre_hooks) + len(layer._forward_hooks)
+    return count + len(layer._backward_pre_hooks) + len(layer._backward_hooks) > 0
 
 
 def why_not_plain(layer: nn.Module) -> str:
