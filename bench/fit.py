@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bench.format import ratio
-from bench.tables import Table
+from bench.tables import Table, ratio
 from cutfuse import native
 from cutfuse.epilogue import Program
 

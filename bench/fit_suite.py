@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, astuple
+from dataclasses import astuple
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -17,12 +17,12 @@ from torch import Tensor
 import cutfuse
 from bench import fit
 from bench.fit import PRODUCT, UNFUSED, Layer, Sample, Samples, is_kernel
-from bench.format import MISSING, figure, microseconds, note_on
 from bench.goals import MEAN, TARGET_DEVICE, WORST
 from bench.host_suite import Range, drawn_shapes
+from bench.launches import Checked, interleaved
 from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
-from bench.tables import Table
-from bench.timing import Effort, interleave
+from bench.tables import MISSING, Table, figure, microseconds
+from bench.timing import Effort
 from bench.workloads import dimensions, random_tensor
 from cutfuse import native
 from cutfuse.epilogue import Program, evaluate
@@ -80,23 +80,22 @@ def prepare(layer: Layer, session: Session) -> Turn:
     def takes_part(way: str) -> bool:
         return (KERNEL if is_kernel(way) else way) in session.contenders
 
-    entries: dict[str, dict[str, Any]] = {}
+    checked: Checked[Callable[[], Any]] = Checked(session)
     with cutfuse.specialization("now"):
-        launches = {way: run for way, run in launches_of(layer, session.device).items() if takes_part(way)}
-        for way, run in [*launches.items()]:
-            try:
-                run()
-            except Exception as error:  # One way's failure must not lose the others'.
-                entries[way] = note_on(error)
-                del launches[way]
+        for way, run in launches_of(layer, session.device).items():
+            if takes_part(way):
+                checked.add(way, partial(_runs, run))
 
     def timed() -> Figures:
-        with torch.no_grad(), cutfuse.specialization("now"):
-            for way, timing in interleave(launches, session.clock, session.effort, session.seed).items():
-                entries[way] = asdict(timing)
-        return {"contenders": entries}
+        with cutfuse.specialization("now"):
+            return interleaved(checked)
 
     return timed
+
+
+def _runs(run: Callable[[], Any], _: Figures) -> Callable[[], Any]:
+    run()
+    return run
 
 
 def fit_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
