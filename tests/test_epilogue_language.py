@@ -188,11 +188,19 @@ def test_operands_of_any_type_and_shape() -> None:
     assert Epilogue(lambda z: z > 0)(z).dtype == torch.bool
 
 
+class Scaled(nn.Module):
+    def forward(self, z: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return z * scale
+
+
 def test_operand_count_from_the_signature() -> None:
     assert Epilogue(lambda z, r, s=2.0: z * r * s).operand_count == 1
     assert Epilogue(lambda z, *rest: z).operand_count == 0
     assert Epilogue(torch.add).operand_count == 1
+    assert Epilogue(torch.addcmul).operand_count == 2
     assert Epilogue(torch.sigmoid).operand_count == 0
+    assert Epilogue(nn.GELU()).operand_count == 0
+    assert Epilogue(Scaled()).operand_count == 1
 
 
 def test_builder() -> None:

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 import cutfuse
-from cutfuse import native
+from cutfuse import Epilogue, EpilogueError, native
+from cutfuse.nn import FusedLinear
 
 X, W, B = torch.randn(6, 7), torch.randn(5, 7), torch.randn(5)
 FP8 = torch.float8_e4m3fn
+ADDING = FusedLinear(7, 5, epilogue=torch.add)
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # that these kinds of tensors are new, or on their way out
     NESTED = torch.nested.nested_tensor([X, X[:2]])
@@ -36,337 +38,141 @@ def call(**changes: object) -> Callable[[], Tensor]:
     return lambda: cutfuse.linear(arguments.pop("x"), arguments.pop("weight"), arguments.pop("bias"), **arguments)
 
 
-LINEAR = {
-    "inner size": (call(x=torch.randn(6, 8)), ValueError, r"\(6, 8\) and \(5, 7\)"),
-    "x without dimensions": (call(x=torch.tensor(1.0)), ValueError, r"shapes \(\) and \(5, 7\)"),
-    "weight of one dimension": (call(weight=B), ValueError, r"weight \[N, K\].*\(5,\)"),
-    "bias": (call(bias=torch.randn(6)), ValueError, r"bias has to be \[N\].*\(6,\) and \(5, 7\)"),
-    "bias of two dimensions": (call(bias=torch.randn(1, 5)), ValueError, r"\(1, 5\) and \(5, 7\)"),
-    "x is no tensor": (call(x=[1.0]), TypeError, "x has to be a tensor, got list"),
-    "bias is no tensor": (call(bias=1.0), TypeError, "bias has to be a tensor, got float"),
-    "types": (call(x=X.double()), TypeError, r"x torch.float64, weight torch.float32, bias.*autocast"),
-    "bias's type": (call(bias=B.half()), TypeError, r"bias torch.float16"),
-    "integers": (
-        call(x=X.long(), weight=W.long(), bias=None),
-        TypeError,
-        "x has to be float64, float32, bfloat16 or float16, got torch.int64",
-    ),
-    "complex": (
-        call(x=X.cfloat(), weight=W.cfloat(), bias=None),
-        TypeError,
-        "bfloat16 or float16, got torch.complex64",
-    ),
-    "weight's device": (call(weight=W.to("meta")), ValueError, "x is on cpu and weight on meta"),
-    "bias's device": (call(bias=B.to("meta")), ValueError, "x is on cpu and bias on meta"),
-    "operand's device": (
-        call(epilogue=torch.add, operands=(B.to("meta"),)),
-        ValueError,
-        "operand 0 is on meta but the input is on cpu",
-    ),
-    "operand's shape": (
-        call(epilogue=torch.add, operands=(torch.randn(6, 4),)),
-        ValueError,
-        r"operand 0 of shape \(6, 4\) does not broadcast against the result's \(6, 5\)",
-    ),
-    "operand's rows": (
-        call(epilogue=torch.add, operands=(torch.randn(5, 5),)),
-        ValueError,
-        r"operand 0 of shape \(5, 5\)",
-    ),
-    "operand's rank": (
-        call(epilogue=torch.add, operands=(torch.randn(2, 6, 5),)),
-        ValueError,
-        r"operand 0 of shape \(2, 6, 5\)",
-    ),
-    "row operand": (call(epilogue=torch.add, operands=(torch.randn(6),)), ValueError, r"operand 0 of shape \(6,\)"),
-    "operand's type": (call(epilogue=torch.add, operands=("1",)), TypeError, "operand 0 .* got str$"),
-    "an array as operand": (call(epilogue=torch.add, operands=(np.ones(5),)), TypeError, "got ndarray; .*as_tensor"),
-    "an imaginary operand": (call(epilogue=torch.add, operands=(1j,)), TypeError, "got complex; .* real numbers"),
-    "a layer as weight": (call(weight=torch.nn.Linear(7, 5)), TypeError, "weight .* got Linear; .* layer.weight"),
-    "an epilogue as bias": (
-        call(bias=torch.relu),
-        TypeError,
-        "bias has to be a tensor, got .*; .* epilogue= of linear",
-    ),
-    "linear in an epilogue": (
-        call(epilogue=lambda z: cutfuse.linear(z, W)),
-        cutfuse.EpilogueError,
-        "an epilogue calls cutfuse.linear, which takes no symbolic values",
-    ),
-    "complex operand": (call(epilogue=torch.add, operands=(B.cfloat(),)), TypeError, "operand 0 is complex"),
-    "operands": (call(epilogue=torch.add, operands=B), TypeError, r"operands=\(r,\)"),
-    "operands without epilogue": (
-        call(epilogue=None, operands=(B,)),
-        cutfuse.EpilogueError,
-        "1 operand, but no epilogue that takes any; pass ep",
-    ),
-    "reduction": (call(reduce="max"), ValueError, r"'max'; choose one of .*\(did you mean 'amax'\?\)$"),
-    "reduction's type": (call(reduce=1), ValueError, "unknown reduction 1"),
-    "reduction in a list": (call(reduce=["sum"]), ValueError, r"unknown reduction \['sum'\]; choose one of"),
-    "keepdim": (call(reduce="sum", keepdim=1), TypeError, "keepdim has to be True or False, got 1 of type int"),
-    "out_dtype": (call(out_dtype=torch.int32), TypeError, "out_dtype .* got torch.int32"),
-    "x of 8 bits": (
-        call(x=X.to(FP8), weight=W.to(FP8), bias=None, epilogue=None),
-        TypeError,
-        "x has to be float64, float32, bfloat16 or float16, got torch.float8_e4m3fn",
-    ),
-    "out_dtype of 8 bits": (call(out_dtype=FP8), TypeError, "out_dtype has to be .* got torch.float8_e4m3fn"),
-    "out_dtype's type": (
-        call(out_dtype="float16"),
-        TypeError,
-        "torch.dtype such as torch.float16, got 'float16' of type",
-    ),
-    "nested x": (
-        call(x=NESTED),
-        TypeError,
-        "x is a nested tensor; call with the dense",
-    ),
-    "jagged x": (
-        call(x=JAGGED),
-        TypeError,
-        "x is a nested tensor; call with the dense",
-    ),
-    "sparse x": (call(x=X.to_sparse()), TypeError, "x has layout torch.sparse_coo; make it dense"),
-    "sparse weight": (call(weight=W.to_sparse()), TypeError, "weight has layout torch.sparse_coo; make it dense"),
-    "quantized x": (call(x=QUANTIZED), TypeError, "bfloat16 or float16, got torch.qint8"),
-    "sparse operand": (
-        call(epilogue=torch.add, operands=(torch.ones(6, 5).to_sparse(),)),
-        TypeError,
-        "operand 0 has layout torch.sparse_coo; make it dense",
-    ),
-    "quantized operand": (call(epilogue=torch.add, operands=(QUANTIZED[:, :5],)), TypeError, "operand 0 is quantized"),
-    "complex NumPy operand": (
-        call(epilogue=torch.add, operands=(np.complex64(1),)),
-        TypeError,
-        "operand 0 .*complex64",
-    ),
-    "epilogue's type": (call(epilogue="sigmoid"), TypeError, "callable or a cutfuse.Epilogue, got str 'sigmoid'"),
-    "a class of modules": (
-        call(epilogue=torch.nn.ReLU),
-        cutfuse.EpilogueError,
-        r"^cutfuse.linear: the epilogue is the class torch.nn.ReLU; pass an instance, such as torch.nn.ReLU\(\)$",
-    ),
-    "a class of the user's": (
-        call(epilogue=_Doubled),
-        TypeError,
-        r"is the class test_errors._Doubled; pass an instance",
-    ),
-    "five operands": (
-        call(epilogue=lambda z, a, b, c, d, e: z, operands=(B,) * 5),
-        cutfuse.EpilogueError,
-        "5 tensor operands exceed the limit of 4",
-    ),
-    "epilogue's operands": (
-        call(epilogue=lambda z, r: z + r),
-        cutfuse.EpilogueError,
-        "called with the pre-activation and 0 operands",
-    ),
-    "prebuilt epilogue's operands": (
-        call(epilogue=cutfuse.Epilogue(lambda z, r: z + r)),
-        cutfuse.EpilogueError,
-        "takes 1 operand, and is given",
-    ),
-    "prebuilt epilogue's numbers": (
-        call(epilogue=cutfuse.Epilogue(lambda z, r: z + r), operands=(1.0, 2.0)),
-        cutfuse.EpilogueError,
-        "takes 1 operand, and is given",
-    ),
-}
+def added(operand: object) -> Callable[[], Tensor]:
+    return call(epilogue=torch.add, operands=(operand,))
 
 
-@pytest.mark.parametrize("name", LINEAR)
-def test_linear(name: str) -> None:
-    function, error, message = LINEAR[name]
-    with pytest.raises(error, match=message):
-        function()
+def fused(*given: object) -> Callable[[], object]:
+    return lambda: FusedLinear(*given)
 
 
-OTHERS = {
-    "pointwise of a list": (lambda: cutfuse.pointwise(torch.sigmoid, [1.0]), TypeError, "x has to be a tensor"),
-    "pointwise of nothing": (lambda: cutfuse.pointwise(None, X), TypeError, "function of x, got None"),
-    "pointwise of complex": (lambda: cutfuse.sigmoid(X.cfloat()), TypeError, "x is complex"),
-    "pointwise's shapes": (
-        lambda: cutfuse.pointwise(torch.add, X, torch.randn(5)),
-        ValueError,
-        r"shape \(5,\) do not broadcast with x's \(6, 7\)",
-    ),
-    "pointwise's out_dtype": (
-        lambda: cutfuse.pointwise(torch.sigmoid, X, out_dtype=torch.int8),
-        TypeError,
-        "out_dtype",
-    ),
-    "pointwise's out_dtype of 8 bits": (
-        lambda: cutfuse.pointwise(torch.sigmoid, X, out_dtype=FP8),
-        TypeError,
-        "out_dtype has to be .* got torch.float8_e4m3fn",
-    ),
-    "a layer's x of 8 bits": (
-        lambda: cutfuse.nn.FusedLinear(7, 5, epilogue=torch.relu)(X.to(FP8)),
-        TypeError,
-        "x has to be float64, float32, bfloat16 or float16, got torch.float8_e4m3fn",
-    ),
-    "pointwise's arguments turned round": (
-        lambda: cutfuse.pointwise(X, torch.relu),
-        TypeError,
-        "x has to be a tensor, got .*; a function is the first argument of pointwise",
-    ),
-    "pointwise's operands in a tuple": (
-        lambda: cutfuse.pointwise(torch.add, X, (X,)),
-        TypeError,
-        "operand 0 .*, got tuple; pass the tensors inside one by one",
-    ),
-    "a layer's operands in a tuple": (
-        lambda: cutfuse.nn.FusedLinear(7, 5, epilogue=torch.add)(X, (B,)),
-        TypeError,
-        "^cutfuse.nn.FusedLinear: operand 0 .*, got tuple; pass the tensors inside one by one",
-    ),
-    "a layer's x": (
-        lambda: cutfuse.nn.FusedLinear(7, 5)(X.T),
-        ValueError,
-        r"^cutfuse.nn.FusedLinear: x has to be .* got shapes \(7, 6\)",
-    ),
-    "a layer's operand's shape, explained": (
-        lambda: cutfuse.explain(cutfuse.nn.FusedLinear(7, 5, epilogue=torch.add), X, torch.ones(4)),
-        ValueError,
-        r"^cutfuse.nn.FusedLinear: operand 0 of shape \(4,\)",
-    ),
-    **{
-        f"a layer's arguments {name}": (
-            lambda given=given: cutfuse.nn.FusedLinear(*given),
-            TypeError,
-            f"^cutfuse.nn.FusedLinear: {message}",
-        )
-        for name, (given, message) in {
-            "as nn.Linear's": ((7, 5, True, "cuda"), "epilogue cannot be 'cuda'; pass the device by its name"),
-            "with a device": ((7, 5, "cuda:1"), "bias cannot be 'cuda:1'; pass the device by its name, as device="),
-            "with a type": ((7, 5, torch.float16), "bias cannot be torch.float16; pass the dtype by its name"),
-            "with an epilogue": ((7, 5, torch.relu), "bias cannot be .*; pass the epilogue by its name, as epilogue="),
-            "with a layer": ((torch.nn.Linear(7, 5), None), "in_features .* got Linear.*; FusedLinear.from_linear"),
-            "with a float": ((7, 5.0), "out_features has to be an integer, got 5.0 of type float"),
-        }.items()
-    },
-    "reduce's op": (lambda: cutfuse.reduce(X, 1, "prod"), ValueError, "'prod'; choose one of 'sum'.*'logsumexp'$"),
-    "reduce's op in capitals": (lambda: cutfuse.reduce(X, 1, "Sum"), ValueError, r"\(did you mean 'sum'\?\)$"),
-    "reduce's op as a function": (lambda: cutfuse.reduce(X, 1, torch.amin), ValueError, "did you mean 'amin'"),
-    "reduce's op for integers": (lambda: cutfuse.reduce(X.long(), 1, "prod"), ValueError, "choose one of"),
-    "reduce's dim": (lambda: cutfuse.reduce(X, 2), IndexError, "dim 2 is out of range for 2 dimensions"),
-    "reduce's negative dim": (lambda: cutfuse.reduce(X, -3), IndexError, "dim -3 is out of range"),
-    "reduce's dim twice": (lambda: cutfuse.reduce(X, (1, -1)), ValueError, r"\(1, -1\) names a dimension twice"),
-    "reduce's operands": (
-        lambda: cutfuse.reduce(X, 1, prologue=torch.add, operands=(torch.randn(2, 6, 7),)),
-        ValueError,
+LAYER = "^cutfuse.nn.FusedLinear:"
+# What the message says, and the call. First calls of linear, then others.
+VALUE_ERRORS = [
+    (r"\(6, 8\) and \(5, 7\)", call(x=torch.randn(6, 8))),
+    (r"shapes \(\) and \(5, 7\)", call(x=torch.tensor(1.0))),
+    (r"weight \[N, K\].*\(5,\)", call(weight=B)),
+    (r"bias has to be \[N\].*\(6,\) and \(5, 7\)", call(bias=torch.randn(6))),
+    (r"\(1, 5\) and \(5, 7\)", call(bias=torch.randn(1, 5))),
+    ("x is on cpu and weight on meta", call(weight=W.to("meta"))),
+    ("x is on cpu and bias on meta", call(bias=B.to("meta"))),
+    ("operand 0 is on meta but the input is on cpu", added(B.to("meta"))),
+    (r"operand 0 of shape \(6, 4\) does not broadcast against the result's \(6, 5\)", added(torch.randn(6, 4))),
+    (r"operand 0 of shape \(2, 6, 5\)", added(torch.randn(2, 6, 5))),
+    (r"operand 0 of shape \(6,\)", added(torch.randn(6))),
+    (r"'max'; choose one of .*\(did you mean 'amax'\?\)$", call(reduce="max")),
+    ("unknown reduction 1", call(reduce=1)),
+    (r"unknown reduction \['sum'\]; choose one of", call(reduce=["sum"])),
+    (rf"{LAYER} x has to be .* got shapes \(7, 6\)", lambda: FusedLinear(7, 5)(X.T)),
+    (rf"{LAYER} operand 0 of shape \(4,\)", lambda: cutfuse.explain(ADDING, X, torch.ones(4))),
+    (r"shape \(5,\) do not broadcast with x's \(6, 7\)", lambda: cutfuse.pointwise(torch.add, X, torch.randn(5))),
+    (
         r"shape \(2, 6, 7\) do not broadcast against x's \(6, 7\)",
+        lambda: cutfuse.reduce(X, 1, prologue=torch.add, operands=(torch.randn(2, 6, 7),)),
     ),
-    "pointwise of a string": (
-        lambda: cutfuse.pointwise("relu", X),
-        TypeError,
-        "a function of x, got 'relu' of type str",
-    ),
-    "pointwise of sparse": (
-        lambda: cutfuse.pointwise(torch.relu, COMPRESSED),
-        TypeError,
-        "x has layout torch.sparse_csr; make it dense",
-    ),
-    "pointwise of mkldnn": (
-        lambda: cutfuse.sigmoid(X.to_mkldnn()),
-        TypeError,
-        "x has layout torch._mkldnn; make it dense",
-    ),
-    "pointwise of quantized": (lambda: cutfuse.sigmoid(QUANTIZED), TypeError, "x is quantized .* dequantize"),
-    "sum of quantized": (lambda: cutfuse.sum(QUANTIZED, 1), TypeError, "x is quantized .* dequantize"),
-    "sum of nested": (
-        lambda: cutfuse.sum(NESTED, 1),
-        TypeError,
-        "x is a nested tensor",
-    ),
-    "reduce's dim of a scalar twice": (
-        lambda: cutfuse.sum(torch.tensor(1.0), (0, -1)),
-        ValueError,
-        r"\(0, -1\) names a dimension twice",
-    ),
-    "reduce's dim as a float": (
-        lambda: cutfuse.sum(X, 1.0),
-        TypeError,
-        "dim has to be an integer.* got 1.0 of type float",
-    ),
-    "reduce's dims as floats": (lambda: cutfuse.sum(X, (0, 1.0)), TypeError, "dim has to be an integer.* got 1.0"),
-    "reduce's dim as a bool": (
-        lambda: cutfuse.sum(X, True),
-        TypeError,
-        "dim has to be an integer.* got True of type bool",
-    ),
-    "reduce's dim as a bool tensor": (
-        lambda: cutfuse.sum(X, torch.tensor(True)),
-        TypeError,
-        "dim has to be an integer",
-    ),
-    "reduce's dim as a string": (
-        lambda: cutfuse.sum(X, "1"),
-        TypeError,
-        "dim has to be an integer.* got '1' of type str",
-    ),
-    "reduce's keepdim": (lambda: cutfuse.sum(X, 1, keepdim=1), TypeError, "keepdim has to be True or False, got 1"),
-    "reduce's keepdim for integers": (
-        lambda: cutfuse.sum(X.long(), 1, 1),
-        TypeError,
-        "keepdim has to be True or False",
-    ),
-    "reduce's out_dtype": (lambda: cutfuse.reduce(X, 1, out_dtype="int8"), TypeError, "a torch.dtype .* got 'int8'"),
-    "reduce's out_dtype for integers": (
-        lambda: cutfuse.reduce(X.long(), 1, out_dtype="int8"),
-        TypeError,
-        "a torch.dtype .* got 'int8'",
-    ),
-    "mean of integers as integers": (
-        lambda: cutfuse.reduce(X.long(), 1, "mean", out_dtype=torch.int32),
-        TypeError,
-        "the mean's out_dtype has to be float64, float32, bfloat16 or float16, got torch.int32",
-    ),
-    "real sum of complex": (
-        lambda: cutfuse.reduce(X.cfloat(), 1, out_dtype=torch.float32),
-        TypeError,
-        "x is complex",
-    ),
-    "epilogue of a list": (lambda: cutfuse.Epilogue([1]), cutfuse.EpilogueError, r"got \[1\] of type list"),
-    "operand_count's type": (
-        lambda: cutfuse.Epilogue(torch.add, "1"),
-        cutfuse.EpilogueError,
-        "operand_count has to be an integer from 0 to 4, got '1'",
-    ),
-    "operand_count's sign": (
-        lambda: cutfuse.Epilogue(lambda z: z, -1),
-        cutfuse.EpilogueError,
-        "operand_count has to be an integer from 0 to 4, got -1",
-    ),
-    "an integer beyond floats": (
-        lambda: cutfuse.pointwise(cutfuse.Epilogue(torch.add), X, 10**400),
-        cutfuse.EpilogueError,
-        "beyond the range of floating-point numbers",
-    ),
-    "nothing to explain": (lambda: cutfuse.explain(), TypeError, r"cutfuse.explain: .*write explain\(module, x\)"),
-    "half a call to explain": (lambda: cutfuse.explain(X), TypeError, "cutfuse.explain: .*'dim' in a call of reduce"),
-    "reduce's prologue": (lambda: cutfuse.reduce(X, 1, prologue="exp"), TypeError, "the prologue has to be .* got str"),
-    "reduce's prologue as a class": (
-        lambda: cutfuse.reduce(X, 1, prologue=torch.nn.GELU),
-        cutfuse.EpilogueError,
-        "the prologue is the class torch.nn.GELU",
-    ),
-    "pointwise of a class": (
-        lambda: cutfuse.pointwise(torch.nn.GELU, X),
-        cutfuse.EpilogueError,
-        "the function is the class torch.nn.GELU",
-    ),
-    "Epilogue of a class": (
-        lambda: cutfuse.Epilogue(torch.nn.ReLU),
-        cutfuse.EpilogueError,
-        "the epilogue is the class torch.nn.ReLU",
-    ),
+    ("'prod'; choose one of 'sum'.*'logsumexp'$", lambda: cutfuse.reduce(X, 1, "prod")),
+    (r"\(did you mean 'sum'\?\)$", lambda: cutfuse.reduce(X, 1, "Sum")),
+    ("did you mean 'amin'", lambda: cutfuse.reduce(X, 1, torch.amin)),
+    ("'prod'; choose one of", lambda: cutfuse.reduce(X.long(), 1, "prod")),
+    (r"\(1, -1\) names a dimension twice", lambda: cutfuse.reduce(X, (1, -1))),
+    (r"\(0, -1\) names a dimension twice", lambda: cutfuse.sum(torch.tensor(1.0), (0, -1))),
+]
+INDEX_ERRORS = [
+    ("dim 2 is out of range for 2 dimensions", lambda: cutfuse.reduce(X, 2)),
+    ("dim -3 is out of range", lambda: cutfuse.reduce(X, -3)),
+]
+FLOATING = "has to be float64, float32, bfloat16 or float16, got"
+TYPE_ERRORS = [
+    ("x has to be a tensor, got list", call(x=[1.0])),
+    ("bias has to be a tensor, got float", call(bias=1.0)),
+    ("weight .* got Linear; .* layer.weight", call(weight=torch.nn.Linear(7, 5))),
+    ("bias has to be a tensor, got .*; .* epilogue= of linear", call(bias=torch.relu)),
+    (r"x torch.float64, weight torch.float32, bias.*autocast", call(x=X.double())),
+    (r"bias torch.float16", call(bias=B.half())),
+    (f"x {FLOATING} torch.int64", call(x=X.long(), weight=W.long(), bias=None)),
+    (f"x {FLOATING} torch.complex64", call(x=X.cfloat(), weight=W.cfloat(), bias=None)),
+    (f"x {FLOATING} torch.float8_e4m3fn", call(x=X.to(FP8), weight=W.to(FP8), bias=None, epilogue=None)),
+    (f"x {FLOATING} torch.qint8", call(x=QUANTIZED)),
+    ("x is a nested tensor; call with the dense", call(x=NESTED)),
+    ("x is a nested tensor; call with the dense", call(x=JAGGED)),
+    ("x has layout torch.sparse_coo; make it dense", call(x=X.to_sparse())),
+    ("weight has layout torch.sparse_coo; make it dense", call(weight=W.to_sparse())),
+    (r"operands=\(r,\)", call(epilogue=torch.add, operands=B)),
+    ("operand 0 .* got str$", added("1")),
+    ("got ndarray; .*as_tensor", added(np.ones(5))),
+    ("operand 0 .*complex64", added(np.complex64(1))),
+    ("got complex; .* real numbers", added(1j)),
+    ("operand 0 is complex", added(B.cfloat())),
+    ("operand 0 is quantized", added(QUANTIZED[:, :5])),
+    ("operand 0 has layout torch.sparse_coo; make it dense", added(torch.ones(6, 5).to_sparse())),
+    ("keepdim has to be True or False, got 1 of type int", call(reduce="sum", keepdim=1)),
+    (f"out_dtype {FLOATING} torch.int32", call(out_dtype=torch.int32)),
+    (f"out_dtype {FLOATING} torch.float8_e4m3fn", call(out_dtype=FP8)),
+    ("torch.dtype such as torch.float16, got 'float16' of type", call(out_dtype="float16")),
+    ("callable or a cutfuse.Epilogue, got str 'sigmoid'", call(epilogue="sigmoid")),
+    (r"is the class test_errors._Doubled; pass an instance", call(epilogue=_Doubled)),
+    (f"{LAYER} operand 0 .*, got tuple; pass the tensors inside one by", lambda: ADDING(X, (B,))),
+    (f"{LAYER} epilogue cannot be 'cuda'; pass the device by its name", fused(7, 5, True, "cuda")),
+    (f"{LAYER} bias cannot be 'cuda:1'; pass the device by its name, as device=", fused(7, 5, "cuda:1")),
+    (f"{LAYER} bias cannot be torch.float16; pass the dtype by its name", fused(7, 5, torch.float16)),
+    (f"{LAYER} bias cannot be .*; pass the epilogue by its name, as epilogue=", fused(7, 5, torch.relu)),
+    (f"{LAYER} in_features .* got Linear.*; FusedLinear.from_linear", fused(torch.nn.Linear(7, 5), None)),
+    (f"{LAYER} out_features has to be an integer, got 5.0 of type float", fused(7, 5.0)),
+    ("x has to be a tensor, got .*; a function is the first argument", lambda: cutfuse.pointwise(X, torch.relu)),
+    ("function of x, got None", lambda: cutfuse.pointwise(None, X)),
+    ("a function of x, got 'relu' of type str", lambda: cutfuse.pointwise("relu", X)),
+    ("operand 0 .*, got tuple; pass the tensors inside one by one", lambda: cutfuse.pointwise(torch.add, X, (X,))),
+    (f"out_dtype {FLOATING} torch.int8", lambda: cutfuse.pointwise(torch.sigmoid, X, out_dtype=torch.int8)),
+    ("x has layout torch.sparse_csr; make it dense", lambda: cutfuse.pointwise(torch.relu, COMPRESSED)),
+    ("x has layout torch._mkldnn; make it dense", lambda: cutfuse.sigmoid(X.to_mkldnn())),
+    ("x is complex", lambda: cutfuse.sigmoid(X.cfloat())),
+    ("x is quantized .* dequantize", lambda: cutfuse.sigmoid(QUANTIZED)),
+    ("x is quantized .* dequantize", lambda: cutfuse.sum(QUANTIZED, 1)),
+    ("x is a nested tensor", lambda: cutfuse.sum(NESTED, 1)),
+    ("dim has to be an integer.* got 1.0 of type float", lambda: cutfuse.sum(X, 1.0)),
+    ("dim has to be an integer.* got 1.0", lambda: cutfuse.sum(X, (0, 1.0))),
+    ("dim has to be an integer.* got True of type bool", lambda: cutfuse.sum(X, True)),
+    ("dim has to be an integer", lambda: cutfuse.sum(X, torch.tensor(True))),
+    ("keepdim has to be True or False, got 1", lambda: cutfuse.sum(X, 1, keepdim=1)),
+    ("keepdim has to be True or False", lambda: cutfuse.sum(X.long(), 1, 1)),
+    ("a torch.dtype .* got 'int8'", lambda: cutfuse.reduce(X, 1, out_dtype="int8")),
+    ("a torch.dtype .* got 'int8'", lambda: cutfuse.reduce(X.long(), 1, out_dtype="int8")),
+    (f"mean's out_dtype {FLOATING} torch.int32", lambda: cutfuse.reduce(X.long(), 1, "mean", out_dtype=torch.int32)),
+    ("x is complex", lambda: cutfuse.reduce(X.cfloat(), 1, out_dtype=torch.float32)),
+    ("the prologue has to be .* got str", lambda: cutfuse.reduce(X, 1, prologue="exp")),
+    (r"cutfuse.explain: .*write explain\(module, x\)", lambda: cutfuse.explain()),
+    ("cutfuse.explain: .*'dim' in a call of reduce", lambda: cutfuse.explain(X)),
+    ("called with tensors, got float", lambda: Epilogue(lambda z: z / 2)(3.0)),
+]
+EPILOGUE_ERRORS = [
+    ("an epilogue calls cutfuse.linear, which takes no symbolic values", call(epilogue=lambda z: cutfuse.linear(z, W))),
+    ("1 operand, but no epilogue that takes any; pass ep", call(epilogue=None, operands=(B,))),
+    (r"^cutfuse.linear: the epilogue is the class .*; pass .* as torch.nn.ReLU\(\)$", call(epilogue=torch.nn.ReLU)),
+    ("5 tensor operands exceed the limit of 4", call(epilogue=lambda z, a, b, c, d, e: z, operands=(B,) * 5)),
+    ("called with the pre-activation and 0 operands", call(epilogue=lambda z, r: z + r)),
+    ("called with the pre-activation and 3 operands", call(epilogue=lambda z: z, operands=(2.0, 3.0, B))),
+    ("takes 1 operand, and is given", call(epilogue=Epilogue(lambda z, r: z + r))),
+    ("takes 1 operand, and is given", call(epilogue=Epilogue(lambda z, r: z + r), operands=(1.0, 2.0))),
+    ("the prologue is the class torch.nn.GELU", lambda: cutfuse.reduce(X, 1, prologue=torch.nn.GELU)),
+    ("the function is the class torch.nn.GELU", lambda: cutfuse.pointwise(torch.nn.GELU, X)),
+    ("the epilogue is the class torch.nn.ReLU", lambda: Epilogue(torch.nn.ReLU)),
+    (r"got \[1\] of type list", lambda: Epilogue([1])),
+    ("operand_count has to be an integer from 0 to 4, got '1'", lambda: Epilogue(torch.add, "1")),
+    ("operand_count has to be an integer from 0 to 4, got -1", lambda: Epilogue(lambda z: z, -1)),
+    ("beyond the range of floating-point numbers", lambda: cutfuse.pointwise(Epilogue(torch.add), X, 10**400)),
+]
+BY_ERROR = {
+    ValueError: VALUE_ERRORS,
+    IndexError: INDEX_ERRORS,
+    TypeError: TYPE_ERRORS,
+    EpilogueError: EPILOGUE_ERRORS,
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_pointwise_and_reduce(name: str) -> None:
-    function, error, message = OTHERS[name]
+@pytest.mark.parametrize(
+    ("error", "message", "function"), [(error, *row) for error, rows in BY_ERROR.items() for row in rows]
+)
+def test_wrong_arguments(error: type[Exception], message: str, function: Callable[[], object]) -> None:
     with pytest.raises(error, match=message):
         function()
 
@@ -375,9 +181,9 @@ def test_pointwise_and_reduce(name: str) -> None:
 def test_scripted_epilogues() -> None:
     scripted = torch.jit.script(_scale)
     for fn in (scripted, torch.jit.script(torch.nn.GELU())):
-        with pytest.raises(cutfuse.EpilogueError, match=r"is scripted .*pass the Python function or module"):
+        with pytest.raises(EpilogueError, match=r"is scripted .*pass the Python function or module"):
             cutfuse.pointwise(fn, X)
-    with pytest.raises(cutfuse.EpilogueError, match=r"calls a scripted function .*call the Python function"):
+    with pytest.raises(EpilogueError, match=r"calls a scripted function .*call the Python function"):
         cutfuse.pointwise(lambda z: scripted(z) + 1, X)
 
 
@@ -410,7 +216,7 @@ class _Calling(torch.nn.Module):
 
 
 def test_an_error_shows_the_line_of_the_epilogue() -> None:
-    with pytest.raises(cutfuse.EpilogueError) as caught:
+    with pytest.raises(EpilogueError) as caught:
         cutfuse.linear(X, W, B, epilogue=_normalised)
     lines = [(entry.name, entry.line) for entry in traceback.extract_tb(caught.value.__traceback__)]
     assert ("_normalised", "return torch.softmax(z * 2, -1)") in lines
@@ -423,12 +229,6 @@ def test_methods_of_other_types_are_called_as_they_are() -> None:
 
 def _normalised(z: Tensor) -> Tensor:
     return torch.softmax(z * 2, -1)
-
-
-def test_an_epilogue_is_called_with_tensors() -> None:
-    halve = cutfuse.Epilogue(lambda z: z / 2)
-    with pytest.raises(TypeError, match="called with tensors, got float"):
-        halve(3.0)
 
 
 class _WithoutKernels:
@@ -450,19 +250,6 @@ def test_a_build_without_kernels_warns_once(monkeypatch: pytest.MonkeyPatch, rec
     finally:
         native.has_kernels.cache_clear()
         native._warn_without_kernels.cache_clear()
-
-
-# Epilogues that take another number of operands than they are given: the error names their parameters.
-
-
-X, W, B = torch.randn(6, 7), torch.randn(5, 7), torch.randn(5)
-
-
-@pytest.mark.parametrize("operands", [(2.0,), (2.0, B), (2.0, 3.0, B)], ids=len)
-def test_numbers_that_the_epilogue_has_no_parameter_for(operands: tuple) -> None:
-    message = f"called with the pre-activation and {len(operands)} operand"
-    with pytest.raises(cutfuse.EpilogueError, match=message):
-        cutfuse.linear(X, W, B, epilogue=lambda z: z, operands=operands)
 
 
 class _Scaled(torch.nn.Module):
@@ -497,36 +284,27 @@ MISCOUNTED: dict[str, tuple[Callable[..., Tensor], int, str]] = {
 def test_an_epilogue_of_another_number_of_operands_is_named_with_its_parameters(name: str, kind: str) -> None:
     fn, count, described = MISCOUNTED[name]
     operands = (2.0 if kind == "numbers" else B,) * count
-    message = rf"the epilogue {described} is called with the pre-activation and {count} operands?; make its parameters"
-    layer = cutfuse.nn.FusedLinear(7, 5, epilogue=fn)
+    counted = "1 operand" if count == 1 else f"{count} operands"
+    message = rf"the epilogue {described} is called with the pre-activation and {counted}; make its parameters"
+    layer = FusedLinear(7, 5, epilogue=fn)
     takes: dict[str, Callable[[], Tensor]] = {
         r"^cutfuse.linear: .* and operands= agree$": lambda: cutfuse.linear(X, W, B, epilogue=fn, operands=operands),
-        r"^cutfuse.nn.FusedLinear: .* operands of forward\(x, \*operands\) agree$": lambda: layer(X, *operands),
+        rf"{LAYER} .* operands of forward\(x, \*operands\) agree$": lambda: layer(X, *operands),
         r"^cutfuse.pointwise: .* of pointwise\(fn, x, \*operands\) agree$": lambda: cutfuse.pointwise(
             fn, X[:, :5], *operands
         ),
     }
     for place, take in takes.items():
-        with pytest.raises(cutfuse.EpilogueError, match=place) as caught:
+        with pytest.raises(EpilogueError, match=place) as caught:
             take()
         assert re.search(message, str(caught.value))
-
-
-def test_one_operand_is_no_plural() -> None:
-    with pytest.raises(cutfuse.EpilogueError, match="the pre-activation and 1 operand; "):
-        cutfuse.linear(X, W, B, epilogue=torch.relu, operands=(B,))
-
-
-@pytest.mark.parametrize(("fn", "count"), [(torch.addcmul, 2), (torch.add, 1), (torch.relu, 0), (_Scaled(), 1)])
-def test_an_epilogue_counts_the_operands_of_functions_and_modules(fn: Callable[..., Tensor], count: int) -> None:
-    assert cutfuse.Epilogue(fn).operand_count == count
 
 
 def test_an_epilogue_of_any_number_of_operands_is_asked_how_many() -> None:
     def weighted(*values: Tensor) -> Tensor:
         return values[0] * values[1]
 
-    with pytest.raises(cutfuse.EpilogueError, match=r"any number of arguments.*Epilogue\(fn, operand_count=...\)"):
-        cutfuse.Epilogue(weighted)
-    torch.testing.assert_close(cutfuse.Epilogue(weighted, 1)(X, X), X * X)
-    torch.testing.assert_close(cutfuse.Epilogue(lambda z, *unused: z * 2)(X), X * 2)
+    with pytest.raises(EpilogueError, match=r"any number of arguments.*Epilogue\(fn, operand_count=...\)"):
+        Epilogue(weighted)
+    torch.testing.assert_close(Epilogue(weighted, 1)(X, X), X * X)
+    torch.testing.assert_close(Epilogue(lambda z, *unused: z * 2)(X), X * 2)
