@@ -18,10 +18,15 @@ core = native.module()
 
 
 class FakeCompiler:
-    """Gives each kernel a number of its own. `compiled`: kernel, device and program of each, in order."""
+    """Gives each kernel a number of its own.
+
+    `compiled`: kernel, device and program of each, in order. `asked`: the kernel, the length of the program and the
+    types of its operands, in order, of those that it fails to compile too.
+    """
 
     def __init__(self, fails: Callable[[str], bool] = lambda kernel: False) -> None:
         self.compiled: list[tuple[str, int, Any]] = []
+        self.asked: list[tuple[str, int, list[int]]] = []
         self.fails = fails
         self.may_go_on = threading.Event()
         self.may_go_on.set()
@@ -29,6 +34,7 @@ class FakeCompiler:
         self._lock = threading.Lock()
 
     def __call__(self, kernel: str, device: int, program: Any, types: list[int]) -> int:
+        self.asked.append((kernel, len(program), types))
         self.has_begun.set()
         assert self.may_go_on.wait(30)
         if self.fails(kernel):
@@ -36,18 +42,6 @@ class FakeCompiler:
         with self._lock:
             self.compiled.append((kernel, device, program))
             return 0x1000 + len(self.compiled)
-
-
-class TypedCompiler(FakeCompiler):
-    """`asked`: the kernel, the length of the program and the types of its operands, in order."""
-
-    def __init__(self, fails: bool = False) -> None:
-        super().__init__(lambda kernel: fails)
-        self.asked: list[tuple[str, int, list[int]]] = []
-
-    def __call__(self, kernel: str, device: int, program: Any, types: list[int]) -> int:
-        self.asked.append((kernel, len(program), types))
-        return super().__call__(kernel, device, program, types)
 
 
 @contextlib.contextmanager
