@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from test_epilogue_functions import FUNCTIONS, count_arguments
 from test_epilogue_language import LANGUAGE
 from torch import Tensor
 
@@ -19,25 +20,15 @@ from cutfuse.epilogue.derivative import INPUT, NOTHING, OUTPUT, Derivative, deri
 
 DERIVATIVE: Any = sys.modules["cutfuse.epilogue.derivative"]
 UNARY = {name: function for name, (function, operands) in LANGUAGE.items() if operands == 0}
-WITHOUT_GRADIENT = {"constants_like", "mask_to_float"}
-SPECIAL = (
-    0.0,
-    -0.0,
-    0.5,
-    -0.5,
-    1.0,
-    -1.0,
-    3.0,
-    -3.0,
-    6.0,
-    20.0,
-    -20.0,
-    200.0,
-    -200.0,
-    torch.inf,
-    -torch.inf,
-    torch.nan,
-)
+# But for the decomposition of logit, which is 0 at NaN, and for gradients that are a number and raise AttributeError.
+UNARY |= {
+    name: function
+    for name, function in FUNCTIONS.items()
+    if count_arguments(function) == 1 and name not in ("logit_margin", "power_0", "round_decimals")
+}
+WITHOUT_GRADIENT = {"mask_to_float", "angle"}
+SPECIAL = [0.0, 0.5, 1.0, 3.0, 20.0, 200.0, torch.inf]
+SPECIAL = [*SPECIAL, *(-value for value in SPECIAL), 6.0, torch.nan]
 
 
 def values() -> Tensor:

@@ -16,7 +16,7 @@ from torch_answers import SPECIAL, derivatives, values
 
 import cutfuse
 from cutfuse.epilogue import Epilogue, EpilogueError, Instruction, Program, evaluate, op_table, resolve
-from cutfuse.epilogue.table import CONDITION, Op, OpTable, find_attribute, find_callables, parse_op, parse_signature
+from cutfuse.epilogue.table import CONDITION, Op, OpTable, find_attribute, find_callables, parse_op
 from cutfuse.epilogue.types import ValueType
 from cutfuse.native import module
 
@@ -215,15 +215,6 @@ def test_a_row_is_all_it_takes() -> None:
 def test_bad_rows(change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         parse_op(0, SimpleNamespace(**ROW | change))
-
-
-def test_signatures() -> None:
-    signature = "torch.nn.functional.gelu(input, approximate='tanh', scale=-2)"
-    assert parse_signature(signature) == (
-        "torch.nn.functional.gelu",
-        ("input",),
-        [("approximate", "tanh"), ("scale", -2.0)],
-    )
 
 
 def test_unknown_op() -> None:
