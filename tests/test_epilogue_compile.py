@@ -10,28 +10,24 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_epilogue_language import between_set_grad_enabled, gate, in_inference_mode
+from test_epilogue_language import (
+    FUNCTIONS,
+    StraightThrough,
+    between_set_grad_enabled,
+    gate,
+    in_inference_mode,
+    in_no_grad,
+)
 from torch import nn
 from torch._dynamo.exc import Unsupported
 
 import cutfuse
-from cutfuse.epilogue import Epilogue, Program, evaluate, op_table, resolve
+from cutfuse.epilogue import Epilogue, op_table
+from cutfuse.native import use_operators_everywhere
 
 FACTOR = 2.0
-
-
-@torch.library.custom_op("cutfuse_test::run_program", mutates_args=())
-def run_program(x: torch.Tensor, operands: list[torch.Tensor], program: str) -> torch.Tensor:
-    return evaluate(Program.parse(program), x, operands).clone()
-
-
-@run_program.register_fake
-def _(x: torch.Tensor, operands: list[torch.Tensor], program: str) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-def apply(fn: Callable[..., torch.Tensor] | Epilogue | None, x: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
-    return run_program(x, list(operands), resolve(fn, len(operands)).text)
+X = torch.linspace(-3, 3, 31)
+EYE = torch.eye(31)
 
 
 def module_level(z: torch.Tensor) -> torch.Tensor:
@@ -48,7 +44,7 @@ class Holder(nn.Module):
         self.epilogue = epilogue
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return apply(self.epilogue, x)
+        return cutfuse.linear(x, EYE, epilogue=self.epilogue)
 
 
 OUTSIDE = lambda z: F.silu(z) * 2  # noqa: E731
@@ -56,33 +52,29 @@ PREBUILT = Epilogue(lambda z: torch.tanh(z) * 2)
 SILU = nn.SiLU()
 SEQUENTIAL = nn.Sequential(nn.SiLU(), nn.Tanh())
 
-# (what is compiled, what it has to give)
-FORMS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[..., torch.Tensor]]] = {
-    "module_level": (lambda x: apply(module_level, x), module_level),
-    "helper": (lambda x: apply(with_helper, x), with_helper),
-    "lambda_outside": (lambda x: apply(OUTSIDE, x), OUTSIDE),
-    "lambda_inside": (lambda x: apply(lambda z: z * 2 + torch.tanh(z), x), lambda z: z * 2 + torch.tanh(z)),
-    "prebuilt": (lambda x: apply(PREBUILT, x), PREBUILT),
-    "none": (lambda x: apply(None, x), lambda x: x),
-    "torch_function": (lambda x: apply(torch.sigmoid, x), torch.sigmoid),
-    "functional": (lambda x: apply(F.softsign, x), F.softsign),
-    "module": (lambda x: apply(SILU, x), F.silu),
-    "sequential": (lambda x: apply(SEQUENTIAL, x), SEQUENTIAL),
-    "held_epilogue": (Holder(PREBUILT), PREBUILT),
-    "held_module": (Holder(nn.GELU("tanh")), lambda z: F.gelu(z, approximate="tanh")),
-    "held_function": (Holder(OUTSIDE), OUTSIDE),
-    "operands": (lambda x: apply(lambda z, r: torch.sigmoid(z) * 2 + r, x, x), lambda x: torch.sigmoid(x) * 2 + x),
-    "where": (lambda x: apply(lambda z: torch.where(z > 0, z, 0.1 * z), x), lambda x: F.leaky_relu(x, 0.1)),
-    "methods": (lambda x: apply(lambda z: z.sigmoid().clamp(min=0.5) ** 2, x), lambda x: x.sigmoid().clamp(0.5) ** 2),
-    "keywords": (lambda x: apply(lambda z: torch.add(z, 1 - z, alpha=2), x), lambda x: 2 - x),
-    "default": (lambda x: apply(lambda z, scale=2.5: scale * z, x), lambda x: 2.5 * x),
-    "dropout": (lambda x: apply(lambda z: F.dropout(z, training=False) * 2, x), lambda x: 2 * x),
-    "operators": (
-        lambda x: apply(lambda z: -z + abs(z) * ((z > 0) & ~(z > 1)).float(), x),
-        lambda x: -x + x.abs() * ((x > 0) & (x <= 1)).float(),
-    ),
-    "reflected": (lambda x: apply(lambda z: 2 - 3 / (1 + 2**z), x), lambda x: 2 - 3 / (1 + 2**x)),
-    "constants": (lambda x: apply(lambda z: torch.where(z > -math.inf, z / math.pi, 1), x), lambda x: x / math.pi),
+FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "module_level": lambda x: cutfuse.pointwise(module_level, x),
+    "helper": lambda x: cutfuse.pointwise(with_helper, x),
+    "lambda_outside": lambda x: cutfuse.pointwise(OUTSIDE, x),
+    "lambda_inside": lambda x: cutfuse.pointwise(lambda z: z * 2 + torch.tanh(z), x),
+    "prebuilt": lambda x: cutfuse.pointwise(PREBUILT, x),
+    "none": lambda x: cutfuse.linear(x, EYE, epilogue=None),
+    "torch_function": lambda x: cutfuse.pointwise(torch.sigmoid, x),
+    "functional": lambda x: cutfuse.pointwise(F.softsign, x),
+    "module": lambda x: cutfuse.pointwise(SILU, x),
+    "sequential": lambda x: cutfuse.pointwise(SEQUENTIAL, x),
+    "held_epilogue": Holder(PREBUILT),
+    "held_module": Holder(nn.GELU("tanh")),
+    "held_function": Holder(OUTSIDE),
+    "operands": lambda x: cutfuse.pointwise(lambda z, r: torch.sigmoid(z) * 2 + r, x, x),
+    "where": lambda x: cutfuse.pointwise(lambda z: torch.where(z > 0, z, 0.1 * z), x),
+    "methods": lambda x: cutfuse.pointwise(lambda z: z.sigmoid().clamp(min=0.5) ** 2, x),
+    "keywords": lambda x: cutfuse.pointwise(lambda z: torch.add(z, 1 - z, alpha=2), x),
+    "default": lambda x: cutfuse.pointwise(lambda z, scale=2.5: scale * z, x),
+    "dropout": lambda x: cutfuse.pointwise(lambda z: F.dropout(z, training=False) * 2, x),
+    "operators": lambda x: cutfuse.pointwise(lambda z: -z + abs(z) * ((z > 0) & ~(z > 1)).float(), x),
+    "reflected": lambda x: cutfuse.pointwise(lambda z: 2 - 3 / (1 + 2**z), x),
+    "constants": lambda x: cutfuse.pointwise(lambda z: torch.where(z > -math.inf, z / math.pi, 1), x),
 }
 
 
@@ -93,16 +85,13 @@ def _reset() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def compiled(fn: Callable, backend: str = "aot_eager") -> Callable:
+def compiled(fn: Callable, backend: str | Callable = "aot_eager") -> Callable:
     return torch.compile(fn, fullgraph=True, backend=backend)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form: str) -> None:
-    fn, reference = FORMS[form]
-    x = torch.linspace(-3, 3, 31)
-    torch.testing.assert_close(fn(x), reference(x))
-    torch.testing.assert_close(compiled(fn)(x), reference(x))
+    torch.testing.assert_close(compiled(FORMS[form])(X), FORMS[form](X))
 
 
 def test_the_graph_uses_the_program_only() -> None:
@@ -112,32 +101,29 @@ def test_the_graph_uses_the_program_only() -> None:
         graphs.append(graph)
         return graph
 
-    torch.compile(lambda x: apply(lambda z: torch.sigmoid(z) * FACTOR, x), fullgraph=True, backend=backend)(
-        torch.ones(2)
-    )
+    with use_operators_everywhere():
+        compiled(lambda x: cutfuse.pointwise(lambda z: torch.sigmoid(z) * FACTOR, x), backend)(X)
     graphs[0].graph.eliminate_dead_code()
-    calls = [node for node in graphs[0].graph.nodes if node.op.startswith("call")]
-    assert [node.args[2] for node in calls] == ["operands=0; sigmoid z; mul prev 2.0"]
+    (call,) = [node for node in graphs[0].graph.nodes if node.op.startswith("call")]
+    assert "operands=0; sigmoid z; mul prev 2.0" in call.args
 
 
 def test_a_numpy_number_breaks_the_graph() -> None:
     """Dynamo makes an array of it, whose value is not known while it traces."""
-    x = torch.linspace(-3, 3, 31)
 
     def fn(z: torch.Tensor) -> torch.Tensor:
         return torch.sigmoid(z) * np.float32(0.5) + np.int64(3)
 
-    torch.testing.assert_close(torch.compile(lambda x: apply(fn, x), backend="aot_eager")(x), fn(x))
+    torch.testing.assert_close(torch.compile(lambda x: cutfuse.pointwise(fn, x), backend="aot_eager")(X), fn(X))
     with pytest.raises(Unsupported):
-        compiled(lambda x: apply(fn, x))(x)
+        compiled(lambda x: cutfuse.pointwise(fn, x))(X)
 
 
 def test_a_changed_global(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.linspace(-1, 1, 5)
-    fn = compiled(lambda x: apply(with_helper, x))
+    fn = compiled(lambda x: cutfuse.pointwise(with_helper, x))
     for factor in (2.0, 3.0, 4.0, 2.0):
         monkeypatch.setattr(sys.modules[__name__], "FACTOR", factor)
-        torch.testing.assert_close(fn(x), with_helper(x))
+        torch.testing.assert_close(fn(X), with_helper(X))
 
 
 def test_a_changed_closure() -> None:
@@ -146,26 +132,24 @@ def test_a_changed_closure() -> None:
     def make(scale: float) -> Callable[..., torch.Tensor]:
         return lambda z: z * scale
 
-    x = torch.linspace(-1, 1, 5)
-    passed = compiled(lambda x, fn: apply(fn, x))
-    inline = compiled(lambda x, scale: apply(lambda z: z * scale, x))
+    passed = compiled(lambda x, fn: cutfuse.pointwise(fn, x))
+    inline = compiled(lambda x, scale: cutfuse.pointwise(lambda z: z * scale, x))
     for scale in (1.5, 2.5, 3.5, 1.5, 3, 4, 5, math.inf):
-        torch.testing.assert_close(passed(x, make(scale)), x * scale, equal_nan=True)
-        torch.testing.assert_close(inline(x, scale), x * scale, equal_nan=True)
+        torch.testing.assert_close(passed(X, make(scale)), X * scale, equal_nan=True)
+        torch.testing.assert_close(inline(X, scale), X * scale, equal_nan=True)
 
 
 def test_a_changed_attribute() -> None:
-    x = torch.linspace(-1, 1, 5)
     holder = Holder(nn.LeakyReLU(0.1))
     fn = compiled(holder)
     for slope in (0.1, 0.2, 0.3):
         holder.epilogue.negative_slope = slope  # type: ignore[union-attr]
-        torch.testing.assert_close(fn(x), F.leaky_relu(x, slope))
+        torch.testing.assert_close(fn(X), F.leaky_relu(X, slope))
     holder = Holder(OUTSIDE)
     fn = compiled(holder)
     for epilogue in (OUTSIDE, PREBUILT, Epilogue(torch.relu), None):
         holder.epilogue = epilogue
-        torch.testing.assert_close(fn(x), x if epilogue is None else epilogue(x))
+        torch.testing.assert_close(fn(X), X if epilogue is None else epilogue(X))
 
 
 def _unary_functions() -> list[Callable[..., torch.Tensor]]:
@@ -176,12 +160,11 @@ def _unary_functions() -> list[Callable[..., torch.Tensor]]:
 
 
 def test_functions_that_dynamo_calls_itself() -> None:
-    x = torch.linspace(-3, 3, 31)
     functions = _unary_functions()
     assert {F.sigmoid, F.tanh, F.hardswish, F.hardsigmoid} <= set(functions)
-    results = compiled(lambda x: [apply(function, x) for function in functions])(x)
+    results = compiled(lambda x: [cutfuse.pointwise(function, x) for function in functions])(X)
     for function, actual in zip(functions, results, strict=True):
-        torch.testing.assert_close(actual, function(x), msg=str(function))
+        torch.testing.assert_close(actual, function(X), msg=str(function))
 
 
 def hypot_where_positive(y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
@@ -213,8 +196,7 @@ def difference_of_two(y: torch.Tensor, other: torch.Tensor, z: torch.Tensor) -> 
     ids=["sum", "mixed", "in a chain", "numbers", "least number", "modules", "compared", "equal twice", "both held"],
 )
 def test_plain_tensors_in_a_trace_are_what_made_them(fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    x = torch.linspace(-3, 3, 31)
-    torch.testing.assert_close(compiled(lambda x: cutfuse.pointwise(fn, x))(x), fn(x))
+    torch.testing.assert_close(compiled(lambda x: cutfuse.pointwise(fn, x))(X), fn(X))
 
 
 def test_types_of_values_and_types_by_name_in_one_epilogue() -> None:
@@ -223,33 +205,14 @@ def test_types_of_values_and_types_by_name_in_one_epilogue() -> None:
     def fn(z: torch.Tensor) -> torch.Tensor:
         return (z * 2).to(z.dtype).to(torch.bfloat16)
 
-    x = torch.linspace(-3, 3, 31)
-    torch.testing.assert_close(compiled(lambda x: cutfuse.pointwise(fn, x))(x), fn(x))
+    torch.testing.assert_close(compiled(lambda x: cutfuse.pointwise(fn, x))(X), fn(X))
 
 
 # Dynamo makes an instance of what it traces, of which PyTorch warns.
 OF_DYNAMO = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
-class Reverse(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: object, z: torch.Tensor) -> torch.Tensor:
-        return z * 1.0
-
-    @staticmethod
-    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
-        return -gradient
-
-
-class ReverseAlone(Reverse):
-    """Dynamo finds nothing to record in its forward."""
-
-    @staticmethod
-    def forward(ctx: object, z: torch.Tensor) -> torch.Tensor:
-        return z
-
-
-class ReverseView(Reverse):
+class ReverseView(StraightThrough):
     """Its forward is not in the language."""
 
     @staticmethod
@@ -257,18 +220,8 @@ class ReverseView(Reverse):
         return z.view_as(z)
 
 
-class ReverseApart(Reverse):
-    @staticmethod
-    def forward(z: torch.Tensor) -> torch.Tensor:
-        return z * 1.0
-
-    @staticmethod
-    def setup_context(ctx: object, inputs: object, output: object) -> None:
-        pass
-
-
 @OF_DYNAMO
-@pytest.mark.parametrize("function", [Reverse, ReverseAlone, ReverseView, ReverseApart])
+@pytest.mark.parametrize("function", [*FUNCTIONS, ReverseView])
 def test_a_function_with_a_backward_of_its_own_is_refused(function: type[torch.autograd.Function]) -> None:
     x, weight = torch.randn(4, 8), torch.randn(3, 8, requires_grad=True)
     for fn in (lambda z: function.apply(z), lambda z: function.apply(torch.tanh(z)) * 2):
@@ -282,17 +235,11 @@ def test_a_function_outside_of_an_epilogue_is_no_matter() -> None:
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            scale = Reverse.apply(x.detach())
-        return Reverse.apply(cutfuse.pointwise(lambda z, r: torch.tanh(z) * r, Reverse.apply(x), scale))
+            scale = StraightThrough.apply(x.detach())
+        return StraightThrough.apply(cutfuse.pointwise(lambda z, r: torch.tanh(z) * r, StraightThrough.apply(x), scale))
 
     (actual,) = torch.autograd.grad(compiled(fn)(x).sum(), x)
     torch.testing.assert_close(actual, torch.autograd.grad(fn(x).sum(), x)[0])
-
-
-def in_no_grad(z: torch.Tensor) -> torch.Tensor:
-    with torch.no_grad():
-        s = torch.exp(z) + 1
-    return z / s
 
 
 def by_dynamo_in_no_grad(z: torch.Tensor) -> torch.Tensor:
