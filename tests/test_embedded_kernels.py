@@ -11,13 +11,23 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from plan_cases import plan, transposed
-from specialized_kernels import FIRST_COLUMNS, FRAGMENT, SpecializedEpilogue, gather
+from specialized_kernels import (
+    FIRST_COLUMNS,
+    FRAGMENT,
+    Report,
+    SpecializedEpilogue,
+    assemble,
+    assemble_without_spills,
+    gather,
+    needs_ptxas,
+)
 
 from cutfuse import native
 from cutfuse.epilogue import Program
@@ -65,14 +75,21 @@ def tile_of(kernel: str) -> tuple[int, int]:
     return int(rows), int(columns)
 
 
-def specialized(kernel: str, program: Program, kinds: tuple[str, ...] = (), **options: Any) -> str:
+def specialized(
+    kernel: str, program: Program, kinds: Sequence[str] = (), types: Sequence[str] | None = None, **options: Any
+) -> str:
     """The kernel with a program whose operands are of its own type, as it lies in memory unless options say more."""
-    code = core.dtypes()[str(dtype_of(kernel)).removeprefix("torch.")]
+    own = str(dtype_of(kernel)).removeprefix("torch.")
+    codes = [core.dtypes()[name] for name in types or [own] * program.operand_count]
     named = [core.OperandKind.__members__[kind] for kind in kinds]
-    text: str = core.specialize_kernel(
-        core.kernel_template(kernel), program.native.without_chain, [code] * len(kinds), kinds=named, **options
-    )
+    native_program, template = program.native.without_chain, core.kernel_template(kernel)
+    text: str = core.specialize_kernel(template, native_program, codes, kinds=named, **options)
     return text
+
+
+def fetches_operand(kernel: str) -> bool:
+    """Whether the copy engine brings one."""
+    return "_param_4[" in core.kernel_template(kernel).split("run_epilogue", 1)[1]
 
 
 def kind_of_a_matrix(kernel: str) -> str:
@@ -104,7 +121,7 @@ def test_what_a_kernel_brings_to_shared_memory_is_what_its_epilogue_reads(kernel
     What lies in memory is another number than what is staged or fetched, so the values tell which of them was read.
     """
     is_staged, is_fetched = "pingpong" in kernel, kind_of_a_matrix(kernel) == "source"
-    assert ("_param_4[" in core.kernel_template(kernel).split("run_epilogue", 1)[1]) == is_fetched
+    assert fetches_operand(kernel) == is_fetched
     generator = torch.Generator().manual_seed(1)
     dtype, (tile_rows, tile_columns) = dtype_of(kernel), tile_of(kernel)
     z = torch.randn(THREADS, FRAGMENT, generator=generator)
@@ -353,3 +370,123 @@ def test_a_number_is_loaded_once_for_all_elements(name: str) -> None:
     text = core.specialize_kernel(core.kernel_template(name), program.native.without_chain, [])
     loaded = re.findall(r"ld[.\w]*\.f32 (%number\w+), \[", text)
     assert len(loaded) == len(set(loaded)) >= 4
+
+
+# What ptxas makes of kernels with programs in them.
+
+
+def test_every_kernel_that_runs_a_program_has_a_template() -> None:
+    assert KERNELS
+    for kernel in KERNELS:
+        text = core.kernel_template(kernel)
+        assert re.findall(r"\.entry (\w+)\(", text) == [kernel]
+    for kernel in {*core.gemm_kernels(), "sm90_nothing"}.difference(KERNELS):
+        assert core.kernel_template(kernel) == ""
+
+
+def test_a_kernel_is_named_after_its_program() -> None:
+    kernel = core.gemm_kernels()[0]
+    text = specialized(kernel, Program.parse("operands=1; gelu z; mul prev r0; mul prev 0.5"))
+    (name,) = re.findall(r"\.entry (\w+)\(", text)
+    assert name == f"{kernel}__gelu_mul"
+    assert f"{name}_param_0" in text
+    assert not re.findall(rf"\b{kernel}\b", text)
+    long = specialized(kernel, Program.parse("operands=0; " + "; ".join(["softplus prev 1.0 20.0"] * 32)))
+    assert len(re.findall(r"\.entry (\w+)\(", long)[0]) < 250
+
+
+# How operands lie, by how many there are.
+KINDS = {1: ("source",), 3: ("column", "source", "row")}
+# Light ops with three fragments of operands; ops of which each element takes many instructions, as a loop.
+PROGRAMS = {
+    "short": "operands=3; mul z r0 -> s0; add prev 1.5; relu prev; mul prev r1; sub prev s0; maximum prev r2; neg prev",
+    "long": "operands=1; " + "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0"] * 3) + "; mul prev r0",
+}
+
+
+def has_registers(kernel: str, report: Report) -> bool:
+    """A warp-specialised kernel has as many as it was launched with, whatever it uses; others use up to their limit."""
+    (registers,) = report.registers.values()
+    is_bound_to_two_blocks = "_16x32x" in kernel or "_8x8x" in kernel
+    return registers <= (128 if is_bound_to_two_blocks else 255) if "_fp32_" in kernel else registers == 168
+
+
+# What the driver is given without a function: eight copies of six ops with two operands, the longest of what is short.
+INLINED = "operands=2; mul z r0; silu prev; mul prev 0.5; clamp_open prev -1.0 1.0; tanh prev; add prev z; add prev r1"
+
+
+@needs_ptxas
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_ptxas_takes_a_program_in_the_place_of_the_calls(kernel: str, tmp_path: Path) -> None:
+    options = {"inlines": True, "stores_pre_activation": False}
+    text = specialized(kernel, Program.parse(INLINED), ("row", "column"), **options)
+    report = assemble_without_spills(text, tmp_path)
+    assert has_registers(kernel, report)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("reduction", FOLDS.values(), ids=FOLDS)
+@pytest.mark.parametrize("kernel", REDUCING)
+def test_ptxas_takes_a_reduction_in_the_place_of_the_calls(kernel: str, reduction: int, tmp_path: Path) -> None:
+    text = specialized(kernel, RELU, inlines=True, reduction=reduction)
+    report = assemble_without_spills(text, tmp_path)
+    assert list(report.registers.values()) == [168]
+
+
+@needs_ptxas
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_ptxas_takes_the_kernel_with_a_program(kernel: str, tmp_path: Path) -> None:
+    """Without a warning that wgmma or registers of warp groups are given up, in as many registers, and without spills.
+    The same where the copy engine fetches an operand.
+
+    Three matrices' fragments spill up to 92 bytes a call in four kernels that reduce rows and in two that may fetch an
+    operand in fp32, less than loading them one by one takes.
+    """
+    fetches = fetches_operand(kernel)
+    spills = "rows_128x128" in kernel or ("sm90_tf32_128x128" in kernel and fetches)
+    for name, text in PROGRAMS.items():
+        program = Program.parse(text)
+        report = assemble(specialized(kernel, program, types=["bfloat16"] * program.operand_count), tmp_path)
+        assert not report.warnings, name
+        spilled = sum(report.spills.values())
+        assert spilled <= (92 if name == "short" and spills else 0), (name, spilled)
+        assert has_registers(kernel, report), name
+        if fetches:
+            fetching = specialized(kernel, program, KINDS[program.operand_count])
+            assert has_registers(kernel, assemble_without_spills(fetching, tmp_path, "sm_90a", name)), name
+
+
+# What ops.def says that an op takes, counted in the PTX that kernels have compiled in.
+
+
+SPECIAL_FUNCTIONS = {"ex2", "lg2", "rcp", "rsqrt", "sin", "cos", "sqrt"}
+FREE = ("ld.param", "st.param", "mov", "ret")  # of the function, which is pasted, and moves that ptxas takes out
+FUNCTION = re.compile(
+    r"\.visible \.func[^(]*\([^)]*\) op_(fast|accurate)_(\w+)\([^)]*\)\s*\{(.*?)^\}", re.MULTILINE | re.DOTALL
+)
+
+
+def work_of(body: str) -> tuple[int, int]:
+    """Instructions of a function, and the special functions among them."""
+    instructions = special = 0
+    for statement in re.split(r"[;{}\n]", body):
+        opcode = re.sub(r"^@!?%?\w+\s+", "", statement.strip()).split(" ")[0].split("\t")[0]
+        if not opcode or opcode[0] in "./$%" or opcode.endswith(":") or opcode.startswith(FREE):
+            continue
+        instructions += 1
+        special += opcode.split(".")[0] in SPECIAL_FUNCTIONS or opcode.startswith("div.full")
+    return instructions, special
+
+
+def test_the_table_has_what_the_compiler_makes_of_each_op() -> None:
+    counted = {(kind, name): work_of(body) for kind, name, body in FUNCTION.findall(core.op_snippets())}
+    table = {}
+    for op in core.op_table():
+        table["fast", op.name] = op.fast_work
+        table["accurate", op.name] = op.accurate_work
+    wrong = {
+        key: f"ops.def has Work{work}, counted Work{counted[key]}"
+        for key, work in table.items()
+        if counted[key] != work
+    }
+    assert not wrong

@@ -1,23 +1,21 @@
-"""The GEMM kernels' PTX: how it is taken apart at build time, and what ptxas makes of it with programs in it."""
+"""How the GEMM kernels' PTX is taken apart at build time."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from specialized_kernels import Report, assemble, assemble_without_spills, needs_ptxas
-
-from cutfuse import native
-from cutfuse.epilogue import Program
 
 ROOT = Path(__file__).resolve().parents[1]
-core = native.module()
+if not (ROOT / "cmake").is_dir():
+    pytest.skip("the build files are only in the source tree", allow_module_level=True)
 
-needs_source = pytest.mark.skipif(not (ROOT / "cmake").is_dir(), reason="the build files are only in the source tree")
-needs_kernels = pytest.mark.skipif(not core.cuda_build, reason="this build of cutfuse has no CUDA kernels")
+sys.path.append(str(ROOT / "cmake"))
+
+import embed_kernel_templates  # noqa: E402
+import embed_op_snippets  # noqa: E402
 
 # Of three kernels, two of which share a table.
 SOURCE = """
@@ -79,13 +77,9 @@ SOURCE = """
 
 @pytest.fixture
 def templates() -> dict[str, str]:
-    sys.path.append(str(ROOT / "cmake"))
-    import embed_kernel_templates
-
     return embed_kernel_templates.templates(SOURCE)
 
 
-@needs_source
 def test_a_template_has_what_its_kernel_needs(templates: dict[str, str]) -> None:
     (first,) = templates.values()
     assert first.startswith(".version 9.0\n.target sm_90a\n.address_size 64\n")
@@ -96,10 +90,7 @@ def test_a_template_has_what_its_kernel_needs(templates: dict[str, str]) -> None
     assert "shared_memory" not in first
 
 
-@needs_source
 def test_a_kernel_that_runs_no_program_has_a_template_by_its_own_name_alone(templates: dict[str, str]) -> None:
-    import embed_kernel_templates
-
     assert list(templates) == ["sm90_first1"]
     _, second = embed_kernel_templates.templates(SOURCE, are_named=True).values()
     assert "run_epilogue" not in second
@@ -107,7 +98,6 @@ def test_a_kernel_that_runs_no_program_has_a_template_by_its_own_name_alone(temp
     assert "shared_memory[];" in second
 
 
-@needs_source
 def test_the_replaced_function_has_no_body_and_one_name_in_all_builds(templates: dict[str, str]) -> None:
     text = templates["sm90_first1"]
     assert "206f3caa" not in text
@@ -116,11 +106,7 @@ def test_the_replaced_function_has_no_body_and_one_name_in_all_builds(templates:
     assert "unused" not in text
 
 
-@needs_source
 def test_a_kernel_of_no_row_is_an_error() -> None:
-    sys.path.append(str(ROOT / "cmake"))
-    import embed_kernel_templates
-
     other = SOURCE.replace("_ZN7cutfuse4sm909sm90_gemmINS_11sm90_first1EEEvNT_6ParamsE", "other")
     with pytest.raises(ValueError, match="the kernel other is of no row"):
         embed_kernel_templates.templates(other)
@@ -141,21 +127,12 @@ ASM = """.version 9.0
 """
 
 
-@needs_source
 def test_a_mark_behind_an_instruction_stays() -> None:
-    sys.path.append(str(ROOT / "cmake"))
-    import embed_op_snippets
-
     text = embed_op_snippets.without_comments(ASM)
     assert text == ".version 9.0\n\tmov.b32 %r1, %r1; // operands are staged\n\tret;\n"
 
 
-@needs_source
 def test_a_mark_that_would_be_left_out_is_an_error() -> None:
-    sys.path.append(str(ROOT / "cmake"))
-    import embed_kernel_templates
-    import embed_op_snippets
-
     lost = ASM.replace("mov.b32 %r1, %r1; ", "")
     with pytest.raises(ValueError, match="has the line '// operands are staged', which is left out"):
         embed_op_snippets.without_comments(lost)
@@ -164,130 +141,3 @@ def test_a_mark_that_would_be_left_out_is_an_error() -> None:
         embed_kernel_templates.templates(
             SOURCE.replace(call, "\t// begin inline asm\n\t// a mark\n\t// end inline asm\n" + call)
         )
-
-
-def specialized(kernel: str, text: str, kinds: Sequence[str] = ()) -> str:
-    """Operands are in bf16, or in the kernel's type where it is said how they lie."""
-    program = Program.parse(text)
-    types = [core.dtypes()[element_type(kernel) if kinds else "bfloat16"]] * program.operand_count
-    named = [core.OperandKind.__members__[kind] for kind in kinds]
-    return core.specialize_kernel(core.kernel_template(kernel), program.native, types, kinds=named)
-
-
-def element_type(kernel: str) -> str:
-    return {"bf16": "bfloat16", "f16": "float16"}.get(kernel.split("_")[1], "float32")
-
-
-# All but those of several weights.
-PROGRAM_KERNELS = [kernel for kernel in core.gemm_kernels() if "_joined_" not in kernel]
-
-
-def fetches_operand(kernel: str) -> bool:
-    """Whether the copy engine brings one."""
-    return "_param_4[" in core.kernel_template(kernel).split("run_epilogue", 1)[1]
-
-
-@needs_kernels
-def test_every_kernel_that_runs_a_program_has_a_template() -> None:
-    assert PROGRAM_KERNELS
-    for kernel in PROGRAM_KERNELS:
-        text = core.kernel_template(kernel)
-        assert re.findall(r"\.entry (\w+)\(", text) == [kernel]
-    for kernel in {*core.gemm_kernels(), "sm90_nothing"}.difference(PROGRAM_KERNELS):
-        assert core.kernel_template(kernel) == ""
-
-
-@needs_kernels
-def test_a_kernel_is_named_after_its_program() -> None:
-    kernel = core.gemm_kernels()[0]
-    text = specialized(kernel, "operands=1; gelu z; mul prev r0; mul prev 0.5")
-    (name,) = re.findall(r"\.entry (\w+)\(", text)
-    assert name == f"{kernel}__gelu_mul"
-    assert f"{name}_param_0" in text
-    assert not re.findall(rf"\b{kernel}\b", text)
-    long = specialized(kernel, "operands=0; " + "; ".join(["softplus prev 1.0 20.0"] * 32))
-    assert len(re.findall(r"\.entry (\w+)\(", long)[0]) < 250
-
-
-# Light ops with three fragments of operands; ops of which each element takes many instructions, as a loop.
-PROGRAMS = {
-    "short": "operands=3; mul z r0 -> s0; add prev 1.5; relu prev; mul prev r1; sub prev s0; maximum prev r2; neg prev",
-    "long": "operands=1; " + "; ".join(["tanh prev", "gelu prev", "softplus prev 1.0 20.0"] * 3) + "; mul prev r0",
-}
-
-
-FETCHING = [kernel for kernel in PROGRAM_KERNELS if fetches_operand(kernel)] if core.cuda_build else []
-# How operands lie, by how many there are.
-KINDS = {1: ["source"], 3: ["column", "source", "row"]}
-
-
-@needs_kernels
-def test_which_kernels_fetch_an_operand() -> None:
-    assert "sm90_bf16_128x256x64_2x1_cooperative" in FETCHING
-    assert "sm90_tf32_128x128x32_2x1_pingpong" in FETCHING
-    assert not any("rows" in kernel or "f32_" in kernel.replace("tf32_", "") for kernel in FETCHING)
-    assert not any("split" in kernel or "convert" in kernel for kernel in FETCHING)
-
-
-def has_registers(kernel: str, report: Report) -> bool:
-    """A warp-specialised kernel has as many as it was launched with, whatever it uses; others use up to their limit."""
-    (registers,) = report.registers.values()
-    is_bound_to_two_blocks = "_16x32x" in kernel or "_8x8x" in kernel
-    return registers <= (128 if is_bound_to_two_blocks else 255) if "_fp32_" in kernel else registers == 168
-
-
-# What the driver is given without a function: eight copies of six ops with two operands, the longest of what is short.
-INLINED = "operands=2; mul z r0; silu prev; mul prev 0.5; clamp_open prev -1.0 1.0; tanh prev; add prev z; add prev r1"
-
-
-@needs_kernels
-@needs_ptxas
-@pytest.mark.parametrize("kernel", PROGRAM_KERNELS)
-def test_ptxas_takes_a_program_in_the_place_of_the_calls(kernel: str, tmp_path: Path) -> None:
-    program = Program.parse(INLINED)
-    types = [core.dtypes()[element_type(kernel)]] * 2
-    kinds = [core.OperandKind.row, core.OperandKind.column]
-    text = core.specialize_kernel(
-        core.kernel_template(kernel), program.native, types, kinds=kinds, inlines=True, stores_pre_activation=False
-    )
-    report = assemble_without_spills(text, tmp_path)
-    assert has_registers(kernel, report)
-
-
-REDUCING = [kernel for kernel in PROGRAM_KERNELS if "_rows_" in kernel]
-
-
-@needs_kernels
-@needs_ptxas
-@pytest.mark.parametrize("reduction", [code for name, code in core.reductions().items() if name != "none"])
-@pytest.mark.parametrize("kernel", REDUCING)
-def test_ptxas_takes_a_reduction_in_the_place_of_the_calls(kernel: str, reduction: int, tmp_path: Path) -> None:
-    program = Program.parse("operands=0; relu z")
-    text = core.specialize_kernel(
-        core.kernel_template(kernel), program.native.without_chain, [], inlines=True, reduction=reduction
-    )
-    assert not re.search("reduce_rows|reduction of the rows|run_epilogue", text)
-    report = assemble_without_spills(text, tmp_path)
-    assert list(report.registers.values()) == [168]
-
-
-@needs_kernels
-@needs_ptxas
-@pytest.mark.parametrize("kernel", PROGRAM_KERNELS)
-def test_ptxas_takes_the_kernel_with_a_program(kernel: str, tmp_path: Path) -> None:
-    """Without a warning that wgmma or registers of warp groups are given up, in as many registers, and without spills.
-    The same where the copy engine fetches an operand.
-
-    Three matrices' fragments spill up to 92 bytes a call in four kernels that reduce rows and in two that may fetch an
-    operand in fp32, less than loading them one by one takes.
-    """
-    spills = "rows_128x128" in kernel or ("sm90_tf32_128x128" in kernel and kernel in FETCHING)
-    for name, text in PROGRAMS.items():
-        report = assemble(specialized(kernel, text), tmp_path)
-        assert not report.warnings, name
-        spilled = sum(report.spills.values())
-        assert spilled <= (92 if name == "short" and spills else 0), (name, spilled)
-        assert has_registers(kernel, report), name
-        if kernel in FETCHING:
-            fetching = specialized(kernel, text, KINDS[Program.parse(text).operand_count])
-            assert has_registers(kernel, assemble_without_spills(fetching, tmp_path, "sm_90a", name)), name
