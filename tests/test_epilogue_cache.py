@@ -435,19 +435,6 @@ def test_a_function_in_the_place_of_another() -> None:
     )
 
 
-def test_what_the_function_itself_is_called_with_and_runs() -> None:
-    def fn(z: torch.Tensor, scale: float = 2.0, *, shift: float = 1.0) -> torch.Tensor:
-        return z * scale + shift
-
-    check(
-        fn,
-        lambda: setattr(fn, "__defaults__", (3.0,)),
-        lambda: setattr(fn, "__kwdefaults__", {"shift": 4.0}),
-        lambda: setattr(fn, "__code__", (lambda z, scale=None, *, shift=None: z - scale - shift).__code__),
-    )
-    assert resolve(fn, 1).text == "operands=1; sub z r0; sub prev 4.0"
-
-
 def test_modules_and_their_hooks() -> None:
     module, handles = nn.LeakyReLU(0.25), []
     chain = nn.Sequential(nn.Tanh(), module)
@@ -511,15 +498,17 @@ def test_the_text_of_a_captured_function(source: str) -> None:
     check(eval(f"lambda z: z * len({source})", {"helper": helper}), lambda: setattr(helper, "__qualname__", "h"))
 
 
-def test_what_a_captured_function_is_called_with_and_runs() -> None:
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_what_a_function_is_called_with_and_runs(is_captured: bool) -> None:
     helper = make_helper()
     check(
-        lambda z: helper(z),
+        (lambda z: helper(z)) if is_captured else helper,
         lambda: setattr(helper, "__defaults__", (3.0,)),
         lambda: setattr(helper, "__kwdefaults__", {"shift": 4.0}),
         lambda: helper.__kwdefaults__.update(shift=5.0),
         lambda: setattr(helper, "__code__", (lambda z, scale=1, *, shift=1: z - scale * shift).__code__),
     )
+    assert resolve(helper, 1).text == "operands=1; mul r0 5.0; sub z prev"
     check(lambda z: z * helper.__defaults__[0], lambda: setattr(helper, "__defaults__", (4.0,)))
     check(lambda z: z * helper.__kwdefaults__["shift"], lambda: helper.__kwdefaults__.update(shift=6.0))
 
