@@ -27,21 +27,21 @@ from ptx_arithmetic import (
     size_of,
     to_single,
 )
-from ptx_block import Block
 from ptx_parser import Address, Function, Operand, Register, Statement
 
 MEMORY_BASE = 1 << 16
 LOCAL_BASE = 1 << 40
 LOCAL_BYTES = 2048
+WARP = 32
 PARAMETER_BASE = 1 << 50  # of a kernel's one parameter
 PARAMETER = re.compile(r"_param_(\d+)$")
 
 
-class Machine(Block):
+class Machine:
     """Threads that run one function. Memory is one array of bytes for all, local memory one for each.
 
     `special`: the values of special registers, such as %tid.x. `stores`: where the threads may write. `block_threads`:
-    of the blocks that they come in, one block after another.
+    of the blocks that they come in, one block after another, each with a shared memory whose addresses begin at 0.
     """
 
     def __init__(
@@ -260,19 +260,19 @@ class Machine(Block):
     do_ex2 = do_lg2 = do_rcp = do_rsqrt = do_sqrt = do_sin = do_cos = do_tanh = approximate
 
     def do_div(self, statement: Statement) -> None:
-        kind = statement.parts[-1]
-        if kind == "f32":
+        if statement.parts[-1] == "f32":
             self.approximate(statement)
-            return
-        a, b = (self.read_signed(item, kind) for item in statement.operands[1:])
-        assert kind[0] == "u" or (a[self.active] >= 0).all(), "the machine divides no negative numbers"
-        self.write(statement.operands[0], (a // np.where(self.active, b, 1)).view(UNSIGNED[a.itemsize]))
+        else:
+            self.divide(statement, np.floor_divide)
 
     def do_rem(self, statement: Statement) -> None:
+        self.divide(statement, np.remainder)
+
+    def divide(self, statement: Statement, operation: Callable[[Array, Array], Array]) -> None:
         kind = statement.parts[-1]
         a, b = (self.read_signed(item, kind) for item in statement.operands[1:])
         assert kind[0] == "u" or (a[self.active] >= 0).all(), "the machine divides no negative numbers"
-        self.write(statement.operands[0], (a % np.where(self.active, b, 1)).view(UNSIGNED[a.itemsize]))
+        self.write(statement.operands[0], operation(a, np.where(self.active, b, 1)).view(UNSIGNED[a.itemsize]))
 
     def do_popc(self, statement: Statement) -> None:
         bits = self.read(statement.operands[1], statement.parts[-1]).view(np.uint8).reshape(self.threads, -1)
@@ -360,7 +360,7 @@ class Machine(Block):
         if "param" in statement.parts:
             data = self.parameter_at(address, size * len(targets))
         elif "shared" in statement.parts:
-            data = self.load_shared(self.shared_places(address, size * len(targets)))
+            data = self.shared[self.block_of[:, None], self.shared_places(address, size * len(targets))]
         else:
             columns, rows, local = self.places(address, size * len(targets))
             data = self.local[rows, columns] if local else self.memory[columns]
@@ -387,7 +387,8 @@ class Machine(Block):
             self.result[self.active, place] = data[self.active]
             return
         if "shared" in statement.parts:
-            self.store_shared(self.shared_places(address, data.shape[1]), data)
+            places = self.shared_places(address, data.shape[1])
+            self.shared[self.block_of[self.active, None], places[self.active]] = data[self.active]
             return
         columns, rows, local = self.places(address, data.shape[1])
         if local:
@@ -397,3 +398,24 @@ class Machine(Block):
         assert taken.min() >= self.stores.start, "a store outside the result"
         assert taken.max() < self.stores.stop, "a store outside the result"
         self.memory[taken] = data[self.active]
+
+    def shared_places(self, address: Address, count: int) -> Array:
+        start = np.full(self.threads, address.offset, np.int64)
+        is_register = isinstance(address.base, Register)
+        start += self.read(address.base, "u64").astype(np.int64) if is_register else self.address_of(address.base)
+        assert (start[self.active] + count <= self.shared.shape[1]).all(), "an address behind a block's memory"
+        return np.where(self.active, start, 0)[:, None] + np.arange(count)
+
+    def do_shfl(self, statement: Statement) -> None:
+        assert statement.parts[1:3] == ["sync", "bfly"], statement.opcode
+        target, source, distance = statement.operands[:3]
+        lanes = np.arange(self.threads)
+        others = lanes ^ self.read(distance, "u32").astype(np.int64)
+        assert self.active[others[self.active]].all(), "a thread asks one that is elsewhere"
+        assert (others // WARP == lanes // WARP).all(), "a thread asks one of another warp"
+        self.write(target, self.read(source, "b32")[others])
+
+    def do_bar(self, statement: Statement) -> None:
+        """Threads meet again at the first instruction that any of them waits for, and so at this one."""
+        here = np.bincount(self.block_of, self.active)
+        assert np.isin(here, (0, np.bincount(self.block_of).max())).all(), "a part of a block waits at a barrier"

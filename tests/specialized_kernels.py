@@ -168,6 +168,12 @@ def places(threads: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(ROWS).expand(threads, FRAGMENT), first + torch.from_numpy(COLUMNS)
 
 
+def tables_of(ptx: str) -> dict[str, bytes]:
+    """The arrays of bytes that a module declares with their values, by name."""
+    found = re.findall(r"^\.global [^\n]* (\w+)\[\d+\] = \{([\d, ]*)\};", ptx, re.MULTILINE)
+    return {name: bytes(int(number) for number in numbers.split(",")) for name, numbers in found}
+
+
 class SpecializedEpilogue:
     """A kernel's epilogue function, run by as many threads as there are fragments."""
 
@@ -224,10 +230,9 @@ class SpecializedEpilogue:
         params = head + records.ljust(4 * 40, b"\0") + struct.pack("<QQii4x2H", 0, 0, MATRIX_ROWS, columns, *tile)
         assert len(params) == PARAMS_BYTES, len(params)
         symbols, memory = {}, params + tail
-        for name, numbers in re.findall(r"^\.global [^\n]* (\w+)\[\d+\] = \{([\d, ]*)\};", self.kernel, re.MULTILINE):
+        for name, table in tables_of(self.kernel).items():
             symbols[name] = len(memory)
-            memory += bytes(int(number) for number in numbers.split(","))
-            memory += bytes(-len(memory) % 16)
+            memory += table + bytes(-len(memory + table) % 16)
         return memory, symbols
 
 

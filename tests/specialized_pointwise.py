@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from ptx_machine import MEMORY_BASE, Machine
 from ptx_parser import Function, find_kernel
-from specialized_kernels import operand_types
+from specialized_kernels import operand_types, tables_of
 from torch import Tensor
 
 from cutfuse.epilogue import Program
@@ -26,9 +25,7 @@ class Memory:
 
     def __init__(self, ptx: str = "") -> None:
         self.image = bytearray()
-        self.symbols = {}
-        for name, numbers in re.findall(r"^\.global [^\n]* (\w+)\[\d+\] = \{([\d, ]*)\};", ptx, re.MULTILINE):
-            self.symbols[name] = self.add(bytes(int(number) for number in numbers.split(","))) - MEMORY_BASE
+        self.symbols = {name: self.add(table) - MEMORY_BASE for name, table in tables_of(ptx).items()}
 
     def add(self, data: bytes) -> int:
         self.image += bytes(-len(self.image) % ALIGNMENT)
