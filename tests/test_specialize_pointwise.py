@@ -46,7 +46,7 @@ FRAGMENT = 16
 
 
 def expected_of(program: Program, x: Tensor, operands: list[Tensor]) -> Tensor:
-    """The same program in the function that a GEMM kernel calls, whose bits test_specialize_interpreter.py compares."""
+    """The same program in the function that a GEMM kernel calls, whose bits test_specialize.py compares."""
     primitives = "Accurate" if x.dtype == torch.float32 else "Fast"
     function = SpecializedEpilogue(specialize(make_kernel(primitives), program))
     count = -(-x.numel() // FRAGMENT) * FRAGMENT
@@ -127,26 +127,41 @@ def test_an_operand_that_nothing_reads_is_not_loaded() -> None:
     check(program, x, [random(2, 40, seed=1), random(2, 40, seed=2)])
 
 
-def template() -> str:
-    return native.module().kernel_template("pointwise_float32")
-
-
+# What the message says, the template, and what its text has in the place of what.
 KERNEL_FAULTS = {
-    "does not begin with a cutfuse.layout": (r"cutfuse\.layout [^;]*;", "cutfuse.layout 1, 2;"),
-    "has '%r1' in cutfuse.layout": (r"cutfuse\.layout \d+", "cutfuse.layout %r1"),
-    "has an unknown mark cutfuse.other": (r"cutfuse\.load", "cutfuse.other"),
-    "has a cutfuse.load without an offset": (r"cutfuse\.load [^;]*", "cutfuse.load %rd1, %rd2, %rd3, {0}"),
-    "has a cutfuse.compute of another length": (r"cutfuse\.compute 0, \{%f\d+,", "cutfuse.compute 0, {"),
-    "has no '.minnctapersm": (r"\.minnctapersm", ".minblocks"),
+    "does not begin with a cutfuse.layout": ("pointwise", r"cutfuse\.layout [^;]*;", "cutfuse.layout 1, 2;"),
+    "has '%r1' in cutfuse.layout": ("pointwise", r"cutfuse\.layout \d+", "cutfuse.layout %r1"),
+    "has an unknown mark cutfuse.other": ("pointwise", r"cutfuse\.load", "cutfuse.other"),
+    "has a cutfuse.load without an offset": (
+        "pointwise",
+        r"cutfuse\.load [^;]*",
+        "cutfuse.load %rd1, %rd2, %rd3, {0}",
+    ),
+    "has a cutfuse.compute of another length": ("pointwise", r"cutfuse\.compute 0, \{%f\d+,", "cutfuse.compute 0, {"),
+    "has no '.minnctapersm": ("pointwise", r"\.minnctapersm", ".minblocks"),
+    "has a cutfuse.locate without a position": (
+        "row_reduce_amax",
+        r"cutfuse\.locate [^;]*",
+        "cutfuse.locate %rd1, %rd2, %rd3",
+    ),
+    "has a cutfuse.fetch without a piece": ("row_reduce_amax", r"cutfuse\.fetch [^;]*", "cutfuse.fetch 0"),
+    "has a cutfuse.derivative of another length": (
+        "pointwise_backward",
+        r"cutfuse\.derivative 0, \{%f\d+,",
+        "cutfuse.derivative 0, {",
+    ),
 }
 
 
 @pytest.mark.parametrize("message", KERNEL_FAULTS)
 def test_errors_name_what_a_kernel_lacks(message: str) -> None:
-    kernel, count = re.subn(*KERNEL_FAULTS[message], template())
+    core = native.module()
+    name, pattern, instead = KERNEL_FAULTS[message]
+    kernel, count = re.subn(pattern, instead, core.kernel_template(f"{name}_float32"))
     assert count
+    program = Program.parse("operands=0; tanh z; neg prev").native
     with pytest.raises(ValueError, match=f"the kernel's PTX {message}"):
-        native.module().specialize_kernel(kernel, Program.parse("operands=0; tanh z; neg prev").native, [])
+        core.specialize_kernel(kernel, program, [], derivatives=[0] if "backward" in name else [])
 
 
 def assert_assembles(programs: list[Program], folder: Path, architecture: str) -> None:

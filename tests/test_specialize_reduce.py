@@ -216,21 +216,6 @@ def test_operands_along_lines_of_several_dimensions(kind: str) -> None:
     )
 
 
-KERNEL_FAULTS = {
-    "has a cutfuse.locate without a position": (r"cutfuse\.locate [^;]*", "cutfuse.locate %rd1, %rd2, %rd3"),
-    "has a cutfuse.fetch without a piece": (r"cutfuse\.fetch [^;]*", "cutfuse.fetch 0"),
-}
-
-
-@pytest.mark.parametrize("message", KERNEL_FAULTS)
-def test_errors_name_what_a_kernel_lacks(message: str) -> None:
-    template = native.module().kernel_template(template_name(torch.float32, "amax"))
-    kernel, count = re.subn(*KERNEL_FAULTS[message], template)
-    assert count
-    with pytest.raises(ValueError, match=f"the kernel's PTX {message}"):
-        native.module().specialize_kernel(kernel, Program.parse("operands=0; tanh z; neg prev").native, [])
-
-
 @pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
