@@ -1,4 +1,4 @@
-"""How many threads compile epilogues at once, and what becomes of them, with a compiler in the driver's place."""
+"""How many threads compile epilogues at once, what becomes of them, and the limits of a process."""
 
 from __future__ import annotations
 
@@ -67,14 +67,13 @@ def own_threads() -> int:
     return sum(thread.name == "cutfuse-specialization" for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize(("processors", "count"), [(1, 1), (2, 1), (7, 1), (8, 2), (15, 3), (16, 4), (128, 4)])
-def test_a_machine_of_many_processors_has_several(processors: int, count: int) -> None:
-    assert threads_of(processors) == count
-
-
-@pytest.mark.parametrize(("processors", "count"), [(1, 1), (2, 1), (4, 2), (8, 4), (16, 8), (128, 8)])
-def test_a_caller_that_waits_has_more(processors: int, count: int) -> None:
-    assert threads_while_waited(processors) == count >= threads_of(processors)
+@pytest.mark.parametrize(
+    ("processors", "count", "while_waited"),
+    [(1, 1, 1), (2, 1, 1), (4, 1, 2), (7, 1, 3), (8, 2, 4), (15, 3, 7), (16, 4, 8), (128, 4, 8)],
+)
+def test_a_machine_of_many_processors_has_several(processors: int, count: int, while_waited: int) -> None:
+    """A caller that waits has more."""
+    assert (threads_of(processors), threads_while_waited(processors)) == (count, while_waited)
 
 
 def test_more_are_compiled_at_once_while_a_caller_waits(
@@ -173,32 +172,25 @@ def test_an_exception_in_one_thread_leaves_the_others_at_work(
     assert [given.exc_value.__class__ for given in printed] == [ZeroDivisionError] * 2
 
 
-def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_asked_again", [True, False])
+def test_where_no_thread_can_be_started(
+    compiler: CountingCompiler, monkeypatch: pytest.MonkeyPatch, is_asked_again: bool
+) -> None:
+    """A further call starts one, and a caller that waits compiles."""
+
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-
-
-def test_a_further_call_starts_the_thread_that_could_not_be_started(
-    compiler: CountingCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = epilogues(1)
+    found = epilogues(3)
     with monkeypatch.context() as patch:
-        refuse_threads(patch)
+        patch.setattr(threading.Thread, "start", refuse)
         specialize.request(found)
+        with pytest.raises(TimeoutError, match="3 epilogues are still"):
+            cutfuse.wait(0)
+        if not is_asked_again:
+            assert cutfuse.wait(30) == 3
     specialize.request(found)
-    assert cutfuse.wait(30) == 1
-
-
-def test_a_caller_that_waits_compiles_where_no_thread_can_be_started(
-    compiler: CountingCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refuse_threads(monkeypatch)
-    specialize.request(epilogues(3))
-    with pytest.raises(TimeoutError, match="3 epilogues are still"):
-        cutfuse.wait(0)
-    assert cutfuse.wait(30) == 3
+    assert cutfuse.wait() == 3
 
 
 def test_waiting_includes_what_other_callers_compile(compiler: CountingCompiler) -> None:
@@ -211,3 +203,28 @@ def test_waiting_includes_what_other_callers_compile(compiler: CountingCompiler)
     compiler.may_go_on.set()
     assert cutfuse.wait(30) == 1
     caller.join(30)
+
+
+def test_ever_new_chains(compiler: CountingCompiler) -> None:
+    """Beyond the limit they are interpreted; nothing grows with their number."""
+    compiler.may_go_on.clear()
+    limit = core.most_specializations
+    ops = ("relu", "neg", "abs", "square", "tanh", "sigmoid", "floor", "ceil")
+    found = []
+    for number in range(limit + 100):
+        chain = "; ".join(f"{ops[number // 8**place % 8]} {'prev' if place else 'z'}" for place in range(5))
+        found.append(core.find_specialization("any", 0, Program.parse(f"operands=0; {chain}; neg prev").native, []))
+        specialize.request([] if found[-1] is None else [found[-1]])
+    assert all(found[:limit])
+    assert not any(found[limit:])
+    assert core.specialization_count() == limit
+    compiler.may_go_on.set()
+    assert cutfuse.wait(60) == limit
+
+
+def test_what_nobody_asks_for_has_a_limit_of_its_own(compiler: CountingCompiler) -> None:
+    """Explanations find such epilogues."""
+    program = Program.parse("operands=0; tanh z; neg prev").native
+    limit = core.most_specializations
+    assert all(core.find_specialization(f"kernel {number}", 0, program, []) for number in range(8 * limit))
+    assert core.find_specialization("one more", 0, program, []) is None
