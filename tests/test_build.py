@@ -33,33 +33,26 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture(params=["/usr/bin/nvcc", None])
-def nvcc(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    monkeypatch.setattr(cuda_requirements, "find_nvcc", lambda compiler: request.param)
-    return request.param
+# Settings, and what is asked for with an nvcc and without one.
+REQUIREMENTS: list[tuple[dict[str, str | list[str]], list[str], list[str]]] = [
+    ({}, CUTLASS, []),
+    ({"cmake.define.CUTFUSE_NVCC_WHEELS": "ON"}, CUTLASS, NVCC + CUTLASS),
+    ({"cmake.define.CUTFUSE_CUDA": "OFF"}, [], []),
+    ({"cmake.define.CUTFUSE_CUDA": "off", "cmake.define.CUTFUSE_NVCC_WHEELS": "ON"}, [], []),
+    ({"skbuild.cmake.define.CUTFUSE_CUDA": "OFF"}, [], []),
+    ({"cmake.args": ["-DOTHER=1", "-DCUTFUSE_CUDA:STRING=OFF"]}, [], []),
+    ({"cmake.define.CUTFUSE_PREBUILT_KERNELS": "/some/libcutfuse_kernels.a"}, [], []),
+    ({"cmake.define.CUTLASS_DIR": "/some/cutlass"}, [], []),
+]
 
 
-def test_cutlass_is_asked_for_only_with_an_nvcc(nvcc: str | None) -> None:
-    assert cuda_requirements.cuda_requirements(None) == (CUTLASS if nvcc else [])
-
-
-def test_nvcc_wheels_are_asked_for_only_without_an_nvcc(nvcc: str | None) -> None:
-    settings = {"cmake.define.CUTFUSE_NVCC_WHEELS": "ON"}
-    assert cuda_requirements.cuda_requirements(settings) == (CUTLASS if nvcc else NVCC + CUTLASS)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"cmake.define.CUTFUSE_CUDA": "OFF"},
-        {"cmake.define.CUTFUSE_CUDA": "off", "cmake.define.CUTFUSE_NVCC_WHEELS": "ON"},
-        {"skbuild.cmake.define.CUTFUSE_CUDA": "OFF"},
-        {"cmake.args": ["-DOTHER=1", "-DCUTFUSE_CUDA:STRING=OFF"]},
-        {"cmake.define.CUTFUSE_PREBUILT_KERNELS": "/some/libcutfuse_kernels.a"},
-    ],
-)
-def test_a_build_without_nvcc_asks_for_nothing(nvcc: str | None, settings: dict[str, str | list[str]]) -> None:
-    assert cuda_requirements.cuda_requirements(settings) == []
+@pytest.mark.parametrize(("settings", "with_nvcc", "without"), REQUIREMENTS)
+def test_what_a_build_asks_for(
+    settings: dict, with_nvcc: list[str], without: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for nvcc, expected in (("/usr/bin/nvcc", with_nvcc), (None, without)):
+        monkeypatch.setattr(cuda_requirements, "find_nvcc", lambda compiler, nvcc=nvcc: nvcc)
+        assert cuda_requirements.cuda_requirements(settings or None) == expected
 
 
 @pytest.mark.parametrize(
@@ -76,8 +69,8 @@ def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch,
     assert cuda_requirements.cmake_variable("CUTFUSE_CUDA", {"cmake.define.CUTFUSE_CUDA": "ON"}) == "ON"
 
 
-def test_a_cutlass_tree_replaces_the_wheel(nvcc: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cuda_requirements.cuda_requirements({"cmake.define.CUTLASS_DIR": "/some/cutlass"}) == []
+def test_a_cutlass_tree_in_the_environment_replaces_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_requirements, "find_nvcc", lambda compiler: "/usr/bin/nvcc")
     monkeypatch.setenv("CUTLASS_DIR", "/some/cutlass")
     assert cuda_requirements.cuda_requirements(None) == []
 
@@ -194,16 +187,15 @@ def test_the_launcher_keeps_the_ptx(tmp_path: Path, capfd: pytest.CaptureFixture
         assert "nvcc kept no PTX" in capfd.readouterr().err
 
 
-def test_pybind11_is_the_builds_where_the_stub_is_made() -> None:
-    """How it writes types down differs between versions."""
-    assert len(re.findall(r'"pybind11==([\d.]+)"', (ROOT / "pyproject.toml").read_text())) == 2
-    assert len(set(re.findall(r'"pybind11[^"-]*"', (ROOT / "pyproject.toml").read_text()))) == 1
-
-
-def test_pre_commit_pins_what_ci_installs() -> None:
-    pins = set(re.findall(r'"((?:ruff|clang-format)==[\d.]+)"', (ROOT / "pyproject.toml").read_text()))
-    assert pins == set(re.findall(r'"((?:ruff|clang-format)==[\d.]+)"', (ROOT / ".pre-commit-config.yaml").read_text()))
+def test_tools_have_one_pin() -> None:
+    """How pybind11 writes types down differs between versions; pre-commit runs what CI installs."""
+    metadata, hooks = ((ROOT / name).read_text() for name in ("pyproject.toml", ".pre-commit-config.yaml"))
+    pins = re.findall(r'"pybind11[^"-]*"', metadata)
     assert len(pins) == 2
+    assert len({*pins, *re.findall(r'"pybind11==[\d.]+"', metadata)}) == 1
+    linters = [set(re.findall(r'"((?:ruff|clang-format)==[\d.]+)"', text)) for text in (metadata, hooks)]
+    assert linters[0] == linters[1]
+    assert len(linters[0]) == 2
 
 
 # What the release script decides: interpreters, versions, commands; and what an audited wheel may not have.
@@ -251,17 +243,15 @@ def test_a_missing_interpreter_is_a_row_of_its_own(capsys: pytest.CaptureFixture
     assert row.state.startswith("missing")
 
 
-@pytest.mark.parametrize(("flags", "status"), [([], 0), (["--require-all"], 1)])
-def test_missing_interpreters_fail_where_all_are_required(
-    flags: list[str], status: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("state", "flags", "status"),
+    [("missing: none", [], 0), ("missing: none", ["--require-all"], 1), ("failed: why", [], 1)],
+)
+def test_missing_interpreters_fail_where_all_are_required_and_failed_builds_always(
+    state: str, flags: list[str], status: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(build_wheels, "build_all", lambda *_: [build_wheels.Row("3.14", "missing: none")])
+    monkeypatch.setattr(build_wheels, "build_all", lambda *_: [build_wheels.Row("3.14", state)])
     assert build_wheels.main(["--without-kernels", "--work-dir", str(tmp_path), *flags]) == status
-
-
-def test_a_failed_build_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(build_wheels, "build_all", lambda *_: [build_wheels.Row("3.14", "failed: why")])
-    assert build_wheels.main(["--without-kernels", "--work-dir", str(tmp_path)]) == 1
 
 
 def test_a_toolkit_is_a_folder_or_a_version(tmp_path: Path) -> None:
@@ -289,25 +279,20 @@ def test_the_local_version_is_written_where_the_build_reads_it() -> None:
         wheel_plan.with_local_version(changed, "cu130")
 
 
-def test_the_classifiers_are_the_pythons_of_the_wheels() -> None:
-    named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text())
+def test_the_pythons_of_the_wheels_are_those_of_the_metadata() -> None:
+    metadata = (ROOT / "pyproject.toml").read_text()
+    named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', metadata)
     assert named == [version for version in wheel_plan.WANTED if not version.endswith("t")]
-
-
-def test_the_oldest_wheel_is_of_the_oldest_python_that_the_package_takes() -> None:
-    assert f'requires-python = ">={wheel_plan.WANTED[0]}"' in (ROOT / "pyproject.toml").read_text()
+    assert f'requires-python = ">={wheel_plan.WANTED[0]}"' in metadata
 
 
 @pytest.mark.parametrize(
     "name", ["libtorch.so", "libc10.so", "libcuda.so.1", "libcudart.so.13", "libpython3.12.so.1.0"]
 )
 def test_a_module_linked_with_what_users_bring_fails(name: str) -> None:
+    audit_wheel.check_libraries({"libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6"})  # the system alone
     with pytest.raises(audit_wheel.AuditError, match=name.replace(".", r"\.")):
         audit_wheel.check_libraries({"libc.so.6", name})
-
-
-def test_a_module_linked_with_the_system_alone_passes() -> None:
-    audit_wheel.check_libraries({"libstdc++.so.6", "libm.so.6", "libgcc_s.so.1", "libc.so.6"})
 
 
 def test_a_gcc_that_is_too_new_is_named_as_the_cause() -> None:
