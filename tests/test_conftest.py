@@ -7,22 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from device_order import order_of, visible_devices
-from poison import free_blocks, poison
+from poison import poison
 
 on_gpu = [pytest.mark.gpu, pytest.mark.no_path("calls no public function")]
 SIZES = (1, 100, 4096, 200_000, 1 << 20, 10_000_000, 40_000_000)
-
-
-def test_free_blocks_are_those_that_an_allocation_may_be_given() -> None:
-    def block(address: int, state: str) -> dict[str, object]:
-        return {"address": address, "size": 512, "state": state}
-
-    segments = [
-        {"segment_pool_id": (0, 0), "blocks": [block(0, "active_allocated"), block(512, "inactive")]},
-        {"segment_pool_id": (0, 1), "blocks": [block(1024, "inactive")]},  # of a CUDA graph
-        {"blocks": [block(2048, "active_awaiting_free"), block(2560, "inactive")]},
-    ]
-    assert list(free_blocks(segments)) == [(512, 512), (2560, 512)]
 
 
 def is_poisoned(tensor: torch.Tensor) -> bool:
