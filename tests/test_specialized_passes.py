@@ -564,6 +564,14 @@ def test_the_operator_of_derivatives(
     assert [kernel > 0 for kernel in backward_kernels(launches)] == [True, False]
 
 
+def test_a_reductions_weights_are_interpreted(launches: EmulatedLaunches) -> None:
+    x = torch.randn(8, 64).bfloat16()
+    result = torch.logsumexp(x.float(), 1, keepdim=True)
+    with compiler() as compiled, cutfuse.specialization("now"):
+        cuda.pointwise_backward(torch.ones(8, 1), x, [], "operands=0; tanh z", "logsumexp", result, [0], False)
+    assert backward_kernels_asked(compiled) == []
+
+
 def test_what_compares_with_a_reductions_result_is_computed_as_there(launches: EmulatedLaunches) -> None:
     """Kernels of reductions have accurate primitives, whose last bits the fast ones of 16-bit tensors lose."""
     x = torch.randn(8, 64).bfloat16()
