@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> ModuleType:
     """`native.core` is what `module()` gives, with types: those of a module are known under a name only."""
     if name == "core":
-        globals()[name] = module()
         return module()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
