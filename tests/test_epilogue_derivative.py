@@ -20,13 +20,8 @@ from cutfuse.epilogue.derivative import INPUT, NOTHING, OUTPUT, Derivative, deri
 
 DERIVATIVE: Any = sys.modules["cutfuse.epilogue.derivative"]
 UNARY = {name: function for name, (function, operands) in LANGUAGE.items() if operands == 0}
-# But for the decomposition of logit, which is 0 at NaN, and for gradients that are a number and raise AttributeError.
-UNARY |= {
-    name: function
-    for name, function in FUNCTIONS.items()
-    if count_arguments(function) == 1 and name not in ("logit_margin", "power_0", "round_decimals")
-}
-WITHOUT_GRADIENT = {"mask_to_float", "angle"}
+UNARY |= {name: function for name, function in FUNCTIONS.items() if count_arguments(function) == 1}
+WITHOUT_GRADIENT = {"mask_to_float", "angle", "power_0", "round_decimals", "logit_margin"}
 SPECIAL = [0.0, 0.5, 1.0, 3.0, 20.0, 200.0, torch.inf]
 SPECIAL = [*SPECIAL, *(-value for value in SPECIAL), 6.0, torch.nan]
 

@@ -120,6 +120,8 @@ class _Recorder(TorchDispatchMode):
         found = self._expression(name, args, given)
         if found is None:
             decomposition = torch._decomp.decomposition_table.get(function, _no_decomposition)
+            if name == "logit_backward" and args[2:] not in ((), (None,)):
+                decomposition = _no_decomposition  # it gives 0 at NaN, and PyTorch NaN
             with self:
                 result = decomposition(*args, **given)
             if result is NotImplemented:
@@ -153,7 +155,7 @@ class _Recorder(TorchDispatchMode):
             return None
         try:
             return _simplified(_bare(calls.call(function, tuple(values), keywords)))
-        except (EpilogueError, TypeError):  # parameters that the language does not have
+        except (EpilogueError, TypeError, AttributeError):  # for parameters that the language lacks, or numbers alone
             return None
 
 
