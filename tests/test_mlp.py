@@ -329,7 +329,7 @@ def test_calls_like_one_before_are_not_checked_again(gate: bool, monkeypatch: py
 
 
 @needs_exchange_api
-def test_forward_mode_derivatives_of_calls_like_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forward_mode_derivatives_of_calls_like_one_before() -> None:
     case = make(0, gate=True, leading=(32,), sizes=(64, 128, 64), frozen=["x"])
     tangent = torch.randn(case.tensors["x"].shape, generator=torch.Generator().manual_seed(1))
 
@@ -340,8 +340,9 @@ def test_forward_mode_derivatives_of_calls_like_one_before(monkeypatch: pytest.M
             return found
 
     right = derivative(case.eager)
-    with emulated_device():
-        monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: arguments.why_transformed())
+    # A patch of its own, which ends before that of `emulated_device` for the same function.
+    with emulated_device(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arguments, "why_composed", lambda x, arithmetic: arguments.why_transformed())
         first = case.call()
         torch.testing.assert_close(derivative(case.call), right)
         assert type(first.grad_fn) is type(case.call().grad_fn)
