@@ -66,8 +66,8 @@ bool mlp_waits_for_host(TrainedShape const& first, TrainedShape const& last, DTy
   // 1503x1504x1040 in bf16 with gelu took 194 as one node where eager's took 111. On a CPU that stands for a GPU the
   // node takes 2.2 times eager's host time, and its layers one after another 1.5.
   constexpr double kHostMicroseconds = 150.0;
-  double const steps = predict_step(first, dtype, multiprocessors, as_tf32) +
-                       predict_step(last, dtype, multiprocessors, as_tf32);
+  double const steps =
+      predict_step(first, dtype, multiprocessors, as_tf32) + predict_step(last, dtype, multiprocessors, as_tf32);
   return steps < kHostMicroseconds;
 }
 
