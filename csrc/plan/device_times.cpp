@@ -8,12 +8,12 @@ namespace cutfuse {
 namespace {
 
 #define CUTFUSE_DEVICE(...)
-#define CUTFUSE_TIME(number, value) +1
-constexpr size_t kRows = 0
+#define CUTFUSE_TIME(number, value) value,
+constexpr double kValues[] = {
 #include "plan/devices/h200.def"
-    ;
+};
 #undef CUTFUSE_TIME
-static_assert(kRows * sizeof(double) == sizeof(DeviceNumbers), "the first device's table has a row for each number");
+static_assert(sizeof(kValues) == sizeof(DeviceNumbers), "the first device's table has a row for each number");
 
 // Calls visit with the name of each number and the number.
 template <class Visit>
