@@ -153,11 +153,13 @@ def check_gradients(
     wide = [t.detach().double().requires_grad_() for t in tensors]
     exact = epilogue(F.linear(*wide[:3]), *wide[3:])
     expected = torch.autograd.grad(exact, wide, grad.double())
-    least = 0.0 if dtype is torch.float32 else 1.0
     for own, like, right in zip((y, *found), (grad, *tensors), (exact, *expected), strict=True):
         assert (own.shape, own.dtype) == (like.shape, like.dtype)
-        atol = tolerance * (least + right.abs().max().item())
-        torch.testing.assert_close(own.double(), right, rtol=tolerance, atol=atol)
+        if dtype is torch.float32:  # of a million elements, one next to the kink of a relu may fall on its other side
+            assert (own.double() - right).norm() <= 10 * tolerance * right.norm()
+        else:
+            atol = tolerance * (1.0 + right.abs().max().item())
+            torch.testing.assert_close(own.double(), right, rtol=tolerance, atol=atol)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
