@@ -329,6 +329,7 @@ def test_calls_like_one_before_are_not_checked_again(gate: bool, monkeypatch: py
 
 
 @needs_exchange_api
+@pytest.mark.filterwarnings("ignore:.*torch.jit")  # of PyTorch's own decompositions
 def test_forward_mode_derivatives_of_calls_like_one_before() -> None:
     case = make(0, gate=True, leading=(32,), sizes=(64, 128, 64), frozen=["x"])
     tangent = torch.randn(case.tensors["x"].shape, generator=torch.Generator().manual_seed(1))
