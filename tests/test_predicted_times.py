@@ -83,7 +83,7 @@ def test_what_is_stored_beside_the_result_takes_time(shape: tuple[int, int, int]
     assert best.microseconds > plain.alternatives[0].microseconds
     assert best.microseconds == pytest.approx(fused, rel=0.15, abs=4.5)
     assert cublas.microseconds == pytest.approx(unfused, rel=0.15, abs=4.5)
-    if abs(fused - unfused) > 0.06 * unfused:  # beyond the error of predictions: 16384x4096x4096 is taken for the other
+    if abs(fused - unfused) > 0.01 * unfused:  # either is right where they take as long
         assert storing.is_fused == (fused < unfused)
 
 
