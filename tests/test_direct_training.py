@@ -131,10 +131,12 @@ def check_gradients(
     sizes: list[tuple[int, int]],
     operand_dtypes: list[torch.dtype],
     tolerance: float,
+    most_operands: int,
 ) -> None:
     """Of a layer whose second call runs directly: its result and its gradients are PyTorch's in fp64."""
+    torch.manual_seed(1)  # sums that cancel to nothing have no relative error
     leading, (n, k) = draw(st.sampled_from(leadings)), draw(st.sampled_from(sizes))
-    kinds = draw(st.lists(st.sampled_from([FULL, ROW, ROW_MATRIX, COLUMN, SCALAR]), max_size=2))
+    kinds = draw(st.lists(st.sampled_from([FULL, ROW, ROW_MATRIX, COLUMN, SCALAR]), max_size=most_operands))
     epilogue = draw(st.sampled_from(EPILOGUES[len(kinds)]))
     shapes = [(*leading, k), (n, k), (n,), *(operand_shape(kind, leading, n) for kind in kinds)]
     dtypes = [dtype] * 3 + [draw(st.sampled_from(operand_dtypes)) for _ in kinds]
@@ -153,13 +155,11 @@ def check_gradients(
     wide = [t.detach().double().requires_grad_() for t in tensors]
     exact = epilogue(F.linear(*wide[:3]), *wide[3:])
     expected = torch.autograd.grad(exact, wide, grad.double())
+    least = 0.0 if dtype is torch.float32 else 1.0
     for own, like, right in zip((y, *found), (grad, *tensors), (exact, *expected), strict=True):
         assert (own.shape, own.dtype) == (like.shape, like.dtype)
-        if dtype is torch.float32:  # of a million elements, one next to the kink of a relu may fall on its other side
-            assert (own.double() - right).norm() <= 10 * tolerance * right.norm()
-        else:
-            atol = tolerance * (1.0 + right.abs().max().item())
-            torch.testing.assert_close(own.double(), right, rtol=tolerance, atol=atol)
+        atol = tolerance * (least + right.abs().max().item())
+        torch.testing.assert_close(own.double(), right, rtol=tolerance, atol=atol)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -168,7 +168,7 @@ def test_broadcast_operands_have_pytorchs_gradients(launches: EmulatedLaunches, 
     """z is kept in bf16, and so is what is multiplied again."""
     leadings: list[tuple[int, ...]] = [(1,), (5,), (130,), (2, 3)]
     sizes, operand_dtypes = [(8, 16), (24, 8), (1, 8), (72, 40)], [torch.float32, torch.bfloat16]
-    check_gradients(data.draw, launches, torch.bfloat16, leadings, sizes, operand_dtypes, 0.05)
+    check_gradients(data.draw, launches, torch.bfloat16, leadings, sizes, operand_dtypes, 0.05, 2)
 
 
 @pytest.mark.parametrize("out_of_range", [[], [True], [False, True]])
@@ -181,5 +181,5 @@ def test_products_of_parts_have_pytorchs_gradients(
     leadings: list[tuple[int, ...]] = [(300,), (1024,), (4, 192)]
     sizes = [(1000, 2048), (2048, 1032), (1540, 2020)]
     with emulated_device(launches=EmulatedLaunches(out_of_range)) as launches:
-        check_gradients(data.draw, launches, torch.float32, leadings, sizes, [torch.float32], 1e-4)
+        check_gradients(data.draw, launches, torch.float32, leadings, sizes, [torch.float32], 1e-4, 1)
     assert "split" in launches.names
