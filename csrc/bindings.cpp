@@ -38,7 +38,7 @@ Instruction to_instruction(InstructionTuple const& fields, size_t index) {
   return instruction;
 }
 
-Program make_program(std::vector<InstructionTuple> const& instructions, int operand_count) {
+Program make_program(std::vector<InstructionTuple> const& instructions, int operand_count, bool is_eager) {
   if (instructions.size() > static_cast<size_t>(kMaxInstructions)) {
     throw py::value_error("a program has at most " + std::to_string(kMaxInstructions) + " instructions, got " +
                           std::to_string(instructions.size()));
@@ -51,6 +51,10 @@ Program make_program(std::vector<InstructionTuple> const& instructions, int oper
   }
   std::string const fault = find_fault(program);
   if (!fault.empty()) throw py::value_error(fault);
+  for (int index = 0; index < program.length; ++index) {
+    Instruction& instruction = program.instructions[index];
+    instruction.is_eager = is_eager && has_eager_formula(kOps[instruction.op]) ? 1 : 0;
+  }
   complete(program);
   return program;
 }
@@ -100,6 +104,7 @@ std::vector<ReductionInfo> reduction_table() { return {std::begin(kReductions) +
 void evaluate(Program const& program, uintptr_t input, uintptr_t output, int64_t count,
               std::vector<std::tuple<uintptr_t, int64_t>> const& operands, int wrt) {
   check_operand_count(program, operands.size());
+  if (has_eager_formulas(program)) throw py::value_error("the host has none of PyTorch's own formulas");
   if (count < 0) throw py::value_error("count has to be at least 0, got " + std::to_string(count));
   if (wrt < -1 || wrt > program.operand_count) {
     throw py::value_error("wrt has to be in -1.." + std::to_string(program.operand_count) + ", got " +
@@ -132,6 +137,7 @@ void bind_epilogue(py::module_& module) {
           "fast_work", [](OpInfo const& op) { return pair_of_work(op.fast); },
           "Instructions of the value with the fast primitives, and the special functions among them.")
       .def_property_readonly("accurate_work", [](OpInfo const& op) { return pair_of_work(op.accurate); })
+      .def_readonly("eager", &OpInfo::eager)
       .def_readonly("special", &OpInfo::special);
   module.def("op_table", &op_table, "The rows of ops.def, in the order of their codes.");
   module.def("limits", &limits, "The most instructions, operands and slots that a program has.");
@@ -145,7 +151,7 @@ void bind_epilogue(py::module_& module) {
   module.def("reduction_table", &reduction_table, "The rows of reductions.def.");
   module.def("build_info", &build_info, "What the kernels were compiled with; empty texts where there are none.");
   py::class_<Program>(module, "Program", "An epilogue program, validated.")
-      .def(py::init(&make_program), py::arg("instructions"), py::arg("operand_count"))
+      .def(py::init(&make_program), py::arg("instructions"), py::arg("operand_count"), py::arg("is_eager") = false)
       .def_property_readonly("operand_count", [](Program const& program) { return program.operand_count; })
       .def_property_readonly("cost", &cost_of)
       .def("specialized_cost", &specialized_cost_of, py::arg("is_accurate"),
@@ -159,6 +165,8 @@ void bind_epilogue(py::module_& module) {
           "The same program for kernels that have no chain compiled in, but interpret each.")
       .def_property_readonly("scaling", &scaling_of,
                              "(scale, weight) where it is scale * z, times operand `weight` unless that is -1.")
+      .def_property_readonly("has_eager_formulas", &has_eager_formulas,
+                             "Whether only a kernel with the program compiled in computes it.")
       .def("__bytes__", &bytes_of, "What a kernel is given.")
       .def("is_same", &is_same, py::arg("other"), "Whether both run the same instructions.")
       .def("__len__", [](Program const& program) { return program.length; });

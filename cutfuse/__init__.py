@@ -15,6 +15,7 @@ from .pointwise import pointwise, sigmoid
 from .precision import get_precision, precision, set_precision
 from .prepare import PreparedWeight, prepare
 from .reduce import reduce, sum
+from .rounding import get_rounding, rounding, set_rounding
 from .specialization import get_specialization, set_specialization, specialization, wait
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "explain_model",
     "get_batch_invariant",
     "get_precision",
+    "get_rounding",
     "get_specialization",
     "is_available",
     "linear",
@@ -40,8 +42,10 @@ __all__ = [
     "precision",
     "prepare",
     "reduce",
+    "rounding",
     "set_batch_invariant",
     "set_precision",
+    "set_rounding",
     "set_specialization",
     "sigmoid",
     "specialization",

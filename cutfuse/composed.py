@@ -6,14 +6,14 @@ rounding to the result's type at the end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .epilogue import Program, evaluate
+from .epilogue import Epilogue, Program, evaluate
 from .epilogue.program import arithmetic_dtype
 from .epilogue.table import REDUCTIONS
 
@@ -26,6 +26,7 @@ class PyTorchCall(NamedTuple):
     because: str  # why
     dims: tuple[int, ...] = ()  # of a reduction
     flops: int = 0  # of a product
+    bits: str = ""  # what is to say of them, with `rounding="eager"`
 
 
 def apply(program: Program, x: Tensor, operands: Sequence[Tensor]) -> Tensor:
@@ -73,6 +74,27 @@ def linear_reduce(
     out_dtype: torch.dtype,
 ) -> Tensor:
     return after_product(F.linear(x, weight, bias), operands, program, reduction, out_dtype)
+
+
+def linear_eagerly(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    epilogue: Callable[..., Tensor] | Epilogue | None,
+    operands: Sequence[Tensor | float],
+    reduction: str | None,
+    keepdim: bool,
+    out_dtype: torch.dtype | None,
+) -> Tensor:
+    """What PyTorch computes in eager mode: each operation as the caller wrote it, in the tensors' types."""
+    y = z = F.linear(x, weight, bias)
+    if epilogue is not None:
+        y = (epilogue.run_eagerly if isinstance(epilogue, Epilogue) else epilogue)(z, *operands)
+    if y.shape != z.shape:
+        y = y.broadcast_to(torch.broadcast_shapes(y.shape, z.shape)).reshape(z.shape)
+    if reduction is not None:
+        y = REDUCTIONS[reduction](y, -1, keepdim=keepdim)
+    return y if out_dtype is None else y.to(out_dtype)
 
 
 def after_product(

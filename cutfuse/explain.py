@@ -23,6 +23,7 @@ from .invariance import is_batch_invariant, require
 from .layer import autograd, schema
 from .layer.autograd import needs_gradient
 from .layer.call_plans import lay_out_pointwise, lay_out_reduction
+from .layer.eager import known_bits
 from .layer.layouts import dtype_codes, reduction_codes
 from .layer.linear_plan import (
     KEEPS,
@@ -38,7 +39,7 @@ from .layer.planner import LinearArguments, why_no_kernels
 from .layer.prepared import Planes
 from .layer.specialize import Epilogues, explain_pass, find_row_reduction
 from .layer.training_step import hands_gradient_on, plan_backward_products, storing
-from .linear import LinearCall, for_operators, is_plain, linear, normalise_linear
+from .linear import EAGER, LinearCall, describe_linear, for_operators, is_plain, linear
 from .mlp import MLPCall, mlp, normalise_mlp
 from .native import check_devices, describe_prediction, predicting
 from .nn.linear_cross_entropy import LinearCrossEntropy
@@ -155,9 +156,14 @@ def explain(*args: Any, device: str | None = None, **kwargs: Any) -> Explanation
 
 
 def _bits(call: Call) -> str:
-    """What a row's bits depend on within `cutfuse.batch_invariant()`, where the call may raise; empty outside of it."""
+    """What a row's bits depend on within `cutfuse.batch_invariant()`, where the call may raise, or whose they are with
+    `rounding="eager"`; empty elsewhere."""
     if not is_batch_invariant():
-        return ""
+        return _eager_bits(call)
+    if (isinstance(call, PyTorchCall) and call.bits) or (
+        isinstance(call, LinearCall) and call.epilogue.program.is_eager
+    ):
+        require(EAGER)
     if isinstance(call, PyTorchCall):
         require(call.because)
     elif isinstance(call, PointwiseCall | ReduceCall):
@@ -170,6 +176,23 @@ def _bits(call: Call) -> str:
         arguments = _arguments_of(layer, program, reduction, out_dtype)
         require_kernel(plan_call(arguments), arguments)
     return _INVARIANT
+
+
+def _eager_bits(call: Call) -> str:
+    if isinstance(call, PyTorchCall):
+        return call.bits
+    if not isinstance(call, LinearCall) or not call.epilogue.program.is_eager:
+        return ""
+    arguments = _arguments_of(call, call.epilogue.program, call.reduction, call.out_dtype)
+    plan = plan_call(arguments)
+    if not plan.is_fused:
+        return "PyTorch's own: cuBLAS multiplies, and the kernel behind it rounds as PyTorch does"
+    is_same = known_bits(arguments, plan.alternatives[plan.chosen].name)
+    if is_same is None:
+        return "PyTorch's own: the first call compares the kernel's product with cuBLAS's, which runs if they differ"
+    if is_same:
+        return "PyTorch's own: the kernel's product of random matrices had the bits of cuBLAS's"
+    return "PyTorch's own: cuBLAS multiplies, whose bits the kernel's product of random matrices did not have"
 
 
 def _layers_of(call: Call) -> list[LinearCall]:
@@ -505,7 +528,7 @@ Call = LinearCall | MLPCall | PointwiseCall | ReduceCall | PyTorchCall
 Normaliser = Callable[..., Call]  # takes what a call takes, and gives its normal form without running it
 
 NORMALISERS: dict[Callable[..., Tensor], Normaliser] = {
-    linear: normalise_linear,
+    linear: describe_linear,
     mlp: normalise_mlp,
     pointwise: normalise_pointwise,
     sigmoid: normalise_sigmoid,

@@ -25,7 +25,8 @@ from .invariance import is_batch_invariant, may_be_batch_invariant, require, wit
 from .layer.autograd import composes_gradient, differentiate, needs_gradient
 from .layer.linear_plan import plan_call
 from .layer.planner import LinearArguments
-from .linear import autocast_inputs, linear, normalise_linear
+from .linear import autocast_inputs, normalise_linear
+from .linear import linear_once as linear
 from .pointwise import pointwise
 from .precision import captured_mode, in_captured_mode
 from .reduce import reduce

@@ -8,26 +8,14 @@ the number of rows. A thread's innermost `with batch_invariant()` decides, then 
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Iterator
-from contextvars import ContextVar
 
 from . import dynamo
+from .switch import Switch
 
 _INSIDE = "a compiled function reads cutfuse.batch_invariant when it runs: enter it around the call of the function"
 
 
-class _Process:
-    """What holds in this process. Dynamo guards what it reads of it, so that compiled code follows."""
-
-    holds_somewhere = False  # in a thread's context, or by `set_batch_invariant`
-
-
-process = _Process()
-_contexts = 0  # that are entered, of all threads
-_counting = threading.Lock()
-_of_process = False  # which direct calls read by this name
-_context: ContextVar[bool | None] = ContextVar("cutfuse.batch_invariant", default=None)
+process = Switch("cutfuse.batch_invariant")
 
 
 @dynamo.disable_because(_INSIDE)
@@ -44,7 +32,7 @@ def batch_invariant(enabled: bool = True) -> contextlib.AbstractContextManager[N
     Raises:
         TypeError: `enabled` is no bool.
     """
-    return _entered(_checked("batch_invariant", enabled))
+    return process.entered(_checked("batch_invariant", enabled))
 
 
 @dynamo.disable_because("call cutfuse.set_batch_invariant outside of compiled functions, which read it when they run")
@@ -54,20 +42,17 @@ def set_batch_invariant(enabled: bool) -> None:
     Raises:
         TypeError: `enabled` is no bool.
     """
-    global _of_process
-    _of_process = _checked("set_batch_invariant", enabled)
-    _count(0)
+    process.set_process(_checked("set_batch_invariant", enabled))
 
 
 def get_batch_invariant() -> bool:
     """What `set_batch_invariant` was given last, whatever context this is; False before that."""
-    return _of_process
+    return process.of_process
 
 
 @dynamo.assume_constant_result
 def _holds() -> bool:
-    found = _context.get()
-    return _of_process if found is None else found
+    return process.holds()
 
 
 def is_batch_invariant() -> bool:
@@ -88,7 +73,7 @@ def require(why_not: str) -> None:
 
 def without_batch_invariance() -> contextlib.AbstractContextManager[None]:
     """`batch_invariant(False)` where the mode holds. Elsewhere nothing, for which backward passes do not pay."""
-    return _entered(False) if _holds() else contextlib.nullcontext()
+    return process.entered(False) if _holds() else contextlib.nullcontext()
 
 
 def refusal(why_not: str) -> str:
@@ -98,31 +83,7 @@ def refusal(why_not: str) -> str:
     )
 
 
-def module_variables() -> dict[str, object]:
-    """This module's variables, of which direct calls read the process's mode."""
-    return globals()
-
-
 def _checked(function: str, enabled: bool) -> bool:
     if not isinstance(enabled, bool):
         raise TypeError(f"cutfuse.{function}: enabled has to be True or False, got {enabled!r}")
     return enabled
-
-
-@contextlib.contextmanager
-def _entered(enabled: bool) -> Iterator[None]:
-    _count(int(enabled))
-    token = _context.set(enabled)
-    try:
-        yield
-    finally:
-        _context.reset(token)
-        _count(-int(enabled))
-
-
-def _count(more: int) -> None:
-    """Counts contexts that are entered and left."""
-    global _contexts
-    with _counting:
-        _contexts += more
-        process.holds_somewhere = _contexts > 0 or _of_process

@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from . import arguments, composed, native
 from .composed import PyTorchCall
-from .epilogue import Epilogue
+from .epilogue import Epilogue, EpilogueError
+from .epilogue.eager import without_last_rounding
 from .epilogue.program import Operation, arithmetic_dtype
 from .epilogue.types import types_of
 from .invariance import is_batch_invariant, may_be_batch_invariant, require
@@ -23,6 +24,7 @@ from .layer import autograd, calls
 from .layer.autograd import needs_gradient
 from .layer.call_plans import Planned, general
 from .layer.calls import record
+from .layer.eager import never, plan_eager_call
 from .layer.layouts import aligned_rows
 from .layer.planner import LinearArguments
 from .layer.prepared import UNPREPARED, Prepared
@@ -32,6 +34,13 @@ from .matrix_vector import MatrixVector, affine_reduce, find_matrix_vector, is_s
 from .precision import autocast_dtype
 from .prepare import PreparedWeight, is_exporting
 from .pytorch_operation import find_pytorch_operation
+from .rounding import is_eager
+from .rounding import process as rounding_mode
+
+_OPTIONS = ("epilogue", "operands", "reduce", "keepdim", "out_dtype")  # of a call, in their order
+
+
+EAGER = 'with rounding="eager" PyTorch\'s own operations may run'
 
 
 class LinearCall(NamedTuple):
@@ -62,6 +71,7 @@ def linear(
     keepdim: bool = False,
     out_dtype: torch.dtype | None = None,
     recompute: bool = False,
+    rounding: str | None = None,
 ) -> Tensor:
     """`reduce(epilogue(x @ weight.T + bias, *operands))`, fused into the matrix product where a kernel takes it.
 
@@ -78,26 +88,113 @@ def linear(
         out_dtype: fp64, fp32, bf16 or fp16; what PyTorch promotes x and the operands to by default.
         recompute: keep x, weight, bias and operands for the backward pass, but not the pre-activation `[..., N]`,
             which one more product computes again there. In compiled functions torch.compile decides what is kept.
+        rounding: "eager" for the bits of PyTorch's own operations, "once" for fp32 with one rounding, and None for what
+            `cutfuse.rounding` says.
 
     Returns:
         `[..., N]`, or with `reduce` `[...]` or `[..., 1]`.
 
     Raises:
-        ValueError: shapes, devices or a reduction that do not fit.
+        ValueError: shapes, devices, a reduction or a rounding that do not fit.
         TypeError: types that do not fit.
         EpilogueError: an epilogue that cannot be traced, exceeds a program's limits or takes other operands.
         RuntimeError: a prepared weight that has changed since.
     """
     given = x, weight, bias, epilogue, operands, reduce, keepdim, out_dtype
     if torch.compiler.is_dynamo_compiling():
-        return _linear_generally(given, recompute=recompute)
+        return _linear_in_mode(given, is_eager(rounding), recompute=recompute)
+    if rounding is not None and is_eager(rounding) != is_eager(None):
+        with rounding_mode.entered(is_eager(rounding)):
+            options: dict[str, Any] = dict(zip(_OPTIONS, given[3:], strict=True))
+            return linear(x, weight, bias, **options, recompute=recompute)
     if profiler._is_profiler_enabled:  # 4 ns; a call of the function that asks PyTorch takes 48 ns
         with profiler.record_function("cutfuse.linear"):
-            return _linear_generally(given, recompute=recompute)
+            return _linear_in_mode(given, is_eager(None), recompute=recompute)
     y: Tensor | None = calls.call_linear(*given) if recompute is False else None
     if y is None or y is NotImplemented:
-        return _linear_generally(given, remember=y is NotImplemented, recompute=recompute)
+        return _linear_in_mode(given, is_eager(None), remember=y is NotImplemented, recompute=recompute)
     return y
+
+
+# Of what other functions are made of, whose results round once.
+linear_once = functools.partial(linear, rounding="once")
+
+
+def _linear_in_mode(
+    given: tuple[Any, ...], is_eager: bool, *, remember: bool = False, recompute: bool = False
+) -> Tensor:
+    return (_linear_eagerly if is_eager else _linear_generally)(given, remember, recompute)
+
+
+def _linear_eagerly(given: tuple[Any, ...], remember: bool, recompute: bool) -> Tensor:
+    """Any call with `rounding="eager"`. remember: a kernel may compute it, and the next ones like it."""
+    require(EAGER)
+    y = _run_eager_kernel(given) if remember else None
+    if y is not None:
+        return y
+    x, weight, bias, epilogue, operands, reduce, keepdim, out_dtype = given
+    arguments.check_flag("linear", "keepdim", keepdim)
+    arguments.check_flag("linear", "recompute", recompute)
+    _, weight = _unwrap(weight)
+    _check_tensors(x, weight, bias)
+    if reduce is not None:
+        arguments.check_reduction("linear", reduce)
+    given = x, weight, bias, epilogue, operands, reduce, keepdim, out_dtype
+    if recompute and _can_checkpoint():
+        again: Tensor = checkpoint(composed.linear_eagerly, *given, use_reentrant=False, preserve_rng_state=True)
+        return again
+    return composed.linear_eagerly(*given)
+
+
+def _run_eager_kernel(given: tuple[Any, ...]) -> Tensor | None:
+    """The result by a plan that the next calls like this one run directly; None where PyTorch is to compute it."""
+    x, weight, bias, *rest = given
+    call = normalise_linear(x, weight, bias, **dict(zip(_OPTIONS, rest, strict=True)))
+    found = _eager_call(given, call)
+    planned: Planned | None = never()
+    if isinstance(found, LinearCall):
+        planned = plan_eager_call(_operator_of(found), _shape_of_result(x, call, keepdim=False))
+    if planned is None:
+        return None
+    # Unless another thread has changed the process's mode before the key was taken.
+    calls.remember_linear(given, call.epilogue, lambda: planned if is_eager(None) else None)
+    if planned is never():
+        return None
+    tensors = [t for t in (x, call.weight, bias) if t is not None]
+    y: Tensor = planned.run([*tensors, *calls.tensors_of(rest[1])], len(tensors))
+    return y
+
+
+def _eager_call(given: tuple[Any, ...], call: LinearCall) -> LinearCall | str:
+    """What a kernel computes of a call with `rounding="eager"`, or why PyTorch's own operations do.
+
+    call: the same call that rounds once.
+    """
+    x, _, bias, epilogue, operands, *_ = given
+    tensors = (x, call.weight, bias, *calls.tensors_of(operands))
+    if call.composed_because:
+        return call.composed_because
+    if needs_gradient(*tensors):
+        return "its gradients are those of PyTorch's operations"
+    if call.x.dtype not in (torch.float16, torch.bfloat16):
+        return f"kernels add products of {call.x.dtype} in another order"
+    if call.reduction != "none":
+        return f"kernels compute {call.reduction} in another order"
+    if autocast_dtype(x.device.type) is not None:
+        return "autocast casts what it takes"
+    if x.dim() > 2 and not x.is_contiguous():
+        return "x has more than two dimensions and is not contiguous"
+    if _takes_steps(call, tensors):
+        return "its tensors are cast or copied first"
+    numbers, own = arguments.split_operands("linear", operands, x.device)
+    first, *others = types_of(x, *own)
+    try:
+        rounded = arguments.resolve_epilogue("linear", epilogue, numbers, (first._replace(rounds=True), *others))
+        root = without_last_rounding(rounded.expression, call.out_dtype)
+        found = Epilogue.from_expression(root, len(own), is_eager=True)
+    except EpilogueError as error:
+        return str(error)
+    return call._replace(epilogue=found) if found.program.instructions else "nothing follows the linear layer"
 
 
 def _linear_generally(given: tuple[Any, ...], remember: bool = False, recompute: bool = False) -> Tensor:
@@ -193,7 +290,11 @@ def _plan(call: LinearCall, keepdim: bool, tensors: Sequence[Any]) -> Planned:
         return calls.plan_operation(call.operation)
     if _takes_steps(call, tensors):
         return general()
-    operator = LinearArguments(
+    return calls.plan_layer(tensors, _operator_of(call), _shape_of_result(tensors[0], call, keepdim))
+
+
+def _operator_of(call: LinearCall) -> LinearArguments:
+    return LinearArguments(
         call.x,
         call.weight,
         call.bias,
@@ -203,7 +304,6 @@ def _plan(call: LinearCall, keepdim: bool, tensors: Sequence[Any]) -> Planned:
         call.out_dtype,
         batch_invariant=is_batch_invariant(),
     )
-    return calls.plan_layer(tensors, operator, _shape_of_result(tensors[0], call, keepdim))
 
 
 def _casts_result(call: LinearCall) -> bool:
@@ -266,6 +366,27 @@ def normalise_linear(
         prepared=prepared,
         recompute=recompute,
     )
+
+
+def describe_linear(
+    x: Tensor,
+    weight: Tensor | PreparedWeight,
+    bias: Tensor | None = None,
+    *,
+    rounding: str | None = None,
+    **options: Any,
+) -> LinearCall | PyTorchCall:
+    """A call of `linear`, for `explain`."""
+    call = normalise_linear(x, weight, bias, **options)
+    if not is_eager(rounding):
+        return call
+    operands = options.get("operands", ())
+    found = _eager_call((x, weight, bias, options.get("epilogue"), operands), call)
+    if isinstance(found, LinearCall):
+        return found
+    tensors = [t for t in (x, call.weight, bias, *calls.tensors_of(operands)) if t is not None]
+    flops = 2 * x.numel() * call.weight.shape[0]
+    return PyTorchCall("linear", tensors, found, flops=flops, bits=f"PyTorch's own, by its operations: {found}")
 
 
 def describe_unfused(

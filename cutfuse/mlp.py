@@ -40,7 +40,8 @@ from .layer.autograd import (
     weight_gradient,
 )
 from .layer.training_step import is_traced, mlp_waits_for_host
-from .linear import LinearCall, autocast_inputs, linear, normalise_linear
+from .linear import LinearCall, autocast_inputs, normalise_linear
+from .linear import linear_once as linear
 from .precision import autocast_dtype, captured_mode, in_captured_mode
 
 Weights = Tensor | tuple[Tensor, Tensor] | list[Tensor]

@@ -158,6 +158,8 @@ SETTINGS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "PyTorch's precision": lambda: held(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"),
     "batch invariance of a context": lambda: cutfuse.batch_invariant(),
     "batch invariance of the process": lambda: held(cutfuse.get_batch_invariant, cutfuse.set_batch_invariant, True),
+    "rounding of a context": lambda: cutfuse.rounding("eager"),
+    "rounding of the process": lambda: held(cutfuse.get_rounding, cutfuse.set_rounding, "eager"),
 }
 
 

@@ -193,6 +193,7 @@ ROW = {
     "aliases": "torch.special.logit torch.absent neg:-",
     "formula": "ln(a / (1 - a))",
     "special": "",
+    "eager": "none",
 }
 
 

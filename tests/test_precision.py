@@ -1,6 +1,6 @@
 """PyTorch's own settings decide the precision of fp32 products, unless a context or the process's mode does.
 
-Contexts are those of batch invariance too.
+Contexts are those of batch invariance and of rounding too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from cutfuse.invariance import is_batch_invariant
 from cutfuse.layer import autograd
 from cutfuse.layer.linear_plan import cublas_linear
 from cutfuse.precision import MODES, allows_tf32, captured_mode, process, product_mode
+from cutfuse.rounding import is_eager
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +32,7 @@ def _restored_modes() -> Iterator[None]:
     torch.set_float32_matmul_precision(before)
     cutfuse.set_precision(None)
     cutfuse.set_batch_invariant(False)
+    cutfuse.set_rounding("once")
 
 
 def in_new_thread(function: Callable[[], Any]) -> Any:
@@ -136,8 +138,9 @@ EACH_MODE = pytest.mark.parametrize(
     [
         Mode(cutfuse.precision, cutfuse.set_precision, product_mode, ("split3", "split6")),
         Mode(cutfuse.batch_invariant, cutfuse.set_batch_invariant, is_batch_invariant, (True, False)),
+        Mode(cutfuse.rounding, cutfuse.set_rounding, lambda: ("once", "eager")[is_eager(None)], ("eager", "once")),
     ],
-    ids=["precision", "batch_invariant"],
+    ids=["precision", "batch_invariant", "rounding"],
 )
 
 

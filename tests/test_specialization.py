@@ -136,7 +136,7 @@ def test_a_failure_in_the_background_where_warnings_are_errors(launches: Emulate
 def test_an_old_driver_interprets_and_says_so(launches: EmulatedLaunches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specialize.native, "has_kernels", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(specialize, "_is_capturing", lambda: False)
+    monkeypatch.setattr(specialize, "is_capturing", lambda: False)
     specialize._warned_of.clear()
     with pytest.warns(RuntimeWarning, match="epilogues are interpreted"):
         call_generally()
@@ -153,7 +153,7 @@ def test_a_capture_waits_for_what_has_been_started(
     compiler.may_go_on.clear()
     call()
     assert compiler.has_begun.wait(30)
-    monkeypatch.setattr(specialize, "_is_capturing", lambda: True)
+    monkeypatch.setattr(specialize, "is_capturing", lambda: True)
     threading.Timer(0.2, compiler.may_go_on.set).start()
     call_generally()
     call()

@@ -138,7 +138,7 @@ def test_a_capture_waits_for_its_own_alone(compiler: CountingCompiler, monkeypat
     (held,), (quick,) = epilogues(1, HELD), epilogues(1)
     specialize.request([held, quick])
     with monkeypatch.context() as patch:
-        patch.setattr(specialize, "_is_capturing", lambda: True)
+        patch.setattr(specialize, "is_capturing", lambda: True)
         specialize.request([quick])
     assert quick.is_ready
     assert held.is_pending

@@ -381,7 +381,7 @@ def test_a_capture_asks_for_nothing(monkeypatch: pytest.MonkeyPatch, launches: E
 
     with compiler() as compiled, cutfuse.specialization("now"):
         with monkeypatch.context() as patch:
-            patch.setattr(specialize, "_is_capturing", lambda: True)
+            patch.setattr(specialize, "is_capturing", lambda: True)
             before = core.remembered_calls()
             call()
             assert core.remembered_calls() == before, "a later call would never ask"

@@ -189,6 +189,7 @@ Reading read_linear(PyObject* const* given, uint64_t callable, Arguments& argume
   arguments.key.add(number);
   if (!reader.add_name(reduce) || !reader.add_flag(keepdim)) return Reading::kGeneral;
   if (has_precision) arguments.key.add(torch.precision());
+  arguments.key.add(torch.rounds_as_eager() ? 1 : 0);
   return finish_function(out_dtype, arguments);
 }
 

@@ -84,7 +84,7 @@ class Run {
     problem.operands = operands();
     problem.out = result.address;
     problem.out_dtype = steps.output;
-    problem.specialized = specialize::loaded(steps.specialization);
+    problem.specialized = specialize::loaded(steps.specialization, plan_.program);
     bool const done = launch([&] { launcher().pointwise(problem, stream_); });
     return done ? std::move(result.tensor) : PyRef();
   }
@@ -108,7 +108,7 @@ class Run {
     problem.out = result.address;
     problem.out_dtype = steps.output;
     problem.workspace = static_cast<float*>(workspace.address);
-    problem.specialized = specialize::loaded(steps.specialization);
+    problem.specialized = specialize::loaded(steps.specialization, plan_.program);
     problem.batch_invariant = steps.batch_invariant;
     bool const done = launch([&] { launcher().reduce(problem, stream_); });
     return done ? std::move(result.tensor) : PyRef();

@@ -47,7 +47,7 @@ void launch_gradients(ElementGradientPlan const& plan, PointwiseBackwardProblem 
     problem.derivatives[problem.derivative_count++] = {output.wrt, gradients.outputs[k].address, output.dtype};
   }
   problem.column_partials = static_cast<float*>(gradients.partials.address);
-  problem.specialized = specialize::loaded(plan.specialization);
+  problem.specialized = specialize::loaded(plan.specialization, problem.program);
   launcher().pointwise_backward(problem, stream);
   for (size_t k = 0; k < plan.outputs.size(); ++k) {
     std::optional<GradientSum> const& sum = plan.outputs[k].sum;

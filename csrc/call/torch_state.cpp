@@ -218,13 +218,13 @@ uint64_t TorchState::precision() const {
   return reinterpret_cast<uintptr_t>(mode) << 1 | (allowed ? 1 : 0);
 }
 
-bool TorchState::is_batch_invariant() const {
-  static PyObject* const of_process = interned("_of_process");
+bool TorchState::holds(PyObject* context, PyObject* variables) {
+  static PyObject* const of_process = interned("of_process");
   PyObject* found = nullptr;
-  if (PyContextVar_Get(context_invariance_, Py_None, &found) != 0) PyErr_Clear();
-  PyRef const context = PyRef::steal(found);
-  if (context.get() != Py_None) return context.get() == Py_True;
-  return PyDict_GetItemWithError(invariance_, of_process) == Py_True;
+  if (PyContextVar_Get(context, Py_None, &found) != 0) PyErr_Clear();
+  PyRef const of_context = PyRef::steal(found);
+  if (of_context.get() != Py_None) return of_context.get() == Py_True;
+  return PyDict_GetItemWithError(variables, of_process) == Py_True;
 }
 
 bool TorchState::current_stream(int32_t device_index, void*& stream) const {

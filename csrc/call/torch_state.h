@@ -74,14 +74,15 @@ struct TensorFacts {
 };
 
 // The functions and constants that are handed over, by name. dtype_words is of dtypes, where there is no exchange API;
-// forward_ad, process and invariance are modules' dictionaries.
+// forward_ad, process, invariance and rounding are dictionaries of modules and objects.
 // clang-format off
 #define CUTFUSE_TORCH_OBJECTS(OBJECT)                                                                             \
   OBJECT(dtype_words) OBJECT(function_modes) OBJECT(dispatch_modes) OBJECT(functorch) OBJECT(profiler)            \
   OBJECT(tracing) OBJECT(autocast) OBJECT(device_name) OBJECT(forward_ad) OBJECT(grad_enabled) OBJECT(is_neg)     \
   OBJECT(default_dtype) OBJECT(current_device) OBJECT(current_stream) OBJECT(empty_strided) OBJECT(linear)        \
   OBJECT(bytes_dtype) OBJECT(context_mode) OBJECT(inherited_mode) OBJECT(process) OBJECT(allows_tf32)             \
-  OBJECT(is_capturing) OBJECT(copy) OBJECT(context_invariance) OBJECT(invariance)
+  OBJECT(is_capturing) OBJECT(copy) OBJECT(context_invariance) OBJECT(invariance)               \
+  OBJECT(context_rounding) OBJECT(rounding)
 // clang-format on
 
 class TorchState {
@@ -123,7 +124,9 @@ class TorchState {
   uint64_t default_dtype() const;
   uint64_t precision() const;
   // Whether a row's result is to be the same however many rows come with it.
-  bool is_batch_invariant() const;
+  bool is_batch_invariant() const { return holds(context_invariance_, invariance_); }
+  // Whether a linear layer rounds as PyTorch's eager mode.
+  bool rounds_as_eager() const { return holds(context_rounding_, rounding_); }
 
   bool current_stream(int32_t device_index, void*& stream) const;
   // torch.empty_strided on the current device of the served kind.
@@ -135,6 +138,8 @@ class TorchState {
   PyRef multiply(PyObject* x, PyObject* weight, PyObject* bias) const;
 
  private:
+  // A mode of cutfuse/switch.py.
+  static bool holds(PyObject* context, PyObject* variables);
   bool read_exchanged(PyObject* tensor, TensorFacts& facts) const;
   bool read_attributes(PyObject* tensor, TensorFacts& facts) const;
 

@@ -31,19 +31,23 @@ struct OpInfo {
   Work accurate;
   char const* signature;
   char const* aliases;
+  char const* eager;
   char const* formula;
   char const* special;
 };
 
 inline constexpr OpInfo kOps[] = {
-#define CUTFUSE_OP(Camel, name, arity, parameters, cost, fast, accurate, signature, aliases, forward, da, db, dc, \
-                   formula, special)                                                                              \
-  {#name, arity, parameters, Cost::k##cost, fast, accurate, signature, aliases, formula, special},
+#define CUTFUSE_OP(Camel, name, arity, parameters, cost, fast, accurate, signature, aliases, forward, eager, da, db, \
+                   dc, formula, special)                                                                             \
+  {#name, arity, parameters, Cost::k##cost, fast, accurate, signature, aliases, #eager, formula, special},
 #include "epilogue/ops.def"
 };
 
 inline constexpr int kOpCount = sizeof(kOps) / sizeof(kOps[0]);
 static_assert(kOpCount <= 255, "an instruction holds its op in one byte");
+
+// Whether PyTorch's own formula is another one than the forward column's.
+constexpr bool has_eager_formula(OpInfo const& op) { return op.eager[0] == '('; }
 
 constexpr bool ordered_by_arity() {
   for (int code = 1; code < kOpCount; ++code) {

@@ -436,27 +436,27 @@ namespace ops {
 #define CUTFUSE_OP_ARGUMENTS                                                                               \
   [[maybe_unused]] float a, [[maybe_unused]] float b, [[maybe_unused]] float c, [[maybe_unused]] float p0, \
       [[maybe_unused]] float p1
-#define CUTFUSE_OP(Camel, name, arity, parameters, cost, fast, accurate, signature, aliases, forward_, da, db, dc, \
-                   formula, special)                                                                               \
-  struct Camel {                                                                                                   \
-    static constexpr int kArity = arity;                                                                           \
-    static constexpr Cost kCost = Cost::k##cost;                                                                   \
-    template <class Primitives>                                                                                    \
-    static CUTFUSE_HOST_DEVICE float forward(CUTFUSE_OP_ARGUMENTS) {                                               \
-      return forward_;                                                                                             \
-    }                                                                                                              \
-    template <class Primitives>                                                                                    \
-    static CUTFUSE_HOST_DEVICE auto derivative_a(CUTFUSE_OP_ARGUMENTS, [[maybe_unused]] float y) {                 \
-      return da;                                                                                                   \
-    }                                                                                                              \
-    template <class Primitives>                                                                                    \
-    static CUTFUSE_HOST_DEVICE auto derivative_b(CUTFUSE_OP_ARGUMENTS, [[maybe_unused]] float y) {                 \
-      return db;                                                                                                   \
-    }                                                                                                              \
-    template <class Primitives>                                                                                    \
-    static CUTFUSE_HOST_DEVICE auto derivative_c(CUTFUSE_OP_ARGUMENTS, [[maybe_unused]] float y) {                 \
-      return dc;                                                                                                   \
-    }                                                                                                              \
+#define CUTFUSE_OP(Camel, name, arity, parameters, cost, fast, accurate, signature, aliases, forward_, eager, da, db, \
+                   dc, formula, special)                                                                              \
+  struct Camel {                                                                                                      \
+    static constexpr int kArity = arity;                                                                              \
+    static constexpr Cost kCost = Cost::k##cost;                                                                      \
+    template <class Primitives>                                                                                       \
+    static CUTFUSE_HOST_DEVICE float forward(CUTFUSE_OP_ARGUMENTS) {                                                  \
+      return forward_;                                                                                                \
+    }                                                                                                                 \
+    template <class Primitives>                                                                                       \
+    static CUTFUSE_HOST_DEVICE auto derivative_a(CUTFUSE_OP_ARGUMENTS, [[maybe_unused]] float y) {                    \
+      return da;                                                                                                      \
+    }                                                                                                                 \
+    template <class Primitives>                                                                                       \
+    static CUTFUSE_HOST_DEVICE auto derivative_b(CUTFUSE_OP_ARGUMENTS, [[maybe_unused]] float y) {                    \
+      return db;                                                                                                      \
+    }                                                                                                                 \
+    template <class Primitives>                                                                                       \
+    static CUTFUSE_HOST_DEVICE auto derivative_c(CUTFUSE_OP_ARGUMENTS, [[maybe_unused]] float y) {                    \
+      return dc;                                                                                                      \
+    }                                                                                                                 \
   };
 #include "epilogue/ops.def"
 #undef CUTFUSE_OP_ARGUMENTS

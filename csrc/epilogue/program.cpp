@@ -114,6 +114,7 @@ void find_chain(Program& program) {
   program.adds_input = 0;
   Instruction const& first = program.instructions[0];
   if (program.length < 1 || program.length > 2 || !is_chain_op(first.op) || first.a != kPrevious) return;
+  if (has_eager_formulas(program)) return;
   if (program.length == 2) {
     Instruction const& last = program.instructions[1];
     if (last.op != static_cast<uint8_t>(OpCode::kAdd) || partner_of_previous(last) != kInput) return;
@@ -211,6 +212,11 @@ void complete(Program& program) {
   find_chain(program);
 }
 
+bool has_eager_formulas(Program const& program) {
+  return std::any_of(program.instructions, program.instructions + program.length,
+                     [](Instruction const& instruction) { return instruction.is_eager != 0; });
+}
+
 float cost_of(Program const& program) {
   // Cycles on an H200 for 16 elements a thread: 310 for a light op, 700 for a sigmoid, 1000 for a tanh.
   constexpr float kLightCost = 1.0f;
@@ -233,7 +239,8 @@ float specialized_cost_of(Program const& program, bool is_accurate) {
   float cost = kOperandCost * static_cast<float>(program.operand_count);
   for (int index = 0; index < program.length; ++index) {
     OpInfo const& info = kOps[program.instructions[index].op];
-    auto const [instructions, special] = is_accurate ? info.accurate : info.fast;
+    bool const is_eager = program.instructions[index].is_eager != 0;
+    auto const [instructions, special] = is_accurate || is_eager ? info.accurate : info.fast;
     cost += kInstructionCost * static_cast<float>(instructions) + kSpecialCost * static_cast<float>(special);
   }
   return cost;

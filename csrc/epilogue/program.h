@@ -54,7 +54,7 @@ struct alignas(16) Instruction {
   float number;        // b where it is a number
   float scale;
   float shift;
-  int32_t padding;
+  int32_t is_eager;  // the op is computed by PyTorch's formula (ops.def), which only compiled kernels have
 };
 static_assert(sizeof(Instruction) == 32, "two 16-byte loads fetch an instruction");
 
@@ -103,6 +103,9 @@ void complete(Program& program);
 
 // Whether kernels interpret a complete program: it has instructions, and is no chain that they have compiled in.
 constexpr bool is_interpreted(Program const& program) { return program.length > 0 && program.chain == kNoChain; }
+
+// Whether only a kernel with the program compiled in computes it.
+bool has_eager_formulas(Program const& program);
 
 // The same program for kernels that have no chain compiled in, or are to have it without a call.
 inline Program without_chain(Program program) {

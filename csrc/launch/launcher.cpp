@@ -85,7 +85,9 @@ class FusedLaunches {
   void operator()(ReductionPass const&) const {}
 
  private:
-  LoadedKernel* next_epilogue() { return epilogues_.empty() ? nullptr : epilogues_[products_++]->loaded(); }
+  LoadedKernel* next_epilogue() {
+    return specialize::loaded(epilogues_.empty() ? nullptr : epilogues_[products_++], program_);
+  }
 
   template <class T>
   T* at(Piece const& piece) const {
@@ -194,11 +196,11 @@ void launch_after_product(LinearPlan const& plan, void const* z, void* result, v
   for (Launch const& launch : plan.launches) {
     if (std::holds_alternative<PointwisePass>(launch)) {
       PointwiseProblem problem = pointwise_of(plan.request, z, result, program, operands);
-      problem.specialized = epilogues.empty() ? nullptr : epilogues[0]->loaded();
+      problem.specialized = specialize::loaded(epilogues.empty() ? nullptr : epilogues[0], program);
       launcher().pointwise(problem, stream);
     } else if (std::holds_alternative<ReductionPass>(launch)) {
       ReduceProblem problem = reduce_of(plan.request, z, result, workspace, program, operands);
-      problem.specialized = epilogues.empty() ? nullptr : epilogues[0]->loaded();
+      problem.specialized = specialize::loaded(epilogues.empty() ? nullptr : epilogues[0], program);
       launcher().reduce(problem, stream);
     }
   }

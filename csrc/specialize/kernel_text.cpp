@@ -164,7 +164,8 @@ std::string KernelText::name_with(Program const& program) const {
   constexpr size_t kLongest = 200;
   std::string name = derivative_kernel(kernel_, wrt_) + "_";
   for (int index = 0; index < program.length && name.size() < kLongest; ++index) {
-    name += std::string("_") + kOps[program.instructions[index].op].name;
+    name += std::string(program.instructions[index].is_eager != 0 ? "_eager_" : "_") +
+            kOps[program.instructions[index].op].name;
   }
   return name;
 }

@@ -60,7 +60,7 @@ std::string structure_of(Program const& program, OperandTypes const& types) {
   for (int index = 0; index < program.length; ++index) {
     Instruction const& instruction = program.instructions[index];
     for (int const part : {instruction.op, instruction.a, instruction.b, instruction.c, instruction.slot}) add(part);
-    add(instruction.steps & kScaleShift);
+    add((instruction.steps & kScaleShift) | (instruction.is_eager != 0 ? 1 : 0));
   }
   return bytes;
 }

@@ -187,6 +187,7 @@ OpSnippets::OpSnippets(std::string_view ptx) {
     add_function(ptx.substr(at));
   }
   for (int code = 0; code < kOpCount; ++code) {
+    eager_op(code);
     for (Primitives const primitives : {Primitives::kFast, Primitives::kAccurate}) {
       op(code, primitives);
       for (int argument = 0; argument < kOps[code].arity; ++argument) derivative(code, argument, primitives);
@@ -229,6 +230,8 @@ Snippet const& OpSnippets::named(std::string const& function) const {
 Snippet const& OpSnippets::op(int code, Primitives primitives) const {
   return named("op" + infix_of(primitives) + kOps[code].name);
 }
+
+Snippet const& OpSnippets::eager_op(int code) const { return named(std::string("op_eager_") + kOps[code].name); }
 
 Snippet const& OpSnippets::derivative(int code, int argument, Primitives primitives) const {
   constexpr std::string_view kArguments = "abc";

@@ -43,6 +43,8 @@ class OpSnippets {
   explicit OpSnippets(std::string_view ptx);
 
   Snippet const& op(int code, Primitives primitives) const;
+  // By PyTorch's own formula.
+  Snippet const& eager_op(int code) const;
   // Of (a, b, c, p0, p1, value): the op's derivative with respect to an argument, and for one with a mask the bits 1
   // where it does not pass, 0 elsewhere.
   Snippet const& derivative(int code, int argument, Primitives primitives) const;

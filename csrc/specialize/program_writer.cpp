@@ -69,7 +69,8 @@ ProgramWriter::ProgramWriter(Program const& program, OpSnippets const& snippets,
       operands_read_(operands_read_by(program)) {}
 
 Snippet const& ProgramWriter::snippet_of(int index) const {
-  return snippets_.op(program_.instructions[index].op, primitives_);
+  Instruction const& instruction = program_.instructions[index];
+  return instruction.is_eager != 0 ? snippets_.eager_op(instruction.op) : snippets_.op(instruction.op, primitives_);
 }
 
 int ProgramWriter::instructions() const {

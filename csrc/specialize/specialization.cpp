@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <stdexcept>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -132,6 +133,14 @@ std::string Specialization::failure() const {
 double Specialization::seconds() const {
   std::lock_guard const lock(mutex_);
   return seconds_;
+}
+
+LoadedKernel* loaded(Specialization const* specialization, Program const& program) {
+  LoadedKernel* const found = specialization == nullptr ? nullptr : specialization->loaded();
+  if (found == nullptr && has_eager_formulas(program)) {
+    throw std::logic_error("no kernel interprets a program with PyTorch's own formulas");
+  }
+  return found;
 }
 
 Specialization* find_specialization(std::string_view kernel, int device, Program const& program,

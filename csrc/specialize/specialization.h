@@ -104,10 +104,9 @@ class Specialization {
   double seconds_ = 0.0;
 };
 
-// What a launch takes now: null where there is no specialization, or none yet.
-inline LoadedKernel* loaded(Specialization const* specialization) {
-  return specialization == nullptr ? nullptr : specialization->loaded();
-}
+// What a launch of a program takes now: null where there is no specialization, or none yet. Throws std::logic_error
+// where the program cannot be interpreted until then.
+LoadedKernel* loaded(Specialization const* specialization, Program const& program);
 
 // Specializations are kept for good, as their kernels are. So there is a limit of those that are asked for, which a
 // program that keeps making up new chains would pass, and one of all, as explanations find some that nobody asks for.

@@ -13,14 +13,13 @@ from typing import Any, NoReturn
 
 import torch
 
-from cutfuse.epilogue import calls
+from cutfuse.epilogue import calls, eager
 from cutfuse.epilogue.compositions import ROUNDING, compositions
 from cutfuse.epilogue.errors import EpilogueError, reduces, refusal_of
 from cutfuse.epilogue.expression import (
     Call,
     Expr,
     apply,
-    input,
     operand,
     to_expression,
     to_number,
@@ -29,7 +28,16 @@ from cutfuse.epilogue.expression import (
     with_type,
 )
 from cutfuse.epilogue.table import COMPARISONS, LOGICAL, REDUCTIONS, Op, describe_callable, find_attribute, op_table
-from cutfuse.epilogue.types import UNKNOWN, ValueType, ValueTypes, describe_types, input_types, promote, under_autocast
+from cutfuse.epilogue.types import (
+    UNKNOWN,
+    ValueType,
+    ValueTypes,
+    describe_types,
+    input_types,
+    promote,
+    rounds_values,
+    under_autocast,
+)
 
 # Arguments that say where a result goes, not what it is. All but in-place are accepted at their default only; an
 # in-place activation is computed out of place, as nothing else can see its argument.
@@ -61,6 +69,12 @@ def operate(symbol: str, arguments: tuple[Any, ...]) -> Expr:
 
 def call(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Expr:
     """What a torch function or a method of Tensor gives."""
+    if rounds_values():
+        return eager.call(_call, function, arguments, keywords)
+    return _call(function, arguments, keywords)
+
+
+def _call(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Expr:
     keywords = _without_placement(function, keywords)
     if function in _OF_TWO:
         _check_two(function, arguments, keywords)
@@ -302,6 +316,48 @@ def _retype(root: Expr, types: ValueTypes, numbers: Sequence[int | float | None]
     return places[id(root)]
 
 
+def evaluate_eagerly(root: Expr, z: torch.Tensor, operands: Sequence[torch.Tensor | float]) -> torch.Tensor:
+    """The expression on tensors, each function by PyTorch as in the user's callable: in the tensors' types."""
+    leaves: dict[str, Any] = {"z": z, **{f"r{index}": operand for index, operand in enumerate(operands)}}
+    places: dict[int, Any] = {}
+    for node in topological(root, _called_with):
+        arguments = [places[id(argument)] for argument in _called_with(node)]
+        if node.leaf:
+            found = leaves[node.leaf]
+        elif node.call is not None:
+            call = node.call.map(lambda item: places[id(item)] if isinstance(item, Expr) else item)
+            found = call.function(*call.arguments, **dict(call.keywords))
+        elif node.number is not None:
+            found = _number_of(node.number, node.type, leaves)
+        elif node.op is op_table().identity:
+            found = arguments[0].to(z.dtype if node.type.dtype is None else node.type.dtype)
+        else:
+            assert node.op is not None
+            found = _run(node.op, arguments, node.op.keywords(node.parameters), z.device)
+        places[id(node)] = found
+    y: torch.Tensor = places[id(root)]
+    return y
+
+
+def _number_of(number: float, type: ValueType, leaves: dict[str, Any]) -> Any:
+    """A number of the kind that it was, or a tensor of it."""
+    if type.like:
+        return torch.full_like(leaves[type.like], number)
+    if type.is_number:
+        return number if type.dtype is torch.float64 else bool(number) if type.is_boolean else int(number)
+    return torch.tensor(number, dtype=type.dtype, device="cpu")
+
+
+def _run(op: Op, arguments: list[Any], keywords: Any, device: torch.device) -> torch.Tensor:
+    """An op on tensors and numbers. Of a number that its function takes as a tensor alone it makes one."""
+    function = op.operator or op.function
+    try:
+        return function(*arguments, **dict(keywords))
+    except TypeError:
+        tensors = [item if isinstance(item, torch.Tensor) else torch.tensor(item, device=device) for item in arguments]
+        return function(*tensors, **dict(keywords))
+
+
 def _called_with(node: Expr) -> tuple[Expr, ...]:
     return node.arguments if node.call is None else node.call.inputs
 
@@ -318,7 +374,7 @@ def _keywords(op: Op, parameters: tuple[float, ...], arguments: tuple[Expr, ...]
 
 
 def _leaves(types: ValueTypes, numbers: Sequence[int | float | None]) -> dict[str, Expr]:
-    leaves = {"z": input(types[0])}
+    leaves = {"z": eager.rounded_input(types[0], rounds_values())}
     remaining = enumerate(types[1:])
     for index, number in enumerate(numbers):
         leaves[f"r{index}"] = operand(*next(remaining)) if number is None else to_expression(number)

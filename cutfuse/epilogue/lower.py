@@ -45,8 +45,11 @@ class _Node:
         return last if len(self.arguments) == 3 and isinstance(last, int) else None
 
 
-def lower(root: Expr, operand_count: int) -> Program:
-    """The program of an expression. Raises EpilogueError, naming the limit, where it does not fit."""
+def lower(root: Expr, operand_count: int, is_eager: bool = False) -> Program:
+    """The program of an expression. Raises EpilogueError, naming the limit, where it does not fit.
+
+    is_eager: as of a Program.
+    """
     table = op_table()
     if operand_count > table.limits["operands"]:
         raise EpilogueError(
@@ -58,7 +61,7 @@ def lower(root: Expr, operand_count: int) -> Program:
             f"the epilogue reads operand {read - 1}, and is given {counted(operand_count, 'operand')}: {root!r}"
         )
     nodes, result = _flatten(root)
-    return Program(_assemble(nodes, _schedule(nodes, result)), operand_count)
+    return Program(_assemble(nodes, _schedule(nodes, result)), operand_count, is_eager)
 
 
 def check_length(root: Expr) -> None:

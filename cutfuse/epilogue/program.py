@@ -98,30 +98,35 @@ def assign_immediates(op: Op, arguments: Sequence[Any]) -> tuple[dict[int, int],
 
 @dataclass(frozen=True)
 class Program:
-    """Instructions, and the number of tensor operands that a run is given. No instructions: the identity."""
+    """Instructions, and the number of tensor operands that a run is given. No instructions: the identity.
+
+    is_eager: ops have the bits of PyTorch's own kernels, by formulas that only compiled kernels have (see ops.def).
+    """
 
     instructions: tuple[Instruction, ...]
     operand_count: int
+    is_eager: bool = False
 
     @functools.cached_property
     def text(self) -> str:
         """One line that `parse` reads back exactly; numbers are Python floats in full."""
-        return "; ".join([f"operands={self.operand_count}", *(item.text for item in self.instructions)])
+        head = f"operands={self.operand_count}" + (" eager" if self.is_eager else "")
+        return "; ".join([head, *(item.text for item in self.instructions)])
 
     @staticmethod
     @functools.lru_cache(maxsize=1024)
     def parse(text: str) -> Program:
         """From its text. Raises EpilogueError where that is malformed."""
         head, *rest = text.split(";")
-        count = re.fullmatch(r"\s*operands=(\d+)\s*", head)
+        count = re.fullmatch(r"\s*operands=(\d+)\s*(eager)?\s*", head)
         if count is None:
             raise EpilogueError(f"a program starts with operands=<count>, got {text!r}")
-        return Program(tuple(Instruction.parse(part.strip()) for part in rest), int(count[1]))
+        return Program(tuple(Instruction.parse(part.strip()) for part in rest), int(count[1]), count[2] is not None)
 
     @functools.cached_property
     def native(self) -> _C.Program:
         """The native module's program, validated there; immediates are rounded to fp32."""
-        return native.core.Program([item.encode() for item in self.instructions], self.operand_count)
+        return native.core.Program([item.encode() for item in self.instructions], self.operand_count, self.is_eager)
 
     @functools.cached_property
     def expression(self) -> Expr:

@@ -74,6 +74,7 @@ class Op:
     aliases: tuple[str, ...]
     formula: str
     special: str
+    eager: str  # "exact", "kept", "none" or a formula: see ops.def
 
     @property
     def arity(self) -> int:
@@ -180,6 +181,7 @@ def parse_op(code: int, row: OpInfo) -> Op:
         aliases=tuple(alias for alias in aliases if _is_dotted(alias)),
         formula=row.formula,
         special=row.special,
+        eager=row.eager,
     )
 
 

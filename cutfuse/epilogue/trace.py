@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from cutfuse import dynamo
-from cutfuse.epilogue.calls import check_refused, is_known, retype
+from cutfuse.epilogue.calls import check_refused, evaluate_eagerly, is_known, retype
+from cutfuse.epilogue.eager import rounded_input
 from cutfuse.epilogue.errors import EpilogueError, OperandCountError, counted, refusal_of, refuse
-from cutfuse.epilogue.expression import Expr, input, operand
+from cutfuse.epilogue.expression import Expr, operand
 from cutfuse.epilogue.lower import Affine, count_operands_read, lower, split_affine
 from cutfuse.epilogue.program import Program, arithmetic_dtype, evaluate
 from cutfuse.epilogue.table import Op, compositions, describe_callable, op_table, without_annotations
@@ -92,20 +93,24 @@ class Epilogue:
         self._set(expression, count)
 
     @classmethod
-    def from_expression(cls, expression: Expr, operand_count: int | None = None) -> Epilogue:
-        """From an expression of `input()` and `operand(k)`. By default it takes as many operands as it reads."""
+    def from_expression(cls, expression: Expr, operand_count: int | None = None, is_eager: bool = False) -> Epilogue:
+        """From an expression of `input()` and `operand(k)`. By default it takes as many operands as it reads.
+
+        is_eager: as of a Program.
+        """
         epilogue = cls.__new__(cls)
-        epilogue._set(expression, count_operands_read(expression) if operand_count is None else operand_count)
+        count = count_operands_read(expression) if operand_count is None else operand_count
+        epilogue._set(expression, count, is_eager)
         return epilogue
 
     @classmethod
     def from_text(cls, text: str) -> Epilogue:
         """From a program's text form."""
         program = Program.parse(text)
-        return cls.from_expression(program.expression, program.operand_count)
+        return cls.from_expression(program.expression, program.operand_count, program.is_eager)
 
-    def _set(self, expression: Expr, operand_count: int) -> None:
-        program = lower(expression, operand_count)
+    def _set(self, expression: Expr, operand_count: int, is_eager: bool = False) -> None:
+        program = lower(expression, operand_count, is_eager)
         values = {
             "program": program,
             "text": program.text,
@@ -152,12 +157,16 @@ class Epilogue:
         y = evaluate(typed.program, z.to(arithmetic_dtype(z, operands)), operands).to(typed.dtype)
         return y.clone() if y is z else y
 
+    def run_eagerly(self, z: torch.Tensor, *operands: torch.Tensor | float) -> torch.Tensor:
+        """On tensors, each function by PyTorch, in their types."""
+        return evaluate_eagerly(self.expression, z, operands)
+
     def __repr__(self) -> str:
         operands = "".join(f", r{k}" for k in range(self.operand_count))
         return f"Epilogue(z{operands} -> {self.expression!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Epilogue.from_expression, (self.expression, self.operand_count)
+        return Epilogue.from_expression, (self.expression, self.operand_count, self.program.is_eager)
 
 
 @dynamo.disable  # after a graph break Dynamo would try to compile this
@@ -250,7 +259,7 @@ def symbolic_arguments(types: ValueTypes) -> list[Expr]:
             "do not count)"
         )
     z, *operands = input_types(types)
-    return [input(z), *(operand(index, type) for index, type in enumerate(operands))]
+    return [rounded_input(z, types[0].rounds), *(operand(index, type) for index, type in enumerate(operands))]
 
 
 def check_result(result: Any) -> Expr:

@@ -46,6 +46,7 @@ class ValueType(NamedTuple):
     like: str = ""  # not known, but the same as that of z or of an operand, named as `r0`
     is_number: bool = False  # of a Python number: tensors, also those without dimensions, decide the result's type
     autocast: Autocast | None = None  # of z: what its call runs under
+    rounds: bool = False  # of z: every function rounds its value to its type, as in eager mode
 
     def promotes_as(self, other: ValueType) -> bool:
         """Whether it is the same to PyTorch."""
@@ -90,9 +91,9 @@ def types_of(z: torch.Tensor, *operands: torch.Tensor) -> ValueTypes:
 def input_types(types: ValueTypes) -> ValueTypes:
     """The types of a call's inputs, with whether it computes in fp64: see `evaluate.arithmetic_dtype`.
 
-    Without the call's autocast, which is for `under_autocast`.
+    Without what is for `under_autocast`.
     """
-    types = (types[0]._replace(autocast=None), *types[1:])
+    types = (types[0]._replace(autocast=None, rounds=False), *types[1:])
     has_dimensions = any(not item.is_scalar for item in types)
     in_fp64 = types[0].dtype is torch.float64 or any(
         item.dtype is torch.float64 and not (item.is_scalar and has_dimensions) for item in types
@@ -130,6 +131,7 @@ def refuse_unknown_type() -> NoReturn:
 
 class _Thread(threading.local):
     autocast: Autocast | None = None  # what the call whose values are typed runs under
+    rounds = False  # whether that call rounds every value
     at_start: tuple[Autocast | None, ...] = ()  # for the devices of `_devices`, when the trace under way began
 
 
@@ -150,13 +152,18 @@ def under_autocast(
     watched: whether the callable runs in it, which may enter or leave an autocast of its own. at_start: what such an
     earlier context of the same trace gave.
     """
-    before = _thread.autocast, _thread.at_start
-    _thread.autocast = types[0].autocast
+    before = _thread.autocast, _thread.at_start, _thread.rounds
+    _thread.autocast, _thread.rounds = types[0].autocast, types[0].rounds
     _thread.at_start = at_start or (tuple(map(autocast_on, _devices())) if watched else ())
     try:
         yield _thread.at_start
     finally:
-        _thread.autocast, _thread.at_start = before
+        _thread.autocast, _thread.at_start, _thread.rounds = before
+
+
+def rounds_values() -> bool:
+    """Whether the call whose values are typed rounds each as PyTorch does in eager mode."""
+    return _thread.rounds
 
 
 def check_autocast(evaluate: Callable[[], Any], found: Any) -> None:

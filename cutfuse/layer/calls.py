@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .. import invariance, native, precision
+from .. import invariance, native, precision, rounding
 from ..epilogue import Epilogue
 from ..epilogue.program import Operation
 from ..epilogue.resolve import recognised
@@ -83,8 +83,10 @@ def torch_functions(device_type: int = CUDA, *, has_exchange_api: bool = True) -
         "context_mode": precision._context_mode,
         "inherited_mode": precision._INHERITED,
         "process": precision.module_variables(),
-        "context_invariance": invariance._context,
-        "invariance": invariance.module_variables(),
+        "context_invariance": invariance.process.context,
+        "invariance": vars(invariance.process),
+        "context_rounding": rounding.process.context,
+        "rounding": vars(rounding.process),
         "allows_tf32": _tf32_getter(),
         "is_capturing": getattr(core, "_cuda_isCurrentStreamCapturing", _no) if on_cuda else _no,
         "copy": functools.partial(Tensor.clone, memory_format=torch.contiguous_format),

@@ -282,6 +282,8 @@ def explain_pass(program: Program, reduces: bool, find: Callable[[], Epilogues])
 def _explain(epilogue: Specialization, program: NativeProgram) -> str:
     core = native.core
     meanwhile = "it is interpreted" if program.is_interpreted else "the kernel calls a function for it"
+    if program.has_eager_formulas:
+        meanwhile = "PyTorch computes the layer"
     until_then = f"until then {meanwhile}"
     if epilogue.is_ready:
         return f"done: {epilogue.kernel} has the program compiled in, which took {epilogue.seconds:.2f} s"
@@ -296,6 +298,8 @@ def _explain(epilogue: Specialization, program: NativeProgram) -> str:
 
 def _meanwhile(program: NativeProgram) -> str:
     """What a kernel does with a program that is not compiled into its text."""
+    if program.has_eager_formulas:
+        return "does not run, and PyTorch computes the layer"
     return "interprets the program" if program.is_interpreted else "calls a function of its own for the program"
 
 
@@ -398,7 +402,7 @@ def request(epilogues: Epilogues) -> None:
     if not pending:
         return
     core = native.core
-    if _is_capturing():
+    if is_capturing():
         for epilogue in pending:
             background.wait_for(epilogue)
         return
@@ -418,7 +422,7 @@ def are_requested(epilogues: Epilogues) -> bool:
     return all(epilogue.is_claimed for epilogue in epilogues)
 
 
-def _is_capturing() -> bool:
+def is_capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 

@@ -22,8 +22,9 @@ from ..epilogue.errors import EpilogueError, OperandCountError, evaluated_while_
 from ..epilogue.table import REDUCTIONS
 from ..epilogue.types import ValueType, autocast_on, type_of
 from ..invariance import require
-from ..linear import LinearCall, describe_unfused, linear, normalise_linear
+from ..linear import LinearCall, describe_linear, describe_unfused, linear
 from ..prepare import PreparedWeight, is_exporting, prepare
+from ..rounding import is_eager
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
@@ -132,10 +133,11 @@ class FusedLinear(PreparesWeight):
         reduce: "sum", "mean", "amax", "amin" or "logsumexp" over the last dimension, or None.
         keepdim: keep the reduced dimension, of size 1. No effect without `reduce`.
         recompute: compute the pre-activation again in the backward pass instead of keeping it.
+        rounding: "eager", "once", or None for what `cutfuse.rounding` says.
 
-    `epilogue`, `reduce`, `keepdim` and `recompute` are attributes that may be assigned. An epilogue that cannot be
-    traced, or that exceeds a program's limits, runs as PyTorch runs it, after one warning. Whether it does is found out
-    again after an assignment, and for each type of x and each choice of numbers and tensors as operands.
+    `epilogue`, `reduce`, `keepdim`, `recompute` and `rounding` are attributes that may be assigned. An epilogue that
+    cannot be traced, or that exceeds a program's limits, runs as PyTorch runs it, after one warning. Whether it does is
+    found out again after an assignment, and for each type of x and each choice of numbers and tensors as operands.
 
     `prepare()` keeps what an fp32 product needs of the weight (see `cutfuse.prepare`), until `train()`.
 
@@ -148,7 +150,9 @@ class FusedLinear(PreparesWeight):
     bias: Tensor | None  # [out_features]
     _unfused: Set[tuple[Any, ...]] = frozenset()  # the kinds of calls that could not be fused
     _has_warned = False
-    recompute = False  # of a module that was pickled before it had this setting
+    # Of a module that was pickled before it had these settings.
+    recompute = False
+    rounding: str | None = None
     _has_plain_parameters = True  # whether `weight` and `bias` are what is registered under these names
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -167,6 +171,7 @@ class FusedLinear(PreparesWeight):
         dtype: torch.dtype | None = None,
         *,
         recompute: bool = False,
+        rounding: str | None = None,
     ) -> None:
         super().__init__()
         _check_places({"in_features": in_features, "out_features": out_features}, bias, epilogue, reduce, keepdim)
@@ -182,6 +187,7 @@ class FusedLinear(PreparesWeight):
         self.reduce = reduce
         self.keepdim = keepdim
         self.recompute = recompute
+        self.rounding = rounding
 
     @classmethod
     def from_linear(
@@ -192,6 +198,7 @@ class FusedLinear(PreparesWeight):
         keepdim: bool = False,
         *,
         recompute: bool = False,
+        rounding: str | None = None,
     ) -> _Layer:
         """A layer that shares the parameters of `linear`, and is in its mode: training or evaluation.
 
@@ -210,6 +217,7 @@ class FusedLinear(PreparesWeight):
             keepdim,
             device="meta",
             recompute=recompute,
+            rounding=rounding,
         )
         layer.weight, layer.bias = linear.weight, linear.bias
         layer.train(linear.training)
@@ -263,7 +271,7 @@ class FusedLinear(PreparesWeight):
     def normalise_call(self, x: Tensor, *operands: Tensor | float) -> LinearCall | PyTorchCall:
         """What `cutfuse.explain` describes."""
         try:
-            return self._call(normalise_linear, *self._weight_and_bias(), x, operands)
+            return self._call(describe_linear, *self._weight_and_bias(), x, operands)
         except Exception as error:
             reason = self._why_failed(error, x, operands)
             if not reason:
@@ -282,6 +290,8 @@ class FusedLinear(PreparesWeight):
         options = {"epilogue": epilogue, "operands": operands, "reduce": reduce, "keepdim": keepdim}
         if self.recompute:
             options["recompute"] = True
+        if self.rounding is not None:
+            options["rounding"] = self.rounding
         return function(x, weight, bias, **options)
 
     def _weight_and_bias(self) -> tuple[Tensor | PreparedWeight, Tensor | None]:
@@ -352,11 +362,13 @@ class FusedLinear(PreparesWeight):
             parts.append(f"reduce={self.reduce!r}, keepdim={self.keepdim}")
         if self.recompute:
             parts.append("recompute=True")
+        if self.rounding is not None:
+            parts.append(f"rounding={self.rounding!r}")
         return ", ".join(parts)
 
 
 _GIVES_PARAMETERS = {"weight", "bias", "_weight", "__getattr__", "__getattribute__"}
-_SETTINGS = ("epilogue", "reduce", "keepdim", "recompute")
+_SETTINGS = ("epilogue", "reduce", "keepdim", "recompute", "rounding")
 
 
 def _check_setting(name: str, value: Any) -> None:
@@ -364,6 +376,8 @@ def _check_setting(name: str, value: Any) -> None:
         arguments.check_epilogue("nn.FusedLinear", value)
     elif name in ("keepdim", "recompute"):
         arguments.check_flag("nn.FusedLinear", name, value)
+    elif name == "rounding":
+        is_eager(value)
     elif value is not None:
         arguments.check_reduction("nn.FusedLinear", value)
 
