@@ -424,6 +424,20 @@ def test_ptxas_takes_a_program_in_the_place_of_the_calls(kernel: str, tmp_path: 
     assert has_registers(kernel, report)
 
 
+# PyTorch's own formulas, with divisions that are correctly rounded, of which ptxas makes subroutines.
+EAGER = (
+    "operands=1 eager; bfloat16 z -> s0; silu prev; bfloat16 prev; mul prev r0; bfloat16 prev; gelu prev; div prev s0"
+)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("inlines", [False, True])
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if "_bf16_" in kernel and kernel not in REDUCING])
+def test_ptxas_takes_pytorchs_own_formulas(kernel: str, inlines: bool, tmp_path: Path) -> None:
+    text = specialized(kernel, Program.parse(EAGER), ("row",), inlines=inlines)
+    assert has_registers(kernel, assemble_without_spills(text, tmp_path))
+
+
 @needs_ptxas
 @pytest.mark.parametrize("reduction", FOLDS.values(), ids=FOLDS)
 @pytest.mark.parametrize("kernel", REDUCING)

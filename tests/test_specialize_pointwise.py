@@ -38,6 +38,7 @@ from torch import Tensor
 
 from cutfuse import native
 from cutfuse.epilogue import Program, op_table
+from cutfuse.epilogue.table import Op
 
 if not native.module().cuda_build:
     pytest.skip("this build of cutfuse has no CUDA kernels", allow_module_level=True)
@@ -192,3 +193,21 @@ def test_ptxas_takes_random_programs(tmp_path: Path, architecture: str) -> None:
     ):
         programs += [Program.parse(f"operands=4; {text}")] * 3
     assert_assembles(programs, tmp_path, architecture)
+
+
+EAGER = [op for op in op_table().ops if op.eager.startswith("(")]
+
+
+@pytest.mark.parametrize("op", EAGER, ids=lambda op: op.name)
+def test_pytorchs_own_formulas_compute_the_ops(op: Op) -> None:
+    """Their bits are compared on a GPU, by test_gpu_rounding.py."""
+    x, r = torch.linspace(-9, 9, 96).bfloat16().view(2, 48), torch.linspace(0.1, 5, 96).bfloat16().view(2, 48)
+    parameters = [default + 0.5 for _, default in op.parameters]
+    words = " ".join([op.name, *("z", "r0")[: op.arity], *map(repr, parameters)])
+    operands = [r][: op.arity - 1]
+    program = Program.parse(f"operands={len(operands)} eager; {words}")
+    text = kernel_text(program, x.dtype, operands)
+    assert f"_eager_{op.name}" in text
+    expected = op.compose([t.double() for t in (x, *operands)], parameters)
+    got = SpecializedPointwise(text).run(program, x, operands)
+    torch.testing.assert_close(got.double(), expected, rtol=2**-7, atol=1e-6, equal_nan=True)
