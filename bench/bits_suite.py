@@ -1,4 +1,6 @@
-"""The bits suite: whether rows have the bits that they have alone, and what batch invariance takes of the time."""
+"""The bits suite: whether rows have the bits that they have alone, and layers those of PyTorch's own operations, and
+what batch invariance and `rounding="eager"` take of the time.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
-from bench.goals import MEAN, WORST, cases_with, every, over, value_of
+from bench.goals import MEAN, WORST, Value, cases_with, figure_of, over, value_of
 from bench.launches import Checked, interleaved
+from bench.random_suite import FORWARD, SIZES, SMALL_SIZES, drawn_layers
+from bench.random_suite import ROWS as DRAWN_ROWS
+from bench.random_suite import SMALL_ROWS as FEW_ROWS
+from bench.random_suite import Layer as DrawnLayer
 from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
 from bench.tables import Table, case_table, of, ratio_of, times_of
 from bench.timing import Launch
 from bench.workloads import PRECISIONS, Shape, dimensions, random_tensor
 
-DEFAULT, INVARIANT = CONTENDERS = ("default", "batch-invariant")
+DEFAULT, INVARIANT, ROUNDED, PYTORCH = CONTENDERS = ("default", "batch-invariant", "eager rounding", "PyTorch")
+ALIKE, ROUNDING = "linear", "rounding"  # groups
 EQUAL_SHARE = 1.0
 MEAN_AT_MOST, WORST_AT_MOST = 1.04, 1.3
+DRAWN, FEW_DRAWN = 400, 16  # layers
+DRAWN_EFFORT = 0.2
 ROWS, SMALL_ROWS = (1, 8, 64, 256, 1024, 8192), (1, 8)
 WEIGHTS, SMALL_WEIGHTS = ((4096, 4096), (14336, 4096), (1024, 3072)), ((32, 64),)  # N, K
 MOST_ALONE = 64  # rows of a batch that are computed alone too
@@ -82,43 +91,110 @@ def prepare(layer: Layer, shape: Shape, precision: str, session: Session) -> Tur
         return launch
 
     for name in session.contenders:
-        checked.add(name, partial(check, name))
+        if name in (DEFAULT, INVARIANT):
+            checked.add(name, partial(check, name))
     return partial(interleaved, checked)
 
 
+def prepare_drawn(layer: DrawnLayer, precision: str, session: Session) -> Turn:
+    """Whether a layer has the bits of PyTorch's own operations and a kernel computes it, and what takes the times."""
+    tensors, chain = layer.tensors(precision, session.device), layer.chain.function
+    checked: Checked[Launch] = Checked(session)
+
+    def pytorch(x: Tensor, weight: Tensor, bias: Tensor | None, operands: tuple[Tensor, ...]) -> Tensor:
+        return chain(F.linear(x, weight, bias), *operands)
+
+    def fused(x: Tensor, weight: Tensor, bias: Tensor | None, operands: tuple[Tensor, ...]) -> Tensor:
+        return cutfuse.linear(x, weight, bias, epilogue=chain, operands=operands)
+
+    def is_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, operands: tuple[Tensor, ...]) -> Tensor:
+        found = cutfuse.explain(cutfuse.linear, x, weight, bias, epilogue=chain, operands=operands)
+        return torch.tensor(float(found.path != "composed"))
+
+    def check(name: str, entry: Figures) -> Launch:
+        call = layer.function(pytorch if name == PYTORCH else fused)
+
+        def launch() -> Tensor:
+            with cutfuse.rounding("eager" if name == ROUNDED else "once"):
+                return call(*tensors)
+
+        with cutfuse.specialization("now"):
+            y = launch()
+        if name == ROUNDED:
+            entry["equal"] = float(torch.equal(y, layer.function(pytorch)(*tensors)))
+            with cutfuse.rounding("eager"):
+                entry["kernel"] = layer.function(is_kernel)(*tensors).item()
+        return launch
+
+    for name in session.contenders:
+        if name != INVARIANT:
+            checked.add(name, partial(check, name))
+    return partial(interleaved, checked, DRAWN_EFFORT)
+
+
 def bits_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
-    """Every layer for each weight, number of rows and precision."""
-    del seed
+    """Every layer for each weight, number of rows and precision, and layers drawn by the seed."""
     weights, rows = (SMALL_WEIGHTS, SMALL_ROWS) if small else (WEIGHTS[:1] if quick else WEIGHTS, ROWS)
     for layer, (n, k), m, precision in product(LAYERS, weights, rows, PRECISIONS):
         shape = m, n, k
-        yield Case("linear", layer.name, dimensions(shape), precision, partial(prepare, layer, shape, precision))
+        yield Case(ALIKE, layer.name, dimensions(shape), precision, partial(prepare, layer, shape, precision))
+    ranges = (FEW_ROWS, SMALL_SIZES) if small else (DRAWN_ROWS, SIZES)
+    for number, drawn in enumerate(drawn_layers(FORWARD, FEW_DRAWN if small or quick else DRAWN, *ranges, seed=seed)):
+        own, name = ("bf16", "fp16")[number % 2], f"{number:03} {drawn.label}"
+        yield Case(ROUNDING, name, dimensions(drawn.shape), own, partial(prepare_drawn, drawn, own))
 
 
 over_default = over((INVARIANT,), (DEFAULT,))
+rounded_over_default, rounded_over_pytorch = over((ROUNDED,), (DEFAULT,)), over((ROUNDED,), (PYTORCH,))
+
+
+def by_kernel(value: Value) -> Value:
+    """A goal's value, of the layers alone that a kernel of cutfuse computes, and not PyTorch's operations."""
+    return lambda case: value(case) if figure_of(case, ROUNDED, "kernel") == 1 else None
 
 
 def goals() -> Iterator[Goal]:
     """Of all precisions together, and without a limit of each."""
-    yield Goal("equal rows", "1", every, value_of(INVARIANT, "equal"), EQUAL_SHARE, WORST, is_least=True)
+    yield Goal(
+        "equal rows", "1", cases_with(group=ALIKE), value_of(INVARIANT, "equal"), EQUAL_SHARE, WORST, is_least=True
+    )
     for name in ("", *PRECISIONS):
-        covers = cases_with(precision=name)
+        covers = cases_with(group=ALIKE, precision=name)
         for measure, at_most in ((MEAN, MEAN_AT_MOST), (WORST, WORST_AT_MOST)):
             limit = None if name else at_most
             yield Goal(f"time, {name or 'all precisions'}", DEFAULT, covers, over_default, limit, measure)
+    drawn = cases_with(group=ROUNDING)
+    yield Goal("PyTorch's bits", "1", drawn, value_of(ROUNDED, "equal"), EQUAL_SHARE, WORST, is_least=True)
+    # No limit, as which layers a kernel computes is known with their times alone.
+    for rival, value in ((DEFAULT, rounded_over_default), (PYTORCH, rounded_over_pytorch)):
+        for measure in (MEAN, WORST):
+            yield Goal("eager rounding, by a kernel", rival, drawn, by_kernel(value), None, measure)
 
 
 def cases_table(results: Results) -> Table:
-    """Every case with both times, and the shares of rows that are equal."""
+    """Every case with the times, and what is equal."""
     columns = {
         "layer": "variant",
         "shape": "shape",
         "precision": "precision",
-        "ratio": ratio_of(over_default),
+        "ratio": ratio_of(lambda case: over_default(case) or rounded_over_default(case)),
+        "over PyTorch": ratio_of(rounded_over_pytorch),
         **times_of({name: name for name in CONTENDERS}),
-        **{f"{name}: equal rows": of(name, "equal", "{:.2f}".format) for name in CONTENDERS},
+        **{f"{name}: equal rows": of(name, "equal", "{:.2f}".format) for name in (DEFAULT, INVARIANT)},
+        "PyTorch's bits": of(ROUNDED, "equal", "{:.0f}".format),
+        "kernel": of(ROUNDED, "kernel", "{:.0f}".format),
     }
     return case_table("Every case", results["cases"], columns)
+
+
+def shares_table(results: Results) -> Table:
+    """Of the layers that were drawn, the shares with PyTorch's bits and that a kernel computes."""
+    shares = {}
+    for title, name in (("PyTorch's bits", "equal"), ("by a kernel", "kernel")):
+        values = [found for case in results["cases"] if (found := figure_of(case, ROUNDED, name)) is not None]
+        if values:
+            shares[title] = [f"{sum(values) / len(values):.4f} of {len(values)}"]
+    return Table("Layers with eager rounding", shares)
 
 
 SUITE = Suite(
@@ -126,12 +202,13 @@ SUITE = Suite(
     cases=lambda *kind: list(bits_cases(*kind)),
     goals=tuple(goals()),
     contenders=CONTENDERS,
-    tables=lambda results: [cases_table(results)],
+    tables=lambda results: [shares_table(results), cases_table(results)],
     about=(
         f"Equal rows: of up to {MOST_ALONE} single rows and the halves of a batch, the share with the same bits in a "
         "batch of its own.",
-        "Ratio: the time of a whole batch within cutfuse.batch_invariant() over that outside of it.",
+        "Ratio: the time of a whole batch within cutfuse.batch_invariant(), or of a layer drawn by the seed within "
+        'cutfuse.rounding("eager"), over that outside of it.',
     ),
     left_out=lambda is_cuda, is_quick: () if is_cuda else (INVARIANT,),
-    time_limit_s=600.0,
+    time_limit_s=1200.0,
 )

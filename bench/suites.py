@@ -21,7 +21,7 @@ SUITES = {
     "random": Entry("bench.random_suite", "layers drawn anew for each --seed, beside eager PyTorch"),
     "head": Entry("bench.head_suite", "the loss of language models' heads, in time and memory, beside other libraries"),
     "mlp": Entry("bench.mlp_suite", "whole MLPs: forward, training step and what a step keeps"),
-    "bits": Entry("bench.bits_suite", "whether rows have the same bits in every batch, and what that takes"),
+    "bits": Entry("bench.bits_suite", "whether rows have their own bits and layers PyTorch's, and what that takes"),
     "fit": Entry("bench.fit_suite", "every way of computing a layer, for the tables by which the planner chooses"),
     "models": Entry("bench.model_suite", "whole models through torch.compile, with cutfuse and without"),
 }

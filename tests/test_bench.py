@@ -37,7 +37,7 @@ SMALL_RUNS = {
     "random": (["row sum", "gelu", "fp32"], {"pytorch", "cutfuse"}, 5),
     "head": (["plain"], {"eager", "chunked", "cutfuse", "cutfuse-large"}, 2),
     "mlp": (["gelu"], {"eager", "cutfuse"}, 4),
-    "bits": (["gelu", "bf16"], {"default"}, 2),
+    "bits": (["gelu", "bf16"], {"default", "eager rounding", "PyTorch"}, 5),
 }
 ONE = ("--filter", "Sigmoid 256", "--filter", "fp32")
 
