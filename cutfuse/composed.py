@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .epilogue import Epilogue, Program, evaluate
+from .epilogue import Epilogue, EpilogueError, Program, evaluate
 from .epilogue.program import arithmetic_dtype
 from .epilogue.table import REDUCTIONS
+from .epilogue.trace import ONE_SCALAR, check_arity
 
 
 class PyTorchCall(NamedTuple):
@@ -89,12 +90,25 @@ def linear_eagerly(
     """What PyTorch computes in eager mode: each operation as the caller wrote it, in the tensors' types."""
     y = z = F.linear(x, weight, bias)
     if epilogue is not None:
-        y = (epilogue.run_eagerly if isinstance(epilogue, Epilogue) else epilogue)(z, *operands)
+        y = _call_eagerly(epilogue, z, operands)
     if y.shape != z.shape:
         y = y.broadcast_to(torch.broadcast_shapes(y.shape, z.shape)).reshape(z.shape)
     if reduction is not None:
         y = REDUCTIONS[reduction](y, -1, keepdim=keepdim)
     return y if out_dtype is None else y.to(out_dtype)
+
+
+def _call_eagerly(epilogue: Callable[..., Tensor] | Epilogue, z: Tensor, operands: Sequence[Tensor | float]) -> Tensor:
+    """What the epilogue gives, in memory of its own. Raises EpilogueError where that is no tensor."""
+    try:
+        y = (epilogue.run_eagerly if isinstance(epilogue, Epilogue) else epilogue)(z, *operands)
+    except TypeError as error:
+        if not torch.compiler.is_compiling() and not isinstance(epilogue, Epilogue):
+            check_arity(epilogue, len(operands), error)
+        raise
+    if not isinstance(y, Tensor):
+        raise EpilogueError(f"the epilogue returns an object of type {type(y).__name__}: {ONE_SCALAR}")
+    return y.clone() if any(y is operand for operand in operands) else y
 
 
 def after_product(

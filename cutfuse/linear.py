@@ -17,6 +17,7 @@ from . import arguments, composed, native
 from .composed import PyTorchCall
 from .epilogue import Epilogue, EpilogueError
 from .epilogue.eager import without_last_rounding
+from .epilogue.errors import OperandCountError
 from .epilogue.program import Operation, arithmetic_dtype
 from .epilogue.types import types_of
 from .invariance import is_batch_invariant, may_be_batch_invariant, require
@@ -97,14 +98,15 @@ def linear(
     Raises:
         ValueError: shapes, devices, a reduction or a rounding that do not fit.
         TypeError: types that do not fit.
-        EpilogueError: an epilogue that cannot be traced, exceeds a program's limits or takes other operands.
+        EpilogueError: an epilogue that cannot be traced, exceeds a program's limits or takes other operands. With
+            rounding="eager" PyTorch runs those that cannot be traced.
         RuntimeError: a prepared weight that has changed since.
     """
     given = x, weight, bias, epilogue, operands, reduce, keepdim, out_dtype
     if torch.compiler.is_dynamo_compiling():
         return _linear_in_mode(given, is_eager(rounding), recompute=recompute)
     if rounding is not None and is_eager(rounding) != is_eager(None):
-        with rounding_mode.entered(is_eager(rounding)):
+        with rounding_mode.of_call(is_eager(rounding)):
             options: dict[str, Any] = dict(zip(_OPTIONS, given[3:], strict=True))
             return linear(x, weight, bias, **options, recompute=recompute)
     if profiler._is_profiler_enabled:  # 4 ns; a call of the function that asks PyTorch takes 48 ns
@@ -129,7 +131,12 @@ def _linear_in_mode(
 def _linear_eagerly(given: tuple[Any, ...], remember: bool, recompute: bool) -> Tensor:
     """Any call with `rounding="eager"`. remember: a kernel may compute it, and the next ones like it."""
     require(EAGER)
-    y = _run_eager_kernel(given) if remember else None
+    try:
+        y = _run_eager_kernel(given) if remember else None
+    except OperandCountError:
+        raise
+    except EpilogueError:  # PyTorch runs what cannot be traced
+        y = None
     if y is not None:
         return y
     x, weight, bias, epilogue, operands, reduce, keepdim, out_dtype = given
@@ -137,8 +144,13 @@ def _linear_eagerly(given: tuple[Any, ...], remember: bool, recompute: bool) -> 
     arguments.check_flag("linear", "recompute", recompute)
     _, weight = _unwrap(weight)
     _check_tensors(x, weight, bias)
+    if autocast_dtype(x.device.type) is None:
+        _check_types(x, weight, bias)
+    arguments.split_operands("linear", operands, x.device)
     if reduce is not None:
         arguments.check_reduction("linear", reduce)
+    if out_dtype is not None:
+        arguments.check_floating("linear", "out_dtype", out_dtype)
     given = x, weight, bias, epilogue, operands, reduce, keepdim, out_dtype
     if recompute and _can_checkpoint():
         again: Tensor = checkpoint(composed.linear_eagerly, *given, use_reentrant=False, preserve_rng_state=True)
@@ -186,6 +198,8 @@ def _eager_call(given: tuple[Any, ...], call: LinearCall) -> LinearCall | str:
         return "x has more than two dimensions and is not contiguous"
     if _takes_steps(call, tensors):
         return "its tensors are cast or copied first"
+    if any(not t.is_contiguous() and 0 not in t.stride() for t in calls.tensors_of(operands)):
+        return "an operand is not contiguous, whose order of dimensions PyTorch may give the result"
     numbers, own = arguments.split_operands("linear", operands, x.device)
     first, *others = types_of(x, *own)
     try:
@@ -377,15 +391,22 @@ def describe_linear(
     **options: Any,
 ) -> LinearCall | PyTorchCall:
     """A call of `linear`, for `explain`."""
-    call = normalise_linear(x, weight, bias, **options)
     if not is_eager(rounding):
-        return call
+        return normalise_linear(x, weight, bias, **options)
     operands = options.get("operands", ())
-    found = _eager_call((x, weight, bias, options.get("epilogue"), operands), call)
+    found: LinearCall | str
+    try:
+        call = normalise_linear(x, weight, bias, **options)
+        found = _eager_call((x, weight, bias, options.get("epilogue"), operands), call)
+    except OperandCountError:
+        raise
+    except EpilogueError as error:
+        found = str(error)
     if isinstance(found, LinearCall):
         return found
-    tensors = [t for t in (x, call.weight, bias, *calls.tensors_of(operands)) if t is not None]
-    flops = 2 * x.numel() * call.weight.shape[0]
+    weight = _unwrap(weight)[1]
+    tensors = [t for t in (x, weight, bias, *calls.tensors_of(operands)) if t is not None]
+    flops = 2 * x.numel() * weight.shape[0]
     return PyTorchCall("linear", tensors, found, flops=flops, bits=f"PyTorch's own, by its operations: {found}")
 
 

@@ -29,12 +29,20 @@ class Switch:
     @contextlib.contextmanager
     def entered(self, on: bool) -> Iterator[None]:
         self._count(int(on))
+        try:
+            with self.of_call(on):
+                yield
+        finally:
+            self._count(-int(on))
+
+    @contextlib.contextmanager
+    def of_call(self, on: bool) -> Iterator[None]:
+        """For one call, which other threads' compiled code does not follow."""
         token = self.context.set(on)
         try:
             yield
         finally:
             self.context.reset(token)
-            self._count(-int(on))
 
     def _count(self, more: int) -> None:
         """Counts contexts that are entered and left."""

@@ -19,12 +19,14 @@ from torch import Tensor
 import cutfuse
 from cutfuse.epilogue import EpilogueError, Program, evaluate
 from cutfuse.epilogue.eager import without_last_rounding
+from cutfuse.epilogue.errors import OperandCountError
 from cutfuse.epilogue.lower import lower
 from cutfuse.epilogue.resolve import resolve
 from cutfuse.epilogue.types import types_of
 from cutfuse.layer import eager, specialize
 from cutfuse.layer.call_plans import plan_pointwise_call
 from cutfuse.linear import linear_once
+from cutfuse.rounding import process
 
 Function = Callable[..., Tensor]
 
@@ -276,6 +278,11 @@ PYTORCHS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "a mask": lambda x, w, b, r: cutfuse.linear(x, w, epilogue=residual, operands=(r > 0,)),
     "nothing behind it": lambda x, w, b, r: cutfuse.linear(x, w, b),
     "autocast": lambda x, w, b, r: autocast(lambda: cutfuse.linear(x, w, epilogue=residual, operands=(r,))),
+    "a captured tensor": lambda x, w, b, r: cutfuse.linear(x, w, b, epilogue=lambda z: z * r),
+    "a row function": lambda x, w, b, r: cutfuse.linear(x, w, b, epilogue=lambda z: z.softmax(-1)),
+    "an operand in columns": lambda x, w, b, r: cutfuse.linear(
+        x, w, epilogue=residual, operands=(r.t().contiguous().t(),)
+    ),
     "a strided batch": lambda x, w, b, r: cutfuse.linear(x.view(4, 6, -1).transpose(0, 1), w, b, epilogue=longest),
 }
 
@@ -302,6 +309,81 @@ def test_where_no_kernel_has_the_bits_pytorch_computes_the_layer(launches: Emula
         x, w, _, r = tensors
         own = (x.float(), w.float()) if name == "float32" else (x, w)
         assert torch.equal(first, residual(F.linear(*own), r))
+
+
+def test_an_epilogue_that_is_not_traced_is_explained() -> None:
+    x, weight, *_ = layer()
+    explained = cutfuse.explain(cutfuse.linear, x, weight, epilogue=lambda z: z.softmax(-1), rounding="eager")
+    assert "softmax" in explained.bits
+
+
+REFUSED_CALLS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], type[Exception], str]] = {
+    "integers": (lambda x, w, r: cutfuse.linear(x.int(), w.int()), TypeError, "int32"),
+    "two types": (lambda x, w, r: cutfuse.linear(x, w.float()), TypeError, "one type"),
+    "operands that are no tuple": (
+        lambda x, w, r: cutfuse.linear(x, w, epilogue=residual, operands=r),  # type: ignore[arg-type]
+        TypeError,
+        "has to be a tuple",
+    ),
+    "a word": (
+        lambda x, w, r: cutfuse.linear(x, w, epilogue=residual, operands=("a",)),  # type: ignore[arg-type]
+        TypeError,
+        "operand 0",
+    ),
+    "an operand too few": (lambda x, w, r: cutfuse.linear(x, w, epilogue=residual), OperandCountError, "0 operands"),
+    "an integer result": (
+        lambda x, w, r: cutfuse.linear(x, w, epilogue=torch.relu, out_dtype=torch.int8),
+        TypeError,
+        "out_dtype",
+    ),
+    "nothing": (lambda x, w, r: cutfuse.linear(x, w, epilogue=lambda z: None), EpilogueError, "NoneType"),  # type: ignore[arg-type,return-value]
+    "a number": (lambda x, w, r: cutfuse.linear(x, w, epilogue=lambda z: 2.0), EpilogueError, "float"),  # type: ignore[arg-type,return-value]
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_CALLS)
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+def test_wrong_calls_are_refused_wherever_they_run(request: pytest.FixtureRequest, name: str, device: str) -> None:
+    if device == "emulated":
+        request.getfixturevalue("launches")
+    call, error, text = REFUSED_CALLS[name]
+    x, weight, _, r = layer()
+    with cutfuse.rounding("eager"), pytest.raises(error, match=text):
+        call(x, weight, r)
+
+
+def test_an_operand_that_is_returned_is_copied() -> None:
+    x, weight, _, r = layer()
+    y = cutfuse.linear(x, weight, epilogue=lambda z, r: r, operands=(r,), rounding="eager")
+    assert torch.equal(y, r)
+    assert y.data_ptr() != r.data_ptr()
+
+
+def test_the_rounding_of_one_call_is_none_of_other_threads() -> None:
+    x, weight, *_ = layer()
+    seen: list[bool] = []
+
+    def epilogue(z: Tensor) -> Tensor:
+        seen.append(process.holds_somewhere)
+        return z * 1.5
+
+    cutfuse.linear(x, weight, epilogue=epilogue, rounding="eager")
+    with cutfuse.rounding("eager"):
+        cutfuse.linear(x, weight, epilogue=epilogue)
+    assert seen == [False, True], "compiled code of all threads is guarded by it"
+
+
+@pytest.mark.parametrize(("function", "is_fused"), [(F.gelu, True), (F.silu, False), (residual, True)])
+def test_a_division_by_pytorchs_rounding_is_computed_behind_cublas(
+    launches: EmulatedLaunches, function: Function, is_fused: bool
+) -> None:
+    x, weight, _, r = layer()
+    operands = (r,) if function is residual else ()
+    found = cutfuse.explain(
+        cutfuse.linear, x, weight, epilogue=function, operands=operands, rounding="eager", device="H200"
+    )
+    assert found.path == ("fused" if is_fused else "unfused")
+    assert ("division" in str(found)) == (not is_fused)
 
 
 def test_a_product_is_compared_once_for_matrices_like_these(
