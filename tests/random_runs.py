@@ -31,7 +31,7 @@ def check_seeds(
     """
     config, count = request.config, 0
     faults: list[str] = []
-    chosen = seeds if is_ordinary(config) else _printed(request, name, _fresh_seeds(config, share))
+    chosen = seeds if is_ordinary(config) else _printed(request, name, _fresh_seeds(config, share), faults)
     for seed in chosen:
         count += 1
         try:
@@ -59,11 +59,12 @@ def _fresh_seeds(config: pytest.Config, share: float) -> Iterator[int]:
         yield random.getrandbits(32)
 
 
-def _printed(request: pytest.FixtureRequest, name: str, seeds: Iterator[int]) -> Iterator[int]:
+def _printed(request: pytest.FixtureRequest, name: str, seeds: Iterator[int], faults: list[str]) -> Iterator[int]:
+    """The seeds, each with the count of faults before it, which so outlives a run that is ended early."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
     for seed in seeds:
         with capture.global_and_fixture_disabled():
-            print(f"\n{name}: seed {seed}", end="", file=sys.stderr, flush=True)
+            print(f"\n{name}: seed {seed}, {len(faults)} faults before", end="", file=sys.stderr, flush=True)
         yield seed
 
 
