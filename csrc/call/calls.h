@@ -24,6 +24,7 @@ enum class Function : uint64_t {
   kLinear,
   kPointwise,
   kReduce,
+  kMlp,
   // Those of operators from here on.
   kLinearOperator,
   kPointwiseOperator,

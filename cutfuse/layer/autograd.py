@@ -427,10 +427,6 @@ class Multiplication:
     issuer: str
     operators: Any
 
-    @classmethod
-    def of_layer(cls, x: Tensor, weight: Tensor, mode: str, operators: Any) -> Multiplication:
-        return cls(mode, issuer_of_products(x, weight, mode), operators)
-
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         if self.is_pytorch(a):
             return torch.mm(a, b.t())
@@ -445,7 +441,7 @@ def _product_gradients(
     grad_z: Tensor, x: Tensor, weight: Tensor, mode: str, needs_x: bool, needs_weight: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of x and weight. Kernels of ours multiply as in the direct path; compiled code has PyTorch's."""
-    issuer = "call" if is_traced(grad_z, x, weight) else issuer_of_products(x, weight, mode)
+    issuer = "call" if is_traced(grad_z, x, weight) else issuer_of_products(x.shape[0], weight, mode)
     multiply = Multiplication(mode, issuer, schema)
     return (
         multiply(grad_z, weight.t()) if needs_x else None,
