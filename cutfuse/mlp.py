@@ -359,7 +359,7 @@ class _MLP(torch.autograd.Function):
         needed = _Needed(*ctx.needs_input_grad[1:])
         of_residual = grad.to(ctx.residual_dtype) if needed.residual else None
         tensors = _Tensors(*saved, None)  # type: ignore[call-arg]  # all others
-        grad = grad.to(tensors.x.dtype)
+        grad = grad if grad.dtype == tensors.x.dtype else grad.to(tensors.x.dtype)
         if composes_gradient(grad):
             return None, *differentiate(_composed(ctx.call), saved, needed[:-1], grad), of_residual
         is_last = not torch._C._autograd._get_current_graph_task_keep_graph()
@@ -444,7 +444,7 @@ class _Backward:
         multiply = call.multiplication(1, self.operators)
         has_pass = needed.has_pass(call.derivative)
         if has_pass:
-            of_pre_activations, h, of_b1 = self._differentiate(multiply(grad, w2.t()))
+            of_pre_activations, h, of_b1 = self._differentiate(multiply(grad, w2))
         of_w2 = None if h is None or not needed.w2 else weight_gradient(grad, h, w2, multiply)
         del h
         if needed.trains_hidden and not has_pass:
@@ -487,20 +487,21 @@ class _Backward:
         self.hidden = _Hidden()
         operands = [] if up is None else [up]
         last = 1 + len(operands)
-        weighted = _weighted(program)
-        if weighted is None:  # the program has no room for one more operand
+        planned = _weighted(program, needed.w2)
+        if planned is None:  # the program has no room for one more operand
             wanted = wanted_inputs([True] * last, program)
             h = self.operators.pointwise(z, operands, program, z.dtype) if needed.w2 else None
             found, _ = element_gradients(of_h, z, operands, program, "none", None, wanted)
             return _of_each(found, z, last), h, None
-        wanted = wanted_inputs([*[True] * last, needed.w2], weighted)
+        weighted, wanted = planned
         sums_columns = needed.b1 and 0 in wanted
-        row_of_ones = z.new_ones(1, z.shape[1])  # a gradient that kernels read by vectors
-        places: dict[str, Any] = {}
+        given = z, [*operands, of_h], weighted, "none", None, wanted, sums_columns
+        outputs: list[Tensor]
         if self.operators is cuda:
-            places["in_place"] = [k for k in wanted if (k == 0 and self.overwrites) or k == last]
-        given = row_of_ones, z, [*operands, of_h], weighted, "none", None, wanted, sums_columns
-        outputs: list[Tensor] = self.operators.pointwise_backward(*given, **places)
+            places = [k for k in wanted if (k == 0 and self.overwrites) or k == last]
+            outputs = cuda.pointwise_backward(cuda.row_of_ones(z), *given, in_place=places)
+        else:
+            outputs = schema.pointwise_backward(z.new_ones(1, z.shape[1]), *given)
         of_b1 = outputs.pop() if sums_columns else None
         found = dict(zip(wanted, outputs, strict=True))
         return _of_each(found, z, last), found.get(last), of_b1
@@ -519,7 +520,7 @@ class _Backward:
                 torch.mm(of_rows.t(), x, out=part)
         needs_weights = needed.w1 and whole is None
         of_z = of_pre_activations.pop(0)
-        of_x: Tensor | None = multiply(of_z, weight.t()) if needed.x else None
+        of_x: Tensor | None = multiply(of_z, weight) if needed.x else None
         of_weights = [weight_gradient(of_z, x, weight, multiply) if needs_weights else None]
         of_biases = [self._sum(of_z) if needed.b1 and of_b1 is None else of_b1]
         del of_z
@@ -545,14 +546,16 @@ def _of_each(found: dict[int, Tensor], z: Tensor, count: int) -> list[Tensor]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _weighted(program: str) -> str | None:
-    """The program times one more operand; None where that exceeds a limit of programs."""
+def _weighted(program: str, by_weight: bool) -> tuple[str, tuple[int, ...]] | None:
+    """The program times one more operand, and which gradients of it there are; None where that exceeds a limit of
+    programs. by_weight: also the one with respect to that operand, which is the program's value."""
     parsed = Program.parse(program)
     value: Any = parsed.expression
     try:
-        return Epilogue.from_expression(value * operand(parsed.operand_count), parsed.operand_count + 1).text
+        weighted = Epilogue.from_expression(value * operand(parsed.operand_count), parsed.operand_count + 1).text
     except EpilogueError:
         return None
+    return weighted, tuple(wanted_inputs([True] * (1 + parsed.operand_count) + [by_weight], weighted))
 
 
 def _composed(call: _Call) -> Callable[..., Tensor]:
