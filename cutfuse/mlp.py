@@ -116,9 +116,11 @@ def mlp(
         return y
     tensors = _prepared(x, w1, b1, w2, b2, gate, residual, recompute)
     if given is not None and y is NotImplemented:
-        y = _run_as_planned(given, hidden, has_gate, recompute)
+        epilogue = None if hidden is None else _resolved(tensors.x, hidden, has_gate)
+        y = _run_as_planned(given, hidden, epilogue, has_gate, recompute)
         if y is not None:
             return y
+        hidden = epilogue
     if _takes_one_node(tensors, recompute):
         # Kernels read memory, in which the numbers of a negated view have their other sign.
         plain = [t if t is None else t.resolve_neg() for t in tensors]
@@ -126,16 +128,18 @@ def mlp(
     return _run_by_layers(hidden, has_gate, recompute, *tensors)
 
 
-def _run_as_planned(given: _Tensors, hidden: _Function, has_gate: bool, recompute: bool) -> Tensor | None:
-    """The result by a plan that the next calls like this one run directly; None where the call has no key."""
-    epilogue = _resolved(given.x, hidden, has_gate)
+def _run_as_planned(
+    given: _Tensors, hidden: _Function, epilogue: Epilogue | None, has_gate: bool, recompute: bool
+) -> Tensor | None:
+    """The result by a plan that the next calls like this one run directly; None where the call has no key.
+
+    epilogue: of `hidden`, which may read what changes. The plan holds nothing else of it.
+    """
 
     def make_function() -> Callable[..., Tensor]:
-        # Of the Epilogue, as what the callable reads may change.
         if _takes_one_node(given, recompute):
             return _node_of(given, epilogue, has_gate, recompute)
-        options = None if hidden is None else epilogue, has_gate, recompute and needs_gradient(*given)
-        return functools.partial(_run_by_layers, *options)
+        return functools.partial(_run_by_layers, epilogue, has_gate, recompute and needs_gradient(*given))
 
     planned = calls.remember_mlp((hidden, has_gate, recompute, *given), epilogue, make_function)
     if planned is None:
@@ -442,17 +446,17 @@ class _Backward:
         of_pre_activations: list[Tensor] = []
         of_b1: Tensor | None = None
         multiply = call.multiplication(1, self.operators)
-        has_pass = needed.has_pass(call.derivative)
+        trains_hidden, has_pass = needed.trains_hidden, needed.has_pass(call.derivative)
         if has_pass:
             of_pre_activations, h, of_b1 = self._differentiate(multiply(grad, w2))
         of_w2 = None if h is None or not needed.w2 else weight_gradient(grad, h, w2, multiply)
         del h
-        if needed.trains_hidden and not has_pass:
+        if trains_hidden and not has_pass:
             assert call.derivative is not None
             of_pre_activations = [self._multiply_and_differentiate(grad, call.derivative)]
         self.hidden = _Hidden()
         of_b2 = self._sum(grad) if needed.b2 else None
-        of_first = self._first_gradients(of_pre_activations, of_b1) if needed.trains_hidden else (None,) * 5
+        of_first = self._first_gradients(of_pre_activations, of_b1) if trains_hidden else (None,) * 5
         return *of_first, of_w2, of_b2
 
     def _recompute(self) -> None:

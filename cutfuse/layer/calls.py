@@ -24,7 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .. import invariance, native, precision, rounding
 from ..epilogue import Epilogue
 from ..epilogue.program import Operation
-from ..epilogue.resolve import recognised
+from ..epilogue.resolve import identity, recognised
 from ..epilogue.types import type_of
 from . import cuda, schema
 from .autograd import needs_gradient
@@ -149,12 +149,16 @@ def plan_steps(replay: Replay | None, tensors: Sequence[Tensor | None]) -> Plann
     return Planned(native.core.function_call(replay, [tensor is not None for tensor in tensors]), [])
 
 
-def remember_mlp(given: tuple[Any, ...], epilogue: Epilogue, make_function: Callable[[], Replay]) -> Planned | None:
-    """As `remember` of a call of `mlp`. given: as `call_mlp` takes them. epilogue: the hidden layer's. make_function:
-    gives what computes the result of the call's tensors, and holds nothing that may change."""
+def remember_mlp(
+    given: tuple[Any, ...], epilogue: Epilogue | None, make_function: Callable[[], Replay]
+) -> Planned | None:
+    """As `remember` of a call of `mlp`. given: as `call_mlp` takes them. epilogue: the hidden layer's; None for the
+    identity. make_function: gives what computes the result of the call's tensors, and holds nothing that may change.
+    """
     hidden, has_gate, _, *tensors = given
     x = tensors[0]
-    number_of = functools.partial(_number_of, hidden, [x] * has_gate, x, epilogue)
+    resolved = identity(0) if epilogue is None else epilogue
+    number_of = functools.partial(_number_of, hidden, [x] * has_gate, x, resolved)
     return remember(native.core.CallFunction.mlp, given, number_of, lambda: plan_steps(make_function(), tensors))
 
 
