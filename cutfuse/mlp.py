@@ -493,9 +493,9 @@ class _Backward:
         last = 1 + len(operands)
         planned = _weighted(program, needed.w2)
         if planned is None:  # the program has no room for one more operand
-            wanted = wanted_inputs([True] * last, program)
+            reached = wanted_inputs([True] * last, program)
             h = self.operators.pointwise(z, operands, program, z.dtype) if needed.w2 else None
-            found, _ = element_gradients(of_h, z, operands, program, "none", None, wanted)
+            found, _ = element_gradients(of_h, z, operands, program, "none", None, reached)
             return _of_each(found, z, last), h, None
         weighted, wanted = planned
         sums_columns = needed.b1 and 0 in wanted

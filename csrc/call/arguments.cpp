@@ -240,7 +240,7 @@ Reading read_reduce(PyObject* const* given, uint64_t callable, Arguments& argume
   return finish_function(out_dtype, arguments);
 }
 
-// Layers and hidden layer of an MLP, for the function of its plan. Of results that round once, whatever the mode.
+// The function that is an MLP's plan leaves the mode of rounding itself: its results round once in each.
 Reading read_mlp(PyObject* const* given, uint64_t callable, Arguments& arguments) {
   auto const& [hidden, has_gate, recompute, x, w1, b1, up, up_bias, w2, b2, residual] =
       *reinterpret_cast<PyObject* const(*)[11]>(given);
@@ -250,7 +250,7 @@ Reading read_mlp(PyObject* const* given, uint64_t callable, Arguments& arguments
     if (!reader.add_optional_tensor(tensor)) return Reading::kGeneral;
   }
   TensorFacts const& facts = arguments.facts[0];
-  if (x == Py_None || !torch.serves(facts) || torch.rounds_as_eager()) return Reading::kGeneral;
+  if (x == Py_None || !torch.serves(facts)) return Reading::kGeneral;
   if (!reader.add_flag(has_gate) || !reader.add_flag(recompute)) return Reading::kGeneral;
   arguments.key.add(torch.wanted_gradients(arguments.tensors, arguments.tensor_count));
   uint64_t const number = number_of(hidden, callable);

@@ -507,4 +507,4 @@ def weight_gradient(
     """
     if is_turned_weight(weight):
         return weight_gradient(x, grad_z, weight.t(), multiply).t()
-    return (torch.mm if multiply is None else multiply)(grad_z.t(), x)
+    return (multiply or torch.mm)(grad_z.t(), x)
