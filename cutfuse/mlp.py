@@ -394,7 +394,7 @@ class _Needed(NamedTuple):
     @property
     def trains_hidden(self) -> bool:
         """Whether a gradient goes through the hidden layer."""
-        return any(self[:5])
+        return self.x or self.w1 or self.b1 or self.up or self.up_bias
 
     def reads_pre_activation(self, derivative: Derivative | None) -> bool:
         return self.trains_hidden and (derivative is None or derivative.reads == INPUT)
