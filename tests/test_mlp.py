@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import cutfuse
-from cutfuse import arguments
+from cutfuse import arguments, native
 from cutfuse.epilogue import Epilogue
 from cutfuse.epilogue.derivative import derive
 from cutfuse.layer import schema
@@ -411,6 +411,21 @@ def test_a_plan_holds_no_callable_that_may_change(way: str, request: pytest.Fixt
         change(2.0)
         assert torch.equal(call(second), right)
         assert not torch.equal(call(first), right)
+
+
+@needs_exchange_api
+def test_a_plan_hands_its_function_the_tensors_that_there_are() -> None:
+    core, x, y = native.module(), torch.ones(2), torch.ones(3)
+    plan = core.function_call(lambda *given: given, [True, False, True])
+    with emulated_device():
+        given = core.run_call(plan, [x, y], 0, 0)
+        assert given[0] is x
+        assert given[1] is None
+        assert given[2] is y
+        with pytest.raises(ValueError, match="of 2 tensors, got 1"):
+            core.run_call(plan, [x], 0, 0)
+    with pytest.raises(ValueError, match="too many arguments"):
+        core.function_call(torch.add, [True] * 9)
 
 
 @needs_exchange_api
