@@ -82,7 +82,7 @@ class DirectLinear(torch.autograd.Function):
         if multiplies_x or multiplies_weight:
             rows = grad_z if x.dim() == 2 else grad_z.view(-1, grad_z.shape[-1])
             if multiplies_x:
-                grad_x = torch.mm(rows, weight) if plan.multiply is None else plan.multiply(rows, weight.t())
+                grad_x = (plan.multiply or torch.mm)(rows, weight)
                 grad_x = grad_x if x.dim() == 2 else grad_x.view(x.shape)
             if multiplies_weight:
                 matrix = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
@@ -201,7 +201,7 @@ def plan_training_call(
 
 
 def _multiply(mode: str, a: Tensor, b: Tensor) -> Tensor:
-    return cublas_linear(a, b, None, mode)
+    return cublas_linear(a, b.t(), None, mode)
 
 
 def adds_bias_apart(x: Tensor, bias: Tensor | None) -> bool:
