@@ -38,8 +38,15 @@ def kernels(
 
 
 @pytest.mark.parametrize("mode", ["off", "now"])
-@pytest.mark.parametrize(("reduction", "by_columns"), [("none", False), ("none", True), ("sum", False)])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("reduction", "by_columns", "dtype"),
+    [
+        *(("none", False, dtype) for dtype in DTYPES),
+        *(("none", True, dtype) for dtype in DTYPES[:2]),  # fp32 has no such kernel
+        *(("sum", False, dtype) for dtype in DTYPES),
+    ],
+    ids=str,
+)
 def test_rows_that_are_not_brought_are_in_no_result(
     dtype: torch.dtype, reduction: str, by_columns: bool, mode: str
 ) -> None:
