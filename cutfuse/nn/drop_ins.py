@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +16,44 @@ from .. import models
 from ..composed import PyTorchCall
 from ..invariance import require
 from ..linear import LinearCall, describe_unfused, linear, normalise_linear
-from ..pointwise import PointwiseCall, normalise_sigmoid, sigmoid
+from ..pointwise import PointwiseCall, normalise_pointwise, pointwise
 from ..reduce import ReduceCall, normalise_reduce, reduce
 from .fused_linear import PreparesWeight, is_plain, why_not_plain
-
-NO_MATRIX = "x is no matrix, so that the sum over dim 1 is not over rows: the plain model runs"
 
 Result = TypeVar("Result")  # of a drop-in's call: a tensor, or for `explain` the call itself
 
 
-class DropIn:
-    """Before the plain model among a drop-in's bases."""
+class DropIn(nn.Module):
+    """Before the plain model among a drop-in's bases: a module that makes one call of cutfuse.
+
+    _functions: what the call is of, and what gives its normal form.
+    """
+
+    _functions: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]] = linear, normalise_linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        # The graph of torch.fx.symbolic_trace is the plain model's.
+        if isinstance(x, torch.fx.Proxy) or not self._is_fused(x):
+            require("the plain model runs")
+            y: Tensor = super().forward(x)
+            return y
+        return self._call(self._functions[0], x)
+
+    def normalise_call(self, x: Tensor) -> LinearCall | PointwiseCall | ReduceCall | PyTorchCall:
+        """What `cutfuse.explain` describes."""
+        if self._is_fused(x):
+            return self._call(self._functions[1], x)
+        for layer in self.children():
+            if reason := why_not_plain(layer):  # what another layer computes is not known
+                return PyTorchCall("linear", [x], f"{reason}: the plain model runs", flops=0)
+        return self._call(_describe_no_matrix, x)
+
+    def _is_fused(self, x: Tensor) -> bool:
+        return True
+
+    def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
+        """What a function of `_functions`, or one that takes the same, gives."""
+        raise NotImplementedError
 
     def __prepare_scriptable__(self) -> nn.Module:
         """What torch.jit.script compiles in its place: the plain model, with the same parameters."""
@@ -36,34 +63,16 @@ class DropIn:
         return model
 
 
-def describe_plain_model(x: Tensor, reason: str) -> PyTorchCall:
-    """For `explain`, where the layer inside is another one than the drop-in computes; what it computes is not known."""
-    return PyTorchCall("linear", [x], f"{reason}: the plain model runs", flops=0)
-
-
-def is_symbolic(x: Any) -> bool:
-    """Whether torch.fx.symbolic_trace runs the module; the graph is then the plain model's."""
-    return isinstance(x, torch.fx.Proxy)
+def _describe_no_matrix(x: Tensor, weight: Any, bias: Tensor | None = None, **_: Any) -> PyTorchCall:
+    because = "x is no matrix, so that the sum over dim 1 is not over rows: the plain model runs"
+    return describe_unfused(x, weight, bias, because)
 
 
 class LinearSigmoidSum(DropIn, PreparesWeight, models.LinearSigmoidSum):
     """Drop-in for `cutfuse.models.LinearSigmoidSum`: x `[M, input_size]` to `[M, 1]`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        # the sum is over dim 1, which is the rows' only in a matrix
-        if is_symbolic(x) or x.dim() != 2 or not is_plain(self.linear):
-            require("the plain model runs")
-            return super().forward(x)
-        return self._call(linear, x)
-
-    def normalise_call(self, x: Tensor) -> LinearCall | PyTorchCall:
-        """What `cutfuse.explain` describes."""
-        reason = why_not_plain(self.linear)
-        if reason:
-            return describe_plain_model(x, reason)
-        if x.dim() != 2:
-            return describe_unfused(x, self._weight(), self.linear.bias, NO_MATRIX)
-        return self._call(normalise_linear, x)
+    def _is_fused(self, x: Tensor) -> bool:
+        return x.dim() == 2 and is_plain(self.linear)  # the sum is over dim 1, which is the rows' only in a matrix
 
     def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
         return function(x, self._weight(), self.linear.bias, epilogue=torch.sigmoid, reduce="sum", keepdim=True)
@@ -75,15 +84,10 @@ class LinearSigmoidSum(DropIn, PreparesWeight, models.LinearSigmoidSum):
 class Sigmoid(DropIn, models.Sigmoid):
     """Drop-in for `cutfuse.models.Sigmoid` and `torch.nn.Sigmoid`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if is_symbolic(x):
-            require("the plain model runs")
-            return super().forward(x)
-        return sigmoid(x)
+    _functions = pointwise, normalise_pointwise
 
-    def normalise_call(self, x: Tensor) -> PointwiseCall:
-        """What `cutfuse.explain` describes."""
-        return normalise_sigmoid(x)
+    def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
+        return function(torch.sigmoid, x)
 
 
 def _divide_scale(z: Tensor, scaling_factor: float) -> Tensor:
@@ -93,17 +97,8 @@ def _divide_scale(z: Tensor, scaling_factor: float) -> Tensor:
 class GemmDivideSumScale(DropIn, models.GemmDivideSumScale):
     """Drop-in for `cutfuse.models.GemmDivideSumScale`: x `[M, input_size]` to `[M, 1]`, without the matrix product."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if is_symbolic(x) or x.dim() != 2:  # the sum is over dim 1, which is the rows' only in a matrix
-            require("the plain model runs")
-            return super().forward(x)
-        return self._call(linear, x)
-
-    def normalise_call(self, x: Tensor) -> LinearCall | PyTorchCall:
-        """What `cutfuse.explain` describes."""
-        if x.dim() != 2:
-            return describe_unfused(x, self.weight, None, NO_MATRIX)
-        return self._call(normalise_linear, x)
+    def _is_fused(self, x: Tensor) -> bool:
+        return x.dim() == 2  # as of LinearSigmoidSum
 
     def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
         return function(
@@ -114,15 +109,7 @@ class GemmDivideSumScale(DropIn, models.GemmDivideSumScale):
 class SumReduction(DropIn, models.SumReduction):
     """Drop-in for `cutfuse.models.SumReduction`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if is_symbolic(x):
-            require("the plain model runs")
-            return super().forward(x)
-        return self._call(reduce, x)
-
-    def normalise_call(self, x: Tensor) -> ReduceCall | PyTorchCall:
-        """What `cutfuse.explain` describes."""
-        return self._call(normalise_reduce, x)
+    _functions = reduce, normalise_reduce
 
     def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
         return function(x, self.dim, "sum", keepdim=True)
@@ -135,18 +122,8 @@ def _sigmoid_scale_residual(z: Tensor, scaling_factor: float) -> Tensor:
 class GemmSigmoidScaleResidual(DropIn, PreparesWeight, models.GemmSigmoidScaleResidual):
     """Drop-in for `cutfuse.models.GemmSigmoidScaleResidual`: x `[..., input_size]` to `[..., hidden_size]`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if is_symbolic(x) or not is_plain(self.gemm):
-            require("the plain model runs")
-            return super().forward(x)
-        return self._call(linear, x)
-
-    def normalise_call(self, x: Tensor) -> LinearCall | PyTorchCall:
-        """What `cutfuse.explain` describes."""
-        reason = why_not_plain(self.gemm)
-        if reason:
-            return describe_plain_model(x, reason)
-        return self._call(normalise_linear, x)
+    def _is_fused(self, x: Tensor) -> bool:
+        return is_plain(self.gemm)
 
     def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
         operands = (self.scaling_factor,)
