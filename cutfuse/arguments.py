@@ -97,6 +97,42 @@ def check_floating(function: str, name: str, dtype: Any) -> None:
         raise TypeError(f"cutfuse.{function}: {name} has to be float64, float32, bfloat16 or float16, got {dtype}")
 
 
+def check_layer(function: str, x: Any, weight: Any, bias: Any) -> None:
+    """Raises where x `[..., K]`, weight `[N, K]` and bias `[N]` do not fit or are on several devices."""
+    check_tensor(function, "x", x)
+    check_tensor(function, "weight", weight)
+    if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"cutfuse.{function}: x has to be [..., K] and weight [N, K], got shapes {tuple(x.shape)} and "
+            f"{tuple(weight.shape)}"
+        )
+    check_device(function, x, "weight", weight)
+    if bias is None:
+        return
+    check_tensor(function, "bias", bias)
+    if bias.dim() != 1 or bias.shape[0] != weight.shape[0]:
+        raise ValueError(
+            f"cutfuse.{function}: bias has to be [N] for a weight [N, K], got shapes {tuple(bias.shape)} and "
+            f"{tuple(weight.shape)}"
+        )
+    check_device(function, x, "bias", bias)
+
+
+def check_device(function: str, x: Tensor, name: str, tensor: Tensor) -> None:
+    if tensor.device != x.device:
+        raise ValueError(f"cutfuse.{function}: x is on {x.device} and {name} on {tensor.device}; move one to the other")
+
+
+def check_one_type(function: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Raises TypeError for another type than a product has, and where weight or bias are not of x's."""
+    check_floating(function, "x", x.dtype)
+    if weight.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
+        types = f"x {x.dtype}, weight {weight.dtype}" + ("" if bias is None else f", bias {bias.dtype}")
+        raise TypeError(
+            f"cutfuse.{function}: x, weight and bias have to be of one type, got {types}; cast them or use autocast"
+        )
+
+
 def check_reduction(function: str, name: Any) -> None:
     if not isinstance(name, str) or name not in REDUCTIONS:
         if not REDUCTIONS:
@@ -343,6 +379,11 @@ def kernel_out_dtype(out_dtype: torch.dtype, x_dtype: torch.dtype) -> torch.dtyp
     if out_dtype in KERNEL_DTYPES or x_dtype == torch.float64:
         return out_dtype
     return torch.float32
+
+
+def casts_result(out_dtype: torch.dtype, x_dtype: torch.dtype) -> bool:
+    """Whether a result is cast behind its operator."""
+    return kernel_out_dtype(out_dtype, x_dtype) != out_dtype
 
 
 def to_floating(function: str, x: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ from .layer.planner import LinearArguments, why_no_kernels
 from .layer.prepared import Planes
 from .layer.specialize import Epilogues, explain_pass, find_row_reduction
 from .layer.training_step import hands_gradient_on, plan_backward_products, storing
-from .linear import EAGER, LinearCall, describe_linear, for_operators, is_plain, linear
+from .linear import EAGER, LinearCall, describe_linear, for_operators, is_plain, linear, operator_of
 from .mlp import MLPCall, mlp, normalise_mlp
 from .native import check_devices, describe_prediction, predicting
 from .nn.linear_cross_entropy import LinearCrossEntropy
@@ -170,10 +170,8 @@ def _bits(call: Call) -> str:
         require(call.composed_because)
     for layer in [call] if isinstance(call, LinearCall) else _layers_of(call):
         require(layer.composed_because)
-        program, reduction, out_dtype = layer.epilogue.program, layer.reduction, layer.out_dtype
-        if reduction != "none" and needs_gradient(layer.x, layer.weight, layer.bias, *layer.operands):
-            program, reduction, out_dtype = Program.parse(schema.IDENTITY), "none", layer.x.dtype
-        arguments = _arguments_of(layer, program, reduction, out_dtype)
+        is_trained = needs_gradient(layer.x, layer.weight, layer.bias, *layer.operands)
+        arguments = _product_of(layer) if layer.reduction != "none" and is_trained else operator_of(layer)
         require_kernel(plan_call(arguments), arguments)
     return _INVARIANT
 
@@ -183,7 +181,7 @@ def _eager_bits(call: Call) -> str:
         return call.bits
     if not isinstance(call, LinearCall) or not call.epilogue.program.is_eager:
         return ""
-    arguments = _arguments_of(call, call.epilogue.program, call.reduction, call.out_dtype)
+    arguments = operator_of(call)
     plan = plan_call(arguments)
     if not plan.is_fused:
         return "PyTorch's own: cuBLAS multiplies, and the kernel behind it rounds as PyTorch does"
@@ -365,7 +363,7 @@ def _has_epilogue(call: LinearCall) -> bool:
 
 def _linear_path(call: LinearCall) -> _Path:
     composed = call.composed_because
-    arguments = _arguments_of(call, call.epilogue.program, call.reduction, call.out_dtype)
+    arguments = operator_of(call)
     if call.matrix_vector is not None:
         kernel = "PyTorch's own operations" if composed else "reduction kernels"
         steps = [f"weighted sum of weight over N: {kernel}", f"its product with x: {kernel}"]
@@ -407,7 +405,7 @@ def _training_path(call: LinearCall, product: str, after: str) -> _Path:
     forced, program = autograd.is_forced(call.x), call.epilogue.program
     needs = "the backward pass needs the pre-activation, which a kernel that reduces rows does not store"
     reasons, fused, recomputed_because = [needs], None, ""
-    arguments = _arguments_of(call, program, call.reduction, call.out_dtype)
+    arguments = operator_of(call)
     is_handed_on = hands_gradient_on(arguments)
     if is_handed_on:
         reasons = ["what is added has the gradient that arrives, so that the backward pass needs no pre-activation"]
@@ -429,8 +427,7 @@ def _training_path(call: LinearCall, product: str, after: str) -> _Path:
         reasons = [*([recomputed_because] if recomputed_because else []), *fused.reasons]
     if forced:
         product = f'product in precision "{product_mode()}"'
-        bare = _arguments_of(call, Program.parse(schema.IDENTITY), "none", call.x.dtype)
-        if KEEPS in _explain_product(call, bare).steps:
+        if KEEPS in _explain_product(call, _product_of(call)).steps:
             reasons = [*reasons, KEEPS]
     compiles = _explain_reduction(call, arguments) if fused is None else fused.compiles
     baseline = "" if fused is None else _baseline(call, fused)
@@ -470,18 +467,10 @@ def _kernel_of(plan: LinearPlan) -> str:
     return name
 
 
-def _arguments_of(call: LinearCall, program: Program, reduction: str, out_dtype: torch.dtype) -> LinearArguments:
-    operands = call.operands if program.operand_count else []
-    return LinearArguments(
-        call.x,
-        call.weight,
-        call.bias,
-        operands,
-        program,
-        reduction,
-        out_dtype,
-        batch_invariant=is_batch_invariant(),
-    )
+def _product_of(call: LinearCall) -> LinearArguments:
+    """The pre-activation alone, in x's type."""
+    bare = {"operands": [], "program": Program.parse(schema.IDENTITY), "reduction": "none", "out_dtype": call.x.dtype}
+    return operator_of(call)._replace(**bare)
 
 
 def _explain_product(call: LinearCall, arguments: LinearArguments) -> FusedExplanation:

@@ -110,7 +110,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.mode = captured_mode()
-        return schema.linear(x, weight, bias, [], schema.IDENTITY, x.dtype)
+        return schema.linear(x, weight, bias, [], schema.IDENTITY, "none", x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -214,7 +214,7 @@ class TrainedLayer(torch.autograd.Function):
         bias: Tensor | None,
         *operands: Tensor,
     ) -> Tensor:
-        y = schema.linear(x, weight, bias, operands, program, out_dtype)
+        y = schema.linear(x, weight, bias, operands, program, "none", out_dtype)
         _save(ctx, program, x, weight, y if program == _RELU else None, operands)
         return y
 

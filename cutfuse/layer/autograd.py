@@ -403,7 +403,7 @@ def is_forced(x: Tensor, mode: str = "") -> bool:
 
 def _pre_activation(x: Tensor, weight: Tensor, bias: Tensor | None, prepared: Prepared) -> Tensor:
     if is_forced(x) or may_be_batch_invariant():
-        return schema.linear(x, weight, bias, [], schema.IDENTITY, x.dtype, *prepared)
+        return schema.linear(x, weight, bias, [], schema.IDENTITY, "none", x.dtype, *prepared)
     return F.linear(x, weight, bias)
 
 
@@ -463,7 +463,7 @@ def _composed_linear(forward: Any, out_dtype: torch.dtype) -> Callable[..., Tens
     program = Program.parse(forward.program)
 
     def compute(x: Tensor, weight: Tensor, bias: Tensor | None, *operands: Tensor) -> Tensor:
-        return composed.linear_reduce(x, weight, bias, operands, program, forward.reduction, out_dtype)
+        return composed.linear(x, weight, bias, operands, program, forward.reduction, out_dtype)
 
     return compute
 
@@ -479,7 +479,7 @@ def linear(
     prepared: Prepared = UNPREPARED,
     recompute: bool = False,
 ) -> Tensor:
-    """Calls the linear operator, or with `reduction` the one that reduces rows; by autograd if a gradient is needed.
+    """Calls the linear operator; by autograd if a gradient is needed.
 
     recompute: a backward pass computes the pre-activation again, where the forward pass would keep one.
     """
@@ -497,9 +497,7 @@ def linear(
                 keeps = INPUTS
         y = Linear.apply(program, reduction, out_dtype, keeps, *prepared, x, weight, bias, *operands)
         return y
-    if reduction == "none":
-        return schema.linear(x, weight, bias, operands, program, out_dtype, *prepared)
-    return schema.linear_reduce(x, weight, bias, operands, program, reduction, out_dtype, *prepared)
+    return schema.linear(x, weight, bias, operands, program, reduction, out_dtype, *prepared)
 
 
 def weight_gradient(

@@ -1,7 +1,7 @@
 """The public functions' calls that run in one C++ function (csrc/call), because one with the same key ran before.
 
 `connect` passes that function what it needs of PyTorch. `remember_linear` makes the plan of a call and of later ones
-with the same key; `remember_pointwise` and `remember_reduce` do after a call in Python. A call that takes several of
+with the same key; `remember_pass` does after a call in Python. A call that takes several of
 PyTorch's and cutfuse's operations is run once with each operation written down, and written out as straight-line code:
 what Python decided between the operations depends on the key alone.
 """
@@ -28,11 +28,12 @@ from ..epilogue.resolve import recognised
 from ..epilogue.types import type_of
 from . import cuda, schema
 from .autograd import needs_gradient
-from .call_plans import Planned, general, plan_linear_call, plan_pointwise_call, plan_reduce_call, remember
+from .call_plans import Planned, general, plan_linear_call, remember
 from .planner import LinearArguments
 from .training import adds_bias_apart, plan_training_call
 
 if TYPE_CHECKING:
+    from .._C import CallFunction
     from .._C import call_linear as call_linear
     from .._C import call_pointwise as call_pointwise
     from .._C import call_reduce as call_reduce
@@ -146,46 +147,21 @@ def plan_steps(replay: Replay | None) -> Planned:
     return general() if replay is None else Planned(native.core.function_call(replay), [])
 
 
-def remember_pointwise(
+def remember_pass(
+    function: CallFunction,
     given: tuple[Any, ...],
-    x: Tensor,
-    operands: Sequence[Tensor],
+    called: tuple[Any, Tensor, Sequence[Any]],
     epilogue: Epilogue,
-    y: Tensor,
+    presented: Sequence[Tensor],
+    plan: Callable[[], Planned | None],
     is_general: bool,
 ) -> None:
-    """Remembers a call of `pointwise`. x and operands: the arguments of its operator."""
-    tensors = (given[1], *tensors_of(given[2]))
-    is_general = is_general or not same_memory(tensors, (x, *operands))
-
-    def make_plan() -> Planned:
-        found = None if is_general else plan_pointwise_call(x, operands, epilogue.program, y)
-        return found or general()
-
-    number_of = functools.partial(_number_of, given[0], given[2], given[1], epilogue)
-    remember(native.core.CallFunction.pointwise, given, number_of, make_plan)
-
-
-def remember_reduce(
-    given: tuple[Any, ...],
-    x: Tensor,
-    operands: Sequence[Tensor],
-    epilogue: Epilogue,
-    reduction: str,
-    dims: tuple[int, ...],
-    y: Tensor,
-    is_general: bool,
-) -> None:
-    """Remembers a call of `reduce`. x and operands: the arguments of its operator."""
-    tensors = (given[0], *tensors_of(given[5]))
-    is_general = is_general or not same_memory(tensors, (x, *operands))
-
-    def make_plan() -> Planned:
-        found = None if is_general else plan_reduce_call(x, operands, epilogue.program, reduction, dims, y)
-        return found or general()
-
-    number_of = functools.partial(_number_of, given[4], given[5], given[0], epilogue)
-    remember(native.core.CallFunction.reduce, given, number_of, make_plan)
+    """Remembers a call of `pointwise` or `reduce`. called: its callable, x and operands. presented: the tensors of its
+    operator, of which that is the `plan`; is_general: the call is more than the operator."""
+    fn, x, operands = called
+    is_general = is_general or not same_memory((x, *tensors_of(operands)), presented)
+    number_of = functools.partial(_number_of, fn, operands, x, epilogue)
+    remember(function, given, number_of, lambda: (None if is_general else plan()) or general())
 
 
 def tensors_of(operands: Sequence[Any]) -> tuple[Tensor, ...]:
@@ -217,7 +193,6 @@ Replay = Callable[..., Tensor]
 # What computes an operator on the devices that direct calls serve, without PyTorch's dispatcher.
 _UNDISPATCHED: dict[Any, Callable[..., Any]] = {
     schema.linear: cuda.linear,
-    schema.linear_reduce: cuda.linear_reduce,
     schema.pointwise: cuda.pointwise,
     schema.reduce: cuda.reduce,
 }

@@ -71,7 +71,7 @@ def takes(x: Tensor) -> bool:
     return core._functorch.peek_interpreter_stack() is None and not core._autograd._profiler_enabled()
 
 
-def linear_reduce(
+def linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -97,15 +97,12 @@ def linear_reduce(
         batch_invariant=is_batch_invariant(),
     )
     if not _has_result(arguments):
-        return composed.linear_reduce(*arguments[:7])
+        return composed.linear(*arguments[:7])
     function, is_kept = native.core.CallFunction.linear_operator, y is NotImplemented
     made: Tensor = _plan_and_run(
         function, given, given_to(arguments, kept), is_kept, lambda: plan_linear_call(arguments, kept)
     )
     return made
-
-
-linear = schema.without_reduction(linear_reduce)
 
 
 def linear_with_pre_activation(
@@ -160,7 +157,7 @@ def _has_result(arguments: LinearArguments) -> bool:
 
 def joined(x: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> Tensor:
     if is_batch_invariant():  # whose kernels are chosen for each weight
-        products = [linear(x, *own, [], schema.IDENTITY, x.dtype) for own in zip(weights, biases, strict=True)]
+        products = [linear(x, *own, [], schema.IDENTITY, "none", x.dtype) for own in zip(weights, biases, strict=True)]
         return torch.cat(products, 1)
     given = x, weights, biases
     y: Tensor | None = call_joined_operator(*given)
