@@ -7,7 +7,7 @@ import functools
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -83,12 +83,13 @@ def check_not_quantized(function: str, name: str, tensor: Tensor) -> None:
         raise TypeError(f"cutfuse.{function}: {name} is quantized ({tensor.dtype}); dequantize it with .dequantize()")
 
 
+def refuse_type(function: str, name: str, expected: str, value: Any) -> NoReturn:
+    raise TypeError(f"cutfuse.{function}: {name} has to be {expected}, got {value!r} of type {type(value).__name__}")
+
+
 def check_dtype(function: str, name: str, dtype: Any) -> None:
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(
-            f"cutfuse.{function}: {name} has to be a torch.dtype such as torch.float16, got {dtype!r} of type "
-            f"{type(dtype).__name__}"
-        )
+        refuse_type(function, name, "a torch.dtype such as torch.float16", dtype)
 
 
 def check_floating(function: str, name: str, dtype: Any) -> None:
@@ -155,9 +156,7 @@ def check_epilogue(function: str, epilogue: Any) -> None:
 
 def check_flag(function: str, name: str, value: Any) -> None:
     if not isinstance(value, bool):
-        raise TypeError(
-            f"cutfuse.{function}: {name} has to be True or False, got {value!r} of type {type(value).__name__}"
-        )
+        refuse_type(function, name, "True or False", value)
 
 
 def resolve_out_dtype(
@@ -450,7 +449,4 @@ def _to_index(function: str, dim: Any) -> int:
             return operator.index(dim)
     except TypeError:
         pass
-    raise TypeError(
-        f"cutfuse.{function}: dim has to be an integer, a tuple of integers or None, got {dim!r} of type "
-        f"{type(dim).__name__}"
-    )
+    refuse_type(function, "dim", "an integer, a tuple of integers or None", dim)

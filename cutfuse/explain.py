@@ -43,11 +43,11 @@ from .linear import EAGER, LinearCall, describe_linear, for_operators, is_plain,
 from .mlp import MLPCall, mlp, normalise_mlp
 from .native import check_devices, describe_prediction, predicting
 from .nn.linear_cross_entropy import LinearCrossEntropy
-from .pointwise import PointwiseCall, normalise_pointwise, normalise_sigmoid, pointwise, sigmoid
+from .pointwise import PointwiseCall, normalise_pointwise, pointwise, sigmoid
 from .precision import product_mode
 from .prepare import PreparedWeight
 from .pytorch_operation import BEHIND_CUBLAS
-from .reduce import ReduceCall, normalise_reduce, normalise_sum, reduce
+from .reduce import ReduceCall, normalise_reduce, reduce
 from .reduce import sum as sum_
 
 if TYPE_CHECKING:
@@ -168,7 +168,8 @@ def _bits(call: Call) -> str:
         require(call.because)
     elif isinstance(call, PointwiseCall | ReduceCall):
         require(call.composed_because)
-    for layer in [call] if isinstance(call, LinearCall) else _layers_of(call):
+    layers = [layer for _, layer in call.forward] if isinstance(call, MLPCall) else []
+    for layer in [call] if isinstance(call, LinearCall) else layers:
         require(layer.composed_because)
         is_trained = needs_gradient(layer.x, layer.weight, layer.bias, *layer.operands)
         arguments = _product_of(layer) if layer.reduction != "none" and is_trained else operator_of(layer)
@@ -191,10 +192,6 @@ def _eager_bits(call: Call) -> str:
     if is_same:
         return "PyTorch's own: the kernel's product of random matrices had the bits of cuBLAS's"
     return "PyTorch's own: cuBLAS multiplies, whose bits the kernel's product of random matrices did not have"
-
-
-def _layers_of(call: Call) -> list[LinearCall]:
-    return [layer for _, layer in call.forward] if isinstance(call, MLPCall) else []
 
 
 def _named(call: Call) -> list[tuple[str, Tensor]]:
@@ -469,8 +466,8 @@ def _kernel_of(plan: LinearPlan) -> str:
 
 def _product_of(call: LinearCall) -> LinearArguments:
     """The pre-activation alone, in x's type."""
-    bare = {"operands": [], "program": Program.parse(schema.IDENTITY), "reduction": "none", "out_dtype": call.x.dtype}
-    return operator_of(call)._replace(**bare)
+    identity = Program.parse(schema.IDENTITY)
+    return operator_of(call)._replace(operands=[], program=identity, reduction="none", out_dtype=call.x.dtype)
 
 
 def _explain_product(call: LinearCall, arguments: LinearArguments) -> FusedExplanation:
@@ -520,9 +517,9 @@ NORMALISERS: dict[Callable[..., Tensor], Normaliser] = {
     linear: describe_linear,
     mlp: normalise_mlp,
     pointwise: normalise_pointwise,
-    sigmoid: normalise_sigmoid,
+    sigmoid: lambda x: normalise_pointwise(torch.sigmoid, x),
     reduce: normalise_reduce,
-    sum_: normalise_sum,
+    sum_: lambda x, dim=None, keepdim=False: normalise_reduce(x, dim, "sum", keepdim),
 }
 _WRITE = (
     "write explain(module, x), explain(cutfuse.linear, x, weight), explain(x, weight), explain(x, dim) or "

@@ -233,10 +233,7 @@ def _statistics_of_logits(
 def _check_number(function: str, name: str, value: Any, kinds: tuple[type, ...] = _NUMBERS) -> None:
     """Raises TypeError for what is no number of these kinds, a tensor for example: it would have no gradient."""
     if isinstance(value, bool) or not isinstance(value, kinds):
-        expected = "an integer" if kinds is _INTEGERS else "a number"
-        raise TypeError(
-            f"cutfuse.{function}: {name} has to be {expected}, got {value!r} of type {type(value).__name__}"
-        )
+        arguments.refuse_type(function, name, "an integer" if kinds is _INTEGERS else "a number", value)
 
 
 @functools.lru_cache(maxsize=64)

@@ -321,6 +321,7 @@ def normalise_linear(
     reduce: str | None = None,
     keepdim: bool = False,
     out_dtype: torch.dtype | None = None,
+    *,
     recompute: bool = False,
 ) -> LinearCall:
     """Checks a call of `linear` and decides its path; computes nothing but casts and copies that the path needs."""

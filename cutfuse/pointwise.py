@@ -89,9 +89,7 @@ def normalise_pointwise(
     """Checks a call of `pointwise` and decides its path; computes nothing but casts that the path needs."""
     arguments.check_tensor("pointwise", "x", x)
     if not callable(fn):
-        raise TypeError(
-            f"cutfuse.pointwise: the first argument has to be a function of x, got {fn!r} of type {type(fn).__name__}"
-        )
+        arguments.refuse_type("pointwise", "the first argument", "a function of x", fn)
     x = arguments.to_floating("pointwise", x)
     numbers, tensors = arguments.split_operands("pointwise", operands, x.device)
     resolved = arguments.resolve_epilogue("pointwise", fn, numbers, types_of(x, *tensors))
@@ -108,11 +106,6 @@ def normalise_pointwise(
     if not composed_because:
         tensors = [arguments.to_kernel_dtype(t) for t in tensors]
     return PointwiseCall(x, tensors, resolved, out_dtype, composed_because)
-
-
-def normalise_sigmoid(x: Tensor) -> PointwiseCall:
-    """The same for a call of `sigmoid`."""
-    return normalise_pointwise(torch.sigmoid, x)
 
 
 _ROUNDED_APART = "the kernels of pointwise may round differently, and the layout of all rows decides which one runs"

@@ -148,11 +148,6 @@ def normalise_reduce(
     return ReduceCall(x, dims, op, keepdim, tensors, resolved, out_dtype, composed_because)
 
 
-def normalise_sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> ReduceCall | PyTorchCall:
-    """The same for a call of `sum`."""
-    return normalise_reduce(x, dim, "sum", keepdim)
-
-
 def run_reduce(call: ReduceCall) -> Tensor:
     require(call.composed_because)
     x, dims, op, keepdim, operands, prologue, out_dtype, composed_because = call

@@ -7,6 +7,7 @@ and every other one only marks the value as one of that type, which decides prom
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -127,12 +128,6 @@ def type_as(self: Expr, other: Expr) -> Expr:
     return cast(self, other.dtype)
 
 
-@composes("torch.Tensor.contiguous", rounding=ONCE)
-def contiguous(self: Expr, *, memory_format: Any = None) -> Expr:
-    """a"""
-    return self
-
-
 def _check_dtype(dtype: Any) -> torch.dtype | InputDtype:
     if not isinstance(dtype, torch.dtype | InputDtype):
         raise EpilogueError(f"the epilogue casts to {dtype!r}, which is not a torch.dtype")
@@ -203,23 +198,9 @@ def round(input: Any, *, decimals: int | None = None) -> Any:
     return torch.round(input * scale) / scale if decimals > 0 else torch.round(input / scale) * scale
 
 
-@composes("torch.fmax")
-def fmax(input: Any, other: Any) -> Any:
-    """max(a, b), and the other one where one is NaN"""
-    if ties_are_halved():
-        return _unless_nan(torch.maximum, input, other)
-    return torch.where((input >= other) | isnan(other), input, other)
-
-
-@composes("torch.fmin")
-def fmin(input: Any, other: Any) -> Any:
-    """min(a, b), and the other one where one is NaN"""
-    if ties_are_halved():
-        return _unless_nan(torch.minimum, input, other)
-    return torch.where((input <= other) | isnan(other), input, other)
-
-
-def _unless_nan(choose: Callable[..., Any], a: Any, b: Any) -> Any:
+def _unless_nan(choose: Callable[..., Any], is_chosen: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    if not ties_are_halved():
+        return torch.where(is_chosen(a, b) | isnan(b), a, b)
     chosen = choose(to_expression(a), to_expression(b))
     return torch.where(isnan(b), a, torch.where(isnan(a), b, chosen))
 
@@ -415,20 +396,12 @@ def _clamp_op(arity: int) -> Op:
     return newer if ties_are_halved() else older
 
 
-@composes("torch.clamp_min", rounding=ONCE)
-def clamp_min(input: Any, min: Any) -> Any:
-    """max(a, min)"""
-    if not isinstance(min, Expr):
-        return torch.clamp(to_symbolic(input), min=min)
-    return torch.maximum(to_symbolic(input), to_symbolic(min)) if ties_are_halved() else NotImplemented
-
-
-@composes("torch.clamp_max", rounding=ONCE)
-def clamp_max(input: Any, max: Any) -> Any:
-    """min(a, max)"""
-    if not isinstance(max, Expr):
-        return torch.clamp(to_symbolic(input), max=max)
-    return torch.minimum(to_symbolic(input), to_symbolic(max)) if ties_are_halved() else NotImplemented
+def _bounded(choose: Callable[..., Any], value: Any, **bound: Any) -> Any:
+    """clamp_min and clamp_max. bound: by its name in torch.clamp."""
+    (limit,) = bound.values()
+    if not isinstance(limit, Expr):
+        return torch.clamp(to_symbolic(value), **bound)
+    return choose(to_symbolic(value), to_symbolic(limit)) if ties_are_halved() else NotImplemented
 
 
 @composes("torch.lerp")
@@ -496,6 +469,18 @@ _formula("torch.bitwise_xor torch.Tensor.__xor__", "a ^ b", lambda input, other:
 _formula("torch.bitwise_not", "~a", lambda input: logical("~", input), NUMBERS)
 _formula("torch.max", "max(a, b)", lambda input, other: torch.maximum(to_symbolic(input), to_symbolic(other)), NUMBERS)
 _formula("torch.min", "min(a, b)", lambda input, other: torch.minimum(to_symbolic(input), to_symbolic(other)), NUMBERS)
+_formula("torch.clamp_min", "max(a, min)", lambda input, min: _bounded(torch.maximum, input, min=min), ONCE)
+_formula("torch.clamp_max", "min(a, max)", lambda input, max: _bounded(torch.minimum, input, max=max), ONCE)
+_formula(
+    "torch.fmax",
+    "max(a, b), and the other one where one is NaN",
+    lambda input, other: _unless_nan(torch.maximum, operator.ge, input, other),
+)
+_formula(
+    "torch.fmin",
+    "min(a, b), and the other one where one is NaN",
+    lambda input, other: _unless_nan(torch.minimum, operator.le, input, other),
+)
 _formula("torch.frac", "a - trunc(a)", lambda input: input - torch.trunc(input), NUMBERS)
 _formula(
     "torch.nn.functional.threshold",
@@ -513,6 +498,7 @@ _formula("torch.nn.functional.tanhshrink", "a - tanh(a)", lambda input: input - 
 _formula(
     "torch.real torch.conj torch.conj_physical torch.resolve_conj torch.resolve_neg", "a", lambda input: input, ONCE
 )
+_formula("torch.Tensor.contiguous", "a", lambda self, *, memory_format=None: self, ONCE)
 _formula("torch.rsub", "b - alpha * a", lambda input, other, *, alpha=1: sub(other, input, alpha=alpha), ONCE)
 _formula("torch.tan", "sin(a) / cos(a)", lambda input: torch.sin(input) / torch.cos(input))
 _formula("torch.deg2rad", "a * pi / 180", lambda input: input * (math.pi / 180))

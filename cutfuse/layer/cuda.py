@@ -357,28 +357,23 @@ def _through_reduction(program: str, reduction: str) -> Program | None:
     It takes the reduction's result as one more operand; None if it exceeds a limit of programs then. The kernel
     multiplies by a reduction's derivative itself only where the reduced dimension is the last one in memory.
     """
-    parsed = Program.parse(program)
-    value: Any = parsed.expression
-    try:
-        result: Any = operand(parsed.operand_count)
-        weighted: Any = (
-            torch.where(value == result, value, 0.0) if GRADIENTS[reduction] == "ties" else torch.exp(value - result)
-        )
-        return Epilogue.from_expression(weighted, parsed.operand_count + 1).program
-    except EpilogueError:
-        return None
+    if GRADIENTS[reduction] == "ties":
+        return _with_result(program, lambda value, result: torch.where(value == result, value, 0.0))
+    return _with_result(program, lambda value, result: torch.exp(value - result))
 
 
 @functools.lru_cache(maxsize=1024)
-def _equals_result(program: str) -> str | None:
-    """A program that returns 1 where `program`'s value equals an extra operand, else 0.
+def _equals_result(program: str) -> Program | None:
+    """A program that returns 1 where `program`'s value equals an extra operand, else 0; None as above."""
+    return _with_result(program, lambda value, result: value == result)
 
-    None if it exceeds a limit of programs.
-    """
+
+def _with_result(program: str, combine: Callable[[Any, Any], Any]) -> Program | None:
+    """`combine` of a program's value and one more operand; None where that exceeds a limit of programs."""
     parsed = Program.parse(program)
     try:
-        equal = parsed.expression == operand(parsed.operand_count)
-        return Epilogue.from_expression(equal, parsed.operand_count + 1).text
+        combined = combine(parsed.expression, operand(parsed.operand_count))
+        return Epilogue.from_expression(combined, parsed.operand_count + 1).program
     except EpilogueError:
         return None
 
@@ -391,8 +386,8 @@ def _count_ties(x: Tensor, operands: Sequence[Tensor], program: str, result: Ten
         x, operands, equals = pointwise(x, operands, program, torch.float32), (), _equals_result(schema.IDENTITY)
     assert equals is not None  # the identity has room for one more operand
     if not dims:
-        return pointwise(x, (*operands, result), equals, torch.float32)
-    return reduce(x, (*operands, result), equals, "sum", dims, torch.float32).view(result.shape)
+        return pointwise(x, (*operands, result), equals.text, torch.float32)
+    return reduce(x, (*operands, result), equals.text, "sum", dims, torch.float32).view(result.shape)
 
 
 def _rows_layout(grad: Tensor, x: Tensor, operands: Sequence[Tensor], result: Tensor) -> MergedLayout | None:

@@ -193,15 +193,11 @@ def plan_training_call(
         is_handed_on,
     )
     mode = captured_mode() if x.dtype == torch.float32 else ""
-    multiply = functools.partial(_multiply, mode) if changes_setting(x) else None
+    multiply = functools.partial(cublas_linear, bias=None, captured_mode=mode) if changes_setting(x) else None
     training = TrainedCall(
         handle, program.text, mode, allows_tf32(), multiply, is_handed_on, operand_facts(program, operands)
     )
     return Planned(core.training_call(apply, training, found), found)
-
-
-def _multiply(mode: str, a: Tensor, b: Tensor) -> Tensor:
-    return cublas_linear(a, b, None, mode)
 
 
 def adds_bias_apart(x: Tensor, bias: Tensor | None) -> bool:

@@ -35,14 +35,13 @@ class DropIn(nn.Module):
         # The graph of torch.fx.symbolic_trace is the plain model's.
         if isinstance(x, torch.fx.Proxy) or not self._is_fused(x):
             require("the plain model runs")
-            y: Tensor = super().forward(x)
-            return y
-        return self._call(self._functions[0], x)
+            return super().forward(x)  # type: ignore[no-any-return]  # a model's forward gives a tensor
+        return self._call(self._functions[0], x)  # type: ignore[no-any-return]  # the first of them gives one
 
     def normalise_call(self, x: Tensor) -> LinearCall | PointwiseCall | ReduceCall | PyTorchCall:
         """What `cutfuse.explain` describes."""
         if self._is_fused(x):
-            return self._call(self._functions[1], x)
+            return self._call(self._functions[1], x)  # type: ignore[no-any-return]  # the second gives one of these
         for layer in self.children():
             if reason := why_not_plain(layer):  # what another layer computes is not known
                 return PyTorchCall("linear", [x], f"{reason}: the plain model runs", flops=0)
