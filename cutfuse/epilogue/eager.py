@@ -18,7 +18,7 @@ import torch
 from cutfuse.epilogue import compositions as composed
 from cutfuse.epilogue.compositions import ROUNDING
 from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.expression import Expr, apply, input, to_expression, to_number, to_symbolic
+from cutfuse.epilogue.expression import Expr, apply, input, to_expression, to_number, to_symbolic, unmarked
 from cutfuse.epilogue.table import NUMBERS, STEPS, UNKNOWN_STEPS, compositions, describe_callable, op_table, rounding_of
 from cutfuse.epilogue.types import ValueType
 
@@ -57,7 +57,7 @@ def call(
     if rounding_of(composition) == STEPS:
         found = compute(function, arguments, keywords)
         # What is no composition after all, as a power of another exponent, is one function.
-        is_op = _unmarked(found).op in op_table().callables.get(function, ())
+        is_op = unmarked(found).op in op_table().callables.get(function, ())
         return _compute(compute, function, arguments, keywords) if is_op else found
     return _compute(compute, function, arguments, keywords)
 
@@ -101,7 +101,7 @@ def _compute(
         found = compute(function, arguments, keywords)
     finally:
         _thread.is_inside = False
-    value = _unmarked(found)
+    value = unmarked(found)
     if value.op is not None and value.op.eager == "none":
         _refuse(function, "the formula of PyTorch's kernels is not known")
     if value.op is not None and value.op.eager.startswith("(") and found.type.dtype is torch.float32:
@@ -122,8 +122,8 @@ def _compute(
 
 def _round(found: Expr, given: Sequence[Any]) -> Expr:
     """The value of a function of `given`, as one of its type. What is chosen of values of that type is."""
-    type, value = found.type, _unmarked(found)
-    if type.is_boolean or found.is_number or any(value is _unmarked(item) for item in given if isinstance(item, Expr)):
+    type, value = found.type, unmarked(found)
+    if type.is_boolean or found.is_number or any(value is unmarked(item) for item in given if isinstance(item, Expr)):
         return found
     if type.dtype not in ROUNDING:
         raise EpilogueError(f"PyTorch computes in {type.dtype}")
@@ -141,13 +141,6 @@ def _is_kept(argument: Expr, dtype: torch.dtype, given: Sequence[Any]) -> bool:
         return _holds(dtype, argument.number)
     is_given = any(argument is item for item in given)
     return argument.is_boolean or (is_given and argument.type.dtype is dtype)
-
-
-def _unmarked(value: Expr) -> Expr:
-    """Without the identity nodes that mark its type."""
-    while value.op is op_table().identity:
-        (value,) = value.arguments
-    return value
 
 
 def _is_number(value: Any) -> bool:

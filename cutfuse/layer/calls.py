@@ -34,14 +34,10 @@ from .training import adds_bias_apart, plan_training_call
 
 if TYPE_CHECKING:
     from .._C import CallFunction
-    from .._C import call_linear as call_linear
-    from .._C import call_pointwise as call_pointwise
-    from .._C import call_reduce as call_reduce
-else:
-    try:
-        from .._C import call_linear, call_pointwise, call_reduce
-    except ImportError:  # the general path raises an ImportError that tells what to do
-        call_linear = call_pointwise = call_reduce = lambda *given: None
+
+call_linear = native.direct_call("call_linear")
+call_pointwise = native.direct_call("call_pointwise")
+call_reduce = native.direct_call("call_reduce")
 
 CUDA = 2  # DLPack's numbers
 CPU = 1

@@ -40,24 +40,12 @@ from .training_step import product_arguments, storing
 
 if TYPE_CHECKING:
     from .._C import CallFunction
-    from .._C import call_backward_operator as call_backward_operator
-    from .._C import call_joined_operator as call_joined_operator
-    from .._C import call_linear_operator as call_linear_operator
-    from .._C import call_pointwise_operator as call_pointwise_operator
-    from .._C import call_reduce_operator as call_reduce_operator
-else:
-    try:
-        from .._C import (
-            call_backward_operator,
-            call_joined_operator,
-            call_linear_operator,
-            call_pointwise_operator,
-            call_reduce_operator,
-        )
-    except ImportError:  # what comes next raises an ImportError that tells what to do
-        call_backward_operator = call_linear_operator = lambda *given: None
-        call_pointwise_operator = call_reduce_operator = call_joined_operator = call_linear_operator
 
+call_backward_operator = native.direct_call("call_backward_operator")
+call_joined_operator = native.direct_call("call_joined_operator")
+call_linear_operator = native.direct_call("call_linear_operator")
+call_pointwise_operator = native.direct_call("call_pointwise_operator")
+call_reduce_operator = native.direct_call("call_reduce_operator")
 
 NO_PLANES = 0, None  # scheme and memory of a weight that has none
 
