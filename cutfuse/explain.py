@@ -38,7 +38,7 @@ from .layer.linear_plan import (
 from .layer.planner import LinearArguments, why_no_kernels
 from .layer.prepared import Planes
 from .layer.specialize import Epilogues, explain_pass, find_row_reduction
-from .layer.training_step import hands_gradient_on, plan_backward_products, storing
+from .layer.training_step import plan_backward_products, storing
 from .linear import EAGER, LinearCall, describe_linear, for_operators, is_plain, linear, operator_of
 from .mlp import MLPCall, mlp, normalise_mlp
 from .native import check_devices, describe_prediction, predicting
@@ -403,18 +403,18 @@ def _training_path(call: LinearCall, product: str, after: str) -> _Path:
     needs = "the backward pass needs the pre-activation, which a kernel that reduces rows does not store"
     reasons, fused, recomputed_because = [needs], None, ""
     arguments = operator_of(call)
-    is_handed_on = hands_gradient_on(arguments)
-    if is_handed_on:
+    keeps = autograd.what_is_kept(arguments, call.recompute)
+    if keeps == autograd.NOTHING:
         reasons = ["what is added has the gradient that arrives, so that the backward pass needs no pre-activation"]
         fused = _explain_product(call, arguments)
-    elif call.recompute and _has_epilogue(call):
+    elif keeps == autograd.INPUTS:
         recomputed_because = "recompute=True: the backward pass computes the pre-activation again"
         reasons = [recomputed_because]
         fused = _explain_product(call, arguments)
     elif call.reduction == "none" and program.instructions:
         reasons = ["the kernel stores the pre-activation too, which the backward pass needs"]
         fused = _explain_product(call, storing(arguments))
-    backward = _backward_step(call, is_handed_on, recomputes=bool(recomputed_because))
+    backward = _backward_step(call, keeps)
     if fused is not None and fused.steps:
         steps, reasons = [*fused.steps, backward], [*reasons, *fused.reasons]
         baseline = _baseline(call, fused)
@@ -442,13 +442,13 @@ def _explain_reduction(call: LinearCall, arguments: LinearArguments) -> str:
     return explain_pass(program, call.reduction != "none", find)
 
 
-def _backward_step(call: LinearCall, is_handed_on: bool, recomputes: bool) -> str:
+def _backward_step(call: LinearCall, keeps: str) -> str:
     """What the backward pass runs."""
     forced = autograd.is_forced(call.x)
     products = f'products in precision "{product_mode()}"' if forced else "torch.mm"
-    runs = [f"{products} for the pre-activation again"] if recomputes else []
+    runs = [f"{products} for the pre-activation again"] if keeps == autograd.INPUTS else []
     has_sum = call.bias is not None and call.bias.requires_grad
-    if not is_handed_on:
+    if keeps != autograd.NOTHING:
         runs.append("pointwise_backward kernel" + (" (with the bias gradient's sum)" if has_sum else ""))
     elif has_sum:
         runs.append("reduction kernel (the bias gradient's sum)")

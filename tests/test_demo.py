@@ -47,7 +47,7 @@ def test_a_device_that_is_not_there_is_a_usage_error(device: str, capsys: pytest
 
 def test_a_wrong_model_is_a_mismatch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(demo, "SMALL_SIZE", (demo.Case("Sigmoid", (), (4, 8)),))
-    monkeypatch.setattr(cutfuse.nn.Sigmoid, "_call", lambda self, function, x: function(torch.tanh, x))
+    monkeypatch.setattr(cutfuse.nn.Sigmoid, "_call", lambda self, x, call=cutfuse.pointwise: call(torch.tanh, x))
     assert demo.main(["--device", "cpu"]) == 1
     assert "MISMATCH" in capsys.readouterr().out
 

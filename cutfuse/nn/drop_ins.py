@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from .. import models
 from ..composed import PyTorchCall
@@ -20,38 +21,37 @@ from ..pointwise import PointwiseCall, normalise_pointwise, pointwise
 from ..reduce import ReduceCall, normalise_reduce, reduce
 from .fused_linear import PreparesWeight, is_plain, why_not_plain
 
-Result = TypeVar("Result")  # of a drop-in's call: a tensor, or for `explain` the call itself
+NO_MATRIX = "x is no matrix, so that the sum over dim 1 is not over rows: the plain model runs"
 
 
 class DropIn(nn.Module):
     """Before the plain model among a drop-in's bases: a module that makes one call of cutfuse.
 
-    _functions: what the call is of, and what gives its normal form.
+    _normalise: what gives the normal form of such a call.
     """
 
-    _functions: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]] = linear, normalise_linear
+    _normalise: ClassVar[Callable[..., Any]] = staticmethod(normalise_linear)
 
     def forward(self, x: Tensor) -> Tensor:
-        # The graph of torch.fx.symbolic_trace is the plain model's.
-        if isinstance(x, torch.fx.Proxy) or not self._is_fused(x):
+        y = None if isinstance(x, Proxy) else self._call(x)  # a graph of torch.fx is the plain model's
+        if y is None:
             require("the plain model runs")
-            return super().forward(x)  # type: ignore[no-any-return]  # a model's forward gives a tensor
-        return self._call(self._functions[0], x)  # type: ignore[no-any-return]  # the first of them gives one
+            y = super().forward(x)
+        return y  # type: ignore[no-any-return]  # a tensor in either case
 
     def normalise_call(self, x: Tensor) -> LinearCall | PointwiseCall | ReduceCall | PyTorchCall:
         """What `cutfuse.explain` describes."""
-        if self._is_fused(x):
-            return self._call(self._functions[1], x)  # type: ignore[no-any-return]  # the second gives one of these
-        for layer in self.children():
-            if reason := why_not_plain(layer):  # what another layer computes is not known
-                return PyTorchCall("linear", [x], f"{reason}: the plain model runs", flops=0)
-        return self._call(_describe_no_matrix, x)
+        call = self._call(x, self._normalise)
+        if call is not None:
+            return call  # type: ignore[no-any-return]  # it is one of these
+        layer: Any = next(self.children(), self)
+        reason = "" if layer is self else why_not_plain(layer)
+        if reason:  # what another layer computes is not known
+            return PyTorchCall("linear", [x], f"{reason}: the plain model runs", flops=0)
+        return describe_unfused(x, layer.weight, getattr(layer, "bias", None), NO_MATRIX)
 
-    def _is_fused(self, x: Tensor) -> bool:
-        return True
-
-    def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
-        """What a function of `_functions`, or one that takes the same, gives."""
+    def _call(self, x: Tensor, function: Callable[..., Any] = linear) -> Any:
+        """What the function of the call, or one that takes the same, gives; None where the plain model is to run."""
         raise NotImplementedError
 
     def __prepare_scriptable__(self) -> nn.Module:
@@ -62,18 +62,13 @@ class DropIn(nn.Module):
         return model
 
 
-def _describe_no_matrix(x: Tensor, weight: Any, bias: Tensor | None = None, **_: Any) -> PyTorchCall:
-    because = "x is no matrix, so that the sum over dim 1 is not over rows: the plain model runs"
-    return describe_unfused(x, weight, bias, because)
-
-
 class LinearSigmoidSum(DropIn, PreparesWeight, models.LinearSigmoidSum):
     """Drop-in for `cutfuse.models.LinearSigmoidSum`: x `[M, input_size]` to `[M, 1]`."""
 
-    def _is_fused(self, x: Tensor) -> bool:
-        return x.dim() == 2 and is_plain(self.linear)  # the sum is over dim 1, which is the rows' only in a matrix
-
-    def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
+    def _call(self, x: Tensor, function: Callable[..., Any] = linear) -> Any:
+        # The sum is over dim 1, which is the rows' only in a matrix.
+        if x.dim() != 2 or not is_plain(self.linear):
+            return None
         return function(x, self._weight(), self.linear.bias, epilogue=torch.sigmoid, reduce="sum", keepdim=True)
 
     def _plain_weight(self) -> Tensor:
@@ -83,9 +78,9 @@ class LinearSigmoidSum(DropIn, PreparesWeight, models.LinearSigmoidSum):
 class Sigmoid(DropIn, models.Sigmoid):
     """Drop-in for `cutfuse.models.Sigmoid` and `torch.nn.Sigmoid`."""
 
-    _functions = pointwise, normalise_pointwise
+    _normalise = staticmethod(normalise_pointwise)
 
-    def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
+    def _call(self, x: Tensor, function: Callable[..., Any] = pointwise) -> Any:
         return function(torch.sigmoid, x)
 
 
@@ -96,10 +91,9 @@ def _divide_scale(z: Tensor, scaling_factor: float) -> Tensor:
 class GemmDivideSumScale(DropIn, models.GemmDivideSumScale):
     """Drop-in for `cutfuse.models.GemmDivideSumScale`: x `[M, input_size]` to `[M, 1]`, without the matrix product."""
 
-    def _is_fused(self, x: Tensor) -> bool:
-        return x.dim() == 2  # as of LinearSigmoidSum
-
-    def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
+    def _call(self, x: Tensor, function: Callable[..., Any] = linear) -> Any:
+        if x.dim() != 2:  # as of LinearSigmoidSum
+            return None
         return function(
             x, self.weight, epilogue=_divide_scale, operands=(self.scaling_factor,), reduce="sum", keepdim=True
         )
@@ -108,9 +102,9 @@ class GemmDivideSumScale(DropIn, models.GemmDivideSumScale):
 class SumReduction(DropIn, models.SumReduction):
     """Drop-in for `cutfuse.models.SumReduction`."""
 
-    _functions = reduce, normalise_reduce
+    _normalise = staticmethod(normalise_reduce)
 
-    def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
+    def _call(self, x: Tensor, function: Callable[..., Any] = reduce) -> Any:
         return function(x, self.dim, "sum", keepdim=True)
 
 
@@ -121,10 +115,9 @@ def _sigmoid_scale_residual(z: Tensor, scaling_factor: float) -> Tensor:
 class GemmSigmoidScaleResidual(DropIn, PreparesWeight, models.GemmSigmoidScaleResidual):
     """Drop-in for `cutfuse.models.GemmSigmoidScaleResidual`: x `[..., input_size]` to `[..., hidden_size]`."""
 
-    def _is_fused(self, x: Tensor) -> bool:
-        return is_plain(self.gemm)
-
-    def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
+    def _call(self, x: Tensor, function: Callable[..., Any] = linear) -> Any:
+        if not is_plain(self.gemm):
+            return None
         operands = (self.scaling_factor,)
         return function(x, self._weight(), self.gemm.bias, epilogue=_sigmoid_scale_residual, operands=operands)
 

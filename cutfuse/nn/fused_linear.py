@@ -5,7 +5,6 @@ Their weight can be prepared, and they take the weight and bias of a layer insid
 
 from __future__ import annotations
 
-import math
 import operator
 import warnings
 from collections.abc import Callable, Sequence, Set
@@ -225,11 +224,7 @@ class FusedLinear(PreparesWeight):
 
     def reset_parameters(self) -> None:
         """As of `nn.Linear`: weight and bias uniform within 1 / sqrt(in_features)."""
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        if self.bias is not None:
-            depth = self.weight.shape[1]
-            bound = 1 / math.sqrt(depth) if depth > 0 else 0
-            nn.init.uniform_(self.bias, -bound, bound)
+        nn.Linear.reset_parameters(self)  # type: ignore[arg-type]  # it asks for weight and bias alone
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _SETTINGS:
