@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import cutfuse
 from cutfuse import models, native
-from cutfuse.compile.report import GREEN, RED, bar_characters, coloured, has_colours
+from cutfuse.compile.report import GREEN, PIPE_WIDTH, RED, bar_characters, coloured, has_colours
 
 # LinearSigmoidSum in fp64 and Sigmoid's three matrices each take about 25 GiB at full size.
 FULL_SIZE_BYTES = 32 * 2**30
@@ -215,7 +215,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 BAR_WIDTH = 20
 BAR_HEADING = "time against PyTorch's\n(full bar: PyTorch)"
 GAP = 2  # between two columns
-PIPE_WIDTH = 100  # where neither a terminal nor COLUMNS says how wide the output is
 OK, MISMATCH = "ok", "MISMATCH"
 
 

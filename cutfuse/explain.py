@@ -20,7 +20,7 @@ from .epilogue import Program
 from .epilogue.errors import EpilogueError
 from .head import linear_cross_entropy, linear_logprob
 from .invariance import is_batch_invariant, require
-from .layer import autograd, schema
+from .layer import autograd
 from .layer.autograd import needs_gradient
 from .layer.call_plans import lay_out_pointwise, lay_out_reduction
 from .layer.eager import known_bits
@@ -38,7 +38,7 @@ from .layer.linear_plan import (
 from .layer.planner import LinearArguments, why_no_kernels
 from .layer.prepared import Planes
 from .layer.specialize import Epilogues, explain_pass, find_row_reduction
-from .layer.training_step import plan_backward_products, storing
+from .layer.training_step import IDENTITY, plan_backward_products, storing
 from .linear import EAGER, LinearCall, describe_linear, for_operators, is_plain, linear, operator_of
 from .mlp import MLPCall, mlp, normalise_mlp
 from .native import check_devices, describe_prediction, predicting
@@ -257,7 +257,7 @@ def _explain_pytorch(call: PyTorchCall) -> Explanation:
         path="composed",
         steps=("PyTorch's own operations",),
         reasons=(call.because,),
-        program=Program.parse(schema.IDENTITY),
+        program=IDENTITY,
         bytes=_bytes(call.tensors),
         flops=call.flops,
     )
@@ -466,8 +466,7 @@ def _kernel_of(plan: LinearPlan) -> str:
 
 def _product_of(call: LinearCall) -> LinearArguments:
     """The pre-activation alone, in x's type."""
-    identity = Program.parse(schema.IDENTITY)
-    return operator_of(call)._replace(operands=[], program=identity, reduction="none", out_dtype=call.x.dtype)
+    return operator_of(call)._replace(operands=[], program=IDENTITY, reduction="none", out_dtype=call.x.dtype)
 
 
 def _explain_product(call: LinearCall, arguments: LinearArguments) -> FusedExplanation:

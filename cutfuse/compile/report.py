@@ -198,7 +198,7 @@ _COUNTED = (
 )
 _UNCOUNTED = "Products without times are not predicted, and not counted."
 _STEPS = "Times marked * are of a training step, forwards and backwards; the others are of the forward pass."
-_PIPE_WIDTH = 100
+PIPE_WIDTH = 100  # where nothing says how wide the output is
 _MARGIN = 8  # of what is behind the verdicts
 _TITLES = ("", "module", "M x N x K", "times", "before, us", "after, us", "", "fused, and why no more")
 GREEN, RED, _GREY = "32", "1;31", "90"  # of terminals
@@ -305,7 +305,7 @@ def _scale(rows: list[Row]) -> float:
 def text_of(found: ModelExplanation) -> str:
     """Text as wide as the terminal that it is printed to, up to 120 columns. A terminal has colours too."""
     is_terminal = sys.stdout.isatty()
-    width = min(max(shutil.get_terminal_size().columns, 60), 120) if is_terminal else _PIPE_WIDTH
+    width = min(max(shutil.get_terminal_size().columns, 60), 120) if is_terminal else PIPE_WIDTH
     characters = bar_characters(getattr(sys.stdout, "encoding", None) or "utf-8")
     rows, bar = rows_of(found), width // 5
     scale, module = _scale(rows), width - bar - 29 - _MARGIN  # what the other columns take

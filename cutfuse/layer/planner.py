@@ -19,14 +19,13 @@ from .. import native
 from ..epilogue import Program
 from ..native import DeviceFacts, address_of
 from ..precision import GUARDED, product_mode
-from .layouts import device_facts, dtype_codes, reduction_codes, times_of
+from .layouts import ALIGNMENT, device_facts, dtype_codes, reduction_codes, times_of
 from .specialize import Matrix, cost_when_specialized
 
 if TYPE_CHECKING:
     from .._C import LinearPlan
 
 
-ALIGNMENT = 16  # bytes; the TMA's requirement
 MOST_WEIGHTS = 3  # weights of one kernel
 UNKNOWN_SIZES = "its sizes are not known at compile time"
 
