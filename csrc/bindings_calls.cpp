@@ -270,8 +270,9 @@ CallPlan training_call(py::object const& apply, py::object const& plan, Speciali
   return plan_of(call::TrainingSteps{PyRef::share(apply.ptr()), PyRef::share(plan.ptr()), epilogues});
 }
 
-CallPlan function_call(py::object const& function) {
-  return plan_of(call::FunctionSteps{PyRef::share(function.ptr())});
+CallPlan function_call(py::object const& function, std::vector<bool> const& is_given) {
+  if (is_given.size() > call::Arguments::kMaxTensors) throw py::value_error("function_call: too many arguments");
+  return plan_of(call::FunctionSteps{PyRef::share(function.ptr()), is_given});
 }
 
 CallPlan operation_call(py::object const& function, std::vector<int> const& arguments) {
@@ -328,6 +329,9 @@ size_t count_tensors(CallPlan const& plan, int first_operand) {
     auto const biases = std::count(steps->has_bias.begin(), steps->has_bias.end(), true);
     return 1 + steps->has_bias.size() + static_cast<size_t>(biases);
   }
+  if (auto const* const steps = std::get_if<call::FunctionSteps>(&plan.steps)) {
+    return static_cast<size_t>(std::count(steps->is_given.begin(), steps->is_given.end(), true));
+  }
   size_t const count = static_cast<size_t>(first_operand) + plan.operands.size();
   if (auto const* const steps = std::get_if<call::BackwardSteps>(&plan.steps)) {
     return count + needs_result(steps->reduction) + counts_ties(steps->reduction);
@@ -364,6 +368,7 @@ void bind_calls(py::module_& module) {
       .value("linear", Function::kLinear)
       .value("pointwise", Function::kPointwise)
       .value("reduce", Function::kReduce)
+      .value("mlp", Function::kMlp)
       .value("linear_operator", Function::kLinearOperator)
       .value("pointwise_operator", Function::kPointwiseOperator)
       .value("reduce_operator", Function::kReduceOperator)
@@ -375,8 +380,8 @@ void bind_calls(py::module_& module) {
   module.def("product_call", &product_call, "The plan of PyTorch's own linear layer.");
   module.def("operation_call", &operation_call, py::arg("function"), py::arg("arguments"),
              "PyTorch's own linear layer, then function(*arguments): 0 for the layer's result, k for operand k - 1.");
-  module.def("function_call", &function_call, py::arg("function"),
-             "function(x, weight, bias or None, *operands), of a linear layer.");
+  module.def("function_call", &function_call, py::arg("function"), py::arg("is_given"),
+             "A function of a call's tensors. is_given: of its arguments, which are tensors; the others are None.");
   module.def("linear_call", &linear_call, py::arg("plan"), py::arg("program"), py::arg("operands"),
              py::arg("epilogues"), py::arg("result"), py::arg("has_planes") = false, py::arg("multiply") = py::none(),
              py::arg("pre_activation") = py::none(),

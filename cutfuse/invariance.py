@@ -12,6 +12,7 @@ import contextlib
 from . import dynamo
 from .switch import Switch
 
+_NOTHING = contextlib.nullcontext()
 _INSIDE = "a compiled function reads cutfuse.batch_invariant when it runs: enter it around the call of the function"
 
 
@@ -73,7 +74,7 @@ def require(why_not: str) -> None:
 
 def without_batch_invariance() -> contextlib.AbstractContextManager[None]:
     """`batch_invariant(False)` where the mode holds. Elsewhere nothing, for which backward passes do not pay."""
-    return process.entered(False) if _holds() else contextlib.nullcontext()
+    return process.entered(False) if _holds() else _NOTHING
 
 
 def refusal(why_not: str) -> str:

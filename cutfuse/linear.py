@@ -118,8 +118,25 @@ def linear(
     return y
 
 
-# Of what other functions are made of, whose results round once.
-linear_once = functools.partial(linear, rounding="once")
+def linear_once(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    epilogue: Callable[..., Tensor] | Epilogue | None = None,
+    operands: Sequence[Tensor] = (),
+    reduce: str | None = None,
+    out_dtype: torch.dtype | None = None,
+    recompute: bool = False,
+) -> Tensor:
+    """`linear` as a part of other functions, whose results round once. A direct call asks less than in `linear`."""
+    is_compiling = torch.compiler.is_dynamo_compiling()
+    if not (is_compiling or recompute or profiler._is_profiler_enabled or rounding_mode.holds()):
+        y: Tensor | None = calls.call_linear(x, weight, bias, epilogue, operands, reduce, False, out_dtype)
+        if y is not None and y is not NotImplemented:
+            return y
+    options: dict[str, Any] = {"epilogue": epilogue, "operands": operands, "reduce": reduce, "out_dtype": out_dtype}
+    return linear(x, weight, bias, **options, recompute=recompute, rounding="once")
 
 
 def _linear_in_mode(
@@ -230,7 +247,7 @@ def _run_as_planned(given: tuple[Any, ...], call: LinearCall) -> Tensor | None:
     tensors = (x, weight, bias, *calls.tensors_of(operands))
     if call.operation is None and _is_recorded(given, call, tensors):
         y, replay = record(functools.partial(_run_given, call, keepdim), tensors)
-        calls.remember_linear(given, call.epilogue, functools.partial(calls.plan_steps, replay))
+        calls.remember_linear(given, call.epilogue, functools.partial(calls.plan_steps, replay, tensors))
         return y
     planned = calls.remember_linear(given, call.epilogue, functools.partial(_plan, call, keepdim, tensors))
     if planned is None:

@@ -11,24 +11,22 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import arguments, composed, native
+from . import arguments, composed
 from .epilogue import Epilogue
 from .epilogue.derivative import INPUT, OUTPUT, Derivative, derive
 from .epilogue.errors import EpilogueError
 from .epilogue.expression import operand
 from .epilogue.program import Program, arithmetic_dtype
-from .epilogue.reads import remember
-from .epilogue.resolve import recognised
-from .epilogue.types import ValueTypes, types_of
+from .epilogue.types import types_of
 from .invariance import without_batch_invariance
-from .layer import cuda, schema
+from .layer import calls, cuda, schema
 from .layer.autograd import (
     Multiplication,
     composes_gradient,
@@ -39,10 +37,10 @@ from .layer.autograd import (
     wanted_inputs,
     weight_gradient,
 )
-from .layer.training_step import is_traced, mlp_waits_for_host
+from .layer.training_step import is_traced, issuer_of_products, mlp_waits_for_host
 from .linear import LinearCall, autocast_inputs, normalise_linear
 from .linear import linear_once as linear
-from .precision import autocast_dtype, captured_mode, in_captured_mode
+from .precision import captured_mode, in_captured_mode
 
 Weights = Tensor | tuple[Tensor, Tensor] | list[Tensor]
 Gate = bool | Callable[[Tensor, Tensor], Tensor]
@@ -113,25 +111,41 @@ def mlp(
     """
     has_gate, hidden = gate is not False, hidden_function(activation, gate)
     given = None if torch.compiler.is_dynamo_compiling() else _unpacked(x, w1, b1, w2, b2, residual)
-    key = None if given is None else _key_of(given, hidden, has_gate, activation is None, recompute)
-    if given is not None and (known := _known.get(key, _UNKNOWN)) is not _UNKNOWN:
-        return _run(known, given, hidden, has_gate, recompute)
-    tensors = _prepared(x, w1, b1, w2, b2, activation, gate, residual, recompute)
-    call = _call_of(tensors, hidden, has_gate, recompute) if _takes_one_node(tensors, recompute) else None
-    if given is not None and call is not None:
-        found = recognised(hidden, (), _types_of(tensors.x, has_gate))
-        key = _key_of(given, hidden, has_gate, activation is None, recompute)
-        if key is not None and (found is None or found[1] is not call.hidden or key[0] != found[0]):
-            key = None  # the activation has changed meanwhile
-    if key is not None:
-        remember(_known, key, call, _KNOWN_LIMIT)
-    return _run(call, tensors, hidden, has_gate, recompute)
+    y: Tensor | None = None if given is None else calls.call_mlp(hidden, has_gate, recompute, *given)
+    if y is not None and y is not NotImplemented:
+        return y
+    tensors = _prepared(x, w1, b1, w2, b2, gate, residual, recompute)
+    if given is not None and y is NotImplemented:
+        epilogue = None if hidden is None else _resolved(tensors.x, hidden, has_gate)
+        y = _run_as_planned(given, hidden, epilogue, has_gate, recompute)
+        if y is not None:
+            return y
+        hidden = epilogue
+    if _takes_one_node(tensors, recompute):
+        # Kernels read memory, in which the numbers of a negated view have their other sign.
+        plain = [t if t is None else t.resolve_neg() for t in tensors]
+        return _node_of(tensors, hidden, has_gate, recompute)(*plain)
+    return _run_by_layers(hidden, has_gate, recompute, *tensors)
 
 
-# By all that the checks of a call and its way depend on: what its node is given, or None where it has none.
-_known: dict[Hashable, Any] = {}
-_KNOWN_LIMIT = 4096
-_UNKNOWN = object()
+def _run_as_planned(
+    given: _Tensors, hidden: _Function, epilogue: Epilogue | None, has_gate: bool, recompute: bool
+) -> Tensor | None:
+    """The result by a plan that the next calls like this one run directly; None where the call has no key.
+
+    epilogue: of `hidden`, which may read what changes. The plan holds nothing else of it.
+    """
+
+    def make_function() -> Callable[..., Tensor]:
+        if _takes_one_node(given, recompute):
+            return _node_of(given, epilogue, has_gate, recompute)
+        return functools.partial(_run_by_layers, epilogue, has_gate, recompute and needs_gradient(*given))
+
+    planned = calls.remember_mlp((hidden, has_gate, recompute, *given), epilogue, make_function)
+    if planned is None:
+        return None
+    y: Tensor = planned.run([t for t in given if t is not None], 0)
+    return y
 
 
 def _unpacked(
@@ -145,40 +159,6 @@ def _unpacked(
         w1, up = w1
         b1, up_bias = (None, None) if b1 is None else b1
     return None if isinstance(b1, (tuple, list)) else _Tensors(x, w1, b1, up, up_bias, w2, b2, residual)
-
-
-def _key_of(
-    given: _Tensors, hidden: _Function, has_gate: bool, is_bare: bool, recompute: bool
-) -> tuple[Hashable, ...] | None:
-    """None where the call depends on more than that, or the hidden layer's function is not recognised.
-
-    is_bare: it is given no activation.
-    """
-    x = given.x
-    if not isinstance(x, Tensor) or not cuda.takes(x) or autocast_dtype(x.device.type) is not None:
-        return None
-    if arguments.why_transformed():
-        return None
-    facts: list[Hashable] = []
-    for tensor in given:
-        if tensor is None:
-            facts.append(None)
-        elif type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_nested or tensor.layout != torch.strided:
-            return None
-        else:
-            facts.append((tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad))
-    number = native.core.recognise(hidden)
-    if not number or not isinstance(recompute, bool):
-        return None
-    mode = captured_mode() if x.dtype == torch.float32 else ""
-    options = has_gate, is_bare, recompute, torch.is_grad_enabled(), torch.get_default_dtype(), mode
-    return number, *options, *facts
-
-
-def _run(call: _Call | None, tensors: _Tensors, hidden: _Function, has_gate: bool, recompute: bool) -> Tensor:
-    if call is None:
-        return _run_by_layers(tensors, hidden, has_gate, recompute)
-    return _run_as_one_node(call, tensors)
 
 
 class MLPCall(NamedTuple):
@@ -206,24 +186,25 @@ def normalise_mlp(*args: Any, **kwargs: Any) -> MLPCall:
     """Of a call of `mlp` with these arguments, which is checked and not run."""
     given = inspect.signature(mlp).bind(*args, **kwargs)
     given.apply_defaults()
-    tensors = _prepared(**given.arguments)
-    w2, gate, recompute = tensors.w2, given.arguments["gate"], given.arguments["recompute"]
-    hidden = hidden_function(given.arguments["activation"], gate)
+    activation = given.arguments.pop("activation")
+    gate, recompute = given.arguments["gate"], given.arguments["recompute"]
+    hidden, tensors = hidden_function(activation, gate), _prepared(**given.arguments)
     if not _takes_one_node(tensors, recompute):
         is_sooner = _can_be_one_node(tensors)
         forward = _describe_forward(tensors, hidden, gate is not False)
         return MLPCall(tensors, forward, None, False, None, recompute, is_sooner)
     call = _call_of(tensors, hidden, gate is not False, recompute)
-    needed = _Needed(*(t is not None and t.requires_grad for t in tensors))
-    keeps = 1 + call.has_gate if needed.reads_pre_activation(call) else int(needed.reads_hidden(call))
+    needed = _needed_of(tensors)
+    has_pass = needed.has_pass(call.derivative)
+    keeps = 1 + call.has_gate if call.keeps_pre_activation else int(call.keeps_hidden)
     with torch.no_grad():
         forward, product = _describe_forward(tensors, hidden, call.has_gate), None
-        if call.derivative is not None and needed.trains_hidden and not needed.has_pass(call):
-            z, grad = (tensors.x.new_empty(*tensors.x.shape[:-1], size) for size in reversed(w2.shape))
+        if call.derivative is not None and needed.trains_hidden and not has_pass:
+            z, grad = (tensors.x.new_empty(*tensors.x.shape[:-1], size) for size in reversed(tensors.w2.shape))
             read = (z,) * call.derivative.epilogue.operand_count
             epilogue = call.derivative.epilogue
             product = normalise_linear(grad, tensors.w2.t(), epilogue=epilogue, operands=read, out_dtype=z.dtype)
-    return MLPCall(tensors, forward, product, needed.has_pass(call), keeps, recompute)
+    return MLPCall(tensors, forward, product, has_pass, keeps, recompute)
 
 
 def _describe_forward(tensors: _Tensors, hidden: _Function, has_gate: bool) -> list[tuple[str, LinearCall]]:
@@ -245,15 +226,12 @@ def _prepared(
     b1: Weights | None,
     w2: Tensor,
     b2: Tensor | None,
-    activation: Callable[..., Tensor] | Epilogue | None,
     gate: Gate,
     residual: Tensor | None,
     recompute: bool,
 ) -> _Tensors:
     """The tensors of a call, checked and cast."""
     arguments.check_flag("mlp", "recompute", recompute)
-    if callable(gate) and activation is not None:
-        raise ValueError("cutfuse.mlp: a gate that is a function takes no activation; call it in the gate's function")
     given = _checked(x, w1, b1, w2, b2, residual, has_gate=gate is not False)
     return _autocast(given)
 
@@ -278,8 +256,9 @@ def _is_sooner_by_layers(tensors: _Tensors, recompute: bool) -> bool:
     return not recompute and mlp_waits_for_host(tensors.x, rows, tensors.w2)
 
 
-def _run_by_layers(tensors: _Tensors, hidden: _Function, has_gate: bool, recompute: bool) -> Tensor:
-    """By a node for each layer."""
+def _run_by_layers(hidden: _Function, has_gate: bool, recompute: bool, *given: Tensor | None) -> Tensor:
+    """By a node for each layer. given: as `_Tensors`."""
+    tensors = _Tensors(*given)  # type: ignore[arg-type]
     x = tensors.x
     (weight, bias), *others = _layers(tensors, has_gate)
     operands = [linear(x, *other) for other in others]
@@ -287,40 +266,66 @@ def _run_by_layers(tensors: _Tensors, hidden: _Function, has_gate: bool, recompu
     return _last_layer(h, tensors.w2, tensors.b2, tensors.residual)
 
 
-def _run_as_one_node(call: _Call, tensors: _Tensors) -> Tensor:
-    # Kernels read memory, in which the numbers of a negated view have their other sign.
-    tensors = _Tensors(*(t if t is None else t.resolve_neg() for t in tensors))  # type: ignore[arg-type]
+def _node_of(tensors: _Tensors, hidden: _Function, has_gate: bool, recompute: bool) -> Callable[..., Tensor]:
+    """A function of a call's tensors, by one node."""
+    call = _call_of(tensors, hidden, has_gate, recompute)
+    # Views of x and of the result would be nodes of the graph too.
+    return functools.partial(_apply if tensors.x.dim() == 2 else _apply_to_rows, call)
+
+
+def _apply_to_rows(call: _Call, *given: Tensor | None) -> Tensor:
+    tensors = _Tensors(*given)  # type: ignore[arg-type]
     x, residual, columns = tensors.x, tensors.residual, tensors.w2.shape[0]
-    y: Tensor
-    if x.dim() == 2:  # views would be nodes of the graph too
-        y = _apply(call, *tensors)
-        return y
     rows = arguments.rows_of(x)
     matrices = tensors._replace(
         x=x.reshape(rows, x.shape[-1]), residual=None if residual is None else residual.reshape(rows, columns)
     )
-    y = _apply(call, *matrices)
+    y: Tensor = _apply(call, *matrices)
     return y.reshape(*x.shape[:-1], columns)
 
 
 class _Call(NamedTuple):
-    """What a call is beside its tensors. mode: the precision of fp32 products."""
+    """What a call is beside its tensors.
+
+    derivative: the hidden layer's; None where that is no program of one matrix. mode: the precision of fp32 products.
+    keeps_pre_activation, keeps_hidden: for the backward pass. issuers: of the products with the first layer's weight
+    and with the last one's, as `issuer_of_products` names them.
+    """
 
     hidden: Epilogue
-    derivative: Derivative | None  # the hidden layer's; None where that is no program of one matrix
+    derivative: Derivative | None
     has_gate: bool
     recompute: bool
     mode: str
+    keeps_pre_activation: bool
+    keeps_hidden: bool
+    issuers: tuple[str, str]
+
+    def multiplication(self, k: int, operators: Any) -> Multiplication:
+        """Of the first layer (0) or the last one (1)."""
+        return Multiplication(self.mode, self.issuers[k], operators)
 
 
 def _call_of(tensors: _Tensors, hidden: _Function, has_gate: bool, recompute: bool) -> _Call:
-    types = _types_of(tensors.x, has_gate)
-    epilogue = arguments.resolve_epilogue("mlp", hidden, (None,) * has_gate, types)
-    return _Call(epilogue, None if has_gate else derive(epilogue.text), has_gate, recompute, captured_mode())
+    epilogue, needed = _resolved(tensors.x, hidden, has_gate), _needed_of(tensors)
+    derivative = None if has_gate else derive(epilogue.text)
+    reads_z, mode, rows = needed.reads_pre_activation(derivative), captured_mode(), arguments.rows_of(tensors.x)
+    weights = _layers(tensors, has_gate)[0][0], tensors.w2
+    of_first, of_last = (issuer_of_products(rows, weight, mode) for weight in weights)
+    return _Call(
+        epilogue,
+        derivative,
+        has_gate,
+        recompute,
+        mode,
+        keeps_pre_activation=reads_z and not recompute,
+        keeps_hidden=not reads_z and not recompute and needed.reads_hidden(derivative),
+        issuers=(of_first, of_last),
+    )
 
 
-def _types_of(x: Tensor, has_gate: bool) -> ValueTypes:
-    return types_of(x, *[x] * has_gate)
+def _resolved(x: Tensor, hidden: _Function, has_gate: bool) -> Epilogue:
+    return arguments.resolve_epilogue("mlp", hidden, (None,) * has_gate, types_of(x, *[x] * has_gate))
 
 
 class _Hidden(NamedTuple):
@@ -336,16 +341,13 @@ class _MLP(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *given: Tensor | None) -> Tensor:
-        tensors = _Tensors(*given)  # type: ignore[arg-type]  # as `_run_as_one_node` gives them
-        kinds = _Needed(*ctx.needs_input_grad[1:])
+        tensors = _Tensors(*given)  # type: ignore[arg-type]
         with in_captured_mode(tensors.x, call.mode):
-            hidden = _compute_hidden(call, tensors, kinds.reads_pre_activation(call) and not call.recompute)
+            hidden = _compute_hidden(call, tensors, call.keeps_pre_activation)
             assert hidden.h is not None
             y = _last_layer(hidden.h, tensors.w2, tensors.b2, tensors.residual)
-        kept = _Hidden()
-        if not call.recompute:
-            # Where there are pre-activations, the backward pass computes the hidden layer of them.
-            kept = hidden._replace(h=hidden.h if hidden.z is None and kinds.reads_hidden(call) else None)
+        # Where there are pre-activations, the backward pass computes the hidden layer of them.
+        kept = hidden if call.keeps_hidden else (None, *hidden[1:])
         ctx.call = call
         ctx.residual_dtype = None if tensors.residual is None else tensors.residual.dtype
         # Hooks may hand out the very tensors that are saved here, and hold them.
@@ -361,7 +363,7 @@ class _MLP(torch.autograd.Function):
         needed = _Needed(*ctx.needs_input_grad[1:])
         of_residual = grad.to(ctx.residual_dtype) if needed.residual else None
         tensors = _Tensors(*saved, None)  # type: ignore[call-arg]  # all others
-        grad = grad.to(tensors.x.dtype)
+        grad = grad if grad.dtype == tensors.x.dtype else grad.to(tensors.x.dtype)
         if composes_gradient(grad):
             return None, *differentiate(_composed(ctx.call), saved, needed[:-1], grad), of_residual
         is_last = not torch._C._autograd._get_current_graph_task_keep_graph()
@@ -392,17 +394,21 @@ class _Needed(NamedTuple):
     @property
     def trains_hidden(self) -> bool:
         """Whether a gradient goes through the hidden layer."""
-        return any(self[:5])
+        return self.x or self.w1 or self.b1 or self.up or self.up_bias
 
-    def reads_pre_activation(self, call: _Call) -> bool:
-        return self.trains_hidden and (call.derivative is None or call.derivative.reads == INPUT)
+    def reads_pre_activation(self, derivative: Derivative | None) -> bool:
+        return self.trains_hidden and (derivative is None or derivative.reads == INPUT)
 
-    def has_pass(self, call: _Call) -> bool:
+    def has_pass(self, derivative: Derivative | None) -> bool:
         """Whether a pass differentiates, which gives the hidden layer again too, and not a product's epilogue."""
-        return self.reads_pre_activation(call) and (call.derivative is None or self.w2)
+        return self.reads_pre_activation(derivative) and (derivative is None or self.w2)
 
-    def reads_hidden(self, call: _Call) -> bool:
-        return self.w2 or (self.trains_hidden and call.derivative is not None and call.derivative.reads == OUTPUT)
+    def reads_hidden(self, derivative: Derivative | None) -> bool:
+        return self.w2 or (self.trains_hidden and derivative is not None and derivative.reads == OUTPUT)
+
+
+def _needed_of(tensors: _Tensors) -> _Needed:
+    return _Needed(*(t is not None and t.requires_grad for t in tensors))
 
 
 def _operators(x: Tensor) -> Any:
@@ -437,33 +443,30 @@ class _Backward:
         if call.recompute:
             self._recompute()
         h = self.hidden.h
-        kept = self.hidden.z if h is None else h
         of_pre_activations: list[Tensor] = []
         of_b1: Tensor | None = None
-        multiply = None if kept is None else Multiplication.of_layer(kept, w2, call.mode, self.operators)
-        del kept
-        has_pass = needed.has_pass(call)
+        multiply = call.multiplication(1, self.operators)
+        trains_hidden, has_pass = needed.trains_hidden, needed.has_pass(call.derivative)
         if has_pass:
-            assert multiply is not None
-            of_pre_activations, h, of_b1 = self._differentiate(multiply(grad, w2.t()))
+            of_pre_activations, h, of_b1 = self._differentiate(multiply(grad, w2))
         of_w2 = None if h is None or not needed.w2 else weight_gradient(grad, h, w2, multiply)
         del h
-        if needed.trains_hidden and not has_pass:
+        if trains_hidden and not has_pass:
             assert call.derivative is not None
             of_pre_activations = [self._multiply_and_differentiate(grad, call.derivative)]
         self.hidden = _Hidden()
         of_b2 = self._sum(grad) if needed.b2 else None
-        of_first = self._first_gradients(of_pre_activations, of_b1) if needed.trains_hidden else (None,) * 5
+        of_first = self._first_gradients(of_pre_activations, of_b1) if trains_hidden else (None,) * 5
         return *of_first, of_w2, of_b2
 
     def _recompute(self) -> None:
         """What the forward pass would have kept."""
         call, needed, x = self.call, self.needed, self.tensors.x
         self.overwrites = True
-        if needed.reads_pre_activation(call):
+        if needed.reads_pre_activation(call.derivative):
             layers = _layers(self.tensors, call.has_gate)
             self.hidden = _Hidden(None, *(linear(x, *layer) for layer in layers))
-        elif needed.reads_hidden(call):
+        elif needed.reads_hidden(call.derivative):
             self.hidden = _compute_hidden(call, self.tensors, gives_pre_activation=False)
 
     def _sum(self, grad: Tensor) -> Tensor:
@@ -488,20 +491,21 @@ class _Backward:
         self.hidden = _Hidden()
         operands = [] if up is None else [up]
         last = 1 + len(operands)
-        weighted = _weighted(program)
-        if weighted is None:  # the program has no room for one more operand
-            wanted = wanted_inputs([True] * last, program)
+        planned = _weighted(program, needed.w2)
+        if planned is None:  # the program has no room for one more operand
+            reached = wanted_inputs([True] * last, program)
             h = self.operators.pointwise(z, operands, program, z.dtype) if needed.w2 else None
-            found, _ = element_gradients(of_h, z, operands, program, "none", None, wanted)
+            found, _ = element_gradients(of_h, z, operands, program, "none", None, reached)
             return _of_each(found, z, last), h, None
-        wanted = wanted_inputs([*[True] * last, needed.w2], weighted)
+        weighted, wanted = planned
         sums_columns = needed.b1 and 0 in wanted
-        row_of_ones = z.new_ones(1, z.shape[1])  # a gradient that kernels read by vectors
-        places: dict[str, Any] = {}
+        given = z, [*operands, of_h], weighted, "none", None, wanted, sums_columns
+        outputs: list[Tensor]
         if self.operators is cuda:
-            places["in_place"] = [k for k in wanted if (k == 0 and self.overwrites) or k == last]
-        given = row_of_ones, z, [*operands, of_h], weighted, "none", None, wanted, sums_columns
-        outputs: list[Tensor] = self.operators.pointwise_backward(*given, **places)
+            places = [k for k in wanted if (k == 0 and self.overwrites) or k == last]
+            outputs = cuda.pointwise_backward(cuda.row_of_ones(z), *given, in_place=places)
+        else:
+            outputs = schema.pointwise_backward(z.new_ones(1, z.shape[1]), *given)
         of_b1 = outputs.pop() if sums_columns else None
         found = dict(zip(wanted, outputs, strict=True))
         return _of_each(found, z, last), found.get(last), of_b1
@@ -511,7 +515,7 @@ class _Backward:
         x, w1, needed = self.tensors.x, self.tensors.w1, self.needed
         (weight, _), *others = _layers(self.tensors, self.call.has_gate)
         is_packed = bool(others) and self.tensors.up is None
-        multiply = Multiplication.of_layer(x, weight, self.call.mode, self.operators)
+        multiply = self.call.multiplication(0, self.operators)
         # Of both layers' rows, each multiplied to its place where PyTorch multiplies.
         whole = None
         if is_packed and needed.w1 and multiply.is_pytorch(x) and w1.is_contiguous():
@@ -520,7 +524,7 @@ class _Backward:
                 torch.mm(of_rows.t(), x, out=part)
         needs_weights = needed.w1 and whole is None
         of_z = of_pre_activations.pop(0)
-        of_x: Tensor | None = multiply(of_z, weight.t()) if needed.x else None
+        of_x: Tensor | None = multiply(of_z, weight) if needed.x else None
         of_weights = [weight_gradient(of_z, x, weight, multiply) if needs_weights else None]
         of_biases = [self._sum(of_z) if needed.b1 and of_b1 is None else of_b1]
         del of_z
@@ -546,14 +550,16 @@ def _of_each(found: dict[int, Tensor], z: Tensor, count: int) -> list[Tensor]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _weighted(program: str) -> str | None:
-    """The program times one more operand; None where that exceeds a limit of programs."""
+def _weighted(program: str, by_weight: bool) -> tuple[str, tuple[int, ...]] | None:
+    """The program times one more operand, and which gradients of it there are; None where that exceeds a limit of
+    programs. by_weight: also the one with respect to that operand, which is the program's value."""
     parsed = Program.parse(program)
     value: Any = parsed.expression
     try:
-        return Epilogue.from_expression(value * operand(parsed.operand_count), parsed.operand_count + 1).text
+        weighted = Epilogue.from_expression(value * operand(parsed.operand_count), parsed.operand_count + 1).text
     except EpilogueError:
         return None
+    return weighted, tuple(wanted_inputs([True] * (1 + parsed.operand_count) + [by_weight], weighted))
 
 
 def _composed(call: _Call) -> Callable[..., Tensor]:
@@ -594,10 +600,17 @@ def _plus(z: Tensor, other: Tensor) -> Tensor:
 def hidden_function(
     activation: Callable[..., Tensor] | Epilogue | None, gate: Gate
 ) -> Callable[..., Tensor] | Epilogue | None:
-    """The hidden layer of its pre-activation or, with a gate, of both."""
+    """The hidden layer of its pre-activation or, with a gate, of both.
+
+    Raises ValueError where both are functions.
+    """
     if gate is False:
         return activation
     if gate is not True:
+        if callable(gate) and activation is not None:
+            raise ValueError(
+                "cutfuse.mlp: a gate that is a function takes no activation; call it in the gate's function"
+            )
         return gate
     if activation is None:
         return _times

@@ -22,6 +22,7 @@ SPLIT_MODES = (GUARDED, "split6", "split3")
 MODES = ("ieee", *SPLIT_MODES, "tf32")
 # What PyTorch's "highest" means: its error is no worse than cuBLAS fp32's.
 HIGHEST = GUARDED
+_NOTHING = contextlib.nullcontext()
 _INSIDE = "a compiled function reads cutfuse.precision when it runs: enter it around the call of the compiled function"
 
 
@@ -104,7 +105,7 @@ def in_captured_mode(x: torch.Tensor, mode: str) -> contextlib.AbstractContextMa
     """
     mode = mode if mode and x.dtype == torch.float32 and mode != product_mode() else ""
     if not mode and not torch.is_grad_enabled() and autocast_dtype(x.device.type) is None:
-        return contextlib.nullcontext()
+        return _NOTHING
     return _in_mode(x.device.type, mode)
 
 

@@ -55,7 +55,7 @@ def _why(arguments: LinearArguments, operation: Operation, may_train_directly: b
     is_fp32 = x.dtype == torch.float32
     if not needs_gradient(x, weight, bias, *operands):
         return BEHIND_CUBLAS if has_sizes and not is_fp32 and not plan_call(arguments).is_fused else ""
-    if not (operation.hands_gradient_on or waits_for_host(x, weight)):
+    if not (operation.hands_gradient_on or waits_for_host(m, weight)):
         return ""
     keeps_no_more = operation.keeps_values or is_sum(arguments.program.text)
     if may_train_directly and keeps_no_more and takes_few_launches(arguments):

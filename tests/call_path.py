@@ -64,6 +64,8 @@ def checked_calls() -> Iterator[CheckedCalls]:
         for function in ("linear", "pointwise", "reduce"):
             native_call = getattr(calls, f"call_{function}")
             patch.setattr(calls, f"call_{function}", functools.partial(paths.call, function, native_call))
+        # Below it run calls of `linear`, which are checked themselves.
+        patch.setattr(calls, "call_mlp", functools.partial(paths.call_operator, calls.call_mlp))
         for operator in ("linear", "joined", "pointwise", "reduce", "backward"):
             native_call = getattr(cuda, f"call_{operator}_operator")
             patch.setattr(cuda, f"call_{operator}_operator", functools.partial(paths.call_operator, native_call))

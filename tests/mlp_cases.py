@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
+from cutfuse import native
 
 
 @pytest.fixture
-def one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small MLPs are one node too, although their layers are issued sooner one after another."""
-    module = importlib.import_module("cutfuse.mlp")
-    monkeypatch.setattr(module, "mlp_waits_for_host", lambda *given: False)
-    monkeypatch.setattr(module, "_known", {})  # what was found of calls like these
+    monkeypatch.setattr(importlib.import_module("cutfuse.mlp"), "mlp_waits_for_host", lambda *given: False)
+    native.module().forget_calls()  # what was planned of calls like these
+    yield
+    native.module().forget_calls()
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {

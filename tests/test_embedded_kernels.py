@@ -424,7 +424,7 @@ def test_ptxas_takes_a_program_in_the_place_of_the_calls(kernel: str, tmp_path: 
     assert has_registers(kernel, report)
 
 
-# PyTorch's own formulas, with divisions that are correctly rounded, of which ptxas makes subroutines.
+# PyTorch's own formulas, with both divisions.
 EAGER = (
     "operands=1 eager; bfloat16 z -> s0; silu prev; bfloat16 prev; mul prev r0; bfloat16 prev; gelu prev; div prev s0"
 )

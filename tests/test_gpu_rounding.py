@@ -79,7 +79,8 @@ def all_values(dtype: torch.dtype) -> Tensor:
 
 
 def pairs(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Of special numbers each with each, and random ones: any bits, and of magnitudes that layers have."""
+    """Of special numbers each with each, and random ones: any bits, also by powers of 2, whose quotients are ties among
+    subnormal numbers, and of magnitudes that layers have."""
     info, generator = torch.finfo(dtype), torch.Generator(DEVICE).manual_seed(0)
     special = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 100.0, info.tiny, info.smallest_normal / 4, info.max, torch.inf, torch.nan]
     numbers = torch.tensor([sign * value for value in special for sign in (1, -1)], device=DEVICE).to(dtype)
@@ -87,7 +88,8 @@ def pairs(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     bits = torch.randint(-(2**15), 2**15, shape, generator=generator, device=DEVICE).to(torch.int16).view(dtype)
     normal = torch.randn(shape, generator=generator, device=DEVICE).to(dtype)
     grid = torch.cartesian_prod(numbers, numbers).t()
-    a, b = torch.cat([grid, bits, normal], 1).contiguous()
+    powers = torch.stack([bits[0], torch.where(bits[1].isfinite(), torch.frexp(bits[1].float())[1], 0).float().exp2()])
+    a, b = torch.cat([grid, bits, powers.to(dtype), normal], 1).contiguous()
     length = a.numel() // 8 * 8
     return a[:length].contiguous(), b[:length].contiguous()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import cutfuse
-from cutfuse import arguments
+from cutfuse import arguments, native
 from cutfuse.epilogue import Epilogue
 from cutfuse.epilogue.derivative import derive
 from cutfuse.layer import schema
@@ -326,6 +328,118 @@ def test_calls_like_one_before_are_not_checked_again(gate: bool, monkeypatch: py
         monkeypatch.setitem(globals(), "SLOPE", 0.5)
         with torch.autocast("cpu", dtype=torch.float16):
             assert case.call().dtype == torch.float16
+
+
+class Entered:
+    """The names of cutfuse's Python functions that are entered within it; comprehensions are some Pythons' own."""
+
+    def __enter__(self) -> list[str]:
+        self.names: list[str] = []
+        sys.setprofile(self._count)
+        return self.names
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+
+    def _count(self, frame: Any, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE) and not code.co_name.startswith("<"):
+            self.names.append(code.co_name)
+
+
+PACKAGE = str(Path(cutfuse.__file__).parent)
+
+
+@needs_exchange_api
+@pytest.mark.parametrize(("way", "forwards", "backwards"), [("layers", 28, 2), ("one_node", 30, 47)])
+def test_what_calls_like_one_before_enter(
+    way: str, forwards: int, backwards: int, request: pytest.FixtureRequest
+) -> None:
+    """Few functions, as a small device waits for the host: no checks, no plans, no front door of each layer's."""
+    if way == "one_node":
+        request.getfixturevalue(way)
+    x = torch.randn(32, 64, dtype=torch.bfloat16).requires_grad_()
+    module = cutfuse.nn.MLP(64, 128, activation=F.gelu, dtype=torch.bfloat16)
+    inputs = [x, *module.parameters()]
+    with emulated_device():
+        for _ in range(3):
+            gradients(module(x), dict(enumerate(inputs)))
+        with Entered() as found:
+            y = module(x)
+        grad = torch.ones_like(y)
+        with Entered() as behind:
+            torch.autograd.grad(y, inputs, grad)
+    assert len(found) <= forwards, found
+    assert len(behind) <= backwards, behind
+    assert not {"_prepared", "_checked", "linear", "_linear_generally", "plan_linear"} & {*found, *behind}
+
+
+@needs_exchange_api
+@pytest.mark.usefixtures("one_node")
+def test_a_row_of_ones_is_written_once() -> None:
+    cases = [make(0, dtype, leading=(32,), sizes=(64, 128, 64)) for dtype in (torch.bfloat16, torch.float16)]
+    with emulated_device() as launches:
+        for case in [*cases, *cases]:
+            gradients(case.call(), case.tensors)
+        rows = [launch.grad[0] for launch in launches.launches if launch.function == "pointwise_backward"]
+    assert rows[:2] == rows[2:]
+    assert rows[0] != rows[1]
+
+
+@needs_exchange_api
+@pytest.mark.parametrize("way", ["one_node", "layers"])
+def test_a_plan_holds_no_callable_that_may_change(way: str, request: pytest.FixtureRequest) -> None:
+    if way == "one_node":
+        request.getfixturevalue(way)
+    case = make(0, torch.bfloat16, leading=(32,), sizes=(64, 128, 64))
+
+    def scaled(by: float) -> tuple[Callable[[Tensor], Tensor], Callable[[float], None]]:
+        def change(to: float) -> None:
+            nonlocal by
+            by = to
+
+        return lambda z: by * torch.tanh(z), change
+
+    def call(activation: Any) -> Tensor:
+        case.options["activation"] = activation
+        return case.call()
+
+    with emulated_device():
+        (first, change), (second, _) = scaled(0.5), scaled(0.5)
+        right = call(first)
+        assert torch.equal(call(first), right)
+        change(2.0)
+        assert torch.equal(call(second), right)
+        assert not torch.equal(call(first), right)
+
+
+@needs_exchange_api
+def test_a_plan_hands_its_function_the_tensors_that_there_are() -> None:
+    core, x, y = native.module(), torch.ones(2), torch.ones(3)
+    plan = core.function_call(lambda *given: given, [True, False, True])
+    with emulated_device():
+        given = core.run_call(plan, [x, y], 0, 0)
+        assert given[0] is x
+        assert given[1] is None
+        assert given[2] is y
+        with pytest.raises(ValueError, match="of 2 tensors, got 1"):
+            core.run_call(plan, [x], 0, 0)
+    with pytest.raises(ValueError, match="too many arguments"):
+        core.function_call(torch.add, [True] * 9)
+
+
+@needs_exchange_api
+@pytest.mark.parametrize("way", ["one_node", "layers"])
+def test_results_round_once_in_every_mode(way: str, request: pytest.FixtureRequest) -> None:
+    if way == "one_node":
+        request.getfixturevalue(way)
+    case = make(0, torch.bfloat16, activation="gelu", leading=(32,), sizes=(64, 128, 64))
+    with emulated_device():
+        right = [gradients(case.call(), case.tensors) for _ in range(2)]
+        with cutfuse.rounding("eager"):
+            right += [gradients(case.call(), case.tensors) for _ in range(2)]
+    for found in right[1:]:
+        assert all(torch.equal(found[name], tensor) for name, tensor in right[0].items())
 
 
 @needs_exchange_api

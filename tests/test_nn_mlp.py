@@ -144,6 +144,22 @@ def test_hooks_and_layers_in_the_place_of_others_run(path: str) -> None:
     assert outside == [1]
 
 
+def test_parameters_that_are_computed_or_given_for_a_call(path: str) -> None:
+    module, x = MLP(16, 64, activation=F.gelu), example()
+    doubled = {name: 2.0 * parameter.detach() for name, parameter in module.named_parameters()}
+    right = F.linear(F.gelu(F.linear(x, doubled["fc1.weight"], doubled["fc1.bias"])), *list(doubled.values())[2:])
+    torch.testing.assert_close(torch.func.functional_call(module, doubled, (x,)), right)
+    before = module(x)
+    torch.nn.utils.parametrizations.weight_norm(module.fc1)
+    torch.testing.assert_close(module(x), before)
+    with torch.no_grad():
+        module.fc1.parametrizations.weight.original0.mul_(2.0)  # type: ignore[union-attr]
+    assert not torch.allclose(module(x), before)
+    del module.fc2.bias
+    module.fc2.bias = torch.zeros(16)  # no parameter
+    assert not torch.allclose(module(x), before)
+
+
 def test_copies_pickles_and_other_types(path: str) -> None:
     module, x = MLP(16, 64, activation=F.gelu, residual=True), example()
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):

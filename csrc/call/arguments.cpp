@@ -38,6 +38,12 @@ class Reader {
     return true;
   }
 
+  bool add_optional_tensor(PyObject* object) {
+    if (object != Py_None) return add_tensor(object);
+    out_.key.add(kNone);
+    return true;
+  }
+
   bool add_operands(PyObject* operands) {
     bool const is_tuple = PyTuple_CheckExact(operands);
     if (!is_tuple && !PyList_CheckExact(operands)) return false;
@@ -234,6 +240,26 @@ Reading read_reduce(PyObject* const* given, uint64_t callable, Arguments& argume
   return finish_function(out_dtype, arguments);
 }
 
+// The function that is an MLP's plan leaves the mode of rounding itself: its results round once in each.
+Reading read_mlp(PyObject* const* given, uint64_t callable, Arguments& arguments) {
+  auto const& [hidden, has_gate, recompute, x, w1, b1, up, up_bias, w2, b2, residual] =
+      *reinterpret_cast<PyObject* const(*)[11]>(given);
+  TorchState const& torch = torch_state();
+  Reader reader(torch, arguments);
+  for (PyObject* const tensor : {x, w1, b1, up, up_bias, w2, b2, residual}) {
+    if (!reader.add_optional_tensor(tensor)) return Reading::kGeneral;
+  }
+  TensorFacts const& facts = arguments.facts[0];
+  if (x == Py_None || !torch.serves(facts)) return Reading::kGeneral;
+  if (!reader.add_flag(has_gate) || !reader.add_flag(recompute)) return Reading::kGeneral;
+  arguments.key.add(torch.wanted_gradients(arguments.tensors, arguments.tensor_count));
+  uint64_t const number = number_of(hidden, callable);
+  if (number == 0) return Reading::kUnknown;
+  arguments.key.add(number);
+  if (facts.dtype == kFloat32Word) arguments.key.add(torch.precision());
+  return finish_function(Py_None, arguments);
+}
+
 Reading read_pointwise_operator(PyObject* const* given, uint64_t /*callable*/, Arguments& arguments) {
   auto const& [x, operands, program, out_dtype] = *reinterpret_cast<PyObject* const(*)[4]>(given);
   Reader reader(torch_state(), arguments);
@@ -269,11 +295,7 @@ bool add_tensors(Reader& reader, CallKey& key, PyObject* tensors, bool may_be_no
   key.add(static_cast<uint64_t>(count));
   for (Py_ssize_t k = 0; k < count; ++k) {
     PyObject* const tensor = PyList_GET_ITEM(tensors, k);
-    if (tensor == Py_None && may_be_none) {
-      key.add(kNone);
-    } else if (!reader.add_tensor(tensor)) {
-      return false;
-    }
+    if (!(may_be_none ? reader.add_optional_tensor(tensor) : reader.add_tensor(tensor))) return false;
   }
   return true;
 }
@@ -302,8 +324,9 @@ bool may_run_kernels(Function function, Arguments const& arguments) {
 Reading read_arguments(Function function, PyObject* const* given, uint64_t callable, Arguments& arguments) {
   using Read = Reading(PyObject* const*, uint64_t, Arguments&);
   static constexpr Read* readers[] = {
-      read_linear,          read_pointwise,         read_reduce,         read_linear_operator, read_pointwise_operator,
-      read_reduce_operator, read_backward_operator, read_joined_operator};
+      read_linear,          read_pointwise,          read_reduce,          read_mlp,
+      read_linear_operator, read_pointwise_operator, read_reduce_operator, read_backward_operator,
+      read_joined_operator};
   arguments.key.add(static_cast<uint64_t>(function));
   Reading const reading = readers[static_cast<size_t>(function)](given, callable, arguments);
   PyErr_Clear();

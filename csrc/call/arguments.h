@@ -13,7 +13,8 @@ namespace cutfuse::call {
 constexpr uint64_t kUnnumbered = ~uint64_t{0};
 
 struct Arguments {
-  // A gradient, x, the operands, a reduction's result and its ties are the most; so are a layer's with its planes.
+  // A gradient, x, the operands, a reduction's result and its ties are the most; so are a layer's with its planes,
+  // and those of an MLP.
   static constexpr int kMaxTensors = 4 + kMaxOperands;
 
   CallKey key;
@@ -36,7 +37,7 @@ Reading read_arguments(Function function, PyObject* const* given, uint64_t calla
 
 // How many positional arguments a function takes.
 constexpr Py_ssize_t argument_count(Function function) {
-  constexpr Py_ssize_t counts[] = {8, 4, 7, 9, 4, 6, 6, 3};
+  constexpr Py_ssize_t counts[] = {8, 4, 7, 11, 9, 4, 6, 6, 3};
   return counts[static_cast<int>(function)];
 }
 

@@ -166,9 +166,10 @@ struct TrainingSteps {
   SpecializedEpilogues epilogues;  // of its passes, in any order
 };
 
-// A call of several operations, which a function makes, given x, weight, bias or None, and the operands.
+// A call of several operations, which a function makes, given the call's tensors, and None for those that it lacks.
 struct FunctionSteps {
   PyRef function;
+  std::vector<bool> is_given;  // which of the function's arguments are tensors
 };
 
 // Calls that take the general path every time.

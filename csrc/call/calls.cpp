@@ -93,7 +93,13 @@ class Run {
     return call_function(steps.apply, steps.plan.get(), operand_count());
   }
 
-  PyRef operator()(FunctionSteps const& steps) const { return call_function(steps.function, nullptr, operand_count()); }
+  PyRef operator()(FunctionSteps const& steps) const {
+    PyObject* given[Arguments::kMaxTensors];
+    size_t count = 0;
+    int next = 0;
+    for (bool const is_given : steps.is_given) given[count++] = is_given ? arguments_.tensors[next++] : Py_None;
+    return PyRef::steal(PyObject_Vectorcall(steps.function.get(), given, count, nullptr));
+  }
 
   PyRef operator()(ReduceSteps const& steps) const {
     Memory result = allocate_result();
@@ -370,6 +376,9 @@ PyMethodDef const* call_functions() {
       {"call_reduce", as_method(&call<Function::kReduce>), METH_FASTCALL,
        "call_reduce(x: object, dim: object, op: object, keepdim: object, prologue: object, operands: object, "
        "out_dtype: object) -> typing.Any"},
+      {"call_mlp", as_method(&call<Function::kMlp>), METH_FASTCALL,
+       "call_mlp(hidden: object, has_gate: object, recompute: object, x: object, w1: object, b1: object, up: object, "
+       "up_bias: object, w2: object, b2: object, residual: object) -> typing.Any"},
       {"call_linear_operator", as_method(&call<Function::kLinearOperator>), METH_FASTCALL,
        "call_linear_operator(x: object, weight: object, bias: object, operands: object, program: int, "
        "reduction: object, out_dtype: object, scheme: int, planes: object) -> typing.Any"},

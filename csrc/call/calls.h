@@ -17,13 +17,14 @@ namespace cutfuse::call {
 // Those of operators are called by torch.ops.cutfuse and Inductor's code: what PyTorch's dispatcher or compiler has
 // seen to is not asked for again. program: a number of new_callable_number's. scheme, planes: those of a prepared
 // weight; 0 and None where it has none. call_backward_operator gives a list; a bias of call_joined_operator may be
-// None.
+// None, and so may all tensors of call_mlp but x, w1 and w2.
 PyMethodDef const* call_functions();
 
 enum class Function : uint64_t {
   kLinear,
   kPointwise,
   kReduce,
+  kMlp,
   // Those of operators from here on.
   kLinearOperator,
   kPointwiseOperator,

@@ -44,6 +44,7 @@ struct DeviceNumbers {
   TileTimes pingpong_128x128;
   TileTimes pingpong_64x128;
   TileTimes pingpong_64x64;
+  TileTimes pingpong_64x32;
   double compiled_bytes_per_microsecond;  // of what the epilogue of such a kernel moves
   double wrong_cluster;                   // what a cluster along the shorter dimension adds
   double early_finalize;                  // the kernel that folds a row reduction, which starts early behind these

@@ -411,7 +411,7 @@ def _pre_activation_again(x: Tensor, weight: Tensor, bias: Tensor | None, mode: 
 
 @dataclass  # not frozen: Dynamo of PyTorch 2.8 loses what the __init__ of a frozen one sets
 class Multiplication:
-    """What computes the products of a layer's backward pass, `a @ b.T`: PyTorch, where no other precision is asked for
+    """What computes the products of a layer's backward pass, `a @ b`: PyTorch, where no other precision is asked for
     and the layer does not wait for the host.
 
     mode: what the forward pass multiplied fp32 matrices in. operators: who computes the others, by their names.
@@ -421,14 +421,10 @@ class Multiplication:
     issuer: str
     operators: Any
 
-    @classmethod
-    def of_layer(cls, x: Tensor, weight: Tensor, mode: str, operators: Any) -> Multiplication:
-        return cls(mode, issuer_of_products(x, weight, mode), operators)
-
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         if self.is_pytorch(a):
-            return torch.mm(a, b.t())
-        y: Tensor = self.operators.product(a, b, self.mode, self.issuer)
+            return torch.mm(a, b)
+        y: Tensor = self.operators.product(a, b.t(), self.mode, self.issuer)
         return y
 
     def is_pytorch(self, x: Tensor) -> bool:
@@ -439,10 +435,10 @@ def _product_gradients(
     grad_z: Tensor, x: Tensor, weight: Tensor, mode: str, needs_x: bool, needs_weight: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of x and weight. Kernels of ours multiply as in the direct path; compiled code has PyTorch's."""
-    issuer = "call" if is_traced(grad_z, x, weight) else issuer_of_products(x, weight, mode)
+    issuer = "call" if is_traced(grad_z, x, weight) else issuer_of_products(x.shape[0], weight, mode)
     multiply = Multiplication(mode, issuer, schema)
     return (
-        multiply(grad_z, weight.t()) if needs_x else None,
+        multiply(grad_z, weight) if needs_x else None,
         weight_gradient(grad_z, x, weight, multiply) if needs_weight else None,
     )
 
@@ -495,8 +491,8 @@ def weight_gradient(
 ) -> Tensor:
     """`grad_z.T @ x` `[N, K]`, laid out as the weight.
 
-    multiply: gives `a @ b.T`; PyTorch does where it is None.
+    multiply: gives `a @ b`; PyTorch does where it is None.
     """
     if is_turned_weight(weight):
         return weight_gradient(x, grad_z, weight.t(), multiply).t()
-    return torch.mm(grad_z.t(), x) if multiply is None else multiply(grad_z.t(), x.t())
+    return (multiply or torch.mm)(grad_z.t(), x)

@@ -1,9 +1,9 @@
 """The public functions' calls that run in one C++ function (csrc/call), because one with the same key ran before.
 
-`connect` passes that function what it needs of PyTorch. `remember_linear` makes the plan of a call and of later ones
-with the same key; `remember_pass` does after a call in Python. A call that takes several of
-PyTorch's and cutfuse's operations is run once with each operation written down, and written out as straight-line code:
-what Python decided between the operations depends on the key alone.
+`connect` passes that function what it needs of PyTorch. `remember_linear` and `remember_mlp` make the plan of a call
+and of later ones with the same key; `remember_pass` does after a call in Python. A call of `linear` that takes several
+of PyTorch's and cutfuse's operations is run once with each operation written down, and written out as straight-line
+code: what Python decided between the operations depends on the key alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .. import invariance, native, precision, rounding
 from ..epilogue import Epilogue
 from ..epilogue.program import Operation
-from ..epilogue.resolve import recognised
+from ..epilogue.resolve import identity, recognised
 from ..epilogue.types import type_of
 from . import cuda, schema
 from .autograd import needs_gradient
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .._C import CallFunction
 
 call_linear = native.direct_call("call_linear")
+call_mlp = native.direct_call("call_mlp")
 call_pointwise = native.direct_call("call_pointwise")
 call_reduce = native.direct_call("call_reduce")
 
@@ -138,9 +139,24 @@ def plan_operation(operation: Operation) -> Planned:
     return Planned(native.core.operation_call(operation.function, list(operation.arguments)), [])
 
 
-def plan_steps(replay: Replay | None) -> Planned:
-    """The plan of a call that takes several operations. replay: makes them; None where nothing can."""
-    return general() if replay is None else Planned(native.core.function_call(replay), [])
+def plan_steps(replay: Replay | None, tensors: Sequence[Tensor | None]) -> Planned:
+    """The plan of a call that takes several operations. replay: makes them of its tensors; None where nothing can."""
+    if replay is None:
+        return general()
+    return Planned(native.core.function_call(replay, [tensor is not None for tensor in tensors]), [])
+
+
+def remember_mlp(
+    given: tuple[Any, ...], epilogue: Epilogue | None, make_function: Callable[[], Replay]
+) -> Planned | None:
+    """As `remember` of a call of `mlp`. given: as `call_mlp` takes them. epilogue: the hidden layer's; None for the
+    identity. make_function: gives what computes the result of the call's tensors, and holds nothing that may change.
+    """
+    hidden, has_gate, _, *tensors = given
+    x = tensors[0]
+    resolved = identity(0) if epilogue is None else epilogue
+    number_of = functools.partial(_number_of, hidden, [x] * has_gate, x, resolved)
+    return remember(native.core.CallFunction.mlp, given, number_of, lambda: plan_steps(make_function(), tensors))
 
 
 def remember_pass(

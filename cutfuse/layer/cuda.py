@@ -8,7 +8,7 @@ several, or copies. Workspaces are PyTorch's, and nothing synchronises, so that 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .. import composed, native
 from ..epilogue import Epilogue, EpilogueError, Program, operand
+from ..epilogue.reads import remember
 from ..epilogue.table import GRADIENTS
 from ..invariance import is_batch_invariant
 from ..precision import SPLIT_MODES, product_mode
@@ -259,6 +260,26 @@ def pointwise_backward(
     kept = given if found is NotImplemented else None
     parsed = Program.parse(program)
     return _differentiate(grad, x, operands, parsed, wanted, sums_columns, kept, in_place=in_place)
+
+
+_rows_of_ones: dict[Hashable, Tensor] = {}
+_ROWS_LIMIT = 64
+
+
+def row_of_ones(x: Tensor) -> Tensor:
+    """`[1, N]` of the type of x `[M, N]`, which nobody may write to: a gradient that kernels read by vectors.
+
+    There is one for each stream, in whose order it is written once and read. A capture makes its own, as its graph's
+    memory has nothing in it until that is replayed.
+    """
+    stream = 0
+    if x.is_cuda:
+        if torch._C._cuda_isCurrentStreamCapturing():
+            return x.new_ones(1, x.shape[1])
+        stream = torch._C._cuda_getCurrentRawStream(x.device.index)
+    key = stream, x.device, x.dtype, x.shape[1]
+    found = _rows_of_ones.get(key)
+    return remember(_rows_of_ones, key, x.new_ones(1, x.shape[1]), _ROWS_LIMIT) if found is None else found
 
 
 def _differentiate(

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import native
-from ..epilogue import Program, op_table
 from ..invariance import refusal
 from ..native import address_of
 from ..precision import SPLIT_MODES, allows_tf32, autocast_dtype, product_mode
@@ -27,10 +26,6 @@ if TYPE_CHECKING:
 SPLITS_ON_ITS_WAY = "the kernel of the product splits the weight itself"
 KEEPS = "cutfuse.prepare has split the weight, and keeps its planes"
 
-_DIVIDES = (
-    "a division with PyTorch's rounding takes longer in a product's epilogue than in a kernel behind cuBLAS's product"
-)
-
 _SETTING = threading.Lock()
 
 
@@ -38,20 +33,7 @@ def plan_call(arguments: LinearArguments, kept: Planes | None = None, captured_m
     """The plan of a call. `kept`: the planes of a prepared weight, which the plan may or may not read."""
     precision = precision_of(arguments, captured_mode)
     has_planes = kept is not None and precision in SPLIT_MODES and kept.scheme == first_scheme(precision)
-    plan = plan_linear(arguments, precision, has_planes)
-    if plan.is_fused and _divides_as_pytorch(arguments.program):
-        return plan_linear(arguments, precision, only=plan.alternatives[-1].name)
-    return plan
-
-
-def _divides_as_pytorch(program: Program) -> bool:
-    """Whether a formula of PyTorch's divides, and so rounds correctly, by a subroutine.
-
-    In the epilogue of a product that takes 8 us for a million elements: 1123x1768x552 in bf16 with a silu and a scale
-    took 29.5 us where PyTorch took 22.2, and 161x3032x3648 with a softplus and a tanh 39.2 for 23.6 (H200). In a pass
-    behind cuBLAS's product a sigmoid times a matrix took 18.9 for 19.2.
-    """
-    return program.is_eager and any(" / " in op_table().op(item.op).eager for item in program.instructions)
+    return plan_linear(arguments, precision, has_planes)
 
 
 def matrices_of(arguments: LinearArguments) -> list[Matrix]:
@@ -150,9 +132,8 @@ def explain_fused(arguments: LinearArguments, kept: Planes | None = None) -> Fus
     compiles = _explain_compiled(plan, device.index or 0, arguments)
     *kernels, cublas = plan.alternatives
     runnable = [kernel for kernel in kernels if not kernel.rejection]
-    ruled_out = plan.ruled_out or (_DIVIDES if _divides_as_pytorch(arguments.program) else "")
-    if ruled_out:
-        return FusedExplanation([], [ruled_out], compiles=compiles)
+    if plan.ruled_out:
+        return FusedExplanation([], [plan.ruled_out], compiles=compiles)
     if not runnable:
         return FusedExplanation([], _rejections(plan), compiles=compiles)
     is_split = any(isinstance(launch, native.core.SplitPass) for launch in plan.launches)

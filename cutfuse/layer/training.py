@@ -82,7 +82,7 @@ class DirectLinear(torch.autograd.Function):
         if multiplies_x or multiplies_weight:
             rows = grad_z if x.dim() == 2 else grad_z.view(-1, grad_z.shape[-1])
             if multiplies_x:
-                grad_x = torch.mm(rows, weight) if plan.multiply is None else plan.multiply(rows, weight.t())
+                grad_x = (plan.multiply or torch.mm)(rows, weight)
                 grad_x = grad_x if x.dim() == 2 else grad_x.view(x.shape)
             if multiplies_weight:
                 matrix = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
@@ -193,11 +193,15 @@ def plan_training_call(
         is_handed_on,
     )
     mode = captured_mode() if x.dtype == torch.float32 else ""
-    multiply = functools.partial(cublas_linear, bias=None, captured_mode=mode) if changes_setting(x) else None
+    multiply = functools.partial(_multiply, mode) if changes_setting(x) else None
     training = TrainedCall(
         handle, program.text, mode, allows_tf32(), multiply, is_handed_on, operand_facts(program, operands)
     )
     return Planned(core.training_call(apply, training, found), found)
+
+
+def _multiply(mode: str, a: Tensor, b: Tensor) -> Tensor:
+    return cublas_linear(a, b.t(), None, mode)
 
 
 def adds_bias_apart(x: Tensor, bias: Tensor | None) -> bool:

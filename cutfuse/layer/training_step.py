@@ -41,9 +41,10 @@ class BackwardProducts(NamedTuple):
     is_weight_turned: bool = False
 
 
-def issuer_of_products(x: Tensor, weight: Tensor, mode: str = "") -> str:
-    """Who issues the products of a backward pass, as the planner names it. mode: the precision of the forward pass."""
-    return "training" if _is_small(x, weight, mode) else "call"
+def issuer_of_products(rows: int, weight: Tensor, mode: str = "") -> str:
+    """Who issues the products of the backward pass of a layer of so many rows, as the planner names it. mode: the
+    precision of the forward pass."""
+    return "training" if _is_small(rows, weight, mode) else "call"
 
 
 def plan_backward_products(grad_z: Tensor, x: Tensor, weight: Tensor) -> BackwardProducts:
@@ -52,7 +53,7 @@ def plan_backward_products(grad_z: Tensor, x: Tensor, weight: Tensor) -> Backwar
     Kernels of ours multiply layers that wait for the host, fp32 matrices by parts of their numbers, and matrices that
     have to be copied because their rows do not begin at multiples of 16 bytes: cuBLAS's kernels for those are slow.
     """
-    issuer = issuer_of_products(x, weight)
+    issuer = issuer_of_products(x.shape[0], weight)
     only_copies = issuer == "call" and not (x.dtype == torch.float32 and product_mode() in SPLIT_MODES)
     is_turned = is_turned_weight(weight)
     turned = (x.t(), grad_z.t()) if is_turned else (grad_z.t(), x.t())
@@ -85,7 +86,7 @@ def needs_planes(arguments: LinearArguments) -> bool:
     """Whether one of the three products of a training step in fp32 runs over planes, by several kernels."""
     x, weight, bias = arguments.x, arguments.weight, arguments.bias
     grad_z = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
-    forward = plan_call(product_arguments(x, weight, issuer_of_products(x, weight))._replace(bias=bias))
+    forward = plan_call(product_arguments(x, weight, issuer_of_products(x.shape[0], weight))._replace(bias=bias))
     products = plan_backward_products(grad_z, x, weight)
     plans = (forward, products.of_x, products.of_weight)
     return any(plan is not None and plan.is_fused and not _is_one_kernel(plan) for plan in plans)
@@ -97,7 +98,7 @@ def _is_one_kernel(plan: LinearPlan) -> bool:
 
 def storing(arguments: LinearArguments) -> LinearArguments:
     """Those of the forward pass that stores the pre-activation beside the result."""
-    issuer = issuer_of_products(arguments.x, arguments.weight)
+    issuer = issuer_of_products(arguments.x.shape[0], arguments.weight)
     return arguments._replace(stores_pre_activation=True, issuer=issuer)
 
 
@@ -107,7 +108,7 @@ def takes_few_launches(arguments: LinearArguments) -> bool:
     Operands of which a gradient is wanted have the result's shape: others' gradients have to be summed.
     """
     x, weight, _, operands, *_ = arguments
-    if is_traced(x, weight, *operands) or not _is_small(x, weight):
+    if is_traced(x, weight, *operands) or not _is_small(x.shape[0], weight):
         return False
     shape = (x.shape[0], weight.shape[0])
     if any(operand.requires_grad and operand.shape != shape for operand in operands):
@@ -147,23 +148,22 @@ def is_traced(*tensors: Tensor) -> bool:
     return any(not (isinstance(t, FakeTensor) and stands_in_for(t.device)) for t in others)
 
 
-def _is_small(x: Tensor, weight: Tensor, mode: str = "") -> bool:
+def _is_small(rows: int, weight: Tensor, mode: str = "") -> bool:
     """Whether the layer waits for the host, in a precision in which kernels of ours multiply in every layout."""
-    has_kernels = x.dtype.itemsize == 2 or (x.dtype == torch.float32 and product_mode(mode) == GUARDED)
-    return has_kernels and waits_for_host(x, weight)
+    has_kernels = weight.dtype.itemsize == 2 or (weight.dtype == torch.float32 and product_mode(mode) == GUARDED)
+    return has_kernels and waits_for_host(rows, weight)
 
 
-def waits_for_host(x: Tensor, weight: Tensor) -> bool:
-    """Whether the device is done with the training step of a layer before the host has issued it.
+def waits_for_host(rows: int, weight: Tensor) -> bool:
+    """Whether the device is done with the training step of a layer of so many rows before the host has issued it.
 
     False for sizes that are symbols and for types and devices without kernels.
     """
-    sizes = (*x.shape, weight.shape[0])
-    if x.dtype not in dtype_codes() or not all(isinstance(size, int) for size in sizes):
+    n, k = weight.shape
+    if weight.dtype not in dtype_codes() or not all(isinstance(size, int) for size in (rows, n, k)):
         return False
-    m, k, n = sizes
-    facts = device_facts(x.device)
-    return facts != NOT_CUDA and _waits(m, n, k, x.dtype, facts[2], x.dtype == torch.float32 and allows_tf32())
+    facts, dtype = device_facts(weight.device), weight.dtype
+    return facts != NOT_CUDA and _waits(rows, n, k, dtype, facts[2], dtype == torch.float32 and allows_tf32())
 
 
 def mlp_waits_for_host(x: Tensor, rows: int, last: Tensor) -> bool:

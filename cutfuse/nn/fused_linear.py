@@ -42,6 +42,16 @@ def has_hooks(layer: nn.Module) -> bool:
     return count + len(layer._backward_pre_hooks) + len(layer._backward_hooks) > 0
 
 
+def registered_parameters(layer: nn.Module) -> tuple[Tensor, Tensor | None] | None:
+    """Weight and bias, unless they are computed from others. nn.Module looks for parameters last, which takes longer
+    than a direct call."""
+    own = layer.__dict__
+    registered = own["_parameters"]
+    if "weight" in own or "bias" in own or "weight" not in registered or "bias" not in registered:
+        return None
+    return registered["weight"], registered["bias"]
+
+
 def why_not_plain(layer: nn.Module) -> str:
     """For messages; empty where it is plain. Dynamo need not trace it."""
     if is_plain(layer):
@@ -290,15 +300,9 @@ class FusedLinear(PreparesWeight):
         return function(x, weight, bias, **options)
 
     def _weight_and_bias(self) -> tuple[Tensor | PreparedWeight, Tensor | None]:
-        """What `cutfuse.linear` takes. nn.Module looks for parameters last, which takes longer than a direct call."""
-        own = self.__dict__
-        registered = own["_parameters"]
-        if self._has_plain_parameters and self._prepared is None and not ("weight" in own or "bias" in own):
-            try:
-                return registered["weight"], registered["bias"]
-            except KeyError:  # they are computed from others
-                pass
-        return self._weight(), self.bias
+        """What `cutfuse.linear` takes."""
+        found = registered_parameters(self) if self._has_plain_parameters and self._prepared is None else None
+        return (self._weight(), self.bias) if found is None else found
 
     @evaluated_while_compiling
     def _is_unfused_when_compiled(self, types: tuple[Any, ...]) -> bool:

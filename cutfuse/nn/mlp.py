@@ -15,7 +15,7 @@ from ..composed import PyTorchCall
 from ..epilogue import Epilogue
 from ..epilogue.errors import EpilogueError
 from ..mlp import Gate, MLPCall, hidden_function, mlp, normalise_mlp
-from .fused_linear import check_is_linear, has_hooks, is_plain, why_not_plain
+from .fused_linear import check_is_linear, has_hooks, is_plain, registered_parameters, why_not_plain
 
 _Result = TypeVar("_Result")  # of a call: a tensor, or for `explain` the call itself
 _ROWS = 3  # on which a fused MLP is compared with the one that it was
@@ -117,7 +117,7 @@ class MLP(nn.Module):
         if residual is None and self.residual:
             residual = x
         parts = self._parts
-        if all(map(_is_readable, parts.layers)):
+        if parts.are_readable:
             return parts.call(mlp, x, residual, self.recompute)
         y = parts.run_unfused(x)
         return y if residual is None else y + residual
@@ -133,7 +133,10 @@ class MLP(nn.Module):
 
     @property
     def _parts(self) -> _Parts:
-        return _Parts(self.fc1, self.up, self.fc2, self.activation, self.gate)
+        if torch.compiler.is_dynamo_compiling():
+            return _Parts(self.fc1, self.up, self.fc2, self.activation, self.gate)
+        modules: Any = self._modules  # where nn.Module looks last
+        return _Parts(modules["fc1"], self.up, modules["fc2"], self.activation, self.gate)
 
     def extra_repr(self) -> str:
         activation = getattr(self.activation, "__name__", self.activation)
@@ -155,16 +158,22 @@ class _Parts:
     def layers(self) -> list[nn.Module]:
         return [layer for layer in (self.fc1, self.up, self.fc2) if layer is not None]
 
+    @property
+    def are_readable(self) -> bool:
+        return _is_readable(self.fc1) and _is_readable(self.fc2) and (self.up is None or _is_readable(self.up))
+
     def call(
         self, function: Callable[..., _Result], x: Tensor, residual: Tensor | None = None, recompute: bool = False
     ) -> _Result:
         """What `mlp`, or what takes its arguments, gives."""
-        w1: Any = _weight(self.fc1)
-        b1: Any = self.fc1.bias
+        w1: Any
+        b1: Any
+        (w1, b1), (w2, b2) = _weight_and_bias(self.fc1), _weight_and_bias(self.fc2)
         if self.up is not None:
-            w1, b1 = (w1, _weight(self.up)), None if b1 is None else (b1, self.up.bias)
+            up, up_bias = _weight_and_bias(self.up)
+            w1, b1 = (w1, up), None if b1 is None else (b1, up_bias)
         options = {"activation": self.activation, "gate": self.gate, "residual": residual, "recompute": recompute}
-        return function(x, w1, b1, _weight(self.fc2), self.fc2.bias, **options)
+        return function(x, w1, b1, w2, b2, **options)
 
     def run_unfused(self, x: Tensor) -> Tensor:
         z = self.fc1(x)
@@ -187,9 +196,13 @@ def _is_readable(layer: nn.Module) -> bool:
     return is_plain(layer) or (_is_conv1d(layer) and not has_hooks(layer))
 
 
-def _weight(layer: nn.Module) -> Tensor:
-    weight: Tensor = layer.weight  # type: ignore[assignment]
-    return weight.t() if _is_conv1d(layer) else weight
+def _weight_and_bias(layer: Any) -> tuple[Tensor, Tensor | None]:
+    """Of a readable layer: `[out_features, in_features]` and `[out_features]`."""
+    if type(layer) is nn.Linear and not torch.compiler.is_dynamo_compiling():
+        found = registered_parameters(layer)
+        if found is not None:
+            return found
+    return layer.weight.t() if _is_conv1d(layer) else layer.weight, layer.bias
 
 
 # The names of what MLPs of timm and transformers consist of: the first layer or the gate's, the one beside it, the
@@ -255,9 +268,9 @@ def _parts(module: nn.Module, names: tuple[str, ...], gate: str) -> _Parts:
 def _computes(module: nn.Module, names: tuple[str, ...], gate: str) -> bool:
     """Whether `cutfuse.mlp` of the parts gives what the module gives, in evaluation, on a few random rows."""
     parts = _parts(module, names, gate)
-    if not all(map(_is_readable, parts.layers)) or any(layer.weight.is_meta for layer in parts.layers):
+    if not parts.are_readable or any(layer.weight.is_meta for layer in parts.layers):
         return False
-    weight = _weight(parts.fc1)
+    weight, _ = _weight_and_bias(parts.fc1)
     generator = torch.Generator(weight.device).manual_seed(0)
     x = torch.randn(1, _ROWS, weight.shape[1], generator=generator, device=weight.device, dtype=weight.dtype)
     modes = {part: part.training for part in module.modules()}
@@ -280,7 +293,7 @@ def _computes(module: nn.Module, names: tuple[str, ...], gate: str) -> bool:
 def _forward(module: nn.Module, names: tuple[str, ...], gate: str, x: Tensor, *others: Any, **options: Any) -> Any:
     """In place of a module's own forward, which other arguments are for."""
     parts = _parts(module, names, gate)
-    if others or options or _drops(module) or not all(map(_is_readable, parts.layers)):
+    if others or options or _drops(module) or not parts.are_readable:
         return type(module).forward(module, x, *others, **options)
     return parts.call(mlp, x)
 
