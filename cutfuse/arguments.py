@@ -7,7 +7,7 @@ import functools
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -83,18 +83,55 @@ def check_not_quantized(function: str, name: str, tensor: Tensor) -> None:
         raise TypeError(f"cutfuse.{function}: {name} is quantized ({tensor.dtype}); dequantize it with .dequantize()")
 
 
+def refuse_type(function: str, name: str, expected: str, value: Any) -> NoReturn:
+    raise TypeError(f"cutfuse.{function}: {name} has to be {expected}, got {value!r} of type {type(value).__name__}")
+
+
 def check_dtype(function: str, name: str, dtype: Any) -> None:
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(
-            f"cutfuse.{function}: {name} has to be a torch.dtype such as torch.float16, got {dtype!r} of type "
-            f"{type(dtype).__name__}"
-        )
+        refuse_type(function, name, "a torch.dtype such as torch.float16", dtype)
 
 
 def check_floating(function: str, name: str, dtype: Any) -> None:
     check_dtype(function, name, dtype)
     if dtype not in FLOATING_DTYPES:
         raise TypeError(f"cutfuse.{function}: {name} has to be float64, float32, bfloat16 or float16, got {dtype}")
+
+
+def check_layer(function: str, x: Any, weight: Any, bias: Any) -> None:
+    """Raises where x `[..., K]`, weight `[N, K]` and bias `[N]` do not fit or are on several devices."""
+    check_tensor(function, "x", x)
+    check_tensor(function, "weight", weight)
+    if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"cutfuse.{function}: x has to be [..., K] and weight [N, K], got shapes {tuple(x.shape)} and "
+            f"{tuple(weight.shape)}"
+        )
+    check_device(function, x, "weight", weight)
+    if bias is None:
+        return
+    check_tensor(function, "bias", bias)
+    if bias.dim() != 1 or bias.shape[0] != weight.shape[0]:
+        raise ValueError(
+            f"cutfuse.{function}: bias has to be [N] for a weight [N, K], got shapes {tuple(bias.shape)} and "
+            f"{tuple(weight.shape)}"
+        )
+    check_device(function, x, "bias", bias)
+
+
+def check_device(function: str, x: Tensor, name: str, tensor: Tensor) -> None:
+    if tensor.device != x.device:
+        raise ValueError(f"cutfuse.{function}: x is on {x.device} and {name} on {tensor.device}; move one to the other")
+
+
+def check_one_type(function: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Raises TypeError for another type than a product has, and where weight or bias are not of x's."""
+    check_floating(function, "x", x.dtype)
+    if weight.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
+        types = f"x {x.dtype}, weight {weight.dtype}" + ("" if bias is None else f", bias {bias.dtype}")
+        raise TypeError(
+            f"cutfuse.{function}: x, weight and bias have to be of one type, got {types}; cast them or use autocast"
+        )
 
 
 def check_reduction(function: str, name: Any) -> None:
@@ -119,9 +156,7 @@ def check_epilogue(function: str, epilogue: Any) -> None:
 
 def check_flag(function: str, name: str, value: Any) -> None:
     if not isinstance(value, bool):
-        raise TypeError(
-            f"cutfuse.{function}: {name} has to be True or False, got {value!r} of type {type(value).__name__}"
-        )
+        refuse_type(function, name, "True or False", value)
 
 
 def resolve_out_dtype(
@@ -345,6 +380,11 @@ def kernel_out_dtype(out_dtype: torch.dtype, x_dtype: torch.dtype) -> torch.dtyp
     return torch.float32
 
 
+def casts_result(out_dtype: torch.dtype, x_dtype: torch.dtype) -> bool:
+    """Whether a result is cast behind its operator."""
+    return kernel_out_dtype(out_dtype, x_dtype) != out_dtype
+
+
 def to_floating(function: str, x: Tensor) -> Tensor:
     """Integers and booleans as the default floating-point type, as PyTorch's own elementwise functions take them."""
     if x.is_floating_point():
@@ -409,7 +449,4 @@ def _to_index(function: str, dim: Any) -> int:
             return operator.index(dim)
     except TypeError:
         pass
-    raise TypeError(
-        f"cutfuse.{function}: dim has to be an integer, a tuple of integers or None, got {dim!r} of type "
-        f"{type(dim).__name__}"
-    )
+    refuse_type(function, "dim", "an integer, a tuple of integers or None", dim)

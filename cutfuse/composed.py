@@ -60,17 +60,6 @@ def linear(
     bias: Tensor | None,
     operands: Sequence[Tensor],
     program: Program,
-    out_dtype: torch.dtype,
-) -> Tensor:
-    return after_product(F.linear(x, weight, bias), operands, program, "none", out_dtype)
-
-
-def linear_reduce(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    program: Program,
     reduction: str,
     out_dtype: torch.dtype,
 ) -> Tensor:

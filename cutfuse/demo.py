@@ -15,7 +15,7 @@ import statistics
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import cutfuse
 from cutfuse import models, native
-from cutfuse.compile.report import GREEN, RED, bar_characters, coloured, has_colours
+from cutfuse.compile.report import GREEN, PIPE_WIDTH, RED, bar_characters, coloured, has_colours
 
 # LinearSigmoidSum in fp64 and Sigmoid's three matrices each take about 25 GiB at full size.
 FULL_SIZE_BYTES = 32 * 2**30
@@ -95,7 +95,11 @@ class Result:
     @property
     def ratio(self) -> float:
         """NaN without times."""
-        return self.seconds[1] / self.seconds[0] if self.seconds else math.nan
+        return self.times[1] / self.times[0]
+
+    @property
+    def times(self) -> tuple[float, float]:
+        return self.seconds or (math.nan, math.nan)
 
 
 def measure_errors(model: nn.Module, x: Tensor, outputs: Sequence[Tensor]) -> list[float]:
@@ -210,20 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 BAR_WIDTH = 20
 BAR_HEADING = "time against PyTorch's\n(full bar: PyTorch)"
-TIME_HEADINGS = ("time:\nPyTorch", "time:\ncutfuse", "ratio", BAR_HEADING)
-OTHER_HEADINGS = ("model", "input", "precision", "path", "error:\nPyTorch", "error:\ncutfuse", "check")
-HEADINGS = (*OTHER_HEADINGS[:-1], *TIME_HEADINGS, OTHER_HEADINGS[-1])
-TEXT_HEADINGS = ("model", "input", "precision", "path", BAR_HEADING, "check")
-# What a narrow terminal goes without, in this order.
-DROPPABLE = (
-    ("input",),
-    ("path",),
-    ("error:\nPyTorch", "error:\ncutfuse"),
-    ("time:\nPyTorch", "time:\ncutfuse"),
-    (BAR_HEADING,),
-)
 GAP = 2  # between two columns
-PIPE_WIDTH = 100  # where neither a terminal nor COLUMNS says how wide the output is
 OK, MISMATCH = "ok", "MISMATCH"
 
 
@@ -240,83 +231,86 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds * 1e6:.0f} us" if seconds < 0.01 else f"{seconds * 1e3:.0f} ms"
 
 
-def cells(result: Result, characters: str) -> dict[str, str]:
-    """The texts of a row by the headings of their columns."""
-    texts = (
-        result.case.name,
-        "x".join(map(str, result.case.shape)),
-        result.precision.name,
-        result.path,
-        *(f"{error:.1e}" for error in result.errors),
-        OK if result.matches else MISMATCH,
-    )
-    found = dict(zip(OTHER_HEADINGS, texts, strict=True))
-    if result.seconds:
-        times = (*map(format_seconds, result.seconds), f"{result.ratio:.2f}", bar(result.ratio, characters))
-        found.update(zip(TIME_HEADINGS, times, strict=True))
-    return found
+class Column(NamedTuple):
+    """A column of the table: text to the left, or numbers to the right.
 
+    cell: its text, of a result and the characters of bars. step: the first step of those in which a narrow terminal
+    goes without columns that goes without this one, or 0. is_timed: only where there are times.
+    """
 
-class Layout(NamedTuple):
-    """The table's rows, and the widths of the columns that are shown by their headings."""
-
-    rows: list[dict[str, str]]
-    widths: dict[str, int]
-    dropped: tuple[str, ...]
+    heading: str
+    cell: Callable[[Result, str], str]
+    step: int = 0
+    is_text: bool = False
+    is_timed: bool = False
 
     @property
-    def remark(self) -> str:
-        """Names the columns that the width left no room for; empty if there are none."""
-        names = ["bars" if heading == BAR_HEADING else heading.replace("\n", " ") for heading in self.dropped]
-        return f"Columns left out, because the terminal is too narrow: {', '.join(names)}." if names else ""
+    def name(self) -> str:
+        return "bars" if self.heading == BAR_HEADING else self.heading.replace("\n", " ")
 
 
-def arrange(results: Sequence[Result], characters: str, width: int) -> Layout:
-    """The table without the first of DROPPABLE, as few as have to go for it to be at most `width` wide."""
-    rows = [cells(result, characters) for result in results]
-    widths = {
-        heading: max(map(len, [*heading.split("\n"), *(row[heading] for row in rows)]))
-        for heading in HEADINGS
-        if all(heading in row for row in rows)
+COLUMNS = (
+    Column("model", lambda result, _: result.case.name, is_text=True),
+    Column("input", lambda result, _: "x".join(map(str, result.case.shape)), 1, is_text=True),
+    Column("precision", lambda result, _: result.precision.name, is_text=True),
+    Column("path", lambda result, _: result.path, 2, is_text=True),
+    Column("error:\nPyTorch", lambda result, _: f"{result.errors[0]:.1e}", 3),
+    Column("error:\ncutfuse", lambda result, _: f"{result.errors[1]:.1e}", 3),
+    Column("time:\nPyTorch", lambda result, _: format_seconds(result.times[0]), 4, is_timed=True),
+    Column("time:\ncutfuse", lambda result, _: format_seconds(result.times[1]), 4, is_timed=True),
+    Column("ratio", lambda result, _: f"{result.ratio:.2f}", is_timed=True),
+    Column(BAR_HEADING, lambda result, characters: bar(result.ratio, characters), 5, is_text=True, is_timed=True),
+    Column("check", lambda result, _: OK if result.matches else MISMATCH, is_text=True),
+)
+
+
+def arrange(results: Sequence[Result], characters: str, width: int) -> tuple[dict[Column, int], list[Column]]:
+    """The columns that are shown, with their widths, and those that are left out, as few as have to be for the table to
+    be at most `width` wide."""
+    shown = {
+        column: max(map(len, [*column.heading.split("\n"), *(column.cell(result, characters) for result in results)]))
+        for column in COLUMNS
+        if not column.is_timed or all(result.seconds for result in results)
     }
-    dropped: list[str] = []
-    for group in DROPPABLE:
-        if sum(widths.values()) + GAP * (len(widths) - 1) <= width:
-            break
-        dropped += [heading for heading in group if widths.pop(heading, None) is not None]
-    return Layout(rows, widths, tuple(dropped))
+    dropped: list[Column] = []
+    for step in range(1, max(column.step for column in COLUMNS) + 1):
+        if sum(shown.values()) + GAP * (len(shown) - 1) > width:
+            dropped += [column for column in shown if column.step == step]
+            shown = {column: size for column, size in shown.items() if column.step != step}
+    return shown, dropped
 
 
-def format_table(results: Sequence[Result], layout: Layout, colours: bool) -> str:
-    """The results as aligned columns: text to the left, numbers to the right."""
+def format_table(results: Sequence[Result], shown: dict[Column, int], characters: str, colours: bool) -> str:
+    """The results as aligned columns."""
 
-    def format_row(row: dict[str, str], styles: dict[str, str]) -> str:
-        aligned = {
-            heading: row[heading].ljust(width) if heading in TEXT_HEADINGS else row[heading].rjust(width)
-            for heading, width in layout.widths.items()
-        }
-        texts = [coloured(text, styles.get(heading, "")) for heading, text in aligned.items()]
-        return (GAP * " ").join(texts).rstrip()
+    def format_row(texts: Iterable[str], styles: dict[str, str]) -> str:
+        aligned = [
+            coloured(text.ljust(width) if column.is_text else text.rjust(width), styles.get(column.heading, ""))
+            for (column, width), text in zip(shown.items(), texts, strict=True)
+        ]
+        return (GAP * " ").join(aligned).rstrip()
 
     def styles_of(result: Result) -> dict[str, str]:
         faster = GREEN if result.ratio < 0.98 else ""
         return {"ratio": faster, BAR_HEADING: faster, "check": "" if result.matches else RED} if colours else {}
 
-    first, second = ({heading: heading.rpartition("\n")[part] for heading in HEADINGS} for part in (0, 2))
-    rule = (GAP * " ").join("-" * width for width in layout.widths.values())
-    rows = [format_row(row, styles_of(result)) for result, row in zip(results, layout.rows, strict=True)]
-    return "\n".join([format_row(first, {}), format_row(second, {}), rule, *rows])
+    head = [format_row((column.heading.rpartition("\n")[part] for column in shown), {}) for part in (0, 2)]
+    rule = (GAP * " ").join("-" * width for width in shown.values())
+    rows = [format_row((column.cell(result, characters) for column in shown), styles_of(result)) for result in results]
+    return "\n".join([*head, rule, *rows])
 
 
 def show_table(results: Sequence[Result]) -> None:
     """Prints the table as wide as the output is, and what its columns are. A terminal has colours too."""
     width = shutil.get_terminal_size((PIPE_WIDTH, 24)).columns
-    layout = arrange(results, bar_characters(sys.stdout.encoding), width)
-    print(format_table(results, layout, has_colours()))
+    characters = bar_characters(sys.stdout.encoding)
+    shown, dropped = arrange(results, characters, width)
+    print(format_table(results, shown, characters, has_colours()))
+    names, left_out = [column.name for column in shown], ", ".join(column.name for column in dropped)
     remarks = [
-        "ratio: time of cutfuse over PyTorch, below 1 is faster." if "ratio" in layout.widths else "",
-        "Errors are relative to fp64." if "error:\ncutfuse" in layout.widths else "",
-        layout.remark,
+        "ratio: time of cutfuse over PyTorch, below 1 is faster." if "ratio" in names else "",
+        "Errors are relative to fp64." if "error: cutfuse" in names else "",
+        f"Columns left out, because the terminal is too narrow: {left_out}." if dropped else "",
     ]
     print(textwrap.fill(" ".join(filter(None, remarks)), width))
 

@@ -20,7 +20,7 @@ from .epilogue import Program
 from .epilogue.errors import EpilogueError
 from .head import linear_cross_entropy, linear_logprob
 from .invariance import is_batch_invariant, require
-from .layer import autograd, schema
+from .layer import autograd
 from .layer.autograd import needs_gradient
 from .layer.call_plans import lay_out_pointwise, lay_out_reduction
 from .layer.eager import known_bits
@@ -38,16 +38,16 @@ from .layer.linear_plan import (
 from .layer.planner import LinearArguments, why_no_kernels
 from .layer.prepared import Planes
 from .layer.specialize import Epilogues, explain_pass, find_row_reduction
-from .layer.training_step import hands_gradient_on, plan_backward_products, storing
-from .linear import EAGER, LinearCall, describe_linear, for_operators, is_plain, linear
+from .layer.training_step import IDENTITY, plan_backward_products, storing
+from .linear import EAGER, LinearCall, describe_linear, for_operators, is_plain, linear, operator_of
 from .mlp import MLPCall, mlp, normalise_mlp
 from .native import check_devices, describe_prediction, predicting
 from .nn.linear_cross_entropy import LinearCrossEntropy
-from .pointwise import PointwiseCall, normalise_pointwise, normalise_sigmoid, pointwise, sigmoid
+from .pointwise import PointwiseCall, normalise_pointwise, pointwise, sigmoid
 from .precision import product_mode
 from .prepare import PreparedWeight
 from .pytorch_operation import BEHIND_CUBLAS
-from .reduce import ReduceCall, normalise_reduce, normalise_sum, reduce
+from .reduce import ReduceCall, normalise_reduce, reduce
 from .reduce import sum as sum_
 
 if TYPE_CHECKING:
@@ -168,12 +168,11 @@ def _bits(call: Call) -> str:
         require(call.because)
     elif isinstance(call, PointwiseCall | ReduceCall):
         require(call.composed_because)
-    for layer in [call] if isinstance(call, LinearCall) else _layers_of(call):
+    layers = [layer for _, layer in call.forward] if isinstance(call, MLPCall) else []
+    for layer in [call] if isinstance(call, LinearCall) else layers:
         require(layer.composed_because)
-        program, reduction, out_dtype = layer.epilogue.program, layer.reduction, layer.out_dtype
-        if reduction != "none" and needs_gradient(layer.x, layer.weight, layer.bias, *layer.operands):
-            program, reduction, out_dtype = Program.parse(schema.IDENTITY), "none", layer.x.dtype
-        arguments = _arguments_of(layer, program, reduction, out_dtype)
+        is_trained = needs_gradient(layer.x, layer.weight, layer.bias, *layer.operands)
+        arguments = _product_of(layer) if layer.reduction != "none" and is_trained else operator_of(layer)
         require_kernel(plan_call(arguments), arguments)
     return _INVARIANT
 
@@ -183,7 +182,7 @@ def _eager_bits(call: Call) -> str:
         return call.bits
     if not isinstance(call, LinearCall) or not call.epilogue.program.is_eager:
         return ""
-    arguments = _arguments_of(call, call.epilogue.program, call.reduction, call.out_dtype)
+    arguments = operator_of(call)
     plan = plan_call(arguments)
     if not plan.is_fused:
         return "PyTorch's own: cuBLAS multiplies, and the kernel behind it rounds as PyTorch does"
@@ -193,10 +192,6 @@ def _eager_bits(call: Call) -> str:
     if is_same:
         return "PyTorch's own: the kernel's product of random matrices had the bits of cuBLAS's"
     return "PyTorch's own: cuBLAS multiplies, whose bits the kernel's product of random matrices did not have"
-
-
-def _layers_of(call: Call) -> list[LinearCall]:
-    return [layer for _, layer in call.forward] if isinstance(call, MLPCall) else []
 
 
 def _named(call: Call) -> list[tuple[str, Tensor]]:
@@ -262,7 +257,7 @@ def _explain_pytorch(call: PyTorchCall) -> Explanation:
         path="composed",
         steps=("PyTorch's own operations",),
         reasons=(call.because,),
-        program=Program.parse(schema.IDENTITY),
+        program=IDENTITY,
         bytes=_bytes(call.tensors),
         flops=call.flops,
     )
@@ -365,7 +360,7 @@ def _has_epilogue(call: LinearCall) -> bool:
 
 def _linear_path(call: LinearCall) -> _Path:
     composed = call.composed_because
-    arguments = _arguments_of(call, call.epilogue.program, call.reduction, call.out_dtype)
+    arguments = operator_of(call)
     if call.matrix_vector is not None:
         kernel = "PyTorch's own operations" if composed else "reduction kernels"
         steps = [f"weighted sum of weight over N: {kernel}", f"its product with x: {kernel}"]
@@ -407,19 +402,19 @@ def _training_path(call: LinearCall, product: str, after: str) -> _Path:
     forced, program = autograd.is_forced(call.x), call.epilogue.program
     needs = "the backward pass needs the pre-activation, which a kernel that reduces rows does not store"
     reasons, fused, recomputed_because = [needs], None, ""
-    arguments = _arguments_of(call, program, call.reduction, call.out_dtype)
-    is_handed_on = hands_gradient_on(arguments)
-    if is_handed_on:
+    arguments = operator_of(call)
+    keeps = autograd.what_is_kept(arguments, call.recompute)
+    if keeps == autograd.NOTHING:
         reasons = ["what is added has the gradient that arrives, so that the backward pass needs no pre-activation"]
         fused = _explain_product(call, arguments)
-    elif call.recompute and _has_epilogue(call):
+    elif keeps == autograd.INPUTS:
         recomputed_because = "recompute=True: the backward pass computes the pre-activation again"
         reasons = [recomputed_because]
         fused = _explain_product(call, arguments)
     elif call.reduction == "none" and program.instructions:
         reasons = ["the kernel stores the pre-activation too, which the backward pass needs"]
         fused = _explain_product(call, storing(arguments))
-    backward = _backward_step(call, is_handed_on, recomputes=bool(recomputed_because))
+    backward = _backward_step(call, keeps)
     if fused is not None and fused.steps:
         steps, reasons = [*fused.steps, backward], [*reasons, *fused.reasons]
         baseline = _baseline(call, fused)
@@ -429,8 +424,7 @@ def _training_path(call: LinearCall, product: str, after: str) -> _Path:
         reasons = [*([recomputed_because] if recomputed_because else []), *fused.reasons]
     if forced:
         product = f'product in precision "{product_mode()}"'
-        bare = _arguments_of(call, Program.parse(schema.IDENTITY), "none", call.x.dtype)
-        if KEEPS in _explain_product(call, bare).steps:
+        if KEEPS in _explain_product(call, _product_of(call)).steps:
             reasons = [*reasons, KEEPS]
     compiles = _explain_reduction(call, arguments) if fused is None else fused.compiles
     baseline = "" if fused is None else _baseline(call, fused)
@@ -448,13 +442,13 @@ def _explain_reduction(call: LinearCall, arguments: LinearArguments) -> str:
     return explain_pass(program, call.reduction != "none", find)
 
 
-def _backward_step(call: LinearCall, is_handed_on: bool, recomputes: bool) -> str:
+def _backward_step(call: LinearCall, keeps: str) -> str:
     """What the backward pass runs."""
     forced = autograd.is_forced(call.x)
     products = f'products in precision "{product_mode()}"' if forced else "torch.mm"
-    runs = [f"{products} for the pre-activation again"] if recomputes else []
+    runs = [f"{products} for the pre-activation again"] if keeps == autograd.INPUTS else []
     has_sum = call.bias is not None and call.bias.requires_grad
-    if not is_handed_on:
+    if keeps != autograd.NOTHING:
         runs.append("pointwise_backward kernel" + (" (with the bias gradient's sum)" if has_sum else ""))
     elif has_sum:
         runs.append("reduction kernel (the bias gradient's sum)")
@@ -470,18 +464,9 @@ def _kernel_of(plan: LinearPlan) -> str:
     return name
 
 
-def _arguments_of(call: LinearCall, program: Program, reduction: str, out_dtype: torch.dtype) -> LinearArguments:
-    operands = call.operands if program.operand_count else []
-    return LinearArguments(
-        call.x,
-        call.weight,
-        call.bias,
-        operands,
-        program,
-        reduction,
-        out_dtype,
-        batch_invariant=is_batch_invariant(),
-    )
+def _product_of(call: LinearCall) -> LinearArguments:
+    """The pre-activation alone, in x's type."""
+    return operator_of(call)._replace(operands=[], program=IDENTITY, reduction="none", out_dtype=call.x.dtype)
 
 
 def _explain_product(call: LinearCall, arguments: LinearArguments) -> FusedExplanation:
@@ -531,9 +516,9 @@ NORMALISERS: dict[Callable[..., Tensor], Normaliser] = {
     linear: describe_linear,
     mlp: normalise_mlp,
     pointwise: normalise_pointwise,
-    sigmoid: normalise_sigmoid,
+    sigmoid: lambda x: normalise_pointwise(torch.sigmoid, x),
     reduce: normalise_reduce,
-    sum_: normalise_sum,
+    sum_: lambda x, dim=None, keepdim=False: normalise_reduce(x, dim, "sum", keepdim),
 }
 _WRITE = (
     "write explain(module, x), explain(cutfuse.linear, x, weight), explain(x, weight), explain(x, dim) or "

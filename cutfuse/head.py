@@ -24,8 +24,7 @@ from .epilogue.program import arithmetic_dtype
 from .invariance import is_batch_invariant, may_be_batch_invariant, require, without_batch_invariance
 from .layer.autograd import composes_gradient, differentiate, needs_gradient
 from .layer.linear_plan import plan_call
-from .layer.planner import LinearArguments
-from .linear import autocast_inputs, normalise_linear
+from .linear import autocast_inputs, normalise_linear, operator_of
 from .linear import linear_once as linear
 from .pointwise import pointwise
 from .precision import captured_mode, in_captured_mode
@@ -101,9 +100,8 @@ def linear_cross_entropy(
     target = sharded.whole_target(target, x, weight, bias)
     counts = target != ignore_index if isinstance(target, Tensor) else None
     is_smoothed = label_smoothing > 0.0
-    logsumexp, chosen, mean, _ = _statistics(
-        function, x, weight, bias, target, counts, softcap, temperature, part_bytes, kept_bytes, wants_mean=is_smoothed
-    )
+    given, options = (x, weight, bias, target), (softcap, temperature, part_bytes, kept_bytes)
+    logsumexp, chosen, mean, _ = _statistics(function, given, counts, options, wants_mean=is_smoothed)
     losses = logsumexp - (1.0 - label_smoothing) * chosen
     if is_smoothed:
         losses = losses - label_smoothing * mean
@@ -143,57 +141,39 @@ def linear_logprob(
     """
     arguments.check_flag("linear_logprob", "entropy", entropy)
     token = sharded.whole_target(token, x, weight, bias)
-    logsumexp, chosen, _, entropies = _statistics(
-        "linear_logprob",
-        x,
-        weight,
-        bias,
-        token,
-        None,
-        softcap,
-        temperature,
-        part_bytes,
-        kept_bytes,
-        wants_entropy=entropy,
-    )
+    given, options = (x, weight, bias, token), (softcap, temperature, part_bytes, kept_bytes)
+    logsumexp, chosen, _, entropies = _statistics("linear_logprob", given, None, options, wants_entropy=entropy)
     logprob = (chosen - logsumexp).reshape(token.shape)
     return (logprob, entropies.reshape(token.shape)) if entropy else logprob
 
 
 def _statistics(
     function: str,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
+    given: tuple[Tensor, Tensor, Tensor | None, Tensor],
     counts: Tensor | None,
-    softcap: float | None,
-    temperature: float,
-    part_bytes: int,
-    kept_bytes: int,
+    options: tuple[float | None, float, int, int],
     *,
     wants_mean: bool = False,
     wants_entropy: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `logit_statistics` gives of a call, which is checked. counts: which targets are classes; None for all."""
+    """What `logit_statistics` gives of a call, which is checked.
+
+    given: x, weight, bias and target. counts: which targets are classes; None for all. options: softcap, temperature,
+    part_bytes and kept_bytes.
+    """
+    x, weight, bias, target = given
+    softcap, temperature, part_bytes, kept_bytes = options
     target_name = "token" if function == "linear_logprob" else "target"
-    given = {"x": x, "weight": weight, target_name: target, **({} if bias is None else {"bias": bias})}
-    for name, tensor in given.items():
-        arguments.check_tensor(function, name, tensor)
-        if tensor.device != x.device:
-            raise ValueError(f"cutfuse.{function}: {name} is on {tensor.device} and x on {x.device}; move one of them")
+    arguments.check_layer(function, x, weight, bias)
+    arguments.check_tensor(function, target_name, target)
+    arguments.check_device(function, x, target_name, target)
     if target.dtype != torch.int64:
         hint = "; probabilities of all classes need the matrix of logits" if target.is_floating_point() else ""
         raise TypeError(f"cutfuse.{function}: the {target_name} has to be classes of int64, got {target.dtype}{hint}")
-    if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1] or target.shape != x.shape[:-1]:
+    if target.shape != x.shape[:-1]:
         raise ValueError(
-            f"cutfuse.{function}: x has to be [..., K], weight [V, K] and the {target_name} [...], got shapes "
-            f"{tuple(x.shape)}, {tuple(weight.shape)} and {tuple(target.shape)}"
-        )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(
-            f"cutfuse.{function}: bias has to be [V] for a weight [V, K], got shapes {tuple(bias.shape)} and "
-            f"{tuple(weight.shape)}"
+            f"cutfuse.{function}: the {target_name} has to be [...] for x [..., K], got shapes {tuple(target.shape)} "
+            f"and {tuple(x.shape)}"
         )
     if weight.shape[0] == 0:
         raise ValueError(f"cutfuse.{function}: a weight of shape {tuple(weight.shape)} has no class")
@@ -206,13 +186,7 @@ def _statistics(
     if kept_bytes < 0:
         raise ValueError(f"cutfuse.{function}: kept_bytes has to be 0 or more, got {kept_bytes}")
     x, weight, bias = autocast_inputs(x, weight, bias)
-    arguments.check_floating(function, "x", x.dtype)
-    types = [t.dtype for t in (weight, bias) if t is not None]
-    if any(dtype != x.dtype for dtype in types):
-        raise TypeError(
-            f"cutfuse.{function}: x, weight and bias have to be of one type, got {x.dtype} and "
-            f"{', '.join(map(str, types))}; cast them or use autocast"
-        )
+    arguments.check_one_type(function, x, weight, bias)
     classes = (target if counts is None else torch.where(counts, target, 0)).reshape(-1)
     shard = None if arguments.why_transformed() else sharded.shard_of(x, weight, bias)
     if shard is not None:
@@ -259,10 +233,7 @@ def _statistics_of_logits(
 def _check_number(function: str, name: str, value: Any, kinds: tuple[type, ...] = _NUMBERS) -> None:
     """Raises TypeError for what is no number of these kinds, a tensor for example: it would have no gradient."""
     if isinstance(value, bool) or not isinstance(value, kinds):
-        expected = "an integer" if kinds is _INTEGERS else "a number"
-        raise TypeError(
-            f"cutfuse.{function}: {name} has to be {expected}, got {value!r} of type {type(value).__name__}"
-        )
+        arguments.refuse_type(function, name, "an integer" if kinds is _INTEGERS else "a number", value)
 
 
 @functools.lru_cache(maxsize=64)
@@ -452,11 +423,7 @@ def _rounds_logits(x: Tensor, part: _Part, op: str, function: Callable[..., Tens
     call = normalise_linear(
         x, part.weight, part.bias, epilogue=function, operands=operands, reduce=op, out_dtype=arithmetic_dtype(x)
     )
-    if call.composed_because:
-        return True
-    program, reduction, out_dtype = call.epilogue.program, call.reduction, call.out_dtype
-    own = LinearArguments(call.x, call.weight, call.bias, call.operands, program, reduction, out_dtype)
-    return not plan_call(own._replace(batch_invariant=is_batch_invariant())).is_fused
+    return bool(call.composed_because) or not plan_call(operator_of(call)).is_fused
 
 
 def _chosen(x: Tensor, weight: Tensor, bias: Tensor | None, classes: Tensor) -> Tensor:

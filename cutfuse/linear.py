@@ -160,9 +160,9 @@ def _linear_eagerly(given: tuple[Any, ...], remember: bool, recompute: bool) -> 
     arguments.check_flag("linear", "keepdim", keepdim)
     arguments.check_flag("linear", "recompute", recompute)
     _, weight = _unwrap(weight)
-    _check_tensors(x, weight, bias)
+    arguments.check_layer("linear", x, weight, bias)
     if autocast_dtype(x.device.type) is None:
-        _check_types(x, weight, bias)
+        arguments.check_one_type("linear", x, weight, bias)
     arguments.split_operands("linear", operands, x.device)
     if reduce is not None:
         arguments.check_reduction("linear", reduce)
@@ -177,12 +177,12 @@ def _linear_eagerly(given: tuple[Any, ...], remember: bool, recompute: bool) -> 
 
 def _run_eager_kernel(given: tuple[Any, ...]) -> Tensor | None:
     """The result by a plan that the next calls like this one run directly; None where PyTorch is to compute it."""
-    x, weight, bias, *rest = given
-    call = normalise_linear(x, weight, bias, **dict(zip(_OPTIONS, rest, strict=True)))
+    x, _, bias, _, operands, *_ = given
+    call = normalise_linear(*given)
     found = _eager_call(given, call)
     planned: Planned | None = never()
     if isinstance(found, LinearCall):
-        planned = plan_eager_call(_operator_of(found), _shape_of_result(x, call, keepdim=False))
+        planned = plan_eager_call(operator_of(found), _shape_of_result(x, call, keepdim=False))
     if planned is None:
         return None
     # Unless another thread has changed the process's mode before the key was taken.
@@ -190,7 +190,7 @@ def _run_eager_kernel(given: tuple[Any, ...]) -> Tensor | None:
     if planned is never():
         return None
     tensors = [t for t in (x, call.weight, bias) if t is not None]
-    y: Tensor = planned.run([*tensors, *calls.tensors_of(rest[1])], len(tensors))
+    y: Tensor = planned.run([*tensors, *calls.tensors_of(operands)], len(tensors))
     return y
 
 
@@ -230,18 +230,8 @@ def _eager_call(given: tuple[Any, ...], call: LinearCall) -> LinearCall | str:
 
 def _linear_generally(given: tuple[Any, ...], remember: bool = False, recompute: bool = False) -> Tensor:
     """Any call, with every check. `remember`: the next one like it is to run directly."""
-    x, weight, bias, epilogue, operands, reduce, keepdim, out_dtype = given
-    call = normalise_linear(
-        x,
-        weight,
-        bias,
-        epilogue=epilogue,
-        operands=operands,
-        reduce=reduce,
-        keepdim=keepdim,
-        out_dtype=out_dtype,
-        recompute=recompute,
-    )
+    x, _, bias, _, operands, _, keepdim, _ = given
+    call = normalise_linear(*given, recompute=recompute)
     y = _run_as_planned(given, call) if remember else None
     if y is not None:
         return y
@@ -277,7 +267,8 @@ def _is_recorded(given: tuple[Any, ...], call: LinearCall, tensors: Sequence[Ten
 
 def _takes_steps(call: LinearCall, tensors: Sequence[Tensor | None]) -> bool:
     """Whether a call takes more than one operator on the tensors that it is given."""
-    is_one = not call.composed_because and call.matrix_vector is None and not _casts_result(call)
+    casts_result = arguments.casts_result(call.out_dtype, call.x.dtype)
+    is_one = not call.composed_because and call.matrix_vector is None and not casts_result
     return not (is_one and calls.same_memory(tensors, (call.x, call.weight, call.bias, *call.operands)))
 
 
@@ -321,10 +312,11 @@ def _plan(call: LinearCall, keepdim: bool, tensors: Sequence[Any]) -> Planned:
         return calls.plan_operation(call.operation)
     if _takes_steps(call, tensors):
         return general()
-    return calls.plan_layer(tensors, _operator_of(call), _shape_of_result(tensors[0], call, keepdim))
+    return calls.plan_layer(tensors, operator_of(call), _shape_of_result(tensors[0], call, keepdim))
 
 
-def _operator_of(call: LinearCall) -> LinearArguments:
+def operator_of(call: LinearCall) -> LinearArguments:
+    """What the operator is given, and the planner."""
     return LinearArguments(
         call.x,
         call.weight,
@@ -337,33 +329,29 @@ def _operator_of(call: LinearCall) -> LinearArguments:
     )
 
 
-def _casts_result(call: LinearCall) -> bool:
-    return arguments.kernel_out_dtype(call.out_dtype, call.x.dtype) != call.out_dtype
-
-
 def normalise_linear(
     x: Tensor,
     weight: Tensor | PreparedWeight,
     bias: Tensor | None = None,
-    *,
     epilogue: Callable[..., Tensor] | Epilogue | None = None,
     operands: Sequence[Tensor | float] = (),
     reduce: str | None = None,
     keepdim: bool = False,
     out_dtype: torch.dtype | None = None,
+    *,
     recompute: bool = False,
 ) -> LinearCall:
     """Checks a call of `linear` and decides its path; computes nothing but casts and copies that the path needs."""
     arguments.check_flag("linear", "keepdim", keepdim)
     arguments.check_flag("linear", "recompute", recompute)
     prepared, weight = _unwrap(weight)
-    _check_tensors(x, weight, bias)
+    arguments.check_layer("linear", x, weight, bias)
     if reduce is not None:
         arguments.check_reduction("linear", reduce)
     numbers, tensors = arguments.split_operands("linear", operands, x.device)
     columns = weight.shape[0]
     x, weight, bias = autocast_inputs(x, weight, bias)
-    _check_types(x, weight, bias)
+    arguments.check_one_type("linear", x, weight, bias)
     resolved = arguments.resolve_epilogue("linear", epilogue, numbers, types_of(x, *tensors))
     out_dtype = arguments.resolve_out_dtype("linear", out_dtype, x, resolved, reduce)
     wrapped_because = arguments.why_wrapped((x, weight, bias), tensors)
@@ -478,7 +466,7 @@ def run_linear(call: LinearCall) -> Tensor:
 
 def _run_composed(call: LinearCall) -> Tensor:
     x, weight, bias, operands, epilogue, reduction, out_dtype, *_ = call
-    return composed.linear_reduce(x, weight, bias, operands, epilogue.program, reduction, out_dtype)
+    return composed.linear(x, weight, bias, operands, epilogue.program, reduction, out_dtype)
 
 
 def _can_checkpoint() -> bool:
@@ -504,37 +492,6 @@ def is_plain(call: LinearCall) -> bool:
     x, weight, bias = call.x, call.weight, call.bias
     given = LinearArguments(x, weight, bias, (), call.epilogue.program, "none", call.out_dtype)
     return needs_gradient(x, weight, bias) and not is_traced(x, weight) and multiplies_at_once(given)
-
-
-def _check_tensors(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    arguments.check_tensor("linear", "x", x)
-    arguments.check_tensor("linear", "weight", weight)
-    if x.dim() == 0 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
-        raise ValueError(
-            f"cutfuse.linear: x has to be [..., K] and weight [N, K], got shapes {tuple(x.shape)} and "
-            f"{tuple(weight.shape)}"
-        )
-    if weight.device != x.device:
-        raise ValueError(f"cutfuse.linear: x is on {x.device} and weight on {weight.device}; move one to the other")
-    if bias is None:
-        return
-    arguments.check_tensor("linear", "bias", bias)
-    if bias.dim() != 1 or bias.shape[0] != weight.shape[0]:
-        raise ValueError(
-            f"cutfuse.linear: bias has to be [N] for a weight [N, K], got shapes {tuple(bias.shape)} and "
-            f"{tuple(weight.shape)}"
-        )
-    if bias.device != x.device:
-        raise ValueError(f"cutfuse.linear: x is on {x.device} and bias on {bias.device}; move one to the other")
-
-
-def _check_types(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    arguments.check_floating("linear", "x", x.dtype)
-    if weight.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
-        types = f"x {x.dtype}, weight {weight.dtype}" + ("" if bias is None else f", bias {bias.dtype}")
-        raise TypeError(
-            f"cutfuse.linear: x, weight and bias have to be of one type, got {types}; cast them or use autocast"
-        )
 
 
 def autocast_inputs(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -18,8 +18,8 @@ from torch import Tensor
 from . import dynamo
 from .arguments import is_size
 from .epilogue import Epilogue, Program, evaluate
-from .epilogue.expression import Expr, apply, constant, topological
-from .epilogue.lower import is_factor, split_affine
+from .epilogue.expression import Expr, topological
+from .epilogue.lower import compute, is_factor, split_affine
 from .epilogue.program import arithmetic_dtype
 from .epilogue.table import ADDITIVE, GRADIENTS, Op, op_table
 from .layer import autograd, schema
@@ -51,8 +51,8 @@ class MatrixVector(NamedTuple):
 
 class _Factors(NamedTuple):
     scale: float
-    outer: Expr | None
-    inner: Expr | None
+    outer: Expr | float = 1.0
+    inner: Expr | float = 1.0
 
 
 def find_matrix_vector(
@@ -102,12 +102,12 @@ def _split(program: str, along_rows: tuple[int, ...], along_columns: tuple[int, 
         outer=_part(factors.outer, count),
         inner=_part(factors.inner, count),
         offset=form.intercept if isinstance(form.intercept, float) else 0.0,
-        intercept=_part(form.intercept, count) if isinstance(form.intercept, Expr) else None,
+        intercept=_part(form.intercept, count),
     )
 
 
-def _part(expression: Expr | None, operand_count: int) -> Part | None:
-    if expression is None:
+def _part(expression: Expr | float, operand_count: int) -> Part | None:
+    if not isinstance(expression, Expr):
         return None
     reads = tuple(sorted(int(leaf[1:]) for leaf in expression.reads))
     return Part(Epilogue.from_expression(expression, operand_count).program, reads)
@@ -116,16 +116,16 @@ def _part(expression: Expr | None, operand_count: int) -> Part | None:
 def _separate(slope: Expr | float, rows: frozenset[str], columns: frozenset[str]) -> _Factors | None:
     """A number, a factor that is the same along a row of z, and one that is the same along a column of z."""
     if not isinstance(slope, Expr):
-        return _Factors(slope, None, None)
+        return _Factors(slope)
     found: dict[int, _Factors | None] = {}
     for node in topological(slope):
         factors: _Factors | None
         if node.number is not None:
-            factors = _Factors(node.number, None, None)
+            factors = _Factors(node.number)
         elif not node.reads & columns:
-            factors = _Factors(1.0, node, None)
+            factors = _Factors(1.0, outer=node)
         elif not node.reads & rows:
-            factors = _Factors(1.0, None, node)
+            factors = _Factors(1.0, inner=node)
         else:
             parts = [found[id(argument)] for argument in node.arguments]
             known = [part for part in parts if part is not None]
@@ -139,23 +139,13 @@ def _combine(op: Op | None, parts: list[_Factors]) -> _Factors | None:
     infix, prefix = op_table().infix, op_table().prefix
     if op is prefix["-"]:
         factors = parts[0]._replace(scale=-parts[0].scale)
-    elif op is infix["*"]:
+    elif op is infix["*"] or (op is infix["/"] and parts[1].scale != 0):
         a, b = parts
-        factors = _Factors(a.scale * b.scale, _product(a.outer, b.outer), _product(a.inner, b.inner))
-    elif op is infix["/"] and parts[1].scale != 0:
-        a, b = parts
-        factors = _Factors(a.scale / b.scale, _quotient(a.outer, b.outer), _quotient(a.inner, b.inner))
+        symbol, scale = ("*", a.scale * b.scale) if op is infix["*"] else ("/", a.scale / b.scale)
+        factors = _Factors(scale, compute(symbol, a.outer, b.outer), compute(symbol, a.inner, b.inner))
     else:
         return None
     return factors if is_factor(factors.scale) else None
-
-
-def _product(a: Expr | None, b: Expr | None) -> Expr | None:
-    return a if b is None else b if a is None else apply(op_table().infix["*"], (a, b))
-
-
-def _quotient(a: Expr | None, b: Expr | None) -> Expr | None:
-    return a if b is None else apply(op_table().infix["/"], (constant(1.0) if a is None else a, b))
 
 
 def affine_reduce(

@@ -570,7 +570,7 @@ def _composed(call: _Call) -> Callable[..., Tensor]:
         (weight, bias), *others = _layers(tensors, call.has_gate)
         operands = [F.linear(tensors.x, *other) for other in others]
         program, dtype = call.hidden.program, tensors.x.dtype
-        h = composed.linear(tensors.x, weight, bias, operands, program, dtype)
+        h = composed.linear(tensors.x, weight, bias, operands, program, "none", dtype)
         return F.linear(h, tensors.w2, tensors.b2)
 
     return compute

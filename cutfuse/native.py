@@ -7,11 +7,11 @@ import functools
 import importlib
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +49,16 @@ def module() -> ModuleType:
             f"cutfuse's native module cannot be imported ({error}), beside {Path(__file__).parent}. If this is the "
             "source tree, run `pip install -e .` in it, or run Python elsewhere to get an installed cutfuse"
         ) from error
+
+
+def direct_call(name: str) -> Callable[..., Any]:
+    """A function of the native module that makes calls directly. Where that is missing, one that gives None: the
+    general path raises an ImportError that tells what to do."""
+    try:
+        function: Callable[..., Any] = getattr(module(), name)
+    except (ImportError, AttributeError):  # AttributeError: a module of an older build
+        return lambda *given: None
+    return function
 
 
 def require_module() -> None:

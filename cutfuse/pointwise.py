@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.autograd import profiler
 
-from . import arguments, composed
+from . import arguments, composed, native
 from .epilogue import Epilogue
 from .epilogue.program import arithmetic_dtype
 from .epilogue.types import types_of
 from .invariance import require
 from .layer import autograd, calls
+from .layer.call_plans import plan_pointwise_call
 
 
 class PointwiseCall(NamedTuple):
@@ -62,9 +64,10 @@ def _pointwise_generally(
     call = normalise_pointwise(fn, x, *operands, out_dtype=out_dtype)
     y = run_pointwise(call)
     if remember:
-        casts_result = arguments.kernel_out_dtype(call.out_dtype, call.x.dtype) != call.out_dtype
-        is_general = bool(call.composed_because) or casts_result
-        calls.remember_pointwise((fn, x, operands, out_dtype), call.x, call.operands, call.epilogue, y, is_general)
+        plan = functools.partial(plan_pointwise_call, call.x, call.operands, call.epilogue.program, y)
+        is_general = bool(call.composed_because) or arguments.casts_result(call.out_dtype, call.x.dtype)
+        function, given = native.core.CallFunction.pointwise, (fn, x, operands, out_dtype)
+        calls.remember_pass(function, given, given[:3], call.epilogue, (call.x, *call.operands), plan, is_general)
     return y
 
 
@@ -86,9 +89,7 @@ def normalise_pointwise(
     """Checks a call of `pointwise` and decides its path; computes nothing but casts that the path needs."""
     arguments.check_tensor("pointwise", "x", x)
     if not callable(fn):
-        raise TypeError(
-            f"cutfuse.pointwise: the first argument has to be a function of x, got {fn!r} of type {type(fn).__name__}"
-        )
+        arguments.refuse_type("pointwise", "the first argument", "a function of x", fn)
     x = arguments.to_floating("pointwise", x)
     numbers, tensors = arguments.split_operands("pointwise", operands, x.device)
     resolved = arguments.resolve_epilogue("pointwise", fn, numbers, types_of(x, *tensors))
@@ -105,11 +106,6 @@ def normalise_pointwise(
     if not composed_because:
         tensors = [arguments.to_kernel_dtype(t) for t in tensors]
     return PointwiseCall(x, tensors, resolved, out_dtype, composed_because)
-
-
-def normalise_sigmoid(x: Tensor) -> PointwiseCall:
-    """The same for a call of `sigmoid`."""
-    return normalise_pointwise(torch.sigmoid, x)
 
 
 _ROUNDED_APART = "the kernels of pointwise may round differently, and the layout of all rows decides which one runs"

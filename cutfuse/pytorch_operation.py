@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import native
+from .arguments import KERNEL_DTYPES
 from .epilogue.program import Operation, find_operation, is_sum
 from .layer.autograd import needs_gradient
 from .layer.linear_plan import plan_call
@@ -18,7 +19,6 @@ from .precision import autocast_dtype
 
 TRAINED = "PyTorch's own operations take less host time to train a layer with one operation behind the product"
 BEHIND_CUBLAS = "behind cuBLAS's product, PyTorch's own kernel of this one operation is faster than our interpreter"
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def find_pytorch_operation(
@@ -29,7 +29,7 @@ def find_pytorch_operation(
     The operation runs on x `[..., K]` and the operands as the caller has given them.
     """
     x, _, _, operands, program, reduction, out_dtype, *_ = arguments
-    if x.dtype not in _DTYPES or out_dtype != x.dtype or reduction != "none" or native.operators_everywhere:
+    if x.dtype not in KERNEL_DTYPES or out_dtype != x.dtype or reduction != "none" or native.operators_everywhere:
         return None
     if any(t.dtype != x.dtype for t in operands):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import profiler
 
-from . import arguments, composed
+from . import arguments, composed, native
 from .composed import PyTorchCall
 from .epilogue import Epilogue
 from .epilogue.program import arithmetic_dtype
@@ -18,6 +19,7 @@ from .epilogue.table import REDUCTIONS
 from .epilogue.types import types_of
 from .invariance import is_batch_invariant, may_be_batch_invariant, require
 from .layer import autograd, calls
+from .layer.call_plans import plan_reduce_call
 from .layer.layouts import aligned_rows
 
 
@@ -87,10 +89,12 @@ def _reduce_generally(given: tuple[Any, ...], remember: bool = False) -> Tensor:
         return _reduce_as_torch(x, call.dims, op, keepdim, out_dtype)
     y = run_reduce(call)
     if remember:
-        casts_result = arguments.kernel_out_dtype(call.out_dtype, call.x.dtype) != call.out_dtype
-        is_laid_out = is_batch_invariant() and _in_rows(call).x is not call.x
-        is_general = bool(call.composed_because) or casts_result or is_laid_out
-        calls.remember_reduce(given, call.x, call.operands, call.prologue, call.op, call.dims, y, is_general)
+        program = call.prologue.program
+        plan = functools.partial(plan_reduce_call, call.x, call.operands, program, call.op, call.dims, y)
+        is_general = bool(call.composed_because) or arguments.casts_result(call.out_dtype, call.x.dtype)
+        is_general |= is_batch_invariant() and _in_rows(call).x is not call.x
+        function, called = native.core.CallFunction.reduce, (prologue, x, operands)
+        calls.remember_pass(function, given, called, call.prologue, (call.x, *call.operands), plan, is_general)
     return y
 
 
@@ -142,11 +146,6 @@ def normalise_reduce(
     if not composed_because:
         tensors = [arguments.to_kernel_dtype(t) for t in tensors]
     return ReduceCall(x, dims, op, keepdim, tensors, resolved, out_dtype, composed_because)
-
-
-def normalise_sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> ReduceCall | PyTorchCall:
-    """The same for a call of `sum`."""
-    return normalise_reduce(x, dim, "sum", keepdim)
 
 
 def run_reduce(call: ReduceCall) -> Tensor:

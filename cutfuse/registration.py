@@ -86,7 +86,6 @@ def count_logit_gradients(
 
 FLOPS: dict[str, Callable[..., int]] = {
     "linear": count_product,
-    "linear_reduce": count_product,
     "linear_with_pre_activation": count_product,
     "product": count_product,
     "joined": count_products,

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import dynamo, native
+from .arguments import refuse_type
 from .layer.specialize import background
 
 if TYPE_CHECKING:
@@ -76,8 +77,7 @@ def _check_timeout(timeout: Any) -> None:
     if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        kind = type(timeout).__name__
-        raise TypeError(f"cutfuse.wait: timeout has to be a number of seconds or None, got {timeout!r} of type {kind}")
+        refuse_type("wait", "timeout", "a number of seconds or None", timeout)
     if not 0 <= timeout <= threading.TIMEOUT_MAX:
         raise ValueError(
             f"cutfuse.wait: timeout has to be from 0 to {threading.TIMEOUT_MAX:.0f} seconds, or None for as long as it "

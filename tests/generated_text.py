@@ -85,12 +85,12 @@ def refused_table() -> str:
 def source(name: str) -> str:
     """The plain model and its drop-in, as they are in the package."""
     drop_in = getattr(nn, name)
-    first_line = inspect.getsource(drop_in).splitlines()[0]
-    methods = [getattr(drop_in, method) for method in ("forward", "_call") if hasattr(drop_in, method)]
-    forward = "\n".join([first_line, *map(inspect.getsource, methods)]).rstrip()  # indented, as ruff formats pages too
+    own, forward = map(inspect.getsource, (drop_in, drop_in.forward))
     plain = inspect.getsource(getattr(models, name)).strip()
-    plain_block, forward_block = (f"<!-- {NOT_RUN} -->\n```python\n{code}\n```" for code in (plain, forward))
-    return f"{plain_block}\n\nThe drop-in's `forward`:\n\n{forward_block}"
+    plain_block, drop_in_block = (
+        f"<!-- {NOT_RUN} -->\n```python\n{code}\n```" for code in (plain, f"{own}\n{forward}".rstrip())
+    )
+    return f"{plain_block}\n\nThe drop-in, and the `forward` of its base `DropIn`:\n\n{drop_in_block}"
 
 
 def plot(name: str, *words: str, folder: str = "images") -> str:

@@ -170,8 +170,11 @@ def test_a_long_epilogue_is_given_up_at_the_limit() -> None:
 PROGRAM = "operands=1; tanh z; mul prev r0"
 LAYERS = [(X, W, B, [R], PROGRAM, torch.float32), (X, W, None, [B[None]], PROGRAM, torch.bfloat16)]
 OPERATOR_INPUTS = {
-    "linear": LAYERS,
-    "linear_reduce": [(X, W, B, [R], PROGRAM, "sum", torch.float32), (X, W, None, [C], PROGRAM, "amax", torch.half)],
+    "linear": [
+        *((*given, "none", out_dtype) for *given, out_dtype in LAYERS),
+        (X, W, B, [R], PROGRAM, "sum", torch.float32),
+        (X, W, None, [C], PROGRAM, "amax", torch.half),
+    ],
     "linear_with_pre_activation": LAYERS,
     "layer": [
         (X.unsqueeze(1), W, B, [R.unsqueeze(1)], PROGRAM, "none", False, torch.float32),

@@ -23,7 +23,7 @@ from cutfuse.native import use_operators_everywhere
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedLaunches]:
     """The CUDA implementations on CPU memory, behind the operators that `cutfuse.layer.autograd` calls."""
-    for name in ("linear", "linear_reduce", "pointwise", "reduce", "pointwise_backward"):
+    for name in ("linear", "pointwise", "reduce", "pointwise_backward"):
         monkeypatch.setattr(schema, name, getattr(cuda, name))
     with emulated_device() as found, paused():  # so that each call is planned
         monkeypatch.setattr(planner, "device_facts", lambda device: NOT_CUDA)  # every product is PyTorch's
@@ -160,10 +160,10 @@ def test_no_memory_but_the_result_and_partials(launches: EmulatedLaunches, monke
 
 def test_linear_writes_over_the_product(launches: EmulatedLaunches) -> None:
     x, weight = torch.randn(6, 7), torch.randn(5, 7)
-    y = cuda.linear(x, weight, None, [], text_of(torch.relu), torch.float32)
+    y = cuda.linear(x, weight, None, [], text_of(torch.relu), "none", torch.float32)
     torch.testing.assert_close(y, torch.relu(x @ weight.t()))
     assert launches.launches[0].x[0] == launches.launches[0].out == y.data_ptr()
-    y = cuda.linear(x, weight, None, [], text_of(torch.relu), torch.bfloat16)
+    y = cuda.linear(x, weight, None, [], text_of(torch.relu), "none", torch.bfloat16)
     torch.testing.assert_close(y, torch.relu(x @ weight.t()).bfloat16())
     assert launches.launches[1].x[0] != launches.launches[1].out
 

@@ -47,7 +47,7 @@ def test_a_device_that_is_not_there_is_a_usage_error(device: str, capsys: pytest
 
 def test_a_wrong_model_is_a_mismatch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(demo, "SMALL_SIZE", (demo.Case("Sigmoid", (), (4, 8)),))
-    monkeypatch.setattr(cutfuse.nn.Sigmoid, "forward", lambda self, x: cutfuse.pointwise(torch.tanh, x))
+    monkeypatch.setattr(cutfuse.nn.Sigmoid, "_call", lambda self, x, call=cutfuse.pointwise: call(torch.tanh, x))
     assert demo.main(["--device", "cpu"]) == 1
     assert "MISMATCH" in capsys.readouterr().out
 
@@ -87,12 +87,13 @@ def wide_results() -> list[demo.Result]:
     ]
 
 
+HEADINGS = {column.heading for column in demo.COLUMNS}
 SHOWN = {
     60: {"model", "precision", "ratio", "check"},
     80: {"model", "precision", "ratio", demo.BAR_HEADING, "check"},
-    100: set(demo.HEADINGS) - {"input", "path", "error:\nPyTorch", "error:\ncutfuse"},
-    160: set(demo.HEADINGS) - {"input"},
-    200: set(demo.HEADINGS),
+    100: HEADINGS - {"input", "path", "error:\nPyTorch", "error:\ncutfuse"},
+    160: HEADINGS - {"input"},
+    200: HEADINGS,
 }
 
 
@@ -107,9 +108,10 @@ def test_no_cell_is_truncated(width: int, monkeypatch: pytest.MonkeyPatch, capsy
     remark = " ".join(remark.split()).partition("Columns left out, because the terminal is too narrow: ")[2]
     lines = shown.splitlines()
     assert max(map(len, lines)) <= width
-    assert SHOWN[width] == set(demo.HEADINGS) - set(demo.arrange(results, "█░", width).dropped)
+    assert SHOWN[width] == {column.heading for column in demo.arrange(results, "█░", width)[0]}
     for one in results:
-        texts = demo.cells(one, demo.bar_characters(sys.stdout.encoding))
+        characters = demo.bar_characters(sys.stdout.encoding)
+        texts = {column.heading: column.cell(one, characters) for column in demo.COLUMNS}
         (line,) = (line for line in lines if line.startswith(one.case.name + " "))
         assert [texts[heading] for heading in SHOWN[width] if texts[heading] not in line] == []
     for heading in SHOWN[width]:

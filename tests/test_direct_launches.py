@@ -64,7 +64,7 @@ def test_a_linear_layer(reader: str, layer: str) -> None:
         y, *found = directly(lambda: made_by(layer))
         with paused():
             expected, *general = made_by(
-                lambda: cuda.linear_reduce(x, weight, bias, operands, program, reduction or "none", dtype)
+                lambda: cuda.linear(x, weight, bias, operands, program, reduction or "none", dtype)
             )
     assert found == general
     assert found[0] == names

@@ -47,9 +47,9 @@ def backward(x: Tensor, *operands: Tensor, wanted: Any = (0,), sums: bool = Fals
     return cuda.pointwise_backward(grad, x, list(operands), program, "none", None, list(wanted), sums)
 
 
-def linear(m: int, n: int, k: int, dtype: torch.dtype = BF16, reduction: str = "") -> Any:
+def linear(m: int, n: int, k: int, dtype: torch.dtype = BF16, reduction: str = "none") -> Any:
     given = drawn(m, k, dtype=dtype), drawn(n, k, dtype=dtype), drawn(n, dtype=dtype), [], GELU
-    return cuda.linear_reduce(*given, reduction, FP32) if reduction else cuda.linear(*given, dtype)
+    return cuda.linear(*given, reduction, dtype if reduction == "none" else FP32)
 
 
 Call = Callable[[], Any]

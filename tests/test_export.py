@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 X = torch.randn(6, 16, generator=torch.Generator().manual_seed(0))
-DECOMPOSED = ("linear", "linear_reduce", "linear_with_pre_activation", "product", "joined", "pointwise", "reduce")
+DECOMPOSED = ("linear", "linear_with_pre_activation", "product", "joined", "pointwise", "reduce")
 
 
 class Model(nn.Module):
@@ -64,7 +64,7 @@ def operators_of(program: torch.export.ExportedProgram) -> set[str]:
 def test_exported_programs_decompose(model: nn.Module, strict: bool) -> None:
     rows = torch.export.Dim("rows", min=2, max=64)
     program = torch.export.export(model, (X,), dynamic_shapes=({0: rows},), strict=strict)
-    assert operators_of(program) == {f"cutfuse::{name}" for name in ("linear", "linear_reduce", "pointwise", "reduce")}
+    assert operators_of(program) == {f"cutfuse::{name}" for name in ("linear", "pointwise", "reduce")}
     operators = [getattr(torch.ops.cutfuse, name) for name in DECOMPOSED]
     decomposed = program.run_decompositions(get_decompositions(operators))
     assert operators_of(decomposed) == set()
@@ -85,7 +85,7 @@ def test_shapes_with_symbols_are_those_of_the_operators(monkeypatch: pytest.Monk
     monkeypatch.setattr(F, "linear", lambda *given: pytest.fail("the decomposition ran"))
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
         x = mode.from_tensor(X, static_shapes=False)
-        y = torch.ops.cutfuse.linear(x, torch.empty(8, 16), None, [], "operands=0; gelu z", torch.float32)
+        y = torch.ops.cutfuse.linear(x, torch.empty(8, 16), None, [], "operands=0; gelu z", "none", torch.float32)
     assert tuple(map(str, y.shape)) == (str(x.shape[0]), "8")
 
 
@@ -128,8 +128,7 @@ ROWS, W, B, SCALAR = (torch.randn(shape).to(BF16) for shape in ((8, 16), (24, 16
 
 # Arguments, and the places of the lists among them.
 CALLS: dict[str, tuple[tuple[Any, ...], tuple[int, ...]]] = {
-    "linear": ((ROWS, W, B, [], GELU, BF16), (3,)),
-    "linear_reduce": ((ROWS, W, B, [], GELU, "amax", FP32), (3,)),
+    "linear": ((ROWS, W, B, [], GELU, "amax", FP32), (3,)),
     "linear_with_pre_activation": ((ROWS, W, B, [], GELU, BF16), (3,)),
     "pointwise": ((ROWS, [], GELU, BF16), (1,)),
     "reduce": ((SCALAR, [], GELU, "sum", [], FP32), (1, 4)),
@@ -182,7 +181,7 @@ def test_a_package_runs(model: nn.Module, tmp_path: Path, monkeypatch: pytest.Mo
     packaged = WithJoined().eval()
     with torch.no_grad():
         program = torch.export.export(packaged, (X,))
-        names = ("linear", "linear_reduce", "joined", "pointwise", "reduce")
+        names = ("linear", "joined", "pointwise", "reduce")
         assert operators_of(program) == {f"cutfuse::{name}" for name in names}
         path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
     torch.testing.assert_close(torch._inductor.aoti_load_package(path)(X), packaged(X), rtol=1e-4, atol=1e-4)

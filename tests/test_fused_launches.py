@@ -61,7 +61,7 @@ def run(
     _, _, bias, operands, program, _, out_dtype, *_ = arguments_of(x, weight, reduction, **options)
     planes = () if kept is None else (kept,)
     with cutfuse.precision(mode):
-        y: Tensor = cuda.linear_reduce(x, weight, bias, operands, program.text, reduction, out_dtype, *planes)
+        y: Tensor = cuda.linear(x, weight, bias, operands, program.text, reduction, out_dtype, *planes)
     return y
 
 

@@ -29,7 +29,7 @@ from public_calls import CALLS
 from torch import Tensor
 
 import cutfuse
-from cutfuse.compile.layer import PassedLayer, TrainedLayer
+from cutfuse.compile.layer import TrainedLayer
 from cutfuse.layer import autograd, linear_plan, planner, training_step
 from cutfuse.layer.autograd import weight_gradient
 from cutfuse.layer.layouts import NOT_CUDA
@@ -294,8 +294,8 @@ def test_explain(monkeypatch: pytest.MonkeyPatch) -> None:
 Layer = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 LAYERS: dict[str, Layer] = {
-    "a pass of ours": lambda x, weight, bias: PassedLayer.apply("operands=0; gelu z", x.dtype, x, weight, bias),
-    "a fused relu": lambda x, weight, bias: TrainedLayer.apply("operands=0; relu z", x.dtype, x, weight, bias),
+    "a pass of ours": lambda x, weight, bias: TrainedLayer.apply("operands=0; gelu z", x.dtype, True, x, weight, bias),
+    "a fused relu": lambda x, weight, bias: TrainedLayer.apply("operands=0; relu z", x.dtype, False, x, weight, bias),
     "eager": lambda x, weight, bias: cutfuse.linear(x, weight, bias, epilogue=F.gelu),
 }
 

@@ -367,12 +367,12 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
     "target": ([1, 2], TypeError, "target has to be a tensor, got list"),
     "target's type": (torch.zeros(6, dtype=torch.int32), TypeError, "classes of int64, got torch.int32$"),
     "target's kind": (torch.rand(6, 300), TypeError, "classes of int64, got torch.float32; probabilities"),
-    "target's shape": (torch.zeros(5).long(), ValueError, r"got shapes \(6, 16\), \(300, 16\) and \(5,\)"),
+    "target's shape": (torch.zeros(5).long(), ValueError, r"got shapes \(5,\) and \(6, 16\)"),
     "target's class": (torch.full((6,), 300), IndexError, "out of (range|bounds)"),
     "target's sign": (torch.full((6,), -1), IndexError, "out of (range|bounds)"),
-    "weight": (torch.zeros(300, 16).half(), TypeError, "of one type, got torch.float32 and torch.float16"),
+    "weight": (torch.zeros(300, 16).half(), TypeError, "of one type, got x torch.float32, weight torch.float16"),
     "weight's shape": (torch.zeros(0, 16), ValueError, r"shape \(0, 16\) has no class"),
-    "bias": (torch.zeros(16), ValueError, r"bias has to be \[V\] .* got shapes \(16,\) and \(300, 16\)"),
+    "bias": (torch.zeros(16), ValueError, r"bias has to be \[N\] .* got shapes \(16,\) and \(300, 16\)"),
 }
 
 

@@ -139,11 +139,10 @@ def test_it_is_in_either_table_of_the_compiler(monkeypatch: pytest.MonkeyPatch) 
     for name in (True, False):
         with torch._inductor.config.patch(fallback_random=name):
             tables[name] = select_decomp_table()
-        for operator in (schema.linear, schema.linear_reduce):
-            monkeypatch.delitem(tables[name], operator, raising=False)
+        monkeypatch.delitem(tables[name], schema.linear, raising=False)
     with torch._inductor.config.patch(fallback_random=True):
         inductor.register()
-    assert all(schema.linear in table and schema.linear_reduce in table for table in tables.values())
+    assert all(schema.linear in table for table in tables.values())
 
 
 def decided(
@@ -155,12 +154,9 @@ def decided(
     rows = torch.empty(m, k + 8, dtype=dtype, device="meta")
     x = rows[:, layout.get("first", 0) :][:, :k]
     weight, bias = (torch.empty(shape, dtype=dtype, device="meta") for shape in ((n, k), (n,)))
-    text, reduction = cutfuse.Epilogue(epilogue).text, layout.get("reduction")
-    if reduction is None:
-        y = inductor.linear(x, weight, bias, [], text, dtype)
-    else:
-        y = inductor.linear_reduce(x, weight, bias, [], text, reduction, dtype)
-    assert y is NotImplemented or y.shape == ((m, n) if reduction is None else (m,))
+    text, reduction = cutfuse.Epilogue(epilogue).text, layout.get("reduction", "none")
+    y = inductor.linear(x, weight, bias, [], text, reduction, dtype)
+    assert y is NotImplemented or y.shape == ((m, n) if reduction == "none" else (m,))
     return y is NotImplemented
 
 
@@ -196,7 +192,7 @@ def test_it_depends_on_what_issues_the_launches(monkeypatch: pytest.MonkeyPatch,
 def test_what_is_prepared_stays_an_operator() -> None:
     snapshot = torch.empty(4, 8, dtype=torch.bfloat16, device="meta")
     x = torch.empty(4, 8, dtype=torch.bfloat16, device="meta")
-    assert inductor.linear(x, snapshot, None, [], "operands=0", torch.bfloat16, snapshot) is NotImplemented
+    assert inductor.linear(x, snapshot, None, [], "operands=0", "none", torch.bfloat16, snapshot) is NotImplemented
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def weight_for(x: Tensor, r: Tensor) -> Tensor:
 PASSES = {
     "linear": Pass(
         lambda x, r: cutfuse.linear(x, weight_for(x, r), epilogue=gated, operands=(r,)),
-        lambda x, r: cuda.linear(x, weight_for(x, r), None, [r], PROGRAM.text, x.dtype),
+        lambda x, r: cuda.linear(x, weight_for(x, r), None, [r], PROGRAM.text, "none", x.dtype),
         "sm90_bf16_64x64x128_1x1_pingpong",
         lambda x, r: gated(torch.nn.functional.linear(x, weight_for(x, r)), r),
         launches_first=True,
@@ -362,7 +362,7 @@ def test_the_kernel_after_a_product(
     x, weight, r = (torch.randn(shape).bfloat16() for shape in ((16, depth), (64, depth), (16, 64)))
     with compiler() as compiled, cutfuse.specialization("now"):
         with paused():
-            cuda.linear_reduce(x, weight, None, [r], PROGRAM.text, reduction or "none", x.dtype)
+            cuda.linear(x, weight, None, [r], PROGRAM.text, reduction or "none", x.dtype)
         before = direct_calls()
         for _ in range(2):
             cutfuse.linear(x, weight, epilogue=gated, operands=(r,), reduce=reduction)

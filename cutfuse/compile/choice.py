@@ -35,6 +35,7 @@ from ..layer.planner import (
     seen_elements,
     seen_size,
 )
+from ..layer.training_step import IDENTITY
 from ..matrix_vector import split
 from .layer import why_kept
 from .lifting import COPIES, PERMUTATIONS, ROW_VIEWS, inverse, is_evaluated_dropout
@@ -45,7 +46,6 @@ from .regions import BARE, Comparison, Region, Search, Times
 if TYPE_CHECKING:
     from .._C import LinearPlan
 
-_IDENTITY = Program.parse(schema.IDENTITY)
 TRAINED = "torch.compile differentiates it, and fuses what follows with its gradient: {}"
 
 
@@ -109,7 +109,7 @@ def times_of(search: Search) -> Times | None:
         found = compare_steps(region, z, operands) if is_step else _compare(region, z, operands)
         if isinstance(found, Comparison):
             return Times(found.otherwise, found.own if search.region else found.otherwise, is_step)
-    given = _arguments(product, z, [], _IDENTITY, "none", z.dtype)
+    given = _arguments(product, z, [], IDENTITY, "none", z.dtype)
     plan = plan_traced(given, precision_of(given))
     alone = None if plan is None or plan.ruled_out else plan.alternatives[-1].compared
     return None if alone is None or search.region else Times(alone, alone)
@@ -188,7 +188,7 @@ def _compare(region: Region, z: Tensor, operands: list[Tensor]) -> Comparison | 
     spared_bytes = absorbed_bytes(region) if region.reduction == "none" else None
     if spared_bytes is None:
         return Comparison(fused, cublas.compared)
-    given = _arguments(region.product, z, [], _IDENTITY, "none", z.dtype)
+    given = _arguments(region.product, z, [], IDENTITY, "none", z.dtype)
     bare = plan_traced(given, precision)
     alone = 0.0 if bare is None else bare.alternatives[-1].compared
     spared = _predict_spared(z, spared_bytes)
@@ -212,7 +212,7 @@ def _compare_parts(region: Region, z: Tensor, plan: LinearPlan, precision: str) 
     """The parts of a product whose columns are split, one of them fused, and the whole product; or why it is whole."""
     part = region.product.part
     assert part is not None
-    given = _arguments(region.product, z, [], _IDENTITY, "none", z.dtype)
+    given = _arguments(region.product, z, [], IDENTITY, "none", z.dtype)
     bare = plan_traced(given, precision)
     whole = plan_traced(given._replace(weight=_weight(region.product, z.dtype), bias=None), precision)
     if bare is None or whole is None:

@@ -32,7 +32,7 @@ from .report import ProductReport, report, report_own
 from .rewriting import Rewriter, UnfitError
 
 _TRANSFORMED = "a transform of torch.func, such as vmap or grad, is in the same graph"
-_OWN_LAYERS = {f"cutfuse.{name}.default" for name in ("linear", "linear_reduce", "linear_with_pre_activation")}
+_OWN_LAYERS = {f"cutfuse.{name}.default" for name in ("linear", "linear_with_pre_activation")}
 _LOG = logging.getLogger("cutfuse.compile")
 
 

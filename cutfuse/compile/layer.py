@@ -86,10 +86,9 @@ def _run(call: LinearCall) -> Tensor:
     if call.reduction == "none" and not call.epilogue.program.instructions and call.out_dtype == call.x.dtype:
         return _applied(_Product, call.x, call.weight, call.bias)
     inputs = call.x, call.weight, call.bias, *call.operands
-    if not why_kept(call.x.dtype, call.reduction, call.epilogue, call.operands):
-        return _applied(TrainedLayer, call.epilogue.text, call.out_dtype, *inputs)
-    if call.x.element_size() == 2 and call.reduction == "none":
-        return _applied(PassedLayer, call.epilogue.text, call.out_dtype, *inputs)
+    is_pass = bool(why_kept(call.x.dtype, call.reduction, call.epilogue, call.operands))
+    if not is_pass or (call.x.element_size() == 2 and call.reduction == "none"):
+        return _applied(TrainedLayer, call.epilogue.text, call.out_dtype, is_pass, *inputs)
     if call.matrix_vector is not None and not native.operators_everywhere:
         call = call._replace(composed_because=DIFFERENTIATED)
     return run_linear(call)
@@ -110,7 +109,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.mode = captured_mode()
-        return schema.linear(x, weight, bias, [], schema.IDENTITY, x.dtype)
+        return schema.linear(x, weight, bias, [], schema.IDENTITY, "none", x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -189,19 +188,12 @@ def why_kept(dtype: torch.dtype, reduction: str, epilogue: Epilogue, operands: I
     return "the gradient of a factor depends on the product" if is_factor else ""
 
 
-def _save(
-    ctx: Any, program: str, x: Tensor, weight: Tensor, value: Tensor | None, operands: tuple[Tensor, ...]
-) -> None:
-    """Keeps what a backward pass reads. value: z, or the result."""
-    ctx.program = program
-    ctx.operands = operand_facts(Program.parse(program), operands)
-    ctx.save_for_backward(x, weight, value, *kept_of(ctx.operands, operands))
-
-
 class TrainedLayer(torch.autograd.Function):
-    """`program(x @ weight.T + bias, operands)` by the operator forwards, and by PyTorch's operations backwards.
+    """`program(x @ weight.T + bias, operands)`, of 16 bits.
 
-    The program is one of which `why_kept` gives nothing. Inductor fuses the operations with those around them.
+    By the operator forwards and by PyTorch's operations backwards, which Inductor fuses with those around them, if the
+    program is one of which `why_kept` gives nothing. With `is_pass` by PyTorch's product and a kernel of ours, forwards
+    and backwards.
     """
 
     @staticmethod
@@ -209,73 +201,60 @@ class TrainedLayer(torch.autograd.Function):
         ctx: Any,
         program: str,
         out_dtype: torch.dtype,
+        is_pass: bool,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         *operands: Tensor,
     ) -> Tensor:
-        y = schema.linear(x, weight, bias, operands, program, out_dtype)
-        _save(ctx, program, x, weight, y if program == _RELU else None, operands)
+        ctx.program, ctx.is_pass = program, is_pass
+        ctx.operands = operand_facts(Program.parse(program), operands)
+        value: Tensor | None  # at which the backward pass differentiates
+        if is_pass:
+            value = F.linear(x, weight, bias)
+            y = schema.pointwise(value, operands, program, out_dtype)
+        else:
+            y = schema.linear(x, weight, bias, operands, program, "none", out_dtype)
+            value = y if program == _RELU else None
+        ctx.save_for_backward(x, weight, value, *kept_of(ctx.operands, operands))
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, y, *kept = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias, *needs = ctx.needs_input_grad[2:]
-        program = Program.parse(ctx.program)
-        operands = restored(ctx.operands, kept, grad.device, needs)
-        # The derivative is the same at any z if the program is affine, and of relu at its result.
-        z = grad.to(x.dtype) if y is None else y
-        grad_z, *rest = differentiate(
-            lambda z, *operands: composed.pointwise(z, operands, program, grad.dtype),
-            (z.detach().requires_grad_(), *operands),
-            (needs_x or needs_weight or needs_bias, *needs),
-            grad,
-        )
-        if grad_z is not None:
-            grad_z = grad_z.to(x.dtype)  # a relu's result may be of another type
+        x, weight, value, *kept = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias, *needs = ctx.needs_input_grad[3:]
+        operands = restored(ctx.operands, kept, grad.device, [needed and not ctx.is_pass for needed in needs])
+        needed = [needs_x or needs_weight or needs_bias, *needs]
+        if ctx.is_pass:
+            wanted = wanted_inputs(needed, ctx.program)
+            sums_columns = needs_bias and 0 in wanted
+            found, of_bias = element_gradients(grad, value, operands, ctx.program, "none", None, wanted, sums_columns)
+            grad_z, *rest = map(found.get, range(len(needed)))
+        else:
+            grad_z, *rest = _differentiate(ctx.program, grad, x.dtype, value, operands, needed)
+            of_bias = None if grad_z is None or not needs_bias else grad_z.sum(0)
         return (
+            None,
             None,
             None,
             None if grad_z is None or not needs_x else torch.mm(grad_z, weight),
             None if grad_z is None or not needs_weight else weight_gradient(grad_z, x, weight),
-            None if grad_z is None or not needs_bias else grad_z.sum(0),
+            of_bias,
             *rest,
         )
 
 
-class PassedLayer(torch.autograd.Function):
-    """`program(x @ weight.T + bias, operands)` by PyTorch's product and a kernel of ours, forwards and backwards."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        program: str,
-        out_dtype: torch.dtype,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        *operands: Tensor,
-    ) -> Tensor:
-        z = F.linear(x, weight, bias)
-        _save(ctx, program, x, weight, z, operands)
-        return schema.pointwise(z, operands, program, out_dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, z, *kept = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias, *needs = ctx.needs_input_grad[2:]
-        operands = restored(ctx.operands, kept, grad.device, [False] * len(needs))
-        wanted = wanted_inputs([needs_x or needs_weight or needs_bias, *needs], ctx.program)
-        gradients, column_sum = element_gradients(
-            grad, z, operands, ctx.program, "none", None, wanted, needs_bias and 0 in wanted
-        )
-        grad_z = gradients.get(0)
-        return (
-            None,
-            None,
-            None if grad_z is None or not needs_x else torch.mm(grad_z, weight),
-            None if grad_z is None or not needs_weight else weight_gradient(grad_z, x, weight),
-            column_sum,
-            *(gradients.get(k + 1) for k in range(len(needs))),
-        )
+def _differentiate(
+    program: str, grad: Tensor, dtype: torch.dtype, y: Tensor | None, operands: Sequence[Tensor], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """The gradients of z, which is of that type, and the operands. y: the result of a relu."""
+    parsed = Program.parse(program)
+    # The derivative is the same at any z if the program is affine, and of relu at its result.
+    z = grad.to(dtype) if y is None else y
+    of_z, *rest = differentiate(
+        lambda z, *operands: composed.pointwise(z, operands, parsed, grad.dtype),
+        (z.detach().requires_grad_(), *operands),
+        needed,
+        grad,
+    )
+    return [None if of_z is None else of_z.to(dtype), *rest]  # a relu's result may be of another type

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from ..layer.planner import plan_traced, precision_of
+from ..layer.planner import plan_traced, precision_of, seen_size
 from ..native import describe_prediction
 from .choice import own_arguments, times_of
 from .nodes import example_of, module_of
@@ -148,12 +148,13 @@ def report_own(node: fx.Node) -> ProductReport:
             f"a layer of cutfuse's own: {plan.ruled_out or 'cuBLAS and one more kernel are predicted to be faster'}"
         )
     expression = repr(given.program.expression)
+    m, n, k = _seen_sizes(given.x.shape[:-1], given.weight.shape[0], given.x.shape[-1])
     own = None if plan is None or plan.ruled_out else plan.alternatives[plan.chosen].compared
     return ProductReport(
         module=module_of(node),
-        m=_number(math.prod(given.x.shape[:-1])),
-        n=_number(given.weight.shape[0]),
-        k=_number(given.x.shape[-1]),
+        m=m,
+        n=n,
+        k=k,
         dtype=given.x.dtype,
         is_fused=plan is not None and plan.is_fused,
         program=expression if given.reduction == "none" else f"{given.reduction}({expression}, -1)",
@@ -173,15 +174,13 @@ def _expression(region: Region) -> str:
 def _sizes(product: Product) -> tuple[int, int, int]:
     z, x = example_of(product.node), example_of(product.x)
     columns = z.shape[-1] if product.part is None else product.part.length
-    sizes = [*z.shape[:-1], columns, x.shape[-1]]
-    *rows, n, k = map(_number, sizes)
+    return _seen_sizes(z.shape[:-1], columns, x.shape[-1])
+
+
+def _seen_sizes(leading: Sequence[Any], columns: Any, depth: Any) -> tuple[int, int, int]:
+    """M, N and K; of symbols in the call that is traced, and 0 where that is not known."""
+    *rows, n, k = (seen_size(size) or 0 for size in (*leading, columns, depth))
     return math.prod(rows), n, k
-
-
-def _number(size: Any) -> int:
-    """A size; of a symbol its value in the call that is traced, and 0 where that is not known."""
-    found = size if isinstance(size, int) else size.node.hint
-    return found if isinstance(found, int) else 0
 
 
 _NO_GRAPH = (
@@ -199,7 +198,7 @@ _COUNTED = (
 )
 _UNCOUNTED = "Products without times are not predicted, and not counted."
 _STEPS = "Times marked * are of a training step, forwards and backwards; the others are of the forward pass."
-_PIPE_WIDTH = 100
+PIPE_WIDTH = 100  # where nothing says how wide the output is
 _MARGIN = 8  # of what is behind the verdicts
 _TITLES = ("", "module", "M x N x K", "times", "before, us", "after, us", "", "fused, and why no more")
 GREEN, RED, _GREY = "32", "1;31", "90"  # of terminals
@@ -306,7 +305,7 @@ def _scale(rows: list[Row]) -> float:
 def text_of(found: ModelExplanation) -> str:
     """Text as wide as the terminal that it is printed to, up to 120 columns. A terminal has colours too."""
     is_terminal = sys.stdout.isatty()
-    width = min(max(shutil.get_terminal_size().columns, 60), 120) if is_terminal else _PIPE_WIDTH
+    width = min(max(shutil.get_terminal_size().columns, 60), 120) if is_terminal else PIPE_WIDTH
     characters = bar_characters(getattr(sys.stdout, "encoding", None) or "utf-8")
     rows, bar = rows_of(found), width // 5
     scale, module = _scale(rows), width - bar - 29 - _MARGIN  # what the other columns take

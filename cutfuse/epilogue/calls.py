@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 from cutfuse.epilogue import calls, eager
-from cutfuse.epilogue.compositions import ROUNDING, compositions
+from cutfuse.epilogue.compositions import ROUNDING
 from cutfuse.epilogue.errors import EpilogueError, reduces, refusal_of
 from cutfuse.epilogue.expression import (
     Call,
@@ -27,7 +27,16 @@ from cutfuse.epilogue.expression import (
     with_call,
     with_type,
 )
-from cutfuse.epilogue.table import COMPARISONS, LOGICAL, REDUCTIONS, Op, describe_callable, find_attribute, op_table
+from cutfuse.epilogue.table import (
+    COMPARISONS,
+    LOGICAL,
+    REDUCTIONS,
+    Op,
+    compositions,
+    describe_callable,
+    find_attribute,
+    op_table,
+)
 from cutfuse.epilogue.types import (
     UNKNOWN,
     ValueType,

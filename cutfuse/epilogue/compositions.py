@@ -7,6 +7,7 @@ and every other one only marks the value as one of that type, which decides prom
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from cutfuse.epilogue.expression import (
     topological,
     with_type,
 )
-from cutfuse.epilogue.table import Op, composes, compositions, op_table
+from cutfuse.epilogue.table import NUMBERS, ONCE, STEPS, UNKNOWN_STEPS, Composition, Op, composes, op_table
 from cutfuse.epilogue.types import BOOLEAN, INPUTS, InputDtype, ValueType, refuse_unknown_type
 
 
@@ -94,7 +95,7 @@ def _compose_cast(name: str, dtype: torch.dtype, formula: str) -> None:
         return cast(self, dtype)
 
     method.__doc__ = formula
-    composes(f"torch.Tensor.{name}", exact=True)(method)
+    composes(f"torch.Tensor.{name}", exact=True, rounding=ONCE)(method)
 
 
 _compose_cast("float", torch.float32, "a, of type float32")
@@ -104,7 +105,7 @@ _compose_cast("double", torch.float64, "a, of type float64, where x or an operan
 _compose_cast("bool", torch.bool, "a != 0")
 
 
-@composes("torch.Tensor.to")
+@composes("torch.Tensor.to", rounding=ONCE)
 def to(self: Expr, other: Any = None, *rest: Any, dtype: Any = None, **placement: Any) -> Expr:
     """a rounded to a dtype, or to that of another value; other arguments of it change no value"""
     target = dtype if other is None else other
@@ -115,22 +116,16 @@ def to(self: Expr, other: Any = None, *rest: Any, dtype: Any = None, **placement
     return cast(self, _check_dtype(target))
 
 
-@composes("torch.Tensor.type")
+@composes("torch.Tensor.type", rounding=ONCE)
 def type_method(self: Expr, dtype: Any = None, non_blocking: bool = False) -> Expr:
     """a rounded to a dtype"""
     return cast(self, _check_dtype(dtype))
 
 
-@composes("torch.Tensor.type_as")
+@composes("torch.Tensor.type_as", rounding=ONCE)
 def type_as(self: Expr, other: Expr) -> Expr:
     """a rounded to the type of b"""
     return cast(self, other.dtype)
-
-
-@composes("torch.Tensor.contiguous")
-def contiguous(self: Expr, *, memory_format: Any = None) -> Expr:
-    """a"""
-    return self
 
 
 def _check_dtype(dtype: Any) -> torch.dtype | InputDtype:
@@ -139,40 +134,10 @@ def _check_dtype(dtype: Any) -> torch.dtype | InputDtype:
     return dtype
 
 
-@composes("torch.isnan")
+@composes("torch.isnan", rounding=NUMBERS)
 def isnan(input: Any) -> Any:
     """a != a"""
     return input != input
-
-
-@composes("torch.isinf")
-def isinf(input: Any) -> Any:
-    """|a| == inf"""
-    return torch.abs(input) == math.inf
-
-
-@composes("torch.isfinite")
-def isfinite(input: Any) -> Any:
-    """|a| < inf"""
-    return torch.abs(input) < math.inf
-
-
-@composes("torch.isposinf")
-def isposinf(input: Any) -> Any:
-    """a == inf"""
-    return input == math.inf
-
-
-@composes("torch.isneginf")
-def isneginf(input: Any) -> Any:
-    """a == -inf"""
-    return input == -math.inf
-
-
-@composes("torch.signbit")
-def signbit(input: Any) -> Any:
-    """copysign(1, a) < 0"""
-    return torch.copysign(to_symbolic(1.0), input) < 0
 
 
 @composes("torch.isclose")
@@ -183,18 +148,12 @@ def isclose(input: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equa
     return close | (isnan(input) & isnan(other)) if equal_nan else close
 
 
-@composes("torch.logical_xor")
-def logical_xor(input: Any, other: Any) -> Any:
-    """(a != 0) != (b != 0)"""
-    return _truth(input) != _truth(other)
-
-
 def _truth(value: Any) -> Any:
     node = to_expression(value)
     return node if node.is_boolean else node != 0
 
 
-@composes("torch.nan_to_num")
+@composes("torch.nan_to_num", rounding=ONCE)
 def nan_to_num(input: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Any:
     """a where it is finite; infinities become the type's largest and smallest number where none is given"""
     # What is replaced has no derivative. PyTorch multiplies by 0 there, which is NaN under an infinite derivative.
@@ -206,36 +165,12 @@ def nan_to_num(input: Any, nan: Any = None, posinf: Any = None, neginf: Any = No
     return torch.where(isnan(input), 0.0 if nan is None else to_number(nan, "nan of nan_to_num"), finite)
 
 
-@composes("torch.tan")
-def tan(input: Any) -> Any:
-    """sin(a) / cos(a)"""
-    return torch.sin(input) / torch.cos(input)
-
-
 @composes("torch.sinc")
 def sinc(input: Any) -> Any:
     """sin(pi * a) / (pi * a), and 1 at 0"""
     at_zero = input == 0
     angle = torch.where(at_zero, 1.0, input * math.pi)  # the quotient has no 0 / 0 that a derivative could meet
     return torch.where(at_zero, 1.0, torch.sin(angle) / angle)
-
-
-@composes("torch.deg2rad")
-def deg2rad(input: Any) -> Any:
-    """a * pi / 180"""
-    return input * (math.pi / 180)
-
-
-@composes("torch.rad2deg")
-def rad2deg(input: Any) -> Any:
-    """a * 180 / pi"""
-    return input * (180 / math.pi)
-
-
-@composes("torch.frac")
-def frac(input: Any) -> Any:
-    """a - trunc(a)"""
-    return input - torch.trunc(input)
 
 
 @composes("torch.angle")
@@ -245,20 +180,14 @@ def angle(input: Any) -> Any:
     return torch.where(isnan(input), math.nan, torch.where(input < 0, math.pi, zero))
 
 
-@composes("torch.real", "torch.conj", "torch.conj_physical", "torch.resolve_conj", "torch.resolve_neg")
-def real(input: Any) -> Any:
-    """a"""
-    return input
-
-
-@composes("torch.heaviside")
+@composes("torch.heaviside", rounding=NUMBERS)
 def heaviside(input: Any, values: Any) -> Any:
     """0 below 0, 1 above, and values at 0. PyTorch has no derivative of it; here that of input is 0"""
     # Each number beside a value, whose type the choice then has.
     return torch.where(input > 0, 1.0, torch.where(input == 0, to_symbolic(values), 0.0))
 
 
-@composes("torch.round")
+@composes("torch.round", rounding=ONCE)
 def round(input: Any, *, decimals: int | None = None) -> Any:
     """a rounded to so many decimals, ties to even; negative decimals count before the point"""
     if decimals is None:
@@ -269,37 +198,11 @@ def round(input: Any, *, decimals: int | None = None) -> Any:
     return torch.round(input * scale) / scale if decimals > 0 else torch.round(input / scale) * scale
 
 
-@composes("torch.fmax")
-def fmax(input: Any, other: Any) -> Any:
-    """max(a, b), and the other one where one is NaN"""
-    if ties_are_halved():
-        return _unless_nan(torch.maximum, input, other)
-    return torch.where((input >= other) | isnan(other), input, other)
-
-
-@composes("torch.fmin")
-def fmin(input: Any, other: Any) -> Any:
-    """min(a, b), and the other one where one is NaN"""
-    if ties_are_halved():
-        return _unless_nan(torch.minimum, input, other)
-    return torch.where((input <= other) | isnan(other), input, other)
-
-
-def _unless_nan(choose: Callable[..., Any], a: Any, b: Any) -> Any:
+def _unless_nan(choose: Callable[..., Any], is_chosen: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    if not ties_are_halved():
+        return torch.where(is_chosen(a, b) | isnan(b), a, b)
     chosen = choose(to_expression(a), to_expression(b))
     return torch.where(isnan(b), a, torch.where(isnan(a), b, chosen))
-
-
-@composes("torch.logaddexp")
-def logaddexp(input: Any, other: Any) -> Any:
-    """ln(exp(a) + exp(b)), without overflow"""
-    return _log_of_sum(input, other, torch.exp, 1.0)
-
-
-@composes("torch.logaddexp2")
-def logaddexp2(input: Any, other: Any) -> Any:
-    """log2(2 ** a + 2 ** b), without overflow"""
-    return _log_of_sum(input, other, torch.exp2, math.log(2))
 
 
 def _log_of_sum(a: Any, b: Any, exponential: Callable[[Any], Any], log_of_base: float) -> Any:
@@ -321,31 +224,7 @@ def times_logarithm_of_nan(input: Any, other: Any) -> Any:
     return torch.where(input == 0, 0.0, input) * math.nan
 
 
-@composes("torch.ldexp")
-def ldexp(input: Any, other: Any) -> Any:
-    """a * 2 ** b"""
-    return input * torch.exp2(to_symbolic(other))
-
-
-@composes("torch.special.ndtr")
-def ndtr(input: Any) -> Any:
-    """erfc(-a / sqrt(2)) / 2"""
-    return 0.5 * torch.erfc(input * -math.sqrt(0.5))
-
-
-@composes("torch.zeros_like")
-def zeros_like(input: Expr, *, dtype: Any = None, requires_grad: bool = False) -> Expr:
-    """0"""
-    return full_like(input, 0.0, dtype=dtype, requires_grad=requires_grad)
-
-
-@composes("torch.ones_like")
-def ones_like(input: Expr, *, dtype: Any = None, requires_grad: bool = False) -> Expr:
-    """1"""
-    return full_like(input, 1.0, dtype=dtype, requires_grad=requires_grad)
-
-
-@composes("torch.full_like")
+@composes("torch.full_like", rounding=ONCE)
 def full_like(input: Expr, fill_value: Any, *, dtype: Any = None, requires_grad: bool = False) -> Expr:
     """fill_value, a number"""
     if requires_grad:
@@ -364,9 +243,6 @@ def _type_like(value: Expr) -> ValueType:
     if value.leaf:
         return ValueType(like=value.leaf)
     return INPUTS if value.reads == {"z"} else refuse_unknown_type()
-
-
-__all__ = ["compositions", "infix", "logical"]
 
 
 def infix(symbol: str, a: Any, b: Any) -> Expr:
@@ -398,32 +274,8 @@ def logical(symbol: str, *arguments: Any) -> Expr:
     return infix("!=" if symbol == "^" else symbol, *masks)
 
 
-@composes("torch.bitwise_and")
-def bitwise_and(input: Any, other: Any) -> Expr:
-    """a & b"""
-    return logical("&", input, other)
-
-
-@composes("torch.bitwise_or")
-def bitwise_or(input: Any, other: Any) -> Expr:
-    """a | b"""
-    return logical("|", input, other)
-
-
-@composes("torch.bitwise_xor", "torch.Tensor.__xor__")
-def bitwise_xor(input: Any, other: Any) -> Expr:
-    """a ^ b"""
-    return logical("^", input, other)
-
-
-@composes("torch.bitwise_not")
-def bitwise_not(input: Any) -> Expr:
-    """~a"""
-    return logical("~", input)
-
-
 # PyTorch adds and multiplies booleans as "or" and "and", and does not subtract them.
-@composes("torch.add")
+@composes("torch.add", rounding=ONCE)
 def add(input: Any, other: Any, *, alpha: Any = 1) -> Expr:
     """a + alpha * b"""
     if _both_boolean(input, other):
@@ -431,7 +283,7 @@ def add(input: Any, other: Any, *, alpha: Any = 1) -> Expr:
     return infix("+", input, _scaled(other, alpha))
 
 
-@composes("torch.sub")
+@composes("torch.sub", rounding=ONCE)
 def sub(input: Any, other: Any, *, alpha: Any = 1) -> Expr:
     """a - alpha * b"""
     if _both_boolean(input, other):
@@ -439,13 +291,7 @@ def sub(input: Any, other: Any, *, alpha: Any = 1) -> Expr:
     return infix("-", input, _scaled(other, alpha))
 
 
-@composes("torch.rsub")
-def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Expr:
-    """b - alpha * a"""
-    return sub(other, input, alpha=alpha)
-
-
-@composes("torch.mul")
+@composes("torch.mul", rounding=ONCE)
 def mul(input: Any, other: Any) -> Expr:
     """a * b"""
     return infix("&" if _both_boolean(input, other) else "*", input, other)
@@ -455,7 +301,7 @@ def _scaled(value: Any, alpha: Any) -> Any:
     return value if to_number(alpha, "alpha") == 1 else infix("*", value, alpha)
 
 
-@composes("torch.div")
+@composes("torch.div", rounding=ONCE)
 def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Expr:
     """a / b, rounded down or towards 0"""
     for op in op_table().callables[torch.div]:
@@ -464,7 +310,7 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Expr:
     raise EpilogueError(f"div: rounding_mode has to be None, 'trunc' or 'floor', got {rounding_mode!r}")
 
 
-@composes("torch.pow")
+@composes("torch.pow", rounding=STEPS)
 def power(input: Any, exponent: Any) -> Any:
     """a ** b; by multiplication and square roots where b is 1, 2, 3, 0.5, -0.5 or -1, and exp2(b) where a is 2"""
     if not isinstance(input, Expr):
@@ -490,20 +336,20 @@ def power(input: Any, exponent: Any) -> Any:
     return NotImplemented
 
 
-@composes("torch.where")
+@composes("torch.where", rounding=ONCE)
 def where(condition: Any, input: Any, other: Any) -> Any:
     """b if condition else c"""
     mask = as_mask("torch.where", condition)
     return apply(op_table().op("where"), (mask, to_expression(input), to_expression(other)))
 
 
-@composes("torch.Tensor.where", exact=True)
+@composes("torch.Tensor.where", exact=True, rounding=ONCE)
 def where_method(self: Any, condition: Any, other: Any) -> Any:
     """a if condition else b"""
     return torch.where(condition, self, to_symbolic(other))
 
 
-@composes("torch.masked_fill")
+@composes("torch.masked_fill", rounding=ONCE)
 def masked_fill(input: Any, mask: Any, value: Any) -> Any:
     """value if mask else a"""
     a, filled = to_expression(input), to_expression(value)
@@ -514,7 +360,7 @@ def masked_fill(input: Any, mask: Any, value: Any) -> Any:
     return torch.where(mask, to_symbolic(filled), to_symbolic(a))
 
 
-@composes("torch.clamp")
+@composes("torch.clamp", rounding=ONCE)
 def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
     """min(max(a, min), max), where a bound may be left out"""
     if min is None and max is None:
@@ -550,44 +396,12 @@ def _clamp_op(arity: int) -> Op:
     return newer if ties_are_halved() else older
 
 
-@composes("torch.clamp_min")
-def clamp_min(input: Any, min: Any) -> Any:
-    """max(a, min)"""
-    if not isinstance(min, Expr):
-        return torch.clamp(to_symbolic(input), min=min)
-    return torch.maximum(to_symbolic(input), to_symbolic(min)) if ties_are_halved() else NotImplemented
-
-
-@composes("torch.clamp_max")
-def clamp_max(input: Any, max: Any) -> Any:
-    """min(a, max)"""
-    if not isinstance(max, Expr):
-        return torch.clamp(to_symbolic(input), max=max)
-    return torch.minimum(to_symbolic(input), to_symbolic(max)) if ties_are_halved() else NotImplemented
-
-
-@composes("torch.max")
-def maximum_of_two(input: Any, other: Any) -> Any:
-    """max(a, b)"""
-    return torch.maximum(to_symbolic(input), to_symbolic(other))
-
-
-@composes("torch.min")
-def minimum_of_two(input: Any, other: Any) -> Any:
-    """min(a, b)"""
-    return torch.minimum(to_symbolic(input), to_symbolic(other))
-
-
-@composes("torch.addcmul")
-def addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
-    """a + value * b * c"""
-    return add(input, mul(_scaled(tensor1, value), tensor2))
-
-
-@composes("torch.addcdiv")
-def addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1) -> Any:
-    """a + value * b / c"""
-    return add(input, div(_scaled(tensor1, value), tensor2))
+def _bounded(choose: Callable[..., Any], value: Any, **bound: Any) -> Any:
+    """clamp_min and clamp_max. bound: by its name in torch.clamp."""
+    (limit,) = bound.values()
+    if not isinstance(limit, Expr):
+        return torch.clamp(to_symbolic(value), **bound)
+    return choose(to_symbolic(value), to_symbolic(limit)) if ties_are_halved() else NotImplemented
 
 
 @composes("torch.lerp")
@@ -600,31 +414,7 @@ def lerp(input: Any, end: Any, weight: Any) -> Any:
     return add(input, mul(number, step)) if abs(number) < 0.5 else sub(end, mul(step, 1 - number))
 
 
-@composes("torch.nn.functional.threshold")
-def threshold(input: Any, threshold: Any, value: Any, inplace: bool = False) -> Any:
-    """a if a > threshold else value"""
-    return torch.where(input <= threshold, to_symbolic(value), input)
-
-
-@composes("torch.nn.functional.hardshrink")
-def hardshrink(input: Any, lambd: float = 0.5) -> Any:
-    """a, and 0 where |a| <= lambd"""
-    return torch.where((input >= -lambd) & (input <= lambd), to_symbolic(0.0), input)
-
-
-@composes("torch.nn.functional.softshrink")
-def softshrink(input: Any, lambd: float = 0.5) -> Any:
-    """a - copysign(lambd, a), and 0 where |a| <= lambd"""
-    return torch.where(torch.abs(input) <= lambd, to_symbolic(0.0), input - torch.copysign(to_symbolic(lambd), input))
-
-
-@composes("torch.nn.functional.tanhshrink")
-def tanhshrink(input: Any) -> Any:
-    """a - tanh(a)"""
-    return input - torch.tanh(input)
-
-
-@composes("torch.nn.functional.prelu")
+@composes("torch.nn.functional.prelu", rounding=NUMBERS)
 def prelu(input: Any, weight: Any) -> Any:
     """a if a > 0 else weight * a"""
     positive = input > 0
@@ -645,6 +435,7 @@ def rrelu(input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool
     "torch.nn.functional.dropout3d",
     "torch.nn.functional.alpha_dropout",
     "torch.nn.functional.feature_alpha_dropout",
+    rounding=ONCE,
 )
 def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """a, without training"""
@@ -658,3 +449,98 @@ def _without_noise(name: str, input: Any, noisy: bool) -> Any:
             "training=False (module.eval())"
         )
     return input
+
+
+def _formula(paths: str, formula: str, function: Composition, rounding: str = UNKNOWN_STEPS) -> None:
+    """Registers what is one expression."""
+    function.__doc__ = formula
+    composes(*paths.split(), rounding=rounding)(function)
+
+
+_formula("torch.isinf", "|a| == inf", lambda input: torch.abs(input) == math.inf, NUMBERS)
+_formula("torch.isfinite", "|a| < inf", lambda input: torch.abs(input) < math.inf, NUMBERS)
+_formula("torch.isposinf", "a == inf", lambda input: input == math.inf, NUMBERS)
+_formula("torch.isneginf", "a == -inf", lambda input: input == -math.inf, NUMBERS)
+_formula("torch.signbit", "copysign(1, a) < 0", lambda input: torch.copysign(to_symbolic(1.0), input) < 0, NUMBERS)
+_formula("torch.logical_xor", "(a != 0) != (b != 0)", lambda input, other: _truth(input) != _truth(other), NUMBERS)
+_formula("torch.bitwise_and", "a & b", lambda input, other: logical("&", input, other), NUMBERS)
+_formula("torch.bitwise_or", "a | b", lambda input, other: logical("|", input, other), NUMBERS)
+_formula("torch.bitwise_xor torch.Tensor.__xor__", "a ^ b", lambda input, other: logical("^", input, other), NUMBERS)
+_formula("torch.bitwise_not", "~a", lambda input: logical("~", input), NUMBERS)
+_formula("torch.max", "max(a, b)", lambda input, other: torch.maximum(to_symbolic(input), to_symbolic(other)), NUMBERS)
+_formula("torch.min", "min(a, b)", lambda input, other: torch.minimum(to_symbolic(input), to_symbolic(other)), NUMBERS)
+_formula("torch.clamp_min", "max(a, min)", lambda input, min: _bounded(torch.maximum, input, min=min), ONCE)
+_formula("torch.clamp_max", "min(a, max)", lambda input, max: _bounded(torch.minimum, input, max=max), ONCE)
+_formula(
+    "torch.fmax",
+    "max(a, b), and the other one where one is NaN",
+    lambda input, other: _unless_nan(torch.maximum, operator.ge, input, other),
+)
+_formula(
+    "torch.fmin",
+    "min(a, b), and the other one where one is NaN",
+    lambda input, other: _unless_nan(torch.minimum, operator.le, input, other),
+)
+_formula("torch.frac", "a - trunc(a)", lambda input: input - torch.trunc(input), NUMBERS)
+_formula(
+    "torch.nn.functional.threshold",
+    "a if a > threshold else value",
+    lambda input, threshold, value, inplace=False: torch.where(input <= threshold, to_symbolic(value), input),
+    NUMBERS,
+)
+_formula(
+    "torch.nn.functional.hardshrink",
+    "a, and 0 where |a| <= lambd",
+    lambda input, lambd=0.5: torch.where((input >= -lambd) & (input <= lambd), to_symbolic(0.0), input),
+    NUMBERS,
+)
+_formula("torch.nn.functional.tanhshrink", "a - tanh(a)", lambda input: input - torch.tanh(input), STEPS)
+_formula(
+    "torch.real torch.conj torch.conj_physical torch.resolve_conj torch.resolve_neg", "a", lambda input: input, ONCE
+)
+_formula("torch.Tensor.contiguous", "a", lambda self, *, memory_format=None: self, ONCE)
+_formula("torch.rsub", "b - alpha * a", lambda input, other, *, alpha=1: sub(other, input, alpha=alpha), ONCE)
+_formula("torch.tan", "sin(a) / cos(a)", lambda input: torch.sin(input) / torch.cos(input))
+_formula("torch.deg2rad", "a * pi / 180", lambda input: input * (math.pi / 180))
+_formula("torch.rad2deg", "a * 180 / pi", lambda input: input * (180 / math.pi))
+_formula("torch.ldexp", "a * 2 ** b", lambda input, other: input * torch.exp2(to_symbolic(other)))
+_formula("torch.special.ndtr", "erfc(-a / sqrt(2)) / 2", lambda input: 0.5 * torch.erfc(input * -math.sqrt(0.5)))
+_formula(
+    "torch.logaddexp",
+    "ln(exp(a) + exp(b)), without overflow",
+    lambda input, other: _log_of_sum(input, other, torch.exp, 1.0),
+)
+_formula(
+    "torch.logaddexp2",
+    "log2(2 ** a + 2 ** b), without overflow",
+    lambda input, other: _log_of_sum(input, other, torch.exp2, math.log(2)),
+)
+_formula(
+    "torch.addcmul",
+    "a + value * b * c",
+    lambda input, tensor1, tensor2, *, value=1: add(input, mul(_scaled(tensor1, value), tensor2)),
+)
+_formula(
+    "torch.addcdiv",
+    "a + value * b / c",
+    lambda input, tensor1, tensor2, *, value=1: add(input, div(_scaled(tensor1, value), tensor2)),
+)
+_formula(
+    "torch.nn.functional.softshrink",
+    "a - copysign(lambd, a), and 0 where |a| <= lambd",
+    lambda input, lambd=0.5: torch.where(
+        torch.abs(input) <= lambd, to_symbolic(0.0), input - torch.copysign(to_symbolic(lambd), input)
+    ),
+)
+_formula(
+    "torch.zeros_like",
+    "0",
+    lambda input, *, dtype=None, requires_grad=False: full_like(input, 0.0, dtype=dtype, requires_grad=requires_grad),
+    ONCE,
+)
+_formula(
+    "torch.ones_like",
+    "1",
+    lambda input, *, dtype=None, requires_grad=False: full_like(input, 1.0, dtype=dtype, requires_grad=requires_grad),
+    ONCE,
+)

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cutfuse.epilogue import calls
 from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.expression import Expr, apply, constant, input, operand, topological
+from cutfuse.epilogue.expression import Expr, apply, constant, input, operand, topological, unmarked
 from cutfuse.epilogue.program import Program, evaluate
 from cutfuse.epilogue.table import find_namesakes, op_table
 from cutfuse.epilogue.trace import Epilogue
@@ -154,7 +154,7 @@ class _Recorder(TorchDispatchMode):
         if function is None:
             return None
         try:
-            return _simplified(_bare(calls.call(function, tuple(values), keywords)))
+            return _simplified(unmarked(calls.call(function, tuple(values), keywords)))
         except (EpilogueError, TypeError, AttributeError):  # for parameters that the language lacks, or numbers alone
             return None
 
@@ -169,19 +169,12 @@ def _cast(value: Expr, dtype: torch.dtype | None) -> Expr:
     return apply(op_table().op("float"), (value,)) if value.is_boolean else value
 
 
-def _bare(node: Expr) -> Expr:
-    """Without the marks of a type or a call."""
-    while node.op is op_table().identity:
-        (node,) = node.arguments
-    return node
-
-
 def _simplified(node: Expr) -> Expr:
     """Without a factor of 1, and without asking a boolean whether it is 0."""
     name = "" if node.op is None else node.op.name
     if name not in ("mul", "div", "pow", "ne"):
         return node
-    first, second = map(_bare, node.arguments)
+    first, second = map(unmarked, node.arguments)
     if name == "ne":
         is_number = first.op is not None and first.op.name == "float"  # as `evaluate` makes one of each boolean
         return first.arguments[0] if is_number and second.number == 0.0 else node
@@ -212,7 +205,7 @@ def _known_of_output(value: Expr) -> dict[int, Expr]:
 
     Only by inverses that make no rounding error of the value larger.
     """
-    node, own = _bare(value), operand(0)
+    node, own = unmarked(value), operand(0)
     known = {id(node): own}
     while (step := _inverse(node, own)) is not None:
         node, own = step
@@ -224,7 +217,7 @@ def _inverse(node: Expr, own: Any) -> tuple[Expr, Any] | None:
     """The argument of a node, and what it is of the node's value `own`; None where that does not give it."""
     if node.op is None:
         return None
-    name, arguments = node.op.name, tuple(map(_bare, node.arguments))
+    name, arguments = node.op.name, tuple(map(unmarked, node.arguments))
     first = arguments[0]
     if name == "neg":
         return first, -own

@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 import torch
 
 from cutfuse.epilogue import compositions as composed
-from cutfuse.epilogue.compositions import ROUNDING, compositions
+from cutfuse.epilogue.compositions import ROUNDING
 from cutfuse.epilogue.errors import EpilogueError
-from cutfuse.epilogue.expression import Expr, apply, input, to_expression, to_number, to_symbolic
-from cutfuse.epilogue.table import describe_callable, op_table
+from cutfuse.epilogue.expression import Expr, apply, input, to_expression, to_number, to_symbolic, unmarked
+from cutfuse.epilogue.table import NUMBERS, STEPS, UNKNOWN_STEPS, compositions, describe_callable, op_table, rounding_of
 from cutfuse.epilogue.types import ValueType
 
 
@@ -29,24 +29,6 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 
-# Compositions that PyTorch computes as one function, whose value is rounded once, and in which nothing but that value
-# needs rounding. Numbers that they choose or bound by are as precise as the arithmetic.
-_ROUND_ONCE = {
-    *(composed.add, composed.sub, composed.rsub, composed.mul, composed.where, composed.where_method),
-    *(composed.masked_fill, composed.clamp, composed.clamp_min, composed.clamp_max, composed.nan_to_num),
-    *(composed.full_like, composed.zeros_like, composed.ones_like, composed.dropout, composed.real),
-    *(composed.to, composed.type_method, composed.type_as, composed.contiguous, composed.round),
-}
-# The same, but PyTorch rounds their numbers to the values' type first.
-_ROUND_NUMBERS = {
-    *(composed.isnan, composed.isinf, composed.isfinite, composed.isposinf, composed.isneginf, composed.logical_xor),
-    *(composed.bitwise_and, composed.bitwise_or, composed.bitwise_xor, composed.bitwise_not, composed.heaviside),
-    *(composed.maximum_of_two, composed.minimum_of_two, composed.threshold),
-    *(composed.hardshrink, composed.prelu, composed.frac, composed.signbit),
-}
-# Compositions whose steps are functions of PyTorch's there too.
-_IN_STEPS = {composed.power, composed.tanhshrink}
-_CASTS = ("float", "half", "bfloat16", "double", "bool")
 _SHORT = (torch.float16, torch.bfloat16)
 
 
@@ -72,10 +54,10 @@ def call(
         base, exponent = given[:2]
         if _is_number(base) or (_is_number(exponent) and to_number(exponent, "the exponent") < -1):
             _refuse(function, "it is not known where PyTorch rounds in it")
-    if composition in _IN_STEPS:
+    if rounding_of(composition) == STEPS:
         found = compute(function, arguments, keywords)
         # What is no composition after all, as a power of another exponent, is one function.
-        is_op = _unmarked(found).op in op_table().callables.get(function, ())
+        is_op = unmarked(found).op in op_table().callables.get(function, ())
         return _compute(compute, function, arguments, keywords) if is_op else found
     return _compute(compute, function, arguments, keywords)
 
@@ -107,10 +89,10 @@ def _compute(
 ) -> Expr:
     given = (*arguments, *keywords.values())
     composition = compositions().get(function)
-    known = composition in (*_ROUND_ONCE, *_ROUND_NUMBERS, composed.div, composed.power)
-    if composition is not None and not known and getattr(function, "__name__", "") not in _CASTS:
+    rounding = rounding_of(composition)
+    if rounding == UNKNOWN_STEPS:
         _refuse(function, "it is not known where PyTorch rounds in it")
-    if composition in (composed.add, composed.sub, composed.rsub) and keywords.get("alpha", 1) != 1:
+    if composition is not None and keywords.get("alpha", 1) != 1:
         _refuse(function, "PyTorch rounds once behind the product and the sum")
     if keywords.get("decimals") is not None:
         _refuse(function, "it is not known where PyTorch rounds in it")
@@ -119,14 +101,14 @@ def _compute(
         found = compute(function, arguments, keywords)
     finally:
         _thread.is_inside = False
-    value = _unmarked(found)
+    value = unmarked(found)
     if value.op is not None and value.op.eager == "none":
         _refuse(function, "the formula of PyTorch's kernels is not known")
     if value.op is not None and value.op.eager.startswith("(") and found.type.dtype is torch.float32:
         _refuse(function, "its values in float32 are not compared with those of PyTorch's kernels")
     expressions = [item for item in given if isinstance(item, Expr)]
     dtypes = {item.type.dtype for item in expressions if item.type.dtype in _SHORT}
-    if composition is None or composition in (*_ROUND_NUMBERS, composed.power):
+    if composition is None or rounding == NUMBERS or composition is composed.power:
         numbers = value.arguments if composition is None else map(to_expression, filter(_is_number, given))
         for item in numbers:
             if item.number is not None and not all(_holds(dtype, item.number) for dtype in dtypes):
@@ -140,8 +122,8 @@ def _compute(
 
 def _round(found: Expr, given: Sequence[Any]) -> Expr:
     """The value of a function of `given`, as one of its type. What is chosen of values of that type is."""
-    type, value = found.type, _unmarked(found)
-    if type.is_boolean or found.is_number or any(value is _unmarked(item) for item in given if isinstance(item, Expr)):
+    type, value = found.type, unmarked(found)
+    if type.is_boolean or found.is_number or any(value is unmarked(item) for item in given if isinstance(item, Expr)):
         return found
     if type.dtype not in ROUNDING:
         raise EpilogueError(f"PyTorch computes in {type.dtype}")
@@ -159,13 +141,6 @@ def _is_kept(argument: Expr, dtype: torch.dtype, given: Sequence[Any]) -> bool:
         return _holds(dtype, argument.number)
     is_given = any(argument is item for item in given)
     return argument.is_boolean or (is_given and argument.type.dtype is dtype)
-
-
-def _unmarked(value: Expr) -> Expr:
-    """Without the identity nodes that mark its type."""
-    while value.op is op_table().identity:
-        (value,) = value.arguments
-    return value
 
 
 def _is_number(value: Any) -> bool:

@@ -212,23 +212,10 @@ NEEDS_VALUES = {
     ),
 }
 # Methods that tell how a tensor lies in memory.
-LAYOUT_METHODS = frozenset(
-    [
-        "size",
-        "dim",
-        "numel",
-        "nelement",
-        "ndimension",
-        "stride",
-        "storage_offset",
-        "is_contiguous",
-        "get_device",
-        "element_size",
-        "data_ptr",
-        "storage",
-        "untyped_storage",
-    ]
-)
+LAYOUT_METHODS = {
+    *("size", "dim", "numel", "nelement", "ndimension", "stride", "storage_offset", "is_contiguous", "get_device"),
+    *("element_size", "data_ptr", "storage", "untyped_storage"),
+}
 
 
 def refusal(reason: str) -> Callable[..., NoReturn]:

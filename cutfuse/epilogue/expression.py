@@ -277,6 +277,13 @@ def with_call(node: Expr, call: Call) -> Expr:
     return _make(key, op=op, type=node.type, call=call, **fields)
 
 
+def unmarked(node: Expr) -> Expr:
+    """A value without the identity nodes that mark its type or a call."""
+    while node.op is op_table().identity:
+        (node,) = node.arguments
+    return node
+
+
 def to_expression(value: Any) -> Expr:
     """A symbolic value or a number as an expression. Raises EpilogueError for anything else, tensors among them."""
     if isinstance(value, Expr):

@@ -303,7 +303,7 @@ def _operands(part: Part) -> tuple[int, ...]:
     return tuple(sorted(int(leaf[1:]) for leaf in part.reads)) if isinstance(part, Expr) else ()
 
 
-def _compute(symbol: str, a: Part, b: Part) -> Part:
+def compute(symbol: str, a: Part, b: Part) -> Part:
     """a symbol b, folding numbers and the neutral elements that the split itself brings in."""
     op = op_table().infix[symbol]
     if isinstance(a, float) and isinstance(b, float) and op.operator and not (symbol == "/" and b == 0):
@@ -317,13 +317,13 @@ def _compute(symbol: str, a: Part, b: Part) -> Part:
 
 
 def _combine(symbol: str, a: Affine, b: Affine) -> Affine:
-    return Affine(_compute(symbol, a.slope, b.slope), _compute(symbol, a.intercept, b.intercept))
+    return Affine(compute(symbol, a.slope, b.slope), compute(symbol, a.intercept, b.intercept))
 
 
 def _scale(form: Affine, symbol: str, factor: Part) -> Affine:
     """form * factor or form / factor. A part that is 0 because z or a term is absent stays 0."""
     slope, intercept = (
-        0.0 if isinstance(part, float) and part == 0 else _compute(symbol, part, factor)
+        0.0 if isinstance(part, float) and part == 0 else compute(symbol, part, factor)
         for part in (form.slope, form.intercept)
     )
     return Affine(slope, intercept)

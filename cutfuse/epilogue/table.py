@@ -250,9 +250,16 @@ Composition = Callable[..., Any]
 _Function = TypeVar("_Function", bound=Composition)
 
 _registered: list[tuple[tuple[str, ...], bool, Composition]] = []
+_roundings: dict[Composition, str] = {}
+
+# Where PyTorch rounds in a composition.
+ONCE = "once"  # it is one function, in which nothing but the value needs rounding
+NUMBERS = "numbers"  # the same, but the numbers are rounded to the values' type first
+STEPS = "steps"  # its steps are functions of PyTorch's there too
+UNKNOWN_STEPS = "unknown"
 
 
-def composes(*paths: str, exact: bool = False) -> Callable[[_Function], _Function]:
+def composes(*paths: str, exact: bool = False, rounding: str = UNKNOWN_STEPS) -> Callable[[_Function], _Function]:
     """Registers a composition under dotted names of torch functions.
 
     It has the torch function's own signature and returns an expression, or NotImplemented to leave the call to the op
@@ -262,9 +269,15 @@ def composes(*paths: str, exact: bool = False) -> Callable[[_Function], _Functio
 
     def register(function: _Function) -> _Function:
         _registered.append((paths, exact, function))
+        _roundings[function] = rounding
         return function
 
     return register
+
+
+def rounding_of(composition: Composition | None) -> str:
+    """Where PyTorch rounds in a composition, or in the function of an op: once."""
+    return ONCE if composition is None else _roundings[composition]
 
 
 @functools.lru_cache(maxsize=1)

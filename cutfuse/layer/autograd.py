@@ -39,6 +39,14 @@ INPUTS = "inputs"  # bias and operands, and the backward pass multiplies x by th
 NOTHING = "nothing"  # of a layer plus an operand or a number, where the gradient that arrives is all gradients but two
 
 
+def what_is_kept(arguments: LinearArguments, recompute: bool) -> str:
+    """One of these. recompute: the backward pass computes the pre-activation again, where one would be kept."""
+    if hands_gradient_on(arguments):
+        return NOTHING
+    is_pre_activation = arguments.program.text == schema.IDENTITY and arguments.reduction == "none"
+    return INPUTS if recompute and not is_pre_activation else PRE_ACTIVATION
+
+
 def needs_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
@@ -161,6 +169,18 @@ def kept_dtype(x: Tensor, operands: Sequence[Tensor]) -> torch.dtype:
     return sum_dtype(arithmetic_dtype(x, operands))
 
 
+def _compute_elements(
+    x: Tensor, operands: Sequence[Tensor], program: str, reduction: str, dims: tuple[int, ...], out_dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """The result; and a reduction's before it is rounded, where its gradient needs that."""
+    if reduction == "none":
+        return schema.pointwise(x, operands, program, out_dtype), None
+    if reduction not in NEEDS_RESULT:
+        return schema.reduce(x, operands, program, reduction, dims, out_dtype), None
+    result = schema.reduce(x, operands, program, reduction, dims, kept_dtype(x, operands))
+    return result.to(out_dtype, copy=True), result
+
+
 class Elementwise(torch.autograd.Function):
     """`reduction(program(x, operands))` over `dims`; without the reduction where that is "none"."""
 
@@ -178,15 +198,9 @@ class Elementwise(torch.autograd.Function):
         ctx.reduction = reduction
         ctx.dims = dims
         ctx.operands = facts_in_backward(program, reduction, operands)
-        kept = kept_of(ctx.operands, operands)
-        if reduction in NEEDS_RESULT:
-            result = schema.reduce(x, operands, program, reduction, dims, kept_dtype(x, operands))
-            ctx.save_for_backward(result, x, *kept)
-            return result.to(out_dtype, copy=True)
-        ctx.save_for_backward(None, x, *kept)
-        if reduction == "none":
-            return schema.pointwise(x, operands, program, out_dtype)
-        return schema.reduce(x, operands, program, reduction, dims, out_dtype)
+        y, result = _compute_elements(x, operands, program, reduction, dims, out_dtype)
+        ctx.save_for_backward(result, x, *kept_of(ctx.operands, operands))
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -282,7 +296,11 @@ class Linear(torch.autograd.Function):
         elif program != schema.IDENTITY and reduction == "none" and not torch.compiler.is_compiling():
             y, z = schema.linear_with_pre_activation(x, weight, bias, operands, program, out_dtype, *prepared)
         else:
-            y, z, result = _product_and_pass(x, weight, bias, operands, program, reduction, out_dtype, prepared)
+            y = _pre_activation(x, weight, bias, prepared)
+            if program != schema.IDENTITY or reduction != "none" or out_dtype != y.dtype:
+                z, rows = y, aligned_rows(y) if reduction != "none" and may_be_batch_invariant() else y
+                y, result = _compute_elements(rows, operands, program, reduction, (1,), out_dtype)
+                result = None if result is None else result.unsqueeze(1)
         if keeps == NOTHING:
             ctx.save_for_backward(x, weight)
             return y
@@ -363,30 +381,6 @@ def linear_gradients(
     )
 
 
-def _product_and_pass(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    operands: Sequence[Tensor],
-    program: str,
-    reduction: str,
-    out_dtype: torch.dtype,
-    prepared: Prepared,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The result by a product and a kernel over it, and what a backward pass needs: the pre-activation, unless it is
-    the result, and a reduction's result where its gradient needs that."""
-    z = _pre_activation(x, weight, bias, prepared)
-    if program == schema.IDENTITY and reduction == "none" and out_dtype == z.dtype:
-        return z, None, None
-    if reduction == "none":
-        return schema.pointwise(z, operands, program, out_dtype), z, None
-    rows = aligned_rows(z) if may_be_batch_invariant() else z
-    if reduction not in NEEDS_RESULT:
-        return schema.reduce(rows, operands, program, reduction, (1,), out_dtype), z, None
-    y = schema.reduce(rows, operands, program, reduction, (1,), kept_dtype(z, operands))
-    return y.to(out_dtype, copy=True), z, y.unsqueeze(1)
-
-
 def is_forced(x: Tensor, mode: str = "") -> bool:
     """Whether products of x need more than cuBLAS with PyTorch's setting: in `mode`, or if that is empty, in the mode
     that holds now.
@@ -403,7 +397,7 @@ def is_forced(x: Tensor, mode: str = "") -> bool:
 
 def _pre_activation(x: Tensor, weight: Tensor, bias: Tensor | None, prepared: Prepared) -> Tensor:
     if is_forced(x) or may_be_batch_invariant():
-        return schema.linear(x, weight, bias, [], schema.IDENTITY, x.dtype, *prepared)
+        return schema.linear(x, weight, bias, [], schema.IDENTITY, "none", x.dtype, *prepared)
     return F.linear(x, weight, bias)
 
 
@@ -459,7 +453,7 @@ def _composed_linear(forward: Any, out_dtype: torch.dtype) -> Callable[..., Tens
     program = Program.parse(forward.program)
 
     def compute(x: Tensor, weight: Tensor, bias: Tensor | None, *operands: Tensor) -> Tensor:
-        return composed.linear_reduce(x, weight, bias, operands, program, forward.reduction, out_dtype)
+        return composed.linear(x, weight, bias, operands, program, forward.reduction, out_dtype)
 
     return compute
 
@@ -475,7 +469,7 @@ def linear(
     prepared: Prepared = UNPREPARED,
     recompute: bool = False,
 ) -> Tensor:
-    """Calls the linear operator, or with `reduction` the one that reduces rows; by autograd if a gradient is needed.
+    """Calls the linear operator; by autograd if a gradient is needed.
 
     recompute: a backward pass computes the pre-activation again, where the forward pass would keep one.
     """
@@ -486,16 +480,10 @@ def linear(
         keeps = PRE_ACTIVATION
         if not torch.compiler.is_compiling():  # Dynamo does not trace what parses a program
             arguments = LinearArguments(x, weight, bias, operands, Program.parse(program), reduction, out_dtype)
-            is_pre_activation = program == schema.IDENTITY and reduction == "none"
-            if hands_gradient_on(arguments):
-                keeps = NOTHING
-            elif recompute and not is_pre_activation:
-                keeps = INPUTS
+            keeps = what_is_kept(arguments, recompute)
         y = Linear.apply(program, reduction, out_dtype, keeps, *prepared, x, weight, bias, *operands)
         return y
-    if reduction == "none":
-        return schema.linear(x, weight, bias, operands, program, out_dtype, *prepared)
-    return schema.linear_reduce(x, weight, bias, operands, program, reduction, out_dtype, *prepared)
+    return schema.linear(x, weight, bias, operands, program, reduction, out_dtype, *prepared)
 
 
 def weight_gradient(

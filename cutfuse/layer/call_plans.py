@@ -247,14 +247,10 @@ def plan_reduce_call(
     return Planned(call, epilogues)
 
 
+@functools.lru_cache(maxsize=4096)
 def reduction_workspace(extents: tuple[int, ...], dtype: int, reduction: int, device: torch.device) -> int:
     """The bytes of workspace that a reduction with two kernel launches needs."""
-    return _workspace_bytes(extents, dtype, reduction, multiprocessors(device.index))
-
-
-@functools.lru_cache(maxsize=4096)
-def _workspace_bytes(extents: tuple[int, ...], dtype: int, reduction: int, multiprocessor_count: int) -> int:
-    return native.core.reduce_workspace(extents, dtype, reduction, multiprocessor_count)
+    return native.core.reduce_workspace(extents, dtype, reduction, multiprocessors(device.index))
 
 
 class RowResults(NamedTuple):

@@ -1,9 +1,9 @@
 """The public functions' calls that run in one C++ function (csrc/call), because one with the same key ran before.
 
 `connect` passes that function what it needs of PyTorch. `remember_linear` and `remember_mlp` make the plan of a call
-and of later ones with the same key; `remember_pointwise` and `remember_reduce` do after a call in Python. A call of
-`linear` that takes several of PyTorch's and cutfuse's operations is run once with each operation written down, and
-written out as straight-line code: what Python decided between the operations depends on the key alone.
+and of later ones with the same key; `remember_pass` does after a call in Python. A call of `linear` that takes several
+of PyTorch's and cutfuse's operations is run once with each operation written down, and written out as straight-line
+code: what Python decided between the operations depends on the key alone.
 """
 
 from __future__ import annotations
@@ -28,20 +28,17 @@ from ..epilogue.resolve import identity, recognised
 from ..epilogue.types import type_of
 from . import cuda, schema
 from .autograd import needs_gradient
-from .call_plans import Planned, general, plan_linear_call, plan_pointwise_call, plan_reduce_call, remember
+from .call_plans import Planned, general, plan_linear_call, remember
 from .planner import LinearArguments
 from .training import adds_bias_apart, plan_training_call
 
 if TYPE_CHECKING:
-    from .._C import call_linear as call_linear
-    from .._C import call_mlp as call_mlp
-    from .._C import call_pointwise as call_pointwise
-    from .._C import call_reduce as call_reduce
-else:
-    try:
-        from .._C import call_linear, call_mlp, call_pointwise, call_reduce
-    except ImportError:  # the general path raises an ImportError that tells what to do
-        call_linear = call_mlp = call_pointwise = call_reduce = lambda *given: None
+    from .._C import CallFunction
+
+call_linear = native.direct_call("call_linear")
+call_mlp = native.direct_call("call_mlp")
+call_pointwise = native.direct_call("call_pointwise")
+call_reduce = native.direct_call("call_reduce")
 
 CUDA = 2  # DLPack's numbers
 CPU = 1
@@ -162,46 +159,21 @@ def remember_mlp(
     return remember(native.core.CallFunction.mlp, given, number_of, lambda: plan_steps(make_function(), tensors))
 
 
-def remember_pointwise(
+def remember_pass(
+    function: CallFunction,
     given: tuple[Any, ...],
-    x: Tensor,
-    operands: Sequence[Tensor],
+    called: tuple[Any, Tensor, Sequence[Any]],
     epilogue: Epilogue,
-    y: Tensor,
+    presented: Sequence[Tensor],
+    plan: Callable[[], Planned | None],
     is_general: bool,
 ) -> None:
-    """Remembers a call of `pointwise`. x and operands: the arguments of its operator."""
-    tensors = (given[1], *tensors_of(given[2]))
-    is_general = is_general or not same_memory(tensors, (x, *operands))
-
-    def make_plan() -> Planned:
-        found = None if is_general else plan_pointwise_call(x, operands, epilogue.program, y)
-        return found or general()
-
-    number_of = functools.partial(_number_of, given[0], given[2], given[1], epilogue)
-    remember(native.core.CallFunction.pointwise, given, number_of, make_plan)
-
-
-def remember_reduce(
-    given: tuple[Any, ...],
-    x: Tensor,
-    operands: Sequence[Tensor],
-    epilogue: Epilogue,
-    reduction: str,
-    dims: tuple[int, ...],
-    y: Tensor,
-    is_general: bool,
-) -> None:
-    """Remembers a call of `reduce`. x and operands: the arguments of its operator."""
-    tensors = (given[0], *tensors_of(given[5]))
-    is_general = is_general or not same_memory(tensors, (x, *operands))
-
-    def make_plan() -> Planned:
-        found = None if is_general else plan_reduce_call(x, operands, epilogue.program, reduction, dims, y)
-        return found or general()
-
-    number_of = functools.partial(_number_of, given[4], given[5], given[0], epilogue)
-    remember(native.core.CallFunction.reduce, given, number_of, make_plan)
+    """Remembers a call of `pointwise` or `reduce`. called: its callable, x and operands. presented: the tensors of its
+    operator, of which that is the `plan`; is_general: the call is more than the operator."""
+    fn, x, operands = called
+    is_general = is_general or not same_memory((x, *tensors_of(operands)), presented)
+    number_of = functools.partial(_number_of, fn, operands, x, epilogue)
+    remember(function, given, number_of, lambda: (None if is_general else plan()) or general())
 
 
 def tensors_of(operands: Sequence[Any]) -> tuple[Tensor, ...]:
@@ -233,7 +205,6 @@ Replay = Callable[..., Tensor]
 # What computes an operator on the devices that direct calls serve, without PyTorch's dispatcher.
 _UNDISPATCHED: dict[Any, Callable[..., Any]] = {
     schema.linear: cuda.linear,
-    schema.linear_reduce: cuda.linear_reduce,
     schema.pointwise: cuda.pointwise,
     schema.reduce: cuda.reduce,
 }

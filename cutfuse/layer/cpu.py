@@ -18,10 +18,9 @@ from ..epilogue.program import arithmetic_dtype
 from ..epilogue.table import GRADIENTS
 from .planner import composed_joined
 from .prepared import check_unchanged
-from .schema import without_reduction
 
 
-def linear_reduce(
+def linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -33,10 +32,7 @@ def linear_reduce(
 ) -> Tensor:
     _check_prepared(weight, *prepared)
     parsed = Program.parse(program)
-    return composed.linear_reduce(x, weight, bias, operands, parsed, reduction, out_dtype).contiguous()
-
-
-linear = without_reduction(linear_reduce)
+    return composed.linear(x, weight, bias, operands, parsed, reduction, out_dtype).contiguous()
 
 
 def linear_with_pre_activation(

@@ -41,24 +41,12 @@ from .training_step import product_arguments, storing
 
 if TYPE_CHECKING:
     from .._C import CallFunction
-    from .._C import call_backward_operator as call_backward_operator
-    from .._C import call_joined_operator as call_joined_operator
-    from .._C import call_linear_operator as call_linear_operator
-    from .._C import call_pointwise_operator as call_pointwise_operator
-    from .._C import call_reduce_operator as call_reduce_operator
-else:
-    try:
-        from .._C import (
-            call_backward_operator,
-            call_joined_operator,
-            call_linear_operator,
-            call_pointwise_operator,
-            call_reduce_operator,
-        )
-    except ImportError:  # what comes next raises an ImportError that tells what to do
-        call_backward_operator = call_linear_operator = lambda *given: None
-        call_pointwise_operator = call_reduce_operator = call_joined_operator = call_linear_operator
 
+call_backward_operator = native.direct_call("call_backward_operator")
+call_joined_operator = native.direct_call("call_joined_operator")
+call_linear_operator = native.direct_call("call_linear_operator")
+call_pointwise_operator = native.direct_call("call_pointwise_operator")
+call_reduce_operator = native.direct_call("call_reduce_operator")
 
 NO_PLANES = 0, None  # scheme and memory of a weight that has none
 
@@ -72,7 +60,7 @@ def takes(x: Tensor) -> bool:
     return core._functorch.peek_interpreter_stack() is None and not core._autograd._profiler_enabled()
 
 
-def linear_reduce(
+def linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -98,15 +86,12 @@ def linear_reduce(
         batch_invariant=is_batch_invariant(),
     )
     if not _has_result(arguments):
-        return composed.linear_reduce(*arguments[:7])
+        return composed.linear(*arguments[:7])
     function, is_kept = native.core.CallFunction.linear_operator, y is NotImplemented
     made: Tensor = _plan_and_run(
         function, given, given_to(arguments, kept), is_kept, lambda: plan_linear_call(arguments, kept)
     )
     return made
-
-
-linear = schema.without_reduction(linear_reduce)
 
 
 def linear_with_pre_activation(
@@ -161,7 +146,7 @@ def _has_result(arguments: LinearArguments) -> bool:
 
 def joined(x: Tensor, weights: list[Tensor], biases: list[Tensor | None]) -> Tensor:
     if is_batch_invariant():  # whose kernels are chosen for each weight
-        products = [linear(x, *own, [], schema.IDENTITY, x.dtype) for own in zip(weights, biases, strict=True)]
+        products = [linear(x, *own, [], schema.IDENTITY, "none", x.dtype) for own in zip(weights, biases, strict=True)]
         return torch.cat(products, 1)
     given = x, weights, biases
     y: Tensor | None = call_joined_operator(*given)
@@ -381,28 +366,23 @@ def _through_reduction(program: str, reduction: str) -> Program | None:
     It takes the reduction's result as one more operand; None if it exceeds a limit of programs then. The kernel
     multiplies by a reduction's derivative itself only where the reduced dimension is the last one in memory.
     """
-    parsed = Program.parse(program)
-    value: Any = parsed.expression
-    try:
-        result: Any = operand(parsed.operand_count)
-        weighted: Any = (
-            torch.where(value == result, value, 0.0) if GRADIENTS[reduction] == "ties" else torch.exp(value - result)
-        )
-        return Epilogue.from_expression(weighted, parsed.operand_count + 1).program
-    except EpilogueError:
-        return None
+    if GRADIENTS[reduction] == "ties":
+        return _with_result(program, lambda value, result: torch.where(value == result, value, 0.0))
+    return _with_result(program, lambda value, result: torch.exp(value - result))
 
 
 @functools.lru_cache(maxsize=1024)
-def _equals_result(program: str) -> str | None:
-    """A program that returns 1 where `program`'s value equals an extra operand, else 0.
+def _equals_result(program: str) -> Program | None:
+    """A program that returns 1 where `program`'s value equals an extra operand, else 0; None as above."""
+    return _with_result(program, lambda value, result: value == result)
 
-    None if it exceeds a limit of programs.
-    """
+
+def _with_result(program: str, combine: Callable[[Any, Any], Any]) -> Program | None:
+    """`combine` of a program's value and one more operand; None where that exceeds a limit of programs."""
     parsed = Program.parse(program)
     try:
-        equal = parsed.expression == operand(parsed.operand_count)
-        return Epilogue.from_expression(equal, parsed.operand_count + 1).text
+        combined = combine(parsed.expression, operand(parsed.operand_count))
+        return Epilogue.from_expression(combined, parsed.operand_count + 1).program
     except EpilogueError:
         return None
 
@@ -415,8 +395,8 @@ def _count_ties(x: Tensor, operands: Sequence[Tensor], program: str, result: Ten
         x, operands, equals = pointwise(x, operands, program, torch.float32), (), _equals_result(schema.IDENTITY)
     assert equals is not None  # the identity has room for one more operand
     if not dims:
-        return pointwise(x, (*operands, result), equals, torch.float32)
-    return reduce(x, (*operands, result), equals, "sum", dims, torch.float32).view(result.shape)
+        return pointwise(x, (*operands, result), equals.text, torch.float32)
+    return reduce(x, (*operands, result), equals.text, "sum", dims, torch.float32).view(result.shape)
 
 
 def _rows_layout(grad: Tensor, x: Tensor, operands: Sequence[Tensor], result: Tensor) -> MergedLayout | None:

@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..epilogue import Program
 from ..native import address_of
 from .call_plans import Planned, general, given_to, linear_call
+from .layouts import ALIGNMENT
 from .linear_plan import plan_call
-from .planner import ALIGNMENT, LinearArguments, plan_linear, precision_of
-from .schema import IDENTITY
+from .planner import LinearArguments, plan_linear, precision_of
 from .specialize import is_capturing, request
+from .training_step import IDENTITY
 
 _same_bits: dict[tuple[Any, ...], bool] = {}
 
@@ -82,7 +82,7 @@ def _compare(arguments: LinearArguments, kernel: str) -> bool:
         own_x, own_weight = (_random_like(t, offset, generator) for t in (x, weight))
         own_bias = None if bias is None else _random_like(bias, offset, generator)
         # A kernel that stores another type stores the product in it, which the program would round.
-        product = LinearArguments(own_x, own_weight, own_bias, (), Program.parse(IDENTITY), "none", arguments.out_dtype)
+        product = LinearArguments(own_x, own_weight, own_bias, (), IDENTITY, "none", arguments.out_dtype)
         try:
             plan = plan_linear(product, precision_of(product), only=kernel)
         except ValueError:  # the kernel multiplies below this program alone

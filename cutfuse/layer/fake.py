@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from .layouts import kept_sizes
-from .schema import without_reduction
 
 
-def linear_reduce(
+def linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -24,9 +23,6 @@ def linear_reduce(
 ) -> Tensor:
     shape = (x.shape[0], weight.shape[0]) if reduction == "none" else (x.shape[0],)
     return x.new_empty(shape, dtype=out_dtype)
-
-
-linear = without_reduction(linear_reduce)
 
 
 def linear_with_pre_activation(

@@ -1,4 +1,4 @@
-"""Decomposes linear operators for Inductor, where PyTorch's operations are predicted to be faster.
+"""Decomposes the linear operator for Inductor, where PyTorch's operations are predicted to be faster.
 
 If cuBLAS's product is faster than a fused kernel, Inductor is given the product and the epilogue in PyTorch's
 operations, because it compiles the epilogue and the operations around it into one kernel. If a fused kernel is faster,
@@ -31,7 +31,6 @@ from .specialize import find_epilogues, request
 # Those that code of Inductor's calls by their functions.
 UNDISPATCHED: tuple[Callable[..., Any], ...] = (
     schema.linear,
-    schema.linear_reduce,
     schema.linear_with_pre_activation,
     schema.product,
     schema.joined,
@@ -43,7 +42,7 @@ UNDISPATCHED: tuple[Callable[..., Any], ...] = (
 
 @dynamo.assume_constant_result
 def register() -> bool:
-    """Has Inductor call the operators, decompose the linear ones, and mend its views.
+    """Has Inductor call the operators, decompose the linear one, and mend its views.
 
     Runs while Dynamo traces a call, before Inductor does.
     """
@@ -58,10 +57,9 @@ def register() -> bool:
         # without a decomposition, because it does not expect a decomposition to return NotImplemented.
         lowering.make_fallback(operator, lowering.constrain_to_fx_strides, warn=False)
         lowering.lowerings[operator] = _undispatched(lowering.lowerings[operator], operator)
-    for operator, decomposed in ((schema.linear, linear), (schema.linear_reduce, linear_reduce)):
-        # The second table is a copy of the first, made once. A setting of Inductor decides which one it reads.
-        for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
-            table[operator] = decomposed
+    # The second table is a copy of the first, made once. A setting of Inductor decides which one it reads.
+    for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
+        table[schema.linear] = linear
     return True
 
 
@@ -148,7 +146,7 @@ def expose(functions: Mapping[str, Callable[..., Any]], device_type: str) -> Non
     setattr(torch.ops.cutfuse, f"on_{device_type}", types.SimpleNamespace(**own))
 
 
-def linear_reduce(
+def linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -163,10 +161,7 @@ def linear_reduce(
     parsed = Program.parse(program)
     if snapshot is not None or _stays(LinearArguments(x, weight, bias, operands, parsed, reduction, out_dtype)):
         return NotImplemented
-    return composed.linear_reduce(x, weight, bias, operands, parsed, reduction, out_dtype).contiguous()
-
-
-linear = schema.without_reduction(linear_reduce)
+    return composed.linear(x, weight, bias, operands, parsed, reduction, out_dtype).contiguous()
 
 
 def _stays(arguments: LinearArguments) -> bool:

@@ -21,7 +21,7 @@ from ..native import DeviceFacts, address_of, predicted_facts
 NOT_CUDA: DeviceFacts = (0, 0, 0)
 
 _NOTHING = contextlib.nullcontext()
-_VECTOR_BYTES = 16  # that kernels load at once, and the copy engine's boundary
+ALIGNMENT = 16  # bytes that kernels load at once, and the copy engine's boundary
 
 
 def stream_of(index: int) -> int:
@@ -102,8 +102,8 @@ def aligned_rows(matrix: Tensor) -> Tensor:
     While torch.compile traces there is no memory: a matrix is taken to begin at such a multiple.
     """
     (rows, columns), (pitch, step) = matrix.shape, matrix.stride()
-    vector = _VECTOR_BYTES // matrix.element_size()
-    begins_aligned = dynamo.is_tracing() or address_of(matrix) % _VECTOR_BYTES == 0
+    vector = ALIGNMENT // matrix.element_size()
+    begins_aligned = dynamo.is_tracing() or address_of(matrix) % ALIGNMENT == 0
     are_aligned = begins_aligned and (rows <= 1 or pitch % vector == 0)
     if are_aligned and (step == 1 or columns <= 1):
         return matrix

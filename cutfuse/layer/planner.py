@@ -19,14 +19,13 @@ from .. import native
 from ..epilogue import Program
 from ..native import DeviceFacts, address_of
 from ..precision import GUARDED, product_mode
-from .layouts import device_facts, dtype_codes, reduction_codes, times_of
+from .layouts import ALIGNMENT, device_facts, dtype_codes, reduction_codes, times_of
 from .specialize import Matrix, cost_when_specialized
 
 if TYPE_CHECKING:
     from .._C import LinearPlan
 
 
-ALIGNMENT = 16  # bytes; the TMA's requirement
 MOST_WEIGHTS = 3  # weights of one kernel
 UNKNOWN_SIZES = "its sizes are not known at compile time"
 
@@ -68,23 +67,25 @@ def precision_of(arguments: LinearArguments, captured_mode: str = "") -> str:
 
 
 class Request(NamedTuple):
-    """All that a plan depends on.
+    """All that a plan depends on: the native LinearRequest, with the names of its enumerations.
 
-    costs: what the program takes that kernels interpret, what they have compiled in (`cost_when_specialized`), and in a
-    kernel that torch.compile generates. operand_bytes: what the epilogue reads for each element of the output, from
-    operands that are full matrices; others are read once and stay in cache. fetched_bytes: of these, what a kernel's
-    copy engine may bring, which is one matrix in the product's type. issuer: the name of the Issuer, which tells who
-    launches the kernels. joined_rows: of several weights, which are `weight` together. times: the card by whose table
-    it is predicted; empty for the first one.
+    epilogue_cost, specialized_cost, generated_cost: what the program takes that kernels interpret, what they have
+    compiled in (`cost_when_specialized`), and in a kernel that torch.compile generates. operand_bytes: what the
+    epilogue reads for each element of the output, from operands that are full matrices; others are read once and stay
+    in cache. fetched_bytes: of these, what a kernel's copy engine may bring, which is one matrix in the product's type.
+    issuer: who launches the kernels. joined_rows: of several weights, which are `weight` together. times: the card by
+    whose table it is predicted; empty for the first one.
     """
 
     x: MatrixLayout
     weight: MatrixLayout
     bias: VectorLayout | None
-    dtype: torch.dtype
-    out_dtype: torch.dtype
-    reduction: str
-    costs: tuple[float, float | None, float]
+    input: int
+    output: int
+    reduction: int
+    epilogue_cost: float
+    specialized_cost: float | None
+    generated_cost: float
     operand_bytes: int
     fetched_bytes: int
     precision: str
@@ -100,31 +101,10 @@ class Request(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def plan(request: Request, only: str = "") -> LinearPlan:
     """`only`: the name of an alternative that has to be chosen; ValueError where it cannot run."""
-    core = native.core
-    codes = dtype_codes()
-    epilogue_cost, specialized_cost, generated_cost = request.costs
-    asked = core.LinearRequest(
-        x=request.x,
-        weight=request.weight,
-        bias=request.bias,
-        input=codes[request.dtype],
-        output=codes[request.out_dtype],
-        reduction=reduction_codes()[request.reduction],
-        epilogue_cost=epilogue_cost,
-        specialized_cost=specialized_cost,
-        generated_cost=generated_cost,
-        operand_bytes=request.operand_bytes,
-        fetched_bytes=request.fetched_bytes,
-        precision=core.Precision.__members__[request.precision],
-        weight_has_planes=request.weight_has_planes,
-        stores_pre_activation=request.stores_pre_activation,
-        device=request.device,
-        issuer=core.Issuer.__members__[request.issuer],
-        joined_rows=request.joined_rows,
-        batch_invariant=request.batch_invariant,
-        times=request.times,
-    )
-    return core.plan_linear(asked, only)
+    core, given = native.core, request._asdict()
+    given["precision"] = core.Precision.__members__[request.precision]
+    given["issuer"] = core.Issuer.__members__[request.issuer]
+    return core.plan_linear(core.LinearRequest(**given), only)
 
 
 class Layout(NamedTuple):
@@ -221,19 +201,17 @@ def _request(arguments: LinearArguments, precision: str, lay_out: Callable[[Tens
         for own, t in zip(others, operands, strict=True)
         if own.shape and (math.prod(own.shape[:-1]), own.shape[-1]) == shape and min(shape) > 1
     ]
-    native_program = program.native
+    codes = dtype_codes()
     return Request(
         x=of_x.of_matrix,
         weight=of_weight.of_matrix,
         bias=None if of_bias is None else (of_bias.strides[0], of_bias.is_aligned),
-        dtype=x.dtype,
-        out_dtype=arguments.out_dtype,
-        reduction=arguments.reduction,
-        costs=(
-            native_program.cost,
-            cost_when_specialized(program, x.dtype, arguments.out_dtype),
-            native_program.generated_cost,
-        ),
+        input=codes[x.dtype],
+        output=codes[arguments.out_dtype],
+        reduction=reduction_codes()[arguments.reduction],
+        epilogue_cost=program.native.cost,
+        specialized_cost=cost_when_specialized(program, x.dtype, arguments.out_dtype),
+        generated_cost=program.native.generated_cost,
         operand_bytes=sum(dtype.itemsize for dtype in matrices),
         fetched_bytes=x.dtype.itemsize if x.dtype in matrices else 0,
         precision=precision,
@@ -281,10 +259,12 @@ def plan_joined(
         x=x,
         weight=(sum(rows), *first[1:4], all(weight[4] for weight in weights)),
         bias=None,
-        dtype=dtype,
-        out_dtype=dtype,
-        reduction="none",
-        costs=(0.0, 0.0, 0.0),
+        input=dtype_codes()[dtype],
+        output=dtype_codes()[dtype],
+        reduction=reduction_codes()["none"],
+        epilogue_cost=0.0,
+        specialized_cost=0.0,
+        generated_cost=0.0,
         operand_bytes=0,
         fetched_bytes=0,
         precision="tf32",

@@ -8,6 +8,8 @@ type works.
 `snapshot`, `planes` and `scheme` belong to a prepared weight (prepared.py). An operator raises RuntimeError if
 the weight has changed since it was prepared.
 
+`linear` returns `[M, N]`, or `[M]` with a reduction that is not "none".
+
 `linear_with_pre_activation` returns `[M, N]` twice: the result, and `x @ weight.T + bias` in x's type, at which a
 backward pass differentiates the program. The program has instructions.
 
@@ -29,8 +31,7 @@ summed over all dimensions but the last and rounded once, to x's type.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -39,9 +40,7 @@ IDENTITY = "operands=0"  # the program without instructions
 LIBRARY = torch.library.Library("cutfuse", "DEF")
 
 SCHEMAS = (
-    "linear(Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, str program, ScalarType out_dtype, "
-    "Tensor? snapshot=None, Tensor? planes=None, int scheme=0) -> Tensor",
-    "linear_reduce(Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, str program, str reduction, "
+    "linear(Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, str program, str reduction, "
     "ScalarType out_dtype, Tensor? snapshot=None, Tensor? planes=None, int scheme=0) -> Tensor",
     "linear_with_pre_activation(Tensor x, Tensor weight, Tensor? bias, Tensor[] operands, str program, "
     "ScalarType out_dtype, Tensor? snapshot=None, Tensor? planes=None, int scheme=0) -> (Tensor, Tensor)",
@@ -63,27 +62,9 @@ for _schema in SCHEMAS:
 linear: Callable[..., Tensor] = torch.ops.cutfuse.linear.default
 product: Callable[..., Tensor] = torch.ops.cutfuse.product.default
 joined: Callable[..., Tensor] = torch.ops.cutfuse.joined.default
-linear_reduce: Callable[..., Tensor] = torch.ops.cutfuse.linear_reduce.default
 linear_with_pre_activation: Callable[..., tuple[Tensor, Tensor]] = torch.ops.cutfuse.linear_with_pre_activation.default
 pointwise: Callable[..., Tensor] = torch.ops.cutfuse.pointwise.default
 reduce: Callable[..., Tensor] = torch.ops.cutfuse.reduce.default
 layer: Callable[..., Tensor] = torch.ops.cutfuse.layer.default
 layer_cross_entropy: Callable[..., Tensor] = torch.ops.cutfuse.layer_cross_entropy.default
 pointwise_backward: Callable[..., list[Tensor]] = torch.ops.cutfuse.pointwise_backward.default
-
-
-def without_reduction(linear_reduce: Callable[..., Any]) -> Callable[..., Any]:
-    """What implements `linear`, of what implements `linear_reduce` and takes "none" for a reduction."""
-
-    def linear(
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        operands: Sequence[Tensor],
-        program: str,
-        out_dtype: torch.dtype,
-        *prepared: Any,
-    ) -> Any:
-        return linear_reduce(x, weight, bias, operands, program, "none", out_dtype, *prepared)
-
-    return linear

@@ -7,26 +7,52 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from .. import models
 from ..composed import PyTorchCall
 from ..invariance import require
 from ..linear import LinearCall, describe_unfused, linear, normalise_linear
-from ..pointwise import PointwiseCall, normalise_sigmoid, sigmoid
+from ..pointwise import PointwiseCall, normalise_pointwise, pointwise
 from ..reduce import ReduceCall, normalise_reduce, reduce
 from .fused_linear import PreparesWeight, is_plain, why_not_plain
 
 NO_MATRIX = "x is no matrix, so that the sum over dim 1 is not over rows: the plain model runs"
 
-Result = TypeVar("Result")  # of a drop-in's call: a tensor, or for `explain` the call itself
 
+class DropIn(nn.Module):
+    """Before the plain model among a drop-in's bases: a module that makes one call of cutfuse.
 
-class DropIn:
-    """Before the plain model among a drop-in's bases."""
+    _normalise: what gives the normal form of such a call.
+    """
+
+    _normalise: ClassVar[Callable[..., Any]] = staticmethod(normalise_linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = None if isinstance(x, Proxy) else self._call(x)  # a graph of torch.fx is the plain model's
+        if y is None:
+            require("the plain model runs")
+            y = super().forward(x)
+        return y  # type: ignore[no-any-return]  # a tensor in either case
+
+    def normalise_call(self, x: Tensor) -> LinearCall | PointwiseCall | ReduceCall | PyTorchCall:
+        """What `cutfuse.explain` describes."""
+        call = self._call(x, self._normalise)
+        if call is not None:
+            return call  # type: ignore[no-any-return]  # it is one of these
+        layer: Any = next(self.children(), self)
+        reason = "" if layer is self else why_not_plain(layer)
+        if reason:  # what another layer computes is not known
+            return PyTorchCall("linear", [x], f"{reason}: the plain model runs", flops=0)
+        return describe_unfused(x, layer.weight, getattr(layer, "bias", None), NO_MATRIX)
+
+    def _call(self, x: Tensor, function: Callable[..., Any] = linear) -> Any:
+        """What the function of the call, or one that takes the same, gives; None where the plain model is to run."""
+        raise NotImplementedError
 
     def __prepare_scriptable__(self) -> nn.Module:
         """What torch.jit.script compiles in its place: the plain model, with the same parameters."""
@@ -36,36 +62,13 @@ class DropIn:
         return model
 
 
-def describe_plain_model(x: Tensor, reason: str) -> PyTorchCall:
-    """For `explain`, where the layer inside is another one than the drop-in computes; what it computes is not known."""
-    return PyTorchCall("linear", [x], f"{reason}: the plain model runs", flops=0)
-
-
-def is_symbolic(x: Any) -> bool:
-    """Whether torch.fx.symbolic_trace runs the module; the graph is then the plain model's."""
-    return isinstance(x, torch.fx.Proxy)
-
-
 class LinearSigmoidSum(DropIn, PreparesWeight, models.LinearSigmoidSum):
     """Drop-in for `cutfuse.models.LinearSigmoidSum`: x `[M, input_size]` to `[M, 1]`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        # the sum is over dim 1, which is the rows' only in a matrix
-        if is_symbolic(x) or x.dim() != 2 or not is_plain(self.linear):
-            require("the plain model runs")
-            return super().forward(x)
-        return self._call(linear, x)
-
-    def normalise_call(self, x: Tensor) -> LinearCall | PyTorchCall:
-        """What `cutfuse.explain` describes."""
-        reason = why_not_plain(self.linear)
-        if reason:
-            return describe_plain_model(x, reason)
-        if x.dim() != 2:
-            return describe_unfused(x, self._weight(), self.linear.bias, NO_MATRIX)
-        return self._call(normalise_linear, x)
-
-    def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
+    def _call(self, x: Tensor, function: Callable[..., Any] = linear) -> Any:
+        # The sum is over dim 1, which is the rows' only in a matrix.
+        if x.dim() != 2 or not is_plain(self.linear):
+            return None
         return function(x, self._weight(), self.linear.bias, epilogue=torch.sigmoid, reduce="sum", keepdim=True)
 
     def _plain_weight(self) -> Tensor:
@@ -75,15 +78,10 @@ class LinearSigmoidSum(DropIn, PreparesWeight, models.LinearSigmoidSum):
 class Sigmoid(DropIn, models.Sigmoid):
     """Drop-in for `cutfuse.models.Sigmoid` and `torch.nn.Sigmoid`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if is_symbolic(x):
-            require("the plain model runs")
-            return super().forward(x)
-        return sigmoid(x)
+    _normalise = staticmethod(normalise_pointwise)
 
-    def normalise_call(self, x: Tensor) -> PointwiseCall:
-        """What `cutfuse.explain` describes."""
-        return normalise_sigmoid(x)
+    def _call(self, x: Tensor, function: Callable[..., Any] = pointwise) -> Any:
+        return function(torch.sigmoid, x)
 
 
 def _divide_scale(z: Tensor, scaling_factor: float) -> Tensor:
@@ -93,19 +91,9 @@ def _divide_scale(z: Tensor, scaling_factor: float) -> Tensor:
 class GemmDivideSumScale(DropIn, models.GemmDivideSumScale):
     """Drop-in for `cutfuse.models.GemmDivideSumScale`: x `[M, input_size]` to `[M, 1]`, without the matrix product."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if is_symbolic(x) or x.dim() != 2:  # the sum is over dim 1, which is the rows' only in a matrix
-            require("the plain model runs")
-            return super().forward(x)
-        return self._call(linear, x)
-
-    def normalise_call(self, x: Tensor) -> LinearCall | PyTorchCall:
-        """What `cutfuse.explain` describes."""
-        if x.dim() != 2:
-            return describe_unfused(x, self.weight, None, NO_MATRIX)
-        return self._call(normalise_linear, x)
-
-    def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
+    def _call(self, x: Tensor, function: Callable[..., Any] = linear) -> Any:
+        if x.dim() != 2:  # as of LinearSigmoidSum
+            return None
         return function(
             x, self.weight, epilogue=_divide_scale, operands=(self.scaling_factor,), reduce="sum", keepdim=True
         )
@@ -114,17 +102,9 @@ class GemmDivideSumScale(DropIn, models.GemmDivideSumScale):
 class SumReduction(DropIn, models.SumReduction):
     """Drop-in for `cutfuse.models.SumReduction`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if is_symbolic(x):
-            require("the plain model runs")
-            return super().forward(x)
-        return self._call(reduce, x)
+    _normalise = staticmethod(normalise_reduce)
 
-    def normalise_call(self, x: Tensor) -> ReduceCall | PyTorchCall:
-        """What `cutfuse.explain` describes."""
-        return self._call(normalise_reduce, x)
-
-    def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
+    def _call(self, x: Tensor, function: Callable[..., Any] = reduce) -> Any:
         return function(x, self.dim, "sum", keepdim=True)
 
 
@@ -135,20 +115,9 @@ def _sigmoid_scale_residual(z: Tensor, scaling_factor: float) -> Tensor:
 class GemmSigmoidScaleResidual(DropIn, PreparesWeight, models.GemmSigmoidScaleResidual):
     """Drop-in for `cutfuse.models.GemmSigmoidScaleResidual`: x `[..., input_size]` to `[..., hidden_size]`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if is_symbolic(x) or not is_plain(self.gemm):
-            require("the plain model runs")
-            return super().forward(x)
-        return self._call(linear, x)
-
-    def normalise_call(self, x: Tensor) -> LinearCall | PyTorchCall:
-        """What `cutfuse.explain` describes."""
-        reason = why_not_plain(self.gemm)
-        if reason:
-            return describe_plain_model(x, reason)
-        return self._call(normalise_linear, x)
-
-    def _call(self, function: Callable[..., Result], x: Tensor) -> Result:
+    def _call(self, x: Tensor, function: Callable[..., Any] = linear) -> Any:
+        if not is_plain(self.gemm):
+            return None
         operands = (self.scaling_factor,)
         return function(x, self._weight(), self.gemm.bias, epilogue=_sigmoid_scale_residual, operands=operands)
 

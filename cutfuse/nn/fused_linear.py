@@ -5,7 +5,6 @@ Their weight can be prepared, and they take the weight and bias of a layer insid
 
 from __future__ import annotations
 
-import math
 import operator
 import warnings
 from collections.abc import Callable, Sequence, Set
@@ -235,15 +234,11 @@ class FusedLinear(PreparesWeight):
 
     def reset_parameters(self) -> None:
         """As of `nn.Linear`: weight and bias uniform within 1 / sqrt(in_features)."""
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
-        if self.bias is not None:
-            depth = self.weight.shape[1]
-            bound = 1 / math.sqrt(depth) if depth > 0 else 0
-            nn.init.uniform_(self.bias, -bound, bound)
+        nn.Linear.reset_parameters(self)  # type: ignore[arg-type]  # it asks for weight and bias alone
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _SETTINGS:
-            _check_setting(name, value)
+            _SETTINGS[name](value)
             self.__dict__.update(_unfused=frozenset(), _has_warned=False)
         if name == "epilogue" and not isinstance(value, nn.Module):
             self._modules.pop(name, None)  # nn.Module lets nothing but a module take a module's place
@@ -335,7 +330,7 @@ class FusedLinear(PreparesWeight):
         numbers = tuple([operand if isinstance(operand, int | float) else None for operand in operands])
         types = [_type(operand) for operand in operands if not isinstance(operand, int | float)]
         try:
-            arguments.resolve_epilogue("nn.FusedLinear", self.epilogue, numbers, (z, *types))
+            arguments.resolve_epilogue(_OWNER, self.epilogue, numbers, (z, *types))
         except OperandCountError as error:
             raise error from None
         except Exception as error:  # whatever the user's code makes of a symbolic value
@@ -372,18 +367,15 @@ class FusedLinear(PreparesWeight):
 
 
 _GIVES_PARAMETERS = {"weight", "bias", "_weight", "__getattr__", "__getattribute__"}
-_SETTINGS = ("epilogue", "reduce", "keepdim", "recompute", "rounding")
-
-
-def _check_setting(name: str, value: Any) -> None:
-    if name == "epilogue":
-        arguments.check_epilogue("nn.FusedLinear", value)
-    elif name in ("keepdim", "recompute"):
-        arguments.check_flag("nn.FusedLinear", name, value)
-    elif name == "rounding":
-        is_eager(value)
-    elif value is not None:
-        arguments.check_reduction("nn.FusedLinear", value)
+_OWNER = "nn.FusedLinear"
+# The attributes that may be assigned, and what raises for another value.
+_SETTINGS: dict[str, Callable[[Any], Any]] = {
+    "epilogue": lambda value: arguments.check_epilogue(_OWNER, value),
+    "reduce": lambda value: None if value is None else arguments.check_reduction(_OWNER, value),
+    "keepdim": lambda value: arguments.check_flag(_OWNER, "keepdim", value),
+    "recompute": lambda value: arguments.check_flag(_OWNER, "recompute", value),
+    "rounding": is_eager,
+}
 
 
 def _check_places(sizes: dict[str, Any], bias: Any, epilogue: Any, reduce: Any, keepdim: Any) -> None:
