@@ -419,13 +419,9 @@ def test_a_case_is_prepared_and_timed_in_its_precision_and_grad_mode() -> None:
         measure()
         return measure
 
-    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
-    try:
-        for precision, needs_grad in (("fp32", False), ("tf32", True)):
-            found = measured(Case("a", "", "1x1", precision, prepare, needs_grad=needs_grad))
-            assert "note" not in found
-        assert (torch.get_float32_matmul_precision(), torch.is_grad_enabled()) == ("medium", True)
-    finally:
-        torch.set_float32_matmul_precision(before)
+    for precision, needs_grad in (("fp32", False), ("tf32", True)):
+        found = measured(Case("a", "", "1x1", precision, prepare, needs_grad=needs_grad))
+        assert "note" not in found
+    assert (torch.get_float32_matmul_precision(), torch.is_grad_enabled()) == ("medium", True)
     assert seen == [(False, "highest", False)] * 2 + [(True, "high", False)] * 2

@@ -6,7 +6,6 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,13 +13,6 @@ import torch
 
 import cutfuse
 from cutfuse import demo
-
-
-@pytest.fixture(autouse=True)
-def _restored_precision() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 def make_result(torch_error: float, cutfuse_error: float) -> demo.Result:

@@ -130,19 +130,16 @@ def test_what_is_presented_otherwise_is_direct(
     is_trained: bool,
 ) -> None:
     """A copied bias, rows that are multiplied as a matrix, and a product in another precision than PyTorch's own."""
-    given, before = [t.requires_grad_(is_trained) for t in make()], torch.get_float32_matmul_precision()
+    given = [t.requires_grad_(is_trained) for t in make()]
 
     def call() -> list[Tensor]:
         y = cutfuse.linear(*given, epilogue=limited)
         return [y.detach(), *torch.autograd.grad(y, given, torch.ones_like(y))] if is_trained else [y]
 
     torch.set_float32_matmul_precision("high" if allows_tf32 else "highest")
-    try:
-        with cutfuse.precision(mode) if mode else contextlib.nullcontext():
-            expected, found, was_direct = run_three_ways(call)
-            made_by = cutfuse.linear(*given, epilogue=limited).grad_fn
-    finally:
-        torch.set_float32_matmul_precision(before)
+    with cutfuse.precision(mode) if mode else contextlib.nullcontext():
+        expected, found, was_direct = run_three_ways(call)
+        made_by = cutfuse.linear(*given, epilogue=limited).grad_fn
     assert was_direct
     assert not is_trained or type(made_by).__name__ == "DirectLinearBackward"
     assert all(map(torch.equal, found, expected))

@@ -27,11 +27,9 @@ core = native.module()
 
 
 @pytest.fixture(autouse=True)
-def _epilogues_are_compiled_at_once() -> Iterator[None]:
+def _epilogues_are_compiled_at_once() -> None:
     """A call whose epilogue is being compiled takes the general path."""
     cutfuse.set_specialization("now")
-    yield
-    cutfuse.set_specialization("background")
 
 
 QUICK = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

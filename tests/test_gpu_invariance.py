@@ -35,11 +35,9 @@ CHAINS: dict[str, Callable[..., Tensor] | None] = {
 
 
 @pytest.fixture(params=PRECISIONS)
-def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
-    before = torch.get_float32_matmul_precision()
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     torch.set_float32_matmul_precision("high" if request.param == "float32 high" else "highest")
-    yield PRECISIONS[request.param]
-    torch.set_float32_matmul_precision(before)
+    return PRECISIONS[request.param]
 
 
 def randn(*shape: int, dtype: torch.dtype) -> Tensor:
