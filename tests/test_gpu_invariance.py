@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from generators import REDUCTIONS
+from gpu_tensors import captured
 from torch import Tensor
 
 import cutfuse
@@ -211,9 +212,6 @@ def test_a_graph_keeps_the_mode() -> None:
     x, weight = randn(64, 512, dtype=torch.bfloat16), randn(1024, 512, dtype=torch.bfloat16)
     with cutfuse.batch_invariant(), torch.no_grad():
         expected = torch.cat([cutfuse.linear(row, weight, epilogue=F.gelu) for row in x.split(1)])
-        cutfuse.wait()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = cutfuse.linear(x, weight, epilogue=F.gelu)
+        graph, y = captured(lambda: cutfuse.linear(x, weight, epilogue=F.gelu))
     graph.replay()
     assert torch.equal(y, expected)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from generators import EPILOGUES, LAYOUTS, REDUCTIONS, assert_linear, assert_no_worse, eager_linear, to_double
-from gpu_tensors import DEVICE, KERNELS, LARGE, SLACK, SPLIT_MODES, draw, normal, wild
+from gpu_tensors import DEVICE, KERNELS, LARGE, SLACK, SPLIT_MODES, captured, draw, normal, wild
 from plane_cases import SEEN, UNSEEN, Change
 from torch import Tensor
 
@@ -32,20 +32,6 @@ def sigmoid_of(x: Tensor, weight: Weight, mode: str = "split3") -> Tensor:
 def takes_planes(x: Tensor, weight: Weight, mode: str = "split3") -> bool:
     with cutfuse.precision(mode):
         return KEEPS in cutfuse.explain(x, weight, epilogue=torch.sigmoid).steps
-
-
-def captured_on(stream: torch.cuda.Stream, call: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """A graph of the call and its result, after three calls that are not captured."""
-    stream.wait_stream(torch.cuda.current_stream())
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-        stream.synchronize()
-        with torch.cuda.graph(graph, stream=stream):
-            y = call()
-    torch.cuda.current_stream().wait_stream(stream)
-    return graph, y
 
 
 @pytest.mark.parametrize("mode", ["split3", "split6", "guarded"])
@@ -192,8 +178,8 @@ def test_a_graph_reads_the_planes_that_it_captured() -> None:
     """Of the weight as it was prepared, and of x as it is replayed; a graph without planes follows the weight."""
     x, weight, _ = draw(ROWS, COLUMNS, DEPTH)
     original, prepared = weight.clone(), cutfuse.prepare(weight, "split3")
-    kept_graph, kept = captured_on(torch.cuda.Stream(), lambda: sigmoid_of(x, prepared))
-    own_graph, own = captured_on(torch.cuda.Stream(), lambda: sigmoid_of(x, weight))
+    kept_graph, kept = captured(lambda: sigmoid_of(x, prepared))
+    own_graph, own = captured(lambda: sigmoid_of(x, weight))
     for seed in (5, 6):
         weight.copy_(normal(COLUMNS, DEPTH, seed=seed))
         x.copy_(normal(ROWS, DEPTH, seed=seed))
@@ -249,7 +235,7 @@ def test_guard_decides_in_every_replay(reduction: str | None) -> None:
         with cutfuse.precision(mode):
             return cutfuse.linear(x, weight, bias, epilogue=torch.relu, reduce=reduction)
 
-    graph, y = captured_on(torch.cuda.Stream(), lambda: call(None))
+    graph, y = captured(lambda: call(None))
     for plan in ("split3", "split6", "split3", "split6", "split6", "split3"):
         x.copy_(inputs[plan])
         y.zero_()

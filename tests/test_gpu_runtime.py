@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from generators import REDUCTIONS
+from gpu_tensors import captured
 from torch import Tensor
 
 import cutfuse
@@ -59,16 +60,7 @@ some_are_general = pytest.mark.general_path(
 @pytest.mark.parametrize("name", CALLS)
 def test_graphs_capture_on_a_side_stream(name: str) -> None:
     call, inputs = CALLS[name], make_inputs()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            call(*inputs)
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            y = call(*inputs)
-    torch.cuda.current_stream().wait_stream(stream)
+    graph, y = captured(lambda: call(*inputs))
     for _ in range(3):
         for t, fresh in zip(inputs, make_inputs(), strict=True):
             t.copy_(fresh)
