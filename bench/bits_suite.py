@@ -5,7 +5,6 @@ what batch invariance and `rounding="eager"` take of the time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
@@ -14,16 +13,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import cutfuse
+from bench.chain_workloads import operands_of
+from bench.chains import FULL, Chain, Operand
 from bench.goals import MEAN, WORST, Value, cases_with, figure_of, over, value_of
+from bench.host_calls import layer_tensors
 from bench.launches import Checked, interleaved
-from bench.random_suite import FORWARD, SIZES, SMALL_SIZES, drawn_layers
+from bench.random_suite import FORWARD, SIZES, SMALL_SIZES, Layer, drawn_layers
 from bench.random_suite import ROWS as DRAWN_ROWS
 from bench.random_suite import SMALL_ROWS as FEW_ROWS
-from bench.random_suite import Layer as DrawnLayer
 from bench.suite import Case, Figures, Goal, Results, Session, Suite, Turn
 from bench.tables import Table, case_table, of, ratio_of, times_of
 from bench.timing import Launch
-from bench.workloads import PRECISIONS, Shape, dimensions, random_tensor
+from bench.workloads import PRECISIONS, Shape, dimensions
 
 DEFAULT, INVARIANT, ROUNDED, PYTORCH = CONTENDERS = ("default", "batch-invariant", "eager rounding", "PyTorch")
 ALIKE, ROUNDING = "linear", "rounding"  # groups
@@ -36,35 +37,26 @@ WEIGHTS, SMALL_WEIGHTS = ((4096, 4096), (14336, 4096), (1024, 3072)), ((32, 64),
 MOST_ALONE = 64  # rows of a batch that are computed alone too
 
 
-@dataclass(frozen=True)
-class Layer:
-    """What follows the product: a chain, which may read a residual like the result, and a reduction of rows."""
-
-    name: str
-    chain: Callable[..., Tensor] | None
-    has_residual: bool = False
-    reduction: str | None = None
-
-    def build(self, shape: Shape, precision: str, device: torch.device) -> Callable[[slice], Tensor]:
-        """The layer of some rows."""
-        m, n, k = shape
-        x, weight = (random_tensor(own, precision, device, seed) for seed, own in enumerate(((m, k), (n, k))))
-        bias = random_tensor((n,), precision, device, 2)
-        operands = [random_tensor((m, n), precision, device, 3)] if self.has_residual else []
-
-        def call(rows: slice) -> Tensor:
-            own = [operand[rows] for operand in operands]
-            return cutfuse.linear(x[rows], weight, bias, epilogue=self.chain, operands=own, reduce=self.reduction)
-
-        return call
-
-
-LAYERS = (
-    Layer("plain", None),
-    Layer("gelu", F.gelu),
-    Layer("silu, residual", lambda z, r: F.silu(z) + r, has_residual=True),
-    Layer("tanh, logsumexp", torch.tanh, reduction="logsumexp"),
+# What follows the product, if anything does.
+CHAINS = (
+    Chain("plain", 0, (), ("return z",)),
+    Chain("gelu", 1, (), ("return F.gelu(z)",)),
+    Chain("silu, residual", 2, (Operand(FULL),), ("return F.silu(z) + a",)),
+    Chain("tanh, logsumexp", 1, (), ("return torch.tanh(z)",), "logsumexp"),
 )
+
+
+def layer_of(chain: Chain, shape: Shape, precision: str, device: torch.device) -> Callable[[slice], Tensor]:
+    """A layer with the chain behind it, of some rows of its x."""
+    x, weight, bias = layer_tensors(shape, precision, device)
+    operands = operands_of(chain, *shape[:2], precision, device)
+    epilogue = chain.function if chain.ops else None
+
+    def call(rows: slice) -> Tensor:
+        own = [operand[rows] for operand in operands]
+        return cutfuse.linear(x[rows], weight, bias, epilogue=epilogue, operands=own, reduce=chain.reduce)
+
+    return call
 
 
 def equal_share(call: Callable[[slice], Tensor], rows: int) -> float:
@@ -76,9 +68,9 @@ def equal_share(call: Callable[[slice], Tensor], rows: int) -> float:
     return sum(torch.equal(call(part), whole[part]) for part in parts) / len(parts)
 
 
-def prepare(layer: Layer, shape: Shape, precision: str, session: Session) -> Turn:
+def prepare(chain: Chain, shape: Shape, precision: str, session: Session) -> Turn:
     """The share of equal rows in each mode, and what takes the times."""
-    call = layer.build(shape, precision, session.device)
+    call = layer_of(chain, shape, precision, session.device)
     checked: Checked[Launch] = Checked(session)
 
     def check(name: str, entry: Figures) -> Launch:
@@ -96,7 +88,7 @@ def prepare(layer: Layer, shape: Shape, precision: str, session: Session) -> Tur
     return partial(interleaved, checked)
 
 
-def prepare_drawn(layer: DrawnLayer, precision: str, session: Session) -> Turn:
+def prepare_drawn(layer: Layer, precision: str, session: Session) -> Turn:
     """Whether a layer has the bits of PyTorch's own operations and a kernel computes it, and what takes the times."""
     tensors, chain = layer.tensors(precision, session.device), layer.chain.function
     checked: Checked[Launch] = Checked(session)
@@ -135,9 +127,9 @@ def prepare_drawn(layer: DrawnLayer, precision: str, session: Session) -> Turn:
 def bits_cases(small: bool, quick: bool, seed: int) -> Iterator[Case]:
     """Every layer for each weight, number of rows and precision, and layers drawn by the seed."""
     weights, rows = (SMALL_WEIGHTS, SMALL_ROWS) if small else (WEIGHTS[:1] if quick else WEIGHTS, ROWS)
-    for layer, (n, k), m, precision in product(LAYERS, weights, rows, PRECISIONS):
+    for chain, (n, k), m, precision in product(CHAINS, weights, rows, PRECISIONS):
         shape = m, n, k
-        yield Case(ALIKE, layer.name, dimensions(shape), precision, partial(prepare, layer, shape, precision))
+        yield Case(ALIKE, chain.name, dimensions(shape), precision, partial(prepare, chain, shape, precision))
     ranges = (FEW_ROWS, SMALL_SIZES) if small else (DRAWN_ROWS, SIZES)
     for number, drawn in enumerate(drawn_layers(FORWARD, FEW_DRAWN if small or quick else DRAWN, *ranges, seed=seed)):
         own, name = ("bf16", "fp16")[number % 2], f"{number:03} {drawn.label}"

@@ -56,9 +56,8 @@ def linear(shape: Shape, chain: Chain, precision: str, extras: tuple[str, ...], 
 
     `extras`: which of the chain alone, POINTWISE, and of cutfuse's product alone, PRODUCT, are built.
     """
-    m, n, k = shape
-    x = random_tensor((m, k), precision, device, seed=1)
-    weight = random_tensor((n, k), precision, device, seed=2).mul_(k**-0.5)
+    m, n, _ = shape
+    x, weight = host_calls.product_tensors(shape, precision, device)
     operands = operands_of(chain, m, n, precision, device)
 
     def eager(x: Tensor, weight: Tensor, *operands: Tensor) -> Tensor:

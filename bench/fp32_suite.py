@@ -19,6 +19,7 @@ from bench.ceilings import Work
 from bench.chain_workloads import training
 from bench.contenders import AUTOTUNE, COMPILE, CONTENDERS, EAGER, FUSED, KEPT, MM, slow_compilers
 from bench.goals import MEAN, WORST, median
+from bench.host_calls import product_tensors
 from bench.launches import launch_case
 from bench.reference import MODELS, product_work
 from bench.suite import Case, Figures, Goal, Results, Suite
@@ -54,16 +55,9 @@ def build_model(build: Callable[[torch.device], Workload], device: torch.device)
     return replace(plain, extras={KEPT: kept})
 
 
-def matrices(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
-    """x `[M, K]` and a weight `[N, K]` scaled so that their product is about normal."""
-    m, n, k = shape
-    weight = random_tensor((n, k), "fp32", device, seed=2).mul_(k**-0.5)
-    return random_tensor((m, k), "fp32", device, seed=1), weight
-
-
 def build_product(shape: Shape, mode: str | None, device: torch.device) -> Workload:
     """The bare product of `shape` (M, N, K) in a mode of `cutfuse.precision`, and with the weight prepared."""
-    x, weight = matrices(shape, device)
+    x, weight = product_tensors(shape, "fp32", device)
     prepared = cutfuse.prepare(weight, mode)
     reference = product_reference(x, weight)
 
@@ -88,7 +82,7 @@ def build_product(shape: Shape, mode: str | None, device: torch.device) -> Workl
 
 def build_training(shape: Shape, device: torch.device) -> Workload:
     """A linear layer's forward and the gradients of its input and its weight."""
-    leaves = [tensor.requires_grad_() for tensor in matrices(shape, device)]
+    leaves = [tensor.requires_grad_() for tensor in product_tensors(shape, "fp32", device)]
     gradient = random_tensor(shape[:2], "fp32", device, seed=3)
 
     return training([*leaves, gradient], F.linear, cutfuse.linear)

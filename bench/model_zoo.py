@@ -248,22 +248,19 @@ def encoder_words(length: int, module: nn.Module, batch: int, dtype: torch.dtype
     return Inputs((words,), tensor=field_of("last_hidden_state"))
 
 
-def masked_words(length: int, module: nn.Module, batch: int, dtype: torch.dtype, kind: str) -> Inputs:
-    """Words, and in training the right ones, which make the model give its loss."""
+def words_for_logits(
+    length: int, module: nn.Module, batch: int, dtype: torch.dtype, kind: str, **keywords: int
+) -> Inputs:
+    """Words, and in training the right ones, which make the model give its loss. keywords: of the forward pass."""
     del dtype
     words = word_numbers(module, batch, length_for(module, length))
     if kind == TRAINING:
         return Inputs((words,), {"labels": words}, field_of("loss"))
-    return Inputs((words,), tensor=field_of("logits"))
+    return Inputs((words,), keywords, field_of("logits"))
 
 
-def prompt(length: int, module: nn.Module, batch: int, dtype: torch.dtype, kind: str) -> Inputs:
-    """Words whose next one is asked for, as generation begins; in training every next word."""
-    del dtype
-    words = word_numbers(module, batch, length_for(module, length))
-    if kind == TRAINING:
-        return Inputs((words,), {"labels": words}, field_of("loss"))
-    return Inputs((words,), {"logits_to_keep": 1}, field_of("logits"))
+# Words whose next one is asked for, as generation begins; in training every next word.
+prompt = partial(words_for_logits, logits_to_keep=1)
 
 
 def one_token(length: int, module: nn.Module, batch: int, dtype: torch.dtype, kind: str) -> Inputs:
@@ -298,7 +295,7 @@ MODELS = (
     Model("ConvNeXt-B", "timm", convnext, images, Batches(1, 256, 64)),
     Model("MLP-Mixer-B", "timm", mixer, images, Batches(1, 256, 64)),
     Model("Swin-B", "timm", swin, images, Batches(1, 128, 64)),
-    Model("BERT-large", "transformers", bert, partial(masked_words, 512), Batches(1, 32, 16)),
+    Model("BERT-large", "transformers", bert, partial(words_for_logits, 512), Batches(1, 32, 16)),
     Model("GPT-2 medium", "transformers", gpt2, partial(prompt, 1024), Batches(1, 16, 8)),
     Model("T5-large encoder", "transformers", t5, partial(encoder_words, 512), Batches(1, 32, 16)),
     Model("Whisper-small encoder", "transformers", whisper, sound, Batches(1, 32, 16)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from bench.launches import launch_case
 from bench.suite import Case, Goal, Results, Suite
 from bench.tables import Table, case_table, error, microseconds, of, ratio_of, times_of
 from bench.workloads import Shape, Workload, dimensions, element_size, random_tensor
+from cutfuse.demo import FULL_SIZE
 
 NAMES = (MM, EAGER, *COMPILERS, FUSED)
 BEST_COMPILED = "best torch.compile"
@@ -44,14 +45,12 @@ def product_work(shape: Shape, arguments: tuple[Any, ...], element: int) -> Work
 
 def product_row_sum_work(shape: Shape, arguments: tuple[Any, ...], element: int) -> Work:
     """A product of which only one number a row is written."""
-    (m, k), n = shape, arguments[1]
-    return Work((m * k + n * k) * element, m * element, 2 * m * n * k)
+    return replace(product_work(shape, arguments, element), written_bytes=shape[0] * element)
 
 
 def affine_row_sum_work(shape: Shape, arguments: tuple[Any, ...], element: int) -> Work:
     """Row sums of a product that is only scaled need two matrix-vector products: memory, no arithmetic to speak of."""
-    (m, k), n = shape, arguments[1]
-    return Work((m * k + n * k) * element, m * element)
+    return replace(product_row_sum_work(shape, arguments, element), flops=0)
 
 
 def stream_work(shape: Shape, arguments: tuple[Any, ...], element: int) -> Work:
@@ -67,15 +66,22 @@ def reduce_work(shape: Shape, arguments: tuple[Any, ...], element: int) -> Work:
 
 @dataclass(frozen=True)
 class Model:
-    """A reference model: x's shape and the constructor's arguments at both sizes, and what follows its product."""
+    """A reference model: x's shape and the constructor's arguments at the small size, and what follows its product.
+
+    `cutfuse.demo` has the full sizes.
+    """
 
     name: str
-    full: tuple[Shape, tuple[Any, ...]]
     small: tuple[Shape, tuple[Any, ...]]
     tail: Callable[[Tensor], Tensor]
     work: Callable[[Shape, tuple[Any, ...], int], Work]
     precisions: tuple[str, ...]
     targets: dict[str, tuple[Target, ...]] = field(default_factory=dict)
+
+    def size(self, small: bool) -> tuple[Shape, tuple[Any, ...]]:
+        """x's shape and the constructor's arguments."""
+        full = next(case for case in FULL_SIZE if case.name == self.name)
+        return self.small if small else (full.shape, full.arguments)
 
     def targets_at(self, precision: str) -> tuple[Target, ...]:
         """The targets at `precision`: at par with torch.compile, unless one of its own asks for more."""
@@ -85,19 +91,19 @@ class Model:
     def build(self, small: bool, precision: str, device: torch.device) -> Workload:
         """The model at one size and precision, and its drop-in."""
         torch.manual_seed(0)
-        shape, arguments = self.small if small else self.full
+        shape, arguments = self.size(small)
         x = random_tensor(shape, precision, device, seed=1)
         return workloads.reference_model(self.name, arguments, self.tail, x, device)
 
     def key(self, small: bool, precision: str) -> tuple[str, str, str, str]:
         """The case's key, with the shape as M x N x K where it has a product."""
-        shape, arguments = self.small if small else self.full
+        shape, arguments = self.size(small)
         printed = (shape[0], arguments[1], shape[1]) if len(arguments) > 1 else shape
         return self.name, "", dimensions(printed), precision
 
     def least_work(self, small: bool, precision: str) -> Work:
         """The least that a case must move and compute."""
-        return self.work(*(self.small if small else self.full), element_size(precision))
+        return self.work(*self.size(small), element_size(precision))
 
 
 ALL_PRECISIONS = ("fp32", "bf16", "tf32", "fp16")
@@ -105,7 +111,6 @@ NO_PRODUCT_PRECISIONS = ("fp32", "bf16", "fp16")
 MODELS = (
     Model(
         "LinearSigmoidSum",
-        full=((128, 32768), (32768, 32768)),
         small=((32, 1024), (1024, 1024)),
         tail=lambda z: torch.sigmoid(z).sum(1, keepdim=True),
         work=product_row_sum_work,
@@ -114,7 +119,6 @@ MODELS = (
     ),
     Model(
         "Sigmoid",
-        full=((4096, 393216), ()),
         small=((256, 8192), ()),
         tail=torch.sigmoid,
         work=stream_work,
@@ -122,7 +126,6 @@ MODELS = (
     ),
     Model(
         "GemmDivideSumScale",
-        full=((1024, 8192), (8192, 8192, 1.5)),
         small=((128, 512), (512, 512, 1.5)),
         tail=lambda z: (z / 2).sum(1, keepdim=True) * 1.5,
         work=affine_row_sum_work,
@@ -131,7 +134,6 @@ MODELS = (
     ),
     Model(
         "SumReduction",
-        full=((128, 4096, 4095), (1,)),
         small=((8, 512, 511), (1,)),
         tail=lambda x: x.sum(1, keepdim=True),
         work=reduce_work,
@@ -139,7 +141,6 @@ MODELS = (
     ),
     Model(
         "GemmSigmoidScaleResidual",
-        full=((1024, 8192), (8192, 8192, 2.0)),
         small=((128, 512), (512, 512, 2.0)),
         tail=lambda z: torch.sigmoid(z) * 2.0 + z,
         work=product_work,

@@ -106,6 +106,27 @@ def _poisoned(request: pytest.FixtureRequest) -> None:
         poison()
 
 
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    """PyTorch's precision of fp32 products and cutfuse's modes of the process are as before after each test."""
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+    cutfuse.set_precision(None)
+    cutfuse.set_batch_invariant(False)
+    cutfuse.set_rounding("once")
+    cutfuse.set_specialization("background")
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """What was compiled before is not found, and nothing that the test compiles is kept."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
 @pytest.fixture(params=["composed", "operators"])
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
     """Both ways of a call without a GPU: PyTorch's own operations, and the operators' CPU implementations."""
@@ -123,11 +144,9 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
 def way(request: pytest.FixtureRequest) -> Iterator[Way]:
     """As `path`, and the kernels of a GPU; each with every type."""
     name, dtype, precision = request.param
-    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     with use_operators_everywhere() if name == "operators" else contextlib.nullcontext():
         yield Way("cuda" if name == "kernels" else "cpu", dtype)
-    torch.set_float32_matmul_precision(before)
 
 
 @pytest.fixture
@@ -152,15 +171,12 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def hopper_at_highest() -> Iterator[None]:
+def hopper_at_highest() -> None:
     """PyTorch's "highest" for fp32 products, on the one architecture that has kernels over planes."""
     if torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0):
         # Other architectures have cuBLAS for these products, which PyTorch tests.
         pytest.skip("products of 16-bit parts are for compute capability 9.0")
-    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 @pytest.fixture
@@ -172,20 +188,15 @@ def guarded_products(hopper_at_highest: None) -> Iterator[None]:
 
 
 @pytest.fixture
-def everything_fuses() -> Iterator[None]:
-    """The operators run on a CPU too, so that torch.compile's backend fuses there, and nothing compiled is kept."""
-    torch._dynamo.reset()
+def everything_fuses(fresh_dynamo: None) -> Iterator[None]:
+    """The operators run on a CPU too, so that torch.compile's backend fuses there."""
     with use_operators_everywhere():
         yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture
-def h200(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def h200(monkeypatch: pytest.MonkeyPatch, fresh_dynamo: None) -> None:
     """Tensors without memory, and the kernels and facts of an H200 for them."""
     monkeypatch.setattr(arguments, "why_composed", lambda x, arithmetic: "")
     monkeypatch.setattr(planner, "device_facts", lambda device: (9, 0, 132))
     monkeypatch.setattr(specialize, "why_interpreted", lambda: "")
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()

@@ -13,19 +13,30 @@ import torch
 from torch import Tensor
 
 from cutfuse import native
+from cutfuse.layer import calls
 
 
 class RecordedLaunches:
-    """`launches`: the arguments of each by name, and its function as `function`, in order."""
+    """`launches`: the arguments of each by name, and its function as `function`, in order.
+
+    allocated: address, bytes, and how many launches were made before, of what `allocate` gave.
+    """
 
     def __init__(self) -> None:
         self.launches: list[SimpleNamespace] = []
+        self.allocated: list[tuple[int, int, int]] = []
 
     def __call__(self, function: str, arguments: dict[str, Any]) -> None:
         self.write_down(SimpleNamespace(function=function, **arguments))
 
     def write_down(self, launch: SimpleNamespace) -> None:
         self.launches.append(launch)
+
+    def allocate(self, *given: Any) -> Tensor:
+        """In the place of `empty_strided` of calls, where a test asks for what they allocate."""
+        tensor: Tensor = calls.torch_functions(calls.CPU)["empty_strided"](*given)
+        self.allocated.append((tensor.data_ptr(), tensor.nbytes, len(self.launches)))
+        return tensor
 
     @property
     def names(self) -> list[str]:

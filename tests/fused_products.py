@@ -21,6 +21,32 @@ def inputs(rows: int, columns: int, depth: int, dtype: torch.dtype = torch.float
     return torch.randn(rows, depth).to(dtype), torch.randn(columns, depth).to(dtype)
 
 
+def dtype_of(kernel: str) -> torch.dtype:
+    """Of the matrices that a kernel reads, by its name."""
+    return {"bf16": torch.bfloat16, "f16": torch.float16}.get(kernel.split("_")[1], torch.float32)
+
+
+def out_dtype_of(kernel: str) -> torch.dtype:
+    """Of what it stores."""
+    return torch.float32 if "_f32_" in kernel else dtype_of(kernel)
+
+
+def reduction_of(kernel: str) -> str:
+    """One that it computes."""
+    return "sum" if "_rows_" in kernel else "none"
+
+
+def placed(matrix: Tensor, kernel: str, is_weight: bool, offset: int = 0, gap: int = 0) -> Tensor:
+    """The same values by rows or columns, as the kernel reads them; between the lines, and before the first, is NaN."""
+    reads_columns = "_tn_" in kernel or ("_nn_" in kernel and is_weight)
+    lines = matrix.t() if reads_columns else matrix
+    count, length = lines.shape
+    memory = matrix.new_full((offset + count * (length + gap),), torch.nan)
+    view = memory.as_strided((count, length), (length + gap, 1), offset)
+    view.copy_(lines)
+    return view.t() if reads_columns else view
+
+
 def arguments_of(x: Tensor, weight: Tensor, reduction: str = "none", **options: Any) -> LinearArguments:
     given = {"bias": None, "operands": (), "program": IDENTITY, "out_dtype": x.dtype, **options}
     return LinearArguments(x, weight, reduction=reduction, **given)

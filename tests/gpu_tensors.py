@@ -1,17 +1,20 @@
-"""Random tensors on a GPU, and memory around results that is watched."""
+"""Random tensors on a GPU, memory around results that is watched, and calls that are captured in a graph."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+import cutfuse
 from cutfuse import native
 from cutfuse.layer import calls
 
 DEVICE = "cuda"
+Result = TypeVar("Result")
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -45,6 +48,31 @@ def guarded_results(margin: float = torch.nan) -> Iterator[list[Tensor]]:
     for memory in found:
         rows = memory[[0, -1]]
         assert torch.equal(rows, torch.full_like(rows, margin)) or rows.isnan().all(), "written outside of the result"
+
+
+def captured(call: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """A graph of a call on a stream of its own, and what it gives, after three calls that are not captured."""
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+        cutfuse.wait()
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            found = call()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph, found
+
+
+def check_repeats(step: Callable[[], list[Tensor]]) -> None:
+    """A step gives the same bits in each call, and in a graph."""
+    graph, replayed = captured(step)
+    expected, again = step(), step()
+    graph.replay()
+    for own, second, right in zip(replayed, again, expected, strict=True):
+        assert torch.equal(own, right)
+        assert torch.equal(second, right)
 
 
 # Inputs of the GPU tests of products over planes.

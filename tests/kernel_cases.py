@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -20,57 +22,23 @@ def random(shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.randn(tuple(shape), generator=generator, device=DEVICE).to(dtype)
 
 
-def contiguous(shape: Shape, dtype: torch.dtype) -> Tensor:
-    return random(shape, dtype)
+LAYOUTS: dict[str, Layout] = {
+    "contiguous": random,
+    # Contiguous, but not on a 16-byte boundary.
+    "offset": lambda shape, dtype: random((math.prod(shape) + 3,), dtype)[3:].view(shape),
+    # Rows with a gap after each, of a length that keeps no alignment, and of one that does.
+    "pitched": lambda shape, dtype: random((*shape[:2], shape[2] + 5), dtype)[:, :, :-5],
+    "pitched_aligned": lambda shape, dtype: random((*shape[:2], shape[2] + 16 - shape[2] % 8), dtype)[:, :, : shape[2]],
+    "stepped": lambda shape, dtype: random((*shape[:2], 2 * shape[2]), dtype)[:, :, ::2],
+    "middle_last": lambda shape, dtype: random((shape[0], shape[2], shape[1]), dtype).transpose(1, 2),
+    "outer_last": lambda shape, dtype: random((*shape[1:], shape[0]), dtype).permute(2, 0, 1),
+    "repeated": lambda shape, dtype: random((shape[0], 1, shape[2]), dtype).expand(shape),
+}
 
 
-def offset(shape: Shape, dtype: torch.dtype) -> Tensor:
-    """Contiguous, but not on a 16-byte boundary."""
-    a, b, c = shape
-    return random((a * b * c + 3,), dtype)[3:].view(shape)
-
-
-def pitched(shape: Shape, dtype: torch.dtype) -> Tensor:
-    """Rows with a gap after each, of a length that keeps no alignment."""
-    a, b, c = shape
-    return random((a, b, c + 5), dtype)[:, :, :c]
-
-
-def pitched_aligned(shape: Shape, dtype: torch.dtype) -> Tensor:
-    a, b, c = shape
-    return random((a, b, c + 16 - c % 8), dtype)[:, :, :c]
-
-
-def stepped(shape: Shape, dtype: torch.dtype) -> Tensor:
-    a, b, c = shape
-    return random((a, b, 2 * c), dtype)[:, :, ::2]
-
-
-def middle_last(shape: Shape, dtype: torch.dtype) -> Tensor:
-    a, b, c = shape
-    return random((a, c, b), dtype).transpose(1, 2)
-
-
-def outer_last(shape: Shape, dtype: torch.dtype) -> Tensor:
-    a, b, c = shape
-    return random((b, c, a), dtype).permute(2, 0, 1)
-
-
-def repeated(shape: Shape, dtype: torch.dtype) -> Tensor:
-    a, b, c = shape
-    return random((a, 1, c), dtype).expand(a, b, c)
-
-
-LAYOUTS: tuple[Layout, ...] = (
-    contiguous,
-    offset,
-    pitched,
-    pitched_aligned,
-    stepped,
-    middle_last,
-    outer_last,
-    repeated,
-)
+def layouts(*names: str) -> pytest.MarkDecorator:
+    """Runs a test for each of these layouts, or for all."""
+    return pytest.mark.parametrize("layout", [LAYOUTS[name] for name in names or LAYOUTS], ids=names or LAYOUTS)
 
 
 class WatchedMemory:

@@ -217,14 +217,3 @@ def test_a_worse_product_misses_the_contract_and_fails_the_run(tmp_path: Path, m
 def small_cases(*kind: object) -> list[Case]:
     """Those of a CPU, as if they were the whole suite."""
     return list(suite.accuracy_cases(True, False, 0))
-
-
-def test_a_failing_contender_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(x: Tensor, weight: Tensor) -> Tensor:
-        raise RuntimeError("no kernel")
-
-    monkeypatch.setattr(cutfuse, "linear", fail)
-    found = suite.Product("product", "normal", 48, 80, 64).figures(session_of())
-    assert found["contenders"][suite.GUARDED] == {"note": "failed: RuntimeError: no kernel"}
-    assert found["contenders"][suite.CUBLAS]["mean"] > 0
-    assert found["ratios"] == dict.fromkeys(suite.MEASURES, math.inf)

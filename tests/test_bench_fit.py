@@ -181,13 +181,10 @@ def test_the_goals_are_of_the_way_that_the_table_chooses(monkeypatch: pytest.Mon
         assert (mean.value > 1.001, worst.value > 1.01) == (losing, losing)
 
 
-def test_the_suite_draws_every_kind_of_layer_and_others_for_a_seed() -> None:
-    first, again, other = (fit_suite.SUITE.cases(False, False, seed) for seed in (0, 0, 1))
-    assert [case.title for case in first] == [case.title for case in again]
-    assert not {case.shape for case in first} & {case.shape for case in other}
-    kinds = {tuple(case.about["layer"][3:]) for case in first}
-    assert kinds == set(fit_suite.FOLLOWING)
-    assert 1.4 * len(first) < 1.05 * fit_suite.SUITE.time_limit_s
+def test_the_suite_draws_every_kind_of_layer_within_its_time() -> None:
+    cases = fit_suite.SUITE.cases(False, False, 0)
+    assert {tuple(case.about["layer"][3:]) for case in cases} == set(fit_suite.FOLLOWING)
+    assert 1.4 * len(cases) < 1.05 * fit_suite.SUITE.time_limit_s
     assert fit_suite.SUITE.time_limit_s < 1200
 
 
@@ -205,17 +202,6 @@ def test_the_suite_runs_on_the_cpu_and_writes_no_table(monkeypatch: pytest.Monke
     assert {way for case in results["cases"] for way in case["contenders"]} == {PRODUCT, UNFUSED}
     assert not any("note" in entry for case in results["cases"] for entry in case["contenders"].values())
     assert not (tmp_path / "tables").exists()
-
-
-def test_a_way_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> None:
-        raise RuntimeError("no memory")
-
-    monkeypatch.setattr(fit_suite, "launches_of", lambda layer, device: {KERNELS[0]: fails, PRODUCT: lambda: None})
-    case = fit_suite.SUITE.cases(True, False, 0)[0]
-    entries = figures_of(case, session_of(*fit_suite.CONTENDERS))["contenders"]
-    assert "no memory" in entries[KERNELS[0]]["note"]
-    assert entries[PRODUCT]["median_us"] >= 0
 
 
 def test_the_terms_are_judged_without_each() -> None:

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from bench_runs import CPU, measured, results_of
+from bench_runs import CPU, measured
 
 import cutfuse
 from bench import chain_memory, mlp_suite
 from bench.chain_memory import EAGER_STACK, FUSED_STACK, RECOMPUTED_STACK
 from bench.chain_suite import MEMORY, MEMORY_SHAPES, all_cases
-from bench.goals import MISSED, lines_of
 from bench.mlp_suite import KINDS, RECOMPUTED, SUITE
 from bench.tables import summary
 
@@ -95,19 +94,6 @@ def test_a_case_of_memory_is_run_with_the_devices_counters(monkeypatch: pytest.M
     figures = {**measured(case), "seconds": 4.0}
     assert asked == [(MEMORY_SHAPES[0], torch.bfloat16, CPU, chain_memory.Meter(CPU))]
     assert summary(figures) == "eager 3.0 MB (4.0 s)"
-
-
-def test_the_worst_stack_is_held_to_eager() -> None:
-    cases = []
-    own = [case for case in all_cases(False, False, 0) if case.group == MEMORY]
-    for case, peak in zip(own, (1.0, 1.002, 0.9), strict=True):
-        entries = {EAGER_STACK: (100.0, 100.0), FUSED_STACK: (100.0, 100.0 * peak), RECOMPUTED_STACK: (70.0, 80.0)}
-        figures = {name: {"kept_bytes": kept, "peak_bytes": most} for name, (kept, most) in entries.items()}
-        cases.append({**case.as_dict(), "contenders": figures})
-    lines = [line for line in lines_of(results_of("chains", cases)) if line.cells]
-    assert [line.value for line in lines] == [pytest.approx(1.002), 0.7]
-    assert lines[0].verdict == MISSED
-    assert "16384x4096x1024" in lines[0].where
 
 
 def test_the_cases_are_the_named_mlps_and_as_many_of_each_at_random() -> None:

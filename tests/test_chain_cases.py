@@ -77,11 +77,6 @@ def test_chains_are_tame(seed: int, precision: str) -> None:
         assert relative_error(chain, precision) < 0.5 * WRONG_ABOVE[precision], chain
 
 
-def test_drawn_chains_depend_on_the_seed_alone() -> None:
-    assert drawn_chains(0) == drawn_chains(0)
-    assert drawn_chains(0) != drawn_chains(1)
-
-
 def products() -> list[Case]:
     """The products with a chain behind them."""
     return [case for case in all_cases(False, False, 0) if case.group == "linear"]

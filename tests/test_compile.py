@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from cutfuse.native import use_operators_everywhere
 
 # Raised by PyTorch itself: when Dynamo meets an autograd.Function, and when Inductor or export is imported.
 pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
     pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit"),
 ]
@@ -44,13 +45,6 @@ CALLS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "reduce_with_prologue": lambda x, w, b: cutfuse.reduce(x, (0, 1), "mean", prologue=lambda z: z * z),
     "sum": lambda x, w, b: cutfuse.sum(x, 1, keepdim=True),
 }
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(

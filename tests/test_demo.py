@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
+from processes import run_python
 
 import cutfuse
 from cutfuse import demo
-
-
-@pytest.fixture(autouse=True)
-def _restored_precision() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 def make_result(torch_error: float, cutfuse_error: float) -> demo.Result:
@@ -149,7 +141,4 @@ def test_a_terminal_shows_bars_in_colour(monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_the_command_runs() -> None:
     """As a module, of which nothing may be defined behind the line that runs it."""
-    command = [sys.executable, "-m", "cutfuse.demo", "--device", "cpu"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert result.returncode == 0, result.stderr
-    assert "as accurate as PyTorch's" in result.stdout
+    assert "as accurate as PyTorch's" in run_python("-m", "cutfuse.demo", "--device", "cpu")

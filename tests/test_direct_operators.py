@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from compiled_epilogues import FakeCompiler, compiled_by
-from emulated_device import core, direct_calls, directly, emulated_device, paused
+from emulated_device import READERS, core, direct_calls, directly, emulated_device, paused
 from emulated_device import launches_of_each_reader as launches_of_each_reader
 from emulated_launches import EmulatedLaunches
 from torch import Tensor
@@ -47,9 +47,10 @@ def backward(x: Tensor, *operands: Tensor, wanted: Any = (0,), sums: bool = Fals
     return cuda.pointwise_backward(grad, x, list(operands), program, "none", None, list(wanted), sums)
 
 
-def linear(m: int, n: int, k: int, dtype: torch.dtype = BF16, reduction: str = "none") -> Any:
+def linear(m: int, n: int, k: int, dtype: torch.dtype = BF16, reduction: str = "none", mode: str | None = None) -> Any:
     given = drawn(m, k, dtype=dtype), drawn(n, k, dtype=dtype), drawn(n, dtype=dtype), [], GELU
-    return cuda.linear(*given, reduction, dtype if reduction == "none" else FP32)
+    with cutfuse.precision(mode):
+        return cuda.linear(*given, reduction, dtype if reduction == "none" else FP32)
 
 
 Call = Callable[[], Any]
@@ -87,6 +88,25 @@ DIRECT: dict[str, Call] = {
     "no gradient": lambda: backward(drawn(6, 16), wanted=(), sums=True),
     "linear": lambda: linear(512, 2048, 64),
     "linear, reduced": lambda: linear(4096, 4104, 8, reduction="amax"),
+    "linear and one more kernel": lambda: linear(16, 63, 63),
+    "linear and a reduction": lambda: linear(4, 65_537, 2, reduction="amax"),
+    "linear and a reduction that are faster": lambda: linear(256, 256, 8192, reduction="amax"),
+    "linear over planes": lambda: linear(128, 256, 512, FP32, mode="split3"),
+    "linear in slices of K": lambda: linear(16, 64, 8192, FP32, mode="split6"),
+    "linear, guarded": lambda: linear(128, 4096, 4096, FP32, mode="guarded"),
+    "linear, guarded and reduced": lambda: linear(128, 4096, 4096, FP32, "amax", "guarded"),
+}
+# What is launched of layers, by whichever path.
+LAUNCHED = {
+    "linear": ["gemm"],
+    "linear, reduced": ["gemm", "finalize_partials"],
+    "linear and one more kernel": ["pointwise"],
+    "linear and a reduction": ["reduce"],
+    "linear and a reduction that are faster": ["reduce"],
+    "linear over planes": ["split", "gemm_convert"],
+    "linear in slices of K": ["split", "split", "gemm_planes"],
+    "linear, guarded": ["split", "gemm_convert"] * 2,
+    "linear, guarded and reduced": [*["split", "gemm_convert"] * 2, "finalize_partials"],
 }
 
 GENERAL: dict[str, Call] = {
@@ -116,17 +136,26 @@ def check_same(found: list[Tensor], expected: list[Tensor]) -> None:
         assert torch.equal(y, exact)
 
 
+@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("case", [*DIRECT, *GENERAL])
-def test_it_gives_what_the_general_path_gives(launches: EmulatedLaunches, case: str) -> None:
-    call = (DIRECT | GENERAL)[case]
-    of(call, 0)
-    before, made = direct_calls(), len(launches.launches)
-    found = of(call, 1)
-    assert direct_calls() - before == STEPS.get(case, case in DIRECT)
-    direct = launches.names[made:]
-    with paused():
-        expected = of(call, 1)
-    assert direct == launches.names[made + len(direct) :]
+def test_it_gives_what_the_general_path_gives(reader: str, case: str) -> None:
+    """By as many launches, and as much memory."""
+    call, launches = (DIRECT | GENERAL)[case], EmulatedLaunches()
+
+    def made() -> tuple[list[Tensor], list[str], list[int]]:
+        launches.launches.clear()
+        launches.allocated.clear()
+        return of(call, 1), launches.names, sorted(size for _, size, _ in launches.allocated)
+
+    with emulated_device(reader, launches, empty_strided=launches.allocate):
+        of(call, 0)
+        before = direct_calls()
+        found, *direct = made()
+        assert direct_calls() - before == STEPS.get(case, case in DIRECT)
+        with paused():
+            expected, *general = made()
+    assert direct == general
+    assert direct[0] == LAUNCHED.get(case, direct[0])
     check_same(found, expected)
 
 

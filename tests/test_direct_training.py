@@ -151,7 +151,7 @@ def check_gradients(
     layer()
     launches.launches.clear()
     y = directly(layer)
-    found = torch.autograd.grad(y, tensors, grad)
+    found = torch.autograd.grad(y, tensors, grad, create_graph=draw(st.booleans()))
     wide = [t.detach().double().requires_grad_() for t in tensors]
     exact = epilogue(F.linear(*wide[:3]), *wide[3:])
     expected = torch.autograd.grad(exact, wide, grad.double())

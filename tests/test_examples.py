@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
 
@@ -18,11 +16,8 @@ def test_the_examples_are_found() -> None:
 
 
 def run(path: Path, *options: str) -> None:
-    command = [sys.executable, "-W", "error", str(path), *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads of small models wait where the machine is busy
-    result = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=path.parent, env=environment)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.strip()
+    # Threads of small models wait where the machine is busy.
+    assert run_python("-W", "error", str(path), *options, folder=path.parent, OMP_NUM_THREADS="1")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

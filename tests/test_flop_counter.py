@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +12,7 @@ import torch.nn.functional as F
 from emulated_device import direct_calls
 from emulated_device import launches as launches
 from emulated_launches import EmulatedLaunches
+from processes import run_python
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -102,7 +101,7 @@ import {imports}
 found = [op for op in torch.utils.flop_counter.flop_registry if "cutfuse" in str(op)]
 assert len(found) == len(cutfuse.registration.FLOPS), found
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    run_python("-c", program)
 
 
 @pytest.mark.parametrize("trained", [False, True])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import cutfuse
 from cutfuse import native
-from cutfuse.layer import calls, cuda, linear_plan, planner, prepared
+from cutfuse.layer import cuda, linear_plan, planner, prepared
 from cutfuse.precision import GUARDED
 
 STREAM = 7
@@ -25,23 +25,9 @@ RUN = native.module().RunWhen
 REDUCTIONS = native.module().reductions()
 
 
-class Recorder(RecordedLaunches):
-    """With what was allocated: address, bytes, and how many launches were made before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.allocated: list[tuple[int, int, int]] = []
-
-
 @pytest.fixture(autouse=True)
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
-    found = Recorder()
-    empty_strided = calls.torch_functions(calls.CPU)["empty_strided"]
-
-    def noted(*arguments: Any) -> Tensor:
-        tensor: Tensor = empty_strided(*arguments)
-        found.allocated.append((tensor.data_ptr(), tensor.nbytes, len(found.launches)))
-        return tensor
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordedLaunches]:
+    found = RecordedLaunches()
 
     def planes_of(weight: Tensor, *given: prepared.Planes) -> prepared.Planes | None:
         return given[0] if given else None
@@ -49,7 +35,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     monkeypatch.setattr(cuda, "planes_of", planes_of)
     monkeypatch.setattr(prepared, "stream_of", lambda index: STREAM)
     monkeypatch.setattr(prepared, "on_device", lambda index: contextlib.nullcontext())
-    functions = {"current_stream": lambda index: STREAM, "empty_strided": noted}
+    functions = {"current_stream": lambda index: STREAM, "empty_strided": found.allocate}
     with emulated_device("attributes", found, **functions):
         yield found
 
@@ -84,7 +70,7 @@ def flags_of(launch: SimpleNamespace) -> tuple[int, int]:
     return first, (end - first) // 4
 
 
-def test_guarded_launches_both_products(recorder: Recorder) -> None:
+def test_guarded_launches_both_products(recorder: RecordedLaunches) -> None:
     x, weight = inputs(128, 4096, 4096)
     y = run(x, weight, GUARDED)
     assert y.shape == (128, 4096)
@@ -113,7 +99,7 @@ def test_guarded_launches_both_products(recorder: Recorder) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["none", "logsumexp"])
-def test_a_launch_is_the_plans(recorder: Recorder, reduction: str) -> None:
+def test_a_launch_is_the_plans(recorder: RecordedLaunches, reduction: str) -> None:
     x, weight = inputs(200, 328, 136, torch.bfloat16)
     arguments = arguments_of(x, weight, reduction)
     for way in planner.plan_linear(arguments, "tf32").alternatives[:-1]:
@@ -132,7 +118,7 @@ def test_a_launch_is_the_plans(recorder: Recorder, reduction: str) -> None:
             assert (fold.rows, fold.count, fold.reduction) == (200, 328, REDUCTIONS[reduction])
 
 
-def test_few_tiles_are_multiplied_in_slices(recorder: Recorder) -> None:
+def test_few_tiles_are_multiplied_in_slices(recorder: RecordedLaunches) -> None:
     x, weight = inputs(128, 1024, 8192)
     run(x, weight, "split3")
     first, launch = recorder.launches
@@ -144,14 +130,14 @@ def test_few_tiles_are_multiplied_in_slices(recorder: Recorder) -> None:
     assert f"{slices} slices of K" in name
 
 
-def test_many_tiles_are_not(recorder: Recorder) -> None:
+def test_many_tiles_are_not(recorder: RecordedLaunches) -> None:
     run(*inputs(1024, 4096, 1024), "split3")
     first, *_, launch = recorder.launches
     assert launch.slice_count == 1
     assert first.cleared == launch.slices == (0, 0), "null pointers: there are no sums and no arrivals"
 
 
-def test_single_rows_have_a_pitch_of_whole_vectors(recorder: Recorder) -> None:
+def test_single_rows_have_a_pitch_of_whole_vectors(recorder: RecordedLaunches) -> None:
     arguments = arguments_of(torch.randn(1024, 1001), torch.randn(1, 1001).expand(4, 1001)[:1], "sum")
     plan = planner.plan_linear(arguments, "split3", only="sm90_convert3_rows_128x128x64")
     run_plan(plan, arguments)
@@ -160,7 +146,7 @@ def test_single_rows_have_a_pitch_of_whole_vectors(recorder: Recorder) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 64, 64), (16, 0, 64), (16, 64, 0)])
-def test_products_of_nothing_launch_nothing(recorder: Recorder, shape: tuple[int, int, int]) -> None:
+def test_products_of_nothing_launch_nothing(recorder: RecordedLaunches, shape: tuple[int, int, int]) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for mode in ("split3", GUARDED, "tf32"):
             x, weight = inputs(*shape, dtype)
@@ -168,7 +154,7 @@ def test_products_of_nothing_launch_nothing(recorder: Recorder, shape: tuple[int
     assert recorder.launches == []
 
 
-def test_products_of_a_backward_pass_take_no_fused_kernel_but_over_planes(recorder: Recorder) -> None:
+def test_products_of_a_backward_pass_take_no_fused_kernel_but_over_planes(recorder: RecordedLaunches) -> None:
     x, weight = inputs(1024, 8192, 1024)
     for mode in ("tf32", "ieee"):
         assert torch.equal(cuda.product(x, weight, mode), x @ weight.t())
@@ -179,7 +165,7 @@ def test_products_of_a_backward_pass_take_no_fused_kernel_but_over_planes(record
 
 @pytest.mark.parametrize("mode", ["split3", "split6", GUARDED])
 @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
-def test_kept_planes_spare_the_pass_that_splits_the_weight(recorder: Recorder, layout: str, mode: str) -> None:
+def test_kept_planes_spare_the_pass_that_splits_the_weight(recorder: RecordedLaunches, layout: str, mode: str) -> None:
     x, weight = inputs(1024, 4096, 4096)
     weight = weight.t() if layout == "transposed" else weight
     kept = prepared.split_weight(weight, planner.first_scheme(mode))
@@ -206,7 +192,7 @@ def test_kept_planes_spare_the_pass_that_splits_the_weight(recorder: Recorder, l
 
 
 @pytest.mark.parametrize(("mode", "scheme"), [("split3", 6), ("split6", 3), ("ieee", 3), ("tf32", 3)])
-def test_planes_of_another_scheme_are_left_alone(recorder: Recorder, mode: str, scheme: int) -> None:
+def test_planes_of_another_scheme_are_left_alone(recorder: RecordedLaunches, mode: str, scheme: int) -> None:
     x, weight = inputs(1024, 4096, 4096)
     kept = prepared.split_weight(weight, scheme)
     made = recorder.launches.pop()

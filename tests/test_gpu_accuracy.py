@@ -10,7 +10,7 @@ import pytest
 import torch
 from call_path import direct
 from generators import assert_linear, make_inputs
-from gpu_tensors import SLACK
+from gpu_tensors import SLACK, captured
 from torch import Tensor
 
 import cutfuse
@@ -139,11 +139,9 @@ def test_forced_modes_differ_as_named() -> None:
 
 def test_process_mode_is_obeyed_and_pytorchs_high_is_tf32() -> None:
     x, weight = sample("normal")
-    try:
-        cutfuse.set_precision("split6")
-        assert torch.equal(cutfuse.linear(x, weight), suite.product("split6", x, weight))
-    finally:
-        cutfuse.set_precision(None)
+    cutfuse.set_precision("split6")
+    assert torch.equal(cutfuse.linear(x, weight), suite.product("split6", x, weight))
+    cutfuse.set_precision(None)
     torch.set_float32_matmul_precision("high")
     assert 1e-5 < suite.measure(cutfuse.linear(x, weight), suite.Exact.of(x, weight)).frobenius < 1e-3
 
@@ -261,10 +259,7 @@ def test_a_graph_replays_slices() -> None:
     x, weight, bias = make_inputs(128, 1024, 8192, torch.float32, "cuda")
     with cutfuse.precision("guarded"):
         expected = sliced(x, weight, bias)
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.graph(graph, stream=stream):
-            y = cutfuse.linear(x, weight, bias, epilogue=torch.sigmoid)
+        graph, y = captured(lambda: cutfuse.linear(x, weight, bias, epilogue=torch.sigmoid))
     for _ in range(3):
         y.zero_()
         graph.replay()

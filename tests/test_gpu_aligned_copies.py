@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from fused_products import arguments_of, run_plan
+from fused_products import arguments_of, dtype_of, out_dtype_of, placed, reduction_of, run_plan
 from generators import EPILOGUES, assert_no_worse, eager_linear, make_inputs, slack_for, to_double
-from gpu_tensors import DEVICE, randn
+from gpu_tensors import DEVICE, captured, randn
 from poison import poison
 from test_gpu_layouts import assert_right, operands_of
 from torch import Tensor
@@ -29,22 +29,6 @@ PLANES_AND_CORES = ("_split", "_convert", "_fp32_", "_joined_")
 KERNELS = [name for name in native.module().gemm_kernels() if not any(part in name for part in PLANES_AND_CORES)]
 # Rows, columns, depth: less than a vector, sizes of DLRM and MLP-Mixer, and more tiles than a GPU has multiprocessors.
 SHAPES = ((2, 2, 3), (77, 13, 196), (131, 196, 13), (200, 333, 479), (2551, 4203, 61))
-
-
-def dtype_of(kernel: str) -> torch.dtype:
-    if "_tf32_" in kernel:
-        return torch.float32
-    return torch.bfloat16 if "_bf16_" in kernel else torch.float16
-
-
-def placed(values: Tensor, offset: int, gap: int, by_columns: bool = False) -> Tensor:
-    """The same values in rows, or columns: `gap` elements of NaN behind each, and `offset` before the first."""
-    lines = values.t() if by_columns else values
-    count, length = lines.shape
-    memory = values.new_full((offset + count * (length + gap),), torch.nan)
-    found = memory[offset:].as_strided((count, length), (length + gap, 1))
-    found.copy_(lines)
-    return found.t() if by_columns else found
 
 
 def padded(values: Tensor) -> Tensor:
@@ -69,17 +53,12 @@ def test_every_kernel(kernel: str, shape: tuple[int, int, int], offset: int, gap
     x, weight, bias = make_inputs(*shape, dtype, DEVICE)
     epilogue, count = EPILOGUES["gelu_gate"]
     operands = operands_of(count, rows, columns, dtype)
-    of_x, of_weight = (
-        placed(x, offset, gap, "_tn_" in kernel),
-        placed(weight, offset, gap, "_tn_" in kernel or "_nn_" in kernel),
-    )
-    reduction = "sum" if "_rows_" in kernel else "none"
-    out_dtype = torch.float32 if "_f32_" in kernel else dtype
+    reduction, out_dtype = reduction_of(kernel), out_dtype_of(kernel)
     given = arguments_of(
-        of_x,
-        of_weight,
+        placed(x, kernel, False, offset, gap),
+        placed(weight, kernel, True, offset, gap),
         reduction,
-        bias=placed(bias[None], offset, gap)[0],
+        bias=placed(bias[None], "", False, offset, gap)[0],
         operands=operands,
         program=Epilogue(epilogue, count).program,
         out_dtype=out_dtype,
@@ -103,19 +82,10 @@ def test_every_kernel(kernel: str, shape: tuple[int, int, int], offset: int, gap
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
 @pytest.mark.parametrize("kernel", [name for name in KERNELS if "_rows_" not in name])
 def test_the_same_bits_as_of_padded_matrices(kernel: str, shape: tuple[int, int, int]) -> None:
-    dtype = dtype_of(kernel)
-    x, weight, _ = make_inputs(*shape, dtype, DEVICE)
-    places = "_tn_" in kernel, "_tn_" in kernel or "_nn_" in kernel
-    out_dtype = torch.float32 if "_f32_" in kernel else dtype
+    x, weight, _ = make_inputs(*shape, dtype_of(kernel), DEVICE)
+    options = {"program": Epilogue(torch.tanh).program, "out_dtype": out_dtype_of(kernel)}
     y, expected = (
-        run(
-            kernel,
-            arguments_of(
-                *(placed(t, 0, 0, by_columns) for t, by_columns in zip(given, places, strict=True)),
-                program=Epilogue(torch.tanh).program,
-                out_dtype=out_dtype,
-            ),
-        )
+        run(kernel, arguments_of(placed(given[0], kernel, False), placed(given[1], kernel, True), **options))
         for given in ((x, weight), (padded(x), padded(weight)))
     )
     assert torch.equal(y, expected[: shape[0], : shape[1]])
@@ -128,7 +98,8 @@ def test_single_rows_and_columns(kernel: str, shape: tuple[int, int, int]) -> No
     if any(part in kernel for part in ("_rows_", "_nn_", "_tn_")):
         pytest.skip("a single row or column is read by rows")
     x, weight, bias = make_inputs(*shape, dtype_of(kernel), DEVICE)
-    given = arguments_of(placed(x, 0, 3), placed(weight, 0, 5), bias=bias, program=Epilogue(torch.tanh).program)
+    rows = placed(x, kernel, False, gap=3), placed(weight, kernel, True, gap=5)
+    given = arguments_of(*rows, bias=bias, program=Epilogue(torch.tanh).program)
     poison()
     assert_right(run(kernel, given), x, weight, bias, torch.tanh, ())
 
@@ -168,11 +139,7 @@ def test_views_and_leading_dimensions() -> None:
 def test_a_graph_replays_the_copies() -> None:
     x, weight, bias = make_inputs(4096, 2050, 1025, torch.bfloat16, DEVICE)
     with cutfuse.specialization("now"):
-        cutfuse.linear(x, weight, bias, epilogue=torch.relu)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = cutfuse.linear(x, weight, bias, epilogue=torch.relu)
+        graph, y = captured(lambda: cutfuse.linear(x, weight, bias, epilogue=torch.relu))
         x.copy_(randn(4096, 1025, dtype=torch.bfloat16, seed=3))
         graph.replay()
         assert torch.equal(y, cutfuse.linear(x, weight, bias, epilogue=torch.relu))

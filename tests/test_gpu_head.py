@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_tensors import check_repeats
 from test_head import IGNORED, compare, cross_entropy, logprob, own_logprob
 from torch import Tensor
 
@@ -54,21 +55,7 @@ def test_a_step_repeats_to_the_bit_and_in_a_graph(kept_bytes: int) -> None:
         loss = cutfuse.linear_cross_entropy(x, weight, target, bias, **memory)  # type: ignore[arg-type]
         return [loss, *torch.autograd.grad(loss, [x, weight, bias])]  # type: ignore[list-item]
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-        cutfuse.wait()
-        expected = step()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            captured = step()
-    graph.replay()
-    torch.cuda.synchronize()
-    for own, right in zip(captured, expected, strict=True):
-        assert torch.equal(own, right)
+    check_repeats(step)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from generators import REDUCTIONS
+from gpu_tensors import captured
 from torch import Tensor
 
 import cutfuse
@@ -35,11 +36,9 @@ CHAINS: dict[str, Callable[..., Tensor] | None] = {
 
 
 @pytest.fixture(params=PRECISIONS)
-def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
-    before = torch.get_float32_matmul_precision()
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     torch.set_float32_matmul_precision("high" if request.param == "float32 high" else "highest")
-    yield PRECISIONS[request.param]
-    torch.set_float32_matmul_precision(before)
+    return PRECISIONS[request.param]
 
 
 def randn(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -213,9 +212,6 @@ def test_a_graph_keeps_the_mode() -> None:
     x, weight = randn(64, 512, dtype=torch.bfloat16), randn(1024, 512, dtype=torch.bfloat16)
     with cutfuse.batch_invariant(), torch.no_grad():
         expected = torch.cat([cutfuse.linear(row, weight, epilogue=F.gelu) for row in x.split(1)])
-        cutfuse.wait()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = cutfuse.linear(x, weight, epilogue=F.gelu)
+        graph, y = captured(lambda: cutfuse.linear(x, weight, epilogue=F.gelu))
     graph.replay()
     assert torch.equal(y, expected)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 import torch.nn.functional as F
-from fused_products import run_plan
-from gpu_tensors import guarded_results
+from fused_products import dtype_of, out_dtype_of, placed, reduction_of, run_plan
+from gpu_tensors import captured, guarded_results
 from test_model_joining import Attention
 from torch import Tensor
 
@@ -22,7 +22,6 @@ from cutfuse.layer.planner import LinearArguments, layout_of, plan_joined, plan_
 pytestmark = [pytest.mark.gpu, pytest.mark.no_path("calls operators, and no public function")]
 
 KERNELS = [name for name in native.module().gemm_kernels() if "_joined_" in name]
-DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 ERRORS = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
 WIDTHS = [(128, 128), (256, 128, 384), (1024, 128, 128)]
 
@@ -55,7 +54,7 @@ def error_of(y: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_values(kernel: str, m: int, k: int, widths: tuple[int, ...]) -> None:
     """Into memory of NaNs, between numbers that stay."""
-    dtype = DTYPES[kernel.split("_")[1]]
+    dtype = dtype_of(kernel)
     x, weights, biases = inputs(m, k, widths, dtype)
     plan = plan_joined(layout_of(x).of_matrix, [layout_of(w).of_matrix for w in weights], dtype, x.device, only=kernel)
     assert plan is not None
@@ -100,10 +99,7 @@ def test_rows_that_are_one(expanded: str) -> None:
 
 def test_a_captured_call() -> None:
     x, weights, biases = inputs(64, 128, (128, 256), torch.bfloat16)
-    schema.joined(x, weights, biases)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = schema.joined(x, weights, biases)
+    graph, y = captured(lambda: schema.joined(x, weights, biases))
     x.copy_(torch.randn_like(x))
     graph.replay()
     assert error_of(y, expected_of(x, weights, biases)) < ERRORS[torch.bfloat16]
@@ -144,19 +140,14 @@ def slow(z: Tensor, row: Tensor, column: Tensor, full: Tensor) -> Tensor:
 
 
 def arguments_for(name: str) -> LinearArguments:
-    dtype = {"bf16": torch.bfloat16, "f16": torch.float16, "tf32": torch.float32}[name.split("_")[1]]
     m, n, k = SIZES
     x, weight, bias, row, column, full = (
-        torch.randn(*shape, device="cuda").to(dtype) for shape in ((m, k), (n, k), (n,), (1, n), (m, 1), (m, n))
+        torch.randn(*shape, device="cuda").to(dtype_of(name))
+        for shape in ((m, k), (n, k), (n,), (1, n), (m, 1), (m, n))
     )
-    if "_nn_" in name or "_tn_" in name:
-        weight = weight.t().contiguous().t()
-    if "_tn_" in name:
-        x = x.t().contiguous().t()
-    out_dtype = torch.float32 if "_f32_" in name else dtype
-    reduction = "sum" if "_rows_" in name else "none"
+    given = placed(x, name, is_weight=False), placed(weight * k**-0.5, name, is_weight=True)
     program = Epilogue(slow, 3).program
-    return LinearArguments(x, weight * k**-0.5, bias, (row, column, full), program, reduction, out_dtype)
+    return LinearArguments(*given, bias, (row, column, full), program, reduction_of(name), out_dtype_of(name))
 
 
 def exact_of(arguments: LinearArguments) -> Tensor:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from fused_products import run_plan
-from generators import EPILOGUES, assert_no_worse, eager_linear, make_inputs, slack_for, to_double
+from fused_products import dtype_of, placed, run_plan
+from generators import EPILOGUES, assert_linear, make_inputs, slack_for
 from gpu_tensors import DEVICE, guarded_results, randn
 from torch import Tensor
 
@@ -20,7 +20,6 @@ from cutfuse.layer.planner import LinearArguments, plan_linear
 
 pytestmark = [pytest.mark.gpu, pytest.mark.no_path("it launches plans, and calls no public function")]
 
-TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "fp32": torch.float32}
 KERNELS = [name for name in native.module().gemm_kernels() if any(kind in name for kind in ("_nn_", "_tn_", "_fp32_"))]
 OF_COLUMNS = [name for name in KERNELS if "_nn_" in name or "_tn_" in name]
 # Rows, columns, depth. By the weight's columns: one row, whole tiles, one vector more than a tile, K shorter than a
@@ -62,17 +61,6 @@ def by_columns(matrix: Tensor) -> Tensor:
     return matrix.t().contiguous().t()
 
 
-def placed(matrix: Tensor, kernel: str, is_weight: bool, offset: int = 0, gap: int = 0) -> Tensor:
-    """The same values by rows or columns, as the kernel reads them; between the lines, and before the first, is NaN."""
-    reads_columns = "_tn_" in kernel or ("_nn_" in kernel and is_weight)
-    lines = matrix.t() if reads_columns else matrix
-    count, length = lines.shape
-    memory = matrix.new_full((offset + count * (length + gap),), torch.nan)
-    view = memory.as_strided((count, length), (length + gap, 1), offset)
-    view.copy_(lines)
-    return view.t() if reads_columns else view
-
-
 def operands_of(count: int, rows: int, columns: int, dtype: torch.dtype) -> list[Tensor]:
     """A full matrix, a row, a column and a scalar, in this order."""
     shapes = ((rows, columns), (1, columns), (rows, 1), (1, 1))
@@ -81,7 +69,7 @@ def operands_of(count: int, rows: int, columns: int, dtype: torch.dtype) -> list
 
 def make(kernel: str, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
     """x, weight and bias of the kernel's type."""
-    return make_inputs(*shape, TYPES[kernel.split("_")[1]], DEVICE)
+    return make_inputs(*shape, dtype_of(kernel), DEVICE)
 
 
 def arguments_for(
@@ -113,9 +101,7 @@ def assert_right(
     epilogue: Callable[..., Tensor],
     operands: Sequence[Tensor] = (),
 ) -> None:
-    eager = eager_linear(x, weight, bias, epilogue, operands)
-    exact = eager_linear(*to_double(x, weight, bias), epilogue, to_double(*operands))
-    assert_no_worse(y, eager, exact, slack=slack_for(y.dtype))
+    assert_linear(y, x, weight, bias, epilogue, operands, slack=slack_for(y.dtype))
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_tensors import check_repeats
 from mlp_cases import Case, check_case, make, one_node, random_case  # noqa: F401
 from torch import Tensor
 
@@ -136,22 +137,7 @@ def test_a_step_repeats_to_the_bit_and_in_a_graph(way: str, request: pytest.Fixt
         y = case.call()
         return [y, *torch.autograd.grad(y, list(case.tensors.values()), grad)]
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-        cutfuse.wait()
-        expected, again = step(), step()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            captured = step()
-    graph.replay()
-    torch.cuda.synchronize()
-    for own, repeated, right in zip(captured, again, expected, strict=True):
-        assert torch.equal(own, right)
-        assert torch.equal(repeated, right)
+    check_repeats(step)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -61,15 +61,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
+def _settings(fresh_dynamo: None) -> None:
     cutfuse.set_specialization("now")
-    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
-    cutfuse.set_specialization("background")
-    torch._dynamo.reset()
 
 
 def made(name: str, dtype: torch.dtype) -> tuple[nn.Module, Tensor]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from generators import REDUCTIONS
+from gpu_tensors import captured
 from torch import Tensor
 
 import cutfuse
@@ -59,16 +60,7 @@ some_are_general = pytest.mark.general_path(
 @pytest.mark.parametrize("name", CALLS)
 def test_graphs_capture_on_a_side_stream(name: str) -> None:
     call, inputs = CALLS[name], make_inputs()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            call(*inputs)
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            y = call(*inputs)
-    torch.cuda.current_stream().wait_stream(stream)
+    graph, y = captured(lambda: call(*inputs))
     for _ in range(3):
         for t, fresh in zip(inputs, make_inputs(), strict=True):
             t.copy_(fresh)
@@ -278,13 +270,9 @@ def test_explain_names_the_path() -> None:
     assert cutfuse.explain(*large, epilogue=lambda z: z / 2, reduce="sum").path == "matrix-vector"
     assert cutfuse.explain(x.double(), w.double(), b.double(), epilogue=torch.tanh).path == "composed"
     single = [t.float() for t in (x, w, b)]
-    before = torch.get_float32_matmul_precision()
-    try:
-        for precision, kernel in (("highest", "sm90_fp32_"), ("high", "sm90_tf32_")):
-            torch.set_float32_matmul_precision(precision)
-            explanation = cutfuse.explain(*single, epilogue=torch.tanh)
-            assert explanation.path == "fused"
-            assert kernel in explanation.steps[0]
-            assert explanation.reasons
-    finally:
-        torch.set_float32_matmul_precision(before)
+    for precision, kernel in (("highest", "sm90_fp32_"), ("high", "sm90_tf32_")):
+        torch.set_float32_matmul_precision(precision)
+        explanation = cutfuse.explain(*single, epilogue=torch.tanh)
+        assert explanation.path == "fused"
+        assert kernel in explanation.steps[0]
+        assert explanation.reasons

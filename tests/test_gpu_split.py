@@ -31,53 +31,22 @@ def random(*shape: int) -> Tensor:
     return torch.where(x.abs() < 0.01, 0.0, torch.ldexp(x, octaves))
 
 
-def contiguous(rows: int, columns: int) -> Tensor:
-    return random(rows, columns)
+LAYOUTS: dict[str, Layout] = {
+    "contiguous": random,
+    "misaligned": lambda rows, columns: random(rows * columns + 1)[1:].view(rows, columns),
+    "pitched": lambda rows, columns: random(rows, columns + 5)[:, :columns],
+    "pitched_aligned": lambda rows, columns: random(rows, cases.round_up(columns, 4) + 8)[:, :columns],
+    "transposed": lambda rows, columns: random(columns, rows).T,
+    "transposed_pitched": lambda rows, columns: random(columns, rows + 3)[:, 1 : rows + 1].T,
+    "stepped": lambda rows, columns: random(rows, 2 * columns)[:, ::2],
+    "doubly_stepped": lambda rows, columns: random(2 * columns, 3 * rows)[::2, ::3].T,
+    "repeated_rows": lambda rows, columns: random(1, columns).expand(rows, columns),
+}
 
 
-def misaligned(rows: int, columns: int) -> Tensor:
-    return random(rows * columns + 1)[1:].view(rows, columns)
-
-
-def pitched(rows: int, columns: int) -> Tensor:
-    return random(rows, columns + 5)[:, :columns]
-
-
-def pitched_aligned(rows: int, columns: int) -> Tensor:
-    return random(rows, cases.round_up(columns, 4) + 8)[:, :columns]
-
-
-def transposed(rows: int, columns: int) -> Tensor:
-    return random(columns, rows).T
-
-
-def transposed_pitched(rows: int, columns: int) -> Tensor:
-    return random(columns, rows + 3)[:, 1 : rows + 1].T
-
-
-def stepped(rows: int, columns: int) -> Tensor:
-    return random(rows, 2 * columns)[:, ::2]
-
-
-def doubly_stepped(rows: int, columns: int) -> Tensor:
-    return random(2 * columns, 3 * rows)[::2, ::3].T
-
-
-def repeated_rows(rows: int, columns: int) -> Tensor:
-    return random(1, columns).expand(rows, columns)
-
-
-LAYOUTS: tuple[Layout, ...] = (
-    contiguous,
-    misaligned,
-    pitched,
-    pitched_aligned,
-    transposed,
-    transposed_pitched,
-    stepped,
-    doubly_stepped,
-    repeated_rows,
-)
+def layouts(*names: str) -> pytest.MarkDecorator:
+    """Runs a test for each of these layouts, or for all."""
+    return pytest.mark.parametrize("layout", [LAYOUTS[name] for name in names or LAYOUTS], ids=names or LAYOUTS)
 
 
 @dataclass(frozen=True)
@@ -160,7 +129,7 @@ def check(x: Tensor, scheme: int, *, is_weight: bool = False) -> Result:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@layouts()
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_split(shape: tuple[int, int], layout: Layout, scheme: int) -> None:
     for is_weight in cases.ROLES:
@@ -168,7 +137,7 @@ def test_split(shape: tuple[int, int], layout: Layout, scheme: int) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("layout", [contiguous, misaligned, transposed, transposed_pitched], ids=lambda f: f.__name__)
+@layouts("contiguous", "misaligned", "transposed", "transposed_pitched")
 def test_more_tiles_than_thread_blocks(layout: Layout, scheme: int) -> None:
     for is_weight in cases.ROLES:
         result = check(layout(2200, 4160), scheme, is_weight=is_weight)
@@ -176,7 +145,7 @@ def test_more_tiles_than_thread_blocks(layout: Layout, scheme: int) -> None:
         assert result.flags == 0
 
 
-@pytest.mark.parametrize("layout", [contiguous, misaligned, transposed, stepped], ids=lambda layout: layout.__name__)
+@layouts("contiguous", "misaligned", "transposed", "stepped")
 @pytest.mark.parametrize("shape", [(1, 70), (15, 64), (17, 1000), (130, 200), (300, 4160)], ids=str)
 def test_a_weights_rows_share_scales(shape: tuple[int, int], layout: Layout) -> None:
     """Rows of very different size: each group of sixteen takes the scale of its largest."""
@@ -187,7 +156,7 @@ def test_a_weights_rows_share_scales(shape: tuple[int, int], layout: Layout) -> 
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("layout", [contiguous, misaligned, transposed], ids=lambda layout: layout.__name__)
+@layouts("contiguous", "misaligned", "transposed")
 def test_special_values(layout: Layout, scheme: int) -> None:
     x = layout(300, 520)
     powers = torch.tensor([2.0**exponent for exponent in range(-149, 128)], device=DEVICE)
@@ -221,7 +190,7 @@ def ones(layout: Layout, rows: int, columns: int) -> Tensor:
 
 
 @pytest.mark.parametrize("at", [(0, 0), (300, 1000), (511, 2041)], ids=str)
-@pytest.mark.parametrize("layout", [contiguous, misaligned, transposed, stepped], ids=lambda layout: layout.__name__)
+@layouts("contiguous", "misaligned", "transposed", "stepped")
 def test_flags(layout: Layout, at: tuple[int, int]) -> None:
     """Each criterion on both sides; a thread block takes at least 4096 elements here."""
     row, column = at
@@ -248,14 +217,14 @@ def test_flags(layout: Layout, at: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("is_weight", cases.ROLES)
 def test_how_many_a_block_may_have_out_of_range(is_weight: bool) -> None:
-    x, many = ones(contiguous, 512, 2044), cases.MANY[is_weight]
+    x, many = ones(LAYOUTS["contiguous"], 512, 2044), cases.MANY[is_weight]
     x[300, 960 : 960 + many - 1] = 2.0**-18
     assert check(x, 3, is_weight=is_weight).flags == 0
     x[300, 1020] = 2.0**-18
     assert check(x, 3, is_weight=is_weight).flags == OUT_OF_RANGE
 
 
-@pytest.mark.parametrize("layout", [contiguous, misaligned, transposed], ids=lambda layout: layout.__name__)
+@layouts("contiguous", "misaligned", "transposed")
 def test_flags_of_rare_elements(layout: Layout) -> None:
     """One element in every block trips everywhere, one in every eighth block nowhere."""
     x = ones(layout, 256, 2048)
@@ -265,7 +234,7 @@ def test_flags_of_rare_elements(layout: Layout) -> None:
     assert (check(x, 3).flag_words == OUT_OF_RANGE).all()
 
 
-@pytest.mark.parametrize("layout", [contiguous, transposed], ids=lambda layout: layout.__name__)
+@layouts("contiguous", "transposed")
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_guard(scheme: int, layout: Layout) -> None:
     x = layout(130, 1000)

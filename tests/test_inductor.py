@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import torch._functorch.config
 import torch._inductor.config
 import torch.nn.functional as F
 from compiled_epilogues import FakeCompiler, compiled_by, core
+from processes import run_python
 from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
@@ -260,9 +258,7 @@ def test_compiled_code_on_disk_is_of_these_operators(
 
 def test_a_users_tag_of_compiled_code_stays() -> None:
     code = "import cutfuse, torch; print(torch.compiler.config.cache_key_tag)"
-    environment = {**os.environ, "TORCH_COMPILE_CACHE_KEY_TAG": "mine"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "mine" + cache_tag()
+    assert run_python("-c", code, TORCH_COMPILE_CACHE_KEY_TAG="mine") == "mine" + cache_tag()
 
 
 def both_products(a: Tensor, b: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

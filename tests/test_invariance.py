@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,12 +23,6 @@ from cutfuse.invariance import is_batch_invariant
 from cutfuse.reduce import ReduceCall, _in_rows, normalise_reduce
 
 ROWS = (1, 2, 7, 8, 16, 63, 64, 65, 128, 129, 500, 1024, 4097, 8192, 32768)
-
-
-@pytest.fixture(autouse=True)
-def _restored_mode() -> Iterator[None]:
-    yield
-    cutfuse.set_batch_invariant(False)
 
 
 def order_of(found: Any) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ import kernel_cases as cases
 import pytest
 import torch
 from generators import FLOATS, REDUCTIONS, eager_reduce
-from kernel_cases import LAYOUTS, Layout, Shape, assert_within
+from kernel_cases import LAYOUTS, Layout, Shape, assert_within, layouts
 from torch import Tensor
 
 import cutfuse
@@ -76,11 +76,11 @@ def check_reduction(x: Tensor, reduction: str, out_dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("shape", ROW_SHAPES + STRIDED_SHAPES, ids=str)
 def test_reduce(shape: Shape, dtype: torch.dtype, reduction: str) -> None:
-    check_reduction(cases.contiguous(shape, dtype), reduction, dtype)
+    check_reduction(cases.random(shape, dtype), reduction, dtype)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("layout", LAYOUTS[1:], ids=lambda layout: layout.__name__)
+@layouts(*[*LAYOUTS][1:])
 @pytest.mark.parametrize("shape", ROW_SHAPES + STRIDED_SHAPES, ids=str)
 def test_reduce_layouts(shape: Shape, layout: Layout, dtype: torch.dtype) -> None:
     for reduction in ("sum", "amax", "logsumexp"):
@@ -93,7 +93,7 @@ def test_reduce_layouts(shape: Shape, layout: Layout, dtype: torch.dtype) -> Non
 )
 @pytest.mark.parametrize("shape", [(6, 33, 1), (2, 20000, 1), (2, 700, 7), (1, 3000, 64), (3, 5, 6)], ids=str)
 def test_reduce_special_values(shape: Shape, special: tuple[float, ...], reduction: str) -> None:
-    x = cases.contiguous(shape, torch.float32)
+    x = cases.random(shape, torch.float32)
     for index, value in enumerate(special):
         x[0, (index * 17 + 3) % shape[1]] = value
     check_reduction(x, reduction, torch.float32)
@@ -103,7 +103,7 @@ def test_reduce_special_values(shape: Shape, special: tuple[float, ...], reducti
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("shape", [(2, 700001, 1), (2, 40000, 9), (1, 20000, 256), (1, 5000, 4095)], ids=str)
 def test_two_runs_agree(shape: Shape, reduction: str) -> None:
-    x = cases.contiguous(shape, torch.bfloat16)
+    x = cases.random(shape, torch.bfloat16)
     first = reduce(x, reduction, torch.float32)
     assert torch.equal(first, reduce(x, reduction, torch.float32))
 
@@ -124,7 +124,7 @@ def operands_of(shape: Shape, full: Layout, dtype: torch.dtype) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@layouts()
 @pytest.mark.parametrize("shape", [(9, 33, 1), (3, 5000, 1), (2, 7, 300), (2, 600, 7), (1, 2100, 64)], ids=str)
 def test_reduce_program(shape: Shape, layout: Layout, dtype: torch.dtype) -> None:
     x = layout(shape, dtype)
@@ -143,9 +143,7 @@ def scaled(z: Tensor, weight: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("reduction", ["sum", "mean", "amin"])
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize(
-    "layout", [cases.contiguous, cases.offset, cases.middle_last], ids=lambda layout: layout.__name__
-)
+@layouts("contiguous", "offset", "middle_last")
 @pytest.mark.parametrize("shape", [(9, 33, 1), (70, 128, 1), (3, 5000, 1), (1, 400000, 1), (1, 2100, 64)], ids=str)
 def test_reduce_scaled(shape: Shape, layout: Layout, dtype: torch.dtype, reduction: str) -> None:
     """Programs that only scale, which sums run without the interpreter."""
@@ -190,7 +188,7 @@ POINTWISE_SHAPES = [
 
 @pytest.mark.parametrize("out_dtype", FLOATS)
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@layouts()
 @pytest.mark.parametrize("shape", POINTWISE_SHAPES, ids=str)
 def test_pointwise(shape: Shape, layout: Layout, dtype: torch.dtype, out_dtype: torch.dtype) -> None:
     x = layout(shape, dtype)
@@ -200,7 +198,7 @@ def test_pointwise(shape: Shape, layout: Layout, dtype: torch.dtype, out_dtype: 
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@layouts()
 @pytest.mark.parametrize("shape", POINTWISE_SHAPES, ids=str)
 def test_pointwise_operands(shape: Shape, layout: Layout, dtype: torch.dtype) -> None:
     x = layout(shape, dtype)
@@ -213,7 +211,7 @@ def test_pointwise_operands(shape: Shape, layout: Layout, dtype: torch.dtype) ->
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_pointwise_ragged_large(dtype: torch.dtype, function: object) -> None:
     """Long enough that whole vectors and the rest are two launches."""
-    x = cases.contiguous((1, 1, (1 << 20) + 4099), dtype)
+    x = cases.random((1, 1, (1 << 20) + 4099), dtype)
     actual = cuda.pointwise(x, (), text_of(function), dtype)
     assert_within(actual, function(x.double()), 4e-6)
 
@@ -231,7 +229,7 @@ BACKWARD_SHAPES = [
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+@layouts()
 @pytest.mark.parametrize("shape", BACKWARD_SHAPES, ids=str)
 def test_backward(shape: Shape, layout: Layout, dtype: torch.dtype) -> None:
     x = layout(shape, dtype)
@@ -260,9 +258,7 @@ def gradients(
 
 
 @pytest.mark.parametrize("reduction", NEEDS_RESULT)
-@pytest.mark.parametrize(
-    "layout", [cases.contiguous, cases.offset, cases.middle_last], ids=lambda layout: layout.__name__
-)
+@layouts("contiguous", "offset", "middle_last")
 @pytest.mark.parametrize("shape", BACKWARD_SHAPES, ids=str)
 def test_backward_of_row_reduction(shape: Shape, layout: Layout, reduction: str) -> None:
     x = layout(shape, torch.float32).round(decimals=1)  # ties
@@ -279,7 +275,7 @@ def test_backward_of_row_reduction(shape: Shape, layout: Layout, reduction: str)
 @pytest.mark.parametrize("reduction", ["sum", "amax"])
 def test_reduce_is_as_accurate_as_torch(reduction: str) -> None:
     for shape in [(8, 100000, 1), (1, 8192, 1024), (4, 4096, 999)]:
-        x = cases.contiguous(shape, torch.float32)
+        x = cases.random(shape, torch.float32)
         expected = eager_reduce(x.double(), 1, reduction)
         own = (reduce(x, reduction, torch.float32).double() - expected).abs().max()
         rounding = torch.finfo(torch.float32).eps / 2 * expected.abs().max()

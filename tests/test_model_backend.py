@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import torch
 import torch._inductor.config
 import torch.nn.functional as F
 from model_checks import PYTORCH_WARNINGS
+from processes import run_python
 from torch import Tensor, fx, nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
@@ -214,5 +213,4 @@ def test_another_version_of_the_package_is_another_pass(tmp_path: Path, monkeypa
 def test_importing_cutfuse_imports_no_compiler() -> None:
     """It takes seconds."""
     code = "import sys, cutfuse; print('torch._inductor.compile_fx' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert run_python("-c", code) == "False"

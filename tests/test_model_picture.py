@@ -274,13 +274,9 @@ def test_the_head_of_a_table_says_of_what_it_is(
     model: nn.Module, size: int, trains: bool, device: str | None, expected: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
-    try:
-        with torch.set_grad_enabled(trains):
-            text = " ".join(str(cutfuse.explain_model(model, torch.empty(8, size), device=device)).split())
-    finally:
-        torch.set_float32_matmul_precision(before)
+    with torch.set_grad_enabled(trains):
+        text = " ".join(str(cutfuse.explain_model(model, torch.empty(8, size), device=device)).split())
     assert {part for part in (NO_LAYER, TRAINED, HIGH, PREDICTS) if part in text} == expected
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -16,7 +14,7 @@ pytestmark = [
     # Of the packages' own, where they are first imported.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.usefixtures("one_thread", "fresh_dynamo"),
 ]
 
 
@@ -36,14 +34,6 @@ PASSES = [
     for kind in (FORWARD, TRAINING)
     if kind == FORWARD or model.batches.training is not None
 ]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(("model", "kind"), PASSES)

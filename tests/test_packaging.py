@@ -12,20 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import run_python
 
 import cutfuse
 from cutfuse import native
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def run_python(code: str) -> str:
-    """Runs `code` in a fresh interpreter and returns what it prints."""
-    folder = Path(__file__).parent  # the first place where `-c` looks for modules: not the source tree
-    command = [sys.executable, "-c", code]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
 
 
 def test_version_is_the_distributions() -> None:
@@ -70,16 +62,7 @@ def test_pytest_takes_the_installed_package(tmp_path: Path) -> None:
     )
     # Without site, whose .pth files would let an editable installation win in any case.
     paths = [str(installed.parent), *(entry for entry in sys.path if Path(entry).resolve() != ROOT)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    result = subprocess.run(
-        [sys.executable, "-S", "-m", "pytest", "-q", "tests"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=tests.parent,
-        env=environment,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    run_python("-S", "-m", "pytest", "-q", "tests", folder=tests.parent, PYTHONPATH=os.pathsep.join(paths))
 
 
 def test_pytest_leaves_out_a_benchmark_plugin_of_the_machine(tmp_path: Path) -> None:
@@ -93,15 +76,8 @@ def test_pytest_leaves_out_a_benchmark_plugin_of_the_machine(tmp_path: Path) -> 
     )
     (tmp_path / "test_nothing.py").write_text("def test_nothing():\n    pass\n")
     settings = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path), "-p", "no:cacheprovider"]
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *settings, "test_nothing.py"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    run_python("-m", "pytest", "-q", *settings, "test_nothing.py", folder=tmp_path, PYTHONPATH=paths)
 
 
 def test_without_its_native_module_it_says_where_it_was_imported_from() -> None:
@@ -114,17 +90,17 @@ try:
 except ImportError as error:
     print(error)
 """
-    message = run_python(code)
+    message = run_python("-c", code)
     assert f"beside {Path(cutfuse.__file__).parent}. If this is the source tree, run `pip install -e .`" in message
 
 
 def test_import_does_no_cuda_work() -> None:
-    assert run_python("import torch, cutfuse; print(torch.cuda.is_initialized())") == "False"
+    assert run_python("-c", "import torch, cutfuse; print(torch.cuda.is_initialized())") == "False"
 
 
 def test_import_needs_no_other_package() -> None:
     code = "import sys, cutfuse; print([name for name in ('rich', 'matplotlib', 'pytest') if name in sys.modules])"
-    assert run_python(code) == "[]"
+    assert run_python("-c", code) == "[]"
 
 
 @pytest.mark.no_path("imports cutfuse, and calls nothing")
@@ -142,7 +118,7 @@ assert driver.cuDeviceGet(ctypes.byref(device), 0) == 0
 assert driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active)) == 0
 print(active.value)
 """
-    assert run_python(code) == "0"
+    assert run_python("-c", code) == "0"
 
 
 def list_symbols(*flags: str) -> list[str]:

@@ -25,16 +25,6 @@ from cutfuse.precision import MODES, allows_tf32, captured_mode, process, produc
 from cutfuse.rounding import is_eager
 
 
-@pytest.fixture(autouse=True)
-def _restored_modes() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(before)
-    cutfuse.set_precision(None)
-    cutfuse.set_batch_invariant(False)
-    cutfuse.set_rounding("once")
-
-
 def in_new_thread(function: Callable[[], Any]) -> Any:
     """What `function` returns on a thread that starts now."""
     found: list[Any] = []

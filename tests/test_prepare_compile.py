@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,19 +16,13 @@ from cutfuse.layer.prepared import UNPREPARED
 
 # Raised by PyTorch 2.13 itself: when Dynamo meets an autograd.Function, and when Inductor is imported.
 pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
     pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
 ]
 
 X = torch.randn(3, COLUMNS, generator=torch.Generator().manual_seed(1))
 BACKENDS = ("eager", "aot_eager", "inductor")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def sigmoid_of(x: Tensor, weight: Tensor | cutfuse.PreparedWeight) -> Tensor:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
-import sys
 import textwrap
 import threading
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +17,7 @@ from compiled_epilogues import compiler as compiler
 from emulated_device import launches as launches
 from emulated_device import paused
 from emulated_launches import EmulatedLaunches
+from processes import HERE, run_python
 from torch import Tensor
 
 import cutfuse
@@ -371,8 +369,6 @@ def test_a_sum_without_a_product_compiles_nothing(compiler: FakeCompiler) -> Non
 # What becomes of the threads that compile epilogues when a process forks or ends.
 
 
-HERE = Path(__file__).parent
-
 # A compiler on three threads that waits to be released, and a layer whose second call runs directly.
 START = """
 import os
@@ -410,9 +406,7 @@ call()
 def run(program: str) -> str:
     """What a program prints."""
     text = START.format(here=str(HERE)) + textwrap.dedent(program)
-    result = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    return run_python("-c", text)
 
 
 def test_the_end_of_a_process_waits_for_the_kernels_that_are_compiled() -> None:
@@ -427,7 +421,7 @@ def test_the_end_of_a_process_waits_for_the_kernels_that_are_compiled() -> None:
     print(len(compiler.compiled), time.monotonic() - start >= 0.9, background._threads)
     """
     found = run(program).split(maxsplit=1)
-    assert found == ["3", "True set()\n"]
+    assert found == ["3", "True set()"]
 
 
 def test_the_end_of_a_process_at_once() -> None:
@@ -437,7 +431,7 @@ def test_the_end_of_a_process_at_once() -> None:
     release.start()
     print("done", flush=True)
     """
-    assert run(program) == "done\n"
+    assert run(program) == "done"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
@@ -466,4 +460,4 @@ def test_a_fork_while_kernels_are_compiled() -> None:
     call()
     print(os.waitstatus_to_exitcode(status), kernels_of(launches)[-1] > 0)
     """
-    assert run(program) == "7 True\n"
+    assert run(program) == "7 True"

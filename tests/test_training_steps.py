@@ -256,22 +256,18 @@ def test_the_backward_pass_multiplies_as_the_forward_pass_did(
     monkeypatch.setattr(
         autograd.schema, "product", lambda a, b, mode, issuer: modes.append(mode) or product(a, b, mode, issuer)
     )
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("high")
-        with cutfuse.precision("guarded"):
-            y = fused(epilogue)(*tensors)
-        launches.launches.clear()
-        torch.autograd.grad(y, tensors, ramp(y))
-        kernels = [launch.kernel for launch in launches.launches if launch.function == "gemm"]
-        assert ["fp32" in kernel for kernel in kernels] == [True, True]
-        torch.set_float32_matmul_precision("highest")
-        for _ in range(2):
-            y = fused(epilogue)(*tensors)
-        torch.set_float32_matmul_precision("high")
-        torch.autograd.grad(y, tensors, ramp(y))
-    finally:
-        torch.set_float32_matmul_precision(before)
+    torch.set_float32_matmul_precision("high")
+    with cutfuse.precision("guarded"):
+        y = fused(epilogue)(*tensors)
+    launches.launches.clear()
+    torch.autograd.grad(y, tensors, ramp(y))
+    kernels = [launch.kernel for launch in launches.launches if launch.function == "gemm"]
+    assert ["fp32" in kernel for kernel in kernels] == [True, True]
+    torch.set_float32_matmul_precision("highest")
+    for _ in range(2):
+        y = fused(epilogue)(*tensors)
+    torch.set_float32_matmul_precision("high")
+    torch.autograd.grad(y, tensors, ramp(y))
     assert modes == ["guarded"] * 2
 
 
