@@ -169,6 +169,33 @@ def test_without_a_card_the_tensors_own_device_is_explained() -> None:
     assert found.products[0].reason == "x is on cpu; kernels are for CUDA devices"
 
 
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+@pytest.mark.parametrize(("x_dtype", "dtype"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
+def test_a_product_of_several_types_is_refused(device: str, x_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    """On the meta device PyTorch computes with the input's type, and tells nobody."""
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.GELU()), torch.empty(8, 64, dtype=x_dtype, device=device)
+    told = rf"^cutfuse.explain_model: 0 multiplies an input of {x_dtype} by a weight of {dtype}, which .*x.to\({dtype}"
+    with pytest.raises(TypeError, match=told):
+        cutfuse.explain_model(model.to(device, dtype), x, device="H200")
+
+
+def test_autocast_makes_one_type_of_a_products_matrices_where_it_casts() -> None:
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.GELU()).bfloat16(), torch.randn(8, 64)
+
+    def autocasting(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(x)
+
+    with torch.no_grad():
+        (product,) = cutfuse.explain_model(autocasting, x, device="H200").products
+        assert product.dtype == torch.bfloat16
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            (product,) = cutfuse.explain_model(model, x, device="H200").products
+            assert product.dtype == torch.bfloat16
+            with pytest.raises(TypeError, match="casts nothing on the meta device"):
+                cutfuse.explain_model(model.to("meta"), x.to("meta"), device="H200")
+
+
 def test_other_threads_and_later_calls_are_none_of_a_prediction() -> None:
     seen = []
 

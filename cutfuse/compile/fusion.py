@@ -45,7 +45,7 @@ def fuse(module: fx.GraphModule, predicts: bool = False) -> list[ProductReport]:
     """
     reports = []
     written: set[Any] = set()
-    for graph_module, is_transformed in _graphs(module).items():
+    for graph_module, is_transformed in graphs_of(module).items():
         try:
             with enable_python_dispatcher():  # of which examples with symbolic sizes have need in PyTorch 2.8
                 if is_transformed:
@@ -57,7 +57,7 @@ def fuse(module: fx.GraphModule, predicts: bool = False) -> list[ProductReport]:
     return reports
 
 
-def _graphs(module: fx.GraphModule, is_transformed: bool = False) -> dict[fx.GraphModule, bool]:
+def graphs_of(module: fx.GraphModule, is_transformed: bool = False) -> dict[fx.GraphModule, bool]:
     """The graph, and those of the bodies of activation checkpoints, which run as they are.
 
     Of each: whether it, or one around it, uses transforms of torch.func.
@@ -68,7 +68,7 @@ def _graphs(module: fx.GraphModule, is_transformed: bool = False) -> dict[fx.Gra
             body = node.args[0]
             inner = getattr(module, str(body.target), None) if isinstance(body, fx.Node) else None
             if isinstance(inner, fx.GraphModule):
-                for graph_module, is_inside in _graphs(inner, found[module]).items():
+                for graph_module, is_inside in graphs_of(inner, found[module]).items():
                     found[graph_module] = is_inside or found.get(graph_module, False)
     return found
 

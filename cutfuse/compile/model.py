@@ -6,10 +6,11 @@ Imports PyTorch's compilers where they are needed: they take seconds, and `impor
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import fx
@@ -91,14 +92,15 @@ def explain_model(model: Callable[..., Any], *args: Any, device: str | None = No
     `torch.autocast("cuda")` off, with a warning: `torch.autocast("cpu", dtype=torch.bfloat16)` stands for it, with the
     model and its inputs on the CPU. It casts nothing on the meta device.
 
-    Raises what the call raises; ValueError for another device, and where tensors are on a CUDA device that is no such
-    card.
+    Raises what the call raises; TypeError where a product's input and weight have several types, which no kernel checks
+    on the meta device; ValueError for another device, and where tensors are on a CUDA device that is no such card.
     """
     from torch import _dynamo
 
-    from .fusion import fuse
+    from .fusion import fuse, graphs_of
     from .nodes import is_call, needs_gradient
     from .report import ModelExplanation
+    from .survey import why_refused
 
     products: list[ProductReport] = []
     devices: set[torch.device] = set()
@@ -109,6 +111,9 @@ def explain_model(model: Callable[..., Any], *args: Any, device: str | None = No
         graphs += 1
         trains |= any(is_call(node) and needs_gradient(node) for node in module.graph.nodes)
         devices.update(given.device for given in inputs if isinstance(given, torch.Tensor))
+        refused = why_refused(own.graph for own in graphs_of(module))
+        if refused:
+            return functools.partial(_refuse, f"cutfuse.explain_model: {refused}")
         products.extend(fuse(module, predicts=True))
         return module.forward
 
@@ -124,6 +129,11 @@ def explain_model(model: Callable[..., Any], *args: Any, device: str | None = No
         torch.compile(_with_own_code(call), backend=collect, **_own_limit())(*args, **kwargs)
     check_devices("explain_model", device, devices)
     return ModelExplanation(tuple(products), graphs, device, trains, torch.get_float32_matmul_precision())
+
+
+def _refuse(why: str, *args: Any) -> NoReturn:
+    """Runs in the place of a graph, so that Dynamo does not wrap the error in one of its own."""
+    raise TypeError(why)
 
 
 def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:
