@@ -257,7 +257,7 @@ def test_a_table_is_given_no_markup_by_a_model(found: ModelExplanation) -> None:
     assert "a &lt; b &amp; c" in text
 
 
-NO_LAYER, TRAINED, HIGH = "there is no linear layer in it", "as it is trained", 'fp32 products at "high"'
+NO_LAYER, TRAINED, HIGH = "no linear layer was found in it", "as it is trained", 'fp32 products at "high"'
 PREDICTS = 'device="H200") predicts'
 
 
@@ -282,6 +282,62 @@ def test_the_head_of_a_table_says_of_what_it_is(
     finally:
         torch.set_float32_matmul_precision(before)
     assert {part for part in (NO_LAYER, TRAINED, HIGH, PREDICTS) if part in text} == expected
+
+
+class Multiplying(nn.Module):
+    """Calls of PyTorch's that multiply by weights, and are no products of two matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.empty(2, 64, 64))
+        self.row = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.einsum("bd,gde->gbe", x, self.weights)
+        y = torch.bmm(y, self.weights.transpose(1, 2))
+        y = torch.bmm(y, y.transpose(1, 2))  # of values alone
+        return y, self.row(x[0])  # a row, and no matrix
+
+
+RECURRENT = "1 call of nn.LSTM, with products of its own, is not looked into"
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "told"),
+    [
+        (
+            nn.MultiheadAttention(64, 4),
+            [(8, 2, 64)] * 3,
+            "1 call of multi_head_attention_forward, with products of its own, is not looked into",
+        ),
+        (
+            nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4), 2, enable_nested_tensor=False),
+            [(8, 2, 64)],
+            "2 calls of multi_head_attention_forward, with products of their own, are not looked into",
+        ),
+        (
+            nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, batch_first=True), 2).eval(),
+            [(8, 2, 64)],
+            "2 calls of ",  # of the encoder's own kernel, or of attention
+        ),
+        (nn.LSTM(64, 64), [(8, 2, 64)], RECURRENT),
+        (nn.Sequential(nn.Linear(64, 64), nn.LSTM(64, 64)), [(8, 2, 64)], RECURRENT),
+        (nn.GRUCell(64, 64), [(8, 64)], "1 call of gru_cell, "),
+        (nn.Bilinear(64, 64, 8), [(8, 64)] * 2, "1 call of bilinear, "),
+        (
+            nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3), nn.ConvTranspose2d(8, 8, 1)),
+            [(1, 3, 8, 8)],
+            "2 calls of conv2d, 1 of conv_transpose2d, with products of their own, are not looked into",
+        ),
+        (Multiplying(), [(8, 64)], "1 call of einsum, 1 of bmm, 1 of linear, with products of their own"),
+    ],
+)
+def test_calls_that_hold_products_are_named(model: nn.Module, inputs: list[tuple[int, ...]], told: str) -> None:
+    with torch.no_grad():
+        found = cutfuse.explain_model(model.to("meta"), *(torch.empty(size, device="meta") for size in inputs))
+    for text in (str(found), found._repr_html_()):
+        assert told in " ".join(text.split())
+        assert NO_LAYER not in text
 
 
 def test_of_what_is_not_predicted_there_are_no_times() -> None:

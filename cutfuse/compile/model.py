@@ -100,7 +100,7 @@ def explain_model(model: Callable[..., Any], *args: Any, device: str | None = No
     from .fusion import fuse, graphs_of
     from .nodes import is_call, needs_gradient
     from .report import ModelExplanation
-    from .survey import why_refused
+    from .survey import unlisted_calls, unlisted_modules, why_refused
 
     products: list[ProductReport] = []
     devices: set[torch.device] = set()
@@ -111,13 +111,17 @@ def explain_model(model: Callable[..., Any], *args: Any, device: str | None = No
         graphs += 1
         trains |= any(is_call(node) and needs_gradient(node) for node in module.graph.nodes)
         devices.update(given.device for given in inputs if isinstance(given, torch.Tensor))
-        refused = why_refused(own.graph for own in graphs_of(module))
+        own = [graph_module.graph for graph_module in graphs_of(module)]
+        refused = why_refused(own)
         if refused:
             return functools.partial(_refuse, f"cutfuse.explain_model: {refused}")
+        unlisted.update(unlisted_calls(own))
         products.extend(fuse(module, predicts=True))
         return module.forward
 
     model = _uncompiled(model)
+
+    unlisted = unlisted_modules(getattr(model, "__self__", model))
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return model(*args, **kwargs)
@@ -128,7 +132,8 @@ def explain_model(model: Callable[..., Any], *args: Any, device: str | None = No
     with predicting("explain_model", device), as_first:
         torch.compile(_with_own_code(call), backend=collect, **_own_limit())(*args, **kwargs)
     check_devices("explain_model", device, devices)
-    return ModelExplanation(tuple(products), graphs, device, trains, torch.get_float32_matmul_precision())
+    precision = torch.get_float32_matmul_precision()
+    return ModelExplanation(tuple(products), graphs, device, trains, precision, unlisted)
 
 
 def _refuse(why: str, *args: Any) -> NoReturn:

@@ -8,8 +8,8 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,7 +65,8 @@ class ModelExplanation:
 
     graphs: how many graphs Dynamo made of the model. device: the card that this is predicted for, None where it is
     about the tensors' own device. trains: a product has a gradient. precision: `torch.get_float32_matmul_precision()`
-    as it was, which decides what fp32 products are compared with.
+    as it was, which decides what fp32 products are compared with. unlisted: the functions that hold products by weights
+    of their own, which are not among `products`, and how often each is called.
     """
 
     products: tuple[ProductReport, ...]
@@ -73,6 +74,7 @@ class ModelExplanation:
     device: str | None = None
     trains: bool = False
     precision: str = ""
+    unlisted: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def fused(self) -> int:
@@ -188,7 +190,7 @@ _NO_GRAPH = (
     "torch.compile makes no graph of it, as of nn.LSTM and of modules with full backward hooks; "
     "TORCH_LOGS=graph_breaks prints the reason"
 )
-_NO_PRODUCT = "there is no linear layer in it, and no product of a matrix by a weight; convolutions are not taken"
+_NO_PRODUCT = "no linear layer was found in it, and no other product of a matrix by a weight"
 _TRAINS = "as it is trained, with gradients; for inference call it under torch.no_grad()"
 _ON_CPU = 'on CPUs PyTorch\'s own operations run; explain_model(..., device="H200") predicts what a card would do'
 _COUNTED = (
@@ -252,8 +254,10 @@ def _headlines(found: ModelExplanation) -> list[str]:
         lines.append(describe_prediction(found.device))
     if not found.graphs:
         lines.append(_NO_GRAPH)
-    elif not found.products:
+    elif not found.products and not found.unlisted:
         lines.append(_NO_PRODUCT)
+    if found.unlisted:
+        lines.append(_describe_unlisted(found.unlisted))
     if found.trains:
         lines.append(_TRAINS)
     if found.precision and any(product.dtype == torch.float32 for product in found.products):
@@ -269,6 +273,13 @@ def _headlines(found: ModelExplanation) -> list[str]:
         less = f"{1 - after / before:.1%} less" if after <= before else "more"
         lines.append(f"predicted, {kind}: {before:,.1f} us before, by torch.compile, and {after:,.1f} us after, {less}")
     return lines
+
+
+def _describe_unlisted(unlisted: Mapping[str, int]) -> str:
+    (first, count), *others = unlisted.items()
+    calls = [f"{count} {'call' if count == 1 else 'calls'} of {first}", *(f"{n} of {name}" for name, n in others)]
+    whose, are = ("their", "are") if sum(unlisted.values()) > 1 else ("its", "is")
+    return f"{', '.join(calls)}, with products of {whose} own, {are} not looked into"
 
 
 def _sums(found: ModelExplanation) -> list[tuple[str, float, float]]:
