@@ -81,7 +81,8 @@ def test_the_sums_are_those_of_the_rows(seed: int) -> None:
     assert one.after == pytest.approx(sum(row.after or 0.0 for row in forward))
     assert one.step_before == pytest.approx(sum(row.before or 0.0 for row in steps))
     assert one.step_after == pytest.approx(sum(row.after or 0.0 for row in steps))
-    told = f"predicted, forward: {one.before:,.1f} us before, by torch.compile, and {one.after:,.1f} us after"
+    alone = " alone (the backward pass is not predicted)" if any(row.product.is_trained for row in forward) else ""
+    told = f"predicted, forward{alone}: {one.before:,.1f} us before, by torch.compile, and {one.after:,.1f} us after"
     assert (told in " ".join(str(one).split())) == bool(forward)
     for product in one.products:
         times = product.times
@@ -123,18 +124,35 @@ def test_a_trained_layer_of_cutfuses_own_is_a_row() -> None:
     with cutfuse.precision("guarded"):
         products = explain_own_layers(torch.float32).products
     assert [product.module for product in products] == ["up", "down", "scored"]
+    assert all(product.is_trained for product in products)
 
 
 def test_a_trained_model_has_a_sum_of_each_kind() -> None:
     found = explain_own_layers(torch.bfloat16)
     assert found.step_before
     assert found.before
+    kinds = {product.module: product.times.is_step for product in found.products if product.times}
+    assert kinds == {"up": True, "down": False, "scored": False}
     for text in (" ".join(str(found).split()), found._repr_html_()):
-        assert f"predicted, forward: {found.before:,.1f} us before, by torch.compile" in text
-        assert f"predicted, training steps*: {found.step_before:,.1f} us before, by torch.compile" in text
-        assert "sum, forward" in text
-        assert "sum, training steps*" in text
+        alone = "predicted, forward alone (the backward pass is not predicted): "
+        assert f"{alone}{found.before:,.1f} us before, by torch.compile" in text
+        assert f"predicted, training steps: {found.step_before:,.1f} us before, by torch.compile" in text
+        assert "4096 x 4096 x 1024 bfloat16, training step" in text
+        assert "4096 x 1024 x 4096 bfloat16, forward alone" in text
+        assert "sum, forward alone" in text
+        assert "sum, training steps" in text
+        assert "do not add up" in text
         assert "Before is torch.compile without cutfuse" in text
+
+
+def test_of_trained_fp32_products_the_backward_pass_is_said_to_be_missing() -> None:
+    model, x = nn.Sequential(nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 1024)), torch.ones(4096, 1024)
+    found = cutfuse.explain_model(model, x, device="H200")
+    text = " ".join(str(found).split())
+    assert "predicted, forward alone (the backward pass is not predicted): " in text
+    assert text.count("4096 x 1024 x 1024 float32, forward alone") == 2
+    model[0].requires_grad_(False)  # a frozen layer has no backward pass
+    assert [product.is_trained for product in cutfuse.explain_model(model, x, device="H200").products] == [False, True]
 
 
 def test_a_product_with_nothing_behind_it_is_not_called_fused() -> None:

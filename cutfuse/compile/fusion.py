@@ -25,7 +25,7 @@ from .attention import keep_attention
 from .choice import why_left
 from .joining import Together, join_products
 from .layouts import RowCopy, lay_out_by_rows
-from .nodes import last_writes, module_of, uses_transforms
+from .nodes import last_writes, module_of, needs_gradient, uses_transforms
 from .products import find_product
 from .regions import Region, Search, find_regions
 from .report import ProductReport, report, report_own
@@ -125,7 +125,11 @@ def _own_layers(module: fx.GraphModule, order: dict[fx.Node, int]) -> list[tuple
         nodes: Iterable[fx.Node] = [node]
         if getattr(node.target, "__name__", str(node.target)) == "autograd_function_apply":
             nodes = getattr(module, str(node.args[0].target)).graph.nodes  # type: ignore[union-attr]
-        found += [(place, report_own(own)) for own in nodes if str(own.target) in _OWN_LAYERS]
+        found += [
+            (place, report_own(own, own is not node or needs_gradient(own)))
+            for own in nodes
+            if str(own.target) in _OWN_LAYERS
+        ]
     return found
 
 
