@@ -93,6 +93,19 @@ def test_what_inductor_fuses_with_a_norm_is_left() -> None:
     )
 
 
+def test_a_fused_row_tells_of_a_longer_region_as_one() -> None:
+    """With the sum, cuBLAS and Inductor would be faster, and the product alone is not."""
+
+    def normed(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+        return F.layer_norm(r + F.linear(x, w, b), (256,))
+
+    inputs = *layer(1024, 256, 256, torch.float32), empty(1024, 256, dtype=torch.float32)
+    (product,) = explain(normed, *inputs).products
+    assert (product.is_fused, product.program, product.ended_at) == (True, "z", "add")
+    assert product.reason.startswith("a longer region is left: Inductor fuses it with what follows")
+    assert product.times.after < product.times.before
+
+
 def test_the_next_product_absorbs_nothing() -> None:
     def two(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return F.linear(activated(x, w, b), w.t())
