@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import cutfuse
 from cutfuse.compile import report
+from cutfuse.compile.regions import Times
 from cutfuse.compile.report import ModelExplanation, rows_of
 
 pytestmark = [
@@ -143,6 +144,26 @@ def test_a_trained_model_has_a_sum_of_each_kind() -> None:
         assert "sum, training steps" in text
         assert "do not add up" in text
         assert "Before is torch.compile without cutfuse" in text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_step", "after", "told"),
+    [
+        (torch.bfloat16, False, 80.0, ["20.0% less of the products' time", "7 to 9% on average of a layer in 16 bits"]),
+        (torch.float16, False, 95.0, ["5.0% less of the products' time, which is within the predictions' error"]),
+        (torch.float32, False, 95.0, ["5.0% less of the products' time other", "error is not known in fp32"]),
+        (torch.bfloat16, True, 95.0, ["5.0% less of the products' time other", "not known of training steps"]),
+        (torch.bfloat16, False, 100.0, ["0.0% less of the products' time other operations are not counted"]),
+    ],
+)
+def test_a_gain_is_the_products_and_has_an_error(
+    found: ModelExplanation, dtype: torch.dtype, is_step: bool, after: float, told: list[str]
+) -> None:
+    product = found.products[0]._replace(dtype=dtype, times=Times(100.0, after, is_step))
+    text = " ".join(str(dataclasses.replace(found, products=(product,))).split())
+    for part in told:
+        assert part in text
+    assert ("within the predictions' error" in text) == ("within" in told[0])
 
 
 def test_of_trained_fp32_products_the_backward_pass_is_said_to_be_missing() -> None:
