@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -91,6 +92,17 @@ def test_what_inductor_fuses_with_a_norm_is_left() -> None:
     assert kind_of(product.reason) == (
         "Inductor fuses it with what follows, and cuBLAS's product alone is predicted to take less than a fused one"
     )
+
+
+def test_of_kernels_over_copies_the_fastest_is_told_of() -> None:
+    """Rows of 50 and of 100 elements do not begin at multiples of 16 bytes; several kernels could run over copies."""
+    inputs = layer(16384, 100, 50)
+    (product,) = explain(activated, *inputs).products
+    assert not product.is_fused
+    expected = r"a fused kernel would take \d+ us \(predicted\) with copies to rows of whole 16 bytes, and cuBLAS \d+"
+    assert re.fullmatch(expected, product.reason)
+    (reason,) = cutfuse.explain(*inputs, epilogue=F.relu, device="H200").reasons
+    assert re.fullmatch(r"sm90_\w+: would take \d+ us .* and cuBLAS \d+", reason)
 
 
 def test_a_fused_row_tells_of_a_longer_region_as_one() -> None:
