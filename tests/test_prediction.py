@@ -19,6 +19,7 @@ from torch._subclasses import FakeTensorMode
 import cutfuse
 from cutfuse import arguments, native
 from cutfuse.layer import autograd, linear_plan, planner, training_step
+from cutfuse.layer.specialize import COMPILED_IN
 
 pytestmark = [
     *PYTORCH_WARNINGS,
@@ -214,12 +215,28 @@ def test_other_threads_and_later_calls_are_none_of_a_prediction() -> None:
         torch.testing.assert_close(cutfuse.linear(x, x, epilogue=F.gelu), F.gelu(F.linear(x, x)))
 
 
-@pytest.mark.parametrize("device", ["B200", "h200", "cuda", torch.device("cpu")])
+@pytest.mark.parametrize("device", ["B200", "200", "cuda", torch.device("cpu")])
 def test_an_unknown_card_names_the_known_ones(device: Any) -> None:
     x = torch.randn(8, 8)
     for explain in (cutfuse.explain, cutfuse.explain_model):
         with pytest.raises(ValueError, match=rf"^cutfuse.{explain.__name__}: device has to be one of 'H200', 'H100'"):
             explain(torch.relu, x, device=device)
+
+
+def test_a_cards_name_may_be_in_small_letters() -> None:
+    x = torch.empty(64, 64, device="meta")
+    for name in ("h200", "h100"):
+        assert cutfuse.explain(x, x, epilogue=F.gelu, device=name).device == name.upper()
+        assert cutfuse.explain_model(lambda x: F.linear(x, x), x, device=name).device == name.upper()
+
+
+def test_what_an_mlp_compiles_is_told_layer_by_layer() -> None:
+    """Of its fp32 layers one has a program to compile, and the other has none."""
+    mlp, x = cutfuse.nn.MLP(512, 2048, device="meta"), torch.empty(4096, 512, device="meta")
+    hidden, result = cutfuse.explain(mlp, x, device="H200").compiles.splitlines()
+    assert hidden.startswith("hidden layer: the program into sm90_")
+    assert result == f"result: {COMPILED_IN}"
+    assert not cutfuse.explain(mlp.bfloat16(), x.bfloat16(), device="H200").compiles.startswith("hidden layer")
 
 
 def test_tensors_on_another_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,11 +129,11 @@ def explain_model(model: Callable[..., Any], *args: Any, device: str | None = No
     # Each call is traced as a first one: no earlier call counts against a limit, or makes a size vary.
     limits: dict[str, Any] = {"recompile_limit": _UNLIMITED, "accumulated_recompile_limit": _UNLIMITED}
     as_first = _dynamo.config.patch(suppress_errors=False, automatic_dynamic_shapes=False, **limits)
-    with predicting("explain_model", device), as_first:
+    with predicting("explain_model", device) as card, as_first:
         torch.compile(_with_own_code(call), backend=collect, **_own_limit())(*args, **kwargs)
-    check_devices("explain_model", device, devices)
+    check_devices("explain_model", card, devices)
     precision = torch.get_float32_matmul_precision()
-    return ModelExplanation(tuple(products), graphs, device, trains, precision, unlisted)
+    return ModelExplanation(tuple(products), graphs, card, trains, precision, unlisted)
 
 
 def _refuse(why: str, *args: Any) -> NoReturn:
