@@ -83,7 +83,7 @@ def test_the_sums_are_those_of_the_rows(seed: int) -> None:
     assert one.step_before == pytest.approx(sum(row.before or 0.0 for row in steps))
     assert one.step_after == pytest.approx(sum(row.after or 0.0 for row in steps))
     alone = " alone (the backward pass is not predicted)" if any(row.product.is_trained for row in forward) else ""
-    told = f"predicted, forward{alone}: {one.before:,.1f} us before, by torch.compile, and {one.after:,.1f} us after"
+    told = f"predicted, forward{alone}: {one.before:,.1f} us before (torch.compile), {one.after:,.1f} after"
     assert (told in " ".join(str(one).split())) == bool(forward)
     for product in one.products:
         times = product.times
@@ -136,8 +136,8 @@ def test_a_trained_model_has_a_sum_of_each_kind() -> None:
     assert kinds == {"up": True, "down": False, "scored": False}
     for text in (" ".join(str(found).split()), found._repr_html_()):
         alone = "predicted, forward alone (the backward pass is not predicted): "
-        assert f"{alone}{found.before:,.1f} us before, by torch.compile" in text
-        assert f"predicted, training steps: {found.step_before:,.1f} us before, by torch.compile" in text
+        assert f"{alone}{found.before:,.1f} us before (torch.compile)" in text
+        assert f"predicted, training steps: {found.step_before:,.1f} us before (torch.compile)" in text
         assert "4096 x 4096 x 1024 bfloat16, training step" in text
         assert "4096 x 1024 x 4096 bfloat16, forward alone" in text
         assert "sum, forward alone" in text

@@ -197,10 +197,9 @@ _NO_PRODUCT = "no linear layer was found in it, and no other product of a matrix
 _TRAINS = "as it is trained, with gradients; for inference call it under torch.no_grad()"
 _ON_CPU = 'on CPUs PyTorch\'s own operations run; explain_model(..., device="H200") predicts what a card would do'
 _COUNTED = (
-    "Counted are the products, with what is fused with them or could have been. Attention, norms, embeddings and all "
-    "other operations are not. Before is torch.compile without cutfuse: cuBLAS's product and one kernel for what "
-    "follows. Eager code, with a kernel for each operation, is not predicted. A time is the longer one of the device's "
-    "and the host's, and a share of the host's."
+    "Counted are the products, with what is fused with them or could have been. Before is torch.compile without "
+    "cutfuse: cuBLAS's product and one kernel for what follows; eager code is not predicted. A time is the longer one "
+    "of the device's and the host's, and a share of the host's."
 )
 _UNCOUNTED = "Products without times are not predicted, and not counted."
 _STEPS = (
@@ -285,9 +284,7 @@ def _headlines(found: ModelExplanation) -> list[str]:
         less = f"{gain:.1%} less of the products' time" if gain >= 0 else "more"
         if 0 < gain < _LARGEST_ERROR and _errors(found, kind) == {_ERROR_IN_16_BITS}:
             less += ", which is within the predictions' error"
-        lines.append(
-            f"predicted, {kind}{without}: {before:,.1f} us before, by torch.compile, and {after:,.1f} us after, {less}"
-        )
+        lines.append(f"predicted, {kind}{without}: {before:,.1f} us before (torch.compile), {after:,.1f} after: {less}")
     errors = set[str]().union(*(_errors(found, kind) for kind, _, _ in _sums(found)))
     if errors:
         lines.append(f"other operations are not counted; the predictions' error is {' and '.join(sorted(errors))}")
