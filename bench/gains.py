@@ -93,7 +93,8 @@ def table() -> str:
             *rows,
             "",
             f"Geometric means of drawn and of named cases, measured with cutfuse {machine['cutfuse']} and PyTorch "
-            f"{machine['torch'].partition('+')[0]}. On GPUs other than Hopper's (H100, H200) nothing is fused into a "
-            "product.",
+            f"{machine['torch'].partition('+')[0]}. The eager MLP blocks have two `cutfuse.nn.FusedLinear` each; "
+            "`cutfuse.nn.MLP` (`cutfuse.mlp`) is both layers in one. On GPUs other than Hopper's (H100, H200) "
+            "nothing is fused into a product.",
         ]
     )

@@ -126,7 +126,7 @@ class Explanation:
             ("bits", (self.bits,) if self.bits else ()),
             ("baseline", (self.baseline,) if self.baseline else ()),
             ("program", self.program.pretty().splitlines() if has_program else ()),
-            ("compiles", () if is_composed else (self.compiles,)),
+            ("compiles", () if is_composed else self.compiles.splitlines()),
             ("at least", (quantities,)),
             ("workspace", (_quantity(self.workspace_bytes, "B"),) if self.workspace_bytes else ()),
         ]
@@ -147,12 +147,12 @@ def explain(*args: Any, device: str | None = None, **kwargs: Any) -> Explanation
     Raises what the call raises; TypeError where it is no call of cutfuse; ValueError for another device, and where the
     tensors are on a CUDA device that is no such card.
     """
-    with predicting("explain", device):
+    with predicting("explain", device) as card:
         call = normalise_call(args, kwargs)
         tensors = call.tensors[:1] if isinstance(call, PyTorchCall) else [call.x]
-        check_devices("explain", device, (t.device for t in tensors))
+        check_devices("explain", card, (t.device for t in tensors))
         trained = tuple(name for name, tensor in _named(call) if needs_gradient(tensor))
-        return replace(_explain(call), device=device, trained=trained, bits=_bits(call))
+        return replace(_explain(call), device=card, trained=trained, bits=_bits(call))
 
 
 def _bits(call: Call) -> str:
@@ -311,7 +311,10 @@ def _explain_mlp(call: MLPCall) -> Explanation:
             steps.append("backward, hidden layer's gradient: torch.mm, pointwise_backward kernel")
         steps.append("backward: products for the weights and x")
     layers = [layer for _, layer in explained[: len(call.forward)]]
-    compiles = [layer.compiles for _, layer in explained if layer.compiles != _NO_KERNEL]
+    compiles: dict[str, list[str]] = {}
+    for what, layer in explained:
+        if layer.compiles != _NO_KERNEL:
+            compiles.setdefault(layer.compiles, []).append(what)
     return Explanation(
         call=f"mlp of {', '.join(_described(*item) for item in _named(call))}",
         path=layers[-2].path,
@@ -321,9 +324,16 @@ def _explain_mlp(call: MLPCall) -> Explanation:
         bytes=sum(layer.bytes for layer in layers),
         flops=sum(layer.flops for layer in layers),
         workspace_bytes=max(layer.workspace_bytes for layer in layers),
-        compiles="; ".join(dict.fromkeys(compiles)) or _NO_KERNEL,
+        compiles=_of_layers(compiles) or _NO_KERNEL,
         baseline=layers[-2].baseline,
     )
+
+
+def _of_layers(compiles: dict[str, list[str]]) -> str:
+    """What is compiled; a line for each where layers differ, with the layers of which that holds."""
+    if len(compiles) < 2:
+        return "".join(compiles)
+    return "\n".join(f"{', '.join(layers)}: {what}" for what, layers in compiles.items())
 
 
 def _about_planes(call: LinearCall, said: Sequence[str]) -> list[str]:

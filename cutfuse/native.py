@@ -133,23 +133,25 @@ _predicted: ContextVar[DeviceFacts | None] = ContextVar("cutfuse_predicted", def
 
 
 @contextlib.contextmanager
-def predicting(function: str, device: str | None) -> Iterator[None]:
+def predicting(function: str, device: str | None) -> Iterator[str | None]:
     """Within it, calls of this thread on tensors outside of CUDA devices are planned as on this card; as ever for None.
 
-    Raises ValueError for a name that is none of `CARDS`. function: which one is called, for that error.
+    Gives the card's name as `CARDS` has it. Raises ValueError for a name that is none of them, in capitals or not.
+    function: which one is called, for that error.
     """
     if device is None:
-        yield
+        yield None
         return
-    if device not in CARDS:
+    card = device.upper() if isinstance(device, str) else ""
+    if card not in CARDS:
         raise ValueError(
             f"cutfuse.{function}: device has to be one of {', '.join(map(repr, CARDS))}, or None for the tensors' own, "
             f"got {device!r}"
         )
-    token = _predicted.set(CARDS[device].facts)
+    token = _predicted.set(CARDS[card].facts)
     try:
         with _autocast_of_card():
-            yield
+            yield card
     finally:
         _predicted.reset(token)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -91,6 +92,30 @@ def test_what_inductor_fuses_with_a_norm_is_left() -> None:
     assert kind_of(product.reason) == (
         "Inductor fuses it with what follows, and cuBLAS's product alone is predicted to take less than a fused one"
     )
+
+
+def test_of_kernels_over_copies_the_fastest_is_told_of() -> None:
+    """Rows of 50 and of 100 elements do not begin at multiples of 16 bytes; several kernels could run over copies."""
+    inputs = layer(16384, 100, 50)
+    (product,) = explain(activated, *inputs).products
+    assert not product.is_fused
+    expected = r"a fused kernel would take \d+ us \(predicted\) with copies to rows of whole 16 bytes, and cuBLAS \d+"
+    assert re.fullmatch(expected, product.reason)
+    (reason,) = cutfuse.explain(*inputs, epilogue=F.relu, device="H200").reasons
+    assert re.fullmatch(r"sm90_\w+: would take \d+ us .* and cuBLAS \d+", reason)
+
+
+def test_a_fused_row_tells_of_a_longer_region_as_one() -> None:
+    """With the sum, cuBLAS and Inductor would be faster, and the product alone is not."""
+
+    def normed(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+        return F.layer_norm(r + F.linear(x, w, b), (256,))
+
+    inputs = *layer(1024, 256, 256, torch.float32), empty(1024, 256, dtype=torch.float32)
+    (product,) = explain(normed, *inputs).products
+    assert (product.is_fused, product.program, product.ended_at) == (True, "z", "add")
+    assert product.reason.startswith("a longer region is left: Inductor fuses it with what follows")
+    assert product.times.after < product.times.before
 
 
 def test_the_next_product_absorbs_nothing() -> None:

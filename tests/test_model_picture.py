@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import cutfuse
 from cutfuse.compile import report
+from cutfuse.compile.regions import Times
 from cutfuse.compile.report import ModelExplanation, rows_of
 
 pytestmark = [
@@ -81,7 +82,8 @@ def test_the_sums_are_those_of_the_rows(seed: int) -> None:
     assert one.after == pytest.approx(sum(row.after or 0.0 for row in forward))
     assert one.step_before == pytest.approx(sum(row.before or 0.0 for row in steps))
     assert one.step_after == pytest.approx(sum(row.after or 0.0 for row in steps))
-    told = f"predicted, forward: {one.before:,.1f} us before, by torch.compile, and {one.after:,.1f} us after"
+    alone = " alone (the backward pass is not predicted)" if any(row.product.is_trained for row in forward) else ""
+    told = f"predicted, forward{alone}: {one.before:,.1f} us before (torch.compile), {one.after:,.1f} after"
     assert (told in " ".join(str(one).split())) == bool(forward)
     for product in one.products:
         times = product.times
@@ -123,18 +125,55 @@ def test_a_trained_layer_of_cutfuses_own_is_a_row() -> None:
     with cutfuse.precision("guarded"):
         products = explain_own_layers(torch.float32).products
     assert [product.module for product in products] == ["up", "down", "scored"]
+    assert all(product.is_trained for product in products)
 
 
 def test_a_trained_model_has_a_sum_of_each_kind() -> None:
     found = explain_own_layers(torch.bfloat16)
     assert found.step_before
     assert found.before
+    kinds = {product.module: product.times.is_step for product in found.products if product.times}
+    assert kinds == {"up": True, "down": False, "scored": False}
     for text in (" ".join(str(found).split()), found._repr_html_()):
-        assert f"predicted, forward: {found.before:,.1f} us before, by torch.compile" in text
-        assert f"predicted, training steps*: {found.step_before:,.1f} us before, by torch.compile" in text
-        assert "sum, forward" in text
-        assert "sum, training steps*" in text
+        alone = "predicted, forward alone (the backward pass is not predicted): "
+        assert f"{alone}{found.before:,.1f} us before (torch.compile)" in text
+        assert f"predicted, training steps: {found.step_before:,.1f} us before (torch.compile)" in text
+        assert "4096 x 4096 x 1024 bfloat16, training step" in text
+        assert "4096 x 1024 x 4096 bfloat16, forward alone" in text
+        assert "sum, forward alone" in text
+        assert "sum, training steps" in text
+        assert "do not add up" in text
         assert "Before is torch.compile without cutfuse" in text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_step", "after", "told"),
+    [
+        (torch.bfloat16, False, 80.0, ["20.0% less of the products' time", "7 to 9% on average of a layer in 16 bits"]),
+        (torch.float16, False, 95.0, ["5.0% less of the products' time, which is within the predictions' error"]),
+        (torch.float32, False, 95.0, ["5.0% less of the products' time other", "error is not known in fp32"]),
+        (torch.bfloat16, True, 95.0, ["5.0% less of the products' time other", "not known of training steps"]),
+        (torch.bfloat16, False, 100.0, ["0.0% less of the products' time other operations are not counted"]),
+    ],
+)
+def test_a_gain_is_the_products_and_has_an_error(
+    found: ModelExplanation, dtype: torch.dtype, is_step: bool, after: float, told: list[str]
+) -> None:
+    product = found.products[0]._replace(dtype=dtype, times=Times(100.0, after, is_step))
+    text = " ".join(str(dataclasses.replace(found, products=(product,))).split())
+    for part in told:
+        assert part in text
+    assert ("within the predictions' error" in text) == ("within" in told[0])
+
+
+def test_of_trained_fp32_products_the_backward_pass_is_said_to_be_missing() -> None:
+    model, x = nn.Sequential(nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 1024)), torch.ones(4096, 1024)
+    found = cutfuse.explain_model(model, x, device="H200")
+    text = " ".join(str(found).split())
+    assert "predicted, forward alone (the backward pass is not predicted): " in text
+    assert text.count("4096 x 1024 x 1024 float32, forward alone") == 2
+    model[0].requires_grad_(False)  # a frozen layer has no backward pass
+    assert [product.is_trained for product in cutfuse.explain_model(model, x, device="H200").products] == [False, True]
 
 
 def test_a_product_with_nothing_behind_it_is_not_called_fused() -> None:
@@ -257,7 +296,7 @@ def test_a_table_is_given_no_markup_by_a_model(found: ModelExplanation) -> None:
     assert "a &lt; b &amp; c" in text
 
 
-NO_LAYER, TRAINED, HIGH = "there is no linear layer in it", "as it is trained", 'fp32 products at "high"'
+NO_LAYER, TRAINED, HIGH = "no linear layer was found in it", "as it is trained", 'fp32 products at "high"'
 PREDICTS = 'device="H200") predicts'
 
 
@@ -278,6 +317,62 @@ def test_the_head_of_a_table_says_of_what_it_is(
     with torch.set_grad_enabled(trains):
         text = " ".join(str(cutfuse.explain_model(model, torch.empty(8, size), device=device)).split())
     assert {part for part in (NO_LAYER, TRAINED, HIGH, PREDICTS) if part in text} == expected
+
+
+class Multiplying(nn.Module):
+    """Calls of PyTorch's that multiply by weights, and are no products of two matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.empty(2, 64, 64))
+        self.row = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.einsum("bd,gde->gbe", x, self.weights)
+        y = torch.bmm(y, self.weights.transpose(1, 2))
+        y = torch.bmm(y, y.transpose(1, 2))  # of values alone
+        return y, self.row(x[0])  # a row, and no matrix
+
+
+RECURRENT = "1 call of nn.LSTM, with products of its own, is not looked into"
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "told"),
+    [
+        (
+            nn.MultiheadAttention(64, 4),
+            [(8, 2, 64)] * 3,
+            "1 call of multi_head_attention_forward, with products of its own, is not looked into",
+        ),
+        (
+            nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4), 2, enable_nested_tensor=False),
+            [(8, 2, 64)],
+            "2 calls of multi_head_attention_forward, with products of their own, are not looked into",
+        ),
+        (
+            nn.TransformerEncoder(nn.TransformerEncoderLayer(64, 4, batch_first=True), 2).eval(),
+            [(8, 2, 64)],
+            "2 calls of ",  # of the encoder's own kernel, or of attention
+        ),
+        (nn.LSTM(64, 64), [(8, 2, 64)], RECURRENT),
+        (nn.Sequential(nn.Linear(64, 64), nn.LSTM(64, 64)), [(8, 2, 64)], RECURRENT),
+        (nn.GRUCell(64, 64), [(8, 64)], "1 call of gru_cell, "),
+        (nn.Bilinear(64, 64, 8), [(8, 64)] * 2, "1 call of bilinear, "),
+        (
+            nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3), nn.ConvTranspose2d(8, 8, 1)),
+            [(1, 3, 8, 8)],
+            "2 calls of conv2d, 1 of conv_transpose2d, with products of their own, are not looked into",
+        ),
+        (Multiplying(), [(8, 64)], "1 call of einsum, 1 of bmm, 1 of linear, with products of their own"),
+    ],
+)
+def test_calls_that_hold_products_are_named(model: nn.Module, inputs: list[tuple[int, ...]], told: str) -> None:
+    with torch.no_grad():
+        found = cutfuse.explain_model(model.to("meta"), *(torch.empty(size, device="meta") for size in inputs))
+    for text in (str(found), found._repr_html_()):
+        assert told in " ".join(text.split())
+        assert NO_LAYER not in text
 
 
 def test_of_what_is_not_predicted_there_are_no_times() -> None:

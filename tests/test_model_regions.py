@@ -34,6 +34,8 @@ X, W, B, R, C = draw(6, 32), draw(16, 32), draw(16), draw(6, 16), draw(6, 1)
 X3, R3 = draw(2, 3, 32), draw(2, 3, 16)
 X4 = draw(2, 3, 4, 32)
 
+PRELU = "where((z > 0), z, (r0 * where((z > 0), 0, z)))"
+
 
 class Case(NamedTuple):
     function: Callable[..., Any]
@@ -162,6 +164,13 @@ CASES = {
         ["relu(((z * r0) + r1))"],
         (X, W, B, B.clone(), B.abs() + 0.5),
     ),
+    "prelu of one slope": Case(lambda x, w, b, a: F.prelu(F.linear(x, w, b), a), [PRELU], (X3, W, B, draw(1))),
+    "prelu of a slope for each column": Case(
+        lambda x, w, b, a: F.linear(x, w, b).prelu(a), [PRELU], (X, W, B, draw(16))
+    ),
+    "prelu of slopes along another dimension": Case(
+        lambda x, w, b, a: F.prelu(F.linear(x, w, b), a), [], (draw(2, 16, 32), W, B, draw(16))
+    ),
     "channels last": Case(
         channels_last, ["((z * r0) + r1)"], (X4, W, B, B, draw(2, 16, 3, 4).to(memory_format=torch.channels_last))
     ),
@@ -248,6 +257,13 @@ def test_it_tells_of_each_product() -> None:
         "        6 x 64 x 32 float32: gelu(z)",
         "        ends at linear: it is the next product",
     ]
+
+
+def test_it_tells_why_slopes_end_a_region() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.PReLU(8))
+    (product,) = cutfuse.explain_model(model, torch.randn(2, 8, 8)).products
+    assert product.ended_at == "prelu"
+    assert product.reason == "prelu has a slope for each index of dimension 1, which are no columns of the product"
 
 
 def test_layers_in_front_of_convolutions_are_alike() -> None:

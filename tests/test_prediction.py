@@ -19,6 +19,7 @@ from torch._subclasses import FakeTensorMode
 import cutfuse
 from cutfuse import arguments, native
 from cutfuse.layer import autograd, linear_plan, planner, training_step
+from cutfuse.layer.specialize import COMPILED_IN
 
 pytestmark = [
     *PYTORCH_WARNINGS,
@@ -169,6 +170,33 @@ def test_without_a_card_the_tensors_own_device_is_explained() -> None:
     assert found.products[0].reason == "x is on cpu; kernels are for CUDA devices"
 
 
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+@pytest.mark.parametrize(("x_dtype", "dtype"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)])
+def test_a_product_of_several_types_is_refused(device: str, x_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    """On the meta device PyTorch computes with the input's type, and tells nobody."""
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.GELU()), torch.empty(8, 64, dtype=x_dtype, device=device)
+    told = rf"^cutfuse.explain_model: 0 multiplies an input of {x_dtype} by a weight of {dtype}, which .*x.to\({dtype}"
+    with pytest.raises(TypeError, match=told):
+        cutfuse.explain_model(model.to(device, dtype), x, device="H200")
+
+
+def test_autocast_makes_one_type_of_a_products_matrices_where_it_casts() -> None:
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.GELU()).bfloat16(), torch.randn(8, 64)
+
+    def autocasting(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(x)
+
+    with torch.no_grad():
+        (product,) = cutfuse.explain_model(autocasting, x, device="H200").products
+        assert product.dtype == torch.bfloat16
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            (product,) = cutfuse.explain_model(model, x, device="H200").products
+            assert product.dtype == torch.bfloat16
+            with pytest.raises(TypeError, match="casts nothing on the meta device"):
+                cutfuse.explain_model(model.to("meta"), x.to("meta"), device="H200")
+
+
 def test_other_threads_and_later_calls_are_none_of_a_prediction() -> None:
     seen = []
 
@@ -187,12 +215,28 @@ def test_other_threads_and_later_calls_are_none_of_a_prediction() -> None:
         torch.testing.assert_close(cutfuse.linear(x, x, epilogue=F.gelu), F.gelu(F.linear(x, x)))
 
 
-@pytest.mark.parametrize("device", ["B200", "h200", "cuda", torch.device("cpu")])
+@pytest.mark.parametrize("device", ["B200", "200", "cuda", torch.device("cpu")])
 def test_an_unknown_card_names_the_known_ones(device: Any) -> None:
     x = torch.randn(8, 8)
     for explain in (cutfuse.explain, cutfuse.explain_model):
         with pytest.raises(ValueError, match=rf"^cutfuse.{explain.__name__}: device has to be one of 'H200', 'H100'"):
             explain(torch.relu, x, device=device)
+
+
+def test_a_cards_name_may_be_in_small_letters() -> None:
+    x = torch.empty(64, 64, device="meta")
+    for name in ("h200", "h100"):
+        assert cutfuse.explain(x, x, epilogue=F.gelu, device=name).device == name.upper()
+        assert cutfuse.explain_model(lambda x: F.linear(x, x), x, device=name).device == name.upper()
+
+
+def test_what_an_mlp_compiles_is_told_layer_by_layer() -> None:
+    """Of its fp32 layers one has a program to compile, and the other has none."""
+    mlp, x = cutfuse.nn.MLP(512, 2048, device="meta"), torch.empty(4096, 512, device="meta")
+    hidden, result = cutfuse.explain(mlp, x, device="H200").compiles.splitlines()
+    assert hidden.startswith("hidden layer: the program into sm90_")
+    assert result == f"result: {COMPILED_IN}"
+    assert not cutfuse.explain(mlp.bfloat16(), x.bfloat16(), device="H200").compiles.startswith("hidden layer")
 
 
 def test_tensors_on_another_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

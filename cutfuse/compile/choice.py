@@ -12,7 +12,7 @@ hide, and sum the columns where they compute the gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +29,7 @@ from ..layer.planner import (
     UNKNOWN_SIZES,
     LinearArguments,
     compare_traced_passes,
+    decisive,
     lies_in_rows,
     plan_traced,
     precision_of,
@@ -44,7 +45,7 @@ from .products import SPLITS, Product, find_product, same
 from .regions import BARE, Comparison, Region, Search, Times
 
 if TYPE_CHECKING:
-    from .._C import LinearPlan
+    from .._C import Alternative, LinearPlan
 
 TRAINED = "torch.compile differentiates it, and fuses what follows with its gradient: {}"
 
@@ -179,7 +180,7 @@ def _compare(region: Region, z: Tensor, operands: list[Tensor]) -> Comparison | 
     if not plan.is_fused:
         best = min((kernel.compared for kernel in kernels if not kernel.rejection), default=None)
         if best is None:
-            return "; ".join(sorted({kernel.rejection for kernel in kernels}))
+            return _why_rejected(kernels)
         two = f"cuBLAS and another kernel are predicted to take {cublas.compared:.1f} us, a fused one {best:.1f} us"
         if region.is_bare:
             two = f"cuBLAS is predicted to take {cublas.compared:.1f} us, a kernel of cutfuse's {best:.1f} us"
@@ -198,6 +199,11 @@ def _compare(region: Region, z: Tensor, operands: list[Tensor]) -> Comparison | 
         f"Inductor fuses it with what follows, and cuBLAS's product alone is predicted to take {alone:.1f} us, a fused "
         f"one {fused:.1f} us, with {abs(spared):.1f} us {'less' if spared >= 0 else 'more'} in Inductor's kernel",
     )
+
+
+def _why_rejected(kernels: Sequence[Alternative]) -> str:
+    reasons = {f"a fused kernel {one.rejection}" if one.microseconds else one.rejection for one in decisive(kernels)}
+    return "; ".join(sorted(reasons))
 
 
 def _predict_spared(z: Tensor, spared_bytes: float) -> float:
@@ -219,7 +225,7 @@ def _compare_parts(region: Region, z: Tensor, plan: LinearPlan, precision: str) 
         return UNKNOWN_SIZES
     runnable = [kernel.compared for kernel in plan.alternatives[:-1] if not kernel.rejection]
     if not runnable:
-        return "; ".join(sorted({kernel.rejection for kernel in plan.alternatives[:-1]}))
+        return _why_rejected(plan.alternatives[:-1])
     alone, split_off = bare.alternatives[-1].compared, len(part.siblings)
     parts = min(runnable) + split_off * alone
     together = whole.alternatives[-1].compared + plan.alternatives[-1].compared - alone

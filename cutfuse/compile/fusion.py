@@ -25,7 +25,7 @@ from .attention import keep_attention
 from .choice import why_left
 from .joining import Together, join_products
 from .layouts import RowCopy, lay_out_by_rows
-from .nodes import last_writes, module_of, uses_transforms
+from .nodes import last_writes, module_of, needs_gradient, uses_transforms
 from .products import find_product
 from .regions import Region, Search, find_regions
 from .report import ProductReport, report, report_own
@@ -45,7 +45,7 @@ def fuse(module: fx.GraphModule, predicts: bool = False) -> list[ProductReport]:
     """
     reports = []
     written: set[Any] = set()
-    for graph_module, is_transformed in _graphs(module).items():
+    for graph_module, is_transformed in graphs_of(module).items():
         try:
             with enable_python_dispatcher():  # of which examples with symbolic sizes have need in PyTorch 2.8
                 if is_transformed:
@@ -57,7 +57,7 @@ def fuse(module: fx.GraphModule, predicts: bool = False) -> list[ProductReport]:
     return reports
 
 
-def _graphs(module: fx.GraphModule, is_transformed: bool = False) -> dict[fx.GraphModule, bool]:
+def graphs_of(module: fx.GraphModule, is_transformed: bool = False) -> dict[fx.GraphModule, bool]:
     """The graph, and those of the bodies of activation checkpoints, which run as they are.
 
     Of each: whether it, or one around it, uses transforms of torch.func.
@@ -68,7 +68,7 @@ def _graphs(module: fx.GraphModule, is_transformed: bool = False) -> dict[fx.Gra
             body = node.args[0]
             inner = getattr(module, str(body.target), None) if isinstance(body, fx.Node) else None
             if isinstance(inner, fx.GraphModule):
-                for graph_module, is_inside in _graphs(inner, found[module]).items():
+                for graph_module, is_inside in graphs_of(inner, found[module]).items():
                     found[graph_module] = is_inside or found.get(graph_module, False)
     return found
 
@@ -125,7 +125,11 @@ def _own_layers(module: fx.GraphModule, order: dict[fx.Node, int]) -> list[tuple
         nodes: Iterable[fx.Node] = [node]
         if getattr(node.target, "__name__", str(node.target)) == "autograd_function_apply":
             nodes = getattr(module, str(node.args[0].target)).graph.nodes  # type: ignore[union-attr]
-        found += [(place, report_own(own)) for own in nodes if str(own.target) in _OWN_LAYERS]
+        found += [
+            (place, report_own(own, own is not node or needs_gradient(own)))
+            for own in nodes
+            if str(own.target) in _OWN_LAYERS
+        ]
     return found
 
 

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from ..epilogue.calls import is_known
-from ..epilogue.compositions import cast
+from ..epilogue.compositions import cast, prelu
 from ..epilogue.errors import EpilogueError
-from ..epilogue.expression import Expr, apply, topological
+from ..epilogue.expression import Expr, apply, to_expression, topological, with_type
 from ..epilogue.lower import check_length
 from ..epilogue.program import arithmetic_dtype
 from ..epilogue.table import CONDITION, Op, describe_callable, op_table
@@ -111,6 +111,8 @@ def _evaluate(node: fx.Node, values: Callable[[fx.Node], Any], operand: Callable
         return values(_without_gradient(node))
     if name == "batch_norm":
         return _evaluate_norm(node, values, operand)
+    if name == "prelu":
+        return _evaluate_prelu(node, values)
     function = function_of(node)
     if function is None:
         raise StopError(f"{name} {_REFUSED}")
@@ -155,6 +157,15 @@ def _evaluate_norm(node: fx.Node, values: Callable[[fx.Node], Any], operand: Cal
         raise StopError("batch_norm of more than two dimensions does not normalise the last one")
     found: Expr = values(_first(node)) * operand(Operand(node, NORM_SCALE)) + operand(Operand(node, NORM_SHIFT))
     return found
+
+
+def _evaluate_prelu(node: fx.Node, values: Callable[[fx.Node], Any]) -> Expr:
+    """With one slope, or one for each column: the language takes slopes for values without dimensions alone."""
+    named = named_arguments(node, ("input", "weight"))
+    source, slopes = example_of(named["input"]), example_of(named["weight"])
+    if source.dim() != 2 and not same(slopes.numel(), 1):
+        raise StopError("prelu has a slope for each index of dimension 1, which are no columns of the product")
+    return with_type(to_expression(prelu(values(named["input"]), values(named["weight"]))), type_of(example_of(node)))
 
 
 def is_row_view(node: fx.Node) -> bool:

@@ -6,10 +6,11 @@ Imports PyTorch's compilers where they are needed: they take seconds, and `impor
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import fx
@@ -91,14 +92,15 @@ def explain_model(model: Callable[..., Any], *args: Any, device: str | None = No
     `torch.autocast("cuda")` off, with a warning: `torch.autocast("cpu", dtype=torch.bfloat16)` stands for it, with the
     model and its inputs on the CPU. It casts nothing on the meta device.
 
-    Raises what the call raises; ValueError for another device, and where tensors are on a CUDA device that is no such
-    card.
+    Raises what the call raises; TypeError where a product's input and weight have several types, which no kernel checks
+    on the meta device; ValueError for another device, and where tensors are on a CUDA device that is no such card.
     """
     from torch import _dynamo
 
-    from .fusion import fuse
+    from .fusion import fuse, graphs_of
     from .nodes import is_call, needs_gradient
     from .report import ModelExplanation
+    from .survey import unlisted_calls, unlisted_modules, why_refused
 
     products: list[ProductReport] = []
     devices: set[torch.device] = set()
@@ -109,10 +111,17 @@ def explain_model(model: Callable[..., Any], *args: Any, device: str | None = No
         graphs += 1
         trains |= any(is_call(node) and needs_gradient(node) for node in module.graph.nodes)
         devices.update(given.device for given in inputs if isinstance(given, torch.Tensor))
+        own = [graph_module.graph for graph_module in graphs_of(module)]
+        refused = why_refused(own)
+        if refused:
+            return functools.partial(_refuse, f"cutfuse.explain_model: {refused}")
+        unlisted.update(unlisted_calls(own))
         products.extend(fuse(module, predicts=True))
         return module.forward
 
     model = _uncompiled(model)
+
+    unlisted = unlisted_modules(getattr(model, "__self__", model))
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return model(*args, **kwargs)
@@ -120,10 +129,16 @@ def explain_model(model: Callable[..., Any], *args: Any, device: str | None = No
     # Each call is traced as a first one: no earlier call counts against a limit, or makes a size vary.
     limits: dict[str, Any] = {"recompile_limit": _UNLIMITED, "accumulated_recompile_limit": _UNLIMITED}
     as_first = _dynamo.config.patch(suppress_errors=False, automatic_dynamic_shapes=False, **limits)
-    with predicting("explain_model", device), as_first:
+    with predicting("explain_model", device) as card, as_first:
         torch.compile(_with_own_code(call), backend=collect, **_own_limit())(*args, **kwargs)
-    check_devices("explain_model", device, devices)
-    return ModelExplanation(tuple(products), graphs, device, trains, torch.get_float32_matmul_precision())
+    check_devices("explain_model", card, devices)
+    precision = torch.get_float32_matmul_precision()
+    return ModelExplanation(tuple(products), graphs, card, trains, precision, unlisted)
+
+
+def _refuse(why: str, *args: Any) -> NoReturn:
+    """Runs in the place of a graph, so that Dynamo does not wrap the error in one of its own."""
+    raise TypeError(why)
 
 
 def _uncompiled(model: Callable[..., Any]) -> Callable[..., Any]:

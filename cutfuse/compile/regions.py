@@ -515,11 +515,11 @@ def describe_end(growth: Growth, last: fx.Node, search: Search) -> tuple[str, st
             return name_of(user), growth.stops[user]
         if user in growth.taken:
             return name_of(user), "it is a part of another region"
-    if refusals:
-        return "", refusals[0]
     users = [user for user in _readers(growth, last) if user.op != "output"]
     if not users:
         return "", BARE if search.region is None else "nothing follows"
+    if refusals:  # of what was tried last, and goes on behind the region
+        return name_of(users[0]), f"a longer region is left: {refusals[-1]}"
     reason = "a region ends with its reduction" if search.region and search.region.reduction != "none" else ""
     return name_of(users[0]), reason or growth.stops.get(last, "it is not elementwise, or computes with other values")
 

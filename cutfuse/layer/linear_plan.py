@@ -16,7 +16,7 @@ from ..invariance import refusal
 from ..native import address_of
 from ..precision import SPLIT_MODES, allows_tf32, autocast_dtype, product_mode
 from .layouts import NOT_CUDA, caution_of, device_facts, dtype_codes
-from .planner import LinearArguments, first_scheme, plan_linear, precision_of, why_no_kernels
+from .planner import LinearArguments, decisive, first_scheme, plan_linear, precision_of, why_no_kernels
 from .prepared import Planes
 from .specialize import Matrix, explain_epilogues, explain_pass, find_pass
 
@@ -114,7 +114,7 @@ class FusedExplanation(NamedTuple):
 
 
 def _rejections(plan: LinearPlan) -> list[str]:
-    return sorted({f"{kernel.name}: {kernel.rejection}" for kernel in plan.alternatives[:-1]})
+    return sorted({f"{kernel.name}: {kernel.rejection}" for kernel in decisive(plan.alternatives[:-1])})
 
 
 def require_kernel(plan: LinearPlan, arguments: LinearArguments) -> None:

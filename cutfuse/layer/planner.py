@@ -23,7 +23,7 @@ from .layouts import ALIGNMENT, device_facts, dtype_codes, reduction_codes, time
 from .specialize import Matrix, cost_when_specialized
 
 if TYPE_CHECKING:
-    from .._C import LinearPlan
+    from .._C import Alternative, LinearPlan
 
 
 MOST_WEIGHTS = 3  # weights of one kernel
@@ -221,6 +221,15 @@ def _request(arguments: LinearArguments, precision: str, lay_out: Callable[[Tens
         batch_invariant=arguments.batch_invariant,
         times=times_of(x.device),
     )
+
+
+def decisive(kernels: Sequence[Alternative]) -> Sequence[Alternative]:
+    """Of a plan's kernels, all of which are rejected, those whose reasons count.
+
+    That is the fastest of those that could run, and would take longer than cuBLAS; where none could, all.
+    """
+    slower = [kernel for kernel in kernels if kernel.microseconds > 0.0]
+    return [min(slower, key=lambda kernel: kernel.microseconds)] if slower else kernels
 
 
 def why_no_kernels(device: torch.device) -> str:
