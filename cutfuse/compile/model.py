@@ -102,7 +102,9 @@ def explain_model(model: Callable[..., Any], *args: Any, device: str | None = No
     from .report import ModelExplanation
     from .survey import unlisted_calls, unlisted_modules, why_refused
 
+    model = _uncompiled(model)
     products: list[ProductReport] = []
+    unlisted = unlisted_modules(getattr(model, "__self__", model))
     devices: set[torch.device] = set()
     graphs, trains = 0, False
 
@@ -118,10 +120,6 @@ def explain_model(model: Callable[..., Any], *args: Any, device: str | None = No
         unlisted.update(unlisted_calls(own))
         products.extend(fuse(module, predicts=True))
         return module.forward
-
-    model = _uncompiled(model)
-
-    unlisted = unlisted_modules(getattr(model, "__self__", model))
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return model(*args, **kwargs)
