@@ -54,6 +54,8 @@ def test_the_whole_language_is_differentiated_as_by_pytorch(name: str) -> None:
         assert derive(epilogue.text) is None
         return
     z = values()
+    if name == "logit":  # at -0 PyTorch's is infinite with either sign, by where in the tensor the element lies
+        z[z == 0] = 0.0
     grad = torch.randn(z.shape, generator=torch.Generator().manual_seed(1))
     own, right = gradients(epilogue, z, grad)
     torch.testing.assert_close(own, right, rtol=1e-5, atol=2e-5, equal_nan=True)
