@@ -293,8 +293,9 @@ void bring_rows(typename Kernel::Arguments const& arguments, typename Kernel::Co
   using Tile = typename Kernel::TileShape;
   constexpr int kColumns = cute::size<2>(Tile{});
   auto const [m, n, k, l] = arguments.problem_shape;
-  auto const x =
-      cute::make_tensor(arguments.mainloop.ptr_A, cute::make_layout(cute::make_shape(m, k, l), arguments.mainloop.dA));
+  // tf32 in place of fp32, as in CUTLASS's own: the copy engine rounds to it.
+  auto const* const data = reinterpret_cast<typename Mainloop::InternalElementA const*>(arguments.mainloop.ptr_A);
+  auto const x = cute::make_tensor(data, cute::make_layout(cute::make_shape(m, k, l), arguments.mainloop.dA));
   auto const layout = cute::tile_to_shape(typename Mainloop::SmemLayoutAtomA{},
                                           cute::make_shape(cute::Int<rows>{}, cute::Int<kColumns>{}));
   auto const copy =
