@@ -187,6 +187,7 @@ def test_a_captured_step_has_its_epilogues_compiled() -> None:
         y = cutfuse.linear(*tensors, epilogue=lambda z: F.gelu(z) * 0.5 + torch.sigmoid(z))
         return gradients_of(y, tensors, grad)
 
+    cutfuse.wait()  # for what tests before this one have left
     native.core.forget_specializations()
     native.core.forget_calls()
     stream = torch.cuda.Stream()
