@@ -306,11 +306,10 @@ void bring_rows(typename Kernel::Arguments const& arguments, typename Kernel::Co
   params.tma_transaction_bytes = Mainloop::TmaTransactionBytes - (cute::size<0>(Tile{}) - rows) * kBytesOfRow;
 }
 
-// A main loop's parameters: of x with fewer rows than a tile of 64, for those rows.
+// Of x with fewer rows than a tile of 64: the main loop brings those rows.
 template <class Kernel>
-typename Kernel::CollectiveMainloop::Params make_mainloop(typename Kernel::Arguments const& arguments) {
-  using Mainloop = typename Kernel::CollectiveMainloop;
-  auto params = Mainloop::to_underlying_arguments(arguments.problem_shape, arguments.mainloop, nullptr);
+void bring_no_empty_rows(typename Kernel::Arguments const& arguments,
+                         typename Kernel::CollectiveMainloop::Params& params) {
   constexpr bool kReadsRowsOfX = std::is_same_v<typename Kernel::X, OperandLayout<false>>;
   if constexpr (Kernel::kTileRows == 64 && cute::size(typename Kernel::ClusterShape{}) == 1 && kReadsRowsOfX) {
     int const m = cute::get<0>(arguments.problem_shape);
@@ -324,7 +323,6 @@ typename Kernel::CollectiveMainloop::Params make_mainloop(typename Kernel::Argum
       bring_rows<Kernel, 48>(arguments, params);
     }
   }
-  return params;
 }
 
 // With a main loop's parameters for each weight: those of a problem with as many columns. What is not there has the
@@ -335,20 +333,22 @@ typename Kernel::Params make_params(GemmLaunch const& launch, typename Kernel::A
     return Kernel::to_underlying_arguments(arguments, nullptr);
   } else if constexpr (!Kernel::kJoinsWeights) {
     auto params = Kernel::to_underlying_arguments(arguments, nullptr);
-    params.mainloop = make_mainloop<Kernel>(arguments);
+    bring_no_empty_rows<Kernel>(arguments, params.mainloop);
     return params;
   } else {
+    using Mainloop = typename Kernel::CollectiveMainloop;
     JoinedWeights const& weights = launch.buffers.joined;
     typename Kernel::Params params{};
     static_cast<typename Kernel::Base::Params&>(params) = Kernel::to_underlying_arguments(arguments, nullptr);
-    params.mainloop = make_mainloop<Kernel>(arguments);
+    bring_no_empty_rows<Kernel>(arguments, params.mainloop);
     params.starts = starts_of<Kernel>(weights);
     for (int k = 0; k < kMostJoinedWeights; ++k) {
       JoinedWeight const& weight = weights.items[std::min(k, weights.count - 1)];
       auto own = arguments;
       own.mainloop.ptr_B = static_cast<typename Kernel::ElementB const*>(weight.weight);
       cute::get<1>(own.problem_shape) = static_cast<int>(weight.columns);
-      params.mainloops[k] = make_mainloop<Kernel>(own);
+      params.mainloops[k] = Mainloop::to_underlying_arguments(own.problem_shape, own.mainloop, nullptr);
+      bring_no_empty_rows<Kernel>(own, params.mainloops[k]);
     }
     return params;
   }
