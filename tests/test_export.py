@@ -5,6 +5,7 @@ The runtime of AOTInductor gives operators None for a list without items.
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -162,21 +163,20 @@ def test_every_operator_with_a_list_is_among_them() -> None:
     assert sorted(with_lists) == sorted([*CALLS, "joined"])
 
 
-@pytest.mark.skipif(
-    torch.__version__.startswith("2.8."), reason="AOTInductor of PyTorch 2.8 gives operators fp64 for the type fp32"
-)
 def test_a_package_runs(model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "1")  # where Inductor makes no fallback by itself for an operator with a decomposition
 
     class WithJoined(nn.Module):
-        """A model, and the operator that compiled models alone call."""
+        """A model, its 16-bit copy, and the operator that compiled models alone call."""
 
         def __init__(self) -> None:
             super().__init__()
             self.model = model
+            self.short = copy.deepcopy(model).bfloat16()
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.model(x) + torch.ops.cutfuse.joined(x, [self.model.layer.weight], [None])
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.model(x) + torch.ops.cutfuse.joined(x, [self.model.layer.weight], [None])
+            return y, self.short(x.bfloat16())
 
     packaged = WithJoined().eval()
     with torch.no_grad():

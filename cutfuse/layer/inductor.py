@@ -127,11 +127,35 @@ def _undispatched(lower: Callable[..., Any], operator: Any) -> Callable[..., Any
         # One of several results has the kernel as its input; before PyTorch 2.14 a single one has too.
         kernel = buffer if isinstance(buffer, ir.FallbackKernel) else buffer.inputs[0]
         assert isinstance(kernel, ir.FallbackKernel)
+        if V.graph.aot_mode and torch.__version__ < "2.12":  # a TorchVersion, which compares by numbers
+            kernel.export_extern_kernel_node = functools.partial(  # type: ignore[method-assign]
+                _export_with_types, kernel.export_extern_kernel_node
+            )
         if not V.graph.cpp_wrapper:
             kernel.set_python_kernel_name(f"torch.ops.cutfuse.on_{first.get_device().type}.{name_of(operator)}")
         return result
 
     return lowered
+
+
+def _export_with_types(export: Callable[[], Any]) -> Any:
+    """What `export` gives, which writes the call of an operator for a package of AOTInductor, with the types' numbers
+    as the package reads them.
+
+    It writes the numbers of torch.export, and before PyTorch 2.12 the package takes them for those of C++, in which
+    fp32 is fp64 and fp16 is fp32 (pytorch/pytorch#169157).
+    """
+    from torch._inductor.virtualized import V
+
+    exported = export()
+    calls = getattr(V.graph, "extern_kernel_nodes", None) or V.extern_kernel_nodes  # of PyTorch 2.8, and of later ones
+    for given in calls[-1].node.inputs:
+        if given.arg.type == "as_scalar_type":
+            given.arg = type(given.arg).create(as_scalar_type=_NUMBERS_IN_CPP[given.arg.value.name])
+    return exported
+
+
+_NUMBERS_IN_CPP = {"HALF": 5, "FLOAT": 6, "DOUBLE": 7, "BFLOAT16": 15}  # c10::ScalarType
 
 
 def name_of(operator: Any) -> str:
