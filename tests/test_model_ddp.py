@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 import cutfuse
 
-rank, file = int(sys.argv[1]), sys.argv[2]
+rank, file, transport = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+dist.init_process_group(transport, init_method=f"file://{file}", rank=rank, world_size=2)
 """
 # Each layer is larger than a bucket, so that DDP reduces their gradients one by one, and Dynamo splits the graph there.
 SCRIPT = """
@@ -81,12 +81,14 @@ print(f"{len(reports) > 1} {sorted(programs)}")
 """
 
 
-def run_processes(script: str, folder: Path) -> list[str]:
+def run_processes(script: str, folder: Path, transport: str = "gloo") -> list[str]:
     """What each of two processes prints, which meet before the script and part behind it."""
     program = f"{BEFORE}\n{script}\ndist.destroy_process_group()"
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     processes = [
-        subprocess.Popen([sys.executable, "-c", program, str(rank), str(folder / "store")], cwd=folder, **pipes)
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(rank), str(folder / "store"), transport], cwd=folder, **pipes
+        )
         for rank in range(2)
     ]
     try:
