@@ -485,6 +485,7 @@ def logit_gradients(
                 torch.mm(grad.t(), x, out=of_weight[part])
             if needs_bias:
                 of_bias[part] = grad.sum(0)
+            del grad  # before the next part has one: the two would be the most that a step holds
             first += rows.shape[0]
     return x.new_empty(0) if of_x is None else of_x.to(x.dtype), of_weight, of_bias
 

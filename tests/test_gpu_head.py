@@ -58,6 +58,23 @@ def test_a_step_repeats_to_the_bit_and_in_a_graph(kept_bytes: int) -> None:
     check_repeats(step)
 
 
+def test_a_step_holds_one_part_at_a_time() -> None:
+    """Beside the gradients: a part of the logits' gradient, or two of x's in fp32 where the next is added to one."""
+    part_bytes = 32 << 20
+    (x, weight, _), target = make(torch.bfloat16, 1024, 256, 65536)
+
+    def step() -> list[Tensor]:
+        loss = cutfuse.linear_cross_entropy(x, weight, target, part_bytes=part_bytes)  # type: ignore[arg-type]
+        return list(torch.autograd.grad(loss, [x, weight]))  # type: ignore[list-item]
+
+    step()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    gradients = step()
+    found = torch.cuda.max_memory_allocated() - before - sum(gradient.nbytes for gradient in gradients)
+    assert part_bytes <= found <= 1.25 * part_bytes
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_tensors_on_a_device_that_is_not_current() -> None:
     tensors, target = make(torch.bfloat16, 64, 256, 1000, "cuda:1")
