@@ -2,9 +2,9 @@
 #include <optional>
 
 #include "bindings.h"
-#include "plan/alternatives.h"
 #include "plan/gemm_configs.h"
 #include "plan/linear_plan.h"
+#include "plan/plane_products.h"
 #include "plan/predictions.h"
 #include "split/split_plan.h"
 
@@ -238,14 +238,6 @@ void bind_linear_plan(py::module_& module) {
       .def_readonly("launches", &LinearPlan::launches)
       .def_readonly("workspace_bytes", &LinearPlan::workspace_bytes)
       .def_readonly("output_shape", &LinearPlan::output_shape)
-      .def_property_readonly("product_shape",
-                             [](LinearPlan const& plan) {
-                               LinearRequest const& request = plan.request;
-                               return std::make_tuple(request.x.rows, request.weight.rows, request.x.columns);
-                             })
-      .def_property_readonly("input", [](LinearPlan const& plan) { return plan.request.input; })
-      .def_property_readonly("output", [](LinearPlan const& plan) { return plan.request.output; })
-      .def_property_readonly("reduction", [](LinearPlan const& plan) { return plan.request.reduction; })
       .def_property_readonly("specializes",
                              [](LinearPlan const& plan) { return plan.request.specialized_cost.has_value(); })
       .def_readonly("copies_bias", &LinearPlan::copies_bias)
