@@ -197,9 +197,7 @@ PYBIND11_MODULE(_C_of_main_interpreter, module) {
   cutfuse::bindings::bind_plan(module);
   cutfuse::bindings::bind_specialize(module);
   cutfuse::bindings::bind_callables(module);
-  cutfuse::bindings::bind_split(module);
-  cutfuse::bindings::bind_pointwise(module);
-  cutfuse::bindings::bind_reduce(module);
+  cutfuse::bindings::bind_problems(module);
   cutfuse::bindings::bind_launch(module);
   cutfuse::bindings::bind_calls(module);
 #if CUTFUSE_WITH_CUDA

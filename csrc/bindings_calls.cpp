@@ -14,55 +14,52 @@
 
 namespace cutfuse::bindings {
 
+// Sizes, strides and torch.dtype.
+template <>
+struct Conversion<call::ResultLayout> {
+  using Integers = py::typing::Tuple<py::int_, py::ellipsis>;
+  using Given = std::tuple<Integers, Integers, py::object>;
+  static call::ResultLayout to(Given const& given) {
+    using call::PyRef;
+    auto const& [sizes, strides, dtype] = given;
+    return {PyRef::share(sizes.ptr()), PyRef::share(strides.ptr()), PyRef::share(dtype.ptr())};
+  }
+};
+
+// As PyTorch takes the shape of a workspace; null for none.
+call::PyRef sizes_of(int64_t bytes) {
+  return bytes > 0 ? call::PyRef::share(py::make_tuple(bytes).ptr()) : call::PyRef();
+}
+
+// The problem, bytes of workspace, and the result.
+template <>
+struct Conversion<call::GradientSum> {
+  using Given = std::tuple<ReduceProblem, int64_t, call::ResultLayout>;
+  static call::GradientSum to(Given const& given) {
+    auto const& [problem, workspace_bytes, result] = given;
+    return {problem, sizes_of(workspace_bytes), result};
+  }
+};
+
+// Where it is stored, and how it is summed.
+template <>
+struct Conversion<call::GradientOutput>
+    : FieldsConversion<call::GradientOutput, call::ResultLayout, std::optional<call::GradientSum>> {};
+
+// The layout of the partial sums, and how they are summed.
+template <>
+struct Conversion<call::ColumnSum> : FieldsConversion<call::ColumnSum, call::ResultLayout, call::GradientSum> {};
+
 namespace {
 
 using call::CallKey;
 using call::CallPlan;
 using call::Function;
 using call::PyRef;
-using call::TensorLayout;
-using call::word_of;
+using call::ResultLayout;
 
-// Type and strides, as of an operand.
-using LayoutTuple = std::tuple<int, int64_t, int64_t, int64_t>;
-// Sizes, strides and torch.dtype.
-using Integers = py::typing::Tuple<py::int_, py::ellipsis>;
-using ResultTuple = std::tuple<Integers, Integers, py::object>;
-
-TensorLayout to_layout(LayoutTuple const& layout) {
-  auto const [dtype, outer, row, column] = layout;
-  return {to_dtype(dtype), {outer, row, column}};
-}
-
-// As PyTorch takes the shape of a workspace.
-PyRef sizes_of(int64_t bytes) { return PyRef::share(py::make_tuple(bytes).ptr()); }
-
-call::ResultLayout to_result(ResultTuple const& result) {
-  return {PyRef::share(std::get<0>(result).ptr()), PyRef::share(std::get<1>(result).ptr()),
-          PyRef::share(std::get<2>(result).ptr())};
-}
-
-CallPlan plan_of(call::Steps steps) {
-  CallPlan plan = {};
-  plan.steps = std::move(steps);
-  return plan;
-}
-
-// Of a call that allocates what its steps say.
-CallPlan begin_plan(call::Steps steps, Program const& program, std::vector<LayoutTuple> const& operands) {
-  check_operand_count(program, operands.size());
-  CallPlan plan = plan_of(std::move(steps));
-  plan.program = program;
-  for (LayoutTuple const& operand : operands) plan.operands.push_back(to_layout(operand));
-  return plan;
-}
-
-CallPlan make_plan(call::Steps steps, Program const& program, std::vector<LayoutTuple> const& operands,
-                   ResultTuple const& result, int64_t workspace_bytes) {
-  CallPlan plan = begin_plan(std::move(steps), program, operands);
-  plan.result = to_result(result);
-  if (workspace_bytes > 0) plan.workspace_sizes = sizes_of(workspace_bytes);
-  return plan;
+CallPlan make_plan(call::Steps steps, ResultLayout const& result = {}, int64_t workspace_bytes = 0) {
+  return {std::move(steps), result, sizes_of(workspace_bytes)};
 }
 
 call::LinearSteps steps_of(std::string const& function, LinearPlan const& plan, SpecializedEpilogues const& epilogues) {
@@ -73,9 +70,9 @@ call::LinearSteps steps_of(std::string const& function, LinearPlan const& plan, 
   return steps;
 }
 
-CallPlan linear_call(LinearPlan const& plan, Program const& program, std::vector<LayoutTuple> const& operands,
-                     SpecializedEpilogues const& epilogues, ResultTuple const& result, bool has_planes,
-                     std::optional<py::object> const& multiply, std::optional<ResultTuple> const& pre_activation) {
+CallPlan linear_call(LinearPlan const& plan, Program const& program, std::vector<Operand> const& operands,
+                     SpecializedEpilogues const& epilogues, ResultLayout const& result, bool has_planes,
+                     std::optional<py::object> const& multiply, std::optional<ResultLayout> const& pre_activation) {
   if (plan.reads_weight_planes && !has_planes) {
     throw py::value_error("linear_call: the plan reads planes of the weight, and the call has none");
   }
@@ -83,37 +80,30 @@ CallPlan linear_call(LinearPlan const& plan, Program const& program, std::vector
     throw py::value_error("linear_call: a layout of the pre-activation is needed only where a kernel stores it");
   }
   call::LinearSteps steps = steps_of("linear_call", plan, epilogues);
+  steps.program = program;
+  steps.operands = to_operands(program, operands);
   steps.has_planes = has_planes;
   if (multiply) steps.multiply = PyRef::share(multiply->ptr());
-  if (pre_activation) steps.pre_activation = to_result(*pre_activation);
-  return make_plan(std::move(steps), program, operands, result, plan.workspace_bytes);
+  if (pre_activation) steps.pre_activation = *pre_activation;
+  return make_plan(std::move(steps), result, plan.workspace_bytes);
 }
 
-CallPlan joined_call(LinearPlan const& plan, std::vector<bool> const& has_bias, ResultTuple const& result) {
+CallPlan joined_call(LinearPlan const& plan, std::vector<bool> const& has_bias, ResultLayout const& result) {
   if (!plan.is_fused() || plan.request.joined_rows.size() != has_bias.size() || has_bias.size() > kMostJoinedWeights) {
     throw py::value_error("joined_call: the plan joins " + std::to_string(plan.request.joined_rows.size()) +
                           " weights by a kernel, got " + std::to_string(has_bias.size()));
   }
-  return make_plan(call::JoinedSteps{plan, has_bias}, {}, {}, result, 0);
+  return make_plan(call::JoinedSteps{plan, has_bias}, result);
 }
 
-CallPlan pointwise_call(Extents const& extents, LayoutTuple const& x, int out_dtype, Program const& program,
-                        std::vector<LayoutTuple> const& operands, ResultTuple const& result,
+CallPlan pointwise_call(PointwiseProblem const& problem, ResultLayout const& result,
                         OptionalSpecialization const& specialization) {
-  check_extents("pointwise_call", extents);
-  call::PointwiseSteps const steps = {
-      {extents[0], extents[1], extents[2]}, to_layout(x), to_dtype(out_dtype), specialization.value_or(nullptr)};
-  return make_plan(steps, program, operands, result, 0);
+  return make_plan(call::PointwiseSteps{problem, specialization.value_or(nullptr)}, result);
 }
 
-CallPlan reduce_call(Extents const& extents, LayoutTuple const& x, int reduction, int out_dtype, Program const& program,
-                     std::vector<LayoutTuple> const& operands, ResultTuple const& result, int64_t workspace_bytes,
-                     OptionalSpecialization const& specialization, bool batch_invariant) {
-  check_extents("reduce_call", extents);
-  call::ReduceSteps const steps = {
-      {extents[0], extents[1], extents[2]}, to_layout(x),   to_reduction(reduction), to_dtype(out_dtype),
-      specialization.value_or(nullptr),     batch_invariant};
-  return make_plan(steps, program, operands, result, workspace_bytes);
+CallPlan reduce_call(ReduceProblem const& problem, ResultLayout const& result, int64_t workspace_bytes,
+                     OptionalSpecialization const& specialization) {
+  return make_plan(call::ReduceSteps{problem, specialization.value_or(nullptr)}, result, workspace_bytes);
 }
 
 // Of a tensor that has to be like the one at registration.
@@ -123,97 +113,67 @@ call::TensorFacts facts_of(py::object const& tensor) {
   return facts;
 }
 
-// Extents (outer, reduced, inner), the layout of what is summed, bytes of workspace, layout and type of the result.
-using GradientSumTuple = std::tuple<Extents, LayoutTuple, int64_t, ResultTuple, int>;
-// wrt, layout, type, and how it is summed.
-using GradientTuple = std::tuple<int, ResultTuple, int, std::optional<GradientSumTuple>>;
-// Layout of the partial sums, and how they are summed.
-using ColumnSumTuple = std::tuple<ResultTuple, GradientSumTuple>;
-
-call::GradientSum to_sum(std::string const& function, GradientSumTuple const& given) {
-  auto const& [extents, x, workspace_bytes, result, dtype] = given;
-  check_extents(function.c_str(), extents);
-  PyRef workspace;
-  if (workspace_bytes > 0) workspace = sizes_of(workspace_bytes);
-  return {{extents[0], extents[1], extents[2]}, to_layout(x), std::move(workspace), to_result(result), to_dtype(dtype)};
-}
-
-call::ElementGradientPlan to_gradients(std::string const& function, Program const& program,
-                                       std::vector<GradientTuple> const& outputs,
-                                       std::optional<ColumnSumTuple> const& column_sum,
-                                       OptionalSpecialization const& specialization) {
-  if (outputs.size() > kMaxDerivatives) {
-    throw py::value_error(function + ": " + std::to_string(outputs.size()) + " outputs, and the limit is " +
-                          std::to_string(kMaxDerivatives));
+call::GradientSteps steps_of(std::string const& function, PointwiseBackwardProblem const& problem,
+                             std::vector<call::GradientOutput> const& outputs,
+                             std::optional<call::ColumnSum> const& column_sum,
+                             OptionalSpecialization const& specialization) {
+  if (outputs.size() != static_cast<size_t>(problem.derivative_count)) {
+    throw py::value_error(function + ": the problem has " + std::to_string(problem.derivative_count) +
+                          " outputs, got " + std::to_string(outputs.size()));
   }
-  call::ElementGradientPlan plan = {};
-  for (auto const& [wrt, layout, dtype, sum] : outputs) {
-    if (wrt < 0 || wrt > program.operand_count) throw py::value_error(function + ": no input " + std::to_string(wrt));
-    plan.outputs.push_back({wrt, to_result(layout), to_dtype(dtype), std::nullopt});
-    if (sum) plan.outputs.back().sum = to_sum(function, *sum);
-  }
-  plan.specialization = specialization.value_or(nullptr);
-  if (column_sum) {
-    plan.column_sum = {to_result(std::get<0>(*column_sum)), to_sum(function, std::get<1>(*column_sum))};
-  }
-  return plan;
+  return {problem, outputs, column_sum, specialization.value_or(nullptr)};
 }
 
 // Has a gradient stored in the input that it is of. The kernel reads x once, and operands anew for each gradient.
-void store_in_place(call::BackwardSteps& steps, int wrt, std::vector<LayoutTuple> const& operands) {
-  std::vector<call::GradientOutput>& outputs = steps.gradients.outputs;
-  auto const found = std::find_if(outputs.begin(), outputs.end(), [&](auto const& own) { return own.wrt == wrt; });
-  if (found == outputs.end() || (wrt > 0 && found + 1 != outputs.end())) {
+void store_in_place(call::GradientSteps& steps, int wrt) {
+  PointwiseBackwardProblem const& problem = steps.problem;
+  WantedDerivative const* const end = problem.derivatives + problem.derivative_count;
+  auto const* const found =
+      std::find_if(problem.derivatives, end, [&](WantedDerivative const& own) { return own.wrt == wrt; });
+  if (found == end || (wrt > 0 && found + 1 != end)) {
     throw py::value_error("backward_call: the gradients that may be in place are x's and the last one, got " +
                           std::to_string(wrt));
   }
-  TensorLayout const input = wrt > 0 ? to_layout(operands[static_cast<size_t>(wrt) - 1]) : steps.x;
-  auto const& [outer, rows, columns] = steps.extents;
-  int64_t const strides[] = {rows * columns, columns, 1};
+  Operand const& input = wrt > 0 ? problem.operands.items[wrt - 1] : problem.x;
+  Operand const dense = contiguous(nullptr, input.dtype, problem.extents);
+  auto const& [outer, rows, columns] = problem.extents;
   int64_t const extents[] = {outer, rows, columns};
   for (int d = 0; d < 3; ++d) {
-    if (extents[d] > 1 && input.strides[d] != strides[d]) {
+    if (extents[d] > 1 && input.strides[d] != dense.strides[d]) {
       throw py::value_error("backward_call: an input with a gradient in its place has to be contiguous");
     }
   }
-  if (found->sum || found->dtype != input.dtype) {
+  call::GradientOutput& output = steps.outputs[static_cast<size_t>(found - problem.derivatives)];
+  if (output.sum || found->dtype != input.dtype) {
     throw py::value_error("backward_call: an input with a gradient in its place has to be of its shape and type");
   }
-  found->in_place = true;
+  output.in_place = true;
 }
 
-CallPlan backward_call(Extents const& extents, LayoutTuple const& grad, LayoutTuple const& x, Program const& program,
-                       std::vector<LayoutTuple> const& operands, std::vector<GradientTuple> const& outputs,
-                       std::optional<ColumnSumTuple> const& column_sum, OptionalSpecialization const& specialization,
-                       int reduction, bool is_accurate, std::vector<int> const& in_place) {
-  check_extents("backward_call", extents);
-  if ((is_accurate || reduction != 0) && specialization) {
+CallPlan backward_call(PointwiseBackwardProblem const& problem, std::vector<call::GradientOutput> const& outputs,
+                       std::optional<call::ColumnSum> const& column_sum, OptionalSpecialization const& specialization,
+                       std::vector<int> const& in_place) {
+  if ((problem.is_accurate || problem.reduction != Reduction::kNone) && specialization) {
     throw py::value_error("backward_call: behind a reduction the program is interpreted: specialization must be None");
   }
-  if (column_sum && extents[0] != 1) {
+  if (column_sum && problem.extents.outer != 1) {
     throw py::value_error("backward_call: columns are summed of a matrix, and the outer extent is " +
-                          std::to_string(extents[0]));
+                          std::to_string(problem.extents.outer));
   }
-  call::BackwardSteps steps = {{extents[0], extents[1], extents[2]},
-                               to_layout(grad),
-                               to_layout(x),
-                               to_gradients("backward_call", program, outputs, column_sum, specialization),
-                               to_reduction(reduction),
-                               is_accurate};
-  check_operand_count(program, operands.size());
-  for (int const wrt : in_place) store_in_place(steps, wrt, operands);
-  return begin_plan(std::move(steps), program, operands);
+  call::GradientSteps steps = steps_of("backward_call", problem, outputs, column_sum, specialization);
+  for (int const wrt : in_place) store_in_place(steps, wrt);
+  return make_plan(std::move(steps));
 }
 
 // The plan of a product, what z's gradient is multiplied by, whether that comes first, and the layout of the result.
-using BackwardProductTuple = std::tuple<LinearPlan, py::object, bool, ResultTuple>;
+using BackwardProductTuple = std::tuple<LinearPlan, py::object, bool, ResultLayout>;
 
 std::optional<call::BackwardProduct> to_backward_product(std::optional<BackwardProductTuple> const& given) {
   if (!given) return std::nullopt;
   auto const& [plan, factor, factor_first, result] = *given;
   if (!plan.is_fused()) throw py::value_error("training_plan: the products of a backward pass are kernels of ours");
   if (plan.reads_weight_planes) throw py::value_error("training_plan: the products of a backward pass read no planes");
-  return call::BackwardProduct{steps_of("training_plan", plan, {}), facts_of(factor), factor_first, to_result(result)};
+  return call::BackwardProduct{steps_of("training_plan", plan, {}), facts_of(factor), factor_first, result};
 }
 
 int64_t workspace_bytes_of(std::optional<call::BackwardProduct> const& product) {
@@ -221,17 +181,15 @@ int64_t workspace_bytes_of(std::optional<call::BackwardProduct> const& product) 
 }
 
 py::object training_plan(CallPlan const& forward, py::object const& z, std::vector<py::object> const& operand_tensors,
-                         int64_t rows, int64_t columns, int z_dtype, int out_dtype, Program const& program,
-                         std::vector<LayoutTuple> const& operands, std::vector<bool> const& is_read,
-                         std::vector<GradientTuple> const& outputs, std::optional<ColumnSumTuple> const& column_sum,
-                         OptionalSpecialization const& backward, Program const& identity,
-                         std::optional<BackwardProductTuple> const& grad_x,
+                         PointwiseBackwardProblem const& problem, std::vector<bool> const& is_read,
+                         std::vector<call::GradientOutput> const& outputs,
+                         std::optional<call::ColumnSum> const& column_sum, OptionalSpecialization const& backward,
+                         Program const& identity, std::optional<BackwardProductTuple> const& grad_x,
                          std::optional<BackwardProductTuple> const& grad_weight, bool hands_gradient_on) {
-  check_operand_count(program, operands.size());
-  if (operand_tensors.size() != operands.size() || is_read.size() != operands.size()) {
-    throw py::value_error("training_plan: " + std::to_string(operands.size()) + " operands, " +
-                          std::to_string(operand_tensors.size()) + " tensors and " + std::to_string(is_read.size()) +
-                          " flags of which are read");
+  check_operand_count(problem.program, operand_tensors.size());
+  if (is_read.size() != operand_tensors.size()) {
+    throw py::value_error("training_plan: " + std::to_string(operand_tensors.size()) + " operands, and " +
+                          std::to_string(is_read.size()) + " flags of which are read");
   }
   auto const* const product = std::get_if<call::LinearSteps>(&forward.steps);
   if (product == nullptr || product->plan.request.stores_pre_activation == hands_gradient_on) {
@@ -239,40 +197,33 @@ py::object training_plan(CallPlan const& forward, py::object const& z, std::vect
         "training_plan: the forward pass has to be a linear_call that stores the pre-activation unless the gradient is "
         "handed on");
   }
-  call::TrainingPlan plan = {};
-  plan.forward = forward;
-  plan.rows = rows;
-  plan.columns = columns;
-  plan.program = program;
-  plan.z = facts_of(z);
-  for (py::object const& tensor : operand_tensors) plan.operand_facts.push_back(facts_of(tensor));
-  for (LayoutTuple const& operand : operands) plan.operands.push_back(to_layout(operand));
-  plan.is_read = is_read;
-  plan.z_dtype = to_dtype(z_dtype);
-  plan.result_dtype = to_dtype(out_dtype);
-  plan.grad_dtype = word_of(plan.result_dtype);
-  plan.gradients = to_gradients("training_plan", program, outputs, column_sum, backward);
-  if (plan.gradients.outputs.empty() || plan.gradients.outputs[0].wrt != 0) {
+  if (problem.derivative_count == 0 || problem.derivatives[0].wrt != 0) {
     throw py::value_error("training_plan: z's gradient is first");
   }
+  call::TrainingPlan plan = {};
+  plan.forward = forward;
+  plan.z = facts_of(z);
+  for (py::object const& tensor : operand_tensors) plan.operand_facts.push_back(facts_of(tensor));
+  plan.is_read = is_read;
+  plan.gradients = steps_of("training_plan", problem, outputs, column_sum, backward);
   plan.hands_gradient_on = hands_gradient_on;
   plan.identity = identity;
   plan.grad_x = to_backward_product(grad_x);
   plan.grad_weight = to_backward_product(grad_weight);
-  int64_t const workspace_bytes = std::max(workspace_bytes_of(plan.grad_x), workspace_bytes_of(plan.grad_weight));
-  if (workspace_bytes > 0) plan.backward_workspace_sizes = sizes_of(workspace_bytes);
+  plan.backward_workspace_sizes =
+      sizes_of(std::max(workspace_bytes_of(plan.grad_x), workspace_bytes_of(plan.grad_weight)));
   PyObject* const handle = call::wrap(std::move(plan));
   if (handle == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(handle);
 }
 
 CallPlan training_call(py::object const& apply, py::object const& plan, SpecializedEpilogues const& epilogues) {
-  return plan_of(call::TrainingSteps{PyRef::share(apply.ptr()), PyRef::share(plan.ptr()), epilogues});
+  return make_plan(call::TrainingSteps{PyRef::share(apply.ptr()), PyRef::share(plan.ptr()), epilogues});
 }
 
 CallPlan function_call(py::object const& function, std::vector<bool> const& is_given) {
   if (is_given.size() > call::Arguments::kMaxTensors) throw py::value_error("function_call: too many arguments");
-  return plan_of(call::FunctionSteps{PyRef::share(function.ptr()), is_given});
+  return make_plan(call::FunctionSteps{PyRef::share(function.ptr()), is_given});
 }
 
 CallPlan operation_call(py::object const& function, std::vector<int> const& arguments) {
@@ -280,10 +231,10 @@ CallPlan operation_call(py::object const& function, std::vector<int> const& argu
   for (int const k : arguments) {
     if (k < 0 || k > kMaxOperands) throw py::value_error("operation_call: no tensor " + std::to_string(k));
   }
-  return plan_of(call::OperationSteps{PyRef::share(function.ptr()), arguments});
+  return make_plan(call::OperationSteps{PyRef::share(function.ptr()), arguments});
 }
 
-CallPlan product_call() { return plan_of(call::ProductSteps{}); }
+CallPlan product_call() { return make_plan(call::ProductSteps{}); }
 
 void connect(std::optional<py::typing::Dict<py::str, py::object>> const& functions) {
   call::torch_state().disconnect();
@@ -332,14 +283,19 @@ size_t count_tensors(CallPlan const& plan, int first_operand) {
   if (auto const* const steps = std::get_if<call::FunctionSteps>(&plan.steps)) {
     return static_cast<size_t>(std::count(steps->is_given.begin(), steps->is_given.end(), true));
   }
-  size_t const count = static_cast<size_t>(first_operand) + plan.operands.size();
-  if (auto const* const steps = std::get_if<call::BackwardSteps>(&plan.steps)) {
-    return count + needs_result(steps->reduction) + counts_ties(steps->reduction);
+  auto const before = static_cast<size_t>(first_operand);
+  if (auto const* const steps = std::get_if<call::GradientSteps>(&plan.steps)) {
+    Reduction const reduction = steps->problem.reduction;
+    return before + steps->problem.program.operand_count + needs_result(reduction) + counts_ties(reduction);
   }
-  if (auto const* const steps = std::get_if<call::LinearSteps>(&plan.steps)) return count + steps->has_planes;
-  bool const is_pass =
-      std::holds_alternative<call::PointwiseSteps>(plan.steps) || std::holds_alternative<call::ReduceSteps>(plan.steps);
-  return is_pass ? count : 0;
+  if (auto const* const steps = std::get_if<call::LinearSteps>(&plan.steps)) {
+    return before + steps->program.operand_count + steps->has_planes;
+  }
+  if (auto const* const steps = std::get_if<call::PointwiseSteps>(&plan.steps)) {
+    return before + steps->problem.program.operand_count;
+  }
+  auto const* const steps = std::get_if<call::ReduceSteps>(&plan.steps);
+  return steps == nullptr ? 0 : before + steps->problem.program.operand_count;
 }
 
 py::object run_call(CallPlan const& plan, std::vector<py::object> const& tensors, int first_operand, int device) {
@@ -385,7 +341,7 @@ void bind_calls(py::module_& module) {
   module.def("linear_call", &linear_call, py::arg("plan"), py::arg("program"), py::arg("operands"),
              py::arg("epilogues"), py::arg("result"), py::arg("has_planes") = false, py::arg("multiply") = py::none(),
              py::arg("pre_activation") = py::none(),
-             "An operand is (dtype, outer, row and column stride), a result (sizes, strides, torch.dtype). has_planes: "
+             "An operand is as in PointwiseProblem, a result (sizes, strides, torch.dtype). has_planes: "
              "of the weight, which the plan may read, as the call's last tensor. multiply: computes cuBLAS's product "
              "of (x, weight, bias or None) in place of F.linear. pre_activation: its layout, where a kernel stores it; "
              "a call whose plan stores it gives (result, pre-activation).");
@@ -396,43 +352,27 @@ void bind_calls(py::module_& module) {
              "apply(plan, x, weight, bias, *operands), of an autograd.Function. epilogues: the program in the kernels "
              "of its passes, for which a capture waits.");
   module.def(
-      "training_plan", &training_plan, py::arg("forward"), py::arg("z"), py::arg("operand_tensors"), py::arg("rows"),
-      py::arg("columns"), py::arg("z_dtype"), py::arg("out_dtype"), py::arg("program"), py::arg("operands"),
+      "training_plan", &training_plan, py::arg("forward"), py::arg("z"), py::arg("operand_tensors"), py::arg("problem"),
       py::arg("is_read"), py::arg("outputs"), py::arg("column_sum"), py::arg("backward"), py::arg("identity"),
       py::arg("grad_x"), py::arg("grad_weight"), py::arg("hands_gradient_on"),
       "What training_forward and training_backward take: of y = program(z, operands) over tensors like these. forward: "
-      "the plan of a linear_call. is_read: which operands the backward pass reads. An output is (wrt, layout of a "
-      "result, dtype, and None or how it is summed: extents (outer, reduced, inner), the layout of what is summed, "
-      "bytes of workspace, the sum's layout, dtype); column_sum is None or (partials' layout, how they are summed). "
+      "the plan of a linear_call. problem: of the gradients, where z's first element stands for operands that are not "
+      "read; is_read: which are. An output is (layout of a result, None or how it is summed: a ReduceProblem, bytes of "
+      "workspace, the sum's layout); column_sum is None or (partials' layout, how they are summed). "
       "backward: the derivatives in the kernel of the backward pass. grad_x, grad_weight: the products of the backward "
       "pass, each None where PyTorch multiplies, or (a fused plan of z's gradient and another tensor, that tensor, "
       "whether it is the first of the two, the layout of the result); identity is their program. hands_gradient_on: "
       "the program adds operands, so that all outputs are the gradient that arrives; the partial sums are then that "
       "gradient's rows.");
-  module.def(
-      "pointwise_call", &pointwise_call, py::arg("extents"), py::arg("x"), py::arg("out_dtype"), py::arg("program"),
-      py::arg("operands"), py::arg("result"), py::arg("specialization"),
-      "program(x, operands) over (outer, rows, columns); x and operands are layouts. specialization: the program in "
-      "the kernel that pointwise_kernel names; None to interpret it.");
-  module.def(
-      "reduce_call", &reduce_call, py::arg("extents"), py::arg("x"), py::arg("reduction"), py::arg("out_dtype"),
-      py::arg("program"), py::arg("operands"), py::arg("result"), py::arg("workspace_bytes"), py::arg("specialization"),
-      py::arg("batch_invariant") = false,
-      "program(x, operands), layouts, reduced over the middle one of (outer, reduced, inner). specialization: the "
-      "program in the kernel that reduce_kernel names; None to interpret it. batch_invariant: the order in which a row "
-      "is "
-      "reduced depends on its length alone.");
-  module.def(
-      "backward_call", &backward_call, py::arg("extents"), py::arg("grad"), py::arg("x"), py::arg("program"),
-      py::arg("operands"), py::arg("outputs"), py::arg("column_sum"), py::arg("specialization"),
-      py::arg("reduction") = 0, py::arg("is_accurate") = false, py::arg("in_place") = std::vector<int>(),
-      "For each output grad * weight * d program / d input, of layouts; outputs and column_sum as of training_plan. "
-      "The "
-      "reduction's result and ties, where it needs them, are tensors behind the operands. specialization: the program "
-      "in "
-      "the kernel that pointwise_backward_kernel names; None to interpret it. is_accurate: it is interpreted with "
-      "accurate primitives, as the kernels of reductions are. in_place: the inputs in whose memory their gradients are "
-      "stored, x and that of the last output alone.");
+  module.def("pointwise_call", &pointwise_call, py::arg("problem"), py::arg("result"), py::arg("specialization"),
+             "specialization: the program in the kernel that runs the problem; None to interpret it.");
+  module.def("reduce_call", &reduce_call, py::arg("problem"), py::arg("result"), py::arg("workspace_bytes"),
+             py::arg("specialization"), "As pointwise_call.");
+  module.def("backward_call", &backward_call, py::arg("problem"), py::arg("outputs"), py::arg("column_sum"),
+             py::arg("specialization"), py::arg("in_place") = std::vector<int>(),
+             "outputs, of each of the problem's, and column_sum as of training_plan. The reduction's result and ties, "
+             "where it needs them, are tensors behind the operands. in_place: the inputs in whose memory their "
+             "gradients are stored, x and that of the last output alone.");
   module.def("run_call", &run_call, py::arg("plan"), py::arg("tensors"), py::arg("first_operand"), py::arg("device"),
              "What a plan gives for tensors laid out as those that it was made for, in the order of the call's "
              "arguments, on the current stream of their device, which is the current one; None for general_call's.");

@@ -11,11 +11,12 @@ namespace {
 
 namespace sp = cutfuse::specialize;
 
-std::string specialize_kernel(std::string const& kernel, Program const& program, std::vector<int> const& dtypes,
+std::string specialize_kernel(std::string const& kernel, Program const& program, std::vector<DType> const& dtypes,
                               std::string const& snippets, std::vector<sp::OperandKind> const& kinds,
-                              sp::Inputs const& derivatives, bool inlines, bool stores_pre_activation, int reduction) {
+                              sp::Inputs const& derivatives, bool inlines, bool stores_pre_activation,
+                              Reduction reduction) {
   sp::OperandTypes const types = to_operand_types(program, dtypes, kinds);
-  sp::KernelText const text(kernel, derivatives, {stores_pre_activation, to_reduction(reduction)});
+  sp::KernelText const text(kernel, derivatives, {stores_pre_activation, reduction});
   if (snippets.empty()) return text.specialize(program, types, sp::op_snippets(), inlines);
   return text.specialize(program, types, sp::OpSnippets(snippets), inlines);
 }
@@ -29,30 +30,22 @@ KernelLaunch launch_of(Parameters const& parameters, int64_t blocks, int threads
   return {py::bytes(reinterpret_cast<char const*>(&parameters), sizeof(parameters)), blocks, threads};
 }
 
-KernelLaunch pointwise_parameters(Program const& program, Extents const& extents, MatrixTuple const& x,
-                                  std::vector<MatrixTuple> const& operands, uintptr_t out, int out_dtype) {
-  if (is_empty(extents)) throw py::value_error("pointwise_parameters: nothing is launched for " + to_string(extents));
+KernelLaunch pointwise_parameters(PointwiseProblem problem) {
+  if (is_empty(problem.extents)) throw py::value_error("pointwise_parameters: nothing is launched");
   LoadedKernel const specialized = {nullptr};
-  PointwiseProblem problem = to_problem(program, extents, x, operands, out, out_dtype);
   problem.specialized = &specialized;
   PointwiseParameters const parameters = parameters_of(problem, 1);
   return launch_of(parameters, block_count(parameters.plan), parameters.plan.width * parameters.plan.height);
 }
 
-KernelLaunch pointwise_backward_parameters(Program const& program, Extents const& extents, MatrixTuple const& grad,
-                                           MatrixTuple const& x, std::vector<MatrixTuple> const& operands,
-                                           std::vector<DerivativeTuple> const& outputs, uintptr_t column_partials) {
-  PointwiseBackwardProblem problem = to_backward_problem(program, extents, grad, x, operands, outputs);
+KernelLaunch pointwise_backward_parameters(PointwiseBackwardProblem problem, uintptr_t column_partials) {
   problem.column_partials = pointer<float>(column_partials);
   PointwiseBackwardParameters const parameters = specialized_parameters_of(problem);
   return launch_of(parameters, block_count(parameters.plan), parameters.plan.width * parameters.plan.height);
 }
 
-KernelLaunch reduce_parameters(Program const& program, Extents const& extents, MatrixTuple const& x,
-                               std::vector<MatrixTuple> const& operands, int reduction, uintptr_t out, int out_dtype,
-                               uintptr_t workspace, int multiprocessors) {
-  if (is_empty(extents)) throw py::value_error("reduce_parameters: nothing is launched for " + to_string(extents));
-  ReduceProblem const problem = to_problem(program, extents, x, operands, reduction, out, out_dtype, workspace);
+KernelLaunch reduce_parameters(ReduceProblem const& problem, int multiprocessors) {
+  if (is_empty(problem.extents)) throw py::value_error("reduce_parameters: nothing is launched");
   PlannedReduce const planned = plan_program(problem, multiprocessors);
   ReduceProgramParameters const parameters = {parameters_of(planned), planned.problem.program,
                                               planned.problem.operands};
@@ -70,24 +63,19 @@ void bind_kernel_text(py::module_& module) {
       "specialize_kernel", &specialize_kernel, py::arg("kernel"), py::arg("program"), py::arg("operand_types"),
       py::arg("snippets") = "", py::arg("kinds") = std::vector<sp::OperandKind>(),
       py::arg("derivatives") = sp::Inputs(), py::arg("inlines") = false, py::arg("stores_pre_activation") = true,
-      py::arg("reduction") = 0,
+      py::arg("reduction") = Reduction::kNone,
       "A kernel's PTX with a program compiled in, given the types of the program's operands and how they lie "
       "(all strided unless that is said); snippets takes the place of op_snippets(). derivatives: of a kernel of "
       "such, what they are with respect to, ascending: 0 for x, k for operand k - 1. inlines: put a short program in "
       "the place of the epilogue function's calls, as the driver is given it. stores_pre_activation: whether a GEMM "
       "may be asked to. reduction: that a GEMM of rows computes, where its text is to have that alone.");
-  module.def(
-      "pointwise_parameters", &pointwise_parameters, py::arg("program"), py::arg("extents"), py::arg("x"),
-      py::arg("operands"), py::arg("out"), py::arg("out_dtype"),
-      "What the specialized kernel of such a call of pointwise is given, and how many blocks and threads of a block "
-      "are launched, on a device of one multiprocessor. For tests.");
-  module.def("pointwise_backward_parameters", &pointwise_backward_parameters, py::arg("program"), py::arg("extents"),
-             py::arg("grad"), py::arg("x"), py::arg("operands"), py::arg("outputs"), py::arg("column_partials"),
-             "The same of a call of pointwise_backward that has a specialized kernel. For tests.");
-  module.def("reduce_parameters", &reduce_parameters, py::arg("program"), py::arg("extents"), py::arg("x"),
-             py::arg("operands"), py::arg("reduction"), py::arg("out"), py::arg("out_dtype"), py::arg("workspace"),
-             py::arg("multiprocessors"),
-             "The same of such a call of reduce, on a device of so many multiprocessors. For tests.");
+  module.def("pointwise_parameters", &pointwise_parameters, py::arg("problem"),
+             "What the specialized kernel of a problem is given, and how many blocks and threads of a block are "
+             "launched, on a device of one multiprocessor. For tests.");
+  module.def("pointwise_backward_parameters", &pointwise_backward_parameters, py::arg("problem"),
+             py::arg("column_partials"), "The same of derivatives that have a specialized kernel. For tests.");
+  module.def("reduce_parameters", &reduce_parameters, py::arg("problem"), py::arg("multiprocessors"),
+             "The same of a reduction, on a device of so many multiprocessors. For tests.");
 }
 
 }  // namespace cutfuse::bindings

@@ -10,28 +10,7 @@ namespace {
 
 using Callback = py::typing::Callable<void(py::str, py::typing::Dict<py::str, py::object>)>;
 
-uintptr_t address(void const* data) { return reinterpret_cast<uintptr_t>(data); }
-
 uintptr_t function_of(LoadedKernel const* kernel) { return address(kernel == nullptr ? nullptr : kernel->function); }
-
-py::tuple tuple_of(Operand const& operand) {
-  return py::make_tuple(address(operand.data), static_cast<int>(operand.dtype), operand.strides[0], operand.strides[1],
-                        operand.strides[2]);
-}
-
-py::list list_of(Program const& program, Operands const& operands) {
-  py::list list;
-  for (int k = 0; k < program.operand_count; ++k) list.append(tuple_of(operands.items[k]));
-  return list;
-}
-
-py::list list_of(SplitGuard const& guard) {
-  py::list list;
-  for (size_t k = 0; k < std::size(guard.flags); ++k) {
-    if (guard.flags[k] != nullptr) list.append(py::make_tuple(address(guard.flags[k]), guard.counts[k]));
-  }
-  return list;
-}
 
 py::list list_of(JoinedWeights const& joined) {
   py::list list;
@@ -60,8 +39,8 @@ class Recorder final : public Launcher {
     launch["values"] = address(problem.planes.values);
     launch["scales"] = address(problem.planes.scales);
     launch["flags"] = address(problem.planes.flags);
-    launch["guard"] = problem.guarded ? py::object(list_of(problem.only_if)) : py::none();
-    launch["cleared"] = py::make_tuple(address(problem.cleared.words), problem.cleared.count);
+    launch["guard"] = problem.guarded ? py::cast(problem.only_if) : py::none();
+    launch["cleared"] = problem.cleared;
     callback_("split", launch);
   }
 
@@ -93,7 +72,7 @@ class Recorder final : public Launcher {
     }
     launch["a"] = py::make_tuple(address(buffers.planes_a.values), address(buffers.planes_a.scales));
     launch["slices"] = py::make_tuple(address(buffers.slices.sums), address(buffers.slices.arrived));
-    launch["guard"] = list_of(buffers.guard);
+    launch["guard"] = buffers.guard;
     launch["run"] = buffers.run;
     ConvertedOperand const& converted = buffers.converted_b;
     if (converts_weight(product_of(config))) {
@@ -112,37 +91,30 @@ class Recorder final : public Launcher {
     launch["partials"] = address(problem.partials);
     launch["tiles"] = problem.tiles;
     launch["rows"] = problem.rows;
-    launch["reduction"] = static_cast<int>(problem.reduction);
+    launch["reduction"] = problem.reduction;
     launch["count"] = problem.count;
     launch["out"] = address(problem.out);
-    launch["out_dtype"] = static_cast<int>(problem.out_dtype);
+    launch["out_dtype"] = problem.out_dtype;
     launch["batch_invariant"] = problem.batch_invariant;
     callback_("finalize_partials", launch);
   }
 
   void pointwise(PointwiseProblem const& problem, Stream stream) override {
     py::gil_scoped_acquire const gil;
-    PointwiseExtents const& extents = problem.extents;
-    py::dict launch = begin(problem, {extents.outer, extents.rows, extents.columns}, stream);
+    py::dict launch = begin(problem, stream);
     launch["out"] = address(problem.out);
-    launch["out_dtype"] = static_cast<int>(problem.out_dtype);
+    launch["out_dtype"] = problem.out_dtype;
     launch["out_pitch"] = problem.out_pitch;
     callback_("pointwise", launch);
   }
 
   void pointwise_backward(PointwiseBackwardProblem const& problem, Stream stream) override {
     py::gil_scoped_acquire const gil;
-    PointwiseExtents const& extents = problem.extents;
-    py::dict launch = begin(problem, {extents.outer, extents.rows, extents.columns}, stream);
-    launch["grad"] = tuple_of(problem.grad);
-    py::list outputs;
-    for (int k = 0; k < problem.derivative_count; ++k) {
-      WantedDerivative const& wanted = problem.derivatives[k];
-      outputs.append(py::make_tuple(wanted.wrt, address(wanted.data), static_cast<int>(wanted.dtype)));
-    }
-    launch["outputs"] = outputs;
+    py::dict launch = begin(problem, stream);
+    launch["grad"] = problem.grad;
+    launch["outputs"] = std::vector(problem.derivatives, problem.derivatives + problem.derivative_count);
     launch["column_partials"] = address(problem.column_partials);
-    launch["reduction"] = static_cast<int>(problem.reduction);
+    launch["reduction"] = problem.reduction;
     launch["row_result"] = address(problem.row_result);
     launch["tie_count"] = address(problem.tie_count);
     launch["is_accurate"] = problem.is_accurate;
@@ -151,11 +123,10 @@ class Recorder final : public Launcher {
 
   void reduce(ReduceProblem const& problem, Stream stream) override {
     py::gil_scoped_acquire const gil;
-    ReduceExtents const& extents = problem.extents;
-    py::dict launch = begin(problem, {extents.outer, extents.reduced, extents.inner}, stream);
-    launch["reduction"] = static_cast<int>(problem.reduction);
+    py::dict launch = begin(problem, stream);
+    launch["reduction"] = problem.reduction;
     launch["out"] = address(problem.out);
-    launch["out_dtype"] = static_cast<int>(problem.out_dtype);
+    launch["out_dtype"] = problem.out_dtype;
     launch["workspace"] = address(problem.workspace);
     launch["batch_invariant"] = problem.batch_invariant;
     callback_("reduce", launch);
@@ -170,10 +141,10 @@ class Recorder final : public Launcher {
 
   // Of a kernel without a product.
   template <class Problem>
-  static py::dict begin(Problem const& problem, Extents const& extents, Stream stream) {
+  static py::dict begin(Problem const& problem, Stream stream) {
     py::dict launch = begin(stream);
-    launch["extents"] = py::make_tuple(extents[0], extents[1], extents[2]);
-    launch["x"] = tuple_of(problem.x);
+    launch["extents"] = problem.extents;
+    launch["x"] = problem.x;
     launch["specialized"] = function_of(problem.specialized);
     add(launch, problem.program, problem.operands);
     return launch;
@@ -181,7 +152,7 @@ class Recorder final : public Launcher {
 
   static void add(py::dict& launch, Program const& program, Operands const& operands) {
     launch["program"] = program;
-    launch["operands"] = list_of(program, operands);
+    launch["operands"] = std::vector(operands.items, operands.items + program.operand_count);
   }
 
   Callback callback_;

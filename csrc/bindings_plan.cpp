@@ -1,55 +1,43 @@
 // The planner's share of cutfuse._C: part of every build, with and without CUDA kernels.
-#include <array>
 #include <optional>
-#include <utility>
 
 #include "bindings.h"
-#include "plan/alternatives.h"
 #include "plan/gemm_configs.h"
 #include "plan/linear_plan.h"
+#include "plan/plane_products.h"
 #include "plan/predictions.h"
 #include "split/split_plan.h"
 
 namespace cutfuse::bindings {
 namespace {
 
-using MatrixLayoutTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, bool>;
-using VectorLayoutTuple = std::tuple<int64_t, bool>;
-using DeviceTuple = std::tuple<int32_t, int32_t, int32_t>;
 using ShapeTuple = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 
-MatrixLayout to_layout(MatrixLayoutTuple const& matrix) {
-  auto const [rows, columns, row_stride, column_stride, aligned] = matrix;
-  return {rows, columns, row_stride, column_stride, aligned};
-}
-
-LinearRequest make_request(MatrixLayoutTuple const& x, MatrixLayoutTuple const& weight,
-                           std::optional<VectorLayoutTuple> const& bias, int input, int output, int reduction,
-                           float epilogue_cost, std::optional<float> specialized_cost, float generated_cost,
-                           float operand_bytes, float fetched_bytes, Precision precision, bool weight_has_planes,
-                           bool stores_pre_activation, DeviceTuple const& device, Issuer issuer,
-                           std::vector<int64_t> joined_rows, bool batch_invariant, std::string const& times) {
-  LinearRequest request = {};
-  request.x = to_layout(x);
-  request.weight = to_layout(weight);
-  if (bias) request.bias = VectorLayout{std::get<0>(*bias), std::get<1>(*bias)};
-  request.input = to_dtype(input);
-  request.output = to_dtype(output);
-  request.reduction = to_reduction(reduction);
-  request.epilogue_cost = epilogue_cost;
-  request.specialized_cost = specialized_cost;
-  request.generated_cost = generated_cost;
-  request.operand_bytes = operand_bytes;
-  request.fetched_bytes = fetched_bytes;
-  request.precision = precision;
-  request.weight_has_planes = weight_has_planes;
-  request.stores_pre_activation = stores_pre_activation;
-  request.device = {std::get<0>(device), std::get<1>(device), std::get<2>(device),
-                    times.empty() ? nullptr : &times_of(times)};
-  request.issuer = issuer;
-  request.joined_rows = std::move(joined_rows);
-  request.batch_invariant = batch_invariant;
-  return request;
+LinearRequest make_request(MatrixLayout const& x, MatrixLayout const& weight, std::optional<VectorLayout> const& bias,
+                           DType input, DType output, Reduction reduction, float epilogue_cost,
+                           std::optional<float> specialized_cost, float generated_cost, float operand_bytes,
+                           float fetched_bytes, Precision precision, bool weight_has_planes, bool stores_pre_activation,
+                           DeviceFacts device, Issuer issuer, std::vector<int64_t> const& joined_rows,
+                           bool batch_invariant, std::string const& times) {
+  if (!times.empty()) device.times = &times_of(times);
+  return {x,
+          weight,
+          joined_rows,
+          bias,
+          input,
+          output,
+          reduction,
+          epilogue_cost,
+          specialized_cost,
+          generated_cost,
+          operand_bytes,
+          fetched_bytes,
+          precision,
+          weight_has_planes,
+          stores_pre_activation,
+          batch_invariant,
+          device,
+          issuer};
 }
 
 ShapeTuple shape_and_bytes(int64_t rows, int64_t columns, int scheme, bool transposed, bool is_weight) {
@@ -77,10 +65,9 @@ void bind_gemm_choice(py::module_& module) {
       .def_property_readonly(
           "reads_columns_of_weight", [](GemmProblem const& problem) { return reads_columns_of_weight(problem.layout); },
           "Whether the weight's columns are contiguous, and not its rows.")
-      .def_property_readonly("input", [](GemmProblem const& problem) { return static_cast<int>(problem.input); })
-      .def_property_readonly("output", [](GemmProblem const& problem) { return static_cast<int>(problem.output); })
-      .def_property_readonly("reduction",
-                             [](GemmProblem const& problem) { return static_cast<int>(problem.reduction); })
+      .def_readonly("input", &GemmProblem::input)
+      .def_readonly("output", &GemmProblem::output)
+      .def_readonly("reduction", &GemmProblem::reduction)
       .def("__repr__", [](GemmProblem const& problem) { return describe(problem); });
   module.def(
       "gemm_kernels",
@@ -251,26 +238,13 @@ void bind_linear_plan(py::module_& module) {
       .def_readonly("launches", &LinearPlan::launches)
       .def_readonly("workspace_bytes", &LinearPlan::workspace_bytes)
       .def_readonly("output_shape", &LinearPlan::output_shape)
-      .def_property_readonly("product_shape",
-                             [](LinearPlan const& plan) {
-                               LinearRequest const& request = plan.request;
-                               return std::make_tuple(request.x.rows, request.weight.rows, request.x.columns);
-                             })
-      .def_property_readonly("input", [](LinearPlan const& plan) { return static_cast<int>(plan.request.input); })
-      .def_property_readonly("output", [](LinearPlan const& plan) { return static_cast<int>(plan.request.output); })
-      .def_property_readonly("reduction",
-                             [](LinearPlan const& plan) { return static_cast<int>(plan.request.reduction); })
       .def_property_readonly("specializes",
                              [](LinearPlan const& plan) { return plan.request.specialized_cost.has_value(); })
       .def_readonly("copies_bias", &LinearPlan::copies_bias)
       .def_readonly("reads_weight_planes", &LinearPlan::reads_weight_planes)
       .def_property_readonly("is_fused", &LinearPlan::is_fused);
-  module.def(
-      "why_no_kernels",
-      [](DeviceTuple const& device) {
-        return why_no_kernels({std::get<0>(device), std::get<1>(device), std::get<2>(device)});
-      },
-      py::arg("device"), "Why no fused kernel runs on a device, described as in a request; empty where they do.");
+  module.def("why_no_kernels", &why_no_kernels, py::arg("device"),
+             "Why no fused kernel runs on a device, described as in a request; empty where they do.");
   module.def("predict_memory_microseconds", &predict_memory_microseconds, py::arg("bytes"),
              "The microseconds that reading or writing so many bytes takes behind the kernel that stores them.");
   module.def(
@@ -287,24 +261,13 @@ void bind_linear_plan(py::module_& module) {
       "The microseconds of a 16-bit layer's training step in compiled code, by cuBLAS's products: with kernels of ours "
       "for what follows them, forwards and backwards, and with torch.compile's. Bytes: those that are read and written "
       "for each element.");
-  module.def(
-      "training_waits_for_host",
-      [](int64_t m, int64_t n, int64_t k, int dtype, int32_t multiprocessors, bool as_tf32) {
-        return training_waits_for_host({m, n, k}, to_dtype(dtype), multiprocessors, as_tf32);
-      },
-      py::arg("m"), py::arg("n"), py::arg("k"), py::arg("dtype"), py::arg("multiprocessors"), py::arg("as_tf32"),
-      "Whether the host takes longer to issue the training step of a layer whose products cuBLAS runs than the device "
-      "to run it; as_tf32: fp32 products do so in tf32.");
-  module.def(
-      "mlp_waits_for_host",
-      [](std::array<int64_t, 3> const& first, std::array<int64_t, 3> const& last, int dtype, int32_t multiprocessors,
-         bool as_tf32) {
-        auto const& [m, n, k] = first;
-        auto const& [rows, columns, width] = last;
-        return mlp_waits_for_host({m, n, k}, {rows, columns, width}, to_dtype(dtype), multiprocessors, as_tf32);
-      },
-      py::arg("first"), py::arg("last"), py::arg("dtype"), py::arg("multiprocessors"), py::arg("as_tf32"),
-      "The same of an MLP as one node, by (M, N, K) of its first layer and of its last.");
+  module.def("training_waits_for_host", &training_waits_for_host, py::arg("shape"), py::arg("dtype"),
+             py::arg("multiprocessors"), py::arg("as_tf32"),
+             "Whether the host takes longer to issue the training step of a layer (M, N, K) whose products cuBLAS runs "
+             "than the device to run it; as_tf32: fp32 products do so in tf32.");
+  module.def("mlp_waits_for_host", &mlp_waits_for_host, py::arg("first"), py::arg("last"), py::arg("dtype"),
+             py::arg("multiprocessors"), py::arg("as_tf32"),
+             "The same of an MLP as one node, by the shapes of its first layer and of its last.");
   module.def("plan_linear", &plan_linear, py::arg("request"), py::arg("only") = "",
              "The plan of a request; only: the name of the one alternative that is wanted, whatever it would take.");
 }

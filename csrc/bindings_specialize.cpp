@@ -4,9 +4,7 @@
 #include <variant>
 
 #include "bindings.h"
-#include "plan/gemm_configs.h"
-#include "pointwise/pointwise_plan.h"
-#include "reduce/reduce_plan.h"
+#include "launch/launcher.h"
 #include "specialize/specialization.h"
 
 namespace cutfuse::bindings {
@@ -48,17 +46,14 @@ void fake_compiler(std::optional<Compile> const& compile) {
 }
 
 sp::Specialization* find_specialization(std::string const& kernel, int device, Program const& program,
-                                        std::vector<int> const& dtypes, std::vector<sp::OperandKind> const& kinds) {
+                                        std::vector<DType> const& dtypes, std::vector<sp::OperandKind> const& kinds) {
   return sp::find_specialization(kernel, device, program, to_operand_types(program, dtypes, kinds));
 }
 
-std::vector<sp::Specialization*> find_epilogues(LinearPlan const& plan, int device, Program const& program,
-                                                std::vector<MatrixTuple> const& operands) {
-  return sp::find_epilogues(plan, device, program, to_operands(program, operands));
-}
-
 std::vector<sp::OperandKind> operand_kinds_of(sp::Specialization const& specialization) {
-  return kinds_of(specialization.operand_count(), specialization.operand_types());
+  std::vector<sp::OperandKind> kinds;
+  for (int k = 0; k < specialization.operand_count(); ++k) kinds.push_back(specialization.operand_types()[k].kind);
+  return kinds;
 }
 
 std::string describe(sp::Specialization const& specialization) {
@@ -136,10 +131,13 @@ void bind_specialize(py::module_& module) {
       "The one specialization of these, made now if there is none yet. None beyond most_specializations, and for "
       "a program that no kernel interprets. Operands are strided unless kinds are given.");
   module.def(
-      "find_epilogues", &find_epilogues, py::arg("plan"), py::arg("device"), py::arg("program"), py::arg("operands"),
-      py::return_value_policy::reference,
-      "The program in the kernel of each product of a fused plan; empty where they interpret it for good. Operands of "
-      "which the address is not known yet have address 0, and are taken for aligned.");
+      "find_epilogues",
+      [](LinearPlan const& plan, int device, Program const& program, std::vector<Operand> const& operands) {
+        return find_epilogues(plan, device, program, to_operands(program, operands));
+      },
+      py::arg("plan"), py::arg("device"), py::arg("program"), py::arg("operands"), py::return_value_policy::reference,
+      "The program in the kernel of each product of a plan, or of the pass behind cuBLAS's; empty where they interpret "
+      "it for good. Operands of which the address is not known yet have address 0, and are taken for aligned.");
   module.def(
       "why_not_specialized", [] { return sp::kernel_compiler().why_not(); },
       "Why no program can be compiled into a kernel; empty where it can.");

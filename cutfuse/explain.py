@@ -37,7 +37,7 @@ from .layer.linear_plan import (
 )
 from .layer.planner import LinearArguments, why_no_kernels
 from .layer.prepared import Planes
-from .layer.specialize import Epilogues, explain_pass, find_row_reduction
+from .layer.specialize import Epilogues, explain_pass, find_alone
 from .layer.training_step import IDENTITY, plan_backward_products, storing
 from .linear import EAGER, LinearCall, describe_linear, for_operators, is_plain, linear, operator_of
 from .mlp import MLPCall, mlp, normalise_mlp
@@ -243,10 +243,11 @@ def _compiled(call: PointwiseCall | ReduceCall) -> Epilogues:
     """The program in the kernel of a call that is not composed."""
     if isinstance(call, PointwiseCall):
         y = torch.empty_like(call.x, dtype=call.out_dtype, device="meta")
-        found = lay_out_pointwise(call.x, call.operands, call.epilogue.program, y)
-    else:
-        found = lay_out_reduction(call.x, call.operands, call.prologue.program, call.op, call.dims)
-    return [] if found is None else found.epilogues
+        pointwise = lay_out_pointwise(call.x, call.operands, call.epilogue.program, y)
+        return [] if pointwise is None else pointwise[1]
+    program = call.prologue.program
+    reduction = lay_out_reduction(call.x, call.operands, program, call.op, call.dims, call.out_dtype)
+    return [] if reduction is None else reduction[1]
 
 
 def _explain_pytorch(call: PyTorchCall) -> Explanation:
@@ -443,11 +444,14 @@ def _training_path(call: LinearCall, product: str, after: str) -> _Path:
 
 def _explain_reduction(call: LinearCall, arguments: LinearArguments) -> str:
     """What the kernel that reduces the rows of a stored pre-activation has compiled."""
-    shape, program = (call.x.shape[0], call.weight.shape[0]), call.epilogue.program
+    m, n, program = call.x.shape[0], call.weight.shape[0], call.epilogue.program
 
     def find() -> Epilogues:
-        dtype, reduction = dtype_codes()[call.x.dtype], reduction_codes()[call.reduction]
-        return find_row_reduction(call.x.device.index or 0, program, shape, dtype, matrices_of(arguments), reduction)
+        codes, reduction = dtype_codes(), reduction_codes()[call.reduction]
+        operands = [(address, code, row, column, 0) for address, code, _, row, column in matrices_of(arguments)]
+        x, out = (0, codes[call.x.dtype], n, 1, 0), codes[torch.float32]
+        problem = native.core.ReduceProblem(program.native, (m, n, 1), x, operands, reduction, out)
+        return find_alone(problem, call.x.device.index or 0)
 
     return explain_pass(program, call.reduction != "none", find)
 

@@ -75,20 +75,16 @@ class SpecializedBackward:
         kinds = list(dtypes or [x.dtype] * len(self.wanted))
         places = [memory.add_result(x.shape, dtype) for dtype in kinds]
         types = operand_types([torch.empty(0, dtype=dtype) for dtype in kinds])
-        problem = (
-            program.native,
-            extents,
-            grad_matrix,
-            x_matrix,
-            matrices,
-            list(zip(self.wanted, places, types, strict=True)),
+        outputs = list(zip(self.wanted, places, types, strict=True))
+        problem = module().PointwiseBackwardProblem(
+            program.native, extents, grad_matrix, x_matrix, matrices, outputs, self.column_sum
         )
-        assert module().pointwise_backward_kernel(*problem, self.column_sum), "the launch would interpret the program"
+        assert problem.kernel, "the launch would interpret the program"
         sums, partials = (), 0
         if self.column_sum:
             sums = (module().pointwise_backward_row_blocks(*x.shape), x.shape[1])
             partials = memory.add_result(sums, torch.float32)
-        launch = module().pointwise_backward_parameters(*problem, partials)
+        launch = module().pointwise_backward_parameters(problem, partials)
         memory.launch(self.function, *launch, first=places[0] if places else partials)
         gradients = [memory.result(place, x.shape, dtype) for place, dtype in zip(places, kinds, strict=True)]
         return Gradients(gradients, memory.result(partials, sums, torch.float32) if self.column_sum else None)

@@ -79,7 +79,8 @@ class SpecializedPointwise:
         memory = Memory(self.text)
         fields = [memory.add_tensor(tensor, extents) for tensor in (x, *operands)]
         out = memory.add_result(x.shape, x.dtype)
-        problem = (program.native, extents, fields[0], fields[1:], out, operand_types([x])[0])
-        assert module().pointwise_kernel(*problem), "the launch would interpret the program"
-        memory.launch(self.function, *module().pointwise_parameters(*problem), first=out)
+        code = operand_types([x])[0]
+        problem = module().PointwiseProblem(program.native, extents, fields[0], fields[1:], code, out)
+        assert problem.kernel, "the launch would interpret the program"
+        memory.launch(self.function, *module().pointwise_parameters(problem), first=out)
         return memory.result(out, x.shape, x.dtype)

@@ -82,15 +82,16 @@ class SpecializedReduce:
     ) -> tuple[Tensor, Plan]:
         """The result, or the partial states of each split where a second kernel folds them, and the plan."""
         memory = Memory(self.text)
-        problem = problem_of(memory, program, x, operands, reduction, self.columns)
-        _, (outer, _, inner), matrix, _, code = problem
-        name = template_name(x.dtype, reduction, self.columns)
-        assert module().reduce_kernel(*problem) == name, "the launch would interpret it"
+        given = problem_of(memory, program, x, operands, reduction, self.columns)
+        _, (outer, _, inner), matrix, _, code = given
         rows, kinds = outer * inner, operand_types([torch.empty(0, dtype=out_dtype)])
         out = memory.add_result([rows], out_dtype)
-        workspace_bytes = module().reduce_workspace(problem[1], matrix[1], code, multiprocessors)
+        workspace_bytes = module().reduce_workspace(given[1], matrix[1], code, multiprocessors)
         workspace = memory.add_result([workspace_bytes], torch.uint8) if workspace_bytes else 0
-        parameters, blocks, threads = module().reduce_parameters(*problem, out, kinds[0], workspace, multiprocessors)
+        problem = module().ReduceProblem(*given, kinds[0], out=out, workspace=workspace)
+        name = template_name(x.dtype, reduction, self.columns)
+        assert problem.kernel == name, "the launch would interpret it"
+        parameters, blocks, threads = module().reduce_parameters(problem, multiprocessors)
         plan = Plan.read(parameters)
         memory.launch(
             self.function, self.given(parameters), blocks, threads, first=workspace if plan.splits > 1 else out
@@ -149,8 +150,8 @@ def problem_of(
 
 def kinds_of(program: Program, x: Tensor, operands: Sequence[Tensor], reduction: str, columns: bool) -> list[str]:
     """How the operands lie along the threads' lines, which a launch has compiled in."""
-    problem = problem_of(Memory(), program, x, operands, reduction, columns)
-    return [kind.name for kind in module().reduce_operand_kinds(*problem)]
+    problem = module().ReduceProblem(*problem_of(Memory(), program, x, operands, reduction, columns), 0)
+    return [kind.name for kind in problem.operand_kinds]
 
 
 def turned(matrix: Matrix, dimensions: int) -> Matrix:

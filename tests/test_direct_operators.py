@@ -340,26 +340,36 @@ def test_gradients_in_place_of_what_they_are_of(launches: EmulatedLaunches, sums
 
 
 def test_gradients_in_place_of_what_is_read_again_are_refused() -> None:
-    layout, row, result = (0, 0, 16, 1), (0, 0, 0, 1), ((6, 16), (16, 1), FP32)
+    matrix, row, result = (0, 0, 0, 16, 1), (0, 0, 0, 0, 1), ((6, 16), (16, 1), FP32)
     program = cutfuse.Epilogue(lambda z, r: z * r, 1).program.native
-    given, outputs = ((1, 6, 16), layout, layout, program), [(1, result, 0, None), (0, result, 0, None)]
-    assert core.backward_call(*given, [layout], outputs, None, None, in_place=[0])
-    for operand, place, message in ((layout, 1, "x's and the last one, got 1"), (layout, 2, "got 2")):
+    derivatives, outputs = [(1, 0, 0), (0, 0, 0)], [(result, None)] * 2
+
+    def plan(operand: tuple[int, ...], wanted: list[tuple[int, int, int]], place: int) -> object:
+        problem = core.PointwiseBackwardProblem(program, (1, 6, 16), matrix, matrix, [operand], wanted)
+        return core.backward_call(problem, outputs, None, None, in_place=[place])
+
+    assert plan(matrix, derivatives, 0)
+    for place, message in ((1, "x's and the last one, got 1"), (2, "got 2")):
         with pytest.raises(ValueError, match=message):
-            core.backward_call(*given, [operand], outputs, None, None, in_place=[place])
+            plan(matrix, derivatives, place)
     with pytest.raises(ValueError, match="has to be contiguous"):
-        core.backward_call(*given, [row], outputs[::-1], None, None, in_place=[1])
+        plan(row, derivatives[::-1], 1)
     with pytest.raises(ValueError, match="of its shape and type"):
-        core.backward_call(*given, [(1, *layout[1:])], outputs[::-1], None, None, in_place=[1])
+        plan((0, 1, *matrix[2:]), derivatives[::-1], 1)
 
 
 def test_gradients_beyond_the_limit_are_refused() -> None:
-    layout, result = (0, 0, 16, 1), ((6, 16), (16, 1), FP32)
+    matrix, result = (0, 0, 0, 16, 1), ((6, 16), (16, 1), FP32)
     program = cutfuse.Epilogue(torch.sigmoid).program.native
-    given = (1, 6, 16), layout, layout, program, []
-    assert core.backward_call(*given, [(0, result, 0, None)], None, None)
+
+    def problem(outer: int, count: int) -> object:
+        return core.PointwiseBackwardProblem(program, (outer, 6, 16), matrix, matrix, [], [(0, 0, 0)] * count)
+
+    assert core.backward_call(problem(1, 1), [(result, None)], None, None)
     with pytest.raises(ValueError, match="6 outputs, and the limit is 5"):
-        core.backward_call(*given, [(0, result, 0, None)] * 6, None, None)
-    sums = result, ((1, 6, 16), (0, 0, 16, 1), 0, ((16,), (1,), FP32), 0)
+        problem(1, 6)
+    with pytest.raises(ValueError, match="the problem has 1 outputs, got 2"):
+        core.backward_call(problem(1, 1), [(result, None)] * 2, None, None)
+    total = core.ReduceProblem(program, (1, 6, 16), matrix, [], 1, 0)
     with pytest.raises(ValueError, match="the outer extent is 2"):
-        core.backward_call((2, 6, 16), *given[1:], [(0, result, 0, None)], sums, None)
+        core.backward_call(problem(2, 1), [(result, None)], (result, (total, 0, ((16,), (1,), FP32))), None)

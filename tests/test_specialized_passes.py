@@ -261,13 +261,13 @@ def test_which_calls_are_compiled(launches: EmulatedLaunches, case: str) -> None
 
 def kernel_of_pass(extents: tuple[int, ...], x: tuple[int, ...], operand: tuple[int, ...]) -> str:
     given = (PROGRAM.native, extents, (0, BFLOAT16, *x), [(0, BFLOAT16, *operand)])
-    kernel: str = core.pointwise_kernel(*given, 0, BFLOAT16)
+    kernel: str = core.PointwiseProblem(*given, BFLOAT16).kernel
     return kernel
 
 
 def kernel_of_reduction(extents: tuple[int, ...], x: tuple[int, ...]) -> str:
     given = (PROGRAM.native, extents, (0, BFLOAT16, *x), [(0, BFLOAT16, 0, 0, 0)])
-    kernel: str = core.reduce_kernel(*given, REDUCTIONS["sum"])
+    kernel: str = core.ReduceProblem(*given, REDUCTIONS["sum"], BFLOAT16).kernel
     return kernel
 
 
@@ -326,15 +326,15 @@ def test_how_operands_lie_along_the_threads_lines(direction: str, layout: str) -
         problem = (8, 64, 1), (0, BFLOAT16, 64, 1, 0), [(0, BFLOAT16, *STRIDES[layout], 0)]
     else:
         problem = (1, 8, 64), (0, BFLOAT16, 0, 64, 1), [(0, BFLOAT16, 0, *STRIDES[layout])]
-    kinds = core.reduce_operand_kinds(PROGRAM.native, *problem, REDUCTIONS["sum"])
+    kinds = core.ReduceProblem(PROGRAM.native, *problem, REDUCTIONS["sum"], BFLOAT16).operand_kinds
     assert [kind.name for kind in kinds] == [KINDS[direction].get(layout, "strided")]
 
 
 def test_operands_of_other_kinds_have_a_kernel_of_their_own() -> None:
     program = PROGRAM.native
-    problem = (8, 64, 1), (16, FLOAT32, 64, 1, 0), [(16, FLOAT32, 1, 0, 0)], REDUCTIONS["sum"]
+    problem = (8, 64, 1), (16, FLOAT32, 64, 1, 0), [(16, FLOAT32, 1, 0, 0)], REDUCTIONS["sum"], FLOAT32
     types = [FLOAT32]
-    kernel = core.reduce_kernel(program, *problem)
+    kernel = core.ReduceProblem(program, *problem).kernel
     strided = core.find_specialization(kernel, 0, program, types)
     assert strided is not core.find_specialization(kernel, 0, program, types, [core.OperandKind.scalar])
     with pytest.raises(ValueError, match="the program has 1 operands, got 2"):
@@ -411,7 +411,7 @@ def kernel_for(
     program = Program.parse(text)
     operands = [whole] * program.operand_count
     problem = program.native, (1, rows, columns), grad or whole, x or whole, operands, outputs, column_sum
-    return core.pointwise_backward_kernel(*problem)
+    return core.PointwiseBackwardProblem(*problem).kernel
 
 
 def test_a_kernel_is_named_after_what_it_gives() -> None:
@@ -458,8 +458,8 @@ def test_columns_are_added_up_in_one_order(shape: tuple[int, int]) -> None:
     rows, columns = shape
     whole = (0, BFLOAT16, 0, columns, 1)
     program = PROGRAM.native
-    problem = program, (1, rows, columns), whole, whole, [whole], [(0, 0, BFLOAT16)]
-    _, blocks, threads = core.pointwise_backward_parameters(*problem, 256)
+    problem = core.PointwiseBackwardProblem(program, (1, rows, columns), whole, whole, [whole], [(0, 0, BFLOAT16)])
+    _, blocks, threads = core.pointwise_backward_parameters(problem, 256)
     tiles, rest = divmod(blocks, core.pointwise_backward_row_blocks(rows, columns))
     assert rest == 0
     assert tiles * min(256, -(-columns // 8) * 8) >= columns

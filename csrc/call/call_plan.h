@@ -60,12 +60,6 @@ class CallKey {
   uint64_t words_[kMaxWords];
 };
 
-// How a tensor of a call is presented to the kernels.
-struct TensorLayout {
-  DType dtype;
-  int64_t strides[3];  // see Operand
-};
-
 // Tuples of integers and a torch.dtype.
 struct ResultLayout {
   PyRef sizes;
@@ -78,6 +72,8 @@ struct ResultLayout {
 struct LinearSteps {
   LinearPlan plan;
   SpecializedEpilogues epilogues;
+  Program program = {};
+  Operands operands = {};            // without addresses, as those of all steps
   bool has_planes = false;           // of the weight, in the call's last tensor: the plan may read them
   PyRef multiply;                    // function(x, weight, bias or None) in place of F.linear; null for that
   ResultLayout pre_activation = {};  // of a fused plan that stores it
@@ -99,39 +95,30 @@ struct OperationSteps {
   std::vector<int> arguments;  // 0 for the layer's result, k for operand k - 1
 };
 
+// A problem of these steps has no addresses: a call fills in its own.
 struct PointwiseSteps {
-  PointwiseExtents extents;
-  TensorLayout x;
-  DType output;
+  PointwiseProblem problem;
   specialize::Specialization const* specialization;  // null where the program is interpreted for good
 };
 
 struct ReduceSteps {
-  ReduceExtents extents;
-  TensorLayout x;
-  Reduction reduction;
-  DType output;
+  ReduceProblem problem;
   specialize::Specialization const* specialization;  // as of PointwiseSteps
-  bool batch_invariant;                              // see ReduceProblem
 };
 
 // The sum over a dimension of memory that the kernel of the gradients stores, by one more launch.
 struct GradientSum {
-  ReduceExtents extents;
-  TensorLayout x;
+  ReduceProblem problem;
   PyRef workspace;  // a tuple of one integer; null for none
   ResultLayout result;
-  DType dtype;
 };
 
-// A derivative that is stored: of x (wrt 0) or of operand wrt - 1, in x's shape. An operand that is broadcast has the
-// sum of it for its gradient.
+// Where a derivative of the problem is stored, in x's shape. An operand that is broadcast has the sum of it for its
+// gradient.
 struct GradientOutput {
-  int wrt;
   ResultLayout layout;
-  DType dtype;
   std::optional<GradientSum> sum;
-  bool in_place = false;  // where that input lies, which nobody reads afterwards
+  bool in_place = false;  // where its input lies, which nobody reads afterwards
 };
 
 // The sum over the rows of a matrix: of the partial sums of x's gradient, which the kernel of the gradients stores, or
@@ -141,21 +128,13 @@ struct ColumnSum {
   GradientSum sum;
 };
 
-// The gradients of y = program(x, operands), and the sum of x's.
-struct ElementGradientPlan {
-  std::vector<GradientOutput> outputs;
+// The gradients of y = program(x, operands), and the sum of x's. In a call of its own the tensors are the gradient of
+// y, x, the operands and, where a reduction needs them, its result and its ties.
+struct GradientSteps {
+  PointwiseBackwardProblem problem;
+  std::vector<GradientOutput> outputs;  // of each of the problem's derivatives
   std::optional<ColumnSum> column_sum;
   specialize::Specialization const* specialization;  // null where the derivatives are interpreted for good
-};
-
-struct BackwardSteps {
-  PointwiseExtents extents;
-  TensorLayout grad;
-  TensorLayout x;
-  ElementGradientPlan gradients;
-  // Behind the program. Its result and its ties, where it needs them, are tensors of the call, behind the operands.
-  Reduction reduction;
-  bool is_accurate;  // see PointwiseBackwardProblem
 };
 
 // A call that autograd records: `apply` of an autograd.Function, given `plan` and the call's tensors, bias or None
@@ -176,12 +155,10 @@ struct FunctionSteps {
 struct GeneralSteps {};
 
 using Steps = std::variant<GeneralSteps, ProductSteps, OperationSteps, LinearSteps, PointwiseSteps, ReduceSteps,
-                           BackwardSteps, TrainingSteps, JoinedSteps, FunctionSteps>;
+                           GradientSteps, TrainingSteps, JoinedSteps, FunctionSteps>;
 
 struct CallPlan {
   Steps steps;
-  Program program;
-  std::vector<TensorLayout> operands;  // those that are tensors
   ResultLayout result;
   PyRef workspace_sizes;  // a tuple of one integer; null for none
 };

@@ -70,21 +70,18 @@ class Run {
       void const* const own_bias = steps.has_bias[index] ? facts[bias++].data : nullptr;
       buffers.joined.items[k] = {facts[1 + k].data, own_bias, steps.plan.request.joined_rows[index]};
     }
-    bool const done = launch([&] { launch_fused(steps.plan, buffers, plan_.program, {}, {}, stream_); });
+    bool const done = launch([&] { launch_fused(steps.plan, buffers, {}, {}, {}, stream_); });
     return done ? std::move(result.tensor) : PyRef();
   }
 
   PyRef operator()(PointwiseSteps const& steps) const {
     Memory result = allocate_result();
     if (!result.tensor) return {};
-    PointwiseProblem problem = {};
-    problem.extents = steps.extents;
-    problem.x = presented(steps.x, arguments_.facts[0].data);
-    problem.program = plan_.program;
-    problem.operands = operands();
+    PointwiseProblem problem = steps.problem;
+    problem.x.data = arguments_.facts[0].data;
+    locate(problem.program, problem.operands);
     problem.out = result.address;
-    problem.out_dtype = steps.output;
-    problem.specialized = specialize::loaded(steps.specialization, plan_.program);
+    problem.specialized = specialize::loaded(steps.specialization, problem.program);
     bool const done = launch([&] { launcher().pointwise(problem, stream_); });
     return done ? std::move(result.tensor) : PyRef();
   }
@@ -105,41 +102,27 @@ class Run {
     Memory result = allocate_result();
     Memory workspace;
     if (!result.tensor || !allocate_workspace(workspace)) return {};
-    ReduceProblem problem = {};
-    problem.extents = steps.extents;
-    problem.x = presented(steps.x, arguments_.facts[0].data);
-    problem.program = plan_.program;
-    problem.operands = operands();
-    problem.reduction = steps.reduction;
+    ReduceProblem problem = steps.problem;
+    problem.x.data = arguments_.facts[0].data;
+    locate(problem.program, problem.operands);
     problem.out = result.address;
-    problem.out_dtype = steps.output;
     problem.workspace = static_cast<float*>(workspace.address);
-    problem.specialized = specialize::loaded(steps.specialization, plan_.program);
-    problem.batch_invariant = steps.batch_invariant;
+    problem.specialized = specialize::loaded(steps.specialization, problem.program);
     bool const done = launch([&] { launcher().reduce(problem, stream_); });
     return done ? std::move(result.tensor) : PyRef();
   }
 
-  PyRef operator()(BackwardSteps const& steps) const {
-    ElementGradientPlan const& plan = steps.gradients;
+  PyRef operator()(GradientSteps const& steps) const {
     ElementGradients gradients;
-    if (!allocate_outputs(plan, arguments_.tensors + 1, gradients)) return {};
-    if (plan.column_sum && !allocate_sum(plan.column_sum->sum, gradients.column_sum)) return {};
-    PointwiseBackwardProblem problem = {};
-    problem.extents = steps.extents;
-    problem.grad = presented(steps.grad, arguments_.facts[0].data);
-    problem.x = presented(steps.x, arguments_.facts[1].data);
-    problem.program = plan_.program;
-    problem.operands = operands();
-    problem.reduction = steps.reduction;
-    problem.is_accurate = steps.is_accurate;
-    TensorFacts const* behind = arguments_.facts + arguments_.first_operand + plan_.operands.size();
-    if (needs_result(steps.reduction)) problem.row_result = static_cast<float const*>((behind++)->data);
-    if (counts_ties(steps.reduction)) problem.tie_count = static_cast<float const*>(behind->data);
-    bool const done = launch([&] {
-      launch_gradients(plan, problem, gradients, stream_);
-      if (plan.column_sum) launch_column_sum(*plan.column_sum, gradients, stream_);
-    });
+    if (!allocate_gradients(steps, arguments_.tensors + 1, gradients)) return {};
+    PointwiseBackwardProblem problem = steps.problem;
+    problem.grad.data = arguments_.facts[0].data;
+    problem.x.data = arguments_.facts[1].data;
+    locate(problem.program, problem.operands);
+    TensorFacts const* behind = arguments_.facts + arguments_.first_operand + problem.program.operand_count;
+    if (needs_result(problem.reduction)) problem.row_result = static_cast<float const*>((behind++)->data);
+    if (counts_ties(problem.reduction)) problem.tie_count = static_cast<float const*>(behind->data);
+    bool const done = launch([&] { launch_gradients(steps, problem, gradients, stream_); });
     return done ? list_of(gradients) : PyRef();
   }
 
@@ -169,12 +152,9 @@ class Run {
     return static_cast<bool>(workspace.tensor);
   }
 
-  Operands operands() const {
-    Operands operands = {};
-    for (size_t k = 0; k < plan_.operands.size(); ++k) {
-      operands.items[k] = presented(plan_.operands[k], arguments_.facts[arguments_.first_operand + k].data);
-    }
-    return operands;
+  void locate(Program const& program, Operands& operands) const {
+    TensorFacts const* const facts = arguments_.facts + arguments_.first_operand;
+    for (int k = 0; k < program.operand_count; ++k) operands.items[k].data = facts[k].data;
   }
 
   // Given `first`, where it is not null, x, weight, bias or None, and so many operands.
@@ -210,8 +190,9 @@ class Run {
         workspace.address,
         plan.reads_weight_planes ? arguments_.facts[arguments_.tensor_count - 1].data : nullptr,
         z.address};
-    Operands const given = operands();
-    bool const done = launch([&] { launch_fused(plan, buffers, plan_.program, given, steps.epilogues, stream_); });
+    Operands operands = steps.operands;
+    locate(steps.program, operands);
+    bool const done = launch([&] { launch_fused(plan, buffers, steps.program, operands, steps.epilogues, stream_); });
     return done ? results_of(plan, std::move(result), z) : PyRef();
   }
 
@@ -236,9 +217,10 @@ class Run {
     Memory result = in_place ? z : allocate_result();
     Memory workspace;
     if (!result.tensor || !allocate_workspace(workspace)) return {};
-    Operands const given = operands();
+    Operands operands = steps.operands;
+    locate(steps.program, operands);
     bool const done = launch([&] {
-      launch_after_product(plan, z.address, result.address, workspace.address, plan_.program, given, steps.epilogues,
+      launch_after_product(plan, z.address, result.address, workspace.address, steps.program, operands, steps.epilogues,
                            stream_);
     });
     return done ? results_of(plan, std::move(result), z) : PyRef();
@@ -264,9 +246,7 @@ bool has_pending_epilogue(CallPlan const& plan) {
   if (auto const* const steps = std::get_if<LinearSteps>(&plan.steps)) return are_pending(steps->epilogues);
   if (auto const* const steps = std::get_if<TrainingSteps>(&plan.steps)) return are_pending(steps->epilogues);
   if (auto const* const steps = std::get_if<PointwiseSteps>(&plan.steps)) return is_pending(steps->specialization);
-  if (auto const* const steps = std::get_if<BackwardSteps>(&plan.steps)) {
-    return is_pending(steps->gradients.specialization);
-  }
+  if (auto const* const steps = std::get_if<GradientSteps>(&plan.steps)) return is_pending(steps->specialization);
   auto const* const steps = std::get_if<ReduceSteps>(&plan.steps);
   return steps != nullptr && is_pending(steps->specialization);
 }

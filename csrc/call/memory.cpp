@@ -4,16 +4,18 @@
 
 namespace cutfuse::call {
 
-bool allocate_outputs(ElementGradientPlan const& plan, PyObject* const* inputs, ElementGradients& gradients) {
+bool allocate_gradients(GradientSteps const& plan, PyObject* const* inputs, ElementGradients& gradients) {
+  WantedDerivative const* derivative = plan.problem.derivatives;
   for (GradientOutput const& output : plan.outputs) {
-    gradients.outputs.push_back(output.in_place ? located(PyRef::share(inputs[output.wrt])) : allocate(output.layout));
+    int const wrt = (derivative++)->wrt;
+    gradients.outputs.push_back(output.in_place ? located(PyRef::share(inputs[wrt])) : allocate(output.layout));
     if (!gradients.outputs.back().tensor) return false;
     gradients.sums.emplace_back();
     if (output.sum && !allocate_sum(*output.sum, gradients.sums.back())) return false;
   }
   if (!plan.column_sum) return true;
   gradients.partials = allocate(plan.column_sum->partials);
-  return static_cast<bool>(gradients.partials.tensor);
+  return gradients.partials.tensor && allocate_sum(plan.column_sum->sum, gradients.column_sum);
 }
 
 bool allocate_sum(GradientSum const& sum, SumMemory& memory) {
@@ -24,43 +26,25 @@ bool allocate_sum(GradientSum const& sum, SumMemory& memory) {
   return static_cast<bool>(memory.workspace.tensor);
 }
 
-namespace {
-
-void launch_sum(GradientSum const& sum, Operand const& x, SumMemory const& memory, Stream stream) {
-  ReduceProblem problem = {};
-  problem.extents = sum.extents;
-  problem.x = x;
-  problem.program.chain = kNoChain;
-  problem.reduction = Reduction::kSum;
-  problem.out = memory.result.address;
-  problem.out_dtype = sum.dtype;
-  problem.workspace = static_cast<float*>(memory.workspace.address);
-  launcher().reduce(problem, stream);
-}
-
-}  // namespace
-
-void launch_gradients(ElementGradientPlan const& plan, PointwiseBackwardProblem problem,
-                      ElementGradients const& gradients, Stream stream) {
-  for (size_t k = 0; k < plan.outputs.size(); ++k) {
-    GradientOutput const& output = plan.outputs[k];
-    problem.derivatives[problem.derivative_count++] = {output.wrt, gradients.outputs[k].address, output.dtype};
-  }
+void launch_gradients(GradientSteps const& plan, PointwiseBackwardProblem problem, ElementGradients const& gradients,
+                      Stream stream) {
+  for (size_t k = 0; k < plan.outputs.size(); ++k) problem.derivatives[k].data = gradients.outputs[k].address;
   problem.column_partials = static_cast<float*>(gradients.partials.address);
   problem.specialized = specialize::loaded(plan.specialization, problem.program);
   launcher().pointwise_backward(problem, stream);
   for (size_t k = 0; k < plan.outputs.size(); ++k) {
     std::optional<GradientSum> const& sum = plan.outputs[k].sum;
-    if (sum) launch_sum(*sum, presented(sum->x, gradients.outputs[k].address), gradients.sums[k], stream);
+    if (sum) launch_sum(*sum, gradients.outputs[k].address, gradients.sums[k], stream);
   }
+  if (plan.column_sum) launch_sum(plan.column_sum->sum, gradients.partials.address, gradients.column_sum, stream);
 }
 
-void launch_column_sum(ColumnSum const& sum, Operand const& rows, ElementGradients const& gradients, Stream stream) {
-  launch_sum(sum.sum, rows, gradients.column_sum, stream);
-}
-
-void launch_column_sum(ColumnSum const& sum, ElementGradients const& gradients, Stream stream) {
-  launch_column_sum(sum, presented(sum.sum.x, gradients.partials.address), gradients, stream);
+void launch_sum(GradientSum const& sum, void const* data, SumMemory const& memory, Stream stream) {
+  ReduceProblem problem = sum.problem;
+  problem.x.data = data;
+  problem.out = memory.result.address;
+  problem.workspace = static_cast<float*>(memory.workspace.address);
+  launcher().reduce(problem, stream);
 }
 
 PyRef take_gradient(ElementGradients& gradients, size_t k) {

@@ -30,10 +30,6 @@ inline Memory allocate(ResultLayout const& layout) {
 
 inline Memory allocate_bytes(PyRef const& sizes) { return located(torch_state().allocate_bytes(sizes.get())); }
 
-inline Operand presented(TensorLayout const& layout, void* data) {
-  return {data, {layout.strides[0], layout.strides[1], layout.strides[2]}, layout.dtype};
-}
-
 // Makes launches while other threads run Python. False, with an exception, where one fails.
 template <class Launches>
 bool launch(Launches const& launches) {
@@ -75,16 +71,15 @@ struct ElementGradients {
 
 // Each allocates for launches below. False, with an exception, where that failed. inputs: x and the operands, in whose
 // memory a plan may store gradients.
-bool allocate_outputs(ElementGradientPlan const& plan, PyObject* const* inputs, ElementGradients& gradients);
+bool allocate_gradients(GradientSteps const& plan, PyObject* const* inputs, ElementGradients& gradients);
 bool allocate_sum(GradientSum const& sum, SumMemory& memory);
 
-// problem: its extents, tensors, program and reduction.
-void launch_gradients(ElementGradientPlan const& plan, PointwiseBackwardProblem problem,
-                      ElementGradients const& gradients, Stream stream);
+// problem: that of the plan, with the addresses of what it reads.
+void launch_gradients(GradientSteps const& plan, PointwiseBackwardProblem problem, ElementGradients const& gradients,
+                      Stream stream);
 
-// Of the column sum's rows, `rows`, or of the partial sums that launch_gradients has stored.
-void launch_column_sum(ColumnSum const& sum, Operand const& rows, ElementGradients const& gradients, Stream stream);
-void launch_column_sum(ColumnSum const& sum, ElementGradients const& gradients, Stream stream);
+// Of memory that is laid out as the sum's x.
+void launch_sum(GradientSum const& sum, void const* data, SumMemory const& memory, Stream stream);
 
 // The gradient that output k stands for: what was stored, or its sum.
 PyRef take_gradient(ElementGradients& gradients, size_t k);

@@ -32,65 +32,50 @@ bool same_layout(TensorFacts const& facts, TensorFacts const& expected) {
          std::equal(facts.strides, facts.strides + facts.ndim, expected.strides);
 }
 
-// The tensors of one call: z, then the operands.
-struct Tensors {
-  void* z;
-  Operands operands;
-};
-
 bool read(PyObject* tensor, TensorFacts& facts) {
   return torch_state().is_plain_tensor(tensor) && torch_state().read(tensor, facts);
 }
 
-// False where one is not as planned.
-bool read_operand(TrainingPlan const& plan, size_t k, PyObject* given, Operands& operands) {
+// False where a tensor is not as planned.
+bool read_as(TensorFacts const& expected, PyObject* given, void const*& data) {
   TensorFacts facts;
-  if (!read(given, facts) || !same_layout(facts, plan.operand_facts[k])) return false;
-  operands.items[k] = presented(plan.operands[k], facts.data);
+  if (!read(given, facts) || !same_layout(facts, expected)) return false;
+  data = facts.data;
   return true;
 }
 
-bool read_z(TrainingPlan const& plan, PyObject* given, Tensors& tensors) {
-  TensorFacts facts;
-  if (!read(given, facts) || !same_layout(facts, plan.z)) return false;
-  tensors.z = facts.data;
-  return true;
-}
-
-// What a backward pass is given: z, and the operands that it reads. z's first element stands for the others.
-bool read_kept(TrainingPlan const& plan, PyObject* const* given, Py_ssize_t count, Tensors& tensors) {
-  if (count != static_cast<Py_ssize_t>(plan.operands.size()) + 1 || !read_z(plan, given[0], tensors)) return false;
-  tensors.operands = {};
-  for (size_t k = 0; k < plan.operands.size(); ++k) {
-    tensors.operands.items[k] = {tensors.z, {0, 0, 0}, plan.z_dtype};
-    if (plan.is_read[k] && !read_operand(plan, k, given[k + 1], tensors.operands)) return false;
+// What a backward pass is given: z, and the operands that it reads.
+bool read_kept(TrainingPlan const& plan, PyObject* const* given, Py_ssize_t count, PointwiseBackwardProblem& problem) {
+  size_t const operands = plan.is_read.size();
+  if (count != static_cast<Py_ssize_t>(operands) + 1 || !read_as(plan.z, given[0], problem.x.data)) return false;
+  for (size_t k = 0; k < operands; ++k) {
+    void const*& data = problem.operands.items[k].data;
+    data = problem.x.data;
+    if (plan.is_read[k] && !read_as(plan.operand_facts[k], given[k + 1], data)) return false;
   }
   return true;
 }
 
 bool is_aligned(void const* data) { return reinterpret_cast<uintptr_t>(data) % kOperandAlignment == 0; }
 
-Operand matrix(void* data, int64_t columns, DType dtype) { return {data, {0, columns, 1}, dtype}; }
-
-// The gradient of y as a matrix. False where it is not one in memory.
+// The gradient of y as a matrix, in the place of a contiguous one. False where it is not one in memory.
 bool read_gradient(TrainingPlan const& plan, PyObject* given, Operand& grad) {
   TorchState const& torch = torch_state();
   TensorFacts facts;
   if (!torch.is_plain_tensor(given) || !torch.read(given, facts) || torch.is_negated(given)) return false;
   bool const same_sizes = facts.ndim == plan.z.ndim && std::equal(facts.sizes, facts.sizes + facts.ndim, plan.z.sizes);
-  if (!same_sizes || facts.dtype != plan.grad_dtype || facts.device_index != plan.z.device_index) return false;
+  if (!same_sizes || facts.dtype != word_of(grad.dtype) || facts.device_index != plan.z.device_index) return false;
   if (facts.device_type != plan.z.device_type) return false;
-  if (facts.ndim == 2) {
-    grad = {facts.data, {0, facts.strides[0], facts.strides[1]}, plan.result_dtype};
-    return true;
-  }
-  grad = matrix(facts.data, plan.columns, plan.result_dtype);
-  return std::equal(facts.strides, facts.strides + facts.ndim, plan.z.strides);
+  grad.data = facts.data;
+  if (facts.ndim != 2) return std::equal(facts.strides, facts.strides + facts.ndim, plan.z.strides);
+  grad.strides[1] = facts.strides[0];
+  grad.strides[2] = facts.strides[1];
+  return true;
 }
 
 // Whether kernels that multiply can read the gradient of y in place of z's.
 bool is_whole(TrainingPlan const& plan, Operand const& grad) {
-  return grad.strides[1] == plan.columns && grad.strides[2] == 1 && is_aligned(grad.data);
+  return grad.strides[1] == plan.gradients.problem.extents.columns && grad.strides[2] == 1 && is_aligned(grad.data);
 }
 
 bool current_stream(TrainingPlan const& plan, Stream& stream) {
@@ -98,7 +83,7 @@ bool current_stream(TrainingPlan const& plan, Stream& stream) {
 }
 
 bool allocate_gradients(TrainingPlan const& plan, ElementGradients& gradients) {
-  if (!plan.hands_gradient_on && !allocate_outputs(plan.gradients, nullptr, gradients)) return false;
+  if (!plan.hands_gradient_on) return allocate_gradients(plan.gradients, nullptr, gradients);
   return !plan.gradients.column_sum || allocate_sum(plan.gradients.column_sum->sum, gradients.column_sum);
 }
 
@@ -141,20 +126,10 @@ void launch_product(TrainingPlan const& plan, ProductRun const& run, void const*
   launch_fused(steps.plan, buffers, plan.identity, {}, steps.epilogues, stream);
 }
 
-PointwiseBackwardProblem backward_problem(TrainingPlan const& plan, Operand const& grad, Tensors const& tensors) {
-  PointwiseBackwardProblem problem = {};
-  problem.extents = {1, plan.rows, plan.columns};
-  problem.grad = grad;
-  problem.x = matrix(tensors.z, plan.columns, plan.z_dtype);
-  problem.program = plan.program;
-  problem.operands = tensors.operands;
-  return problem;
-}
-
 PyObject* tuple_of(TrainingPlan const& plan, PyObject* grad, ElementGradients& gradients, ProductRun& grad_x,
                    ProductRun& grad_weight) {
   constexpr Py_ssize_t kFirstOperand = 4;
-  auto const count = static_cast<Py_ssize_t>(plan.operands.size()) + kFirstOperand;
+  auto const count = static_cast<Py_ssize_t>(plan.is_read.size()) + kFirstOperand;
   PyRef tuple = PyRef::steal(PyTuple_New(count));
   if (!tuple) return nullptr;
   for (Py_ssize_t k = 0; k < count; ++k) PyTuple_SET_ITEM(tuple.get(), k, Py_NewRef(Py_None));
@@ -163,7 +138,7 @@ PyObject* tuple_of(TrainingPlan const& plan, PyObject* grad, ElementGradients& g
     PyTuple_SET_ITEM(tuple.get(), place, gradient.release());
   };
   for (size_t k = 0; k < plan.gradients.outputs.size(); ++k) {
-    int const wrt = plan.gradients.outputs[k].wrt;
+    int const wrt = plan.gradients.problem.derivatives[k].wrt;
     put(wrt == 0 ? 0 : kFirstOperand + wrt - 1,
         plan.hands_gradient_on ? PyRef::share(grad) : take_gradient(gradients, k));
   }
@@ -210,13 +185,13 @@ PyObject* training_backward(PyObject*, PyObject* const* given, Py_ssize_t count)
   auto const is_needed = [&](Py_ssize_t place) { return PyTuple_GET_ITEM(given[1], place) == Py_True; };
   TorchState const& torch = torch_state();
   bool const is_handed_on = plan->hands_gradient_on;
-  Tensors tensors;
-  Operand grad;
+  PointwiseBackwardProblem problem = plan->gradients.problem;
+  Operand& grad = problem.grad;
   ProductRun grad_x;
   ProductRun grad_weight;
   if (torch.records_gradients() || torch.is_watched() || !torch.is_current_device(plan->z.device_index) ||
       !read_gradient(*plan, given[2], grad) || (is_handed_on && !is_whole(*plan, grad)) ||
-      (!is_handed_on && !read_kept(*plan, given + kFirstElement, count - kFirstElement, tensors)) ||
+      (!is_handed_on && !read_kept(*plan, given + kFirstElement, count - kFirstElement, problem)) ||
       !read_factor(plan->grad_x, is_needed(1), given[4], grad_x) ||
       !read_factor(plan->grad_weight, is_needed(2), given[3], grad_weight)) {
     Py_RETURN_NONE;
@@ -234,10 +209,9 @@ PyObject* training_backward(PyObject*, PyObject* const* given, Py_ssize_t count)
   }
   void const* const grad_z = is_handed_on ? grad.data : gradients.outputs[0].address;
   bool const done = launch([&] {
-    ElementGradientPlan const& elements = plan->gradients;
-    if (!is_handed_on) launch_gradients(elements, backward_problem(*plan, grad, tensors), gradients, stream);
-    if (elements.column_sum && is_handed_on) launch_column_sum(*elements.column_sum, grad, gradients, stream);
-    if (elements.column_sum && !is_handed_on) launch_column_sum(*elements.column_sum, gradients, stream);
+    std::optional<ColumnSum> const& columns = plan->gradients.column_sum;
+    if (!is_handed_on) launch_gradients(plan->gradients, problem, gradients, stream);
+    if (is_handed_on && columns) launch_sum(columns->sum, grad.data, gradients.column_sum, stream);
     launch_product(*plan, grad_x, grad_z, workspace, stream);
     launch_product(*plan, grad_weight, grad_z, workspace, stream);
   });

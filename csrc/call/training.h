@@ -22,19 +22,12 @@ struct BackwardProduct {
 
 struct TrainingPlan {
   CallPlan forward;  // gives (y, z), or y alone where the gradient is handed on
-  int64_t rows;
-  int64_t columns;
-  Program program;
-  TensorFacts z;  // what the tensors have to be, but for their addresses
+  TensorFacts z;     // what the tensors have to be, but for their addresses
   std::vector<TensorFacts> operand_facts;
-  std::vector<TensorLayout> operands;
   std::vector<bool> is_read;  // which of the operands the backward pass reads, and is given
-  DType z_dtype;
-  DType result_dtype;
-  uint64_t grad_dtype;            // of TensorFacts
-  ElementGradientPlan gradients;  // z's first, and the sum of its rows
-  bool hands_gradient_on;         // all of them are the gradient that arrives, whose own rows are summed; needs no z
-  Program identity;               // of the backward products
+  GradientSteps gradients;    // z's first, and the sum of its rows; z's first element stands for what is not read
+  bool hands_gradient_on;     // all of them are the gradient that arrives, whose own rows are summed; needs no z
+  Program identity;           // of the backward products
   std::optional<BackwardProduct> grad_x;       // z's gradient @ weight; empty where PyTorch multiplies
   std::optional<BackwardProduct> grad_weight;  // z's gradient, transposed, @ x; likewise
   PyRef backward_workspace_sizes;  // which the two use after each other: a tuple of one integer; null for none

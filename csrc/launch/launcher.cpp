@@ -185,6 +185,28 @@ Launcher& launcher() {
 
 void use_launcher(Launcher* other) { in_use.store(other, std::memory_order_release); }
 
+std::vector<specialize::Specialization*> find_epilogues(LinearPlan const& plan, int device, Program const& program,
+                                                        Operands const& operands) {
+  LinearRequest const& request = plan.request;
+  std::vector<specialize::Specialization*> found;
+  for (Launch const& launch : plan.launches) {
+    if (auto const* const product = std::get_if<FusedProduct>(&launch)) {
+      if (!request.specialized_cost) return {};
+      found.push_back(specialize::find_epilogue(plan, *product, device, program, operands));
+    } else if (std::holds_alternative<PointwisePass>(launch)) {
+      PointwiseProblem const problem = pointwise_of(request, nullptr, nullptr, program, operands);
+      found.push_back(specialize::find_specialization(problem, device));
+    } else if (std::holds_alternative<ReductionPass>(launch)) {
+      ReduceProblem const problem = reduce_of(request, nullptr, nullptr, nullptr, program, operands);
+      found.push_back(specialize::find_specialization(problem, device));
+    } else {
+      continue;
+    }
+    if (found.back() == nullptr) return {};
+  }
+  return found;
+}
+
 void launch_fused(LinearPlan const& plan, LinearBuffers const& buffers, Program const& program,
                   Operands const& operands, SpecializedEpilogues const& epilogues, Stream stream) {
   FusedLaunches launches(plan, buffers, program, operands, epilogues, stream);

@@ -51,6 +51,11 @@ struct LinearBuffers {
 // product; empty where they interpret it for good.
 using SpecializedEpilogues = std::vector<specialize::Specialization const*>;
 
+// Those of a plan, made now where there are none yet. An operand of which the address is not known yet has address 0,
+// and is taken for aligned.
+std::vector<specialize::Specialization*> find_epilogues(LinearPlan const& plan, int device, Program const& program,
+                                                        Operands const& operands);
+
 // Each is made by launcher(): the launches of a fused plan, in their order. A product whose epilogue is not compiled
 // yet interprets the program.
 void launch_fused(LinearPlan const& plan, LinearBuffers const& buffers, Program const& program,

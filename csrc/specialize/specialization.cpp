@@ -8,7 +8,6 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
-#include <variant>
 
 #include "specialize/kernel_variant.h"
 
@@ -76,6 +75,17 @@ bool can_be_fetched(GemmConfig const& config, Operand const& operand, int64_t co
   bool const is_aligned =
       row_bytes % kOperandAlignment == 0 && reinterpret_cast<uintptr_t>(operand.data) % kOperandAlignment == 0;
   return fetches_operand(config) && operand.dtype == config.input && is_matrix && is_aligned;
+}
+
+Specialization* find_alone(std::string const& kernel, int device, Program const& program, OperandTypes const& types) {
+  return kernel.empty() ? nullptr : find_specialization(kernel, device, program, types);
+}
+
+// Strided operands.
+OperandTypes types_of(Program const& program, Operands const& operands) {
+  OperandTypes types = {};
+  for (int k = 0; k < program.operand_count; ++k) types[k].dtype = operands.items[k].dtype;
+  return types;
 }
 
 OperandKind kind_by_strides(Operand const& operand) {
@@ -149,6 +159,21 @@ Specialization* find_specialization(std::string_view kernel, int device, Program
   return registry().find(kernel, device, program, types);
 }
 
+Specialization* find_specialization(PointwiseProblem const& problem, int device) {
+  Program const& program = problem.program;
+  return find_alone(specialized_kernel(problem), device, program, types_of(program, problem.operands));
+}
+
+Specialization* find_specialization(PointwiseBackwardProblem const& problem, int device) {
+  Program const& program = problem.program;
+  return find_alone(specialized_kernel(problem), device, without_chain(program), types_of(program, problem.operands));
+}
+
+Specialization* find_specialization(ReduceProblem const& problem, int device) {
+  std::string const kernel = specialized_kernel(problem);
+  return find_alone(kernel, device, without_chain(problem.program), specialized_operands(problem));
+}
+
 void set_stalled(bool stalled) { stalled_now.store(stalled, std::memory_order_release); }
 
 bool is_stalled() { return stalled_now.load(std::memory_order_acquire); }
@@ -177,20 +202,12 @@ std::string epilogue_kernel(LinearPlan const& plan, FusedProduct const& product)
   return variant_kernel(config.name, {plan.request.stores_pre_activation, reduction});
 }
 
-std::vector<Specialization*> find_epilogues(LinearPlan const& plan, int device, Program const& program,
-                                            Operands const& operands) {
-  std::vector<Specialization*> found;
-  if (!plan.request.specialized_cost) return found;
-  Program const written = without_chain(program);  // the kernel has its chain as a function, which takes longer
-  for (Launch const& launch : plan.launches) {
-    auto const* const product = std::get_if<FusedProduct>(&launch);
-    if (product == nullptr) continue;
-    GemmConfig const& config = config_of(product->kernel);
-    OperandTypes const types = epilogue_operand_types(config, program, operands, plan.request.weight.rows);
-    found.push_back(find_specialization(epilogue_kernel(plan, *product), device, written, types));
-    if (found.back() == nullptr) return {};
-  }
-  return found;
+Specialization* find_epilogue(LinearPlan const& plan, FusedProduct const& product, int device, Program const& program,
+                              Operands const& operands) {
+  GemmConfig const& config = config_of(product.kernel);
+  OperandTypes const types = epilogue_operand_types(config, program, operands, plan.request.weight.rows);
+  // The kernel has its chain as a function, which takes longer.
+  return find_specialization(epilogue_kernel(plan, product), device, without_chain(program), types);
 }
 
 }  // namespace cutfuse::specialize

@@ -8,12 +8,13 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "common/loaded_kernel.h"
 #include "epilogue/program.h"
 #include "plan/gemm_configs.h"
 #include "plan/linear_plan.h"
+#include "pointwise/pointwise_plan.h"
+#include "reduce/reduce_plan.h"
 #include "specialize/kernel_variant.h"
 
 namespace cutfuse::specialize {
@@ -119,6 +120,11 @@ constexpr size_t kMostKnown = 4096;
 Specialization* find_specialization(std::string_view kernel, int device, Program const& program,
                                     OperandTypes const& types);
 
+// The program of a problem in the kernel that specialized_kernel names; null where it has to be interpreted, too.
+Specialization* find_specialization(PointwiseProblem const& problem, int device);
+Specialization* find_specialization(PointwiseBackwardProblem const& problem, int device);
+Specialization* find_specialization(ReduceProblem const& problem, int device);
+
 // Whether specializations are queued that no thread compiles, because none could be started: a call that waits for one
 // is to try again.
 void set_stalled(bool stalled);
@@ -139,8 +145,8 @@ OperandTypes epilogue_operand_types(GemmConfig const& config, Program const& pro
 // The name of a product's kernel with a program compiled in.
 std::string epilogue_kernel(LinearPlan const& plan, FusedProduct const& product);
 
-// The program in the kernel of each product of a fused plan; empty where they interpret it for good.
-std::vector<Specialization*> find_epilogues(LinearPlan const& plan, int device, Program const& program,
-                                            Operands const& operands);
+// The program in that kernel, as find_specialization.
+Specialization* find_epilogue(LinearPlan const& plan, FusedProduct const& product, int device, Program const& program,
+                              Operands const& operands);
 
 }  // namespace cutfuse::specialize

@@ -31,24 +31,21 @@ from .specialize import (
     Epilogues,
     Matrix,
     are_requested,
-    find_backward,
+    find_alone,
     find_epilogues,
-    find_pass,
-    find_pointwise,
-    find_reduce,
     request,
 )
+from .training_step import IDENTITY
 
 if TYPE_CHECKING:
-    from .._C import CallFunction, CallKey, CallPlan, LinearPlan
+    from .._C import CallFunction, CallKey, CallPlan, LinearPlan, PointwiseProblem, ReduceProblem, Specialization
 
 
-TensorLayout = tuple[int, int, int, int]  # type, and the strides of three dimensions
 Result = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-# Extents (outer, reduced, inner), the layout of what is summed, bytes of workspace, the result and its type.
-GradientSum = tuple[tuple[int, ...], TensorLayout, int, Result, int]
-# The derivative with respect to x (0) or operand k - 1 (k) as it is stored, its type, and how it is summed.
-GradientOutput = tuple[int, Result, int, GradientSum | None]
+# Of memory in fp32 or the gradient's type, bytes of workspace, and the result.
+GradientSum = tuple["ReduceProblem", int, Result]
+# The derivative with respect to x (0) or operand k - 1 (k) as it is stored, and how it is summed.
+GradientOutput = tuple[int, Result, GradientSum | None]
 # The partial sums' layout, and how they are summed.
 ColumnSum = tuple[Result, GradientSum]
 
@@ -131,9 +128,7 @@ def linear_call(
     """The call that a layer's plan is of. has_planes: of the weight, which the plan may read."""
     require_kernel(plan, arguments)
     matrices = matrices_of(arguments)
-    device = arguments.x.device.index or 0
-    find = find_epilogues if plan.is_fused else find_pass
-    epilogues = find(plan, device, arguments.program, matrices)
+    epilogues = find_epilogues(plan, arguments.x.device.index or 0, arguments.program, matrices)
     shape = plan.output_shape if shape is None else shape
     multiply = z = None
     if plan.is_fused:
@@ -143,7 +138,7 @@ def linear_call(
     call = native.core.linear_call(
         plan,
         arguments.program.native,
-        [matrix[1:] for matrix in matrices],
+        matrices,
         epilogues,
         contiguous_result(shape, arguments.out_dtype),
         has_planes,
@@ -173,26 +168,19 @@ def joined_call(plan: LinearPlan, x: Tensor, weights: Sequence[Tensor], biases: 
     return Planned(native.core.joined_call(plan, [bias is not None for bias in biases], result), [])
 
 
-class LaidOut(NamedTuple):
-    """A call's tensors as one launch takes them: x, then the operands. epilogues: the program in its kernel."""
-
-    extents: tuple[int, ...]
-    layouts: list[TensorLayout]
-    epilogues: Epilogues
-
-
-def lay_out_pointwise(x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor) -> LaidOut | None:
-    """Of a call with a result like y, which may be on the meta device; None where one launch does not do."""
+def lay_out_pointwise(
+    x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor
+) -> tuple[PointwiseProblem, Epilogues] | None:
+    """A call with a result like y, which may be on the meta device, as one launch takes it, and the program in its
+    kernel; None where one launch does not do."""
     tensors = (x, *operands)
     layout = elementwise_layout(y.stride(), *shapes_and_strides(tensors), y.shape)
     if layout is None:
         return None
-    laid_out = _layouts(tensors, layout.strides)
-    matrices = _matrices(tensors, laid_out)
-    device, code = x.device.index or 0, dtype_codes()[y.dtype]
-    # With address 0, which counts as aligned, as all memory that PyTorch allocates is.
-    epilogues = find_pointwise(device, program, layout.extents, matrices[0], matrices[1:], 0, code)
-    return LaidOut(layout.extents, laid_out, epilogues)
+    of_x, *others = _matrices(tensors, layout.strides)
+    # With a result at address 0, which counts as aligned, as all memory that PyTorch allocates is.
+    problem = native.core.PointwiseProblem(program.native, layout.extents, of_x, others, dtype_codes()[y.dtype])
+    return problem, find_alone(problem, x.device.index or 0)
 
 
 def plan_pointwise_call(x: Tensor, operands: Sequence[Tensor], program: Program, y: Tensor) -> Planned | None:
@@ -200,51 +188,46 @@ def plan_pointwise_call(x: Tensor, operands: Sequence[Tensor], program: Program,
     found = lay_out_pointwise(x, operands, program, y)
     if found is None:
         return None
-    extents, (of_x, *others), epilogues = found
-    specialization, code = epilogues[0] if epilogues else None, dtype_codes()[y.dtype]
-    call = native.core.pointwise_call(extents, of_x, code, program.native, others, _result_of(y), specialization)
-    return Planned(call, epilogues)
+    problem, epilogues = found
+    return Planned(native.core.pointwise_call(problem, _result_of(y), _only(epilogues)), epilogues)
 
 
 def lay_out_reduction(
-    x: Tensor, operands: Sequence[Tensor], program: Program, reduction: str, dims: tuple[int, ...]
-) -> LaidOut | None:
-    """None where one launch does not do."""
+    x: Tensor,
+    operands: Sequence[Tensor],
+    program: Program,
+    reduction: str,
+    dims: tuple[int, ...],
+    out_dtype: torch.dtype,
+) -> tuple[ReduceProblem, Epilogues, int] | None:
+    """The same of a reduction, and the bytes of workspace that it needs."""
     tensors = (x, *operands)
     layout = reduction_layout(*shapes_and_strides(tensors), dims)
     if layout is None:
         return None
-    laid_out = _layouts(tensors, layout.strides)
-    matrices = _matrices(tensors, laid_out)
-    code, device = reduction_codes()[reduction], x.device.index or 0
-    epilogues = find_reduce(device, program, layout.extents, matrices[0], matrices[1:], code)
-    return LaidOut(layout.extents, laid_out, epilogues)
+    of_x, *others = _matrices(tensors, layout.strides)
+    extents, codes, code = layout.extents, dtype_codes(), reduction_codes()[reduction]
+    are_rows = extents[2] == 1 and of_x[3] == 1  # in one piece: of others, the columns are shared out
+    invariant = are_rows and is_batch_invariant()
+    problem = native.core.ReduceProblem(program.native, extents, of_x, others, code, codes[out_dtype], invariant)
+    workspace = 0 if invariant else reduction_workspace(extents, codes[x.dtype], code, x.device)
+    return problem, find_alone(problem, x.device.index or 0), workspace
 
 
 def plan_reduce_call(
     x: Tensor, operands: Sequence[Tensor], program: Program, reduction: str, dims: tuple[int, ...], y: Tensor
 ) -> Planned | None:
     """y: as the result is to be, on any device. None where one launch does not do."""
-    found = lay_out_reduction(x, operands, program, reduction, dims)
+    found = lay_out_reduction(x, operands, program, reduction, dims, y.dtype)
     if found is None:
         return None
-    extents, (of_x, *others), epilogues = found
-    codes, reduction_code = dtype_codes(), reduction_codes()[reduction]
-    are_rows = extents[2] == 1 and of_x[2] == 1  # in one piece: of others, the columns are shared out
-    invariant = are_rows and is_batch_invariant()
-    call = native.core.reduce_call(
-        extents,
-        of_x,
-        reduction_code,
-        codes[y.dtype],
-        program.native,
-        others,
-        _result_of(y),
-        0 if invariant else reduction_workspace(extents, codes[x.dtype], reduction_code, x.device),
-        epilogues[0] if epilogues else None,
-        invariant,
-    )
-    return Planned(call, epilogues)
+    problem, epilogues, workspace = found
+    return Planned(native.core.reduce_call(problem, _result_of(y), workspace, _only(epilogues)), epilogues)
+
+
+def _only(epilogues: Epilogues) -> Specialization | None:
+    """Of a call with one kernel."""
+    return epilogues[0] if epilogues else None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -292,30 +275,19 @@ def plan_backward_call(
         for t in (inputs[k] for k in wanted)
     ]
     stored = gradient_outputs(dense, wanted, [inputs[k].shape for k in wanted], gradients, device)
-    laid_out = _layouts(tensors, layout.strides)
-    matrices = _matrices(tensors, laid_out)
-    outputs = [(k, 0, code) for k, _, code, _ in stored]
-    problem = layout.extents, matrices[0], matrices[1], matrices[2:], outputs, sums_columns
-    epilogues = [] if is_accurate or rows is not None else find_backward(device.index or 0, program, *problem)
+    of_grad, of_x, *others = _matrices(tensors, layout.strides)
+    reduction = 0 if rows is None else reduction_codes()[rows.reduction]
+    derivatives, outputs = as_given(stored)
+    problem = core.PointwiseBackwardProblem(
+        program.native, layout.extents, of_grad, of_x, others, derivatives, sums_columns, reduction, is_accurate
+    )
+    epilogues = [] if is_accurate or rows is not None else find_alone(problem, device.index or 0)
     sums = None
     if sums_columns:
         _, row_count, columns = layout.extents
         blocks = core.pointwise_backward_row_blocks(row_count, columns)
         sums = column_sum(blocks, columns, torch.float32, ((columns,), (1,), x.dtype), device)
-    call = core.backward_call(
-        layout.extents,
-        laid_out[0],
-        laid_out[1],
-        program.native,
-        laid_out[2:],
-        stored,
-        sums,
-        epilogues[0] if epilogues else None,
-        0 if rows is None else reduction_codes()[rows.reduction],
-        is_accurate,
-        list(in_place),
-    )
-    return Planned(call, epilogues)
+    return Planned(core.backward_call(problem, outputs, sums, _only(epilogues), list(in_place)), epilogues)
 
 
 def gradient_outputs(
@@ -330,11 +302,11 @@ def gradient_outputs(
     shapes: what `wanted` inputs, x (0) and operands (k - 1 for k), have, and broadcast to dense's. gradients: of them,
     contiguous. What one launch does not sum is stored in dense's shape.
     """
-    codes = dtype_codes()
+    fp32 = dtype_codes()[torch.float32]
     found: list[GradientOutput] = []
     for k, shape, gradient in zip(wanted, shapes, gradients, strict=True):
         if tuple(shape) == tuple(dense.shape):
-            found.append((k, gradient, codes[gradient[2]], None))
+            found.append((k, gradient, None))
             continue
         aligned = (1,) * (dense.dim() - len(shape)) + tuple(shape)
         dims = tuple([d for d, size in enumerate(aligned) if size != dense.shape[d]])
@@ -342,31 +314,37 @@ def gradient_outputs(
         total = None
         if layout is not None and layout.result_order is None:
             outer, reduced, inner = layout.strides[0]
-            total = gradient_sum(layout.extents, (codes[torch.float32], outer, reduced, inner), gradient, device)
-        found.append((k, (tuple(dense.shape), dense.stride(), torch.float32), codes[torch.float32], total))
+            total = gradient_sum(layout.extents, (0, fp32, outer, reduced, inner), gradient, device)
+        found.append((k, (tuple(dense.shape), dense.stride(), torch.float32), total))
     return found
+
+
+def as_given(outputs: Sequence[GradientOutput]) -> tuple[list[tuple[int, int, int]], list[tuple[Result, Any]]]:
+    """As the native problem takes them, without addresses, and as its call does."""
+    codes = dtype_codes()
+    return [(k, 0, codes[result[2]]) for k, result, _ in outputs], [given[1:] for given in outputs]
 
 
 def contiguous_result(shape: Sequence[int], dtype: torch.dtype) -> Result:
     return tuple(shape), torch.empty(shape, device="meta").stride(), dtype
 
 
-def gradient_sum(extents: tuple[int, ...], x: TensorLayout, result: Result, device: torch.device) -> GradientSum:
+def gradient_sum(extents: tuple[int, ...], x: Matrix, result: Result, device: torch.device) -> GradientSum:
     """The sum of a tensor over the middle extent, as the native module takes it."""
-    workspace = reduction_workspace(extents, x[0], reduction_codes()["sum"], device)
-    return extents, x, workspace, result, dtype_codes()[result[2]]
+    code = reduction_codes()["sum"]
+    problem = native.core.ReduceProblem(IDENTITY.native, extents, x, [], code, dtype_codes()[result[2]])
+    return problem, reduction_workspace(extents, x[1], code, device), result
 
 
 def column_sum(rows: int, columns: int, dtype: torch.dtype, result: Result, device: torch.device) -> ColumnSum:
     """The sum over the rows of a matrix of this type, as the native module takes it."""
     partials = (rows, columns), (columns, 1), torch.float32
-    return partials, gradient_sum((1, rows, columns), (dtype_codes()[dtype], 0, columns, 1), result, device)
+    return partials, gradient_sum((1, rows, columns), (0, dtype_codes()[dtype], 0, columns, 1), result, device)
 
 
-def _layouts(tensors: Sequence[Tensor], strides: Sequence[tuple[int, ...]]) -> list[TensorLayout]:
+def _matrices(tensors: Sequence[Tensor], strides: Sequence[tuple[int, ...]]) -> list[Matrix]:
     codes = dtype_codes()
-    return [(codes[t.dtype], outer, row, column) for t, (outer, row, column) in zip(tensors, strides, strict=True)]
-
-
-def _matrices(tensors: Sequence[Tensor], layouts: Sequence[TensorLayout]) -> list[Matrix]:
-    return [(address_of(t), *layout) for t, layout in zip(tensors, layouts, strict=True)]
+    return [
+        (address_of(t), codes[t.dtype], outer, row, column)
+        for t, (outer, row, column) in zip(tensors, strides, strict=True)
+    ]

@@ -18,7 +18,7 @@ from ..precision import SPLIT_MODES, allows_tf32, autocast_dtype, product_mode
 from .layouts import NOT_CUDA, caution_of, device_facts, dtype_codes
 from .planner import LinearArguments, decisive, first_scheme, plan_linear, precision_of, why_no_kernels
 from .prepared import Planes
-from .specialize import Matrix, explain_epilogues, explain_pass, find_pass
+from .specialize import Matrix, explain_epilogues, explain_pass, find_epilogues
 
 if TYPE_CHECKING:
     from .._C import Alternative, LinearPlan
@@ -152,7 +152,7 @@ def _explain_compiled(plan: LinearPlan, device: int, arguments: LinearArguments)
     program, operands = arguments.program, matrices_of(arguments)
     if plan.is_fused:
         return explain_epilogues(plan, device, program, operands)
-    return explain_pass(program, arguments.reduction != "none", lambda: find_pass(plan, device, program, operands))
+    return explain_pass(program, arguments.reduction != "none", lambda: find_epilogues(plan, device, program, operands))
 
 
 def _explain_direct(plan: LinearPlan, runnable: list[Alternative], cublas: Alternative) -> tuple[list[str], list[str]]:

@@ -19,13 +19,13 @@ from ..native import predicted_facts
 from .layouts import on_device
 
 if TYPE_CHECKING:
-    from .._C import LinearPlan, OperandKind, Specialization
+    from .._C import LinearPlan, PointwiseBackwardProblem, PointwiseProblem, ReduceProblem, Specialization
     from .._C import Program as NativeProgram
 
 
 Epilogues = list["Specialization"]
 Matrix: TypeAlias = tuple[int, int, int, int, int]  # address, type and strides, as the native module takes them
-Output: TypeAlias = tuple[int, int, int]  # the input that a derivative is of, address and type
+Problem: TypeAlias = "PointwiseProblem | PointwiseBackwardProblem | ReduceProblem"
 
 _warned_of: set[str] = set()
 
@@ -304,7 +304,8 @@ def _meanwhile(program: NativeProgram) -> str:
 
 
 def find_epilogues(plan: LinearPlan, device: int, program: Program, operands: Sequence[Matrix]) -> Epilogues:
-    """The program in the kernel of each product of a fused plan; empty where they interpret it for good.
+    """The program in the kernel of each product of a plan, or of the pass behind cuBLAS's; empty where kernels
+    interpret it for good.
 
     operands: with address 0 where that is not known yet. An epilogue that nobody has asked for before is neither
     compiled nor queued here: see `request`.
@@ -314,81 +315,9 @@ def find_epilogues(plan: LinearPlan, device: int, program: Program, operands: Se
     return native.core.find_epilogues(plan, device, program.native, list(operands))
 
 
-def find_pass(plan: LinearPlan, device: int, program: Program, operands: Sequence[Matrix]) -> Epilogues:
-    """The same for a plan that is not fused: the program in the kernel of the pass after the product."""
-    core = native.core
-    if len(plan.launches) < 2:
-        return []
-    m, n, _ = plan.product_shape
-    if isinstance(plan.launches[-1], core.PointwisePass):
-        return find_pointwise(device, program, (1, m, n), (0, plan.input, 0, n, 1), operands, 0, plan.output)
-    return find_row_reduction(device, program, (m, n), plan.input, operands, int(plan.reduction))
-
-
-def find_pointwise(
-    device: int,
-    program: Program,
-    extents: tuple[int, ...],
-    x: Matrix,
-    operands: Sequence[Matrix],
-    out: int,
-    out_dtype: int,
-) -> Epilogues:
-    """The program in the kernel of such a call of the native `pointwise`; empty where it is interpreted for good."""
-    if why_interpreted():
-        return []
-    kernel = native.core.pointwise_kernel(program.native, extents, x, list(operands), out, out_dtype)
-    return _find_alone(kernel, device, program.native, operands)
-
-
-def find_reduce(
-    device: int, program: Program, extents: tuple[int, ...], x: Matrix, operands: Sequence[Matrix], reduction: int
-) -> Epilogues:
-    """The same for a call of the native `reduce`, whose kernels have no chains compiled in."""
-    if why_interpreted():
-        return []
-    problem = program.native, extents, x, list(operands), reduction
-    kernel = native.core.reduce_kernel(*problem)
-    kinds = native.core.reduce_operand_kinds(*problem) if kernel and operands else []
-    return _find_alone(kernel, device, program.native.without_chain, operands, kinds)
-
-
-def find_row_reduction(
-    device: int, program: Program, shape: tuple[int, int], dtype: int, operands: Sequence[Matrix], reduction: int
-) -> Epilogues:
-    """The same for the rows of a product `[M, N]` that is stored. operands: as of a product."""
-    m, n = shape
-    turned = [(address, code, row, column, 0) for address, code, _, row, column in operands]
-    return find_reduce(device, program, (m, n, 1), (0, dtype, n, 1, 0), turned, reduction)
-
-
-def find_backward(
-    device: int,
-    program: Program,
-    extents: tuple[int, ...],
-    grad: Matrix,
-    x: Matrix,
-    operands: Sequence[Matrix],
-    outputs: Sequence[Output],
-    sums_columns: bool,
-) -> Epilogues:
-    """The program's derivatives in the kernel of such a call of the native `pointwise_backward` without a reduction.
-
-    Empty where they are interpreted for good.
-    """
-    if why_interpreted():
-        return []
-    kernel = native.core.pointwise_backward_kernel(
-        program.native, extents, grad, x, list(operands), list(outputs), sums_columns
-    )
-    return _find_alone(kernel, device, program.native.without_chain, operands)
-
-
-def _find_alone(
-    kernel: str, device: int, program: NativeProgram, operands: Sequence[Matrix], kinds: Sequence[OperandKind] = ()
-) -> Epilogues:
-    types = [dtype for _, dtype, *_ in operands]
-    found = native.core.find_specialization(kernel, device, program, types, kinds) if kernel else None
+def find_alone(problem: Problem, device: int) -> Epilogues:
+    """The program of a problem without a product in the kernel that runs it; empty where it is interpreted for good."""
+    found = None if why_interpreted() else problem.find_specialization(device)
     return [] if found is None else [found]
 
 

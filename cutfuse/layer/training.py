@@ -26,11 +26,20 @@ from .autograd import (
     sum_gradients,
     weight_gradient,
 )
-from .call_plans import Planned, Result, column_sum, contiguous_result, general, gradient_outputs, plan_linear_call
+from .call_plans import (
+    Planned,
+    Result,
+    as_given,
+    column_sum,
+    contiguous_result,
+    general,
+    gradient_outputs,
+    plan_linear_call,
+)
 from .layouts import dtype_codes
 from .linear_plan import changes_setting, cublas_linear, matrices_of
 from .planner import LinearArguments
-from .specialize import Epilogues, find_backward
+from .specialize import Epilogues, find_alone
 from .training_step import IDENTITY, BackwardProducts, hands_gradient_on, needs_planes, plan_backward_products, storing
 
 
@@ -148,25 +157,22 @@ def plan_training_call(
     shapes = [dense.shape, *(arguments.operands[k - 1].shape for k in wanted)]
     gradients = [_contiguous(z), *(_contiguous(operands[k - 1]) for k in wanted)]
     outputs = gradient_outputs(dense, [0, *wanted], shapes, gradients, x.device)
-    matrices = matrices_of(arguments)
-    laid_out = [matrix[1:] for matrix in matrices]
-    program, matrix = arguments.program, (0, codes[z.dtype], 0, n, 1)
-    has_sum = bias is not None and bias.requires_grad
-    device = x.device.index or 0
+    program, has_sum = arguments.program, bias is not None and bias.requires_grad
     is_handed_on = is_identity or hands_gradient_on(arguments)
     # What is handed on has the result's shape; the general path hands a matrix on, which autograd gives the operand's.
     if is_handed_on and any(operands[k - 1].shape != z.shape for k in wanted):
         return general()
     asked = arguments if is_handed_on else storing(arguments)
     forward = plan_linear_call(asked, shape=shape, is_bias_apart=adds_bias_apart(x, bias))
-    grad = (0, codes[out_dtype], 0, n, 1)
-    derivatives = [(wrt, 0, code) for wrt, _, code, _ in outputs]
+    grad, of_z = (0, codes[out_dtype], 0, n, 1), (0, codes[z.dtype], 0, n, 1)
+    derivatives, given = as_given(outputs)
     is_read = [k in program.operands_in_derivatives for k in range(len(operands))]
-    backward: Epilogues = []
-    if not is_handed_on:
-        first_of_z = (0, codes[z.dtype], 0, 0, 0)  # in the place of what no derivative reads
-        kept = [operand if reads else first_of_z for operand, reads in zip(matrices, is_read, strict=True)]
-        backward = find_backward(device, program, (1, m, n), grad, matrix, kept, derivatives, has_sum)
+    first_of_z = (0, codes[z.dtype], 0, 0, 0)  # in the place of what no derivative reads
+    kept = [own if reads else first_of_z for own, reads in zip(matrices_of(arguments), is_read, strict=True)]
+    problem = core.PointwiseBackwardProblem(
+        program.native, (1, m, n), grad, of_z, kept, derivatives, has_sum and not is_handed_on
+    )
+    backward: Epilogues = [] if is_handed_on else find_alone(problem, x.device.index or 0)
     found = [*forward.epilogues, *backward]
     sums = None
     if bias is not None and bias.requires_grad:
@@ -177,14 +183,9 @@ def plan_training_call(
         forward.call,
         z,
         list(operands),
-        m,
-        n,
-        codes[z.dtype],
-        codes[out_dtype],
-        program.native,
-        laid_out,
+        problem,
         is_read,
-        outputs,
+        given,
         sums,
         backward[0] if backward else None,
         IDENTITY.native,

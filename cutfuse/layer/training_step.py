@@ -179,4 +179,4 @@ def mlp_waits_for_host(x: Tensor, rows: int, last: Tensor) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _waits(m: int, n: int, k: int, dtype: torch.dtype, multiprocessors: int, as_tf32: bool) -> bool:
-    return native.core.training_waits_for_host(m, n, k, dtype_codes()[dtype], multiprocessors, as_tf32)
+    return native.core.training_waits_for_host((m, n, k), dtype_codes()[dtype], multiprocessors, as_tf32)

@@ -1,50 +1,17 @@
-// Plans of fp32 products at their own accuracy: on tensor cores, over planes of 16-bit parts; on CUDA cores, by one
-// kernel of fused multiply-adds; or by cuBLAS.
-//
-// Over planes: passes that split the operands, and a product over their planes. Guarded, split3 runs unless its
-// operands' flags say that it would lose accuracy, and split6 otherwise. The device decides: the launches of both are
-// made, and those of one return at once.
+#include "plan/plane_products.h"
+
 #include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "common/division.h"
-#include "plan/alternatives.h"
 #include "plan/predictions.h"
 #include "split/split_plan.h"
 
 namespace cutfuse {
 
 namespace {
-
-// Where the planes of the weight come from.
-enum class WeightSource {
-  kPass,      // a pass of their own
-  kOnTheWay,  // none is stored: the product splits the weight that it loads ("convert" in kernels' names)
-  kExisting,  // the weight has them already
-};
-
-// One product over planes, with the passes before it.
-struct PlaneProduct {
-  SplitScheme scheme;
-  WeightSource source;
-  GemmProblem problem;
-  GemmCandidate kernel;
-  double microseconds;
-
-  GemmConfig const& config() const { return config_of(kernel); }
-  // How many output tiles need memory for the sums of K's slices and for the count of slices that have arrived; 0 where
-  // K is not sliced.
-  int64_t tiles() const {
-    int64_t const all = ceil_divide(problem.m, config().tile_m) * ceil_divide(problem.n, config().tile_n);
-    return kernel.slices > 1 ? all : 0;
-  }
-};
-
-// What runs as a rule and, guarded, what runs in its place where the guard trips.
-using PlaneProducts = std::vector<PlaneProduct>;
 
 // What launching the product that does not run takes, in microseconds.
 constexpr double kGuardMicroseconds = 5.0;
@@ -122,6 +89,14 @@ double host_microseconds(LinearRequest const& request, PlaneProducts const& prod
   return host_time.fused + further * host_time.further;
 }
 
+// How many output tiles need memory for the sums of K's slices and for the count of slices that have arrived; 0 where K
+// is not sliced.
+int64_t sliced_tiles(PlaneProduct const& product) {
+  GemmConfig const& config = product.config();
+  int64_t const all = ceil_divide(product.problem.m, config.tile_m) * ceil_divide(product.problem.n, config.tile_n);
+  return product.kernel.slices > 1 ? all : 0;
+}
+
 // Pieces that a product leaves to the one that runs in its place, and to the guard between them.
 struct LastingPieces {
   Piece x_flags;
@@ -129,7 +104,6 @@ struct LastingPieces {
   Piece arrivals;
 };
 
-// Lays out the workspace of a way of multiplying, and its launches over it.
 class PlaneLaunches {
  public:
   PlaneLaunches(LinearRequest const& request, PlaneProducts const& products) : request_(request), products_(products) {}
@@ -165,7 +139,7 @@ class PlaneLaunches {
         pieces.weight_flags = lay_weight_planes(weight_planes(request_, product.scheme)).pieces.flags;
         break;
     }
-    pieces.arrivals = workspace_.add(product.tiles() * kWord);
+    pieces.arrivals = workspace_.add(sliced_tiles(product) * kWord);
     return pieces;
   }
 
@@ -223,7 +197,7 @@ class PlaneLaunches {
   // Of the slices of K.
   static int64_t sum_bytes(PlaneProduct const& product) {
     int64_t const elements = static_cast<int64_t>(product.config().tile_m) * product.config().tile_n;
-    return product.tiles() * product.kernel.slices * elements * static_cast<int64_t>(sizeof(float));
+    return sliced_tiles(product) * product.kernel.slices * elements * static_cast<int64_t>(sizeof(float));
   }
 
   LinearRequest const& request_;
@@ -234,7 +208,8 @@ class PlaneLaunches {
   std::vector<Launch> launches_;
 };
 
-// The ways of multiplying, which differ in where the planes of the weight come from.
+}  // namespace
+
 std::vector<PlaneProducts> plane_ways(LinearRequest const& request) {
   bool const guarded = request.precision == Precision::kGuarded;
   SplitScheme const scheme = first_scheme(request.precision);
@@ -267,97 +242,8 @@ Alternative describe(LinearRequest const& request, PlaneProducts const& products
   return found;
 }
 
-// Products over planes, or one kernel on CUDA cores.
-struct Way {
-  Alternative alternative;
-  PlaneProducts planes;  // empty for one kernel
-  GemmCandidate kernel;
-};
-
-bool is_bare(LinearRequest const& request) { return !reduces(request) && request.epilogue_cost == 0.0f; }
-
-// The other precisions say how to multiply.
-bool may_choose(LinearRequest const& request) { return request.precision == Precision::kGuarded; }
-
-void add_plane_ways(std::vector<Way>& ways, LinearRequest const& request) {
-  for (PlaneProducts& products : plane_ways(request)) {
-    Alternative alternative = describe(request, products);
-    ways.push_back({std::move(alternative), std::move(products), {}});
-  }
-}
-
-// A bias with gaps would have to be copied first.
-bool reads_bias(LinearRequest const& request) {
-  return !request.bias || request.bias->stride == 1 || request.weight.rows == 1;
-}
-
-void add_fma_ways(std::vector<Way>& ways, LinearRequest const& request) {
-  if (!why_lines_are_not_read(request).empty() || !reads_bias(request)) return;
-  OperandBytes const operand_bytes = {request.operand_bytes, request.fetched_bytes};
-  for (GemmCandidate const& kernel : rank_gemm_configs(problem_of(request, Product::kFma), operand_bytes)) {
-    if (kernel.computes) ways.push_back({alternative_of(request, kernel), {}, kernel});
-  }
-}
-
-// Batch-invariant products are over planes wherever these can be multiplied, which M does not decide.
-bool may_use_cuda_cores(LinearRequest const& request, std::vector<Way> const& plane_ways) {
-  if (!request.batch_invariant) return may_choose(request);
-  return std::none_of(plane_ways.begin(), plane_ways.end(),
-                      [](Way const& way) { return way.alternative.rejection.empty(); });
-}
-
-std::vector<Way> ways_of(LinearRequest const& request) {
-  std::vector<Way> ways;
-  add_plane_ways(ways, request);
-  if (may_use_cuda_cores(request, ways)) add_fma_ways(ways, request);
-  std::stable_sort(ways.begin(), ways.end(), [](Way const& x, Way const& y) {
-    bool const x_runs = x.alternative.rejection.empty();
-    bool const y_runs = y.alternative.rejection.empty();
-    return x_runs != y_runs ? x_runs : x.alternative.compared < y.alternative.compared;
-  });
-  return ways;
-}
-
-// Why no kernel takes the operands, whatever their sizes.
-std::string why_not(LinearRequest const& request) {
-  if (request.precision == Precision::kIeee) return "float32 products run through cuBLAS in precision \"ieee\"";
-  std::string elsewhere = why_no_kernels(request.device);
-  if (!elsewhere.empty() || request.output == DType::kFloat32) return elsewhere;
-  return std::string("products of float32 matrices store float32, not ") + name_of(request.output);
-}
-
-Alternative cublas_for(LinearRequest const& request, bool is_alone) {
-  GemmProblem problem = problem_of(request, Product::kFma);
-  problem.epilogue_cost = request.epilogue_cost;  // which the pass behind it interprets
-  std::string rejection;
-  if (!is_alone && request.batch_invariant) {
-    rejection = kChosenByRows;
-  } else if (!is_alone && !may_choose(request)) {
-    rejection = "precision \"" + std::string(name_of(request.precision)) + "\" leaves no choice";
-  }
-  double const microseconds =
-      predict_unfused_microseconds(problem, request.operand_bytes, {}, request.bias.has_value());
-  return cublas_alternative(request, "cuBLAS in fp32", microseconds, is_bare(request), std::move(rejection));
-}
-
-}  // namespace
-
-LinearPlan plan_fp32_product(LinearRequest const& request, std::string const& only) {
-  std::string const reason = why_not(request);
-  if (!reason.empty()) return plan_without_kernels(request, reason);
-  std::vector<Way> const ways = ways_of(request);
-  LinearPlan plan = {};
-  for (Way const& way : ways) plan.alternatives.push_back(way.alternative);
-  bool const is_alone = !plan.alternatives.front().rejection.empty();
-  choose(plan, cublas_for(request, is_alone), only);
-  if (!plan.is_fused()) {
-    add_cublas_launches(plan, request);
-  } else if (Way const& way = ways[plan.chosen]; way.planes.empty()) {
-    add_product_launches(plan, request, problem_of(request, Product::kFma), way.kernel);
-  } else {
-    PlaneLaunches(request, way.planes).add_to(plan);
-  }
-  return plan;
+void add_plane_launches(LinearPlan& plan, LinearRequest const& request, PlaneProducts const& products) {
+  PlaneLaunches(request, products).add_to(plan);
 }
 
 }  // namespace cutfuse
